@@ -20,14 +20,13 @@ from collections.abc import Callable
 import jax
 
 from jaxrl_dist import flow
-from jaxrl_dist.actors.pool import ActorPool, Deliver, ParamStore
+from jaxrl_dist.actors.pool import ActorPool, ParamStore
 from jaxrl_dist.commands import flags
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.learners.sharded import compile_update
-from jaxrl_dist.mesh import ROLLOUT
 from jaxrl_dist.plans.asynchronous import asynchronous
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.threaded import homes, joiner, sender
+from jaxrl_dist.plans.threaded import exchange
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training import setup
@@ -61,16 +60,11 @@ def main() -> None:
         print(f"together / {name}: {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})")
 
 
-def senders(job: Job) -> list[Deliver]:
-    """Returns the functions that send each actor's rollouts to the learner."""
-    return [sender(home, [{"": ROLLOUT}]) for home in homes(job.mesh, job.pool.num_actors)]
-
-
 def act(job: Job, iterations: int) -> float:
     """Returns the seconds that the actors take without the learner."""
     store = ParamStore(job.pool.meshes)
     store.publish(job.initial_state())
-    with ActorPool(job.actor_job(), job.pool, store, senders(job)) as pool:
+    with ActorPool(job.actor_job(), job.pool, store, exchange(job).send) as pool:
         rounds = flow.batch(flow.gather_async(pool.streams), job.pool.num_actors)
         return timed(lambda: next(rounds), iterations)
 
@@ -80,9 +74,9 @@ def learn(job: Job, iterations: int) -> float:
     state, key, update = job.initial_state(), job.key(Stream.LEARN), compile_update(job.learner, job.mesh)
     store = ParamStore(job.pool.meshes)
     store.publish(state)
-    with ActorPool(job.actor_job(), job.pool, store, senders(job)) as pool:
+    with ActorPool(job.actor_job(), job.pool, store, exchange(job).send) as pool:
         samples = next(flow.batch(flow.gather_async(pool.streams), job.pool.num_actors))
-        (rollout,) = joiner(job.mesh, job.pool.num_actors, [{"": ROLLOUT}])(samples)
+        (rollout,) = exchange(job).join(samples)
 
     def once() -> None:
         nonlocal state

@@ -29,23 +29,16 @@ if TYPE_CHECKING:
     from jaxrl_dist.types import Rollout as Rollout
 
 _PUBLIC = {
-    "Algorithm": "types",
-    "CheckpointError": "errors",
-    "ConfigError": "errors",
-    "DivergedError": "errors",
-    "EnvError": "errors",
-    "Policy": "play.policy",
-    "Report": "types",
-    "Rollout": "types",
-    "Train": "config.train",
-    "display": "run.notebook",
-    "load_policy": "play.policy",
-    "preset": "training",
-    "resume": "training",
-    "train": "training",
+    "config.train": ("Train",),
+    "errors": ("CheckpointError", "ConfigError", "DivergedError", "EnvError"),
+    "play.policy": ("Policy", "load_policy"),
+    "run.notebook": ("display",),
+    "training": ("preset", "resume", "train"),
+    "types": ("Algorithm", "Report", "Rollout"),
 }
+_MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
 
-__all__ = sorted(_PUBLIC)
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
@@ -55,8 +48,8 @@ def __getattr__(name: str) -> Any:
             return importlib.metadata.version("jaxrl-dist")
         except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
             return "0+unknown"
-    if name not in _PUBLIC:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     globals()[name] = value
     return value

@@ -2,12 +2,11 @@
 
 A stream is an iterator. The operators are those of RLlib Flow (Liang et al. 2021, https://arxiv.org/abs/2011.12719,
 section 4) as plain generator functions, in the manner of ``itertools``; its ``for_each`` and ``filter`` are Python's
-own ``map`` and comprehensions. Only ``Parallel`` starts threads.
+own ``map`` and comprehensions, and ``duplicate`` is ``itertools.tee``. Only ``Parallel`` starts threads.
 """
 
 from __future__ import annotations
 
-import collections
 import itertools
 import threading
 import time
@@ -52,9 +51,8 @@ class Parallel(Generic[Item]):
         self.stopping = stopping or threading.Event()
         self._in_flight = in_flight
         self._enough = enough
-        self._items: list[collections.deque[Item]] = [collections.deque() for _ in streams]
-        self._order: collections.deque[int] = collections.deque()  # the stream of each waiting item, oldest first
-        self._sent = 0
+        self._size, self._sent = len(streams), 0
+        self._items: list[tuple[int, Item]] = []  # those that wait, each with its stream, oldest first
         self._taken: int | None = None  # the stream whose item was taken last
         self._running = set(range(len(streams)))
         self._error: BaseException | None = None
@@ -67,21 +65,18 @@ class Parallel(Generic[Item]):
             thread.start()
 
     def __len__(self) -> int:
-        return len(self._items)
+        return self._size
 
     def count(self) -> tuple[int, int]:
         """Counts the items that the streams have sent so far, and those of them that still wait."""
         with self._changed:
-            return self._sent, len(self._order)
+            return self._sent, len(self._items)
 
     def complete(self) -> bool:
         """True if one item of each stream can be taken without waiting, or if a stream has failed."""
         with self._changed:
-            return (
-                self._error is not None
-                or self._enough()
-                or all(items or index not in self._running for index, items in enumerate(self._items))
-            )
+            waiting = {index for index, _ in self._items}
+            return self._error is not None or self._enough() or self._running <= waiting
 
     def wait(self) -> None:
         """Waits until ``complete``."""
@@ -113,8 +108,7 @@ class Parallel(Generic[Item]):
         with self._changed:
             if self.stopping.is_set():
                 return False
-            self._items[index].append(item)
-            self._order.append(index)
+            self._items.append((index, item))
             self._sent += 1
             self._changed.notify_all()
             while self._waiting(index) > self._in_flight and not self.stopping.is_set():
@@ -123,7 +117,7 @@ class Parallel(Generic[Item]):
 
     def _waiting(self, index: int) -> int:
         """Counts the items of a stream that wait."""
-        return len(self._items[index]) + (self._in_flight == 0 and self._taken == index)
+        return sum(at == index for at, _ in self._items) + (self._in_flight == 0 and self._taken == index)
 
     def take(self, wanted: Collection[int] | None = None, deadline: float | None = None) -> tuple[int, Item] | None:
         """Takes the oldest item of the ``wanted`` streams (None: of all); returns ``(stream, item)``.
@@ -145,12 +139,11 @@ class Parallel(Generic[Item]):
             while True:
                 if self._error is not None:
                     raise self._error
-                for index in self._order:
+                for place, (index, _) in enumerate(self._items):
                     if index in wanted:
-                        self._order.remove(index)
                         self._taken = index
                         self._changed.notify_all()
-                        return index, self._items[index].popleft()
+                        return self._items.pop(place)
                 if self._running.isdisjoint(wanted) or self._enough():
                     return None
                 left = WAKE_SECONDS if deadline is None else deadline - time.perf_counter()
@@ -158,8 +151,8 @@ class Parallel(Generic[Item]):
                     raise Late
                 self._changed.wait(min(left, WAKE_SECONDS))
 
-    def close(self) -> int:
-        """Ends the streams and returns the number of items that nobody took.
+    def close(self) -> None:
+        """Ends the streams, and drops the items that nobody has taken.
 
         A thread that is stuck in other code is left running; it is a daemon, so the process can still end.
         """
@@ -171,11 +164,7 @@ class Parallel(Generic[Item]):
         for thread in threads:
             thread.join(max(0.0, until - time.perf_counter()))
         with self._changed:
-            left = len(self._order)
-            self._order.clear()
-            for items in self._items:
-                items.clear()
-        return left
+            self._items.clear()
 
     def __enter__(self) -> Parallel[Item]:
         return self
@@ -191,15 +180,21 @@ def gather_async(streams: Parallel[Item]) -> Iterator[Item]:
 
 
 def gather_sync(
-    streams: Parallel[Item], least: int | None = None, deadline_seconds: float = 0.0
-) -> Iterator[list[Item | None]]:
+    streams: Parallel[Item],
+    least: int | None = None,
+    deadline_seconds: float = 0.0,
+    busy: Callable[[], bool] = lambda: False,
+) -> Iterator[list[Item | None] | None]:
     """Yields rounds with one item from each stream, in the order of the streams; ends when a round cannot be filled.
 
     Args:
       least: items that suffice once ``deadline_seconds`` have passed since the round's first item. A stream whose item
         is late has None in this round, and the item in the next.
+      busy: returns whether consumers have something else to do: yields None then, rather than wait for a round.
     """
     while True:
+        while busy() and not streams.complete():
+            yield None
         found: dict[int, Item] = {}
         deadline = None
         while missing := set(range(len(streams))) - found.keys():
@@ -230,28 +225,3 @@ def batch(stream: Iterable[Item], size: int) -> Iterator[list[Item]]:
     iterator = iter(stream)
     while len(items := list(itertools.islice(iterator, size))) == size:
         yield items
-
-
-def duplicate(stream: Iterable[Item], copies: int, bound: int) -> list[Iterator[Item]]:
-    """Returns several streams of the same items, none of which may run more than ``bound`` items ahead of another.
-
-    Raises:
-      BufferError: from the stream that runs ahead. It cannot wait: the reader of the other streams waits for it.
-    """
-    iterator = iter(stream)
-    buffers: list[collections.deque[Item]] = [collections.deque() for _ in range(copies)]
-
-    def one(own: collections.deque[Item]) -> Iterator[Item]:
-        while True:
-            if not own:
-                if any(len(buffer) >= bound for buffer in buffers):
-                    raise BufferError(f"a duplicate of the stream is {bound} items behind another")
-                try:
-                    item = next(iterator)
-                except StopIteration:
-                    return
-                for buffer in buffers:
-                    buffer.append(item)
-            yield own.popleft()
-
-    return [one(buffer) for buffer in buffers]

@@ -51,22 +51,6 @@ else:
         for name in ("cores", "distributions", "networks", "observations", "perturbation", "torsos", "views")
     )
 
-__all__ = [
-    "cores",
-    "distributions",
-    "jax",
-    "jnp",
-    "mesh",
-    "networks",
-    "np",
-    "observations",
-    "optax",
-    "packing",
-    "perturbation",
-    "postponed",
-    "returns",
-    "rng",
-    "spaces",
-    "torsos",
-    "views",
-]
+__all__ = ["jax", "jnp", "np", "optax", "postponed"]
+__all__ += ["mesh", "packing", "returns", "rng", "spaces"]
+__all__ += ["cores", "distributions", "networks", "observations", "perturbation", "torsos", "views"]

@@ -122,10 +122,7 @@ def sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     def together(*arrays: jax.Array) -> list[jax.Array]:
         return list(jnp.sum(jnp.stack([x.reshape(-1) for x in arrays]), axis=1))
 
-    def one_by_one(*arrays: jax.Array) -> list[jax.Array]:
-        return [jnp.sum(x) for x in arrays]
-
-    return jax.lax.platform_dependent(*arrays, cuda=together, default=one_by_one)
+    return jax.lax.platform_dependent(*arrays, cuda=together, default=lambda *arrays: [jnp.sum(x) for x in arrays])
 
 
 def take_along_last(values: jax.Array, index: jax.Array) -> jax.Array:

@@ -136,7 +136,7 @@ BAD = {
     "members' values are those of --vary",
     CARTPOLE + "--evaluation-episodes 0 --evaluation-interval 9": "--evaluation-interval does nothing without "
     "--evaluation-episodes",
-    CARTPOLE + "--num-devices 99": "--num-devices 99, but there are 8 cpu devices",
+    CARTPOLE + "--num-devices 99": "--num-devices 99, but the run has 8 cpu devices",
     CARTPOLE + "--num-devices 0": "--num-devices must be >= 1",
     CARTPOLE + "--num-devices all": "--num-devices: 'all' is neither a whole number nor None",
     CARTPOLE + "--mem-fraction 2": "--mem-fraction must be > 0 and <= 1",
@@ -154,7 +154,7 @@ BAD = {
     DQN + "--replay-capacity 1001": "does not divide over 8 environments; nearest that work: 1000 or 1008",
     DQN + "--replay-capacity -8": "--replay-capacity must be >= 1, not -8",
     DQN + "--replay-capacity 15e-1": "--replay-capacity: '15e-1' is not a whole number",
-    DQN + "--replay-ratio 0.3": "which is no whole number; nearest that work: 0.28125 or 0.3125",
+    DQN + "--replay-ratio 0.3": "which is not a whole number; nearest that work: 0.28125 or 0.3125",
     DQN + "--replay-ratio 0": "--replay-ratio must be > 0, not 0.0",
     DQN + "--batch-size 0": "--batch-size must be >= 1",
     DQN + "--batch-size 12": "--batch-size 12 does not divide over 8 devices; nearest that work: 8 or 16",
@@ -176,11 +176,11 @@ BAD = {
     **{
         PENDULUM.format(
             name
-        ): f"{name} needs discrete actions, which Pendulum-v1 has not; sac, td3, ddpg and ppo handle vectors of numbers"
+        ): f"{name} needs discrete actions, which Pendulum-v1 lacks; sac, td3, ddpg and ppo handle vectors of numbers"
         for name in ("dqn", "rainbow", "pqn")
     },
     **{
-        f"train {name} --env CartPole-v1": "which CartPole-v1 has not; dqn, rainbow, pqn, sac and ppo handle discrete"
+        f"train {name} --env CartPole-v1": "which CartPole-v1 lacks; dqn, rainbow, pqn, sac and ppo handle discrete"
         for name in ("td3", "ddpg")
     },
     # choices
@@ -212,8 +212,8 @@ BAD = {
     IMPALA + "--actor-devices 3-1": "must be device numbers such as 0,1 or 2-7, not '3-1'",
     IMPALA + "--actor-devices gpu": "must be device numbers such as 0,1 or 2-7, not 'gpu'",
     IMPALA + "--actor-devices ''": "must be device numbers such as 0,1 or 2-7, not ''",
-    IMPALA + "--actor-devices 0-99": "--actor-devices names device 99, but there are 8 cpu devices, counted from 0",
-    IMPALA + "--learner-devices 2-8": "--learner-devices names device 8, but there are 8 cpu devices",
+    IMPALA + "--actor-devices 0-99": "--actor-devices names device 99, but the run has 8 cpu devices, counted from 0",
+    IMPALA + "--learner-devices 2-8": "--learner-devices names device 8, but the run has 8 cpu devices",
     IMPALA + "--learner-devices 2-7 --num-devices 8": "contradicts --num-devices 8",
     IMPALA + "--learner-devices 2-7": "--num-envs 16 does not divide over 6 devices; nearest that work: 12 or 18",
     IMPALA + "--num-actors 3": "16 does not divide over 3 actors (--num-actors); nearest that work: 24",
@@ -278,8 +278,8 @@ BAD = {
     "resume {runs}/nowhere": "{runs}/nowhere is not a run directory: it does not exist",
     "resume {runs}": "{runs} is not a run directory: it has no config.json",
     "resume {runs}/truncated": "is not JSON",
-    "resume {runs}/done": "env steps of --total-env-steps 384; name more to go on",
-    "resume {runs}/done --total-env-steps 100": "env steps of --total-env-steps 100; name more to go on",
+    "resume {runs}/done": "env steps of --total-env-steps 384; name more to continue",
+    "resume {runs}/done --total-env-steps 100": "env steps of --total-env-steps 100; name more to continue",
     "resume {runs}/done --total-env-steps many": "--total-env-steps: 'many' is not a whole number",
     "resume {runs}/done --sed 1": "did you mean '--seed'?",
     "resume {runs}/done --seed 1": "--seed cannot change where a run is resumed; a new run takes it: jaxrl-dist train",
@@ -287,8 +287,8 @@ BAD = {
     "resume {runs}/done --plan-memory here": "--plan-memory cannot change where a run is resumed",
     "resume {runs}/done --no-normalize-advantages": "--normalize-advantages cannot change where a run is resumed",
     "resume {runs}/done --env Acrobot-v1": "--env is gymnax:Acrobot-v1, and the run to be resumed has gymnax:Cart",
-    "resume {runs}/done --num-devices 3": "the run cannot go on over 3 devices; these --num-devices work: 1, 2, 4, 8",
-    "resume {runs}/done --num-devices 99": "--num-devices 99, but there are 8 cpu devices",
+    "resume {runs}/done --num-devices 3": "the run cannot continue over 3 devices; these --num-devices work: 1, 2, 4",
+    "resume {runs}/done --num-devices 99": "--num-devices 99, but the run has 8 cpu devices",
     "resume {runs}/done {runs}/done": "is neither a flag nor the value of one",
     "resume {runs}/done --algorithm": "--algorithm needs a value",
     # sweep and profile
@@ -447,7 +447,7 @@ def test_what_needs_no_environment_imports_nothing_heavy(tmp_path: Path) -> None
     assert imported_by(heavy, list(codes), tmp_path) == [f"{command}: {code}" for command, code in codes.items()]
 
 
-def test_a_wrong_environment_is_refused_before_training_is_imported(tmp_path: Path) -> None:
+def test_wrong_env_is_refused_before_heavy_imports(tmp_path: Path) -> None:
     codes = {"list envs": 0, "train ppo --env CartPol-v1": 2}
     heavy = "jaxrl_dist.training.setup jaxrl_dist.plans orbax"
     assert imported_by(heavy, list(codes), tmp_path) == [f"{command}: {code}" for command, code in codes.items()]
@@ -611,7 +611,7 @@ def test_training_outlives_its_output(where: str, tmp_path: Path) -> None:
     assert runs.read_json(tmp_path / "x" / "summary.json")["evaluation"]["episodes"] == 2
 
 
-def test_trained_variables_are_kept_though_the_checkpoint_does_not_fit(
+def test_variables_are_saved_if_the_checkpoint_does_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(self: saving.Saver) -> None:
@@ -673,7 +673,7 @@ def test_ctrl_c_ends_a_run_whose_environments_hang(tmp_path: Path) -> None:
     assert "stopping" in answer and line.startswith("jaxrl-dist: error: interrupted; `jaxrl-dist resume ")
 
 
-def test_a_lag_that_an_algorithm_does_not_correct_is_worth_a_warning(
+def test_uncorrected_lag_warns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """One line, and no more; the same from Python; none where there is no such lag, or nothing is to be printed."""

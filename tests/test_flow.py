@@ -173,9 +173,9 @@ def test_close_ends_streams_in_their_own_threads() -> None:
     stopping = threading.Event()
     streams = Parallel([stream("at work"), stream("waiting")], stopping=stopping, name="stream")
     until(lambda: streams.count() == (2, 2))
-    assert streams.close() == 2  # nobody has taken them
+    streams.close()
     assert closed == {"at work": "stream-0", "waiting": "stream-1"}
-    assert streams.count() == (2, 0) and streams.close() == 0
+    assert streams.count() == (2, 0)  # nobody has taken them
 
 
 def test_an_error_of_the_stop_itself_disturbs_nobody() -> None:
@@ -277,15 +277,6 @@ def test_batch() -> None:
     assert list(flow.batch(range(8), 3)) == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_duplicate() -> None:
-    first, second = flow.duplicate(iter(range(4)), 2, bound=2)
-    assert [next(first), next(first), next(second), next(first)] == [0, 1, 0, 2]
-    with pytest.raises(BufferError, match="is 2 items behind"):
-        next(first)
-    one, other = flow.duplicate(iter("ab"), 2, bound=9)
-    assert list(one) == list(other) == ["a", "b"]
-
-
 def test_errors_pass_through_the_operators() -> None:
     def fails() -> Iterator[int]:
         yield 1
@@ -294,7 +285,6 @@ def test_errors_pass_through_the_operators() -> None:
     for items in (
         flow.concurrently(fails(), range(9)),
         flow.batch(fails(), 2),
-        flow.duplicate(fails(), 2, 3)[0],
     ):
         with pytest.raises(KeyError, match="within"):
             list(items)

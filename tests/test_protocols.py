@@ -44,7 +44,11 @@ PLANTED = {  # the text that is replaced, its replacement, and a part of what my
         "=networks.policy_network(self, spec.observation, 2).init,",
         '"init" to "Algorithm"',
     ),
-    "validate with a parameter": ("validate(self)", "validate(self, spec: EnvSpec)", "[override]"),
+    "validate with a parameter": (
+        "    @staticmethod\n",
+        "    def validate(self, spec: EnvSpec) -> None: ...\n\n    @staticmethod\n",
+        "[override]",
+    ),
     "initial_core of a core": ("=net.initial_core", "=lambda num_envs, core: core", '"initial_core" to "Algorithm"'),
     "an unknown field": ("num_epochs=4", "epochs=4", '"epochs" for "Algorithm"'),
     "a window that is a tuple": ("window=net.window", "window=(net.window,)", '"window" to "Algorithm"'),

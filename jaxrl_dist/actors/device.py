@@ -16,18 +16,7 @@ from jaxrl_dist.actors import step as steps
 from jaxrl_dist.actors.step import ActorJob, Rollouts, Stages, initial_core
 from jaxrl_dist.envs.base import DeviceEnv, EnvSlice, not_finite
 from jaxrl_dist.mesh import over_policies
-from jaxrl_dist.types import (
-    Algorithm,
-    Algorithms,
-    Array,
-    Context,
-    EnvSpec,
-    EpisodeStats,
-    PyTree,
-    Rollout,
-    Variables,
-    swap_axes,
-)
+from jaxrl_dist.types import Algorithm, Algorithms, Array, Context, EnvSpec, EpisodeStats, PyTree, Rollout, Variables
 
 
 class ActorState(NamedTuple):
@@ -104,7 +93,8 @@ def make_rollout(
 
         def env_major(envs: tuple[ActorState, jax.Array]) -> tuple[ActorState, Rollouts, PyTree]:
             actor, experience, episodes = of_envs(*envs)
-            return actor, over_policies(Rollout.env_major)(experience), swap_axes(episodes)
+            episodes = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), episodes)
+            return actor, over_policies(Rollout.env_major)(experience), episodes
 
         index = first + mesh.global_index(num_envs)
         each = over_policies(partial(steps.num_parts, num_envs=num_envs))(algorithm, variables)
@@ -152,14 +142,14 @@ def check_fault(spec: EnvSpec, fault: Fault, num_envs: int, rollout_length: int,
     Raises:
       EnvError: an observation or a reward was not finite; names the environment, the step and the field.
     """
-    size, found = num_envs // len(fault.where), []
+    size, faults = num_envs // len(fault.where), []
     for device, (iteration, where) in enumerate(zip(fault.iteration, fault.where, strict=True)):
         if where != steps.NO_FAULT:
             t, index, field = (int(x) for x in np.unravel_index(int(where), (rollout_length + 1, size, 2)))
             row = (first + device * size) // spec.num_agents + steps.env_of(spec, index, size)
-            found.append((max(int(iteration) * rollout_length + t - 1, 0), row, field))
-    if found:
-        step, index, field = min(found)
+            faults.append((max(int(iteration) * rollout_length + t - 1, 0), row, field))
+    if faults:
+        step, index, field = min(faults)
         raise not_finite(spec, index, step, ("observation", "reward")[field])
 
 

@@ -59,7 +59,7 @@ class Evaluation(NamedTuple):
             **means,
             "cut": self.cut,
             **({"sampled": True} if self.sampled else {}),
-            **{f"info/{x}": float(y[told].mean()) for x, y in self.info.items() if (told := ~np.isnan(y)).any()},
+            **{f"info/{x}": float(y[known].mean()) for x, y in self.info.items() if (known := ~np.isnan(y)).any()},
             **{f"{policy}/{x}": y for policy in self.policies for x, y in self.policies[policy].summary().items()},
         }
 
@@ -140,9 +140,7 @@ class Evaluator:
 
             algorithm, rows = variant(hyper), jnp.arange(self._num_envs, dtype=jnp.int32)
             of_rows = steps.keys_of(algorithm, key), steps.indices(algorithm, source.spec, rows)
-            acted: tuple[PyTree, ...]
-            acted = over_policies(act_one, 3)(algorithm, variables, obs, core, stacks, *of_rows)
-            return acted
+            return over_policies(act_one, 3)(algorithm, variables, obs, core, stacks, *of_rows)
 
         @jax.jit
         def update_core(
@@ -233,8 +231,8 @@ class Evaluator:
         def of_rows(rows: slice) -> Evaluation:
             whole = lengths[rows] > 0
             ended = returns[rows][whole].astype(np.float64), lengths[rows][whole].astype(np.int64)
-            told = {metric: values[rows][whole] for metric, values in info.items()}
-            return Evaluation(*ended, int(cut[rows].sum()), self._sampled, info=told)
+            reported = {metric: values[rows][whole] for metric, values in info.items()}
+            return Evaluation(*ended, int(cut[rows].sum()), self._sampled, info=reported)
 
         parts = {policy: of_rows(rows) for policy, rows in steps.row_slices(self._source.spec, self._num_envs).items()}
         parts.pop("", None)

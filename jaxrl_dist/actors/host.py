@@ -46,10 +46,8 @@ class HostActor:
             except the environments' get a leading axis of members.
         """
         self.stages = stages or Stages()
-        self._env = env
+        self._env, self._length, self._programs = env, rollout_length, programs
         self._episodic = any(each.episodic for each in algorithm.values())
-        self._length = rollout_length
-        self._programs = programs
         self._lead = (len(members),) if members else ()
         self._obs, self._action = env.spec.keyed(env.reset()), dict[str, PyTree]()
         share = share or EnvSlice.all(env.num_envs // max(1, len(members)))
@@ -57,10 +55,8 @@ class HostActor:
         self._outcome = {name: np.zeros((4, own.stop - own.start), np.float32) for name, own in rows.items()}
         self._rows: Any = None  # the environments' rows of the remaining members; None: all
         self._first = np.int32(share.first)
-        core = initial_core(algorithm, env.spec, share)
-        if members:
-            cores = [initial_core(member, env.spec, share) for member in members]
-            core = jax.tree.map(lambda *x: jnp.stack(x), *cores)
+        cores = [initial_core(member, env.spec, share) for member in members or [algorithm]]
+        core = jax.tree.map(lambda *x: jnp.stack(x), *cores) if members else cores[0]
         spec = meshes.of_members(meshes.BATCH) if members else meshes.BATCH
         self._initial_core = meshes.put(core, mesh, spec)
         self._core = meshes.put(jax.tree.map(jnp.copy, core), mesh, spec)
@@ -91,15 +87,15 @@ class HostActor:
         episodes, valid = list[EpisodeStats](), list[PyTree]()
         for t in range(self._length):
             state = own, buffer, self._core, self._stacks, self._initial_core, *self._seen()
-            given = *who, variables, *state, iteration, env_step
-            buffer, self._core, self._stacks, action = self._programs.act(np.int32(t), self._first, *given)
+            arguments = *who, variables, *state, iteration, env_step
+            buffer, self._core, self._stacks, action = self._programs.act(np.int32(t), self._first, *arguments)
             action = jax.tree.map(np.asarray, action)
             self.stages.mark("acting")
             step, ended = self._step(action)
             self.stages.mark("env")
             episodes.append(ended)
-            self._obs, self._outcome, there = over_policies(_divided, 3)(step)
-            valid.append(self._parted(there))
+            self._obs, self._outcome, valid_now = over_policies(_divided, 3)(step)
+            valid.append(self._parted(valid_now))
         last = self._stacks, self._initial_core, *self._seen()
         rollout, self._core = self._programs.close_rollout(*who, buffer, self._core, *last)
         self.stages.mark("acting")
@@ -129,23 +125,19 @@ class HostActor:
         return self._of_rows(step), self._of_rows(ended)
 
     def _of_rows(self, tree: PyTree) -> PyTree:
-        if self._rows is None:
-            return tree
-        return over_policies(lambda rows, own: jax.tree.map(lambda x: x[rows], own))(self._rows, tree)
+        return tree if self._rows is None else over_policies(_rows_of)(self._rows, tree)
 
     def keep(self, index: np.ndarray, programs: Programs) -> None:
         """Keeps the members ``index``. The environments of the others repeat their last actions and are ignored."""
 
         def left(outcome: np.ndarray) -> np.ndarray:
-            rows: np.ndarray = np.arange(outcome.shape[1]).reshape(*self._lead, -1)[index].reshape(-1)
-            return rows
+            return np.arange(outcome.shape[1]).reshape(*self._lead, -1)[index].reshape(-1)
 
-        kept = over_policies(left)(self._outcome)
-        self._obs, self._outcome = over_policies(_taken, 2)(kept, self._obs, self._outcome)
-        if self._rows is None:
-            self._rows, self._action = kept, jax.tree.map(np.array, self._action)
-        else:
-            self._rows = over_policies(lambda rows, kept: rows[kept])(self._rows, kept)
+        rows = over_policies(left)(self._outcome)
+        self._obs = over_policies(_rows_of)(rows, self._obs)
+        self._outcome = over_policies(lambda rows, outcome: outcome[:, rows])(rows, self._outcome)
+        self._rows = rows if self._rows is None else over_policies(_rows_of)(rows, self._rows)
+        self._action = jax.tree.map(np.array, self._action)  # which may be read-only
         self._lead, self._programs = (len(index),), programs
         arrays = self._initial_core, self._core, self._stacks
         where = jax.tree.map(lambda x: x.sharding, arrays)
@@ -170,5 +162,5 @@ def _replaced(rows: np.ndarray, whole: PyTree, part: PyTree) -> PyTree:
     return whole
 
 
-def _taken(rows: np.ndarray, obs: PyTree, outcome: np.ndarray) -> tuple[PyTree, np.ndarray]:
-    return jax.tree.map(lambda x: x[rows], obs), outcome[:, rows]
+def _rows_of(rows: np.ndarray, tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: x[rows], tree)

@@ -51,20 +51,20 @@ class Episodes(NamedTuple):
         totals = xp.where(over, xp.stack([ended.return_sum, ended.length_sum]) - self.counted, running[:2])
         new = (over | endless) & (self.done < quota)
 
-        def put(kept: Any, values: Any) -> Any:
+        def put(stored: Any, values: Any) -> Any:
             """Writes the value of each new episode into its place."""
             if xp is np:
-                kept[rows[new], self.done[new]] = values[new]
-                return kept
-            place = xp.where(new, self.done, kept.shape[1])  # out of range, and dropped, if no episode is new
-            return kept.at[rows, place].set(values.astype(kept.dtype), mode="drop")
+                stored[rows[new], self.done[new]] = values[new]
+                return stored
+            place = xp.where(new, self.done, stored.shape[1])  # out of range, and dropped, if no episode is new
+            return stored.at[rows, place].set(values.astype(stored.dtype), mode="drop")
 
-        told = {metric: xp.where(count > 0, value, xp.nan) for metric, (value, count) in ended.info.items()}
+        reported = {metric: xp.where(count > 0, value, xp.nan) for metric, (value, count) in ended.info.items()}
         return Episodes(
             done=self.done + new,
             returns=put(self.returns, totals[0]),
             lengths=put(self.lengths, totals[1]),
-            info={metric: put(self.info[metric], values) for metric, values in told.items()},
+            info={metric: put(self.info[metric], values) for metric, values in reported.items()},
             running=xp.where(over | endless, 0, running),
             counted=xp.where(over, 0, self.counted + xp.where(endless, running[:2], 0)),
             cut=self.cut + (new & endless & (totals[1] > 0)),

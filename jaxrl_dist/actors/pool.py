@@ -283,8 +283,8 @@ class RestartingEnv:
             raise error
         self.restarts += 1
         failure = str(error) if isinstance(error, EnvError | TimeoutError) else f"{type(error).__name__}: {error}"
-        text = f"{self.owner} goes on with new environments (restart {self.restarts} of {self.max_restarts}): {failure}"
-        warnings.warn(text, EnvWarning, stacklevel=2)
+        count = f"restart {self.restarts} of {self.max_restarts}"
+        warnings.warn(f"{self.owner} continues with new environments ({count}): {failure}", EnvWarning, stacklevel=2)
 
     def close(self) -> None:
         env, self._env = self._env, None

@@ -78,9 +78,7 @@ def acting(
                 own = ()
             return steps.blank_rollout(algorithm, variables, obs, core, rollout_length), own, core
 
-        begun: tuple[Rollout, PyTree, PyTree]
-        begun = over_policies(of_policy, 3)(algorithm, keys, variables, obs, core, env_step)
-        return begun
+        return over_policies(of_policy, 3)(algorithm, keys, variables, obs, core, env_step)
 
     def act_once(
         t: jax.Array,
@@ -134,9 +132,7 @@ def acting(
             buffer, core = _record(algorithm, buffer, core, start, obs, outcome, jnp.int32(rollout_length))
             return buffer._replace(final_core=core), jax.tree.map(jnp.copy, start if algorithm.episodic else core)
 
-        closed: tuple[Rollout, PyTree]
-        closed = over_policies(of_policy, 2)(algorithm, buffer, core, initial_core, obs, outcome)
-        return closed
+        return over_policies(of_policy, 2)(algorithm, buffer, core, initial_core, obs, outcome)
 
     return allocate, act_once, close_rollout
 

@@ -7,78 +7,16 @@ import importlib.util
 import pathlib
 import sys
 import traceback
+import types
 from typing import Any
 
+from jaxrl_dist.algorithms.presets import PRESETS as PRESETS
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.errors import ConfigError
 
-ALGORITHMS = {
-    "ppo": "PPO",
-    "a2c": "A2C",
-    "pg": "PG",
-    "impala": "IMPALA",
-    "appo": "APPO",
-    "dqn": "DQN",
-    "rainbow": "Rainbow",
-    "pqn": "PQN",
-    "r2d2": "R2D2",
-    "qmix": "QMIX",
-    "ddpg": "DDPG",
-    "td3": "TD3",
-    "sac": "SAC",
-    "es": "ES",
-    "ars": "ARS",
-}
+_CLASSES = "PPO A2C PG IMPALA APPO DQN Rainbow PQN R2D2 QMIX DDPG TD3 SAC ES ARS"
+ALGORITHMS = {name.lower(): name for name in _CLASSES.split()}
 """The module and the config class of each algorithm."""
-
-
-PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
-    "apex": (
-        "dqn",  # Horgan et al. (2018), sections 4.1 and appendix C, at the size of one host
-        {
-            "plan": "asynchronous",
-            "num_envs": 16,
-            "rollout_length": 8,
-            "replay_ratio": 0.25,
-            "target_period": 250,
-            "learning_rate": 5e-4,
-            "normalize_observations": False,
-            "epsilon_ladder": True,
-            "priority_exponent": 0.6,
-            "importance_exponent": 0.4,
-        },
-    ),
-    "apex-ddpg": (
-        "ddpg",  # section 4.2
-        {"plan": "asynchronous", "num_envs": 8, "rollout_length": 16, "n_step": 5, "priority_exponent": 0.6},
-    ),
-    "vdn": (
-        "qmix",  # Sunehag et al. (2017), who do not normalise layers
-        # Without it, values on MPE_simple_spread rose above 0, where no reward is, in one of three seeds.
-        {"plan": "on_device", "mixer": "vdn", "layer_norm": True},
-    ),
-    "a3c": ("a2c", {"plan": "gradients", "num_actors": 4, "scale_rewards": False}),
-    "async-dqn": (
-        "dqn",  # Mnih et al. (2016), section 4
-        {
-            "plan": "gradients",
-            "num_actors": 4,
-            "num_envs": 16,
-            "rollout_length": 8,
-            "n_step": 4,
-            "target_period": 1,
-            "learning_rate": 3e-4,
-            "epsilon_end": 0.05,
-            "epsilon_steps": 50_000,
-            "ez_greedy": False,
-            "normalize_observations": False,  # which the plan does not do
-            # Without replay, experience is correlated. Layer normalisation stabilises learning more than a target
-            # network, which would only slow it down (Gallici et al. 2024, section 3).
-            "layer_norm": True,
-        },
-    ),
-}
-"""Named presets: the algorithm, and the flags that differ from the algorithm's own preset."""
 
 
 def config_class(name: str | type, own: type | None = None) -> Any:
@@ -131,6 +69,25 @@ def from_file(path: str) -> type:
     Raises:
       ConfigError: the file is missing, fails to run, or does not hold exactly one algorithm.
     """
+    module = _executed(path)
+    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == module.__name__]
+    kinds = [kind for kind in kinds if callable(getattr(kind, "make", None))]
+    if len(kinds) != 1:
+        several = f"several: {', '.join(kind.__name__ for kind in kinds)}" if kinds else "none"
+        raise ConfigError(f"{path} must hold one algorithm, a dataclass with make, but there is {several}")
+    (kind,) = kinds
+    if not dataclasses.is_dataclass(kind):
+        raise ConfigError(f"{path}: {kind.__name__} must be a dataclass")
+    if kind.__name__ in {**ALGORITHMS, **PRESETS}:
+        raise ConfigError(f"{path}: {kind.__name__} is the name of one of ours; call the class otherwise")
+    for field in dataclasses.fields(kind):
+        if field.default is field.default_factory:  # both are missing
+            raise ConfigError(f"{path}: {kind.__name__}.{field.name} needs a default")
+    return kind
+
+
+def _executed(path: str) -> types.ModuleType:
+    """Returns the module that a Python file makes."""
     file = pathlib.Path(path).resolve()
     if not file.is_file():
         raise ConfigError(f"there is no file {path}")
@@ -144,24 +101,7 @@ def from_file(path: str) -> type:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
-        line = getattr(error, "lineno", None)  # only syntax errors have one
-        for frame in frames if line is None else ():
-            line = frame.lineno if frame.filename == str(file) else line
+        lines = [frame.lineno for frame in frames if frame.filename == str(file)] or [None]
+        line = getattr(error, "lineno", None) or lines[-1]  # only syntax errors have one of their own
         raise ConfigError(f"{path}, line {line}: {type(error).__name__}: {error}") from error
-    found = [
-        value
-        for value in vars(module).values()
-        if isinstance(value, type) and value.__module__ == name and callable(getattr(value, "make", None))
-    ]
-    if len(found) != 1:
-        several = f"several: {', '.join(kind.__name__ for kind in found)}" if found else "none"
-        raise ConfigError(f"{path} must hold one algorithm, a dataclass with make, but there is {several}")
-    (kind,) = found
-    if not dataclasses.is_dataclass(kind):
-        raise ConfigError(f"{path}: {kind.__name__} must be a dataclass")
-    if kind.__name__ in {**ALGORITHMS, **PRESETS}:
-        raise ConfigError(f"{path}: {kind.__name__} is the name of one of ours; call the class otherwise")
-    for field in dataclasses.fields(kind):
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ConfigError(f"{path}: {kind.__name__}.{field.name} needs a default")
-    return kind
+    return module

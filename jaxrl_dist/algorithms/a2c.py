@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
-from jaxrl_dist.algorithms import presets
-from jaxrl_dist.algorithms.actor_critic import ActorCriticConfig, actor_critic, policy_gradient
-from jaxrl_dist.checks import check_range, check_used
+from jaxrl_dist.algorithms.actor_critic import ActorCriticConfig, policy_gradient
+from jaxrl_dist.checks import check_used
+from jaxrl_dist.config.values import setting
 from jaxrl_dist.types import Algorithm, EnvSpec
 
 
@@ -15,35 +14,18 @@ from jaxrl_dist.types import Algorithm, EnvSpec
 class A2C(ActorCriticConfig, learning_rate=7e-4):
     """Advantage actor-critic (Mnih et al. 2016): one RMSProp update per rollout."""
 
-    rms_decay: float = 0.99
+    rms_decay: float = setting(0.99, low=0, high=1)
     """Decay of RMSProp's running mean of squared gradients (section 8 of the supplement)."""
-    rms_epsilon: float = 1e-5
+    rms_epsilon: float = setting(1e-5, above=0)
     """Added to the mean of squared gradients, under the root (section 4.5)."""
-    gae_lambda: float = 1.0
+    gae_lambda: float = setting(1.0, low=0, high=1)
     """Decay of generalised advantage estimation: 1 is the paper's n-step return to the end of the rollout."""
 
     def validate(self) -> None:
         super().validate()
-        check_range(self, "rms_epsilon", above=0)
-        check_range(self, "gae_lambda", "rms_decay", low=0, high=1)
-        own = self.optimizer is None
-        check_used(self, "rms_decay", "rms_epsilon", there=own, needed="A2C's own RMSProp, which --optimizer replaces")
-
-    @staticmethod
-    def preset(spec: EnvSpec) -> dict[str, Any]:
-        """Flags that differ from the defaults above for this kind of environment."""
-        return presets.row("a2c", spec)
+        needed = "A2C's own RMSProp, which --optimizer replaces"
+        check_used(self, "rms_decay", "rms_epsilon", there=self.optimizer is None, needed=needed)
 
     def make(self, spec: EnvSpec) -> Algorithm:
-        net = actor_critic(self, spec)
-        postprocess, loss = policy_gradient(net, self, self.gae_lambda)
-        return Algorithm(
-            init=net.init,
-            policy=net.policy,
-            postprocess=postprocess,
-            loss=loss,
-            optimizer=self.clipped_optimizer("rmsprop", decay=self.rms_decay, eps=self.rms_epsilon),
-            initial_core=net.initial_core,
-            feedback=net.feedback,
-            window=net.window,
-        )
+        optimizer = self.clipped_optimizer("rmsprop", decay=self.rms_decay, eps=self.rms_epsilon)
+        return policy_gradient(self, spec, self.gae_lambda, optimizer)

@@ -8,18 +8,18 @@ from typing import Any, NamedTuple, Protocol
 
 from jaxrl_dist.algorithms import exploration
 from jaxrl_dist.algorithms.core_inputs import CoreInputs
-from jaxrl_dist.checks import check_range
+from jaxrl_dist.algorithms.presets import TablePresets
+from jaxrl_dist.config.values import setting
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, packing, returns, torsos
 from jaxrl_dist.nn.config import CriticConfig, NetworkConfig, NoiseConfig
 from jaxrl_dist.nn.optimizers import OptimizerConfig
 from jaxrl_dist.types import (
     Acted,
+    Algorithm,
     Aux,
     Context,
     EnvSpec,
-    Loss,
     Policy,
-    Postprocess,
     PyTree,
     Rollout,
     Timestep,
@@ -29,25 +29,19 @@ from jaxrl_dist.types import (
 
 
 @dataclasses.dataclass(frozen=True)
-class ActorCriticConfig(NetworkConfig, CriticConfig, OptimizerConfig, NoiseConfig):
+class ActorCriticConfig(TablePresets, NetworkConfig, CriticConfig, OptimizerConfig, NoiseConfig):
     """Flags of actor-critic learning."""
 
-    learning_rate: float = 1e-3
+    learning_rate: float = setting(1e-3, above=0)
     """Step size of the optimiser."""
-    discount: float = 0.99
+    discount: float = setting(0.99, low=0, high=1)
     """Discount factor of future rewards."""
-    value_coefficient: float = 0.5
+    value_coefficient: float = setting(0.5, low=0)
     """Weight of the value loss."""
-    entropy_coefficient: float = 0.01
+    entropy_coefficient: float = setting(0.01, low=0)
     """Weight of the entropy bonus."""
-    max_gradient_norm: float = 0.5
+    max_gradient_norm: float = setting(0.5, above=0)
     """Largest global norm of a gradient; larger gradients are scaled down."""
-
-    def validate(self) -> None:
-        super().validate()
-        check_range(self, "learning_rate", "max_gradient_norm", above=0)
-        check_range(self, "discount", low=0, high=1)
-        check_range(self, "value_coefficient", "entropy_coefficient", low=0)
 
     @classmethod
     def recurrent_preset(cls, preset: dict[str, Any]) -> dict[str, Any]:
@@ -58,9 +52,9 @@ class ActorCriticConfig(NetworkConfig, CriticConfig, OptimizerConfig, NoiseConfi
         """
         return {"scale_rewards": True, **preset}
 
-    def clipped_optimizer(self, own: str, **options: Any) -> optax.GradientTransformationExtraArgs:
-        """Returns ``make_optimizer(own, learning_rate, **options)``, applied to clipped gradients."""
-        optimizer = self.make_optimizer(own, self.learning_rate, **options)
+    def clipped_optimizer(self, name: str, **options: Any) -> optax.GradientTransformationExtraArgs:
+        """Returns ``make_optimizer(name, learning_rate, **options)``, applied to clipped gradients."""
+        optimizer = self.make_optimizer(name, self.learning_rate, **options)
         return optax.chain(packing.clip_by_global_norm(self.max_gradient_norm), optimizer)
 
 
@@ -100,35 +94,52 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
       ConfigError: the networks or distributions do not support the spaces.
     """
     head = distributions.policy_head(spec.action)
-    seen, all_seen = observations.seen(spec, config.hidden), observations.seen(spec)
+    space, critic_space = observations.seen(spec, config.hidden), observations.seen(spec)
     inputs = CoreInputs.of(config, spec)
     network = networks.actor_critic(
         config,
-        seen,
+        space,
         head.num_outputs,
-        shared_torso=torsos.choose_torso(config.torso, seen) != "mlp",
+        shared_torso=torsos.choose_torso(config.torso, space) != "mlp",
         log_std=head.log_std_size,
-        critic_sees=all_seen if config.hidden else None,
+        critic_sees=critic_space if config.hidden else None,
         core_inputs=inputs.size,
     )
-    recurrent = config.core != "none"
+    recurrent, noise_size = config.core != "none", config.noise_size(head.log_std_size)
 
     def choices(outputs: jax.Array, obs: PyTree) -> distributions.Distribution:
         return head.distribution(outputs, observations.legal(spec, obs))
 
-    def policy(
-        variables: Variables, obs: PyTree, core: PyTree, context: Context, noise: jax.Array | None = None
-    ) -> Acted:
+    def split(core: PyTree) -> tuple[Any, PyTree]:
+        """Divides the policy's state into the noise of the last action and the rest."""
+        return core if noise_size else (None, core)
+
+    def joined(noise: jax.Array | None, rest: PyTree) -> PyTree:
+        return rest if noise is None else (noise, rest)
+
+    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
+        noise, core = split(core)
+        if config.noise_correlation is not None and context.keys is not None:
+            noise = exploration.correlated(noise, context.keys, config.noise_correlation)
         read = inputs.read(core)
         outputs, value, memory = network.step(variables.params, obs, inputs.memory(core), core_inputs=read)
         distribution = choices(outputs, obs)
-        drawn = () if noise is None else (noise,)
-        action = distribution.mode() if context.keys is None else distribution.sample(context.keys, *drawn)
+        action = distribution.mode() if context.keys is None else distribution.sample(context.keys, noise)
         extras = {"log_prob": distribution.log_prob(action), "value": value}
-        return action, inputs.acted(core, memory, action), extras if read is None else {**extras, "core_inputs": read}
+        core = joined(noise, inputs.acted(core, memory, action))
+        return action, core, extras if read is None else {**extras, "core_inputs": read}
+
+    def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
+        noise, core = split(core)
+        return joined(noise, inputs.feedback(core, action, step))
+
+    def initial_core(num_envs: int) -> PyTree:
+        noise = jnp.zeros((num_envs, noise_size)) if noise_size else None
+        return joined(noise, inputs.initial(network.initial_core(num_envs), num_envs))
 
     def values(variables: Variables, rollout: Rollout) -> jax.Array:
-        memory, read = inputs.memory(rollout.final_core), inputs.read(rollout.final_core)
+        _, core = split(rollout.final_core)
+        memory, read = inputs.memory(core), inputs.read(core)
         _, bootstrap, _ = network.step(variables.params, rollout.last_obs, memory, core_inputs=read)
         return jnp.concatenate([rollout.extras["value"], bootstrap[None]])
 
@@ -139,7 +150,7 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
         batch: dict[str, Any] = swap_axes(fields)
         if not recurrent:
             batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
-        return {**batch, "core": inputs.memory(rollout.core)}
+        return {**batch, "core": inputs.memory(split(rollout.core)[1])}
 
     def evaluate(params: PyTree, batch: dict[str, PyTree]) -> tuple[distributions.Distribution, jax.Array]:
         if not recurrent:
@@ -151,63 +162,34 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
 
     def unroll(params: PyTree, rollout: Rollout) -> tuple[distributions.Distribution, jax.Array]:
         valid = jnp.concatenate([rollout.valid, jnp.ones_like(rollout.valid[:1])])
-        read = inputs.read(rollout.final_core)
+        (_, core), (_, final_core) = split(rollout.core), split(rollout.final_core)
+        read = inputs.read(final_core)
         if read is not None:
             read = jnp.concatenate([rollout.extras["core_inputs"], read[None]])
-        memory = inputs.memory(rollout.core)
-        outputs, values, _ = network.unroll(params, rollout.obs, memory, valid, core_inputs=read)
+        outputs, values, _ = network.unroll(params, rollout.obs, inputs.memory(core), valid, core_inputs=read)
         return choices(outputs[:-1], rollout.obs_before), values
 
-    net = ActorCritic(
+    return ActorCritic(
         init=lambda key: Variables(network.init(key), ()),
         policy=policy,
-        initial_core=lambda num_envs: inputs.initial(network.initial_core(num_envs), num_envs),
-        feedback=inputs.feedback,
+        initial_core=initial_core,
+        feedback=feedback,
         window=None if recurrent else 1,
         values=values,
         examples=examples,
         evaluate=evaluate,
         unroll=unroll,
     )
-    size = config.noise_size(head.log_std_size)
-    return _correlated(net, policy, config.noise_correlation, size) if size else net
-
-
-def _correlated(
-    net: ActorCritic,
-    act: Callable[[Variables, PyTree, PyTree, Context, jax.Array], Acted],
-    correlation: Any,
-    size: int,
-) -> ActorCritic:
-    """Lets consecutive actions have correlated noise ``[B, size]``, which the policy's state carries to the next."""
-
-    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
-        noise, rest = core
-        if context.keys is not None:
-            noise = exploration.correlated(noise, context.keys, correlation)
-        action, rest, extras = act(variables, obs, rest, context, noise)
-        return action, (noise, rest), extras
-
-    def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
-        return core[0], net.feedback(core[1], action, step)
-
-    return net._replace(
-        policy=policy,
-        initial_core=lambda num_envs: (jnp.zeros((num_envs, size)), net.initial_core(num_envs)),
-        values=lambda variables, rollout: net.values(variables, rollout.with_inner_core()),
-        examples=lambda rollout, **fields: net.examples(rollout.with_inner_core(), **fields),
-        feedback=feedback,
-        unroll=lambda params, rollout: net.unroll(params, rollout.with_inner_core()),
-    )
 
 
 def policy_gradient(
-    net: ActorCritic, config: ActorCriticConfig, gae_lambda: float | jax.Array
-) -> tuple[Postprocess, Loss]:
-    """Returns the postprocessor and the loss: ``-log pi(a|s) A``, a squared value error and an entropy bonus.
+    config: ActorCriticConfig, spec: EnvSpec, gae_lambda: float | jax.Array, optimizer: optax.GradientTransformation
+) -> Algorithm:
+    """Returns the algorithm whose loss is ``-log pi(a|s) A``, a squared value error and an entropy bonus.
 
     Sources: Williams (1992), REINFORCE with a baseline; Mnih et al. (2016), section 4.3.
     """
+    net = actor_critic(config, spec)
 
     def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         values = net.values(variables, rollout)
@@ -223,4 +205,13 @@ def policy_gradient(
         metrics = {"loss/policy": policy_loss, "loss/value": value_loss, "policy/entropy": entropy}
         return total, batch["valid"], Aux(metrics)
 
-    return postprocess, loss
+    return Algorithm(
+        init=net.init,
+        policy=net.policy,
+        postprocess=postprocess,
+        loss=loss,
+        optimizer=optimizer,
+        initial_core=net.initial_core,
+        feedback=net.feedback,
+        window=net.window,
+    )

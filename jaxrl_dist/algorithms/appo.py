@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxrl_dist.algorithms.actor_critic import ActorCritic
 from jaxrl_dist.algorithms.ppo import PPO
-from jaxrl_dist.checks import check_range
+from jaxrl_dist.config.values import setting
 from jaxrl_dist.lazy import jax, returns
 from jaxrl_dist.types import Algorithm, EnvSpec, Rollout, Variables
 
@@ -21,19 +21,15 @@ from jaxrl_dist.types import Algorithm, EnvSpec, Rollout, Variables
 class APPO(PPO):
     """Asynchronous PPO: the clipped loss on V-trace estimates, which correct for policy lag."""
 
-    clip_rho: float = 1.0
+    clip_rho: float = setting(1.0, above=0)
     """Largest importance weight of a value error (rho-bar of V-trace, Espeholt et al. 2018, equation 1)."""
-    clip_c: float = 1.0
+    clip_c: float = setting(1.0, above=0)
     """Largest importance weight along a trace (c-bar of V-trace)."""
 
-    @staticmethod
-    def preset(spec: EnvSpec) -> dict[str, Any]:
+    @classmethod
+    def preset(cls, spec: EnvSpec) -> dict[str, Any]:
         """Flags that differ from the defaults above for this kind of environment."""
-        return {**PPO.preset(spec), "plan": "asynchronous"}
-
-    def validate(self) -> None:
-        super().validate()
-        check_range(self, "clip_rho", "clip_c", above=0)
+        return {**super().preset(spec), "plan": "asynchronous"}
 
     def estimate(self, net: ActorCritic, variables: Variables, rollout: Rollout) -> tuple[jax.Array, jax.Array]:
         distribution, values = net.unroll(variables.params, rollout)

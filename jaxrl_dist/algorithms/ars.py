@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from jaxrl_dist.algorithms import presets
-from jaxrl_dist.algorithms.es import ES, horizon
-from jaxrl_dist.checks import check_range
+from jaxrl_dist.algorithms.es import ES
+from jaxrl_dist.config.values import setting
 from jaxrl_dist.lazy import jax, jnp
-from jaxrl_dist.types import EnvSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,17 +16,8 @@ class ARS(ES, hidden_sizes=(), learning_rate=0.02, noise_std=0.03, weight_decay=
 
     own_optimizer: ClassVar[str] = "sgd"
 
-    top_fraction: float = 0.5
+    top_fraction: float = setting(0.5, above=0, high=1)
     """Fraction of the directions that an update uses, those with the largest returns (b / N in algorithm 2)."""
-
-    def validate(self) -> None:
-        super().validate()
-        check_range(self, "top_fraction", above=0, high=1)
-
-    @staticmethod
-    def preset(spec: EnvSpec) -> dict[str, Any]:
-        """Flags that differ from the defaults above for this kind of environment."""
-        return presets.row("ars", spec) | {"rollout_length": horizon(spec)}
 
     def weigh(self, fitness: jax.Array) -> tuple[jax.Array, jax.Array]:
         """As ``ES.weigh``: the difference of a pair's returns over the standard deviation of those that count.

@@ -6,17 +6,20 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
-from jaxrl_dist.algorithms import exploration, presets, sequences
-from jaxrl_dist.algorithms.replayed import num_actions, transitions, value_learner
-from jaxrl_dist.checks import MAX_SIZE, check_range, check_used, flag
+from jaxrl_dist.algorithms import exploration, sequences
+from jaxrl_dist.algorithms.presets import TablePresets
+from jaxrl_dist.algorithms.replayed import num_actions, value_learner
+from jaxrl_dist.checks import MAX_SIZE, check_used, flag
+from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, packing, returns
 from jaxrl_dist.memory.config import ReplayConfig
-from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
+from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Variables
 
 
 @dataclasses.dataclass(frozen=True)
 class DQN(
+    TablePresets,
     ReplayConfig,
     hidden_sizes=(128, 128),
     activation="relu",
@@ -27,23 +30,23 @@ class DQN(
 ):
     """Deep Q-learning (Mnih et al. 2015); Rainbow's extensions (Hessel et al. 2018) are options."""
 
-    target_period: int = 250
+    target_period: int = setting(250, low=1)
     """Updates between copies of the parameters to the target network."""
-    epsilon_start: float = 1.0
+    epsilon_start: float = setting(1.0, low=0, high=1)
     """Probability of a random action at the start."""
-    epsilon_end: float = 0.01
+    epsilon_end: float = setting(0.01, low=0, high=1)
     """Probability of a random action after ``epsilon_steps``."""
-    epsilon_steps: int = 10_000
+    epsilon_steps: int = setting(10_000, low=0)
     """Env steps over which epsilon falls linearly."""
     epsilon_ladder: bool = False
     """Give each environment its own constant epsilon (Horgan et al. 2018, Ape-X)."""
-    epsilon_base: float = 0.4
+    epsilon_base: float = setting(0.4, low=0, high=1)
     """Largest epsilon of the ladder."""
-    epsilon_exponent: float = 7.0
+    epsilon_exponent: float = setting(7.0, low=0, high=MAX_SIZE)
     """The smallest epsilon of the ladder is ``epsilon_base ** (1 + epsilon_exponent)``, by default 0.00066."""
     ez_greedy: bool = False
     """Repeat each random action, mostly for a step or two and seldom for hundreds (Dabney et al. 2021)."""
-    max_gradient_norm: float = 10.0
+    max_gradient_norm: float = setting(10.0, above=0)
     """Largest global norm of a gradient; larger gradients are scaled down."""
     td_loss: Literal["huber", "squared"] = "squared"
     """Loss of the temporal-difference error: squared, or linear beyond 1 as for Atari's clipped rewards. With larger
@@ -55,11 +58,11 @@ class DQN(
     rescale_values: bool = False
     """Learn ``h(Q)``, ``h(x) = sign(x)(sqrt(|x| + 1) - 1) + 0.001 x``, which compresses large values (Pohlen et al.
     2018; Kapturowski et al. 2019, section 2.3)."""
-    num_atoms: int = 1
+    num_atoms: int = setting(1, low=1)
     """Atoms of the return distribution (Bellemare et al. 2017, C51: 51); 1: only its mean."""
-    value_min: float = -10.0
+    value_min: float = setting(-10.0, low=-1e9, high=1e9)
     """Return of the lowest atom."""
-    value_max: float = 10.0
+    value_max: float = setting(10.0, low=-1e9, high=1e9)
     """Return of the highest atom."""
     noisy: bool = False
     """Explore with noisy layers (Fortunato et al. 2018), in addition to epsilon."""
@@ -71,12 +74,6 @@ class DQN(
 
     def validate(self) -> None:
         super().validate()
-        check_range(self, "max_gradient_norm", above=0)
-        check_range(self, "epsilon_start", "epsilon_end", "epsilon_base", low=0, high=1)
-        check_range(self, "epsilon_exponent", low=0, high=MAX_SIZE)
-        check_range(self, "target_period", "num_atoms", low=1)
-        check_range(self, "epsilon_steps", low=0)
-        check_range(self, "value_min", "value_max", low=-1e9, high=1e9)
         check_used(self, "td_loss", there=self.num_atoms == 1, needed="--num-atoms 1")
         check_used(self, "value_min", "value_max", there=self.num_atoms > 1, needed="--num-atoms above 1")
         annealed = not self.epsilon_ladder
@@ -89,7 +86,7 @@ class DQN(
         others = [flag(name) for name in ("noisy", "epsilon_ladder") if getattr(self, name)]
         others += ["--core"] if self.core != "none" else []
         if self.parameter_noise and others:
-            raise ConfigError(f"--parameter-noise does not work with {others[0]}: leave one of them out")
+            raise ConfigError(f"--parameter-noise does not work with {others[0]}: remove one of them")
         if self.num_atoms > 1 and not self.value_min < self.value_max:
             raise ConfigError(f"--value-min {self.value_min:g} must be below --value-max {self.value_max:g}")
 
@@ -105,11 +102,6 @@ class DQN(
         if not self.rescale_values:
             return reward + discount * value
         return returns.rescale(reward + discount * returns.unscale(value))
-
-    @staticmethod
-    def preset(spec: EnvSpec) -> dict[str, Any]:
-        """Flags that differ from the defaults above for this kind of environment."""
-        return presets.row("dqn", spec)
 
     @classmethod
     def recurrent_preset(cls, preset: dict[str, Any]) -> dict[str, Any]:
@@ -130,6 +122,23 @@ class DQN(
             return lambda num_envs: exploration.ape_x_epsilon(num_envs, self.epsilon_base, self.epsilon_exponent)
         return Algorithm.initial_core
 
+    def epsilon(self, env_step: jax.Array) -> jax.Array:
+        """Returns the probability of a random action, of all environments alike."""
+        return optax.linear_schedule(self.epsilon_start, self.epsilon_end, max(self.epsilon_steps, 1))(env_step)
+
+    def act(
+        self, q: jax.Array, legal: jax.Array | None, keys: jax.Array | None, core: PyTree, env_step: jax.Array
+    ) -> tuple[jax.Array, PyTree]:
+        """Returns actions ``[...]`` by values ``q [..., A]``, without keys the best ones, and the core after them."""
+        if keys is None:
+            return distributions.EpsilonGreedy(q, 0.0, legal).mode(), core
+        epsilon = 0.0 if self.parameter_noise else self.epsilon(env_step)
+        if self.epsilon_ladder:
+            epsilon = jnp.expand_dims(core, tuple(range(1, keys.ndim)))
+        if self.ez_greedy:
+            return exploration.ez_greedy(q, epsilon, legal, keys, core)
+        return distributions.EpsilonGreedy(q, epsilon, legal).sample(keys), core
+
     def make(self, spec: EnvSpec) -> Algorithm:
         size = num_actions(self, spec)
         network = networks.q_network(
@@ -149,25 +158,13 @@ class DQN(
                 return outputs[..., 0]
             return jnp.sum(jax.nn.softmax(outputs) * atoms.reshape(1, 1, -1), axis=-1)
 
-        schedule = optax.linear_schedule(self.epsilon_start, self.epsilon_end, max(self.epsilon_steps, 1))
-
         def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
-            legal = observations.legal(spec, obs)
-            if context.keys is None:
-                q = values(network.apply(variables.params, obs, None))
-                return distributions.EpsilonGreedy(q, 0.0, legal).mode(), core, {}
-            noise_keys, act_keys = jnp.moveaxis(jax.vmap(jax.random.split)(context.keys), 1, 0)
+            noise_keys = keys = None
+            if context.keys is not None:
+                noise_keys, keys = jnp.moveaxis(jax.vmap(jax.random.split)(context.keys), 1, 0)
             q = values(network.apply(variables.params, obs, noise_keys if self.noisy else None))
-            epsilon = core if self.epsilon_ladder else schedule(context.env_step)
-            if self.parameter_noise:
-                epsilon = 0.0
-            if self.ez_greedy:
-                action, core = exploration.ez_greedy(q, epsilon, legal, act_keys, core)
-                return action, core, {}
-            return distributions.EpsilonGreedy(q, epsilon, legal).sample(act_keys), core, {}
-
-        def postprocess(variables: Variables, rollout: Rollout, context: Context) -> dict[str, jax.Array]:
-            return transitions(rollout, self.discount)
+            action, core = self.act(q, observations.legal(spec, obs), keys, core, context.env_step)
+            return action, core, {}
 
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
             noise: list[jax.Array | None] = [None, None, None]
@@ -198,9 +195,7 @@ class DQN(
 
         algorithm = Algorithm(
             policy=policy,
-            postprocess=postprocess,
             loss=loss,
-            window=self.n_step,
             **value_learner(self, network),
             initial_core=self.exploration_state(),
         )
@@ -210,13 +205,16 @@ class DQN(
         def divergence(params: PyTree, perturbed: PyTree, obs: jax.Array) -> jax.Array:
             """KL divergence of the values' softmax (Plappert et al. 2018, appendix C.1)."""
             legal = observations.legal(spec, obs)
-            both = (observations.masked(values(network.apply(each, obs, None)), legal) for each in (params, perturbed))
-            plain, noisy = map(jax.nn.log_softmax, both)
+
+            def log_probs(params: PyTree) -> jax.Array:
+                return jax.nn.log_softmax(observations.masked(values(network.apply(params, obs, None)), legal))
+
+            plain, noisy = log_probs(params), log_probs(perturbed)
             return jnp.sum(jnp.exp(plain) * (plain - noisy), axis=-1)
 
         def limit(env_step: jax.Array) -> jax.Array:
             """The divergence of a greedy policy from an epsilon-greedy one (same source)."""
-            epsilon = schedule(env_step)
+            epsilon = self.epsilon(env_step)
             return -jnp.log(1.0 - epsilon + epsilon / size)
 
         return exploration.parameter_noise(algorithm, lambda params: params, divergence, limit, std=0.1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-from jaxrl_dist.algorithms import presets
-from jaxrl_dist.checks import check_range
+from jaxrl_dist.algorithms.presets import TablePresets
+from jaxrl_dist.config.values import setting
 from jaxrl_dist.lazy import distributions, jax, jnp, mesh, networks, observations, optax, perturbation, returns, rng
 from jaxrl_dist.nn.config import TorsoConfig
 from jaxrl_dist.nn.optimizers import OptimizerConfig
@@ -14,7 +14,7 @@ from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Ro
 
 
 @dataclasses.dataclass(frozen=True)
-class ES(TorsoConfig, OptimizerConfig):
+class ES(TablePresets, TorsoConfig, OptimizerConfig):
     """Evolution strategies (Salimans et al. 2017): antithetic pairs of perturbed policies, compared by their returns.
 
     Each environment acts with a separate policy, so ``num_envs`` is the population.
@@ -22,22 +22,18 @@ class ES(TorsoConfig, OptimizerConfig):
 
     own_optimizer: ClassVar[str] = "adam"
 
-    learning_rate: float = 0.01
+    learning_rate: float = setting(0.01, above=0)
     """Step size of the optimiser (the authors' code, configurations/humanoid.json)."""
-    noise_std: float = 0.02
+    noise_std: float = setting(0.02, above=0)
     """Standard deviation of the noise on the parameters (same source)."""
     weight_decay: float | None = 0.25
     """Multiple of the parameters that is added to the gradient before Adam: the source's 0.005 divided by its
     ``noise_std``, because its gradient is not divided by that."""
 
-    def validate(self) -> None:
-        super().validate()
-        check_range(self, "learning_rate", "noise_std", above=0)
-
-    @staticmethod
-    def preset(spec: EnvSpec) -> dict[str, Any]:
-        """Flags that differ from the defaults above for this kind of environment."""
-        return presets.row("es", spec) | {"rollout_length": horizon(spec)}
+    @classmethod
+    def preset(cls, spec: EnvSpec) -> dict[str, Any]:
+        """Returns the table's flags; a rollout is a whole episode, or 1000 steps of a longer one."""
+        return super().preset(spec) | {"rollout_length": min(spec.max_episode_steps or 1000, 1000)}
 
     def weigh(self, fitness: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns the weights ``[N]`` of the environments' noise, given their returns, and which count, ``[N]`` bool.
@@ -70,12 +66,12 @@ class ES(TorsoConfig, OptimizerConfig):
         def postprocess(variables: Variables, rollout: Rollout, context: Context) -> dict[str, jax.Array]:
             fitness = returns.episode_return(*rollout.outcomes)
             weight, used = self.weigh(mesh.gathered(fitness))
-            own = mesh.global_index(len(fitness))
+            index = mesh.global_index(len(fitness))
             return {
                 "fitness": fitness,
                 "noise": rollout.core["noise"],
-                "weight": rollout.core["sign"] * weight[own],
-                "used": used[own],
+                "weight": rollout.core["sign"] * weight[index],
+                "used": used[index],
             }
 
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
@@ -102,11 +98,6 @@ class ES(TorsoConfig, OptimizerConfig):
             episodic=True,
             paired=True,
         )
-
-
-def horizon(spec: EnvSpec) -> int:
-    """Returns the default length of a rollout: a whole episode, or 1000 steps of a longer one."""
-    return min(spec.max_episode_steps or 1000, 1000)
 
 
 def centred_ranks(x: jax.Array) -> jax.Array:

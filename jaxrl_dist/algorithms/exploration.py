@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
+from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.lazy import distributions, jax, jnp, mesh, packing, perturbation, rng
-from jaxrl_dist.types import Acted, Algorithm, Aux, Context, PyTree, Rollout, Timestep, Variables
+from jaxrl_dist.types import Algorithm, Aux, Context, PyTree, Rollout, Variables
 
 
 def ape_x_epsilon(num_envs: int, base: float, exponent: float) -> jax.Array:
@@ -37,7 +38,7 @@ def ez_greedy(
 
     Source: Dabney et al. (2021), "Temporally-Extended Epsilon-Greedy Exploration", section 3,
     https://arxiv.org/abs/2006.01782. Its durations follow a zeta distribution of exponent 2, whose tail falls alike.
-    Environments of different longest durations are this library's: where long ones end episodes early, others go on.
+    Environments of different longest durations are this library's: where long ones end episodes early, others continue.
 
     Args:
       q: values ``[..., A]`` float32.
@@ -66,7 +67,7 @@ class Repetition(NamedTuple):
     """The policy state of ``ez_greedy``."""
 
     action: jax.Array  # [...] int32
-    left: jax.Array  # [...] int32: env steps for which the action goes on
+    left: jax.Array  # [...] int32: env steps for which the action continues
     longest: jax.Array  # [...] float32: env steps that a random action lasts at most
 
     @classmethod
@@ -134,45 +135,30 @@ def parameter_noise(
       std: the standard deviation at the start.
     """
 
-    def inner(variables: Variables) -> Variables:
-        return variables._replace(stats=variables.stats[1])
-
     def perturbed(variables: Variables, noise: jax.Array) -> PyTree:
         key = jax.random.wrap_key_data(noise)
         return perturbation.perturbed(acting(variables.params), key, variables.stats[0])
 
-    def init(key: jax.Array) -> Variables:
-        variables = algorithm.init(key)
-        return variables._replace(stats=(jnp.asarray(std, jnp.float32), variables.stats))
-
     def initial_core(num_envs: int) -> PyTree:
         noise = jnp.zeros((num_envs, 2), jnp.uint32)  # a key's data; zeros: none has been drawn
-        return {"env": jnp.arange(num_envs, dtype=jnp.int32), "noise": noise}, algorithm.initial_core(num_envs)
+        return {"env": jnp.arange(num_envs, dtype=jnp.int32), "noise": noise}
+
+    inner = wrappers.extended(algorithm, lambda params: jnp.asarray(std, jnp.float32), initial_core)
 
     def behaviour(variables: Variables, core: PyTree, context: Context) -> tuple[PyTree, PyTree]:
-        own, rest = core
-        fresh = jax.random.key_data(rng.per_index(context.keys, own["env"]))
-        drawn = jnp.any(own["noise"] != 0, axis=1, keepdims=True)
-        noise = jnp.where(drawn, own["noise"], fresh)
-        return jax.vmap(lambda row: perturbed(variables, row))(noise), (own | {"noise": noise}, rest)
-
-    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
-        action, rest, extras = algorithm.policy(inner(variables), obs, core[1], context)
-        return action, (core[0], rest), extras
-
-    def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
-        return core[0], algorithm.feedback(core[1], action, step)
-
-    def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
-        return algorithm.postprocess(inner(variables), rollout.with_inner_core(), context)
+        noise_state, rest = core
+        fresh = jax.random.key_data(rng.per_index(context.keys, noise_state["env"]))
+        drawn = jnp.any(noise_state["noise"] != 0, axis=1, keepdims=True)
+        noise = jnp.where(drawn, noise_state["noise"], fresh)
+        return jax.vmap(lambda row: perturbed(variables, row))(noise), (noise_state | {"noise": noise}, rest)
 
     def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
-        losses, mask, aux = algorithm.loss(inner(variables), batch, context)
+        losses, mask, aux = inner.loss(variables, batch, context)
         metrics = {**aux.metrics, "noise/std": jnp.full_like(losses, variables.stats[0])}
         return losses, mask, aux._replace(metrics=metrics)
 
     def update_stats(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
-        std, _ = variables.stats
+        std, others = inner.updated_stats(variables, rollout, context)
         plain = acting(variables.params)
 
         def apart(env: tuple[jax.Array, PyTree]) -> jax.Array:
@@ -184,16 +170,6 @@ def parameter_noise(
         at_once = min(perturbation.copies_at_once(plain), len(rows[0]))
         mean = mesh.global_mean(jax.lax.map(apart, rows, batch_size=at_once), rollout.valid[0])
         std = jnp.where(mean > limit(context.env_step), std / ADAPTATION, std * ADAPTATION)
-        return std, algorithm.updated_stats(inner(variables), rollout.with_inner_core(), context)
+        return std, others
 
-    return dataclasses.replace(
-        algorithm,
-        init=init,
-        policy=policy,
-        postprocess=postprocess,
-        loss=loss,
-        update_stats=update_stats,
-        initial_core=initial_core,
-        feedback=feedback,
-        behaviour=behaviour,
-    )
+    return dataclasses.replace(inner, behaviour=behaviour, loss=loss, update_stats=update_stats)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
-from jaxrl_dist.algorithms import presets
 from jaxrl_dist.algorithms.actor_critic import ActorCriticConfig, actor_critic
-from jaxrl_dist.checks import check_range
+from jaxrl_dist.config.values import setting
 from jaxrl_dist.lazy import jax, jnp, returns
 from jaxrl_dist.types import Algorithm, Aux, Context, EnvSpec, Rollout, Variables, swap_axes
 
@@ -19,24 +17,14 @@ class IMPALA(ActorCriticConfig):
     The optimiser is Adam; the paper uses RMSProp.
     """
 
-    trace_lambda: float = 1.0
+    trace_lambda: float = setting(1.0, low=0, high=1)
     """Decay of the corrections along a trace (remark 2)."""
     correction: bool = True
     """Correct for policy lag; if off, all experience counts as the newest policy's."""
-    clip_rho: float = 1.0
+    clip_rho: float = setting(1.0, above=0)
     """Largest importance weight of a value error and of the policy's gradient (rho-bar of equation 1)."""
-    clip_c: float = 1.0
+    clip_c: float = setting(1.0, above=0)
     """Largest importance weight along a trace (c-bar of equation 1)."""
-
-    def validate(self) -> None:
-        super().validate()
-        check_range(self, "clip_rho", "clip_c", above=0)
-        check_range(self, "trace_lambda", low=0, high=1)
-
-    @staticmethod
-    def preset(spec: EnvSpec) -> dict[str, Any]:
-        """Flags that differ from the defaults above for this kind of environment."""
-        return presets.row("impala", spec)
 
     def make(self, spec: EnvSpec) -> Algorithm:
         net = actor_critic(self, spec)

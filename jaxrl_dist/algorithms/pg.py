@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
-from jaxrl_dist.algorithms import presets
-from jaxrl_dist.algorithms.actor_critic import ActorCriticConfig, actor_critic, policy_gradient
+from jaxrl_dist.algorithms.actor_critic import ActorCriticConfig, policy_gradient
 from jaxrl_dist.types import Algorithm, EnvSpec
 
 
@@ -14,21 +12,5 @@ from jaxrl_dist.types import Algorithm, EnvSpec
 class PG(ActorCriticConfig, learning_rate=3e-3, entropy_coefficient=0.0):
     """REINFORCE with a learned baseline (Williams 1992): whole returns, bootstrapped only where a rollout ends."""
 
-    @staticmethod
-    def preset(spec: EnvSpec) -> dict[str, Any]:
-        """Flags that differ from the defaults above for this kind of environment."""
-        return presets.row("pg", spec)
-
     def make(self, spec: EnvSpec) -> Algorithm:
-        net = actor_critic(self, spec)
-        postprocess, loss = policy_gradient(net, self, 1.0)
-        return Algorithm(
-            init=net.init,
-            policy=net.policy,
-            postprocess=postprocess,
-            loss=loss,
-            optimizer=self.clipped_optimizer("adam"),
-            initial_core=net.initial_core,
-            feedback=net.feedback,
-            window=net.window,
-        )
+        return policy_gradient(self, spec, 1.0, self.clipped_optimizer("adam"))

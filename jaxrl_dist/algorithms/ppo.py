@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_dist.algorithms import presets
 from jaxrl_dist.algorithms.actor_critic import ActorCritic, ActorCriticConfig, actor_critic
-from jaxrl_dist.checks import check_range
+from jaxrl_dist.config.values import setting
 from jaxrl_dist.lazy import jax, jnp, mesh, returns
 from jaxrl_dist.types import Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
 
@@ -23,31 +22,20 @@ and four of five. With 0.03, no seed finds MountainCar's, which the noise helps 
 class PPO(ActorCriticConfig):
     """Proximal policy optimisation (Schulman et al. 2017, equation 9) with clipped policy and value losses."""
 
-    gae_lambda: float = 0.95
+    gae_lambda: float = setting(0.95, low=0, high=1)
     """Decay of generalised advantage estimation: 0 is the one-step error, 1 the whole return."""
-    num_epochs: int = 4
+    num_epochs: int = setting(4, low=1)
     """Passes over each rollout."""
-    num_minibatches: int = 4
+    num_minibatches: int = setting(4, low=1)
     """Minibatches of each pass; each makes one update."""
-    clip_epsilon: float = 0.2
+    clip_epsilon: float = setting(0.2, above=0)
     """Clip range of the probability ratio around 1 (equation 7)."""
-    value_clip_epsilon: float | None = None
+    value_clip_epsilon: float | None = setting(None, above=0)
     """Clip range of a value around its estimate while acting; None: no clipping."""
-    target_kl: float | None = None
+    target_kl: float | None = setting(None, above=0)
     """Stop learning from a rollout once its approximate KL divergence exceeds 1.5 times this (Stable-Baselines3)."""
     normalize_advantages: bool = True
     """Shift the advantages of each rollout to mean 0 and divide them by their standard deviation (at least 0.01)."""
-
-    def validate(self) -> None:
-        super().validate()
-        check_range(self, "clip_epsilon", "value_clip_epsilon", "target_kl", above=0)
-        check_range(self, "gae_lambda", low=0, high=1)
-        check_range(self, "num_epochs", "num_minibatches", low=1)
-
-    @staticmethod
-    def preset(spec: EnvSpec) -> dict[str, Any]:
-        """Flags that differ from the defaults above for this kind of environment."""
-        return presets.row("ppo", spec)
 
     @classmethod
     def recurrent_preset(cls, preset: dict[str, Any]) -> dict[str, Any]:

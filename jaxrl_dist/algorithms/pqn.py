@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
-from jaxrl_dist.algorithms import presets
+from jaxrl_dist.algorithms.presets import TablePresets
 from jaxrl_dist.algorithms.replayed import num_actions
-from jaxrl_dist.checks import check_range
+from jaxrl_dist.config.values import setting
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, packing, returns
 from jaxrl_dist.nn.config import TorsoConfig
 from jaxrl_dist.nn.optimizers import OptimizerConfig
@@ -15,42 +14,30 @@ from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Ro
 
 
 @dataclasses.dataclass(frozen=True)
-class PQN(TorsoConfig, OptimizerConfig, hidden_sizes=(128, 128), activation="relu", layer_norm=True):
+class PQN(TablePresets, TorsoConfig, OptimizerConfig, hidden_sizes=(128, 128), activation="relu", layer_norm=True):
     """Parallelised Q-network (Gallici et al. 2024): Q(lambda) without replay or target network.
 
     Layer normalisation keeps learning stable instead (section 3).
     """
 
-    learning_rate: float = 5e-4
+    learning_rate: float = setting(5e-4, above=0)
     """Step size of the optimiser, RAdam by default."""
-    discount: float = 0.99
+    discount: float = setting(0.99, low=0, high=1)
     """Discount factor of future rewards."""
-    q_lambda: float = 0.9
+    q_lambda: float = setting(0.9, low=0, high=1)
     """Decay of the lambda return: 0 is the one-step target, 1 the whole return (algorithm 1)."""
-    num_epochs: int = 4
+    num_epochs: int = setting(4, low=1)
     """Passes over each rollout."""
-    num_minibatches: int = 4
+    num_minibatches: int = setting(4, low=1)
     """Minibatches of each pass; each makes one update."""
-    epsilon_start: float = 1.0
+    epsilon_start: float = setting(1.0, low=0, high=1)
     """Probability of a random action at the start."""
-    epsilon_end: float = 0.05
+    epsilon_end: float = setting(0.05, low=0, high=1)
     """Probability of a random action after ``epsilon_steps``."""
-    epsilon_steps: int = 100_000
+    epsilon_steps: int = setting(100_000, low=0)
     """Env steps over which epsilon falls linearly."""
-    max_gradient_norm: float = 10.0
+    max_gradient_norm: float = setting(10.0, above=0)
     """Largest global norm of a gradient; larger gradients are scaled down."""
-
-    def validate(self) -> None:
-        super().validate()
-        check_range(self, "learning_rate", "max_gradient_norm", above=0)
-        check_range(self, "discount", "q_lambda", "epsilon_start", "epsilon_end", low=0, high=1)
-        check_range(self, "num_epochs", "num_minibatches", low=1)
-        check_range(self, "epsilon_steps", low=0)
-
-    @staticmethod
-    def preset(spec: EnvSpec) -> dict[str, Any]:
-        """Flags that differ from the defaults above for this kind of environment."""
-        return presets.row("pqn", spec)
 
     def make(self, spec: EnvSpec) -> Algorithm:
         size = num_actions(self, spec)

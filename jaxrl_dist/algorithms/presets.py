@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxrl_dist.lazy import spaces
+from jaxrl_dist.lazy import observations, spaces
 from jaxrl_dist.types import EnvSpec
 
 KINDS = {
@@ -37,11 +37,10 @@ def kind_of(spec: EnvSpec) -> str:
         family = "unknown"
     if family in ("atari", "minatar", "bsuite", "craftax", "game"):
         return family
-    parts = spaces.leaves(spec.observation)
-    seen = [part for path, part in parts.items() if path != spec.mask]
-    if not any(isinstance(part, spaces.Box) for part in seen):
+    parts = spaces.leaves(observations.seen(spec)).values()
+    if not any(isinstance(part, spaces.Box) for part in parts):
         return "table"
-    if any(map(spaces.is_image, seen)):
+    if any(map(spaces.is_image, parts)):
         return "image"
     suffix = "/continuous" if continuous(spec) else ""
     kind = family + suffix
@@ -60,6 +59,19 @@ def row(algorithm: str, spec: EnvSpec) -> dict[str, Any]:
     """
     names = "any", "continuous" if continuous(spec) else "discrete", kind_of(spec)
     return {flag: value for name in names for flag, value in TABLE[algorithm].get(name, {}).items()}
+
+
+class TablePresets:
+    """The presets of an algorithm of this package."""
+
+    @classmethod
+    def preset(cls, spec: EnvSpec) -> dict[str, Any]:
+        """Returns the flags that differ from the defaults for this kind of environment.
+
+        They are the rows of the algorithm's name in ``TABLE``; one that has none takes those of its base class.
+        """
+        names = (base.__name__.lower() for base in cls.__mro__ if base.__module__.rpartition(".")[0] == __package__)
+        return next((row(name, spec) for name in names if name in TABLE), {})
 
 
 # fmt: off
@@ -297,4 +309,30 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
         **{kind: {"normalize_observations": False} for kind in ("table", "image", "minatar", "atari")},
     },
 }
+PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "apex": ("dqn", {
+        # Horgan et al. (2018), sections 4.1 and appendix C, at the size of one host
+        "plan": "asynchronous", "num_envs": 16, "rollout_length": 8, "replay_ratio": 0.25, "target_period": 250,
+        "learning_rate": 5e-4, "normalize_observations": False, "epsilon_ladder": True, "priority_exponent": 0.6,
+        "importance_exponent": 0.4,
+    }),
+    "apex-ddpg": ("ddpg", {  # section 4.2
+        "plan": "asynchronous", "num_envs": 8, "rollout_length": 16, "n_step": 5, "priority_exponent": 0.6,
+    }),
+    "vdn": ("qmix", {
+        # Sunehag et al. (2017), who do not normalise layers. Without it, values on MPE_simple_spread rose above 0,
+        # where no reward is, in one of three seeds.
+        "plan": "on_device", "mixer": "vdn", "layer_norm": True,
+    }),
+    "a3c": ("a2c", {"plan": "gradients", "num_actors": 4, "scale_rewards": False}),
+    "async-dqn": ("dqn", {
+        # Mnih et al. (2016), section 4. The plan does not normalise observations. Without replay, experience is
+        # correlated. Layer normalisation stabilises learning more than a target network, which would only slow it down
+        # (Gallici et al. 2024, section 3).
+        "plan": "gradients", "num_actors": 4, "num_envs": 16, "rollout_length": 8, "n_step": 4, "target_period": 1,
+        "learning_rate": 3e-4, "epsilon_end": 0.05, "epsilon_steps": 50_000, "ez_greedy": False,
+        "normalize_observations": False, "layer_norm": True,
+    }),
+}
+"""Named presets: the algorithm, and the flags that differ from the algorithm's own preset."""
 # fmt: on

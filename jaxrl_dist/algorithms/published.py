@@ -22,8 +22,8 @@ def row(algorithm: str, spec: EnvSpec) -> dict[str, Any]:
     for name in (spec.family, f"{spec.backend}:{spec.id}"):
         if name in rows:
             return rows[name]
-    there = ", ".join(f"{algorithm} on {where}" for algorithm, rows in TABLE.items() for where in rows)
-    raise ConfigError(f"--published: the table has no row of {algorithm} on {spec.backend}:{spec.id}; it has: {there}")
+    known = ", ".join(f"{algorithm} on {where}" for algorithm, rows in TABLE.items() for where in rows)
+    raise ConfigError(f"--published: the table has no row of {algorithm} on {spec.backend}:{spec.id}; it has: {known}")
 
 
 # fmt: off

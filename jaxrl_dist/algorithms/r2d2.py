@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from jaxrl_dist.algorithms import presets
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.types import EnvSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +41,3 @@ class R2D2(
         super().validate()
         if self.core == "none":
             raise ConfigError("--core none: r2d2 learns with a recurrent core; dqn learns without one")
-
-    @staticmethod
-    def preset(spec: EnvSpec) -> dict[str, Any]:
-        """Flags that differ from the defaults above for this kind of environment."""
-        return presets.row("r2d2", spec)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
-from jaxrl_dist.algorithms import presets
 from jaxrl_dist.algorithms.dqn import DQN
-from jaxrl_dist.types import EnvSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,8 +13,3 @@ class Rainbow(DQN, dueling=True, priority_exponent=0.5, num_atoms=51, noisy=True
 
     The noisy layers explore, and epsilon is 0.
     """
-
-    @staticmethod
-    def preset(spec: EnvSpec) -> dict[str, Any]:
-        """Flags that differ from the defaults above for this kind of environment."""
-        return presets.row("rainbow", spec)

@@ -8,12 +8,16 @@ from jaxrl_dist.algorithms import name_of
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import jax, jnp, np, optax, packing, returns, spaces
 from jaxrl_dist.memory.config import ReplayConfig
-from jaxrl_dist.types import EnvSpec, PyTree, Replay, Rollout, Variables
+from jaxrl_dist.types import Context, EnvSpec, PyTree, Replay, Rollout, Variables
 
 
-def replay_of(config: ReplayConfig) -> Replay:
-    """Returns the replay settings of a config."""
-    return Replay(
+def n_step_replay(config: ReplayConfig) -> dict[str, Any]:
+    """Returns the fields of an ``Algorithm`` whose loss gets replayed ``transitions``."""
+
+    def postprocess(variables: Variables, rollout: Rollout, context: Context) -> dict[str, PyTree]:
+        return transitions(rollout, config.discount)
+
+    replay = Replay(
         capacity=config.replay_capacity,
         batch_size=config.batch_size,
         ratio=config.replay_ratio,
@@ -21,10 +25,11 @@ def replay_of(config: ReplayConfig) -> Replay:
         priority_exponent=config.priority_exponent,
         importance_exponent=config.importance_exponent,
     )
+    return {"postprocess": postprocess, "window": config.n_step, "replay": replay}
 
 
 def value_learner(config: Any, network: Any) -> dict[str, Any]:
-    """Returns the fields that an ``Algorithm`` with one value network needs besides policy, postprocessor and loss.
+    """Returns the fields that an ``Algorithm`` with one value network needs besides its policy and its loss.
 
     The target network copies the parameters every ``config.target_period`` updates (Mnih et al. 2015, algorithm 1).
     """
@@ -46,9 +51,9 @@ def value_learner(config: Any, network: Any) -> dict[str, Any]:
             packing.clip_by_global_norm(config.max_gradient_norm),
             config.make_optimizer("adam", config.learning_rate, eps=config.adam_epsilon),
         ),
-        "replay": replay_of(config),
         "target": target,
         "initial_target": copied,
+        **n_step_replay(config),
     }
 
 
@@ -92,7 +97,7 @@ def num_actions(config: object, spec: EnvSpec) -> int:
             spaces.MultiDiscrete: "ppo handles vectors of integers",
             dict: "ppo handles Dict actions",
         }[type(spec.action)]
-        raise ConfigError(f"{name_of(config)} needs discrete actions, which {spec.id} has not; {others}")
+        raise ConfigError(f"{name_of(config)} needs discrete actions, which {spec.id} lacks; {others}")
     return spec.action.n
 
 
@@ -117,9 +122,9 @@ class ActionScale(NamedTuple):
                 dict: "; ppo handles Dict actions",
             }
             hint = others.get(type(space), "")
-            raise ConfigError(f"{name} needs actions that are {needed}, which {spec.id} has not{hint}")
+            raise ConfigError(f"{name} needs actions that are {needed}, which {spec.id} lacks{hint}")
         if not np.isfinite([space.low, space.high]).all():
-            raise ConfigError(f"{name} needs bounded actions, which {spec.id} has not; ppo handles unbounded ones")
+            raise ConfigError(f"{name} needs bounded actions, which {spec.id} lacks; ppo handles unbounded ones")
         low, high = np.asarray(space.low, np.float32), np.asarray(space.high, np.float32)
         with np.errstate(over="ignore"):
             spans = np.isfinite(high - low) & (high > low)

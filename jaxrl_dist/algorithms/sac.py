@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-from jaxrl_dist.algorithms import exploration, presets, sequences
-from jaxrl_dist.algorithms.replayed import ActionScale, copied, num_actions, replay_of, transitions
-from jaxrl_dist.checks import check_range
+from jaxrl_dist.algorithms import exploration, sequences
+from jaxrl_dist.algorithms.presets import TablePresets
+from jaxrl_dist.algorithms.replayed import ActionScale, copied, n_step_replay, num_actions
+from jaxrl_dist.config.values import setting
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, spaces
 from jaxrl_dist.memory.config import ReplayConfig
 from jaxrl_dist.nn.config import CriticConfig, NoiseConfig
-from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
+from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Variables
 
 
 @dataclasses.dataclass(frozen=True)
 class SAC(
+    TablePresets,
     ReplayConfig,
     CriticConfig,
     NoiseConfig,
@@ -29,54 +30,41 @@ class SAC(
 
     learning_rate: float = 1e-3
     """Step size of the optimiser for the critics and the temperature."""
-    actor_learning_rate: float = 3e-4
+    actor_learning_rate: float = setting(3e-4, above=0)
     """Step size of the optimiser for the actor."""
-    target_rate: float = 0.005
+    target_rate: float = setting(0.005, above=0, high=1)
     """Fraction by which each update moves the target critics towards the critics (table 1)."""
-    temperature: float | None = None
+    temperature: float | None = setting(None, above=0)
     """Weight of the entropy; None: learned, so that the entropy approaches its target (section 5)."""
-    target_entropy: float | None = None
+    target_entropy: float | None = setting(None, low=-1e6, high=1e6)
     """Target entropy in nats; None: minus the number of action components, which are scaled to -1 .. 1 (table 1), or
     0.5 log n for n legal discrete actions."""
 
-    def validate(self) -> None:
-        super().validate()
-        check_range(self, "actor_learning_rate", "temperature", above=0)
-        check_range(self, "target_rate", above=0, high=1)
-        check_range(self, "target_entropy", low=-1e6, high=1e6)
-
-    @staticmethod
-    def preset(spec: EnvSpec) -> dict[str, Any]:
-        """Flags that differ from the defaults above for this kind of environment."""
-        return presets.row("sac", spec)
-
     def make(self, spec: EnvSpec) -> Algorithm:
-        kind = _discrete(self, spec) if isinstance(spec.action, spaces.Discrete) else _continuous(self, spec)
-        recurrence = sequences.recurrence(self, spec)
-        actor = networks.policy_network(self, observations.seen(spec, self.hidden), kind.num_outputs, recurrence)
+        discrete = isinstance(spec.action, spaces.Discrete)
+        kind: _Discrete | _Continuous = _Discrete(self, spec) if discrete else _Continuous(self, spec)
+        actor = networks.policy_network(
+            self, observations.seen(spec, self.hidden), kind.num_outputs, sequences.recurrence(self, spec)
+        )
 
-        def choose(params: PyTree, obs: PyTree) -> jax.Array:
-            return observations.masked(actor.apply(params, obs), observations.legal(spec, obs))
+        def choose(params: PyTree, obs: PyTree) -> Any:
+            """Returns the policy's distribution of actions ``[N]``."""
+            return kind.distribution(observations.masked(actor.apply(params, obs), observations.legal(spec, obs)))
 
         def init(key: jax.Array) -> Variables:
             actor_key, critic_key = jax.random.split(key)
             params = {"actor": actor.init(actor_key), "critic": kind.critic.init(critic_key)}
             return Variables(params | {"log_temperature": jnp.log(jnp.float32(self.temperature or 1.0))}, ())
 
-        noise_size = self.noise_size(kind.action_size)
-
         def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
-            outputs = choose(variables.params["actor"], obs)
-            if self.noise_correlation is not None and context.keys is not None:
+            chosen = choose(variables.params["actor"], obs)
+            if context.keys is None:
+                return kind.to_env(chosen.mode()), core, {}
+            if self.noise_correlation is not None:
                 core = exploration.correlated(core, context.keys, self.noise_correlation)
-            action = kind.act(outputs, context.keys, core if noise_size else None)
-            if context.keys is not None:
-                random = kind.act_randomly(context.keys, observations.legal(spec, obs))
-                action = jnp.where(context.env_step < self.learning_starts, random, action)
-            return action, core, {}
-
-        def postprocess(variables: Variables, rollout: Rollout, context: Context) -> dict[str, jax.Array]:
-            return transitions(rollout, self.discount)
+            action = kind.to_env(chosen.sample(context.keys, core if kind.noise_size else None))
+            random = kind.act_randomly(context.keys, observations.legal(spec, obs))
+            return jnp.where(context.env_step < self.learning_starts, random, action), core, {}
 
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
             params, frozen = variables.params, jax.lax.stop_gradient(variables.params)
@@ -86,16 +74,16 @@ class SAC(
                 temperature = jnp.float32(self.temperature)
 
             # Equations 2, 3 and 5, with the smaller of two critics.
-            outputs = choose(frozen["actor"], batch["next_obs"])
-            next_q, next_entropy = kind.expect(context.target, batch["next_obs"], outputs, next_keys)
+            chosen = choose(frozen["actor"], batch["next_obs"])
+            next_q, next_entropy = kind.expect(context.target, batch["next_obs"], chosen, next_keys)
             value_target = batch["reward"] + batch["discount"] * (next_q + temperature * next_entropy)
-            q = kind.taken(params["critic"], batch["obs"], batch["action"])
+            q = kind.value(params["critic"], batch["obs"], batch["action"])
             error = q - jax.lax.stop_gradient(value_target)[None]
             critic_loss = 0.5 * jnp.sum(jnp.square(error), axis=0)
 
             # Equation 7
-            outputs = choose(params["actor"], batch["obs"])
-            new_q, entropy = kind.expect(frozen["critic"], batch["obs"], outputs, keys)
+            chosen = choose(params["actor"], batch["obs"])
+            new_q, entropy = kind.expect(frozen["critic"], batch["obs"], chosen, keys)
             actor_loss = -(new_q + temperature * entropy)
 
             # Equation 18 by the logarithm of the temperature, as in the authors' code
@@ -122,7 +110,6 @@ class SAC(
         algorithm = Algorithm(
             init=init,
             policy=policy,
-            postprocess=postprocess,
             loss=loss,
             optimizer=optax.partition(
                 {
@@ -131,96 +118,85 @@ class SAC(
                 },
                 {"actor": "actor", "critic": "critic", "log_temperature": "critic"},
             ),
-            window=self.n_step,
-            replay=replay_of(self),
             target=update_target,
             initial_target=lambda params: copied(params["critic"]),
-            initial_core=lambda num_envs: jnp.zeros((num_envs, noise_size)) if noise_size else (),
+            **n_step_replay(self),
+            initial_core=lambda num_envs: jnp.zeros((num_envs, kind.noise_size)) if kind.noise_size else (),
         )
         networks_of = {"actor": actor, "critic": kind.critic}
         return sequences.sequences(self, spec, algorithm, networks_of, lambda params: params)
 
 
-class _Kind(NamedTuple):
-    """The parts that depend on the kind of action; ``outputs`` are the actor's, ``[N, num_outputs]``."""
-
-    num_outputs: int
-    action_size: int
-    """Components of a continuous action; 0: actions are discrete."""
-    target_entropy: Callable[[PyTree], float | jax.Array]
-    """``(obs) -> nats``, a number or ``[N]``."""
-    critic: Any
-    act: Callable[..., jax.Array]
-    """``(outputs, keys or None, noise or None) -> action`` in the environment's units."""
-    act_randomly: Callable[[jax.Array, jax.Array | None], jax.Array]
-    """``(keys, legal) -> action``, uniformly distributed over the legal ones."""
-    expect: Callable[..., tuple[jax.Array, jax.Array]]
-    """``(critic_params, obs, outputs, keys) -> (q [N], entropy [N])``: the policy's expected value under the
-    smaller critic, and its entropy; exact for discrete actions, else estimated from one action."""
-    taken: Callable[..., jax.Array]
-    """``(critic_params, obs, action) -> q [2, N]``."""
-
-
-def _continuous(config: SAC, spec: EnvSpec) -> _Kind:
+class _Continuous:
     """Squashes actions by tanh (appendix C) to -1 .. 1, where entropies of all environments are comparable."""
-    scale = ActionScale.of(config, spec, "categories or vectors of numbers")
-    critic = networks.critic_network(
-        config, observations.seen(spec), 2, action_size=scale.size, recurrence=sequences.recurrence(config, spec)
-    )
 
-    def distribution(outputs: jax.Array) -> distributions.TanhNormal:
+    def __init__(self, config: SAC, spec: EnvSpec) -> None:
+        self.scale = ActionScale.of(config, spec, "categories or vectors of numbers")
+        self.num_outputs, self.noise_size = 2 * self.scale.size, config.noise_size(self.scale.size)
+        recurrence = sequences.recurrence(config, spec)
+        self.critic = networks.critic_network(
+            config, observations.seen(spec), 2, action_size=self.scale.size, recurrence=recurrence
+        )
+
+    def distribution(self, outputs: jax.Array) -> distributions.TanhNormal:
+        """Returns the policy's distribution for the actor's outputs ``[N, num_outputs]``."""
         mean, raw = jnp.split(outputs, 2, axis=-1)
         # Bounded smoothly to e^-5 .. e^2, as in the code of Yarats and Kostrikov (2020) and in CleanRL.
         log_std = -5.0 + 0.5 * 7.0 * (jnp.tanh(raw) + 1.0)
-        return distributions.TanhNormal(mean, log_std, -jnp.ones(scale.size), jnp.ones(scale.size))
+        return distributions.TanhNormal(mean, log_std, -jnp.ones(self.scale.size), jnp.ones(self.scale.size))
 
-    def act(outputs: jax.Array, keys: jax.Array | None, noise: jax.Array | None) -> jax.Array:
-        squashed = distribution(outputs)
-        return scale.to_env(squashed.mode() if keys is None else squashed.sample(keys, noise))
+    def to_env(self, action: jax.Array) -> jax.Array:
+        """Converts a distribution's actions to the environment's."""
+        return self.scale.to_env(action)
 
-    def expect(params: PyTree, obs: jax.Array, outputs: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-        action, log_prob = distribution(outputs).sample_and_log_prob(keys)
-        return critic.apply(params, obs, action).min(axis=0), -log_prob
+    def act_randomly(self, keys: jax.Array, legal: jax.Array | None) -> jax.Array:
+        """Draws the environment's actions, uniformly distributed over the legal ones."""
+        return self.scale.uniform(keys)
 
-    def taken(params: PyTree, obs: jax.Array, action: jax.Array) -> jax.Array:
-        return critic.apply(params, obs, scale.from_env(action))
+    def target_entropy(self, obs: PyTree) -> float | jax.Array:
+        """Returns a number of nats, or ``[N]`` of them."""
+        return -float(self.scale.size)
 
-    def act_randomly(keys: jax.Array, legal: jax.Array | None) -> jax.Array:
-        del legal
-        return scale.uniform(keys)
+    def value(self, params: PyTree, obs: PyTree, action: jax.Array) -> jax.Array:
+        """Returns the critics' values ``[2, N]`` of the environment's actions."""
+        return self.critic.apply(params, obs, self.scale.from_env(action))
 
-    def target_entropy(obs: PyTree) -> float:
-        del obs
-        return -float(scale.size)
+    def expect(self, params: PyTree, obs: PyTree, chosen: Any, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns the expected value under the smaller critic and the entropy of a distribution, ``[N]`` each."""
+        action, log_prob = chosen.sample_and_log_prob(keys)
+        return self.critic.apply(params, obs, action).min(axis=0), -log_prob
 
-    return _Kind(2 * scale.size, scale.size, target_entropy, critic, act, act_randomly, expect, taken)
 
+class _Discrete:
+    """Averages over all actions: Christodoulou (2019), https://arxiv.org/abs/1910.07207, equations 10 to 12.
 
-def _discrete(config: SAC, spec: EnvSpec) -> _Kind:
-    """Averages over all actions: Christodoulou (2019), https://arxiv.org/abs/1910.07207, equations 10 to 12."""
-    size = num_actions(config, spec)
-    critic = networks.critic_network(
-        config, observations.seen(spec), 2, num_actions=size, recurrence=sequences.recurrence(config, spec)
-    )
+    The methods are those of ``_Continuous``.
+    """
 
-    def act(outputs: jax.Array, keys: jax.Array | None, noise: None) -> jax.Array:
-        del noise
-        chosen = distributions.Categorical(outputs)
-        return chosen.mode() if keys is None else chosen.sample(keys)
+    def __init__(self, config: SAC, spec: EnvSpec) -> None:
+        self.spec, self.num_outputs, self.noise_size = spec, num_actions(config, spec), config.noise_size(0)
+        recurrence = sequences.recurrence(config, spec)
+        self.critic = networks.critic_network(
+            config, observations.seen(spec), 2, num_actions=self.num_outputs, recurrence=recurrence
+        )
 
-    def act_randomly(keys: jax.Array, legal: jax.Array | None) -> jax.Array:
-        return distributions.Categorical(observations.masked(jnp.zeros((len(keys), size)), legal)).sample(keys)
+    def distribution(self, outputs: jax.Array) -> distributions.Categorical:
+        return distributions.Categorical(outputs)
 
-    def target_entropy(obs: PyTree) -> float | jax.Array:
-        legal = observations.legal(spec, obs)
-        return 0.5 * (math.log(size) if legal is None else jnp.log(jnp.sum(legal, axis=-1)))
+    def to_env(self, action: jax.Array) -> jax.Array:
+        return action
 
-    def expect(params: PyTree, obs: jax.Array, outputs: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-        del keys
-        q = critic.apply(params, obs).min(axis=0)
-        return jnp.sum(jax.nn.softmax(outputs) * q, axis=-1), distributions.Categorical(outputs).entropy()
+    def act_randomly(self, keys: jax.Array, legal: jax.Array | None) -> jax.Array:
+        logits = observations.masked(jnp.zeros((len(keys), self.num_outputs)), legal)
+        return distributions.Categorical(logits).sample(keys)
 
-    def taken(params: PyTree, obs: jax.Array, action: jax.Array) -> jax.Array:
-        return critic.apply(params, obs)[:, jnp.arange(len(action)), action]
+    def target_entropy(self, obs: PyTree) -> float | jax.Array:
+        legal = observations.legal(self.spec, obs)
+        return 0.5 * (math.log(self.num_outputs) if legal is None else jnp.log(jnp.sum(legal, axis=-1)))
 
-    return _Kind(size, 0, target_entropy, critic, act, act_randomly, expect, taken)
+    def value(self, params: PyTree, obs: PyTree, action: jax.Array) -> jax.Array:
+        return self.critic.apply(params, obs)[:, jnp.arange(len(action)), action]
+
+    def expect(self, params: PyTree, obs: PyTree, chosen: Any, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+        q = self.critic.apply(params, obs).min(axis=0)
+        return jnp.sum(jax.nn.softmax(chosen.logits) * q, axis=-1), chosen.entropy()

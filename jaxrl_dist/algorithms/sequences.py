@@ -29,11 +29,6 @@ def stored(rollout: Rollout) -> tuple[Rollout, PyTree, jax.Array | None]:
     return steps, first, read
 
 
-def window(config: ReplayConfig) -> int:
-    """Returns a window's length: burn-in, training steps, and the steps that the last return's bootstrap needs."""
-    return config.burn_in + config.sequence_length + config.n_step - 1 + (config.core_inputs != "none")
-
-
 def priority(config: ReplayConfig, error: jax.Array, mask: jax.Array) -> jax.Array:
     """Returns the priority ``[N]`` of windows by their errors ``[N, L]`` (Kapturowski et al. 2019, section 2.3)."""
     size = jnp.where(mask, jnp.abs(jax.lax.stop_gradient(error)), 0.0)
@@ -61,21 +56,23 @@ def sequences(
     if config.core == "none":
         return algorithm
     inputs, length = CoreInputs.of(config, spec), config.sequence_length
+    # Burn-in, training steps, the steps that the last return's bootstrap needs, and one that only supplies inputs.
+    window = config.burn_in + length + config.n_step - 1 + (config.core_inputs != "none")
 
     def initial_core(num_envs: int) -> PyTree:
         memory = {name: network.initial_core(num_envs) for name, network in networks.items()}
         return inputs.initial(memory, num_envs), algorithm.initial_core(num_envs)
 
     def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
-        own, rest = core
-        memory, read = inputs.memory(own), inputs.read(own)
+        core, rest = core
+        memory, read = inputs.memory(core), inputs.read(core)
         one, sequence = jnp.ones((1, len(jax.tree.leaves(obs)[0])), bool), jax.tree.map(lambda x: x[None], (obs, read))
         view = views.View(obs, sequence[0], one, sequence[1], memory, jnp.zeros_like(one, jnp.int32).T)
         action, rest, extras = algorithm.policy(variables, view, rest, context)
         params = params_of(variables.params)
         after = {name: networks[name].advance(params[name], obs, memory[name], read) for name in networks}
         extras = {**extras, "core": memory} if read is None else {**extras, "core": memory, "core_inputs": read}
-        return action, (inputs.acted(own, after, action), rest), extras
+        return action, (inputs.acted(core, after, action), rest), extras
 
     def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
         return inputs.feedback(core[0], action, step), algorithm.feedback(core[1], action, step)
@@ -134,5 +131,5 @@ def sequences(
         loss=loss,
         initial_core=initial_core,
         feedback=feedback,
-        window=window(config),
+        window=window,
     )

@@ -3,56 +3,50 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
-from jaxrl_dist.algorithms import exploration, presets, sequences
-from jaxrl_dist.algorithms.replayed import ActionScale, copied, replay_of, transitions
-from jaxrl_dist.checks import check_range
+from jaxrl_dist.algorithms import exploration, sequences
+from jaxrl_dist.algorithms.presets import TablePresets
+from jaxrl_dist.algorithms.replayed import ActionScale, copied, n_step_replay
+from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import jax, jnp, networks, observations, optax
 from jaxrl_dist.memory.config import ReplayConfig
 from jaxrl_dist.nn.config import CriticConfig
-from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
+from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Variables
 
 
 @dataclasses.dataclass(frozen=True)
-class TD3(ReplayConfig, CriticConfig, hidden_sizes=(256, 256), activation="relu", replay_capacity=1_000_000):
+class TD3(
+    TablePresets, ReplayConfig, CriticConfig, hidden_sizes=(256, 256), activation="relu", replay_capacity=1_000_000
+):
     """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018)."""
 
     learning_rate: float = 1e-3
     """Step size of the optimiser for the critics (section 6.1)."""
-    actor_learning_rate: float = 1e-3
+    actor_learning_rate: float = setting(1e-3, above=0)
     """Step size of the optimiser for the actor (section 6.1)."""
-    target_rate: float = 0.005
+    target_rate: float = setting(0.005, above=0, high=1)
     """Fraction by which each actor update moves the targets towards actor and critics (section 6.1)."""
-    num_critics: int = 2
+    num_critics: int = setting(2, low=1, high=1000)
     """Number of critics; the smallest value is the target (section 4.2)."""
-    actor_period: int = 2
+    actor_period: int = setting(2, low=1, high=1000)
     """Critic updates per update of the actor and the targets (section 5.2)."""
-    target_noise: float = 0.2
+    target_noise: float = setting(0.2, low=0, high=1000)
     """Standard deviation of the noise on target actions, which span -1 .. 1 (section 5.3)."""
-    target_noise_clip: float = 0.5
+    target_noise_clip: float = setting(0.5, low=0, high=1000)
     """Largest magnitude of the noise on target actions."""
     noise: Literal["gaussian", "ornstein_uhlenbeck", "parameter"] = "gaussian"
     """Exploration noise: on the actions, independent at each step or correlated in time (Lillicrap et al. 2016), or on
     the actor's parameters, constant within an episode (Plappert et al. 2018)."""
-    noise_std: float = 0.1
+    noise_std: float = setting(0.1, low=0, high=1000)
     """Standard deviation that each step adds to the exploration noise; actions span -1 .. 1 (section 6.1). With
     'parameter', how far the noise moves actions, as a root mean square."""
 
     def validate(self) -> None:
         super().validate()
-        check_range(self, "actor_learning_rate", above=0)
-        check_range(self, "target_rate", above=0, high=1)
-        check_range(self, "num_critics", "actor_period", low=1, high=1000)
         if self.noise == "parameter" and self.core != "none":
-            raise ConfigError("--noise parameter does not work with --core: leave one of them out")
-        check_range(self, "target_noise", "target_noise_clip", "noise_std", low=0, high=1000)
-
-    @staticmethod
-    def preset(spec: EnvSpec) -> dict[str, Any]:
-        """Flags that differ from the defaults above for this kind of environment."""
-        return presets.row("td3", spec)
+            raise ConfigError("--noise parameter does not work with --core: remove one of them")
 
     def make(self, spec: EnvSpec) -> Algorithm:
         scale = ActionScale.of(self, spec)
@@ -85,9 +79,6 @@ class TD3(ReplayConfig, CriticConfig, hidden_sizes=(256, 256), activation="relu"
             random = scale.uniform(jax.vmap(jax.random.fold_in, (0, None))(context.keys, 1))
             return jnp.where(context.env_step < self.learning_starts, random, noisy), core, {}
 
-        def postprocess(variables: Variables, rollout: Rollout, context: Context) -> dict[str, jax.Array]:
-            return transitions(rollout, self.discount)
-
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
             params, frozen = variables.params, jax.lax.stop_gradient(variables.params)
 
@@ -114,13 +105,9 @@ class TD3(ReplayConfig, CriticConfig, hidden_sizes=(256, 256), activation="relu"
             due = updates % self.actor_period == 0
             return optax.incremental_update(params, target, jnp.where(due, self.target_rate, 0.0))
 
-        def initial_noise(num_envs: int) -> PyTree:
-            return jnp.zeros((num_envs, scale.size)) if correlated else ()
-
         algorithm = Algorithm(
             init=init,
             policy=policy,
-            postprocess=postprocess,
             loss=loss,
             optimizer=optax.partition(
                 {
@@ -134,11 +121,10 @@ class TD3(ReplayConfig, CriticConfig, hidden_sizes=(256, 256), activation="relu"
                 },
                 {"actor": "actor", "critic": "critic"},
             ),
-            window=self.n_step,
-            replay=replay_of(self),
             target=update_target,
             initial_target=copied,
-            initial_core=initial_noise,
+            **n_step_replay(self),
+            initial_core=lambda num_envs: jnp.zeros((num_envs, scale.size)) if correlated else (),
         )
         if self.noise != "parameter":
             return sequences.sequences(self, spec, algorithm, {"actor": actor, "critic": critic}, lambda params: params)

@@ -9,16 +9,10 @@ import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
-
-from jaxrl_dist import spaces
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.mesh import DATA, global_sum
+from jaxrl_dist.lazy import jax, jnp, mesh, np, optax, spaces
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Timestep, Variables
 
 CLIP = 10.0
@@ -32,12 +26,10 @@ _IDS = "agents/agent"
 it into zeros."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class RunningStats:
+class RunningStats(NamedTuple):
     """Count, mean and summed squared deviation of all values so far; float32."""
 
-    count: jax.Array  # []
+    count: jax.Array  # type: ignore[assignment]  # []; hides ``tuple.count``
     mean: jax.Array  # [...]
     deviation: jax.Array  # [...]
 
@@ -64,55 +56,80 @@ class RunningStats:
         x = x.astype(jnp.float32)
         # A first centring on the running mean keeps the sums small.
         centred = jnp.where(weight, x - jnp.broadcast_to(self.mean, x.shape), 0.0)
-        count, total = global_sum((rows * jnp.sum(mask, dtype=jnp.float32), jnp.sum(centred, axes)))
+        count, total = mesh.global_sum((rows * jnp.sum(mask, dtype=jnp.float32), jnp.sum(centred, axes)))
         shift = total / jnp.maximum(count, 1.0)
         residual = jnp.where(weight, centred - jnp.broadcast_to(shift, x.shape), 0.0)
-        deviation = global_sum(jnp.sum(jnp.square(residual), axes))
+        deviation = mesh.global_sum(jnp.sum(jnp.square(residual), axes))
         before = jnp.where(count > 0, jnp.minimum(self.count, HORIZON * count), self.count)
-        kept = self.deviation * (before / jnp.maximum(self.count, 1.0))
+        remembered = self.deviation * (before / jnp.maximum(self.count, 1.0))
         new_count = jnp.maximum(before + count, 1.0)
         return RunningStats(
             count=before + count,
             mean=self.mean + shift * count / new_count,
-            deviation=kept + deviation + jnp.square(shift) * before * count / new_count,
+            deviation=remembered + deviation + jnp.square(shift) * before * count / new_count,
         )
 
 
-def _with_stats(algorithm: Algorithm, initial: Callable[[PyTree], PyTree]) -> Algorithm:
-    """Prepends ``initial(params)`` to ``variables.stats``; the algorithm sees the rest."""
+def extended(
+    algorithm: Algorithm, stats: Callable[[PyTree], PyTree], state: Callable[[int], PyTree] | None = None
+) -> Algorithm:
+    """Puts ``stats(params)`` in front of ``variables.stats``, and ``state(num_envs)`` in front of the policy's state.
+
+    The algorithm sees the rest. Without ``state``, the policy's state stays as it is.
+    """
 
     def inner(variables: Variables) -> Variables:
         return variables._replace(stats=variables.stats[1])
 
+    def rest(core: PyTree) -> PyTree:
+        return core if state is None else core[1]
+
+    def with_rest(core: PyTree, rest: PyTree) -> PyTree:
+        return rest if state is None else (core[0], rest)
+
     def init(key: jax.Array) -> Variables:
         variables = algorithm.init(key)
-        return variables._replace(stats=(initial(variables.params), variables.stats))
+        return variables._replace(stats=(stats(variables.params), variables.stats))
+
+    def initial_core(num_envs: int) -> PyTree:
+        initial = algorithm.initial_core(num_envs)
+        return initial if state is None else (state(num_envs), initial)
 
     def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
-        return algorithm.policy(inner(variables), obs, core, context)
+        action, after, extras = algorithm.policy(inner(variables), obs, rest(core), context)
+        return action, with_rest(core, after), extras
+
+    def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
+        return with_rest(core, algorithm.feedback(rest(core), action, step))
 
     def behaviour(variables: Variables, core: PyTree, context: Context) -> tuple[PyTree, PyTree]:
         assert algorithm.behaviour is not None
-        return algorithm.behaviour(inner(variables), core, context)
+        params, after = algorithm.behaviour(inner(variables), rest(core), context)
+        return params, with_rest(core, after)
+
+    def inner_rollout(rollout: Rollout) -> Rollout:
+        return rollout if state is None else rollout.with_inner_core()
 
     def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
-        return algorithm.postprocess(inner(variables), rollout, context)
+        return algorithm.postprocess(inner(variables), inner_rollout(rollout), context)
 
     def update_stats(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
-        return variables.stats[0], algorithm.updated_stats(inner(variables), rollout, context)
+        return variables.stats[0], algorithm.updated_stats(inner(variables), inner_rollout(rollout), context)
 
     def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
         return algorithm.loss(inner(variables), batch, context)
 
-    changes: dict[str, Any] = {"init": init, "policy": policy, "postprocess": postprocess, "loss": loss}
-    if algorithm.behaviour is not None:
-        changes["behaviour"] = behaviour
-    return dataclasses.replace(algorithm, update_stats=update_stats, **changes)
-
-
-def _zeros(shapes: PyTree) -> PyTree:
-    """Returns running statistics of values of these shapes, before the first value."""
-    return jax.tree.map(RunningStats.zeros, shapes, is_leaf=lambda shape: isinstance(shape, tuple))
+    return dataclasses.replace(
+        algorithm,
+        init=init,
+        initial_core=initial_core,
+        policy=policy,
+        feedback=feedback,
+        behaviour=behaviour if algorithm.behaviour is not None else None,
+        postprocess=postprocess,
+        update_stats=update_stats,
+        loss=loss,
+    )
 
 
 def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
@@ -137,28 +154,28 @@ def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
             f"--normalize-observations needs observations of numbers; those of {spec.id} are images or categories, "
             "which the networks scale by themselves"
         )
-    if not isinstance(spec.observation, dict):
-        shapes: PyTree = spec.observation.shape
-    else:
-        team = [path for path in scaled_parts if _IDS in parts and path.startswith("agents/")]
+    team = [path for path in scaled_parts if _IDS in parts and path.startswith("agents/")]
+
+    def bare(stats: dict[str, RunningStats]) -> Any:
+        return stats if isinstance(spec.observation, dict) else stats[""]
+
+    def initial(params: PyTree) -> Any:
         shapes = {path: part.shape[1:] if path in team else part.shape for path, part in scaled_parts.items()}
-    inner = _with_stats(algorithm, lambda params: _zeros(shapes))
+        return bare({path: RunningStats.zeros(shape) for path, shape in shapes.items()})
+
+    def by_path(variables: Variables) -> dict[str, RunningStats]:
+        stats = variables.stats[0]
+        return stats if isinstance(spec.observation, dict) else {"": stats}
+
+    inner = extended(algorithm, initial)
 
     def scaled(stats: RunningStats, obs: jax.Array) -> jax.Array:
         mean, std = (jnp.broadcast_to(x, obs.shape) for x in (stats.mean, stats.std()))
         return jnp.clip((obs.astype(jnp.float32) - mean) / std, -CLIP, CLIP)
 
     def scale(variables: Variables, obs: PyTree) -> PyTree:
-        stats = variables.stats[0]
-        if isinstance(stats, RunningStats):
-            return scaled(stats, obs)
+        stats = by_path(variables)
         return jax.tree.map(lambda path, x: scaled(stats[path], x) if path in stats else x, spaces.paths(obs), obs)
-
-    def merged(stats: PyTree, rollout: Rollout) -> PyTree:
-        if isinstance(stats, RunningStats):
-            return stats.merge(rollout.obs_before, rollout.valid)
-        parts = spaces.leaves(rollout.obs_before)
-        return {path: own.merge(parts[path], rollout.valid) for path, own in stats.items()}
 
     def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
         return inner.policy(variables, scale(variables, obs), core, context)
@@ -167,8 +184,10 @@ def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
         return inner.postprocess(variables, rollout._replace(obs=scale(variables, rollout.obs)), context)
 
     def update_stats(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
-        stats, others = inner.updated_stats(variables, rollout._replace(obs=scale(variables, rollout.obs)), context)
-        return merged(stats, rollout), others
+        _, others = inner.updated_stats(variables, rollout._replace(obs=scale(variables, rollout.obs)), context)
+        obs = spaces.leaves(rollout.obs_before)
+        merged = {path: stats.merge(obs[path], rollout.valid) for path, stats in by_path(variables).items()}
+        return bare(merged), others
 
     return dataclasses.replace(inner, policy=policy, postprocess=postprocess, update_stats=update_stats)
 
@@ -179,26 +198,15 @@ def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorith
     Each environment's policy state holds the return ``R_t = discount R_{t-1} + r_t``, which restarts at 0 with each
     episode, as in OpenAI baselines' ``VecNormalize``. Reported returns stay in the environment's units.
     """
-    inner = _with_stats(algorithm, lambda params: _zeros(()))
-
-    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
-        action, inner_core, extras = inner.policy(variables, obs, core[1], context)
-        return action, (core[0], inner_core), extras
-
-    def behaviour(variables: Variables, core: PyTree, context: Context) -> tuple[PyTree, PyTree]:
-        assert inner.behaviour is not None
-        params, inner_core = inner.behaviour(variables, core[1], context)
-        return params, (core[0], inner_core)
+    inner = extended(algorithm, lambda params: RunningStats.zeros(()), lambda num_envs: jnp.zeros((num_envs,)))
 
     def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
-        return discount * core[0] + step.reward, algorithm.feedback(core[1], action, step)
-
-    def initial_core(num_envs: int) -> PyTree:
-        return jnp.zeros((num_envs,), jnp.float32), algorithm.initial_core(num_envs)
+        total, rest = inner.feedback(core, action, step)
+        return discount * total + step.reward, rest
 
     def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         reward = jnp.clip(rollout.reward / variables.stats[0].std(), -CLIP, CLIP)
-        return inner.postprocess(variables, rollout.with_inner_core()._replace(reward=reward), context)
+        return inner.postprocess(variables, rollout._replace(reward=reward), context)
 
     def update_stats(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         def step(total: jax.Array, outcome: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -207,18 +215,10 @@ def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorith
             return total, total
 
         _, returns = jax.lax.scan(step, rollout.core[0], (rollout.reward, rollout.valid))
-        stats, others = inner.updated_stats(variables, rollout.with_inner_core(), context)
+        stats, others = inner.updated_stats(variables, rollout, context)
         return stats.merge(returns, rollout.valid), others
 
-    return dataclasses.replace(
-        inner,
-        policy=policy,
-        postprocess=postprocess,
-        update_stats=update_stats,
-        initial_core=initial_core,
-        feedback=feedback,
-        behaviour=behaviour if inner.behaviour is not None else None,
-    )
+    return dataclasses.replace(inner, postprocess=postprocess, update_stats=update_stats, feedback=feedback)
 
 
 def clip_rewards(algorithm: Algorithm, low: float, high: float) -> Algorithm:
@@ -241,8 +241,8 @@ def clip_rewards(algorithm: Algorithm, low: float, high: float) -> Algorithm:
         reward = jnp.where(step.valid, jnp.clip(step.reward, low, high), 0.0)
         return algorithm.feedback(core, action, step._replace(reward=reward))
 
-    kept = None if algorithm.update_stats is None else update_stats
-    return dataclasses.replace(algorithm, postprocess=postprocess, feedback=feedback, update_stats=kept)
+    with_stats = None if algorithm.update_stats is None else update_stats
+    return dataclasses.replace(algorithm, postprocess=postprocess, feedback=feedback, update_stats=with_stats)
 
 
 def average_parameters(algorithm: Algorithm, steps: int, num_agents: int = 1) -> Algorithm:
@@ -255,7 +255,7 @@ def average_parameters(algorithm: Algorithm, steps: int, num_agents: int = 1) ->
     Source: Polyak and Juditsky (1992); Nikishin et al. (2018), "Improving stability in deep reinforcement learning with
     weight averaging".
     """
-    inner = _with_stats(algorithm, partial(jax.tree.map, jnp.copy))
+    inner = extended(algorithm, partial(jax.tree.map, jnp.copy))
 
     def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
         if context.keys is None:
@@ -264,7 +264,7 @@ def average_parameters(algorithm: Algorithm, steps: int, num_agents: int = 1) ->
 
     def update_stats(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         average, others = inner.updated_stats(variables, rollout, context)
-        new = rollout.reward.size // num_agents * jax.lax.axis_size(DATA)
+        new = rollout.reward.size // num_agents * jax.lax.axis_size(mesh.DATA)
         rate = jnp.minimum(new / jnp.minimum(context.env_step + new, steps), 1.0)
         return optax.incremental_update(variables.params, average, rate), others
 

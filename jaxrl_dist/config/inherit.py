@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 
 from jaxrl_dist.checks import shown
 from jaxrl_dist.config.synonyms import hint
+from jaxrl_dist.config.values import check_declared
 from jaxrl_dist.errors import ConfigError
 
 
@@ -41,7 +42,8 @@ class Inherits(Named):
         return super().__new__(cls, **fields)
 
     def validate(self) -> None:
-        """Raises ``ConfigError`` if a value is out of range; subclasses check their fields and call this."""
+        """Raises ``ConfigError`` as ``check_declared`` does; subclasses check what a declaration cannot say, too."""
+        check_declared(self)
 
     def __init_subclass__(cls, **defaults: Any) -> None:
         """Raises ``TypeError`` if a default names no inherited field."""

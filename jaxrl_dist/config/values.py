@@ -30,6 +30,7 @@ class Marks(NamedTuple):
     low: float | None = None
     high: float | None = None
     above: float | None = None
+    below: float | None = None
     """Bounds of a number, as for ``checks.check_range``."""
     needs: str | None = None
     """The field without which this one does nothing."""
@@ -60,7 +61,7 @@ class Marks(NamedTuple):
 
 
 def setting(default: Any = dataclasses.MISSING, **marks: Any) -> Any:
-    """Declares a field of a run, with its ``Marks``."""
+    """Declares a field of a run or a hyperparameter, with its ``Marks``."""
     own = Marks(**marks)
     metadata = {Marks: own}
     if default == {}:
@@ -81,20 +82,22 @@ def marked(kind: Any, **marks: Any) -> tuple[str, ...]:
 
 
 def check_declared(config: Any) -> None:
-    """Checks that numbers are within the bounds of their declarations, and that fields have what they need.
+    """Checks that numbers are within the bounds that any base class declares, and that fields have what they need.
 
     Raises:
       ConfigError: a number is out of range; the message names its flag.
       UnusedError: a field does nothing.
     """
-    fields = {field.name: (str(field.type), marks_of(field)) for field in dataclasses.fields(config)}
+    bases = filter(dataclasses.is_dataclass, reversed(type(config).__mro__))
+    declared = [field for base in bases for field in dataclasses.fields(base) if Marks in field.metadata]
+    fields = {field.name: (str(field.type), marks_of(field)) for field in declared}
     for name, (kind, own) in fields.items():
         if re.search(r"\b(int|float)\b", kind):
-            check_range(config, name, low=own.low, high=own.high, above=own.above)
+            check_range(config, name, low=own.low, high=own.high, above=own.above, below=own.below)
     for name, (_, own) in fields.items():
         if own.needs is not None:
             needed = getattr(config, own.needs)
-            unfilled = needed is None and fields[own.needs][1].without_preset is not None
+            unfilled = needed is None and own.needs in fields and fields[own.needs][1].without_preset is not None
             check_used(config, name, there=unfilled or bool(needed), needed=flag(own.needs))
 
 

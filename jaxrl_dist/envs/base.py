@@ -328,14 +328,19 @@ def parse_option(env: str, key: str, text: str, default: Any) -> Any:
     raise ConfigError(f"--env-options {key} of {env} is a {kind.__name__}, which cannot be set from the command line")
 
 
+def check_options(env: str, options: Mapping[str, str], known: Mapping[str, Any]) -> None:
+    """Raises ``ConfigError`` for an entry of ``--env-options`` whose name an environment does not know."""
+    for key in options:
+        if key not in known:
+            names = ", ".join(sorted(known)) or "none"
+            raise ConfigError(f"{env} has no option {key!r}{did_you_mean(key, known)}; it has: {names}")
+
+
 def parse_options(env: str, options: Mapping[str, str], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Parses ``--env-options`` by the names and types of an environment's defaults.
 
     Raises:
       ConfigError: an unknown name or an unreadable value.
     """
-    for key in options:
-        if key not in defaults:
-            known = ", ".join(sorted(defaults)) or "none"
-            raise ConfigError(f"{env} has no option {key!r}{did_you_mean(key, defaults)}; it has: {known}")
+    check_options(env, options, defaults)
     return {key: parse_option(env, key, text, defaults[key]) for key, text in options.items()}

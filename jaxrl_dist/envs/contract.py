@@ -232,15 +232,15 @@ def traced(function: Callable[..., PyTree], *args: PyTree) -> PyTree:
 
     All else, such as texts, stays as it is.
     """
-    kept: list[Any] = []
+    structure: list[Any] = []
 
     def arrays(*args: PyTree) -> list[Any]:
-        found, tree = jax.tree.flatten(function(*args))
-        kept[:] = tree, [None if _is_array(x) else x for x in found]
-        return [x for x in found if _is_array(x)]
+        leaves_of_result, tree = jax.tree.flatten(function(*args))
+        structure[:] = tree, [None if _is_array(x) else x for x in leaves_of_result]
+        return [x for x in leaves_of_result if _is_array(x)]
 
     shapes = iter(jax.eval_shape(arrays, *args))
-    tree, others = kept
+    tree, others = structure
     return jax.tree.unflatten(tree, [next(shapes) if x is None else x for x in others])
 
 

@@ -54,7 +54,7 @@ def draw(spec: EnvSpec, state: Any, obs: PyTree, own: Callable[[Any], Any] | Non
     images = [part for part in leaves(obs).values() if part.ndim in (2, 3)]
     if not images:
         raise ConfigError(
-            f"{label_of(spec)} cannot be drawn: its observations are no images; an environment of your own is "
+            f"{label_of(spec)} cannot be drawn: its observations are not images; an environment of your own is "
             "drawn by its render(state, params), which returns an array [H, W, 3] of uint8"
         )
     return _image(images[0])

@@ -81,10 +81,10 @@ def advanced(running: Mapping[str, Array], new: Mapping[str, Array]) -> dict[str
 
     def one(metric: str, old: Array, value: Array) -> Array:
         xp = value.__array_namespace__()
-        said = xp.isfinite(value)
+        finite = xp.isfinite(value)
         if metric.endswith(SUM):
             value = value + xp.where(xp.isfinite(old), old, 0)
-        return xp.where(said, value, old)
+        return xp.where(finite, value, old)
 
     return {metric: one(metric, running[metric], value) for metric, value in new.items()}
 
@@ -94,14 +94,14 @@ def ended_episodes(
 ) -> EpisodeStats:
     """Returns the statistics ``[B]`` of the episodes that ended in this step; ``info`` as from ``advanced``."""
     xp = ended.__array_namespace__()
-    told = {metric: ended & xp.isfinite(value) for metric, value in info.items()}
+    known = {metric: ended & xp.isfinite(value) for metric, value in info.items()}
     return EpisodeStats(
         episodes=ended.astype(np.float32),
         return_sum=xp.where(ended, episode_return, 0.0),
         length_sum=xp.where(ended, episode_length, 0).astype(np.float32),
         return_min=xp.where(ended, episode_return, np.inf),
         return_max=xp.where(ended, episode_return, -np.inf),
-        info={metric: (xp.where(told[metric], x, 0), told[metric].astype(np.float32)) for metric, x in info.items()},
+        info={metric: (xp.where(known[metric], x, 0), known[metric].astype(np.float32)) for metric, x in info.items()},
     )
 
 

@@ -77,16 +77,16 @@ def flat(value: Any, size: int) -> np.ndarray | None:
       size: the number of zeros and ones that a mask has.
     """
     parts = value if isinstance(value, tuple | list) and value and np.ndim(value[0]) else [value]
-    flags = np.concatenate([np.ravel(part) for part in parts])
-    return flags.astype(bool) if len(flags) == size and np.isin(flags, (0, 1)).all() else None
+    numbers = np.concatenate([np.ravel(part) for part in parts])
+    return numbers.astype(bool) if len(numbers) == size and np.isin(numbers, (0, 1)).all() else None
 
 
 def of_gymnasium(env: Any, observation: PlainSpace, action: PlainSpace) -> Mask:
     """Finds the action mask of a Gymnasium environment; resets it once to see its info and its methods' answers."""
-    found = of_parts(observation, action)
+    mask = of_parts(observation, action)
     methods = [name for name in NAMES if env.has_wrapper_attr(name)]
-    if found.where or not (methods or action.num_choices):
-        return found
+    if mask.where or not (methods or action.num_choices):
+        return mask
     with contextlib.suppress(Exception):  # training will show an error of reset, and where it came from
         _, info = env.reset(seed=0)
         offered = {("info", name): info[name] for name in NAMES if name in info}
@@ -99,13 +99,19 @@ def of_gymnasium(env: Any, observation: PlainSpace, action: PlainSpace) -> Mask:
         for (where, name), value in offered.items():
             what = f"info[{name!r}]" if where == "info" else f"its method {name}"
             return Mask(where, name, misfit(what, np.size(value), action))
-    return found
+    return mask
 
 
 def of_keys(keys: Sequence[str]) -> str:
     """Returns why the mask among the keys of EnvPool's infos cannot be used; empty without a mask."""
     names = [name for key in keys if (name := key.removeprefix("info:")) in NAMES]
     return f"info[{names[0]!r}] says which actions are legal; illegal ones will be tried" if names else ""
+
+
+def flags(action: Space) -> Box:
+    """Returns the space of masks of a discrete action."""
+    size = sum(num_choices(action))
+    return Box((size,), np.dtype(np.bool_), np.zeros(size, np.bool_), np.ones(size, np.bool_))
 
 
 def with_mask(observation: Space, action: Space, mask: Mask) -> tuple[Space, str | None]:
@@ -117,33 +123,35 @@ def with_mask(observation: Space, action: Space, mask: Mask) -> tuple[Space, str
         return observation, None
     if mask.where == "part":
         return observation, mask.name
-    size = sum(num_choices(action))
-    flags = Box((size,), np.dtype(np.bool_), np.zeros(size, np.bool_), np.ones(size, np.bool_))
     parts = observation if isinstance(observation, dict) else {"observation": observation}
-    return {**parts, PART: flags}, PART
+    return {**parts, PART: flags(action)}, PART
 
 
 # --- gymnax-style environments --------------------------------------------------------------------------
 
 
-def of_gymnax(env: Any, state: PyTree, observation: PlainSpace, action: PlainSpace) -> Mask:
+def of_gymnax(env: Any, state: PyTree, info: PyTree, observation: PlainSpace, action: PlainSpace) -> Mask:
     """Finds the action mask of a gymnax-style environment: a part of its observation, or a field of its state.
 
+    One in the info of a step comes too late for the first action of an episode.
+
     Args:
-      state: shapes and dtypes suffice.
+      state, info: shapes and dtypes suffice.
     """
     import jax
 
-    found = of_parts(observation, action)
-    if found.where:
-        return found
+    mask = of_parts(observation, action)
+    if mask.where:
+        return mask
     names = [name for name in NAMES if hasattr(env, name)]
     for path, leaf in jax.tree.leaves_with_path(state):
         name = _name(path)
         if name in NAMES and leaf.shape == (action.num_choices,):
             return Mask("state", name)
         names += [name] if name in NAMES else []
-    return _unread(f"its {names[0]}") if names else found
+    names = [f"its {name}" for name in names]
+    names += [f"info[{_name(path)!r}]" for path, _ in jax.tree.leaves_with_path(info) if _name(path) in NAMES]
+    return _unread(names[0]) if names else mask
 
 
 def _unread(what: str) -> Mask:
@@ -172,11 +180,3 @@ def observer(found: Mask, native: Any) -> Callable[[PyTree, PyTree], PyTree]:
         return {**(obs if isinstance(obs, dict) else {"observation": obs}), PART: mask.astype(bool)}
 
     return observe
-
-
-def of_info(info: PyTree) -> Mask:
-    """Finds an action mask in the info of a step, which comes too late for the first action of an episode."""
-    import jax
-
-    names = [_name(path) for path, _ in jax.tree.leaves_with_path(info) if _name(path) in NAMES]
-    return _unread(f"info[{names[0]!r}]") if names else NO_MASK

@@ -6,7 +6,7 @@ This module imports no JAX, because worker processes import it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -100,10 +100,10 @@ def named(space: Any, value: Any) -> Any:
         return value
     if isinstance(value, tuple | list):
         value = dict(enumerate(value))
-    there = {str(name): part for name, part in value.items()} if isinstance(value, Mapping) else {}
-    if missing := [name for name in parts if name not in there]:
+    by_name = {str(name): part for name, part in value.items()} if isinstance(value, Mapping) else {}
+    if missing := [name for name in parts if name not in by_name]:
         raise ValueError(f"the observation has no part {missing[0]!r}, which its space has")
-    return {name: named(part, there[name]) for name, part in parts.items()}
+    return {name: named(part, by_name[name]) for name, part in parts.items()}
 
 
 def named_spaces(space: Any) -> Any:
@@ -155,10 +155,16 @@ def returned(call: str, values: Any, names: Sequence[str]) -> Any:
     return values
 
 
-def without(call: str, what: str, values: Any, agents: Iterable[Any]) -> str:
-    """Says which of these agents a dict keyed by agent lacks; empty if it has all."""
-    missing = [agent for agent in agents if not isinstance(values, Mapping) or agent not in values]
-    return f"{call} returned no {what} for agent {missing[0]}" if missing else ""
+def check_agents(fault: Callable[[str], Exception], call: str, agents: Iterable[Any], **parts: Any) -> None:
+    """Checks that dicts keyed by agent have these agents.
+
+    Raises:
+      Exception: that of ``fault``, if one lacks an agent.
+    """
+    for what, values in parts.items():
+        missing = [agent for agent in agents if not isinstance(values, Mapping) or agent not in values]
+        if missing:
+            raise fault(f"{call} returned no {what} for agent {missing[0]}")
 
 
 def number(what: str, value: Any, kind: str = "number") -> Any:
@@ -169,10 +175,10 @@ def number(what: str, value: Any, kind: str = "number") -> Any:
     """
     if isinstance(value, bool | np.bool_ | int | float):
         return value
-    found = np.asarray(value)
-    if found.size != 1 or found.dtype.kind not in "biuf":
+    array = np.asarray(value)
+    if array.size != 1 or array.dtype.kind not in "biuf":
         raise TypeError(f"{what} is {value!r:.80}, not a {kind}")
-    return found.item()
+    return array.item()
 
 
 def flag(what: str, value: Any) -> bool:
@@ -181,10 +187,10 @@ def flag(what: str, value: Any) -> bool:
     Raises:
       TypeError: it is something else.
     """
-    found = number(what, value, "bool")
-    if found not in (0, 1):
+    truth = number(what, value, "bool")
+    if truth not in (0, 1):
         raise TypeError(f"{what} is {value!r:.80}, not a bool")
-    return bool(found)
+    return bool(truth)
 
 
 class Mask(NamedTuple):

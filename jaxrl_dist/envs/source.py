@@ -149,12 +149,12 @@ def find(
         def adapt(native: Any) -> DeviceEnv:
             return gymnax.adapt(native, env_id, "gymnax", wrappers)
 
-        found = gymnasium.look(env_id, options, timeout, workers, adapt)
-        if made_by not in (None, "gymnax" if isinstance(found, DeviceEnv) else "gymnasium"):
+        result = gymnasium.look(env_id, options, timeout, workers, adapt)
+        if made_by not in (None, "gymnax" if isinstance(result, DeviceEnv) else "gymnasium"):
             raise ConfigError(f"--env {name} makes no {made_by} environment; --env {env_id} finds out which it is")
-        made = found if isinstance(found, DeviceEnv) else _described(env_id, found, wrappers)
-        if isinstance(found, Description) and not found.mask.unread:
-            mask = found.mask
+        made = result if isinstance(result, DeviceEnv) else _described(env_id, result, wrappers)
+        if isinstance(result, Description) and not result.mask.unread:
+            mask = result.mask
     elif backend:
         native = gymnax.native(env_id, options) if backend == "gymnax" else libraries.make(backend, env_id, options)
         made = gymnax.adapt(native, env_id, backend, wrappers)
@@ -170,10 +170,9 @@ def find(
 
 def _check_settings(name: str, spec: EnvSpec, workers: str, atari_preset: str | None, wrappers: Wrappers) -> None:
     """Raises ``ConfigError`` for settings of several agents where there is one, and for those of another backend."""
-    several = spec.num_agents > 1 or spec.policies
     if wrappers.policies and not spec.policies:
         raise ConfigError(f"--policies are for environments of several agents, and {name} has one")
-    if wrappers.agent_ids and not (several or wrappers.joint):
+    if wrappers.agent_ids and spec.num_agents == 1 and not (spec.policies or wrappers.joint):
         raise ConfigError(f"--agent-ids is for environments of several agents, and {name} has one")
     if workers != "threads" and spec.backend != "gymnasium":
         raise ConfigError(f"--env-workers {workers} needs a Gymnasium environment, and {label_of(spec)} is not one")

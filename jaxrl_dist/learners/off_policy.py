@@ -101,13 +101,8 @@ def off_policy(
     def relearn(state: TrainState, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
         return learn(state, jax.random.fold_in(key, state.updates))
 
-    def cut(memory: ring.Memory) -> ring.Memory:
-        return ring.cut(memory, window, frame_stack)
-
-    def start_mid_episode(memory: ring.Memory) -> ring.Memory:
-        return ring.start_mid_episode(memory, frame_stack)
-
-    return sgd.Learner(init, update, relearn, cut, start_mid_episode)
+    cut = partial(ring.cut, window=window, frame_stack=frame_stack)
+    return sgd.Learner(init, update, relearn, cut, partial(ring.start_mid_episode, frame_stack=frame_stack))
 
 
 PRIORITY_EPSILON = 1e-6
@@ -166,8 +161,8 @@ def updates_per_iteration(replay: Replay, steps: int) -> int:
     if abs(updates - round(updates)) > 1e-6 or round(updates) < 1:
         near = sorted({max(1, int(updates)), int(updates) + 1})
         raise ConfigError(
-            f"--replay-ratio {replay.ratio} makes {updates:.8g} updates after a rollout of {steps} steps, which is no "
-            f"whole number; nearest that work: {' or '.join(str(count / steps) for count in near)}"
+            f"--replay-ratio {replay.ratio} makes {updates:.8g} updates after a rollout of {steps} steps, which is "
+            f"not a whole number; nearest that work: {' or '.join(str(count / steps) for count in near)}"
         )
     return round(updates)
 

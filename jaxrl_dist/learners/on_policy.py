@@ -136,10 +136,10 @@ def check_sizes(algorithm: Algorithm, num_envs: int, rollout_length: int, num_de
     pairs = [(2, "environments of a pair")] if algorithm.paired else []
     check_divides("num_envs", num_envs, (num_devices, "devices"), *pairs)
     local, examples = num_envs // num_devices, examples_per_env(algorithm, rollout_length)
-    wanted = algorithm.num_minibatches
+    minibatches = algorithm.num_minibatches
     # Whole groups of environments fill the minibatches (see ``envs_per_group``) exactly if all examples divide.
-    if local * examples % wanted:
+    if local * examples % minibatches:
         raise ConfigError(
-            f"--num-minibatches {wanted} does not divide the {local} x {examples} examples (environments x examples "
-            f"of each) of a device; nearest that work: {divisors_near(wanted, local * examples)}"
+            f"--num-minibatches {minibatches} does not divide the {local} x {examples} examples (environments x "
+            f"examples of each) of a device; nearest that work: {divisors_near(minibatches, local * examples)}"
         )

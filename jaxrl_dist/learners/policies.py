@@ -26,10 +26,9 @@ def combined_learner(learners: Mapping[str, sgd.Learner], copies: Mapping[str, l
     Args:
       copies: for each policy that copies another: which one, and when.
     """
-    numbers = {name: number for number, name in enumerate(learners)}
 
     def init(key: jax.Array) -> TrainState:
-        states = {name: learners[name].init(rng.of_policy(key, number)) for name, number in numbers.items()}
+        states = {name: learners[name].init(rng.of_policy(key, number)) for number, name in enumerate(learners)}
         for name, (source, _, size, _) in copies.items():
             variables = jax.tree.map(jnp.copy, states[source].variables)
             variables = variables if size == 1 else league.init_pool(variables, size)
@@ -40,10 +39,10 @@ def combined_learner(learners: Mapping[str, sgd.Learner], copies: Mapping[str, l
         state: TrainState, rollouts: Mapping[str, Rollout], key: jax.Array, priorities: Mapping[str, jax.Array] = {}
     ) -> tuple[TrainState, Mapping[str, Any]]:
         states, metrics = {}, {}
-        for name, number in numbers.items():
-            own = state_of(state, name), rollouts[name], rng.of_policy(key, number)
+        for number, (name, learner) in enumerate(learners.items()):
+            policy_key = rng.of_policy(key, number)
             initial = [priorities[name]] if name in priorities else []
-            states[name], metrics[name] = learners[name].update(*own, *initial)
+            states[name], metrics[name] = learner.update(state_of(state, name), rollouts[name], policy_key, *initial)
         for name, (source, every, size, agents) in copies.items():
             due = states[source].updates // every > state.updates[source] // every
             variables = states[name].variables
@@ -64,10 +63,9 @@ def combined_learner(learners: Mapping[str, sgd.Learner], copies: Mapping[str, l
 
     def relearn(state: TrainState, key: jax.Array) -> tuple[TrainState, Mapping[str, Any]]:
         states, metrics = {}, {}
-        for name, number in numbers.items():
-            again = learners[name].relearn
-            assert again is not None, "every policy replays"
-            states[name], metrics[name] = again(state_of(state, name), rng.of_policy(key, number))
+        for number, (name, learner) in enumerate(learners.items()):
+            assert learner.relearn is not None, "every policy replays"
+            states[name], metrics[name] = learner.relearn(state_of(state, name), rng.of_policy(key, number))
         return joined(states), metrics
 
     replay = all(learner.relearn is not None for learner in learners.values())
@@ -77,7 +75,7 @@ def combined_learner(learners: Mapping[str, sgd.Learner], copies: Mapping[str, l
 def joined(states: Mapping[str, TrainState]) -> TrainState:
     """Joins the states of the policies into one, whose fields, except ``iteration``, are dicts keyed by policy."""
     whole: Any = TrainState._make(
-        {name: each[i] for name, each in states.items()} for i in range(len(TrainState._fields))
+        {name: state[i] for name, state in states.items()} for i in range(len(TrainState._fields))
     )
     return whole._replace(iteration=next(iter(states.values())).iteration)
 

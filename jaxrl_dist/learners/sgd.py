@@ -142,16 +142,16 @@ def losses_of(
         raise ConfigError(f"the algorithm's loss must return losses, a mask and Aux(metrics), not ({kinds})")
     losses, mask, aux = parts
     shape, said = np.shape(losses), "the algorithm's loss has returned"
-    each = f"an entry for each of {len(context.keys)} examples, and no mean"
+    entries = f"an entry for each of {len(context.keys)} examples, and no mean"
     if shape != np.shape(mask) or shape[:1] != (len(context.keys),):
-        raise ConfigError(f"{said} losses {shape} with a mask {np.shape(mask)}; both need {each}")
+        raise ConfigError(f"{said} losses {shape} with a mask {np.shape(mask)}; both need {entries}")
     for name, x in aux.metrics.items():
         if np.shape(x) not in (shape, ()):
             raise ConfigError(f"{said} losses {shape} with a metric {name!r} {np.shape(x)}; it needs the losses' shape")
-    if aux.priority is None and algorithm.replay and algorithm.replay.priority_exponent is not None:
-        raise ConfigError(f"{said} no Aux.priority, which prioritised replay needs; it has {each}")
+    if aux.priority is None and getattr(algorithm.replay, "priority_exponent", None) is not None:
+        raise ConfigError(f"{said} no Aux.priority, which prioritised replay needs; it has {entries}")
     if aux.priority is not None and np.shape(aux.priority) != (len(context.keys),):
-        raise ConfigError(f"{said} an Aux.priority {np.shape(aux.priority)}; it needs {each}")
+        raise ConfigError(f"{said} an Aux.priority {np.shape(aux.priority)}; it needs {entries}")
     return losses, mask, aux
 
 
@@ -175,13 +175,13 @@ def _microbatch(params: PyTree, batch: PyTree, num_losses: int) -> int:
     return min(MICROBATCH, max(1, int(MICROBATCH_BYTES / size)))
 
 
-def num_parts(most: int, num_examples: int, *each: int) -> int:
-    """Returns the number of equal parts in which to differentiate examples with losses of shape ``each``.
+def num_parts(most: int, num_examples: int, *shape: int) -> int:
+    """Returns the number of equal parts in which to differentiate examples with losses of this shape.
 
     It is 1 if the examples do not divide into parts of ``most / 2`` to ``most`` losses.
     """
-    wanted = -(-num_examples * math.prod(each) // most)
-    return next((parts for parts in range(wanted, 2 * wanted) if num_examples % parts == 0), 1)
+    least = -(-num_examples * math.prod(shape) // most)
+    return next((parts for parts in range(least, 2 * least) if num_examples % parts == 0), 1)
 
 
 def _small_and_dense(params: PyTree, copies: int) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from jaxrl_dist.checks import MAX_SIZE, check_range, check_used
+from jaxrl_dist.checks import MAX_SIZE, check_used
+from jaxrl_dist.config.values import setting
 from jaxrl_dist.nn.config import CoreConfig
 from jaxrl_dist.nn.optimizers import OptimizerConfig
 
@@ -14,30 +15,30 @@ from jaxrl_dist.nn.optimizers import OptimizerConfig
 class ReplayConfig(CoreConfig, OptimizerConfig):
     """Flags of learning from replayed experience."""
 
-    learning_rate: float = 1e-3
+    learning_rate: float = setting(1e-3, above=0)
     """Step size of the optimiser, Adam by default."""
-    discount: float = 0.99
+    discount: float = setting(0.99, low=0, high=1)
     """Discount factor of future rewards."""
-    batch_size: int = 256
+    batch_size: int = setting(256, low=1, high=MAX_SIZE)
     """Windows per update, over all devices."""
-    replay_capacity: int = 100_000
+    replay_capacity: int = setting(100_000, low=1)
     """Agent steps that the memory holds, over all environments; a default is rounded down to what they divide."""
-    replay_ratio: float = 1.0
+    replay_ratio: float = setting(1.0, above=0)
     """Updates per agent step; with one agent, per env step."""
-    learning_starts: int = 1_000
+    learning_starts: int = setting(1_000, low=0)
     """Env steps before the first update."""
-    n_step: int = 1
+    n_step: int = setting(1, low=1, high=MAX_SIZE)
     """Rewards summed before the bootstrap (Sutton 1988)."""
-    priority_exponent: float | None = None
+    priority_exponent: float | None = setting(None, low=0, high=1)
     """alpha of prioritised replay (Schaul et al. 2016, equation 1); None: uniform replay."""
-    importance_exponent: float = 0.4
+    importance_exponent: float = setting(0.4, low=0, high=1)
     """beta of prioritised replay's importance weights (section 3.4)."""
-    burn_in: int = 8
+    burn_in: int = setting(8, low=0, high=MAX_SIZE)
     """Steps before the training steps that only update the stored recurrent state (Kapturowski et al. 2019, section
     3)."""
-    sequence_length: int = 16
+    sequence_length: int = setting(16, low=1, high=MAX_SIZE)
     """Training steps of a window, with a recurrent core."""
-    max_priority_share: float = 0.9
+    max_priority_share: float = setting(0.9, low=0, high=1)
     """eta: weight of the largest error in a window's priority, with a recurrent core; the mean gets the rest
     (Kapturowski et al. 2019, section 2.3)."""
 
@@ -55,15 +56,6 @@ class ReplayConfig(CoreConfig, OptimizerConfig):
 
     def validate(self) -> None:
         super().validate()
-        check_range(self, "learning_rate", "replay_ratio", above=0)
-        check_range(self, "discount", low=0, high=1)
-        check_range(self, "batch_size", "n_step", low=1, high=MAX_SIZE)
-        check_range(self, "replay_capacity", low=1)
-        check_range(self, "learning_starts", low=0)
-        check_range(self, "priority_exponent", "importance_exponent", low=0, high=1)
-        check_range(self, "burn_in", low=0, high=MAX_SIZE)
-        check_range(self, "sequence_length", low=1, high=MAX_SIZE)
-        check_range(self, "max_priority_share", low=0, high=1)
         sequential = "burn_in", "sequence_length", "max_priority_share"
         check_used(self, *sequential, there=self.core != "none", needed="--core")
         prioritized = self.priority_exponent is not None

@@ -75,17 +75,17 @@ class GatedAttention(nn.Module):
         rows = jnp.arange(steps)[:, None] + jnp.arange(window + 1)[None]  # what each step sees: [T, window + 1]
         places = jnp.broadcast_to(position.astype(self.dtype)[None, :, None], key[rows].shape)
         scores = jnp.einsum("tbhd,twbhd->tbhw", query, key[rows] + places) / math.sqrt(split[1])
-        seen = jnp.moveaxis(episode[rows] == episode[window : window + steps, None], 1, -1)[:, :, None]
-        weights = nn.softmax(jnp.where(seen, scores.astype(jnp.float32), -jnp.inf), axis=-1)
+        visible = jnp.moveaxis(episode[rows] == episode[window : window + steps, None], 1, -1)[:, :, None]
+        weights = nn.softmax(jnp.where(visible, scores.astype(jnp.float32), -jnp.inf), axis=-1)
         attended = jnp.einsum("tbhw,twbhd->tbhd", weights.astype(self.dtype), value[rows])
 
         x = _Gate(self.dtype, name="gate_attention")(x, nn.relu(layer("join", attended.reshape(x.shape))))
         hidden = nn.relu(layer("hidden", LayerNorm(1, self.dtype, name="norm_mlp")(x)))
         x = _Gate(self.dtype, name="gate_mlp")(x, nn.relu(layer("output", hidden)))
 
-        there = (episode[steps : steps + window] == episode[-1:]).T
-        kept = jnp.where(there[..., None], jnp.swapaxes(inputs[steps:], 0, 1), 0.0)
-        return x, {"inputs": kept, "there": there.astype(jnp.float32)}
+        exists = (episode[steps : steps + window] == episode[-1:]).T
+        newest = jnp.where(exists[..., None], jnp.swapaxes(inputs[steps:], 0, 1), 0.0)
+        return x, {"inputs": newest, "there": exists.astype(jnp.float32)}
 
 
 class LinearRecurrence(nn.Module):

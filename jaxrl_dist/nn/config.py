@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from jaxrl_dist.checks import MAX_SIZE, check_range, check_used
+from jaxrl_dist.checks import MAX_SIZE, check_used
 from jaxrl_dist.config.inherit import Inherits
-from jaxrl_dist.config.values import OR_OBJECT
+from jaxrl_dist.config.values import OR_OBJECT, setting
 from jaxrl_dist.errors import ConfigError
 
 TorsoName = Literal["auto", "mlp", "minatar", "nature", "impala"]
@@ -28,7 +28,7 @@ class TorsoConfig(Inherits):
     torso: Torso = "auto"
     """Network that reads observations; 'auto': an MLP for vectors, the MinAtar CNN for small images, Nature's for
     large ones; in Python also your own, a pair (init, apply)."""
-    hidden_sizes: tuple[int, ...] = (64, 64)
+    hidden_sizes: tuple[int, ...] = setting((64, 64), low=1, high=MAX_SIZE)
     """Widths of the hidden layers of the MLP torso; the CNNs have the widths of their papers."""
     activation: Literal["tanh", "relu", "silu", "gelu"] = "tanh"
     """Activation function of the MLP torso; the CNNs always use relu."""
@@ -36,10 +36,6 @@ class TorsoConfig(Inherits):
     """Normalise the outputs of the torso's layers before the activation function (Ba et al. 2016)."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Arithmetic of all layers except the heads; parameters, losses and optimiser state stay float32."""
-
-    def validate(self) -> None:
-        super().validate()
-        check_range(self, "hidden_sizes", low=1, high=MAX_SIZE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,13 +56,9 @@ class CriticConfig(Inherits):
 class NoiseConfig(Inherits):
     """Flag of policies that draw continuous actions; algorithms inherit it."""
 
-    noise_correlation: float | None = None
+    noise_correlation: float | None = setting(None, low=0, below=1)
     """Correlation between the noise of a continuous action and that of the action before; None: each action has
     independent noise. Correlated noise explores further (Hollenstein et al. 2024, arXiv:2312.11091)."""
-
-    def validate(self) -> None:
-        super().validate()
-        check_range(self, "noise_correlation", low=0, below=1)
 
     def noise_size(self, components: int) -> int:
         """Returns how many numbers of noise a policy keeps for its ``components`` of continuous actions; 0: none.
@@ -75,9 +67,7 @@ class NoiseConfig(Inherits):
           ConfigError: there are no such components.
         """
         if self.noise_correlation is not None and not components:
-            raise ConfigError(
-                "--noise-correlation is of continuous actions, and this environment has none: leave it out"
-            )
+            raise ConfigError("--noise-correlation needs continuous actions, and this environment has none: remove it")
         return 0 if self.noise_correlation is None else components
 
 
@@ -88,9 +78,9 @@ class CoreConfig(TorsoConfig):
     core: Core = "none"
     """Recurrent core before the heads; each episode resets it. 'attention' sees the last ``core_window`` steps,
     'linear' is a linear recurrent unit; in Python also your own, three functions (init, step, initial)."""
-    core_size: int = 64
+    core_size: int = setting(64, low=1, high=MAX_SIZE)
     """Width of the recurrent core's state."""
-    core_window: int = 32
+    core_window: int = setting(32, low=1, high=MAX_SIZE)
     """Earlier steps that the attention core sees."""
     core_inputs: Literal["none", "action", "reward", "action,reward"] = "none"
     """Inputs of the recurrent core beside the features: the previous action and its reward, which are 0 when an
@@ -98,7 +88,6 @@ class CoreConfig(TorsoConfig):
 
     def validate(self) -> None:
         super().validate()
-        check_range(self, "core_size", "core_window", low=1, high=MAX_SIZE)
         check_used(self, "core_window", there=self.core == "attention", needed="--core attention")
         check_used(self, "core_size", "core_inputs", there=self.core != "none", needed="--core")
 
@@ -107,10 +96,6 @@ class CoreConfig(TorsoConfig):
 class NetworkConfig(CoreConfig):
     """Flags of an actor-critic's network, which may have a recurrent core."""
 
-    initial_std: float = 1.0
+    initial_std: float = setting(1.0, above=0)
     """Standard deviation of continuous actions at the start, in units where finite bounds are -1 and 1; training
     changes it."""
-
-    def validate(self) -> None:
-        super().validate()
-        check_range(self, "initial_std", above=0)

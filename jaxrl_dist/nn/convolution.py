@@ -71,9 +71,9 @@ def _conv2d_backward(
 def _parts(x: jax.Array, limit: int = 64) -> jax.Array:
     """Splits ``[N, ...]`` into ``[parts, n, ...]`` with ``n <= limit``; zeros fill the last part."""
     count = max(1, -(-len(x) // limit))
-    each = -(-len(x) // count)
-    padded = jnp.pad(x, [(0, count * each - len(x))] + [(0, 0)] * (x.ndim - 1))
-    return padded.reshape(count, each, *x.shape[1:])
+    size = -(-len(x) // count)
+    padded = jnp.pad(x, [(0, count * size - len(x))] + [(0, 0)] * (x.ndim - 1))
+    return padded.reshape(count, size, *x.shape[1:])
 
 
 _conv2d_of_cpu.defvjp(_conv2d_forward, _conv2d_backward)

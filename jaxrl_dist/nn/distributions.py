@@ -33,8 +33,8 @@ class Distribution(Protocol):
     Actions of named parts are dicts of such arrays.
     """
 
-    def sample(self, keys: jax.Array) -> PyTree:
-        """Draws actions ``[..., *A]`` from one key each: ``keys [...]``."""
+    def sample(self, keys: jax.Array, noise: jax.Array | None = None) -> PyTree:
+        """Draws actions ``[..., *A]`` from one key each: ``keys [...]``; normal components take ``noise [..., n]``."""
 
     def log_prob(self, action: PyTree) -> jax.Array:
         """Log probability (density, if continuous) ``[...]`` of ``action [..., *A]``."""
@@ -51,7 +51,7 @@ class Categorical(NamedTuple):
 
     logits: jax.Array  # [..., n] float32
 
-    def sample(self, keys: jax.Array) -> jax.Array:
+    def sample(self, keys: jax.Array, noise: jax.Array | None = None) -> jax.Array:
         return _per_key(jax.random.categorical, keys, self.logits).astype(jnp.int32)
 
     def log_prob(self, action: jax.Array) -> jax.Array:
@@ -73,7 +73,7 @@ class MultiCategorical(NamedTuple):
 
     logits: tuple[jax.Array, ...]  # k of [..., n_i] float32
 
-    def sample(self, keys: jax.Array) -> jax.Array:
+    def sample(self, keys: jax.Array, noise: jax.Array | None = None) -> jax.Array:
         def draw(key: jax.Array, *logits: jax.Array) -> jax.Array:
             return jnp.stack([jax.random.categorical(jax.random.fold_in(key, i), x) for i, x in enumerate(logits)])
 
@@ -98,14 +98,12 @@ class Joint(NamedTuple):
     parts: Mapping[str, Any]  # distributions: probabilities of discrete parts, densities of others
 
     def sample(self, keys: jax.Array, noise: jax.Array | None = None) -> dict[str, PyTree]:
-        """As ``Distribution.sample``; ``noise [..., n]`` has the numbers of all normal parts side by side."""
+        """As ``Distribution.sample``; ``noise`` has the numbers of all normal parts side by side."""
         fold = functools.reduce(lambda fold, _: jax.vmap(fold, (0, None)), keys.shape, jax.random.fold_in)
-        drawn, taken = {}, 0
+        drawn, end = {}, 0
         for i, (name, part) in enumerate(self.parts.items()):
-            size = 0 if noise is None else _normal_components(part)
-            own = () if noise is None or not size else (noise[..., taken : taken + size],)
-            drawn[name] = part.sample(fold(keys, i), *own)
-            taken += size
+            start, end = end, end + _normal_components(part)
+            drawn[name] = part.sample(fold(keys, i), None if noise is None else noise[..., start:end])
         return drawn
 
     def log_prob(self, action: Mapping[str, PyTree]) -> jax.Array:
@@ -125,7 +123,6 @@ class Normal(NamedTuple):
     log_std: jax.Array  # [..., A] float32
 
     def sample(self, keys: jax.Array, noise: jax.Array | None = None) -> jax.Array:
-        """As ``Distribution.sample``, by ``noise [..., A]`` if given."""
         if noise is None:
             noise = _per_key(lambda key, mean: jax.random.normal(key, mean.shape, mean.dtype), keys, self.mean)
         return self.mean + jnp.exp(self.log_std) * noise
@@ -154,7 +151,6 @@ class TanhNormal(NamedTuple):
     high: jax.Array | np.ndarray  # [A]
 
     def sample(self, keys: jax.Array, noise: jax.Array | None = None) -> jax.Array:
-        """As ``Distribution.sample``, by ``noise [..., A]`` if given."""
         return self._squash(self._normal().sample(keys, noise))
 
     def sample_and_log_prob(self, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -204,7 +200,7 @@ class EpsilonGreedy(NamedTuple):
     epsilon: jax.Array | float  # scalar or [...], in 0 .. 1
     legal: jax.Array | None = None  # [..., n] bool, with a True in every row; None: all actions are legal
 
-    def sample(self, keys: jax.Array) -> jax.Array:
+    def sample(self, keys: jax.Array, noise: jax.Array | None = None) -> jax.Array:
         return self._categorical().sample(keys)
 
     def log_prob(self, action: jax.Array) -> jax.Array:
@@ -298,9 +294,9 @@ def _joint_head(heads: Mapping[str, PolicyHead]) -> PolicyHead:
 
     def joint(outputs: jax.Array, legal: None = None) -> Joint:
         del legal
-        own = jnp.split(outputs[..., :num_outputs], outputs_end[:-1], axis=-1)
+        means = jnp.split(outputs[..., :num_outputs], outputs_end[:-1], axis=-1)
         stds = jnp.split(outputs[..., num_outputs:], stds_end[:-1], axis=-1)
-        pairs = zip(heads.items(), own, stds, strict=True)
+        pairs = zip(heads.items(), means, stds, strict=True)
         return Joint({name: head.distribution(jnp.concatenate(two, axis=-1)) for (name, head), *two in pairs})
 
     return PolicyHead(num_outputs, stds_end[-1], joint)

@@ -150,35 +150,3 @@ def actor_critic_heads(num_outputs: int, log_std: int, initial_std: float) -> He
         return outputs, value.apply(params["value"], for_value)[..., 0]
 
     return Heads(2, init, apply)
-
-
-def mixing_heads(num_agents: int, size: int) -> Heads:
-    """Mixes the values of agents monotonically: output ``[...]``, the team's value (Rashid et al. 2018, figure 2).
-
-    Features are the state ``[..., S]``, input the values ``[..., num_agents]``. A hidden layer reads the state, and
-    linear layers make of it the weights and biases of a mixing network; both networks have ``size`` hidden units. The
-    absolute value makes the weights positive, so the output never falls where an agent's value rises.
-
-    Where episodes end only by a time limit, the paper's layers let values grow without bound: agents learn to go to
-    states far from those seen, whose value nothing corrects. So the hidden layer is of tanh, which bounds the weights
-    in all states; and the mixing network has leaky ReLUs of slope 0.5, since ELU has a floor, to which values below
-    zero only fit by large weights; slope 0.1 still diverged. Weights and biases start at 0.01 of the usual gain; with
-    the usual gain they grow as well.
-    """
-    sizes = {"weights": num_agents * size, "bias": size, "last_weights": size, "last_bias": 1}
-    layers: dict[str, Any] = {name: dense(width, scale=0.01) for name, width in sizes.items()}
-    hidden: Any = dense(size, scale=1.0)
-
-    def init(keys: jax.Array, features: jax.Array) -> dict[str, PyTree]:
-        read, params = hidden.init_with_output(keys[0], features)
-        made = {name: layer.init(key, read) for (name, layer), key in zip(layers.items(), keys[1:], strict=True)}
-        return {"hidden": params, **made}
-
-    def apply(params: PyTree, features: jax.Array, values: jax.Array) -> tuple[jax.Array]:
-        read = jnp.tanh(hidden.apply(params["hidden"], features))
-        made = {name: layer.apply(params[name], read) for name, layer in layers.items()}
-        weights = jnp.abs(made["weights"]).reshape(*values.shape, size)
-        mixed = nn.leaky_relu(jnp.einsum("...k,...kh->...h", values, weights) + made["bias"], 0.5)
-        return (jnp.sum(mixed * jnp.abs(made["last_weights"]), axis=-1) + made["last_bias"][..., 0],)
-
-    return Heads(len(layers) + 1, init, apply)

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from jaxrl_dist import spaces
 from jaxrl_dist.nn.config import NetworkConfig, TorsoConfig
 from jaxrl_dist.nn.cores import NO_CORE, Core, Recurrence, beside, make_core
-from jaxrl_dist.nn.heads import Heads, action_value_head, actor_critic_heads, linear_head, mixing_heads, q_heads
+from jaxrl_dist.nn.heads import Heads, action_value_head, actor_critic_heads, linear_head, q_heads
+from jaxrl_dist.nn.layers import dense
 from jaxrl_dist.nn.observations import preprocess, side_by_side
 from jaxrl_dist.nn.torsos import choose_torso, make_torso
 from jaxrl_dist.nn.views import View, take_rows, unroll_late
@@ -94,33 +95,28 @@ def make_network(
         x = preprocess(obs, observation, dtype)
         return [x if space is observation else preprocess(obs, space, dtype) for space in reads]
 
-    def encode(params: PyTree, obs: PyTree) -> PyTree:
-        if not torsos:
-            return side_by_side(inputs(obs)[0], observation)
-        features = tuple(torso.apply(params[name], x) for torso, name, x in zip(made, torsos, inputs(obs), strict=True))
-        return features if len(torsos) > 1 else features[0]
-
-    def for_core(params: PyTree, obs: PyTree, further: jax.Array | None) -> PyTree:
-        features = encode(params, obs)
-        if further is None:
-            return features
-        first, *rest = features if len(torsos) > 1 else (features,)
-        first = jnp.concatenate([first, further.astype(first.dtype)], axis=-1)
-        return (first, *rest) if rest else first
+    def encode(params: PyTree, obs: PyTree, core_inputs: jax.Array | None) -> PyTree:
+        if torsos:
+            features = [torso.apply(params[name], x) for torso, name, x in zip(made, torsos, inputs(obs), strict=True)]
+        else:
+            features = [side_by_side(inputs(obs)[0], observation)]
+        if core_inputs is not None:
+            features[0] = jnp.concatenate([features[0], core_inputs.astype(features[0].dtype)], axis=-1)
+        return tuple(features) if len(features) > 1 else features[0]
 
     def init(key: jax.Array) -> PyTree:
         keys = jax.random.split(key, first_head + heads.num_keys)
         obs = spaces.zeros(observation if critic_sees is None else critic_sees, 1)
-        each = list(zip(made, inputs(obs), keys[: len(made)], strict=True))
-        params = {name: torso.init(own, x) for name, (torso, x, own) in zip(torsos, each, strict=False)}
+        parts = zip(made, inputs(obs), keys[: len(made)], strict=True)
+        params = {name: torso.init(key, x) for name, (torso, x, key) in zip(torsos, parts, strict=False)}
         blank = jnp.zeros((1, core_inputs)) if core_inputs else None
-        core_params, features = core.init(keys[first_head - 1], for_core(params, obs, blank))
+        core_params, features = core.init(keys[first_head - 1], encode(params, obs, blank))
         return params | core_params | heads.init(keys[first_head:], features)
 
     def step(
         params: PyTree, obs: PyTree, state: PyTree, *further: Any, core_inputs: jax.Array | None = None
     ) -> tuple[Any, ...]:
-        features, state = core.step(params, for_core(params, obs, core_inputs), state)
+        features, state = core.step(params, encode(params, obs, core_inputs), state)
         return *heads.apply(params, features, *further), state
 
     def unroll(
@@ -131,21 +127,10 @@ def make_network(
         *further: Any,
         core_inputs: jax.Array | None = None,
     ) -> tuple[Any, ...]:
-        features, state = core.unroll(params, for_core(params, obs, core_inputs), state, valid)
+        features, state = core.unroll(params, encode(params, obs, core_inputs), state, valid)
         return *heads.apply(params, features, *further), state
 
     return RecurrentNetwork(init, step, unroll, core.initial)
-
-
-def _feed_forward(config: TorsoConfig, observation: Space, heads: Heads, torsos: Sequence[str] = ("torso",)) -> Network:
-    """A network without a core, whose heads have one output."""
-    built = make_network(config, observation, NO_CORE, heads, torsos)
-
-    def apply(params: PyTree, obs: jax.Array, *inputs: Any) -> jax.Array:
-        output, _ = built.step(params, obs, (), *inputs)
-        return output
-
-    return Network(built.init, apply)
 
 
 _FEATURES = Heads(0, lambda keys, features: {}, lambda params, features: (features,))
@@ -161,7 +146,8 @@ def _built(
 ) -> Network:
     """A network whose heads have one output; with a core, ``View.core[name]`` holds its state."""
     if recurrence is None:
-        return _feed_forward(config, observation, heads, torsos)
+        plain = make_network(config, observation, NO_CORE, heads, torsos)
+        return Network(plain.init, lambda params, obs, *inputs: plain.step(params, obs, (), *inputs)[0])
     body = make_network(config, observation, recurrence.core, _FEATURES, torsos, core_inputs=recurrence.core_inputs)
 
     def init(key: jax.Array) -> PyTree:
@@ -217,13 +203,36 @@ def q_network(
 
 
 def mixing_network(size: int, num_agents: int, state_size: int) -> Network:
-    """The value of a team: ``apply`` is ``(params, state [N, S], values [N, k]) -> [N]``; see ``mixing_heads``."""
-    heads = mixing_heads(num_agents, size)
+    """Mixes the values of agents monotonically to the value of their team (Rashid et al. 2018, figure 2).
 
-    def init(key: jax.Array) -> PyTree:
-        return heads.init(jax.random.split(key, heads.num_keys), jnp.zeros((1, state_size)))
+    ``apply`` is ``(params, state [N, S], values [N, num_agents]) -> [N]``. A hidden layer reads the state, and linear
+    layers make of it the weights and biases of a mixing network; both networks have ``size`` hidden units. The
+    absolute value makes the weights positive, so the output never falls where an agent's value rises.
 
-    return Network(init, lambda params, state, values: heads.apply(params, state, values)[0])
+    Where episodes end only by a time limit, the paper's layers let values grow without bound: agents learn to go to
+    states far from those seen, whose value nothing corrects. So the hidden layer is of tanh, which bounds the weights
+    in all states; and the mixing network has leaky ReLUs of slope 0.5, since ELU has a floor, to which values below
+    zero only fit by large weights; slope 0.1 still diverged. Weights and biases start at 0.01 of the usual gain; with
+    the usual gain they grow as well.
+    """
+    sizes = {"weights": num_agents * size, "bias": size, "last_weights": size, "last_bias": 1}
+    layers: dict[str, Any] = {name: dense(width, scale=0.01) for name, width in sizes.items()}
+    hidden: Any = dense(size, scale=1.0)
+
+    def init(key: jax.Array) -> dict[str, PyTree]:
+        keys = jax.random.split(key, 1 + len(layers))
+        read, params = hidden.init_with_output(keys[0], jnp.zeros((1, state_size)))
+        made = {name: layer.init(key, read) for (name, layer), key in zip(layers.items(), keys[1:], strict=True)}
+        return {"hidden": params, **made}
+
+    def apply(params: PyTree, state: jax.Array, values: jax.Array) -> jax.Array:
+        read = jnp.tanh(hidden.apply(params["hidden"], state))
+        made = {name: layer.apply(params[name], read) for name, layer in layers.items()}
+        weights = jnp.abs(made["weights"]).reshape(*values.shape, size)
+        mixed = jax.nn.leaky_relu(jnp.einsum("...k,...kh->...h", values, weights) + made["bias"], 0.5)
+        return jnp.sum(mixed * jnp.abs(made["last_weights"]), axis=-1) + made["last_bias"][..., 0]
+
+    return Network(init, apply)
 
 
 # --- Actors and critics ---------------------------------------------------------------------------------
@@ -263,13 +272,13 @@ def critic_network(
         return obs._replace(core={"critic": obs.core["critic"][number]}) if isinstance(obs, View) else obs
 
     def init(key: jax.Array) -> PyTree:
-        return [critic.init(each) for each in jax.random.split(key, num_critics)]
+        return [critic.init(key) for key in jax.random.split(key, num_critics)]
 
     def apply(params: PyTree, obs: PyTree, *action: jax.Array) -> jax.Array:
-        return jnp.stack([critic.apply(each, of(obs, number), *action) for number, each in enumerate(params)])
+        return jnp.stack([critic.apply(one, of(obs, number), *action) for number, one in enumerate(params)])
 
     def advance(params: PyTree, obs: PyTree, core: PyTree, core_inputs: jax.Array | None) -> PyTree:
-        return [critic.advance(each, obs, state, core_inputs) for each, state in zip(params, core, strict=True)]
+        return [critic.advance(one, obs, state, core_inputs) for one, state in zip(params, core, strict=True)]
 
     def initial_core(num_envs: int) -> PyTree:
         return [critic.initial_core(num_envs) for _ in range(num_critics)]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import DTypeLike
 
 from jaxrl_dist import spaces
 from jaxrl_dist.errors import ConfigError
@@ -31,17 +31,15 @@ def seen(spec: EnvSpec, hidden: Sequence[str] = ()) -> Space:
       ConfigError: a hidden part does not exist, or no part is left.
     """
     space = spec.observation
-    parts = [name for name in space if name != spec.mask] if isinstance(space, dict) else []
+    parts = {name: part for name, part in space.items() if name != spec.mask} if isinstance(space, dict) else {}
     for name in hidden:
         if name not in parts:
-            there = f"its parts are {', '.join(parts)}" if parts else "its observation has no parts"
-            raise ConfigError(f"--critic-sees {name}: {spec.id} has no such part to observe; {there}")
-    left = [name for name in parts if name not in hidden]
-    if not isinstance(space, dict):
-        return space
-    if not left:
+            names = f"its parts are {', '.join(parts)}" if parts else "its observation has no parts"
+            raise ConfigError(f"--critic-sees {name}: {spec.id} has no such part to observe; {names}")
+    visible = {name: part for name, part in parts.items() if name not in hidden}
+    if parts and not visible:
         raise ConfigError(f"--critic-sees {','.join(hidden)} leaves the policy of {spec.id} nothing to observe")
-    return {name: space[name] for name in left}
+    return visible or space
 
 
 def preprocess(obs: PyTree, space: Space, dtype: DTypeLike) -> PyTree:
@@ -53,10 +51,6 @@ def preprocess(obs: PyTree, space: Space, dtype: DTypeLike) -> PyTree:
     """
     if isinstance(space, dict):
         return {name: preprocess(obs[name], part, dtype) for name, part in space.items()}
-    return _preprocess_part(obs, space, dtype)
-
-
-def _preprocess_part(obs: ArrayLike, space: Part, dtype: DTypeLike) -> jax.Array:
     if isinstance(space, Discrete):
         return jax.nn.one_hot(jnp.asarray(obs, jnp.int32), space.n, dtype=dtype)
     if isinstance(space, MultiDiscrete):

@@ -6,14 +6,18 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxrl_dist.checks import check_range, check_used
+from jaxrl_dist.checks import check_used
 from jaxrl_dist.config.inherit import Inherits
+from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError
 
 if TYPE_CHECKING:  # ``--help`` reads this file without JAX
     import jax
     import optax
 
+OptimizerName = Literal[
+    "adabelief", "adagrad", "adam", "adamw", "lamb", "lion", "muon", "nadam", "nadamw", "radam", "rmsprop", "sgd"
+]
 DECOUPLED = ("adamw", "lamb", "lion", "muon", "nadamw")
 """Optimisers that decay the parameters apart from the gradient (Loshchilov and Hutter 2019, algorithm 2)."""
 
@@ -25,34 +29,16 @@ class OptimizerConfig(Inherits):
     learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """How step sizes change: not at all, or to zero over `--learning-rate-steps`, linearly or as half a cosine wave
     (Loshchilov and Hutter 2017, equation 5)."""
-    learning_rate_steps: int | None = None
+    learning_rate_steps: int | None = setting(None, low=1, high=10**15)
     """Env steps over which the schedule takes step sizes to zero, where they stay."""
-    optimizer: (
-        Literal[
-            "adabelief",
-            "adagrad",
-            "adam",
-            "adamw",
-            "lamb",
-            "lion",
-            "muon",
-            "nadam",
-            "nadamw",
-            "radam",
-            "rmsprop",
-            "sgd",
-        ]
-        | None
-    ) = None
+    optimizer: OptimizerName | None = None
     """Optimiser by optax's name, with optax's defaults; None: the algorithm's, with the algorithm's settings."""
-    weight_decay: float | None = None
+    weight_decay: float | None = setting(None, low=0)
     """Multiple of the parameters by which they shrink: apart from the gradient with adamw, lamb, lion, muon and nadamw,
     added to the gradient with others; None: the optimiser's default, which is 0 for others."""
 
     def validate(self) -> None:
         super().validate()
-        check_range(self, "learning_rate_steps", low=1, high=10**15)
-        check_range(self, "weight_decay", low=0)
         scheduled = self.learning_rate_schedule != "constant"
         check_used(self, "learning_rate_steps", there=scheduled, needed="--learning-rate-schedule linear or cosine")
         if scheduled and self.learning_rate_steps is None:

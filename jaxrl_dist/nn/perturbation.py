@@ -16,7 +16,7 @@ def noise(params: PyTree, key: jax.Array) -> PyTree:
     """Draws standard normal noise for all parameters, with their shapes and dtypes."""
     leaves, treedef = jax.tree.flatten(params)
     keys = (jax.random.fold_in(key, index) for index in range(len(leaves)))
-    drawn = [jax.random.normal(each, x.shape, x.dtype) for each, x in zip(keys, leaves, strict=True)]
+    drawn = [jax.random.normal(key, x.shape, x.dtype) for key, x in zip(keys, leaves, strict=True)]
     return jax.tree.unflatten(treedef, drawn)
 
 

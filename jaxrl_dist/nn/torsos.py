@@ -109,23 +109,16 @@ def choose_torso(torso: str | TorsoLike, observation: Space) -> str:
         return "own"
     if torso not in ("auto", "mlp", *_CNNS):
         raise ConfigError(f"unknown --torso {torso!r}; these work: {', '.join(['auto', 'mlp', *_CNNS])}")
-    if isinstance(observation, dict):
-        chosen = [_of_part(torso, part) for part in spaces.leaves(observation).values()]
-        if torso not in ("auto", "mlp", *chosen):
-            raise ConfigError(
-                f"--torso {torso} reads images of {_CNNS[torso][0]} or more pixels a side, and no part of the "
-                f"observations {spaces.describe(observation)} is one; --torso auto or mlp can read them"
-            )
-        return "mlp" if set(chosen) <= {"mlp"} else "parts"
-    shape, fits = observation.shape, _fitting(observation)
-    if torso == "auto":
-        return next((cnn for cnn in ("nature", "minatar") if cnn in fits), "mlp")
-    if torso not in ("mlp", *fits):
+    chosen = {_of_part(torso, part) for part in spaces.leaves(observation).values()}
+    if torso not in ("auto", "mlp", *chosen):
+        misfit, fits = f"and no part of the observations {spaces.describe(observation)} is one", list[str]()
+        if not isinstance(observation, dict):
+            misfit, fits = f"but observations have shape {observation.shape}", _fitting(observation)
         raise ConfigError(
-            f"--torso {torso} reads images of {_CNNS[torso][0]} or more pixels a side, but observations have shape "
-            f"{shape}; --torso {' or '.join(['auto', 'mlp', *fits])} can read them"
+            f"--torso {torso} reads images of {_CNNS[torso][0]} or more pixels a side, {misfit}; "
+            f"--torso {' or '.join(['auto', 'mlp', *fits])} can read them"
         )
-    return torso
+    return "parts" if isinstance(observation, dict) and chosen != {"mlp"} else chosen.pop()
 
 
 def _fitting(observation: spaces.Part) -> list[str]:
@@ -137,8 +130,11 @@ def _fitting(observation: spaces.Part) -> list[str]:
 
 
 def _of_part(torso: str, part: spaces.Part) -> str:
-    """Chooses the torso of one of several parts: the one that the user names, if it can read the part."""
-    return torso if torso in _fitting(part) else choose_torso("mlp" if torso == "mlp" else "auto", part)
+    """Chooses the torso of a part: the one that the user names, if it can read the part."""
+    fits = _fitting(part)
+    if torso in ("mlp", *fits):
+        return torso
+    return next((cnn for cnn in ("nature", "minatar") if cnn in fits), "mlp")
 
 
 def make_mlp(config: TorsoConfig, axes: int, dtype: DTypeLike) -> MLP:
@@ -149,8 +145,8 @@ def make_mlp(config: TorsoConfig, axes: int, dtype: DTypeLike) -> MLP:
 def make_torso(config: TorsoConfig, observation: Space, dtype: DTypeLike) -> Any:
     """The torso for an observation space, a flax module or an object with the same methods.
 
-    It has ``init(key, x) -> params``, ``apply(params, x) -> features`` and ``init_with_output(key, x) -> (features,
-    params)`` for preprocessed observations ``x [..., *shape]``, or a dict of them, and features ``[..., D]``.
+    It has ``init(key, x) -> params`` and ``apply(params, x) -> features`` for preprocessed observations ``x [...,
+    *shape]``, or a dict of them, and features ``[..., D]``.
 
     Raises:
       ConfigError: if ``config.torso`` cannot read the observations.
@@ -191,26 +187,23 @@ class _Parts:
         parts = spaces.leaves(x)
         if not self._flat:
             return parts
-        flat, kinds = ({path: each[path] for path in self._flat} for each in (parts, self._space))
+        flat, kinds = ({path: tree[path] for path in self._flat} for tree in (parts, self._space))
         return {**parts, "mlp": side_by_side(flat, kinds)}
 
     def init(self, key: jax.Array, x: PyTree) -> PyTree:
-        return self.init_with_output(key, x)[1]
+        inputs, keys = self._inputs(x), jax.random.split(key, len(self._torsos) + 1)
+        params, features = {}, []
+        for (name, torso), torso_key in zip(self._torsos.items(), keys[1:], strict=True):
+            output, params[name] = torso.init_with_output(torso_key, inputs[name])
+            features.append(output)
+        if self._join is not None:
+            params["join"] = self._join.init(keys[0], jnp.concatenate(features, -1))
+        return params
 
     def apply(self, params: PyTree, x: PyTree) -> jax.Array:
         inputs = self._inputs(x)
         features = [torso.apply(params[name], inputs[name]) for name, torso in self._torsos.items()]
         return features[0] if self._join is None else self._join.apply(params["join"], jnp.concatenate(features, -1))
-
-    def init_with_output(self, key: jax.Array, x: PyTree) -> tuple[jax.Array, PyTree]:
-        inputs, keys = self._inputs(x), jax.random.split(key, len(self._torsos) + 1)
-        params, features = {}, []
-        for name, own in zip(self._torsos, keys[1:], strict=True):
-            output, params[name] = self._torsos[name].init_with_output(own, inputs[name])
-            features.append(output)
-        if self._join is not None:
-            params["join"] = self._join.init(keys[0], jnp.concatenate(features, -1))
-        return self.apply(params, x), params
 
 
 class _OwnTorso:
@@ -247,7 +240,3 @@ class _OwnTorso:
                 f"the torso's apply has made {jnp.shape(features)} of observations {shapes}; ({size}, width) works"
             )
         return features.reshape(*batch, features.shape[-1])
-
-    def init_with_output(self, key: jax.Array, x: PyTree) -> tuple[jax.Array, PyTree]:
-        params = self.init(key, x)
-        return self.apply(params, x), params

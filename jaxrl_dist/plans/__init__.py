@@ -17,6 +17,7 @@ from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.plans import threaded
+from jaxrl_dist.plans.dataflow import replays
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.population import Population
 from jaxrl_dist.types import Algorithms, Report
@@ -65,22 +66,19 @@ def pool_options(
     check_used(config, "on_actor_error", there=on_host, needed="environments on the host")
     if config.free_running and len(algorithm) > 1:
         raise ConfigError("--free-running is for one policy; of several, those that replay do so under --plan own_pace")
-    if config.free_running and not (plan.free_running and threaded.replays(algorithm)):
+    if config.free_running and not (plan.free_running and replays(algorithm)):
         raise ConfigError("--free-running is for algorithms that replay experience, under --plan asynchronous")
-    for policy, each in algorithm.items():
-        if not plan.threaded or not each.trains:
-            continue
-        if each.episodic:
+    if not plan.threaded:
+        if config.num_actors is not None:
+            without = f"under --plan {config.plan}, which has no actor threads"
+            text = f"--num-actors {config.num_actors} changes nothing {without}"
+            warnings.warn(text, ConfigWarning, stacklevel=2)
+        return PoolOptions()
+    for policy, trained in ((policy, each) for policy, each in algorithm.items() if each.trains):
+        if trained.episodic:
             raise ConfigError(
                 f"{names[policy]} compares whole episodes of one policy, which --plan {config.plan} does not wait for; "
                 "--plan synchronous does, and on_device with environments that can be compiled"
             )
-        _code(config.plan).check(config, each, names[policy], len(learners))
-    if plan.threaded:
-        return threaded.pool_options(config, learners)
-    if config.num_actors is not None:
-        text = (
-            f"--num-actors {config.num_actors} changes nothing under --plan {config.plan}, which has no actor threads"
-        )
-        warnings.warn(text, ConfigWarning, stacklevel=2)
-    return PoolOptions()
+        _code(config.plan).check(config, trained, names[policy], len(learners))
+    return threaded.pool_options(config, learners)

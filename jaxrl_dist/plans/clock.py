@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist.types import Checkpoint
 
 
 class Clock:
@@ -16,15 +15,14 @@ class Clock:
     Excludes the time between sessions and the time of evaluations. ``actors.step.Stages`` divides a thread's time.
     """
 
-    def __init__(self, resumed: Checkpoint | None, excluded_seconds: Callable[[], float]) -> None:
-        """``excluded_seconds`` is ``Job.excluded_seconds``."""
+    def __init__(self, progress: Mapping[str, Any], excluded_seconds: Callable[[], float]) -> None:
+        """The arguments are those of ``Job``."""
         self._excluded_seconds = excluded_seconds
-        kept = {} if resumed is None else resumed.progress
-        self._began = time.perf_counter() - kept.get("wall_time_s", 0.0)
-        self._compiled_before = kept.get("compile_s", 0.0)
+        self._began = time.perf_counter() - progress.get("wall_time_s", 0.0)
+        self._compiled_before = progress.get("compile_s", 0.0)
         self._programs: tuple[meshes.Program, ...] = ()
         self._setup_began: float | None = self.wall_time()
-        reported = kept.get("reported", {"iteration": 0, "env_steps": 0, "updates": 0, "seconds": 0.0})
+        reported = progress.get("reported", {"iteration": 0, "env_steps": 0, "updates": 0, "seconds": 0.0})
         self._reported = {"agent_steps": reported["env_steps"], **reported}  # an older version did not store them
 
     def ready(self, *programs: meshes.Program) -> None:

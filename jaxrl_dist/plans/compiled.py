@@ -13,8 +13,8 @@ import numpy as np
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import packing, rng
-from jaxrl_dist.actors import device
-from jaxrl_dist.actors.step import NO_FAULT
+from jaxrl_dist.actors import device, programs
+from jaxrl_dist.actors.step import NO_FAULT, initial_core
 from jaxrl_dist.envs.base import EnvSlice
 from jaxrl_dist.envs.episodes import no_episodes
 from jaxrl_dist.hosts import arrays
@@ -22,7 +22,8 @@ from jaxrl_dist.plans.averaging import averaging
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import IntervalSums, with_info
 from jaxrl_dist.rng import Stream
-from jaxrl_dist.types import Array, EpisodeStats, PyTree, Rollout, TrainState, Variables
+from jaxrl_dist.spaces import zeros
+from jaxrl_dist.types import Array, EnvSpec, EpisodeStats, PyTree, Rollout, TrainState, Variables
 
 LEARN_TOGETHER = 16
 """Members that learn together on a CPU: the activations of more would not fit into its caches (docs/speed.md)."""
@@ -54,18 +55,24 @@ def traces(job: Job) -> bool:
     """Returns whether one program can train members that differ in ``job.hyper``: tracing needs no values."""
 
     def iteration(hyper: Mapping[str, Array]) -> Any:
-        keys = tuple(job.key(stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
-        act, learn = make_iteration(job, 1)
-        state, actor = job.variant(hyper)[1].init(keys[0]), start(job)(keys[1], hyper)
-        return learn(state, act(state, actor, keys, hyper)[1], keys, hyper)
+        algorithm, learner = job.variant(hyper)
+        key, size = rng.stream(job.seed, Stream.INIT), job.num_envs // job.mesh.shape[meshes.DATA]
+        spec, state = job.source.spec, learner.init(key)
+        allocate, act, close_rollout = programs.acting(algorithm, spec, job.rollout_length, key)
+        core, now = initial_core(algorithm, spec, EnvSlice.all(size)), (jnp.int32(0), state.env_step)
 
-    return is_traced(iteration, job.hyper)
+        def blank(own: EnvSpec) -> tuple[Any, Any, Array]:
+            rows = size // spec.num_agents * own.num_agents
+            return (), zeros(own.observation, rows), np.zeros((4, rows), np.float32)
 
+        stacks, *inputs = meshes.over_policies(blank, 3)(spec.by_policy)
+        buffer, own, begun = allocate(state.variables, stacks, inputs[0], core, *now)
+        acted = act(jnp.int32(0), jnp.int32(0), state.variables, own, buffer, begun, stacks, core, *inputs, *now)
+        return learner.update(state, close_rollout(*acted[:3], core, *inputs)[0], key)
 
-def is_traced(function: Callable[..., Any], hyper: Mapping[str, float]) -> bool:
-    """Returns whether a function of hyperparameters can be traced."""
+    function = meshes.acting(iteration, job.mesh, meshes.REPLICATED, meshes.REPLICATED)
     try:
-        jax.eval_shape(function, {name: np.float32(value) for name, value in hyper.items()})
+        jax.eval_shape(function, {name: np.float32(value) for name, value in job.hyper.items()})
     except TypeError:  # such as JAX's, for a tracer where Python needs a number
         return False
     return True
@@ -123,7 +130,7 @@ def initial_state(
             return jax.jit(_one_by_one(lambda key, hyper: job.variant(hyper)[1].init(key)), out_shardings=shardings)
 
         return job.with_init_variables(job.once("initial states", make)(keys, hyper), MEMBERS)
-    stacked = stack([job.resumed.state for job in jobs if job.resumed is not None])
+    stacked = stack([job.keyed(job.resumed.state) for job in jobs if job.resumed is not None])
     state = TrainState._make(map(arrays.put, stacked, shardings))
     if jax.tree.leaves(state.memory):
         if not restarted:

@@ -28,9 +28,7 @@ def first_devices(count: int | None) -> list[jax.Device]:
     devices, processes = all_devices(), peers.count()
     if count is not None and count > len(devices):
         hint = f"; JAX_NUM_CPU_DEVICES={count} forces as many" if devices[0].platform == "cpu" else ""
-        raise ConfigError(
-            f"--num-devices {count}, but there are {counted(len(devices), devices[0].platform + ' device')}{hint}"
-        )
+        raise ConfigError(f"--num-devices {count}, but the run has {_counted(devices)}{hint}")
     if count is None or processes == 1:
         return devices[:count]
     check_divides("num_devices", count, (processes, "processes"))
@@ -39,6 +37,10 @@ def first_devices(count: int | None) -> list[jax.Device]:
 
 def _of_process(devices: Sequence[jax.Device], process: int) -> list[jax.Device]:
     return [device for device in devices if device.process_index == process]
+
+
+def _counted(devices: Sequence[jax.Device]) -> str:
+    return counted(len(devices), f"{devices[0].platform} device")
 
 
 def check_evenly(devices: Sequence[jax.Device], what: str) -> None:
@@ -64,11 +66,10 @@ def learner_devices(config: Train[Any]) -> list[jax.Device]:
     numbers = parse_devices("learner_devices", config.learner_devices)
     if numbers is None:
         devices = first_devices(config.num_devices)
-        check_evenly(devices, "that learn")
-        return devices
-    if config.num_devices not in (None, len(numbers)):
+    elif config.num_devices in (None, len(numbers)):
+        devices = numbered("learner_devices", numbers)
+    else:
         raise ConfigError(f"--learner-devices {config.learner_devices} contradicts --num-devices {config.num_devices}")
-    devices = numbered("learner_devices", numbers)
     check_evenly(devices, "that learn")
     return devices
 
@@ -84,8 +85,9 @@ def numbered(name: str, numbers: Sequence[int]) -> list[jax.Device]:
     """
     devices = all_devices()
     if max(numbers) >= len(devices):
-        there = counted(len(devices), f"{devices[0].platform} device")
-        raise ConfigError(f"{flag(name)} names device {max(numbers)}, but there are {there}, counted from 0")
+        raise ConfigError(
+            f"{flag(name)} names device {max(numbers)}, but the run has {_counted(devices)}, counted from 0"
+        )
     return [devices[number] for number in numbers]
 
 

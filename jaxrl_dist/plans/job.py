@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -19,6 +18,7 @@ from jaxrl_dist.config.train import Train
 from jaxrl_dist.envs.base import EnvSlice
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.hosts import arrays, peers
+from jaxrl_dist.learners.policies import joined, state_of
 from jaxrl_dist.learners.sgd import Learner
 from jaxrl_dist.types import Algorithms, Array, Checkpoint, Report, TrainState, Variables
 
@@ -39,11 +39,11 @@ class ProgramCache:
         with self._lock:
             if name not in self._made:
                 self._made[name] = make()
-            found: T = self._made[name]
-        for part in found if isinstance(found, tuple) else (found,):
+            made: T = self._made[name]
+        for part in made if isinstance(made, tuple) else (made,):
             if isinstance(part, meshes.Program):
                 part.compile_seconds = 0.0
-        return found
+        return made
 
 
 class Job(NamedTuple):
@@ -98,11 +98,6 @@ class Job(NamedTuple):
         return self.config.num_envs * self.config.rollout_length
 
     @property
-    def total_env_steps(self) -> int:
-        """Env steps to train for."""
-        return self.config.total_env_steps
-
-    @property
     def seed(self) -> int:
         """The seed of the run."""
         return self.config.seed
@@ -121,30 +116,38 @@ class Job(NamedTuple):
         key = self.key(rng.Stream.INIT)
         if self.resumed is None:
             return self.with_init_variables(init(key), meshes.REPLICATED)
-        state = TrainState._make(map(arrays.put, self.resumed.state, shardings))
+        state = TrainState._make(map(arrays.put, self.keyed(self.resumed.state), shardings))
         if not jax.tree.leaves(state.memory):  # the algorithm has none, or it was not saved and fills again
             return state._replace(memory=init(key).memory)
         cut = meshes.Program(self.learner.cut, self.mesh, (meshes.BATCH,), meshes.BATCH, donate=(0,))
         return state._replace(memory=cut(state.memory))
 
+    def keyed(self, state: TrainState) -> TrainState:
+        """Returns the state of a checkpoint with its fields keyed by policy, as a plan computes it."""
+        return state if self.source.spec.policies else joined({"": state})
+
+    def bare(self, state: TrainState) -> TrainState:
+        """The inverse of ``keyed``: what checkpoints hold, without the name of a single policy."""
+        return state if self.source.spec.policies else state_of(state, "")
+
     def with_init_variables(self, state: TrainState, spec: PartitionSpec) -> TrainState:
         """Returns the state with ``init_variables``, if there are any, in the state's shapes and shardings."""
         if self.init_variables is None:
             return state
-        given = [isinstance(x, np.ndarray) for x in jax.tree.leaves(self.init_variables)]
-        own = state.variables if all(given) else arrays.whole(state.variables)
-        # Copies to numpy arrays: donation must not delete the caller's arrays.
-        variables = jax.tree.map(
-            lambda x, y: np.array(np.broadcast_to(x, y.shape) if isinstance(x, np.ndarray) else y),
-            self.init_variables,
-            own,
-        )
-        target = meshes.over_policies(lambda algorithm, variables: algorithm.initial_target(variables.params))(
-            self.algorithm, variables
-        )
-        copies = variables, jax.tree.map(np.array, target)
-        variables, target = meshes.put(copies, self.mesh, spec)
+
+        def filled(given: Any, initial: jax.Array) -> np.ndarray:
+            """Copies to a numpy array: donation must not delete the caller's arrays."""
+            return np.array(np.broadcast_to(given, initial.shape) if isinstance(given, np.ndarray) else initial)
+
+        variables = jax.tree.map(filled, self.init_variables, arrays.whole(state.variables))
+        target = {name: each.initial_target(variables[name].params) for name, each in self.algorithm.items()}
+        variables, target = meshes.put((variables, jax.tree.map(np.array, target)), self.mesh, spec)
         return state._replace(variables=variables, target=target)
+
+    @property
+    def progress(self) -> Mapping[str, Any]:
+        """The progress that the checkpoint holds; {}: a new run."""
+        return {} if self.resumed is None else self.resumed.progress
 
     @property
     def env_steps(self) -> int:
@@ -154,10 +157,8 @@ class Job(NamedTuple):
     @property
     def steps(self) -> tuple[int, int]:
         """Env steps and agent steps before this session."""
-        if self.resumed is None:
-            return 0, 0
-        done = self.resumed.env_steps
-        return done, self.resumed.progress.get("agent_steps", done)  # an older version did not store them
+        done = self.progress.get("env_steps", 0)
+        return done, self.progress.get("agent_steps", done)  # an older version did not store them
 
     @property
     def updates(self) -> int:
@@ -167,7 +168,7 @@ class Job(NamedTuple):
     @property
     def score(self) -> float:
         """Mean return of the newest whole interval before this session; -infinity if no episode ended."""
-        return -math.inf if self.resumed is None else score_of(self.resumed.progress)
+        return score_of(self.progress)
 
     def ended_by(self, env_steps: int, score: float) -> str | None:
         """As ``ended_by``, for this job's config."""
@@ -188,12 +189,11 @@ class Job(NamedTuple):
         """Returns the job of an actor pool."""
         # Threads do not vote on stopping: with several processes, waits end with the rollouts under way.
         stop = self.stop if peers.world() is None else lambda: False
-        sizes = self.num_envs, self.rollout_length
 
         def once(name: Hashable, make: Callable[[], T]) -> T:
             return self.once(name, lambda _: make())
 
-        return ActorJob(self.algorithm, self.source, *sizes, self.session_seed, stop, once)
+        return ActorJob(self.algorithm, self.source, self.num_envs, self.rollout_length, self.session_seed, stop, once)
 
     @property
     def iterations_per_report(self) -> int:

@@ -34,7 +34,6 @@ def on_device(job: Job) -> Iterator[Report]:
 class DevicePopulation(Population):
     """A population on environments that are pure functions, in one program."""
 
-    traces = staticmethod(compiled.traces)
     _per_dispatch = 1
 
     def _begin(self) -> None:
@@ -47,7 +46,7 @@ class DevicePopulation(Population):
         blank = job.once(("sums", len(jobs)), lambda job: compiled.blank_sums(job, *iterate, *inputs))
         self._blank = compiled.stack([blank] * len(jobs))
         self._since: IntervalSums = compiled.stack(
-            [compiled.reset_interval(IntervalSums.of(job.resumed, job.algorithm), blank) for job in jobs]
+            [compiled.reset_interval(IntervalSums.of(job.progress, job.algorithm), blank) for job in jobs]
         )
         self._compile(*iterate)
 
@@ -70,7 +69,7 @@ class DevicePopulation(Population):
     def _iterate(self, running: Sequence[int]) -> int:
         job, program = self._jobs[0], self.program
         # No member reaches its end before the last of these iterations.
-        left = min(self._jobs[member].total_env_steps - self._env_steps(member) for member in running)
+        left = min(self._jobs[member].config.total_env_steps - self._env_steps(member) for member in running)
         left = -(-left // job.steps_per_iteration)
         count = min(self._per_dispatch, max(1, job.iterations_per_report - self._iterations), left)
         began = time.perf_counter() - program.compile_seconds
@@ -79,20 +78,20 @@ class DevicePopulation(Population):
         self._count(steps)
         for row in (row for row, member in enumerate(self._rows) if not self._done[member]):
             # The program stops before the faulty iteration, so that a resumed run meets the fault again.
-            found = device.Fault(fault.iteration[row], fault.where[row])
-            device.check_fault(job.source.spec, found, job.num_envs, job.rollout_length)
+            first = device.Fault(fault.iteration[row], fault.where[row])
+            device.check_fault(job.source.spec, first, job.num_envs, job.rollout_length)
         seconds = time.perf_counter() - program.compile_seconds - began
         fitting = max(1, min(2 * self._per_dispatch, int(DISPATCH_SECONDS * count / seconds)))
         self._per_dispatch = peers.minimum(fitting, "iterations of a dispatch")
         return count
 
-    def _sums(self) -> IntervalSums:
-        return self._since
+    def _sums(self) -> Sequence[IntervalSums]:
+        since = arrays.fetch(self._since)
+        return [self._part(since, row) for row in range(len(self._rows))]
 
     def _restart(self) -> None:
         self._since = self._blank
 
     def _keep(self, index: np.ndarray) -> None:
-        self._state, self._actor = self._gathered((self._state, self._actor), index)
         self._blank = jax.tree.map(lambda x: x[index], self._blank)
         self._compile(*self._iteration())

@@ -11,26 +11,26 @@ had their turn.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 
 from jaxrl_dist import flow
-from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.step import keys_of
 from jaxrl_dist.checks import flag
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.learners.policies import joined, state_of
-from jaxrl_dist.learners.sharded import compile_relearn, compile_update
 from jaxrl_dist.plans import asynchronous
-from jaxrl_dist.plans.asynchronous import Trainer, Turn, overlapped
+from jaxrl_dist.plans.asynchronous import Trainer
+from jaxrl_dist.plans.dataflow import Rounds, Turn, dataflow
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.threaded import prioritizes
+from jaxrl_dist.plans.threaded import exchange
 from jaxrl_dist.rng import Stream
-from jaxrl_dist.types import Algorithm, PyTree, Report, TrainState
+from jaxrl_dist.types import Algorithm, Report, TrainState
 
 
 def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int) -> None:
@@ -46,44 +46,37 @@ def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int)
 
 def own_pace(job: Job) -> Iterator[Report]:
     """Runs ``job`` with actors in threads and a trainer for each policy."""
-    return overlapped(job, Trainers(job))
+    learners = trainers(job)
+    programs = [program for trainer in learners.values() for program in trainer.programs]
+    return dataflow(job, partial(turns, learners), programs, exchange(job))
 
 
-class Trainers:
-    """A trainer for each policy: ``asynchronous.Training``."""
-
-    def __init__(self, job: Job) -> None:
-        keys = [keys_of(job.algorithm, job.key(stream)) for stream in (Stream.LEARN, Stream.LEARN_MORE)]
-        self._trainers = {}
-        for name, learner in job.learner.parts:
-            update = compile_update(learner, job.mesh, prioritized=prioritizes({name: job.algorithm[name]}))
-            relearn = None if learner.relearn is None else compile_relearn(learner, job.mesh)
-            self._trainers[name] = Trainer(update, relearn, (keys[0][name], keys[1][name]))
-
-    @property
-    def programs(self) -> Sequence[meshes.Program]:
-        """As ``asynchronous.Training.programs``."""
-        return [program for trainer in self._trainers.values() for program in trainer.programs]
-
-    @property
-    def more(self) -> bool:
-        """As ``asynchronous.Training.more``."""
-        return any(trainer.more for trainer in self._trainers.values())
-
-    def turns(self, state: TrainState, rounds: Iterator[Sequence[PyTree] | None]) -> Iterator[Turn]:
-        """As ``asynchronous.Training.turns``."""
-        states = {name: state_of(state, name) for name in self._trainers}
-        states = {name: own._replace(iteration=jnp.copy(own.iteration)) for name, own in states.items()}  # not shared
-        copies = dict(zip(states, flow.duplicate(rounds, len(states), bound=1), strict=True))
-        each = [trainer.turns(states[name], _of(name, copies[name])) for name, trainer in self._trainers.items()]
-        for name, turn in zip(itertools.cycle(states), flow.concurrently(*each), strict=False):
-            if turn.state is not states[name]:
-                states[name] = turn.state
-                last = name == next(reversed(states))
-                yield Turn(joined(states), {name: turn.metrics}, {name: turn.counts}, last)
+def trainers(job: Job) -> dict[str, Trainer]:
+    """Returns the trainer of each policy; those that replay are free-running."""
+    job = job._replace(pool=job.pool._replace(free_running=True))
+    learn, relearn = (keys_of(job.algorithm, job.key(stream)) for stream in (Stream.LEARN, Stream.LEARN_MORE))
+    return {
+        name: Trainer(job, learner, {name: job.algorithm[name]}, (learn[name], relearn[name]))
+        for name, learner in job.learner.parts
+    }
 
 
-def _of(name: str, rounds: Iterator[Sequence[PyTree] | None]) -> Iterator[Sequence[PyTree] | None]:
+def turns(trainers: Mapping[str, Trainer], state: TrainState, rounds: Rounds) -> Iterator[Turn]:
+    """Yields the turns in which a policy has learned: each round goes to every trainer, and these take turns."""
+    states = {name: state_of(state, name) for name in trainers}
+    states = {name: part._replace(iteration=jnp.copy(part.iteration)) for name, part in states.items()}  # not shared
+    copies = itertools.tee(rounds, len(states))
+    parts = {name: _of_policy(name, copy) for name, copy in zip(states, copies, strict=True)}
+    streams = [trainer.turns(states[name], parts[name]) for name, trainer in trainers.items()]
+    more = dict.fromkeys(states, False)
+    for name, turn in zip(itertools.cycle(states), flow.concurrently(*streams), strict=False):
+        if turn.state is not states[name]:
+            states[name], more[name] = turn.state, turn.more
+            last = name == next(reversed(states))
+            yield Turn(joined(states), {name: turn.metrics}, {name: turn.counts}, any(more.values()), last)
+
+
+def _of_policy(name: str, rounds: Rounds) -> Iterator[Any]:
     """Yields one policy's part of rollouts and priorities, which are keyed by policy."""
     for content in rounds:
         yield None if content is None else [part[name] for part in content if name in part]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from jaxrl_dist.plans import compiled
 from jaxrl_dist.plans.clock import Clock
 from jaxrl_dist.plans.evolve import Selection
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.report import IntervalSums, check_there, diverged, mean_return, report, saved
+from jaxrl_dist.plans.report import IntervalSums, copied, diverged, mean_return, report, saved
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Report, TrainState
 
@@ -31,8 +31,8 @@ class _Counts(NamedTuple):
     skipped: Any
 
 
-_Numbers = tuple[IntervalSums, _Counts]
-"""What the members' reports need: their sums since the last report, and their counts."""
+_Numbers = tuple[Sequence[IntervalSums], _Counts]
+"""What the members' reports need: the sums of each row since the last report, and the rows' counts."""
 
 
 class Population(abc.ABC):
@@ -76,9 +76,9 @@ class Population(abc.ABC):
         """The members that a selection has ended."""
         self._due: dict[int, Report] = {}
         self._small: dict[str, tuple[Any, jax.Array]] = {}
-        kept = range(len(jobs)) if training is None else training
-        self._ended = [at for at in kept if jobs[at].ended_by(jobs[at].env_steps, jobs[at].score)]
-        self._done = [at not in kept or at in self._ended for at in range(len(jobs))]
+        trained = range(len(jobs)) if training is None else training
+        self._ended = [at for at in trained if jobs[at].ended_by(jobs[at].env_steps, jobs[at].score)]
+        self._done = [at not in trained or at in self._ended for at in range(len(jobs))]
         self._started = False
         self.error: BaseException | None = None
         """Ends all members that are not done: each raises it instead of advancing, and can still save its state."""
@@ -109,10 +109,10 @@ class Population(abc.ABC):
 
     def _start(self) -> None:
         jobs = self._jobs
-        self._clocks = [Clock(job.resumed, partial(self._excluded_seconds, at)) for at, job in enumerate(jobs)]
+        self._clocks = [Clock(job.progress, partial(self._excluded_seconds, at)) for at, job in enumerate(jobs)]
         self._put_inputs()
         self._steps = np.array([job.steps for job in jobs])
-        since = [IntervalSums.of(jobs[member].resumed, jobs[member].algorithm) for member in self._running()]
+        since = [IntervalSums.of(jobs[member].progress, jobs[member].algorithm) for member in self._running()]
         self._iterations = max((int(x.iterations) for x in since), default=0)
         self._begin()
         if self._ended:  # before this session, but their reports have not been taken
@@ -170,23 +170,19 @@ class Population(abc.ABC):
         """Makes the reports of members that are done, and of all members after an interval."""
         interval_over = self._iterations >= self._jobs[0].iterations_per_report
         numbers = self._numbers() if interval_over else None
-        for member in running:
-            job = self._jobs[member]
-            if numbers is not None:
-                episodes = self._part(numbers[0].episodes, self._rows.index(member))
-                self._scores[member] = mean_return(episodes, self._scores[member])
-            self._done[member] = job.ended_by(self._env_steps(member), self._scores[member]) is not None
-        stopped = self._stopped(running)
-        due = [member for member in running if interval_over or self._done[member] or member in stopped]
+        if numbers is not None:
+            self._score(running, numbers[0])
+        ended, stopped = [member for member in running if self._is_over(member)], self._stopped(running)
+        due = running if interval_over else sorted({*ended, *stopped})
         if not due:
             return
+        self._end(ended)
         since, counts = numbers or self._numbers()
         if interval_over:
             counts = self._select(counts)  # also among those that stop: a resume goes on after it
-        for member in stopped:
-            self._done[member] = True
+        self._end(stopped)
         for member in due:
-            last = self._done[member] and any(not done for done in self._done)
+            last = self._done[member] and not all(self._done)
             self._due[member] = self._now(member, (since, counts), keep=last)
         self._parents = list(range(len(self._jobs)))
         if self.halved.intersection(due) and not all(self._done):
@@ -194,6 +190,18 @@ class Population(abc.ABC):
         if interval_over:
             self._restart()
             self._iterations = 0
+
+    def _score(self, members: Sequence[int], since: Sequence[IntervalSums]) -> None:
+        """Takes the members' scores from the episodes of a whole interval."""
+        for member in members:
+            self._scores[member] = mean_return(since[self._rows.index(member)].episodes, self._scores[member])
+
+    def _is_over(self, member: int) -> bool:
+        return self._jobs[member].ended_by(self._env_steps(member), self._scores[member]) is not None
+
+    def _end(self, members: Iterable[int]) -> None:
+        for member in members:
+            self._done[member] = True
 
     def _stopped(self, running: Sequence[int]) -> list[int]:
         """Returns the members that end early: all of them for a signal, or some for an error of theirs.
@@ -210,26 +218,30 @@ class Population(abc.ABC):
 
         Returns the counts after it. A member that has diverged takes no part: its report ends it, and it has no copies.
         """
-        rows, selection = self._rows, self._selection
+        rows, selection, jobs = self._rows, self._selection, self._jobs
         members = [x for x in self._running() if not diverged(self._part(counts.skipped, rows.index(x)))]
-        iteration = int(self._part(counts.iteration, rows.index(members[0]))) if members else 0
-        if selection is None or len(members) < 2 or not selection.due(iteration - self._iterations, iteration):
+        if selection is None or len(members) < 2:
             return counts
-        jobs = self._jobs
+        iteration = int(self._part(counts.iteration, rows.index(members[0])))
+        if not selection.due(iteration - self._iterations, iteration):
+            return counts
         hyper = {name: np.array([jobs[x].hyper[name] for x in members]) for name in jobs[0].hyper}
         scores = np.array([self._scores[member] for member in members])
         source, chosen = selection.evolve(selection.rng(iteration), scores, hyper)
         if len(source) < len(members):
             self.halved |= set(members) - {members[x] for x in source}
-            for member in self.halved:
-                self._done[member] = True
+            self._end(self.halved)
             return counts
         for place, member in enumerate(members):
             job, self._parents[member] = jobs[member], members[source[place]]
             values = {name: float(x[place]) for name, x in chosen.items()}
             jobs[member] = job._replace(hyper=values if selection.valid(job.config, values) else job.hyper)
-        index = np.array([rows.index(self._parents[member]) for member in rows])
-        memory = self._state.memory  # each keeps its experience
+        return self._copy_parents(counts)
+
+    def _copy_parents(self, counts: _Counts) -> _Counts:
+        """Gives each member the state and the counts of its parent; each keeps its experience."""
+        index = np.array([self._rows.index(self._parents[member]) for member in self._rows])
+        memory = self._state.memory
         self._state = self._gathered(self._state._replace(memory=()), index)._replace(memory=memory)
         self._put_inputs()
         return jax.tree.map(lambda x: x[index], counts)
@@ -245,24 +257,25 @@ class Population(abc.ABC):
         if len(index) % self._jobs[0].mesh.shape[meshes.AGENT]:
             return  # the rest does not divide over the devices: all are computed
         self._rows = [self._rows[row] for row in index]
+        self._state, self._actor = self._gathered((self._state, self._actor), index)
         self._put_inputs()
         self._keep(index)
 
     def _numbers(self) -> _Numbers:
-        """Fetches the numbers of all members' reports in one transfer."""
+        """Fetches the numbers of all members' reports."""
         state = self._state
-        found: _Numbers = arrays.fetch((self._sums(), _Counts(state.updates, state.iteration, state.skipped)))
-        return found
+        return self._sums(), arrays.fetch(_Counts(state.updates, state.iteration, state.skipped))
 
     def _now(self, member: int, numbers: _Numbers, *, keep: bool = False) -> Report:
         """Returns a member's report; ``keep`` copies its state at once, so that the others can advance."""
         job, row = self._jobs[member], self._rows.index(member)
-        since, counts = self._part(numbers, row)
+        since, counts = numbers[0][row], self._part(numbers[1], row)
         state = self._state._replace(**counts._asdict())
-        actor, copy = self._actor, partial(_copied, row=row if self._axis else None)
+        actor, own_row = self._actor, row if self._axis else None
+        selected = {"hyper": dict(job.hyper), "halved": member in self.halved}
         if keep:
-            variables = copy(state.variables, "variables")
-            state, actor, _ = copy(saved(job, state, actor), "checkpoint", arrays.pieces)
+            variables = copied(state.variables, "variables", row=own_row)
+            state, actor = copied((saved(job, state), actor), "checkpoint", arrays.pieces, row=own_row)
             state = state._replace(variables=variables)
         return report(
             job,
@@ -273,9 +286,9 @@ class Population(abc.ABC):
             due=since.iterations >= job.iterations_per_report,
             score=self._scores[member],
             actor=actor,
-            copy=copy,
+            row=own_row,
             extra_metrics={**self._times(), **self._selected(member)},
-            kept={"hyper": dict(job.hyper), "halved": member in self.halved} if job.hyper or self._selection else {},
+            extra_progress=selected if job.hyper or self._selection else {},
         )
 
     def _selected(self, member: int) -> Mapping[str, float]:
@@ -287,11 +300,6 @@ class Population(abc.ABC):
 
     # --- Defined by each plan ---------------------------------------------------------------------------------
 
-    @staticmethod
-    @abc.abstractmethod
-    def traces(job: Job) -> bool:
-        """Returns whether programs can train members that differ in ``job.hyper``: tracing needs no values."""
-
     @abc.abstractmethod
     def _begin(self) -> None:
         """Makes the state, the environments and the programs, and calls ``_ready`` with these."""
@@ -301,8 +309,8 @@ class Population(abc.ABC):
         """Runs some iterations, calls ``_count``, and returns their number; no member ends before the last of them."""
 
     @abc.abstractmethod
-    def _sums(self) -> IntervalSums:
-        """Returns each row's sums since the last report."""
+    def _sums(self) -> Sequence[IntervalSums]:
+        """Returns each row's sums since the last report, on the host."""
 
     @abc.abstractmethod
     def _restart(self) -> None:
@@ -310,7 +318,7 @@ class Population(abc.ABC):
 
     @abc.abstractmethod
     def _keep(self, index: np.ndarray) -> None:
-        """Keeps only these rows of all arrays."""
+        """Keeps only these rows of the plan's other arrays, and compiles the programs again."""
 
     def _times(self) -> Mapping[str, float]:
         """Returns the seconds of the plan's stages."""
@@ -320,21 +328,3 @@ class Population(abc.ABC):
         """Ends environments on the host."""
         if self._env is not None:
             self._env.close()
-
-
-def _copied(tree: Any, what: str, to_host: Callable[[Any], Any] = arrays.copied, *, row: int | None) -> Any:
-    """As ``copied``, for a member: copies its part of the arrays on the devices; others are copied whole.
-
-    Args:
-      row: the member's row; None: the arrays have no axis of members.
-    """
-    leaves, structure = jax.tree.flatten(tree)
-    there = [at for at, x in enumerate(leaves) if isinstance(x, jax.Array)]
-    check_there([leaves[at] for at in there], what)
-    if row is not None and there:
-        for at, x in zip(there, _taken([leaves[at] for at in there], np.int32(row)), strict=True):
-            leaves[at] = x
-    return to_host(jax.tree.unflatten(structure, leaves))
-
-
-_taken = jax.jit(lambda arrays, row: [x[row] for x in arrays])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -46,19 +47,19 @@ class IntervalSums(NamedTuple):
                 ended.append({metric: [exact(x) for x in pair] for metric, pair in episodes.info.items()})
             return int(learned), {name: float(value).hex() for name, value in sums.items()}, ended
 
-        kept = int(self.iterations), *(part.get("", part) for part in over_policies(of_policy, 3)(*self[1:]))
-        return dict(zip(self._fields, kept, strict=True))
+        fields = int(self.iterations), *(part.get("", part) for part in over_policies(of_policy, 3)(*self[1:]))
+        return dict(zip(self._fields, fields, strict=True))
 
     @staticmethod
-    def of(resumed: Checkpoint | None, policies: Iterable[str]) -> IntervalSums:
-        """Returns the sums of a checkpoint, as numpy arrays; zeros for a new run of these policies."""
-        if resumed is not None and resumed.progress["since"] is not None:
-            return IntervalSums.from_json(resumed.progress["since"])
+    def of(progress: Mapping[str, Any], policies: Iterable[str]) -> IntervalSums:
+        """Returns the sums in a checkpoint's progress, as numpy arrays; zeros where it has none, for these policies."""
+        if progress.get("since") is not None:
+            return IntervalSums.from_json(progress["since"])
         none: Any = dict.fromkeys(policies, (np.int32(0), {}, no_episodes(1)))
         return IntervalSums(np.int32(0), *over_policies(lambda zeros: zeros, 3)(none))
 
     @staticmethod
-    def from_json(kept: Mapping[str, Any]) -> IntervalSums:
+    def from_json(stored: Mapping[str, Any]) -> IntervalSums:
         """The inverse of ``to_json``."""
 
         def of_policy(learned: int, sums: Mapping[str, str], episodes: list[Any]) -> tuple[Any, ...]:
@@ -71,10 +72,10 @@ class IntervalSums(NamedTuple):
             values = {name: np.float64(float.fromhex(value)) for name, value in sums.items()}
             return np.int32(learned), values, ended
 
-        parts = [kept[name] for name in IntervalSums._fields[1:]]
-        if not isinstance(kept["learned"], dict):
+        parts = [stored[name] for name in IntervalSums._fields[1:]]
+        if not isinstance(stored["learned"], dict):
             parts = [{"": part} for part in parts]
-        return IntervalSums(np.int32(kept["iterations"]), *over_policies(of_policy, 3)(*parts))
+        return IntervalSums(np.int32(stored["iterations"]), *over_policies(of_policy, 3)(*parts))
 
 
 def check_progress(progress: Mapping[str, Any]) -> None:
@@ -101,10 +102,10 @@ class HostInterval:
     def __init__(self, job: Job, length: int) -> None:
         """``length`` is that of an interval, in iterations."""
         self._job, self._length, self.score = job, length, job.score
-        self._begin(job.resumed)
+        self._begin(job.progress)
 
-    def _begin(self, resumed: Checkpoint | None) -> None:
-        since = IntervalSums.of(resumed, self._job.algorithm)
+    def _begin(self, progress: Mapping[str, Any]) -> None:
+        since = IntervalSums.of(progress, self._job.algorithm)
         none = no_episodes(1, self._job.source.spec.info_metrics).merge()
 
         def of_policy(sums: Mapping[str, Array], episodes: EpisodeStats) -> tuple[Any, ...]:
@@ -157,16 +158,11 @@ class HostInterval:
 
     def restart(self) -> None:
         """Begins the next interval."""
-        self._begin(None)
+        self._begin({})
 
 
 _FETCH = 1000
 """Iterations after which metrics are fetched from the devices."""
-
-
-def updated(state: TrainState, before: Any) -> Any:
-    """Returns whether updates have been made since there were ``before``; of all policies, dicts keyed by policy."""
-    return jax.tree.map(lambda new, old: int(new) > old, state.updates, before)
 
 
 def updates_of(state: TrainState) -> Any:
@@ -179,10 +175,10 @@ def of_all(
 ) -> list[tuple[np.ndarray, Mapping[str, EpisodeStats]]]:
     """Returns the env steps and agent steps, ``[2]``, and the finished episodes of one rollout per process."""
     values, structure = jax.tree.flatten(episodes)
-    here = [steps.tolist(), [value.tolist() for value in values]]
+    rollout = [steps.tolist(), [value.tolist() for value in values]]
     return [
         (np.array(steps), jax.tree.unflatten(structure, [np.array(value, np.float32) for value in values]))
-        for steps, values in peers.all_gather(here, "a rollout")
+        for steps, values in peers.all_gather(rollout, "a rollout")
     ]
 
 
@@ -206,17 +202,17 @@ def episode_metrics(episodes: EpisodeStats) -> dict[str, float | None]:
     """Returns means over the finished episodes; None if there are none."""
     *fields, info = episodes
     count, total, length, least, most = map(float, fields)
-    told = {f"info/{name}": float(value) / float(there) if there else None for name, (value, there) in info.items()}
+    means = {f"info/{name}": float(x) / float(n) if n else None for name, (x, n) in info.items()}
     if count == 0:
         names = "episode/return", "episode/length", "episode/return_min", "episode/return_max"
-        return {"episode/count": 0.0, **dict.fromkeys(names), **told}
+        return {"episode/count": 0.0, **dict.fromkeys(names), **means}
     return {
         "episode/count": count,
         "episode/return": total / count,
         "episode/length": length / count,
         "episode/return_min": least,
         "episode/return_max": most,
-        **told,
+        **means,
     }
 
 
@@ -231,8 +227,8 @@ def report(
     score: float,
     extra_metrics: Mapping[str, float | None] = {},
     actor: PyTree = (),
-    copy: Callable[..., Any] | None = None,
-    kept: Mapping[str, Any] = {},
+    row: int | None = None,
+    extra_progress: Mapping[str, Any] = {},
 ) -> Report:
     """Fetches an interval's numbers to the host.
 
@@ -242,10 +238,10 @@ def report(
       score: mean return of the newest complete interval in which episodes ended.
       extra_metrics: metrics in addition to the learner's.
       actor: the actors' state, for a checkpoint; () if environments run on the host.
-      kept: more JSON for a checkpoint's progress.
-      copy: as ``copied``; a member of a population copies its part.
+      row: as for ``copied``.
+      extra_progress: more JSON for a checkpoint's progress.
     """
-    copy = copy or copied
+    copy = partial(copied, row=row)
     failed = diverged(state.skipped)
     since, iteration = arrays.fetch(since), int(state.iteration)
     updates = sum(map(int, jax.tree.leaves(state.updates)))  # of all policies
@@ -262,8 +258,14 @@ def report(
         **clock.to_json(),
         "since": None if due else since.to_json(),
         "score": score.hex(),
-        **kept,
+        **extra_progress,
     }
+
+    def checkpoint() -> Checkpoint:
+        held = Checkpoint(job.bare(saved(job, state)), actor, {})
+        copied: Checkpoint = copy(held, "checkpoint", arrays.pieces)
+        return copied._replace(progress=progress)
+
     return Report(
         env_steps=env_steps,
         updates=updates,
@@ -271,7 +273,7 @@ def report(
         wall_time_s=clock.wall_time(),
         metrics={**episode_metrics(merged(since.episodes)), **_of_policies(since), **extra_metrics, **rates},
         variables=lambda: job.source.spec.bare(copy(state.variables, "variables")),
-        checkpoint=lambda: copy(saved(job, state, actor), "checkpoint", arrays.pieces)._replace(progress=progress),
+        checkpoint=checkpoint,
         ended_by=None if failed else job.ended_by(env_steps, score),
         diverged=failed,
         agent_steps=agent_steps if job.source.spec.num_agents > 1 else None,
@@ -285,43 +287,39 @@ def diverged(skipped: Any) -> bool:
 
 def _of_policies(since: IntervalSums) -> dict[str, float | None]:
     """Returns means of each policy's metrics and episodes, named like ``prey/loss/q``, or ``loss/q`` without a name."""
-    found: dict[str, float | None] = {}
+    metrics: dict[str, float | None] = {}
     for policy in sorted(since.learned):
-        means = mean(since.sums[policy], since.learned[policy])
+        count, sums = since.learned[policy], since.sums[policy]
+        means = {name: float(value / count) if count else None for name, value in sums.items()}
         every = {**episode_metrics(since.episodes[policy].merge()), **means}
-        found |= {f"{policy}/{name}" if policy else name: value for name, value in every.items()}
-    return found
+        metrics |= {f"{policy}/{name}" if policy else name: value for name, value in every.items()}
+    return metrics
 
 
-def mean(sums: Mapping[str, Array], count: Array) -> dict[str, float | None]:
-    """Returns the mean of each metric over ``count`` iterations that made updates; None if there were none."""
-    return {name: float(value / count) if count else None for name, value in sums.items()}
+def saved(job: Job, state: TrainState) -> TrainState:
+    """Returns what a checkpoint holds of a state, still on the devices: no replay memory if checkpoints hold none."""
+    return state._replace(memory=()) if job.config.checkpoint_replay is False else state
 
 
-def saved(job: Job, state: TrainState, actor: PyTree) -> Checkpoint:
-    """Returns what a checkpoint holds, still on the devices: no replay memory if checkpoints hold none."""
-    kept = job.config.checkpoint_replay is not False
-    return Checkpoint(state if kept else state._replace(memory=()), actor, {})
-
-
-def copied(tree: Any, what: str, to_host: Callable[[Any], Any] = arrays.copied) -> Any:
+def copied(tree: Any, what: str, to_host: Callable[[Any], Any] = arrays.copied, *, row: int | None = None) -> Any:
     """Copies the arrays of a report to the host.
 
     Args:
+      what: the function of the report that asks for them.
       to_host: ``arrays.copied`` or ``arrays.pieces``.
-
-    Raises:
-      RuntimeError: as ``check_there``.
-    """
-    check_there(jax.tree.leaves(tree), what)
-    return to_host(tree)
-
-
-def check_there(arrays: Iterable[jax.Array], what: str) -> None:
-    """Checks that a report's arrays can be copied.
+      row: that of a member, whose part of the arrays on the devices is copied; None: they have no axis of members.
 
     Raises:
       RuntimeError: training has continued and has overwritten them.
     """
-    if any(x.is_deleted() for x in arrays):
+    leaves, structure = jax.tree.flatten(tree)
+    on_devices = {at: x for at, x in enumerate(leaves) if isinstance(x, jax.Array)}
+    if any(x.is_deleted() for x in on_devices.values()):
         raise RuntimeError(f"this report is past: ask for report.{what}() before taking the next one")
+    if row is not None and on_devices:
+        parts = _row_of(on_devices, np.int32(row))
+        leaves = [parts.get(at, x) for at, x in enumerate(leaves)]
+    return to_host(jax.tree.unflatten(structure, leaves))
+
+
+_row_of = jax.jit(lambda arrays, row: jax.tree.map(lambda x: x[row], arrays))

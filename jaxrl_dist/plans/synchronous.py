@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import operator
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors import host, programs
-from jaxrl_dist.actors.step import initial_core
-from jaxrl_dist.envs.base import EnvSlice
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.sharded import compile_update
-from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.plans import compiled
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.population import Population
 from jaxrl_dist.plans.report import HostInterval, IntervalSums, of_all
 from jaxrl_dist.rng import Stream
-from jaxrl_dist.spaces import zeros
-from jaxrl_dist.types import Array, EnvSpec, Report
+from jaxrl_dist.types import Report
 
 
 def synchronous(job: Job) -> Iterator[Report]:
@@ -40,56 +33,38 @@ def synchronous(job: Job) -> Iterator[Report]:
 class HostPopulation(Population):
     """A population on one batch of host environments, those of the first member first."""
 
-    @staticmethod
-    def traces(job: Job) -> bool:
-        def iteration(hyper: Mapping[str, Array]) -> Any:
-            algorithm, learner = job.variant(hyper)
-            key, size = rng.stream(job.seed, Stream.INIT), job.num_envs // job.mesh.shape[meshes.DATA]
-            spec, state = job.source.spec, learner.init(key)
-            allocate, act, close_rollout = programs.acting(algorithm, spec, job.rollout_length, key)
-            core, now = initial_core(algorithm, spec, EnvSlice.all(size)), (jnp.int32(0), state.env_step)
-
-            def shown(own: EnvSpec) -> tuple[Any, Any, Array]:
-                rows = size // spec.num_agents * own.num_agents
-                return (), zeros(own.observation, rows), np.zeros((4, rows), np.float32)
-
-            stacks, *seen = over_policies(shown, 3)(spec.by_policy)
-            buffer, own, begun = allocate(state.variables, stacks, seen[0], core, *now)
-            acted = act(jnp.int32(0), jnp.int32(0), state.variables, own, buffer, begun, stacks, core, *seen, *now)
-            return learner.update(state, close_rollout(*acted[:3], core, *seen)[0], key)
-
-        return compiled.is_traced(meshes.acting(iteration, job.mesh, meshes.REPLICATED, meshes.REPLICATED), job.hyper)
-
     def _begin(self) -> None:
         jobs, job = self._jobs, self._jobs[0]
         self._axis = len(jobs) > 1 or bool(job.hyper)  # a program without the axis has no hyperparameters as inputs
         self._here = arrays.own_part(job.mesh)
         self._env = job.source.host(job.share, [job.session_seed for job in jobs])
         members = [job.variant(job.hyper)[0] for job in jobs] if self._axis else []
-        how = self._here, job.rollout_length, self._compile(), job.share
-        self._acting = host.HostActor(job.algorithm, self._env, *how, members=members)
-        equal = self._average_every is not None
-        begin = partial(compiled.initial_state, jobs, self._hyper, equal=equal, restarted=True)
-        self._state = begin() if self._axis else job.initial_state()
+        self._acting = host.HostActor(
+            job.algorithm, self._env, self._here, job.rollout_length, self._compile(), job.share, members=members
+        )
+        if self._axis:
+            equal = self._average_every is not None
+            self._state = compiled.initial_state(jobs, self._hyper, equal=equal, restarted=True)
+        else:
+            self._state = job.initial_state()
         self._intervals = [HostInterval(job, job.iterations_per_report) for job in jobs]
         self._update_seconds, self._key = 0.0, job.key(Stream.LEARN)
         self._act_compiled = 0.0  # seconds, of programs that have been replaced
 
     def _compile(self) -> programs.Programs:
         job, members, every = self._jobs[0], len(self._rows), self._average_every
-        here, length, spec = self._here, job.rollout_length, job.source.spec
+        mesh, length, spec = self._here, job.rollout_length, job.source.spec
         if self._axis:
-            act, update = ("act", members), ("update", members, every)
-
-            def members_act(job: Job) -> programs.Programs:
-                return programs.compile_members(lambda x: job.variant(x)[0], spec, here, length)
-
-            acting = job.once(act, members_act)
-            self._update = job.once(update, lambda job: compiled.compile_update(job, every))
+            acting = job.once(
+                ("act", members),
+                lambda job: programs.compile_members(lambda hyper: job.variant(hyper)[0], spec, mesh, length),
+            )
+            self._update = job.once(("update", members, every), lambda job: compiled.compile_update(job, every))
         else:
-            key = meshes.put(rng.stream(job.seed, Stream.ACT), here, meshes.REPLICATED)
-            how = spec, here, length, key
-            acting = job.once(("act", job.seed), lambda job: programs.compile_acting(job.algorithm, *how))
+            key = meshes.put(rng.stream(job.seed, Stream.ACT), mesh, meshes.REPLICATED)
+            acting = job.once(
+                ("act", job.seed), lambda job: programs.compile_acting(job.algorithm, spec, mesh, length, key)
+            )
             self._update = job.once("update", lambda job: compile_update(job.learner, job.mesh))
         self._act = acting.act
         self._ready(self._update, *acting)
@@ -97,17 +72,16 @@ class HostPopulation(Population):
 
     def _iterate(self, running: Sequence[int]) -> int:
         mesh, state = self._jobs[0].mesh, self._state
-        who, how = [], [self._key]
-        if self._axis:
-            who, how = [(self._keys[0], self._hyper)], [self._keys[-1], self._hyper, self._goes_on()]
+        of_members = [(self._keys[0], self._hyper)] if self._axis else []
+        inputs = [self._keys[-1], self._hyper, self._goes_on()] if self._axis else [self._key]
         updates = arrays.fetch(state.updates)
         acting = arrays.as_local((state.variables, state.iteration, state.env_step), mesh)
         rollout, episodes, steps = peers.run_everywhere(
-            partial(self._acting.rollout, *acting, *who), "the environments"
+            partial(self._acting.rollout, *acting, *of_members), "the environments"
         )
         began = time.perf_counter()
         specs = meshes.rollout_specs(self._jobs[0].algorithm)
-        self._state, metrics = self._update(state, arrays.as_global(rollout, mesh, specs), *how)
+        self._state, metrics = self._update(state, arrays.as_global(rollout, mesh, specs), *inputs)
         jax.block_until_ready(self._state)
         self._update_seconds += time.perf_counter() - began
         grew = jax.tree.map(operator.gt, self._state.updates, updates)
@@ -124,16 +98,14 @@ class HostPopulation(Population):
         self._count(counts)
         return 1
 
-    def _sums(self) -> IntervalSums:
-        since = [interval.since() for interval in self._intervals]
-        return compiled.stack(_same_keys(since)) if self._axis else since[0]
+    def _sums(self) -> Sequence[IntervalSums]:
+        return [interval.since() for interval in self._intervals]
 
     def _restart(self) -> None:
         for interval in self._intervals:
             interval.restart()
 
     def _keep(self, index: np.ndarray) -> None:
-        self._state = self._gathered(self._state, index)
         self._intervals = [self._intervals[row] for row in index]
         self._update_seconds -= self._update.compile_seconds
         self._act_compiled += self._act.compile_seconds
@@ -146,13 +118,3 @@ class HostPopulation(Population):
             "time/acting_s": stages.get("acting", 0.0) - self._act_compiled - self._act.compile_seconds,
             "time/env_s": stages.get("env", 0.0),
         }
-
-
-def _same_keys(intervals: Sequence[IntervalSums]) -> list[IntervalSums]:
-    """Gives all members the metrics of any: after a resume, those in the middle of an interval have some already."""
-
-    def filled(_: Any, own: Mapping[str, float], *others: Mapping[str, float]) -> dict[str, float]:
-        return {**dict.fromkeys(itertools.chain(*others), 0.0), **own}
-
-    every = [since.sums for since in intervals]
-    return [since._replace(sums=over_policies(filled)(since.learned, since.sums, *every)) for since in intervals]

@@ -91,7 +91,7 @@ def _check(policy: Policy, platforms: tuple[str, ...], format: str) -> None:
     if format not in FORMATS:
         raise ConfigError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
     if platforms and format == "onnx":
-        raise ConfigError("--platforms is of StableHLO; a runtime chooses where it runs an ONNX file")
+        raise ConfigError("--platforms works with StableHLO only; a runtime chooses where it runs an ONNX file")
     if names := list(policy.source.spec.policies):
         known = ", ".join(names)
         raise ConfigError(f"a file acts as one policy, and the run has {known}; name one, as in --policy {names[0]}")
@@ -131,10 +131,10 @@ def _exported(
         observation = {name: part for name, part in observation.items() if name not in hidden}
     mask = None if policy.source.is_pure else policy.source.spec.mask
 
-    def given(path: str, part: Part) -> jax.ShapeDtypeStruct:
+    def argument(path: str, part: Part) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((size, *part.shape), np.dtype(np.int8) if path == mask else part.dtype)
 
-    obs = jax.tree.map(given, spaces.paths(observation), observation)
+    obs = jax.tree.map(argument, spaces.paths(observation), observation)
     core = jax.eval_shape(lambda x: policy.initial_core(x.shape[0]), jax.tree.leaves(obs)[0])
     args = obs, core, jax.ShapeDtypeStruct((size,), jnp.bool_)
     if format == "onnx":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,30 +32,26 @@ def converted(function: Callable[..., Any], specs: Sequence[Any], inputs: list[s
       Exception: it cannot convert the function.
     """
     try:
-        there = importlib.metadata.version("jax2onnx")
-        if tuple(map(int, there.split(".")[:2])) < OLDEST:
+        installed = importlib.metadata.version("jax2onnx")
+        if tuple(map(int, installed.split(".")[:2])) < OLDEST:
             least = ".".join(map(str, OLDEST))
-            raise ConfigError(f"--format onnx needs jax2onnx {least}, and {there} is installed: {INSTALL}")
+            raise ConfigError(f"--format onnx needs jax2onnx {least}, and {installed} is installed: {INSTALL}")
         import jax2onnx
     except ImportError as error:
         raise ConfigError(f"--format onnx needs {error.name}, which is not installed: {INSTALL}") from None
 
-    model = jax2onnx.to_onnx(_inlined(function), specs, model_name="policy", input_names=inputs, output_names=outputs)
-    content: bytes = model.SerializeToString()
-    return content
-
-
-def _inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Inlines calls and the CPU's platform branches, because jax2onnx supports neither calls nor such branches."""
-
-    def run(*args: Any) -> list[Any]:
+    def inlined(*args: Any) -> list[Any]:
         return _evaluate(jax.make_jaxpr(function)(*args), *args)
 
-    return run
+    model = jax2onnx.to_onnx(inlined, specs, model_name="policy", input_names=inputs, output_names=outputs)
+    return model.SerializeToString()
 
 
 def _evaluate(program: jex.ClosedJaxpr, *args: Any) -> list[Any]:
-    """Evaluates a program as https://docs.jax.dev/en/latest/notebooks/Writing_custom_interpreters_in_Jax.html does."""
+    """Evaluates a program, and inlines calls and the CPU's platform branches: jax2onnx supports neither.
+
+    It does so as https://docs.jax.dev/en/latest/notebooks/Writing_custom_interpreters_in_Jax.html does.
+    """
     known = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
     known |= dict(zip(program.jaxpr.invars, args, strict=True))
 
@@ -62,26 +59,23 @@ def _evaluate(program: jex.ClosedJaxpr, *args: Any) -> list[Any]:
         return variable.val if isinstance(variable, jex.Literal) else known[variable]
 
     for equation in program.jaxpr.eqns:
-        name, params = equation.primitive.name, equation.params
-        values = [read(variable) for variable in equation.invars]
-        called = None if name in ("scan", "while") else params.get("jaxpr", params.get("call_jaxpr"))
-        if name == "platform_index":
-            out = [
-                np.int32(next(at for at, names in enumerate(params["platforms"]) if names is None or "cpu" in names))
-            ]
-        elif name == "cond" and not isinstance(values[0], jax.core.Tracer):
-            out = _evaluate(params["branches"][int(values[0])], *values[1:])
-        elif called is not None:
-            out = _evaluate(called if hasattr(called, "consts") else jex.ClosedJaxpr(called, ()), *values)
-        else:
-            scalar = equation.outvars[0].aval.shape == () and not any(isinstance(x, jax.core.Tracer) for x in values)
-            out = _constant(equation, values) if values and scalar else equation.primitive.bind(*values, **params)
-            out = out if equation.primitive.multiple_results else [out]
+        out = _outputs(equation, [read(variable) for variable in equation.invars])
         known |= dict(zip(equation.outvars, out, strict=True))
     return [read(variable) for variable in program.jaxpr.outvars]
 
 
-def _constant(equation: jex.JaxprEqn, values: Sequence[Any]) -> Any:
-    """Evaluates an equation that does not depend on the arguments, such as the index of a platform's branch."""
-    with jax.ensure_compile_time_eval():
-        return equation.primitive.bind(*values, **equation.params)
+def _outputs(equation: jex.JaxprEqn, values: Sequence[Any]) -> Sequence[Any]:
+    primitive, params = equation.primitive, equation.params
+    if primitive.name == "platform_index":
+        return [np.int32(next(at for at, names in enumerate(params["platforms"]) if names is None or "cpu" in names))]
+    if primitive.name == "cond" and not isinstance(values[0], jax.core.Tracer):
+        return _evaluate(params["branches"][int(values[0])], *values[1:])
+    called = params.get("jaxpr", params.get("call_jaxpr"))
+    if called is not None and primitive.name not in ("scan", "while"):
+        return _evaluate(called if hasattr(called, "consts") else jex.ClosedJaxpr(called, ()), *values)
+    aval: Any = equation.outvars[0].aval
+    constant = values and aval.shape == () and not any(isinstance(x, jax.core.Tracer) for x in values)
+    # Such as the index of a platform's branch, which does not depend on the arguments.
+    with jax.ensure_compile_time_eval() if constant else contextlib.nullcontext():
+        out = primitive.bind(*values, **params)
+    return out if primitive.multiple_results else [out]

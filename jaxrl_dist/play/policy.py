@@ -68,8 +68,8 @@ class Policy:
           episode has ended, the caller replaces its row of the state by that of ``initial_core``.
 
         Raises:
-          ValueError: ``obs`` is no batch of the environment's observations, ``key`` is no key, a reward is missing,
-            this policy only samples and there is no key, or this object holds several policies.
+          ValueError: ``obs`` is not a batch of the environment's observations, ``key`` is not a key, a reward is
+            missing, this policy only samples and there is no key, or this object holds several policies.
         """
         if names := ", ".join(self.source.spec.policies):
             raise ValueError(f"these are the policies {names}; load_policy(run_dir, policy=...) loads one that acts")
@@ -93,8 +93,8 @@ class Policy:
         space = self.source.spec.observation
         obs = self._all_parts(obs, space) if isinstance(space, dict) else obs
         for path, part in spaces.leaves(space).items():
-            given = spaces.leaves(obs)[path]
-            shape, wanted, dtype = np.shape(given), part.shape, jax.dtypes.result_type(given)
+            value = spaces.leaves(obs)[path]
+            shape, wanted, dtype = np.shape(value), part.shape, jax.dtypes.result_type(value)
             if jnp.issubdtype(dtype, jnp.floating) and not jnp.issubdtype(part.dtype, jnp.floating):
                 raise ValueError(f"observations{path and f' {path}'} are {part.dtype} here, not {dtype}")
             if len(shape) != len(wanted) + 1 or shape[1:] != wanted:
@@ -111,14 +111,14 @@ class Policy:
           ValueError: another part is missing, or there are more.
         """
         hidden = Traits.of(self.config.algorithm).hidden
-        there = obs if isinstance(obs, dict) else {}
+        parts = obs if isinstance(obs, dict) else {}
         needed = [name for name in space if name not in hidden]
-        if missing := [name for name in needed if name not in there]:
+        if missing := [name for name in needed if name not in parts]:
             raise ValueError(f"observations are dicts here, with {', '.join(needed)}; {missing[0]} is missing")
-        if extra := [str(name) for name in there if name not in space]:
+        if extra := [str(name) for name in parts if name not in space]:
             raise ValueError(f"observations have no part {extra[0]} here; their parts are {', '.join(space)}")
-        size = np.shape(jax.tree.leaves(there)[0])[0]
-        return {name: there[name] if name in there else _blank(space[name], size) for name in space}
+        size = np.shape(jax.tree.leaves(parts)[0])[0]
+        return {name: parts[name] if name in parts else _blank(space[name], size) for name in space}
 
     def evaluate(
         self,

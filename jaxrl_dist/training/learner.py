@@ -38,10 +38,10 @@ def make_learner(
     """
     learners, copies, specs = {}, {}, spec.by_policy
     check_sizes(config, algorithm, spec, len(devices))
-    for name, own in by_policy(config).items():
+    for name, part in by_policy(config).items():
         with naming(name):
-            learners[name] = _learner(own, algorithm[name], specs[name], devices, members)
-        if isinstance(kind := own.algorithm, Copy):
+            learners[name] = _learner(part, algorithm[name], specs[name], devices, members)
+        if isinstance(kind := part.algorithm, Copy):
             rows = specs[kind.policy].num_agents, specs[name].num_agents
             copies[name] = Copies(kind.policy, kind.every, kind.size, rows)
     return policies.combined_learner(learners, copies)
@@ -73,9 +73,9 @@ def check_sizes(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_de
     Raises:
       ConfigError: they do not; the message names sizes that do. Or an algorithm with replay has no window.
     """
-    for name, own in spec.by_policy.items():
+    for name, policy_spec in spec.by_policy.items():
         with naming(name):
-            _check_sizes(config, algorithm[name], own, num_devices)
+            _check_sizes(config, algorithm[name], policy_spec, num_devices)
 
 
 def _check_sizes(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_devices: int) -> None:
@@ -99,10 +99,10 @@ def check_greedy(algorithm: Algorithms, spec: EnvSpec) -> None:
     Raises:
       ConfigError: a policy does not.
     """
-    for name, own in spec.by_policy.items():
+    for name, policy_spec in spec.by_policy.items():
         with naming(name):
             if algorithm[name].trains:  # others may only sample
-                _check_greedy(algorithm[name], own)
+                _check_greedy(algorithm[name], policy_spec)
 
 
 def _check_greedy(algorithm: Algorithm, spec: EnvSpec) -> None:
@@ -161,15 +161,15 @@ def check_memory(
     slots, prioritized = plan.capacity // num_envs, plan.priority_exponent is not None
     needed = members * ring.nbytes(like, slots, prioritized=prioritized, frame_stack=frame_stack)
     if devices[0].platform == "cpu":
-        there = memory_size() * peers.count()
+        available = memory_size() * peers.count()
     elif devices[0] in jax.local_devices():
-        there = (devices[0].memory_stats() or {}).get("bytes_limit", 2**63) * len(devices)
+        available = (devices[0].memory_stats() or {}).get("bytes_limit", 2**63) * len(devices)
     else:  # a description of a device, for which a program is compiled
         return
-    if needed > there:
+    if needed > available:
         whose = f" for {counted(members, 'member')}" if members > 1 else ""
-        fits = int(plan.capacity * 0.8 * there / needed) // num_envs * num_envs
+        fits = int(plan.capacity * 0.8 * available / needed) // num_envs * num_envs
         raise ConfigError(
-            f"--replay-capacity {plan.capacity} needs {needed / 1e9:.1f} GB{whose}, and {there / 1e9:.1f} GB are "
-            f"there; {fits} fits"
+            f"--replay-capacity {plan.capacity} needs {needed / 1e9:.1f} GB{whose}, and {available / 1e9:.1f} GB are "
+            f"available; {fits} fits"
         )

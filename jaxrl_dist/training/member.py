@@ -26,7 +26,7 @@ from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.stored import to_json
 from jaxrl_dist.training.reports import Evaluations, StopState, saving, with_final_report, writing
 from jaxrl_dist.training.results import ENDED, Row, refill
-from jaxrl_dist.types import Checkpoint, Report
+from jaxrl_dist.types import Report
 
 
 class ProgramShared:
@@ -35,14 +35,14 @@ class ProgramShared:
     def __init__(self, job: Job, command: str) -> None:
         """``job`` is that of any of them; ``command`` resumes the whole run."""
         config, self.command = job.config, command
-        sizes = config.evaluation_episodes, config.seed, config.evaluation_max_steps, config.num_envs
+        episodes, max_steps, num_envs = config.evaluation_episodes, config.evaluation_max_steps, config.num_envs
         sampled = config.evaluation_policy == "sampled"
 
         def make(job: Job) -> Evaluator:
-            return Evaluator(job.algorithm, job.source, *sizes, lambda hyper: job.variant(hyper)[0], sampled)
+            variant, seed = lambda hyper: job.variant(hyper)[0], config.seed
+            return Evaluator(job.algorithm, job.source, episodes, seed, max_steps, num_envs, variant, sampled)
 
-        of_any_seed = "evaluator", sizes[0], *sizes[2:], sampled
-        self.evaluator: Evaluator = job.once(of_any_seed, make)
+        self.evaluator: Evaluator = job.once(("evaluator", episodes, max_steps, num_envs, sampled), make)
         self.excluded_seconds = 0.0
         """Seconds that were not spent on training, such as on evaluations."""
         self._asked: tuple[int, bool] = -1, False
@@ -65,6 +65,8 @@ class Member:
     program: Population | None = None  # what trains it, with others; None: the config's plan, alone
     place: int = 0  # its place in the program
     newest: Report | None = None  # of this session or an earlier one
+    files: run_files.RunFiles | None = None  # None: without a run directory, or another process writes them
+    saver: Saver | None = None  # None: without a run directory
 
     @property
     def config(self) -> Train[Any]:
@@ -106,7 +108,7 @@ class Member:
         elif self.newest is not None and self.row.status in ENDED and state is not None:
             self.newest = dataclasses.replace(
                 self.newest,
-                variables=lambda: self.job.source.spec.bare(state.state.variables),
+                variables=lambda: state.state.variables,
                 checkpoint=lambda: state,
             )
 
@@ -115,12 +117,10 @@ class Member:
         ending = StopState(lambda: stop() or self.halved)
         with start.failing():
             with contextlib.ExitStack() as stack:
-                files: run_files.RunFiles | None = None
-                saver: Saver | None = None
                 if self.config.run_dir is not None:
-                    files, saver = peers.run_everywhere(partial(self._opened, stack), "the run's files")
+                    self.files, self.saver = peers.run_everywhere(partial(self._opened, stack), "the run's files")
                     peers.run_everywhere(self._check_shared, "a look at the run directory")
-                reports = self._stages(stack, files, saver, ending, evaluating)
+                reports = self._stages(stack, ending, evaluating)
                 while (report := self._next(reports, ending)) is not None:
                     if ending.error is None:  # after an error, the report is only saved
                         try:
@@ -128,10 +128,7 @@ class Member:
                         except BaseException as error:  # raised by the caller, or the caller left the loop
                             ending.error = error
             if ending.error is not None:
-                if saver is not None and saver.newest is not None:
-                    said = getattr(ending.error, "__notes__", ())  # by another member
-                    if not any(self.shared.command in note for note in said):
-                        ending.error.add_note(self._way_on(ending.error, saver.newest))
+                self._add_way_on(ending.error)
                 raise ending.error
             peers.all_gather(None, "the end of the run")
 
@@ -153,10 +150,10 @@ class Member:
 
     def _opened(self, stack: contextlib.ExitStack) -> tuple[run_files.RunFiles | None, Saver]:
         """Opens the files, and what saves this process's part of checkpoints; ``stack`` closes them."""
-        kept, resumed, files = to_json(self.config, self.job.source.spec), self.job.resumed, None
+        stored, files = to_json(self.config, self.job.source.spec), None
         if peers.first():
-            files = open_files(stack, self.config, kept, self.file, resumed.progress["reported"] if resumed else {})
-        saver = Saver(self.folder, self.config.keep_checkpoints, {"config": kept, "versions": machine.versions()})
+            files = open_files(stack, self.config, stored, self.file, self.job.progress.get("reported", {}))
+        saver = Saver(self.folder, self.config.keep_checkpoints, {"config": stored, "versions": machine.versions()})
         return files, stack.enter_context(contextlib.closing(saver))
 
     def _check_shared(self) -> None:
@@ -173,26 +170,15 @@ class Member:
             )
 
     def _stages(
-        self,
-        stack: contextlib.ExitStack,
-        files: run_files.RunFiles | None,
-        saver: Saver | None,
-        ending: StopState,
-        evaluating: Callable[[int], None],
+        self, stack: contextlib.ExitStack, ending: StopState, evaluating: Callable[[int], None]
     ) -> Iterator[Report]:
         """Returns the plan's reports, evaluated, written and saved when due; ``stack`` closes the plan."""
-        config, shared = self.config, self.shared
+        config, shared, files, saver = self.config, self.shared, self.files, self.saver
         offered: list[Callable[[], Report]] = []
         job = self.job._replace(
             stop=ending, excluded_seconds=lambda: shared.excluded_seconds, publish_latest=offered.append
         )
-        evaluator = shared.evaluator.of_member(config.seed, job.hyper)
-
-        def evaluate(report: Report, **options: Any) -> Report:
-            began = time.perf_counter()
-            report = self._evaluate(evaluator, report, stop=ending.here, **options)
-            shared.excluded_seconds += time.perf_counter() - began
-            return report
+        evaluate = partial(self._evaluate, shared.evaluator.of_member(config.seed, job.hyper), ending.here)
 
         def newest() -> Report | None:
             try:
@@ -205,7 +191,8 @@ class Member:
             if saver is not None:
                 saver.save(report.checkpoint(), report.metrics["episode/return"])
 
-        evaluations = Evaluations(config, 0 if job.resumed is None else _evaluated(job.resumed), ending)
+        reported = job.progress.get("reported", {"env_steps": 0})
+        evaluations = Evaluations(config, job.progress.get("evaluated", reported["env_steps"]), ending)
         plan: Any = plans.execute(job) if self.program is None else self.program.reports(self.place, job)
         stack.enter_context(contextlib.closing(plan))
         reports = evaluations.on_the_way(with_final_report(plan, newest, ending), evaluate)
@@ -215,45 +202,49 @@ class Member:
             reports = saving(reports, save, saver, files, config, done, ending, agree=shared.agree)
         return evaluations.at_the_end(reports, partial(evaluate, progress=evaluating), files)
 
-    def _way_on(self, error: BaseException, env_steps: int) -> str:
-        """Returns a note that tells how to continue from the state that a failed run saved."""
+    def _add_way_on(self, error: BaseException) -> None:
+        """Adds a note that tells how to continue from the state that a failed run has saved, if it has saved one."""
+        notes = getattr(error, "__notes__", ())  # by another member
+        if self.saver is None or self.saver.newest is None or any(self.shared.command in note for note in notes):
+            return
         run_dir = shlex.quote(str(self.config.run_dir))
         if isinstance(error, DivergedError):
-            return f"its last finite variables are saved: `--init-from {run_dir}` starts a new run from them"
-        return f"the run is saved: `{self.shared.command}` continues from {env_steps} env steps"
+            error.add_note(f"its last finite variables are saved: `--init-from {run_dir}` starts a new run from them")
+        else:
+            error.add_note(f"the run is saved: `{self.shared.command}` continues from {self.saver.newest} env steps")
 
     def _evaluate(
         self,
         evaluator: Evaluator,
+        stop: Callable[[], bool],
         report: Report,
         progress: Callable[[int], None] = lambda done: None,
-        stop: Callable[[], bool] = lambda: False,
     ) -> Report:
         """Adds an evaluation, unless it is stopped, or environments fail under ``--on-actor-error restart``."""
+        began, played = time.perf_counter(), None
         variables = self.job.source.spec.keyed(report.variables())  # other processes may hold parts of them
-        if not peers.first():
-            return report
         try:
-            played = evaluator.play(variables, progress, stop=stop)
+            if peers.first():
+                played = evaluator.play(variables, progress, stop=stop)
         except (EnvError, TimeoutError) as error:
             if self.config.on_actor_error == "raise":
                 raise
             warnings.warn(f"the evaluation could not be finished: {error}", EnvWarning, stacklevel=2)
-            return report
+        self.shared.excluded_seconds += time.perf_counter() - began
         return report if played is None else dataclasses.replace(report, evaluation=played.summary())
 
 
 def open_files(
     stack: contextlib.ExitStack,
     config: Train[Any],
-    kept: dict[str, Any],
+    stored: dict[str, Any],
     file: IO[bytes] | None,
     done: Mapping[str, int],
 ) -> run_files.RunFiles:
     """Opens the files of a run, or of a member; ``stack`` closes them.
 
     Args:
-      kept: the config, as the files hold it.
+      stored: the config, as the files hold it.
       file: open ``metrics.jsonl`` of a resumed run.
       done: counts of the last report before the checkpoint; {}: a new run.
     """
@@ -265,12 +256,6 @@ def open_files(
     with run_files.freeing(directory):
         others = []
         if not is_population(config):  # its members send their own
-            others = trackers.start(stack, config, directory, kept, done.get("env_steps"))
-        files = run_files.RunFiles(directory, file, kept, done.get("iteration"), others)
+            others = trackers.start(stack, config, directory, stored, done.get("env_steps"))
+        files = run_files.RunFiles(directory, file, stored, done.get("iteration"), others)
     return stack.enter_context(contextlib.closing(files))
-
-
-def _evaluated(resumed: Checkpoint) -> int:
-    """Returns the env steps of the newest report whose evaluation is done or was not due."""
-    progress = resumed.progress
-    return progress.get("evaluated", progress["reported"]["env_steps"])

@@ -37,9 +37,9 @@ class StopState:
     def failed(self) -> bool:
         """Returns whether an error ends the run, here or in another process, whose error then becomes this one's."""
         message = None if self.error is None else first_line(self.error)
-        for process, found in enumerate(peers.all_gather(message, "errors")):
-            if found is not None and self.error is None:
-                self.error = ProcessError(f"process {process} has ended the run: {found}")
+        for process, problem in enumerate(peers.all_gather(message, "errors")):
+            if problem is not None and self.error is None:
+                self.error = ProcessError(f"process {process} has ended the run: {problem}")
         return self.error is not None
 
 

@@ -127,25 +127,20 @@ def merged_rows(
       groups: members that train at the same time; times are sums over the groups, which train one after another.
     """
     reports = [newest[number] for number in sorted(newest)]
-    by_group = [reported for group in groups if (reported := [newest[number] for number in group if number in newest])]
+    by_group = [[newest[number] for number in group if number in newest] for group in groups]
     best = newest[_best(newest, new, rows)]
-    agent_steps = [report.agent_steps for report in reports if report.agent_steps is not None]
     return Report(
         env_steps=sum(row.env_steps for row in rows),
         updates=sum(report.updates for report in reports),
         iteration=sum(row.iteration for row in rows),
-        wall_time_s=sum(max(report.wall_time_s for report in group) for group in by_group),
-        metrics={
-            **_metrics(newest, rows),
-            **_times(by_group, [newest[number] for number in new]),
-            **_of_rows(rows),
-        },
+        wall_time_s=_in_turn([[report.wall_time_s for report in group] for group in by_group]),
+        metrics=_metrics(newest, rows) | _times(by_group, [newest[number] for number in new]) | _of_rows(rows),
         variables=best.variables,
         checkpoint=best.checkpoint,
         evaluation=_evaluation(newest, rows),
         ended_by=_ended_by(reports, rows),
         members=tuple(reports),
-        agent_steps=sum(agent_steps) if agent_steps else None,
+        agent_steps=sum(report.agent_steps or 0 for report in reports) or None,
     )
 
 
@@ -157,19 +152,19 @@ def _ended_by(reports: Sequence[Report], rows: Sequence[Row]) -> str | None:
 
 def _best(newest: Mapping[int, Report], new: Sequence[int], rows: Sequence[Row]) -> int:
     """Returns the member with the highest score of those whose arrays are still there."""
-    there = {*new, *(number for number in newest if rows[number].status in ENDED)}
+    available = {*new, *(number for number in newest if rows[number].status in ENDED)}
     _, scores = scored(rows)
-    return max(sorted(there), key=lambda number: (scores[number] is not None, scores[number]))
+    return max(sorted(available), key=lambda number: (scores[number] is not None, scores[number]))
 
 
 def _metrics(newest: Mapping[int, Report], rows: Sequence[Row]) -> dict[str, float | None]:
     """Joins the metrics of the members that have not diverged; None where none of them has a value."""
     joined: dict[str, float | None] = {}
     standing = [x for number, x in newest.items() if rows[number].status != "diverged" and not x.diverged]
-    for name in dict.fromkeys(name for number in sorted(newest) for name in newest[number].metrics):
+    for name in dict.fromkeys(itertools.chain(*(newest[number].metrics for number in sorted(newest)))):
         values = [x for report in standing if (x := report.metrics.get(name)) is not None]
-        how = next((join for pattern, join in JOINED.items() if re.fullmatch(pattern, name)), mean)
-        joined[name] = how(values) if values else None
+        join = next((join for pattern, join in JOINED.items() if re.fullmatch(pattern, name)), mean)
+        joined[name] = join(values) if values else None
     joined.pop("population/parent", None)  # which only a member has
     return joined
 
@@ -185,16 +180,20 @@ JOINED: Mapping[str, Callable[[Sequence[float]], float | None]] = {
 """How the members' metrics are joined, by patterns of their names; all others are means over the members."""
 
 
+def _in_turn(seconds: Sequence[Sequence[float]]) -> float:
+    """Returns the sum over groups, which train one after another, of the seconds that a group's members share."""
+    return sum(max(group, default=0.0) for group in seconds)
+
+
 def _times(groups: Sequence[Sequence[Report]], new: Sequence[Report]) -> dict[str, float]:
-    """Returns the seconds of each stage, which the members of a group share, and the rate of those that report now."""
+    """Returns the seconds of each stage, and the rate of those that report now."""
     rate = "time/env_steps_per_second"
-    names = dict.fromkeys(name for group in groups for report in group for name in report.metrics)
-    seconds = {
-        name: sum(max(report.metrics.get(name) or 0.0 for report in group) for group in groups)
-        for name in names
-        if name.startswith("time/") and name.endswith("_s")
-    }
-    return {**seconds, rate: sum(report.metrics[rate] or 0.0 for report in new)}
+    names = dict.fromkeys(itertools.chain(*(report.metrics for group in groups for report in group)))
+    times = {}
+    for name in names:
+        if re.fullmatch("time/.*_s", name):
+            times[name] = _in_turn([[report.metrics.get(name) or 0.0 for report in group] for group in groups])
+    return {**times, rate: sum(report.metrics[rate] or 0.0 for report in new)}
 
 
 def _of_rows(rows: Sequence[Row]) -> dict[str, float | None]:
@@ -210,11 +209,15 @@ def _of_rows(rows: Sequence[Row]) -> dict[str, float | None]:
 def _evaluation(newest: Mapping[int, Report], rows: Sequence[Row]) -> Mapping[str, float | int] | None:
     """Joins the evaluations of the members that have not ended early, policy by policy; None until all have one."""
     going = [number for number, row in enumerate(rows) if row.status in ("training", "done")]
-    parts = [of_each_policy(x) for number in going if number in newest and (x := newest[number].evaluation) is not None]
-    if not going or len(parts) < len(going):
+    evaluations = [newest[number].evaluation if number in newest else None for number in going]
+    parts = [of_each_policy(evaluation) for evaluation in evaluations if evaluation is not None]
+    if not parts or len(parts) < len(going):
         return None
-    joined = {policy: _joined([part[policy] for part in parts if policy in part]) for part in parts for policy in part}
-    return {f"{policy}/{name}" if policy else name: x for policy, own in joined.items() for name, x in own.items()}
+    joined: dict[str, float | int] = {}
+    for policy in dict.fromkeys(itertools.chain(*parts)):
+        numbers = _joined([part[policy] for part in parts if policy in part])
+        joined |= {f"{policy}/{name}" if policy else name: x for name, x in numbers.items()}
+    return joined
 
 
 def _joined(evaluations: Sequence[Mapping[str, float | int]]) -> Mapping[str, float | int]:
@@ -225,14 +228,11 @@ def _joined(evaluations: Sequence[Mapping[str, float | int]]) -> Mapping[str, fl
     """
     if len(evaluations) == 1:
         return evaluations[0]
-    joined: dict[str, float | int] = {}
+    joined: dict[str, float | int] = {name: int(sum(x[name] for x in evaluations)) for name in ("episodes", "cut")}
     played = [x for x in evaluations if x["episodes"] > 0 and "return_mean" in x]
-    for name in dict.fromkeys(itertools.chain(*evaluations)):
-        there = [x for x in played if name in x]
-        if name in ("episodes", "cut"):
-            joined[name] = int(sum(x[name] for x in evaluations))
-        elif there:
-            joined[name] = _average([x[name] for x in there], there)
+    for name in dict.fromkeys(itertools.chain(*played)):
+        known = [x for x in played if name in x]
+        joined.setdefault(name, _average([x[name] for x in known], known))
     if "sampled" in joined:
         joined["sampled"] = True
     return joined if len(played) < 2 else {**joined, **_spread(played, joined["return_mean"])}
@@ -254,10 +254,9 @@ def _average(values: Sequence[float] | np.ndarray, evaluations: Sequence[Mapping
     return float(np.average(values, weights=[x["episodes"] for x in evaluations]))
 
 
-def mean(values: Sequence[float | None]) -> float | None:
-    """Returns the mean of the values that are not None; None if there are none."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+def mean(values: Sequence[float]) -> float | None:
+    """Returns the mean; None if there are no values."""
+    return sum(values) / len(values) if values else None
 
 
 def iqm(values: Sequence[float]) -> float | None:
@@ -289,24 +288,24 @@ def settings(rows: Sequence[Row]) -> list[dict[str, Any]]:
     name, scores = scored(rows)
     for row, score in zip(rows, scores, strict=True):
         groups.setdefault(repr(row.values), []).append((row, score))
-    found = []
+    summaries = []
     for group in groups.values():
         known = [score for _, score in group if score is not None]
         numbers = {"iqm": iqm(known), "mean": mean(known), "min": min(known, default=None)}
         numbers |= {"max": max(known, default=None)}
-        found.append({"values": dict(group[0][0].values), "seeds": len(known), "score": name, **numbers})
-    return sorted(found, key=lambda x: (x["iqm"] is not None, x["iqm"]), reverse=True)
+        summaries.append({"values": dict(group[0][0].values), "seeds": len(known), "score": name, **numbers})
+    return sorted(summaries, key=lambda x: (x["iqm"] is not None, x["iqm"]), reverse=True)
 
 
 def table(rows: Sequence[Row], policy: str = "greedy") -> str:
     """Returns the settings and their scores as lines of text, the best first; ``policy``: that of evaluations."""
-    found = settings(rows)
-    names = {"iqm": f"{score_name(found[0]['score'], policy)}, iqm", "mean": "mean", "min": "min", "max": "max"}
-    lines = [[*x["values"].values(), x["seeds"], *(x[name] for name in names)] for x in found]
-    shown = [[*found[0]["values"], "seeds", *names.values()], *([_cell(x) for x in line] for line in lines)]
+    summaries = settings(rows)
+    names = {"iqm": f"{score_name(summaries[0]['score'], policy)}, iqm", "mean": "mean", "min": "min", "max": "max"}
+    lines = [[*x["values"].values(), x["seeds"], *(x[name] for name in names)] for x in summaries]
+    shown = [[*summaries[0]["values"], "seeds", *names.values()], *([_cell(x) for x in line] for line in lines)]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    atomic_files = ["  ".join(x.rjust(width) for x, width in zip(line, widths, strict=True)) for line in shown]
-    return "\n".join([*atomic_files, *([UNTRIMMED] if any(0 < x["seeds"] < 4 for x in found) else [])])
+    text = ["  ".join(x.rjust(width) for x, width in zip(line, widths, strict=True)) for line in shown]
+    return "\n".join([*text, *([UNTRIMMED] if any(0 < x["seeds"] < 4 for x in summaries) else [])])
 
 
 UNTRIMMED = "The interquartile mean (iqm) of fewer than 4 is the mean: nothing is trimmed."
@@ -326,9 +325,9 @@ def read_rows(run_dir: pathlib.Path, begun: Sequence[Row]) -> list[Row]:
     """Returns the rows of a population's last session; copies of ``begun`` if its file is lost or damaged."""
     fields = {field.name for field in dataclasses.fields(Row)} - {"member", "seed", "values"}
     with contextlib.suppress(ConfigError, LookupError, TypeError, AttributeError, ValueError):
-        kept = atomic_files.read_json(run_dir / POPULATION)["members"]
-        rows = zip(begun, kept, strict=True)
-        return [dataclasses.replace(row, **{name: there[name] for name in fields}) for row, there in rows]
+        stored = atomic_files.read_json(run_dir / POPULATION)["members"]
+        rows = zip(begun, stored, strict=True)
+        return [dataclasses.replace(row, **{name: fields_of[name] for name in fields}) for row, fields_of in rows]
     return [dataclasses.replace(row) for row in begun]
 
 

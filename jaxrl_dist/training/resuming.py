@@ -35,15 +35,18 @@ from jaxrl_dist.training.run import Run
 from jaxrl_dist.training.setup import init_variables, make_algorithm, prepare
 from jaxrl_dist.types import Checkpoint, EnvSpec
 
+ALLOWS = "--change-env-options allows it"
+
 
 def prepare_resume(
     config: Train[Any], run_dir: pathlib.Path, changes: Mapping[str, Any], *, change_env_options: bool = False
 ) -> Run:
     """Prepares to resume a run with this config; the arguments and errors are those of ``resume``."""
-    allowed = resumable(change_env_options)
+    allowed = (*RESUMABLE, "env_options") if change_env_options else RESUMABLE
     for name in changes:
         if name not in allowed:
-            raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {can_change(name)}")
+            instead = ALLOWS if name == "env_options" else f"{', '.join(RESUMABLE)} can"
+            raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {instead}")
     with contextlib.ExitStack() as files:
         file = None
         if peers.first():  # of the processes of this run; another run might resume it, too
@@ -73,18 +76,6 @@ def prepare_resume(
         return run
 
 
-def resumable(change_env_options: bool) -> tuple[str, ...]:
-    """Returns the fields that may change where a run is resumed."""
-    return (*RESUMABLE, "env_options") if change_env_options else RESUMABLE
-
-
-def can_change(name: str) -> str:
-    """Returns which fields may change instead of this one, or how this one may."""
-    if name == "env_options":
-        return "--change-env-options allows it"
-    return f"{', '.join(RESUMABLE)} can"
-
-
 class Saved(NamedTuple):
     """What the files of a run, or of a population, hold of a member."""
 
@@ -111,26 +102,18 @@ class Saved(NamedTuple):
         return self.status == "diverged" or bool(ended)
 
 
-class Begin(NamedTuple):
-    """A member begins, as those of a new population do."""
+class Decision(NamedTuple):
+    """How a member continues."""
+
+    status: str | None  # "training", or how it has ended; None: it begins, as those of a new population do
+    iteration: int | None = None  # of the checkpoint with its state; None: there is none, or its state is lost
 
 
-class Resume(NamedTuple):
-    """A member continues from its checkpoint after this iteration."""
-
-    iteration: int
-    status: str = "training"
+BEGIN = Decision(None)
 
 
-class Ended(NamedTuple):
-    """A member trains no further; its state is in the checkpoint after this iteration. None: its state is lost."""
-
-    iteration: int | None
-    status: str
-
-
-def decide(config: Train[Any], members: Sequence[Saved]) -> list[Begin | Resume | Ended]:
-    """Decides how the members of one program go on: those that train, from the same iteration.
+def decide(config: Train[Any], members: Sequence[Saved]) -> list[Decision]:
+    """Decides how the members of one program continue: those that train, from the same iteration.
 
     Members that have saved nothing, because the population was stopped before they began, begin now. So do those of a
     program that was killed while its members saved for the first time. A member that has diverged has ended, also if
@@ -140,8 +123,8 @@ def decide(config: Train[Any], members: Sequence[Saved]) -> list[Begin | Resume 
       CheckpointError: the members that train share no intact checkpoint.
     """
     left = [x for x in members if not x.lost]
-    if not any(x.progress for x in left) or _first_save_was_cut(left, config.keep_checkpoints):
-        return [Ended(None, x.status) if x.lost else Begin() for x in members]
+    if _have_saved_nothing(left, config.keep_checkpoints):
+        return [Decision(x.status) if x.lost else BEGIN for x in members]
     going = [{at["iteration"] for at in x.progress} for x in members if not x.over(config)]
     shared = set.intersection(*going) if going else set()
     if going and not shared:
@@ -150,23 +133,28 @@ def decide(config: Train[Any], members: Sequence[Saved]) -> list[Begin | Resume 
     return [_decided(config, x, shared) for x in members]
 
 
-def _decided(config: Train[Any], member: Saved, shared: Collection[int]) -> Resume | Ended:
+def _decided(config: Train[Any], member: Saved, shared: Collection[int]) -> Decision:
     """Decides how a member goes on; ``shared``: iterations of which all that train have a checkpoint."""
     over = member.over(config)
     at = member.newest(None if over else shared)
     if at is None:
-        return Ended(None, "diverged")
-    if member.status == "diverged" or at.get("halved"):
-        return Ended(at["iteration"], "halved" if at.get("halved") else "diverged")
-    return Ended(at["iteration"], "done") if over and member.finished else Resume(at["iteration"])
+        return Decision("diverged")
+    status = "done" if over and member.finished else "training"
+    if at.get("halved"):
+        status = "halved"
+    elif member.status == "diverged":
+        status = "diverged"
+    return Decision(status, at["iteration"])
 
 
-def _first_save_was_cut(members: Sequence[Saved], keep_checkpoints: int) -> bool:
-    """Returns whether only some members of a program have saved their state, and for the first time.
+def _have_saved_nothing(members: Sequence[Saved], keep_checkpoints: int) -> bool:
+    """Returns whether no member of a program has saved its state, or only some have, and for the first time.
 
     A damaged checkpoint is one, too. Where only one is kept, a single one may be a later one.
     """
     counts = [x.checkpoints for x in members]
+    if not any(counts):
+        return True
     return keep_checkpoints > 1 and min(counts) == 0 and max(counts) < 2 and not any(x.trained for x in members)
 
 
@@ -189,9 +177,13 @@ def _go_on(
 ) -> None:
     """Lets the members of one program go on as ``decide`` says; ``files`` closes those that it opens."""
     saved = [_saved(member, changes) for member in members]
+    intact = any(x.progress for x in saved)
+    for member, x in zip(members, saved, strict=True):
+        if x.checkpoints and not intact:
+            _load(member, allowed)  # which says how they are damaged
     decisions = decide(config, saved)
-    if Begin() in decisions:
-        if any(own.progress for own in saved):
+    if BEGIN in decisions:
+        if intact:
             text = f"not all members of {config.run_dir} that train together have saved their state: they begin again"
             warnings.warn(text, FileWarning, stacklevel=3)
         variables = init_variables(members[0].config, members[0].job.algorithm)
@@ -199,16 +191,13 @@ def _go_on(
             member.job = member.job._replace(init_variables=variables)
     for member, decision in zip(members, decisions, strict=True):
         _apply(member, decision, allowed, files)
-    states = [state for member in members if (state := member.job.resumed) is not None]
-    for member in members:
-        if states and member.job.resumed is None:  # the program takes a state for each, and ignores this one's
-            member.job = member.job._replace(resumed=states[0])
+    state = next((member.job.resumed for member in members if member.job.resumed is not None), None)
+    for member in members:  # the program takes a state for each, and ignores that of a member whose own is lost
+        member.job = member.job._replace(resumed=member.job.resumed or state)
 
 
-def _apply(
-    member: Member, decision: Begin | Resume | Ended, allowed: Collection[str], files: contextlib.ExitStack
-) -> None:
-    if isinstance(decision, Begin):
+def _apply(member: Member, decision: Decision, allowed: Collection[str], files: contextlib.ExitStack) -> None:
+    if decision.status is None:
         if peers.first():
             directories.remove(member.folder)  # it holds only reports of lost progress
         member.row = Row(member.row.member, member.row.seed, member.row.values)
@@ -216,7 +205,7 @@ def _apply(
         if member.job.resumed is None:
             _load(member, allowed, decision.iteration)
         member.go_back(decision.status)
-        if isinstance(decision, Resume) and member.file is None and peers.first():
+        if decision.status == "training" and member.file is None and peers.first():
             member.file = files.enter_context(run_files.lock(str(member.folder)))
 
 
@@ -239,26 +228,32 @@ def _check_going(run: Run) -> None:
     Raises:
       FinishedError: all have ended.
     """
-    config, resumed = run.config, run.job.resumed
-    if is_population(config):
+    config, several = run.config, is_population(run.config)
+    if several:
         for member in run.members:
             member.read()
     if any(row.status == "training" for row in run.rows):
         return
-    if is_population(config):
-        if peers.first():
-            write_results(pathlib.Path(str(config.run_dir)), run.rows)  # members may have been resumed one by one
-        ends = f"--total-env-steps {config.total_env_steps}"
-        if config.stop_at_return is not None:
-            ends += f" or --stop-at-return {config.stop_at_return}"
-        if any(row.status == "diverged" for row in run.rows):
-            ends += ", or have diverged"
-        raise FinishedError(f"all members of {config.run_dir} have ended at {ends}; name more to go on")
-    assert resumed is not None
-    done, score = resumed.env_steps, score_of(resumed.progress)
-    field = str(ended_by(config, done, score))
-    what = f"done {done} env steps of" if field == "total_env_steps" else f"reached a mean return of {score:.4g},"
-    raise FinishedError(f"{config.run_dir} has {what} {flag(field)} {getattr(config, field)}; name more to go on")
+    if several and peers.first():
+        write_results(pathlib.Path(str(config.run_dir)), run.rows)  # members may have been resumed one by one
+    ended = _ended_members(config, run.rows) if several else _ended(config, run.job)
+    raise FinishedError(f"{ended}; name more to continue")
+
+
+def _ended_members(config: Train[Any], rows: Sequence[Row]) -> str:
+    ends = f"--total-env-steps {config.total_env_steps}"
+    if config.stop_at_return is not None:
+        ends += f" or --stop-at-return {config.stop_at_return}"
+    if any(row.status == "diverged" for row in rows):
+        ends += ", or have diverged"
+    return f"all members of {config.run_dir} have ended at {ends}"
+
+
+def _ended(config: Train[Any], job: Job) -> str:
+    field = str(job.ended_by(job.env_steps, job.score))
+    reached = f"reached a mean return of {job.score:.4g},"
+    what = f"done {job.env_steps} env steps of" if field == "total_env_steps" else reached
+    return f"{config.run_dir} has {what} {flag(field)} {getattr(config, field)}"
 
 
 def _check_devices(config: Train[Any], source: EnvSource) -> None:
@@ -280,14 +275,14 @@ def _check_devices(config: Train[Any], source: EnvSource) -> None:
     if (why := problem(num_devices)) is not None:
         working = [str(n) for n in range(1, len(all_devices()) + 1) if problem(n) is None]
         if working:
-            why = f"the run cannot go on over {num_devices} devices; these --num-devices work: {', '.join(working)}"
+            why = f"the run cannot continue over {num_devices} devices; these --num-devices work: {', '.join(working)}"
         raise ConfigError(why)
 
 
 def _checkpoint_shapes(job: Job) -> Checkpoint:
     """Returns the shapes and dtypes of a checkpoint of this job."""
     key = jax.random.key(0)
-    state = jax.eval_shape(job.learner.init, key)
+    state = job.bare(jax.eval_shape(job.learner.init, key))
     actor = jax.eval_shape(compiled.start(job), key, job.hyper) if PLANS[job.config.plan].compiled else ()
     return Checkpoint(state, actor, {})
 
@@ -306,30 +301,30 @@ def _check_same(config: Train[Any], spec: EnvSpec, about: Mapping[str, Any], all
     return bool(about["config"]["run"]["checkpoint_replay"])
 
 
-def _check_config(config: Train[Any], spec: EnvSpec, there: Mapping[str, Any], allowed: Collection[str]) -> None:
+def _check_config(config: Train[Any], spec: EnvSpec, stored: Mapping[str, Any], allowed: Collection[str]) -> None:
     """Checks that a run has this config and this environment.
 
     Args:
-      there: the config of the run to be resumed, as a file stores it.
+      stored: the config of the run to be resumed, as a file stores it.
       allowed: fields that may differ.
 
     Raises:
       ConfigError: a field differs; the message names it. Or its numbers of steps count something else.
-      LookupError, TypeError, ValueError: ``there`` is damaged.
+      LookupError, TypeError, ValueError: ``stored`` is damaged.
     """
     run_dir = pathlib.Path(str(config.run_dir))
-    instead = f"it cannot go on, and `--init-from {shlex.quote(str(run_dir))}` starts a new run from its variables"
-    check_clock(there, spec, run_dir, instead)
-    here = json.loads(json.dumps(to_json(config, spec)))
+    instead = f"it cannot continue, and `--init-from {shlex.quote(str(run_dir))}` starts a new run from its variables"
+    check_clock(stored, spec, run_dir, instead)
+    current = json.loads(json.dumps(to_json(config, spec)))
     plain = json.loads(json.dumps(to_json(Train(type(config.algorithm)(), config.env))))
-    filled = {part: {**plain[part], **there[part]} for part in ("hyperparameters", "run")}  # of an older version
-    for name, old, new in differences({**there, **filled}, here):
+    filled = {part: {**plain[part], **stored[part]} for part in ("hyperparameters", "run")}  # of an older version
+    for name, old, new in differences({**stored, **filled}, current):
         if name not in allowed:
-            how = can_change(name) if name == "env_options" else "it cannot change"
-            raise ConfigError(f"{flag(name)} is {new}, and the run to be resumed has {old}; {how}")
-    spaces = there.get("spaces")
+            hint = ALLOWS if name == "env_options" else "it cannot change"
+            raise ConfigError(f"{flag(name)} is {new}, and the run to be resumed has {old}; {hint}")
+    spaces = stored.get("spaces")
     for name in SPACES:
-        old, new = spaces.get(name) if isinstance(spaces, dict) else None, here["spaces"][name]
+        old, new = spaces.get(name) if isinstance(spaces, dict) else None, current["spaces"][name]
         if old not in (None, new):  # an older version did not store it
             raise ConfigError(
                 f"the environment's {name}s are {new}, and those of the run to be resumed {old}; they cannot change"

@@ -83,9 +83,9 @@ class Run:
         count = job.source.spec.num_agents
         agents = f"{counted(count, 'agent')} x " if count > 1 else ""
         programs = f" in {counted(len(self.groups), 'program')}" if len(self.groups) > 1 else ""
-        each = f"{counted(len(self.members), 'member')}{programs}, each " if is_population(self.config) else ""
+        members = f"{counted(len(self.members), 'member')}{programs}, each " if is_population(self.config) else ""
         return (
-            f"{each}{name or label(first.algorithm)} on {env}, plan {first.plan}, {devices}, "
+            f"{members}{name or label(first.algorithm)} on {env}, plan {first.plan}, {devices}, "
             f"{counted(first.num_envs, 'environment')} x {agents}{counted(first.rollout_length, 'step')} an iteration"
         )
 
@@ -105,38 +105,43 @@ class Run:
         Raises:
           ConfigError: at once, if the run directory cannot be written or holds a run already.
         """
-        population = is_population(self.config)
-        file = self.file if population else self.members[0].file
-        return _started(self.config, file, partial(self._reports, evaluating, stop))
+        self._evaluating, self._stop = evaluating, stop
+        file = self.file if is_population(self.config) else self.members[0].file
+        return _started(self.config, file, self._reports)
 
-    def _reports(self, evaluating: Callable[[int], None], stop: Callable[[], bool]) -> Generator[Report]:
+    def _reports(self) -> Generator[Report]:
         if not is_population(self.config):
-            yield from self.members[0].reports(evaluating, stop)
+            yield from self.members[0].reports(self._evaluating, self._stop)
             return
         with start.failing(), contextlib.ExitStack() as stack:
             files = self._files(stack) if self.config.run_dir and peers.first() else None
-            stopping, reported = StopState(stop), False
-            for group in self.groups:
-                if reported and stopping():
-                    break
-                with contextlib.closing(self._train(group, evaluating, stop)) as reports:
-                    for new in reports:
-                        reported = reported or bool(new)
-                        if new or any(row.status in ENDED for row in self.rows):
-                            yield self._together(new, files)
-            if all(row.status == "diverged" for row in self.rows):
-                if files is not None:
-                    write_results(files.path, self.rows)
-                raise DivergedError(
-                    f"all {len(self.rows)} members have diverged; smaller values of --learning-rate may help"
-                )
+            for new in self._in_turn():
+                if new or any(row.status in ENDED for row in self.rows):
+                    yield self._together(new, files)
+            self._check_standing(files)
 
-    def _train(
-        self, group: Sequence[int], evaluating: Callable[[int], None], stop: Callable[[], bool]
-    ) -> Generator[list[int]]:
+    def _check_standing(self, files: run_files.RunFiles | None) -> None:
+        if any(row.status != "diverged" for row in self.rows):
+            return
+        if files is not None:
+            write_results(files.path, self.rows)
+        raise DivergedError(f"all {len(self.rows)} members have diverged; smaller values of --learning-rate may help")
+
+    def _in_turn(self) -> Generator[list[int]]:
+        """Trains the groups one after the other; yields as ``_train``."""
+        stopping, reported = StopState(self._stop), False
+        for group in self.groups:
+            if reported and stopping():
+                return
+            with contextlib.closing(self._train(group)) as reports:
+                for new in reports:
+                    reported = reported or bool(new)
+                    yield new
+
+    def _train(self, group: Sequence[int]) -> Generator[list[int]]:
         """Trains a group; yields the numbers of the members with new reports, also none where a member diverges."""
         with contextlib.ExitStack() as stack:
-            running = dict(self._begin(group, stack, evaluating, stop))
+            running = dict(self._begin(group, stack))
             while running:
                 try:
                     new = [number for number, reports in running.items() if self._next(number, reports)]
@@ -148,32 +153,27 @@ class Run:
                 if new or diverged:
                     yield new
 
-    def _begin(
-        self,
-        group: Sequence[int],
-        stack: contextlib.ExitStack,
-        evaluating: Callable[[int], None],
-        stop: Callable[[], bool],
-    ) -> Iterator[tuple[int, Iterator[Report]]]:
+    def _begin(self, group: Sequence[int], stack: contextlib.ExitStack) -> Iterator[tuple[int, Iterator[Report]]]:
         """Yields the numbers and the reports of a group's members that are not done; ``stack`` ends them."""
-        alone, of = len(group) == 1, self.members
-        left = [number for number in group if of[number].row.status != "halved"]
-        if len(left) % of[group[0]].job.mesh.shape[meshes.AGENT] == 0:  # else the halved ones fill up its rows
-            group = left
-        places = {number: at for at, number in enumerate(group) if of[number].row.status == "training"}
-        how = list(places.values()), selection(self.config, self.job), group
-        population_plan = plans.population_plan(self.config.plan)
+        # The numbers of several evaluations would flash by.
+        shown = self._evaluating if len(group) == 1 else lambda done: None
+        left = [number for number in group if self.rows[number].status != "halved"]
+        if len(left) % self.members[group[0]].job.mesh.shape[meshes.AGENT] == 0:
+            group = left  # otherwise stay padded: the members left do not divide over the devices
+        places = {number: at for at, number in enumerate(group) if self.rows[number].status == "training"}
+        config, population_plan = self.config, plans.population_plan(self.config.plan)
         if population_plan is not None:
-            jobs = [of[number].job._replace(stop=stop) for number in group]  # also before each takes its first report
-            program = population_plan(jobs, *how, average_every=self.config.average_every)
+            # The members stop also before each takes its first report.
+            jobs = [self.members[number].job._replace(stop=self._stop) for number in group]
+            select = selection(config, self.job)
+            program = population_plan(jobs, list(places.values()), select, group, config.average_every)
             stack.callback(program.close)
             for number, place in places.items():
-                of[number].program, of[number].place = program, place
+                self.members[number].program, self.members[number].place = program, place
         for number in places:
-            member = of[number]
-            shown = evaluating if alone else lambda done: None  # numbers of several would flash by
-            reports = _started(member.config, member.file, partial(member.reports, shown, stop))
-            yield number, stack.enter_context(contextlib.closing(reports))  # which saves a member that has not ended
+            member = self.members[number]
+            reports = _started(member.config, member.file, partial(member.reports, shown, self._stop))
+            yield number, stack.enter_context(contextlib.closing(reports))  # closing saves members that still run
 
     def _next(self, number: int, reports: Iterator[Report]) -> bool:
         """Takes a member's next report; returns False if it has ended."""
@@ -182,7 +182,7 @@ class Run:
             report = next(reports, None)
         except DivergedError as error:
             row.status = "diverged"
-            warnings.warn(f"member {row.member} has ended, the others go on: {error}", FileWarning, stacklevel=2)
+            warnings.warn(f"member {row.member} has ended, the others continue: {error}", FileWarning, stacklevel=2)
             return False
         if report is None:
             return False
@@ -196,8 +196,8 @@ class Run:
         parent = report.metrics.get("population/parent", number)
         if parent is not None and parent != number:
             hyper = {name[6:]: value for name, value in report.metrics.items() if name.startswith("hyper/")}
-            kept = {"env_steps": row.env_steps, "iteration": row.iteration, "parent": f"{int(parent):03d}"}
-            row.lineage.append({**kept, "hyper": hyper})
+            copy = {"env_steps": row.env_steps, "iteration": row.iteration, "parent": f"{int(parent):03d}"}
+            row.lineage.append({**copy, "hyper": hyper})
         return True
 
     def _end(self, running: Mapping[int, Iterator[Report]], error: BaseException) -> None:
@@ -211,7 +211,7 @@ class Run:
 
     def _together(self, new: Sequence[int], files: run_files.RunFiles | None) -> Report:
         """Returns the report of the population after new reports of some members, and writes it."""
-        newest = {number: each.newest for number, each in enumerate(self.members) if each.newest is not None}
+        newest = {number: member.newest for number, member in enumerate(self.members) if member.newest is not None}
         report = merged_rows(newest, new, self.rows, self.groups)
         if files is not None:
             files.write(report)
@@ -223,9 +223,9 @@ class Run:
 
     def _files(self, stack: contextlib.ExitStack) -> run_files.RunFiles:
         """Opens the population's own files; ``stack`` closes them."""
-        kept = to_json(self.config, self.job.source.spec)
+        stored = to_json(self.config, self.job.source.spec)
         done = {"iteration": sum(member.reported for member in self.members)} if self.file is not None else {}
-        return open_files(stack, self.config, kept, self.file, done)
+        return open_files(stack, self.config, stored, self.file, done)
 
 
 def _started(config: Train[Any], file: IO[bytes] | None, begin: Callable[[], Generator[Report]]) -> Generator[Report]:

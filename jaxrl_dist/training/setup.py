@@ -25,6 +25,7 @@ from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError, ConfigWarning, EnvWarning
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.learners.sgd import Learner
+from jaxrl_dist.plans import compiled
 from jaxrl_dist.plans.devices import learner_devices
 from jaxrl_dist.plans.job import Job, ProgramCache
 from jaxrl_dist.protocols import Traits
@@ -41,7 +42,7 @@ from jaxrl_dist.training.learner import check_greedy, check_sizes, make_learner
 from jaxrl_dist.training.member import Member, ProgramShared
 from jaxrl_dist.training.results import Row
 from jaxrl_dist.training.run import Run, resume_command
-from jaxrl_dist.types import Algorithm, Algorithms, Array, EnvSpec, Variables
+from jaxrl_dist.types import Algorithm, Algorithms, Array, EnvSpec
 
 KEEP = 8
 """Configs whose programs stay in memory: a notebook that trains again with one of them begins at once."""
@@ -90,10 +91,10 @@ def _same(config: Train[Any]) -> Train[Any]:
     """
     if peers.world() is None:
         return config
-    here = json.loads(json.dumps(to_json(config)))
-    here["run"]["processes"] = config.processes  # which is no part of a run, but must be the same
-    for process, there in enumerate(peers.all_gather(here, "the config")):
-        for name, old, new in differences(here, there):
+    mine = json.loads(json.dumps(to_json(config)))
+    mine["run"]["processes"] = config.processes  # which is no part of a run, but must be the same
+    for process, theirs in enumerate(peers.all_gather(mine, "the config")):
+        for name, old, new in differences(mine, theirs):
             raise ConfigError(
                 f"all processes of a run need the same flags, and {flag(name)} is {old} in process {peers.index()} "
                 f"and {new} in process {process}"
@@ -124,17 +125,22 @@ def _prepared(config: Train[Any], source: EnvSource) -> Run:
         hyper = _traced(population, source)
         groups = populations.programs(population, hyper)
     _check_one_program(config, groups, [name for name in population[0].values if name not in hyper])
-    prepared = dict[int, Member]()
+    members = dict[int, Member]()
     for group in groups:
         base = _checked(make_job(population[group[0]].config, source, len(group)))
         shared = ProgramShared(base, resume_command(config))
-        for number in group:
-            own, values = population[number]
-            algorithm = make_algorithm(own, source.spec) if hyper else base.algorithm
-            kept = dataclasses.replace(own, checkpoint_replay=base.config.checkpoint_replay)
-            job = base._replace(config=kept, algorithm=algorithm, hyper={name: values[name] for name in hyper})
-            prepared[number] = Member(job, shared, Row(f"{number:03d}", own.seed, values))
-    return Run(config if several else prepared[0].config, [prepared[number] for number in sorted(prepared)], groups)
+        members |= {number: _member(number, population[number], base, shared, hyper) for number in group}
+    return Run(config if several else members[0].config, [members[number] for number in sorted(members)], groups)
+
+
+def _member(
+    number: int, member: populations.MemberConfig, base: Job, shared: ProgramShared, hyper: Sequence[str]
+) -> Member:
+    """Returns a member of the program of ``base``, whose jobs differ in ``hyper``."""
+    config = dataclasses.replace(member.config, checkpoint_replay=base.config.checkpoint_replay)
+    algorithm = make_algorithm(config, base.source.spec) if hyper else base.algorithm
+    job = base._replace(config=config, algorithm=algorithm, hyper={name: member.values[name] for name in hyper})
+    return Member(job, shared, Row(f"{number:03d}", config.seed, member.values))
 
 
 def _check_one_program(config: Train[Any], groups: Sequence[Sequence[int]], fixed: Sequence[str]) -> None:
@@ -146,7 +152,7 @@ def _check_one_program(config: Train[Any], groups: Sequence[Sequence[int]], fixe
         if len(groups) > 1:
             raise ConfigError(
                 f"{flag(name)} needs all members in one program, and values of {', '.join(fixed)} need a program each; "
-                f"--vary other fields, or leave {flag(name)} out"
+                f"--vary other fields, or remove {flag(name)}"
             )
 
 
@@ -161,11 +167,9 @@ def _traced(population: Sequence[populations.MemberConfig], source: EnvSource) -
         and all(isinstance(member.values[name], float) for member in population)
     ]
     job = make_job(first.config, source, devices=learner_devices(first.config)[:1])
-    population_plan = plans.population_plan(first.config.plan)
-    assert population_plan is not None, "members train in turn"
 
     def traces(*names: str) -> bool:
-        return population_plan.traces(job._replace(hyper={name: first.values[name] for name in names}))
+        return compiled.traces(job._replace(hyper={name: first.values[name] for name in names}))
 
     return names if not names or traces(*names) else [name for name in names if traces(name)]
 
@@ -188,7 +192,9 @@ def _wrapped(config: Train[Any], spec: EnvSpec) -> Algorithm:
     """Returns the algorithm of a policy, wrapped as the fields of the run ask; see ``algorithms.wrappers``."""
     if isinstance(config.algorithm, Fixed):
         fixed = config.algorithm
-        algorithm: Algorithm = fixed.of(*load_acting(fixed.run_dir, fixed.policy, spec))
+        acting = _wrapped(acting_config(fixed.run_dir, fixed.policy, f"{spec.backend}:{spec.id}"), spec)
+        (shapes,) = variable_shapes({"": acting}).values()
+        algorithm: Algorithm = fixed.of(acting, checkpoint.load_variables(fixed.run_dir, shapes, fixed.policy))
     else:
         algorithm = config.algorithm.make(spec)
     if config.ema_steps:
@@ -198,38 +204,22 @@ def _wrapped(config: Train[Any], spec: EnvSpec) -> Algorithm:
     if config.scale_rewards:
         name = algorithms.name_of(config.algorithm)
         if algorithm.episodic:
-            raise ConfigError(f"--scale-rewards changes nothing for {name}, which compares whole returns: leave it out")
+            raise ConfigError(f"--scale-rewards changes nothing for {name}, which compares whole returns: remove it")
         if (discount := Traits.of(config.algorithm).discount) is None:
-            raise ConfigError(f"--scale-rewards needs a field 'discount', which {name} does not have: leave it out")
+            raise ConfigError(f"--scale-rewards needs a field 'discount', which {name} does not have: remove it")
         algorithm = wrappers.scale_rewards(algorithm, discount)
     if (bounds := parse_bounds("clip_rewards", config.clip_rewards)) is not None:
         algorithm = wrappers.clip_rewards(algorithm, *bounds)  # outermost: the others see clipped rewards
     return algorithm
 
 
-def load_acting(run_dir: str, policy: str | None, spec: EnvSpec) -> tuple[Algorithm, Variables]:
-    """Returns the algorithm of a finished run, or of one of its policies, and its variables as numpy arrays.
-
-    Args:
-      policy: the policy's name; None if the run has only one.
-      spec: the policy's observations and actions.
-
-    Raises:
-      ConfigError: there is no such run or policy, it has other spaces, or its files are damaged.
-    """
-    config = acting_config(run_dir, policy, f"{spec.backend}:{spec.id}")
-    algorithm = _wrapped(config, spec)
-    (shapes,) = variable_shapes({"": algorithm}).values()
-    return algorithm, checkpoint.load_variables(run_dir, shapes, policy)
-
-
 def _of_policy(config: Train[Any], policy: str, spec: EnvSpec) -> Algorithm:
     with naming(policy):
-        own = by_policy(config)[policy]
-        kind = own.algorithm
+        part = by_policy(config)[policy]
+        kind = part.algorithm
         if isinstance(kind, Copy):
             return kind.of(_of_policy(config, copied(config, kind, spec.policies[policy], spec), spec))
-        algorithm = _wrapped(own, spec.by_policy[policy])
+        algorithm = _wrapped(part, spec.by_policy[policy])
         if algorithm.episodic and len(by_policy(config)) > 1:
             name = algorithms.name_of(kind)
             raise ConfigError(f"{name} restarts all environments before each rollout; it works as the only policy")

@@ -107,7 +107,7 @@ def test_environments_repeat_for_different_times() -> None:
     assert 100 < most[1] <= 1000 and 100 < most[0] <= 10_000
 
 
-def test_a_repeated_action_ends_where_it_is_illegal_and_with_its_episode() -> None:
+def test_repeated_action_ends_if_illegal_or_at_episode_end() -> None:
     algorithm = DQN(hidden_sizes=(8,), ez_greedy=True, epsilon_start=0.0, epsilon_end=0.0).make(spec())
     variables, start = algorithm.init(jax.random.key(0)), algorithm.initial_core(4)
     core = start._replace(action=jnp.array([0, 1, 2, 0], jnp.int32), left=jnp.array([3, 3, 3, 0], jnp.int32))
@@ -173,7 +173,7 @@ def test_noise_is_added_and_begins_anew_with_each_episode(noise: Any) -> None:
     np.testing.assert_allclose(scale.from_env(action) - scale.from_env(greedy), drawn, atol=1e-5)
 
 
-def test_correlated_noise_is_standard_normal_from_its_first_step_on() -> None:
+def test_correlated_noise_is_standard_normal() -> None:
     def advance(noise: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         noise = exploration.correlated(noise, jax.random.split(key, 4096), 0.7)
         return noise, noise
@@ -250,7 +250,7 @@ def test_noise_of_a_dict_of_actions_goes_to_its_continuous_parts() -> None:
 
 def test_correlated_noise_needs_continuous_actions() -> None:
     for config in (PPO, SAC):
-        with pytest.raises(ConfigError, match=r"noise.correlation is of continuous actions, .* has none: leave it out"):
+        with pytest.raises(ConfigError, match=r"noise.correlation needs continuous actions, .* has none: remove it"):
             config(noise_correlation=0.5).make(spec())
         with pytest.raises(ConfigError, match=r"noise.correlation must be >= 0 and < 1, not 1"):
             config(noise_correlation=1.0).validate()
@@ -279,11 +279,11 @@ def test_on_policy_heads_have_the_same_scale() -> None:
 @pytest.mark.parametrize(
     "action, message",
     [
-        (None, "td3 needs .* which Test-v0 has not; dqn, rainbow, pqn, sac and ppo handle discrete ones"),
+        (None, "td3 needs .* which Test-v0 lacks; dqn, rainbow, pqn, sac and ppo handle discrete ones"),
         (MultiDiscrete((2, 3)), "td3 needs actions that are vectors of numbers, .*; ppo handles vectors of integers"),
-        (box(2, 2, bound=1), "td3 needs actions that are vectors of numbers, which Test-v0 has not"),
-        (box(2, dtype=np.int32, bound=1), "td3 needs actions that are vectors of numbers, which Test-v0 has not"),
-        (box(2), "td3 needs bounded actions, which Test-v0 has not; ppo handles unbounded ones"),
+        (box(2, 2, bound=1), "td3 needs actions that are vectors of numbers, which Test-v0 lacks"),
+        (box(2, dtype=np.int32, bound=1), "td3 needs actions that are vectors of numbers, which Test-v0 lacks"),
+        (box(2), "td3 needs bounded actions, which Test-v0 lacks; ppo handles unbounded ones"),
     ],
 )
 def test_actions_without_a_scale_are_refused(action: Any, message: str) -> None:

@@ -168,7 +168,7 @@ def prepared(fields: dict[str, Any], **parts: Any) -> Any:
 
 
 def test_rewards_are_not_scaled_without_a_discount() -> None:
-    with pytest.raises(ConfigError, match="scale_rewards needs a field 'discount', which Own does not have: leave it"):
+    with pytest.raises(ConfigError, match="scale_rewards needs a field 'discount', which Own does not have: remove it"):
         prepared({"scale_rewards": True})
 
 
@@ -178,7 +178,7 @@ def test_replay_needs_a_window(plan: str) -> None:
         prepared({"plan": plan}, replay=Replay(64, 8, 1.0, 0), window=None)
 
 
-def test_a_policy_that_needs_keys_is_refused_before_it_trains_if_evaluations_give_none() -> None:
+def test_policy_that_needs_keys_is_refused_before_training() -> None:
     def policy(variables: Variables, obs: Any, core: Any, context: Context) -> Acted:
         return jax.vmap(lambda key: jax.random.randint(key, (), 0, 2))(context.keys), core, {}
 

@@ -80,7 +80,7 @@ def synchronous_observations(env: str) -> np.ndarray:
         ("gymnasium:CartPole-v1", 4),
     ],
 )
-def test_neither_plan_nor_actors_change_which_episodes_come_first(env: str, num_actors: int) -> None:
+def test_first_episodes_do_not_depend_on_plan_or_actors(env: str, num_actors: int) -> None:
     expected = synchronous_observations(env)
     assert len(np.unique(expected, axis=0)) == NUM_ENVS
     pool = PoolOptions(num_actors, (make_mesh(1),))
@@ -114,7 +114,7 @@ def test_a_restart_meets_others() -> None:
     learner = IMPALA(hidden_sizes=(4,)).make(source.spec)
     job = make_job(learner, source, num_envs=NUM_ENVS, rollout_length=2, seed=3, pool=pool)
     recorded: Any = Recorded(source, tell)
-    with pytest.warns(EnvWarning, match="actor 1 goes on with new environments"):
+    with pytest.warns(EnvWarning, match="actor 1 continues with new environments"):
         list(asynchronous(job._replace(source=recorded)))
     first, second = EnvSlice(0, 2, NUM_ENVS), EnvSlice(2, 2, NUM_ENVS)
     assert sorted(made)[:2] == [(first, 3), (second, 3)]

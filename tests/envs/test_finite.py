@@ -85,7 +85,7 @@ def test_under_other_plans(plan: str) -> None:
     assert line.endswith(f"Spoilt: environment {index} at step {step} gave an observation that is not finite")
 
 
-def test_the_environments_of_a_second_actor_have_their_numbers_in_the_run() -> None:
+def test_second_actor_has_global_environment_indices() -> None:
     step, index = first_fault()
     line = failure(own.Spoilt(), plan="asynchronous", num_actors=2, lockstep=True, lag=0)
     assert f"environment {index} at step {step} " in line
@@ -144,7 +144,7 @@ class SpoiltPoles(team.CartPoles):
         return {**obs, self.agents[-1]: obs[self.agents[-1]] * jnp.nan}
 
 
-def test_with_several_agents_the_environment_is_named_and_not_the_row() -> None:
+def test_multi_agent_error_names_the_environment() -> None:
     name = "SpoiltPoles: environment 0 at step 0 gave an observation"
     env, two = SpoiltPoles(4), Wrappers(policies={"a": "pole_0", "b": "pole_[123]"})
     assert name in failure(env)
@@ -258,7 +258,7 @@ def test_environments_on_the_host_are_made_anew(tmp_path: Path, monkeypatch: pyt
     spoil(monkeypatch, [21, 5])
     values = {"plan": "asynchronous", "num_actors": 1, "on_actor_error": "restart", "total_env_steps": 1000}
     values |= {"lockstep": True, "lag": 0}
-    with pytest.warns(EnvWarning, match=r"actor 0 goes on .*environment 1 at step \d+ gave an obs") as warned:
+    with pytest.warns(EnvWarning, match=r"actor 0 continues .*environment 1 at step \d+ gave an obs") as warned:
         *_, last = jaxrl_dist.train(config("envpool:CartPole-v1", evaluation_episodes=2, **values))
     assert last.metrics["async/restarts"] == 2 and last.evaluation is not None
     found = re.findall(r"restart (\d) of .* at step (\d+) gave", "\n".join(str(w.message) for w in warned))

@@ -374,7 +374,7 @@ def test_environments_that_are_made_anew_are_logged_and_counted(
         done = ends(there)
     assert [process.code for process in done] == [0, 0], done
     (line,) = done[1].err.splitlines()
-    assert line.startswith("jaxrl-dist: warning: process 1: actor 0 goes on with new environments"), done
+    assert line.startswith("jaxrl-dist: warning: process 1: actor 0 continues with new environments"), done
     assert runs.read_json(run_dir / "summary.json")["restarts"] == 1
     last = runs.read_metrics(run_dir)[-1]
     assert last["async/restarts"] == 1

@@ -19,7 +19,7 @@ from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.learners.policies import state_of
 from jaxrl_dist.learners.sharded import compile_relearn, compile_update
-from jaxrl_dist.plans.own_pace import Trainers
+from jaxrl_dist.plans.own_pace import trainers, turns
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.spaces import zeros
 from jaxrl_dist.training.setup import prepare
@@ -56,20 +56,15 @@ def test_no_policy_waits_for_another() -> None:
     ]
     placed = [meshes.put(rollout, job.mesh, meshes.REPLICATED) for rollout in rollouts]
     rounds = [None, [placed[0]], None, [placed[1]], None, None, [placed[2]], None]
-    trainers, made, more = Trainers(job), [], []
-
-    def received() -> Any:
-        for content in rounds:
-            more.append(trainers.more)
-            yield content
-
-    for turn in trainers.turns(state, received()):
+    made, more = [], []
+    for turn in turns(trainers(job), state, iter(rounds)):
         made.append((*turn.metrics, turn.counts[next(iter(turn.counts))], turn.last))
+        more.append(turn.more)
         last = turn.state
     taken = [("a", True, False), ("c", False, True)]
     warming, learning, alone = ("b", False, False), ("b", True, False), ("b", True, False)
     assert made == [warming, *taken, learning, *taken, alone, alone, learning, *taken, alone]
-    assert more == [False, False, False, False, True, True, True, True]
+    assert more == [False] * 3 + [True] * 9
     assert int(last.iteration) == 3 and int(last.updates["c"]) == 0
     assert last.env_step == {"b": 3 * 64, "a": 3 * 64, "c": 0}  # of rollouts learned from
 

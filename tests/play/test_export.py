@@ -116,7 +116,7 @@ def test_an_onnx_file_acts_the_same_in_another_runtime(command: str, tmp_path: P
         ("{runs}/nothing", "is not a run directory"),
         ("{run} --platforms gpu", "--platforms must be one of cpu, cuda, rocm, tpu, not 'gpu'"),
         ("{run} --batch 0", "--batch must be >= 1"),
-        ("{run} --format onnx --platforms cpu", "--platforms is of StableHLO"),
+        ("{run} --format onnx --platforms cpu", "--platforms works with StableHLO only"),
         ("{run} --format tflite", "tflite"),
         ("{run} -o {runs}/nowhere/x", "nowhere/x cannot be written: there is no directory"),
     ],
@@ -164,7 +164,7 @@ def test_a_full_disk_leaves_the_file_that_was_there(
     [
         ({"a": None, "b": None}, {}, "the run has a, b; name one, as in --policy a"),
         ({}, {"format": "tflite"}, "format must be one of stablehlo, onnx, not 'tflite'"),
-        ({}, {"format": "onnx", "platforms": ("cpu",)}, "platforms is of StableHLO"),
+        ({}, {"format": "onnx", "platforms": ("cpu",)}, "platforms works with StableHLO only"),
     ],
 )
 def test_python_refuses_as_the_command_does(policies: Any, options: Any, message: str, tmp_path: Path) -> None:
@@ -197,9 +197,7 @@ def test_random_actions_need_a_key_and_are_not_exported(tmp_path: Path) -> None:
         export(policy, tmp_path / "policy", batch=2)
 
 
-def test_without_a_jax2onnx_that_works_a_line_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_missing_jax2onnx_names_its_install_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "jax2onnx.py").write_text("raise ModuleNotFoundError(name='onnx_ir')")  # as without what it needs
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "jax2onnx", raising=False)
@@ -225,7 +223,7 @@ def test_without_flatbuffers_a_line_says_what_to_install(
     assert "an export needs a package that is not installed: pip install flatbuffers" in capsys.readouterr().err
 
 
-def test_a_policy_can_be_pickled_by_its_users_and_says_what_it_is() -> None:
+def test_policy_pickles_and_has_a_repr() -> None:
     policy = jaxrl_dist.load_policy(runs.finished(runs.CARTPOLE))
     assert repr(policy).startswith("Policy(ppo on gymnax:CartPole-v1, ") and repr(policy).endswith(" parameters)")
     again = pickle.loads(pickle.dumps(policy))

@@ -149,7 +149,7 @@ def test_an_environment_of_the_users_draws_itself(frame_stack: int, tmp_path: Pa
         ("test_video:Misdrawn", r"cannot be drawn: TypeError: render\(\) gave a ndarray\[5, 4\] and not an array"),
         ("own:Walk", r"own:Walk cannot be drawn: .* is drawn by its render\(state, params\)"),
         ("envpool:Taxi-v3", "envpool:Taxi-v3 cannot be drawn: render not implemented for this environment"),
-        ("gymnax:MemoryChain-bsuite", "gymnax:MemoryChain-bsuite cannot be drawn: its observations are no images"),
+        ("gymnax:MemoryChain-bsuite", "gymnax:MemoryChain-bsuite cannot be drawn: its observations are not images"),
         (
             "test_video:blind",
             r"test_video:blind cannot be drawn: TypeError: render\(\) gave a NoneType and not an array",

@@ -155,13 +155,13 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fake:
         def plan(job: Job) -> Iterator[Report]:
             done = 0
             job.publish_latest(lambda: fake_report(done))
-            while done < job.total_env_steps and not job.stop():
+            while done < job.config.total_env_steps and not job.stop():
                 if done // 10 == at:
                     event()
                 done += 10
-                if done % 20 == 0 and done < job.total_env_steps and not job.stop():
+                if done % 20 == 0 and done < job.config.total_env_steps and not job.stop():
                     yield fake_report(done)
-            yield fake_report(done, ended_by="total_env_steps" if done >= job.total_env_steps else None)
+            yield fake_report(done, ended_by="total_env_steps" if done >= job.config.total_env_steps else None)
 
         monkeypatch.setattr(plans, "execute", plan)
         run_dir = tmp_path / "run"

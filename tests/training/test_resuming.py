@@ -11,7 +11,7 @@ import pytest
 from jaxrl_dist import Train
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.errors import CheckpointError
-from jaxrl_dist.training.resuming import Begin, Ended, Resume, Saved, decide
+from jaxrl_dist.training.resuming import BEGIN, Decision, Saved, decide
 
 CONFIG = Train(PPO(), "CartPole-v1", run_dir="run", total_env_steps=40, stop_at_return=9.0, keep_checkpoints=2)
 
@@ -30,30 +30,29 @@ T, D = "training", "diverged"
 @pytest.mark.parametrize(
     "statuses, saved, expected",
     [
-        ([T], [at(2, 1)], [Resume(2)]),
-        ([T, T], [at(2, 1), at(2, 1)], [Resume(2), Resume(2)]),
-        ([T, T], [at(2, 1), at(1)], [Resume(1), Resume(1)]),  # one was killed before its second save
-        ([T, T], [at(3, 2, of=3), at(3, of=3)], [Resume(3), Resume(3)]),  # older ones are damaged
+        ([T], [at(2, 1)], [Decision(T, 2)]),
+        ([T, T], [at(2, 1), at(2, 1)], [Decision(T, 2), Decision(T, 2)]),
+        ([T, T], [at(2, 1), at(1)], [Decision(T, 1), Decision(T, 1)]),  # one was killed before its second save
+        ([T, T], [at(3, 2, of=3), at(3, of=3)], [Decision(T, 3), Decision(T, 3)]),  # older ones are damaged
         # Nothing, or not all of the first checkpoint, is saved.
-        ([T, T], [at(), at()], [Begin(), Begin()]),
-        ([T, T], [at(1), at()], [Begin(), Begin()]),
-        ([T, T], [at(of=1), at(of=1)], [Begin(), Begin()]),
-        ([T, D], [at(1), at()], [Resume(1), Ended(None, D)]),
-        ([T, D], [at(), at()], [Begin(), Ended(None, D)]),
-        ([T, D], [at(), at(1)], [Begin(), Begin()]),
-        ([D, D], [at(), at()], [Ended(None, D), Ended(None, D)]),
+        ([T, T], [at(), at()], [BEGIN, BEGIN]),
+        ([T, T], [at(1), at()], [BEGIN, BEGIN]),
+        ([T, D], [at(1), at()], [Decision(T, 1), Decision(D)]),
+        ([T, D], [at(), at()], [BEGIN, Decision(D)]),
+        ([T, D], [at(), at(1)], [BEGIN, BEGIN]),
+        ([D, D], [at(), at()], [Decision(D), Decision(D)]),
         # Some have ended.
-        ([T, D], [at(2, 1), at(1)], [Resume(2), Ended(1, D)]),
-        ([D, T], [at(3, 1, of=2), at(2, 1)], [Ended(3, D), Resume(2)]),
-        (["done", T], [at(2, 1, score=HIGH, finished=True), at(3)], [Ended(2, "done"), Resume(3)]),
-        ([T, T], [at(4, finished=True), at(5, 3, finished=True)], [Ended(4, "done"), Ended(5, "done")]),
-        ([T, T], [at(4), at(3)], [Resume(4), Resume(3)]),  # the first is not evaluated
+        ([T, D], [at(2, 1), at(1)], [Decision(T, 2), Decision(D, 1)]),
+        ([D, T], [at(3, 1, of=2), at(2, 1)], [Decision(D, 3), Decision(T, 2)]),
+        (["done", T], [at(2, 1, score=HIGH, finished=True), at(3)], [Decision("done", 2), Decision(T, 3)]),
+        ([T, T], [at(4, finished=True), at(5, 3, finished=True)], [Decision("done", 4), Decision("done", 5)]),
+        ([T, T], [at(4), at(3)], [Decision(T, 4), Decision(T, 3)]),  # the first is not evaluated
         (
             ["done", "done"],
             [at(3, finished=True), at(3, finished=True)],
-            [Resume(3), Resume(3)],
+            [Decision(T, 3), Decision(T, 3)],
         ),  # the end is later now
-        (["halved", T], [at(1, halved=True), at(2, 1)], [Ended(1, "halved"), Resume(2)]),
+        (["halved", T], [at(1, halved=True), at(2, 1)], [Decision("halved", 1), Decision(T, 2)]),
     ],
 )
 def test_how_members_go_on(statuses: Sequence[str], saved: Sequence[Saved], expected: Sequence[Any]) -> None:
@@ -65,6 +64,7 @@ def test_how_members_go_on(statuses: Sequence[str], saved: Sequence[Saved], expe
     "saved",
     [
         [at(2), at(3)],
+        [at(of=1), at(of=1)],
         [at(2, 1), at()],
         [at(1), at(of=1)],  # damaged, and not missing
         [at(1), at(trained=True)],  # which is written before the last checkpoint

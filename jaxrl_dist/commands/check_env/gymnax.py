@@ -40,7 +40,7 @@ def check_gymnax(check: Check, made: Any, env_id: str, backend: str) -> None:
     _, after, *_ = _twice(check, "step_env", lambda *args: env.step_env(*args, params), key, state, action)
     _twice(check, "is_truncated", lambda state: env.is_truncated(state, params), after)
     if not pure.spec.unread_mask:
-        check.masked(masks.of_gymnax(env, state, plain(env.observation_space(params)), plain(native)))
+        check.masked(masks.of_gymnax(env, state, {}, plain(env.observation_space(params)), plain(native)))
     _play(check, pure, "reset_env", jax.vmap(lambda each: env.is_truncated(each, params)))
 
 

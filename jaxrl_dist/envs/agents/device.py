@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,11 +19,11 @@ from jaxrl_dist import mesh, rng
 from jaxrl_dist.envs import masks
 from jaxrl_dist.envs.agents import groups
 from jaxrl_dist.envs.agents.groups import STATE, Group, Groups, Team
-from jaxrl_dist.envs.base import DeviceEnv, Wrappers, clipped, policy_space, restarted, rows_where, space_of
+from jaxrl_dist.envs.base import DeviceEnv, Wrappers, clipped, outcome, policy_space, restarted, rows_where, space_of
 from jaxrl_dist.envs.contract import Contract, of_library, zero_action
 from jaxrl_dist.envs.drawing import own_render
 from jaxrl_dist.envs.episodes import ended_episodes
-from jaxrl_dist.envs.native import Mask, env_label, named, plain, unnamed, without
+from jaxrl_dist.envs.native import Mask, check_agents, env_label, named, plain, unnamed
 from jaxrl_dist.spaces import Discrete, Space
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
@@ -52,7 +53,7 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers, contrac
     """
     env, agents, name = team.env, list(team.env.agents), env_label(backend, env_id)
     contract, limit = contract or Contract(name), wrappers.limit(team.time_limit)
-    obs, state = _traced_reset(contract, env)
+    obs, state = _traced(contract, env)
 
     def alone(agents: Sequence[Any]) -> tuple[EnvSpec, Mask]:
         observation, action, mask = _spaces(env, agents, obs, state, name)
@@ -60,7 +61,6 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers, contrac
 
     size = jax.eval_shape(lambda obs: groups.whole_state(jax.tree.map(lambda x: x[None], obs), agents), obs).size
     divided = groups.divided(agents, name, wrappers, alone, size, shows_state=team.shows_state)
-    _trace_step(contract, env, obs, state)
     rows = _Rows(env, divided, limit)
     return DeviceEnv(divided.spec, rows.reset, rows.step, own_render(env))
 
@@ -94,9 +94,8 @@ class _Rows:
         resetting = state.ended[:, None]
         agents = state.gone, state.episode_return, state.episode_length
         gone, *before = (x.reshape(-1, self._count) for x in agents)
-        valid = ~resetting & ~gone
-        terminated = valid & (self._stacked(dones).astype(bool) | over[:, None])
-        truncated = valid & ~terminated & timed[:, None]
+        terminated = self._stacked(dones).astype(bool) | over[:, None]
+        valid, terminated, truncated = outcome(resetting | gone, terminated, timed[:, None])
         gone = ~resetting & (gone | terminated | truncated)
         ended = ~state.ended & (over | timed | jnp.all(gone, axis=1))
         rewards = jnp.where(self._groups.pays(valid), self._stacked(reward).astype(jnp.float32), 0.0)
@@ -193,40 +192,33 @@ def _legal_actions(env: Any, state: PyTree) -> tuple[str, PyTree] | None:
     return None
 
 
-def _traced_reset(contract: Contract, env: Any) -> tuple[PyTree, PyTree]:
-    """Traces the reset of a multi-agent environment in JaxMARL's style; returns its observations and its state.
+def _traced(contract: Contract, env: Any) -> tuple[PyTree, PyTree]:
+    """Traces a reset and a step of a multi-agent environment in JaxMARL's style, and checks all that both return.
+
+    Returns the observations and the state of the reset.
 
     Raises:
+      ConfigError: no policy here supports an agent's actions.
       EnvError: as ``contract.of_env``.
     """
-    agents = list(env.agents)
+    agents, key = list(env.agents), jax.eval_shape(lambda: jax.random.key(0))
+    fault = partial(contract.stop, "agents")
     if not agents:
         raise contract.stop("agents", "it has no agents")
-    first = contract.trace("reset", env, lambda key: env.reset(rng.raw(key)), jax.eval_shape(lambda: jax.random.key(0)))
+    first = contract.trace("reset", env, lambda key: env.reset(rng.raw(key)), key)
     obs, state = contract.returned("reset", first, ("observations", "state"))
-    _check_agents(contract, "reset", agents, observation=obs)
+    check_agents(fault, "reset", agents, observation=obs)
     contract.arrays(state)
     contract.halt()
-    return obs, state
-
-
-def _trace_step(contract: Contract, env: Any, obs: PyTree, state: PyTree) -> None:
-    """Traces a step after the reset that ``_traced_reset`` returned, and checks all that both return.
-
-    Raises:
-      EnvError: as ``contract.of_env``.
-    """
-    agents = list(env.agents)
-    actions = {}
-    for agent in agents:
-        native = env.action_space(agent)
-        actions[agent] = zero_action(native, policy_space(native, contract.name, "actions"))
-    key = jax.eval_shape(lambda: jax.random.key(0))
+    native = {agent: env.action_space(agent) for agent in agents}
+    actions = {
+        agent: zero_action(space, policy_space(space, contract.name, "actions")) for agent, space in native.items()
+    }
     step = contract.trace("step_env", env, lambda key, *now: env.step_env(rng.raw(key), *now), key, state, actions)
     names = ("observations", "state", "rewards", "dones", "info")
     next_obs, next_state, rewards, dones, _ = contract.returned("step_env", step, names)
-    _check_agents(contract, "step_env", agents, observation=next_obs, reward=rewards)
-    _check_agents(contract, "step_env", [*agents, "__all__"], done=dones)
+    check_agents(fault, "step_env", agents, observation=next_obs, reward=rewards)
+    check_agents(fault, "step_env", [*agents, "__all__"], done=dones)
     if not of_library(env.observation_space):
         for agent in agents:
             for call, seen in {"reset": obs, "step_env": next_obs}.items():
@@ -238,10 +230,4 @@ def _trace_step(contract: Contract, env: Any, obs: PyTree, state: PyTree) -> Non
     contract.same("the observations", before, after, "reset")
     contract.same("the state", state, next_state, "reset")
     contract.halt()
-
-
-def _check_agents(contract: Contract, call: str, agents: Sequence[Any], **parts: Any) -> None:
-    """Checks that dicts keyed by agent have all agents."""
-    for what, values in parts.items():
-        if text := without(call, what, values, agents):
-            raise contract.stop(what, text)
+    return obs, state

@@ -186,7 +186,7 @@ def check_wrappers(wrappers: Wrappers, agents: Sequence[Any], name: str) -> None
             raise ConfigError(f"{flag(field)} works for environments with one agent, and {name} has {len(agents)}")
     for field in ("hide", "frame_stack") if wrappers.policies else ():
         if getattr(wrappers, field) is not None:
-            raise ConfigError(f"{flag(field)} works for environments with one policy; leave it out, or --policies")
+            raise ConfigError(f"{flag(field)} works for environments with one policy; remove it, or --policies")
     if wrappers.joint and wrappers.frame_stack is not None:
         # Frames are stacked along the first axis, which is that of the agents here.
         raise ConfigError(f"--frame-stack does not work for agents that act as one, as the {len(agents)} of {name} do")
@@ -205,33 +205,28 @@ def agents_of(policies: Mapping[str, str], agents: Sequence[Any], name: str) -> 
     if not policies:
         return {"": list(agents)}
     names = [str(agent) for agent in agents]
-    there = f"the agents of {name} are {', '.join(names)}"
-    owners: dict[str, list[str]] = {each: [] for each in names}
-    for policy, text in policies.items():
-        for each in _matching(policy, text, names, there):
-            owners[each].append(policy)
-    for each, its in owners.items():
-        if len(its) > 1:
-            raise ConfigError(f"agent {each} has the policies {' and '.join(its)}; it can have one")
-    if left := [each for each, its in owners.items() if not its]:
-        raise ConfigError(f"agents without a policy: {', '.join(left)}; {there}, and each needs one")
-    return {
-        policy: [agent for agent, each in zip(agents, names, strict=True) if owners[each] == [policy]]
-        for policy in policies
-    }
+    listed = f"the agents of {name} are {', '.join(names)}"
+    matching = {policy: _matching(policy, text, names, listed) for policy, text in policies.items()}
+    owners = {agent: [policy for policy in policies if agent in matching[policy]] for agent in names}
+    for agent, several in owners.items():
+        if len(several) > 1:
+            raise ConfigError(f"agent {agent} has the policies {' and '.join(several)}; it can have one")
+    if alone := [agent for agent, several in owners.items() if not several]:
+        raise ConfigError(f"agents without a policy: {', '.join(alone)}; {listed}, and each needs one")
+    return {policy: [agent for agent in agents if str(agent) in matching[policy]] for policy in policies}
 
 
-def _matching(policy: str, text: str, names: Sequence[str], there: str) -> set[str]:
+def _matching(policy: str, text: str, names: Sequence[str], listed: str) -> set[str]:
     """Returns the agents whose names match any of a policy's patterns.
 
     Raises:
-      ConfigError: a pattern matches none; ``there`` says which agents exist.
+      ConfigError: a pattern matches none; ``listed`` says which agents exist.
     """
     matching: set[str] = set()
     for pattern in text.split(","):
         if not (more := fnmatch.filter(names, pattern.strip())):
             near = did_you_mean(pattern, names)
-            raise ConfigError(f"policy {policy}: no agent is named {pattern.strip()}{near}; {there}")
+            raise ConfigError(f"policy {policy}: no agent is named {pattern.strip()}{near}; {listed}")
         matching.update(more)
     return matching
 

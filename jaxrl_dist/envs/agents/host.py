@@ -14,7 +14,7 @@ from jaxrl_dist.envs import masks
 from jaxrl_dist.envs.agents import groups
 from jaxrl_dist.envs.agents.groups import Group, Groups
 from jaxrl_dist.envs.agents.pettingzoo import FLAGS, OBS, THERE
-from jaxrl_dist.envs.base import DrawnEnv, Wrappers, space_of
+from jaxrl_dist.envs.base import DrawnEnv, Wrappers, outcome, space_of
 from jaxrl_dist.envs.episodes import EpisodeCounter
 from jaxrl_dist.envs.host import gymnasium
 from jaxrl_dist.envs.masks import PART
@@ -57,10 +57,9 @@ def whole(divided: Groups) -> EnvSpec:
         "reward": Box((len(agents),), reward.dtype, -reward, reward),
         **{flag: MultiDiscrete((2,) * len(agents)) for flag in (THERE, *FLAGS)},
     }
-    masked = [(agent, group) for agent, group in of_agents if PART in group.added]
-    if masked:
-        flags = {agent: masks.with_mask({}, group.alone.action, group.mask)[0] for agent, group in masked}
-        parts[PART] = {agent: part[PART] for agent, part in flags.items() if isinstance(part, dict)}
+    legal: Space = {agent: masks.flags(group.alone.action) for agent, group in of_agents if PART in group.added}
+    if legal:
+        parts[PART] = legal
     actions: Space = {agent: group.alone.action for agent, group in of_agents}
     return dataclasses.replace(divided.spec, observation=parts, action=actions, num_agents=1, mask=None, policies={})
 
@@ -79,27 +78,22 @@ class Rows:
         """``env`` has the spec ``whole(divided)``."""
         self.spec, self.num_envs = divided.spec, env.num_envs * divided.spec.num_agents
         self._env, self._groups = env, divided
-        self._begin()
 
-    def _begin(self) -> None:
+    def reset(self) -> PyTree:
+        obs = self._env.reset()
         self._episodes = {
             group.agents[0]: EpisodeCounter(self._env.num_envs * group.spec.num_agents)
             for group in self._groups.by_policy.values()
         }
-
-    def reset(self) -> PyTree:
-        obs = self._env.reset()
-        self._begin()
         return self.spec.bare(over_policies(lambda group: self._seen(group, obs))(self._groups.by_policy))
 
     def step(self, action: PyTree) -> tuple[Timestep, EpisodeStats]:
         chosen = self.spec.keyed(action)
         acting = [each.actions(jax.tree.map(np.asarray, chosen[x])) for x, each in self._groups.by_policy.items()]
         step, _ = self._env.step(dict(collections.ChainMap(*acting)))
-        there, terminated, truncated = (step.obs[name].astype(bool) for name in (THERE, *FLAGS))
-        valid = there & step.valid[:, None]
-        terminated = terminated & valid
-        truncated = (truncated | np.asarray(step.truncated)[:, None]) & valid & ~terminated
+        present, terminated, truncated = (step.obs[name].astype(bool) for name in (THERE, *FLAGS))
+        truncated = truncated | np.asarray(step.truncated)[:, None]
+        valid, terminated, truncated = outcome(~(present & step.valid[:, None]), terminated, truncated)
         reward = np.where(self._groups.pays(valid), step.obs["reward"], 0).astype(np.float32)
 
         def of_group(group: Group) -> tuple[Timestep, EpisodeStats]:

@@ -6,7 +6,6 @@ This module imports no JAX, because worker processes import it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import gymnasium
@@ -14,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 from jaxrl_dist.envs.masks import NAMES, PART, flat, misfit, of_parts
-from jaxrl_dist.envs.native import NO_MASK, Description, Mask, flag, number, plain, returned, without
+from jaxrl_dist.envs.native import NO_MASK, Description, Mask, check_agents, flag, number, plain, returned
 from jaxrl_dist.errors import ConfigError
 
 OBS, THERE, FLAGS = "obs", "there", ("terminated", "truncated")
@@ -27,8 +26,8 @@ RETURNED = ("observations", "rewards", "terminations", "truncations", "infos")
 def is_parallel(made: Any) -> bool:
     """Returns True for an environment of PettingZoo's parallel API, or of its AEC API."""
     wanted = ("possible_agents", "reset", "step", "observation_space", "action_space")
-    there = not isinstance(made, type) and all(hasattr(made, name) for name in wanted)
-    return there and callable(made.observation_space) and not isinstance(made, gymnasium.Env)
+    complete = not isinstance(made, type) and all(hasattr(made, name) for name in wanted)
+    return complete and callable(made.observation_space) and not isinstance(made, gymnasium.Env)
 
 
 class Parallel(gymnasium.Env[Any, Any]):
@@ -61,9 +60,9 @@ class Parallel(gymnasium.Env[Any, Any]):
         self._seen = {agent: env.observation_space(agent) for agent in self.agents}
         self._acts = {agent: env.action_space(agent) for agent in self.agents}
         self._gone: set[Any] = set()  # whose flags have said so since the reset
-        found = self._masks_of_infos(self._begin(seed=0)[1])
-        self._masks = {agent: mask.name for agent, mask in found.items() if not mask.unread}
-        self._unread = {agent: mask for agent, mask in found.items() if mask.unread}
+        masks = self._masks_of_infos(self._begin(seed=0)[1])
+        self._masks = {agent: mask.name for agent, mask in masks.items() if not mask.unread}
+        self._unread = {agent: mask for agent, mask in masks.items() if mask.unread}
         count = len(self.agents)
         parts: dict[str, spaces.Space[Any]] = {
             OBS: _by_name(self._seen),
@@ -78,16 +77,16 @@ class Parallel(gymnasium.Env[Any, Any]):
     def _masks_of_infos(self, infos: Any) -> dict[Any, Mask]:
         """Returns each agent's mask in its info; agents that join late have that of others with as many actions."""
         sizes = {agent: int(space.n) for agent, space in self._acts.items() if isinstance(space, spaces.Discrete)}
-        found: dict[int, Mask] = {}
+        by_size: dict[int, Mask] = {}
         for agent, size in sizes.items():
             for name in reversed([name for name in NAMES if name in infos.get(agent, {})]):
                 mask, value = Mask("info", name), infos[agent][name]
                 if flat(value, size) is not None:
-                    found[size] = mask
-                elif size not in found:
+                    by_size[size] = mask
+                elif size not in by_size:
                     unread = misfit(f"info[{name!r}]", np.size(value), plain(self._acts[agent]))
-                    found[size] = mask._replace(unread=unread)
-        return {agent: found[size] for agent, size in sizes.items() if size in found}
+                    by_size[size] = mask._replace(unread=unread)
+        return {agent: by_size[size] for agent, size in sizes.items() if size in by_size}
 
     def description(self) -> Description:
         """Returns the description, with the spaces and masks of the agents by their names."""
@@ -103,7 +102,7 @@ class Parallel(gymnasium.Env[Any, Any]):
         return self._all(*self._begin(seed=seed, options=options), {}, {}, {}, []), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        there = self._going()
+        present = self._going()
         actions = {agent: action[str(agent)] for agent in self.env.agents}
         for agent in self.env.agents:
             if isinstance(self._acts[agent], spaces.Discrete):
@@ -111,16 +110,16 @@ class Parallel(gymnasium.Env[Any, Any]):
         obs, rewards, terminated, truncated, infos = returned("step", self.env.step(actions), RETURNED)
         listed = self._going()
         flags = {"termination": terminated, "truncation": truncated}
-        _check("step", listed, observation=obs)
-        _check("step", [agent for agent in listed if agent in there], reward=rewards, **flags)
-        flagged = [agent for agent in there if terminated.get(agent) or truncated.get(agent)]
-        _check("step", flagged, reward=rewards)
-        _check("step", [agent for agent in flagged if not terminated.get(agent)], observation=obs)
+        check_agents(ValueError, "step", listed, observation=obs)
+        check_agents(ValueError, "step", [agent for agent in listed if agent in present], reward=rewards, **flags)
+        flagged = [agent for agent in present if terminated.get(agent) or truncated.get(agent)]
+        check_agents(ValueError, "step", flagged, reward=rewards)
+        check_agents(ValueError, "step", [agent for agent in flagged if not terminated.get(agent)], observation=obs)
         self._gone.update(flagged)
         going = self._going()
-        unflagged = [agent for agent in there if agent not in going and agent not in self._gone]
+        unflagged = [agent for agent in present if agent not in going and agent not in self._gone]
         truncated = {**truncated, **dict.fromkeys(unflagged, True)}
-        seen = self._all(obs, infos, rewards, terminated, truncated, there)
+        seen = self._all(obs, infos, rewards, terminated, truncated, present)
         return seen, 0.0, not going, False, {}
 
     def render(self) -> Any:
@@ -140,20 +139,20 @@ class Parallel(gymnasium.Env[Any, Any]):
         self._gone = set()
         if not self.env.agents:
             raise ValueError("reset leaves env.agents empty, and nobody can act")
-        _check("reset", self.env.agents, observation=obs)
+        check_agents(ValueError, "reset", self.env.agents, observation=obs)
         return obs, infos
 
     def _going(self) -> list[Any]:
         """Returns the agents whose episodes go on."""
         return [agent for agent in self.env.agents if agent not in self._gone]
 
-    def _all(self, obs: Any, infos: Any, rewards: Any, terminated: Any, truncated: Any, there: list[Any]) -> Any:
-        """Returns the observation from dicts keyed by agent; ``there`` lists the agents that have acted."""
+    def _all(self, obs: Any, infos: Any, rewards: Any, terminated: Any, truncated: Any, present: list[Any]) -> Any:
+        """Returns the observation from dicts keyed by agent; ``present`` lists the agents that have acted."""
         flags = dict(zip(FLAGS, (terminated, truncated), strict=True))
         seen = {
             OBS: {str(agent): obs[agent] if agent in obs else _zero(space) for agent, space in self._seen.items()},
             "reward": np.array([_finite(agent, rewards.get(agent, 0.0)) for agent in self.agents], np.float32),
-            THERE: np.array([agent in there for agent in self.agents], np.int8),
+            THERE: np.array([agent in present for agent in self.agents], np.int8),
             **{
                 name: np.array([flag(f"{name} of {agent}", x.get(agent, False)) for agent in self.agents], np.int8)
                 for name, x in flags.items()
@@ -182,9 +181,9 @@ class Parallel(gymnasium.Env[Any, Any]):
         return np.zeros(size, np.bool_)
 
 
-def _by_name(found: dict[Any, Any]) -> spaces.Dict:
+def _by_name(by_agent: dict[Any, Any]) -> spaces.Dict:
     """Returns a ``Dict`` of these spaces, keyed by the agents' names."""
-    return spaces.Dict({str(agent): space for agent, space in found.items()})
+    return spaces.Dict({str(agent): space for agent, space in by_agent.items()})
 
 
 def _zero(space: Any) -> Any:
@@ -195,17 +194,6 @@ def _zero(space: Any) -> Any:
     return np.zeros(space.shape, space.dtype) + getattr(space, "start", 0)
 
 
-def _check(call: str, agents: Iterable[Any], **parts: Any) -> None:
-    """Checks that dicts keyed by agent have these agents.
-
-    Raises:
-      ValueError: one lacks an agent.
-    """
-    for what, values in parts.items():
-        if text := without(call, what, values, agents):
-            raise ValueError(text)
-
-
 def _finite(agent: Any, reward: Any) -> float:
     """Returns an agent's reward.
 
@@ -213,7 +201,7 @@ def _finite(agent: Any, reward: Any) -> float:
       TypeError: it is not a number.
       ValueError: it is NaN or infinite.
     """
-    found = number(f"the reward of {agent}", reward)
-    if not np.isfinite(found):
-        raise ValueError(f"the reward of {agent} is {found}, which is not finite")
-    return float(found)
+    value = number(f"the reward of {agent}", reward)
+    if not np.isfinite(value):
+        raise ValueError(f"the reward of {agent} is {value}, which is not finite")
+    return float(value)

@@ -121,17 +121,16 @@ def _one_agent(
     name = contract.name
     params, (native_obs, native_action), action_space, *first, info = of_env(contract, env, params)
     observation = base.policy_space(native_obs, name, "observations", first[0])
-    found = masks.of_gymnax(env, first[1], plain(native_obs), plain(native_action))
-    found = found if found.where else masks.of_info(info)
-    observation, mask = masks.with_mask(observation, action_space, found)
-    observe = masks.observer(found, native_obs)
+    native_mask = masks.of_gymnax(env, first[1], info, plain(native_obs), plain(native_action))
+    observation, mask = masks.with_mask(observation, action_space, native_mask)
+    observe = masks.observer(native_mask, native_obs)
     limit = getattr(params, "max_steps_in_episode", None)
     limit = wrappers.limit(None if limit is None else int(limit))
     metrics = episodes.parse(wrappers.info_metrics)
     episodes.check_known(metrics, episodes.numbers(info), name)
     family = env.family if isinstance(env, libraries.Adapted) else family_of(env, "other")
     spec = EnvSpec(
-        env_id, backend, family, observation, action_space, limit, mask=mask, unread_mask=found.unread,
+        env_id, backend, family, observation, action_space, limit, mask=mask, unread_mask=native_mask.unread,
         info_metrics=metrics,
     )  # fmt: skip
 

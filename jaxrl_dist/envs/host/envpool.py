@@ -101,8 +101,8 @@ def spec(env_id: str, options: Mapping[str, Any], wrappers: Wrappers = UNWRAPPED
         base.space_of(space, f"envpool:{env_id}", what, kinds)
         for space, what in ((seen, "observations"), (chosen, "actions"))
     )
-    found = masks.of_parts(seen, chosen)
-    observation, mask = masks.with_mask(observation, action, found)
+    native_mask = masks.of_parts(seen, chosen)
+    observation, mask = masks.with_mask(observation, action, native_mask)
     limit = getattr(native.config, "max_episode_steps", None)
     if limit == NO_LIMIT or (limit == 0 and "max_episode_steps" not in options):  # BabyAI's 0: the level has its limit
         limit = None
@@ -114,7 +114,7 @@ def spec(env_id: str, options: Mapping[str, Any], wrappers: Wrappers = UNWRAPPED
     episodes.check_known(metrics, _numbers(native), f"envpool:{env_id}")
     return EnvSpec(
         env_id, "envpool", kind, observation, action, wrappers.limit(limit), frame_stack, info_metrics=metrics,
-        mask=mask, unread_mask=found.unread or masks.of_keys(native._state_keys),
+        mask=mask, unread_mask=native_mask.unread or masks.of_keys(native._state_keys),
     )  # fmt: skip
 
 
@@ -144,17 +144,17 @@ def options(
         chosen.update(ATARI_PRESETS[preset])
         if not training:
             chosen.update(ATARI_TRAINING_ONLY)
-    asked = base.parse_options(f"envpool:{env_id}", texts, defaults)
-    for key, value in asked.items():
+    parsed = base.parse_options(f"envpool:{env_id}", texts, defaults)
+    for key, value in parsed.items():
         _check_range(f"envpool:{env_id}", key, value, defaults[key])
-    chosen.update(asked)
+    chosen.update(parsed)
     if family(env_id) != "atari":
         return chosen
     if wrappers.frame_stack is not None:
         if chosen.get("stack_num", wrappers.frame_stack) != wrappers.frame_stack:
-            told = f"--frame-stack {wrappers.frame_stack}"
+            setting = f"--frame-stack {wrappers.frame_stack}"
             raise ConfigError(
-                f"{told} contradicts --env-options stack_num={texts['stack_num']}, which is the same thing"
+                f"{setting} contradicts --env-options stack_num={texts['stack_num']}, which is the same thing"
             )
         chosen["stack_num"] = wrappers.frame_stack
     if wrappers.own_limit is not None:
@@ -264,8 +264,8 @@ class EnvPool:
         raw_reward, over = reward, self._ended
         if self.spec.family == "atari":  # info holds the unclipped reward, and whether the whole game is over
             raw_reward, over = info["reward"], truncated | (terminated & (info["terminated"] != 0))
-        told = {metric: info[episodes.field(metric)] for metric in self.spec.info_metrics}
-        ended = self._episodes.add(raw_reward, valid, over, told)
+        metrics = {metric: info[episodes.field(metric)] for metric in self.spec.info_metrics}
+        ended = self._episodes.add(raw_reward, valid, over, metrics)
         reward = np.where(valid, reward, 0).astype(np.float32)
         observation = self._observation(obs, info, ~valid)
         base.check_finite(self.spec, self._steps, "reward", reward)

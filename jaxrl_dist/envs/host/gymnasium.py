@@ -17,7 +17,7 @@ import numpy as np
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.config.train import BACKENDS, LIBRARIES
 from jaxrl_dist.envs import episodes, masks
-from jaxrl_dist.envs.base import Wrappers, awaited, parse_option, space_of
+from jaxrl_dist.envs.base import Wrappers, awaited, check_options, parse_option, space_of
 from jaxrl_dist.envs.host import runners
 from jaxrl_dist.envs.host import worker as env_worker
 from jaxrl_dist.envs.making import construct, creator, describe
@@ -80,19 +80,19 @@ def look(
 
     if workers == "processes":
         keywords = _in_time(name, timeout, lambda: options(env_id, texts))
-        found: Description | Found = runners.look(env_id, keywords, timeout)
+        result: Description | Found = runners.look(env_id, keywords, timeout)
     else:
-        found = _in_time(name, timeout, make, close)
+        result = _in_time(name, timeout, make, close)
         awaited(lambda nap: futures.wait([closing], nap).done, runners.CLOSE_SECONDS)
         runners.warn_of_closing(name, closing.result() if closing.done() else None)
-    if isinstance(found, Description) and not found.gymnasium:
-        if found.gymnax:
+    if isinstance(result, Description) and not result.gymnasium:
+        if result.gymnax:
             raise ConfigError(f"--env-workers processes needs a Gymnasium environment, and {name} is not one")
         raise ConfigError(
-            f"{name} made a {found.kind}, which is neither a gymnasium.Env nor a gymnax-style environment (reset_env, "
+            f"{name} made a {result.kind}, which is neither a gymnasium.Env nor a gymnax-style environment (reset_env, "
             "step_env, is_truncated, observation_space and action_space) of one agent; docs/environments.md shows both"
         )
-    return found
+    return result
 
 
 def _in_time(
@@ -161,10 +161,8 @@ def options(env_id: str, texts: Mapping[str, str]) -> dict[str, Any]:
         parameters = inspect.signature(lambda **options: None).parameters.values()
     named = [x for x in parameters if x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY)]
     defaults = {x.name: x.default for x in named} | defaults
-    for key in texts:
-        if key not in defaults and all(x.kind is not x.VAR_KEYWORD for x in parameters):
-            known = ", ".join(sorted(defaults)) or "none"
-            raise ConfigError(f"{name} has no option {key!r}{did_you_mean(key, defaults)}; it has: {known}")
+    if all(x.kind is not x.VAR_KEYWORD for x in parameters):
+        check_options(name, texts, defaults)
     for key, default in defaults.items():
         if default is inspect.Parameter.empty and key not in texts:
             raise ConfigError(f"{name} needs an option: --env-options {key}=...")

@@ -29,9 +29,7 @@ def record_fields(observation: Any, action: Any, metrics: Sequence[str] = ()) ->
         *([path, part.dtype.str, list(part.shape)] for path, part in parts),
         ["since", "f8", []],
         ["reward", "f4", []],
-        ["reset", "?", []],
-        ["terminated", "?", []],
-        ["truncated", "?", []],
+        *([flag, "?", []] for flag in ("reset", "terminated", "truncated")),
         *([f"info/{metric}", "f4", []] for metric in metrics),
     ]
 

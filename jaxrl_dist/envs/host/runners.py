@@ -64,12 +64,12 @@ def warn_of_closing(name: str, answer: bytes | None) -> None:
     """Warns if ``close`` raised an error, as ``worker.closed`` reports it, or has not returned (``answer`` None)."""
     if answer != b"":
         late = f"has not come back within {CLOSE_SECONDS:g} s, and is not waited for"
-        told = late if answer is None else f"raises {json.loads(answer)['error']}"
-        warnings.warn(f"{name}: close() {told}", EnvWarning, stacklevel=2)
+        text = late if answer is None else f"raises {json.loads(answer)['error']}"
+        warnings.warn(f"{name}: close() {text}", EnvWarning, stacklevel=2)
 
 
-def process(asked: Any, *memory: int) -> tuple[Connection, subprocess.Popen[bytes]]:
-    """Starts a worker process and sends it ``asked``; returns the connection to it and the process."""
+def process(request: Any, *memory: int) -> tuple[Connection, subprocess.Popen[bytes]]:
+    """Starts a worker process and sends it ``request``; returns the connection to it and the process."""
     # Not by multiprocessing: it would import the caller's script again in each process, and forking a process that runs
     # JAX's threads may hang. A new session keeps signals to the caller's process group from the worker before it has
     # installed its handlers.
@@ -83,7 +83,7 @@ def process(asked: Any, *memory: int) -> tuple[Connection, subprocess.Popen[byte
             start_new_session=True,
         )
     with contextlib.suppress(OSError):
-        ours.send_bytes(json.dumps(asked).encode())
+        ours.send_bytes(json.dumps(request).encode())
     return ours, process
 
 

@@ -77,10 +77,7 @@ class Gymnasium:
         """
         self.spec, self._name = spec, label_of(spec)
         self.num_envs = num_envs = len(seeds)
-        self._timeout = timeout
-        self._steps = 0
-        self._ended = np.zeros(num_envs, bool)
-        self._episodes = EpisodeCounter(num_envs, spec.info_metrics)
+        self._timeout, self._steps = timeout, 0
         fields = records.record_fields(spec.observation, spec.action, spec.info_metrics)
         descriptor = os.memfd_create("environments")
         self._workers: list[Worker] = []
@@ -91,9 +88,11 @@ class Gymnasium:
             cores = len(os.sched_getaffinity(0))
             for part in np.array_split(np.arange(num_envs), min(num_envs, cores)):
                 indices = range(int(part[0]), int(part[-1]) + 1)
-                own = [seeds[i] for i in indices]
-                extra = wrappers.action_repeat, wrappers.own_limit, NO_MASK if mask.where == "part" else mask
-                task = env_worker.Task(spec.id, options, indices.start, own, fields, *extra, spec.info_metrics)
+                task = env_worker.Task(
+                    spec.id, options, indices.start, list(seeds[indices.start : indices.stop]), fields,
+                    wrappers.action_repeat, wrappers.own_limit, NO_MASK if mask.where == "part" else mask,
+                    spec.info_metrics,
+                )  # fmt: skip
                 runner = self._thread(task) if workers == "threads" else process(task._asdict(), descriptor)
                 self._workers.append(Worker(indices, *runner))
             self._collect(max(timeout, runners.START_SECONDS))
@@ -115,7 +114,7 @@ class Gymnasium:
         return jax.tree.map(lambda path: self._records[path].copy(), paths(self.spec.observation, "obs"))
 
     def reset(self) -> PyTree:
-        self._ended[:] = True
+        self._ended = np.ones(self.num_envs, bool)
         self._advance()
         self._ended = np.zeros(self.num_envs, bool)
         self._episodes = EpisodeCounter(self.num_envs, self.spec.info_metrics)

@@ -75,17 +75,17 @@ class _Env:
             reward, terminated, truncated = 0.0, False, False
         else:
             action, total = self._native(index), 0.0
-            told: Mapping[str, Any] = dict.fromkeys(self._metrics, np.float32(np.nan))
+            metrics: Mapping[str, Any] = dict.fromkeys(self._metrics, np.float32(np.nan))
             for _ in range(self._action_repeat):
                 values = native.returned("step", self._env.step(action), native.STEP)
                 observation, reward, terminated, truncated, info = values
-                told = self._told(info, told)
+                metrics = self._told(info, metrics)
                 reward = total = total + native.number("the reward", reward)
                 terminated, truncated = native.flag("terminated", terminated), native.flag("truncated", truncated)
                 if terminated or truncated:
                     episodes.check_known(self._metrics, self._known, "the environment")
                     break
-            for metric, value in told.items():
+            for metric, value in metrics.items():
                 records[f"info/{metric}"][index] = value
         seen = leaves(native.named(self._observation, observation))
         for (path, space), value in zip(self._spaces.items(), seen.values(), strict=True):
@@ -206,15 +206,15 @@ def serve(connection: Connection, task: Task, records: Records) -> None:
             failure = each(make, lambda index: "in its constructor")
             connection.send_bytes(failure)
             while not failure:
-                asked = connection.recv_bytes()
-                if asked == GO:
+                message = connection.recv_bytes()
+                if message == GO:
                     failure = each(
                         lambda index: envs[index].advance(),
                         lambda index: "in reset" if records["reset"][index] else "in step",
                     )
                     connection.send_bytes(failure)
-                elif asked.startswith(DRAW):
-                    one = [int(asked.removeprefix(DRAW))]
+                elif message.startswith(DRAW):
+                    one = [int(message.removeprefix(DRAW))]
                     failure = each(lambda index: drawn.append(envs[index].picture()), lambda index: "in render", one)
                     connection.send_bytes(failure or drawn.pop())
                 else:
@@ -279,14 +279,14 @@ def main() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     descriptor, *memory = map(int, sys.argv[1:])
     connection = Connection(descriptor)
-    asked = json.loads(connection.recv_bytes())
+    request = json.loads(connection.recv_bytes())
     import gymnasium  # noqa: F401  imported before the worker is up, so it does not count as the environments' time
 
     if memory:
-        task = Task(**asked)
+        task = Task(**request)
         serve(connection, task, open_records(memory[0], task.fields))
     else:
-        look(connection, *asked)
+        look(connection, *request)
 
 
 if __name__ == "__main__":

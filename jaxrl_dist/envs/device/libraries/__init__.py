@@ -10,7 +10,7 @@ import inspect
 import io
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -128,11 +128,9 @@ def load(library: str) -> Library:
         raise ConfigError(f"{library}: needs a package that is not installed: pip install {library}")
     try:
         with theirs():
-            module: Any = importlib.import_module(f"{__name__}.{library}")
+            return cast(Library, importlib.import_module(f"{__name__}.{library}"))
     except Exception as error:  # an outdated library may raise any error with newer dependencies
         raise ConfigError(f"{library}: cannot be imported: {one_line(error)}") from error
-    found: Library = module
-    return found
 
 
 def check(library: str, env_id: str) -> Library:

@@ -59,10 +59,10 @@ def make(env_id: str, options: Mapping[str, str]) -> Team:
 
 def _parameters(env: Any) -> dict[str, Any]:
     """Returns the defaults of the constructor's arguments, and of those that it passes on to another environment's."""
-    found = inspect.signature(type(env)).parameters.values()
-    inner = env._env if any(x.kind is x.VAR_KEYWORD for x in found) and "_env" in vars(env) else None
+    parameters = inspect.signature(type(env)).parameters.values()
+    inner = env._env if any(x.kind is x.VAR_KEYWORD for x in parameters) and "_env" in vars(env) else None
     passed_on = {} if inner is None else _parameters(inner)
-    return {**passed_on, **{x.name: x.default for x in found}}
+    return {**passed_on, **{x.name: x.default for x in parameters}}
 
 
 def _scenario(name: str, map_name: str) -> Any:

@@ -100,5 +100,5 @@ def _space(space: spaces.Space[Any]) -> spaces.Space[Any]:
 
 def _parts(parts: Mapping[str, Any]) -> Any:
     """Leaves out the clock, and names the mask ``mask``; a single part is the whole observation."""
-    kept = {"mask" if name == MASK else name: part for name, part in parts.items() if name != CLOCK}
-    return kept if len(kept) > 1 else next(iter(kept.values()))
+    named = {"mask" if name == MASK else name: part for name, part in parts.items() if name != CLOCK}
+    return named if len(named) > 1 else next(iter(named.values()))
