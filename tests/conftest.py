@@ -18,6 +18,8 @@ import jax
 import pytest
 from jax._src import compilation_cache
 
+from jaxrl_dist.lazy import postponed
+
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would ours
 jax.config.update("jax_num_cpu_devices", 8)
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"  # for what tests start, too: the key of a kept program holds this number
@@ -73,6 +75,9 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
 jax.config.update("jax_disable_most_optimizations", True)
+
+with postponed("matplotlib.pyplot", "seaborn"):  # as the library imports it: without pandas, which takes a second
+    import gymnax  # noqa: F401
 
 
 @pytest.fixture

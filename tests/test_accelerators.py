@@ -28,7 +28,7 @@ def missing(run: str, target: str) -> str | None:
     return None if jax.__version__ == KEPT["jax"] else f"the kept counts are those of jax {KEPT['jax']}"
 
 
-def test_no_env_step_exchanges_anything_and_no_gpu_waits_for_a_branch() -> None:
+def test_env_steps_have_no_collectives_and_no_host_branch() -> None:
     for run, targets in KEPT["runs"].items():
         for target, found in targets.items():
             step, update = found["loops"]["env_step"], found["loops"]["update"]

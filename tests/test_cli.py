@@ -447,7 +447,7 @@ def test_what_needs_no_environment_imports_nothing_heavy(tmp_path: Path) -> None
     assert imported_by(heavy, list(codes), tmp_path) == [f"{command}: {code}" for command, code in codes.items()]
 
 
-def test_a_wrong_environment_is_refused_before_training_is_imported(tmp_path: Path) -> None:
+def test_wrong_env_is_refused_before_heavy_imports(tmp_path: Path) -> None:
     codes = {"list envs": 0, "train ppo --env CartPol-v1": 2}
     heavy = "jaxrl_dist.training.setup jaxrl_dist.plans orbax"
     assert imported_by(heavy, list(codes), tmp_path) == [f"{command}: {code}" for command, code in codes.items()]
@@ -607,11 +607,11 @@ def test_training_outlives_its_output(where: str, tmp_path: Path) -> None:
         )
     (line,) = done.stderr.splitlines()
     assert done.returncode == 0
-    assert line.startswith("jaxrl-dist: warning: the output cannot be written (") and "goes on" in line
+    assert line.startswith("jaxrl-dist: warning: the output cannot be written (") and "continues" in line
     assert runs.read_json(tmp_path / "x" / "summary.json")["evaluation"]["episodes"] == 2
 
 
-def test_trained_variables_are_kept_though_the_checkpoint_does_not_fit(
+def test_variables_are_saved_if_the_checkpoint_does_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(self: saving.Saver) -> None:
@@ -673,7 +673,7 @@ def test_ctrl_c_ends_a_run_whose_environments_hang(tmp_path: Path) -> None:
     assert "stopping" in answer and line.startswith("jaxrl-dist: error: interrupted; `jaxrl-dist resume ")
 
 
-def test_a_lag_that_an_algorithm_does_not_correct_is_worth_a_warning(
+def test_uncorrected_lag_warns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """One line, and no more; the same from Python; none where there is no such lag, or nothing is to be printed."""

@@ -167,7 +167,7 @@ def test_a_run_is_recorded_and_one_that_fails_too(tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.case  # test_a_run_is_recorded_and_one_that_fails_too
-def test_a_session_keeps_the_reports_and_variables_of_each_run_that_its_commands_leave(tmp_path, monkeypatch):
+def test_session_keeps_reports_and_variables_of_each_run(tmp_path, monkeypatch):
     line = "seeds gymnax:CartPole-v1 1 pg --seeds 2 then resume --total-env-steps 400"
     monkeypatch.setitem(GOLDEN["record"].__globals__, "RUNS", [GOLDEN["session"](line)])
     assert GOLDEN["main"](["record", str(tmp_path / "recorded")]) == 0

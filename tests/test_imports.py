@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -67,6 +68,14 @@ def test_the_table_names_every_module_and_lower_ones_only() -> None:
 
 def test_folders_of_tests_are_rooms() -> None:
     assert {path.parent.name for path in (runs.ROOT / "tests").glob("*/test_*.py")} <= ALLOWED.keys()
+
+
+def test_cases_name_tests_that_stand_in_for_them() -> None:
+    files = {path.name: path.read_text(encoding="utf-8") for path in (runs.ROOT / "tests").rglob("test_*.py")}
+    tests = {name for text in files.values() for name in re.findall(r"^def (test_\w+)", text, re.M)}
+    comments = [line for text in files.values() for line in re.findall(r"mark\.case  # (.*)", text)]
+    named = {name for line in comments for name in re.findall(r"\btest_\w+(?:\.py)?", line)}
+    assert named <= tests | files.keys()
 
 
 def test_imports_flow_down() -> None:
@@ -181,7 +190,7 @@ def test_importing_the_package_is_light() -> None:
 
 
 @pytest.mark.case
-def test_an_environment_of_gymnax_is_made_without_its_plotting_libraries_which_work_when_used() -> None:
+def test_gymnax_imports_plotting_libraries_lazily() -> None:
     code = """if True:
         import sys
         from jaxrl_dist.envs.device import gymnax

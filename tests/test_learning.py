@@ -88,12 +88,12 @@ def test_the_interval_is_that_of_means_of_drawn_seeds():
 @pytest.mark.parametrize(
     "returns, value, marked", [([-110.0], -100, False), ([-111.0], -100, True), ([0.0, 90.0, 90.0, 91.0], 100, False)]
 )
-def test_a_return_is_behind_where_the_middle_half_is_lower_by_more_than_a_tenth(returns, value, marked):
+def test_return_is_behind_if_its_iqm_is_a_tenth_lower(returns, value, marked):
     bar = LEARNING["BARS"][0]._replace(published=(value, "a paper, 1M"))
     assert LEARNING["published"](bar, returns) == f"{value} (a paper, 1M)" + (", **behind**" if marked else "")
 
 
-def test_an_interrupted_bar_continues_with_the_seeds_that_it_lacks(monkeypatch):
+def test_interrupted_bar_runs_the_missing_seeds(monkeypatch):
     run_bar, bar = LEARNING["run_bar"], LEARNING["BARS"][0]
     monkeypatch.setitem(run_bar.__globals__, "run_seed", lambda bar, seed: (float(seed), [None, float(seed)]))
     kept = []

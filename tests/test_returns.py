@@ -331,7 +331,7 @@ def everything(data: Data, log_rhos: np.ndarray, discount: Any = DISCOUNT, gae_l
     return *offsets, result.vs - data.values[:-1], result.pg_advantages
 
 
-def test_garbage_on_reset_steps_counts_only_as_truncation_bootstrap() -> None:
+def test_reset_steps_matter_only_as_bootstrap() -> None:
     data, log_rhos = cached_data(16)
     rng = np.random.default_rng(0)
     shape, reset = data.reward.shape, ~data.valid

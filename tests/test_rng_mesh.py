@@ -57,7 +57,7 @@ def test_sums_and_indices_over_a_mesh(num_devices: int) -> None:
     assert index.dtype == jnp.int32 and total == x.sum()
 
 
-def test_acting_may_start_loops_from_constants_and_a_whole_program_joins_it_to_learning() -> None:
+def test_acting_allows_loops_from_constants() -> None:
     mesh = make_mesh(2)
 
     def act(x: jax.Array) -> jax.Array:

@@ -176,7 +176,7 @@ def test_environments_differ() -> None:
 
 
 @pytest.mark.parametrize("kind", ["device", "host"])
-def test_actors_that_divide_the_environments_act_as_one_that_has_them_all(kind: str) -> None:
+def test_several_actors_act_as_one(kind: str) -> None:
     algorithm, source = make("discrete")
     env, mesh, half = source.device(), make_mesh(1), NUM_ENVS // 2
     act_key, env_key = (rng.stream(0, name) for name in (Stream.ACT, Stream.ENV))

@@ -189,7 +189,7 @@ def test_evaluations_compile_once() -> None:
 
 
 @pytest.mark.case  # actors/test_actors.py::test_the_compiled_evaluation_plays_the_episodes_of_the_host
-def test_sampled_actions_are_those_of_the_policys_keys_in_one_program_and_one_by_one() -> None:
+def test_sampled_evaluation_uses_the_keys_of_the_policy() -> None:
     """On CartPole, where a coin's episodes last about 22 steps and always the same action about 9."""
 
     def coin(variables: Variables, obs: Any, core: Any, context: Context) -> Any:
@@ -225,7 +225,7 @@ def test_a_run_and_the_command_evaluate_as_they_are_told(tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize("flags", ["es --env CartPole-v1", "td3 --env Pendulum-v1 --noise parameter"])
-def test_sampled_evaluations_are_refused_where_no_action_is_drawn(
+def test_sampled_evaluation_needs_a_stochastic_policy(
     flags: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = f"{flags} --evaluation-policy sampled --total-env-steps 64 --num-envs 8 --hidden-sizes 4 --num-devices 1"
@@ -280,7 +280,7 @@ def test_episodes_are_cut_and_count_as_far_as_they_came() -> None:
 
 
 @pytest.mark.parametrize("watch", [None, lambda env, indices: None], ids=["in one program", "step by step"])
-def test_an_agent_that_waits_longer_than_the_limit_plays_one_episode_fewer(watch: Any) -> None:
+def test_agent_that_waits_past_the_limit_plays_fewer_episodes(watch: Any) -> None:
     """Its environment never resets, because the other agent's episode never ends."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("jaxrl_dist.actors.evaluate.MAX_ENVS", 2)
@@ -291,7 +291,7 @@ def test_an_agent_that_waits_longer_than_the_limit_plays_one_episode_fewer(watch
 
 
 @pytest.mark.parametrize("xp", [np, jnp])
-def test_episodes_of_one_step_endless_ones_and_those_that_never_begin(xp: Any) -> None:
+def test_episodes_of_one_step_or_without_end_or_begin(xp: Any) -> None:
     quota, first = np.array([2, 3, 1]), xp.array([1.0, 0.0, 0.0])
     never, episodes = xp.zeros(3, bool), Episodes.none(xp, quota, ["score"])
     step = Timestep((), xp.array([1.0, 2.0, 0.0]), first > 0, never, xp.array([True, True, False]))

@@ -105,6 +105,7 @@ def test_a_run_evaluates_stores_and_plays_the_average(tmp_path: Path) -> None:
     assert played == ends
 
 
+@pytest.mark.case  # training/test_weights.py
 def test_parts_of_a_network_are_not_those_of_its_average(tmp_path: Path) -> None:
     """``--init-parts`` names parts of the network that learns; the average of another run may be missing."""
     source = runs.finished(runs.CARTPOLE)

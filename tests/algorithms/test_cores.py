@@ -45,7 +45,7 @@ def previous(rollout: Rollout) -> np.ndarray:
 
 
 @pytest.mark.parametrize("core", runs.cases(CORES, "inputs"))
-def test_the_loss_of_a_rollout_is_that_of_its_episodes(core: str) -> None:
+def test_rollout_loss_is_that_of_its_episodes(core: str) -> None:
     algorithm = A2C(**NET, **CORES[core]).make(SPEC)
     variables = jax.jit(algorithm.init)(jax.random.key(0))
     variables = variables._replace(params=perturbed(variables.params))
@@ -79,7 +79,7 @@ def test_the_loss_of_a_rollout_is_that_of_its_episodes(core: str) -> None:
 
 
 @pytest.mark.parametrize("core", runs.cases(CORES, "inputs"))
-def test_replayed_sequences_are_worth_what_acting_saw_episode_by_episode(core: str) -> None:
+def test_replayed_sequences_match_single_episodes(core: str) -> None:
     """Whatever part of them the burn-in repeats, from the core that acting stored."""
     config = R2D2(**NET, **CORES[core], **WINDOWED, epsilon_base=1.0)
     algorithm, heads = config.make(SPEC), q_heads(3, num_atoms=1, dueling=True, noisy=False)
@@ -128,7 +128,7 @@ def test_learning_reads_the_inputs_that_acting_read(name: str) -> None:
     assert_close(jax.jit(net.evaluate)(variables.params, batch)[1], recorded[:12].T, 1e-6)
 
 
-@pytest.mark.case  # test_the_loss_of_a_rollout_is_that_of_its_episodes
+@pytest.mark.case  # test_rollout_loss_is_that_of_its_episodes
 def test_a_policy_is_told_its_reward(tmp_path: Path) -> None:
     sizes = {"num_envs": 8, "rollout_length": 16, "total_env_steps": 256, "report_interval": 128, "num_devices": 1}
     inputs = {"core": "gru", "core_inputs": "action,reward", "core_size": 4}

@@ -119,7 +119,7 @@ def test_loss_is_that_of_the_n_step_error(n: int, double: bool, noisy: bool, res
 
 
 @pytest.mark.parametrize("rescale", [False, True])
-def test_distributional_loss_is_the_cross_entropy_with_the_projected_target(rescale: bool) -> None:
+def test_distributional_loss_is_projected_cross_entropy(rescale: bool) -> None:
     w = windows(2)
     own: dict[str, Any] = {"num_atoms": 11, "value_min": -2, "value_max": 2, "rescale_values": rescale}
     config = DQN(hidden_sizes=(8,), n_step=2, double=False, **own)
@@ -160,7 +160,7 @@ def test_dueling_values_are_the_value_plus_centred_advantages() -> None:
     np.testing.assert_allclose(q, value + advantage - advantage.mean(1, keepdims=True), atol=1e-5)
 
 
-def test_noisy_layer_has_factorised_noise_of_its_own_for_each_example() -> None:
+def test_noisy_layer_draws_noise_per_example() -> None:
     layer = NoisyDense(5)
     x = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)
     params, apply = jax.jit(layer.init)(jax.random.key(0), x), jax.jit(layer.apply)
@@ -202,7 +202,7 @@ def test_epsilon_falls_linearly() -> None:
 
 
 @pytest.mark.parametrize("num_devices", [8, pytest.param(2, marks=pytest.mark.slow)])
-def test_importance_weights_and_one_update_are_the_same_on_any_number_of_devices(num_devices: int) -> None:
+def test_prioritized_update_is_equal_on_any_device_count(num_devices: int) -> None:
     algorithm = DQN(hidden_sizes=(8,), n_step=3).make(SPEC)
     state = jax.jit(functools.partial(sgd.init, algorithm))(jax.random.key(0))
     probability = np.random.default_rng(0).random(N).astype(np.float32)
@@ -299,14 +299,14 @@ def test_uniform_windows_are_the_same_on_any_number_of_devices() -> None:
     np.testing.assert_array_equal(drawn[0], drawn[2])
 
 
-def test_a_memory_that_does_not_fit_is_refused_with_one_that_does() -> None:
+def test_too_large_memory_is_refused_with_one_that_fits() -> None:
     with pytest.raises(
         ConfigError, match=r"replay_capacity 80000000000 needs \d+\.\d GB, and .* GB are available; \d+ fits"
     ):
         setup.prepare(jaxrl_dist.preset("dqn", "CartPole-v1", replay_capacity=80_000_000_000))
 
 
-def test_a_loaded_policy_explores_no_more_than_at_the_end_of_training() -> None:
+def test_loaded_policy_explores_as_at_the_end_of_training() -> None:
     run = setup.prepare(
         jaxrl_dist.preset("dqn", "CartPole-v1", total_env_steps=20_000, hidden_sizes=(8,), replay_capacity=800)
     )

@@ -107,7 +107,7 @@ def test_environments_repeat_for_different_times() -> None:
     assert 100 < most[1] <= 1000 and 100 < most[0] <= 10_000
 
 
-def test_a_repeated_action_ends_where_it_is_illegal_and_with_its_episode() -> None:
+def test_repeated_action_ends_if_illegal_or_at_episode_end() -> None:
     algorithm = DQN(hidden_sizes=(8,), ez_greedy=True, epsilon_start=0.0, epsilon_end=0.0).make(spec())
     variables, start = algorithm.init(jax.random.key(0)), algorithm.initial_core(4)
     core = start._replace(action=jnp.array([0, 1, 2, 0], jnp.int32), left=jnp.array([3, 3, 3, 0], jnp.int32))
@@ -173,7 +173,7 @@ def test_noise_is_added_and_begins_anew_with_each_episode(noise: Any) -> None:
     np.testing.assert_allclose(scale.from_env(action) - scale.from_env(greedy), drawn, atol=1e-5)
 
 
-def test_correlated_noise_is_standard_normal_from_its_first_step_on() -> None:
+def test_correlated_noise_is_standard_normal() -> None:
     def advance(noise: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         noise = exploration.correlated(noise, jax.random.split(key, 4096), 0.7)
         return noise, noise

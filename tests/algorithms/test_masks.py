@@ -28,7 +28,7 @@ NEVER = 3
 # --- Distributions ------------------------------------------------------------------------------------
 
 
-def test_masked_categories_are_those_over_the_legal_actions_alone() -> None:
+def test_masked_categorical_equals_one_over_legal_actions() -> None:
     logits = np.random.default_rng(0).normal(size=(3, 4)) * 3
     found = policy_head(Discrete(4)).distribution(jnp.asarray(logits, jnp.float32), jnp.asarray(LEGAL))
     for row, legal in enumerate(LEGAL):
@@ -44,7 +44,7 @@ def test_masked_categories_are_those_over_the_legal_actions_alone() -> None:
     assert all(LEGAL[row, drawn[:, row]].all() for row in range(3)) and LEGAL[range(3), found.mode()].all()
 
 
-def test_gradients_through_masked_logits_are_finite_and_zero_where_illegal() -> None:
+def test_masked_logits_have_zero_gradients() -> None:
     def total(logits: jax.Array) -> jax.Array:
         found = Categorical(masked(logits, jnp.asarray(LEGAL)))
         return jnp.sum(found.entropy() + found.log_prob(jnp.array([0, 2, 1])))
@@ -130,7 +130,7 @@ ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", runs.cases(ALGORITHMS, "dqn"))
-def test_no_loss_reads_what_a_network_says_of_illegal_actions(name: str) -> None:
+def test_losses_ignore_outputs_of_illegal_actions(name: str) -> None:
     """A large number there changes nothing; the same number at a legal action does."""
     algorithm_name, fields = ALGORITHMS[name]
     spec = find(parts.Grid("state")).spec
@@ -202,7 +202,7 @@ def test_training_reaches_the_optimum_without_an_illegal_action(name: str, steps
     assert last.evaluation["return_mean"] == pytest.approx(parts.OPTIMUM)
 
 
-@pytest.mark.case  # test_no_loss_reads_what_a_network_says_of_illegal_actions
+@pytest.mark.case  # test_losses_ignore_outputs_of_illegal_actions
 def test_random_actions_of_the_warm_up_are_legal_too() -> None:
     config = jaxrl_dist.preset(
         "sac", parts.Grid("state"), total_env_steps=2000, num_devices=1, evaluation_episodes=1, hidden_sizes=(4,),

@@ -72,7 +72,7 @@ def test_nothing_seen_is_identity() -> None:
     jax.tree.map(np.testing.assert_array_equal, again, jax.device_get(stats))
 
 
-def test_the_deviation_stays_right_when_float32_counts_no_further() -> None:
+def test_deviation_is_right_beyond_float32_counts() -> None:
     """At 2^24 batches a sum of counts stops growing; the variance must not grow in its place."""
     x = np.random.default_rng(0).normal(size=(64, 1, 8)).astype(np.float32)
     merge = merger.__wrapped__(1)  # compiled for these shapes
@@ -132,7 +132,7 @@ def test_observations_are_counted_once() -> None:
     np.testing.assert_allclose(stats.std(), kept.std(0), rtol=1e-5)
 
 
-def test_agents_that_act_as_one_share_statistics_and_keep_their_ids() -> None:
+def test_shared_agents_share_statistics_but_not_ids() -> None:
     """They share a network, to which agents that see the same differ only by their ids."""
     own: Any = {"observation": box(2, 3), "agent": box(2, 2)}
     env = spec({"agents": own, "state": box(6)}, MultiDiscrete((3, 3)))

@@ -178,7 +178,7 @@ def test_replay_needs_a_window(plan: str) -> None:
         prepared({"plan": plan}, replay=Replay(64, 8, 1.0, 0), window=None)
 
 
-def test_a_policy_that_needs_keys_is_refused_before_it_trains_if_evaluations_give_none() -> None:
+def test_policy_that_needs_keys_is_refused_before_training() -> None:
     def policy(variables: Variables, obs: Any, core: Any, context: Context) -> Acted:
         return jax.vmap(lambda key: jax.random.randint(key, (), 0, 2))(context.keys), core, {}
 

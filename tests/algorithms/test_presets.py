@@ -80,9 +80,7 @@ def test_later_rows_override_earlier_ones() -> None:
         ("r2d2", "CartPole-v1", {}, False),  # no policy shares its core
     ],
 )
-def test_a_policy_that_shares_its_core_with_a_value_gets_scaled_rewards(
-    algorithm: Any, env: str, fields: dict[str, Any], scaled: bool
-) -> None:
+def test_shared_core_reads_scaled_rewards(algorithm: Any, env: str, fields: dict[str, Any], scaled: bool) -> None:
     config, _ = resolve.resolved(Train(algorithm, env=env), fields)
     assert config.scale_rewards is scaled
 
@@ -105,7 +103,7 @@ def test_an_algorithm_with_a_core_keeps_its_sizes_with_another() -> None:
     assert (own.batch_size, own.replay_ratio) == (other.batch_size, other.replay_ratio) and other.core == "lstm"
 
 
-def test_values_of_a_preset_that_do_nothing_beside_the_users_flags_are_left_out() -> None:
+def test_preset_values_without_effect_are_dropped() -> None:
     """The preset for classic control has a last epsilon, and Rainbow's a range of returns."""
     config, _ = resolve.resolved(Train("dqn", env="CartPole-v1"), {"epsilon_ladder": True})
     assert config.algorithm.epsilon_ladder and config.algorithm.epsilon_end == DQN().epsilon_end
@@ -116,13 +114,13 @@ def test_values_of_a_preset_that_do_nothing_beside_the_users_flags_are_left_out(
         resolve.resolved(Train("dqn", env="CartPole-v1"), {"epsilon_ladder": True, "epsilon_end": 0.1})
 
 
-def test_a_value_of_the_user_that_does_nothing_beside_the_preset_is_refused() -> None:
+def test_user_value_without_effect_is_refused() -> None:
     assert row("a2c", task("minatar"))["optimizer"] != A2C().optimizer
     with pytest.raises(ConfigError, match=r"rms_decay does nothing without A2C's own RMSProp"):
         resolve.resolved(Train("a2c", env="Breakout-MinAtar"), {"rms_decay": 0.9})
 
 
-def test_values_are_checked_before_and_after_the_environment_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_are_checked_with_and_without_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     checked = list[float]()
     monkeypatch.setattr(PPO, "validate", lambda self: checked.append(self.learning_rate))
     config, _ = resolve.resolved(Train("ppo", env="Pendulum-v1"), {"seed": 3})
@@ -136,7 +134,7 @@ def test_each_value_has_a_source() -> None:
     assert (sources["replay_capacity"], sources["rollout_length"], sources.get("gather")) == ("preset", "preset", None)
 
 
-def test_values_of_a_config_that_do_nothing_beside_the_users_flags_are_left_out() -> None:
+def test_config_values_without_effect_are_dropped() -> None:
     kept = Train(DQN(ez_greedy=True, epsilon_end=0.2), env="CartPole-v1")
     config, _ = resolve.resolved(kept, {"parameter_noise": True})
     assert (config.algorithm.parameter_noise, config.algorithm.ez_greedy) == (True, False)

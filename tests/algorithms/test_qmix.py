@@ -41,7 +41,7 @@ def test_the_mixer_never_falls_where_an_agent_s_value_rises() -> None:
         assert bool((risen >= total).all()) and bool((risen > total + 1e-3).any())
 
 
-def test_the_mixer_s_slopes_start_small_and_are_bounded_in_all_states_and_for_all_values() -> None:
+def test_mixer_slopes_start_small_and_are_bounded() -> None:
     """A slope is what the team's value gains by an agent's."""
     mixing, keys = mixing_network(32, 3, 54), jax.random.split(jax.random.key(0), 4)
     params, state = mixing.init(keys[0]), jax.random.normal(keys[1], (200, 54))

@@ -246,7 +246,7 @@ def sampled(prioritized: bool, batch_size: int = 2048) -> tuple[Rollout, np.ndar
 
 
 @pytest.mark.parametrize("prioritized", [pytest.param(False, marks=pytest.mark.case), True])
-def test_windows_are_what_acting_did_and_so_are_their_cores(prioritized: bool) -> None:
+def test_replayed_windows_match_rollout_and_core_state(prioritized: bool) -> None:
     _, whole, _ = acted(prioritized)
     windows, env, start = sampled(prioritized)
     length = len(windows.reward)
@@ -258,7 +258,7 @@ def test_windows_are_what_acting_did_and_so_are_their_cores(prioritized: bool) -
         jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y[rows[:-1], env]), drawn, done)
 
 
-def test_the_recomputed_core_is_the_stored_one_at_every_later_step() -> None:
+def test_recomputed_core_matches_the_stored_one() -> None:
     """With the parameters that acted, across the ends of episodes."""
     params, _, _ = acted(False)
     windows, _, _ = sampled(False)
@@ -293,7 +293,7 @@ def test_sampling_reads_the_core_of_the_first_step_alone() -> None:
     assert compiled.memory_analysis().temp_size_in_bytes < 28 * 64 * 4096 * 4 / 10
 
 
-def test_an_episode_begins_without_memory_and_with_the_same_epsilon() -> None:
+def test_core_resets_and_epsilon_stays_at_episode_begin() -> None:
     algorithm = R2D2(**NET, epsilon_base=0.5, epsilon_exponent=3.0).make(SPEC)
     core, epsilon = algorithm.initial_core(4)
     np.testing.assert_array_equal(core["q"], np.zeros((4, 4)))

@@ -75,7 +75,7 @@ def test_without_memory_the_losses_are_those_of_transitions(name: str) -> None:
     assert_close(aux.priority, np.float32(0.9 * error.max(1) + 0.1 * mean))
 
 
-def test_the_last_windows_of_a_rollout_bootstrap_with_its_last_action_and_reward() -> None:
+def test_last_windows_bootstrap_from_the_last_step() -> None:
     """One more step from which nothing is learnt changes no gradient."""
     config = config_class("dqn")(**NET, **WINDOW, core="gru", core_inputs="action,reward")
     env, steps = spec(), 10

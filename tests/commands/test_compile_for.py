@@ -110,7 +110,7 @@ def test_what_cannot_be_compiled_is_said_in_one_line(
 
 
 @pytest.mark.parametrize("target, extra", [("h200", "cuda12"), ("v5e:2x4", "tpu")])
-def test_a_missing_compiler_is_named_with_the_command_that_installs_it(
+def test_missing_compiler_names_its_install_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], target: str, extra: str
 ) -> None:
     monkeypatch.setattr(accelerators, "version", lambda package: "0.11.2" if package == "jax" else None)

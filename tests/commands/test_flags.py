@@ -73,7 +73,7 @@ def test_help_is_short_and_shows_the_values_that_would_run(
     assert len(shown("train ppo --help")[1].splitlines()) < 60 < len(shown("train ppo --help-all")[1].splitlines())
 
 
-def test_the_help_of_actor_threads_names_every_plan_that_has_them() -> None:
+def test_help_names_the_plans_of_actor_flags() -> None:
     sentence = help.inherited_docstrings(Train)["num_actors"]
     named = {name for name in PLANS if f"'{name}'" in sentence}
     assert named == {name for name, plan in PLANS.items() if plan.threaded}
@@ -116,7 +116,7 @@ def test_flags_win_over_file_over_preset_over_default(tmp_path: Path) -> None:
     assert (config.plan, config.seed) == ("synchronous", 4)
 
 
-def test_a_stored_value_gives_way_to_vary_and_to_flags_that_make_it_useless(tmp_path: Path) -> None:
+def test_vary_and_flags_override_stored_values(tmp_path: Path) -> None:
     """A population's ``--config`` runs it again, and one of a single run becomes a population."""
     single = preset("ppo", "CartPole-v1", learning_rate_schedule="linear", learning_rate_steps=10)
     whole = dataclasses.replace(single, vary={"learning-rate": "1e-3,1e-4"})
@@ -192,7 +192,7 @@ def test_config_json_brings_back_every_value(tmp_path: Path) -> None:
     assert stored_config(tmp_path) == empty
 
 
-def test_hyperparameters_of_earlier_versions_that_changed_nothing_are_passed_over(tmp_path: Path) -> None:
+def test_removed_hyperparameters_without_effect_are_ignored(tmp_path: Path) -> None:
     config = dataclasses.replace(CONFIG, env="X")
     content = to_json(config)
     content["hyperparameters"]["anneal_updates"] = None

@@ -50,7 +50,7 @@ def make_run(
     return run_dir
 
 
-def test_a_curve_leaves_out_what_has_no_value_and_a_line_that_is_cut_off(tmp_path: Path) -> None:
+def test_curve_skips_missing_values_and_a_cut_line(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path, "a", [None, 2.0, None, 4.0])
     with (run_dir / "metrics.jsonl").open("a") as file:
         file.write('{"env_steps": 500, "episo')
@@ -59,7 +59,7 @@ def test_a_curve_leaves_out_what_has_no_value_and_a_line_that_is_cut_off(tmp_pat
     assert plot.read_curve(run_dir, "episode/return", "time").x.tolist() == [1.0, 2.0]
 
 
-def test_the_middle_is_the_mean_of_the_middle_half_of_the_seeds() -> None:
+def test_iqm_is_the_mean_of_the_middle_half() -> None:
     rng = np.random.default_rng(0)
     curves = [Curve(np.array([0.0, 100.0]), rng.normal(size=2)) for _ in range(8)]
     line = plot.middle(curves)
@@ -112,7 +112,7 @@ def test_where_a_seed_has_ended_the_others_count(tmp_path: Path, figures: list[F
     assert "3 runs (seeds 10 11 5), 500 to 1,100 environment steps." in caption and "dotted where only some" in caption
 
 
-def test_seeds_that_begin_and_end_within_a_report_interval_count_whole() -> None:
+def test_seeds_within_one_report_interval_count_whole() -> None:
     """A mean of fewer of them would look as if it rose or fell."""
     ends, levels = [39_712.0, 39_900.0, 40_249.0, 31_000.0, 40_000.0], np.array([0.0, 100.0, 0.0, 50.0, 20.0])
     xs = [np.array([9_000.0 + 500 * n, 20_000.0, 30_000.0, end]) for n, end in enumerate(ends)]
@@ -171,9 +171,7 @@ def test_a_label_names_what_tells_runs_apart_and_no_more(tmp_path: Path) -> None
     assert set(grouped(options)) == {"env_options=none", "env_options=gravity=9"}
 
 
-def test_the_legend_lies_inside_the_figure_and_leaves_the_axes_their_size(
-    tmp_path: Path, figures: list[Figure]
-) -> None:
+def test_legend_fits_the_figure(tmp_path: Path, figures: list[Figure]) -> None:
     runs = [
         make_run(
             tmp_path, str(i), [1.0, 2.0], learning_rate=i, hidden_sizes=[256] * 9 * i, torso="_$x_{$" + "wide " * i
@@ -476,7 +474,7 @@ def test_a_population_is_drawn_by_its_members(tmp_path: Path, figures: list[Figu
     ]
 
 
-def test_each_environment_has_a_panel_and_each_algorithm_one_colour(tmp_path: Path, figures: list[Figure]) -> None:
+def test_plot_has_panels_per_env_and_colours_per_algorithm(tmp_path: Path, figures: list[Figure]) -> None:
     plot.plot(compared(tmp_path, ["Acrobot-v1", "CartPole-v1"], seeds=1), tmp_path / "x.png")
     assert [ax.get_title() for ax in figures[0].axes] == ["Acrobot-v1", "CartPole-v1"]
     colors = [[line.get_color() for line in ax.get_lines()] for ax in figures[0].axes]

@@ -108,7 +108,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_a_value_of_a_wrong_kind_is_refused_in_a_line_that_names_its_field(what: str) -> None:
+def test_wrong_type_is_refused_with_its_field(what: str) -> None:
     values, message = WRONG[what]
     run = {name: value for name, value in values.items() if name in Train.__dataclass_fields__}
     own = {name: value for name, value in values.items() if name not in run}
@@ -153,7 +153,7 @@ def test_types_that_cannot_be_looked_up_are_left_alone() -> None:
     assert plain(config).size is config.size
 
 
-def test_the_declarations_of_a_run_s_fields_say_what_may_change_and_what_is_stored() -> None:
+def test_field_declarations_match_resumable_and_stored() -> None:
     assert set(marked(Train, stored=False)) == {"algorithm", "run_dir", *marked(Processes)}
     assert set(marked(Processes)) <= set(RESUMABLE) and not {"seed", "plan", "num_envs", *VARIED} & set(RESUMABLE)
     assert set(OWN) < set(VARIED) and OWN == ("normalize_observations", "scale_rewards", "clip_rewards", "ema_steps")

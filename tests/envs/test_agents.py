@@ -62,7 +62,7 @@ def test_training_one_agent_is_training_the_environment_itself() -> None:
 
 @pytest.mark.case  # test_one_agent_is_the_environment_itself_bit_for_bit, test_rows_are_the_agents_of_each_environment
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
-def test_agents_that_share_a_policy_train_it_as_so_many_environments_do(name: str) -> None:
+def test_shared_policy_trains_as_with_as_many_environments(name: str) -> None:
     """Nothing in these environments is random. Of one agent, each environment makes as many env steps as of two."""
     memory = {"replay_capacity": 2048, "batch_size": 16, "replay_ratio": 1 / 32}
     fields = {**SIZES, "evaluation_episodes": 0}
@@ -139,7 +139,7 @@ def test_rows_are_the_agents_of_each_environment(limit: int) -> None:
             np.testing.assert_allclose(step.obs[rows], [shown[agent] for agent in own.agents], atol=1e-6)
 
 
-def test_masks_and_the_state_are_parts_of_each_agent_s_observation() -> None:
+def test_agent_observations_hold_masks_and_state() -> None:
     env = find(team.Meeting()).device()
     assert describe(env.spec.observation) == "{observation: float32[1], mask: bool[3]}" and env.spec.mask == "mask"
     keys = jax.random.split(jax.random.key(0), 4)
@@ -183,7 +183,7 @@ def test_every_plan_takes_several_agents(plan: str, name: str) -> None:
         pytest.param("own_pace", marks=pytest.mark.case),
     ],
 )
-def test_env_steps_count_environments_and_agent_steps_count_agents(plan: str) -> None:
+def test_env_steps_and_agent_steps_are_counted(plan: str) -> None:
     """Against a loop over an environment, whose first agent acts in two steps of five; the sixth is a reset."""
     policies = {"a": "long_1,long_3", "b": "long_2"} if plan in ("on_device", "own_pace") else {}
     algorithm, threads = IMPALA(hidden_sizes=(8,)), {} if plan in ("on_device", "synchronous") else {"num_actors": 1}
@@ -218,7 +218,7 @@ def test_a_team_learns_to_meet() -> None:
         *[pytest.param(x, y, marks=pytest.mark.slow) for x in ("state", None) for y in range(3)][1:],
     ],
 )
-def test_only_a_critic_that_sees_the_state_solves_what_no_agent_sees(critic: str | None, seed: int) -> None:
+def test_central_critic_solves_what_no_agent_sees(critic: str | None, seed: int) -> None:
     """MAPPO, and IPPO, whose agents agree by chance, one time in four; see ``team.Echo`` for the critic's error."""
     *_, last = train(
         team.Echo(critic is not None), num_envs=32, total_env_steps=6_000 if critic else 20_000, report_interval=2_000,

@@ -120,7 +120,7 @@ def test_an_environment_may_hold_what_no_tree_of_jax_can() -> None:
 
 
 @pytest.mark.parametrize("env", ["gymnax:Catch-bsuite", "gymnax:FourRooms-misc", "gymnax:UmbrellaChain-bsuite"])
-def test_spaces_of_libraries_may_have_other_dtypes_than_their_observations(env: str) -> None:
+def test_library_spaces_may_differ_in_dtype(env: str) -> None:
     assert find(env).is_pure
 
 

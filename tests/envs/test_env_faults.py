@@ -207,7 +207,7 @@ def test_numbers_that_stand_for_none_are_taken() -> None:
 
 @pytest.mark.parametrize("env", ["faulty:Scripted", "own:Masked"])
 @pytest.mark.parametrize("mask", ["method", "info"])
-def test_masks_that_policies_cannot_read_are_warned_of_by_training(env: str, mask: str) -> None:
+def test_unread_masks_warn(env: str, mask: str) -> None:
     options = {"mask": mask} if env.startswith("faulty") else {}
     config = jaxrl_dist.preset("a2c", env, env_options=options, hidden_sizes=(4,))
     with pytest.warns(EnvWarning, match=rf"{env}: (its|info).* which actions are legal.*: illegal ones will be tried"):

@@ -80,7 +80,7 @@ def synchronous_observations(env: str) -> np.ndarray:
         ("gymnasium:CartPole-v1", 4),
     ],
 )
-def test_neither_plan_nor_actors_change_which_episodes_come_first(env: str, num_actors: int) -> None:
+def test_first_episodes_do_not_depend_on_plan_or_actors(env: str, num_actors: int) -> None:
     expected = synchronous_observations(env)
     assert len(np.unique(expected, axis=0)) == NUM_ENVS
     pool = PoolOptions(num_actors, (make_mesh(1),))

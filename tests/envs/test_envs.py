@@ -429,7 +429,7 @@ def test_envpool_resets_in_the_next_step_or_is_refused(monkeypatch: pytest.Monke
         find("envpool:Craftax-Symbolic-AutoReset-v1")
 
 
-def test_levels_of_envpool_have_limits_that_its_configuration_does_not_name(make_pool: Any) -> None:
+def test_envpool_levels_have_unlisted_time_limits(make_pool: Any) -> None:
     host = make_pool("BabyAI-GoToLocal-v0", 4)
     assert host.spec.max_episode_steps is None
     lengths = np.concatenate([episodes.length_sum[step.truncated] for step, episodes in run_pool(host, 66)])

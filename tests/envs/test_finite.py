@@ -85,7 +85,7 @@ def test_under_other_plans(plan: str) -> None:
     assert line.endswith(f"Spoilt: environment {index} at step {step} gave an observation that is not finite")
 
 
-def test_the_environments_of_a_second_actor_have_their_numbers_in_the_run() -> None:
+def test_second_actor_has_global_environment_indices() -> None:
     step, index = first_fault()
     line = failure(own.Spoilt(), plan="asynchronous", num_actors=2, lockstep=True, lag=0)
     assert f"environment {index} at step {step} " in line
@@ -144,7 +144,7 @@ class SpoiltPoles(team.CartPoles):
         return {**obs, self.agents[-1]: obs[self.agents[-1]] * jnp.nan}
 
 
-def test_with_several_agents_the_environment_is_named_and_not_the_row() -> None:
+def test_multi_agent_error_names_the_environment() -> None:
     name = "SpoiltPoles: environment 0 at step 0 gave an observation"
     env, two = SpoiltPoles(4), Wrappers(policies={"a": "pole_0", "b": "pole_[123]"})
     assert name in failure(env)

@@ -344,7 +344,7 @@ def release(before: int) -> None:
 
 @pytest.mark.parametrize("workers", runs.cases(WORKERS, "threads"))
 @pytest.mark.parametrize("what", ["hang", pytest.param("hang in reset", marks=pytest.mark.case)])
-def test_what_hangs_is_named_in_time(what: str, workers: str, make: Any) -> None:
+def test_hanging_environment_times_out_with_its_name(what: str, workers: str, make: Any) -> None:
     before = threading.active_count()
     host = make("faulty:Scripted", workers=workers)
     host._timeout = 0.5

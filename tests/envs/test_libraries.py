@@ -62,7 +62,7 @@ def walk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("walk")
-def test_an_adapted_environment_ends_by_its_task_by_its_own_clock_and_by_the_limit() -> None:
+def test_library_episodes_terminate_and_truncate() -> None:
     env = find("brax:walk", wrappers=Wrappers(time_limit=4)).device()
     assert (env.spec.backend, env.spec.id, env.spec.family, env.spec.max_episode_steps) == ("brax", "walk", "walks", 4)
     assert find("brax:walk").spec.max_episode_steps == 5
@@ -406,7 +406,7 @@ def test_xland_has_no_task_without_a_ruleset() -> None:
 
 
 @pytest.mark.case  # test_the_time_limit_of_a_game_in_rounds_is_a_truncation
-def test_maps_and_the_options_of_the_game_below_are_those_of_smax() -> None:
+def test_smax_maps_and_options() -> None:
     pytest.importorskip("jaxmarl")
     with jax.numpy_rank_promotion("allow"):
         spec = find("jaxmarl:HeuristicEnemySMAX", {"scenario": "3m", "walls_cause_death": "false"}).spec

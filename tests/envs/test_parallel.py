@@ -98,7 +98,7 @@ def test_rows_are_the_agents_of_a_loop_over_the_environment(workers: Any, limit:
 
 
 @pytest.mark.parametrize("name", ["Lingering", "Silent"])
-def test_an_agent_has_left_from_its_flag_on_and_one_that_leaves_without_a_flag_is_truncated(name: str) -> None:
+def test_agent_that_leaves_without_a_flag_is_truncated(name: str) -> None:
     """Against the rows of the flock that keeps the contract."""
     rng, ended = np.random.default_rng(4), 0
     with closing(find("flock:Flock").host(9, 3)) as one, closing(find(f"flock:{name}").host(9, 3)) as other:
@@ -167,7 +167,7 @@ def test_a_team_is_a_row_that_is_paid_the_mean() -> None:
     assert ended > 10
 
 
-def test_a_team_has_what_the_environment_pays_agents_that_have_left() -> None:
+def test_team_reward_includes_agents_that_left() -> None:
     rng, total, ended = np.random.default_rng(2), np.zeros(3), 0
     whole, joint = find("flock:Lingering"), find("flock:Lingering", wrappers=Wrappers(joint=("",)))
     with closing(whole.host(9, 3)) as one, closing(joint.host(3, 3)) as other:
@@ -210,7 +210,7 @@ def still(variables: Variables, obs: Any, core: Any, context: Context) -> Any:
     return jnp.ones(len(obs["mask"]), int), core, {}
 
 
-def test_an_evaluation_ends_without_the_episodes_of_an_agent_that_never_joins() -> None:
+def test_evaluation_ends_without_an_agent_that_never_joins() -> None:
     source = find("flock:Never", wrappers=Wrappers(policies={"a": "bird_*", "b": "late"}))
     nothing: Any = None
     algorithms = dict.fromkeys("ab", Algorithm(nothing, still, nothing, nothing, nothing))
@@ -309,7 +309,7 @@ def test_pettingzoo_is_a_library_whose_modules_files_may_name() -> None:
 
 
 @pytest.mark.parametrize("policies", [{}, {"a": "bird_*", "b": "late"}])
-def test_env_steps_and_agent_steps_are_those_of_the_environments_themselves(policies: dict[str, str]) -> None:
+def test_env_and_agent_steps_match_the_environments(policies: dict[str, str]) -> None:
     """Birds leave at different times, and one joins late; the environments count the agents of each of their steps."""
     algorithm = A2C(hidden_sizes=(8,))
     config = Train(

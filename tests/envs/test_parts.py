@@ -142,7 +142,7 @@ def test_envpool_shows_its_parts() -> None:
         assert leaves(host.step(action)[0].obs).keys() == leaves(obs).keys()
 
 
-def test_bools_of_envpool_keep_their_shape_and_masks_say_what_is_legal() -> None:
+def test_envpool_bools_and_masks() -> None:
     maze, cleaner = (find(f"envpool:Jumanji/{name}-v0") for name in ("Maze", "Cleaner"))
     assert describe(maze.spec.observation["walls"]) == "bool[10, 10]"
     assert describe(cleaner.spec.action) == "MultiDiscrete(4, 4, 4)"

@@ -306,7 +306,7 @@ def updated_stats(algorithm: Algorithm, variables: Any, rollout: Any) -> Any:
     return update_stats(rollout)
 
 
-def test_clipped_rewards_alone_fit_the_plan_that_keeps_no_statistics() -> None:
+def test_gradients_plan_takes_clipped_rewards() -> None:
     plain = jaxrl_dist.preset("a3c", "CartPole-v1", clip_rewards="1")
     check_sizes(setup.make_algorithm(plain, spec())[""], 8)
     for name in ("normalize_observations", "scale_rewards"):

@@ -125,7 +125,7 @@ OMPI = {
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, None),
     ],
 )
-def test_a_cluster_is_found_where_it_has_started_several_processes(
+def test_cluster_is_detected_with_several_processes(
     variables: dict[str, str], found: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in (*SLURM, *OMPI, "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "KUBERNETES_SERVICE_HOST"):
@@ -425,7 +425,7 @@ def test_a_library_that_fails_ends_the_process(
     assert ended == [1] and capsys.readouterr().err == f"jaxrl-dist: error: {error}\n"
 
 
-def test_a_process_that_has_ended_in_order_is_lost_to_a_run_alone(ended: list[int]) -> None:
+def test_orderly_exit_of_a_process_is_a_loss_to_runs_only(ended: list[int]) -> None:
     store = Store()
     one, other = (watching.Watch(store, number, 2, 0.5) for number in range(2))
     until(lambda: other._beat > 1)
@@ -456,7 +456,7 @@ def test_all_hear_of_a_signal_and_of_a_failure(ended: list[int], capsys: pytest.
 # --- Arrays -------------------------------------------------------------------------------------------
 
 
-def test_with_one_process_views_and_copies_are_the_arrays_themselves() -> None:
+def test_one_process_needs_no_copies() -> None:
     mesh = make_mesh(8)
     x = meshes.put(np.arange(16.0, dtype=np.float32), mesh, meshes.BATCH)
     assert arrays.own_part(mesh) is mesh and arrays.whole({"x": x})["x"] is x

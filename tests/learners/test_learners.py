@@ -406,7 +406,7 @@ def test_ppo_against_a_naive_one() -> None:
     assert_close(state.variables.params, expected)
 
 
-@pytest.mark.parametrize("size", [1.0, 1e-3])
+@pytest.mark.parametrize("size", [pytest.param(1.0, marks=pytest.mark.case), 1e-3])
 def test_advantages_are_scaled_down_but_hardly_up(size: float) -> None:
     """Where nothing is rewarded, advantages are the errors of the values."""
     algorithm = PPO(**NET, discount=0.0).make(DISCRETE)
@@ -524,7 +524,7 @@ def test_sizes_that_are_refused() -> None:
 @pytest.mark.parametrize(
     "algorithm", [PPO(**NET, num_epochs=2), pytest.param(DQN(**MEMORY), marks=pytest.mark.case)], ids=["ppo", "dqn"]
 )
-def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(algorithm: Any, num_devices: int) -> None:
+def test_non_finite_gradient_is_skipped_and_counted(algorithm: Any, num_devices: int) -> None:
     made = algorithm.make(DISCRETE)
     good = random_rollout(made, DISCRETE, NUM_STEPS, NUM_ENVS, seed=0)
     bad = good._replace(reward=np.full_like(good.reward, np.nan))
@@ -542,7 +542,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(algorithm:
     assert metrics["gradient/skipped"] == 0.0
 
 
-def test_a_loss_that_is_not_finite_is_skipped_although_its_gradient_is_finite() -> None:
+def test_non_finite_loss_with_finite_gradient_is_skipped() -> None:
     """An index out of range gives NaN, whose gradient is 0."""
 
     def loss(variables: Variables, batch: Any, context: Context) -> Any:
@@ -616,7 +616,7 @@ def test_priorities_have_no_sign_and_are_finite() -> None:
 # --- Random numbers -----------------------------------------------------------------------------------
 
 
-def test_each_rollout_and_each_round_of_replay_draws_other_random_numbers() -> None:
+def test_keys_differ_between_rollouts_and_replay_rounds() -> None:
     """In each of the ways to learn, which all get the same key."""
 
     def drawing(config: Any) -> Algorithm:
@@ -657,7 +657,7 @@ def test_each_rollout_and_each_round_of_replay_draws_other_random_numbers() -> N
 
 @pytest.mark.case  # test_ppo_against_a_naive_one
 @pytest.mark.parametrize("num_devices", [1, 8])
-def test_target_kl_leaves_out_the_update_that_exceeds_it_and_all_later_ones(num_devices: int) -> None:
+def test_target_kl_skips_the_remaining_updates(num_devices: int) -> None:
     """As fewer epochs do, each of one update; the first is that of the acting policy, from which it cannot diverge."""
     config = PPO(**NET, learning_rate=0.05, num_epochs=6, num_minibatches=1)
     whole, net = config.make(DISCRETE), actor_critic(config, DISCRETE)

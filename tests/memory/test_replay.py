@@ -132,7 +132,7 @@ def test_uniform_is_uniform() -> None:
     assert scipy.stats.chisquare(counts).pvalue > 0.01
 
 
-def test_each_environment_has_its_share_of_a_batch_of_more_than_2_31_products() -> None:
+def test_batch_shares_do_not_overflow_int32() -> None:
     """Example ``i`` of N draws from the environments ``[i B / N, (i + 1) B / N]``."""
     envs, examples = 40_000, 60_000
     blank, no = np.zeros((2, envs), np.float32), np.zeros((2, envs), bool)
@@ -182,7 +182,7 @@ def prioritized_memory() -> tuple[ring.Memory, dict[tuple[int, int], float]]:
     return memory, dict(zip(starts, p, strict=True))
 
 
-def test_prioritized_draws_follow_the_priorities_after_wrap_around() -> None:
+def test_prioritized_draws_after_wrap_around() -> None:
     memory, p = prioritized_memory()
     sample = on_mesh(
         lambda memory, key: sample_prioritized(memory, key, 1000, 3),
@@ -305,7 +305,7 @@ def test_new_windows_get_the_priority_that_comes_with_them(window: int) -> None:
         np.testing.assert_allclose(memory.priorities.largest, largest)
 
 
-def test_a_window_drawn_twice_gets_the_larger_priority_in_whatever_order() -> None:
+def test_window_drawn_twice_gets_the_larger_priority() -> None:
     """An accelerator may write equal indices in any order."""
     memory = filled(stream(20), 16, 5, 1, prioritized=True)
     assert memory.priorities is not None
@@ -317,7 +317,7 @@ def test_a_window_drawn_twice_gets_the_larger_priority_in_whatever_order() -> No
         np.testing.assert_allclose(changed.block_sum[:, 0], changed.table.sum(1), rtol=1e-6)
 
 
-def test_new_windows_get_the_largest_priority_that_there_has_been() -> None:
+def test_new_windows_get_the_largest_priority() -> None:
     """Schaul et al. (2016), algorithm 1, line 6: also after it was lowered again."""
     whole = stream(24)
     memory = filled(cut(whole, 0, 16), 32, 8, 1, prioritized=True)
@@ -332,7 +332,7 @@ def test_new_windows_get_the_largest_priority_that_there_has_been() -> None:
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
-def test_a_memory_that_begins_in_mid_episode_draws_no_frame_that_it_never_had(prioritized: bool) -> None:
+def test_no_frames_before_the_first_stored_step_are_drawn(prioritized: bool) -> None:
     stack, window, whole = 4, 2, stream(12)
     whole = whole._replace(valid=np.ones_like(whole.valid))
     stacks = np.stack([np.concatenate([whole.obs[t + i] for i in range(stack)], 1) for t in range(9)])  # since step 0

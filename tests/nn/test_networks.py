@@ -270,7 +270,7 @@ def test_layers_are_normalized_before_their_activation(torso: Any, shape: tuple[
     equal(jax.jit(torso.apply)({"params": params}, x), expected, 1e-5)
 
 
-def test_normalized_features_do_not_see_the_scale_of_observations() -> None:
+def test_normalized_features_ignore_observation_scale() -> None:
     torso, x = MLP((64,), jnp.asarray, axes=3, layer_norm=True), sample(box(4, 4, 2), 3)  # with no activation after
     params, apply = jax.jit(torso.init)(jax.random.key(0), x), jax.jit(torso.apply)
     features = np.asarray(apply(params, x))

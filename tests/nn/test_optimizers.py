@@ -52,7 +52,7 @@ def test_without_a_name_it_is_the_algorithms_with_its_options() -> None:
     np.testing.assert_array_equal(steps(named, 0), np.asarray(PARAMS["w"] - 0.1 * GRADS["w"]))
 
 
-def test_the_algorithms_optimizer_has_optaxs_defaults_when_it_is_named() -> None:
+def test_named_optimizer_has_the_defaults_of_optax() -> None:
     ours = OptimizerConfig(optimizer="rmsprop").make_optimizer("rmsprop", 0.1, decay=0.5)
     np.testing.assert_array_equal(steps(ours, 0, 1), steps(optax.rmsprop(0.1), 0, 1))
     assert (steps(ours, 0, 1) != steps(optax.rmsprop(0.1, decay=0.5), 0, 1)).any()
@@ -110,7 +110,7 @@ def test_a_run_says_so_if_it_goes_on_after_its_schedule(total: int, warned: bool
         prepare(config)
 
 
-def test_members_of_a_population_vary_the_step_size_under_a_schedule() -> None:
+def test_population_varies_the_step_size_of_a_schedule() -> None:
     config = jaxrl_dist.preset(
         "ppo",
         "gymnax:CartPole-v1",

@@ -188,8 +188,9 @@ def test_a_stored_interval_ends_with_its_selection() -> None:
         resolved(Train("ppo"), fields)
 
 
-@pytest.mark.parametrize("evolve", ["pbt", pytest.param("halving", marks=pytest.mark.case)])
-def test_a_stop_where_members_are_selected_leaves_the_selection_as_it_is(evolve: str, tmp_path: pathlib.Path) -> None:
+@pytest.mark.case  # test_a_stop_between_two_selections_is_not_a_copy
+@pytest.mark.parametrize("evolve", ["pbt", "halving"])
+def test_stop_at_a_selection_does_not_change_it(evolve: str, tmp_path: pathlib.Path) -> None:
     asked: dict[str, Any] = {"seeds": 2, "vary": {"learning_rate": "1e-1,1e-4"}, "total": 192, "evolve_interval": 64}
     list(jaxrl_dist.train(config(tmp_path / "whole", evolve=evolve, **asked)))
     list(prepare(config(tmp_path / "parts", evolve=evolve, **asked)).reports(stop=lambda: True))
@@ -217,7 +218,7 @@ def test_a_stop_between_two_selections_is_not_a_copy(tmp_path: pathlib.Path) -> 
         assert copied == [copy["iteration"] for copy in row["lineage"]]
 
 
-def test_a_member_keeps_its_hyperparameters_where_it_may_not_have_the_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_member_keeps_hyperparameters_if_new_ones_are_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
     def evolve(rng: np.random.Generator, scores: np.ndarray, hyper: Hyper) -> tuple[np.ndarray, Hyper]:
         return np.zeros(4, int), {"learning_rate": np.array([-1.0, 0.25, 0.5, 0.75])}
 
@@ -237,7 +238,7 @@ def test_no_member_becomes_one_that_has_diverged(tmp_path: pathlib.Path) -> None
     assert {copy["parent"] for row in rows for copy in row["lineage"]} <= {"000", "002"}
 
 
-@pytest.mark.case  # test_population_based_training_goes_on
+@pytest.mark.case  # test_population_based_training_goes_on_as_if_never_stopped
 @pytest.mark.parametrize("plan", ["on_device", "synchronous"])
 def test_halving_ends_the_worse_half_again_and_again(plan: str, tmp_path: pathlib.Path) -> None:
     asked = config(tmp_path / "run", seeds=5, evolve="halving", evolve_interval=128, plan=plan)

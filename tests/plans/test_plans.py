@@ -239,22 +239,22 @@ def fitted_value(plan: str, env: str, options: dict[str, str], config: Any = Non
     return float(np.mean(greedy(algorithm, report.variables(), obs)[1]))
 
 
-def test_time_limit_is_no_end() -> None:
+def test_time_limit_is_not_a_termination() -> None:
     """1 / (1 - 0.9) = 10; taken for an end, the limit of 10 steps would give 5.26 (TD) or 4.14 (Monte Carlo)."""
     assert fitted_value("on_device", "Clock-v0", {}) == pytest.approx(10.0, abs=0.2)
     assert 4.0 < fitted_value("on_device", "Clock-v0", {"dead": "true"}) < 5.4
 
 
-@pytest.mark.case  # test_time_limit_is_no_end
-def test_time_limit_is_no_end_in_replayed_windows() -> None:
+@pytest.mark.case  # test_time_limit_is_not_a_termination
+def test_time_limit_is_not_a_termination_in_replay() -> None:
     """Of three steps, one in four of which runs over the limit."""
     replay = {"batch_size": 32, "replay_capacity": 3200, "replay_ratio": 4 / 240, "learning_starts": 240}
     config = DQN(**TIMED, **replay, n_step=3, target_period=10)
     assert fitted_value("on_device", "Clock-v0", {}, config) == pytest.approx(10.0, abs=0.2)
 
 
-@pytest.mark.case  # test_time_limit_is_no_end
-def test_time_limit_of_envpool_is_no_end() -> None:
+@pytest.mark.case  # test_time_limit_is_not_a_termination
+def test_time_limit_of_envpool_is_not_a_termination() -> None:
     """CartPole cannot fall within 7 steps, so all its episodes end by the clock."""
     assert fitted_value("synchronous", "envpool:CartPole-v1", {"max_episode_steps": "7"}) == pytest.approx(
         10.0, abs=0.2

@@ -144,7 +144,7 @@ def test_a_member_that_diverges_changes_no_count_of_a_resume(tmp_path: pathlib.P
 
 
 @pytest.mark.case  # training/test_resuming.py decides for each state of a member's files
-def test_a_kill_during_the_first_save_lets_the_population_begin_again(tmp_path: pathlib.Path) -> None:
+def test_population_restarts_after_a_kill_in_its_first_save(tmp_path: pathlib.Path) -> None:
     asked: dict[str, Any] = {"seeds": 2, "checkpoint_interval": 128}
     reports = jaxrl_dist.train(config(tmp_path / "parts", **asked))
     while next(reports).iteration < 2 * 8:
@@ -190,7 +190,7 @@ def test_a_damaged_checkpoint_costs_no_other_member_its_own(tmp_path: pathlib.Pa
 
 @pytest.mark.case  # training/test_resuming.py decides for each state of a member's files
 @pytest.mark.filterwarnings("ignore:member 000 has ended")
-def test_a_diverged_member_without_a_checkpoint_does_not_keep_the_others_from_going_on(tmp_path: pathlib.Path) -> None:
+def test_others_resume_beside_a_diverged_member(tmp_path: pathlib.Path) -> None:
     asked = config(tmp_path, vary={"learning_rate": "1e30,1e-3"}, total=2000, checkpoint_interval=256)
     reports = jaxrl_dist.train(asked)
     while next(reports).env_steps < 2000:
@@ -257,7 +257,7 @@ def report(iteration: int, **values: Any) -> Report:
     return Report(**{**known, "variables": lambda: iteration, **values})
 
 
-def test_the_variables_are_those_of_the_best_member_also_if_it_ended_before() -> None:
+def test_population_variables_are_those_of_the_best_member() -> None:
     rows = [Row("000", 0, {}, "done", episode_return=9.0), Row("001", 1, {}, "training", episode_return=5.0)]
     rows += [Row("002", 2, {}, "training", episode_return=7.0)]
     newest = {number: report(number, wall_time_s=1.0) for number in range(3)}
@@ -366,7 +366,7 @@ def test_the_caller_may_leave_and_an_error_ends_all(tmp_path: pathlib.Path) -> N
         assert [path for path in (folder / "checkpoints").iterdir() if path.name.isdecimal()]
 
 
-def test_a_signal_between_two_members_stops_them_after_the_same_iteration(tmp_path: pathlib.Path) -> None:
+def test_signal_stops_members_after_the_same_iteration(tmp_path: pathlib.Path) -> None:
     asked: list[bool] = []
 
     def stop() -> bool:
@@ -388,7 +388,7 @@ def test_a_stop_begins_no_further_program(tmp_path: pathlib.Path) -> None:
     assert [member.env_steps >= 300 for member in last.members] == [True, True]
 
 
-def test_members_that_begin_after_a_stop_begin_with_the_trained_variables(tmp_path: pathlib.Path) -> None:
+def test_members_begun_after_a_stop_use_init_from(tmp_path: pathlib.Path) -> None:
     first, whole, parts = (tmp_path / name for name in ("first", "whole", "parts"))
     list(jaxrl_dist.train(config(first, total=64)))
     asked: dict[str, Any] = {"vary": {"num_epochs": "1,2"}, "total": 200, "init_from": str(first)}
@@ -406,7 +406,7 @@ def test_members_that_begin_after_a_stop_begin_with_the_trained_variables(tmp_pa
     assert [member.env_steps >= 300 for member in last.members] == [True, True]
 
 
-def test_members_that_ended_before_a_stop_count_in_the_reports_after_it(tmp_path: pathlib.Path) -> None:
+def test_ended_members_count_in_resumed_reports(tmp_path: pathlib.Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     asked: dict[str, Any] = {"vary": {"num_epochs": "1,2"}, "total": 200}
     *_, expected = jaxrl_dist.train(config(whole, **asked))
@@ -465,8 +465,15 @@ def test_damaged_reports_of_a_member_do_not_count(tmp_path: pathlib.Path) -> Non
     assert (last := refill(row, tmp_path, until=3)) is not None and last.env_steps == 8
 
 
-@pytest.mark.parametrize("iterations", [1, 3], ids=["before the first report", "between reports"])
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    "error, iterations",
+    [
+        (RuntimeError, 1),  # before the first report
+        (KeyboardInterrupt, 3),  # between reports
+        pytest.param(RuntimeError, 3, marks=pytest.mark.case),
+        pytest.param(KeyboardInterrupt, 1, marks=pytest.mark.case),
+    ],
+)
 def test_an_error_of_the_program_loses_no_member(
     iterations: int, error: type[BaseException], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -533,7 +540,7 @@ def dqns(**vary: str) -> list[Any]:
     return [member.config.algorithm for member in members(run.checked())]
 
 
-def test_a_hyperparameter_has_its_default_in_members_where_it_has_no_effect() -> None:
+def test_varied_hyperparameter_without_effect_has_its_default() -> None:
     noisy, greedy = dqns(parameter_noise="true,false")
     assert (noisy.parameter_noise, noisy.ez_greedy, noisy.epsilon_end) == (True, False, 0.2)
     assert (greedy.parameter_noise, greedy.ez_greedy, greedy.epsilon_end) == (False, True, 0.2)
@@ -545,7 +552,7 @@ def test_a_hyperparameter_has_its_default_in_members_where_it_has_no_effect() ->
         dqns(epsilon_ladder="true,false", epsilon_end="0.1,0.3")
 
 
-def test_members_that_differ_in_a_reset_hyperparameter_train_in_programs_of_their_own() -> None:
+def test_reset_hyperparameters_need_a_program_per_member() -> None:
     run = Train(DQN(priority_exponent=0.5, importance_exponent=0.9), "CartPole-v1", total_env_steps=600, num_devices=1)
     population = members(dataclasses.replace(run, vary={"priority_exponent": "None,0.5,0.6"}).checked())
     assert [member.config.algorithm.importance_exponent for member in population] == [0.4, 0.9, 0.9]
@@ -686,9 +693,8 @@ def test_members_end_with_the_return_that_they_are_to_reach(tmp_path: pathlib.Pa
         assert [here[x] for x in shown] == pytest.approx([there[x] for x in shown], rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    "plan, seed, early", [("on_device", 6, 1), pytest.param("synchronous", 0, 0, marks=pytest.mark.case)]
-)
+@pytest.mark.case  # training/test_resuming.py decides for each state of a member's files
+@pytest.mark.parametrize("plan, seed, early", [("on_device", 6, 1), ("synchronous", 0, 0)])
 def test_a_member_that_ended_before_a_stop_trains_no_further(
     plan: str, seed: int, early: int, tmp_path: pathlib.Path
 ) -> None:

@@ -197,9 +197,7 @@ def test_random_actions_need_a_key_and_are_not_exported(tmp_path: Path) -> None:
         export(policy, tmp_path / "policy", batch=2)
 
 
-def test_without_a_jax2onnx_that_works_a_line_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_missing_jax2onnx_names_its_install_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "jax2onnx.py").write_text("raise ModuleNotFoundError(name='onnx_ir')")  # as without what it needs
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "jax2onnx", raising=False)
@@ -225,7 +223,7 @@ def test_without_flatbuffers_a_line_says_what_to_install(
     assert "an export needs a package that is not installed: pip install flatbuffers" in capsys.readouterr().err
 
 
-def test_a_policy_can_be_pickled_by_its_users_and_says_what_it_is() -> None:
+def test_policy_pickles_and_has_a_repr() -> None:
     policy = jaxrl_dist.load_policy(runs.finished(runs.CARTPOLE))
     assert repr(policy).startswith("Policy(ppo on gymnax:CartPole-v1, ") and repr(policy).endswith(" parameters)")
     again = pickle.loads(pickle.dumps(policy))

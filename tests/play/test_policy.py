@@ -85,7 +85,7 @@ def test_actions_lie_in_the_environments_bounds(policy: jaxrl_dist.Policy) -> No
             assert (action >= space.low).all() and (action <= space.high).all()
 
 
-def test_no_core_is_the_core_where_an_episode_begins(policy: jaxrl_dist.Policy) -> None:
+def test_missing_core_is_the_initial_core(policy: jaxrl_dist.Policy) -> None:
     obs = observations(policy)
     np.testing.assert_array_equal(policy(obs)[0], policy(obs, policy.initial_core(len(obs)))[0])
 

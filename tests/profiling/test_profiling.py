@@ -221,7 +221,7 @@ def test_the_bytes_that_a_program_moves_are_counted() -> None:
     assert moved(over, x, w) == product + out + w.nbytes, "each of two devices reads all of w"
 
 
-def test_parts_are_scaled_to_their_update_and_threads_sum_to_the_whole() -> None:
+def test_profile_parts_are_scaled_to_the_whole() -> None:
     alone = {"postprocess": 1.0, "gradient": 3.0}
     stages = timing._divided({"environment": 2.0, "update": 2.0, "closing": 0.0}, alone, 5.0)
     assert stages == {"environment": 2.0, "postprocess": 0.5, "gradient": 1.5, "rest": 1.0}

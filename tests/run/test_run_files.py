@@ -263,7 +263,7 @@ for number in range(3):
 """
 
 
-def test_a_disk_that_fills_up_while_orbax_writes_raises_and_prints_nothing(tmp_path: Path) -> None:
+def test_full_disk_during_a_checkpoint_raises_quietly(tmp_path: Path) -> None:
     """Each of the 40 writes fails, most of them after the save has ended with the error of the first."""
     command = [sys.executable, "-c", FULL_WHILE_WRITING, str(tmp_path)]
     env = {**os.environ, "PYTHONPATH": str(runs.ROOT)}
@@ -376,7 +376,7 @@ def test_json_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     assert f"it has {2**40} bytes" in message(path)
 
 
-def test_a_pipe_in_the_place_of_metrics_is_refused_and_a_nested_line_passed_over(tmp_path: Path) -> None:
+def test_metrics_pipe_is_refused_and_nested_line_ignored(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     os.mkfifo(path)
     with pytest.raises(ConfigError, match="is not a plain file"):

@@ -46,7 +46,7 @@ def test_a_stored_run_resumes_as_it_did(stored: tuple[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("stored", ["policies"], indirect=True)
-def test_a_stored_run_that_counted_each_agents_steps_says_what_to_do(stored: tuple[str, Path]) -> None:
+def test_old_run_with_agent_steps_is_refused_with_advice(stored: tuple[str, Path]) -> None:
     name, run_dir = stored
     with pytest.raises(ConfigError, match=r"counted each agent's steps as env steps: .* `init_from ") as caught:
         jaxrl_dist.resume(run_dir, total_env_steps=500, **ENV[name])

@@ -216,7 +216,7 @@ def test_what_wandb_refuses_is_one_line(
     runs.train(COMMAND, tmp_path / "run")  # as the directory holds no run
 
 
-def test_a_start_that_fails_leaves_the_directory_free_and_no_file_open(
+def test_failed_start_leaves_no_lock_and_no_open_file(
     wandb: list[FakeRun], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     closed, close = list[None](), trackers.TensorBoard.close

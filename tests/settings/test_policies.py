@@ -112,8 +112,10 @@ def test_on_the_host_they_learn_what_they_learn_in_one_program(plan: str) -> Non
     assert reports[-1].evaluation == expected[-1].evaluation
 
 
-@pytest.mark.case  # envs/test_parallel.py::test_several_policies_train_are_evaluated_and_resumed
-@pytest.mark.parametrize("plan", ["synchronous", "asynchronous"])
+# envs/test_parallel.py::test_several_policies_train_are_evaluated_and_resumed
+@pytest.mark.parametrize(
+    "plan", [pytest.param("synchronous", marks=pytest.mark.slow), pytest.param("asynchronous", marks=pytest.mark.case)]
+)
 def test_a_run_on_the_host_is_resumed(plan: str, tmp_path: Path) -> None:
     """With replay, priorities and a pool of copies."""
     how = {"lockstep": True, "lag": 0} if plan == "asynchronous" else {}
@@ -193,8 +195,10 @@ def test_a_fixed_policy_is_that_of_its_run(tmp_path: Path) -> None:
     assert not any(name.startswith("y/loss") for name in last.metrics)
 
 
-@pytest.mark.case  # learners/test_learners.py::test_one_device_is_as_many
-@pytest.mark.parametrize("other", ["dqn", "copy(a,6,2)"])
+# learners/test_learners.py::test_one_device_is_as_many
+@pytest.mark.parametrize(
+    "other", [pytest.param("dqn", marks=pytest.mark.case), pytest.param("copy(a,6,2)", marks=pytest.mark.slow)]
+)
 def test_eight_devices_give_what_one_gives(other: str) -> None:
     env, policies = team.CartPoles(3), {"a": "pole_0", "b": "pole_[12]"}
     uniform = dataclasses.replace(DQN_, priority_exponent=None, importance_exponent=DQN().importance_exponent)
@@ -218,8 +222,10 @@ def test_members_of_a_population_are_their_lone_runs() -> None:
             assert member.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
 
 
-@pytest.mark.case  # plans/test_population.py, and what is refused in test_what_is_wrong_exits_2_in_one_line
-@pytest.mark.parametrize("plan", ["on_device", "synchronous"])
+# plans/test_population.py
+@pytest.mark.parametrize(
+    "plan", [pytest.param("on_device", marks=pytest.mark.case), pytest.param("synchronous", marks=pytest.mark.slow)]
+)
 def test_hyperparameters_of_policies_vary_in_one_program(plan: str, tmp_path: Path) -> None:
     algorithms, vary = {"a": PPO_, "b": DQN_}, {"a.learning-rate": "1e-3,1e-2", "b.discount": "0.9,0.5"}
     run_dir = tmp_path / "all"
@@ -261,8 +267,15 @@ def test_a_copy_is_renewed_after_so_many_updates(every: int) -> None:
             expected = state.variables["b"]
 
 
-@pytest.mark.case  # test_the_command_line_trains_resumes
-@pytest.mark.parametrize("copies, episodes", [("copy(a,6)", 6), ("copy(a,6,3)", 6), ("copy(a,6,2)", 0)])
+# test_the_command_line_trains_resumes_and_evaluates
+@pytest.mark.parametrize(
+    "copies, episodes",
+    [
+        pytest.param("copy(a,6)", 6, marks=pytest.mark.slow),
+        pytest.param("copy(a,6,3)", 6, marks=pytest.mark.case),
+        pytest.param("copy(a,6,2)", 0, marks=pytest.mark.slow),
+    ],
+)
 def test_self_play_is_resumed_and_loaded(copies: str, episodes: int, tmp_path: Path) -> None:
     config = {**SIZES, "env": team.CartPoles(2), "policies": {"a": "pole_0", "b": "pole_1"}}
     config["evaluation_episodes"] = episodes
@@ -311,7 +324,7 @@ def test_random_actions_are_legal_and_uniform() -> None:
     assert action.shape == (3000, 1) and float(action.std()) == pytest.approx(4 / 12**0.5, abs=0.06)
 
 
-def test_random_actions_have_independent_parts_and_the_bounds_of_each_component() -> None:
+def test_random_actions_are_independent_and_in_bounds() -> None:
     half = Box((2,), np.dtype(np.float32), np.array([-1, -np.inf], np.float32), np.array([1, np.inf], np.float32))
     parts = {"arm": half, "body": {"head": half, "tail": half}, "turn": MultiDiscrete((2, 2))}
     acting = Random().make(dataclasses.replace(find("gymnax:Pendulum-v1").spec, action=parts))
@@ -325,7 +338,7 @@ def test_random_actions_have_independent_parts_and_the_bounds_of_each_component(
     np.testing.assert_allclose(normal.std(axis=0), 1, atol=0.05)
 
 
-def test_a_policy_that_does_not_train_leaves_the_sizes_of_the_run() -> None:
+def test_fixed_policy_does_not_change_sizes() -> None:
     config = Train({"a": "dqn", "b": "random"}, env=team.CartPoles(2), policies={"a": "pole_0", "b": "pole_1"})
     alone = resolved(dataclasses.replace(config, algorithm="dqn", env="CartPole-v1", policies={}))[0]
     both = resolved(config)[0]
@@ -421,7 +434,7 @@ def test_in_python_the_message_names_fields() -> None:
         train({"a": PPO_, "b": dataclasses.replace(DQN_, learning_rate=0.0)}, policies=BOTH)
 
 
-def test_files_name_policies_as_they_did_whatever_their_classes_are_called() -> None:
+def test_stored_policy_names_do_not_depend_on_classes() -> None:
     assert list(STILL) == ["Random", "Fixed", "Copy"]
     renamed = type("Renamed", (Policies,), {})
     assert [name_of(kind) for kind in (*STILL.values(), renamed)] == [*STILL, "Policies"]

@@ -234,7 +234,7 @@ def test_two_runs_resumed_from_one_checkpoint_are_equal(
     assert run.job._replace(resumed=whole).session_seed != run.job.session_seed
 
 
-def test_a_resumed_replay_memory_has_a_cut_where_environments_started_anew() -> None:
+def test_resumed_replay_memory_is_cut_at_the_restart() -> None:
     run, whole, _ = begun("synchronous", "envpool:CartPole-v1", "dqn")
     before, added = whole.state.memory, int(whole.state.memory.added[0])
     memory = jax.device_get(run.job._replace(resumed=whole).initial_state().memory[""])
@@ -258,7 +258,7 @@ def test_a_memory_that_is_not_saved_is_not_copied_either(monkeypatch: pytest.Mon
     jax.tree.map(np.testing.assert_array_equal, last.checkpoint().state.variables, last.variables())
 
 
-def test_without_its_memory_a_run_waits_until_it_has_filled_again() -> None:
+def test_resume_without_replay_refills_before_learning() -> None:
     run, whole, _ = begun("synchronous", "envpool:CartPole-v1", "dqn")
     assert whole.state.updates > 0
     bare = whole._replace(state=whole.state._replace(memory=()))
@@ -325,7 +325,7 @@ def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"000000000065", "000000000040"}
 
 
-def test_a_checkpoint_can_be_chosen_by_its_env_steps_or_as_the_best(tmp_path: Path) -> None:
+def test_checkpoint_is_chosen_by_env_steps_or_best(tmp_path: Path) -> None:
     def x(which: str | int | None) -> float:
         return float(checkpoint.load_variables(tmp_path, {"x": np.zeros(3)}, which=which)["x"][0])
 
@@ -518,7 +518,7 @@ def test_a_run_of_natural_values_is_resumed_and_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"normalize_observations": "False"}, {"core": "bogus"}, {"env_options": None}])
-def test_what_cannot_be_kept_is_refused_before_anything_is_written(wrong: dict[str, Any], tmp_path: Path) -> None:
+def test_unstorable_config_is_refused_before_writing(wrong: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(wrong))} must be"):
         jaxrl_dist.train(jaxrl_dist.preset("pg", "CartPole-v1", run_dir=str(tmp_path / "run"), **{**SIZES, **wrong}))
     assert not (tmp_path / "run").exists()
@@ -596,7 +596,7 @@ for report in jaxrl_dist.train(dataclasses.replace(config, total_env_steps=256, 
 """
 
 
-@pytest.mark.case  # run/test_run_files.py::test_a_disk_that_fills_up_while_orbax_writes_raises_and_prints_nothing
+@pytest.mark.case  # run/test_run_files.py::test_full_disk_during_a_checkpoint_raises_quietly
 def test_on_a_full_disk_training_goes_on(tmp_path: Path) -> None:
     """In a separate process, because orbax leaves unfinished coroutines behind."""
     command = [sys.executable, "-W", "ignore::RuntimeWarning", "-c", FULL_DISK, str(tmp_path / "run")]
@@ -849,7 +849,7 @@ def test_a_hostile_directory_is_refused_and_runs_nothing(
         {"zarr_format": 3},
     ],
 )
-def test_a_header_takes_no_memory_that_its_array_does_not_explain(header: dict[str, Any], tmp_path: Path) -> None:
+def test_array_header_cannot_claim_memory(header: dict[str, Any], tmp_path: Path) -> None:
     like = {"x": np.ones((4, 4), np.float32)}
     arrays.save(tmp_path / "arrays", like)
     store = tensorstore.KvStore.open({"driver": "ocdbt", "base": f"file://{tmp_path}/arrays/"}).result()
@@ -867,7 +867,7 @@ def test_a_file_larger_than_the_memory_is_not_read(run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["{}", ".{}.new", ".{}.kept", ".{}.old"])
-def test_what_a_link_in_the_place_of_a_checkpoint_points_to_is_left_alone(name: str, tmp_path: Path) -> None:
+def test_target_of_a_checkpoint_link_is_not_deleted(name: str, tmp_path: Path) -> None:
     folder, victim = tmp_path / "run" / "checkpoints", tmp_path / "victim"
     saver = saving.Saver(folder.parent, 1)
     for path in (victim, folder):
@@ -902,9 +902,7 @@ class _KillError(BaseException):
     """As if the process was killed."""
 
 
-def test_a_checkpoint_that_is_written_again_can_be_found_all_the_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rewritten_checkpoint_is_always_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, seen, rename = tmp_path / "checkpoints" / "000000000010", [], Path.rename
     path.parent.mkdir()
 
@@ -958,7 +956,7 @@ def test_a_file_that_the_disk_does_not_give_is_damage(
 
 
 @pytest.mark.parametrize("what", ["pipe", "link", "nested", '"x"', "NaN", "1e999", "1" + "0" * 400, "[]"])
-def test_an_older_checkpoint_with_a_strange_return_is_not_the_best(what: str, tmp_path: Path) -> None:
+def test_checkpoint_with_invalid_return_is_not_the_best(what: str, tmp_path: Path) -> None:
     about = tmp_path / "checkpoints" / "000000000010" / "run.json"
     about.parent.mkdir(parents=True)
     if what == "pipe":

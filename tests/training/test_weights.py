@@ -56,7 +56,7 @@ def layer(*shape: int) -> Any:
     return {"params": {"Dense_0": {"kernel": np.ones(shape, np.float32)}}}
 
 
-def test_parts_are_found_wherever_they_lie_and_whatever_the_other_run_has(tmp_path: Path) -> None:
+def test_init_parts_are_found_at_any_depth(tmp_path: Path) -> None:
     shapes = {"actor": {"torso": layer(4, 8), "gru": layer(8, 8), "head": layer(8, 1)}, "value_torso": layer(4, 8)}
     like = jax.eval_shape(lambda: Variables(shapes, ()))
     run_dir = saved(tmp_path, actor={"torso": layer(4, 8), "gru": layer(8, 8)}, value_torso=layer(4, 8), other=layer(2))
@@ -69,7 +69,7 @@ def test_parts_are_found_wherever_they_lie_and_whatever_the_other_run_has(tmp_pa
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_copy_begins_with_the_parts_that_are_read_for_its_source(size: int, tmp_path: Path) -> None:
+def test_copies_begin_with_init_parts_of_their_source(size: int, tmp_path: Path) -> None:
     kinds = {"new": DQN(hidden_sizes=(8,)), "old": f"copy(new,4,{size})"}
     fields = {"policies": {"new": "pole_0", "old": "pole_1"}, "num_devices": 1, "num_envs": 2, "rollout_length": 4}
     config, source = resolved(jaxrl_dist.Train(kinds, env=team.CartPoles(2), normalize_observations=True, **fields))
