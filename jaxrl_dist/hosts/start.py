@@ -241,7 +241,7 @@ def _join(launch: Processes) -> None:
     number, count, client = jax.process_index(), jax.process_count(), global_state.client
     _watch = watch = Watch(client, number, count, launch.lost_process_timeout)
     watch.gone = lambda: _listens(str(global_state.coordinator_address)) is False
-    peers.join(peers.World(client, number, count, launch.lost_process_timeout, lambda: watch.problem))
+    peers.join(peers.World(client, number, count, lambda: watch.problem))
     atexit.register(watch.disconnect)  # then JAX waits for the other processes, and disconnects
     peers.all_gather(None, "the start")
     with no_stdout():

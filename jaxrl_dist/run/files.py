@@ -243,9 +243,8 @@ class RunFiles:
             except FileNotFoundError:
                 self._in_place = False
             if not self._in_place:
-                warnings.warn(
-                    f"{self._gone()}; the run continues, and nothing of it is saved", FileWarning, stacklevel=2
-                )
+                text = f"{self._gone()}; the run continues, and nothing of it is saved"
+                warnings.warn(text, FileWarning, stacklevel=2)
         return self._in_place
 
     def check_place(self) -> None:

@@ -184,7 +184,7 @@ def _write(path: pathlib.Path, tree: PyTree, about: Mapping[str, Any] | None, po
 def _write_pieces(path: pathlib.Path, tree: PyTree, post: peers.Post) -> None:
     """Writes this process's pieces of a checkpoint beside it, and tells process 0 their checksums or the failure."""
     folder = _pieces_of(path.parent.resolve() / path.name, peers.index())
-    named = arrays.named_pieces(tree)
+    named = arrays.named_arrays(tree, pieces=True)
     try:
         storage.delete(folder)
         folder.mkdir()

@@ -133,8 +133,7 @@ class Fixed(Still):
 
     def of(self, algorithm: Algorithm, variables: Variables) -> Algorithm:
         """Returns the algorithm that acts as that run's does at its end, with these variables of it."""
-        made = _still(lambda key: jax.tree.map(jnp.asarray, variables), _at_the_end(algorithm))
-        return dataclasses.replace(made, initial_core=algorithm.initial_core, feedback=algorithm.feedback)
+        return _at_the_end(algorithm, lambda key: jax.tree.map(jnp.asarray, variables))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,8 +159,7 @@ class Copy(Still):
         """Returns the algorithm of the copied policy, which acts as at the end of all schedules."""
         from jaxrl_dist.learners import league  # here, not above: it imports JAX
 
-        made = _still(algorithm.init, _at_the_end(algorithm))
-        made = dataclasses.replace(made, initial_core=algorithm.initial_core, feedback=algorithm.feedback)
+        made = _at_the_end(algorithm, algorithm.init)
         return made if self.size == 1 else league.drawn(made, self.size)
 
 
@@ -193,13 +191,14 @@ def still(text: str) -> Still | None:
     return None
 
 
-def _at_the_end(algorithm: Algorithm) -> Policy:
+def _at_the_end(algorithm: Algorithm, init: Callable[[jax.Array], Variables]) -> Algorithm:
+    """Returns an algorithm that acts as another one at the end of all schedules, and never learns."""
     from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES  # here, not above: it imports JAX
 
     def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
         return algorithm.policy(variables, obs, core, context._replace(env_step=jnp.float32(END_OF_SCHEDULES)))
 
-    return policy
+    return dataclasses.replace(_still(init, policy), initial_core=algorithm.initial_core, feedback=algorithm.feedback)
 
 
 def _still(init: Callable[[jax.Array], Variables], policy: Policy) -> Algorithm:

@@ -280,7 +280,7 @@ def of_processes(count: int, run: Callable[[Any, int], Any], problem: Any = None
     def process(number: int) -> None:
         module: Any = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        module.join(module.World(store, number, count, 5.0, lambda: problem if number else None))
+        module.join(module.World(store, number, count, lambda: problem if number else None))
         try:
             results[number] = run(module, number)
         except Exception as error:
