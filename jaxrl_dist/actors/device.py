@@ -62,20 +62,20 @@ def make_rollout(
         def of_envs(actor: ActorState, index: jax.Array) -> tuple[ActorState, Rollouts, PyTree]:
             def begin(algorithm: Algorithm, key: jax.Array, index: jax.Array, *acting: PyTree) -> tuple[PyTree, ...]:
                 variables, core, env_step = acting
-                own, core = steps.behave(algorithm, variables, core, steps.rollout_context(key, iteration, env_step))
-                return rng.per_step(key, numbers, index), own, core
+                params, core = steps.behave(algorithm, variables, core, steps.rollout_context(key, iteration, env_step))
+                return rng.per_step(key, numbers, index), params, core
 
             env_keys = rng.per_step(env_key, numbers, index)
             if any(policy.episodic for policy in algorithm.values()):
                 env_state, obs = env.reset(rng.per_step(env_key, rng.rollout_step(iteration)[None], index)[0])
                 actor = ActorState(env_state, spec.keyed(obs), actor.initial_core, actor.initial_core)
             keys = steps.keys_of(algorithm, act_key), steps.indices(algorithm, spec, index)
-            act_keys, own, started = over_policies(begin, 3)(algorithm, *keys, variables, actor.core, env_step)
+            act_keys, params, started = over_policies(begin, 3)(algorithm, *keys, variables, actor.core, env_step)
 
             def step(carry: PyTree, keys: tuple[PyTree, jax.Array]) -> tuple[PyTree, tuple[PyTree, ...]]:
                 env_state, obs, core = carry
                 context = over_policies(Context)(keys[0], env_step)
-                action, core, extras = over_policies(steps.act, 3)(algorithm, variables, own, obs, core, context)
+                action, core, extras = over_policies(steps.act, 3)(algorithm, variables, params, obs, core, context)
                 env_state, *stepped = env.step(env_state, spec.bare(action), keys[1])
                 timestep, episodes = map(spec.keyed, stepped)
                 core = over_policies(steps.after_step)(algorithm, core, actor.initial_core, action, timestep)

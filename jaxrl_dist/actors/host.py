@@ -83,10 +83,10 @@ class HostActor:
         """
         self.stages.mark("other")
         start = variables, self._stacks, self._parted(self._obs), self._core, iteration, env_step
-        buffer, own, self._core = self._programs.allocate(*who, *start)
+        buffer, params, self._core = self._programs.allocate(*who, *start)
         episodes, valid = list[EpisodeStats](), list[PyTree]()
         for t in range(self._length):
-            state = own, buffer, self._core, self._stacks, self._initial_core, *self._seen()
+            state = params, buffer, self._core, self._stacks, self._initial_core, *self._seen()
             arguments = *who, variables, *state, iteration, env_step
             buffer, self._core, self._stacks, action = self._programs.act(np.int32(t), self._first, *arguments)
             action = jax.tree.map(np.asarray, action)

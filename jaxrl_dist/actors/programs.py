@@ -23,9 +23,9 @@ class Programs(NamedTuple):
     """The compiled programs of acting; ``act`` donates the buffer, the policy state and the stacks."""
 
     allocate: meshes.Program
-    """``(variables, stacks, obs, core, iteration, env_step) -> buffer, own, core``, with ``own`` as in ``step.act``."""
+    """``(variables, stacks, obs, core, iteration, env_step) -> buffer, params, core``; ``params``: see ``step.act``."""
     act: meshes.Program
-    """``(t, first, variables, own, buffer, core, stacks, initial_core, obs, outcome, iteration, env_step) -> ...,
+    """``(t, first, variables, params, buffer, core, stacks, initial_core, obs, outcome, iteration, env_step) -> ...,
     action``; ``first`` is the index of the actor's first environment within the run."""
     close_rollout: meshes.Program  # (buffer, core, stacks, initial_core, obs, outcome) -> rollout, core
 
@@ -73,10 +73,10 @@ def acting(
 
         def of_policy(algorithm: Algorithm, key: jax.Array, *acting: PyTree) -> tuple[Rollout, PyTree, PyTree]:
             variables, obs, core, env_step = acting
-            own, core = steps.behave(algorithm, variables, core, steps.rollout_context(key, iteration, env_step))
+            params, core = steps.behave(algorithm, variables, core, steps.rollout_context(key, iteration, env_step))
             if steps.num_parts(algorithm, variables, _size(obs)) > 1:  # ``act_once`` makes them again
-                own = ()
-            return steps.blank_rollout(algorithm, variables, obs, core, rollout_length), own, core
+                params = ()
+            return steps.blank_rollout(algorithm, variables, obs, core, rollout_length), params, core
 
         return over_policies(of_policy, 3)(algorithm, keys, variables, obs, core, env_step)
 
@@ -84,7 +84,7 @@ def acting(
         t: jax.Array,
         first: jax.Array,
         variables: Variables,
-        own: PyTree,
+        params: PyTree,
         buffer: Rollout,
         core: PyTree,
         stacks: PyTree,
@@ -103,21 +103,21 @@ def acting(
             algorithm: Algorithm, key: jax.Array, index: jax.Array, buffer: Rollout, env_step: jax.Array, *acting: Any
         ) -> tuple[Rollout, PyTree, PyTree]:
             keys = rng.per_index(jax.random.fold_in(key, step), index)
-            variables, own, obs, core = acting
+            variables, params, obs, core = acting
 
             def of_part(envs: tuple[PyTree, PyTree, PyTree, jax.Array]) -> Acted:
                 start, obs, core, keys = envs
-                own, _ = steps.behave(algorithm, variables, start, steps.rollout_context(key, iteration, env_step))
-                return act(algorithm, variables, own, obs, core, Context(keys, env_step))
+                params, _ = steps.behave(algorithm, variables, start, steps.rollout_context(key, iteration, env_step))
+                return act(algorithm, variables, params, obs, core, Context(keys, env_step))
 
             if (parts := steps.num_parts(algorithm, variables, _size(obs))) == 1:
-                action, core, extras = act(algorithm, variables, own, obs, core, Context(keys, env_step))
+                action, core, extras = act(algorithm, variables, params, obs, core, Context(keys, env_step))
             else:
                 action, core, extras = steps.by_parts(of_part, parts, (buffer.core, obs, core, keys))
             taken = jax.tree.map(lambda xs, x: xs.at[t].set(x), (buffer.action, buffer.extras), (action, extras))
             return buffer._replace(action=taken[0], extras=taken[1]), core, action
 
-        acting = variables, own, obs, core
+        acting = variables, params, obs, core
         buffer, core, action = over_policies(of_policy, 3)(algorithm, keys, index, buffer, env_step, *acting)
         return buffer, core, stacks, action
 

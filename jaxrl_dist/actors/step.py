@@ -61,8 +61,10 @@ def behave(algorithm: Algorithm, variables: Variables, core: PyTree, context: Co
     return ((), core) if algorithm.behaviour is None else algorithm.behaviour(variables, core, context)
 
 
-def act(algorithm: Algorithm, variables: Variables, own: PyTree, obs: PyTree, core: PyTree, context: Context) -> Acted:
-    """Chooses actions; ``own`` are the environments' parameters ``[B, ...]``, or () if all share one set."""
+def act(
+    algorithm: Algorithm, variables: Variables, params: PyTree, obs: PyTree, core: PyTree, context: Context
+) -> Acted:
+    """Chooses actions; ``params`` are the environments' parameters ``[B, ...]``, or () if all share one set."""
     if algorithm.behaviour is None:
         return algorithm.policy(variables, obs, core, context)
 
@@ -71,7 +73,7 @@ def act(algorithm: Algorithm, variables: Variables, own: PyTree, obs: PyTree, co
         acted = algorithm.policy(variables._replace(params=params), obs, core, context._replace(keys=key))
         return jax.tree.map(lambda x: x[0], acted)
 
-    return jax.vmap(one)(own, obs, core, context.keys)
+    return jax.vmap(one)(params, obs, core, context.keys)
 
 
 def num_parts(algorithm: Algorithm, variables: Variables, num_envs: int) -> int:
