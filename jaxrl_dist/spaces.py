@@ -58,6 +58,13 @@ def leaves(tree: Any, path: str = "") -> dict[str, Any]:
     return {key: part for name in sorted(tree) for key, part in leaves(tree[name], inner + name).items()}
 
 
+def write_rows(rows: np.ndarray, whole: Any, part: Any) -> Any:
+    """Writes the parts of ``part`` into these rows of the parts of ``whole``, and returns the latter."""
+    for x, values in zip(leaves(whole).values(), leaves(part).values(), strict=True):
+        x[rows] = values
+    return whole
+
+
 def paths(tree: Any, path: str = "") -> Any:
     """Returns nested dicts with each part replaced by its path, as in ``leaves``."""
     if not isinstance(tree, dict):

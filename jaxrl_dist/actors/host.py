@@ -13,8 +13,9 @@ from jax.sharding import Mesh
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.programs import Programs
 from jaxrl_dist.actors.step import Rollouts, Stages, blank_stacks, count_steps, initial_core, row_slices
-from jaxrl_dist.envs.base import EnvSlice, HostEnv, write_rows
+from jaxrl_dist.envs.base import EnvSlice, HostEnv
 from jaxrl_dist.mesh import over_policies
+from jaxrl_dist.spaces import write_rows
 from jaxrl_dist.types import Algorithms, Array, EpisodeStats, PyTree, Timestep, Variables
 
 

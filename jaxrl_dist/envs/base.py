@@ -224,13 +224,6 @@ def rows_where(condition: jax.Array, x: PyTree, y: PyTree) -> PyTree:
     return jax.tree.map(choose, x, y)
 
 
-def write_rows(rows: np.ndarray, whole: PyTree, part: PyTree) -> PyTree:
-    """Writes ``part`` into these rows of ``whole``, arrays of numpy, and returns the latter."""
-    for x, values in zip(jax.tree.leaves(whole), jax.tree.leaves(part), strict=True):
-        x[rows] = values
-    return whole
-
-
 def restarted(
     start: Callable[[jax.Array, jax.Array, PyTree], PyTree], keys: jax.Array, ended: jax.Array, stepped: PyTree
 ) -> PyTree:

@@ -18,6 +18,7 @@ from jaxrl_dist.envs.host.calls import Caller
 from jaxrl_dist.envs.native import counted, plain
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.memory.frames import Frame
+from jaxrl_dist.spaces import write_rows
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
 ATARI_PRESETS: dict[str, dict[str, Any]] = {
@@ -294,7 +295,7 @@ class EnvPool:
                 break
             ids = np.flatnonzero(going)
             newest, more, terminated[ids], truncated[ids], news = self._envs.step(action[ids], ids)
-            base.write_rows(ids, obs, newest)
+            write_rows(ids, obs, newest)
             reward[ids] += more
             for name, x in info.items():
                 x[ids] = news[name] + (x[ids] if name in sums else 0)
