@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +32,8 @@ def seen(spec: EnvSpec, hidden: Sequence[str] = ()) -> Space:
       ConfigError: a hidden part does not exist, or no part is left.
     """
     space = spec.observation
-    parts = {name: part for name, part in space.items() if name != spec.mask} if isinstance(space, dict) else {}
+    parts: dict[Any, Any] = dict(space) if isinstance(space, dict) else {}
+    parts.pop(spec.mask, None)
     for name in hidden:
         if name not in parts:
             names = f"its parts are {', '.join(parts)}" if parts else "its observation has no parts"
