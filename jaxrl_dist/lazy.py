@@ -40,17 +40,17 @@ if TYPE_CHECKING:
     import optax
 
     from jaxrl_dist import mesh, packing, returns, rng, spaces
-    from jaxrl_dist.nn import cores, distributions, networks, observations, perturbation, torsos, views
+    from jaxrl_dist.nn import cores, distributions, networks, observations, perturbation, torsos
 else:
     jax, jnp, np, optax = map(_Module, ("jax", "jax.numpy", "numpy", "optax"))
     mesh, packing, returns, rng, spaces = (
         _Module(f"jaxrl_dist.{name}") for name in ("mesh", "packing", "returns", "rng", "spaces")
     )
-    cores, distributions, networks, observations, perturbation, torsos, views = (
+    cores, distributions, networks, observations, perturbation, torsos = (
         _Module(f"jaxrl_dist.nn.{name}")
-        for name in ("cores", "distributions", "networks", "observations", "perturbation", "torsos", "views")
+        for name in ("cores", "distributions", "networks", "observations", "perturbation", "torsos")
     )
 
 __all__ = ["jax", "jnp", "np", "optax", "postponed"]
 __all__ += ["mesh", "packing", "returns", "rng", "spaces"]
-__all__ += ["cores", "distributions", "networks", "observations", "perturbation", "torsos", "views"]
+__all__ += ["cores", "distributions", "networks", "observations", "perturbation", "torsos"]

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from jaxrl_dist.algorithms import exploration
-from jaxrl_dist.algorithms.core_inputs import CoreInputs
 from jaxrl_dist.algorithms.presets import TablePresets
 from jaxrl_dist.config.values import setting
-from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, packing, returns, torsos
+from jaxrl_dist.lazy import cores, distributions, jax, jnp, networks, observations, optax, packing, returns, torsos
 from jaxrl_dist.nn.config import CriticConfig, NetworkConfig, NoiseConfig
 from jaxrl_dist.nn.optimizers import OptimizerConfig
 from jaxrl_dist.types import (
@@ -52,6 +51,13 @@ class ActorCriticConfig(TablePresets, NetworkConfig, CriticConfig, OptimizerConf
         """
         return {"scale_rewards": True, **preset}
 
+    def combined(
+        self, policy_loss: jax.Array, value_loss: jax.Array, entropy: jax.Array, **metrics: jax.Array
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Returns the loss, shaped as its parts, and these with further ``metrics`` by name."""
+        total = policy_loss + self.value_coefficient * value_loss - self.entropy_coefficient * entropy
+        return total, {"loss/policy": policy_loss, "loss/value": value_loss, "policy/entropy": entropy, **metrics}
+
     def clipped_optimizer(self, name: str, **options: Any) -> optax.GradientTransformationExtraArgs:
         """Returns ``make_optimizer(name, learning_rate, **options)``, applied to clipped gradients."""
         optimizer = self.make_optimizer(name, self.learning_rate, **options)
@@ -86,6 +92,10 @@ class ActorCritic(NamedTuple):
     unroll: Callable[[PyTree, Rollout], tuple[distributions.Distribution, jax.Array]]
     """``(params, rollout) -> (distribution [T, B], values [T + 1, B])`` under these parameters, not the acting ones."""
 
+    def acting(self) -> dict[str, Any]:
+        """Returns the fields of an ``Algorithm`` that acts by this policy."""
+        return {name: getattr(self, name) for name in ("init", "policy", "initial_core", "feedback", "window")}
+
 
 def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
     """Builds policy and value for an environment: separate torsos for vectors, a shared one for images.
@@ -95,7 +105,7 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
     """
     head = distributions.policy_head(spec.action)
     space, critic_space = observations.seen(spec, config.hidden), observations.seen(spec)
-    inputs = CoreInputs.of(config, spec)
+    inputs = cores.CoreInputs.of(config, spec)
     network = networks.actor_critic(
         config,
         space,
@@ -200,18 +210,7 @@ def policy_gradient(
         distribution, value = net.evaluate(variables.params, batch)
         policy_loss = -distribution.log_prob(batch["action"]) * batch["advantage"]
         value_loss = 0.5 * jnp.square(value - batch["value_target"])
-        entropy = distribution.entropy()
-        total = policy_loss + config.value_coefficient * value_loss - config.entropy_coefficient * entropy
-        metrics = {"loss/policy": policy_loss, "loss/value": value_loss, "policy/entropy": entropy}
+        total, metrics = config.combined(policy_loss, value_loss, distribution.entropy())
         return total, batch["valid"], Aux(metrics)
 
-    return Algorithm(
-        init=net.init,
-        policy=net.policy,
-        postprocess=postprocess,
-        loss=loss,
-        optimizer=optimizer,
-        initial_core=net.initial_core,
-        feedback=net.feedback,
-        window=net.window,
-    )
+    return Algorithm(postprocess=postprocess, loss=loss, optimizer=optimizer, **net.acting())

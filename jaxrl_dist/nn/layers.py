@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jaxrl_dist.nn.convolution import conv2d
-from jaxrl_dist.nn.matmul import dot_general
+from jaxrl_dist.nn.fast_on_cpu import conv2d, dot_general
 
 _RELU_GAIN = math.sqrt(2)  # keeps the second moment of activations from layer to layer (He et al. 2015, eq. 10)
 

@@ -320,10 +320,9 @@ def metrics_of(run_dir: pathlib.Path, metric: str) -> dict[str, str]:
     config = read_config(run_dir)
     if config["algorithm"] != Policies.stored_as:
         raise ConfigError(f"{run_dir} has one policy, whose metric is {metric[2:]}; * stands for each of several")
-    settings = ((*name.partition("."), value) for name, value in config["hyperparameters"].items())
-    return {
-        f"{policy} ({value})": f"{policy}/{metric[2:]}" for policy, _, name, value in settings if name == "algorithm"
-    }
+    settings = config["hyperparameters"].items()
+    names = {name.removesuffix(".algorithm"): value for name, value in settings if name.endswith(".algorithm")}
+    return {f"{policy} ({algorithm})": f"{policy}/{metric[2:]}" for policy, algorithm in names.items()}
 
 
 def read_config(run_dir: pathlib.Path) -> Mapping[str, Any]:
