@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from jaxrl_dist.algorithms import exploration
 from jaxrl_dist.algorithms.presets import TablePresets
@@ -64,15 +64,6 @@ class ActorCriticConfig(TablePresets, NetworkConfig, CriticConfig, OptimizerConf
         return optax.chain(packing.clip_by_global_norm(self.max_gradient_norm), optimizer)
 
 
-class Examples(Protocol):
-    """Makes a batch of ``fields [T, B, ...]``, and of the rollout's ``obs``, ``action``, ``valid`` and ``core``.
-
-    It is environment-major: transitions ``[B * T, ...]``, or with a recurrent core sequences ``[B, T, ...]``.
-    """
-
-    def __call__(self, rollout: Rollout, **fields: jax.Array) -> dict[str, PyTree]: ...
-
-
 class ActorCritic(NamedTuple):
     """A policy and a value function over one network, feed-forward or recurrent."""
 
@@ -84,7 +75,9 @@ class ActorCritic(NamedTuple):
     """As ``Algorithm.window``: a recurrent core learns from whole rollouts, a feed-forward one from transitions."""
     values: Callable[[Variables, Rollout], jax.Array]
     """``(variables, rollout) -> [T + 1, B]``: the values computed while acting, then that of the last observation."""
-    examples: Examples
+    examples: Callable[..., dict[str, PyTree]]
+    """``(rollout, **fields [T, B, ...]) -> batch`` of the fields, and of the rollout's ``obs``, ``action``, ``valid`` and
+    ``core``: environment-major transitions ``[B * T, ...]``, or with a recurrent core sequences ``[B, T, ...]``."""
     feedback: Callable[[PyTree, PyTree, Timestep], PyTree]
     """As ``Algorithm.feedback``."""
     evaluate: Callable[[PyTree, dict[str, PyTree]], tuple[distributions.Distribution, jax.Array]]

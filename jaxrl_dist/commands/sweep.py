@@ -65,10 +65,7 @@ def run(args: Sequence[str]) -> int:
             logs[0].parent.mkdir(exist_ok=True)
             for log in logs:
                 _wait_for(log.with_suffix(""), stop)
-            try:
-                subprocesses.run_all(commands, logs, sweep.jobs, stop, progress.ended, progress.failed)
-            except subprocesses.RefusedError as error:
-                raise ConfigError(str(error)) from None
+            subprocesses.run_all(commands, logs, sweep.jobs, stop, progress.ended, progress.failed)
         if stop():
             raise stop.interrupted(f"interrupted; the same command with --run-dir {path} continues it")
         progress.print(table(rows, config.evaluation_policy))
