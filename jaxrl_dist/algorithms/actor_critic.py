@@ -76,8 +76,8 @@ class ActorCritic(NamedTuple):
     values: Callable[[Variables, Rollout], jax.Array]
     """``(variables, rollout) -> [T + 1, B]``: the values computed while acting, then that of the last observation."""
     examples: Callable[..., dict[str, PyTree]]
-    """``(rollout, **fields [T, B, ...]) -> batch`` of the fields, and of the rollout's ``obs``, ``action``, ``valid`` and
-    ``core``: environment-major transitions ``[B * T, ...]``, or with a recurrent core sequences ``[B, T, ...]``."""
+    """``(rollout, **fields [T, B, ...]) -> batch`` of the fields, and of the rollout's ``obs``, ``action``, ``valid``
+    and ``core``: environment-major transitions ``[B * T, ...]``, or with a recurrent core sequences ``[B, T, ...]``."""
     feedback: Callable[[PyTree, PyTree, Timestep], PyTree]
     """As ``Algorithm.feedback``."""
     evaluate: Callable[[PyTree, dict[str, PyTree]], tuple[distributions.Distribution, jax.Array]]
