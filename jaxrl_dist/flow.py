@@ -7,6 +7,7 @@ own ``map`` and comprehensions, and ``duplicate`` is ``itertools.tee``. Only ``P
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -195,19 +196,17 @@ def gather_sync(
     while True:
         while busy() and not streams.complete():
             yield None
-        found: dict[int, Item] = {}
+        items: dict[int, Item] = {}
         deadline = None
-        while missing := set(range(len(streams))) - found.keys():
-            enough = least is not None and len(found) >= least
-            try:
+        with contextlib.suppress(Late):
+            while missing := set(range(len(streams))) - items.keys():
+                enough = least is not None and len(items) >= least
                 taken = streams.take(missing, deadline if enough else None)
-            except Late:
-                break
-            if taken is None:
-                return
-            found[taken[0]] = taken[1]
-            deadline = deadline or time.perf_counter() + deadline_seconds
-        yield [found.get(index) for index in range(len(streams))]
+                if taken is None:
+                    return
+                items[taken[0]] = taken[1]
+                deadline = deadline or time.perf_counter() + deadline_seconds
+        yield [items.get(index) for index in range(len(streams))]
 
 
 def concurrently(*streams: Iterable[Item]) -> Iterator[Item]:

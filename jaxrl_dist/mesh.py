@@ -147,6 +147,14 @@ def over_policies(function: Callable[..., Any], outputs: int = 1) -> Callable[..
     return mapped
 
 
+def flat(policies: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Joins the policies' dicts into one with names like ``prey/loss/q``, or ``loss/q`` for the policy ``""``."""
+    joined: dict[str, Any] = {}
+    for policy, values in policies.items():
+        joined |= {f"{policy}/{name}": x for name, x in values.items()} if policy else values
+    return joined
+
+
 def rollout_specs(policies: Iterable[str]) -> dict[str, Any]:
     """Returns the sharding of the rollouts of these policies."""
     return dict.fromkeys(policies, ROLLOUT)
