@@ -13,7 +13,7 @@ import time
 
 import jaxrl_dist
 from jaxrl_dist.commands import flags, request
-from jaxrl_dist.config.launch import launch_of
+from jaxrl_dist.config.train import launch_of
 from jaxrl_dist.hosts import start
 
 

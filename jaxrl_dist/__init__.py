@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jaxrl_dist.errors import EnvError as EnvError
     from jaxrl_dist.play.policy import Policy as Policy
     from jaxrl_dist.play.policy import load_policy as load_policy
-    from jaxrl_dist.run.notebook import display as display
+    from jaxrl_dist.run.console import display as display
     from jaxrl_dist.training import preset as preset
     from jaxrl_dist.training import resume as resume
     from jaxrl_dist.training import train as train
@@ -32,7 +32,7 @@ _PUBLIC = {
     "config.train": ("Train",),
     "errors": ("CheckpointError", "ConfigError", "DivergedError", "EnvError"),
     "play.policy": ("Policy", "load_policy"),
-    "run.notebook": ("display",),
+    "run.console": ("display",),
     "training": ("preset", "resume", "train"),
     "types": ("Algorithm", "Report", "Rollout"),
 }

@@ -6,12 +6,10 @@ A class of yours may inherit the protocol that it fulfils; type checkers then co
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from jaxrl_dist.heavy import jax
 from jaxrl_dist.types import Algorithm, Array, EnvSpec, PyTree
-
-if TYPE_CHECKING:
-    import jax
 
 
 class Hyperparameters(Protocol):

@@ -11,10 +11,9 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-if TYPE_CHECKING:  # ``--help`` reads algorithm files, which name these types, without JAX
-    import jax
-    import optax
+from jaxrl_dist.heavy import jax, np, optax
 
+if TYPE_CHECKING:  # ``--help`` reads algorithm files, which name these types, without numpy
     from jaxrl_dist.spaces import Space
 
 PyTree = Any
@@ -102,15 +101,11 @@ class Rollout(NamedTuple):
     @property
     def obs_before(self) -> PyTree:
         """The observations ``[T, B, ...]`` that the actions respond to."""
-        import jax
-
         return jax.tree.map(lambda x: x[:-1], self.obs)
 
     @property
     def last_obs(self) -> PyTree:
         """The observations ``[B, ...]`` after the last step."""
-        import jax
-
         return jax.tree.map(lambda x: x[-1], self.obs)
 
     @property
@@ -130,8 +125,6 @@ class Rollout(NamedTuple):
 
 def swap_axes(tree: PyTree) -> PyTree:
     """Swaps the first two axes of all arrays: ``[T, B, ...]`` to ``[B, T, ...]``, or back."""
-    import jax
-
     return jax.tree.map(lambda x: x.swapaxes(0, 1), tree)
 
 
@@ -148,9 +141,6 @@ class EpisodeStats(NamedTuple):
     @staticmethod
     def stack(parts: Sequence[EpisodeStats]) -> EpisodeStats:
         """Stacks host statistics of one shape along a new leading axis, as numpy arrays."""
-        import jax
-        import numpy as np
-
         return jax.tree.map(lambda *fields: np.stack(fields), *parts)
 
     def merge(self, axis: int | None = None) -> EpisodeStats:

@@ -18,7 +18,7 @@ import jax
 import pytest
 from jax._src import compilation_cache
 
-from jaxrl_dist.lazy import postponed
+from jaxrl_dist.heavy import postponed
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would ours
 jax.config.update("jax_num_cpu_devices", 8)

@@ -27,6 +27,7 @@ from jaxrl_dist.checks import counted
 from jaxrl_dist.commands import accelerators, compile_for, flags
 from jaxrl_dist.config.train import BACKENDS
 from jaxrl_dist.errors import one_line, visible
+from jaxrl_dist.heavy import jax, np
 from jaxrl_dist.run.machine import container_limit
 
 SECONDS = 120.0
@@ -203,9 +204,6 @@ def probe(name: str) -> dict[str, Any]:
 
 def look_at_devices() -> dict[str, Any]:
     """Returns JAX's local devices: kind, memory in bytes, and the error of a tiny jitted computation, if any."""
-    import jax
-    import numpy as np
-
     devices = []
     for device in jax.local_devices():
         memory = error = None

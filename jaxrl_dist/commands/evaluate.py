@@ -11,7 +11,7 @@ from jaxrl_dist.algorithms import from_file
 from jaxrl_dist.commands import find_modules, flags, help
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError, visible
-from jaxrl_dist.run.directories import check_run_dir
+from jaxrl_dist.run.storage import check_run_dir
 from jaxrl_dist.settings.stored import stored_fields
 
 if TYPE_CHECKING:

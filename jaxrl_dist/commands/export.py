@@ -11,7 +11,7 @@ from jaxrl_dist.checks import MAX_SIZE
 from jaxrl_dist.commands import evaluate, flags, help
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError, visible
-from jaxrl_dist.run.directories import check_no_link
+from jaxrl_dist.run.storage import check_no_link
 
 
 @dataclasses.dataclass(frozen=True)

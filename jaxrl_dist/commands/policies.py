@@ -13,9 +13,8 @@ from jaxrl_dist.commands import flags, help
 from jaxrl_dist.config.train import OWN, Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.settings import placements
-from jaxrl_dist.settings.fixed_policies import Still, still
 from jaxrl_dist.settings.given import RUN_FIELDS
-from jaxrl_dist.settings.policies import Policies, naming
+from jaxrl_dist.settings.policies import Policies, Still, naming, still
 
 FLAG = "--policy"
 _FORM = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)=(.+):([^:]+)")

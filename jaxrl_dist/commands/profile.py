@@ -14,8 +14,7 @@ from jaxrl_dist.commands import flags, request
 from jaxrl_dist.config.train import CONFIG_FILE
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError, visible
-from jaxrl_dist.run.atomic_files import check_place, replacing
-from jaxrl_dist.run.directories import check_run_dir
+from jaxrl_dist.run.storage import check_place, check_run_dir, replacing
 
 if TYPE_CHECKING:
     from jaxrl_dist.profiling.timing import Profile

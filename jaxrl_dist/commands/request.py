@@ -15,6 +15,7 @@ from jaxrl_dist.run.files import default_run_dir
 from jaxrl_dist.settings import placements
 from jaxrl_dist.settings.policies import Policies, label
 from jaxrl_dist.settings.resolve import settled
+from jaxrl_dist.settings.stored import CLOCK, check_clock, file_of, stored_content, stored_fields
 
 if TYPE_CHECKING:
     from jaxrl_dist.envs.source import EnvSource
@@ -50,8 +51,6 @@ class Request(NamedTuple):
             find_modules(self.fields.get("env"))
         config, source, sources = settled(Train(self.algorithm), self.fields, self.stored)
         if self.config is not None:
-            from jaxrl_dist.settings.stored import CLOCK, check_clock, file_of, stored_content
-
             path = file_of(pathlib.Path(self.config))
             instead = f'divide its numbers of env steps by the agents that they count, and add "clock": "{CLOCK}" to it'
             check_clock(stored_content(path), source.spec, path, instead)
@@ -97,8 +96,6 @@ def _stored(algorithm: str | type | None, args: Sequence[str]) -> tuple[str | ty
     config_file = flags.value_of(args, "--config")
     if config_file is None:
         return algorithm, {}
-    from jaxrl_dist.settings.stored import stored_fields
-
     kind = algorithm if isinstance(algorithm, type) else None
     name, fields = stored_fields(pathlib.Path(config_file), kind, flags.value_of(args, "--env"))
     parts = fields.pop("parts", None)

@@ -13,7 +13,7 @@ from jaxrl_dist.commands.train import joined, show
 from jaxrl_dist.config.train import RESUMABLE
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import signals, trackers
-from jaxrl_dist.run.directories import check_run_dir
+from jaxrl_dist.run.storage import check_run_dir
 from jaxrl_dist.settings.policies import label
 from jaxrl_dist.settings.stored import stored_config
 

@@ -12,15 +12,15 @@ from typing import IO, TYPE_CHECKING, Any
 
 from jaxrl_dist.checks import counted, flag
 from jaxrl_dist.commands import flags, request
-from jaxrl_dist.config.launch import Processes
-from jaxrl_dist.config.train import ALONE, CONFIG_FILE, Train
+from jaxrl_dist.config.train import ALONE, CONFIG_FILE, Processes, Train
 from jaxrl_dist.config.values import marked, setting
 from jaxrl_dist.errors import DIVERGED, ConfigError, say, visible
-from jaxrl_dist.run import atomic_files, machine, signals, subprocesses
 from jaxrl_dist.run import files as run_files
+from jaxrl_dist.run import machine, signals, storage, subprocesses
+from jaxrl_dist.settings.members import MemberConfig, is_population, members
+from jaxrl_dist.settings.stored import to_json
 
 if TYPE_CHECKING:
-    from jaxrl_dist.settings.members import MemberConfig
     from jaxrl_dist.training.results import Row
 
 USAGE = "jaxrl-dist sweep ALGO --env ID [--seeds N] [--vary NAME=A,B,C ...]"
@@ -51,8 +51,6 @@ def run(args: Sequence[str]) -> int:
     with signals.stopping() as stop:
         config, source = population.resolved()
 
-        from jaxrl_dist.settings.members import is_population, members
-        from jaxrl_dist.settings.stored import to_json
         from jaxrl_dist.training.results import Row, table
 
         if not is_population(config) or config.evolve is not None:
@@ -128,13 +126,13 @@ def _claimed(path: pathlib.Path, config: Mapping[str, Any]) -> IO[bytes]:
     config = json.loads(json.dumps(config))
     if (path / CONFIG_FILE).exists():
         # An older version stored no clock; members with several agents then refuse to continue.
-        stored = {"clock": config["clock"], **atomic_files.read_json(path / CONFIG_FILE)}
+        stored = {"clock": config["clock"], **storage.read_json(path / CONFIG_FILE)}
         if {name: stored.get(name) for name in config} != config:
             raise ConfigError(f"--run-dir {path} holds a run with other flags; name another directory")
         return run_files.lock(str(path))
     run_files.claim(str(path))
     with run_files.freeing(path):
-        atomic_files.write_json(path / CONFIG_FILE, {**config, "versions": machine.versions()})
+        storage.write_json(path / CONFIG_FILE, {**config, "versions": machine.versions()})
         return run_files.lock(str(path))
 
 

@@ -12,8 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_dist.commands import request
-from jaxrl_dist.config.launch import launch_of
-from jaxrl_dist.config.train import Train
+from jaxrl_dist.config.train import Train, launch_of
 from jaxrl_dist.errors import ConfigError, FinishedError, visible
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.run import signals, subprocesses, trackers

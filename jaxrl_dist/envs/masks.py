@@ -8,15 +8,14 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from jaxrl_dist.envs.native import NO_MASK, Mask, PlainSpace, named
+from jaxrl_dist.heavy import jax
 from jaxrl_dist.spaces import Box, Space, num_choices
-
-if TYPE_CHECKING:
-    from jaxrl_dist.types import PyTree
+from jaxrl_dist.types import PyTree
 
 NAMES = (
     *("action_mask", "action_masks", "legal_action_mask", "legal_actions", "avail_actions"),
@@ -138,8 +137,6 @@ def of_gymnax(env: Any, state: PyTree, info: PyTree, observation: PlainSpace, ac
     Args:
       state, info: shapes and dtypes suffice.
     """
-    import jax
-
     mask = of_parts(observation, action)
     if mask.where:
         return mask
@@ -169,8 +166,6 @@ def _name(path: Sequence[Any]) -> str:
 
 def observer(found: Mask, native: Any) -> Callable[[PyTree, PyTree], PyTree]:
     """Returns ``(obs, state) -> obs`` for one environment: what policies see, with a mask in the state as a part."""
-
-    import jax
 
     def observe(obs: PyTree, state: PyTree) -> PyTree:
         obs = named(native, obs)

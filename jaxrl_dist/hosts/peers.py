@@ -31,8 +31,6 @@ class World(NamedTuple):
     number: int
     """Number of this process."""
     size: int
-    timeout: float
-    """Seconds after which a process that does not answer is lost."""
     problem: Callable[[], ProcessError | None]
     """Returns why the run cannot go on, as soon as another process has failed."""
 

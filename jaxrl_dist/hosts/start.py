@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxrl_dist.config.launch import Processes
+from jaxrl_dist.config.train import Processes
 from jaxrl_dist.errors import ConfigError, ProcessError, first_line, say
+from jaxrl_dist.heavy import jax
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.hosts.watch import Watch, end, on_terminate
 
@@ -59,8 +60,6 @@ def start(launch: Processes, *, detect: bool = False, waiting: Callable[[], None
         return
     if "jax" not in sys.modules and os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":  # as JAX sets it
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # the runtime logs what the watch says in one line
-    import jax
-
     if not jax.distributed.is_initialized():
         if arguments is None:
             return
@@ -142,7 +141,6 @@ def detected() -> str | None:
 
 
 def _initialize(launch: Processes, arguments: dict[str, Any], waiting: Callable[[], None]) -> None:
-    import jax
     from jax._src import distributed  # JAX has no public name for its client, nor for the option below
 
     global _joining
@@ -235,7 +233,6 @@ def _ended(*status: object) -> None:
 
 
 def _join(launch: Processes) -> None:
-    import jax
     from jax._src.distributed import global_state  # JAX has no public name for its key-value store
 
     from jaxrl_dist.hosts import arrays
@@ -244,7 +241,7 @@ def _join(launch: Processes) -> None:
     number, count, client = jax.process_index(), jax.process_count(), global_state.client
     _watch = watch = Watch(client, number, count, launch.lost_process_timeout)
     watch.gone = lambda: _listens(str(global_state.coordinator_address)) is False
-    peers.join(peers.World(client, number, count, launch.lost_process_timeout, lambda: watch.problem))
+    peers.join(peers.World(client, number, count, lambda: watch.problem))
     atexit.register(watch.disconnect)  # then JAX waits for the other processes, and disconnects
     peers.all_gather(None, "the start")
     with no_stdout():
@@ -283,8 +280,6 @@ def signalled() -> bool:
 
 def failed_alike(error: BaseException) -> bool:
     """Returns whether all processes have failed at the same point, so that they can still save the run together."""
-    import jax
-
     if peers.world() is None:
         return True
     return not isinstance(error, jax.errors.JaxRuntimeError) and peers.fail_alike(str(error))
@@ -312,8 +307,6 @@ def failing() -> Iterator[None]:
 
 
 def _tell(watch: Watch, error: BaseException) -> None:
-    import jax
-
     if watch.problem is not None or watch.failed is not None:
         return
     if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):

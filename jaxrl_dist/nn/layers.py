@@ -1,21 +1,26 @@
 """Layers of flax that torsos, blocks and heads are made of.
 
 Weights start orthogonal (Saxe et al. 2014, arXiv:1312.6120) and biases zero. Layers compute in ``dtype`` and keep
-their parameters in float32.
+their parameters in float32. Their products have gradients of their own on the CPU.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jaxrl_dist.nn.convolution import conv2d
-from jaxrl_dist.nn.matmul import dot_general
+from jaxrl_dist.mesh import among_members, vary_as
 
+MAX_WIDTH = 256
+"""Widest input whose transpose is stored: beyond it, storing takes as long as it saves (docs/speed.md)."""
+MIN_ROWS = 512
+"""Fewest rows of an input whose transpose is stored: XLA multiplies the transpose of fewer as fast as any matrix."""
 _RELU_GAIN = math.sqrt(2)  # keeps the second moment of activations from layer to layer (He et al. 2015, eq. 10)
 
 
@@ -65,3 +70,129 @@ class LayerNorm(nn.Module):
         # Scale and shift have one axis, the last, because flax applies parameters of several axes by rank promotion.
         norm = nn.LayerNorm(dtype=self.dtype, reduction_axes=over, feature_axes=-1)
         return norm(x)
+
+
+# --- Convolution and max-pooling whose gradients are fast inside ``lax.scan`` on the CPU --------------
+
+
+def conv2d(x: jax.Array, kernel: jax.Array, stride: int, padding: str) -> jax.Array:
+    """Convolves images ``[N, H, W, C]`` with a square kernel ``[k, k, C, F]`` to ``[N, H', W', F]``.
+
+    ``padding`` is VALID or SAME; the result has the dtype of the inputs. On the CPU a hand-written gradient replaces
+    XLA's, which runs some 20 times slower inside ``lax.scan``, where training runs, than outside. It has no
+    forward-mode derivative.
+    """
+    x, kernel = vary_as(x, kernel), vary_as(kernel, x)  # custom_vjp needs gradients that vary as the inputs do
+    cpu = functools.partial(_conv2d_of_cpu, stride, padding)
+    return jax.lax.platform_dependent(x, kernel, cpu=cpu, default=functools.partial(_conv2d, stride, padding))
+
+
+# The only layout that XLA convolves fast in every program on the CPU.
+_convolve = functools.partial(jax.lax.conv_general_dilated, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def _conv2d(stride: int, padding: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return _convolve(x, kernel, (stride, stride), padding)
+
+
+_conv2d_of_cpu = jax.custom_vjp(_conv2d, nondiff_argnums=(0, 1))
+
+
+def _conv2d_forward(
+    stride: int, padding: str, x: jax.Array, kernel: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _conv2d(stride, padding, x, kernel), (x, kernel)
+
+
+def _conv2d_backward(
+    stride: int, padding: str, residuals: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Both gradients are convolutions with ``gradient``, whose pixels are ``stride`` apart in the image."""
+    x, kernel = residuals
+    size, apart, shape = len(kernel), (stride, stride), x.shape[1:3]
+    before = [low for low, _ in jax.lax.padtype_to_pads(shape, (size, size), apart, padding)]
+    spans = [(n - 1) * stride + 1 for n in gradient.shape[1:3]]
+    pads_of_x = [(size - 1 - low, n - span + low) for n, span, low in zip(shape, spans, before, strict=True)]
+    pads_of_kernel = [(low, span + size - 1 - n - low) for n, span, low in zip(shape, spans, before, strict=True)]
+
+    def of_x(gradient: jax.Array) -> jax.Array:
+        """A pixel of x enters every output whose window holds it: convolve with the kernel rotated by 180 degrees."""
+        rotated = kernel[::-1, ::-1].swapaxes(2, 3)
+        return _convolve(gradient, rotated, (1, 1), pads_of_x, lhs_dilation=apart)
+
+    def of_kernel(part: tuple[jax.Array, jax.Array]) -> jax.Array:
+        """A kernel entry enters every output of every image: channels become the batch, and images are summed."""
+        x, gradient = part[0].transpose(3, 1, 2, 0), part[1].transpose(1, 2, 0, 3)
+        return _convolve(x, gradient, (1, 1), pads_of_kernel, rhs_dilation=apart).transpose(1, 2, 0, 3)
+
+    # Large batches are split, because they take several times longer per image. Each gradient has its own loop, so that
+    # XLA can drop an unused one.
+    parts, gradients = _parts(x), _parts(gradient)
+    grad_x = jax.lax.map(of_x, gradients).reshape(-1, *x.shape[1:])[: len(x)]
+    return grad_x, jax.lax.map(of_kernel, (parts, gradients)).sum(axis=0)
+
+
+def _parts(x: jax.Array, limit: int = 64) -> jax.Array:
+    """Splits ``[N, ...]`` into ``[parts, n, ...]`` with ``n <= limit``; zeros fill the last part."""
+    count = max(1, -(-len(x) // limit))
+    size = -(-len(x) // count)
+    padded = jnp.pad(x, [(0, count * size - len(x))] + [(0, 0)] * (x.ndim - 1))
+    return padded.reshape(count, size, *x.shape[1:])
+
+
+_conv2d_of_cpu.defvjp(_conv2d_forward, _conv2d_backward)
+
+
+def max_pool(x: jax.Array, size: int, stride: int) -> jax.Array:
+    """Max-pools images ``[..., H, W, C]`` with SAME padding.
+
+    It takes the maximum of slices, because the gradient of XLA's pooling is slow on the CPU.
+    """
+    for axis in (-2, -3):
+        (pads,) = jax.lax.padtype_to_pads((x.shape[axis],), (size,), (stride,), "SAME")
+        x = jnp.pad(x, [pads if i == axis else (0, 0) for i in range(-x.ndim, 0)], constant_values=-math.inf)
+        span = (x.shape[axis] - size) // stride * stride + 1
+        windows = [jax.lax.slice_in_dim(x, i, i + span, stride, axis) for i in range(size)]
+        x = functools.reduce(jnp.maximum, windows)
+    return x
+
+
+# --- Matrix multiplication whose gradient is fast on the CPU ------------------------------------------
+
+
+def dot_general(x: jax.Array, kernel: jax.Array, dimension_numbers: Any, precision: Any = None) -> jax.Array:
+    """Multiplies ``x [..., D]`` by ``kernel [D, F]``, for ``flax.linen.Dense``.
+
+    On the CPU, XLA multiplies a transposed matrix more slowly than others, and the gradient of the kernel is such a
+    product: there the transpose is stored first. It then has no forward-mode derivative.
+    """
+    assert dimension_numbers == (((x.ndim - 1,), (0,)), ((), ())), "flax's Dense contracts the last axis with the first"
+    x, kernel = vary_as(x, kernel), vary_as(kernel, x)  # custom_vjp needs gradients that vary as the inputs do
+    rows = x.reshape(-1, x.shape[-1])
+    number = rows.shape[0]  # no int in a program for any number of rows, which an export is
+    pays = isinstance(number, int) and number >= MIN_ROWS and len(kernel) <= MAX_WIDTH
+    if pays and not among_members():  # among members, XLA would store it twice
+        product = jax.lax.platform_dependent(rows, kernel, cpu=_matmul_of_cpu, default=_matmul)
+    else:
+        product = _matmul(rows, kernel)
+    return product.reshape(*x.shape[:-1], -1)
+
+
+def _matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return x @ kernel
+
+
+_matmul_of_cpu = jax.custom_vjp(_matmul)
+
+
+def _forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return x @ kernel, (x, kernel)
+
+
+def _backward(residuals: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, kernel = residuals
+    # The barrier keeps XLA from merging the transpose into the product.
+    return gradient @ kernel.T, jax.lax.optimization_barrier(x.T) @ gradient
+
+
+_matmul_of_cpu.defvjp(_forward, _backward)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from jaxrl_dist.checks import check_used
 from jaxrl_dist.config.inherit import Inherits
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError
-
-if TYPE_CHECKING:  # ``--help`` reads this file without JAX
-    import jax
-    import optax
+from jaxrl_dist.heavy import jax, jnp, optax
 
 OptimizerName = Literal[
     "adabelief", "adagrad", "adam", "adamw", "lamb", "lion", "muon", "nadam", "nadamw", "radam", "rmsprop", "sgd"
@@ -59,8 +56,6 @@ class OptimizerConfig(Inherits):
           learning_rate: the step size at the start, which may be traced.
           options: of the algorithm's optimiser, for when the flags name none.
         """
-        import optax
-
         name = self.optimizer or own
         if self.optimizer is not None:
             options = {}  # even if it names the algorithm's own: a name always means optax's defaults
@@ -76,10 +71,6 @@ class OptimizerConfig(Inherits):
 
     def _scheduled(self) -> optax.GradientTransformationExtraArgs:
         """Scales updates by the part of the step size that is left after ``env_step`` env steps."""
-        import jax
-        import jax.numpy as jnp
-        import optax
-
         assert self.learning_rate_steps is not None, "validate requires it"
         steps = float(self.learning_rate_steps)
 

@@ -16,8 +16,7 @@ from jax.typing import DTypeLike
 from jaxrl_dist import spaces
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.nn.config import TorsoConfig
-from jaxrl_dist.nn.convolution import max_pool
-from jaxrl_dist.nn.layers import Conv, LayerNorm, dense
+from jaxrl_dist.nn.layers import Conv, LayerNorm, dense, max_pool
 from jaxrl_dist.nn.observations import flatten, rank, side_by_side
 from jaxrl_dist.protocols import TorsoLike
 from jaxrl_dist.spaces import Space, channels_first, is_image

@@ -16,7 +16,7 @@ from jaxrl_dist.errors import ConfigError, one_line
 from jaxrl_dist.play import onnx
 from jaxrl_dist.play.policy import Policy
 from jaxrl_dist.protocols import Traits
-from jaxrl_dist.run.atomic_files import replacing
+from jaxrl_dist.run.storage import replacing
 from jaxrl_dist.spaces import Part
 from jaxrl_dist.types import PyTree
 

@@ -18,8 +18,8 @@ from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.protocols import CoreLike, Hyperparameters, TorsoLike, Traits
 from jaxrl_dist.run.checkpoint import load_variables
-from jaxrl_dist.run.directories import check_run_dir
 from jaxrl_dist.run.files import members_of
+from jaxrl_dist.run.storage import check_run_dir
 from jaxrl_dist.settings.policies import label
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.stored import of_policy, stored_config

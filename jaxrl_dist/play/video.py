@@ -13,7 +13,7 @@ from jaxrl_dist.actors.step import env_of
 from jaxrl_dist.envs.base import DrawnEnv
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.play.policy import Policy
-from jaxrl_dist.run.atomic_files import check_place, replacing
+from jaxrl_dist.run.storage import check_place, replacing
 
 
 def record(

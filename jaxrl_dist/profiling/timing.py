@@ -29,7 +29,7 @@ from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.profiling import stages as parts
 from jaxrl_dist.protocols import Traits
-from jaxrl_dist.run.atomic_files import replacing
+from jaxrl_dist.run.storage import replacing
 from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.policies import by_policy, label
 from jaxrl_dist.training import setup

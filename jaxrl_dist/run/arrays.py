@@ -20,29 +20,27 @@ import numpy as np
 from jaxrl_dist.errors import ConfigError, first_line
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.hosts.arrays import Pieces
-from jaxrl_dist.run.directories import DamageError
 from jaxrl_dist.run.machine import memory_size
+from jaxrl_dist.run.storage import DamageError
 from jaxrl_dist.types import PyTree
 
 
-def named_arrays(tree: PyTree) -> dict[str, np.ndarray]:
+def named_arrays(tree: PyTree, *, pieces: bool = False) -> dict[str, np.ndarray]:
     """Returns the arrays of a tree that ``save`` takes: orbax refuses arrays without elements.
 
     Pieces of an array are named by their bounds, such as ``state/memory/obs@0:4,8:16``.
+
+    Args:
+      pieces: whether to return only pieces, which no other process has.
     """
     arrays = {}
     for name, leaf in zip(names(tree), jax.tree.leaves(tree), strict=True):
         if isinstance(leaf, Pieces):
             for bounds, piece in leaf.kept.items():
                 arrays[f"{name}@{','.join(f'{start}:{stop}' for start, stop in bounds)}"] = piece
-        else:
+        elif not pieces:
             arrays[name] = np.asarray(leaf)
     return {name: array for name, array in arrays.items() if array.size}
-
-
-def named_pieces(tree: PyTree) -> dict[str, np.ndarray]:
-    """Returns those arrays of ``named_arrays`` that no other process has."""
-    return {name: piece for name, piece in named_arrays(tree).items() if _PIECE.fullmatch(name)}
 
 
 def save(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:

@@ -15,6 +15,7 @@ complete. The checkpoint that it replaces gets a third name until then, under wh
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pathlib
 import warnings
@@ -24,13 +25,15 @@ from typing import Any
 import jax
 
 from jaxrl_dist.errors import CheckpointError, ConfigError, FileWarning, first_line
-from jaxrl_dist.run import arrays, manifest
-from jaxrl_dist.run.atomic_files import finite, read_json
-from jaxrl_dist.run.directories import DamageError
+from jaxrl_dist.run import arrays, storage
 from jaxrl_dist.run.files import CHECKPOINTS, FINAL, members_of
+from jaxrl_dist.run.machine import memory_size
+from jaxrl_dist.run.storage import DamageError, finite, read_json
 from jaxrl_dist.types import Checkpoint, PyTree
 
-ARRAYS, RUN = "arrays", "run.json"
+ARRAYS, RUN, MANIFEST = "arrays", "run.json", "manifest.json"
+FORMAT = 1
+"""Format number of a checkpoint; a reader refuses unknown numbers."""
 REPLAY_LIMIT = 2 * 10**9
 """Bytes below which checkpoints hold the replay memory by default."""
 
@@ -83,11 +86,11 @@ def load_variables(
     part, final = f"{policy}/" if policy else "", run_dir / CHECKPOINTS / FINAL
     if which is None and os.path.lexists(final):
         all_of_them = not (part or some)
-        manifest.verify(final, like if all_of_them else None)
+        verify(final, like if all_of_them else None)
         return arrays.restore(final / ARRAYS, like, None if all_of_them else part)
 
     def read(path: pathlib.Path) -> Any:
-        manifest.verify(path, None)
+        verify(path, None)
         return arrays.restore(path / ARRAYS, like, f"state/variables/{part}")
 
     try:
@@ -101,8 +104,8 @@ def progress(run_dir: pathlib.Path) -> list[Mapping[str, Any]]:
 
     def read(path: pathlib.Path) -> Mapping[str, Any] | None:
         with contextlib.suppress(DamageError, LookupError, TypeError, ValueError):
-            manifest.verify(path, None)
-            progress = manifest.read_object(path / RUN)["progress"]
+            verify(path, None)
+            progress = _read_object(path / RUN)["progress"]
             float.fromhex(progress.get("score", "0"))
             if isinstance(progress["iteration"], int) and isinstance(progress["env_steps"], int):
                 return progress
@@ -127,8 +130,8 @@ def load(
     """
 
     def read(path: pathlib.Path) -> Checkpoint:
-        manifest.verify(path, like)
-        about = manifest.read_object(path / RUN)
+        verify(path, like)
+        about = _read_object(path / RUN)
         try:
             with_memory = check(about)
         except ConfigError:
@@ -220,3 +223,60 @@ def _newest(run_dir: pathlib.Path, paths: Sequence[pathlib.Path], read: Callable
         raise CheckpointError(f"{problems[0]}{more}")
     again = f"its run has saved no checkpoint; `jaxrl-dist train --config {run_dir}` starts it again"
     raise CheckpointError(f"{run_dir} holds no trained variables: {again}")
+
+
+# --- The manifest -------------------------------------------------------------------------------------
+
+
+def write_manifest(path: pathlib.Path, known: Mapping[str, str] = {}) -> None:
+    """Writes the SHA-256 of each file below ``path``.
+
+    Args:
+      known: those of files that other processes have written.
+
+    Raises:
+      OSError: the file cannot be written.
+    """
+    manifest = {"format": FORMAT, "sha256": {**storage.digests(path, known), **known}}
+    (path / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+
+
+def verify(path: pathlib.Path, like: PyTree) -> None:
+    """Checks that a checkpoint holds exactly the files that were written, unchanged.
+
+    Args:
+      like: shapes and dtypes of its arrays, which bound its size; None: only this machine's memory bounds each file.
+
+    Raises:
+      ConfigError: a file is missing, changed or added, is not a plain file, or is too large.
+    """
+    with storage.reading(path):
+        sizes = {file: file.stat().st_size for file in storage.plain_files(path)}
+    size, memory = sum(sizes.values()), memory_size()
+    if like is not None and size > (room := 2 * arrays.nbytes(like) + 2**26):
+        raise DamageError(f"{path} is damaged: it has {size} bytes, of which its arrays explain at most {room}")
+    for file, size in sizes.items():
+        if size > memory:  # an array may claim all of it
+            raise DamageError(f"{file} cannot be read: it has {size} bytes, which is more than the memory here")
+    manifest = _read_object(path / MANIFEST)
+    written = manifest.get("sha256")
+    if manifest.get("format") != FORMAT or not isinstance(written, dict):
+        raise DamageError(f"{path / MANIFEST} is damaged: it is not a list of format {FORMAT}")
+    digests = storage.digests(path, without={MANIFEST})
+    problems = dict.fromkeys(written.keys() & digests.keys(), "it is not what was written")
+    problems |= dict.fromkeys(written.keys() - digests.keys(), "No such file or directory")
+    problems |= dict.fromkeys(digests.keys() - written.keys(), "it does not belong there")
+    for name, problem in sorted(problems.items()):
+        if name not in digests or written.get(name) != digests[name]:
+            raise DamageError(f"{path / name} is damaged: {problem}")
+
+
+def _read_object(path: pathlib.Path) -> dict[str, Any]:
+    """Reads a JSON object from a file of a checkpoint."""
+    try:
+        content = read_json(path)
+    except ConfigError as error:
+        raise DamageError(error.with_flags) from None
+    if not isinstance(content, dict):
+        raise DamageError(f"{path} is damaged: it is not an object")
+    return content

@@ -11,16 +11,14 @@ import pathlib
 import stat
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from jaxrl_dist.config.train import CONFIG_FILE
 from jaxrl_dist.errors import ConfigError, FileWarning
-from jaxrl_dist.run import directories, machine
-from jaxrl_dist.run.atomic_files import complete_lines, finite, naming, read_json, write_json
-
-if TYPE_CHECKING:
-    from jaxrl_dist.run.trackers import Tracker
-    from jaxrl_dist.types import Report
+from jaxrl_dist.run import machine, storage
+from jaxrl_dist.run.storage import complete_lines, finite, naming, read_json, write_json
+from jaxrl_dist.run.trackers import Tracker
+from jaxrl_dist.types import Report
 
 METRICS, SUMMARY = "metrics.jsonl", "summary.json"
 CHECKPOINTS, FINAL = "checkpoints", "final"
@@ -85,7 +83,7 @@ def abandon(path: pathlib.Path) -> None:
             (path / name).unlink(missing_ok=True)
         for name in (CHECKPOINTS, MEMBERS):
             if not (path / name).is_symlink():
-                directories.remove(path / name)
+                storage.remove(path / name)
         (path / METRICS).unlink()
 
 
@@ -95,7 +93,7 @@ def members_of(run_dir: pathlib.Path) -> list[pathlib.Path]:
     Raises:
       ConfigError: a link is in the place of one, or of the folder of all.
     """
-    directories.check_no_links(run_dir / MEMBERS)
+    storage.check_no_links(run_dir / MEMBERS)
     return sorted(path.parent for path in (run_dir / MEMBERS).glob(f"*/{CONFIG_FILE}"))
 
 
@@ -245,9 +243,8 @@ class RunFiles:
             except FileNotFoundError:
                 self._in_place = False
             if not self._in_place:
-                warnings.warn(
-                    f"{self._gone()}; the run continues, and nothing of it is saved", FileWarning, stacklevel=2
-                )
+                text = f"{self._gone()}; the run continues, and nothing of it is saved"
+                warnings.warn(text, FileWarning, stacklevel=2)
         return self._in_place
 
     def check_place(self) -> None:

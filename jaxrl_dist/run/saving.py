@@ -19,10 +19,10 @@ from typing import Any
 
 from jaxrl_dist.errors import FileWarning, ProcessError, first_line
 from jaxrl_dist.hosts import peers
-from jaxrl_dist.run import arrays, directories, manifest
-from jaxrl_dist.run.atomic_files import finite
-from jaxrl_dist.run.checkpoint import ARRAYS, RUN, best_of, episode_return, number_of, saved
+from jaxrl_dist.run import arrays, storage
+from jaxrl_dist.run.checkpoint import ARRAYS, RUN, best_of, episode_return, number_of, saved, write_manifest
 from jaxrl_dist.run.files import CHECKPOINTS, FINAL
+from jaxrl_dist.run.storage import finite
 from jaxrl_dist.types import Checkpoint, PyTree, Variables
 
 _HIDDEN = re.compile(r"\.([0-9]+|final)\.(new|kept|old|pieces-[0-9]+)")
@@ -70,9 +70,9 @@ class Saver:
             if name[2] == "kept" and not os.path.lexists(path.with_name(name[1])):
                 path.rename(path.with_name(name[1]))
             else:
-                directories.delete(path)
+                storage.delete(path)
         self._returns = {number_of(path): episode_return(path) for path in saved(run_dir)}
-        directories.remove(self._folder / FINAL)  # of a finished session, whose run trains further
+        storage.remove(self._folder / FINAL)  # of a finished session, whose run trains further
 
     def busy(self) -> bool:
         """Returns True while a checkpoint is being written; warns if writing failed."""
@@ -104,7 +104,7 @@ class Saver:
         # Later checkpoints are from an earlier session: they were damaged, so the run was resumed from an older one.
         ours = [number for number in numbers if number <= env_steps]
         for number in set(numbers) - _checkpoints_to_keep(self._returns, ours, self._keep):
-            directories.remove(_named(self._folder, number))
+            storage.remove(_named(self._folder, number))
 
     def finish(self) -> None:
         """Waits until all checkpoints are written.
@@ -146,7 +146,7 @@ def _own_folder(run_dir: str | pathlib.Path) -> pathlib.Path:
       OSError: the directory cannot be created.
     """
     folder = pathlib.Path(run_dir, CHECKPOINTS)
-    directories.check_no_link(folder)
+    storage.check_no_link(folder)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -162,39 +162,39 @@ def _write(path: pathlib.Path, tree: PyTree, about: Mapping[str, Any] | None, po
     named = arrays.named_arrays(tree)
     others: Mapping[int, Any] = {}
     try:
-        directories.delete(temporary)
+        storage.delete(temporary)
         temporary.mkdir()  # not its parents: someone may have removed or renamed the run directory
-        directories.check_room(temporary / "room", arrays.nbytes(named))
+        storage.check_room(temporary / "room", arrays.nbytes(named))
         arrays.save(temporary / ARRAYS, named)
         if about is not None:
             (temporary / RUN).write_text(json.dumps(about, indent=2), encoding="utf-8")
         if post is not None:
             others = post.collect()
-        manifest.write(temporary, _joined(path, temporary, others))
-        directories.commit(temporary, path, kept)
+        write_manifest(temporary, _joined(path, temporary, others))
+        storage.commit(temporary, path, kept)
     except Exception as error:  # orbax and tensorstore raise many kinds on a full disk
         if post is not None and not others:  # they may still be writing
             with contextlib.suppress(ProcessError):
                 post.collect()
         for left in (temporary, *path.parent.glob(f".{path.name}.pieces-*")):
-            directories.delete(left)
+            storage.delete(left)
         raise OSError(f"{path} cannot be written: {first_line(error)}") from error
 
 
 def _write_pieces(path: pathlib.Path, tree: PyTree, post: peers.Post) -> None:
     """Writes this process's pieces of a checkpoint beside it, and tells process 0 their checksums or the failure."""
     folder = _pieces_of(path.parent.resolve() / path.name, peers.index())
-    named = arrays.named_pieces(tree)
+    named = arrays.named_arrays(tree, pieces=True)
     try:
-        directories.delete(folder)
+        storage.delete(folder)
         folder.mkdir()
         if named:
-            directories.check_room(folder / "room", arrays.nbytes(named))
+            storage.check_room(folder / "room", arrays.nbytes(named))
             arrays.save_pieces(folder / ARRAYS, named)
-            directories.sync_all(folder)
-        post.send({"sha256": directories.digests(folder)})
+            storage.sync_all(folder)
+        post.send({"sha256": storage.digests(folder)})
     except Exception as error:  # as in ``_write``
-        directories.delete(folder)
+        storage.delete(folder)
         post.send({"error": first_line(error)})
 
 
@@ -210,10 +210,10 @@ def _joined(path: pathlib.Path, temporary: pathlib.Path, others: Mapping[int, An
             raise OSError(f"process {process}: {answer['error']}")
         folder, name = _pieces_of(path, process), f"{ARRAYS}.{process}"
         if answer["sha256"]:
-            if not directories.appears(folder / ARRAYS):
+            if not storage.appears(folder / ARRAYS):
                 raise OSError(f"process {process} has written {folder}, which does not show here")
             (folder / ARRAYS).rename(temporary / name)
-        directories.delete(folder)
+        storage.delete(folder)
         digests.update({name + file.removeprefix(ARRAYS): digest for file, digest in answer["sha256"].items()})
     return digests
 

@@ -15,8 +15,7 @@ from typing import Any, Protocol
 from jaxrl_dist.checks import check_used
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError, FileWarning
-from jaxrl_dist.run.atomic_files import read_json, write_json
-from jaxrl_dist.run.directories import check_no_link
+from jaxrl_dist.run.storage import check_no_link, read_json, write_json
 
 WANDB_FILE = "wandb.json"
 """File of a run directory that holds the run's id in Weights & Biases."""

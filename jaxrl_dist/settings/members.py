@@ -14,11 +14,10 @@ from jaxrl_dist.config.synonyms import hint
 from jaxrl_dist.config.train import ALONE, VARIED, Train
 from jaxrl_dist.config.values import from_text, marked, varied
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.run.directories import check_no_links
 from jaxrl_dist.run.files import MEMBERS
-from jaxrl_dist.settings.fixed_policies import Still
+from jaxrl_dist.run.storage import check_no_links
 from jaxrl_dist.settings.given import checked, several
-from jaxrl_dist.settings.policies import by_policy
+from jaxrl_dist.settings.policies import Still, by_policy
 
 MAX_MEMBERS = 10_000
 

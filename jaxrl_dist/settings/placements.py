@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from jaxrl_dist.checks import did_you_mean, flag
 from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.heavy import jax
 
 NUMBER = "([1-9][0-9]{0,2}|1000)"
 """Pattern of a number in a placement."""
@@ -28,12 +29,6 @@ class Placement(NamedTuple):
 
 def _numbers(first: int, count: int) -> str:
     return f"{first}-{first + count - 1}" if count > 1 else str(first)
-
-
-def _devices() -> int:
-    import jax
-
-    return jax.device_count()
 
 
 PLACEMENTS = {
@@ -74,7 +69,7 @@ PLACEMENTS = {
     "averaged": Placement(
         "K",
         "K rollouts on each device alone, then the mean of all devices' networks (local SGD)",
-        lambda rollouts: {"plan": "on_device", "average_every": rollouts, "seeds": _devices()},
+        lambda rollouts: {"plan": "on_device", "average_every": rollouts, "seeds": jax.device_count()},
     ),
     "apex": Placement(
         "K",

@@ -1,4 +1,4 @@
-"""Several policies in one environment: the config of each, and how they are filled in.
+"""Several policies in one environment, and those that do not train: random actions, copies, policies of other runs.
 
 Imports nothing heavy, so that a rejected flag is fast.
 """
@@ -8,13 +8,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, NoReturn
 
 from jaxrl_dist.algorithms import having, name_of
 from jaxrl_dist.config.train import OWN, Train
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.lazy import distributions, jax, jnp, np, observations, optax, spaces
 from jaxrl_dist.protocols import Traits
+from jaxrl_dist.types import Acted, Algorithm, Context, EnvSpec, Policy, PyTree, Variables
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
@@ -68,3 +70,141 @@ def naming(policy: str) -> Iterator[None]:
             raise
         flags = re.sub(r"--(no-|)([a-z][a-z0-9-]*)(?!\.?[\w-])", named, error.with_flags)
         raise ConfigError(f"policy {policy}: {flags}") from None
+
+
+@dataclasses.dataclass(frozen=True)
+class Still:
+    """A policy that does not train."""
+
+    stored_as: ClassVar[str]
+    """Its name in ``config.json``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Random(Still):
+    """Uniformly random legal actions; normally distributed ones where a component lacks a bound."""
+
+    stored_as = "Random"
+
+    def make(self, spec: EnvSpec) -> Algorithm:
+        head = distributions.policy_head(spec.action)
+        parts, tree = jax.tree.flatten(spec.action)
+
+        def spread(space: Any, drawn: jax.Array, keys: jax.Array) -> jax.Array:
+            """Replaces what is normally distributed where there are two bounds."""
+            if not isinstance(space, spaces.Box):
+                return drawn
+            low, high = np.asarray(space.low, np.float32), np.asarray(space.high, np.float32)
+            with np.errstate(over="ignore", invalid="ignore"):  # bounds near float32's largest number do not count
+                bounded = np.isfinite(high - low)
+            low, high = np.where(bounded, low, 0), np.where(bounded, high, 1)
+            uniform = jax.vmap(lambda key: jax.random.uniform(key, space.shape, minval=low, maxval=high))(keys)
+            return jnp.where(jnp.broadcast_to(bounded, drawn.shape), uniform, drawn)
+
+        def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
+            if context.keys is None:
+                raise ConfigError("this policy only samples: call it in Python, as policy(obs, core, key)")
+            outputs = jnp.zeros((len(context.keys), head.num_outputs + head.log_std_size))
+            keys, others = jax.vmap(jax.random.split, out_axes=1)(context.keys)
+            drawn = head.distribution(outputs, observations.legal(spec, obs)).sample(keys)
+            actions = [
+                spread(space, x, jax.vmap(jax.random.fold_in, in_axes=(0, None))(others, i))
+                for i, (space, x) in enumerate(zip(parts, jax.tree.leaves(drawn), strict=True))
+            ]
+            return jax.tree.unflatten(tree, actions), core, {}
+
+        return _still(lambda key: Variables({}, ()), policy)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed(Still):
+    """The policy of a finished run, which samples actions as at the end of that run."""
+
+    stored_as = "Fixed"
+
+    run_dir: str = ""
+    """Its directory."""
+    policy: str | None = None
+    """Which policy of that run; None: its only one."""
+
+    def validate(self) -> None:
+        if not self.run_dir:
+            raise ConfigError("fixed needs the directory of a run, as in fixed(runs/NAME)")
+
+    def of(self, algorithm: Algorithm, variables: Variables) -> Algorithm:
+        """Returns the algorithm that acts as that run's does at its end, with these variables of it."""
+        return _at_the_end(algorithm, lambda key: jax.tree.map(jnp.asarray, variables))
+
+
+@dataclasses.dataclass(frozen=True)
+class Copy(Still):
+    """An earlier copy of another policy of the run: an opponent for self-play."""
+
+    stored_as = "Copy"
+
+    policy: str = ""
+    """The policy that is copied."""
+    every: int = 100
+    """Updates of that policy between two copies."""
+    size: int = 1
+    """Number of newest copies to keep; each agent draws one of them for each episode."""
+
+    def validate(self) -> None:
+        if not 1 <= self.every <= 2**30:
+            raise ConfigError(f"copy({self.policy},{self.every}) needs 1 to {2**30} updates between two copies")
+        if not 1 <= self.size <= MAX_COPIES:
+            raise ConfigError(f"copy({self.policy},{self.every},{self.size}) needs a pool of 1 to {MAX_COPIES} copies")
+
+    def of(self, algorithm: Algorithm) -> Algorithm:
+        """Returns the algorithm of the copied policy, which acts as at the end of all schedules."""
+        from jaxrl_dist.learners import league  # here, not above: it imports JAX
+
+        made = _at_the_end(algorithm, algorithm.init)
+        return made if self.size == 1 else league.drawn(made, self.size)
+
+
+MAX_COPIES = 1000
+"""All of them act at every step."""
+STILL: dict[Any, type[Still]] = {kind.stored_as: kind for kind in (Random, Fixed, Copy)}
+"""These config classes, by the names that ``config.json`` has for them."""
+
+
+def still(text: str) -> Still | None:
+    """Reads ``random``, ``fixed(RUN_DIR[,POLICY])`` or ``copy(POLICY[,UPDATES[,SIZE]])``; None: it is something else.
+
+    Raises:
+      ConfigError: the text in parentheses is wrong or missing.
+    """
+    kind, parenthesis, rest = text.partition("(")
+    inside = rest.removesuffix(")")
+    if kind == "random" and not parenthesis:
+        return Random()
+    if kind == "fixed":
+        if arguments := re.fullmatch(r"(.+?)(?:,([\w-]+))?", inside):
+            return Fixed(arguments[1], arguments[2])
+        raise ConfigError(f"{text!r} is not a policy; fixed(RUN_DIR) and fixed(RUN_DIR,POLICY) are")
+    if kind == "copy":
+        if arguments := re.fullmatch(r"([\w-]+)(?:,([0-9]{1,9}))?(?:,([0-9]{1,9}))?", inside):
+            return Copy(arguments[1], int(arguments[2] or Copy.every), int(arguments[3] or Copy.size))
+        forms = "copy(POLICY), copy(POLICY,UPDATES) and copy(POLICY,UPDATES,SIZE)"
+        raise ConfigError(f"{text!r} is not a policy; {forms} are")
+    return None
+
+
+def _at_the_end(algorithm: Algorithm, init: Callable[[jax.Array], Variables]) -> Algorithm:
+    """Returns an algorithm that acts as another one at the end of all schedules, and never learns."""
+    from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES  # here, not above: it imports JAX
+
+    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
+        return algorithm.policy(variables, obs, core, context._replace(env_step=jnp.float32(END_OF_SCHEDULES)))
+
+    return dataclasses.replace(_still(init, policy), initial_core=algorithm.initial_core, feedback=algorithm.feedback)
+
+
+def _still(init: Callable[[jax.Array], Variables], policy: Policy) -> Algorithm:
+    """Returns an algorithm that never learns."""
+
+    def none(*args: Any, **named: Any) -> NoReturn:
+        raise NotImplementedError("this policy does not train")
+
+    return Algorithm(init, policy, postprocess=none, loss=none, optimizer=optax.identity(), trains=False)

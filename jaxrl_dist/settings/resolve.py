@@ -17,9 +17,8 @@ from jaxrl_dist.config.train import OWN, RUN_DEFAULTS, Train, named_env
 from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import ConfigError, UnusedError
 from jaxrl_dist.protocols import Traits
-from jaxrl_dist.settings.fixed_policies import Copy, Fixed, Still, still
 from jaxrl_dist.settings.given import RUN_FIELDS, Given, changed, filled, given, kind_of, rounded, several
-from jaxrl_dist.settings.policies import NAME, Policies, by_policy, naming
+from jaxrl_dist.settings.policies import NAME, Copy, Fixed, Policies, Still, by_policy, naming, still
 from jaxrl_dist.settings.stored import acting_config
 
 if TYPE_CHECKING:

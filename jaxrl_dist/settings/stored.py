@@ -11,20 +11,17 @@ import math
 import os
 import pathlib
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxrl_dist.algorithms import config_class, name_of
 from jaxrl_dist.checks import did_you_mean, shown
 from jaxrl_dist.config.train import CONFIG_FILE, OBJECT, OWN, RUN_DEFAULTS, Train, env_name, module_of_user, named_env
 from jaxrl_dist.config.values import marked, plain
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.run.atomic_files import read_json
-from jaxrl_dist.run.directories import check_run_dir
-from jaxrl_dist.settings.fixed_policies import STILL, Copy
-from jaxrl_dist.settings.policies import Policies, by_policy, naming
-
-if TYPE_CHECKING:
-    from jaxrl_dist.types import EnvSpec
+from jaxrl_dist.lazy import spaces
+from jaxrl_dist.run.storage import check_run_dir, read_json
+from jaxrl_dist.settings.policies import STILL, Copy, Policies, by_policy, naming
+from jaxrl_dist.types import EnvSpec
 
 RETIRED = {"anneal_updates": None}
 """Hyperparameters of earlier versions, with the value that changed nothing: a run with that value can be read."""
@@ -49,9 +46,7 @@ def to_json(config: Train[Any], spec: EnvSpec | None = None) -> dict[str, Any]:
         "run": {**run, "env": env_name(config.env)},
     }
     if spec is not None:
-        from jaxrl_dist.spaces import describe  # imported here: it needs numpy
-
-        content["spaces"] = {name: describe(getattr(spec, name)) for name in SPACES}
+        content["spaces"] = {name: spaces.describe(getattr(spec, name)) for name in SPACES}
     return content
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from jaxrl_dist.config.train import Train
-from jaxrl_dist.run.directories import check_run_dir
-
-if TYPE_CHECKING:
-    from jaxrl_dist.protocols import CoreLike, Hyperparameters, TorsoLike
-    from jaxrl_dist.types import Report
+from jaxrl_dist.config.train import Train, launch_of
+from jaxrl_dist.hosts import start
+from jaxrl_dist.protocols import CoreLike, Hyperparameters, TorsoLike
+from jaxrl_dist.run import trackers
+from jaxrl_dist.run.storage import check_run_dir
+from jaxrl_dist.settings.resolve import resolved
+from jaxrl_dist.settings.stored import stored_config
+from jaxrl_dist.types import Report
 
 # The functions import what needs JAX, so that a run's config can be read without it.
 
@@ -28,7 +30,6 @@ def train(config: Train[Any]) -> Iterator[Report]:
     Raises:
       ConfigError: at once, before anything is written, if the config cannot be run.
     """
-    from jaxrl_dist.hosts import start
     from jaxrl_dist.training.setup import prepare
 
     if isinstance(config, Train):  # else ``prepare`` says what is wrong
@@ -67,10 +68,6 @@ def resume(
       ConfigError: at once, if the run cannot be resumed with these arguments.
       CheckpointError: at once, if no checkpoint can be read.
     """
-    from jaxrl_dist.config.launch import launch_of
-    from jaxrl_dist.hosts import start
-    from jaxrl_dist.run import trackers
-    from jaxrl_dist.settings.stored import stored_config
     from jaxrl_dist.training.resuming import prepare_resume
 
     check_run_dir(pathlib.Path(run_dir))
@@ -92,6 +89,4 @@ def preset(algorithm: str | type[Hyperparameters], env: Any, **changes: Any) -> 
     Raises:
       ConfigError: no such algorithm, environment or field, or a value that is out of range.
     """
-    from jaxrl_dist.settings.resolve import resolved
-
     return resolved(Train(algorithm, env=env), changes)[0]

@@ -19,8 +19,8 @@ from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, EnvWarning, 
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.population import Population
-from jaxrl_dist.run import directories, machine, signals, trackers
 from jaxrl_dist.run import files as run_files
+from jaxrl_dist.run import machine, signals, storage, trackers
 from jaxrl_dist.run.saving import Saver
 from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.stored import to_json
@@ -163,7 +163,7 @@ class Member:
           ConfigError: it does not.
         """
         path = self.folder / run_files.METRICS
-        if not peers.first() and not directories.appears(path):
+        if not peers.first() and not storage.appears(path):
             raise ConfigError(
                 f"process {peers.index()} does not see {path}, which process 0 has made: --run-dir must be on a file "
                 "system that all hosts share"

@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.mesh import flat
-from jaxrl_dist.run import atomic_files
+from jaxrl_dist.run import storage
 from jaxrl_dist.run.console import of_each_policy
 from jaxrl_dist.run.files import METRICS, POPULATION, RESULTS, SUMMARY
 from jaxrl_dist.types import Report
@@ -79,9 +79,9 @@ def _reports(run_dir: pathlib.Path, until: float) -> Iterator[Report]:
     """Yields the reports in a run's files, up to an iteration; others may have written them, and a kill cut them."""
     content, counts, end = b"", None, dict[str, Any]()
     with contextlib.suppress(ConfigError):
-        content = atomic_files.read_plain(run_dir / METRICS, _MAX_METRICS)
+        content = storage.read_plain(run_dir / METRICS, _MAX_METRICS)
     with contextlib.suppress(ConfigError, LookupError, TypeError, AttributeError):
-        summary = atomic_files.read_json(run_dir / SUMMARY)
+        summary = storage.read_json(run_dir / SUMMARY)
         end = {"ended_by": str(summary["ended_by"]), "evaluation": _known(summary["evaluation"] or {})}
         counts = summary["env_steps"], summary["updates"]
     for line in content.splitlines():
@@ -99,7 +99,7 @@ def _report(line: Mapping[str, Any]) -> Report:
     env_steps, updates, iteration = (int(line[name]) for name in _COUNTS)
     evaluation = {name.removeprefix(_EVALUATION): x for name, x in line.items() if name.startswith(_EVALUATION)}
     names = [name for name in line if not name.startswith(_EVALUATION) and name not in _COUNTS]
-    others = {name: atomic_files.finite(line[name]) for name in names}
+    others = {name: storage.finite(line[name]) for name in names}
     seconds, agent_steps = others.pop("wall_time_s") or 0.0, others.pop("agent_steps", None)
     metrics = {**dict.fromkeys(("episode/return", "time/compile_s", "time/env_steps_per_second")), **others}
     report = Report(env_steps, updates, iteration, seconds, metrics, _past, _past, _known(evaluation))
@@ -108,7 +108,7 @@ def _report(line: Mapping[str, Any]) -> Report:
 
 def _known(evaluation: Mapping[str, Any]) -> Mapping[str, float] | None:
     """Returns the numbers of an evaluation; None if it has not all that every evaluation has."""
-    known = {name: value for name, value in evaluation.items() if atomic_files.finite(value) is not None}
+    known = {name: value for name, value in evaluation.items() if storage.finite(value) is not None}
     return known if {"episodes", "cut"} <= known.keys() else None
 
 
@@ -319,7 +319,7 @@ def read_rows(run_dir: pathlib.Path, begun: Sequence[Row]) -> list[Row]:
     """Returns the rows of a population's last session; copies of ``begun`` if its file is lost or damaged."""
     fields = {field.name for field in dataclasses.fields(Row)} - {"member", "seed", "values"}
     with contextlib.suppress(ConfigError, LookupError, TypeError, AttributeError, ValueError):
-        stored = atomic_files.read_json(run_dir / POPULATION)["members"]
+        stored = storage.read_json(run_dir / POPULATION)["members"]
         rows = zip(begun, stored, strict=True)
         return [dataclasses.replace(row, **{name: fields_of[name] for name in fields}) for row, fields_of in rows]
     return [dataclasses.replace(row) for row in begun]
@@ -331,7 +331,7 @@ def write_results(path: pathlib.Path, rows: Sequence[Row]) -> None:
     Raises:
       OSError: a file cannot be written.
     """
-    atomic_files.write_json(
+    storage.write_json(
         path / POPULATION,
         {"format": _FORMAT, "members": [dataclasses.asdict(row) for row in rows], "settings": settings(rows)},
     )
@@ -340,4 +340,4 @@ def write_results(path: pathlib.Path, rows: Sequence[Row]) -> None:
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows([getattr(row, name, row.values.get(name)) for name in columns] for row in rows)
-    atomic_files.write_text(path / RESULTS, table.getvalue())
+    storage.write_text(path / RESULTS, table.getvalue())

@@ -23,7 +23,7 @@ from jaxrl_dist.plans import compiled
 from jaxrl_dist.plans.devices import all_devices, learner_devices
 from jaxrl_dist.plans.job import Job, ended_by, score_of
 from jaxrl_dist.plans.report import check_progress
-from jaxrl_dist.run import checkpoint, directories, machine
+from jaxrl_dist.run import checkpoint, machine, storage
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.resolve import resolved
@@ -198,7 +198,7 @@ def _go_on(
 def _apply(member: Member, decision: Decision, allowed: Collection[str], files: contextlib.ExitStack) -> None:
     if decision.status is None:
         if peers.first():
-            directories.remove(member.folder)  # it holds only reports of lost progress
+            storage.remove(member.folder)  # it holds only reports of lost progress
         member.row = Row(member.row.member, member.row.seed, member.row.values)
     elif decision.iteration is not None:
         if member.job.resumed is None:

@@ -18,8 +18,8 @@ import runs
 from jaxrl_dist.cli import main
 from jaxrl_dist.commands import request, sweep
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.run import atomic_files, files, subprocesses
-from jaxrl_dist.run.atomic_files import read_json, write_json
+from jaxrl_dist.run import files, storage, subprocesses
+from jaxrl_dist.run.storage import read_json, write_json
 from jaxrl_dist.settings.members import is_population, members
 
 
@@ -221,7 +221,7 @@ def test_a_start_that_fails_leaves_the_directory_free(tmp_path: pathlib.Path, mo
     def no_space(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(atomic_files, "write_json", no_space)
+    monkeypatch.setattr(storage, "write_json", no_space)
     assert main(["sweep", "ppo", "--env", "CartPole-v1", "--seeds", "2", "--run-dir", str(tmp_path)]) == 1
     assert [*tmp_path.iterdir()] == []
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from jaxrl_dist.algorithms.ppo import PPO
-from jaxrl_dist.config.launch import Processes
-from jaxrl_dist.config.train import ALONE, GROUPS, OWN, RESUMABLE, VARIED, Train
+from jaxrl_dist.config.train import ALONE, GROUPS, OWN, RESUMABLE, VARIED, Processes, Train
 from jaxrl_dist.config.values import check_declared, marked, plain, setting
 from jaxrl_dist.errors import ConfigError
 

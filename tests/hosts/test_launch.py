@@ -22,7 +22,7 @@ from probes import make_mesh
 
 from jaxrl_dist import Train, cli, preset
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist.config.launch import Processes, launch_of
+from jaxrl_dist.config.train import Processes, launch_of
 from jaxrl_dist.errors import ConfigError, EnvWarning, FileWarning, ProcessError
 from jaxrl_dist.hosts import arrays, peers, start
 from jaxrl_dist.hosts import watch as watching
@@ -280,7 +280,7 @@ def of_processes(count: int, run: Callable[[Any, int], Any], problem: Any = None
     def process(number: int) -> None:
         module: Any = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        module.join(module.World(store, number, count, 5.0, lambda: problem if number else None))
+        module.join(module.World(store, number, count, lambda: problem if number else None))
         try:
             results[number] = run(module, number)
         except Exception as error:

@@ -18,7 +18,7 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import arrays as of_hosts
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.hosts.arrays import Pieces
-from jaxrl_dist.run import arrays, checkpoint, directories, manifest, saving
+from jaxrl_dist.run import arrays, checkpoint, saving, storage
 from jaxrl_dist.training import setup
 
 X = np.arange(6 * 4, dtype=np.float32).reshape(6, 4)
@@ -82,7 +82,7 @@ def test_what_several_processes_have_written_is_read_as_one(
     assert {entry.name for entry in path.parent.iterdir()} == {path.name}
     parts = {"arrays", *(f"arrays.{process}" for process in range(1, processes))}
     assert {entry.name for entry in path.iterdir()} == {*parts, "run.json", "manifest.json"}
-    manifest.verify(path, WHOLE)
+    checkpoint.verify(path, WHOLE)
     assert_restored(arrays.restore(path / "arrays", WHOLE))
     some = arrays.restore(path / "arrays", {"flags": FLAGS}, "memory/")
     np.testing.assert_array_equal(some["flags"], FLAGS)
@@ -97,14 +97,14 @@ def test_a_checkpoint_without_a_process_s_pieces_is_damaged(tmp_path: Path, monk
     file = next((path / "arrays.1").rglob("manifest.ocdbt"))
     good = file.read_bytes()
     file.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-    with pytest.raises(directories.DamageError, match="is not what was written"):
-        manifest.verify(path, WHOLE)
-    with pytest.raises(directories.DamageError, match="cannot be read"):
+    with pytest.raises(storage.DamageError, match="is not what was written"):
+        checkpoint.verify(path, WHOLE)
+    with pytest.raises(storage.DamageError, match="cannot be read"):
         arrays.restore(path / "arrays", WHOLE)
     shutil.rmtree(path / "arrays.1")
-    with pytest.raises(directories.DamageError, match=r"arrays.1/.* is damaged: No such file or directory"):
-        manifest.verify(path, WHOLE)
-    with pytest.raises(directories.DamageError, match="the pieces of frames have 8 of its 12 elements"):
+    with pytest.raises(storage.DamageError, match=r"arrays.1/.* is damaged: No such file or directory"):
+        checkpoint.verify(path, WHOLE)
+    with pytest.raises(storage.DamageError, match="the pieces of frames have 8 of its 12 elements"):
         arrays.restore(path / "arrays", WHOLE)
 
 
@@ -129,10 +129,10 @@ def test_pieces_that_show_late_are_waited_for(tmp_path: Path, monkeypatch: pytes
     """As on a network file system; those that never show leave no checkpoint."""
     path, shown = tmp_path / "late", threading.Timer(0.2, lambda: (tmp_path / "late").mkdir())
     shown.start()
-    assert directories.appears(path, 30)
+    assert storage.appears(path, 30)
     shown.join()
-    appears = directories.appears
-    monkeypatch.setattr(directories, "appears", lambda path: appears(path.with_name("elsewhere"), 0.1))
+    appears = storage.appears
+    monkeypatch.setattr(storage, "appears", lambda path: appears(path.with_name("elsewhere"), 0.1))
     with pytest.raises(OSError, match=r"process 1 has written .*pieces-1, which does not show here"):
         save(tmp_path / "checkpoints" / "000000000010", 2, monkeypatch)
     assert list((tmp_path / "checkpoints").iterdir()) == []
@@ -144,7 +144,7 @@ def test_a_run_directory_that_is_not_shared_is_refused(tmp_path: Path, monkeypat
     member._check_shared()  # process 0 has made it
     monkeypatch.setattr(peers, "first", lambda: False)
     monkeypatch.setattr(peers, "index", lambda: 1)
-    monkeypatch.setattr(directories, "appears", lambda path: path.exists())
+    monkeypatch.setattr(storage, "appears", lambda path: path.exists())
     with pytest.raises(ConfigError, match=r"process 1 does not see .*metrics.jsonl, .* that all hosts share"):
         member._check_shared()
     (tmp_path / "run").mkdir()

@@ -23,7 +23,7 @@ import runs
 import tensorstore
 
 from jaxrl_dist import cli
-from jaxrl_dist.run import checkpoint, manifest
+from jaxrl_dist.run import checkpoint
 
 SECONDS = 400
 """For a run of some reports on a busy machine."""
@@ -136,7 +136,7 @@ def alone(name: str, run_dir: Path) -> None:
 def arrays(run_dir: Path) -> dict[str, np.ndarray]:
     """Those of the newest checkpoint, which is whole."""
     newest = checkpoint.saved(run_dir)[0]
-    manifest.verify(newest, None)
+    checkpoint.verify(newest, None)
     found: dict[str, np.ndarray] = {}
     pieces: dict[str, list[tuple[list[list[int]], np.ndarray]]] = {}
     entries = [(key, value) for part in newest.absolute().glob("arrays*") for key, value in entries_of(part)]

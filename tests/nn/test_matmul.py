@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxrl_dist.mesh import over_members
-from jaxrl_dist.nn.matmul import MAX_WIDTH, MIN_ROWS, dot_general
+from jaxrl_dist.nn.layers import MAX_WIDTH, MIN_ROWS, dot_general
 
 
 def gradients(width: int, matmul: Any, dtype: Any = jnp.float32, rows: int = MIN_ROWS) -> Any:

@@ -16,10 +16,9 @@ from jax.sharding import PartitionSpec
 
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.nn.config import NetworkConfig, TorsoConfig
-from jaxrl_dist.nn.convolution import conv2d, max_pool
 from jaxrl_dist.nn.cores import Core, reset_core
 from jaxrl_dist.nn.heads import action_value_head
-from jaxrl_dist.nn.layers import Conv
+from jaxrl_dist.nn.layers import Conv, conv2d, max_pool
 from jaxrl_dist.nn.networks import RecurrentNetwork, actor_critic, critic_network, make_network, policy_network
 from jaxrl_dist.nn.observations import preprocess
 from jaxrl_dist.nn.torsos import (

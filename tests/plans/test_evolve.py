@@ -16,7 +16,7 @@ from jaxrl_dist import Train
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.plans.evolve import Hyper, Selection, halving, pbt, perturbed
-from jaxrl_dist.run.atomic_files import read_json, write_json
+from jaxrl_dist.run.storage import read_json, write_json
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.stored import stored_config, to_json
 from jaxrl_dist.training import run as training_run

@@ -32,7 +32,7 @@ from jaxrl_dist.errors import CheckpointError, ConfigError, DivergedError, FileW
 from jaxrl_dist.plans import compiled
 from jaxrl_dist.plans.synchronous import HostPopulation
 from jaxrl_dist.run import checkpoint
-from jaxrl_dist.run.atomic_files import read_json
+from jaxrl_dist.run.storage import read_json
 from jaxrl_dist.settings.members import members, programs
 from jaxrl_dist.training.results import Row, merged_rows, read_rows, refill, scored, settings, table
 from jaxrl_dist.training.setup import make_job, prepare

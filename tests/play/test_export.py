@@ -22,8 +22,8 @@ import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.play import onnx
 from jaxrl_dist.play.export import export
-from jaxrl_dist.run.atomic_files import replacing
-from jaxrl_dist.settings.fixed_policies import Random
+from jaxrl_dist.run.storage import replacing
+from jaxrl_dist.settings.policies import Random
 from jaxrl_dist.settings.resolve import find_env
 
 WITHOUT_THE_PACKAGE = """

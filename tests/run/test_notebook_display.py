@@ -11,7 +11,7 @@ import pytest
 from test_console import report
 
 import jaxrl_dist
-from jaxrl_dist.run import console, notebook
+from jaxrl_dist.run import console
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_reports_are_shown_and_drawn(
     drawings: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(console, "ROW_SECONDS", -1.0)
-    monkeypatch.setattr(notebook, "PLOT_SECONDS", -1.0)
+    monkeypatch.setattr(console, "PLOT_SECONDS", -1.0)
     reports = [
         report(4_000),
         report(8_000, **{"episode/return": None}),

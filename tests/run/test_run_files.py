@@ -22,7 +22,7 @@ import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.errors import ConfigError, EnvError, FileWarning
-from jaxrl_dist.run import atomic_files, checkpoint, saving
+from jaxrl_dist.run import checkpoint, saving, storage
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.types import Report, Variables
 
@@ -164,7 +164,7 @@ def test_a_full_disk_names_the_file(tmp_path: Path, no_space: None) -> None:
         files.close()
     assert error.value.filename == str(tmp_path / "metrics.jsonl")
     with pytest.raises(OSError, match=r"summary\.json"):
-        atomic_files.write_json(tmp_path / "summary.json", {"a": "x" * 5000})
+        storage.write_json(tmp_path / "summary.json", {"a": "x" * 5000})
     assert not (tmp_path / "summary.json").exists()
 
 
@@ -344,19 +344,19 @@ def test_files_are_written_through_no_link_and_to_the_disk(tmp_path: Path, monke
     monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.fstat(number).st_ino))
     victim.write_text("precious")
     (tmp_path / "config.tmp").symlink_to(victim)
-    atomic_files.write_json(tmp_path / "config.json", {"a": 1})
+    storage.write_json(tmp_path / "config.json", {"a": 1})
     (tmp_path / ".out.new").symlink_to(victim)
-    with atomic_files.replacing(tmp_path / "out") as partial:
+    with storage.replacing(tmp_path / "out") as partial:
         partial.write_text("new")
     assert victim.read_text() == "precious" and (tmp_path / "out").read_text() == "new"
-    assert atomic_files.read_json(tmp_path / "config.json") == {"a": 1}
+    assert storage.read_json(tmp_path / "config.json") == {"a": 1}
     assert synced == [(tmp_path / "config.json").stat().st_ino, tmp_path.stat().st_ino]
 
 
 def test_json_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     def message(path: Path) -> str:
         with pytest.raises(ConfigError) as error:
-            atomic_files.read_json(path)
+            storage.read_json(path)
         assert str(path) in str(error.value) and "\n" not in str(error.value)
         return str(error.value)
 

@@ -31,7 +31,7 @@ from jaxrl_dist.commands import train
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import DivergedError, EnvError, FileWarning
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.run import arrays, checkpoint, manifest, saving, signals, trackers
+from jaxrl_dist.run import arrays, checkpoint, saving, signals, trackers
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.training import reports as stages
 from jaxrl_dist.training import run as training_run
@@ -175,7 +175,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fake:
 def saved(run_dir: Path) -> list[int]:
     """Env steps of the checkpoints, whose files have to be whole."""
     for path in checkpoint.saved(run_dir):
-        manifest.verify(path, None)
+        checkpoint.verify(path, None)
     return [int(path.name) for path in checkpoint.saved(run_dir)]
 
 

@@ -30,8 +30,7 @@ from jaxrl_dist.envs.base import Wrappers
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.mesh import by_hand
-from jaxrl_dist.settings.fixed_policies import STILL, Random
-from jaxrl_dist.settings.policies import Policies
+from jaxrl_dist.settings.policies import STILL, Policies, Random
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.stored import stored_config
 from jaxrl_dist.spaces import Box, MultiDiscrete, zeros

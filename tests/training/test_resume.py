@@ -34,9 +34,9 @@ from jaxrl_dist.errors import CheckpointError, ConfigError, ConfigWarning, FileW
 from jaxrl_dist.hosts import arrays as hosts
 from jaxrl_dist.plans import on_device
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.run import arrays, checkpoint, directories, machine, manifest, saving
+from jaxrl_dist.run import arrays, checkpoint, machine, saving, storage
 from jaxrl_dist.run import files as run_files
-from jaxrl_dist.run.directories import DamageError
+from jaxrl_dist.run.storage import DamageError
 from jaxrl_dist.settings import stored
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training import resuming, setup
@@ -750,7 +750,7 @@ class Canary:
 def resealed(path: Path) -> None:
     """Writes the manifest that fits the files."""
     files = [file for file in path.rglob("*") if file.is_file() and file.name != "manifest.json"]
-    digests = {file.relative_to(path).as_posix(): directories.sha256(file) for file in files}
+    digests = {file.relative_to(path).as_posix(): storage.sha256(file) for file in files}
     (path / "manifest.json").write_text(json.dumps({"format": 1, "sha256": digests}))
 
 
@@ -863,7 +863,7 @@ def test_a_file_larger_than_the_memory_is_not_read(run_dir: Path) -> None:
     path = checkpoint.saved(run_dir)[0]
     os.truncate(path / "arrays/manifest.ocdbt", 2**43)
     with pytest.raises(DamageError, match=f"it has {2**43} bytes, which is more than the memory here"):
-        manifest.verify(path, None)
+        checkpoint.verify(path, None)
 
 
 @pytest.mark.parametrize("name", ["{}", ".{}.new", ".{}.kept", ".{}.old"])
@@ -879,7 +879,7 @@ def test_target_of_a_checkpoint_link_is_not_deleted(name: str, tmp_path: Path) -
         saver.finish()
     saver.close()
     assert [path.name for path in victim.iterdir()] == ["precious"]
-    manifest.verify(folder / "000000000010", None)
+    checkpoint.verify(folder / "000000000010", None)
 
 
 def test_what_is_no_checkpoint_is_never_deleted(tmp_path: Path) -> None:
@@ -911,7 +911,7 @@ def test_rewritten_checkpoint_is_always_readable(tmp_path: Path, monkeypatch: py
 
     def look() -> None:
         found = checkpoint._newest(
-            tmp_path, checkpoint.saved(tmp_path), lambda path: manifest.verify(path, None) or path
+            tmp_path, checkpoint.saved(tmp_path), lambda path: checkpoint.verify(path, None) or path
         )
         seen.append(runs.read_json(found / "run.json")["value"])
 

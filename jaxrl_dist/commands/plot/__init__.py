@@ -13,7 +13,7 @@ from jaxrl_dist.commands.plot import reading
 from jaxrl_dist.commands.plot.reading import AXES, FINAL, Curve, Plot, middle, read_curve
 from jaxrl_dist.config.values import check_declared, plain
 from jaxrl_dist.errors import ConfigError, ConfigWarning, visible
-from jaxrl_dist.run.atomic_files import replacing
+from jaxrl_dist.run.storage import replacing
 
 __all__ = ["Curve", "Plot", "middle", "plot", "read_curve", "run"]
 

@@ -19,7 +19,7 @@ from jaxrl_dist.commands.plot import statistics
 from jaxrl_dist.commands.plot.reading import Curve, Group, middle
 from jaxrl_dist.commands.plot.tables import env_names
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.run.atomic_files import replacing
+from jaxrl_dist.run.storage import replacing
 
 COLORS = ("#0072B2", "#E69F00", "#000000", "#56B4E9", "#D55E00", "#009E73", "#CC79A7")
 """The palette of Okabe and Ito (2008), which colour-blind readers can tell apart, without its yellow, pale on paper.

@@ -9,18 +9,18 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.commands import help
 from jaxrl_dist.config.train import CONFIG_FILE, RESUMABLE
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.heavy import np
+from jaxrl_dist.run.files import METRICS, SUMMARY, members_of
+from jaxrl_dist.run.storage import read_json, read_plain
 from jaxrl_dist.settings.policies import Policies
 from jaxrl_dist.settings.stored import stored_content
-
-if TYPE_CHECKING:
-    import numpy as np
 
 AXES = {"steps": ("env_steps", "environment steps"), "time": ("wall_time_s", "seconds since the start")}
 """Choices for the horizontal axis: the field of ``metrics.jsonl`` and the label."""
@@ -67,8 +67,6 @@ class Curve(NamedTuple):
 
     def smoothed(self, reports: int) -> Curve:
         """Returns the trailing moving average over so many reports, of fewer at the start."""
-        import numpy as np
-
         sums = np.concatenate([[0.0], np.cumsum(self.y)])
         ends = np.arange(1, len(self.y) + 1)
         starts = np.maximum(ends - reports, 0)
@@ -76,8 +74,6 @@ class Curve(NamedTuple):
 
     def final(self) -> float:
         """Returns the run's final score: the mean of what the last tenth of its axis holds, by ``weight``."""
-        import numpy as np
-
         last = self.x >= self.x[-1] - FINAL * (self.x[-1] - self.x[0])
         return float(np.average(self.y[last], weights=np.broadcast_to(self.weight, self.y.shape)[last]))
 
@@ -117,8 +113,6 @@ class NoValueError(ConfigError):
 
 def with_members(run_dirs: Sequence[str | pathlib.Path]) -> list[str]:
     """Replaces the directory of each population by those of its members."""
-    from jaxrl_dist.run.files import members_of
-
     return [str(run) for run_dir in map(pathlib.Path, run_dirs) for run in members_of(run_dir) or [run_dir]]
 
 
@@ -131,11 +125,6 @@ def read_curve(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Curve:
       ConfigError: the file is missing or damaged; the message names the line.
       NoValueError: the file has no report yet, or no such metric, or the metric never had a value.
     """
-    import numpy as np
-
-    from jaxrl_dist.run.atomic_files import read_plain
-    from jaxrl_dist.run.files import METRICS
-
     path, (field, _) = run_dir / METRICS, AXES[x]
     try:
         content = read_plain(path, _MAX_METRICS)
@@ -170,11 +159,6 @@ def read_evaluation(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Cur
       ConfigError: the file is damaged.
       NoValueError: the run has no evaluation at its end, or none of this metric.
     """
-    import numpy as np
-
-    from jaxrl_dist.run.atomic_files import read_json
-    from jaxrl_dist.run.files import SUMMARY
-
     path, (field, _) = run_dir / SUMMARY, AXES[x]
     summary = read_json(path) if path.exists() else {field: 0}  # the run still trains, or has ended early
     if not isinstance(summary, dict) or not _can_draw(summary.get(field)):
@@ -240,9 +224,7 @@ def middle(curves: Sequence[Curve]) -> Middle:
     point uses only the curves that reach it. Those that begin, or end, within a report interval of each other do so
     together: their first or last value is held until then.
     """
-    import numpy as np
-
-    from jaxrl_dist.commands.plot import statistics
+    from jaxrl_dist.commands.plot import statistics  # here, not above: it imports scipy
 
     intervals = [float(np.median(np.diff(c.x, prepend=0.0))) for c in curves]  # runs begin at 0
     begins = -_joined([-c.x[0] for c in curves], intervals)
@@ -265,8 +247,6 @@ def middle(curves: Sequence[Curve]) -> Middle:
 
 def _joined(ends: Sequence[float], intervals: Sequence[float]) -> np.ndarray:
     """Moves each end up to the highest one of those less than its report interval above it."""
-    import numpy as np
-
     joined, top = np.array(ends), np.inf
     for index in np.argsort(-joined):
         top = top if top - ends[index] < intervals[index] else ends[index]

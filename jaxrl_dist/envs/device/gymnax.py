@@ -20,7 +20,7 @@ from jaxrl_dist.envs.device import libraries
 from jaxrl_dist.envs.drawing import draw, own_render
 from jaxrl_dist.envs.native import env_label, family_of, is_team, plain, unnamed
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.lazy import postponed
+from jaxrl_dist.heavy import postponed
 from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.protocols import Environment
 from jaxrl_dist.spaces import zeros

@@ -1,19 +1,25 @@
-"""Writes directories completely or not at all, and reads files of a run that others may have written."""
+"""Files and directories of a run, and files that a user asks for: written completely or not at all, and read with
+care, as others may have written them.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
+import math
 import os
 import pathlib
 import shutil
 import stat
 import time
 from collections.abc import Collection, Iterator
+from typing import IO, Any
 
 from jaxrl_dist.config.train import CONFIG_FILE
 from jaxrl_dist.errors import ConfigError
 
+_MAX_JSON = _MAX_LINE = 2**26
 _MAX_FILES = 10_000
 _SLACK = 2**16  # bytes of files that hold no arrays
 
@@ -52,7 +58,7 @@ def check_no_links(folder: pathlib.Path) -> None:
         check_no_link(path)
 
 
-# --- Writing ------------------------------------------------------------------------------------------
+# --- Writing directories ------------------------------------------------------------------------------
 
 
 def sync(path: pathlib.Path) -> None:
@@ -131,7 +137,7 @@ def check_room(path: pathlib.Path, size: int) -> None:
     path.unlink()
 
 
-# --- Reading ------------------------------------------------------------------------------------------
+# --- Reading directories ------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -170,3 +176,130 @@ def sha256(file: pathlib.Path) -> str:
     """Returns the SHA-256 of a file in hexadecimal."""
     with reading(file), file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+# --- Files --------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def naming(path: pathlib.Path) -> Iterator[None]:
+    """Adds the path to an ``OSError``: the operating system leaves it out if the file is open already."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # a library's, in words of its own
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def check_place(path: pathlib.Path) -> None:
+    """Checks that a file can be written where a user asks for it.
+
+    Raises:
+      ConfigError: the directory is missing or read-only, or the path is that of a directory.
+    """
+    problem = None
+    if path.is_dir():
+        problem = "it is a directory"
+    elif not path.parent.is_dir():
+        problem = f"there is no directory {path.parent}"
+    elif not path.exists() and not os.access(path.parent, os.W_OK):
+        problem = f"the directory {path.parent} is read-only"
+    if problem is not None:
+        raise ConfigError(f"{path} cannot be written: {problem}")
+
+
+@contextlib.contextmanager
+def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields the path of a temporary file, which becomes ``path`` if the context ends without an error.
+
+    An older file stays unchanged until then. Pipes and devices are written in place.
+
+    Raises:
+      ConfigError: as ``check_place``.
+      OSError: the file cannot be written; the error names it.
+    """
+    check_place(path)
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    place = pathlib.Path(os.path.realpath(path))  # a link stays a link
+    partial = place.with_name(f".{place.name}.new")
+    with naming(path):
+        partial.unlink(missing_ok=True)  # which may be a link of someone else's
+        try:
+            yield partial
+            partial.replace(place)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
+    """Writes a complete file or none, through a temporary file next to it, and syncs it to disk.
+
+    Raises:
+      OSError: the file cannot be written; the error names it.
+    """
+    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+    """As ``write_json``, for any text."""
+    temporary = path.with_suffix(".tmp")
+    with naming(path):
+        temporary.unlink(missing_ok=True)
+        with temporary.open("x", encoding="utf-8") as file:  # "x" follows no link
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync(path.parent)
+
+
+def read_json(path: pathlib.Path) -> Any:
+    """Reads a JSON file that others may have written; see ``read_plain``.
+
+    Raises:
+      ConfigError: the file does not exist, cannot be read, or is not JSON.
+    """
+    content = read_plain(path, _MAX_JSON)
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from None
+
+
+def finite(value: Any) -> float | None:
+    """Returns a finite number as it is, None for anything else: others may have written the file."""
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def read_plain(path: pathlib.Path, most: int) -> bytes:
+    """Reads a file that others may have written; refuses links, pipes and more than ``most`` bytes.
+
+    Raises:
+      ConfigError: the file does not exist or cannot be read.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+    try:
+        with open(path, "rb", opener=opener) as file:
+            about = os.fstat(file.fileno())
+            if not stat.S_ISREG(about.st_mode):
+                raise ConfigError(f"{path} is not a plain file")
+            if about.st_size > most:
+                raise ConfigError(f"{path} cannot be read: it has {about.st_size} bytes")
+            return file.read()
+    except FileNotFoundError:
+        raise ConfigError(f"there is no {path}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def complete_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Yields the lines of an open file that others may have written, up to one that does not end within 64 MB."""
+    with open(file.fileno(), "rb", closefd=False) as buffered:
+        while (line := buffered.readline(_MAX_LINE)).endswith(b"\n"):
+            yield line
