@@ -174,7 +174,8 @@ class Population(abc.ABC):
         if interval_over:
             numbers = self._numbers()
             self._score(running, numbers[0])
-        ended, stopped = [member for member in running if self._is_over(member)], self._stopped(running)
+        ended = [x for x in running if self._jobs[x].ended_by(self._env_steps(x), self._scores[x])]
+        stopped = self._stopped(running)
         due = running if interval_over else sorted({*ended, *stopped})
         if not due:
             return
@@ -200,9 +201,6 @@ class Population(abc.ABC):
         """Takes the members' scores from the episodes of a whole interval."""
         for member in members:
             self._scores[member] = mean_return(since[self._rows.index(member)].episodes, self._scores[member])
-
-    def _is_over(self, member: int) -> bool:
-        return self._jobs[member].ended_by(self._env_steps(member), self._scores[member]) is not None
 
     def _end(self, members: Iterable[int]) -> None:
         for member in members:

@@ -308,15 +308,8 @@ def _new_job(config: Train[Any], source: EnvSource, num_members: int, devices: S
         algorithm = make_algorithm(other, source.spec)
         return algorithm, make_learner(other, algorithm, source.spec, *shares)
 
-    return Job(
-        config=config,
-        algorithm=algorithm,
-        learner=learner,
-        source=source,
-        mesh=meshes.make_mesh(devices, rows),
-        vary=vary,
-        pool=pool,
-    )
+    mesh = meshes.make_mesh(devices, rows)
+    return Job(config, algorithm, learner, source, mesh, vary=vary, pool=pool)
 
 
 def _pool(config: Train[Any], algorithm: Algorithms, source: EnvSource, devices: Sequence[jax.Device]) -> PoolOptions:
