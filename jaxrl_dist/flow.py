@@ -31,8 +31,8 @@ class Parallel(Generic[Item]):
 
     With ``in_flight`` 0 an item also counts as waiting while its consumer works on it, until the next ``take``.
 
-    An exception in a stream is raised again where items are taken. A stream may end. As a context manager,
-    ``Parallel`` closes each stream in its thread and joins the threads.
+    An exception in a stream is raised again where items are taken. A stream may end. ``close`` closes each stream in
+    its thread and joins the threads.
     """
 
     def __init__(
@@ -166,12 +166,6 @@ class Parallel(Generic[Item]):
             thread.join(max(0.0, until - time.perf_counter()))
         with self._changed:
             self._items.clear()
-
-    def __enter__(self) -> Parallel[Item]:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def gather_async(streams: Parallel[Item]) -> Iterator[Item]:

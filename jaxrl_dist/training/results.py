@@ -234,12 +234,8 @@ def _joined(evaluations: Sequence[Mapping[str, float | int]]) -> Mapping[str, fl
 def _spread(played: Sequence[Mapping[str, float | int]], mean: float) -> dict[str, float | int]:
     """Returns the standard deviations of all episodes, whose mean return is ``mean``, and of the members' means."""
     means, stds = (np.array([x.get(name, 0.0) for x in played]) for name in ("return_mean", "return_std"))
-    squares = [{**x, "square": y} for x, y in zip(played, stds**2 + (means - mean) ** 2, strict=True)]
-    return {
-        "return_std": _average("square", squares) ** 0.5,
-        "members": len(played),
-        "members_return_std": float(means.std()),
-    }
+    variance = float(np.average(stds**2 + (means - mean) ** 2, weights=[x["episodes"] for x in played]))
+    return {"return_std": variance**0.5, "members": len(played), "members_return_std": float(means.std())}
 
 
 def _average(name: str, evaluations: Sequence[Mapping[str, Any]]) -> float:
@@ -266,10 +262,10 @@ def scored(rows: Sequence[Row]) -> tuple[str, list[float | None]]:
     It is that of the evaluation if all members that have not failed have one, otherwise that of training: the two kinds
     do not compare.
     """
-    standing = [row.status not in ("diverged", "failed") for row in rows]
-    unknown = any(row.evaluation_return is None for row, stands in zip(rows, standing, strict=True) if stands)
+    failed = "diverged", "failed"
+    unknown = any(row.evaluation_return is None for row in rows if row.status not in failed)
     field = "episode_return" if unknown else "evaluation_return"
-    return field, [getattr(row, field) if stands else None for row, stands in zip(rows, standing, strict=True)]
+    return field, [None if row.status in failed else getattr(row, field) for row in rows]
 
 
 def settings(rows: Sequence[Row]) -> list[dict[str, Any]]:
