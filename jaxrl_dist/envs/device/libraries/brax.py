@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from brax import envs
 
 from jaxrl_dist.envs.base import parse_options
-from jaxrl_dist.envs.device.libraries import Adapted, defaults_of, settable, states
+from jaxrl_dist.envs.device.libraries import Adapted, adapted, defaults_of, settable
 
 EPISODE_LENGTH = 1000
 """Brax's environments have no limit; its own training sets this one."""
@@ -23,4 +23,4 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
     values = parse_options(f"brax:{env_id}", options, defaults)
     limit = values.pop("episode_length", EPISODE_LENGTH)
     env = envs.get_environment(env_id, **values)
-    return states.adapted(env, "brax", limit)
+    return adapted(env, "brax", limit)

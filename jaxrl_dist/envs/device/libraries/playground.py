@@ -8,7 +8,7 @@ import jax
 from mujoco_playground import registry
 
 from jaxrl_dist.envs.base import parse_options
-from jaxrl_dist.envs.device.libraries import Adapted, settable, states
+from jaxrl_dist.envs.device.libraries import Adapted, adapted, settable
 
 
 def ids() -> list[str]:
@@ -27,4 +27,4 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
         defaults["impl"] = "jax"
     values = defaults | parse_options(f"playground:{env_id}", options, defaults)
     env = registry.load(env_id, config_overrides=values)
-    return states.adapted(env, "playground", int(values["episode_length"]))
+    return adapted(env, "playground", int(values["episode_length"]))
