@@ -84,7 +84,7 @@ class Selection(NamedTuple):
         return last > passed
 
     @staticmethod
-    def valid(config: Any, values: Mapping[str, float], current: Mapping[str, float]) -> Mapping[str, float]:
+    def checked(config: Any, values: Mapping[str, float], current: Mapping[str, float]) -> Mapping[str, float]:
         """Returns hyperparameters, but a member's current ones if its algorithm may not have these values."""
         try:
             varied(config.algorithm, values).validate()

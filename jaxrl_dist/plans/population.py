@@ -237,7 +237,7 @@ class Population(abc.ABC):
         for place, member in enumerate(members):
             job, self._parents[member] = jobs[member], members[source[place]]
             values = {name: float(x[place]) for name, x in chosen.items()}
-            jobs[member] = job._replace(hyper=selection.valid(job.config, values, job.hyper))
+            jobs[member] = job._replace(hyper=selection.checked(job.config, values, job.hyper))
         return self._copy_parents(counts)
 
     def _copy_parents(self, counts: _Counts) -> _Counts:
