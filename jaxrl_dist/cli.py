@@ -27,41 +27,43 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
         return code
-    except SystemExit as stop:
-        if not stop.code:  # after --help
-            return 0
-        return _fail(f"Python code of yours has called sys.exit({stop.code!r})", 2)
-    except ConfigError as error:
-        return _fail(error.with_flags, 2)
-    except (Interrupted, ProcessError) as error:
-        return _fail(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
     except BrokenPipeError:  # the reader of our output has closed it, as `head` does
         from jaxrl_dist.run.console import discard_output
 
         discard_output()
         return 1
-    except OSError as error:
-        return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1, error)
-    except (EnvError, DivergedError, CheckpointError) as error:
-        return _fail(str(error), 1, error)
-    except Exception as error:
-        if "RESOURCE_EXHAUSTED" in str(error):  # XLA's name for it
-            text = f"out of memory; fewer --num-envs or a shorter --rollout-length need less ({error})"
-            return _fail(text, 1, error)
-        if (problem := accelerators.no_devices()) is None:
+    except BaseException as error:
+        if isinstance(error, SystemExit) and not error.code:  # after --help
+            return 0
+        if (explained := _explained(error)) is None:
             raise
-        return _fail(problem, 2)
+        message, code = explained
+        for note in getattr(error, "__notes__", ()) if code == 1 else ():  # such as an environment's traceback
+            print(visible(note, 20_000), file=sys.stderr)
+        say(f"error: {' '.join(message.split())}")
+        start.leave(code)
+        return code
 
 
-def _fail(message: str, code: int, error: BaseException | None = None) -> int:
-    """Prints the notes of an error, such as the traceback of an environment, and a line; returns the exit code."""
-    for note in getattr(error, "__notes__", ()):
-        print(visible(note, 20_000), file=sys.stderr)
-    say(f"error: {' '.join(message.split())}")
-    start.leave(code)
-    return code
+def _explained(error: BaseException) -> tuple[str, int] | None:
+    """Returns the message and the exit code of an error; None: it is a fault of this package."""
+    match error:
+        case SystemExit():
+            return f"Python code of yours has called sys.exit({error.code!r})", 2
+        case ConfigError():
+            return error.with_flags, 2
+        case Interrupted() | ProcessError():
+            return str(error), error.exit_code
+        case KeyboardInterrupt():
+            return "interrupted", 130
+        case OSError():
+            return f"{error.filename}: {error.strerror}" if error.filename else str(error), 1
+        case EnvError() | DivergedError() | CheckpointError():
+            return str(error), 1
+    if "RESOURCE_EXHAUSTED" in str(error):  # XLA's name for it
+        return f"out of memory; fewer --num-envs or a shorter --rollout-length need less ({error})", 1
+    problem = accelerators.no_devices()
+    return None if problem is None else (problem, 2)
 
 
 def _run(args: list[str]) -> int:

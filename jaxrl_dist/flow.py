@@ -7,6 +7,7 @@ own ``map`` and comprehensions, and ``duplicate`` is ``itertools.tee``. Only ``P
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -30,8 +31,8 @@ class Parallel(Generic[Item]):
 
     With ``in_flight`` 0 an item also counts as waiting while its consumer works on it, until the next ``take``.
 
-    An exception in a stream is raised again where items are taken. A stream may end. As a context manager,
-    ``Parallel`` closes each stream in its thread and joins the threads.
+    An exception in a stream is raised again where items are taken. A stream may end. ``close`` closes each stream in
+    its thread and joins the threads.
     """
 
     def __init__(
@@ -166,12 +167,6 @@ class Parallel(Generic[Item]):
         with self._changed:
             self._items.clear()
 
-    def __enter__(self) -> Parallel[Item]:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
 
 def gather_async(streams: Parallel[Item]) -> Iterator[Item]:
     """Yields the items of all streams in order of arrival."""
@@ -195,19 +190,17 @@ def gather_sync(
     while True:
         while busy() and not streams.complete():
             yield None
-        found: dict[int, Item] = {}
+        items: dict[int, Item] = {}
         deadline = None
-        while missing := set(range(len(streams))) - found.keys():
-            enough = least is not None and len(found) >= least
-            try:
+        with contextlib.suppress(Late):
+            while missing := set(range(len(streams))) - items.keys():
+                enough = least is not None and len(items) >= least
                 taken = streams.take(missing, deadline if enough else None)
-            except Late:
-                break
-            if taken is None:
-                return
-            found[taken[0]] = taken[1]
-            deadline = deadline or time.perf_counter() + deadline_seconds
-        yield [found.get(index) for index in range(len(streams))]
+                if taken is None:
+                    return
+                items[taken[0]] = taken[1]
+                deadline = deadline or time.perf_counter() + deadline_seconds
+        yield [items.get(index) for index in range(len(streams))]
 
 
 def concurrently(*streams: Iterable[Item]) -> Iterator[Item]:

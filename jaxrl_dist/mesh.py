@@ -147,6 +147,14 @@ def over_policies(function: Callable[..., Any], outputs: int = 1) -> Callable[..
     return mapped
 
 
+def flat(policies: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Joins the policies' dicts into one with names like ``prey/loss/q``, or ``loss/q`` for the policy ``""``."""
+    joined: dict[str, Any] = {}
+    for policy, values in policies.items():
+        joined |= {f"{policy}/{name}": x for name, x in values.items()} if policy else values
+    return joined
+
+
 def rollout_specs(policies: Iterable[str]) -> dict[str, Any]:
     """Returns the sharding of the rollouts of these policies."""
     return dict.fromkeys(policies, ROLLOUT)
@@ -204,8 +212,11 @@ class Program:
         self.compile_seconds = 0.0
 
     def __call__(self, *args: Any) -> Any:
-        if _jit_disabled():
-            return self._step_by_step(*args)
+        """Raises ``ConfigError`` under ``jax.disable_jit`` if the mesh has several devices."""
+        if _jit_disabled():  # runs uncompiled: ``print`` shows numbers, and errors name their line
+            if self._num_devices > 1:
+                raise ConfigError(f"jax.disable_jit works on one device, not on {self._num_devices}: --num-devices 1")
+            return self._map()(*args)
         if self._spans:  # JAX itself places values only where all devices belong to this process
             args = arrays.put(args, self._where[0])
         if self._compiled is None:
@@ -223,16 +234,6 @@ class Program:
         if peers.world() is not None and not self._spans:  # then JAX does not divide values itself
             args = arrays.put(args, self._where[0])
         return self._jitted.lower(*args)
-
-    def _step_by_step(self, *args: Any) -> Any:
-        """Runs the function uncompiled, for ``jax.disable_jit``: ``print`` shows numbers, and errors name their line.
-
-        Raises:
-          ConfigError: the mesh has several devices.
-        """
-        if self._num_devices > 1:
-            raise ConfigError(f"jax.disable_jit works on one device, not on {self._num_devices}: --num-devices 1")
-        return self._map()(*args)
 
 
 # --- Inside a sharded program ---------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -68,7 +69,7 @@ def no_thread_stays() -> Iterator[None]:
 def test_items_come_in_their_order() -> None:
     """Whoever is first is taken first; of one stream, in its own order."""
     gates = [Gate("a"), Gate("b")]
-    with gated(gates, in_flight=3) as streams:
+    with closing(gated(gates, in_flight=3)) as streams:
         for sent, index in enumerate((1, 0, 1, 1, 0)):
             gates[index].open()
             until(lambda: streams.count()[0] == sent + 1)
@@ -79,7 +80,7 @@ def test_items_come_in_their_order() -> None:
 
 def test_only_wanted_streams_are_taken_from() -> None:
     gates = [Gate("a"), Gate("b").open(2)]
-    with gated(gates) as streams:
+    with closing(gated(gates)) as streams:
         until(lambda: streams.count()[0])
         with pytest.raises(flow.Late):
             streams.take({0}, deadline=time.perf_counter() + 0.05)
@@ -98,7 +99,7 @@ def test_no_stream_runs_far_ahead(in_flight: int) -> None:
             begun.append(number)
             yield number
 
-    with Parallel([stream()], in_flight) as streams:
+    with closing(Parallel([stream()], in_flight)) as streams:
         for taken in range(5):
             most = taken + in_flight + 1 if in_flight else max(taken, 1)
             until(lambda: len(begun) == most)
@@ -117,7 +118,7 @@ def test_an_error_comes_out_at_once_with_its_traceback() -> None:
         raise KeyError("what went wrong")
         yield 0
 
-    with gated([Gate().open(), fails(), Gate()]) as streams:
+    with closing(gated([Gate().open(), fails(), Gate()])) as streams:
         until(lambda: streams.count()[1] == 1)
         threading.Timer(0.1, begin.set).start()
         began = time.perf_counter()
@@ -139,18 +140,18 @@ def test_no_kind_of_error_is_taken_for_something_else(error: BaseException) -> N
 
     expected = RuntimeError if isinstance(error, StopIteration) else type(error)  # Python's own rule for generators
     for gather in (flow.gather_async, lambda streams: flow.gather_sync(streams, 1, 0.01)):
-        with gated([Gate(), fails()]) as streams, pytest.raises(expected):
+        with closing(gated([Gate(), fails()])) as streams, pytest.raises(expected):
             next(iter(gather(streams)))
 
 
 def test_what_cannot_be_iterated_is_an_error_too() -> None:
-    with Parallel([3]) as streams, pytest.raises(TypeError):  # type: ignore[list-item]
+    with closing(Parallel([3])) as streams, pytest.raises(TypeError):  # type: ignore[list-item]
         streams.take()
 
 
 def test_streams_end() -> None:
     """The items of those that have ended can still be taken; then there are none."""
-    with gated([Gate("a", 1).open(), Gate("b", 2).open(2)]) as streams:
+    with closing(gated([Gate("a", 1).open(), Gate("b", 2).open(2)])) as streams:
         taken = [streams.take() for _ in range(3)]
         assert sorted(item for _, item in taken) == [("a", 0), ("b", 0), ("b", 1)]
         assert streams.take() is None
@@ -185,7 +186,7 @@ def test_an_error_of_the_stop_itself_disturbs_nobody() -> None:
         finally:
             raise OSError("closing went wrong")
 
-    with Parallel([stream()]) as streams:
+    with closing(Parallel([stream()])) as streams:
         until(lambda: streams.count()[0])
 
 
@@ -197,7 +198,7 @@ def test_a_stuck_stream_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
         release.wait()
         yield 0
 
-    with Parallel([stuck()]) as streams:
+    with closing(Parallel([stuck()])) as streams:
         began = time.perf_counter()
         streams.close()
         streams.close()
@@ -209,10 +210,10 @@ def test_a_stuck_stream_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_stuck_stream_does_not_keep_the_process() -> None:
     code = """
-import itertools, time
+import contextlib, itertools, time
 from jaxrl_dist import flow
 flow.JOIN_SECONDS = 0.1
-with flow.Parallel([map(time.sleep, itertools.repeat(1000))]):
+with contextlib.closing(flow.Parallel([map(time.sleep, itertools.repeat(1000))])):
     pass
 print("done")
 """
@@ -225,7 +226,7 @@ print("done")
 
 def test_gather_async_takes_what_comes() -> None:
     gates = [Gate("a", 3), Gate("b", 2).open(2)]
-    with gated(gates) as streams:
+    with closing(gated(gates)) as streams:
         items = flow.gather_async(streams)
         assert [next(items), next(items)] == [("b", 0), ("b", 1)]
         gates[0].open(3)
@@ -235,7 +236,7 @@ def test_gather_async_takes_what_comes() -> None:
 def test_gather_sync_takes_one_of_each() -> None:
     """In the order of the streams, whoever is first; until one of them ends, though others go on."""
     gates = [Gate("a", 2), Gate("b").open(100), Gate("c").open(100)]
-    with gated(gates) as streams:
+    with closing(gated(gates)) as streams:
         rounds = flow.gather_sync(streams)
         until(lambda: streams.count()[1] == 4)
         gates[0].open(2)
@@ -245,7 +246,7 @@ def test_gather_sync_takes_one_of_each() -> None:
 def test_gather_sync_goes_on_without_those_that_are_late() -> None:
     """Not before the deadline, nor with fewer than ``least``; what is late takes its place in a later round."""
     gates = [Gate("a").open(3), Gate("b").open(3), Gate("c")]
-    with gated(gates) as streams:
+    with closing(gated(gates)) as streams:
         rounds = flow.gather_sync(streams, least=2, deadline_seconds=0.4)
         began = time.perf_counter()
         assert next(rounds) == [("a", 0), ("b", 0), None]
@@ -293,7 +294,7 @@ def test_errors_pass_through_the_operators() -> None:
 def test_a_dataflow_of_several() -> None:
     """What comes is stored, and after each item the last two are learnt from."""
     stored: list[Any] = []
-    with gated([Gate("a", 4).open(4), Gate("b", 4).open(4)]) as streams:
+    with closing(gated([Gate("a", 4).open(4), Gate("b", 4).open(4)])) as streams:
         store_op = map(stored.append, flow.gather_async(streams))
         learn_op = (stored[-2:] for _ in itertools.count())
         learnt = list(flow.concurrently(store_op, learn_op))

@@ -75,7 +75,12 @@ def from_file(path: str) -> type:
     if len(kinds) != 1:
         several = f"several: {', '.join(kind.__name__ for kind in kinds)}" if kinds else "none"
         raise ConfigError(f"{path} must hold one algorithm, a dataclass with make, but there is {several}")
-    (kind,) = kinds
+    _check(path, kinds[0])
+    return kinds[0]
+
+
+def _check(path: str, kind: type) -> None:
+    """Checks the config class of the user's file."""
     if not dataclasses.is_dataclass(kind):
         raise ConfigError(f"{path}: {kind.__name__} must be a dataclass")
     if kind.__name__ in {**ALGORITHMS, **PRESETS}:
@@ -83,7 +88,6 @@ def from_file(path: str) -> type:
     for field in dataclasses.fields(kind):
         if field.default is field.default_factory:  # both are missing
             raise ConfigError(f"{path}: {kind.__name__}.{field.name} needs a default")
-    return kind
 
 
 def _executed(path: str) -> types.ModuleType:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from jaxrl_dist.algorithms import exploration
-from jaxrl_dist.algorithms.core_inputs import CoreInputs
 from jaxrl_dist.algorithms.presets import TablePresets
 from jaxrl_dist.config.values import setting
-from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, packing, returns, torsos
+from jaxrl_dist.lazy import cores, distributions, jax, jnp, networks, observations, optax, packing, returns, torsos
 from jaxrl_dist.nn.config import CriticConfig, NetworkConfig, NoiseConfig
 from jaxrl_dist.nn.optimizers import OptimizerConfig
 from jaxrl_dist.types import (
@@ -52,19 +51,17 @@ class ActorCriticConfig(TablePresets, NetworkConfig, CriticConfig, OptimizerConf
         """
         return {"scale_rewards": True, **preset}
 
+    def combined(
+        self, policy_loss: jax.Array, value_loss: jax.Array, entropy: jax.Array, **metrics: jax.Array
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Returns the loss, shaped as its parts, and these with further ``metrics`` by name."""
+        total = policy_loss + self.value_coefficient * value_loss - self.entropy_coefficient * entropy
+        return total, {"loss/policy": policy_loss, "loss/value": value_loss, "policy/entropy": entropy, **metrics}
+
     def clipped_optimizer(self, name: str, **options: Any) -> optax.GradientTransformationExtraArgs:
         """Returns ``make_optimizer(name, learning_rate, **options)``, applied to clipped gradients."""
         optimizer = self.make_optimizer(name, self.learning_rate, **options)
         return optax.chain(packing.clip_by_global_norm(self.max_gradient_norm), optimizer)
-
-
-class Examples(Protocol):
-    """Makes a batch of ``fields [T, B, ...]``, and of the rollout's ``obs``, ``action``, ``valid`` and ``core``.
-
-    It is environment-major: transitions ``[B * T, ...]``, or with a recurrent core sequences ``[B, T, ...]``.
-    """
-
-    def __call__(self, rollout: Rollout, **fields: jax.Array) -> dict[str, PyTree]: ...
 
 
 class ActorCritic(NamedTuple):
@@ -78,13 +75,19 @@ class ActorCritic(NamedTuple):
     """As ``Algorithm.window``: a recurrent core learns from whole rollouts, a feed-forward one from transitions."""
     values: Callable[[Variables, Rollout], jax.Array]
     """``(variables, rollout) -> [T + 1, B]``: the values computed while acting, then that of the last observation."""
-    examples: Examples
+    examples: Callable[..., dict[str, PyTree]]
+    """``(rollout, **fields [T, B, ...]) -> batch`` of the fields, and of the rollout's ``obs``, ``action``, ``valid``
+    and ``core``: environment-major transitions ``[B * T, ...]``, or with a recurrent core sequences ``[B, T, ...]``."""
     feedback: Callable[[PyTree, PyTree, Timestep], PyTree]
     """As ``Algorithm.feedback``."""
     evaluate: Callable[[PyTree, dict[str, PyTree]], tuple[distributions.Distribution, jax.Array]]
     """``(params, batch) -> (distribution, value)``, shaped as the batch's fields."""
     unroll: Callable[[PyTree, Rollout], tuple[distributions.Distribution, jax.Array]]
     """``(params, rollout) -> (distribution [T, B], values [T + 1, B])`` under these parameters, not the acting ones."""
+
+    def acting(self) -> dict[str, Any]:
+        """Returns the fields of an ``Algorithm`` that acts by this policy."""
+        return {name: getattr(self, name) for name in ("init", "policy", "initial_core", "feedback", "window")}
 
 
 def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
@@ -95,7 +98,7 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
     """
     head = distributions.policy_head(spec.action)
     space, critic_space = observations.seen(spec, config.hidden), observations.seen(spec)
-    inputs = CoreInputs.of(config, spec)
+    inputs = cores.CoreInputs.of(config, spec)
     network = networks.actor_critic(
         config,
         space,
@@ -200,18 +203,7 @@ def policy_gradient(
         distribution, value = net.evaluate(variables.params, batch)
         policy_loss = -distribution.log_prob(batch["action"]) * batch["advantage"]
         value_loss = 0.5 * jnp.square(value - batch["value_target"])
-        entropy = distribution.entropy()
-        total = policy_loss + config.value_coefficient * value_loss - config.entropy_coefficient * entropy
-        metrics = {"loss/policy": policy_loss, "loss/value": value_loss, "policy/entropy": entropy}
+        total, metrics = config.combined(policy_loss, value_loss, distribution.entropy())
         return total, batch["valid"], Aux(metrics)
 
-    return Algorithm(
-        init=net.init,
-        policy=net.policy,
-        postprocess=postprocess,
-        loss=loss,
-        optimizer=optimizer,
-        initial_core=net.initial_core,
-        feedback=net.feedback,
-        window=net.window,
-    )
+    return Algorithm(postprocess=postprocess, loss=loss, optimizer=optimizer, **net.acting())

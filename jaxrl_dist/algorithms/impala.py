@@ -50,24 +50,14 @@ class IMPALA(ActorCriticConfig):
             )
             policy_loss = -log_prob * advantage  # section 4.2
             value_loss = 0.5 * jnp.square(vs - values[:-1])
-            entropy = distribution.entropy()
-            total = policy_loss + self.value_coefficient * value_loss - self.entropy_coefficient * entropy
-            metrics = {
-                "loss/policy": policy_loss,
-                "loss/value": value_loss,
-                "policy/entropy": entropy,
-                "policy/importance": jnp.exp(log_rhos),
-            }
-            total, metrics = swap_axes((total, metrics))
+            importance = {"policy/importance": jnp.exp(log_rhos)}
+            total, metrics = swap_axes(self.combined(policy_loss, value_loss, distribution.entropy(), **importance))
             return total, batch.valid, Aux(metrics)
 
         return Algorithm(
-            init=net.init,
-            policy=net.policy,
             postprocess=postprocess,
             loss=loss,
             optimizer=self.clipped_optimizer("adam", eps=1e-5),
-            initial_core=net.initial_core,
-            feedback=net.feedback,
             corrects_lag=self.correction,
+            **net.acting() | {"window": None},
         )

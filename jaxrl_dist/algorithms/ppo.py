@@ -76,16 +76,12 @@ class PPO(ActorCriticConfig):
             if self.value_clip_epsilon is not None:
                 step = jnp.clip(value - batch["value"], -self.value_clip_epsilon, self.value_clip_epsilon)
                 value_loss = jnp.maximum(value_loss, 0.5 * jnp.square(batch["value"] + step - batch["value_target"]))
-            entropy = distribution.entropy()
-            total = policy_loss + self.value_coefficient * value_loss - self.entropy_coefficient * entropy
-            metrics = {
-                "loss/policy": policy_loss,
-                "loss/value": value_loss,
-                "policy/entropy": entropy,
+            further = {
                 # The low-variance estimator k3 of Schulman (2020), http://joschu.net/blog/kl-approx.html
                 "policy/approx_kl": ratio - 1 - log_ratio,
                 "policy/clip_fraction": (jnp.abs(ratio - 1) > self.clip_epsilon).astype(jnp.float32),
             }
+            total, metrics = self.combined(policy_loss, value_loss, distribution.entropy(), **further)
             return total, batch["valid"], Aux(metrics)
 
         def too_far(metrics: Mapping[str, jax.Array]) -> jax.Array:
@@ -93,15 +89,11 @@ class PPO(ActorCriticConfig):
             return metrics["policy/approx_kl"] > 1.5 * self.target_kl
 
         return Algorithm(
-            init=net.init,
-            policy=net.policy,
             postprocess=postprocess,
             loss=loss,
             optimizer=self.clipped_optimizer("adam", eps=1e-5),
             num_epochs=self.num_epochs,
             num_minibatches=self.num_minibatches,
             done=None if self.target_kl is None else too_far,
-            initial_core=net.initial_core,
-            feedback=net.feedback,
-            window=net.window,
+            **net.acting(),
         )

@@ -92,13 +92,18 @@ def num_actions(config: object, spec: EnvSpec) -> int:
       ConfigError: the environment's actions are not discrete.
     """
     if not isinstance(spec.action, spaces.Discrete):
-        others = {
-            spaces.Box: "sac, td3, ddpg and ppo handle vectors of numbers",
-            spaces.MultiDiscrete: "ppo handles vectors of integers",
-            dict: "ppo handles Dict actions",
-        }[type(spec.action)]
-        raise ConfigError(f"{name_of(config)} needs discrete actions, which {spec.id} lacks; {others}")
+        raise ConfigError(f"{name_of(config)} needs discrete actions, which {spec.id} lacks; {_handled(spec.action)}")
     return spec.action.n
+
+
+def _handled(actions: Any) -> str:
+    """Says which algorithms handle a kind of actions."""
+    return {
+        spaces.Discrete: "dqn, rainbow, pqn, sac and ppo handle discrete ones",
+        spaces.Box: "sac, td3, ddpg and ppo handle vectors of numbers",
+        spaces.MultiDiscrete: "ppo handles vectors of integers",
+        dict: "ppo handles Dict actions",
+    }[type(actions)]
 
 
 class ActionScale(NamedTuple):
@@ -116,12 +121,7 @@ class ActionScale(NamedTuple):
         """
         space, name = spec.action, name_of(config)
         if not isinstance(space, spaces.Box) or len(space.shape) != 1 or not np.issubdtype(space.dtype, np.floating):
-            others = {
-                spaces.Discrete: "; dqn, rainbow, pqn, sac and ppo handle discrete ones",
-                spaces.MultiDiscrete: "; ppo handles vectors of integers",
-                dict: "; ppo handles Dict actions",
-            }
-            hint = others.get(type(space), "")
+            hint = "" if isinstance(space, spaces.Box) else f"; {_handled(space)}"
             raise ConfigError(f"{name} needs actions that are {needed}, which {spec.id} lacks{hint}")
         if not np.isfinite([space.low, space.high]).all():
             raise ConfigError(f"{name} needs bounded actions, which {spec.id} lacks; ppo handles unbounded ones")

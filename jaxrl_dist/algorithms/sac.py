@@ -143,7 +143,7 @@ class _Continuous:
         mean, raw = jnp.split(outputs, 2, axis=-1)
         # Bounded smoothly to e^-5 .. e^2, as in the code of Yarats and Kostrikov (2020) and in CleanRL.
         log_std = -5.0 + 0.5 * 7.0 * (jnp.tanh(raw) + 1.0)
-        return distributions.TanhNormal(mean, log_std, -jnp.ones(self.scale.size), jnp.ones(self.scale.size))
+        return distributions.TanhNormal(mean, log_std)
 
     def to_env(self, action: jax.Array) -> jax.Array:
         """Converts a distribution's actions to the environment's."""

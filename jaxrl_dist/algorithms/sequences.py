@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxrl_dist.algorithms.core_inputs import CoreInputs
-from jaxrl_dist.lazy import cores, jax, jnp, returns, views
+from jaxrl_dist.lazy import cores, jax, jnp, observations, returns
 from jaxrl_dist.memory.config import ReplayConfig
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Timestep, Variables, swap_axes
 
@@ -17,7 +16,7 @@ def recurrence(config: ReplayConfig, spec: EnvSpec) -> Any:
     if config.core == "none":
         return None
     core = cores.make_core(config, jnp.dtype(config.precision))
-    return cores.Recurrence(core, config.burn_in, CoreInputs.of(config, spec).size)
+    return cores.Recurrence(core, config.burn_in, cores.CoreInputs.of(config, spec).size)
 
 
 def stored(rollout: Rollout) -> tuple[Rollout, PyTree, jax.Array | None]:
@@ -50,12 +49,12 @@ def sequences(
     al. 2019, section 3). Actor and critics have separate cores (Ni et al. 2022, section 4).
 
     Args:
-      networks: made with ``recurrence``; in place of observations they read ``nn.views.View``s.
+      networks: made with ``recurrence``; in place of observations they read ``nn.observations.View``s.
       params_of: ``(params) -> {name: params}`` of the networks.
     """
     if config.core == "none":
         return algorithm
-    inputs, length = CoreInputs.of(config, spec), config.sequence_length
+    inputs, length = cores.CoreInputs.of(config, spec), config.sequence_length
     # Burn-in, training steps, the steps that the last return's bootstrap needs, and one that only supplies inputs.
     window = config.burn_in + length + config.n_step - 1 + (config.core_inputs != "none")
 
@@ -67,7 +66,7 @@ def sequences(
         core, rest = core
         memory, read = inputs.memory(core), inputs.read(core)
         one, sequence = jnp.ones((1, len(jax.tree.leaves(obs)[0])), bool), jax.tree.map(lambda x: x[None], (obs, read))
-        view = views.View(obs, sequence[0], one, sequence[1], memory, jnp.zeros_like(one, jnp.int32).T)
+        view = observations.View(obs, sequence[0], one, sequence[1], memory, jnp.zeros_like(one, jnp.int32).T)
         action, rest, extras = algorithm.policy(variables, view, rest, context)
         params = params_of(variables.params)
         after = {name: networks[name].advance(params[name], obs, memory[name], read) for name in networks}
@@ -108,8 +107,8 @@ def sequences(
         obs, valid, read = swap_axes((batch["obs"], batch["going"], batch["core_inputs"]))
 
         def view(rows: jax.Array) -> Any:
-            now = jax.tree.map(lambda x: views.take_rows(x, rows), obs)
-            return views.View(now, obs, valid, read, batch["core"], rows)
+            now = jax.tree.map(lambda x: observations.take_rows(x, rows), obs)
+            return observations.View(now, obs, valid, read, batch["core"], rows)
 
         plain = ("action", "reward", "discount", "valid")
         flat = {name: jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch[name]) for name in plain}

@@ -12,7 +12,7 @@ import inspect
 import itertools
 import shutil
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from jaxrl_dist.checks import flag
@@ -157,11 +157,7 @@ def train_page(
     """
     hints = {**get_type_hints(command, include_extras=True), **get_type_hints(kind, include_extras=True)}
     texts = {**inherited_docstrings(command), **inherited_docstrings(kind)}
-    groups: dict[str, list[str]] = {group: [] for group in ORDER}
-    for name in values:
-        groups[group_of(name, kind, command)].append(name)
-    groups["common"].sort(key=lambda name: COMMON.index(name) if name in COMMON else -1)
-    groups = {group: names for group, names in groups.items() if names}
+    groups = _grouped(values, kind, command)
     lines = [f"usage: {prog} --env ENV [FLAGS]", "", *_wrapped(f"{inspect.cleandoc(kind.__doc__)}\n\n{about}", 0)]
     shown = [group for group in groups if everything or group in SHORT]
     for group in shown:
@@ -172,6 +168,15 @@ def train_page(
         rest = ", ".join(f"{group} ({len(names)})" for group, names in groups.items() if group not in shown)
         lines += ["", *_wrapped(f"More flags, with --help-all: {rest}.", 0)]
     return "\n".join(lines) + "\n"
+
+
+def _grouped(names: Iterable[str], kind: type, command: type) -> dict[str, list[str]]:
+    """Returns the fields of each group that has some, in the order of ``ORDER``."""
+    groups: dict[str, list[str]] = {group: [] for group in ORDER}
+    for name in names:
+        groups[group_of(name, kind, command)].append(name)
+    groups["common"].sort(key=lambda name: COMMON.index(name) if name in COMMON else -1)
+    return {group: names for group, names in groups.items() if names}
 
 
 def _entry(field: str, hint: Any, text: str, value: Any, source: str = "default") -> Iterator[str]:

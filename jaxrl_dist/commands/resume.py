@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jaxrl_dist.algorithms import from_file
 from jaxrl_dist.checks import flag
 from jaxrl_dist.commands import find_modules, flags, request
 from jaxrl_dist.commands.train import joined, show
-from jaxrl_dist.config.train import RESUMABLE
+from jaxrl_dist.config.train import RESUMABLE, Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import signals, trackers
 from jaxrl_dist.run.storage import check_run_dir
@@ -46,18 +47,10 @@ def run(args: Sequence[str]) -> int:
     check_run_dir(run_dir)
     before = stored_config(run_dir, from_file(options.algorithm) if options.algorithm else None, env)
     given = flags.parse_train(type(before.algorithm), args[1:])
-    defaults = {field.name: field.default for field in dataclasses.fields(flags.Command)}
-    old = {**defaults, **vars(before), **vars(before.algorithm)}
-    changes = {name: value for name, value in given.items() if value != old[name]}
     changeable = (*RESUMABLE, "env_options") if options.change_env_options else RESUMABLE
-    for name in changes:
-        if name not in (*_TRAIN, *changeable):
-            instead = f"a new run takes it: jaxrl-dist train --config {run_dir} {flag(name)} ..."
-            instead = "--change-env-options allows it" if name == "env_options" else instead
-            raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {instead}")
+    changes = _changes(before, given, changeable, run_dir)
     trackers.check_asked(before.wandb, given)
     output = request.output_flags(given)
-    changes = {name: value for name, value in changes.items() if name in changeable}
     dataclasses.replace(before, **changes).validate()
 
     from jaxrl_dist.run.console import one_line_warnings
@@ -69,3 +62,21 @@ def run(args: Sequence[str]) -> int:
         prepared = resuming.prepare_resume(before, run_dir, changes, change_env_options=change)
         show(label(before.algorithm), prepared, stop, **output)
     return 0
+
+
+def _changes(
+    before: Train[Any], given: Mapping[str, Any], changeable: Sequence[str], run_dir: pathlib.Path
+) -> dict[str, Any]:
+    """Returns the ``given`` values that differ from those of the stored run and change it.
+
+    Raises:
+      ConfigError: one of them cannot change.
+    """
+    old = {**vars(flags.Command(before.algorithm)), **vars(before), **vars(before.algorithm)}
+    changes = {name: value for name, value in given.items() if value != old[name]}
+    for name in changes:
+        if name not in (*_TRAIN, *changeable):
+            instead = f"a new run takes it: jaxrl-dist train --config {run_dir} {flag(name)} ..."
+            instead = "--change-env-options allows it" if name == "env_options" else instead
+            raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {instead}")
+    return {name: value for name, value in changes.items() if name in changeable}

@@ -53,10 +53,7 @@ def run(args: Sequence[str]) -> int:
 
         from jaxrl_dist.training.results import Row, table
 
-        if not is_population(config) or config.evolve is not None:
-            raise ConfigError("a sweep needs members, by --seeds or --vary, which are not selected by --evolve")
-        if config.average_every is not None:
-            raise ConfigError("only `train` accepts --average-every: the members of a sweep do not communicate")
+        _check(config)
         config = population.in_run_dir(config)
         path, configs = pathlib.Path(str(config.run_dir)), members(config)
         commands = [_command(args, config, member) for member in configs]
@@ -64,18 +61,27 @@ def run(args: Sequence[str]) -> int:
         progress = _Progress(path, rows, config.evaluation_policy, quiet=output["quiet"])
         with _claimed(path, to_json(config, source.spec)):
             progress.print(f"{counted(len(rows), 'member')}, {sweep.jobs} at a time, in {path}")
-            logs = [progress.log(number) for number in range(len(rows))]
+            logs = list(map(progress.log, range(len(rows))))
             logs[0].parent.mkdir(exist_ok=True)
             for log in logs:
                 _wait_for(log.with_suffix(""), stop)
-            try:
-                subprocesses.run_all(commands, logs, sweep.jobs, stop, progress.ended, progress.failed)
-            except subprocesses.RefusedError as error:
-                raise ConfigError(str(error)) from None
+            subprocesses.run_all(commands, logs, sweep.jobs, stop, progress.ended, progress.failed)
         if stop():
             raise stop.interrupted(f"interrupted; the same command with --run-dir {path} continues it")
         progress.print(table(rows, config.evaluation_policy))
     return int(any(row.status in ("diverged", "failed") for row in rows))
+
+
+def _check(config: Train[Any]) -> None:
+    """Checks that a run has members that do without each other.
+
+    Raises:
+      ConfigError: it has none, or they are selected or averaged.
+    """
+    if not is_population(config) or config.evolve is not None:
+        raise ConfigError("a sweep needs members, by --seeds or --vary, which are not selected by --evolve")
+    if config.average_every is not None:
+        raise ConfigError("only `train` accepts --average-every: the members of a sweep do not communicate")
 
 
 @dataclasses.dataclass

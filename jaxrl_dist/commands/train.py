@@ -132,17 +132,23 @@ def show(name: str, run: Run, stop: signals.Stop, *, quiet: bool, verbose: bool)
     reports = run.reports(display.evaluating, stop)
     begun = f", from {run.env_steps:,} env steps on" if run.env_steps else ""
     display.print(f"{run.describe(name)}\nwriting {config.run_dir}{begun}")
+    last = _last(display.watch(reports, run.total_env_steps), stop)
+    stop.number = max(peers.all_gather(stop.number or 0, "signals")) or None
+    if stop() and (left := _left(run, last)):
+        raise stop.interrupted(f"interrupted; {left}")
+    display.print("\n".join(_summary(run, last)))
+
+
+def _last(reports: Iterator[Report], stop: signals.Stop) -> Report:
+    """Lets a run report until its end, and returns the last report."""
     try:
-        for report in display.watch(reports, run.total_env_steps):
+        for report in reports:
             last = report
     except OSError as error:
         if not stop() or error.errno != errno.EIO or error.filename:
             raise
         raise stop.interrupted() from None  # SIGHUP: the terminal has closed, and the run is saved
-    stop.number = max(peers.all_gather(stop.number or 0, "signals")) or None
-    if stop() and (left := _left(run, last)):
-        raise stop.interrupted(f"interrupted; {left}")
-    display.print("\n".join(_summary(run, last)))
+    return last
 
 
 def _left(run: Run, last: Report) -> str:

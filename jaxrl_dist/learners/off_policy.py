@@ -168,12 +168,7 @@ def updates_per_iteration(replay: Replay, steps: int) -> int:
 
 
 def check_sizes(
-    algorithm: Algorithm,
-    rows: int,
-    rollout_length: int,
-    num_devices: int,
-    frame_stack: int = 1,
-    num_agents: int = 1,
+    algorithm: Algorithm, rows: int, rollout_length: int, num_devices: int, frame_stack: int = 1, num_agents: int = 1
 ) -> None:
     """Checks that environments, capacity and batch divide evenly, and that the memory is large enough.
 

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 
 from jaxrl_dist import rng
 from jaxrl_dist.learners import league, sgd
-from jaxrl_dist.types import Algorithm, PyTree, Rollout, TrainState
+from jaxrl_dist.mesh import over_policies
+from jaxrl_dist.types import Algorithm, Rollout, TrainState
 
 
 def combined_learner(learners: Mapping[str, sgd.Learner], copies: Mapping[str, league.Copies] = {}) -> sgd.Learner:
@@ -55,12 +56,6 @@ def combined_learner(learners: Mapping[str, sgd.Learner], copies: Mapping[str, l
             states[name] = states[name]._replace(variables=variables)
         return joined(states), metrics
 
-    def cut(memory: PyTree) -> PyTree:
-        return {name: learner.cut(memory[name]) for name, learner in learners.items()}
-
-    def start_mid_episode(memory: PyTree) -> PyTree:
-        return {name: learner.start_mid_episode(memory[name]) for name, learner in learners.items()}
-
     def relearn(state: TrainState, key: jax.Array) -> tuple[TrainState, Mapping[str, Any]]:
         states, metrics = {}, {}
         for number, (name, learner) in enumerate(learners.items()):
@@ -69,6 +64,8 @@ def combined_learner(learners: Mapping[str, sgd.Learner], copies: Mapping[str, l
         return joined(states), metrics
 
     replay = all(learner.relearn is not None for learner in learners.values())
+    cut = partial(over_policies(lambda learner, memory: learner.cut(memory)), learners)
+    start_mid_episode = partial(over_policies(lambda learner, memory: learner.start_mid_episode(memory)), learners)
     return sgd.Learner(init, update, relearn if replay else None, cut, start_mid_episode, parts=tuple(learners.items()))
 
 

@@ -141,18 +141,23 @@ def losses_of(
         kinds = ", ".join("array" if hasattr(x, "shape") else type(x).__name__ for x in parts)
         raise ConfigError(f"the algorithm's loss must return losses, a mask and Aux(metrics), not ({kinds})")
     losses, mask, aux = parts
+    prioritized = getattr(algorithm.replay, "priority_exponent", None) is not None
+    _check_entries(losses, mask, aux, len(context.keys), prioritized=prioritized)
+    return losses, mask, aux
+
+
+def _check_entries(losses: Any, mask: Any, aux: Aux, num_examples: int, *, prioritized: bool) -> None:
     shape, said = np.shape(losses), "the algorithm's loss has returned"
-    entries = f"an entry for each of {len(context.keys)} examples, and no mean"
-    if shape != np.shape(mask) or shape[:1] != (len(context.keys),):
+    entries = f"an entry for each of {num_examples} examples, and no mean"
+    if shape != np.shape(mask) or shape[:1] != (num_examples,):
         raise ConfigError(f"{said} losses {shape} with a mask {np.shape(mask)}; both need {entries}")
     for name, x in aux.metrics.items():
         if np.shape(x) not in (shape, ()):
             raise ConfigError(f"{said} losses {shape} with a metric {name!r} {np.shape(x)}; it needs the losses' shape")
-    if aux.priority is None and getattr(algorithm.replay, "priority_exponent", None) is not None:
+    if aux.priority is None and prioritized:
         raise ConfigError(f"{said} no Aux.priority, which prioritised replay needs; it has {entries}")
-    if aux.priority is not None and np.shape(aux.priority) != (len(context.keys),):
+    if aux.priority is not None and np.shape(aux.priority) != (num_examples,):
         raise ConfigError(f"{said} an Aux.priority {np.shape(aux.priority)}; it needs {entries}")
-    return losses, mask, aux
 
 
 def _masked(x: jax.Array, mask: jax.Array) -> jax.Array:

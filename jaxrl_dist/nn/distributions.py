@@ -139,19 +139,17 @@ class Normal(NamedTuple):
 
 
 class TanhNormal(NamedTuple):
-    """A ``Normal`` squashed by tanh and rescaled to finite bounds; its entropy has no closed form.
+    """A ``Normal`` squashed by tanh to -1 .. 1; its entropy has no closed form.
 
     Haarnoja et al. 2018, "Soft Actor-Critic: Off-Policy Maximum Entropy Deep Reinforcement Learning with a Stochastic
-    Actor", appendix C (https://arxiv.org/abs/1801.01290), with the density in the units of the rescaled action.
+    Actor", appendix C (https://arxiv.org/abs/1801.01290).
     """
 
     mean: jax.Array  # [..., A] float32  before squashing
     log_std: jax.Array  # [..., A] float32  before squashing
-    low: jax.Array | np.ndarray  # [A]
-    high: jax.Array | np.ndarray  # [A]
 
     def sample(self, keys: jax.Array, noise: jax.Array | None = None) -> jax.Array:
-        return self._squash(self._normal().sample(keys, noise))
+        return jnp.tanh(self._normal().sample(keys, noise))
 
     def sample_and_log_prob(self, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Draws actions ``[..., A]`` and their log density ``[...]``, exact even if an action rounds to a bound.
@@ -159,38 +157,24 @@ class TanhNormal(NamedTuple):
         Both are differentiable by ``mean`` and ``log_std`` (the reparameterisation trick).
         """
         pre_tanh = self._normal().sample(keys)
-        return self._squash(pre_tanh), self._log_prob(pre_tanh)
+        return jnp.tanh(pre_tanh), self._log_prob(pre_tanh)
 
     def log_prob(self, action: jax.Array) -> jax.Array:
         """Log density ``[...]``; an action on a bound counts as the nearest float32 inside it."""
-        centre, scale = self._affine()
         largest = 1.0 - float(np.finfo(np.float32).epsneg)  # arctanh(1) is infinite
-        return self._log_prob(jnp.arctanh(jnp.clip((action - centre) / scale, -largest, largest)))
+        return self._log_prob(jnp.arctanh(jnp.clip(action, -largest, largest)))
 
     def mode(self) -> jax.Array:
         """The squashed mean, SAC's greedy action; strictly, this is the median."""
-        return self._squash(self.mean)
+        return jnp.tanh(self.mean)
 
     def _normal(self) -> Normal:
         return Normal(self.mean, self.log_std)
 
-    def _affine(self) -> tuple[jax.Array, jax.Array]:
-        half_low, half_high = 0.5 * self._bound(self.low), 0.5 * self._bound(self.high)
-        return half_high + half_low, half_high - half_low
-
-    def _bound(self, bound: jax.Array | np.ndarray) -> jax.Array:
-        return jnp.broadcast_to(jnp.asarray(bound, self.mean.dtype), self.mean.shape)
-
-    def _squash(self, pre_tanh: jax.Array) -> jax.Array:
-        centre, scale = self._affine()
-        # Rounding may carry the sum past a bound.
-        return jnp.clip(centre + scale * jnp.tanh(pre_tanh), self._bound(self.low), self._bound(self.high))
-
     def _log_prob(self, pre_tanh: jax.Array) -> jax.Array:
-        _, scale = self._affine()
         # log(1 - tanh(u)^2), written so that nothing cancels for large |u|.
         log_slope = 2.0 * (math.log(2.0) - pre_tanh - jax.nn.softplus(-2.0 * pre_tanh))
-        return self._normal().log_prob(pre_tanh) - jnp.sum(log_slope + jnp.log(scale), axis=-1)
+        return self._normal().log_prob(pre_tanh) - jnp.sum(log_slope, axis=-1)
 
 
 class EpsilonGreedy(NamedTuple):

@@ -18,15 +18,14 @@ from jaxrl_dist.nn.config import NetworkConfig, TorsoConfig
 from jaxrl_dist.nn.cores import NO_CORE, Core, Recurrence, beside, make_core
 from jaxrl_dist.nn.heads import Heads, action_value_head, actor_critic_heads, linear_head, q_heads
 from jaxrl_dist.nn.layers import dense
-from jaxrl_dist.nn.observations import preprocess, side_by_side
+from jaxrl_dist.nn.observations import View, preprocess, side_by_side, take_rows
 from jaxrl_dist.nn.torsos import choose_torso, make_torso
-from jaxrl_dist.nn.views import View, take_rows, unroll_late
 from jaxrl_dist.spaces import Space
 from jaxrl_dist.types import PyTree
 
 
 class Network(NamedTuple):
-    """A network that reads observations, or with a ``Recurrence`` a ``views.View`` of them."""
+    """A network that reads observations, or with a ``Recurrence`` a ``View`` of them."""
 
     init: Callable[[jax.Array], dict[str, PyTree] | list[PyTree]]
     """``(key) -> params``, float32."""
@@ -315,3 +314,23 @@ def actor_critic(
         core = beside(core)
     torsos = ("torso",) if shared else ("policy_torso", "value_torso")
     return make_network(config, observation, core, heads, torsos, critic_sees, core_inputs)
+
+
+def unroll_late(
+    network: Any,
+    params: PyTree,
+    obs: PyTree,
+    core: PyTree,
+    valid: jax.Array,
+    core_inputs: jax.Array | None,
+    burn_in: int,
+) -> tuple[Any, ...]:
+    """Unrolls a ``RecurrentNetwork`` over ``T`` steps; the first ``burn_in`` only update the core, without a gradient.
+
+    Returns what ``network.unroll`` does for the other ``T - burn_in``. Source: Kapturowski et al. (2019), section 3.
+    """
+    if burn_in:
+        early, read = jax.tree.map(lambda x: x[:burn_in], (obs, core_inputs))
+        *_, core = network.unroll(params, early, core, valid[:burn_in], core_inputs=read)
+    late, read = jax.tree.map(lambda x: x[burn_in:], (obs, core_inputs))
+    return tuple(network.unroll(params, late, jax.lax.stop_gradient(core), valid[burn_in:], core_inputs=read))

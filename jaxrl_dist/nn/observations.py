@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,6 @@ from jax.typing import DTypeLike
 
 from jaxrl_dist import spaces
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.nn.views import now
 from jaxrl_dist.spaces import Discrete, MultiDiscrete, Part, Space, channels_first
 from jaxrl_dist.types import EnvSpec, PyTree
 
@@ -31,7 +31,8 @@ def seen(spec: EnvSpec, hidden: Sequence[str] = ()) -> Space:
       ConfigError: a hidden part does not exist, or no part is left.
     """
     space = spec.observation
-    parts = {name: part for name, part in space.items() if name != spec.mask} if isinstance(space, dict) else {}
+    parts: dict[Any, Any] = dict(space) if isinstance(space, dict) else {}
+    parts.pop(spec.mask, None)
     for name in hidden:
         if name not in parts:
             names = f"its parts are {', '.join(parts)}" if parts else "its observation has no parts"
@@ -77,6 +78,31 @@ def side_by_side(x: PyTree, space: Space) -> jax.Array:
     """Flattens preprocessed observations and joins their parts, ``[..., D]``."""
     parts = spaces.leaves(space)
     return jnp.concatenate([flatten(leaf, rank(parts[path])) for path, leaf in spaces.leaves(x).items()], axis=-1)
+
+
+# --- Sequences in place of single observations, for networks with a recurrent core ---------------------
+
+
+class View(NamedTuple):
+    """Some steps of ``N`` sequences: a network with a core reads it where others read observations ``[N * L, ...]``."""
+
+    now: PyTree  # [N * L, ...]  the observations of these steps
+    obs: PyTree  # [T, N, ...]  those of the whole sequences
+    valid: jax.Array  # [T, N] bool
+    core_inputs: jax.Array | None  # [T, N, I] float32
+    core: dict[str, PyTree]  # [N, ...]  each network's state before step 0
+    rows: jax.Array  # [N, L] int32  the steps
+
+
+def now(obs: PyTree) -> PyTree:
+    """Returns the observations ``[N, ...]`` of a view's steps; other observations unchanged."""
+    return obs.now if isinstance(obs, View) else obs
+
+
+def take_rows(x: jax.Array, rows: jax.Array) -> jax.Array:
+    """Takes steps ``rows [N, L]`` of ``x [T, N, ...]``, as ``[N * L, ...]``."""
+    taken = x[rows, jnp.arange(len(rows))[:, None]]
+    return taken.reshape(-1, *x.shape[2:])
 
 
 # --- Legal actions ------------------------------------------------------------------------------------

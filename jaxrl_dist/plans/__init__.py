@@ -11,7 +11,7 @@ import jax
 
 from jaxrl_dist.actors.pool import PoolOptions
 from jaxrl_dist.checks import check_used
-from jaxrl_dist.config.plans import PLANS
+from jaxrl_dist.config.plans import PLANS, Plan
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import ConfigError, ConfigWarning
@@ -64,21 +64,27 @@ def pool_options(
     check_used(config, *marked(config, needs_actors=True), there=plan.threaded, needed=needed)
     check_used(config, "max_restarts", there=config.on_actor_error == "restart", needed="--on-actor-error restart")
     check_used(config, "on_actor_error", there=on_host, needed="environments on the host")
-    if config.free_running and len(algorithm) > 1:
-        raise ConfigError("--free-running is for one policy; of several, those that replay do so under --plan own_pace")
-    if config.free_running and not (plan.free_running and replays(algorithm)):
-        raise ConfigError("--free-running is for algorithms that replay experience, under --plan asynchronous")
+    if config.free_running:
+        _check_free_running(plan, algorithm)
     if not plan.threaded:
         if config.num_actors is not None:
             without = f"under --plan {config.plan}, which has no actor threads"
             text = f"--num-actors {config.num_actors} changes nothing {without}"
             warnings.warn(text, ConfigWarning, stacklevel=2)
         return PoolOptions()
-    for policy, trained in ((policy, each) for policy, each in algorithm.items() if each.trains):
-        if trained.episodic:
+    for policy, trained in algorithm.items():
+        if trained.trains and trained.episodic:
             raise ConfigError(
                 f"{names[policy]} compares whole episodes of one policy, which --plan {config.plan} does not wait for; "
                 "--plan synchronous does, and on_device with environments that can be compiled"
             )
-        _code(config.plan).check(config, trained, names[policy], len(learners))
+        if trained.trains:
+            _code(config.plan).check(config, trained, names[policy], len(learners))
     return threaded.pool_options(config, learners)
+
+
+def _check_free_running(plan: Plan, algorithm: Algorithms) -> None:
+    if len(algorithm) > 1:
+        raise ConfigError("--free-running is for one policy; of several, those that replay do so under --plan own_pace")
+    if not (plan.free_running and replays(algorithm)):
+        raise ConfigError("--free-running is for algorithms that replay experience, under --plan asynchronous")

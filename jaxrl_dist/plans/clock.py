@@ -58,8 +58,4 @@ class Clock:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the checkpoint's JSON."""
-        return {
-            "wall_time_s": self.wall_time(),
-            "compile_s": self._compile_seconds(),
-            "reported": self._reported,
-        }
+        return {"wall_time_s": self.wall_time(), "compile_s": self._compile_seconds(), "reported": self._reported}

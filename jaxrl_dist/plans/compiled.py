@@ -43,7 +43,7 @@ def lower(job: Job, members: int = 1) -> Any:
       A ``jax.stages.Lowered``, whose ``compile()`` allocates nothing on the devices.
     """
     iterate = make_iteration(job, members)
-    key = jax.eval_shape(lambda: jnp.stack([rng.stream(job.seed, Stream.INIT)] * members))
+    key = jax.eval_shape(lambda: jnp.stack([rng.stream(job.config.seed, Stream.INIT)] * members))
     init = meshes.over_members(job.learner.init), meshes.over_members(lambda key: start(job)(key, {}))
     state, actor = (jax.eval_shape(begin, key) for begin in init)
     inputs: tuple[Any, ...] = state, actor, (key, key, key), {}
@@ -56,7 +56,7 @@ def traces(job: Job) -> bool:
 
     def iteration(hyper: Mapping[str, Array]) -> Any:
         algorithm, learner = job.variant(hyper)
-        key, size = rng.stream(job.seed, Stream.INIT), job.num_envs // job.mesh.shape[meshes.DATA]
+        key, size = rng.stream(job.config.seed, Stream.INIT), job.num_envs // job.mesh.shape[meshes.DATA]
         spec, state = job.source.spec, learner.init(key)
         allocate, act, close_rollout = programs.acting(algorithm, spec, job.rollout_length, key)
         core, now = initial_core(algorithm, spec, EnvSlice.all(size)), (jnp.int32(0), state.env_step)
@@ -89,7 +89,7 @@ def start(job: Job) -> Callable[..., device.ActorState]:
 
 def member_keys(jobs: Sequence[Job], stream: Stream) -> jax.Array:
     """Returns the members' keys of a stream, ``[M]``."""
-    keys = jnp.stack([rng.stream(job.seed, stream) for job in jobs])
+    keys = jnp.stack([rng.stream(job.config.seed, stream) for job in jobs])
     return meshes.put(keys, jobs[0].mesh, MEMBERS)
 
 

@@ -79,7 +79,8 @@ def dataflow(job: Job, training: Training, programs: Sequence[meshes.Program], e
             return tally.report(state, clock, stages, programs)
 
         def received() -> Rounds:
-            taken = iter(() if tally.done() else rounds(job, pool, tally, exchange.size, lambda: more))
+            done = job.ended_by(job.env_steps, job.score)  # before this session
+            taken = iter(() if done else rounds(job, pool, tally, exchange.size, lambda: more))
             while (samples := peers.run_everywhere(partial(next, taken, ()), "the actors")) != ():
                 stages.mark("waiting")
                 if samples is not None:
@@ -175,10 +176,6 @@ class Tally(reports.HostInterval):
         dropped = sent - queued - self._trained
         numbers = {"queue": queued, "sent": sent, "trained": self._trained, "dropped": dropped}
         return {f"async/{name}": float(number) for name, number in numbers.items()}
-
-    def done(self) -> bool:
-        """Returns whether the run was done before this session."""
-        return self._job.ended_by(self.env_steps, self.score) is not None
 
     def report(self, state: TrainState, clock: Clock, stages: Stages, programs: Sequence[Any]) -> Report:
         """Returns the report of the interval since the last report; all processes must call it.

@@ -84,13 +84,13 @@ class Selection(NamedTuple):
         return last > passed
 
     @staticmethod
-    def valid(config: Any, values: Mapping[str, float]) -> bool:
-        """Returns whether an algorithm may have these hyperparameters; if not, a member keeps its current ones."""
+    def checked(config: Any, values: Mapping[str, float], current: Mapping[str, float]) -> Mapping[str, float]:
+        """Returns hyperparameters, but a member's current ones if its algorithm may not have these values."""
         try:
             varied(config.algorithm, values).validate()
         except ConfigError:
-            return False
-        return True
+            return current
+        return values
 
     def rng(self, iteration: int) -> np.random.Generator:
         """Returns the random numbers of the selection after this many iterations."""

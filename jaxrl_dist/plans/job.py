@@ -97,11 +97,6 @@ class Job(NamedTuple):
         """Env steps of an iteration in which no environment resets."""
         return self.config.num_envs * self.config.rollout_length
 
-    @property
-    def seed(self) -> int:
-        """The seed of the run."""
-        return self.config.seed
-
     def variant(self, hyper: Mapping[str, Array]) -> tuple[Algorithms, Learner]:
         """Returns algorithm and learner with these hyperparameters, which may be traced scalars."""
         return self.vary(hyper) if hyper and self.vary is not None else (self.algorithm, self.learner)
@@ -178,12 +173,12 @@ class Job(NamedTuple):
     def session_seed(self) -> int:
         """The seed of environments on the host and of actors in threads, which a resumed run restarts."""
         if self.resumed is None:
-            return self.seed
-        return rng.host_seed(self.seed, int(self.resumed.state.iteration))
+            return self.config.seed
+        return rng.host_seed(self.config.seed, int(self.resumed.state.iteration))
 
     def key(self, stream: rng.Stream) -> jax.Array:
         """Returns the replicated key of a stream of this run."""
-        return meshes.put(rng.stream(self.seed, stream), self.mesh, meshes.REPLICATED)
+        return meshes.put(rng.stream(self.config.seed, stream), self.mesh, meshes.REPLICATED)
 
     def actor_job(self) -> ActorJob:
         """Returns the job of an actor pool."""

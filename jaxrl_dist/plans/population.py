@@ -35,6 +35,10 @@ _Numbers = tuple[Sequence[IntervalSums], _Counts]
 """What the members' reports need: the sums of each row since the last report, and the rows' counts."""
 
 
+def _stacked_hyper(jobs: Sequence[Job], dtype: Any = np.float64) -> dict[str, np.ndarray]:
+    return {name: np.array([job.hyper[name] for job in jobs], dtype) for name in jobs[0].hyper}
+
+
 class Population(abc.ABC):
     """Runs that differ only in seed and ``hyper``, called members, in the same programs.
 
@@ -116,9 +120,7 @@ class Population(abc.ABC):
         self._iterations = max((int(x.iterations) for x in since), default=0)
         self._begin()
         if self._ended:  # before this session, but their reports have not been taken
-            numbers = self._numbers()
-            for member in self._ended:
-                self._due[member] = self._now(member, numbers, keep=not all(self._done))
+            self._offer(self._ended, self._numbers())
         self._started = True
 
     def _ready(self, *programs: meshes.Program) -> None:
@@ -129,8 +131,7 @@ class Population(abc.ABC):
         """Puts the keys and hyperparameters of the program's members on the mesh."""
         jobs = [self._jobs[member] for member in self._rows]
         self._keys = tuple(compiled.member_keys(jobs, stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
-        hyper = {name: np.array([job.hyper[name] for job in jobs], np.float32) for name in jobs[0].hyper}
-        self._hyper = meshes.put(hyper, jobs[0].mesh, compiled.MEMBERS)
+        self._hyper = meshes.put(_stacked_hyper(jobs, np.float32), jobs[0].mesh, compiled.MEMBERS)
 
     def _excluded_seconds(self, member: int) -> float:
         return self._jobs[member].excluded_seconds()
@@ -169,10 +170,12 @@ class Population(abc.ABC):
     def _report(self, running: Sequence[int]) -> None:
         """Makes the reports of members that are done, and of all members after an interval."""
         interval_over = self._iterations >= self._jobs[0].iterations_per_report
-        numbers = self._numbers() if interval_over else None
-        if numbers is not None:
+        numbers = None
+        if interval_over:
+            numbers = self._numbers()
             self._score(running, numbers[0])
-        ended, stopped = [member for member in running if self._is_over(member)], self._stopped(running)
+        ended = [x for x in running if self._jobs[x].ended_by(self._env_steps(x), self._scores[x])]
+        stopped = self._stopped(running)
         due = running if interval_over else sorted({*ended, *stopped})
         if not due:
             return
@@ -181,23 +184,23 @@ class Population(abc.ABC):
         if interval_over:
             counts = self._select(counts)  # also among those that stop: a resume goes on after it
         self._end(stopped)
-        for member in due:
-            last = self._done[member] and not all(self._done)
-            self._due[member] = self._now(member, (since, counts), keep=last)
+        self._offer(due, (since, counts))
         self._parents = list(range(len(self._jobs)))
-        if self.halved.intersection(due) and not all(self._done):
+        if self.halved.intersection(due):
             self._shrink()
         if interval_over:
             self._restart()
             self._iterations = 0
 
+    def _offer(self, members: Iterable[int], numbers: _Numbers) -> None:
+        """Makes reports, which stay valid for members that are done while others advance."""
+        for member in members:
+            self._due[member] = self._now(member, numbers, keep=self._done[member] and not all(self._done))
+
     def _score(self, members: Sequence[int], since: Sequence[IntervalSums]) -> None:
         """Takes the members' scores from the episodes of a whole interval."""
         for member in members:
             self._scores[member] = mean_return(since[self._rows.index(member)].episodes, self._scores[member])
-
-    def _is_over(self, member: int) -> bool:
-        return self._jobs[member].ended_by(self._env_steps(member), self._scores[member]) is not None
 
     def _end(self, members: Iterable[int]) -> None:
         for member in members:
@@ -225,17 +228,16 @@ class Population(abc.ABC):
         iteration = int(self._part(counts.iteration, rows.index(members[0])))
         if not selection.due(iteration - self._iterations, iteration):
             return counts
-        hyper = {name: np.array([jobs[x].hyper[name] for x in members]) for name in jobs[0].hyper}
-        scores = np.array([self._scores[member] for member in members])
+        hyper, scores = _stacked_hyper([jobs[member] for member in members]), np.array(self._scores)[members]
         source, chosen = selection.evolve(selection.rng(iteration), scores, hyper)
         if len(source) < len(members):
-            self.halved |= set(members) - {members[x] for x in source}
+            self.halved.update(np.delete(members, source).tolist())
             self._end(self.halved)
             return counts
         for place, member in enumerate(members):
             job, self._parents[member] = jobs[member], members[source[place]]
             values = {name: float(x[place]) for name, x in chosen.items()}
-            jobs[member] = job._replace(hyper=values if selection.valid(job.config, values) else job.hyper)
+            jobs[member] = job._replace(hyper=selection.checked(job.config, values, job.hyper))
         return self._copy_parents(counts)
 
     def _copy_parents(self, counts: _Counts) -> _Counts:
@@ -254,8 +256,8 @@ class Population(abc.ABC):
     def _shrink(self) -> None:
         """Removes the members that are done from the programs, which are compiled again."""
         index = np.array([row for row, member in enumerate(self._rows) if not self._done[member]])
-        if len(index) % self._jobs[0].mesh.shape[meshes.AGENT]:
-            return  # the rest does not divide over the devices: all are computed
+        if not len(index) or len(index) % self._jobs[0].mesh.shape[meshes.AGENT]:
+            return  # none is left, or the rest does not divide over the devices: all are computed
         self._rows = [self._rows[row] for row in index]
         self._state, self._actor = self._gathered((self._state, self._actor), index)
         self._put_inputs()

@@ -12,7 +12,7 @@ import numpy as np
 from jaxrl_dist.envs.episodes import no_episodes
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.sgd import MAX_SKIPPED
-from jaxrl_dist.mesh import over_policies
+from jaxrl_dist.mesh import flat, over_policies
 from jaxrl_dist.plans.clock import Clock
 from jaxrl_dist.types import Array, Checkpoint, EpisodeStats, PyTree, Report, TrainState
 
@@ -287,13 +287,12 @@ def diverged(skipped: Any) -> bool:
 
 def _of_policies(since: IntervalSums) -> dict[str, float | None]:
     """Returns means of each policy's metrics and episodes, named like ``prey/loss/q``, or ``loss/q`` without a name."""
-    metrics: dict[str, float | None] = {}
-    for policy in sorted(since.learned):
-        count, sums = since.learned[policy], since.sums[policy]
-        means = {name: float(value / count) if count else None for name, value in sums.items()}
-        every = {**episode_metrics(since.episodes[policy].merge()), **means}
-        metrics |= {f"{policy}/{name}" if policy else name: value for name, value in every.items()}
-    return metrics
+
+    def of_policy(learned: Array, sums: Mapping[str, Array], episodes: EpisodeStats) -> dict[str, float | None]:
+        means = {name: float(value / learned) if learned else None for name, value in sums.items()}
+        return {**episode_metrics(episodes.merge()), **means}
+
+    return flat(over_policies(of_policy)(dict(sorted(since.learned.items())), *since[2:]))
 
 
 def saved(job: Job, state: TrainState) -> TrainState:

@@ -61,9 +61,9 @@ class HostPopulation(Population):
             )
             self._update = job.once(("update", members, every), lambda job: compiled.compile_update(job, every))
         else:
-            key = meshes.put(rng.stream(job.seed, Stream.ACT), mesh, meshes.REPLICATED)
+            key = meshes.put(rng.stream(job.config.seed, Stream.ACT), mesh, meshes.REPLICATED)
             acting = job.once(
-                ("act", job.seed), lambda job: programs.compile_acting(job.algorithm, spec, mesh, length, key)
+                ("act", job.config.seed), lambda job: programs.compile_acting(job.algorithm, spec, mesh, length, key)
             )
             self._update = job.once("update", lambda job: compile_update(job.learner, job.mesh))
         self._act = acting.act

@@ -140,15 +140,12 @@ def _policy(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: PyTree,
 
 def _of_learners(job: Job, state: TrainState, rollout: PyTree) -> dict[str, Part]:
     """Returns the stages of each policy that trains."""
-    parts: dict[str, Part] = {}
+    parts: dict[str, dict[str, Part]] = {}
     for name, algorithm in job.algorithm.items():
         if algorithm.trains:
-            frame_stack = job.source.spec.by_policy[name].frame_stack
-            stages = _learner_parts(
-                job._replace(algorithm=algorithm), state_of(state, name), rollout[name], frame_stack
-            )
-            parts |= {f"{name}/{stage}" if name else stage: part for stage, part in stages.items()}
-    return parts
+            of_policy, frame_stack = job._replace(algorithm=algorithm), job.source.spec.by_policy[name].frame_stack
+            parts[name] = _learner_parts(of_policy, state_of(state, name), rollout[name], frame_stack)
+    return meshes.flat(parts)
 
 
 def _learner_parts(job: Job, state: TrainState, rollout: Rollout, frame_stack: int) -> dict[str, Part]:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from jaxrl_dist.errors import DIVERGED, say
+from jaxrl_dist.errors import DIVERGED, ConfigError, say
 
 ATTEMPTS = 3
 """Number of times that the process of a command is started, if it dies; one that diverges would do so again."""
@@ -19,10 +19,6 @@ GRACE_SECONDS = 60.0
 """Seconds for a process to end after SIGTERM, before it is killed."""
 _SECONDS = 0.2  # between two checks of the processes
 _PIPE = "JAXRL_DIST_PIPE"  # environment variable with the descriptor of a pipe that closes as ``run_all`` ends
-
-
-class RefusedError(Exception):
-    """A process has ended with exit code 2: its command is wrong."""
 
 
 def run_all(
@@ -45,7 +41,7 @@ def run_all(
       failed: called with the number of each command that is given up, and the last line of its output.
 
     Raises:
-      RefusedError: a process has ended with exit code 2.
+      ConfigError: a process has ended with exit code 2: its command is wrong.
       OSError: no process can be started.
     """
     waiting, attempts = list(reversed(range(len(commands)))), [0] * len(commands)
@@ -77,7 +73,7 @@ def _given_up(code: int, log: pathlib.Path, attempts: int) -> str | None:
     """Returns why a command whose process has died is given up; None: it starts again."""
     why = _last_line(log) or f"exit code {code}"
     if code == 2:
-        raise RefusedError(f"{log.stem}: {why}")
+        raise ConfigError(f"{log.stem}: {why}")
     if attempts == ATTEMPTS or why.startswith(DIVERGED):
         return why
     say(f"{log.stem} has died and starts again: {why}")

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.mesh import flat
 from jaxrl_dist.run import storage
 from jaxrl_dist.run.console import of_each_policy
 from jaxrl_dist.run.files import METRICS, POPULATION, RESULTS, SUMMARY
@@ -127,20 +128,20 @@ def merged_rows(
       groups: members that train at the same time; times are sums over the groups, which train one after another.
     """
     reports = [newest[number] for number in sorted(newest)]
-    by_group = [[newest[number] for number in group if number in newest] for group in groups]
+    by_group = [list(filter(None, map(newest.get, group))) for group in groups]
     best = newest[_best(newest, new, rows)]
     return Report(
         env_steps=sum(row.env_steps for row in rows),
         updates=sum(report.updates for report in reports),
         iteration=sum(row.iteration for row in rows),
-        wall_time_s=_in_turn([[report.wall_time_s for report in group] for group in by_group]),
-        metrics=_metrics(newest, rows) | _times(by_group, [newest[number] for number in new]) | _of_rows(rows),
+        wall_time_s=sum(max((report.wall_time_s for report in group), default=0.0) for group in by_group),
+        metrics=_metrics(newest, new, rows, by_group) | _of_rows(rows),
         variables=best.variables,
         checkpoint=best.checkpoint,
         evaluation=_evaluation(newest, rows),
         ended_by=_ended_by(reports, rows),
         members=tuple(reports),
-        agent_steps=sum(report.agent_steps or 0 for report in reports) or None,
+        agent_steps=sum(filter(None, (report.agent_steps for report in reports))) or None,
     )
 
 
@@ -157,18 +158,29 @@ def _best(newest: Mapping[int, Report], new: Sequence[int], rows: Sequence[Row])
     return max(sorted(available), key=lambda number: (scores[number] is not None, scores[number]))
 
 
-def _metrics(newest: Mapping[int, Report], rows: Sequence[Row]) -> dict[str, float | None]:
-    """Joins the metrics of the members that have not diverged; None where none of them has a value."""
+def _metrics(
+    newest: Mapping[int, Report], new: Sequence[int], rows: Sequence[Row], groups: Sequence[Sequence[Report]]
+) -> dict[str, float | None]:
+    """Joins the metrics of the members that have not diverged; times and rate as ``merged_rows`` says."""
     joined: dict[str, float | None] = {}
     standing = [x for number, x in newest.items() if rows[number].status != "diverged" and not x.diverged]
     for name in dict.fromkeys(itertools.chain(*(newest[number].metrics for number in sorted(newest)))):
-        values = [x for report in standing if (x := report.metrics.get(name)) is not None]
-        join = next((join for pattern, join in JOINED.items() if re.fullmatch(pattern, name)), mean)
-        joined[name] = join(values) if values else None
+        if re.fullmatch(_SECONDS, name):
+            joined[name] = sum(filter(None, (_metric(group, name) for group in groups)), 0.0)
+        else:
+            joined[name] = _metric(standing, name)
     joined.pop("population/parent", None)  # which only a member has
-    return joined
+    return joined | {_RATE: _metric([newest[number] for number in new], _RATE) or 0.0}
 
 
+def _metric(reports: Sequence[Report], name: str) -> float | None:
+    """Joins a metric of reports as ``JOINED`` says; None where none of them has a value."""
+    values = [x for report in reports if (x := report.metrics.get(name)) is not None]
+    join = next((join for pattern, join in JOINED.items() if re.fullmatch(pattern, name)), mean)
+    return join(values) if values else None
+
+
+_SECONDS, _RATE = "time/.*_s", "time/env_steps_per_second"
 JOINED: Mapping[str, Callable[[Sequence[float]], float | None]] = {
     "(.+/)?episode/count": sum,
     "(.+/)?episode/return_min": min,
@@ -176,24 +188,10 @@ JOINED: Mapping[str, Callable[[Sequence[float]], float | None]] = {
     "(?!info/)[^/]+/updates": sum,  # of each of several policies
     r"async/(queue|sent|trained|dropped|restarts|lag/\d+)": sum,
     "async/lag_max": max,
+    _SECONDS: max,  # of members that train at the same time
+    _RATE: sum,
 }
 """How the members' metrics are joined, by patterns of their names; all others are means over the members."""
-
-
-def _in_turn(seconds: Sequence[Sequence[float]]) -> float:
-    """Returns the sum over groups, which train one after another, of the seconds that a group's members share."""
-    return sum(max(group, default=0.0) for group in seconds)
-
-
-def _times(groups: Sequence[Sequence[Report]], new: Sequence[Report]) -> dict[str, float]:
-    """Returns the seconds of each stage, and the rate of those that report now."""
-    rate = "time/env_steps_per_second"
-    names = dict.fromkeys(itertools.chain(*(report.metrics for group in groups for report in group)))
-    times = {}
-    for name in names:
-        if re.fullmatch("time/.*_s", name):
-            times[name] = _in_turn([[report.metrics.get(name) or 0.0 for report in group] for group in groups])
-    return {**times, rate: sum(report.metrics[rate] or 0.0 for report in new)}
 
 
 def _of_rows(rows: Sequence[Row]) -> dict[str, float | None]:
@@ -208,16 +206,12 @@ def _of_rows(rows: Sequence[Row]) -> dict[str, float | None]:
 
 def _evaluation(newest: Mapping[int, Report], rows: Sequence[Row]) -> Mapping[str, float | int] | None:
     """Joins the evaluations of the members that have not ended early, policy by policy; None until all have one."""
-    going = [number for number, row in enumerate(rows) if row.status in ("training", "done")]
-    evaluations = [newest[number].evaluation if number in newest else None for number in going]
-    parts = [of_each_policy(evaluation) for evaluation in evaluations if evaluation is not None]
-    if not parts or len(parts) < len(going):
+    going = [newest.get(number) for number, row in enumerate(rows) if row.status in ("training", "done")]
+    parts = [of_each_policy(x.evaluation) for x in going if x is not None and x.evaluation is not None]
+    if len(parts) < max(1, len(going)):
         return None
-    joined: dict[str, float | int] = {}
-    for policy in dict.fromkeys(itertools.chain(*parts)):
-        numbers = _joined([part[policy] for part in parts if policy in part])
-        joined |= {f"{policy}/{name}" if policy else name: x for name, x in numbers.items()}
-    return joined
+    policies = dict.fromkeys(itertools.chain(*parts))
+    return flat({policy: _joined([part[policy] for part in parts if policy in part]) for policy in policies})
 
 
 def _joined(evaluations: Sequence[Mapping[str, float | int]]) -> Mapping[str, float | int]:
@@ -231,8 +225,7 @@ def _joined(evaluations: Sequence[Mapping[str, float | int]]) -> Mapping[str, fl
     joined: dict[str, float | int] = {name: int(sum(x[name] for x in evaluations)) for name in ("episodes", "cut")}
     played = [x for x in evaluations if x["episodes"] > 0 and "return_mean" in x]
     for name in dict.fromkeys(itertools.chain(*played)):
-        known = [x for x in played if name in x]
-        joined.setdefault(name, _average([x[name] for x in known], known))
+        joined.setdefault(name, _average(name, played))
     if "sampled" in joined:
         joined["sampled"] = True
     return joined if len(played) < 2 else {**joined, **_spread(played, joined["return_mean"])}
@@ -241,17 +234,14 @@ def _joined(evaluations: Sequence[Mapping[str, float | int]]) -> Mapping[str, fl
 def _spread(played: Sequence[Mapping[str, float | int]], mean: float) -> dict[str, float | int]:
     """Returns the standard deviations of all episodes, whose mean return is ``mean``, and of the members' means."""
     means, stds = (np.array([x.get(name, 0.0) for x in played]) for name in ("return_mean", "return_std"))
-    squares = stds**2 + (means - mean) ** 2
-    return {
-        "return_std": _average(squares, played) ** 0.5,
-        "members": len(played),
-        "members_return_std": float(means.std()),
-    }
+    variance = float(np.average(stds**2 + (means - mean) ** 2, weights=[x["episodes"] for x in played]))
+    return {"return_std": variance**0.5, "members": len(played), "members_return_std": float(means.std())}
 
 
-def _average(values: Sequence[float] | np.ndarray, evaluations: Sequence[Mapping[str, float | int]]) -> float:
-    """Returns the mean of a value of each evaluation, weighted by episodes."""
-    return float(np.average(values, weights=[x["episodes"] for x in evaluations]))
+def _average(name: str, evaluations: Sequence[Mapping[str, Any]]) -> float:
+    """Returns the mean of a number of the evaluations that have it, weighted by episodes."""
+    known = [x for x in evaluations if name in x]
+    return float(np.average([x[name] for x in known], weights=[x["episodes"] for x in known]))
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -272,10 +262,10 @@ def scored(rows: Sequence[Row]) -> tuple[str, list[float | None]]:
     It is that of the evaluation if all members that have not failed have one, otherwise that of training: the two kinds
     do not compare.
     """
-    standing = [row.status not in ("diverged", "failed") for row in rows]
-    unknown = any(row.evaluation_return is None for row, stands in zip(rows, standing, strict=True) if stands)
+    failed = "diverged", "failed"
+    unknown = any(row.evaluation_return is None for row in rows if row.status not in failed)
     field = "episode_return" if unknown else "evaluation_return"
-    return field, [getattr(row, field) if stands else None for row, stands in zip(rows, standing, strict=True)]
+    return field, [None if row.status in failed else getattr(row, field) for row in rows]
 
 
 def settings(rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -43,21 +43,18 @@ def prepare_resume(
 ) -> Run:
     """Prepares to resume a run with this config; the arguments and errors are those of ``resume``."""
     allowed = (*RESUMABLE, "env_options") if change_env_options else RESUMABLE
-    for name in changes:
-        if name not in allowed:
-            instead = ALLOWS if name == "env_options" else f"{', '.join(RESUMABLE)} can"
-            raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {instead}")
+    for name in sorted(changes.keys() - set(allowed)):
+        instead = ALLOWS if name == "env_options" else f"{', '.join(RESUMABLE)} can"
+        raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {instead}")
     with contextlib.ExitStack() as files:
-        file = None
-        if peers.first():  # of the processes of this run; another run might resume it, too
-            file = files.enter_context(run_files.lock(str(run_dir)))
+        # The first process locks it for all processes of this run: another run might resume it, too.
+        file = files.enter_context(run_files.lock(str(run_dir))) if peers.first() else None
         config = dataclasses.replace(config, run_dir=str(run_dir))
-        initial: dict[str, Any] = {name: getattr(config, name) for name in ("init_from", "init_parts")}
+        initial: dict[str, Any] = {"init_from": config.init_from, "init_parts": config.init_parts}
         new, source = resolved(dataclasses.replace(config, init_from=None, init_parts=None), changes)
         stored = stored_content(run_dir / CONFIG_FILE)
         _check_config(dataclasses.replace(new, **initial), source.spec, stored, allowed)
-        if not is_population(new):
-            _check_devices(new, source)
+        _check_devices(new, source)
         run = prepare(new, source)
         run.config = dataclasses.replace(run.config, **initial)
         for member in run.members:
@@ -91,6 +88,10 @@ class Saved(NamedTuple):
         """Whether it has diverged, and its state is lost."""
         return self.status == "diverged" and not self.progress
 
+    def iterations(self) -> set[int]:
+        """Returns those of its intact checkpoints."""
+        return {x["iteration"] for x in self.progress}
+
     def newest(self, within: Collection[int] | None) -> Mapping[str, Any] | None:
         """Returns the progress of the newest intact checkpoint, among those of these iterations."""
         return next((x for x in self.progress if within is None or x["iteration"] in within), None)
@@ -122,13 +123,11 @@ def decide(config: Train[Any], members: Sequence[Saved]) -> list[Decision]:
     Raises:
       CheckpointError: the members that train share no intact checkpoint.
     """
-    left = [x for x in members if not x.lost]
-    if _have_saved_nothing(left, config.keep_checkpoints):
+    if _have_saved_nothing(members, config.keep_checkpoints):
         return [Decision(x.status) if x.lost else BEGIN for x in members]
-    going = [{at["iteration"] for at in x.progress} for x in members if not x.over(config)]
-    shared = set.intersection(*going) if going else set()
-    if going and not shared:
-        alone = f"resume them one by one, such as {left[0].folder}"
+    going, shared = [x for x in members if not x.over(config)], set[int]()
+    if going and not (shared := set.intersection(*map(Saved.iterations, going))):
+        alone = f"resume them one by one, such as {going[0].folder}"
         raise CheckpointError(f"the members of {config.run_dir} share no intact checkpoint; {alone}")
     return [_decided(config, x, shared) for x in members]
 
@@ -150,8 +149,10 @@ def _decided(config: Train[Any], member: Saved, shared: Collection[int]) -> Deci
 def _have_saved_nothing(members: Sequence[Saved], keep_checkpoints: int) -> bool:
     """Returns whether no member of a program has saved its state, or only some have, and for the first time.
 
-    A damaged checkpoint is one, too. Where only one is kept, a single one may be a later one.
+    A damaged checkpoint is one, too. Where only one is kept, a single one may be a later one. A member whose state is
+    lost does not count.
     """
+    members = [x for x in members if not x.lost]
     counts = [x.checkpoints for x in members]
     if not any(counts):
         return True
@@ -181,19 +182,17 @@ def _go_on(
     for member, x in zip(members, saved, strict=True):
         if x.checkpoints and not intact:
             _load(member, allowed)  # which says how they are damaged
-    decisions = decide(config, saved)
+    decisions, variables = decide(config, saved), None
     if BEGIN in decisions:
         if intact:
             text = f"not all members of {config.run_dir} that train together have saved their state: they begin again"
             warnings.warn(text, FileWarning, stacklevel=3)
         variables = init_variables(members[0].config, members[0].job.algorithm)
-        for member in members:
-            member.job = member.job._replace(init_variables=variables)
     for member, decision in zip(members, decisions, strict=True):
         _apply(member, decision, allowed, files)
-    state = next((member.job.resumed for member in members if member.job.resumed is not None), None)
+    state = next(filter(None, (member.job.resumed for member in members)), None)
     for member in members:  # the program takes a state for each, and ignores that of a member whose own is lost
-        member.job = member.job._replace(resumed=member.job.resumed or state)
+        member.job = member.job._replace(resumed=member.job.resumed or state, init_variables=variables)
 
 
 def _apply(member: Member, decision: Decision, allowed: Collection[str], files: contextlib.ExitStack) -> None:
@@ -257,11 +256,13 @@ def _ended(config: Train[Any], job: Job) -> str:
 
 
 def _check_devices(config: Train[Any], source: EnvSource) -> None:
-    """Checks that the run's sizes, which can no longer change, divide over the devices.
+    """Checks that a single run's sizes, which can no longer change, divide over the devices.
 
     Raises:
       ConfigError: they do not; the message names numbers of devices that work.
     """
+    if is_population(config):
+        return
     algorithm = make_algorithm(config, source.spec)
 
     def problem(num_devices: int) -> str | None:

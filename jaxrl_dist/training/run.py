@@ -161,17 +161,16 @@ class Run:
         if len(left) % self.members[group[0]].job.mesh.shape[meshes.AGENT] == 0:
             group = left  # otherwise stay padded: the members left do not divide over the devices
         places = {number: at for at, number in enumerate(group) if self.rows[number].status == "training"}
-        config, population_plan = self.config, plans.population_plan(self.config.plan)
+        config, population_plan, program = self.config, plans.population_plan(self.config.plan), None
         if population_plan is not None:
             # The members stop also before each takes its first report.
             jobs = [self.members[number].job._replace(stop=self._stop) for number in group]
             select = selection(config, self.job)
             program = population_plan(jobs, list(places.values()), select, group, config.average_every)
             stack.callback(program.close)
-            for number, place in places.items():
-                self.members[number].program, self.members[number].place = program, place
-        for number in places:
+        for number, place in places.items():
             member = self.members[number]
+            member.program, member.place = program, place
             reports = _started(member.config, member.file, partial(member.reports, shown, self._stop))
             yield number, stack.enter_context(contextlib.closing(reports))  # closing saves members that still run
 

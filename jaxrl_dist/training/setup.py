@@ -123,7 +123,7 @@ def _prepared(config: Train[Any], source: EnvSource) -> Run:
     if several and plans.population_plan(config.plan) is not None:
         hyper = _traced(population, source)
         groups = populations.programs(population, hyper)
-    _check_one_program(config, groups, [name for name in population[0].values if name not in hyper])
+    _check_one_program(config, groups, population[0].values, hyper)
     members = dict[int, Member]()
     for group in groups:
         base = _checked(make_job(population[group[0]].config, source, len(group)))
@@ -142,15 +142,18 @@ def _member(
     return Member(job, shared, Row(f"{number:03d}", config.seed, member.values))
 
 
-def _check_one_program(config: Train[Any], groups: Sequence[Sequence[int]], fixed: Sequence[str]) -> None:
-    """Checks that one program trains all members where they select or average; ``fixed``: fields that forbid it."""
+def _check_one_program(
+    config: Train[Any], groups: Sequence[Sequence[int]], values: Mapping[str, Any], hyper: Sequence[str]
+) -> None:
+    """Checks that one program trains all members where they select or average, and the ``values`` vary in ``hyper``."""
     for name in (x for x in ("evolve", "average_every") if getattr(config, x) is not None):
         if plans.population_plan(config.plan) is None:
             needed = " or ".join(filter(plans.population_plan, PLANS))
             raise ConfigError(f"{flag(name)} needs --plan {needed}: under --plan {config.plan} members train in turn")
         if len(groups) > 1:
+            fixed = ", ".join(name for name in values if name not in hyper)
             raise ConfigError(
-                f"{flag(name)} needs all members in one program, and values of {', '.join(fixed)} need a program each; "
+                f"{flag(name)} needs all members in one program, and values of {fixed} need a program each; "
                 f"--vary other fields, or remove {flag(name)}"
             )
 
@@ -232,13 +235,13 @@ def copied(config: Train[Any], copy: Copy, own: EnvSpec, spec: EnvSpec) -> str:
       ConfigError: there is no such policy, it does not train, or its spaces differ.
     """
     kinds = {name: part.algorithm for name, part in by_policy(config).items()}
-    if copy.policy not in kinds:
-        near = did_you_mean(copy.policy, kinds)
-        raise ConfigError(f"it is a copy of {copy.policy}, and there is no such policy{near}")
-    if isinstance(kinds[copy.policy], Still):
-        raise ConfigError(f"it is a copy of {copy.policy}, which does not train")
-    if not PLANS[config.plan].copies:
-        raise ConfigError(f"it is a copy of {copy.policy}, and under --plan {config.plan} none waits for another")
+    problems = {
+        f"and there is no such policy{did_you_mean(copy.policy, kinds)}": copy.policy not in kinds,
+        "which does not train": isinstance(kinds.get(copy.policy), Still),
+        f"and under --plan {config.plan} none waits for another": not PLANS[config.plan].copies,
+    }
+    for problem in filter(problems.get, problems):
+        raise ConfigError(f"it is a copy of {copy.policy}, {problem}")
     pools = sum(isinstance(kind, Copy) and kind.policy == copy.policy and kind.size > 1 for kind in kinds.values())
     if pools > 1:
         raise ConfigError(f"{copy.policy} has {pools} pools of copies; one works, which may act for several agents")
@@ -305,15 +308,8 @@ def _new_job(config: Train[Any], source: EnvSource, num_members: int, devices: S
         algorithm = make_algorithm(other, source.spec)
         return algorithm, make_learner(other, algorithm, source.spec, *shares)
 
-    return Job(
-        config=config,
-        algorithm=algorithm,
-        learner=learner,
-        source=source,
-        mesh=meshes.make_mesh(devices, rows),
-        vary=vary,
-        pool=pool,
-    )
+    mesh = meshes.make_mesh(devices, rows)
+    return Job(config, algorithm, learner, source, mesh, vary=vary, pool=pool)
 
 
 def _pool(config: Train[Any], algorithm: Algorithms, source: EnvSource, devices: Sequence[jax.Device]) -> PoolOptions:

@@ -37,15 +37,15 @@ def load(run_dir: str, shapes: Any, parts: str | None) -> Any:
         return checkpoint.load_variables(run_dir, shapes)
     names, leaves = arrays.names(shapes), jax.tree.leaves(shapes)
     chosen = set[str]()
-    for part in (part.strip() for part in parts.split(",")):
-        found = {name for name in names if part and _within(part, name)}
-        if not found:
+    for part in map(str.strip, parts.split(",")):
+        within = {name for name in names if part and _within(part, name)}
+        if not within:
             known = sorted(_offered(names))
             raise ConfigError(
                 f"--init-parts {part!r}: the networks of this run have no such part{did_you_mean(part, known)}; "
                 f"they have: {', '.join(known)}"
             )
-        chosen |= found
+        chosen |= within
     like = {name: leaf for name, leaf in zip(names, leaves, strict=True) if name in chosen}
     read = checkpoint.load_variables(run_dir, like, some=True)
     return jax.tree.unflatten(jax.tree.structure(shapes), [read.get(x, y) for x, y in zip(names, leaves, strict=True)])

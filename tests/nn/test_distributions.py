@@ -45,21 +45,18 @@ def normal_like(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-LOW, HIGH = array(-2.0, 0.0), array(3.0, 0.5)
-
 EXAMPLES = {
     "categorical": lambda b: Categorical(normal_like(0, b, 5)),
     "multi_categorical": lambda b: MultiCategorical((normal_like(1, b, 3), normal_like(2, b, 4))),
     "normal": lambda b: Normal(normal_like(3, b, 2), normal_like(4, b, 2)),
-    "tanh_normal": lambda b: TanhNormal(normal_like(5, b, 2), normal_like(6, b, 2), LOW, HIGH),
+    "tanh_normal": lambda b: TanhNormal(normal_like(5, b, 2), normal_like(6, b, 2)),
     "epsilon_greedy": lambda b: EpsilonGreedy(normal_like(7, b, 5), np.linspace(0.0, 1.0, b, dtype=np.float32)),
 }
 
 
 def map_batched(function: Any, distribution: Any) -> Any:
-    """``function`` of every array that has a batch axis; bounds have none."""
-    fields = {name: x for name, x in distribution._asdict().items() if name not in ("low", "high")}
-    return distribution._replace(**jax.tree.map(function, fields))
+    """``function`` of every array."""
+    return distribution._replace(**jax.tree.map(function, distribution._asdict()))
 
 
 def copies(distribution: Any, count: int) -> Any:
@@ -227,19 +224,18 @@ def test_normal() -> None:
 
 @pytest.mark.parametrize("mean, log_std", [(0.0, 0.0), (0.7, -1.0), (-1.5, 0.5)])
 def test_tanh_normal_integrates_to_its_mass(mean: float, log_std: float) -> None:
-    low, high = array(-2.0), array(3.0)
-    distribution = TanhNormal(array(mean), array(log_std), low, high)
+    distribution = TanhNormal(array(mean), array(log_std))
     # Dense near the bounds, where the density of a wide normal peaks.
-    grid = low + (high - low) * scipy.special.expit(np.linspace(-13, 13, 4001))
+    grid = np.tanh(np.linspace(-6.5, 6.5, 4001))
     density = np.exp(np.float64(log_prob(copies(distribution, 4001), np.float32(grid)[:, None])))
-    inside = np.diff(scipy.stats.norm(mean, np.exp(log_std)).cdf([-6.5, 6.5]))  # tanh(u) = 2 expit(2 u) - 1
+    inside = np.diff(scipy.stats.norm(mean, np.exp(log_std)).cdf([-6.5, 6.5]))
     assert scipy.integrate.trapezoid(density, grid) == pytest.approx(inside.item(), abs=1e-4)
 
 
 def test_tanh_normal_samples() -> None:
-    distribution = TanhNormal(array(0.3, -1.0), array(-0.5, 0.2), LOW, HIGH)
+    distribution = TanhNormal(array(0.3, -1.0), array(-0.5, 0.2))
     drawn = samples(distribution)
-    unit = np.clip(2 * (np.float64(drawn) - LOW) / (HIGH - LOW) - 1, -0.9999999, 0.9999999)
+    unit = np.clip(np.float64(drawn), -0.9999999, 0.9999999)
     z = scipy.stats.norm(distribution.mean, np.exp(distribution.log_std)).cdf(np.arctanh(unit))
     for i in range(2):
         assert scipy.stats.kstest(z[:, i], "uniform").pvalue > SIGNIFICANT
@@ -256,28 +252,27 @@ def test_tanh_normal_samples() -> None:
 def test_tanh_normal_is_exact_where_tanh_saturates() -> None:
     """``sample_and_log_prob`` against float64 out to |u| = 30, where tanh(u) is 1 in float32 from 9 on."""
     mean = np.linspace(-30, 30, 60, dtype=np.float32)[:, None]
-    low, high = array(-2.0), array(6.0)
-    action, actual = sample_and_log_prob(TanhNormal(mean, np.full_like(mean, -20.0), low, high), keys(60))
-    assert action.min() == low
-    assert action.max() == high
+    action, actual = sample_and_log_prob(TanhNormal(mean, np.full_like(mean, -20.0)), keys(60))
+    assert action.min() == -1
+    assert action.max() == 1
     # So small a deviation vanishes in the sum with the mean.
     log_slope = 2 * (np.log(2) - np.logaddexp(np.float64(mean), -np.float64(mean)))  # log(1 - tanh(u)^2)
-    expected = scipy.stats.norm.logpdf(0.0) + 20.0 - log_slope - np.log(4.0)
+    expected = scipy.stats.norm.logpdf(0.0) + 20.0 - log_slope
     np.testing.assert_allclose(actual, expected[:, 0], rtol=1e-5)
 
 
 @jax.jit
-def tanh_normal_gradients(mean: Any, log_std: Any, low: Any, high: Any) -> Any:
+def tanh_normal_gradients(mean: Any, log_std: Any) -> Any:
     params = (jnp.full((7, 2), mean), jnp.full((7, 2), log_std))
-    beside = (jnp.nextafter(low, high), jnp.nextafter(high, low), jnp.nextafter(low, -jnp.inf))
-    actions = jnp.stack([low, high, *beside, 0.5 * (low + high), 2 * high])
+    least, most, beyond = np.nextafter(np.float32([-1, 1, -1]), np.float32([0, 0, -2]))
+    actions = jnp.tile(array(-1.0, 1.0, least, most, beyond, 0.0, 2.0)[:, None], 2)
 
     def reparameterised(params: Any) -> jax.Array:
-        action, log_prob = TanhNormal(*params, low, high).sample_and_log_prob(keys(7))
+        action, log_prob = TanhNormal(*params).sample_and_log_prob(keys(7))
         return jnp.sum(action) + jnp.sum(log_prob)
 
     def of_action(params: Any, actions: jax.Array) -> jax.Array:
-        return jnp.sum(TanhNormal(*params, low, high).log_prob(actions))
+        return jnp.sum(TanhNormal(*params).log_prob(actions))
 
     both = jax.value_and_grad(of_action, argnums=(0, 1))
     return jax.value_and_grad(reparameterised)(params), both(params, actions)
@@ -287,7 +282,7 @@ def tanh_normal_gradients(mean: Any, log_std: Any, low: Any, high: Any) -> Any:
 @pytest.mark.parametrize("log_std", [-5.0, 2.0])
 def test_tanh_normal_gradients_are_finite(mean: float, log_std: float) -> None:
     keys(7)  # outside the trace
-    for x in jax.tree.leaves(tanh_normal_gradients(mean, log_std, array(-2.0, 0.1), array(3.0, 0.2))):
+    for x in jax.tree.leaves(tanh_normal_gradients(mean, log_std)):
         assert np.isfinite(x).all()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from jaxrl_dist.checks import check_used
 from jaxrl_dist.commands import flags
 from jaxrl_dist.commands.plot import reading
-from jaxrl_dist.commands.plot.reading import AXES, FINAL, Curve, Plot, middle, read_curve
+from jaxrl_dist.commands.plot.reading import AXES, FINAL, Curve, Group, Plot, middle, read_curve
 from jaxrl_dist.config.values import check_declared, plain
 from jaxrl_dist.errors import ConfigError, ConfigWarning, visible
 from jaxrl_dist.run.storage import replacing
@@ -56,19 +56,12 @@ def plot(run_dirs: Sequence[str | pathlib.Path], out: str | pathlib.Path | None 
         raise ConfigError("which runs? Name their directories, as in: jaxrl-dist plot runs/* -o curves.png")
     curves, configs = _read(wanted)
     groups = reading.group(configs)
-    for group in groups if wanted.kind != "curve" and wanted.x == "steps" else ():
-        first, last = group.ends(curves)
-        if first < (1 - FINAL) * last:
-            text = f"{group.env}, {group.label}: runs end between {first:,.0f} and {last:,.0f} env steps"
-            warnings.warn(f"{text}, so their final scores are of different ages", ConfigWarning, stacklevel=2)
+    if wanted.kind != "curve" and wanted.x == "steps":
+        _warn_of_ages(groups, curves)
 
     from jaxrl_dist.commands.plot import drawing, tables
 
-    score = f"final {wanted.metric}"
-    if wanted.score == "evaluation":
-        policies = {str(config["run"].get("evaluation_policy", "greedy")) for config in configs.values()}
-        metric = wanted.metric.removeprefix("*/").replace("episode/", "")
-        score = f"{policies.pop() if len(policies) == 1 else 'evaluated'} {metric}"
+    score = _score(wanted, configs)
     written = pathlib.Path(wanted.out or "curves.png")
     if wanted.kind == "table":
         text = tables.table(groups, curves, score, wanted.score, as_csv=written.suffix == ".csv")
@@ -88,6 +81,24 @@ def plot(run_dirs: Sequence[str | pathlib.Path], out: str | pathlib.Path | None 
     with replacing(caption) as partial:
         partial.write_text(tables.caption(wanted, groups, curves, configs, score), encoding="utf-8")
     return f"wrote {written} and its caption {caption}"
+
+
+def _warn_of_ages(groups: Sequence[Group], curves: Mapping[str, Curve]) -> None:
+    """Warns of groups whose runs have trained for different numbers of env steps."""
+    for group in groups:
+        first, last = group.ends(curves)
+        if first < (1 - FINAL) * last:
+            text = f"{group.env}, {group.label}: runs end between {first:,.0f} and {last:,.0f} env steps"
+            warnings.warn(f"{text}, so their final scores are of different ages", ConfigWarning, stacklevel=3)
+
+
+def _score(wanted: Plot, configs: Mapping[str, Mapping[str, Any]]) -> str:
+    """Says what the final scores are."""
+    if wanted.score == "training":
+        return f"final {wanted.metric}"
+    policies = {str(config["run"].get("evaluation_policy", "greedy")) for config in configs.values()}
+    metric = wanted.metric.removeprefix("*/").replace("episode/", "")
+    return f"{policies.pop() if len(policies) == 1 else 'evaluated'} {metric}"
 
 
 def _read(wanted: Plot) -> tuple[dict[str, Curve], dict[str, Mapping[str, Any]]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 from jaxrl_dist.checks import did_you_mean
@@ -142,14 +142,19 @@ def read_curve(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Curve:
             episodes: Any = line.get(f"{policy}episode/count") if of_episodes else 1
             weight = episodes if _can_draw(episodes) and episodes > 0 else 1
             points.append((at, _number(path, number, line, metric), weight))
-    if not names:
-        raise NoValueError(f"{path} has no reports yet")
-    if metric not in names:
-        shown = ", ".join(sorted(name for name in names if "/" in name))
-        raise NoValueError(f"{run_dir} has no metric {metric!r}{did_you_mean(metric, names)}; it has: {shown}")
     if not points:
-        raise NoValueError(f"{run_dir}: {metric} never had a value, as no episode ended or nothing was learnt")
+        raise _without_value(run_dir, metric, names)
     return Curve(*np.array(_in_whole_intervals(points), float).T)
+
+
+def _without_value(run_dir: pathlib.Path, metric: str, names: Collection[str]) -> NoValueError:
+    """Says why a run has no value of a metric, if its reports have those of ``names``."""
+    if not names:
+        return NoValueError(f"{run_dir / METRICS} has no reports yet")
+    if metric in names:
+        return NoValueError(f"{run_dir}: {metric} never had a value, as no episode ended or nothing was learnt")
+    shown = ", ".join(sorted(name for name in names if "/" in name))
+    return NoValueError(f"{run_dir} has no metric {metric!r}{did_you_mean(metric, names)}; it has: {shown}")
 
 
 def read_evaluation(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Curve:
@@ -270,15 +275,18 @@ def group(configs: Mapping[str, Mapping[str, Any]]) -> list[Group]:
     several = len({algorithm for _, algorithm in kinds}) > 1
     groups: dict[tuple[str, str], list[str]] = {}
     for (env, algorithm), runs in kinds.items():
-        shared = set.intersection(*(set(settings) for settings in runs.values())) - SAME_CURVE
-        differ = [
-            key for key in sorted(shared) if len({json.dumps(each[key], sort_keys=True) for each in runs.values()}) > 1
-        ]
+        differ = _differing(list(runs.values()))
         for name, settings in runs.items():
             parts = [algorithm] if several or not differ else []
             parts += [f"{key}={_text(settings[key])}" for key in differ]
             groups.setdefault((env, " ".join(parts)), []).append(name)
     return [Group(env, label, names) for (env, label), names in groups.items()]
+
+
+def _differing(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the names of the settings that all runs have, that change learning, and in which the runs differ."""
+    shared = sorted(set.intersection(*map(set, runs)) - SAME_CURVE)
+    return [key for key in shared if len({json.dumps(settings[key], sort_keys=True) for settings in runs}) > 1]
 
 
 def _text(value: Any) -> str:
@@ -298,10 +306,9 @@ def metrics_of(run_dir: pathlib.Path, metric: str) -> dict[str, str]:
     config = read_config(run_dir)
     if config["algorithm"] != Policies.stored_as:
         raise ConfigError(f"{run_dir} has one policy, whose metric is {metric[2:]}; * stands for each of several")
-    settings = ((*name.partition("."), value) for name, value in config["hyperparameters"].items())
-    return {
-        f"{policy} ({value})": f"{policy}/{metric[2:]}" for policy, _, name, value in settings if name == "algorithm"
-    }
+    settings = config["hyperparameters"].items()
+    names = {name.removesuffix(".algorithm"): value for name, value in settings if name.endswith(".algorithm")}
+    return {f"{policy} ({algorithm})": f"{policy}/{metric[2:]}" for policy, algorithm in names.items()}
 
 
 def read_config(run_dir: pathlib.Path) -> Mapping[str, Any]:
