@@ -86,15 +86,15 @@ def check_bounds(name: str, x: Any, bounds: Mapping[str, float | None]) -> None:
         raise ConfigError(f"{flag(name)} must be {wanted}, not {shown(x)}")
 
 
-def check_used(config: Any, *names: str, there: bool, needed: str) -> None:
-    """Checks that the named fields have their defaults, unless the feature that uses them is ``there``.
+def check_used(config: Any, *names: str, active: bool, needed: str) -> None:
+    """Checks that the named fields have their defaults, unless the feature that uses them is ``active``.
 
     Raises:
       UnusedError: a field has another value; the message names its flag and what is ``needed``.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     for name in names:
-        if not there and getattr(config, name) != defaults[name]:
+        if not active and getattr(config, name) != defaults[name]:
             raise UnusedError(f"{flag(name)} does nothing without {needed}", name)
 
 
@@ -104,10 +104,10 @@ def check_divides(name: str, value: int, *divisors: tuple[int, str]) -> None:
     Raises:
       ConfigError: it is not; the message names the first such divisor, and the nearest values divisible by all.
     """
-    for divisor, what in divisors:
+    for divisor, unit in divisors:
         if value % divisor:
             near = multiples_near(value, math.lcm(*[divisor for divisor, _ in divisors]))
-            raise ConfigError(f"{flag(name)} {value} does not divide over {divisor} {what}; nearest that work: {near}")
+            raise ConfigError(f"{flag(name)} {value} does not divide over {divisor} {unit}; nearest that work: {near}")
 
 
 def parse_devices(name: str, text: str | None) -> list[int] | None:

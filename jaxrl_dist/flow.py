@@ -170,8 +170,8 @@ class Parallel(Generic[Item]):
 
 def gather_async(streams: Parallel[Item]) -> Iterator[Item]:
     """Yields the items of all streams in order of arrival."""
-    while (taken := streams.take()) is not None:
-        yield taken[1]
+    while (indexed_item := streams.take()) is not None:
+        yield indexed_item[1]
 
 
 def gather_sync(
@@ -195,10 +195,10 @@ def gather_sync(
         with contextlib.suppress(Late):
             while missing := set(range(len(streams))) - items.keys():
                 enough = least is not None and len(items) >= least
-                taken = streams.take(missing, deadline if enough else None)
-                if taken is None:
+                indexed_item = streams.take(missing, deadline if enough else None)
+                if indexed_item is None:
                     return
-                items[taken[0]] = taken[1]
+                items[indexed_item[0]] = indexed_item[1]
                 deadline = deadline or time.perf_counter() + deadline_seconds
         yield [items.get(index) for index in range(len(streams))]
 

@@ -175,7 +175,7 @@ def algorithm_presets(name: str) -> str:
     default = plain_defaults(name)
     rows = []
     for kind, env in EXAMPLES.items():
-        config, _ = given.filled(given.given(jaxrl_dist.Train(name, env=env)), source_of(env))
+        config, _ = given.filled(given.user_values(jaxrl_dist.Train(name, env=env)), source_of(env))
         try:
             setup.make_algorithm(config, spec_of(env))
         except ConfigError as error:

@@ -69,8 +69,8 @@ def make_rollout(
             if any(policy.episodic for policy in algorithm.values()):
                 env_state, obs = env.reset(rng.per_step(env_key, rng.rollout_step(iteration)[None], index)[0])
                 actor = ActorState(env_state, spec.keyed(obs), actor.initial_core, actor.initial_core)
-            keys = steps.keys_of(algorithm, act_key), steps.indices(algorithm, spec, index)
-            act_keys, params, started = over_policies(begin, 3)(algorithm, *keys, variables, actor.core, env_step)
+            keys, rows = steps.keys_of(algorithm, act_key), steps.indices(algorithm, spec, index)
+            act_keys, params, started = over_policies(begin, 3)(algorithm, keys, rows, variables, actor.core, env_step)
 
             def step(carry: PyTree, keys: tuple[PyTree, jax.Array]) -> tuple[PyTree, tuple[PyTree, ...]]:
                 env_state, obs, core = carry
@@ -83,10 +83,10 @@ def make_rollout(
                 return (env_state, next_obs, core), (obs, action, extras, timestep, episodes)
 
             with jax.named_scope("env_step"):
-                (env_state, obs, core), (*taken, episodes) = packing.scan(
+                (env_state, obs, core), (*recorded, episodes) = packing.scan(
                     step, (actor.env, actor.obs, started), (act_keys, env_keys), packed=packed
                 )
-            experience = over_policies(_experience)(algorithm, obs, *taken, started, core)
+            experience = over_policies(_experience)(algorithm, obs, *recorded, started, core)
             return ActorState(env_state, obs, core, actor.initial_core), experience, episodes
 
         def env_major(envs: tuple[ActorState, jax.Array]) -> tuple[ActorState, Rollouts, PyTree]:

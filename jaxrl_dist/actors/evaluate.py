@@ -139,8 +139,8 @@ class Evaluator:
                 return action, core, stacks
 
             algorithm, rows = variant(hyper), jnp.arange(self._num_envs, dtype=jnp.int32)
-            of_rows = steps.keys_of(algorithm, key), steps.indices(algorithm, source.spec, rows)
-            return over_policies(act_one, 3)(algorithm, variables, obs, core, stacks, *of_rows)
+            keys, index = steps.keys_of(algorithm, key), steps.indices(algorithm, source.spec, rows)
+            return over_policies(act_one, 3)(algorithm, variables, obs, core, stacks, keys, index)
 
         @jax.jit
         def update_core(
@@ -166,10 +166,10 @@ class Evaluator:
     @property
     def _quota(self) -> np.ndarray:
         """Episodes that each row plays, ``[B]``; with several policies, all rows play the same number."""
-        common, more = divmod(self._episodes, self._num_envs)
+        common, extra = divmod(self._episodes, self._num_envs)
         if self._source.spec.policies:
-            more = self._num_envs if more else 0
-        return common + (np.arange(self._num_envs) < more)
+            extra = self._num_envs if extra else 0
+        return common + (np.arange(self._num_envs) < extra)
 
     def play(
         self,
@@ -230,9 +230,10 @@ class Evaluator:
 
         def of_rows(rows: slice) -> Evaluation:
             whole = lengths[rows] > 0
-            ended = returns[rows][whole].astype(np.float64), lengths[rows][whole].astype(np.int64)
+            ended_returns = returns[rows][whole].astype(np.float64)
+            ended_lengths = lengths[rows][whole].astype(np.int64)
             reported = {metric: values[rows][whole] for metric, values in info.items()}
-            return Evaluation(*ended, int(cut[rows].sum()), self._sampled, info=reported)
+            return Evaluation(ended_returns, ended_lengths, int(cut[rows].sum()), self._sampled, info=reported)
 
         parts = {policy: of_rows(rows) for policy, rows in steps.row_slices(self._source.spec, self._num_envs).items()}
         parts.pop("", None)

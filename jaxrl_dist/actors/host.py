@@ -71,24 +71,25 @@ class HostActor:
         return jax.tree.map(lambda x: x.reshape(*x.shape[:axis], *self._lead, -1, *x.shape[axis + 1 :]), tree)
 
     def rollout(
-        self, variables: Variables, iteration: Array, env_step: jax.Array, *who: PyTree
+        self, variables: Variables, iteration: Array, env_step: jax.Array, *member_inputs: PyTree
     ) -> tuple[Rollouts, PyTree, np.ndarray]:
         """Steps the environments ``rollout_length`` times with one set of variables.
 
         Args:
-          who: further arguments of members' programs; see ``compile_members``.
+          member_inputs: further arguments of members' programs; see ``compile_members``.
 
         Returns:
           The rollout on the mesh, the statistics of the episodes that ended in it, and its env steps and agent steps,
           ``[2]``; for members, statistics ``[M]`` and steps ``[M, 2]``.
         """
         self.stages.mark("other")
-        start = variables, self._stacks, self._parted(self._obs), self._core, iteration, env_step
-        buffer, params, self._core = self._programs.allocate(*who, *start)
+        buffer, params, self._core = self._programs.allocate(
+            *member_inputs, variables, self._stacks, self._parted(self._obs), self._core, iteration, env_step
+        )
         episodes, valid = list[EpisodeStats](), list[PyTree]()
         for t in range(self._length):
-            state = params, buffer, self._core, self._stacks, self._initial_core, *self._seen()
-            arguments = *who, variables, *state, iteration, env_step
+            state = params, buffer, self._core, self._stacks, self._initial_core, *self._env_inputs()
+            arguments = *member_inputs, variables, *state, iteration, env_step
             buffer, self._core, self._stacks, action = self._programs.act(np.int32(t), self._first, *arguments)
             action = jax.tree.map(np.asarray, action)
             self.stages.mark("acting")
@@ -97,8 +98,9 @@ class HostActor:
             episodes.append(ended)
             self._obs, self._outcome, valid_now = over_policies(_divided, 3)(step)
             valid.append(self._parted(valid_now))
-        last = self._stacks, self._initial_core, *self._seen()
-        rollout, self._core = self._programs.close_rollout(*who, buffer, self._core, *last)
+        rollout, self._core = self._programs.close_rollout(
+            *member_inputs, buffer, self._core, self._stacks, self._initial_core, *self._env_inputs()
+        )
         self.stages.mark("acting")
         if self._episodic:
             self._obs = self._of_rows(self._env.spec.keyed(self._env.reset()))
@@ -110,7 +112,7 @@ class HostActor:
         in_rows = jax.tree.map(lambda x: np.moveaxis(self._parted(x, 1), 1, 0).reshape(*self._lead, -1), ended)
         return rollout, over_policies(lambda episodes: episodes.merge(1))(in_rows), steps
 
-    def _seen(self) -> tuple[PyTree, PyTree]:
+    def _env_inputs(self) -> tuple[PyTree, PyTree]:
         """The programs' inputs from the environments: ``obs`` and ``outcome``."""
         outcome = self._parted(self._outcome, 1)
         if self._lead:
@@ -142,8 +144,8 @@ class HostActor:
         self._lead, self._programs = (len(index),), programs
         arrays = self._initial_core, self._core, self._stacks
         where = jax.tree.map(lambda x: x.sharding, arrays)
-        taken = jax.jit(lambda tree: jax.tree.map(lambda x: x[index], tree), out_shardings=where)(arrays)
-        self._initial_core, self._core, self._stacks = taken
+        selected = jax.jit(lambda tree: jax.tree.map(lambda x: x[index], tree), out_shardings=where)(arrays)
+        self._initial_core, self._core, self._stacks = selected
 
     def close(self) -> None:
         """Closes the environments."""

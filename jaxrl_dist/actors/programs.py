@@ -50,8 +50,8 @@ def compile_members(variant: Callable[[Any], Algorithms], spec: EnvSpec, mesh: M
     """
 
     def over(at: int, *whole: Any) -> Callable[..., Any]:
-        def of_member(who: Any, *arrays: Any) -> Any:
-            key, hyper = who
+        def of_member(member: Any, *arrays: Any) -> Any:
+            key, hyper = member
             return acting(variant(hyper), spec, rollout_length, key)[at](*whole, *arrays)
 
         return meshes.over_members(of_member)
@@ -114,11 +114,12 @@ def acting(
                 action, core, extras = act(algorithm, variables, params, obs, core, Context(keys, env_step))
             else:
                 action, core, extras = steps.by_parts(of_part, parts, (buffer.core, obs, core, keys))
-            taken = jax.tree.map(lambda xs, x: xs.at[t].set(x), (buffer.action, buffer.extras), (action, extras))
-            return buffer._replace(action=taken[0], extras=taken[1]), core, action
+            recorded = jax.tree.map(lambda xs, x: xs.at[t].set(x), (buffer.action, buffer.extras), (action, extras))
+            return buffer._replace(action=recorded[0], extras=recorded[1]), core, action
 
-        acting = variables, params, obs, core
-        buffer, core, action = over_policies(of_policy, 3)(algorithm, keys, index, buffer, env_step, *acting)
+        buffer, core, action = over_policies(of_policy, 3)(
+            algorithm, keys, index, buffer, env_step, variables, params, obs, core
+        )
         return buffer, core, stacks, action
 
     def close_rollout(
@@ -162,21 +163,21 @@ def _record(algorithm: Algorithm, buffer: Rollout, *last: PyTree, t: jax.Array) 
     return buffer, core
 
 
-def _compiled(functions: Sequence[Callable[..., Any]], spec: EnvSpec, mesh: Mesh, *who: Any) -> Programs:
-    """Compiles the functions of ``Programs``; ``who`` is the placement of further arguments of members' programs."""
+def _compiled(functions: Sequence[Callable[..., Any]], spec: EnvSpec, mesh: Mesh, *members: Any) -> Programs:
+    """Compiles the functions of ``Programs``; ``members`` places further arguments of members' programs."""
     one, batch, packed = meshes.REPLICATED, meshes.BATCH, meshes.TIME_BATCH
     rollout = meshes.rollout_specs(spec.by_policy)
     begin, begun = (one, batch, batch, batch, one, one), (rollout, batch, batch)
     step, stepped = (one, batch, rollout, batch, batch, batch, batch, packed, one, one), (rollout, batch, batch, batch)
     last, closed = (rollout, batch, batch, batch, batch, packed), (rollout, batch)
-    if who:
+    if members:
         begin, begun, step, stepped, last, closed = map(meshes.of_members, (begin, begun, step, stepped, last, closed))
-    program, more = partial(meshes.Program, mesh=mesh, mapped=meshes.acting), len(who)
+    program, first = partial(meshes.Program, mesh=mesh, mapped=meshes.acting), len(members)
     allocate, act_once, close_rollout = functions
     return Programs(
-        allocate=program(allocate, in_specs=(*who, *begin), out_specs=begun),
+        allocate=program(allocate, in_specs=(*members, *begin), out_specs=begun),
         act=program(
-            act_once, in_specs=(one, one, *who, *step), out_specs=stepped, donate=(4 + more, 5 + more, 6 + more)
+            act_once, in_specs=(one, one, *members, *step), out_specs=stepped, donate=(4 + first, 5 + first, 6 + first)
         ),
-        close_rollout=program(close_rollout, in_specs=(*who, *last), out_specs=closed, donate=(more, 1 + more)),
+        close_rollout=program(close_rollout, in_specs=(*members, *last), out_specs=closed, donate=(first, 1 + first)),
     )

@@ -19,8 +19,8 @@ ALGORITHMS = {name.lower(): name for name in _CLASSES.split()}
 """The module and the config class of each algorithm."""
 
 
-def config_class(name: str | type, own: type | None = None) -> Any:
-    """Returns an algorithm's config dataclass: ``own`` if it has that name, else the built-in one.
+def config_class(name: str | type, user_class: type | None = None) -> Any:
+    """Returns an algorithm's config dataclass: ``user_class`` if it has that name, else the built-in one.
 
     A class is returned unchanged.
 
@@ -29,8 +29,8 @@ def config_class(name: str | type, own: type | None = None) -> Any:
     """
     if isinstance(name, type):
         return name
-    if own is not None and own.__name__ == name:
-        return own
+    if user_class is not None and user_class.__name__ == name:
+        return user_class
     if name in PRESETS:
         name = PRESETS[name][0]
     if name not in ALGORITHMS:

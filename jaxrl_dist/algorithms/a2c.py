@@ -24,7 +24,7 @@ class A2C(ActorCriticConfig, learning_rate=7e-4):
     def validate(self) -> None:
         super().validate()
         needed = "A2C's own RMSProp, which --optimizer replaces"
-        check_used(self, "rms_decay", "rms_epsilon", there=self.optimizer is None, needed=needed)
+        check_used(self, "rms_decay", "rms_epsilon", active=self.optimizer is None, needed=needed)
 
     def make(self, spec: EnvSpec) -> Algorithm:
         optimizer = self.clipped_optimizer("rmsprop", decay=self.rms_decay, eps=self.rms_epsilon)

@@ -97,7 +97,7 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
       ConfigError: the networks or distributions do not support the spaces.
     """
     head = distributions.policy_head(spec.action)
-    space, critic_space = observations.seen(spec, config.hidden), observations.seen(spec)
+    space, critic_space = observations.input_space(spec, config.hidden), observations.input_space(spec)
     inputs = cores.CoreInputs.of(config, spec)
     network = networks.actor_critic(
         config,

@@ -74,15 +74,15 @@ class DQN(
 
     def validate(self) -> None:
         super().validate()
-        check_used(self, "td_loss", there=self.num_atoms == 1, needed="--num-atoms 1")
-        check_used(self, "value_min", "value_max", there=self.num_atoms > 1, needed="--num-atoms above 1")
+        check_used(self, "td_loss", active=self.num_atoms == 1, needed="--num-atoms 1")
+        check_used(self, "value_min", "value_max", active=self.num_atoms > 1, needed="--num-atoms above 1")
         annealed = not self.epsilon_ladder
         annealing = "epsilon_start", "epsilon_end", "epsilon_steps", "ez_greedy"
-        check_used(self, *annealing, there=annealed, needed="--no-epsilon-ladder")
-        check_used(self, "epsilon_base", "epsilon_exponent", there=not annealed, needed="--epsilon-ladder")
+        check_used(self, *annealing, active=annealed, needed="--no-epsilon-ladder")
+        check_used(self, "epsilon_base", "epsilon_exponent", active=not annealed, needed="--epsilon-ladder")
         random = self.epsilon_start > 0 or self.epsilon_end > 0
-        check_used(self, "epsilon_steps", "ez_greedy", there=random, needed="--epsilon-start or --epsilon-end above 0")
-        check_used(self, "ez_greedy", there=not self.parameter_noise, needed="--no-parameter-noise")
+        check_used(self, "epsilon_steps", "ez_greedy", active=random, needed="--epsilon-start or --epsilon-end above 0")
+        check_used(self, "ez_greedy", active=not self.parameter_noise, needed="--no-parameter-noise")
         others = [flag(name) for name in ("noisy", "epsilon_ladder") if getattr(self, name)]
         others += ["--core"] if self.core != "none" else []
         if self.parameter_noise and others:
@@ -143,7 +143,7 @@ class DQN(
         size = num_actions(self, spec)
         network = networks.q_network(
             self,
-            observations.seen(spec),
+            observations.input_space(spec),
             size,
             num_atoms=self.num_atoms,
             dueling=self.dueling,

@@ -44,7 +44,7 @@ class ES(TablePresets, TorsoConfig, OptimizerConfig):
 
     def make(self, spec: EnvSpec) -> Algorithm:
         head = distributions.policy_head(spec.action)
-        network = networks.policy_network(self, observations.seen(spec), head.num_outputs)
+        network = networks.policy_network(self, observations.input_space(spec), head.num_outputs)
 
         def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
             outputs = network.apply(variables.params, obs)

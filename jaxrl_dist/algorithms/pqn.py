@@ -40,8 +40,8 @@ class PQN(TablePresets, TorsoConfig, OptimizerConfig, hidden_sizes=(128, 128), a
     """Largest global norm of a gradient; larger gradients are scaled down."""
 
     def make(self, spec: EnvSpec) -> Algorithm:
-        size = num_actions(self, spec)
-        network = networks.q_network(self, observations.seen(spec), size, num_atoms=1, dueling=False, noisy=False)
+        size, space = num_actions(self, spec), observations.input_space(spec)
+        network = networks.q_network(self, space, size, num_atoms=1, dueling=False, noisy=False)
         schedule = optax.linear_schedule(self.epsilon_start, self.epsilon_end, max(self.epsilon_steps, 1))
 
         def values(params: PyTree, obs: PyTree) -> jax.Array:

@@ -37,7 +37,7 @@ def kind_of(spec: EnvSpec) -> str:
         family = "unknown"
     if family in ("atari", "minatar", "bsuite", "craftax", "game"):
         return family
-    parts = spaces.leaves(observations.seen(spec)).values()
+    parts = spaces.leaves(observations.input_space(spec)).values()
     if not any(isinstance(part, spaces.Box) for part in parts):
         return "table"
     if any(map(spaces.is_image, parts)):

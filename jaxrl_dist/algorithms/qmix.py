@@ -33,7 +33,7 @@ class QMIX(DQN, n_step=1):
 
     def validate(self) -> None:
         super().validate()
-        check_used(self, "mixing_size", there=self.mixer == "qmix", needed="--mixer qmix")
+        check_used(self, "mixing_size", active=self.mixer == "qmix", needed="--mixer qmix")
         others = {"num_atoms": 1, "noisy": False, "parameter_noise": False, "core": "none"}
         for name, value in others.items():
             if getattr(self, name) != value:
@@ -123,7 +123,7 @@ def _team_of(config: QMIX, spec: EnvSpec) -> _Team:
         one = jax.tree.map(lambda x: spaces.Box(x.shape[1:], x.dtype, x.low[0], x.high[0]), agents)
         nvec = spec.action.nvec
         return _Team(len(nvec), nvec[0], one, state, lambda obs: (obs["agents"], obs["state"]))
-    space = observations.seen(spec)
+    space = observations.input_space(spec)
 
     def divide(obs: PyTree) -> tuple[PyTree, PyTree]:
         state = {name: obs[name] for name in space} if isinstance(space, dict) else obs

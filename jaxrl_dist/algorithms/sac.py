@@ -44,7 +44,7 @@ class SAC(
         discrete = isinstance(spec.action, spaces.Discrete)
         kind: _Discrete | _Continuous = _Discrete(self, spec) if discrete else _Continuous(self, spec)
         actor = networks.policy_network(
-            self, observations.seen(spec, self.hidden), kind.num_outputs, sequences.recurrence(self, spec)
+            self, observations.input_space(spec, self.hidden), kind.num_outputs, sequences.recurrence(self, spec)
         )
 
         def choose(params: PyTree, obs: PyTree) -> Any:
@@ -135,7 +135,7 @@ class _Continuous:
         self.num_outputs, self.noise_size = 2 * self.scale.size, config.noise_size(self.scale.size)
         recurrence = sequences.recurrence(config, spec)
         self.critic = networks.critic_network(
-            config, observations.seen(spec), 2, action_size=self.scale.size, recurrence=recurrence
+            config, observations.input_space(spec), 2, action_size=self.scale.size, recurrence=recurrence
         )
 
     def distribution(self, outputs: jax.Array) -> distributions.TanhNormal:
@@ -177,7 +177,7 @@ class _Discrete:
         self.spec, self.num_outputs, self.noise_size = spec, num_actions(config, spec), config.noise_size(0)
         recurrence = sequences.recurrence(config, spec)
         self.critic = networks.critic_network(
-            config, observations.seen(spec), 2, num_actions=self.num_outputs, recurrence=recurrence
+            config, observations.input_space(spec), 2, num_actions=self.num_outputs, recurrence=recurrence
         )
 
     def distribution(self, outputs: jax.Array) -> distributions.Categorical:

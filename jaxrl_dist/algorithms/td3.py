@@ -51,9 +51,9 @@ class TD3(
     def make(self, spec: EnvSpec) -> Algorithm:
         scale = ActionScale.of(self, spec)
         recurrence = sequences.recurrence(self, spec)
-        actor = networks.policy_network(self, observations.seen(spec, self.hidden), scale.size, recurrence)
+        actor = networks.policy_network(self, observations.input_space(spec, self.hidden), scale.size, recurrence)
         critic = networks.critic_network(
-            self, observations.seen(spec), self.num_critics, action_size=scale.size, recurrence=recurrence
+            self, observations.input_space(spec), self.num_critics, action_size=scale.size, recurrence=recurrence
         )
         correlated = self.noise == "ornstein_uhlenbeck"
 

@@ -59,7 +59,7 @@ def find_modules(env: str | None) -> None:
     module = None if env is None else module_of_user(env)
     if module is None:
         return
-    name, here = module.partition(".")[0], pathlib.Path.cwd()
-    sys.path.append(str(here))
-    if any((here / file).is_file() for file in (f"{name}.py", f"{name}/__init__.py")) and not is_here(name):
+    name, directory = module.partition(".")[0], pathlib.Path.cwd()
+    sys.path.append(str(directory))
+    if any((directory / file).is_file() for file in (f"{name}.py", f"{name}/__init__.py")) and not is_here(name):
         raise ConfigError(f"--env {env}: Python has another module {name}, so rename the one in this directory")

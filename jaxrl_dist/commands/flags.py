@@ -88,17 +88,17 @@ def parse(target: Any, args: Sequence[str], prog: str) -> Any:
 def split(target: Any, args: Sequence[str], prog: str) -> tuple[Any, list[str]]:
     """As ``parse``, for a command that also takes those of ``train``, which are returned as they are."""
     known, left = _known(_types(target)), 0
-    own, others = list[str](), list[str]()
+    command_args, others = list[str](), list[str]()
     for arg in args:
         if _LIKE_A_FLAG.match(arg):
             name, equals, _ = arg.replace("_", "-").partition("=")
             left = 0 if name not in known else 1 if equals else 1 + known[name].most
         if left > 0:
-            own.append(arg.removesuffix("="))  # which is no value
+            command_args.append(arg.removesuffix("="))  # which is no value
         else:
             others.append(arg)
         left -= 1
-    return parse(target, ["--help"] if wants_help(args) else own, prog), others
+    return parse(target, ["--help"] if wants_help(args) else command_args, prog), others
 
 
 def _types(kind: Any) -> dict[str, Any]:
@@ -149,10 +149,10 @@ class _Flag(NamedTuple):
     again: bool = False
     """Whether it may be repeated, with further values."""
 
-    def texts(self, given: str, values: list[str]) -> list[str]:
+    def texts(self, token: str, values: list[str]) -> list[str]:
         """Returns what it says with the values behind it, of which it leaves those that are too many."""
         if not values and self.without is None:
-            raise ConfigError(f"{given} needs a value")
+            raise ConfigError(f"{token} needs a value")
         return values[: self.most] or self.without or []
 
 
@@ -170,13 +170,13 @@ def read(args: Sequence[str], hints: Mapping[str, Any], algorithm: str | None = 
     texts: dict[str, list[str]] = {}
     typed: dict[str, str] = {}
     loose: list[tuple[str, str, int]] = []
-    for given, values in _groups(args, known):
-        spelling, taken = _flag_of(given, known, algorithm)
-        earlier = typed.setdefault(taken.field, spelling)
-        if taken.field in texts and not taken.again:
-            raise ConfigError(f"{given} is given twice" if earlier == spelling else f"{given} contradicts {earlier}")
-        texts.setdefault(taken.field, []).extend(taken.texts(given, values))
-        loose += [(value, given, taken.most) for value in values[taken.most :]]
+    for token, values in _groups(args, known):
+        spelling, definition = _flag_of(token, known, algorithm)
+        earlier = typed.setdefault(definition.field, spelling)
+        if definition.field in texts and not definition.again:
+            raise ConfigError(f"{token} is given twice" if earlier == spelling else f"{token} contradicts {earlier}")
+        texts.setdefault(definition.field, []).extend(definition.texts(token, values))
+        loose += [(value, token, definition.most) for value in values[definition.most :]]
     texts |= _by_place(loose, [argument for spelling, argument in known.items() if not spelling.startswith("-")])
     return {name: _value(name, texts[name], hint) for name, hint in hints.items() if name in texts}
 
@@ -198,36 +198,36 @@ def _known(hints: Mapping[str, Any]) -> dict[str, _Flag]:
 
 def _groups(args: Sequence[str], known: Collection[str]) -> Iterator[tuple[str, list[str]]]:
     """Yields each flag as typed and the values behind it; before them, with an empty flag, those before all flags."""
-    given, values = "", list[str]()
+    token, values = "", list[str]()
     for arg in args:
         if not _LIKE_A_FLAG.match(arg):
             values.append(arg)
             continue
-        yield given, values
+        yield token, values
         if arg[:2] in known:  # -o FILE, -oFILE and -o=FILE
-            given, values = arg[:2], [arg[2:].removeprefix("=")] if arg[2:] else []
+            token, values = arg[:2], [arg[2:].removeprefix("=")] if arg[2:] else []
         else:
-            given, equals, value = arg.partition("=")
+            token, equals, value = arg.partition("=")
             values = [value] if equals else []
-    yield given, values
+    yield token, values
 
 
-def _flag_of(given: str, known: Mapping[str, _Flag], algorithm: str | None) -> tuple[str, _Flag]:
+def _flag_of(token: str, known: Mapping[str, _Flag], algorithm: str | None) -> tuple[str, _Flag]:
     """Returns a flag's spelling and what it gives; the empty flag gives nothing.
 
     Raises:
       ConfigError: it is unknown; the message names the nearest known one.
     """
-    spelling = given.replace("_", "-") if given.startswith("--") else given
+    spelling = token.replace("_", "-") if token.startswith("--") else token
     if spelling in known or not spelling:
         return spelling, known.get(spelling, _Flag("", 0, []))
-    if not given.startswith("--"):
-        raise ConfigError(f"{shown(given)} is neither a flag nor the value of one; --help lists all")
+    if not token.startswith("--"):
+        raise ConfigError(f"{shown(token)} is neither a flag nor the value of one; --help lists all")
     names = [known_flag[2:].replace("-", "_") for known_flag in ("--help", *known) if known_flag.startswith("--")]
     others = algorithms.having if algorithm else lambda field: ""
     instead = synonyms.hint(spelling[2:], names, others) or "; --help lists all"
     of_others = others(spelling[2:].removeprefix("no-").replace("-", "_"))
-    raise ConfigError(f"{f'{given} is not a flag of {algorithm}' if of_others else f'unknown flag {given}'}{instead}")
+    raise ConfigError(f"{f'{token} is not a flag of {algorithm}' if of_others else f'unknown flag {token}'}{instead}")
 
 
 def _by_place(loose: Sequence[tuple[str, str, int]], arguments: Sequence[_Flag]) -> dict[str, list[str]]:
@@ -242,11 +242,11 @@ def _by_place(loose: Sequence[tuple[str, str, int]], arguments: Sequence[_Flag])
             texts[field], loose = [value for value, *_ in loose[:most]], loose[most:]
     if not loose:
         return texts
-    value, given, most = loose[0]
-    if not given:
+    value, token, most = loose[0]
+    if not token:
         raise ConfigError(f"{shown(value)} is neither a flag nor the value of one; --help lists all")
-    off = "" if most or given.startswith("--no-") else f"; --no-{given[2:]} turns it off"
-    raise ConfigError(f"{given} takes {'one' if most else 'no'} value, so {shown(value)} is too much{off}")
+    off = "" if most or token.startswith("--no-") else f"; --no-{token[2:]} turns it off"
+    raise ConfigError(f"{token} takes {'one' if most else 'no'} value, so {shown(value)} is too much{off}")
 
 
 def _value(name: str, texts: Sequence[str], hint: Any) -> Any:

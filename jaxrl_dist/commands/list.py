@@ -22,13 +22,13 @@ def run(args: Sequence[str]) -> int:
         "placements": _placements,
     }
     libraries = {f"envs {library}": functools.partial(_envs, library) for library in LIBRARIES}
-    what = " ".join(args)
-    if what not in kinds | libraries:
+    kind = " ".join(args)
+    if kind not in kinds | libraries:
         raise ConfigError(
-            f"list what? {what!r} is none of {', '.join(kinds)}{did_you_mean(what, kinds)}; envs may be followed by "
+            f"list what? {kind!r} is none of {', '.join(kinds)}{did_you_mean(kind, kinds)}; envs may be followed by "
             f"one of {', '.join(LIBRARIES)}"
         )
-    print("\n".join((kinds | libraries)[what]()))
+    print("\n".join((kinds | libraries)[kind]()))
     return 0
 
 

@@ -124,8 +124,8 @@ def _reached(profile: Profile, stage: str) -> str:
     """
     peaks = {"matrix products": (profile.matmul_rates, profile.matmul_ceiling)}
     peaks["memory"] = profile.memory_rates, profile.memory_ceiling
-    shares = {what: rates.get(stage, math.inf) / ceiling for what, (rates, ceiling) in peaks.items()}
-    return "  " + ", ".join(f"{share:.0%} of the peak of {what}" for what, share in shares.items() if share <= 1)
+    shares = {name: rates.get(stage, math.inf) / ceiling for name, (rates, ceiling) in peaks.items()}
+    return "  " + ", ".join(f"{share:.0%} of the peak of {name}" for name, share in shares.items() if share <= 1)
 
 
 def _draw(profile: Profile, out: pathlib.Path) -> None:

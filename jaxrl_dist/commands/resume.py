@@ -46,17 +46,17 @@ def run(args: Sequence[str]) -> int:
     run_dir, env = pathlib.Path(args[0]), flags.value_of(args, "--env")
     check_run_dir(run_dir)
     before = stored_config(run_dir, from_file(options.algorithm) if options.algorithm else None, env)
-    given = flags.parse_train(type(before.algorithm), args[1:])
+    user_values = flags.parse_train(type(before.algorithm), args[1:])
     changeable = (*RESUMABLE, "env_options") if options.change_env_options else RESUMABLE
-    changes = _changes(before, given, changeable, run_dir)
-    trackers.check_asked(before.wandb, given)
-    output = request.output_flags(given)
+    changes = _changes(before, user_values, changeable, run_dir)
+    trackers.check_asked(before.wandb, user_values)
+    output = request.output_flags(user_values)
     dataclasses.replace(before, **changes).validate()
 
     from jaxrl_dist.run.console import one_line_warnings
     from jaxrl_dist.training import resuming
 
-    with signals.stopping() as stop, joined("resume", given, stop), one_line_warnings(output["quiet"]):
+    with signals.stopping() as stop, joined("resume", user_values, stop), one_line_warnings(output["quiet"]):
         find_modules(env)
         change = options.change_env_options
         prepared = resuming.prepare_resume(before, run_dir, changes, change_env_options=change)
@@ -65,15 +65,15 @@ def run(args: Sequence[str]) -> int:
 
 
 def _changes(
-    before: Train[Any], given: Mapping[str, Any], changeable: Sequence[str], run_dir: pathlib.Path
+    before: Train[Any], user_values: Mapping[str, Any], changeable: Sequence[str], run_dir: pathlib.Path
 ) -> dict[str, Any]:
-    """Returns the ``given`` values that differ from those of the stored run and change it.
+    """Returns the ``user_values`` values that differ from those of the stored run and change it.
 
     Raises:
       ConfigError: one of them cannot change.
     """
     old = {**vars(flags.Command(before.algorithm)), **vars(before), **vars(before.algorithm)}
-    changes = {name: value for name, value in given.items() if value != old[name]}
+    changes = {name: value for name, value in user_values.items() if value != old[name]}
     for name in changes:
         if name not in (*_TRAIN, *changeable):
             instead = f"a new run takes it: jaxrl-dist train --config {run_dir} {flag(name)} ..."

@@ -56,7 +56,7 @@ def joined(command: str, fields: Mapping[str, Any], stop: signals.Stop) -> Itera
 
     start.start(launch_of(fields), detect=True, waiting=check)
     if (watch := start.watch()) is not None:
-        watch.asked = lambda: stop.number or 0
+        watch.stop_signal = lambda: stop.number or 0
     with start.failing(), contextlib.nullcontext() if peers.first() else start.no_stdout():
         for process, other in enumerate(peers.all_gather(command, "the command")):
             if other != command:

@@ -258,7 +258,7 @@ class Train(Named, Checkpoints, Evaluation, Population, Processes, Actors, Execu
                 raise ConfigError(f"--num-envs times --rollout-length must be <= {MAX_STEPS}, not {steps}")
         check_bounds("seed", self.seed + self.seeds - 1, {">=": 0, "<=": MAX_SEED})  # the last member's
         for name in ("evolve", "average_every"):
-            check_used(self, name, there=self.seeds > 1 or bool(self.vary), needed="members: --seeds or --vary")
+            check_used(self, name, active=self.seeds > 1 or bool(self.vary), needed="members: --seeds or --vary")
         if self.average_every is not None and self.evolve is not None:
             raise ConfigError("--average-every makes all members one, and --evolve selects among them: remove one")
         parse_bounds("clip_rewards", self.clip_rewards)

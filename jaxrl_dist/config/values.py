@@ -62,11 +62,11 @@ class Marks(NamedTuple):
 
 def setting(default: Any = dataclasses.MISSING, **marks: Any) -> Any:
     """Declares a field of a run or a hyperparameter, with its ``Marks``."""
-    own = Marks(**marks)
-    metadata = {Marks: own}
+    field_marks = Marks(**marks)
+    metadata = {Marks: field_marks}
     if default == {}:
         return dataclasses.field(default_factory=dict, metadata=metadata)
-    return dataclasses.field(default=default if own.without_preset is None else None, metadata=metadata)
+    return dataclasses.field(default=default if field_marks.without_preset is None else None, metadata=metadata)
 
 
 def marks_of(field: dataclasses.Field[Any]) -> Marks:
@@ -75,10 +75,10 @@ def marks_of(field: dataclasses.Field[Any]) -> Marks:
     return marks
 
 
-def marked(kind: Any, **marks: Any) -> tuple[str, ...]:
+def marked(kind: Any, **wanted: Any) -> tuple[str, ...]:
     """Returns the names of a dataclass's fields that have these marks, in their order."""
     fields = ((field.name, marks_of(field)) for field in dataclasses.fields(kind))
-    return tuple(name for name, own in fields if all(getattr(own, mark) == value for mark, value in marks.items()))
+    return tuple(name for name, marks in fields if all(getattr(marks, mark) == value for mark, value in wanted.items()))
 
 
 def check_declared(config: Any) -> None:
@@ -91,14 +91,14 @@ def check_declared(config: Any) -> None:
     bases = filter(dataclasses.is_dataclass, reversed(type(config).__mro__))
     declared = [field for base in bases for field in dataclasses.fields(base) if Marks in field.metadata]
     fields = {field.name: (str(field.type), marks_of(field)) for field in declared}
-    for name, (kind, own) in fields.items():
+    for name, (kind, marks) in fields.items():
         if re.search(r"\b(int|float)\b", kind):
-            check_range(config, name, low=own.low, high=own.high, above=own.above, below=own.below)
-    for name, (_, own) in fields.items():
-        if own.needs is not None:
-            needed = getattr(config, own.needs)
-            unfilled = needed is None and own.needs in fields and fields[own.needs][1].without_preset is not None
-            check_used(config, name, there=unfilled or bool(needed), needed=flag(own.needs))
+            check_range(config, name, low=marks.low, high=marks.high, above=marks.above, below=marks.below)
+    for name, (_, marks) in fields.items():
+        if marks.needs is not None:
+            needed = getattr(config, marks.needs)
+            unfilled = needed is None and marks.needs in fields and fields[marks.needs][1].without_preset is not None
+            check_used(config, name, active=unfilled or bool(needed), needed=flag(marks.needs))
 
 
 def plain(config: Fields) -> Fields:
@@ -298,8 +298,8 @@ def varied(algorithm: Any, values: Mapping[str, Any]) -> Any:
     for name, value in values.items():
         policy, _, field = name.partition(".")
         part = parts[policy]
-        own = {field: value}  # a field of the algorithm, or of the policy's normalisation and clipping
-        if field in {each.name for each in dataclasses.fields(part.algorithm)}:
-            own = {"algorithm": dataclasses.replace(part.algorithm, **own)}
-        parts[policy] = dataclasses.replace(part, **own)
+        changes = {field: value}  # a field of the algorithm, or of the policy's normalisation and clipping
+        if field in {hyperparameter.name for hyperparameter in dataclasses.fields(part.algorithm)}:
+            changes = {"algorithm": dataclasses.replace(part.algorithm, **changes)}
+        parts[policy] = dataclasses.replace(part, **changes)
     return dataclasses.replace(algorithm, parts=parts)

@@ -125,25 +125,25 @@ KINDS = ("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Dict", "Tuple")
 """Kinds of spaces that policies support."""
 
 
-def space_of(space: PlainSpace, name: str, what: str, kinds: Sequence[str] = KINDS) -> Space:
+def space_of(space: PlainSpace, name: str, role: str, kinds: Sequence[str] = KINDS) -> Space:
     """Converts a space to the form that policies see; 64-bit numbers become 32-bit.
 
     A Tuple becomes a dict with the names "0", "1" and so on.
 
     Args:
       name: the environment's name, with its backend.
-      what: ``observations`` or ``actions``.
+      role: ``observations`` or ``actions``.
       kinds: kinds of spaces that the backend's adapter supports.
 
     Raises:
       ConfigError: the space is of another kind, or has more values than a network can have inputs, one for each.
     """
-    has = f"{what} {space.kind}" if what.endswith(" is") else f"{space.kind} {what}"
+    has = f"{role} {space.kind}" if role.endswith(" is") else f"{space.kind} {role}"
     if space.kind not in kinds or space.parts == {}:
-        raise ConfigError(f"{name} has {has}{_supported(space, kinds, what)}")
+        raise ConfigError(f"{name} has {has}{_supported(space, kinds, role)}")
     if space.parts:
         parts = sorted(space.parts.items())
-        return {part: space_of(inner, name, f"a part {part!r} of its {what} that is", kinds) for part, inner in parts}
+        return {part: space_of(inner, name, f"a part {part!r} of its {role} that is", kinds) for part, inner in parts}
     if (choices := space.num_choices) > MAX_SIZE:
         raise ConfigError(f"{name} has {has} with {choices} values; up to {MAX_SIZE} work, and a Box has no such limit")
     if space.kind == "Box":
@@ -153,12 +153,12 @@ def space_of(space: PlainSpace, name: str, what: str, kinds: Sequence[str] = KIN
     return MultiDiscrete(tuple(space.sizes or [2] * math.prod(space.shape)))
 
 
-def _supported(space: PlainSpace, kinds: Sequence[str], what: str) -> str:
+def _supported(space: PlainSpace, kinds: Sequence[str], role: str) -> str:
     """Says of a space that no policy supports what it lacks, which kinds work, and what helps with others."""
     listed = f"{' without parts' if space.parts == {} else ''}; {', '.join(kinds[:-1])} and {kinds[-1]} work"
     if "MultiBinary" not in kinds:
         return listed
-    if "actions" in what:
+    if "actions" in role:
         return f"{listed}, and a gymnasium.ActionWrapper can offer one of these instead"
     return f"{listed}, and wrappers such as FlattenObservation make a Box of others"
 
@@ -172,7 +172,7 @@ def _box(space: PlainSpace) -> Box:
         return Box(tuple(space.shape), dtype, low.astype(dtype), high.astype(dtype))
 
 
-def policy_space(native: Any, name: str, what: str, value: Any = None) -> Space:
+def policy_space(native: Any, name: str, role: str, value: Any = None) -> Space:
     """Converts a space of a JAX environment, as ``space_of``; dtypes and shapes of ``value`` override its own."""
 
     def overridden(known: PlainSpace, value: Any) -> PlainSpace:
@@ -185,7 +185,7 @@ def policy_space(native: Any, name: str, what: str, value: Any = None) -> Space:
     known = plain(native)
     if value is not None:
         known = overridden(known, named(native, value))
-    return space_of(known, name, what)
+    return space_of(known, name, role)
 
 
 def outcome(resetting: Array, terminated: Array, truncated: Array) -> tuple[Array, Array, Array]:
@@ -249,7 +249,7 @@ def checked_action(spec: EnvSpec, action: PyTree, step: int) -> PyTree:
       ValueError: an action is not finite, or outside a discrete space.
     """
     if spec.policies:
-        return {policy: checked_action(part, action[policy], step) for policy, part in spec.policies.items()}
+        return {name: checked_action(part, action[name], step) for name, part in spec.policies.items()}
     return jax.tree.map(lambda space, part: _checked_part(spec, space, part, step), spec.action, action)
 
 

@@ -103,30 +103,30 @@ class Contract:
         for path, part in leaves(named_spaces(space)).items():
             self.part(f"the observation of {where}{path and f' at {path}'}", parts[path], part)
 
-    def part(self, what: str, obs: Any, space: Any) -> bool:
+    def part(self, subject: str, obs: Any, space: Any) -> bool:
         """Checks shape and dtype of one part of an observation; returns whether they are right."""
         x = obs if hasattr(obs, "dtype") else np.asarray(obs)
         if not _is_real(x.dtype):
-            self.fault("observation", f"{what} is {described(obs)}, not an array of real numbers")
+            self.fault("observation", f"{subject} is {described(obs)}, not an array of real numbers")
         elif tuple(x.shape) != (shape := tuple(int(size) for size in np.ravel(space.shape))):
-            self.fault("shape", f"{what} has shape {tuple(x.shape)}, its space {shape}")
+            self.fault("shape", f"{subject} has shape {tuple(x.shape)}, its space {shape}")
         elif not np.can_cast(x.dtype, space.dtype):
-            self.fault("dtype", f"{what} has dtype {x.dtype}, its space {np.dtype(space.dtype)}")
+            self.fault("dtype", f"{subject} has dtype {x.dtype}, its space {np.dtype(space.dtype)}")
         else:
             return True
         return False
 
-    def number(self, what: str, x: Any) -> bool:
+    def number(self, subject: str, x: Any) -> bool:
         """Checks that a reward is one real number; returns whether it is."""
         if isinstance(x, Real) or (getattr(x, "shape", None) == () and _is_real(x.dtype)):
             return True
-        self.fault("reward", f"{what} is {described(x)}, not a number")
+        self.fault("reward", f"{subject} is {described(x)}, not a number")
         return False
 
-    def flag(self, what: str, x: Any) -> None:
+    def flag(self, subject: str, x: Any) -> None:
         """Checks that an end of an episode is one bool."""
         if not isinstance(x, bool) and (getattr(x, "shape", None), getattr(x, "dtype", None)) != ((), np.dtype(bool)):
-            self.fault(what, f"{what} is {described(x)}, not a bool")
+            self.fault(subject, f"{subject} is {described(x)}, not a bool")
 
     def info(self, where: str, info: Any) -> None:
         """Checks that an info is a dict."""
@@ -141,7 +141,7 @@ class Contract:
                 text = f"its state holds {described(leaf)}{where and f' at {where}'}, not an array"
                 self.fault("leaf", f"{text}; a NamedTuple or a dataclass of flax.struct may hold arrays")
 
-    def same(self, what: str, first: PyTree, later: PyTree, reset: str = "reset_env") -> None:
+    def same(self, subject: str, first: PyTree, later: PyTree, reset: str = "reset_env") -> None:
         """Checks that a step keeps structure, shapes and dtypes, as a compiled loop requires.
 
         A step may return another dtype of the same kind whose numbers the first can hold: JAX gives Python's numbers
@@ -150,14 +150,14 @@ class Contract:
         before: Any = jax.tree.structure(first)
         after: Any = jax.tree.structure(later)
         if before != after:  # their texts may differ where they are equal, as those of MuJoCo's states
-            text = f"{what} of step_env is {shown(after)}, that of {reset} {shown(before)}"
+            text = f"{subject} of step_env is {shown(after)}, that of {reset} {shown(before)}"
             return self.fault("structure", text)
         for (path, old), new in zip(jax.tree.leaves_with_path(first), jax.tree.leaves(later), strict=True):
             where = jax.tree_util.keystr(path)
             fits = {"shape": new.shape == old.shape, "dtype": _fits(new.dtype, old.dtype)}
             for kind in (kind for kind, right in fits.items() if not right):
                 values = f"{kind} {getattr(new, kind)} after step_env and {getattr(old, kind)} after {reset}"
-                self.fault(f"{what} {kind}", f"{what}{where and f' at {where}'} has {values}")
+                self.fault(f"{subject} {kind}", f"{subject}{where and f' at {where}'} has {values}")
 
 
 class Traced(NamedTuple):
@@ -190,12 +190,12 @@ def of_env(contract: Contract, env: Any, params: Any) -> Traced:
     contract.halt()
     params = contract.call("default_params", lambda: env.default_params) if params is None else params
     native, spaces = [], []
-    for what in ("observation", "action"):
-        native.append(contract.call(f"{what}_space", getattr(env, f"{what}_space"), params))
+    for role in ("observation", "action"):
+        native.append(contract.call(f"{role}_space", getattr(env, f"{role}_space"), params))
         try:
-            spaces.append(policy_space(native[-1], contract.name, f"{what}s"))
+            spaces.append(policy_space(native[-1], contract.name, f"{role}s"))
         except ConfigError as error:
-            contract.refuse(what, error)
+            contract.refuse(role, error)
     contract.halt()
     observation, action = native
     checked = not of_library(env.observation_space)

@@ -59,12 +59,12 @@ def with_arrays(space: PlainSpace, name: str = "") -> PlainSpace:
     return PlainSpace("Box", (math.prod(space.shape),) if name in (PART, *NAMES) else space.shape, "bool", 0, 1)
 
 
-def misfit(what: str, size: int, action: PlainSpace) -> str:
+def misfit(name: str, size: int, action: PlainSpace) -> str:
     """Explains why a value of ``size`` numbers that looks like an action mask is not one."""
     if not action.num_choices:
-        return f"{what} looks like an action mask, which {action.kind} actions cannot use: illegal ones will be tried"
+        return f"{name} looks like an action mask, which {action.kind} actions cannot use: illegal ones will be tried"
     return (
-        f"{what} looks like an action mask, but has {size} numbers where {action.num_choices} zeros and ones would say "
+        f"{name} looks like an action mask, but has {size} numbers where {action.num_choices} zeros and ones would say "
         "which actions are legal: illegal ones will be tried"
     )
 
@@ -100,8 +100,8 @@ def of_value(where: str, name: str, value: Any, action: PlainSpace) -> Mask:
     """Returns the mask of this name, whose value is ``value`` now."""
     if action.num_choices and flat(value, action.num_choices) is not None:
         return Mask(where, name)
-    what = f"info[{name!r}]" if where == "info" else f"its method {name}"
-    return Mask(where, name, misfit(what, np.size(value), action))
+    source = f"info[{name!r}]" if where == "info" else f"its method {name}"
+    return Mask(where, name, misfit(source, np.size(value), action))
 
 
 def of_keys(keys: Sequence[str]) -> str:

@@ -161,13 +161,13 @@ def check_agents(fault: Callable[[str], Exception], call: str, agents: Iterable[
     Raises:
       Exception: that of ``fault``, if one lacks an agent.
     """
-    for what, values in parts.items():
+    for part, values in parts.items():
         missing = [agent for agent in agents if not isinstance(values, Mapping) or agent not in values]
         if missing:
-            raise fault(f"{call} returned no {what} for agent {missing[0]}")
+            raise fault(f"{call} returned no {part} for agent {missing[0]}")
 
 
-def number(what: str, value: Any, kind: str = "number") -> Any:
+def number(subject: str, value: Any, kind: str = "number") -> Any:
     """Returns a reward, or a flag (``kind`` ``bool``), after checking that it is one number.
 
     Raises:
@@ -177,19 +177,19 @@ def number(what: str, value: Any, kind: str = "number") -> Any:
         return value
     array = np.asarray(value)
     if array.size != 1 or array.dtype.kind not in "biuf":
-        raise TypeError(f"{what} is {value!r:.80}, not a {kind}")
+        raise TypeError(f"{subject} is {value!r:.80}, not a {kind}")
     return array.item()
 
 
-def flag(what: str, value: Any) -> bool:
+def flag(subject: str, value: Any) -> bool:
     """Returns the end of an episode after checking that it is a bool, or 0 or 1.
 
     Raises:
       TypeError: it is something else.
     """
-    truth = number(what, value, "bool")
+    truth = number(subject, value, "bool")
     if truth not in (0, 1):
-        raise TypeError(f"{what} is {value!r:.80}, not a bool")
+        raise TypeError(f"{subject} is {value!r:.80}, not a bool")
     return bool(truth)
 
 

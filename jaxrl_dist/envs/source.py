@@ -144,7 +144,7 @@ def find(
         made = envpool.spec(env_id, keywords, wrappers)
     elif backend == "gymnasium":
         adapt = partial(gymnax.adapt, env_id=env_id, backend="gymnax", wrappers=wrappers)
-        made, mask = _adapted(env_id, gymnasium.look(env_id, options, timeout, workers, adapt), wrappers)
+        made, mask = _adapted(env_id, gymnasium.describe_or_adapt(env_id, options, timeout, workers, adapt), wrappers)
     else:
         made = gymnax.adapt(_native(backend, env, env_id, options), env_id, backend or "gymnax", wrappers)
     whole = made if isinstance(made, EnvSpec) else made.spec
@@ -210,7 +210,7 @@ def locate(env: str) -> Located:
 def _adapted(
     env_id: str, result: Description | DeviceEnv, wrappers: Wrappers
 ) -> tuple[EnvSpec | DeviceEnv | Groups, Mask]:
-    """Returns what policies see of the result of ``gymnasium.look``, and the mask that they read."""
+    """Returns what policies see of the result of ``gymnasium.describe_or_adapt``, and the mask that they read."""
     if isinstance(result, DeviceEnv):
         return result, NO_MASK
     if result.agents:
@@ -232,9 +232,9 @@ def _object(env: Any, options: Mapping[str, str]) -> Any:
     made = env() if callable(env) and not is_gymnax(env) else env
     if not is_gymnax(made):
         kind = type(made).__name__
-        what = f"not a {kind}" if made is env else f"and this function, which no module has by name, returns a {kind}"
+        fault = f"not a {kind}" if made is env else f"and this function, which no module has by name, returns a {kind}"
         raise ConfigError(
-            f"env must be a name, or a gymnax-style environment with reset_env and step_env, {what}; to train on a "
+            f"env must be a name, or a gymnax-style environment with reset_env and step_env, {fault}; to train on a "
             "gymnasium.Env, pass a function of a module or notebook that makes it: def make() and env=make"
         )
     return made

@@ -61,18 +61,18 @@ def on_device(env: DeviceEnv, wrappers: Wrappers) -> DeviceEnv:
         return env
     stacked = spec.frame_stack > 1
 
-    def seen(state: PyTree, stacks: PyTree, obs: PyTree, fresh: jax.Array) -> tuple[PyTree, PyTree]:
+    def view_obs(state: PyTree, stacks: PyTree, obs: PyTree, fresh: jax.Array) -> tuple[PyTree, PyTree]:
         stacks, obs = frames.push(stacks, view(obs, fresh))
         return (state, stacks) if stacked else state, obs
 
     def reset(keys: jax.Array) -> tuple[PyTree, PyTree]:
         state, obs = env.reset(keys)
-        return seen(state, frames.blank(spec, len(keys)), obs, jnp.ones(keys.shape, bool))
+        return view_obs(state, frames.blank(spec, len(keys)), obs, jnp.ones(keys.shape, bool))
 
     def step(state: PyTree, action: PyTree, keys: jax.Array) -> tuple[PyTree, Timestep, EpisodeStats]:
         state, stacks = state if stacked else (state, ())
         state, timestep, episodes = env.step(state, action, keys)
-        state, obs = seen(state, stacks, timestep.obs, ~timestep.valid)
+        state, obs = view_obs(state, stacks, timestep.obs, ~timestep.valid)
         return state, timestep._replace(obs=obs), episodes
 
     return DeviceEnv(spec, reset, step, env.render)

@@ -24,7 +24,7 @@ class Pieces:
     shape: tuple[int, ...]
     """Of the whole array."""
     dtype: np.dtype
-    kept: Mapping[tuple[tuple[int, int], ...], np.ndarray]
+    by_bounds: Mapping[tuple[tuple[int, int], ...], np.ndarray]
     """Each piece by its bounds in the whole array, which are a start and a stop for each axis."""
 
 
@@ -121,12 +121,12 @@ def _pieces(x: Any) -> np.ndarray | Pieces:
         return x
     if is_here(x):
         return np.array(x)
-    kept = {}
+    by_bounds = {}
     for shard in x.addressable_shards:
         if shard.replica_id == 0:
             bounds = [part.indices(size)[:2] for part, size in zip(shard.index, x.shape, strict=True)]
-            kept[tuple(bounds)] = np.array(shard.data)
-    return Pieces(x.shape, x.dtype, kept)
+            by_bounds[tuple(bounds)] = np.array(shard.data)
+    return Pieces(x.shape, x.dtype, by_bounds)
 
 
 def as_local(tree: Any, mesh: Mesh) -> Any:

@@ -35,7 +35,7 @@ class Watch:
         """Returns advice for the user once a process is lost, such as a command to run."""
         self.gone: Callable[[], bool] = lambda: False
         """Returns whether process 0 is known to have ended."""
-        self.asked: Callable[[], int] = lambda: 0
+        self.stop_signal: Callable[[], int] = lambda: 0
         """Returns the number of the signal that asks this process to end the run; 0: none."""
         self.signal = 0
         """Number of the signal that asks any process to end the run; 0: none."""
@@ -127,7 +127,7 @@ class Watch:
         """Tells the others the state of this process; if that fails for long, they notice that it is lost."""
         with self._telling, contextlib.suppress(Exception):
             self._beat += 1
-            state = {"beat": self._beat, "signal": self.asked(), "failed": self.failed, "left": self._left}
+            state = {"beat": self._beat, "signal": self.stop_signal(), "failed": self.failed, "left": self._left}
             self._client.key_value_set(f"{_STATE}/{self._index}", json.dumps(state), True)
 
     def _wait_for_answers(self) -> None:

@@ -57,6 +57,6 @@ class ReplayConfig(CoreConfig, OptimizerConfig):
     def validate(self) -> None:
         super().validate()
         sequential = "burn_in", "sequence_length", "max_priority_share"
-        check_used(self, *sequential, there=self.core != "none", needed="--core")
+        check_used(self, *sequential, active=self.core != "none", needed="--core")
         prioritized = self.priority_exponent is not None
-        check_used(self, "importance_exponent", there=prioritized, needed="--priority-exponent")
+        check_used(self, "importance_exponent", active=prioritized, needed="--priority-exponent")

@@ -88,8 +88,8 @@ class CoreConfig(TorsoConfig):
 
     def validate(self) -> None:
         super().validate()
-        check_used(self, "core_window", there=self.core == "attention", needed="--core attention")
-        check_used(self, "core_size", "core_inputs", there=self.core != "none", needed="--core")
+        check_used(self, "core_window", active=self.core == "attention", needed="--core attention")
+        check_used(self, "core_size", "core_inputs", active=self.core != "none", needed="--core")
 
 
 @dataclasses.dataclass(frozen=True)

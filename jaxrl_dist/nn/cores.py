@@ -168,7 +168,7 @@ def linear(size: int, dtype: DTypeLike) -> Core:
     return _sequential("linear", LinearRecurrence(size, dtype), lambda num_envs: jnp.zeros((num_envs, 2, size)))
 
 
-def own(triple: Any) -> Core:
+def user_core(triple: Any) -> Core:
     """Makes a core from the user's ``(init, step, initial)``, with its parameters under ``core``.
 
     ``init(key, features [1, D]) -> params``; ``step(params, features [B, D], state [B, ...]) -> (output [B, H],
@@ -226,7 +226,7 @@ def make_core(config: CoreConfig, dtype: DTypeLike) -> Core:
       ConfigError: it is not a core.
     """
     if not isinstance(config.core, str):
-        return own(config.core)
+        return user_core(config.core)
     kinds: dict[str, Callable[[], Core]] = {
         "none": lambda: NO_CORE,
         "gru": lambda: gru(config.core_size, dtype),

@@ -24,7 +24,7 @@ ILLEGAL = -1e30
 # --- What networks read -------------------------------------------------------------------------------
 
 
-def seen(spec: EnvSpec, hidden: Sequence[str] = ()) -> Space:
+def input_space(spec: EnvSpec, hidden: Sequence[str] = ()) -> Space:
     """Returns the space of the observations that a network reads: without the mask and the ``hidden`` parts.
 
     Raises:
@@ -101,8 +101,8 @@ def now(obs: PyTree) -> PyTree:
 
 def take_rows(x: jax.Array, rows: jax.Array) -> jax.Array:
     """Takes steps ``rows [N, L]`` of ``x [T, N, ...]``, as ``[N * L, ...]``."""
-    taken = x[rows, jnp.arange(len(rows))[:, None]]
-    return taken.reshape(-1, *x.shape[2:])
+    steps = x[rows, jnp.arange(len(rows))[:, None]]
+    return steps.reshape(-1, *x.shape[2:])
 
 
 # --- Legal actions ------------------------------------------------------------------------------------

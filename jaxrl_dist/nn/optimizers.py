@@ -37,7 +37,7 @@ class OptimizerConfig(Inherits):
     def validate(self) -> None:
         super().validate()
         scheduled = self.learning_rate_schedule != "constant"
-        check_used(self, "learning_rate_steps", there=scheduled, needed="--learning-rate-schedule linear or cosine")
+        check_used(self, "learning_rate_steps", active=scheduled, needed="--learning-rate-schedule linear or cosine")
         if scheduled and self.learning_rate_steps is None:
             raise ConfigError(
                 f"--learning-rate-schedule {self.learning_rate_schedule} needs --learning-rate-steps, the env steps "
@@ -45,18 +45,18 @@ class OptimizerConfig(Inherits):
             )
 
     def make_optimizer(
-        self, own: str, learning_rate: float | jax.Array, **options: Any
+        self, default_name: str, learning_rate: float | jax.Array, **options: Any
     ) -> optax.GradientTransformationExtraArgs:
-        """Returns the optimiser that the flags select, by default ``optax.OWN(learning_rate, **options)``.
+        """Returns the optimiser that the flags select, by default ``optax.DEFAULT_NAME(learning_rate, **options)``.
 
         Its ``update`` needs the extra argument ``env_step`` where the step size has a schedule.
 
         Args:
-          own: optax's name of the algorithm's optimiser.
+          default_name: optax's name of the algorithm's optimiser.
           learning_rate: the step size at the start, which may be traced.
           options: of the algorithm's optimiser, for when the flags name none.
         """
-        name = self.optimizer or own
+        name = self.optimizer or default_name
         if self.optimizer is not None:
             options = {}  # even if it names the algorithm's own: a name always means optax's defaults
         parts = []

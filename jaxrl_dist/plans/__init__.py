@@ -61,9 +61,9 @@ def pool_options(
     plan = PLANS[config.plan]
     *first, last = (name for name, other in PLANS.items() if other.threaded)
     needed = f"--plan {', '.join(first)} or {last}"
-    check_used(config, *marked(config, needs_actors=True), there=plan.threaded, needed=needed)
-    check_used(config, "max_restarts", there=config.on_actor_error == "restart", needed="--on-actor-error restart")
-    check_used(config, "on_actor_error", there=on_host, needed="environments on the host")
+    check_used(config, *marked(config, needs_actors=True), active=plan.threaded, needed=needed)
+    check_used(config, "max_restarts", active=config.on_actor_error == "restart", needed="--on-actor-error restart")
+    check_used(config, "on_actor_error", active=on_host, needed="environments on the host")
     if config.free_running:
         _check_free_running(plan, algorithm)
     if not plan.threaded:

@@ -42,13 +42,13 @@ def lower(job: Job, members: int = 1) -> Any:
     Returns:
       A ``jax.stages.Lowered``, whose ``compile()`` allocates nothing on the devices.
     """
-    iterate = make_iteration(job, members)
+    act, learn = make_iteration(job, members)
     key = jax.eval_shape(lambda: jnp.stack([rng.stream(job.config.seed, Stream.INIT)] * members))
     init = meshes.over_members(job.learner.init), meshes.over_members(lambda key: start(job)(key, {}))
     state, actor = (jax.eval_shape(begin, key) for begin in init)
-    inputs: tuple[Any, ...] = state, actor, (key, key, key), {}
-    since = stack([blank_sums(job, *iterate, *inputs)] * members)
-    return make_program(job, *iterate).lower(state, actor, since, *inputs[2:], np.ones(members, bool), np.int32(1))
+    keys = key, key, key
+    since = stack([blank_sums(job, act, learn, state, actor, keys, {})] * members)
+    return make_program(job, act, learn).lower(state, actor, since, keys, {}, np.ones(members, bool), np.int32(1))
 
 
 def traces(job: Job) -> bool:
@@ -59,16 +59,18 @@ def traces(job: Job) -> bool:
         key, size = rng.stream(job.config.seed, Stream.INIT), job.num_envs // job.mesh.shape[meshes.DATA]
         spec, state = job.source.spec, learner.init(key)
         allocate, act, close_rollout = programs.acting(algorithm, spec, job.rollout_length, key)
-        core, now = initial_core(algorithm, spec, EnvSlice.all(size)), (jnp.int32(0), state.env_step)
+        core, zero = initial_core(algorithm, spec, EnvSlice.all(size)), jnp.int32(0)
 
-        def blank(own: EnvSpec) -> tuple[Any, Any, Array]:
-            rows = size // spec.num_agents * own.num_agents
-            return (), zeros(own.observation, rows), np.zeros((4, rows), np.float32)
+        def blank(policy_spec: EnvSpec) -> tuple[Any, Any, Array]:
+            rows = size // spec.num_agents * policy_spec.num_agents
+            return (), zeros(policy_spec.observation, rows), np.zeros((4, rows), np.float32)
 
-        stacks, *inputs = meshes.over_policies(blank, 3)(spec.by_policy)
-        buffer, own, begun = allocate(state.variables, stacks, inputs[0], core, *now)
-        acted = act(jnp.int32(0), jnp.int32(0), state.variables, own, buffer, begun, stacks, core, *inputs, *now)
-        return learner.update(state, close_rollout(*acted[:3], core, *inputs)[0], key)
+        stacks, obs, outcome = meshes.over_policies(blank, 3)(spec.by_policy)
+        buffer, params, begun = allocate(state.variables, stacks, obs, core, zero, state.env_step)
+        buffer, begun, stacks, _ = act(
+            zero, zero, state.variables, params, buffer, begun, stacks, core, obs, outcome, zero, state.env_step
+        )
+        return learner.update(state, close_rollout(buffer, begun, stacks, core, obs, outcome)[0], key)
 
     function = meshes.acting(iteration, job.mesh, meshes.REPLICATED, meshes.REPLICATED)
     try:
@@ -150,8 +152,8 @@ def blank_sums(job: Job, act: Callable[..., Any], learn: Callable[..., Any], *in
     """Returns a member's zero sums of all metrics, with episodes for each of its devices, as numpy arrays."""
 
     def metrics(*inputs: Any) -> Any:
-        state, actor, *others = _squeeze_member(inputs)
-        return learn(state, act(state, actor, *others)[1], *others)[1]
+        state, actor, keys, hyper = _squeeze_member(inputs)
+        return learn(state, act(state, actor, keys, hyper)[1], keys, hyper)[1]
 
     sums = jax.tree.map(lambda x: np.zeros((), x.dtype), jax.eval_shape(metrics, *inputs))
     episodes = no_episodes(job.mesh.shape[meshes.DATA], job.source.spec.info_metrics)
@@ -209,14 +211,14 @@ def make_iteration(job: Job, members: int) -> tuple[Callable[..., Any], Callable
 
     one, batch, state = meshes.REPLICATED, meshes.BATCH, meshes.STATE
     rollout = meshes.rollout_specs(job.algorithm)
-    for_act = (one, batch, one, one, one, one), (batch, rollout, batch)
-    for_learn = (state, rollout, one, one), (state, one)
+    act_specs = (one, batch, one, one, one, one), (batch, rollout, batch)
+    learn_specs = (state, rollout, one, one), (state, one)
     if members == 1:
-        acts = meshes.acting(local_act, job.mesh, *for_act)
-        learns = meshes.learning(partial(_learn, job), job.mesh, *for_learn)
+        acts = meshes.acting(local_act, job.mesh, *act_specs)
+        learns = meshes.learning(partial(_learn, job), job.mesh, *learn_specs)
     else:
-        acts = meshes.acting(meshes.over_members(local_act), job.mesh, *meshes.of_members(for_act))
-        learns = meshes.learning(_learn_together(job), job.mesh, *meshes.of_members(for_learn))
+        acts = meshes.acting(meshes.over_members(local_act), job.mesh, *meshes.of_members(act_specs))
+        learns = meshes.learning(_learn_together(job), job.mesh, *meshes.of_members(learn_specs))
 
     def act(state: TrainState, actor: device.ActorState, keys: tuple[jax.Array, ...], hyper: Any) -> Any:
         return acts(state.variables, actor, keys[:-1], hyper, state.iteration, state.env_step)
@@ -306,8 +308,8 @@ def make_program(
                 since = IntervalSums(since.iterations + 1, *parts)
                 return averaging(state, running, average_every), acted, since, steps + new_steps.sum(axis=-2)
 
-            kept = jax.lax.cond(finite(fault), learn, lambda *before: before, state, actor, since, steps)
-            return *kept, done + 1, fault
+            updated = jax.lax.cond(finite(fault), learn, lambda *before: before, state, actor, since, steps)
+            return *updated, done + 1, fault
 
         shape = *running.shape, job.mesh.shape[meshes.DATA]
         none = device.Fault(jnp.zeros(shape, jnp.int32), jnp.full(shape, NO_FAULT))

@@ -55,7 +55,7 @@ class Exchange(NamedTuple):
 
 def replays(algorithm: Algorithms) -> bool:
     """Returns whether any policy replays experience."""
-    return any(each.replay is not None for each in algorithm.values())
+    return any(policy.replay is not None for policy in algorithm.values())
 
 
 def dataflow(job: Job, training: Training, programs: Sequence[meshes.Program], exchange: Exchange) -> Iterator[Report]:
@@ -80,8 +80,8 @@ def dataflow(job: Job, training: Training, programs: Sequence[meshes.Program], e
 
         def received() -> Rounds:
             done = job.ended_by(job.env_steps, job.score)  # before this session
-            taken = iter(() if done else rounds(job, pool, tally, exchange.size, lambda: more))
-            while (samples := peers.run_everywhere(partial(next, taken, ()), "the actors")) != ():
+            local_rounds = iter(() if done else rounds(job, pool, tally, exchange.size, lambda: more))
+            while (samples := peers.run_everywhere(partial(next, local_rounds, ()), "the actors")) != ():
                 stages.mark("waiting")
                 if samples is not None:
                     tally.learn(samples)

@@ -43,7 +43,7 @@ def _counted(devices: Sequence[jax.Device]) -> str:
     return counted(len(devices), f"{devices[0].platform} device")
 
 
-def check_evenly(devices: Sequence[jax.Device], what: str) -> None:
+def check_evenly(devices: Sequence[jax.Device], task: str) -> None:
     """Checks that each process has the same number of these devices.
 
     Raises:
@@ -52,7 +52,7 @@ def check_evenly(devices: Sequence[jax.Device], what: str) -> None:
     numbers = [len(_of_process(devices, process)) for process in range(peers.count())]
     if len(set(numbers)) > 1:
         raise ConfigError(
-            f"each process must have as many devices {what}, and they have {', '.join(map(str, numbers))}; "
+            f"each process must have as many devices {task}, and they have {', '.join(map(str, numbers))}; "
             "--num-devices takes as many of each"
         )
 

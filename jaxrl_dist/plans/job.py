@@ -63,7 +63,7 @@ class Job(NamedTuple):
     excluded_seconds: Callable[[], float] = lambda: 0.0  # not spent on training, but on evaluations and the like
     # Called before the first update with a function that reports the newest state, even after the plan has failed.
     publish_latest: Callable[[Callable[[], Report]], None] = lambda newest: None
-    kept: ProgramCache | None = None  # None: nothing is shared
+    cache: ProgramCache | None = None  # None: nothing is shared
 
     def once(self, name: Hashable, make: Callable[[Job], T]) -> T:
         """Returns what ``make`` returns for this job, or for an equal one of an earlier run.
@@ -72,9 +72,9 @@ class Job(NamedTuple):
           name: names the result, with everything it depends on except the fields that ``setup.make_job`` compares.
           make: gets the job without its checkpoint and callbacks, which would live as long as the result.
         """
-        defaults = ("init_variables", "resumed", "stop", "excluded_seconds", "publish_latest", "kept")
+        defaults = ("init_variables", "resumed", "stop", "excluded_seconds", "publish_latest", "cache")
         bare = self._replace(**{name: self._field_defaults[name] for name in defaults})
-        return make(bare) if self.kept is None else self.kept.once((name, tuple(self.hyper)), lambda: make(bare))
+        return make(bare) if self.cache is None else self.cache.once((name, tuple(self.hyper)), lambda: make(bare))
 
     @property
     def num_envs(self) -> int:
@@ -130,12 +130,12 @@ class Job(NamedTuple):
         if self.init_variables is None:
             return state
 
-        def filled(given: Any, initial: jax.Array) -> np.ndarray:
+        def filled(value: Any, initial: jax.Array) -> np.ndarray:
             """Copies to a numpy array: donation must not delete the caller's arrays."""
-            return np.array(np.broadcast_to(given, initial.shape) if isinstance(given, np.ndarray) else initial)
+            return np.array(np.broadcast_to(value, initial.shape) if isinstance(value, np.ndarray) else initial)
 
         variables = jax.tree.map(filled, self.init_variables, arrays.whole(state.variables))
-        target = {name: each.initial_target(variables[name].params) for name, each in self.algorithm.items()}
+        target = {name: policy.initial_target(variables[name].params) for name, policy in self.algorithm.items()}
         variables, target = meshes.put((variables, jax.tree.map(np.array, target)), self.mesh, spec)
         return state._replace(variables=variables, target=target)
 

@@ -41,14 +41,14 @@ class DevicePopulation(Population):
         job = jobs[0]
         self._state = compiled.initial_state(jobs, self._hyper, equal=self._average_every is not None)
         self._actor = compiled.initial_actor(jobs, self._hyper)
-        iterate = self._iteration()
+        act, learn = self._iteration()
         inputs = self._state, self._actor, self._keys, self._hyper
-        blank = job.once(("sums", len(jobs)), lambda job: compiled.blank_sums(job, *iterate, *inputs))
+        blank = job.once(("sums", len(jobs)), lambda job: compiled.blank_sums(job, act, learn, *inputs))
         self._blank = compiled.stack([blank] * len(jobs))
         self._since: IntervalSums = compiled.stack(
             [compiled.reset_interval(IntervalSums.of(job.progress, job.algorithm), blank) for job in jobs]
         )
-        self._compile(*iterate)
+        self._compile(act, learn)
 
     def _iteration(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         members = len(self._rows)

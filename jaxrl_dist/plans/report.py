@@ -195,7 +195,7 @@ def mean_return(episodes: Mapping[str, EpisodeStats], otherwise: float) -> float
 
 def merged(episodes: Mapping[str, EpisodeStats]) -> EpisodeStats:
     """Combines the statistics of all devices and policies, on the host."""
-    return EpisodeStats.stack([each.merge() for each in episodes.values()]).merge()
+    return EpisodeStats.stack([stats.merge() for stats in episodes.values()]).merge()
 
 
 def episode_metrics(episodes: EpisodeStats) -> dict[str, float | None]:
@@ -300,11 +300,11 @@ def saved(job: Job, state: TrainState) -> TrainState:
     return state._replace(memory=()) if job.config.checkpoint_replay is False else state
 
 
-def copied(tree: Any, what: str, to_host: Callable[[Any], Any] = arrays.copied, *, row: int | None = None) -> Any:
+def copied(tree: Any, method: str, to_host: Callable[[Any], Any] = arrays.copied, *, row: int | None = None) -> Any:
     """Copies the arrays of a report to the host.
 
     Args:
-      what: the function of the report that asks for them.
+      method: the function of the report that asks for them.
       to_host: ``arrays.copied`` or ``arrays.pieces``.
       row: that of a member, whose part of the arrays on the devices is copied; None: they have no axis of members.
 
@@ -314,7 +314,7 @@ def copied(tree: Any, what: str, to_host: Callable[[Any], Any] = arrays.copied, 
     leaves, structure = jax.tree.flatten(tree)
     on_devices = {at: x for at, x in enumerate(leaves) if isinstance(x, jax.Array)}
     if any(x.is_deleted() for x in on_devices.values()):
-        raise RuntimeError(f"this report is past: ask for report.{what}() before taking the next one")
+        raise RuntimeError(f"this report is past: ask for report.{method}() before taking the next one")
     if row is not None and on_devices:
         parts = _row_of(on_devices, np.int32(row))
         leaves = [parts.get(at, x) for at, x in enumerate(leaves)]

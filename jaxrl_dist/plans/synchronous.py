@@ -72,12 +72,12 @@ class HostPopulation(Population):
 
     def _iterate(self, running: Sequence[int]) -> int:
         mesh, state = self._jobs[0].mesh, self._state
-        of_members = [(self._keys[0], self._hyper)] if self._axis else []
+        member_inputs = [(self._keys[0], self._hyper)] if self._axis else []
         inputs = [self._keys[-1], self._hyper, self._goes_on()] if self._axis else [self._key]
         updates = arrays.fetch(state.updates)
-        acting = arrays.as_local((state.variables, state.iteration, state.env_step), mesh)
+        variables, iteration, env_step = arrays.as_local((state.variables, state.iteration, state.env_step), mesh)
         rollout, episodes, steps = peers.run_everywhere(
-            partial(self._acting.rollout, *acting, *of_members), "the environments"
+            partial(self._acting.rollout, variables, iteration, env_step, *member_inputs), "the environments"
         )
         began = time.perf_counter()
         specs = meshes.rollout_specs(self._jobs[0].algorithm)

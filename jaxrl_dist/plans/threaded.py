@@ -30,7 +30,7 @@ from jaxrl_dist.types import Algorithms, PyTree
 
 def prioritizes(algorithm: Algorithms) -> bool:
     """Returns whether any policy replays experience by priority."""
-    return any(each.replay and each.replay.priority_exponent is not None for each in algorithm.values())
+    return any(policy.replay and policy.replay.priority_exponent is not None for policy in algorithm.values())
 
 
 def check(config: Train[Any], *divisors: tuple[int, str]) -> None:
@@ -134,7 +134,7 @@ def prioritize(job: Job, on: Mesh) -> Deliver:
     """
     stream = rng.stream(job.session_seed, rng.Stream.PRIORITIZE)
     keys = meshes.put(keys_of(job.algorithm, stream), on, meshes.REPLICATED)
-    programs = {name: compile_priority(each, on) for name, each in job.algorithm.items() if prioritizes({name: each})}
+    programs = {name: compile_priority(part, on) for name, part in job.algorithm.items() if prioritizes({name: part})}
 
     def priorities(snapshot: Snapshot, rollouts: Rollouts, number: np.int32) -> PyTree:
         return {

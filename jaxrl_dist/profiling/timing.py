@@ -179,19 +179,19 @@ def _timed(
     Raises:
       ConfigError: the run is too short.
     """
-    taken: dict[str, list[float]] = {name: [] for name in made}
+    durations: dict[str, list[float]] = {name: [] for name in made}
     updating = filter(operator.attrgetter("updates"), reports)
     first = last = _next_of(updating, seconds)
     spent, stretch = 0.0, min(STRETCH, seconds / ROUNDS)
-    while last is first or spent < seconds or (in_turn and _rounds(taken) < ROUNDS):
+    while last is first or spent < seconds or (in_turn and _rounds(durations) < ROUNDS):
         began = time.perf_counter()
         last = _next_of(updating, seconds)
         spent += time.perf_counter() - began
-        if in_turn and spent >= stretch * (1 + _rounds(taken)):
-            _time_each(made, taken)
-    while _rounds(taken) < ROUNDS:
-        _time_each(made, taken)
-    return first, last, spent, {name: statistics.median(times) for name, times in taken.items()}
+        if in_turn and spent >= stretch * (1 + _rounds(durations)):
+            _time_each(made, durations)
+    while _rounds(durations) < ROUNDS:
+        _time_each(made, durations)
+    return first, last, spent, {name: statistics.median(times) for name, times in durations.items()}
 
 
 def _next_of(reports: Iterator[Report], seconds: float) -> Report:
@@ -201,20 +201,20 @@ def _next_of(reports: Iterator[Report], seconds: float) -> Report:
     return report
 
 
-def _rounds(taken: Mapping[str, Sequence[float]]) -> int:
-    return min(map(len, taken.values()), default=ROUNDS)
+def _rounds(durations: Mapping[str, Sequence[float]]) -> int:
+    return min(map(len, durations.values()), default=ROUNDS)
 
 
-def _time_each(made: Mapping[str, parts.Part], taken: dict[str, list[float]]) -> None:
+def _time_each(made: Mapping[str, parts.Part], durations: dict[str, list[float]]) -> None:
     """Times each part once: calls it several times in a row, so that Python prepares one call while another runs."""
     for name, part in made.items():
         jax.block_until_ready(part.run())
-        calls = 1 if not taken[name] else min(MOST_CALLS, math.ceil(LEAST_SECONDS / taken[name][-1]))
+        calls = 1 if not durations[name] else min(MOST_CALLS, math.ceil(LEAST_SECONDS / durations[name][-1]))
         began = time.perf_counter()
         for _ in range(calls):
             out = part.run()
         jax.block_until_ready(out)
-        taken[name].append((time.perf_counter() - began) / calls)
+        durations[name].append((time.perf_counter() - began) / calls)
 
 
 def _shares(layers: Mapping[str, int]) -> dict[str, float]:

@@ -36,7 +36,7 @@ def named_arrays(tree: PyTree, *, pieces: bool = False) -> dict[str, np.ndarray]
     arrays = {}
     for name, leaf in zip(names(tree), jax.tree.leaves(tree), strict=True):
         if isinstance(leaf, Pieces):
-            for bounds, piece in leaf.kept.items():
+            for bounds, piece in leaf.by_bounds.items():
                 arrays[f"{name}@{','.join(f'{start}:{stop}' for start, stop in bounds)}"] = piece
         elif not pieces:
             arrays[name] = np.asarray(leaf)

@@ -78,8 +78,8 @@ def of_each_policy(evaluation: Mapping[str, float | int]) -> dict[str, dict[str,
     policies = [name for name in names if f"{name}/episodes" in evaluation]
     parts: dict[str, dict[str, float | int]] = {policy: {} for policy in ("", *policies)}
     for name, value in evaluation.items():
-        policy, _, own = name.partition("/")
-        parts[policy if policy in policies else ""][own if policy in policies else name] = value
+        policy, _, metric = name.partition("/")
+        parts[policy if policy in policies else ""][metric if policy in policies else name] = value
     return parts
 
 

@@ -158,7 +158,7 @@ def _write(path: pathlib.Path, tree: PyTree, about: Mapping[str, Any] | None, po
       post: brings the checksums of the other processes' pieces; None: this process has all of the tree.
     """
     path = path.parent.resolve() / path.name  # absolute, for orbax; a link is replaced, not followed
-    temporary, kept = (path.with_name(f".{path.name}.{state}") for state in ("new", "kept"))
+    temporary, previous = (path.with_name(f".{path.name}.{state}") for state in ("new", "kept"))
     named = arrays.named_arrays(tree)
     others: Mapping[int, Any] = {}
     try:
@@ -171,7 +171,7 @@ def _write(path: pathlib.Path, tree: PyTree, about: Mapping[str, Any] | None, po
         if post is not None:
             others = post.collect()
         write_manifest(temporary, _joined(path, temporary, others))
-        storage.commit(temporary, path, kept)
+        storage.commit(temporary, path, previous)
     except Exception as error:  # orbax and tensorstore raise many kinds on a full disk
         if post is not None and not others:  # they may still be writing
             with contextlib.suppress(ProcessError):

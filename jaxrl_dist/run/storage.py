@@ -35,8 +35,8 @@ def check_run_dir(run_dir: pathlib.Path) -> None:
       ConfigError: it is not.
     """
     if not run_dir.is_dir():
-        what = "is not a directory" if run_dir.exists() else "does not exist"
-        raise ConfigError(f"{run_dir} is not a run directory: it {what}")
+        problem = "is not a directory" if run_dir.exists() else "does not exist"
+        raise ConfigError(f"{run_dir} is not a run directory: it {problem}")
     if not (run_dir / CONFIG_FILE).exists():
         raise ConfigError(f"{run_dir} is not a run directory: it has no {CONFIG_FILE}")
 
@@ -80,18 +80,18 @@ def sync_all(path: pathlib.Path) -> None:
         sync(part)
 
 
-def commit(temporary: pathlib.Path, path: pathlib.Path, kept: pathlib.Path) -> None:
+def commit(temporary: pathlib.Path, path: pathlib.Path, previous: pathlib.Path) -> None:
     """Syncs a complete directory to disk and renames it to its final name.
 
-    A directory that has this name already is renamed to ``kept`` first, and deleted at the end.
+    A directory that has this name already is renamed to ``previous`` first, and deleted at the end.
     """
     sync_all(temporary)
     if os.path.lexists(path):
-        delete(kept)
-        path.rename(kept)
+        delete(previous)
+        path.rename(previous)
     temporary.rename(path)
     sync(path.parent)
-    delete(kept)
+    delete(previous)
 
 
 def appears(path: pathlib.Path, within: float = 60.0) -> bool:

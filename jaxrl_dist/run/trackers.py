@@ -37,22 +37,22 @@ def check(config: Train[Any]) -> None:
     Raises:
       ConfigError: one cannot.
     """
-    check_used(config, "tensorboard", "wandb", there=config.run_dir is not None, needed="--run-dir")
+    check_used(config, "tensorboard", "wandb", active=config.run_dir is not None, needed="--run-dir")
     if config.wandb:
         _wandb()
 
 
-def check_asked(wandb: bool, given: Collection[str]) -> None:
+def check_asked(wandb: bool, user_fields: Collection[str]) -> None:
     """Checks that the user asks for Weights & Biases, and not a file alone: metrics would go to the user's account.
 
     Args:
       wandb: ``Train.wandb`` of a stored run.
-      given: names of the fields that the user gives.
+      user_fields: names of the fields that the user gives.
 
     Raises:
       ConfigError: only the file does.
     """
-    if wandb and "wandb" not in given:
+    if wandb and "wandb" not in user_fields:
         raise ConfigError(
             "the stored run sends its metrics to Weights & Biases, which no file may choose for you: --wandb sends "
             "them again, --no-wandb does not"

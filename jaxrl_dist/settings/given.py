@@ -33,7 +33,7 @@ class Given(NamedTuple):
 
     config: Train[Any]
     """Its fields have been checked. The algorithm is a name, a class or a config."""
-    own: Mapping[str, Any]
+    hyperparameters: Mapping[str, Any]
     """Hyperparameters that keep their values: those given beside the algorithm, and all of one given as a config."""
     sources: Mapping[str, str]
     """``yours``, or ``stored`` in a run's file, for each field and hyperparameter that is given."""
@@ -49,12 +49,12 @@ def kind_of(algorithm: Any) -> Any:
     return algorithms.config_class(algorithm) if isinstance(algorithm, str | type) else type(algorithm)
 
 
-def given(config: Train[Any], own: Mapping[str, Any] = {}, sources: Mapping[str, str] = {}) -> Given:
+def user_values(config: Train[Any], hyperparameters: Mapping[str, Any] = {}, sources: Mapping[str, str] = {}) -> Given:
     """Checks what the user gives, before the environment is known.
 
     Args:
       config: its fields, and an algorithm by name, by class or as a config.
-      own: hyperparameters that are given beside the algorithm.
+      hyperparameters: hyperparameters that are given beside the algorithm.
       sources: where they and some of the fields come from; other fields count as the user's if they differ from their
         defaults.
 
@@ -64,9 +64,9 @@ def given(config: Train[Any], own: Mapping[str, Any] = {}, sources: Mapping[str,
     algorithm, by_name = config.algorithm, isinstance(config.algorithm, str | type)
     base = {name: value for name, value in _of_name(algorithm).items() if name not in RUN_FIELDS}
     base = base if by_name else vars(algorithm)
-    fixed = own if by_name else {**base, **own}
-    used = [name for name in own or fixed if sources.get(name) != "stored"]
-    config = checked(dataclasses.replace(config, algorithm=kind_of(algorithm)(**{**base, **own})), used)
+    fixed = hyperparameters if by_name else {**base, **hyperparameters}
+    used = [name for name in hyperparameters or fixed if sources.get(name) != "stored"]
+    config = checked(dataclasses.replace(config, algorithm=kind_of(algorithm)(**{**base, **hyperparameters})), used)
     yours = changed(config)
     if not by_name:  # a run that was filled in before, such as a stored one, gives all hyperparameters
         before = all(getattr(config, name) is not None for name in RUN_DEFAULTS if name != "num_actors")
@@ -87,20 +87,20 @@ def _of_name(algorithm: Any) -> Mapping[str, Any]:
     return algorithms.PRESETS.get(algorithm, (None, {}))[1] if isinstance(algorithm, str) else {}
 
 
-def checked(config: Train[Any], kept: Container[str]) -> Train[Any]:
-    """As ``config.checked()``; hyperparameters that have no effect and are not ``kept`` get their defaults.
+def checked(config: Train[Any], explicit: Container[str]) -> Train[Any]:
+    """As ``config.checked()``; hyperparameters that have no effect and are not ``explicit`` get their defaults.
 
     They are those of a preset, or of a config, that the user's have replaced.
 
     Raises:
-      ConfigError: one of ``kept`` has no effect, or a value is out of range.
+      ConfigError: one of ``explicit`` has no effect, or a value is out of range.
     """
     while True:
         try:
             return config.checked()
         except UnusedError as error:
             defaults = {field.name: field.default for field in dataclasses.fields(config.algorithm)}
-            if error.field in kept or error.field not in defaults:
+            if error.field in explicit or error.field not in defaults:
                 raise
             algorithm = dataclasses.replace(config.algorithm, **{error.field: defaults[error.field]})
             config = dataclasses.replace(config, algorithm=algorithm)
@@ -118,11 +118,11 @@ def filled(user: Given, source: EnvSource) -> tuple[Train[Any], dict[str, str]]:
     run = {name: value for name, value in run.items() if getattr(config, name) is None}
     if not PLANS[run.get("plan", config.plan)].threaded:
         run.pop("num_actors", None)
-    algorithm = kind_of(config.algorithm)(**{**values, **user.own})
+    algorithm = kind_of(config.algorithm)(**{**values, **user.hyperparameters})
     env = f"{spec.backend}:{spec.id}" if isinstance(config.env, str) else config.env
     config = dataclasses.replace(config, algorithm=algorithm, env=env, **run)
     sources |= user.sources
-    return checked(config, [name for name in user.own if sources.get(name) != "stored"]), sources
+    return checked(config, [name for name in user.hyperparameters if sources.get(name) != "stored"]), sources
 
 
 def _of_presets(user: Given, source: EnvSource) -> tuple[dict[str, Any], dict[str, str]]:
@@ -130,7 +130,7 @@ def _of_presets(user: Given, source: EnvSource) -> tuple[dict[str, Any], dict[st
     spec, kind = source.spec, kind_of(user.config.algorithm)
     traits = Traits.of(kind)
     preset = traits.preset(spec)
-    if user.own.get("core", "none") != "none":
+    if user.hyperparameters.get("core", "none") != "none":
         preset = traits.recurrent_preset(preset)
     is_atari = spec.backend == "envpool" and spec.family == "atari"
     layers = {

@@ -55,13 +55,13 @@ def members(config: Train[Any]) -> list[MemberConfig]:
         raise ConfigError("--vary asks for the same values twice, whose members would be equal; --seeds adds seeds")
     population: list[MemberConfig] = []
     for offset, values in itertools.product(range(config.seeds), settings):
-        own = dict(values)
-        run = {name: own.pop(name) for name in VARIED if name in values}
+        hyperparameters = dict(values)
+        run = {name: hyperparameters.pop(name) for name in VARIED if name in values}
         run |= {"seed": config.seed + offset, **ALONE}
         if config.run_dir is not None:
             run["run_dir"] = str(pathlib.Path(config.run_dir, MEMBERS, f"{len(population):03d}"))
-        algorithm = varied(config.algorithm, own)
-        used = [name for name in own if several(algorithm) or len(choices[name]) > 1]
+        algorithm = varied(config.algorithm, hyperparameters)
+        used = [name for name in hyperparameters if several(algorithm) or len(choices[name]) > 1]
         population.append(MemberConfig(checked(dataclasses.replace(config, algorithm=algorithm, **run), used), values))
     return population
 

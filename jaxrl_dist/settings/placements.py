@@ -83,13 +83,13 @@ PLACEMENTS = {
 2016 (arXiv:1602.01783), Horgan et al. 2018 (arXiv:1803.00933)."""
 
 
-def fields(word: str, algorithm: type, given: Mapping[str, Any]) -> dict[str, Any]:
+def fields(word: str, algorithm: type, user_fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields that a placement stands for, except for those that the user gave.
 
     Args:
       word: such as ``sebulba:1+3``.
       algorithm: the config class.
-      given: the fields that the user gave, which win.
+      user_fields: the fields that the user gave, which win.
 
     Raises:
       ConfigError: the placement is unknown or does not suit the algorithm, or its plan contradicts the given one.
@@ -106,20 +106,20 @@ def fields(word: str, algorithm: type, given: Mapping[str, Any]) -> dict[str, An
     if missing := [flag(need) for need in placement.needs if need not in marked(algorithm)]:
         raise ConfigError(f"--placement {name} is for algorithms with {', '.join(missing)}")
     values = placement.fields(*map(int, numbers.groups()))
-    if given.get("plan") not in (None, values["plan"]):
+    if user_fields.get("plan") not in (None, values["plan"]):
         raise ConfigError(
-            f"--placement {word} runs under --plan {values['plan']}, which contradicts --plan {given['plan']}"
+            f"--placement {word} runs under --plan {values['plan']}, which contradicts --plan {user_fields['plan']}"
         )
-    return {field: value for field, value in values.items() if field not in given}
+    return {field: value for field, value in values.items() if field not in user_fields}
 
 
-def check_one_policy(given: Mapping[str, Any]) -> None:
+def check_one_policy(user_fields: Mapping[str, Any]) -> None:
     """Checks that a run of several policies has no ``--placement``.
 
     Raises:
       ConfigError: it has one.
     """
-    if given.get("placement") is not None:
+    if user_fields.get("placement") is not None:
         raise ConfigError(
             "--placement is for runs with one policy; name the flags that it stands for (jaxrl-dist list placements)"
         )

@@ -43,8 +43,8 @@ def by_policy(config: Train[Any]) -> dict[str, Train[Any]]:
         return {"": config}
     configs = {}
     for name, part in config.algorithm.parts.items():
-        own = {field: getattr(part, field) for field in OWN}
-        configs[name] = dataclasses.replace(config, algorithm=part.algorithm, policies={}, **own)
+        policy_fields = {field: getattr(part, field) for field in OWN}
+        configs[name] = dataclasses.replace(config, algorithm=part.algorithm, policies={}, **policy_fields)
     return configs
 
 

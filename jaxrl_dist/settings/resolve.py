@@ -17,7 +17,7 @@ from jaxrl_dist.config.train import OWN, RUN_DEFAULTS, Train, named_env
 from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import ConfigError, UnusedError
 from jaxrl_dist.protocols import Traits
-from jaxrl_dist.settings.given import RUN_FIELDS, Given, changed, filled, given, kind_of, rounded, several
+from jaxrl_dist.settings.given import RUN_FIELDS, Given, changed, filled, kind_of, rounded, several, user_values
 from jaxrl_dist.settings.policies import NAME, Copy, Fixed, Policies, Still, by_policy, naming, still
 from jaxrl_dist.settings.stored import acting_config
 
@@ -57,15 +57,15 @@ def settled(
         raise ConfigError(f"train takes a config such as Train('ppo', env='CartPole-v1'), not {shown(config)}")
     if several(config.algorithm):
         return (*_policies(config, changes), {})
-    own = _check_changes(config, changes, stored)
+    hyperparameters = _check_changes(config, changes, stored)
     fields = {"env": named_env(config.env)} | {name: changes[name] for name in RUN_FIELDS & changes.keys()}
     if "evolve_interval" in stored and changes.get("evolve", config.evolve) is None:
         fields["evolve_interval"] = None
     config = dataclasses.replace(config, **fields)
     try:
-        user = given(config, own, dict.fromkeys(changes, "yours") | dict.fromkeys(stored, "stored"))
+        user = user_values(config, hyperparameters, dict.fromkeys(changes, "yours") | dict.fromkeys(stored, "stored"))
     except UnusedError as error:
-        if config.vary and error.field in own:
+        if config.vary and error.field in hyperparameters:
             name = flag(error.field)[2:]
             raise ConfigError(
                 f"{error.with_flags}; for some of the members, it goes into --vary, as {name}=..."
@@ -87,8 +87,8 @@ def _check_changes(config: Train[Any], changes: Mapping[str, Any], stored: Colle
     kind = kind_of(config.algorithm)
     if not dataclasses.is_dataclass(kind):
         raise ConfigError(f"algorithm must be a name or a config such as PPO(), not {shown(config.algorithm)}")
-    own = {name: value for name, value in changes.items() if name not in RUN_FIELDS}
-    for name in own:
+    hyperparameters = {name: value for name, value in changes.items() if name not in RUN_FIELDS}
+    for name in hyperparameters:
         if name not in marked(kind):
             instead = hint(name, [*RUN_FIELDS, *marked(kind)], algorithms.having)
             raise ConfigError(f"neither Train nor {algorithms.name_of(kind)} has a field {name!r}{instead}")
@@ -98,7 +98,7 @@ def _check_changes(config: Train[Any], changes: Mapping[str, Any], stored: Colle
             if "vary" in stored:
                 why = "the stored run varies it; --vary without values makes a single run of it"
             raise ConfigError(f"--vary {name} contradicts {flag(field)}: {why}")
-    return own
+    return hyperparameters
 
 
 def find_env(config: Train[Any]) -> EnvSource:
@@ -242,11 +242,11 @@ def _given_policy(config: Train[Any], value: Any) -> Given:
     kind = kind_of(algorithm)
     if not dataclasses.is_dataclass(kind):
         raise ConfigError(f"its algorithm must be a name or a config such as PPO(), not {shown(algorithm)}")
-    own = {name: value for name, value in fields.items() if name not in OWN}
+    hyperparameters = {name: value for name, value in fields.items() if name not in OWN}
     values = RUN_DEFAULTS if isinstance(algorithm, Still) else {**vars(config), **fields}
     of_policy: dict[str, Any] = {name: values.get(name) for name in OWN}
     config = dataclasses.replace(config, algorithm=algorithm, policies={}, **of_policy)
-    return given(config, own, dict.fromkeys(own, "yours"))
+    return user_values(config, hyperparameters, dict.fromkeys(hyperparameters, "yours"))
 
 
 def _own_fields(part: Train[Any]) -> dict[str, Any]:

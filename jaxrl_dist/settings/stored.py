@@ -58,11 +58,11 @@ def _hyperparameters(algorithm: Any) -> dict[str, Any]:
 
 def _part(part: Train[Any]) -> dict[str, Any]:
     """Returns one of several policies as JSON."""
-    own = {name: getattr(part, name) for name in OWN}
-    return {"algorithm": name_of(part.algorithm), "hyperparameters": _hyperparameters(part.algorithm), **own}
+    policy_fields = {name: getattr(part, name) for name in OWN}
+    return {"algorithm": name_of(part.algorithm), "hyperparameters": _hyperparameters(part.algorithm), **policy_fields}
 
 
-def _parts(stored: Mapping[str, Any], own: type | None) -> dict[str, Any]:
+def _parts(stored: Mapping[str, Any], user_class: type | None) -> dict[str, Any]:
     """The inverse of ``_part`` for all policies.
 
     Raises:
@@ -74,7 +74,7 @@ def _parts(stored: Mapping[str, Any], own: type | None) -> dict[str, Any]:
             if not isinstance(part, dict) or not isinstance(part.get("hyperparameters"), dict):
                 raise ConfigError("algorithm or hyperparameters is missing")
             _check_known(part, ("algorithm", "hyperparameters", *OWN))
-            kind = STILL.get(part.get("algorithm")) or config_class(str(part.get("algorithm")), own)
+            kind = STILL.get(part.get("algorithm")) or config_class(str(part.get("algorithm")), user_class)
             _check_known(part["hyperparameters"], marked(kind))
             fields = {name: part[name] for name in OWN if name in part}
             parts[policy] = plain(Train(plain(kind(**part["hyperparameters"])), **fields))
@@ -105,18 +105,18 @@ def stored_config(
     if env is not None:
         fields["env"] = env
     kind = Policies if name == Policies.stored_as else config_class(name, algorithm)
-    own = {name: fields.pop(name) for name in marked(kind) if name in fields}
-    return Train(kind(**own, **objects), **{**RUN_DEFAULTS, **fields})
+    hyperparameters = {name: fields.pop(name) for name in marked(kind) if name in fields}
+    return Train(kind(**hyperparameters, **objects), **{**RUN_DEFAULTS, **fields})
 
 
 def stored_fields(
-    path: pathlib.Path, own: type | None = None, env: str | None = None, objects: Collection[str] = ()
+    path: pathlib.Path, user_class: type | None = None, env: str | None = None, objects: Collection[str] = ()
 ) -> tuple[str, dict[str, Any]]:
     """Reads a ``config.json``: the algorithm's name, and the values of the stored fields and hyperparameters.
 
     Args:
       path: the file, or its run directory.
-      own: the config class of an algorithm that is not built in.
+      user_class: the config class of an algorithm that is not built in.
       env: the user's environment, which replaces the file's.
       objects: hyperparameters that the caller sets to the user's objects; the file's values are ignored.
 
@@ -131,8 +131,8 @@ def stored_fields(
     with _naming(path):
         hyperparameters = _without_objects(hyperparameters, objects)
         if several:
-            hyperparameters = {"parts": _parts(hyperparameters, own)}
-        kind = Policies if several else config_class(algorithm, own)
+            hyperparameters = {"parts": _parts(hyperparameters, user_class)}
+        kind = Policies if several else config_class(algorithm, user_class)
         _check_known(run, _KEPT)
         _check_known(hyperparameters, marked(kind))
         config = plain(Train(plain(kind(**hyperparameters)), **run))

@@ -82,13 +82,13 @@ def _check_sizes(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_de
         raise ConfigError("an algorithm with replay needs windows of a fixed length, such as window=1 for transitions")
     check_divides("num_envs", config.num_envs, (1 if PLANS[config.plan].sends_gradients else num_devices, "devices"))
     num_envs = config.num_envs * spec.num_agents
-    sizes = algorithm, num_envs, config.rollout_length, num_devices
     if PLANS[config.plan].sends_gradients:
         pass  # each actor has one device
     elif algorithm.replay is None:
-        on_policy.check_sizes(*sizes)
+        on_policy.check_sizes(algorithm, num_envs, config.rollout_length, num_devices)
     else:
-        off_policy.check_sizes(*sizes, spec.frame_stack, spec.num_agents)
+        length, frame_stack, num_agents = config.rollout_length, spec.frame_stack, spec.num_agents
+        off_policy.check_sizes(algorithm, num_envs, length, num_devices, frame_stack, num_agents)
     check_counts(config, algorithm, num_envs)
 
 

@@ -45,13 +45,13 @@ class ProgramShared:
         self.evaluator: Evaluator = job.once(("evaluator", episodes, max_steps, num_envs, sampled), make)
         self.excluded_seconds = 0.0
         """Seconds that were not spent on training, such as on evaluations."""
-        self._asked: tuple[int, bool] = -1, False
+        self._latest_answer: tuple[int, bool] = -1, False
 
     def agree(self, iteration: int, wants: Callable[[], bool]) -> bool:
         """Returns the answer of the member that asks first after an iteration, so that all save after the same one."""
-        if self._asked[0] != iteration:
-            self._asked = iteration, wants()
-        return self._asked[1]
+        if self._latest_answer[0] != iteration:
+            self._latest_answer = iteration, wants()
+        return self._latest_answer[1]
 
 
 @dataclasses.dataclass(eq=False)
@@ -178,7 +178,7 @@ class Member:
         job = self.job._replace(
             stop=ending, excluded_seconds=lambda: shared.excluded_seconds, publish_latest=offered.append
         )
-        evaluate = partial(self._evaluate, shared.evaluator.of_member(config.seed, job.hyper), ending.here)
+        evaluate = partial(self._evaluate, shared.evaluator.of_member(config.seed, job.hyper), ending.ends_here)
 
         def newest() -> Report | None:
             try:

@@ -23,16 +23,16 @@ class StopState:
     end after the same update.
     """
 
-    def __init__(self, asked: Callable[[], bool]) -> None:
+    def __init__(self, requested: Callable[[], bool]) -> None:
         self.error: BaseException | None = None
-        self._asked = asked
+        self._requested = requested
 
     def __call__(self) -> bool:
-        return peers.any_of(self.here(), "whether to stop")
+        return peers.any_of(self.ends_here(), "whether to stop")
 
-    def here(self) -> bool:
+    def ends_here(self) -> bool:
         """Returns whether this process must end, without a vote: for its waits and evaluations."""
-        return self.error is not None or self._asked() or signalled()
+        return self.error is not None or self._requested() or signalled()
 
     def failed(self) -> bool:
         """Returns whether an error ends the run, here or in another process, whose error then becomes this one's."""

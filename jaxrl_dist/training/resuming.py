@@ -251,8 +251,8 @@ def _ended_members(config: Train[Any], rows: Sequence[Row]) -> str:
 def _ended(config: Train[Any], job: Job) -> str:
     field = str(job.ended_by(job.env_steps, job.score))
     reached = f"reached a mean return of {job.score:.4g},"
-    what = f"done {job.env_steps} env steps of" if field == "total_env_steps" else reached
-    return f"{config.run_dir} has {what} {flag(field)} {getattr(config, field)}"
+    progress = f"done {job.env_steps} env steps of" if field == "total_env_steps" else reached
+    return f"{config.run_dir} has {progress} {flag(field)} {getattr(config, field)}"
 
 
 def _check_devices(config: Train[Any], source: EnvSource) -> None:

@@ -178,7 +178,7 @@ def _traced(population: Sequence[populations.MemberConfig], source: EnvSource) -
 
 def variable_shapes(algorithm: Algorithms) -> Any:
     """Returns the shapes and dtypes of each policy's variables."""
-    return meshes.over_policies(lambda each: jax.eval_shape(each.init, jax.random.key(0)))(algorithm)
+    return meshes.over_policies(lambda policy: jax.eval_shape(policy.init, jax.random.key(0)))(algorithm)
 
 
 def make_algorithm(config: Train[Any], spec: EnvSpec) -> Algorithms:
@@ -228,7 +228,7 @@ def _of_policy(config: Train[Any], policy: str, spec: EnvSpec) -> Algorithm:
     return algorithm
 
 
-def copied(config: Train[Any], copy: Copy, own: EnvSpec, spec: EnvSpec) -> str:
+def copied(config: Train[Any], copy: Copy, copy_spec: EnvSpec, spec: EnvSpec) -> str:
     """Returns the name of the policy that a policy is a copy of.
 
     Raises:
@@ -247,7 +247,7 @@ def copied(config: Train[Any], copy: Copy, own: EnvSpec, spec: EnvSpec) -> str:
         raise ConfigError(f"{copy.policy} has {pools} pools of copies; one works, which may act for several agents")
     other = spec.policies[copy.policy]
     for kind in ("observation", "action"):
-        mine, theirs = (describe(getattr(each, kind)) for each in (own, other))
+        mine, theirs = (describe(getattr(policy_spec, kind)) for policy_spec in (copy_spec, other))
         if mine != theirs:
             raise ConfigError(f"it is a copy of {copy.policy}, whose agents have the {kind}s {theirs}, and not {mine}")
     return copy.policy
@@ -274,7 +274,7 @@ def make_job(
         _pool(config, job.algorithm, job.source, devices)
         check_sizes(config, job.algorithm, job.source.spec, job.mesh.shape[meshes.DATA])
     if key is not None:
-        _job_cache[key] = job = job._replace(kept=job.kept or ProgramCache())
+        _job_cache[key] = job = job._replace(cache=job.cache or ProgramCache())
         if len(_job_cache) > KEEP:
             _job_cache.popitem(last=False)
     return job._replace(config=config, init_variables=init_variables(config, job.algorithm))
@@ -288,10 +288,10 @@ def init_variables(config: Train[Any], algorithm: Algorithms) -> Any:
     """
     if config.init_from is None:
         return None
-    found = weights.load(config.init_from, variable_shapes(algorithm), config.init_parts)
+    variables = weights.load(config.init_from, variable_shapes(algorithm), config.init_parts)
     kinds = {name: part.algorithm for name, part in by_policy(config).items()}
     copies = {name: kind.policy for name, kind in kinds.items() if isinstance(kind, Copy)}
-    return weights.with_copies(found, copies) if copies else found
+    return weights.with_copies(variables, copies) if copies else variables
 
 
 def _new_job(config: Train[Any], source: EnvSource, num_members: int, devices: Sequence[jax.Device]) -> Job:
@@ -300,13 +300,13 @@ def _new_job(config: Train[Any], source: EnvSource, num_members: int, devices: S
     algorithm = make_algorithm(config, source.spec)
     pool = _pool(config, algorithm, source, devices)
     rows = meshes.rows_of(num_members, len(devices))
-    shares = devices[: len(devices) // rows], num_members // rows  # devices of a member, and members on them
-    learner = make_learner(config, algorithm, source.spec, *shares)
+    member_devices, members_per_row = devices[: len(devices) // rows], num_members // rows  # a row has its devices
+    learner = make_learner(config, algorithm, source.spec, member_devices, members_per_row)
 
     def vary(hyper: Mapping[str, Array]) -> tuple[Algorithms, Learner]:
         other = dataclasses.replace(config, algorithm=varied(config.algorithm, hyper))
         algorithm = make_algorithm(other, source.spec)
-        return algorithm, make_learner(other, algorithm, source.spec, *shares)
+        return algorithm, make_learner(other, algorithm, source.spec, member_devices, members_per_row)
 
     mesh = meshes.make_mesh(devices, rows)
     return Job(config, algorithm, learner, source, mesh, vary=vary, pool=pool)

@@ -58,16 +58,16 @@ def with_copies(variables: dict[str, Variables], copies: Mapping[str, str]) -> d
       copies: for each policy that copies another, the name of that policy.
     """
 
-    def filled(own: PyTree, source: PyTree) -> PyTree:
-        return jax.tree.map(lambda x, y: x if isinstance(x, np.ndarray) else y, own, source)
+    def filled(target: PyTree, source: PyTree) -> PyTree:
+        return jax.tree.map(lambda x, y: x if isinstance(x, np.ndarray) else y, target, source)
 
-    found = dict(variables)
+    result = dict(variables)
     for name, source in copies.items():
         (params, stats), theirs = variables[name], variables[source]
         pool = isinstance(stats, Pool)  # the versions of one begin equal
-        own = filled(stats.stats if pool else stats, theirs.stats)
-        found[name] = Variables(filled(params, theirs.params), stats._replace(stats=own) if pool else own)
-    return found
+        new_stats = filled(stats.stats if pool else stats, theirs.stats)
+        result[name] = Variables(filled(params, theirs.params), stats._replace(stats=new_stats) if pool else new_stats)
+    return result
 
 
 def _within(part: str, name: str) -> bool:
@@ -78,10 +78,10 @@ def _within(part: str, name: str) -> bool:
     return any(all(map(_same, wanted, path[i:])) for i in range(min(starts, len(path) - len(wanted) + 1)))
 
 
-def _same(wanted: str, there: str) -> bool:
-    if wanted == "torso" and there.endswith("_torso"):  # where policy and value have one each
+def _same(wanted: str, stored: str) -> bool:
+    if wanted == "torso" and stored.endswith("_torso"):  # where policy and value have one each
         return True
-    return there == wanted or (wanted == "core" and there in CORES)
+    return stored == wanted or (wanted == "core" and stored in CORES)
 
 
 def _offered(names: Sequence[str]) -> set[str]:

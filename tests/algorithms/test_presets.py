@@ -176,7 +176,7 @@ def test_every_kind_of_task_fits_eight_devices(name: str) -> None:
             continue
         spec = task(kind)
         source: Any = SimpleNamespace(spec=spec, is_pure=True)
-        config, _ = given.filled(given.given(Train(name, env="Test-v0")), source)
+        config, _ = given.filled(given.user_values(Train(name, env="Test-v0")), source)
         config.validate()
         check_sizes(config, make_algorithm(config, spec), spec, 8)
 

@@ -185,7 +185,7 @@ def test_every_value_is_that_of_the_source(name: str, where: str) -> None:
             assert row[flag] == convert(value), entry
     assert row.keys() - {flag for *_, flag, _ in SOURCES[name, where]} <= FURTHER
     source: Any = SimpleNamespace(spec=spec, is_pure=where != "atari")
-    config, _ = given.filled(given.given(Train(name, env=where, published=True)), source)
+    config, _ = given.filled(given.user_values(Train(name, env=where, published=True)), source)
     config.validate()
     for flag, value in row.items():
         owner = config if flag in given.RUN_FIELDS else config.algorithm
@@ -201,7 +201,7 @@ def test_what_nobody_has_published_is_refused(capsys: pytest.CaptureFixture[str]
     )
     with pytest.raises(ConfigError, match="published: the table has no row of a2c"):
         given.filled(
-            given.given(Train(config_class("a2c")(), env="x", published=True)),
+            given.user_values(Train(config_class("a2c")(), env="x", published=True)),
             SimpleNamespace(spec=task("minatar"), is_pure=True),  # type: ignore[arg-type]
         )
 

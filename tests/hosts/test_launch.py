@@ -441,7 +441,7 @@ def test_orderly_exit_of_a_process_is_a_loss_to_runs_only(ended: list[int]) -> N
 def test_all_hear_of_a_signal_and_of_a_failure(ended: list[int], capsys: pytest.CaptureFixture[str]) -> None:
     store = Store()
     watches = [watching.Watch(store, number, 3, 30.0) for number in range(3)]
-    watches[2].asked = lambda: 15
+    watches[2].stop_signal = lambda: 15
     until(lambda: all(watch.signal == 15 for watch in watches))
     watches[1].fail("the disk is full", 2)
     until(lambda: watches[0].problem is not None and watches[2].problem is not None)

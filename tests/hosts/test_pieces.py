@@ -168,7 +168,7 @@ def test_each_element_is_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     for spec in specs:
         pieces = of_hosts.pieces({"x": jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))})["x"]
         found, count = np.zeros_like(x), np.zeros_like(x)
-        for bounds, piece in pieces.kept.items():
+        for bounds, piece in pieces.by_bounds.items():
             found[tuple(slice(*pair) for pair in bounds)] = piece
             count[tuple(slice(*pair) for pair in bounds)] += 1
         assert pieces.shape == x.shape and pieces.dtype == x.dtype

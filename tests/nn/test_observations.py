@@ -133,4 +133,4 @@ def test_what_only_the_critic_sees_must_be_there() -> None:
         (plain, ("state",), "has no such part to observe; its observation has no parts"),
     ):
         with pytest.raises(ConfigError, match=message):
-            observations.seen(spec, hidden)
+            observations.input_space(spec, hidden)

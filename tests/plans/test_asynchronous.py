@@ -96,7 +96,7 @@ def base(name: str, num_devices: int, env_id: str = "envpool:CartPole-v1", num_a
     source = find(env_id)
     algorithm = CONFIGS[name].make(source.spec)
     job = make_job(algorithm, source, num_envs=ACTORS * SIZE, rollout_length=LENGTH, num_devices=num_devices)
-    return job._replace(kept=ProgramCache(), pool=PoolOptions(num_actors, (make_mesh(1),)))
+    return job._replace(cache=ProgramCache(), pool=PoolOptions(num_actors, (make_mesh(1),)))
 
 
 def make(
@@ -303,7 +303,7 @@ def test_the_last_report_comes_after_the_actors() -> None:
 def test_a_slow_learner_is_not_flooded() -> None:
     made: list[int] = []
     job = make(hook=lambda thread, steps: made.append(steps))
-    run = asynchronous(job._replace(kept=Calling(job.kept, "update", lambda call: time.sleep(0.05))))
+    run = asynchronous(job._replace(cache=Calling(job.cache, "update", lambda call: time.sleep(0.05))))
     queues = []
     for report in itertools.islice(run, 8):
         queues.append(report.metrics["async/queue"])
@@ -425,7 +425,7 @@ def test_thread_stages_sum_to_its_time_without_recompiling(caplog: pytest.LogCap
         broken(thread, steps)
 
     job = make(hook=hook, iterations=12, learners=2, interval=2, gather=2, gather_deadline=0.001, max_restarts=9)
-    run: Any = asynchronous(job._replace(kept=None))
+    run: Any = asynchronous(job._replace(cache=None))
     next(run)
     lags = []
     jax.config.update("jax_log_compiles", True)
@@ -776,8 +776,8 @@ def test_an_error_in_the_learner_ends_the_run(plan: str, seed: int) -> None:
 
     compile_first(plan)
     job = make("a2c")
-    kept = Calling(job.kept, {"asynchronous": "update", "gradients": "apply"}[plan], broken_update)
-    surfaces(PLANS[plan](job._replace(kept=kept)), at, "broken_update")
+    kept = Calling(job.cache, {"asynchronous": "update", "gradients": "apply"}[plan], broken_update)
+    surfaces(PLANS[plan](job._replace(cache=kept)), at, "broken_update")
 
 
 @pytest.mark.parametrize(
@@ -827,7 +827,7 @@ def test_one_gradient_is_one_update() -> None:
 def test_gradients_are_no_older_than_there_are_other_actors() -> None:
     """As no actor goes on before its gradient has been applied, however slow the learner."""
     job = make("a2c")
-    *_, last = take(gradients(job._replace(kept=Calling(job.kept, "apply", lambda call: time.sleep(0.03)))), 4)
+    *_, last = take(gradients(job._replace(cache=Calling(job.cache, "apply", lambda call: time.sleep(0.03)))), 4)
     assert last.metrics["async/lag"] <= ACTORS - 1
 
 

@@ -53,25 +53,25 @@ class Check(Contract):
 
     # --- Checks of values -------------------------------------------------------------------------------
 
-    def part(self, what: str, obs: Any, space: Any) -> bool:
-        right = super().part(what, obs, space)
+    def part(self, subject: str, obs: Any, space: Any) -> bool:
+        right = super().part(subject, obs, space)
         if not right or isinstance(obs, jax.ShapeDtypeStruct):
             return right
         x = np.asarray(obs)
         if x.dtype.kind == "f" and not np.isfinite(x).all():
-            self.fault("finite", f"{what} is not finite: {shown(x)}")
+            self.fault("finite", f"{subject} is not finite: {shown(x)}")
         elif outside := _outside(x, space):
-            self.fault("range", f"{what} lies outside its space: {outside}")
+            self.fault("range", f"{subject} lies outside its space: {outside}")
         elif wide := too_wide(x, jax.dtypes.canonicalize_dtype(x.dtype)):
-            self.fault("integers", f"{what} {wide}")
+            self.fault("integers", f"{subject} {wide}")
         else:
             return True
         return False
 
-    def number(self, what: str, x: Any) -> bool:
-        right = super().number(what, x)
+    def number(self, subject: str, x: Any) -> bool:
+        right = super().number(subject, x)
         if right and not isinstance(x, jax.ShapeDtypeStruct) and not np.isfinite(float(x)):
-            self.fault("finite reward", f"{what} is {float(x)}")
+            self.fault("finite reward", f"{subject} is {float(x)}")
         return right
 
     def masked(self, mask: Mask) -> None:

@@ -32,20 +32,20 @@ def check_gymnasium(check: Check, env: Any, make: Callable[[], Any], name: str) 
     if not isinstance(env, library.Env):
         kind = type(env).__name__
         raise check.stop("kind", f"is a {kind}, neither a gymnasium.Env nor a gymnax-style environment")
-    for what in ("observation", "action"):
-        space = check.call(f"its {what}_space", getattr, env, f"{what}_space", None)
+    for role in ("observation", "action"):
+        space = check.call(f"its {role}_space", getattr, env, f"{role}_space", None)
         if not isinstance(space, library.spaces.Space):
             missing = "is missing" if space is None else f"is a {type(space).__name__}, not a space of Gymnasium's"
-            check.fault(what, f"its {what}_space {missing}")
+            check.fault(role, f"its {role}_space {missing}")
             continue
         try:
-            parts = leaves(space_of(plain(space), env_label("gymnasium", name), f"{what}s"))
+            parts = leaves(space_of(plain(space), env_label("gymnasium", name), f"{role}s"))
         except ConfigError as error:
-            check.fault(what, error.with_flags)
+            check.fault(role, error.with_flags)
             continue
         for part in parts.values():
-            if what == "action" and isinstance(part, Box) and not np.issubdtype(part.dtype, np.floating):
-                check.fault(what, f"its action_space is a Box of {part.dtype}; a Box of floats works")
+            if role == "action" and isinstance(part, Box) and not np.issubdtype(part.dtype, np.floating):
+                check.fault(role, f"its action_space is a Box of {part.dtype}; a Box of floats works")
     check.halt()
 
     scout = make()  # which is reset once more than the others

@@ -41,18 +41,18 @@ def check_gymnax(check: Check, made: Any, env_id: str, backend: str) -> None:
     _twice(check, "is_truncated", lambda state: env.is_truncated(state, params), after)
     if not pure.spec.unread_mask:
         check.masked(masks.of_gymnax(env, state, {}, plain(env.observation_space(params)), plain(native)))
-    _play(check, pure, "reset_env", jax.vmap(lambda each: env.is_truncated(each, params)))
+    _play(check, pure, "reset_env", jax.vmap(lambda env_state: env.is_truncated(env_state, params)))
 
 
-def _twice(check: Check, what: str, function: Callable[..., Any], *args: Any) -> Any:
+def _twice(check: Check, method: str, function: Callable[..., Any], *args: Any) -> Any:
     """Returns the result of a method in Python, after checking that a second and a compiled call give the same."""
-    result = check.call(what, function, *args)
-    again = check.call(what, function, *args)
-    compiled = check.call(f"{what} under jax.jit", jax.jit(lambda *args: _arrays(function(*args))), *args)
+    result = check.call(method, function, *args)
+    again = check.call(method, function, *args)
+    compiled = check.call(f"{method} under jax.jit", jax.jit(lambda *args: _arrays(function(*args))), *args)
     for other, when in ((again, "the second time"), (compiled, "under jax.jit")):
         ours, theirs = jax.tree.leaves(_arrays(result)), jax.tree.leaves(_arrays(other))
         if len(ours) != len(theirs) or not all(map(_close, ours, theirs)):
-            text = f"{what} gives something else {when} for the same arguments; randomness comes from the key alone"
+            text = f"{method} gives something else {when} for the same arguments; randomness comes from the key alone"
             raise check.stop("pure", text)
     return result
 
@@ -94,11 +94,11 @@ def _play(check: Check, env: DeviceEnv, reset: str, timed: Callable[[PyTree], ja
 
     first, (steps, episodes, both) = check.call("a compiled loop of steps", lambda: jax.device_get(jax.jit(play)()))
     check.steps = int(count_steps(spec, spec.keyed(steps.valid)).sum(axis=0)[0])
-    shown = steps.valid | (spec.num_agents == 1)  # nothing is learnt from an agent that is gone
+    present = steps.valid | (spec.num_agents == 1)  # nothing is learnt from an agent that is gone
     for path, part in leaves(spec.observation).items():
-        for call, seen in ((reset, leaves(first)[path]), ("step_env", leaves(steps.obs)[path][shown])):
-            what = f"the observation of {call}{path and f' at {path}'}"
-            all(check.part(what, x, part) for x in seen)  # until the first fault
+        for call, shown_obs in ((reset, leaves(first)[path]), ("step_env", leaves(steps.obs)[path][present])):
+            subject = f"the observation of {call}{path and f' at {path}'}"
+            all(check.part(subject, x, part) for x in shown_obs)  # until the first fault
     if not np.isfinite(steps.reward).all():
         check.number("the reward", float(steps.reward[~np.isfinite(steps.reward)][0]))
     check.ends([int(length) for length in episodes.length_sum[episodes.episodes > 0]], int(both.sum()))

@@ -51,7 +51,7 @@ def plot(run_dirs: Sequence[str | pathlib.Path], out: str | pathlib.Path | None 
     """
     wanted = plain(Plot(tuple(run_dirs), out, **options))  # type: ignore[arg-type]
     check_declared(wanted)
-    check_used(wanted, "score", there=wanted.kind != "curve", needed="--kind table, profile or improvement")
+    check_used(wanted, "score", active=wanted.kind != "curve", needed="--kind table, profile or improvement")
     if not run_dirs:
         raise ConfigError("which runs? Name their directories, as in: jaxrl-dist plot runs/* -o curves.png")
     curves, configs = _read(wanted)

@@ -167,8 +167,8 @@ def _spaces(env: Any, agents: Sequence[Any], obs: PyTree, state: PyTree, name: s
       ConfigError: the agents have different spaces, or spaces that no policy supports.
     """
     first, spaces = agents[0], {"observations": env.observation_space, "actions": env.action_space}
-    for what, kind in spaces.items():
-        groups.check_same(name, what, {agent: plain(kind(agent)) for agent in agents})
+    for role, kind in spaces.items():
+        groups.check_same(name, role, {agent: plain(kind(agent)) for agent in agents})
     known, native_action = plain(env.observation_space(first)), plain(env.action_space(first))
     if known.kind == "Box":  # some libraries' spaces have other dtypes and shapes than their observations
         known = known._replace(shape=tuple(obs[first].shape), dtype=obs[first].dtype.name)

@@ -71,37 +71,37 @@ class Group(NamedTuple):
         flat = jax.tree.map(_flat, action) if self.joint else action
         return {agent: jax.tree.map(lambda x, at=at: x[at::size], flat) for at, agent in enumerate(self.agents)}
 
-    def observation(self, seen: PyTree, legal: Array, state: Array) -> PyTree:
+    def observation(self, obs: PyTree, legal: Array, state: Array) -> PyTree:
         """Returns the observations of the policy's rows, with the added parts.
 
         Args:
-          seen: what the agents see, ``[B * k, ...]``.
+          obs: what the agents see, ``[B * k, ...]``.
           legal: which of their actions are legal, ``[B * k, n]``; None without the part ``masks.PART``.
           state: of the whole environment, ``[B, S]``; None without the part ``STATE``.
         """
-        count, first = len(self.agents), jax.tree.leaves(seen)[0]
+        count, first = len(self.agents), jax.tree.leaves(obs)[0]
         xp, size = first.__array_namespace__(), len(first) // count
         ids = {AGENT: xp.tile(xp.eye(count, dtype=xp.float32), (size, 1))} if AGENT in self.added else {}
         extra = {masks.PART: legal} if masks.PART in self.added else {}
         if self.joint:
-            by_agent = jax.tree.map(lambda x: x.reshape(size, count, *x.shape[1:]), {**in_parts(seen), **ids})
+            by_agent = jax.tree.map(lambda x: x.reshape(size, count, *x.shape[1:]), {**in_parts(obs), **ids})
             return {AGENTS: by_agent, **{part: x.reshape(size, -1) for part, x in extra.items()}, STATE: state}
         if STATE in self.added:
             extra[STATE] = xp.repeat(state, count, axis=0)
-        return {**in_parts(seen), **extra, **ids} if self.added else seen
+        return {**in_parts(obs), **extra, **ids} if self.added else obs
 
-    def step(self, seen: PyTree, reward: Array, terminated: Array, truncated: Array, valid: Array) -> Timestep:
+    def step(self, obs: PyTree, reward: Array, terminated: Array, truncated: Array, valid: Array) -> Timestep:
         """Returns the step of the policy's rows, from their observations and the rest of all agents, ``[B, K]``.
 
         Agents that act as one have the mean of their rewards, and their episode ends with that of the last.
         """
         reward, terminated, truncated, valid = map(self.of_all, (reward, terminated, truncated, valid))
         if not self.joint:
-            return Timestep(seen, *(_flat(x) for x in (reward, terminated, truncated, valid)))
+            return Timestep(obs, *(_flat(x) for x in (reward, terminated, truncated, valid)))
         taking_part = valid.any(axis=1)
         over = taking_part & (~valid | terminated | truncated).all(axis=1)  # whoever may join later
         cut = over & truncated.any(axis=1)
-        return Timestep(seen, reward.mean(axis=1), over & ~cut, cut, taking_part)
+        return Timestep(obs, reward.mean(axis=1), over & ~cut, cut, taking_part)
 
 
 class Groups(NamedTuple):
@@ -291,7 +291,7 @@ def _flat(x: Array) -> Array:
     return x.reshape(-1, *x.shape[2:])
 
 
-def check_same(name: str, what: str, native: Mapping[Any, PlainSpace]) -> None:
+def check_same(name: str, role: str, native: Mapping[Any, PlainSpace]) -> None:
     """Checks that all agents have the same space.
 
     Raises:
@@ -303,7 +303,7 @@ def check_same(name: str, what: str, native: Mapping[Any, PlainSpace]) -> None:
     if len(kinds) > 1:
         listed = "; ".join(f"{', '.join(agents)}: {kind}" for kind, agents in kinds.items())
         raise ConfigError(
-            f"{name} has agents with different {what} ({listed}); one policy needs agents with equal ones, "
+            f"{name} has agents with different {role} ({listed}); one policy needs agents with equal ones, "
             "and --policies gives others to others"
         )
 

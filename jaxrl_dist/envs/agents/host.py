@@ -35,10 +35,10 @@ def divided(env_id: str, made: Description, wrappers: Wrappers) -> Groups:
 
     def alone(agents: Sequence[str]) -> tuple[EnvSpec, Mask]:
         first = agents[0]
-        for what, spaces in (("observations", made.observation.parts), ("actions", made.action.parts)):
-            groups.check_same(name, what, {agent: spaces[agent] for agent in agents})
+        for role, spaces in (("observations", made.observation.parts), ("actions", made.action.parts)):
+            groups.check_same(name, role, {agent: spaces[agent] for agent in agents})
             if other := next((agent for agent in agents if not alike(spaces[agent], spaces[first])), None):
-                has = f"{what} of {first} and {other} have other bounds"
+                has = f"{role} of {first} and {other} have other bounds"
                 raise ConfigError(f"{name}: {has}; one policy needs equal ones")
         spaces = made.observation.parts[first], made.action.parts[first]
         one = made._replace(observation=spaces[0], action=spaces[1], mask=Mask(), agents={})
@@ -85,7 +85,7 @@ class Rows:
             group.agents[0]: EpisodeCounter(self._env.num_envs * group.spec.num_agents)
             for group in self._groups.by_policy.values()
         }
-        return self.spec.bare(over_policies(lambda group: self._seen(group, obs))(self._groups.by_policy))
+        return self.spec.bare(over_policies(lambda group: self._group_obs(group, obs))(self._groups.by_policy))
 
     def step(self, action: PyTree) -> tuple[Timestep, EpisodeStats]:
         by_policy = self._groups.by_policy
@@ -97,7 +97,7 @@ class Rows:
         reward = np.where(self._groups.pays(valid), step.obs["reward"], 0).astype(np.float32)
 
         def of_group(group: Group) -> tuple[Timestep, EpisodeStats]:
-            rows = group.step(self._seen(group, step.obs), reward, terminated, truncated, valid)
+            rows = group.step(self._group_obs(group, step.obs), reward, terminated, truncated, valid)
             return rows, self._episodes[group.agents[0]].add(rows.reward, rows.valid, rows.terminated | rows.truncated)
 
         stepped, ended = over_policies(of_group, 2)(by_policy)
@@ -109,7 +109,7 @@ class Rows:
     def close(self) -> None:
         self._env.close()
 
-    def _seen(self, group: Group, obs: PyTree) -> PyTree:
+    def _group_obs(self, group: Group, obs: PyTree) -> PyTree:
         """Returns the observations of a policy's rows."""
         legal = groups.in_rows(group.agents, obs[PART]) if PART in group.added else None
         state = groups.whole_state(obs[OBS], self._groups.agents) if groups.STATE in group.added else None

@@ -50,39 +50,39 @@ class Parallel(gymnasium.Env[Any, Any]):
         self.env = env = _in_parallel(env)
         self.agents = list(env.possible_agents)
         self.render_mode, self.metadata = getattr(env, "render_mode", None), env.metadata
-        self._seen = {agent: env.observation_space(agent) for agent in self.agents}
-        self._acts = {agent: env.action_space(agent) for agent in self.agents}
+        self._obs_space = {agent: env.observation_space(agent) for agent in self.agents}
+        self._act_space = {agent: env.action_space(agent) for agent in self.agents}
         self._gone: set[Any] = set()  # whose flags have said so since the reset
         self._offered = self._masks_of_infos(self._begin(seed=0)[1])
         self._masks = {agent: mask.name for agent, mask in self._offered.items() if not mask.unread}
         count = len(self.agents)
         parts: dict[str, spaces.Space[Any]] = {
-            OBS: _by_name(self._seen),
+            OBS: _by_name(self._obs_space),
             "reward": spaces.Box(-np.inf, np.inf, (count,), np.float32),
             **{name: spaces.MultiBinary(count) for name in (THERE, *FLAGS)},
         }
         if self._masks:
-            sizes = {agent: (int(self._acts[agent].n),) for agent in self._masks}
+            sizes = {agent: (int(self._act_space[agent].n),) for agent in self._masks}
             parts[PART] = _by_name({agent: spaces.Box(0, 1, size, np.bool_) for agent, size in sizes.items()})  # type: ignore[arg-type]
-        self.observation_space, self.action_space = spaces.Dict(parts), _by_name(self._acts)
+        self.observation_space, self.action_space = spaces.Dict(parts), _by_name(self._act_space)
 
     def _masks_of_infos(self, infos: Any) -> dict[Any, Mask]:
         """Returns each agent's mask in its info; agents that join late have that of others with as many actions."""
-        sizes = {agent: int(space.n) for agent, space in self._acts.items() if isinstance(space, spaces.Discrete)}
+        sizes = {agent: int(space.n) for agent, space in self._act_space.items() if isinstance(space, spaces.Discrete)}
         by_size: dict[int, Mask] = {}
         for agent, size in sizes.items():
             for name in filter(infos.get(agent, {}).__contains__, reversed(NAMES)):
-                mask = of_value("info", name, infos[agent][name], plain(self._acts[agent]))
+                mask = of_value("info", name, infos[agent][name], plain(self._act_space[agent]))
                 if not mask.unread or size not in by_size:
                     by_size[size] = mask
         return {agent: by_size[size] for agent, size in sizes.items() if size in by_size}
 
     def description(self) -> Description:
         """Returns the description, with the spaces and masks of the agents by their names."""
-        observation, action = plain(_by_name(self._seen)), plain(self.action_space)
+        observation, action = plain(_by_name(self._obs_space)), plain(self.action_space)
         masks = {}
-        for agent, space in self._seen.items():
-            mask = of_parts(plain(space), plain(self._acts[agent]))
+        for agent, space in self._obs_space.items():
+            mask = of_parts(plain(space), plain(self._act_space[agent]))
             mask = mask if mask.where else self._offered.get(agent, NO_MASK)
             masks[str(agent)] = Mask("info", PART) if agent in self._masks else mask
         kind = type(self.env).__name__
@@ -94,7 +94,7 @@ class Parallel(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         present = self._going()
         chosen = {agent: action[str(agent)] for agent in self.env.agents}
-        whole = {agent: int(chosen[agent]) for agent in chosen if isinstance(self._acts[agent], spaces.Discrete)}
+        whole = {agent: int(chosen[agent]) for agent in chosen if isinstance(self._act_space[agent], spaces.Discrete)}
         actions = {**chosen, **whole}  # some environments need Python's int
         obs, rewards, terminated, truncated, infos = returned("step", self.env.step(actions), RETURNED)
         listed = self._going()
@@ -138,7 +138,7 @@ class Parallel(gymnasium.Env[Any, Any]):
         """Returns the observation from dicts keyed by agent; ``present`` lists the agents that have acted."""
         flags = dict(zip(FLAGS, (terminated, truncated), strict=True))
         parts = {
-            OBS: {str(agent): obs[agent] if agent in obs else _zero(space) for agent, space in self._seen.items()},
+            OBS: {str(agent): obs[agent] if agent in obs else _zero(space) for agent, space in self._obs_space.items()},
             "reward": np.array([_finite(agent, rewards.get(agent, 0.0)) for agent in self.agents], np.float32),
             THERE: np.array([agent in present for agent in self.agents], np.int8),
             **{
@@ -161,13 +161,13 @@ class Parallel(gymnasium.Env[Any, Any]):
         Raises:
           ValueError: the agent's episode goes on, and its mask is not zeros and ones, or has changed its size.
         """
-        name, size = self._masks[agent], int(self._acts[agent].n)
+        name, size = self._masks[agent], int(self._act_space[agent].n)
         mask = info.get(name)
         if (flags := flat(mask, size)) is not None:
             return flags
         if going and mask is not None:
-            what = f"the info of {agent} gave {mask!r:.80} as {name!r}"
-            raise ValueError(f"{what}, not {size} zeros and ones that say what is legal")
+            subject = f"the info of {agent} gave {mask!r:.80} as {name!r}"
+            raise ValueError(f"{subject}, not {size} zeros and ones that say what is legal")
         return np.zeros(size, np.bool_)
 
 

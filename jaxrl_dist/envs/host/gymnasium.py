@@ -35,12 +35,12 @@ def ids() -> list[str]:
     return [name for name in gymnasium.registry if not name.startswith(("GymV21", "GymV26"))]
 
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
-def look(
-    env_id: str, texts: Mapping[str, str], timeout: float, workers: str, adapt: Callable[[Any], Found]
-) -> Description | Found:
+def describe_or_adapt(
+    env_id: str, texts: Mapping[str, str], timeout: float, workers: str, adapt: Callable[[Any], Result]
+) -> Description | Result:
     """Makes an environment, reads its description and closes it.
 
     Args:
@@ -64,7 +64,7 @@ def look(
     made: list[Any] = []
     closing: Future[bytes] = Future()
 
-    def make() -> Description | Found:
+    def make() -> Description | Result:
         first = construct(env_id, options(env_id, texts))
         description = describe(first)
         if description.gymnasium:
@@ -76,7 +76,7 @@ def look(
 
     if workers == "processes":
         keywords = _in_time(name, timeout, lambda: options(env_id, texts))
-        result: Description | Found = runners.look(env_id, keywords, timeout)
+        result: Description | Result = runners.read_description(env_id, keywords, timeout)
     else:
         result = _in_time(name, timeout, make, close)
         awaited(lambda nap: futures.wait([closing], nap).done, runners.CLOSE_SECONDS)
@@ -92,12 +92,12 @@ def look(
 
 
 def _in_time(
-    name: str, timeout: float, function: Callable[[], Found], then: Callable[[], None] = lambda: None
-) -> Found:
+    name: str, timeout: float, function: Callable[[], Result], then: Callable[[], None] = lambda: None
+) -> Result:
     """Runs ``function`` (user code that may hang) and then ``then`` in a thread; returns the result of ``function``."""
     from gymnasium.error import Error
 
-    answer: Future[Found] = Future()
+    answer: Future[Result] = Future()
 
     def run() -> None:
         try:

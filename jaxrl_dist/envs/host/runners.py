@@ -27,7 +27,7 @@ CLOSE_SECONDS = 5.0
 """Time limit for closing environments; one second if they had already stopped answering."""
 
 
-def look(env_id: str, options: Mapping[str, Any], timeout: float) -> Description:
+def read_description(env_id: str, options: Mapping[str, Any], timeout: float) -> Description:
     """Makes one environment in a worker process, reads its description and closes it.
 
     Raises:
@@ -40,21 +40,21 @@ def look(env_id: str, options: Mapping[str, Any], timeout: float) -> Description
     try:
         up = worker.receive(START_SECONDS)
         answer = None if up is None else worker.receive(timeout)
-        what = json.loads(answer or "null")
-        closing = worker.receive(CLOSE_SECONDS) if isinstance(what, list) else b""
+        content = json.loads(answer or "null")
+        closing = worker.receive(CLOSE_SECONDS) if isinstance(content, list) else b""
     except (EOFError, OSError):
         raise EnvError(f"{name} cannot be made: the process of its constructor {worker.end()}") from None
     finally:
         worker.connection.close()
         worker.join(1.0)
-    if what is None:
+    if content is None:
         raise TimeoutError(f"{name}: making an environment has taken longer than {timeout:g} s")
-    if isinstance(what, dict):
-        if what["missing"]:
-            raise ConfigError(f"{name} cannot be made here: {what['error'].partition(': ')[2]}")
-        raise EnvError(f"{name} cannot be made: {what['error']}", what["traceback"])
+    if isinstance(content, dict):
+        if content["missing"]:
+            raise ConfigError(f"{name} cannot be made here: {content['error'].partition(': ')[2]}")
+        raise EnvError(f"{name} cannot be made: {content['error']}", content["traceback"])
     warn_of_closing(name, closing)
-    description = Description(*what)
+    description = Description(*content)
     observation, action = map(PlainSpace.restored, (description.observation, description.action))
     agents = {agent: Mask(*mask) for agent, mask in description.agents.items()}
     return description._replace(observation=observation, action=action, mask=Mask(*description.mask), agents=agents)

@@ -134,8 +134,8 @@ class _Env:
         name, record = self._mask.name, self._records[f"obs/{masks.PART}"]
         mask = self._env.get_wrapper_attr(name)() if self._mask.where == "method" else info.get(name)
         if (flags := masks.flat(mask, record.shape[1])) is None:
-            what = f"the method {name}" if self._mask.where == "method" else f"info[{name!r}]"
-            raise ValueError(f"{what} gave {mask!r:.80}, not {record.shape[1]} zeros and ones that say what is legal")
+            source = f"the method {name}" if self._mask.where == "method" else f"info[{name!r}]"
+            raise ValueError(f"{source} gave {mask!r:.80}, not {record.shape[1]} zeros and ones that say what is legal")
         return flags
 
 
@@ -240,7 +240,7 @@ def closed(env: Any) -> bytes:
     return b""
 
 
-def look(connection: Connection, env: str, options: Mapping[str, Any]) -> None:
+def send_description(connection: Connection, env: str, options: Mapping[str, Any]) -> None:
     """Makes one environment and closes it.
 
     Sends an empty message when the worker is up, then a ``Description`` in JSON or ``failure_of`` the error, with
@@ -270,7 +270,7 @@ def _end_with_parent() -> None:
 def main() -> None:
     """Runs ``python -m jaxrl_dist.envs.host.worker CONNECTION [MEMORY]``; both are file descriptors.
 
-    Reads a ``Task`` from the connection; without ``MEMORY``, the arguments of ``look``.
+    Reads a ``Task`` from the connection; without ``MEMORY``, the arguments of ``send_description``.
     """
     # A terminal, GNU timeout, systemd or Slurm may signal all processes of a run. The parent decides, and this process
     # ends after it. A handler, not SIG_IGN: programs started by an environment would inherit SIG_IGN.
@@ -286,7 +286,7 @@ def main() -> None:
         task = Task(**request)
         serve(connection, task, open_records(memory[0], task.fields))
     else:
-        look(connection, *request)
+        send_description(connection, *request)
 
 
 if __name__ == "__main__":

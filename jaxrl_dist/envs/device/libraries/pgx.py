@@ -73,14 +73,14 @@ class Players:
     def reset(self, key: jax.Array) -> tuple[dict[str, jax.Array], PyTree]:
         with theirs():
             state = self.env.init(key)
-            return self._seen(state), state
+            return self._observations(state), state
 
     def step_env(self, key: jax.Array, state: Any, actions: Mapping[str, jax.Array]) -> tuple[Any, ...]:
         with theirs():
             action = jnp.stack([actions[agent] for agent in self.agents])[state.current_player]
             state = self.env.step(state, action, key)
             over = dict.fromkeys([*self.agents, "__all__"], state.terminated | state.truncated)
-            return self._seen(state), state, dict(zip(self.agents, state.rewards, strict=True)), over, {}
+            return self._observations(state), state, dict(zip(self.agents, state.rewards, strict=True)), over, {}
 
     def get_avail_actions(self, state: Any) -> dict[str, jax.Array]:
         legal = state.legal_action_mask
@@ -89,7 +89,7 @@ class Players:
             agent: jnp.where(state.current_player == player, legal, passes) for player, agent in enumerate(self.agents)
         }
 
-    def _seen(self, state: Any) -> dict[str, jax.Array]:
+    def _observations(self, state: Any) -> dict[str, jax.Array]:
         return {agent: self.env.observe(state, jnp.int32(player)) for player, agent in enumerate(self.agents)}
 
 
