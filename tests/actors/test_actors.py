@@ -109,7 +109,7 @@ def act_on_host(
     """Two rollouts by the path of the plan ``synchronous``."""
     job = make_job(algorithm, source, num_devices=num_devices, num_envs=NUM_ENVS, rollout_length=length)
     results = []
-    with contextlib.closing(source.host(NUM_ENVS, job.seed)) as env:
+    with contextlib.closing(source.host(NUM_ENVS, job.config.seed)) as env:
         programs = compile_acting({"": algorithm}, source.spec, job.mesh, length, job.key(Stream.ACT))
         actor = HostActor({"": algorithm}, env, job.mesh, length, programs)
         for iteration in range(2):
