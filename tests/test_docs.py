@@ -110,9 +110,9 @@ def test_the_documented_change_of_ppo_adds_its_penalty() -> None:
     penalty = 0.5 * sum(float((x**2).sum()) for x in jax.tree.leaves(variables.params))
     np.testing.assert_allclose(losses, before + 0.5 * penalty, rtol=1e-5)
     np.testing.assert_allclose(aux.metrics["loss/penalty"], penalty, rtol=1e-5)
-    assert {"loss/policy", "loss/value"} <= aux.metrics.keys() and module.PenalisedPPO.preset is config_class(
-        "ppo"
-    ).preset
+    assert {"loss/policy", "loss/value"} <= aux.metrics.keys()
+    task = dataclasses.replace(spec(), family="bsuite")
+    assert module.PenalisedPPO.preset(task) == config_class("ppo").preset(task) != {}
 
 
 @pytest.mark.case  # test_the_documented_algorithm_can_be_tried_by_hand

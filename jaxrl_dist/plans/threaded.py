@@ -181,7 +181,9 @@ def joiner(mesh: Mesh, num_actors: int, specs: list[Any]) -> Callable[[Sequence[
         for index, sample in enumerate(samples):
             if sample is None and index not in blanks:
                 blanks[index] = put(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like), parts[index])
-            contents.append(blanks[index] if sample is None else sample.content)
+            content = blanks[index] if sample is None else sample.content
+            # In order of arrival, it may lie on the part of another actor.
+            contents.append(content if joined_on.size == 1 else put(content, parts[index]))
         if joined_on.size == 1:  # nothing to take apart
             whole = on_device(joined_on.devices.flat[0], contents)
         else:

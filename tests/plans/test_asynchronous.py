@@ -37,8 +37,10 @@ from jaxrl_dist.learners.gradients import _extended
 from jaxrl_dist.learners.policies import state_of
 from jaxrl_dist.learners.sharded import compile_apply, compile_gradient, compile_priority, compile_update
 from jaxrl_dist.memory import ring
+from jaxrl_dist.plans import asynchronous as asynchronous_module
+from jaxrl_dist.plans import threaded
 from jaxrl_dist.plans.asynchronous import asynchronous
-from jaxrl_dist.plans.dataflow import Tally, rounds
+from jaxrl_dist.plans.dataflow import Exchange, Tally, rounds
 from jaxrl_dist.plans.gradients import gradients
 from jaxrl_dist.plans.job import Job, ProgramCache
 from jaxrl_dist.plans.report import check_progress
@@ -382,29 +384,38 @@ def test_a_split_host_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         seen["rollout"].add((threading.current_thread().name, *placed(result[0])))
         return result
 
+    def exchanged(job: Job) -> Exchange:
+        exchange = threaded.exchange(job)
+
+        def join(samples: Any) -> Any:
+            sent = [placed(sample.content) for sample in samples]
+            joined = exchange.join(samples)
+            places.append((*sent, placed(joined)))
+            return joined
+
+        return exchange._replace(join=join)
+
+    publish = ParamStore.publish
+
+    def published(self: ParamStore, state: Any) -> None:
+        places.append((placed(state),))
+        publish(self, state)
+
     source = find("envpool:CartPole-v1")
     algorithm = IMPALA(hidden_sizes=(8,), core="gru", core_size=4).make(source.spec)
-    results = []
+    results, places = [], list[tuple[set[Any], ...]]()
     for actors, learners in ((acting, learning), (devices[:1], devices[:1])):
         options = PoolOptions(num_actors=2, meshes=tuple(meshes.make_mesh([on]) for on in actors), lag=1)
         job = make_job(algorithm, source, num_envs=12, rollout_length=8, total_env_steps=500, pool=options)
-        run: Any = asynchronous(job._replace(mesh=meshes.make_mesh(learners)))
         with monkeypatch.context() as patch:
             if len(learners) > 1:
                 patch.setattr(host.HostActor, "rollout", watched)
-                next(run)
-                inside = run.gi_frame.f_locals
-                trainer = inside["turns"].gi_frame.f_locals
-                assert placed(inside["state"]) == placed(trainer["rollout"]) == set(learning)
-                assert placed(trainer["metrics"]) == set(learning)
-                assert [placed(sample.content) for sample in trainer["rounds"].gi_frame.f_locals["samples"]] == [
-                    set(learning[:3]),
-                    set(learning[3:]),
-                ]
-                for on in options.meshes:
-                    assert placed(inside["store"].latest(on).state) == set(on.devices.flat)
-            *reports, last = run
+                patch.setattr(asynchronous_module, "exchange", exchanged)
+                patch.setattr(ParamStore, "publish", published)
+            *reports, last = asynchronous(job._replace(mesh=meshes.make_mesh(learners)))
             results.append(([numbers(report) for report in [*reports, last]][-4:], last.variables()))
+    whole = set(learning)
+    assert {len(place): place for place in places} == {1: (whole,), 3: ({*learning[:3]}, {*learning[3:]}, whole)}
     assert seen["actor"] == seen["rollout"] == {("actor-0", acting[0]), ("actor-1", acting[1])}
     assert_close(results[0][1], results[1][1], 1e-4)
     for split, together in zip(results[0][0], results[1][0], strict=True):
@@ -545,6 +556,8 @@ def test_rollouts_are_sent_to_their_learner_devices(actors: int, devices: int) -
         there = [shard.data for shard in joined.reward.addressable_shards]
         assert {x.unsafe_buffer_pointer() for x in there} == {x.unsafe_buffer_pointer() for x in sent}
     if actors > 1:
+        (joined,) = join(samples[::-1])  # in order of arrival, which need not be that of the actors
+        np.testing.assert_array_equal(joined.reward, np.concatenate([x.reward for x in rollouts[::-1]], 1))
         (joined,) = join([*samples[:-1], None])
         assert not np.asarray(joined.valid)[:, -4:].any() and not np.asarray(joined.obs)[:, -4:].any()
         np.testing.assert_array_equal(np.asarray(joined.obs)[:, :4], rollouts[0].obs)
