@@ -319,7 +319,7 @@ def test_population_based_training_finds_the_learning_rate(optimized: None) -> N
 
     fixed, _ = learned([1e-5, 3e-5, 1.0, 1e-3])
     assert max(fixed[:3]) < 100 and fixed[3] > 300
-    found, rates = learned([1e-5, 1.5e-5, 2e-5, 2.5e-5, 3e-5] * 2, evolve="pbt", evolve_interval=1024)
+    found, rates = learned(list(np.geomspace(1e-5, 3e-5, 10)), evolve="pbt", evolve_interval=1024)
     assert np.median(found) > 200 and 1e-4 < np.median(rates) < 1e-2
 
 

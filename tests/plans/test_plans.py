@@ -189,8 +189,8 @@ COMBINATIONS = [
     for backend in BACKENDS
     if backend == "gymnax" or plan != "on_device"
 ]
-NO_GRADIENTS = ("ppo", "impala", "appo", "dqn", "rainbow", "pqn", "r2d2", "qmix")
-"""Whose presets ask for what ``gradients`` does not do: several updates of a rollout, running statistics, replay."""
+NO_GRADIENTS = ("ppo", "impala", "appo", "rainbow", "pqn", "r2d2")
+"""Whose presets ask for what ``gradients`` does not do: several updates of a rollout, or priorities."""
 
 EPISODIC = ("es", "ars")
 """Whose rollouts begin with new episodes, for which actor threads do not wait."""
