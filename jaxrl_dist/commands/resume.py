@@ -67,7 +67,7 @@ def run(args: Sequence[str]) -> int:
 def _changes(
     before: Train[Any], user_values: Mapping[str, Any], changeable: Sequence[str], run_dir: pathlib.Path
 ) -> dict[str, Any]:
-    """Returns the ``user_values`` values that differ from those of the stored run and change it.
+    """Returns those of ``user_values`` that differ from the stored run and change it.
 
     Raises:
       ConfigError: one of them cannot change.

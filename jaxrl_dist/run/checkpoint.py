@@ -219,7 +219,7 @@ def _newest(run_dir: pathlib.Path, paths: Sequence[pathlib.Path], read: Callable
             warnings.warn(f"{problem}; {path} is used instead", FileWarning, stacklevel=3)
         return content
     if problems:
-        more = f" (and {len(problems) - 1} older ones are no better)" if len(problems) > 1 else ""
+        more = "; older ones are damaged, too" if len(problems) > 1 else ""
         raise CheckpointError(f"{problems[0]}{more}")
     again = f"its run has saved no checkpoint; `jaxrl-dist train --config {run_dir}` starts it again"
     raise CheckpointError(f"{run_dir} holds no trained variables: {again}")
