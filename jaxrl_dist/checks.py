@@ -28,6 +28,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def unit(clock: str) -> str:
+    """Returns what a run's clock counts, in words."""
+    return clock.replace("_", " ")
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Returns `` (did you mean 'x'?)`` for the nearest of ``choices``, or an empty string if none is near."""
     near = nearest(word, choices)

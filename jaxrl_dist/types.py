@@ -325,7 +325,7 @@ class Report:
     deviation of their returns, mean length, and how many were cut off before they ended. A population's is of all
     episodes, with the number of ``members`` and the standard deviation of their means, ``members_return_std``."""
     ended_by: str | None = None
-    """Field of ``Train`` that ends the run with this report: ``total_env_steps`` or ``stop_at_return``."""
+    """Field of ``Train`` that ends the run with this report: its total or ``stop_at_return``."""
     diverged: bool = False
     """Whether training has diverged: after too many consecutive gradients that were not finite, ``train`` ends."""
     log: Callable[[Mapping[str, float | None]], None] = lambda values: None
@@ -334,6 +334,15 @@ class Report:
     line already has, and for values that are not numbers."""
     agent_steps: int | None = None
     """Transitions of all agents so far, counted exactly; None if environments have one agent, or one team."""
+    clock: str = "env_steps"
+    """What the run counts towards its total and its intervals: ``env_steps``, or ``updates`` of a run that steps no
+    environment."""
     members: tuple[Report, ...] = ()
     """For a population, the newest report of each member that has one. The population's counts are sums, its metrics
     means over the members that have not diverged, and its variables those of the member with the highest return."""
+
+    @property
+    def step(self) -> int:
+        """What the run's clock says."""
+        step: int = getattr(self, self.clock)
+        return step

@@ -165,7 +165,7 @@ class RunFiles:
         self.path, self._metrics, self._trackers = run_dir, metrics, trackers
         self._unwritten, self._in_place = b"", True
         self._before = 0  # bytes of all lines before the last one written
-        self._iteration, self._line = -1, dict[str, Any]()  # of the last line written
+        self._iteration, self._line, self._step = -1, dict[str, Any](), 0  # of the last line written
         if resumed is not None:
             self._iteration = resumed
             with naming(run_dir / METRICS):
@@ -192,6 +192,7 @@ class RunFiles:
         counts = {name: getattr(report, name) for name in ("env_steps", "agent_steps", "updates", "iteration")}
         line = {name: count for name, count in counts.items() if count is not None}
         line |= {"wall_time_s": report.wall_time_s, **report.metrics, **evaluation}
+        self._step = report.step
         self._add(report.iteration, line, evaluation if again else line)
 
     def log(self, iteration: int, values: Mapping[str, float | None]) -> None:
@@ -217,7 +218,6 @@ class RunFiles:
             self._unwritten = self._unwritten[: max(0, self._before - self._size())]
             if self._size() > self._before:
                 self._metrics.truncate(self._before)
-        env_steps = line["env_steps"]
         self._iteration = iteration
         self._line = {name: finite(value) for name, value in line.items()}
         self._before = self._size() + len(self._unwritten)
@@ -230,9 +230,9 @@ class RunFiles:
         values = {name: self._line[name] for name in new if name != "env_steps" and self._line[name] is not None}
         for tracker in self._trackers:
             try:
-                tracker.write(env_steps, values)
+                tracker.write(self._step, values)
             except Exception as error:  # other libraries may raise anything; metrics.jsonl is complete
-                text = f"{type(tracker).__name__} does not get the report at {env_steps} env steps: {error}"
+                text = f"{type(tracker).__name__} does not get the report at step {self._step}: {error}"
                 warnings.warn(text, FileWarning, stacklevel=3)
 
     def in_place(self) -> bool:

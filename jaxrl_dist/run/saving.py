@@ -82,27 +82,27 @@ class Saver:
                 warnings.warn(f"the run continues without a checkpoint: {error}", FileWarning, stacklevel=2)
         return self._writing is not None
 
-    def save(self, checkpoint: Checkpoint, episode_return: float | None) -> None:
-        """Starts writing a checkpoint, once the previous one is written."""
+    def save(self, step: int, checkpoint: Checkpoint, episode_return: float | None) -> None:
+        """Starts writing a checkpoint, once the previous one is written; ``step`` is what the run's clock says."""
         if self._writing is not None:
             concurrent.futures.wait([self._writing])
             self.busy()
         post, state = peers.post(), checkpoint._replace(progress={})
         if peers.first():
             content = {**self._about, "progress": checkpoint.progress, "episode_return": episode_return}
-            self._writing = self._thread.submit(self._save, checkpoint.env_steps, state, content, post)
+            self._writing = self._thread.submit(self._save, step, state, content, post)
         elif post is not None:
-            path = _named(self._folder, checkpoint.env_steps)
+            path = _named(self._folder, step)
             self._writing = self._thread.submit(_write_pieces, path, state, post)
         self._thread.submit(_give_back_memory)
 
-    def _save(self, env_steps: int, state: Checkpoint, content: dict[str, Any], post: peers.Post | None) -> None:
-        _write(_named(self._folder, env_steps), state, content, post)
-        self.newest = env_steps
-        self._returns[env_steps] = finite(content["episode_return"])
+    def _save(self, step: int, state: Checkpoint, content: dict[str, Any], post: peers.Post | None) -> None:
+        _write(_named(self._folder, step), state, content, post)
+        self.newest = step
+        self._returns[step] = finite(content["episode_return"])
         numbers = [number_of(path) for path in saved(self._folder.parent)]
         # Later checkpoints are from an earlier session: they were damaged, so the run was resumed from an older one.
-        ours = [number for number in numbers if number <= env_steps]
+        ours = [number for number in numbers if number <= step]
         for number in set(numbers) - _checkpoints_to_keep(self._returns, ours, self._keep):
             storage.remove(_named(self._folder, number))
 
@@ -122,8 +122,8 @@ class Saver:
         self.busy()
 
 
-def _named(folder: pathlib.Path, env_steps: int) -> pathlib.Path:
-    return folder / f"{env_steps:012d}"
+def _named(folder: pathlib.Path, step: int) -> pathlib.Path:
+    return folder / f"{step:012d}"
 
 
 def _give_back_memory() -> None:

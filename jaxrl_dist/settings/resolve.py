@@ -109,7 +109,12 @@ def find_env(config: Train[Any]) -> EnvSource:
       EnvError: its own code failed.
       TimeoutError: the environment has not answered in time.
     """
-    from jaxrl_dist.envs.source import find, locate  # slow to import, so after the checks of flags
+    from jaxrl_dist.envs.source import EnvSource, find, locate  # slow to import, so after the checks of flags
+
+    if config.env == "" and config.data:
+        from jaxrl_dist.data.dataset import spec_of
+
+        return EnvSource(spec_of(config.data), {})
 
     if isinstance(config.env, str):
         locate(config.env)

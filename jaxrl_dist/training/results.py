@@ -42,6 +42,7 @@ class Row:
     status: str = "training"
     """``training``, ``done``, ``halved`` (ended by successive halving), ``diverged``, or ``failed`` in a sweep."""
     env_steps: int = 0
+    updates: int = 0
     iteration: int = 0
     episode_return: float | None = None
     """Mean return of the newest report with finished episodes."""
@@ -141,6 +142,7 @@ def merged_rows(
         evaluation=_evaluation(newest, rows),
         ended_by=_ended_by(reports, rows),
         members=tuple(reports),
+        clock=best.clock,
         agent_steps=sum(filter(None, (report.agent_steps for report in reports))) or None,
     )
 
@@ -313,11 +315,14 @@ def _cell(value: Any) -> str:
 
 def read_rows(run_dir: pathlib.Path, begun: Sequence[Row]) -> list[Row]:
     """Returns the rows of a population's last session; copies of ``begun`` if its file is lost or damaged."""
-    fields = {field.name for field in dataclasses.fields(Row)} - {"member", "seed", "values"}
+    fields = {field.name for field in dataclasses.fields(Row)} - {"member", "seed", "values", "updates"}
     with contextlib.suppress(ConfigError, LookupError, TypeError, AttributeError, ValueError):
         stored = storage.read_json(run_dir / POPULATION)["members"]
         rows = zip(begun, stored, strict=True)
-        return [dataclasses.replace(row, **{name: fields_of[name] for name in fields}) for row, fields_of in rows]
+        return [
+            dataclasses.replace(row, updates=fields_of.get("updates", 0), **{name: fields_of[name] for name in fields})
+            for row, fields_of in rows
+        ]
     return [dataclasses.replace(row) for row in begun]
 
 
@@ -332,7 +337,16 @@ def write_results(path: pathlib.Path, rows: Sequence[Row]) -> None:
         {"format": _FORMAT, "members": [dataclasses.asdict(row) for row in rows], "settings": settings(rows)},
     )
     table = io.StringIO()
-    columns = ["member", "seed", *rows[0].values, "status", "env_steps", "episode_return", "evaluation_return"]
+    columns = [
+        "member",
+        "seed",
+        *rows[0].values,
+        "status",
+        "env_steps",
+        "updates",
+        "episode_return",
+        "evaluation_return",
+    ]
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows([getattr(row, name, row.values.get(name)) for name in columns] for row in rows)

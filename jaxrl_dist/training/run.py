@@ -60,14 +60,14 @@ class Run:
         return [member.row for member in self.members]
 
     @property
-    def env_steps(self) -> int:
-        """Env steps of all members before this session."""
-        return sum(row.env_steps for row in self.rows)
+    def steps(self) -> int:
+        """What the clocks of all members said before this session, added up."""
+        return sum(getattr(row, self.config.clock) for row in self.rows)
 
     @property
-    def total_env_steps(self) -> int:
-        """Env steps of all members at the end."""
-        return sum(member.config.total_env_steps for member in self.members)
+    def total_steps(self) -> int:
+        """What they say at the end."""
+        return sum(member.config.total for member in self.members)
 
     def describe(self, name: str | None = None) -> str:
         """Describes the run and its devices in one line; ``name``: the user's name for the algorithm."""
@@ -187,7 +187,7 @@ class Run:
             return False
         member.newest = report
         row.take(report)
-        row.env_steps, row.iteration = report.env_steps, report.iteration
+        row.env_steps, row.updates, row.iteration = report.env_steps, report.updates, report.iteration
         if report.ended_by:
             row.status = "done"
         if member.halved:

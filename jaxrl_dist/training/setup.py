@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
@@ -20,11 +21,13 @@ from jaxrl_dist.checks import did_you_mean, flag, parse_bounds
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import LIBRARIES, Train, split_env
 from jaxrl_dist.config.values import marked, varied
+from jaxrl_dist.data import dataset
 from jaxrl_dist.envs.base import label_of
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError, ConfigWarning, EnvWarning
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.learners.sgd import Learner
+from jaxrl_dist.memory.records import ROWS, Records, packed
 from jaxrl_dist.plans import compiled
 from jaxrl_dist.plans.devices import learner_devices
 from jaxrl_dist.plans.job import Job, ProgramCache
@@ -74,10 +77,10 @@ def _check_schedules(config: Train[Any]) -> None:
     """Warns if the run goes on after the step sizes of a policy have become zero."""
     for part in by_policy(config).values():
         steps = Traits.of(part.algorithm).learning_rate_steps
-        if steps is not None and steps < config.total_env_steps:
+        if steps is not None and steps < config.total:
             text = (
-                f"--learning-rate-steps {steps} is less than --total-env-steps {config.total_env_steps}: step sizes "
-                "are 0 from there to the end"
+                f"--learning-rate-steps {steps} is less than {flag(f'total_{config.clock}')} {config.total}: step "
+                "sizes are 0 from there to the end"
             )
             warnings.warn(text, ConfigWarning, stacklevel=3)
 
@@ -200,7 +203,8 @@ def _wrapped(config: Train[Any], spec: EnvSpec) -> Algorithm:
     else:
         algorithm = config.algorithm.make(spec)
     if config.ema_steps:
-        algorithm = wrappers.average_parameters(algorithm, config.ema_steps, spec.num_agents)
+        by_update = config.clock == "updates"
+        algorithm = wrappers.average_parameters(algorithm, config.ema_steps, spec.num_agents, by_update=by_update)
     if config.normalize_observations:
         algorithm = wrappers.normalize_observations(algorithm, spec)
     if config.scale_rewards:
@@ -309,7 +313,21 @@ def _new_job(config: Train[Any], source: EnvSource, num_members: int, devices: S
         return algorithm, make_learner(other, algorithm, source.spec, member_devices, members_per_row)
 
     mesh = meshes.make_mesh(devices, rows)
-    return Job(config, algorithm, learner, source, mesh, vary=vary, pool=pool)
+    job = Job(config, algorithm, learner, source, mesh, vary=vary, pool=pool)
+    return job if config.data is None else job._replace(data=_records(config, algorithm, source, len(member_devices)))
+
+
+def _records(config: Train[Any], algorithm: Algorithms, source: EnvSource, num_devices: int) -> Records:
+    """Returns the windows of the data set of a run.
+
+    Raises:
+      ConfigError: it cannot be read, is too small, or has other spaces.
+    """
+    (trained,) = algorithm.values()
+    data = dataset.load_for(str(config.data), source.spec)
+    if data.steps < (least := math.lcm(ROWS, num_devices)):
+        raise ConfigError(f"--data {config.data} has {data.steps} steps; {least} or more work")
+    return packed(data.rollout(), trained.window, num_devices)
 
 
 def _pool(config: Train[Any], algorithm: Algorithms, source: EnvSource, devices: Sequence[jax.Device]) -> PoolOptions:
@@ -322,6 +340,8 @@ def _computed(config: Train[Any], num_members: int) -> str | None:
 
     JAX's own settings count, too, such as ``jax.default_matmul_precision``.
     """
+    if config.data is not None:  # its content may change
+        return None
     backend, module, _ = split_env(config.env) if isinstance(config.env, str) else (None, "", None)
     if backend not in {"gymnax", "envpool", *LIBRARIES} or module is not None:
         return None

@@ -1,0 +1,175 @@
+"""Records what a policy experiences as a data set."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_dist import rng, spaces
+from jaxrl_dist.actors import step as steps
+from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES
+from jaxrl_dist.data.dataset import Dataset, checked
+from jaxrl_dist.envs.base import EnvSlice, clipped
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.play.policy import Policy
+from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
+from jaxrl_dist.types import Array, Context, EnvSpec, PyTree, Rollout, Timestep
+
+
+def record(
+    policy: Policy,
+    num_steps: int,
+    *,
+    num_envs: int = 16,
+    seed: int = 0,
+    random_share: float = 0.0,
+    greedy: bool = False,
+    about: Mapping[str, Any] = {},
+    progress: Callable[[int], None] = lambda done: None,
+) -> Dataset:
+    """Plays with a policy, and returns its experience.
+
+    Episodes that are under way at the end are cut. The behaviour's probability of each action is recorded, unless the
+    policy is deterministic where it does not act at random.
+
+    Args:
+      num_steps: env steps to play; the last ones of all environments are played whole.
+      num_envs: environments that play.
+      random_share: probability with which an action is drawn uniformly from all instead.
+      greedy: take the best actions instead of sampling them.
+      about: more of ``Dataset.about``.
+      progress: called with the number of steps done.
+
+    Raises:
+      ConfigError: the policy is one of several, frames are stacked, or random actions have no bounds.
+      EnvError, TimeoutError: as ``Policy.evaluate``.
+    """
+    source, algorithm, spec = policy.source, policy.algorithm, policy.source.spec
+    if spec.policies or spec.num_agents > 1 or spec.frame_stack > 1:
+        raise ConfigError("a data set holds the steps of one agent, and no stacked frames")
+    log_prob = None if greedy else getattr(algorithm, "log_prob", None)
+    known = log_prob is not None or (greedy and random_share > 0 and isinstance(spec.action, Discrete))
+    uniform = _uniform(spec.action) if random_share else None
+
+    def act(variables: Any, obs: PyTree, core: PyTree, key: jax.Array) -> tuple[PyTree, PyTree, jax.Array]:
+        keys, which, draw = (jax.random.split(part, num_envs) for part in jax.random.split(key, 3))
+        context = Context(None if greedy else keys, jnp.float32(END_OF_SCHEDULES))
+        action, after, _ = algorithm.policy(variables, obs, core, context)
+        chosen = action = clipped(spec.action, action)
+        if uniform is not None:
+            chance = jax.vmap(lambda key: jax.random.uniform(key) < random_share)(which)
+            drawn, density = jax.vmap(uniform)(draw)
+            action = jax.tree.map(lambda x, y: jnp.where(_like(chance, x), x, y), drawn, action)
+        if not known:
+            return action, after, jnp.zeros(num_envs)
+        if log_prob is not None:
+            probability = log_prob(variables, obs, core, action, context)
+        else:  # the best action has all of it
+            probability = jnp.where(action == chosen, 0.0, -jnp.inf)
+        if uniform is not None:
+            own, other = probability + jnp.log1p(-random_share), jnp.log(random_share) + density
+            probability = jnp.logaddexp(own, other)
+        return action, after, probability
+
+    act = jax.jit(act)
+    start = steps.initial_core({"": algorithm}, spec, EnvSlice.all(num_envs))[""]
+    after_step = jax.jit(lambda core, action, step: steps.after_step(algorithm, core, start, action, step))
+    rows: list[tuple[PyTree, PyTree, Timestep, Array]] = []
+    done, number, key = 0, 0, rng.stream(seed, rng.Stream.ACT)
+    with contextlib.closing(source.host(num_envs, seed)) as env:
+        obs, core = env.reset(), start
+        while done < num_steps:
+            action, core, probability = act(policy.variables, obs, core, jax.random.fold_in(key, number))
+            action = jax.tree.map(np.asarray, action)
+            step, _ = env.step(action)
+            if jax.tree.leaves(start):
+                core = after_step(core, action, step)
+            before, obs = jax.tree.map(np.array, obs), step.obs
+            rows.append((before, action, jax.tree.map(np.array, step._replace(obs=())), np.asarray(probability)))
+            done, number = done + int(step.valid.sum()), number + 1
+            progress(done)
+        last = jax.tree.map(np.array, obs)
+    stacked = jax.tree.map(lambda *x: np.stack(x), *rows)
+    obs = jax.tree.map(lambda x, y: np.concatenate([x, y[None]]), stacked[0], last)
+    parts = (obs, stacked[1], stacked[2].reward, stacked[2].terminated, stacked[2].truncated, stacked[2].valid)
+    rollout = Rollout(*parts, extras={"log_prob": stacked[3]} if known else {}, core=(), final_core=())
+    behaviour = {"random_share": random_share, "greedy": greedy, "deterministic": not known}
+    return of_rollout(rollout, spec, {**about, "behaviour": {**about.get("behaviour", {}), **behaviour}})
+
+
+def of_rollout(rollout: Rollout, spec: EnvSpec, about: Mapping[str, Any]) -> Dataset:
+    """Returns the steps of a rollout ``[T, B, ...]`` of numpy arrays, one environment after the other.
+
+    Episodes that are under way at its end are cut; a rollout that begins within an episode begins with a part of it.
+    """
+    none = np.zeros((1, rollout.reward.shape[1]), bool)
+    valid = np.append(rollout.valid.astype(bool), none, axis=0)  # the last observation lies on an invalid step
+    before, after = np.append(none, valid[:-1], axis=0), np.append(valid[1:], none, axis=0)
+    keep = (valid | before).T.reshape(-1)  # one invalid step after each episode
+
+    def row(x: np.ndarray) -> np.ndarray:
+        padded = x if len(x) == len(valid) else np.append(x, np.zeros_like(x[:1]), axis=0)
+        return padded.swapaxes(0, 1).reshape(-1, *x.shape[2:])[keep]
+
+    terminated = np.append(rollout.terminated.astype(bool), none, axis=0) & valid
+    extras = {"log_prob": row(rollout.extras["log_prob"])} if "log_prob" in rollout.extras else {}
+    return checked(
+        Dataset(
+            obs=jax.tree.map(row, rollout.obs),
+            action=jax.tree.map(row, rollout.action),
+            reward=np.where(row(valid), row(rollout.reward), 0).astype(np.float32),
+            terminated=row(terminated),
+            truncated=row(valid & ~after & ~terminated),
+            valid=row(valid),
+            observation_space=spec.observation,
+            action_space=spec.action,
+            about=about,
+            **extras,
+        )
+    )
+
+
+def _like(flag: jax.Array, x: jax.Array) -> jax.Array:
+    return flag.reshape(-1, *(1,) * (x.ndim - 1))
+
+
+def _uniform(space: Space) -> Callable[[jax.Array], tuple[PyTree, jax.Array]]:
+    """Returns ``key -> (action, log-density)`` of uniform actions.
+
+    Raises:
+      ConfigError: an action has no bounds.
+    """
+    parts = spaces.leaves(space)
+    if any(isinstance(part, Box) and not np.isfinite([part.low, part.high]).all() for part in parts.values()):
+        raise ConfigError("--random-share needs actions between two bounds")
+
+    def of_part(part: Space, key: jax.Array) -> tuple[jax.Array, Any]:
+        if isinstance(part, Discrete):
+            return jax.random.randint(key, (), 0, part.n), -np.log(part.n)
+        if isinstance(part, MultiDiscrete):
+            sizes = np.asarray(part.nvec)
+            return jax.random.randint(key, sizes.shape, 0, sizes), -np.log(sizes).sum()
+        assert isinstance(part, Box)
+        drawn = jax.random.uniform(key, part.shape, minval=part.low, maxval=part.high)
+        return drawn, -np.log(np.asarray(part.high, np.float64) - part.low).sum()
+
+    def draw(key: jax.Array) -> tuple[PyTree, jax.Array]:
+        keys = jax.random.split(key, len(parts))
+        drawn = {path: of_part(part, keys[i]) for i, (path, part) in enumerate(parts.items())}
+        actions = {path: action for path, (action, _) in drawn.items()}
+        total = jnp.float32(sum(density for _, density in drawn.values()))
+        return (actions[""] if "" in parts else _nested(space, actions)), total
+
+    return draw
+
+
+def _nested(space: Space, values: Mapping[str, Any], path: str = "") -> Any:
+    if not isinstance(space, dict):
+        return values[path]
+    inner = f"{path}/" if path else ""
+    return {name: _nested(part, values, inner + name) for name, part in space.items()}
