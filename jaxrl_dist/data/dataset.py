@@ -74,6 +74,23 @@ class Dataset:
         """Steps of each episode, int64 ``[E]``."""
         return np.diff(np.cumsum(self.valid)[self.ends], prepend=0)
 
+    def summary(self) -> str:
+        """Describes it in a few lines."""
+        returns, about = self.returns, self.about
+        behaviour = about.get("behaviour", {})
+        lines = [
+            f"{self.steps:,} steps in {len(returns):,} episodes, {self.lengths.mean():.4g} steps each",
+            f"returns {returns.mean():.6g} on average, standard deviation {returns.std():.4g}, "
+            f"{returns.min():.6g} to {returns.max():.6g}",
+            f"observations {spaces.describe(self.observation_space)}, actions {spaces.describe(self.action_space)}",
+        ]
+        lines += [f"environment {about['env']}"] if "env" in about else []
+        lines += [f"behaviour {', '.join(f'{name} {x}' for name, x in behaviour.items())}"] if behaviour else []
+        lines += [f"{end} policy {about[end]:.6g}" for end in ("random", "expert") if end in about]
+        if self.log_prob is None:
+            lines.append("the probabilities of the actions are not known")
+        return "\n".join(lines)
+
     def rollout(self) -> Rollout:
         """Returns all steps as one row, without an axis of environments: what ``memory.records.packed`` takes."""
         parts = self.obs, self.action, self.reward, self.terminated, self.truncated, self.valid

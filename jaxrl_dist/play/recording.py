@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,8 +18,11 @@ from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES
 from jaxrl_dist.data.dataset import Dataset, checked
 from jaxrl_dist.envs.base import EnvSlice, clipped
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.learners.policies import state_of
 from jaxrl_dist.play.policy import Policy
+from jaxrl_dist.run.checkpoint import load_memory
 from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
+from jaxrl_dist.training.setup import make_job
 from jaxrl_dist.types import Array, Context, EnvSpec, PyTree, Rollout, Timestep
 
 
@@ -52,7 +57,7 @@ def record(
     source, algorithm, spec = policy.source, policy.algorithm, policy.source.spec
     if spec.policies or spec.num_agents > 1 or spec.frame_stack > 1:
         raise ConfigError("a data set holds the steps of one agent, and no stacked frames")
-    log_prob = None if greedy else getattr(algorithm, "log_prob", None)
+    log_prob = None if greedy else algorithm.log_prob
     known = log_prob is not None or (greedy and random_share > 0 and isinstance(spec.action, Discrete))
     uniform = _uniform(spec.action) if random_share else None
 
@@ -100,6 +105,31 @@ def record(
     rollout = Rollout(*parts, extras={"log_prob": stacked[3]} if known else {}, core=(), final_core=())
     behaviour = {"random_share": random_share, "greedy": greedy, "deterministic": not known}
     return of_rollout(rollout, spec, {**about, "behaviour": {**about.get("behaviour", {}), **behaviour}})
+
+
+def of_memory(policy: Policy, run_dir: str | pathlib.Path, about: Mapping[str, Any] = {}) -> Dataset:
+    """Returns what the replay memory of a run's newest checkpoint holds.
+
+    Args:
+      policy: that of the run, which has its config.
+
+    Raises:
+      ConfigError: the run has no memory, or its checkpoints hold none.
+    """
+    config, spec = policy.config, policy.source.spec
+    job = make_job(dataclasses.replace(config, init_from=None), policy.source, devices=jax.local_devices()[:1])
+    shapes = jax.eval_shape(job.learner.init, jax.random.key(0))
+    if spec.policies or spec.num_agents > 1 or spec.frame_stack > 1 or not jax.tree.leaves(shapes.memory):
+        raise ConfigError(
+            f"{run_dir}: --replay needs a run of one agent that replays experience, without stacked frames"
+        )
+    memory = load_memory(run_dir, state_of(shapes, "").memory)
+    steps, added = memory.steps, int(memory.added[0])
+    count = min(added, steps.reward.shape[1] - 1)
+    order = np.arange(added - count, added + 1) % steps.reward.shape[1]
+    rollout = jax.tree.map(lambda x: np.swapaxes(np.asarray(x)[:, order], 0, 1), steps)
+    before = jax.tree.map(lambda x: x[:-1], rollout._replace(obs=(), extras={}))
+    return of_rollout(before._replace(obs=rollout.obs), spec, about)
 
 
 def of_rollout(rollout: Rollout, spec: EnvSpec, about: Mapping[str, Any]) -> Dataset:
