@@ -14,7 +14,7 @@ from jaxrl_dist.errors import ConfigError, visible
 
 @dataclasses.dataclass(frozen=True)
 class Record(evaluate.Trained):
-    """Plays with the policy of a run, and stores its experience as a data set, from which `train ALGO --data` learns."""
+    """Plays with the policy of a run, and stores its experience as a data set, of which `train ALGO --data` learns."""
 
     out: Annotated[str, help.Alias("-o")] = ""
     """Directory to make for the data set."""

@@ -134,6 +134,8 @@ def off_policy(
         return learn(state, jax.random.fold_in(key, state.updates), data)
 
     cut = partial(ring.cut, window=window, frame_stack=frame_stack)
+    if offline:
+        return sgd.Learner(init, update, observe=observe)
     start_mid_episode = partial(ring.start_mid_episode, frame_stack=frame_stack)
     return sgd.Learner(init, update, relearn, cut, start_mid_episode, observe)
 

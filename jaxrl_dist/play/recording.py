@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxrl_dist import rng, spaces
 from jaxrl_dist.actors import step as steps
-from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES
+from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES, MAX_EPISODE_STEPS
 from jaxrl_dist.data.dataset import Dataset, checked
 from jaxrl_dist.envs.base import EnvSlice, clipped
 from jaxrl_dist.errors import ConfigError
@@ -39,11 +39,11 @@ def record(
 ) -> Dataset:
     """Plays with a policy, and returns its experience.
 
-    Episodes that are under way at the end are cut. The behaviour's probability of each action is recorded, unless the
-    policy is deterministic where it does not act at random.
+    The episodes that are under way at the end are played to theirs. The behaviour's probability of each action is
+    recorded, unless the policy is deterministic where it does not act at random.
 
     Args:
-      num_steps: env steps to play; the last ones of all environments are played whole.
+      num_steps: env steps to play, and some more to the ends of episodes.
       num_envs: environments that play.
       random_share: probability with which an action is drawn uniformly from all instead.
       greedy: take the best actions instead of sampling them.
@@ -88,15 +88,19 @@ def record(
     done, number, key = 0, 0, rng.stream(seed, rng.Stream.ACT)
     with contextlib.closing(source.host(num_envs, seed)) as env:
         obs, core = env.reset(), start
-        while done < num_steps:
+        over, left = np.zeros(num_envs, bool), max(MAX_EPISODE_STEPS, spec.max_episode_steps or 0)
+        while not over.all() and left:
             action, core, probability = act(policy.variables, obs, core, jax.random.fold_in(key, number))
             action = jax.tree.map(np.asarray, action)
             step, _ = env.step(action)
             if jax.tree.leaves(start):
                 core = after_step(core, action, step)
             before, obs = jax.tree.map(np.array, obs), step.obs
+            step = step._replace(valid=step.valid & ~over)
             rows.append((before, action, jax.tree.map(np.array, step._replace(obs=())), np.asarray(probability)))
             done, number = done + int(step.valid.sum()), number + 1
+            if done >= num_steps:
+                over, left = over | step.terminated | step.truncated | ~step.valid, left - 1
             progress(done)
         last = jax.tree.map(np.array, obs)
     stacked = jax.tree.map(lambda *x: np.stack(x), *rows)
@@ -120,9 +124,7 @@ def of_memory(policy: Policy, run_dir: str | pathlib.Path, about: Mapping[str, A
     job = make_job(dataclasses.replace(config, init_from=None), policy.source, devices=jax.local_devices()[:1])
     shapes = jax.eval_shape(job.learner.init, jax.random.key(0))
     if spec.policies or spec.num_agents > 1 or spec.frame_stack > 1 or not jax.tree.leaves(shapes.memory):
-        raise ConfigError(
-            f"{run_dir}: --replay needs a run of one agent that replays experience, without stacked frames"
-        )
+        raise ConfigError(f"{run_dir}: --replay needs a run that replays the single frames of one agent")
     memory = load_memory(run_dir, state_of(shapes, "").memory)
     steps, added = memory.steps, int(memory.added[0])
     count = min(added, steps.reward.shape[1] - 1)
