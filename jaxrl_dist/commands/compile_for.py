@@ -55,34 +55,25 @@ def run(args: Sequence[str]) -> int:
     return 0
 
 
-def report(target: str, train: request.Request) -> dict[str, Any]:
-    """Compiles a run for the target of this name; see ``compiled``.
-
-    Raises:
-      ConfigError: as ``compiled``, or the target is unknown, or its compiler is not installed.
-    """
-    from jaxrl_dist.profiling import accelerators as targets
-
-    chosen = targets.target(target)
-    extras = EXTRAS.get(chosen.platform or "", ())
-    if extras and not any(accelerators.version(accelerators.PLUGINS[extra]) for extra in extras):
-        raise ConfigError(
-            f"compiling for {target} needs JAX's compiler for it, though not the device; "
-            f"{accelerators.install_plugin(extras[0])}"
-        )
-    return compiled(chosen, train)
-
-
-def compiled(target: Any, train: request.Request) -> dict[str, Any]:
-    """Compiles a run for a ``targets.Target``.
+def report(name: str, train: request.Request) -> dict[str, Any]:
+    """Compiles a run for the target of this name.
 
     Returns:
       The run, the target, the seconds of compiling, and the bytes of memory per device.
 
     Raises:
-      ConfigError: the plan is not ``on_device``, or the run is a population, names devices of this machine, or does
-        not divide over the target's devices.
+      ConfigError: the target is unknown, its compiler is not installed, the plan is not ``on_device``, or the run is a
+        population, names devices of this machine, or does not divide over the target's devices.
     """
+    from jaxrl_dist.profiling import accelerators as targets
+
+    target = targets.target(name)
+    extras = EXTRAS.get(target.platform or "", ())
+    if extras and not any(accelerators.version(accelerators.PLUGINS[extra]) for extra in extras):
+        raise ConfigError(
+            f"compiling for {name} needs JAX's compiler for it, though not the device; "
+            f"{accelerators.install_plugin(extras[0])}"
+        )
     devices = target.devices()
 
     from jaxrl_dist.plans.compiled import lower
@@ -94,9 +85,9 @@ def compiled(target: Any, train: request.Request) -> dict[str, Any]:
         raise ConfigError(f"only runs under --plan on_device are compiled as a whole; this one is under {config.plan}")
     if config.seeds > 1 or config.vary:
         raise ConfigError("one run is compiled; remove --seeds and --vary")
-    for name in marked(Train, of_machine=True):
-        if getattr(config, name) is not None:
-            raise ConfigError(f"{flag(name)} names devices of this machine, and {target.name} is compiled for whole")
+    for field in marked(Train, of_machine=True):
+        if getattr(config, field) is not None:
+            raise ConfigError(f"{flag(field)} names devices of this machine, and {name} is compiled for whole")
     job = setup.make_job(config, source, devices=devices)
     began = time.perf_counter()
     program = lower(job).compile(compiler_options=dict(target.options))
@@ -105,7 +96,7 @@ def compiled(target: Any, train: request.Request) -> dict[str, Any]:
     return {
         **timing.described(config, devices),
         "algorithm": train.name,
-        "target": target.name,
+        "target": name,
         "compile_seconds": seconds,
         "memory": {
             "device": target.memory,

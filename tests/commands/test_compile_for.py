@@ -64,17 +64,17 @@ def test_a_run_says_what_it_would_take_and_does_not_train(
         "kind": "cpu",
     }
     asked = []
-    monkeypatch.setattr(
-        compile_for, "compiled", lambda *run: asked.append(run) or {**about, "compile_seconds": 1.0, "memory": sizes}
-    )
+    report = {**about, "compile_seconds": 1.0, "memory": sizes}
+    monkeypatch.setattr(compile_for, "report", lambda *run: asked.append(run) or report)
     run_dir = str(tmp_path / "run")
     assert cli.main(["train", *RUN.split(), "--run-dir", run_dir, "--quiet", "--plan-memory", "h200"]) == 0
     [(target, found)] = asked
-    assert target.name == "h200" and found.resolved()[0].num_envs == 8 and not Path(run_dir).exists()
+    assert target == "h200" and found.resolved()[0].num_envs == 8 and not Path(run_dir).exists()
     assert capsys.readouterr().out.splitlines()[1:] == [
         "memory of a device: 1.2 GB of 1.0 GB (state 300.0 MB, temporary 900.0 MB)",
         "it does not fit: 1.2 GB are more than the 1.0 GB of a device",
     ]
+    monkeypatch.undo()
     assert cli.main(["train", *RUN.split(), "--plan-memory", "h20"]) == 2
     assert "no target 'h20' (did you mean 'h200'?)" in capsys.readouterr().err
 
