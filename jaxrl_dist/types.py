@@ -340,8 +340,7 @@ class Report:
     agent_steps: int | None = None
     """Transitions of all agents so far, counted exactly; None if environments have one agent, or one team."""
     clock: str = "env_steps"
-    """What the run counts towards its total and its intervals: ``env_steps``, or ``updates`` of a run that steps no
-    environment."""
+    """What the run counts: ``env_steps``, or ``updates`` if it steps no environment."""
     members: tuple[Report, ...] = ()
     """For a population, the newest report of each member that has one. The population's counts are sums, its metrics
     means over the members that have not diverged, and its variables those of the member with the highest return."""
@@ -349,5 +348,4 @@ class Report:
     @property
     def step(self) -> int:
         """What the run's clock says."""
-        step: int = getattr(self, self.clock)
-        return step
+        return self.updates if self.clock == "updates" else self.env_steps

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -13,14 +12,11 @@ import jax
 import numpy as np
 
 from jaxrl_dist import spaces
+from jaxrl_dist.data import files
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.run import storage
 from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
-from jaxrl_dist.types import EnvSpec, PyTree, Rollout
+from jaxrl_dist.types import PyTree, Rollout
 
-FORMAT = 1
-"""Format number of ``dataset.json``; a reader refuses unknown numbers."""
-INDEX = "dataset.json"
 _FLAGS = ("terminated", "truncated", "valid")
 _DTYPES = {"reward": np.float32, "log_prob": np.float32, **dict.fromkeys(_FLAGS, np.bool_)}
 _MAX_STEPS = 2**31 - 1
@@ -93,8 +89,8 @@ class Dataset:
 
     def rollout(self) -> Rollout:
         """Returns all steps as one row, without an axis of environments: what ``memory.records.packed`` takes."""
-        parts = self.obs, self.action, self.reward, self.terminated, self.truncated, self.valid
-        return Rollout(*parts, extras={}, core=(), final_core=())
+        parts: Any = self.obs, self.action, self.reward, self.terminated, self.truncated, self.valid, {}, (), ()
+        return Rollout._make(parts)
 
     def episodes(self, chosen: np.ndarray) -> Dataset:
         """Returns the data set of these episodes, by their numbers, in the order of the numbers."""
@@ -117,6 +113,41 @@ class Dataset:
     # --- Making one ---------------------------------------------------------------------------------------
 
     @classmethod
+    def of_rows(
+        cls,
+        obs: PyTree,
+        action: PyTree,
+        reward: np.ndarray,
+        terminated: np.ndarray,
+        valid: np.ndarray,
+        *,
+        log_prob: np.ndarray | None = None,
+        observation_space: Space | None = None,
+        action_space: Space | None = None,
+        about: Mapping[str, Any] = {},
+    ) -> Dataset:
+        """Makes a data set of rows, of which the invalid ones hold the last observations of episodes.
+
+        A step before an invalid row that has not terminated is truncated. An invalid row that follows no step goes.
+
+        Args:
+          observation_space, action_space: None: bounds are those of the data.
+
+        Raises:
+          ConfigError: no algorithm could learn from it.
+        """
+        before, after = np.append(False, valid[:-1]), np.append(valid[1:], False)
+        keep, terminated = valid | before, terminated & valid
+        fields = {"obs": obs, "action": action, "reward": np.where(valid, reward, 0).astype(np.float32)}
+        fields |= {"terminated": terminated, "truncated": valid & ~after & ~terminated, "valid": valid}
+        fields |= {} if log_prob is None else {"log_prob": np.where(valid, log_prob, 0).astype(np.float32)}
+        fields = {name: jax.tree.map(lambda x: np.asarray(x)[keep], field) for name, field in fields.items()}
+        observation_space = observation_space or _space_of(fields["obs"])
+        action_space = action_space or _space_of(fields["action"])
+        fields["obs"], fields["action"] = _cast(fields["obs"], observation_space), _cast(fields["action"], action_space)
+        return checked(cls(**fields, observation_space=observation_space, action_space=action_space, about=about))
+
+    @classmethod
     def from_arrays(
         cls,
         obs: PyTree,
@@ -126,75 +157,71 @@ class Dataset:
         timeouts: Any = None,
         *,
         next_obs: PyTree = None,
-        observation_space: Space | None = None,
-        action_space: Space | None = None,
-        about: Mapping[str, Any] = {},
+        **others: Any,
     ) -> Dataset:
-        """Makes a data set of flat arrays ``[N, ...]``, as D4RL has them.
+        """Makes a data set of flat arrays ``[N, ...]``, as D4RL has them; ``others`` as for ``of_rows``.
 
         An episode ends where ``terminals`` or ``timeouts`` is True. Without ``next_obs``, the successor of an episode's
-        last step is unknown: a time-out then loses its last step, and a terminal one, whose successor counts for
-        nothing, repeats its own observation.
-
-        Args:
-          observation_space, action_space: None: bounds are those of the data.
+        last step is unknown: a step that is cut by a time-out, or by the end, then only gives its observation, and a
+        terminal one, whose successor counts for nothing, repeats its own.
 
         Raises:
-          ConfigError: arrays have other lengths, or no episode ends.
+          ConfigError: arrays have other lengths, or no algorithm could learn from them.
         """
         terminals = np.asarray(terminals, bool).reshape(-1)
-        timeouts = np.zeros_like(terminals) if timeouts is None else np.asarray(timeouts, bool).reshape(-1)
-        timeouts = timeouts & ~terminals
+        ends = terminals.copy() if timeouts is None else terminals | np.asarray(timeouts, bool).reshape(-1)
         obs, action, reward = jax.tree.map(np.asarray, (obs, action, np.asarray(reward).reshape(-1)))
-        lengths = {len(x) for x in jax.tree.leaves((obs, action, reward, terminals, timeouts, next_obs))}
-        if len(lengths) != 1:
-            raise ConfigError(f"a data set's arrays have one length, and these have {sorted(lengths)}")
-        size = len(reward)
-        ends = np.flatnonzero(terminals | timeouts)
-        if not len(ends):
-            raise ConfigError("no episode of the data set ends: terminals or timeouts must be True at the end of each")
-        last = np.append(ends, size - 1) if ends[-1] < size - 1 else ends
-        parts, begin = list[dict[str, PyTree]](), 0
-        for end in last:
-            rows = slice(begin, end + 1)
-            episode = {"obs": jax.tree.map(lambda x, rows=rows: x[rows], obs)}
-            episode["action"] = jax.tree.map(lambda x, rows=rows: x[rows], action)
-            episode |= {"reward": reward[rows], "terminated": bool(terminals[end])}
-            after = jax.tree.map(lambda x, end=end: x[end : end + 1], obs if next_obs is None else next_obs)
-            if next_obs is None and not terminals[end]:
-                episode |= {"action": jax.tree.map(lambda x: x[:-1], episode["action"]), "reward": reward[rows][:-1]}
-            else:
-                episode["obs"] = jax.tree.map(lambda x, y: np.concatenate([x, y]), episode["obs"], after)
-            if len(episode["reward"]):
-                parts.append(episode)
-            begin = end + 1
-        return cls.from_episodes(parts, observation_space=observation_space, action_space=action_space, about=about)
+        lengths = {len(x) for x in jax.tree.leaves((obs, action, reward, terminals, ends, next_obs))}
+        if len(lengths) != 1 or not len(reward):
+            raise ConfigError(f"a data set's arrays have one length, 1 or more, and these have {sorted(lengths)}")
+        ends[-1] = True
+        lost = ends & ~terminals if next_obs is None else np.zeros_like(ends)
+        repeats = 1 + (ends & ~lost)
+        rows, added = np.repeat(np.arange(len(ends)), repeats), np.zeros(repeats.sum(), bool)
+        added[np.cumsum(repeats) - 1] = ends & ~lost
+
+        def with_successors(x: np.ndarray, after: np.ndarray) -> np.ndarray:
+            x = x[rows]
+            x[added] = np.asarray(after)[rows[added]]
+            return x
+
+        obs = jax.tree.map(with_successors, obs, obs if next_obs is None else next_obs)
+        action = jax.tree.map(lambda x: x[rows], action)
+        return cls.of_rows(obs, action, reward[rows], terminals[rows], ~added & ~lost[rows], **others)
 
     @classmethod
-    def from_episodes(
-        cls,
-        episodes: Sequence[Mapping[str, PyTree]],
-        *,
-        observation_space: Space | None = None,
-        action_space: Space | None = None,
-        about: Mapping[str, Any] = {},
-    ) -> Dataset:
-        """Makes a data set of episodes: dicts of ``obs [T + 1, ...]``, ``action [T, ...]``, ``reward [T]``, the flag
-        ``terminated`` (False: cut by a time limit), and optionally ``log_prob [T]``.
+    def from_episodes(cls, episodes: Sequence[Mapping[str, PyTree]], **others: Any) -> Dataset:
+        """Makes a data set of episodes; ``others`` as for ``of_rows``.
+
+        Args:
+          episodes: dicts of ``obs [T + 1, ...]``, ``action [T, ...]``, ``reward [T]``, the flag ``terminated`` (False:
+            cut by a time limit), and optionally ``log_prob [T]``.
 
         Raises:
-          ConfigError: there is no episode, or lengths do not fit.
+          ConfigError: there is no episode, lengths do not fit, or no algorithm could learn from it.
         """
         if not episodes:
             raise ConfigError("a data set needs one or more episodes")
-        known = all("log_prob" in episode for episode in episodes)
-        rows = [_rows(number, episode, known=known) for number, episode in enumerate(episodes)]
-        joined: dict[str, PyTree] = jax.tree.map(lambda *x: np.concatenate(x), *rows)
-        observation_space = observation_space or _space_of(joined["obs"])
-        action_space = action_space or _space_of(joined["action"])
-        joined["obs"] = _cast(joined["obs"], observation_space)
-        joined["action"] = _cast(joined["action"], action_space)
-        return checked(cls(**joined, observation_space=observation_space, action_space=action_space, about=about))
+        sizes = [len(np.asarray(episode["reward"]).reshape(-1)) for episode in episodes]
+        for number, (size, episode) in enumerate(zip(sizes, episodes, strict=True)):
+            lengths = [{len(x) for x in jax.tree.leaves(episode[name])} for name in ("obs", "action")]
+            if not size or lengths != [{size + 1}, {size}]:
+                needed = "it needs as many actions and one more observation, 1 or more steps"
+                raise ConfigError(f"episode {number} has {size} rewards: {needed}")
+
+        def joined(name: str) -> PyTree:
+            def padded(*parts: Any) -> np.ndarray:
+                return np.concatenate([np.append(x, np.zeros_like(x[:1]), axis=0) for x in map(np.asarray, parts)])
+
+            return jax.tree.map(padded, *(episode[name] for episode in episodes))
+
+        obs = jax.tree.map(lambda *x: np.concatenate(list(map(np.asarray, x))), *(x["obs"] for x in episodes))
+        ends = np.cumsum([size + 1 for size in sizes]) - 1
+        valid, terminated = np.ones(ends[-1] + 1, bool), np.zeros(ends[-1] + 1, bool)
+        valid[ends], terminated[ends - 1] = False, [bool(episode["terminated"]) for episode in episodes]
+        if all("log_prob" in episode for episode in episodes):
+            others["log_prob"] = joined("log_prob")
+        return cls.of_rows(obs, joined("action"), joined("reward"), terminated, valid, **others)
 
     @classmethod
     def joined(cls, parts: Sequence[Dataset]) -> Dataset:
@@ -215,44 +242,18 @@ class Dataset:
     # --- Files --------------------------------------------------------------------------------------------
 
     def save(self, path: str | pathlib.Path) -> None:
-        """Writes the data set as a new directory, whole or not at all: an ``.npy`` file for each array, and
-        ``dataset.json``.
+        """Writes the data set as a new directory, whole or not at all; see ``data.files``.
 
         Raises:
           ConfigError: the directory exists, or cannot be written.
           OSError: the disk is full.
         """
-        path = pathlib.Path(path)
-        if path.exists():
-            raise ConfigError(f"{path} exists; a data set needs a new directory")
-        storage.check_place(path)
-        temporary = path.with_name(f".{path.name}.new")
-        storage.delete(temporary)
-        temporary.mkdir()
-        try:
-            for name, x in self._arrays().items():
-                np.save(temporary / f"{name}.npy", np.ascontiguousarray(x), allow_pickle=False)
-            content = {
-                "format": FORMAT,
-                "steps": self.steps,
-                "episodes": len(self.ends),
-                "spaces": {
-                    "observation": _space_to_json(self.observation_space),
-                    "action": _space_to_json(self.action_space),
-                },
-                "about": dict(self.about),
-                "files": storage.digests(temporary),
-            }
-            (temporary / INDEX).write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
-            storage.commit(temporary, path, path.with_name(f".{path.name}.old"))
-        finally:
-            storage.delete(temporary)
-
-    def _arrays(self) -> dict[str, np.ndarray]:
         fields = {"obs": self.obs, "action": self.action, "reward": self.reward}
         fields |= {name: getattr(self, name) for name in _FLAGS}
         fields |= {} if self.log_prob is None else {"log_prob": self.log_prob}
-        return {_file_of(name, path): x for name, field in fields.items() for path, x in spaces.leaves(field).items()}
+        kinds = {"obs": self.observation_space, "action": self.action_space}
+        about = {"steps": self.steps, "episodes": len(self.ends), "about": dict(self.about)}
+        files.write(pathlib.Path(path), fields, kinds, about)
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> Dataset:
@@ -261,35 +262,10 @@ class Dataset:
         Raises:
           ConfigError: there is no data set, or it is damaged.
         """
-        path = pathlib.Path(path)
-        if not (path / INDEX).is_file():
-            raise ConfigError(
-                f"{path} is not a data set: it has no {INDEX}; `jaxrl-dist record RUN_DIR -o {path}` makes one"
-            )
-        try:
-            content = storage.read_json(path / INDEX)
-            if content["format"] != FORMAT:
-                raise ConfigError(f"{path} has format {content['format']!r}, and this version reads {FORMAT}")
-            about, files = content["about"], content["files"]
-            kinds = {name: _space_from_json(content["spaces"][name]) for name in ("observation", "action")}
-            if not isinstance(about, dict) or not isinstance(files, dict):
-                raise TypeError
-        except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
-            raise ConfigError(f"{path / INDEX} is damaged, or not of a data set") from None
-        if storage.digests(path, without=[INDEX]) != files:
-            raise ConfigError(f"{path} is damaged: its arrays are not those that {INDEX} names")
-
-        def read(name: str, space: Space | None) -> Any:
-            parts = {"": None} if space is None else spaces.leaves(space)
-            arrays = {part: _read(path / f"{_file_of(name, part)}.npy") for part in parts}
-            return arrays[""] if space is None else _unflattened(space, arrays)
-
-        names = ["reward", *_FLAGS, *(["log_prob"] if "log_prob.npy" in files else [])]
-        fields = {name: read(name, None) for name in names}
-        fields |= {"obs": read("obs", kinds["observation"]), "action": read("action", kinds["action"])}
-        return checked(
-            cls(**fields, observation_space=kinds["observation"], action_space=kinds["action"], about=about), str(path)
-        )
+        fields, kinds, content = files.read(pathlib.Path(path), ("reward", *_FLAGS), ("log_prob",))
+        about = content["about"]
+        data = cls(**fields, observation_space=kinds["obs"], action_space=kinds["action"], about=about)
+        return checked(data, str(path))
 
 
 def checked(data: Dataset, name: str = "the data set") -> Dataset:
@@ -348,56 +324,6 @@ def check_spaces(name: str, data: Dataset, observation: Space, action: Space) ->
             raise ConfigError(f"{name} has the {role} {spaces.describe(mine)}, and not {spaces.describe(wanted)}")
 
 
-def load_for(path: str, spec: EnvSpec) -> Dataset:
-    """Reads a data set for an environment.
-
-    Raises:
-      ConfigError: it cannot be read, or has other spaces.
-    """
-    data = Dataset.load(path)
-    check_spaces(f"--data {path}", data, spec.observation, spec.action)
-    return data
-
-
-def spec_of(path: str) -> EnvSpec:
-    """Returns what an algorithm needs to know of the environment of a data set.
-
-    Raises:
-      ConfigError: it cannot be read.
-    """
-    data = Dataset.load(path)
-    return EnvSpec(path, "data", "data", data.observation_space, data.action_space, None)
-
-
-# --- Parts --------------------------------------------------------------------------------------------
-
-
-def _rows(number: int, episode: Mapping[str, PyTree], *, known: bool) -> dict[str, PyTree]:
-    """Returns the rows of an episode, the invalid one with its last observation included."""
-    reward = np.asarray(episode["reward"], np.float32).reshape(-1)
-    obs, action = (jax.tree.map(np.asarray, episode[name]) for name in ("obs", "action"))
-    size = len(reward)
-    sizes = {len(x) for x in jax.tree.leaves(obs)}, {len(x) for x in jax.tree.leaves(action)}
-    if not size or sizes != ({size + 1}, {size}):
-        raise ConfigError(
-            f"episode {number} has {size} rewards: it needs as many actions and one more observation, 1 or more steps"
-        )
-    end = np.zeros(size + 1, bool)
-    end[size - 1] = True
-    none, terminated = np.zeros(size + 1, bool), bool(episode["terminated"])
-    rows = {
-        "obs": obs,
-        "action": jax.tree.map(lambda x: np.concatenate([x, np.zeros_like(x[:1])]), action),
-        "reward": np.append(reward, np.float32(0)),
-        "terminated": end if terminated else none,
-        "truncated": none if terminated else end,
-        "valid": np.append(np.ones(size, bool), False),
-    }
-    if known:
-        rows["log_prob"] = np.append(np.asarray(episode["log_prob"], np.float32), np.float32(0))
-    return rows
-
-
 def _space_of(tree: PyTree) -> Space:
     """Returns the space of arrays ``[L, ...]``: integers count from 0, and the bounds of numbers are the data's."""
     if isinstance(tree, dict):
@@ -415,70 +341,3 @@ def _cast(tree: PyTree, space: Space) -> PyTree:
     if isinstance(space, dict):
         return {name: _cast(tree[name], part) for name, part in space.items()}
     return np.asarray(tree).astype(space.dtype)
-
-
-def _space_to_json(space: Space) -> Any:
-    if isinstance(space, dict):
-        return {"parts": {name: _space_to_json(part) for name, part in space.items()}}
-    if isinstance(space, Discrete):
-        return {"n": space.n}
-    if isinstance(space, MultiDiscrete):
-        return {"nvec": list(space.nvec)}
-    bounds = {side: _bound(getattr(space, side)) for side in ("low", "high")}
-    return {"shape": list(space.shape), "dtype": space.dtype.name, **bounds}
-
-
-def _bound(bound: np.ndarray) -> Any:
-    """Returns a bound as numbers or, for infinity, texts; one of equal numbers is one."""
-    bound = np.asarray(bound)
-    equal = bound.size > 0 and (bound == bound.flat[0]).all()
-    texts = [
-        x if math.isfinite(x) else str(x) for x in (bound.reshape(-1)[:1] if equal else bound.reshape(-1)).tolist()
-    ]
-    return texts[0] if equal else texts
-
-
-def _space_from_json(stored: Any) -> Space:
-    if "parts" in stored:
-        return {str(name): _space_from_json(part) for name, part in stored["parts"].items()}
-    if "n" in stored:
-        return Discrete(_count(stored["n"]))
-    if "nvec" in stored:
-        return MultiDiscrete(tuple(map(_count, stored["nvec"])))
-    shape, dtype = tuple(map(_count, stored["shape"])), np.dtype(str(stored["dtype"]))
-    if dtype.kind not in "fiub" or math.prod(shape) > 2**30:
-        raise ValueError("no dtype or shape of observations")
-
-    def bound(value: Any) -> np.ndarray:
-        values = np.array([float(x) for x in (value if isinstance(value, list) else [value])])
-        with np.errstate(over="ignore", invalid="ignore"):
-            values = values.astype(dtype)
-        return np.broadcast_to(values.reshape(shape) if isinstance(value, list) else values[0], shape)
-
-    return Box(shape, dtype, bound(stored["low"]), bound(stored["high"]))
-
-
-def _count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 2**20:
-        raise ValueError("not a size")
-    return value
-
-
-def _file_of(name: str, path: str) -> str:
-    """Returns the name of the file of a part, in which no path of the part's name counts."""
-    return f"{name}.{path.replace('%', '%25').replace('/', '%2F')}" if path else name
-
-
-def _read(file: pathlib.Path) -> np.ndarray:
-    storage.check_no_link(file)
-    try:
-        return np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError, OverflowError, SyntaxError) as error:
-        raise ConfigError(f"{file} is damaged: {error}") from None
-
-
-def _unflattened(space: Space, arrays: Mapping[str, np.ndarray], path: str = "") -> Any:
-    if not isinstance(space, dict):
-        return arrays[path]
-    inner = f"{path}/" if path else ""
-    return {name: _unflattened(part, arrays, inner + name) for name, part in space.items()}

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxrl_dist import mesh
 from jaxrl_dist.memory import ring
-from jaxrl_dist.types import Rollout
+from jaxrl_dist.types import Array, Rollout
 
 ROWS = 8
 """Pieces of a record; as many more as there are devices, if these do not divide them."""
@@ -25,8 +25,8 @@ class Records(NamedTuple):
     """A data set. Every leaf is ``[R, ...]``, divided over the devices by row."""
 
     steps: Rollout  # [R, C, ...]; its core fields are ()
-    starts: jax.Array  # [R, S] int32, the slots of the steps with which a window may start: the valid ones
-    count: jax.Array  # [R] int32, how many of them each row has; rows differ by one at most
+    starts: Array  # [R, S] int32, the slots of the steps with which a window may start: the valid ones
+    sizes: Array  # [R] int32, how many of them each row has; rows differ by one at most
 
 
 def packed(record: Rollout, window: int, num_devices: int) -> Records:
@@ -63,8 +63,8 @@ def draw(records: Records, key: jax.Array, batch_size: int) -> ring.Index:
 
     Each row gives an equal share of the windows; the global index of an example determines its row and its key.
     """
-    row, part = ring.stratified(key, batch_size, len(records.count))
-    count = records.count[row]
+    row, part = ring.stratified(key, batch_size, len(records.sizes))
+    count = records.sizes[row]
     number = jnp.minimum((part * count.astype(jnp.float32)).astype(jnp.int32), count - 1)
     return ring.Index(row, records.starts[row, number])
 
@@ -76,7 +76,7 @@ def once(records: Records, like: Rollout) -> Rollout:
       like: a rollout whose ``core`` and ``extras`` have the structure that the algorithm expects.
     """
     rows, slots = records.steps.reward.shape
-    last = records.starts[jnp.arange(rows), records.count - 1]
+    last = records.starts[jnp.arange(rows), records.sizes - 1]
     first_of_next = jnp.arange(slots)[None] > last[:, None]
     steps = records.steps._replace(valid=records.steps.valid & ~first_of_next)
     steps = jax.tree.map(lambda x: x.swapaxes(0, 1), steps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,8 +17,8 @@ from jaxrl_dist.actors import device, programs
 from jaxrl_dist.actors.step import NO_FAULT, initial_core
 from jaxrl_dist.envs.base import EnvSlice
 from jaxrl_dist.envs.episodes import no_episodes
-from jaxrl_dist.hosts import arrays
 from jaxrl_dist.plans.averaging import averaging
+from jaxrl_dist.plans.initial import BATCH, MEMBERS, STATE, stack, start
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import IntervalSums, with_info
 from jaxrl_dist.rng import Stream
@@ -27,9 +27,6 @@ from jaxrl_dist.types import Array, EnvSpec, EpisodeStats, PyTree, Rollout, Trai
 
 LEARN_TOGETHER = 16
 """Members that learn together on a CPU: the activations of more would not fit into its caches (docs/speed.md)."""
-MEMBERS = meshes.of_members(meshes.REPLICATED)
-BATCH = meshes.of_members(meshes.BATCH)
-_STATE = meshes.of_members(meshes.STATE)
 _SUMS: Any = IntervalSums._make([MEMBERS] * 3 + [BATCH])
 
 
@@ -83,75 +80,6 @@ def traces(job: Job) -> bool:
 # --- Before the first iteration -----------------------------------------------------------------------
 
 
-def start(job: Job) -> Callable[..., device.ActorState]:
-    """Returns ``(key, hyper) -> actor``, which starts the environments with the key of their random stream."""
-    share, env = EnvSlice.all(job.num_envs), job.source.device()
-    return lambda key, hyper: device.init(job.variant(hyper)[0], env, share, key)
-
-
-def member_keys(jobs: Sequence[Job], stream: Stream) -> jax.Array:
-    """Returns the members' keys of a stream, ``[M]``."""
-    keys = jnp.stack([rng.stream(job.config.seed, stream) for job in jobs])
-    return meshes.put(keys, jobs[0].mesh, MEMBERS)
-
-
-def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Maps a function over the members without batching it, so results equal those of single runs bit for bit."""
-
-    def mapped(*args: Any) -> Any:
-        if len(jax.tree.leaves(args)[0]) > 1:
-            return jax.lax.map(lambda args: function(*args), args)
-        return meshes.over_members(function)(*args)
-
-    return mapped
-
-
-def initial_actor(jobs: Sequence[Job], hyper: Mapping[str, Array]) -> PyTree:
-    if not jobs[0].acts:
-        return ()
-    if jobs[0].resumed is None:
-        begin = jobs[0].once("initial actor", lambda job: jax.jit(_one_by_one(start(job))))
-        actor = begin(member_keys(jobs, Stream.ENV), hyper)
-    else:
-        actor = stack([job.resumed.actor for job in jobs if job.resumed is not None])
-    return meshes.put(actor, jobs[0].mesh, BATCH)
-
-
-def initial_state(
-    jobs: Sequence[Job], hyper: Mapping[str, Array], *, equal: bool = False, restarted: bool = False
-) -> TrainState:
-    """Returns the states before the first update, on the mesh; for resumed members, those in their checkpoints.
-
-    Args:
-      equal: the members begin with the networks of the first one.
-      restarted: resumed members begin new episodes.
-    """
-    job, keys = jobs[0], member_keys([jobs[0]] * len(jobs) if equal else jobs, Stream.INIT)
-    shardings = meshes.shardings(job.mesh, _STATE)
-    if job.resumed is None:
-
-        def make(job: Job) -> Callable[..., TrainState]:
-            return jax.jit(_one_by_one(lambda key, hyper: job.variant(hyper)[1].init(key)), out_shardings=shardings)
-
-        return _with_recorded_stats(
-            job, job.with_init_variables(job.once("initial states", make)(keys, hyper), MEMBERS), hyper
-        )
-    stacked = stack([job.keyed(job.resumed.state) for job in jobs if job.resumed is not None])
-    state = TrainState._make(map(arrays.put, stacked, shardings))
-    if jax.tree.leaves(state.memory):
-        if not restarted:
-            return state
-        cut = meshes.Program(meshes.over_members(job.learner.cut), job.mesh, (BATCH,), BATCH, donate=(0,))
-        return state._replace(memory=cut(state.memory))
-
-    def refill(key: jax.Array, hyper: Mapping[str, Array]) -> PyTree:  # not saved, or the algorithm has none
-        learner = job.variant(hyper)[1]
-        memory = learner.init(key).memory
-        return memory if restarted else learner.start_mid_episode(memory)
-
-    return state._replace(memory=jax.jit(_one_by_one(refill), out_shardings=shardings.memory)(keys, hyper))
-
-
 def blank_sums(job: Job, act: Callable[..., Any], learn: Callable[..., Any], *inputs: Any) -> IntervalSums:
     """Returns a member's zero sums of all metrics, with episodes for each of its devices, as numpy arrays."""
 
@@ -179,18 +107,6 @@ def reset_interval(since: IntervalSums, blank: IntervalSums) -> IntervalSums:
 
     parts = meshes.over_policies(of_policy, 3)(blank.learned, *since[1:], *blank[2:])
     return IntervalSums(since.iterations, *parts)
-
-
-def _with_recorded_stats(job: Job, state: TrainState, hyper: Mapping[str, Array]) -> TrainState:
-    """Returns the states with the running statistics of the whole data set, where a plan learns from it alone."""
-    if job.acts:
-        return state
-
-    def observe(state: TrainState, hyper: Any, data: PyTree) -> TrainState:
-        return meshes.over_members(lambda state, hyper: job.variant(hyper)[1].observe(state, data))(state, hyper)
-
-    specs = (_STATE, MEMBERS, meshes.BATCH)
-    return meshes.Program(observe, job.mesh, specs, _STATE, donate=(0,))(state, hyper, job.put_data())
 
 
 # --- The program --------------------------------------------------------------------------------------
@@ -290,8 +206,8 @@ def compile_update(job: Job, average_every: int | None = None) -> meshes.Program
     Args:
       average_every: as for ``make_program``.
     """
-    inputs = _STATE, meshes.of_members(meshes.rollout_specs(job.algorithm)), MEMBERS, MEMBERS
-    learn = meshes.learning(_learn_together(job), job.mesh, (*inputs, meshes.BATCH), (_STATE, MEMBERS))
+    inputs = STATE, meshes.of_members(meshes.rollout_specs(job.algorithm)), MEMBERS, MEMBERS
+    learn = meshes.learning(_learn_together(job), job.mesh, (*inputs, meshes.BATCH), (STATE, MEMBERS))
 
     def update(
         state: TrainState, rollout: Rollout, keys: jax.Array, hyper: Any, running: jax.Array, data: PyTree
@@ -300,7 +216,7 @@ def compile_update(job: Job, average_every: int | None = None) -> meshes.Program
         return averaging(state, running, average_every), metrics
 
     specs = *inputs, MEMBERS, meshes.BATCH
-    return meshes.Program(update, job.mesh, specs, (_STATE, MEMBERS), donate=(0,), mapped=meshes.whole)
+    return meshes.Program(update, job.mesh, specs, (STATE, MEMBERS), donate=(0,), mapped=meshes.whole)
 
 
 def _added(
@@ -370,13 +286,6 @@ def make_program(
         outputs = state, actor, since, steps, fault
         return jax.tree.map(lambda x: x[None], outputs) if members == 1 else outputs
 
-    in_specs = (_STATE, BATCH, _SUMS, MEMBERS, MEMBERS, MEMBERS, meshes.REPLICATED, meshes.BATCH)
-    out_specs = (_STATE, BATCH, _SUMS, MEMBERS, BATCH)
+    in_specs = (STATE, BATCH, _SUMS, MEMBERS, MEMBERS, MEMBERS, meshes.REPLICATED, meshes.BATCH)
+    out_specs = (STATE, BATCH, _SUMS, MEMBERS, BATCH)
     return meshes.Program(run, job.mesh, in_specs, out_specs, donate=(0, 1, 2), mapped=meshes.whole)
-
-
-def stack(trees: Sequence[Any]) -> Any:
-    """Stacks trees of numpy arrays along a new leading axis; one tree is not copied."""
-    if len(trees) == 1:
-        return jax.tree.map(lambda x: np.asarray(x)[None], trees[0])
-    return jax.tree.map(lambda *x: np.stack(x), *trees)

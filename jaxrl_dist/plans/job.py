@@ -115,7 +115,7 @@ class Job(NamedTuple):
     def initial_state(self) -> TrainState:
         """Returns the state before the first update, on the mesh; for a resumed run, the checkpoint's state.
 
-        Environments on the host are restarted; ``on_device``, where they go on, uses ``compiled.initial_state``.
+        Environments on the host are restarted; ``on_device``, where they go on, uses ``initial.states``.
         """
         shardings = meshes.shardings(self.mesh, meshes.STATE)
         init = self.once("initial state", lambda job: jax.jit(job.learner.init, out_shardings=shardings))

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.envs.base import HostEnv
 from jaxrl_dist.hosts import arrays
-from jaxrl_dist.plans import compiled
+from jaxrl_dist.plans import initial
 from jaxrl_dist.plans.clock import Clock
 from jaxrl_dist.plans.evolve import Selection
 from jaxrl_dist.plans.job import Job
@@ -131,8 +131,8 @@ class Population(abc.ABC):
     def _put_inputs(self) -> None:
         """Puts the keys and hyperparameters of the program's members on the mesh."""
         jobs = [self._jobs[member] for member in self._rows]
-        self._keys = tuple(compiled.member_keys(jobs, stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
-        self._hyper = meshes.put(_stacked_hyper(jobs, np.float32), jobs[0].mesh, compiled.MEMBERS)
+        self._keys = tuple(initial.member_keys(jobs, stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
+        self._hyper = meshes.put(_stacked_hyper(jobs, np.float32), jobs[0].mesh, initial.MEMBERS)
 
     def _excluded_seconds(self, member: int) -> float:
         return self._jobs[member].excluded_seconds()
@@ -145,7 +145,7 @@ class Population(abc.ABC):
 
     def _goes_on(self) -> jax.Array:
         """Returns which members of the programs are not done, ``[M]`` bool on the mesh."""
-        return self._placed("running", [not self._done[member] for member in self._rows], compiled.MEMBERS)
+        return self._placed("running", [not self._done[member] for member in self._rows], initial.MEMBERS)
 
     def _placed(self, name: str, value: Any, spec: PartitionSpec) -> jax.Array:
         """Returns a small value on the mesh, placed only when it has changed: placing takes as long as a dispatch."""

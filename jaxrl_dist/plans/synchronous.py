@@ -16,7 +16,7 @@ from jaxrl_dist import rng
 from jaxrl_dist.actors import host, programs
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.sharded import compile_update
-from jaxrl_dist.plans import compiled
+from jaxrl_dist.plans import compiled, initial
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.population import Population
 from jaxrl_dist.plans.report import HostInterval, IntervalSums, of_all
@@ -44,7 +44,7 @@ class HostPopulation(Population):
         )
         if self._axis:
             equal = self._average_every is not None
-            self._state = compiled.initial_state(jobs, self._hyper, equal=equal, restarted=True)
+            self._state = initial.states(jobs, self._hyper, equal=equal, restarted=True)
         else:
             self._state = job.initial_state()
         self._intervals = [HostInterval(job, job.iterations_per_report) for job in jobs]

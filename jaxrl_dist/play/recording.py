@@ -15,7 +15,7 @@ import numpy as np
 from jaxrl_dist import rng, spaces
 from jaxrl_dist.actors import step as steps
 from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES, MAX_EPISODE_STEPS
-from jaxrl_dist.data.dataset import Dataset, checked
+from jaxrl_dist.data.dataset import Dataset
 from jaxrl_dist.envs.base import EnvSlice, clipped
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners.policies import state_of
@@ -139,30 +139,23 @@ def of_rollout(rollout: Rollout, spec: EnvSpec, about: Mapping[str, Any]) -> Dat
 
     Episodes that are under way at its end are cut; a rollout that begins within an episode begins with a part of it.
     """
-    none = np.zeros((1, rollout.reward.shape[1]), bool)
-    valid = np.append(rollout.valid.astype(bool), none, axis=0)  # the last observation lies on an invalid step
-    before, after = np.append(none, valid[:-1], axis=0), np.append(valid[1:], none, axis=0)
-    keep = (valid | before).T.reshape(-1)  # one invalid step after each episode
 
-    def row(x: np.ndarray) -> np.ndarray:
-        padded = x if len(x) == len(valid) else np.append(x, np.zeros_like(x[:1]), axis=0)
-        return padded.swapaxes(0, 1).reshape(-1, *x.shape[2:])[keep]
+    def row(x: Array) -> np.ndarray:
+        padded = np.asarray(x) if len(x) > len(rollout.reward) else np.append(x, np.zeros_like(x[:1]), axis=0)
+        return padded.swapaxes(0, 1).reshape(-1, *x.shape[2:])
 
-    terminated = np.append(rollout.terminated.astype(bool), none, axis=0) & valid
-    extras = {"log_prob": row(rollout.extras["log_prob"])} if "log_prob" in rollout.extras else {}
-    return checked(
-        Dataset(
-            obs=jax.tree.map(row, rollout.obs),
-            action=jax.tree.map(row, rollout.action),
-            reward=np.where(row(valid), row(rollout.reward), 0).astype(np.float32),
-            terminated=row(terminated),
-            truncated=row(valid & ~after & ~terminated),
-            valid=row(valid),
-            observation_space=spec.observation,
-            action_space=spec.action,
-            about=about,
-            **extras,
-        )
+    rows = (rollout.reward, rollout.terminated, rollout.valid, rollout.extras.get("log_prob"))
+    reward, terminated, valid, log_prob = (None if x is None else row(x) for x in rows)
+    return Dataset.of_rows(
+        jax.tree.map(row, rollout.obs),
+        jax.tree.map(row, rollout.action),
+        reward,
+        terminated.astype(bool),
+        valid.astype(bool),
+        log_prob=log_prob,
+        observation_space=spec.observation,
+        action_space=spec.action,
+        about=about,
     )
 
 
@@ -195,13 +188,6 @@ def _uniform(space: Space) -> Callable[[jax.Array], tuple[PyTree, jax.Array]]:
         drawn = {path: of_part(part, keys[i]) for i, (path, part) in enumerate(parts.items())}
         actions = {path: action for path, (action, _) in drawn.items()}
         total = jnp.float32(sum(density for _, density in drawn.values()))
-        return (actions[""] if "" in parts else _nested(space, actions)), total
+        return spaces.nested(space, actions), total
 
     return draw
-
-
-def _nested(space: Space, values: Mapping[str, Any], path: str = "") -> Any:
-    if not isinstance(space, dict):
-        return values[path]
-    inner = f"{path}/" if path else ""
-    return {name: _nested(part, values, inner + name) for name, part in space.items()}

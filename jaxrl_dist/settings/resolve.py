@@ -112,9 +112,11 @@ def find_env(config: Train[Any]) -> EnvSource:
     from jaxrl_dist.envs.source import EnvSource, find, locate  # slow to import, so after the checks of flags
 
     if config.env == "" and config.data:
-        from jaxrl_dist.data.dataset import spec_of
+        from jaxrl_dist.data.dataset import Dataset
+        from jaxrl_dist.types import EnvSpec
 
-        return EnvSource(spec_of(config.data), {})
+        data = Dataset.load(config.data)
+        return EnvSource(EnvSpec(config.data, "data", "data", data.observation_space, data.action_space, None), {})
 
     if isinstance(config.env, str):
         locate(config.env)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,12 +13,14 @@ from jaxrl_dist.actors.step import blank_rollout
 from jaxrl_dist.checks import check_divides, counted
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train
+from jaxrl_dist.data.dataset import Dataset, check_spaces
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.learners import off_policy, on_policy, policies
 from jaxrl_dist.learners.league import Copies
 from jaxrl_dist.learners.sgd import Learner
 from jaxrl_dist.memory import ring
+from jaxrl_dist.memory.records import ROWS, Records, packed
 from jaxrl_dist.run.machine import memory_size
 from jaxrl_dist.settings.policies import Copy, by_policy, naming
 from jaxrl_dist.types import Algorithm, Algorithms, EnvSpec, Replay, Rollout
@@ -181,3 +184,17 @@ def check_memory(
             f"--replay-capacity {plan.capacity} needs {needed / 1e9:.1f} GB{whose}, and {available / 1e9:.1f} GB are "
             f"available; {fits} fits"
         )
+
+
+def recorded(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_devices: int) -> Records:
+    """Returns the windows of the data set of a run.
+
+    Raises:
+      ConfigError: it cannot be read, is too small, or has other spaces.
+    """
+    (trained,) = algorithm.values()
+    data = Dataset.load(str(config.data))
+    check_spaces(f"--data {config.data}", data, spec.observation, spec.action)
+    if data.steps < (least := math.lcm(ROWS, num_devices)):
+        raise ConfigError(f"--data {config.data} has {data.steps} steps; {least} or more work")
+    return packed(data.rollout(), trained.window, num_devices)

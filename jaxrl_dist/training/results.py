@@ -337,16 +337,8 @@ def write_results(path: pathlib.Path, rows: Sequence[Row]) -> None:
         {"format": _FORMAT, "members": [dataclasses.asdict(row) for row in rows], "settings": settings(rows)},
     )
     table = io.StringIO()
-    columns = [
-        "member",
-        "seed",
-        *rows[0].values,
-        "status",
-        "env_steps",
-        "updates",
-        "episode_return",
-        "evaluation_return",
-    ]
+    counts = "env_steps", "updates", "episode_return", "evaluation_return"
+    columns = ["member", "seed", *rows[0].values, "status", *counts]
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows([getattr(row, name, row.values.get(name)) for name in columns] for row in rows)

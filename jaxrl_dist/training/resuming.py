@@ -19,7 +19,7 @@ from jaxrl_dist.config.train import CONFIG_FILE, RESUMABLE, Train
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import CheckpointError, ConfigError, ConfigWarning, FileWarning, FinishedError
 from jaxrl_dist.hosts import peers
-from jaxrl_dist.plans import compiled
+from jaxrl_dist.plans import initial
 from jaxrl_dist.plans.devices import all_devices, learner_devices
 from jaxrl_dist.plans.job import Job, ended_by, score_of, step_of
 from jaxrl_dist.plans.report import check_progress
@@ -286,7 +286,7 @@ def _checkpoint_shapes(job: Job) -> Checkpoint:
     """Returns the shapes and dtypes of a checkpoint of this job."""
     key = jax.random.key(0)
     state = job.bare(jax.eval_shape(job.learner.init, key))
-    actor = jax.eval_shape(compiled.start(job), key, job.hyper) if PLANS[job.config.plan].compiled else ()
+    actor = jax.eval_shape(initial.start(job), key, job.hyper) if PLANS[job.config.plan].compiled else ()
     return Checkpoint(state, actor, {})
 
 

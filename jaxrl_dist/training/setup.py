@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
@@ -21,13 +20,11 @@ from jaxrl_dist.checks import did_you_mean, flag, parse_bounds
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import LIBRARIES, Train, split_env
 from jaxrl_dist.config.values import marked, varied
-from jaxrl_dist.data import dataset
 from jaxrl_dist.envs.base import label_of
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError, ConfigWarning, EnvWarning
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.learners.sgd import Learner
-from jaxrl_dist.memory.records import ROWS, Records, packed
 from jaxrl_dist.plans import compiled
 from jaxrl_dist.plans.devices import learner_devices
 from jaxrl_dist.plans.job import Job, ProgramCache
@@ -40,7 +37,7 @@ from jaxrl_dist.settings.stored import acting_config, differences, to_json
 from jaxrl_dist.spaces import describe
 from jaxrl_dist.training import contract, weights
 from jaxrl_dist.training.compile_cache import keep_programs
-from jaxrl_dist.training.learner import check_sizes, make_learner
+from jaxrl_dist.training.learner import check_sizes, make_learner, recorded
 from jaxrl_dist.training.member import Member, ProgramShared
 from jaxrl_dist.training.results import Row
 from jaxrl_dist.training.run import Run, resume_command
@@ -311,20 +308,9 @@ def _new_job(config: Train[Any], source: EnvSource, num_members: int, devices: S
 
     mesh = meshes.make_mesh(devices, rows)
     job = Job(config, algorithm, learner, source, mesh, vary=vary, pool=pool)
-    return job if config.data is None else job._replace(data=_records(config, algorithm, source, len(member_devices)))
-
-
-def _records(config: Train[Any], algorithm: Algorithms, source: EnvSource, num_devices: int) -> Records:
-    """Returns the windows of the data set of a run.
-
-    Raises:
-      ConfigError: it cannot be read, is too small, or has other spaces.
-    """
-    (trained,) = algorithm.values()
-    data = dataset.load_for(str(config.data), source.spec)
-    if data.steps < (least := math.lcm(ROWS, num_devices)):
-        raise ConfigError(f"--data {config.data} has {data.steps} steps; {least} or more work")
-    return packed(data.rollout(), trained.window, num_devices)
+    if config.data is None:
+        return job
+    return job._replace(data=recorded(config, algorithm, source.spec, len(member_devices)))
 
 
 def _pool(config: Train[Any], algorithm: Algorithms, source: EnvSource, devices: Sequence[jax.Device]) -> PoolOptions:
