@@ -45,6 +45,9 @@ def _envs(library: str | None = None) -> Iterator[str]:
 
     backends = {library: libraries.load(library)} if library else BACKENDS
     for name, backend in backends.items():
+        if name == "envpool" and not libraries.installed(name):
+            yield f"envpool:ID      {libraries.install(name)}"
+            continue
         yield from (f"{name}:{env_id}" for env_id in backend.ids())
     if library is None:
         yield from libraries.summary()

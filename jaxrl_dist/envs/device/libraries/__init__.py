@@ -112,8 +112,13 @@ class Library(Protocol):
 
 
 def installed(library: str) -> bool:
-    """Returns True if the library is installed, without importing it."""
-    return importlib.util.find_spec(LIBRARIES[library]) is not None
+    """Returns True if the library, or a backend such as EnvPool, is installed, without importing it."""
+    return importlib.util.find_spec(LIBRARIES.get(library, library)) is not None
+
+
+def install(library: str) -> str:
+    """Returns the command that installs a library, within the bounds of this package's extra."""
+    return f"pip install 'jaxrl-dist[{library}]'"
 
 
 def load(library: str) -> Library:
@@ -123,7 +128,7 @@ def load(library: str) -> Library:
       ConfigError: the library is not installed, or cannot be imported.
     """
     if not installed(library):
-        raise ConfigError(f"{library}: needs a package that is not installed: pip install {library}")
+        raise ConfigError(f"{library}: needs a package that is not installed: {install(library)}")
     try:
         with theirs():
             return cast(Library, importlib.import_module(f"{__name__}.{library}"))
@@ -175,7 +180,7 @@ def summary() -> list[str]:
     """Returns a line for each library: its prefix, and how to list its environments or to install it."""
     return [
         f"{library}:NAME{' ' * (10 - len(library))} "
-        + (f"installed; see: jaxrl-dist list envs {library}" if installed(library) else f"pip install {library}")
+        + (f"installed; see: jaxrl-dist list envs {library}" if installed(library) else install(library))
         for library in LIBRARIES
     ]
 
