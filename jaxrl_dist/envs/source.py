@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 
 from jaxrl_dist import rng
-from jaxrl_dist.checks import did_you_mean
+from jaxrl_dist.checks import did_you_mean, install_extra
 from jaxrl_dist.config import train
 from jaxrl_dist.config.train import LIBRARIES, OBJECT, env_name, split_env
 from jaxrl_dist.envs import wrappers as wrapping
@@ -215,7 +215,7 @@ def _without_envpool(prefix: str | None, env_id: str) -> str:
     A name without a prefix that gymnax does not have could be EnvPool's. It never stands for Gymnasium's environment of
     that name, whose rewards may differ: what a name means does not depend on what is installed.
     """
-    missing = f"not installed: {libraries.install('envpool')}"
+    missing = f"not installed: {install_extra('envpool')}"
     if prefix:
         return f"EnvPool is {missing}"
     near = did_you_mean(env_id, gymnax.ids())

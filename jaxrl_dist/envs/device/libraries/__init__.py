@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import spaces
 
 from jaxrl_dist import rng
-from jaxrl_dist.checks import did_you_mean
+from jaxrl_dist.checks import did_you_mean, install_extra
 from jaxrl_dist.config.train import LIBRARIES
 from jaxrl_dist.errors import ConfigError, one_line
 from jaxrl_dist.types import PyTree
@@ -116,11 +116,6 @@ def installed(library: str) -> bool:
     return importlib.util.find_spec(LIBRARIES.get(library, library)) is not None
 
 
-def install(library: str) -> str:
-    """Returns the command that installs a library, within the bounds of this package's extra."""
-    return f"pip install 'jaxrl-dist[{library}]'"
-
-
 def load(library: str) -> Library:
     """Imports the adapter of a library, and the library.
 
@@ -128,7 +123,7 @@ def load(library: str) -> Library:
       ConfigError: the library is not installed, or cannot be imported.
     """
     if not installed(library):
-        raise ConfigError(f"{library}: needs a package that is not installed: {install(library)}")
+        raise ConfigError(f"{library}: needs a package that is not installed: {install_extra(library)}")
     try:
         with theirs():
             return cast(Library, importlib.import_module(f"{__name__}.{library}"))
@@ -180,7 +175,7 @@ def summary() -> list[str]:
     """Returns a line for each library: its prefix, and how to list its environments or to install it."""
     return [
         f"{library}:NAME{' ' * (10 - len(library))} "
-        + (f"installed; see: jaxrl-dist list envs {library}" if installed(library) else install(library))
+        + (f"installed; see: jaxrl-dist list envs {library}" if installed(library) else install_extra(library))
         for library in LIBRARIES
     ]
 
