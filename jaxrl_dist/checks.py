@@ -28,6 +28,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def install_extra(name: str) -> str:
+    """Returns the command that installs an extra of this package."""
+    return f"pip install 'jaxrl-dist[{name}]'"
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Returns `` (did you mean 'x'?)`` for the nearest of ``choices``, or an empty string if none is near."""
     near = nearest(word, choices)
