@@ -332,11 +332,10 @@ class Report:
     ended_by: str | None = None
     """Field of ``Train`` that ends the run with this report: its total or ``stop_at_return``."""
     diverged: bool = False
-    """Whether training has diverged: after too many consecutive gradients that were not finite, ``train`` ends."""
+    """Whether training has diverged and ends: too many gradients in a row were not finite."""
     log: Callable[[Mapping[str, float | None]], None] = lambda values: None
-    """Adds the caller's numbers to this report's line in ``metrics.jsonl`` and to the run's trackers; must be called
-    before the next report is taken. Without a ``run_dir`` it does nothing. Raises ``ConfigError`` for names that the
-    line already has, and for values that are not numbers."""
+    """Adds numbers to this report's line in ``metrics.jsonl`` and to the run's trackers, before the next report is taken.
+    Without a ``run_dir`` it does nothing. Raises ``ConfigError`` for names that the line has, and for no numbers."""
     agent_steps: int | None = None
     """Transitions of all agents so far, counted exactly; None if environments have one agent, or one team."""
     clock: str = "env_steps"

@@ -18,7 +18,6 @@ from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES, MAX_EPISODE_STEPS
 from jaxrl_dist.data.dataset import Dataset
 from jaxrl_dist.envs.base import EnvSlice, clipped
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.learners.policies import state_of
 from jaxrl_dist.play.policy import Policy
 from jaxrl_dist.run.checkpoint import load_memory
 from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
@@ -125,7 +124,7 @@ def of_memory(policy: Policy, run_dir: str | pathlib.Path, about: Mapping[str, A
     shapes = jax.eval_shape(job.learner.init, jax.random.key(0))
     if spec.policies or spec.num_agents > 1 or spec.frame_stack > 1 or not jax.tree.leaves(shapes.memory):
         raise ConfigError(f"{run_dir}: --replay needs a run that replays the single frames of one agent")
-    memory = load_memory(run_dir, state_of(shapes, "").memory)
+    memory = load_memory(run_dir, shapes.memory[""])
     steps, added = memory.steps, int(memory.added[0])
     count = min(added, steps.reward.shape[1] - 1)
     order = np.arange(added - count, added + 1) % steps.reward.shape[1]
@@ -144,15 +143,14 @@ def of_rollout(rollout: Rollout, spec: EnvSpec, about: Mapping[str, Any]) -> Dat
         padded = np.asarray(x) if len(x) > len(rollout.reward) else np.append(x, np.zeros_like(x[:1]), axis=0)
         return padded.swapaxes(0, 1).reshape(-1, *x.shape[2:])
 
-    rows = (rollout.reward, rollout.terminated, rollout.valid, rollout.extras.get("log_prob"))
-    reward, terminated, valid, log_prob = (None if x is None else row(x) for x in rows)
+    log_prob = rollout.extras.get("log_prob")
     return Dataset.of_rows(
         jax.tree.map(row, rollout.obs),
         jax.tree.map(row, rollout.action),
-        reward,
-        terminated.astype(bool),
-        valid.astype(bool),
-        log_prob=log_prob,
+        row(rollout.reward),
+        row(rollout.terminated).astype(bool),
+        row(rollout.valid).astype(bool),
+        log_prob=None if log_prob is None else row(log_prob),
         observation_space=spec.observation,
         action_space=spec.action,
         about=about,
