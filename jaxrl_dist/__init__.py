@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from jaxrl_dist.errors import ConfigError as ConfigError
     from jaxrl_dist.errors import DivergedError as DivergedError
     from jaxrl_dist.errors import EnvError as EnvError
+    from jaxrl_dist.play.games import Player as Player
     from jaxrl_dist.play.match import match as match
     from jaxrl_dist.play.policy import Policy as Policy
     from jaxrl_dist.play.policy import load_policy as load_policy
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "config.train": ("Train",),
     "errors": ("CheckpointError", "ConfigError", "DivergedError", "EnvError"),
+    "play.games": ("Player",),
     "play.match": ("match",),
     "play.policy": ("Policy", "load_policy"),
     "run.console": ("display",),

@@ -17,13 +17,14 @@ from jaxrl_dist.settings.policies import of_run
 from jaxrl_dist.settings.stored import stored_fields
 
 if TYPE_CHECKING:
-    from jaxrl_dist.play.match import Match, Result
+    from jaxrl_dist.play.games import Result
+    from jaxrl_dist.play.match import Match
 
 EXAMPLE = "jaxrl-dist match runs/new runs/old@500000 random"
 
 
 @dataclasses.dataclass(frozen=True)
-class Played:
+class Games:
     """Plays games between policies, in pairs with sides swapped, and says which plays better; with three and more
     players, every two play, and each gets an Elo rating."""
 
@@ -52,7 +53,7 @@ class Played:
 
 def run(args: Sequence[str]) -> int:
     """Runs ``match PLAYER PLAYER ... [FLAGS]``."""
-    options = flags.parse(Played, args, "jaxrl-dist match")
+    options = flags.parse(Games, args, "jaxrl-dist match")
     if len(options.players) < 2:
         raise ConfigError(f"which players? Name two or more, as in: {EXAMPLE}")
     if options.games % 2:

@@ -1,103 +1,33 @@
-"""Finds out which of several players plays a game better: trained policies, random moves, or players of your own.
-
-Every two players play pairs of games. Both games of a pair begin with the same random moves, by the same chances of the
-environment, and the players have changed seats. So neither the opening nor the side favours a player.
-"""
+"""Finds out which of several players plays a game better: trained policies, random moves, or players of your own."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_dist import rng, spaces
-from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES, MAX_EPISODE_STEPS, check_samples
+from jaxrl_dist import spaces
+from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES, check_samples
+from jaxrl_dist.checks import counted
 from jaxrl_dist.config.train import OWN, Train, env_name
 from jaxrl_dist.envs.base import DeviceEnv, label_of
-from jaxrl_dist.envs.source import find
-from jaxrl_dist.errors import ConfigError, EnvError
+from jaxrl_dist.envs.source import EnvSource, find
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.play import ratings
+from jaxrl_dist.play.games import Player, Result, program
 from jaxrl_dist.play.policy import Policy, load_policy
 from jaxrl_dist.protocols import Hyperparameters, Traits
 from jaxrl_dist.settings.policies import Random, of_run
-from jaxrl_dist.types import Context, EnvSpec, PyTree, Timestep
+from jaxrl_dist.types import Context, EnvSpec, PyTree
 
 RANDOM = "random"
 """The player that chooses legal moves at random."""
 VIEWS = ("opponents", "state")
 """Options of Pgx that say how an agent sees a game, and not which game it is."""
-_STEPS = 32
-"""Steps of a dispatch."""
-
-
-class Player(NamedTuple):
-    """What plays, as pure functions over a batch of ``G`` games."""
-
-    name: str
-    act: Callable[[PyTree, PyTree, jax.Array, PyTree, jax.Array], tuple[jax.Array, PyTree]]
-    """``(variables, obs, legal, state, keys) -> (actions, state)``: observations ``[G, ...]`` of the player's seats,
-    legal actions ``[G, n]`` bool, the player's state ``[G, ...]`` and keys ``[G]``; actions are integers ``[G]``. A
-    player acts at every step: one who is not on the move has one legal action, which does nothing."""
-    variables: PyTree = ()
-    """An argument of the compiled program, such as parameters."""
-    initial_state: Callable[[int], PyTree] = lambda num_games: ()
-    """``(G) -> state`` at the start of a game."""
-    feedback: Callable[[PyTree, jax.Array, Timestep], PyTree] = lambda state, action, step: state
-    """``(state, action, step) -> state``, with the actions that were taken, which are random in the opening."""
-
-
-class Result(NamedTuple):
-    """``P`` pairs of games between two players. The first player has the first seat in the first game of a pair."""
-
-    players: tuple[str, str]
-    scores: np.ndarray  # [P, 2] float64, of the first player: 1 won, 0.5 drawn, 0 lost
-    first: np.ndarray  # [P, 2] bool: whether the first player had the first of the ``sides``
-    moves: np.ndarray  # [P, 2, T, 2] int32, the actions of both seats; -1 after the end of the game
-    sides: tuple[str, str] = ("moving first", "moving second")
-    cut: int = 0  # games that had not ended within the step limit; their rewards until then count
-
-    @property
-    def score(self) -> float:
-        """The first player's mean score, 0 to 1."""
-        return float(self.scores.mean())
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The interval, 95 %, of the score over pairs; see ``ratings.interval``."""
-        return ratings.interval(self.scores.mean(axis=1))
-
-    @property
-    def distinct(self) -> int:
-        """The number of games whose moves differ."""
-        games = self.moves.reshape(len(self.moves) * 2, -1, 2)
-        begins = self.first.reshape(-1) ^ (np.arange(len(games)) % 2 == 1)  # whether the first seat does
-        return len(np.unique(np.where(begins[:, None, None], games, games[..., ::-1]), axis=0))
-
-    def counts(self, side: int | None = None) -> tuple[int, int, int]:
-        """Returns the games that the first player won, drew and lost: all, or as one of the ``sides``."""
-        scores = self.scores if side is None else self.scores[self.first == (side == 0)]
-        won, drawn, lost = (int((scores == score).sum()) for score in (1, 0.5, 0))
-        return won, drawn, lost
-
-    def summary(self) -> dict[str, Any]:
-        """Returns the numbers as JSON."""
-        return {
-            "players": list(self.players),
-            "games": self.scores.size,
-            "distinct": self.distinct,
-            "cut": self.cut,
-            "score": self.score,
-            "interval": list(self.interval),
-            **dict(zip(("won", "drawn", "lost"), self.counts(), strict=True)),
-            "sides": {
-                name: dict(zip(("won", "drawn", "lost"), self.counts(side), strict=True))
-                for side, name in enumerate(self.sides)
-            },
-        }
 
 
 class Match(NamedTuple):
@@ -169,7 +99,7 @@ def match(
         pair = entrants[a], entrants[b]
         key = tuple(player._replace(name="", variables=()) for player in pair)
         if key not in programs:
-            programs[key] = _program(made, pair, games, opening_moves, seed)
+            programs[key] = program(made, pair, games, opening_moves, seed)
         results.append(programs[key](pair))
         scores[a, b] = results[-1].scores.mean(axis=1)
         progress((number + 1) * games)
@@ -196,35 +126,44 @@ def _loaded(
     return name, load_policy(run.run_dir, algorithm, env=env, policy=run.policy, checkpoint=which)
 
 
-def _game(players: list[Any], env: Any, env_options: Mapping[str, str] | None) -> DeviceEnv:
+def _game(players: Sequence[Any], env: Any, env_options: Mapping[str, str] | None) -> DeviceEnv:
     """Makes the game that all players have learnt.
 
     Raises:
       ConfigError: as ``match``.
     """
-
-    def options(config: Train[Any]) -> dict[str, str]:
-        return {name: value for name, value in config.env_options.items() if name not in VIEWS}
-
-    configs = [player.config for player in players if isinstance(player, Policy)]
-    known = [(env_name(config.env), options(config)) for config in configs]
-    if env is None and not configs:
+    learnt = [_learnt(player.config) for player in players if isinstance(player, Policy)]
+    if env is None and not learnt:
         raise ConfigError("which game? Such as --env pgx:connect_four")
-    for name, values in known:
-        if name != known[0][0] or (env_options is None and values != known[0][1]):
-            texts = (" ".join([x, *(f"{k}={v}" for k, v in y.items())]) for x, y in (known[0], (name, values)))
-            raise ConfigError(f"the players of a match play one game, and these have learnt {' and '.join(texts)}")
-    chosen = env_options if env_options is not None else known[0][1] if known else {}
-    source = find(configs[0].env if env is None else env, chosen)
+    for one, options in learnt:
+        if env_name(one) != env_name(learnt[0][0]) or (env_options is None and options != learnt[0][1]):
+            names = f"{_words(*learnt[0])} and {_words(one, options)}"
+            raise ConfigError(f"the players of a match play one game, and these have learnt {names}")
+    known = learnt[0] if learnt else (env, {})
+    source = find(known[0] if env is None else env, known[1] if env_options is None else env_options)
+    _check_game(source)
+    return source.device()
+
+
+def _check_game(source: EnvSource) -> None:
+    """Raises ``ConfigError`` for a game that does not work in a match."""
     spec, works = source.spec, "games of two players on the device do, such as pgx:connect_four"
     problems = {
-        f"has {spec.num_agents} player{'s' * (spec.num_agents > 1)}": spec.num_agents != 2,
+        f"has {counted(spec.num_agents, 'player')}": spec.num_agents != 2,
         "runs on the host": not source.is_pure,
         f"has the actions {spaces.describe(spec.action)}": not isinstance(spec.action, spaces.Discrete),
     }
     for problem in filter(problems.get, problems):
-        raise ConfigError(f"{label_of(spec)} {problem}, and match does not take it; {works}")
-    return source.device()
+        raise ConfigError(f"{label_of(spec)} {problem}, which does not work in a match; {works}")
+
+
+def _learnt(config: Train[Any]) -> tuple[Any, dict[str, str]]:
+    """Returns the game of a run, and its options."""
+    return config.env, {name: value for name, value in config.env_options.items() if name not in VIEWS}
+
+
+def _words(env: Any, options: Mapping[str, str]) -> str:
+    return " ".join([env_name(env), *(f"{name}={value}" for name, value in options.items())])
 
 
 def _player(name: str, player: Any, spec: EnvSpec, acting: dict[str, Player], *, sampled: bool) -> Player:
@@ -236,24 +175,20 @@ def _player(name: str, player: Any, spec: EnvSpec, acting: dict[str, Player], *,
     if isinstance(player, Player):
         return player
     if player == RANDOM:
-        key, make = RANDOM, _random
-    else:
-        config = player.config
-        key = repr((config.algorithm, *(getattr(config, field) for field in OWN), player.source.spec))
-        _check(name, player, spec)
-        make = _trained
-    if key not in acting:
-        acting[key] = make(player, spec, sampled)
-    return acting[key]._replace(name=name, variables=() if player == RANDOM else player.variables)
+        return acting.setdefault(RANDOM, _random(spec))
+    _check(name, player, spec)
+    config = player.config
+    key = repr((config.algorithm, *(getattr(config, field) for field in OWN), player.source.spec))
+    return acting.setdefault(key, _trained(player, sampled=sampled))._replace(name=name, variables=player.variables)
 
 
-def _random(player: str, spec: EnvSpec, sampled: bool) -> Player:
+def _random(spec: EnvSpec) -> Player:
     chance = Random().make(spec)
 
     def act(variables: PyTree, obs: PyTree, legal: jax.Array, state: PyTree, keys: jax.Array) -> Any:
         return chance.policy(variables, obs, state, Context(keys, jnp.float32(0)))[:2]
 
-    return Player(player, act)
+    return Player(RANDOM, act)
 
 
 def _check(name: str, policy: Policy, spec: EnvSpec) -> None:
@@ -264,16 +199,13 @@ def _check(name: str, policy: Policy, spec: EnvSpec) -> None:
     """
     if several := ", ".join(policy.source.spec.policies):
         raise ConfigError(f"{name}: which policy? It has {several}; RUN_DIR,POLICY names one")
-    mine, shown = policy.observation, spec.observation
-    parts = mine if isinstance(mine, dict) and isinstance(shown, dict) else {"": mine}
-    theirs: Any = shown if parts is mine else {"": shown}
-    for part, space in parts.items():
-        if part not in theirs or spaces.describe(space) != spaces.describe(theirs[part]):
-            has = f"the observation {spaces.describe(mine)}, and {label_of(spec)} shows {spaces.describe(shown)}"
-            raise ConfigError(f"{name} reads {has}: match does not take it")
+    mine, shown = (_described(space) for space in (policy.observation, spec.observation))
+    if not mine.items() <= shown.items():
+        texts = spaces.describe(policy.observation), spaces.describe(spec.observation)
+        raise ConfigError(f"{name} reads the observation {texts[0]}, and {label_of(spec)} shows {texts[1]} in a match")
     if policy.source.spec.action != spec.action:
-        has = f"{spaces.describe(policy.source.spec.action)}, and {label_of(spec)} has {spaces.describe(spec.action)}"
-        raise ConfigError(f"{name} has the actions {has}")
+        texts = spaces.describe(policy.source.spec.action), spaces.describe(spec.action)
+        raise ConfigError(f"{name} has the actions {texts[0]}, and {label_of(spec)} takes {texts[1]}")
     alone = policy.source.spec.num_agents == 1 and not policy.source.wrappers.policies
     if alone and Traits.of(policy.config.algorithm).core != "none":
         raise ConfigError(
@@ -282,7 +214,12 @@ def _check(name: str, policy: Policy, spec: EnvSpec) -> None:
         )
 
 
-def _trained(policy: Policy, spec: EnvSpec, sampled: bool) -> Player:
+def _described(space: spaces.Space) -> dict[str, str]:
+    """Describes the parts of an observation; one without parts is its only part."""
+    return {name: spaces.describe(part) for name, part in (space if isinstance(space, dict) else {"": space}).items()}
+
+
+def _trained(policy: Policy, *, sampled: bool) -> Player:
     """Returns the player that acts as a policy does at the end of all schedules.
 
     Raises:
@@ -302,105 +239,3 @@ def _trained(policy: Policy, spec: EnvSpec, sampled: bool) -> Player:
         return algorithm.policy(variables, obs, state, context)[:2]
 
     return Player("", act, (), algorithm.initial_core, algorithm.feedback)
-
-
-# --- Games --------------------------------------------------------------------------------------------
-
-
-def _program(
-    env: DeviceEnv, players: tuple[Player, Player], games: int, opening_moves: int, seed: int
-) -> Callable[[tuple[Player, Player]], Result]:
-    """Compiles the games of two players, and returns a function that plays them with the variables of such players."""
-    spec, chance = env.spec, Random().make(env.spec)
-    game = np.arange(games)
-    rows = np.stack([2 * game + game % 2, 2 * game + 1 - game % 2])  # [2, G], of each player
-    back = np.argsort(rows.reshape(-1))
-    pair = np.repeat(game // 2, 2)
-    seat = 2 * pair + np.tile([0, 1], games)
-    key = rng.stream(seed, rng.Stream.EVALUATE)
-    env_key, act_key = rng.stream(key, rng.Stream.ENV), rng.stream(key, rng.Stream.ACT)
-
-    def keys(key: jax.Array, step: jax.Array | int, index: np.ndarray) -> jax.Array:
-        return rng.per_index(jax.random.fold_in(key, step), jnp.asarray(index, jnp.int32))
-
-    def legal_of(obs: PyTree) -> jax.Array:
-        size = spec.action.n  # type: ignore[union-attr]
-        return jnp.ones((2 * games, size), bool) if spec.mask is None else obs[spec.mask].astype(bool)
-
-    def of(player: int, tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda x: x[rows[player]], tree)
-
-    @jax.jit
-    def begin() -> PyTree:
-        state, obs = env.reset(keys(env_key, rng.RESET, pair))
-        choices = legal_of(obs).sum(axis=1).reshape(games, 2) > 1
-        return (state, obs, tuple(player.initial_state(games) for player in players), jnp.int32(0)), choices
-
-    @jax.jit
-    def play_on(variables: tuple[PyTree, PyTree], under_way: PyTree) -> PyTree:
-        def one_step(carry: PyTree, _: None) -> Any:
-            env_state, obs, states, step = carry
-            legal, chosen = legal_of(obs), []
-            for number, player in enumerate(players):
-                mine = of(number, obs), of(number, legal), states[number]
-                drawn = keys(rng.of_policy(act_key, 1 + number), step, game)
-                chosen.append(player.act(variables[number], *mine, drawn))
-            drawn = Context(keys(act_key, step, seat), jnp.float32(0))
-            at_random = chance.policy((), obs, (), drawn)[0]  # type: ignore[arg-type]
-            acted = jnp.concatenate([jnp.asarray(action, at_random.dtype) for action, _ in chosen])[back]
-            action = jnp.where(step < opening_moves, at_random, acted)
-            env_state, now, _ = env.step(env_state, action, keys(env_key, step, pair))
-            states = tuple(
-                player.feedback(chosen[number][1], of(number, action), of(number, now))
-                for number, player in enumerate(players)
-            )
-            told = action, jnp.where(now.valid, now.reward, 0.0), now.terminated | now.truncated
-            return (env_state, now.obs, states, step + 1), jax.tree.map(lambda x: x.reshape(games, 2), told)
-
-        return jax.lax.scan(one_step, under_way, None, length=_STEPS)
-
-    limit = max(MAX_EPISODE_STEPS, spec.max_episode_steps or 0)
-
-    def play(players: tuple[Player, Player]) -> Result:
-        under_way, choices = begin()
-        told: list[Any] = []
-        ended = np.zeros((games, 2), bool)
-        while not ended.all() and len(told) * _STEPS < limit:
-            under_way, steps = play_on((players[0].variables, players[1].variables), under_way)
-            told.append(jax.device_get(steps))
-            ended |= told[-1][2].any(axis=0)
-        moves, reward, over = (np.concatenate(x) for x in zip(*told, strict=True))
-        return _result(spec, players, np.asarray(choices), moves, reward, over)
-
-    return play
-
-
-def _result(
-    spec: EnvSpec,
-    players: tuple[Player, Player],
-    choices: np.ndarray,
-    moves: np.ndarray,
-    reward: np.ndarray,
-    over: np.ndarray,
-) -> Result:
-    """Judges games: who has the larger sum of rewards has won, and equals have drawn.
-
-    Args:
-      choices: whether each seat has several legal actions at the start, ``[G, 2]``.
-      moves, reward, over: actions, rewards, and whether a seat's episode ends, ``[T, G, 2]``.
-    """
-    games = np.arange(over.shape[1])
-    ended = np.cumsum(over, axis=0) - over > 0  # before the step
-    points = np.where(ended, 0, reward.astype(np.float64)).sum(axis=0)
-    if not np.isfinite(points).all():
-        raise EnvError(f"{label_of(spec)}: rewards are not finite")
-    taken = np.where(ended.all(axis=2, keepdims=True), -1, moves)
-    length = int((taken[..., 0] >= 0).any(axis=1).sum())
-    seat = games % 2  # of the first player
-    score = 0.5 * (1 + np.sign(points[games, seat] - points[games, 1 - seat]))
-    in_turns = bool((choices.sum(axis=1) == 1).all())
-    first = choices[games, seat] if in_turns else seat == 0
-    sides = Result._field_defaults["sides"] if in_turns else ("in the first seat", "in the second seat")
-    by_game = taken[:length].transpose(1, 0, 2).reshape(-1, 2, length, 2)
-    names, cut = (players[0].name, players[1].name), int((~over.any(axis=0)).any(axis=1).sum())
-    return Result(names, score.reshape(-1, 2), first.reshape(-1, 2), by_game.astype(np.int32), sides, cut)

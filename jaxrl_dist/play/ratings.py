@@ -10,16 +10,15 @@ Z95 = 1.959964
 """Quantile of the normal distribution for intervals of 95 %."""
 SAMPLES = 1000
 """Resampled tables of an interval of ratings."""
-_PSEUDO = (0.0, 0.0, 1.0, 1.0)
 
 
 def padded(scores: np.ndarray) -> np.ndarray:
-    """Returns scores of pairs ``[P]`` with two pairs more that are won and two that are lost, ``[P + 4]``.
+    """Returns scores of pairs ``[P]`` with one pair more that is won and one that is lost, ``[P + 2]``.
 
-    So an interval keeps a width where all pairs end alike. Agresti and Coull (1998, "Approximate is better than
-    'exact' for interval estimation of binomial proportions") add these four for intervals of 95 %.
+    So an interval keeps a width where all pairs end alike. These are the two successes and two failures that Agresti
+    and Coull (1998, "Approximate is better than 'exact' for interval estimation of binomial proportions") add.
     """
-    return np.concatenate([scores, _PSEUDO])
+    return np.append(scores, (0.0, 1.0))
 
 
 def interval(scores: np.ndarray) -> tuple[float, float]:

@@ -93,14 +93,11 @@ def load_variables(
         verify(path, None)
         return arrays.restore(path / ARRAYS, like, f"state/variables/{part}")
 
-    path = None if which is None else chosen(run_dir, which)
+    paths = saved(run_dir) if which is None else [chosen(run_dir, which)]
     try:
-        return _newest(run_dir, saved(run_dir) if path is None else [path], read)
+        return _newest(run_dir, paths, read)
     except CheckpointError as error:
-        others = [str(name) for name, other in _named(run_dir).items() if other != path]
-        raise ConfigError(
-            f"{error}; {run_dir} has {', '.join(others) or 'no others'}" if path else str(error)
-        ) from None
+        raise ConfigError(f"{error}{_others(run_dir, paths)}") from None
 
 
 def progress(run_dir: pathlib.Path) -> list[Mapping[str, Any]]:
@@ -205,6 +202,12 @@ def _named(run_dir: pathlib.Path) -> dict[str | float, pathlib.Path]:
     if (best := best_of({number_of(path): episode_return(path) for path in paths.values()})) is not None:
         paths["best"] = paths[best]
     return paths
+
+
+def _others(run_dir: pathlib.Path, paths: Sequence[pathlib.Path]) -> str:
+    """Says which checkpoints a run has beside damaged ones."""
+    names = [str(name) for name, path in _named(run_dir).items() if path not in paths]
+    return f"; {run_dir} has {', '.join(names)}" if names else ""
 
 
 def number_of(path: pathlib.Path) -> int:
