@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from jaxrl_dist.errors import ConfigError as ConfigError
     from jaxrl_dist.errors import DivergedError as DivergedError
     from jaxrl_dist.errors import EnvError as EnvError
+    from jaxrl_dist.play.games import Player as Player
+    from jaxrl_dist.play.match import match as match
     from jaxrl_dist.play.policy import Policy as Policy
     from jaxrl_dist.play.policy import load_policy as load_policy
     from jaxrl_dist.run.console import display as display
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "config.train": ("Train",),
     "errors": ("CheckpointError", "ConfigError", "DivergedError", "EnvError"),
+    "play.games": ("Player",),
+    "play.match": ("match",),
     "play.policy": ("Policy", "load_policy"),
     "run.console": ("display",),
     "training": ("preset", "resume", "train"),

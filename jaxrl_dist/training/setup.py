@@ -192,7 +192,8 @@ def _wrapped(config: Train[Any], spec: EnvSpec) -> Algorithm:
         fixed = config.algorithm
         acting = _wrapped(acting_config(fixed.run_dir, fixed.policy, f"{spec.backend}:{spec.id}"), spec)
         (shapes,) = variable_shapes({"": acting}).values()
-        algorithm: Algorithm = fixed.of(acting, checkpoint.load_variables(fixed.run_dir, shapes, fixed.policy))
+        variables = checkpoint.load_variables(fixed.run_dir, shapes, fixed.policy, which=fixed.checkpoint)
+        algorithm: Algorithm = fixed.of(acting, variables)
     else:
         algorithm = config.algorithm.make(spec)
     if config.ema_steps:
