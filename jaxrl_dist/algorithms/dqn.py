@@ -30,6 +30,8 @@ class DQN(
 ):
     """Deep Q-learning (Mnih et al. 2015); Rainbow's extensions (Hessel et al. 2018) are options."""
 
+    presets = "dqn"
+
     target_period: int = setting(250, low=1)
     """Updates between copies of the parameters to the target network."""
     epsilon_start: float = setting(1.0, low=0, high=1)
@@ -132,12 +134,26 @@ class DQN(
         """Returns actions ``[...]`` by values ``q [..., A]``, without keys the best ones, and the core after them."""
         if keys is None:
             return distributions.EpsilonGreedy(q, 0.0, legal).mode(), core
-        epsilon = 0.0 if self.parameter_noise else self.epsilon(env_step)
-        if self.epsilon_ladder:
-            epsilon = jnp.expand_dims(core, tuple(range(1, keys.ndim)))
+        epsilon = self._epsilon(core, keys.ndim, env_step)
         if self.ez_greedy:
             return exploration.ez_greedy(q, epsilon, legal, keys, core)
         return distributions.EpsilonGreedy(q, epsilon, legal).sample(keys), core
+
+    def _epsilon(self, core: PyTree, rank: int, env_step: jax.Array) -> jax.Array | float:
+        """Returns the probability of a random action, of rank ``rank`` where environments differ."""
+        if self.epsilon_ladder:
+            return jnp.expand_dims(core, tuple(range(1, rank)))
+        return 0.0 if self.parameter_noise else self.epsilon(env_step)
+
+    def log_prob(
+        self, q: jax.Array, legal: jax.Array | None, core: PyTree, action: jax.Array, env_step: jax.Array
+    ) -> jax.Array:
+        """Returns the log-probability ``[...]`` with which ``act`` chooses actions ``[...]``, from the same core."""
+        chosen = distributions.EpsilonGreedy(q, self._epsilon(core, action.ndim, env_step), legal).log_prob(action)
+        if not self.ez_greedy:
+            return chosen
+        repeated = jnp.where(action == core.action, 0.0, -jnp.inf)
+        return jnp.where(exploration.repeats(core, legal), repeated, chosen)
 
     def make(self, spec: EnvSpec) -> Algorithm:
         size = num_actions(self, spec)
@@ -165,6 +181,10 @@ class DQN(
             q = values(network.apply(variables.params, obs, noise_keys if self.noisy else None))
             action, core = self.act(q, observations.legal(spec, obs), keys, core, context.env_step)
             return action, core, {}
+
+        def log_prob(variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context) -> jax.Array:
+            q = values(network.apply(variables.params, obs, None))
+            return self.log_prob(q, observations.legal(spec, obs), core, action, context.env_step)
 
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
             noise: list[jax.Array | None] = [None, None, None]
@@ -195,6 +215,7 @@ class DQN(
 
         algorithm = Algorithm(
             policy=policy,
+            log_prob=None if self.noisy or self.parameter_noise else log_prob,
             loss=loss,
             **value_learner(self, network),
             initial_core=self.exploration_state(),
