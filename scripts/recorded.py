@@ -1,9 +1,9 @@
-"""Says where each measured number of the documents comes from: ``python scripts/recorded.py`` writes docs/recorded.json.
+"""Says where the measured numbers of the documents come from: ``python scripts/recorded.py`` writes docs/recorded.json.
 
 Measurements lie in the files of ``DATA``, which scripts write, and in tables of pages. Tables that no script writes are
-copied, with the command that their section names; none: they were measured by hand, as the page says. ``recorded_at`` is
-the commit that brought a number into the repository, which git tells; the commit that was measured is that one or an
-older one. So this needs the repository's history.
+copied, with the command that their section names; without one they were measured by hand, as the page says.
+``recorded_at`` is the commit that brought a number into the repository, which git tells; what was measured is that commit
+or an older one. So this needs the repository's history.
 """
 
 from __future__ import annotations
