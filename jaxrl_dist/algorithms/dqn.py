@@ -132,12 +132,26 @@ class DQN(
         """Returns actions ``[...]`` by values ``q [..., A]``, without keys the best ones, and the core after them."""
         if keys is None:
             return distributions.EpsilonGreedy(q, 0.0, legal).mode(), core
-        epsilon = 0.0 if self.parameter_noise else self.epsilon(env_step)
-        if self.epsilon_ladder:
-            epsilon = jnp.expand_dims(core, tuple(range(1, keys.ndim)))
+        epsilon = self._epsilon(core, keys.ndim, env_step)
         if self.ez_greedy:
             return exploration.ez_greedy(q, epsilon, legal, keys, core)
         return distributions.EpsilonGreedy(q, epsilon, legal).sample(keys), core
+
+    def _epsilon(self, core: PyTree, rank: int, env_step: jax.Array) -> jax.Array | float:
+        """Returns the probability of a random action, of rank ``rank`` where environments differ."""
+        if self.epsilon_ladder:
+            return jnp.expand_dims(core, tuple(range(1, rank)))
+        return 0.0 if self.parameter_noise else self.epsilon(env_step)
+
+    def log_prob(
+        self, q: jax.Array, legal: jax.Array | None, core: PyTree, action: jax.Array, env_step: jax.Array
+    ) -> jax.Array:
+        """Returns the log-probability ``[...]`` with which ``act`` chooses actions ``[...]``, from the same core."""
+        chosen = distributions.EpsilonGreedy(q, self._epsilon(core, action.ndim, env_step), legal).log_prob(action)
+        if not self.ez_greedy:
+            return chosen
+        repeated = jnp.where(action == core.action, 0.0, -jnp.inf)
+        return jnp.where(exploration.repeats(core, legal), repeated, chosen)
 
     def make(self, spec: EnvSpec) -> Algorithm:
         size = num_actions(self, spec)
@@ -165,6 +179,10 @@ class DQN(
             q = values(network.apply(variables.params, obs, noise_keys if self.noisy else None))
             action, core = self.act(q, observations.legal(spec, obs), keys, core, context.env_step)
             return action, core, {}
+
+        def log_prob(variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context) -> jax.Array:
+            q = values(network.apply(variables.params, obs, None))
+            return self.log_prob(q, observations.legal(spec, obs), core, action, context.env_step)
 
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
             noise: list[jax.Array | None] = [None, None, None]
@@ -195,6 +213,7 @@ class DQN(
 
         algorithm = Algorithm(
             policy=policy,
+            log_prob=None if self.noisy or self.parameter_noise else log_prob,
             loss=loss,
             **value_learner(self, network),
             initial_core=self.exploration_state(),

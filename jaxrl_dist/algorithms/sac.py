@@ -66,6 +66,11 @@ class SAC(
             random = kind.act_randomly(context.keys, observations.legal(spec, obs))
             return jnp.where(context.env_step < self.learning_starts, random, action), core, {}
 
+        def log_prob(variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context) -> jax.Array:
+            random = kind.random_log_prob(observations.legal(spec, obs), action)
+            chosen = kind.log_prob(choose(variables.params["actor"], obs), action)
+            return jnp.where(context.env_step < self.learning_starts, random, chosen)
+
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
             params, frozen = variables.params, jax.lax.stop_gradient(variables.params)
             next_keys, keys = jnp.moveaxis(jax.vmap(jax.random.split)(context.keys), 1, 0)
@@ -110,6 +115,7 @@ class SAC(
         algorithm = Algorithm(
             init=init,
             policy=policy,
+            log_prob=log_prob,
             loss=loss,
             optimizer=optax.partition(
                 {
@@ -153,6 +159,14 @@ class _Continuous:
         """Draws the environment's actions, uniformly distributed over the legal ones."""
         return self.scale.uniform(keys)
 
+    def random_log_prob(self, legal: jax.Array | None, action: jax.Array) -> jax.Array:
+        """Returns the log-probability ``[N]`` of ``act_randomly``."""
+        return jnp.full(len(action), self.scale.log_slope() - self.scale.size * math.log(2.0))
+
+    def log_prob(self, chosen: distributions.TanhNormal, action: jax.Array) -> jax.Array:
+        """Returns the log-probability ``[N]`` of the environment's actions."""
+        return chosen.log_prob(self.scale.from_env(action)) + self.scale.log_slope()
+
     def target_entropy(self, obs: PyTree) -> float | jax.Array:
         """Returns a number of nats, or ``[N]`` of them."""
         return -float(self.scale.size)
@@ -187,8 +201,16 @@ class _Discrete:
         return action
 
     def act_randomly(self, keys: jax.Array, legal: jax.Array | None) -> jax.Array:
-        logits = observations.masked(jnp.zeros((len(keys), self.num_outputs)), legal)
-        return distributions.Categorical(logits).sample(keys)
+        return self._random(len(keys), legal).sample(keys)
+
+    def random_log_prob(self, legal: jax.Array | None, action: jax.Array) -> jax.Array:
+        return self._random(len(action), legal).log_prob(action)
+
+    def log_prob(self, chosen: distributions.Categorical, action: jax.Array) -> jax.Array:
+        return chosen.log_prob(action)
+
+    def _random(self, size: int, legal: jax.Array | None) -> distributions.Categorical:
+        return distributions.Categorical(observations.masked(jnp.zeros((size, self.num_outputs)), legal))
 
     def target_entropy(self, obs: PyTree) -> float | jax.Array:
         legal = observations.legal(self.spec, obs)
