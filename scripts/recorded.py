@@ -2,8 +2,8 @@
 
 Measurements lie in the files of ``DATA``, which scripts write, and in tables of pages. Tables that no script writes are
 copied, with the command that their section names; without one they were measured by hand, as the page says.
-``recorded_at`` is the commit that brought a number into the repository, which git tells; what was measured is that commit
-or an older one. So this needs the repository's history.
+``recorded_at`` is the commit that brought a number into the repository, which git tells; that one was measured, or an
+older one. So this needs the repository's history.
 """
 
 from __future__ import annotations

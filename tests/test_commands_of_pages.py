@@ -50,7 +50,11 @@ EXTRAS = {
 """Packages without which a command with such a part is skipped."""
 DEVICES = {"sebulba:1+3": 4, "--learner-devices 2-7": 8}
 """Forced devices of commands that need several."""
-RUN_OF = {"--env my_module:make": "*my_module*", "export RUN_DIR": "CartPole-v1__ppo*"}
+RUN_OF = {
+    "--env my_module:make": "*my_module*",
+    "export RUN_DIR": "CartPole-v1__ppo*",
+    "RUN_DIR --kind table --score evaluation": "*before",
+}
 """Which runs ``RUN_DIR`` stands for in commands with such a part, instead of the newest."""
 MY_MODULE = '''
 import gymnasium
