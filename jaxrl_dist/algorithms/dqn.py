@@ -30,6 +30,8 @@ class DQN(
 ):
     """Deep Q-learning (Mnih et al. 2015); Rainbow's extensions (Hessel et al. 2018) are options."""
 
+    presets = "dqn"
+
     target_period: int = setting(250, low=1)
     """Updates between copies of the parameters to the target network."""
     epsilon_start: float = setting(1.0, low=0, high=1)

@@ -28,6 +28,8 @@ class SAC(
 ):
     """Soft actor-critic with two critics and a learned temperature (Haarnoja et al. 2018)."""
 
+    presets = "sac"
+
     learning_rate: float = 1e-3
     """Step size of the optimiser for the critics and the temperature."""
     actor_learning_rate: float = setting(3e-4, above=0)

@@ -22,6 +22,8 @@ class TD3(
 ):
     """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018)."""
 
+    presets = "td3"
+
     learning_rate: float = 1e-3
     """Step size of the optimiser for the critics (section 6.1)."""
     actor_learning_rate: float = setting(1e-3, above=0)

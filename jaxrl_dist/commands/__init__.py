@@ -25,6 +25,7 @@ USES = (
     ("plot RUN_DIR ... -o FILE", "plot learning curves, or compare scores: --kind"),
     ("export RUN_DIR [-o FILE]", "write the policy as StableHLO, which runs without this package"),
     ("check-env ENV [FLAGS]", "check your own environment: one line for each fault"),
+    ("check-algorithm FILE.py --env ID [FLAGS]", "check your own algorithm: one line for each fault"),
     ("doctor", "say whether this machine can train, on which devices, and what is missing"),
     ("doctor --compile-for h200x8 ALGO --env ID [FLAGS]", "compile a run for a GPU or TPU that is not here"),
     ("list algorithms|envs|plans|placements", "list what is available"),

@@ -35,9 +35,9 @@ from jaxrl_dist.settings.policies import Copy, Fixed, Still, by_policy, naming
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.stored import acting_config, differences, to_json
 from jaxrl_dist.spaces import describe
-from jaxrl_dist.training import weights
+from jaxrl_dist.training import contract, weights
 from jaxrl_dist.training.compile_cache import keep_programs
-from jaxrl_dist.training.learner import check_greedy, check_sizes, make_learner
+from jaxrl_dist.training.learner import check_sizes, make_learner
 from jaxrl_dist.training.member import Member, ProgramShared
 from jaxrl_dist.training.results import Row
 from jaxrl_dist.training.run import Run, resume_command
@@ -106,10 +106,6 @@ def _checked(job: Job) -> Job:
     config = job.config
     if config.evaluation_policy == "sampled":
         check_samples(job.algorithm)
-    elif config.evaluation_episodes:
-        modules = [type(part.algorithm).__module__ for part in by_policy(config).values()]
-        if not all(module.startswith("jaxrl_dist.") for module in modules):  # ours are tested
-            check_greedy(job.algorithm, job.source.spec)
     memory = jax.eval_shape(job.learner.init, jax.random.key(0)).memory
     replay = checkpoint.keeps_replay(config.checkpoint_replay, memory)
     return job._replace(config=dataclasses.replace(config, checkpoint_replay=replay))
@@ -297,6 +293,7 @@ def init_variables(config: Train[Any], algorithm: Algorithms) -> Any:
 def _new_job(config: Train[Any], source: EnvSource, num_members: int, devices: Sequence[jax.Device]) -> Job:
     if PLANS[config.plan].compiled:
         source.device()
+    contract.check_own(config, source.spec, len(devices))
     algorithm = make_algorithm(config, source.spec)
     pool = _pool(config, algorithm, source, devices)
     rows = meshes.rows_of(num_members, len(devices))

@@ -57,6 +57,7 @@ def test_atari_without_envpools_wrappers_is_no_atari() -> None:
 @pytest.mark.parametrize("name", TABLE)
 def test_rows_are_of_kinds_and_hold_flags(name: str) -> None:
     flags = {field.name for kind in (Train, config_class(name)) for field in dataclasses.fields(kind)}
+    assert config_class(name).presets == name
     assert TABLE[name].keys() <= {*KINDS, "any", "continuous", "discrete"}
     assert not {flag for values in TABLE[name].values() for flag in values} - flags
 
