@@ -30,6 +30,7 @@ ELSEWHERE = {
     "10.0.0.1": "needs two hosts; tests/hosts",
     "scripts/launch/": "needs a cluster; tests/hosts",
     "scripts/benchmark.py": "takes an hour; tests/test_benchmark.py",
+    "XLA_FLAGS=--xla_gpu": "needs a GPU",
     "--checkpoint 1000000": "needs a run of so many steps; tests/commands",
     "--metric own/": "needs a metric of one's own; tests/training",
 }
