@@ -169,6 +169,7 @@ def test_every_kind_of_task_fits_eight_devices(name: str) -> None:
         "impala": "",
         "appo": "",
         "sac": "",
+        "iql": "",
     }
     for kind in KINDS:
         wanted = actions.get(name, "discrete")
