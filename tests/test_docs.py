@@ -15,6 +15,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import textwrap
 import tomllib
 import types
 from pathlib import Path
@@ -213,6 +214,7 @@ def test_the_readme_s_python_runs(
 HOW_TO = (
     *("README.md", "docs/index.md", "docs/environments.md", "docs/runs.md", "docs/python.md", "docs/coming-from.md"),
     *("docs/hosts.md", "docs/glossary.md", "docs/releasing.md", "docs/tutorial.md", "docs/adding-an-algorithm.md"),
+    *("docs/which-algorithm.md", "docs/troubleshooting.md", "docs/idle-gpu.md", "docs/ppo-in-one-page.md"),
 )
 """Pages that are read first: short sentences only."""
 
@@ -487,6 +489,26 @@ def test_each_command_has_its_place(site: Path) -> None:
         flags = {flag.replace("--no-", "--") for flag in re.findall(r"(?<!\w)--[a-z][a-z-]*", text)}
         missing = [flag for flag in flags if flag not in described]
         assert {*missing} <= {"--help", "--version"}
+
+
+def test_pages_show_parts_of_the_sources_and_measured_rows_as_they_are() -> None:
+    hook = runpy.run_path(str(runs.ROOT / "scripts" / "docs.py"))
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="own.md"), meta={})
+
+    def made(name: str) -> str:
+        return hook["on_page_markdown"]((runs.ROOT / "docs" / name).read_text(encoding="utf-8"), page)
+
+    one = made("ppo-in-one-page.md")
+    code = "\n".join(textwrap.dedent(block) for block in re.findall(r"```python\n(.*?)```", one, re.DOTALL))
+    assert {"policy", "step", "gae", "postprocess", "loss", "gradient", "apply", "update", "run"} <= {
+        node.name for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)
+    }
+    assert "-jnp.minimum(ratio * batch" in one and "{{" not in one
+    assert "| [`dqn --env gymnax:MountainCar-v0`](algorithms/dqn.md#measured) | 200,000 | -103.4 | 5 |" in made(
+        "which-algorithm.md"
+    )
+    with pytest.raises(LookupError, match="0 functions 'nothing'"):
+        hook["source"]("jaxrl_dist.returns:nothing")
 
 
 @dataclasses.dataclass(frozen=True)
