@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from jaxrl_dist.algorithms import sequences
 from jaxrl_dist.algorithms.presets import TablePresets
@@ -44,7 +45,7 @@ class IQL(
         discrete = isinstance(spec.action, spaces.Discrete)
         scale = None if discrete else ActionScale.of(self, spec, "categories or vectors of numbers")
         size = num_actions(self, spec) if scale is None else scale.size
-        sizes = {"num_actions": size} if scale is None else {"action_size": size}
+        sizes: dict[str, Any] = {"num_actions": size} if scale is None else {"action_size": size}
         head, space = distributions.policy_head(spec.action), observations.input_space(spec)
         recurrence = sequences.recurrence(self, spec)
         actor = networks.policy_network(self, observations.input_space(spec, self.hidden), size, recurrence)
