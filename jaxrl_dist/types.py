@@ -334,7 +334,7 @@ class Report:
     diverged: bool = False
     """Whether training has diverged and ends: too many gradients in a row were not finite."""
     log: Callable[[Mapping[str, float | None]], None] = lambda values: None
-    """Adds numbers to this report's line in ``metrics.jsonl`` and to the run's trackers, before the next report is taken.
+    """Adds numbers to the report's line in ``metrics.jsonl`` and to the run's trackers, before the next report is taken.
     Without a ``run_dir`` it does nothing. Raises ``ConfigError`` for names that the line has, and for no numbers."""
     agent_steps: int | None = None
     """Transitions of all agents so far, counted exactly; None if environments have one agent, or one team."""
