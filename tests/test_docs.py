@@ -317,6 +317,16 @@ def test_the_glossary_explains_the_words_of_our_own() -> None:
     assert {"triple", "plan", "torso", "core", "env step", "update", "iteration", "rollout", "lag"} <= set(words)
 
 
+def test_the_files_of_a_release_agree() -> None:
+    texts = {name: (runs.ROOT / name).read_text(encoding="utf-8") for name in ("CHANGELOG.md", "CITATION.cff")}
+    project = tomllib.loads((runs.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    released = re.findall(r"^## \[(\d+\.\d+\.\d+)\] - (\S+)$", texts["CHANGELOG.md"], re.M)
+    cited = re.search(r"^version: (\S+)\ndate-released: (\S+)$", texts["CITATION.cff"], re.M)
+    assert cited is not None and released[0] == cited.groups() and cited[1] == project["version"]
+    assert [author["name"] for author in project["authors"]] == re.findall(r"- name: (.*)", texts["CITATION.cff"])
+    assert "## [Unreleased]" in texts["CHANGELOG.md"] and (runs.ROOT / project["readme"]).is_file()
+
+
 def test_a_release_writes_its_version_everywhere(tmp_path: Path) -> None:
     for name in ("pyproject.toml", "CITATION.cff"):
         (tmp_path / name).write_text((runs.ROOT / name).read_text(encoding="utf-8"))
