@@ -37,6 +37,7 @@ def write(path: pathlib.Path, fields: Mapping[str, Any], kinds: Mapping[str, Spa
     """
     if path.exists():
         raise ConfigError(f"{path} exists; a data set needs a new directory")
+    path.parent.mkdir(parents=True, exist_ok=True)
     storage.check_place(path)
     temporary = path.with_name(f".{path.name}.new")
     storage.delete(temporary)

@@ -267,7 +267,7 @@ def report(
     since, iteration = arrays.fetch(since), int(state.iteration)
     updates = sum(map(int, jax.tree.leaves(state.updates)))  # of all policies
     env_steps, agent_steps = map(int, steps)
-    rates = clock.rates(job.config.clock, env_steps, agent_steps, updates)
+    rates = clock.rates(env_steps, agent_steps, updates, job.config.clock)
     if not jax.tree.leaves(state.memory):
         del rates["replay/ratio"]  # the algorithm has no replay
     if due:

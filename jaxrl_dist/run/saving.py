@@ -49,11 +49,14 @@ class Saver:
     newest: int | None = None
     """Env steps of this session's newest checkpoint on disk; None: there is none yet, or another process knows."""
 
-    def __init__(self, run_dir: pathlib.Path, keep: int, about: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, run_dir: pathlib.Path, keep: int, about: Mapping[str, Any] | None = None, clock: str = "env_steps"
+    ) -> None:
         """Process 0 takes over from an earlier session, if there was one.
 
         Args:
           about: facts of the run for each ``run.json``, such as its config.
+          clock: the count in a checkpoint's progress by which it is numbered.
 
         Raises:
           ConfigError: the run directory's ``checkpoints`` is a link.
@@ -61,7 +64,7 @@ class Saver:
         """
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._writing: concurrent.futures.Future[None] | None = None
-        self._folder, self._keep, self._about = run_dir / CHECKPOINTS, keep, about or {}
+        self._folder, self._keep, self._about, self._clock = run_dir / CHECKPOINTS, keep, about or {}, clock
         if not peers.first():
             return
         for path in _own_folder(run_dir).glob(".*"):  # left by a session killed while writing or deleting
@@ -82,11 +85,12 @@ class Saver:
                 warnings.warn(f"the run continues without a checkpoint: {error}", FileWarning, stacklevel=2)
         return self._writing is not None
 
-    def save(self, step: int, checkpoint: Checkpoint, episode_return: float | None) -> None:
-        """Starts writing a checkpoint, once the previous one is written; ``step`` is what the run's clock says."""
+    def save(self, checkpoint: Checkpoint, episode_return: float | None) -> None:
+        """Starts writing a checkpoint, once the previous one is written."""
         if self._writing is not None:
             concurrent.futures.wait([self._writing])
             self.busy()
+        step = checkpoint.progress[self._clock]
         post, state = peers.post(), checkpoint._replace(progress={})
         if peers.first():
             content = {**self._about, "progress": checkpoint.progress, "episode_return": episode_return}

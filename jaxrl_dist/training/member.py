@@ -172,7 +172,8 @@ class Member:
         stored, files = to_json(self.config, self.job.source.spec), None
         if peers.first():
             files = open_files(stack, self.config, stored, self.file, self.job.progress.get("reported", {}))
-        saver = Saver(self.folder, self.config.keep_checkpoints, {"config": stored, "versions": machine.versions()})
+        about = {"config": stored, "versions": machine.versions()}
+        saver = Saver(self.folder, self.config.keep_checkpoints, about, self.config.clock)
         return files, stack.enter_context(contextlib.closing(saver))
 
     def _check_shared(self) -> None:
@@ -208,7 +209,7 @@ class Member:
 
         def save(report: Report) -> None:
             if saver is not None:
-                saver.save(report.step, report.checkpoint(), report.metrics["episode/return"])
+                saver.save(report.checkpoint(), report.metrics["episode/return"])
 
         reported = step_of(config, job.progress.get("reported", {}))
         evaluations = Evaluations(config, job.progress.get("evaluated", reported), ending)

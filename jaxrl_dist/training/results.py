@@ -42,7 +42,6 @@ class Row:
     status: str = "training"
     """``training``, ``done``, ``halved`` (ended by successive halving), ``diverged``, or ``failed`` in a sweep."""
     env_steps: int = 0
-    updates: int = 0
     iteration: int = 0
     episode_return: float | None = None
     """Mean return of the newest report with finished episodes."""
@@ -50,6 +49,7 @@ class Row:
     """Mean return of the newest evaluation."""
     lineage: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     """With population-based training: env steps, iteration, parent and new hyperparameters of each copy."""
+    updates: int = 0
 
     def take(self, report: Report) -> None:
         """Takes the returns of the member's newest report."""
