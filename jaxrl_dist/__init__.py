@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from jaxrl_dist.training import preset as preset
     from jaxrl_dist.training import resume as resume
     from jaxrl_dist.training import train as train
+    from jaxrl_dist.training.pure import make_train as make_train
     from jaxrl_dist.types import Algorithm as Algorithm
     from jaxrl_dist.types import Report as Report
     from jaxrl_dist.types import Rollout as Rollout
@@ -38,6 +39,7 @@ _PUBLIC = {
     "play.policy": ("Policy", "load_policy"),
     "run.console": ("display",),
     "training": ("preset", "resume", "train"),
+    "training.pure": ("make_train",),
     "types": ("Algorithm", "Report", "Rollout"),
 }
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}

@@ -35,7 +35,8 @@ from jaxrl_dist.settings.policies import STILL, Fixed, Policies, Random, still
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.stored import stored_config
 from jaxrl_dist.spaces import Box, MultiDiscrete, zeros
-from jaxrl_dist.training.setup import prepare
+from jaxrl_dist.training.learner import check_sizes
+from jaxrl_dist.training.setup import make_algorithm, prepare
 from jaxrl_dist.types import Context
 
 PPO_ = PPO(hidden_sizes=(8,), num_minibatches=2, num_epochs=2)
@@ -475,6 +476,15 @@ def test_the_replay_of_a_policy_is_rounded_to_its_agents_rows() -> None:
     config = Train({"a": "dqn", "b": DQN()}, env=team.CartPoles(3), policies=agents, num_envs=12)
     parts = resolved(config)[0].algorithm.parts
     assert {name: part.algorithm.replay_capacity for name, part in parts.items()} == {"a": 99_996, "b": 99_984}
+
+
+@pytest.mark.parametrize("name", ["dqn", "r2d2", "rainbow", "qmix", "sac"])
+def test_policies_share_sizes_that_divide_for_both(name: str) -> None:
+    policies = {"a": "pole_0", "b": "pole_1,pole_2"}
+    for sizes in ({}, {"num_envs": 24, "rollout_length": 5}):
+        config, source = resolved(Train({"a": "ppo", "b": name}, env=team.CartPoles(3), policies=policies, **sizes))
+        for devices in (1, 8):
+            check_sizes(config, make_algorithm(config, source.spec), source.spec, devices)
 
 
 def test_the_command_line_trains_resumes_and_evaluates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
