@@ -47,8 +47,7 @@ class Doctor:
     """Checks whether this machine can train, on which devices, with which libraries, and what is missing.
 
     doctor --compile-for TARGET ALGO --env ID [FLAGS] [--json] compiles the run that train would start, for accelerators
-    that this machine may lack, such as h200, h200x8 or v5e:2x4. It prints the memory per device, and the kernels that
-    each loop starts.
+    that this machine may lack, such as h200, h200x8 or v5e:2x4. It prints the memory per device.
     """
 
 
