@@ -258,6 +258,25 @@ def test_readme_is_short_and_has_the_measured_numbers() -> None:
         assert any({ours, other} <= set(of_run) for of_run in measured), (ours, other)
 
 
+def test_measured_numbers_come_from_files_that_say_how_and_when() -> None:
+    """``python scripts/recorded.py`` writes the file again, after a commit of new measurements."""
+    script = runpy.run_path(str(runs.ROOT / "scripts" / "recorded.py"))
+    recorded = json.loads(script["FILE"].read_text(encoding="utf-8"))
+    for file in script["DATA"]:
+        entries, stored = recorded["data"][file]["entries"], runs.read_json(runs.ROOT / file)
+        assert entries.keys() == script["entries_of"](stored).keys(), f"{file}: {script['FILE']} is older"
+        assert recorded["data"][file]["command"] == script["DATA"][file]
+    entries = [entry for data in recorded["data"].values() for entry in data["entries"].values()]
+    for entry in (*entries, *recorded["tables"]):
+        assert re.fullmatch("[0-9a-f]{7,}", entry["recorded_at"]) and datetime.date.fromisoformat(entry["date"])
+    by_hand = [(table["page"], table["section"], table["rows"]) for table in recorded["tables"]]
+    found = [(page, *table) for page in script["pages"]() for table in script["tables"](page)]
+    assert [table for table in found if table[1] not in script["WRITTEN"].get(table[0], ())] == by_hand
+    sides = {side for row in runs.read_json(runs.ROOT / "docs/speed/results.json")["rows"].values() for side in row[0]}
+    names = {name.lower().replace(" ", "") for name, version in recorded["peers"].items() if version}
+    assert {side.lower().replace("_", "").replace(" ", "") for side in sides} - {"jaxrldist"} <= names
+
+
 def measured_speeds() -> list[list[str]]:
     """The medians of all sides of each run of the benchmark."""
     rows = json.loads((runs.ROOT / "docs" / "speed" / "results.json").read_text(encoding="utf-8"))["rows"]

@@ -252,11 +252,13 @@ def critic_network(
     action_size: int = 0,
     num_actions: int = 1,
     recurrence: Recurrence | None = None,
+    name: str = "critic",
 ) -> Network:
     """Several critics of the same architecture; each has separate parameters, and ``params`` lists them.
 
     ``apply`` is ``(params, obs [N, ...], action [N, action_size]) -> [num_critics, N]``, or with ``num_actions``
-    discrete ones ``(params, obs [N, ...]) -> [num_critics, N, num_actions]``.
+    discrete ones ``(params, obs [N, ...]) -> [num_critics, N, num_actions]``. With a core, ``View.core[name]`` lists
+    their states.
 
     Where an MLP reads the observation, its first layer reads the action too. Features of any other torso go through a
     second MLP together with the action.
@@ -265,10 +267,10 @@ def critic_network(
     discrete = linear_head(num_actions, scale=1.0)._replace(num_keys=2)
     heads = action_value_head(config, action_size) if action_size else discrete
     torsos = () if action_size and choose_torso(config.torso, observation) == "mlp" else ("torso",)
-    critic = _built(config, observation, heads, "critic", recurrence, torsos)
+    critic = _built(config, observation, heads, name, recurrence, torsos)
 
     def of(obs: PyTree, number: int) -> PyTree:
-        return obs._replace(core={"critic": obs.core["critic"][number]}) if isinstance(obs, View) else obs
+        return obs._replace(core={name: obs.core[name][number]}) if isinstance(obs, View) else obs
 
     def init(key: jax.Array) -> PyTree:
         return [critic.init(key) for key in jax.random.split(key, num_critics)]

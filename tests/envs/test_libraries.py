@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -104,6 +105,16 @@ def test_check_env_plays_a_library(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("walk")
+def test_what_libraries_print_is_hidden_and_what_we_print_is_not(capfd: pytest.CaptureFixture[str]) -> None:
+    """Also where a library prints to the first stdout of the process, as JaxMARL's import does."""
+    with libraries.theirs():
+        print("theirs")
+        sys.stdout = sys.__stdout__
+        print("theirs")
+    print("ours")
+    assert capfd.readouterr().out == "ours\n"
+
+
 def test_what_a_library_has_not_is_refused() -> None:
     with pytest.raises(ConfigError, match=re.escape("brax has no such environment (did you mean 'walk'?)")):
         find("brax:wlak")

@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import io
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, cast
@@ -165,10 +166,14 @@ def make(library: str, env_id: str, options: Mapping[str, str]) -> Adapted:
 @contextlib.contextmanager
 def theirs() -> Iterator[None]:
     """Runs the libraries' own code: hides its output and warnings, and allows rank promotion."""
-    silent = contextlib.redirect_stdout(io.StringIO())
-    with warnings.catch_warnings(), silent, jax.numpy_rank_promotion("allow"):
+    silent, first = cast(Any, io.StringIO()), sys.__stdout__
+    with warnings.catch_warnings(), contextlib.redirect_stdout(silent), jax.numpy_rank_promotion("allow"):
         warnings.simplefilter("ignore")
-        yield
+        sys.__stdout__ = silent  # type: ignore[misc] # where the import of JaxMARL prints to
+        try:
+            yield
+        finally:
+            sys.__stdout__ = first  # type: ignore[misc]
 
 
 def summary() -> list[str]:
