@@ -334,8 +334,8 @@ class Report:
     diverged: bool = False
     """Whether training has diverged and ends: too many gradients in a row were not finite."""
     log: Callable[[Mapping[str, float | None]], None] = lambda values: None
-    """Adds numbers to its line in ``metrics.jsonl`` and to the run's trackers, before the next report is taken; without a
-    ``run_dir`` it does nothing. Raises ``ConfigError`` for names that the line has, and for what is not a number."""
+    """Adds numbers to its line in ``metrics.jsonl`` and to the trackers, before the next report is taken; without a
+    ``run_dir``, nothing. Raises ``ConfigError`` for names that the line has, and for what is not a number."""
     agent_steps: int | None = None
     """Transitions of all agents so far, counted exactly; None if environments have one agent, or one team."""
     clock: str = "env_steps"

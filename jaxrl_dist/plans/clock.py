@@ -40,7 +40,9 @@ class Clock:
     def _compile_seconds(self) -> float:
         return self._compiled_before + sum(program.compile_seconds for program in self._programs)
 
-    def rates(self, env_steps: int, agent_steps: int, updates: int, clock: str = "env_steps") -> dict[str, float | None]:
+    def rates(
+        self, env_steps: int, agent_steps: int, updates: int, clock: str = "env_steps"
+    ) -> dict[str, float | None]:
         """Returns a report's times and rates; rates cover the interval since the last report, without compilation."""
         compile_seconds, last = self._compile_seconds(), self._reported
         seconds = self.wall_time() - compile_seconds - last["seconds"]
