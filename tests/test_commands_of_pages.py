@@ -36,6 +36,7 @@ ELSEWHERE = {
 }
 """Parts of commands that are not run here, with the reason and what tests them."""
 EXTRAS = {
+    "envpool:": "envpool",
     "brax:": "brax",
     "jaxmarl": "jaxmarl",
     "pgx:": "pgx",
