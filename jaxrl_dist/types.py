@@ -268,6 +268,11 @@ class Algorithm:
     """Whether environments ``2 i`` and ``2 i + 1`` belong together, so that their number must be even."""
     trains: bool = True
     """Whether it learns; of one that does not, only the functions that act are called."""
+    log_prob: Callable[[Variables, PyTree, PyTree, PyTree, Context], jax.Array] | None = None
+    """``(variables, obs [B, ...], core, action [B, ...], context) -> [B]`` float32: the log-probability with which the
+    policy, acting with keys, draws these actions from this core at ``context.env_step``. Of continuous ones it is a
+    density in the environment's units, before its bounds clip them; correlated noise counts as independent. None: the
+    draws have none, or it has no closed form."""
 
     def updated_stats(self, variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         """Returns the running statistics after a rollout."""

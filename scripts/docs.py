@@ -6,6 +6,7 @@ generated can be out of date. ``make docs`` builds the site.
 
 from __future__ import annotations
 
+import ast
 import base64
 import dataclasses
 import functools
@@ -240,13 +241,26 @@ def algorithm_curves(name: str) -> str:
     return f"[What the defaults learn](../learning.md) says how these were made.\n\n{rows}\n\n{pictures}"
 
 
+def measured(names: str) -> str:
+    """Returns some columns of ``learning.md`` for bars by name, with links to the algorithms' pages."""
+    script = learning()
+    results = script["load"](ROOT / "docs" / "learning" / script["RESULTS"])
+    bars = [bar for name in names.split(",") for bar in script["BARS"] if bar.name == name]
+    assert len(bars) == len(names.split(",")), f"not all of {names} are bars"
+    rows = []
+    for bar, line in zip(bars, script["rows"](bars, results)[2:], strict=True):
+        _, command, steps, _, seeds, _, iqm, *_ = (cell.strip() for cell in line.split("|"))
+        rows.append((f"[{command}](algorithms/{bar.algorithm}.md#measured)", steps, iqm, str(len(seeds.split()))))
+    return table(("`jaxrl-dist train ...`", "env steps", "IQM of greedy returns", "seeds"), rows)
+
+
 # --- Accelerators -------------------------------------------------------------------------------------
 
 
 def accelerators(_: str | None) -> str:
-    """Returns a table for each target of what every algorithm's program starts, as counted by accelerators.py."""
-    script = runpy.run_path(str(ROOT / "scripts" / "accelerators.py"))
-    return "\n\n".join(f"## {script['TARGETS'][target]}\n\n{script['table'](target)}" for target in script["TARGETS"])
+    """Returns tables of what every algorithm's program starts, as counted by accelerators.py."""
+    table: str = runpy.run_path(str(ROOT / "scripts" / "accelerators.py"))["tables"]()
+    return table
 
 
 def scale(_: str | None) -> str:
@@ -366,6 +380,25 @@ def notebook(path: pathlib.Path) -> dict[str, str | bytes]:
 # --- Documents ----------------------------------------------------------------------------------------
 
 
+def source(path: str) -> str:
+    """Returns the code of ``module:function``; a method or a nested function is ``module:Class.method.nested``.
+
+    Raises:
+      LookupError: there is no such function any more.
+    """
+    module, names = path.split(":")
+    file = ROOT / f"{module.replace('.', '/')}.py"
+    text = file.read_text(encoding="utf-8")
+    node: ast.AST = ast.parse(text)
+    for name in names.split("."):
+        parts = [part for part in ast.walk(node) if getattr(part, "name", None) == name]
+        if len(parts) != 1:
+            raise LookupError(f"{len(parts)} functions {name!r} of {path}")
+        node = parts[0]
+    code = textwrap.dedent(ast.get_source_segment(text, node, padded=True) or "")
+    return f"`{file.relative_to(ROOT)}`\n\n```python\n{code}\n```"
+
+
 def algorithm(name: str) -> str:
     """Returns the second half of an algorithm's page."""
     parts = {"Flags": algorithm_flags, "Presets": algorithm_presets, "Measured": algorithm_curves}
@@ -381,8 +414,10 @@ PARTS: dict[str, Callable[[Any], str]] = {
     "accelerators": accelerators,
     "algorithm": algorithm,
     "fields": fields,
+    "measured": measured,
     "run_flags": run_flags,
     "scale": scale,
+    "source": source,
     "synonyms": synonyms,
     "tested": tested,
 }

@@ -70,6 +70,8 @@ class ActorCritic(NamedTuple):
     init: Callable[[jax.Array], Variables]
     policy: Policy
     """Its extras are ``log_prob`` and ``value``, both ``[B]`` float32, and ``core_inputs`` if the core reads any."""
+    log_prob: Callable[[Variables, PyTree, PyTree, PyTree, Context], jax.Array]
+    """As ``Algorithm.log_prob``."""
     initial_core: Callable[[int], PyTree]
     window: int | None
     """As ``Algorithm.window``: a recurrent core learns from whole rollouts, a feed-forward one from transitions."""
@@ -87,7 +89,8 @@ class ActorCritic(NamedTuple):
 
     def acting(self) -> dict[str, Any]:
         """Returns the fields of an ``Algorithm`` that acts by this policy."""
-        return {name: getattr(self, name) for name in ("init", "policy", "initial_core", "feedback", "window")}
+        names = "init", "policy", "log_prob", "initial_core", "feedback", "window"
+        return {name: getattr(self, name) for name in names}
 
 
 def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
@@ -132,6 +135,12 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
         core = joined(noise, inputs.acted(core, memory, action))
         return action, core, extras if read is None else {**extras, "core_inputs": read}
 
+    def log_prob(variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context) -> jax.Array:
+        _, core = split(core)
+        memory, read = inputs.memory(core), inputs.read(core)
+        outputs, _, _ = network.step(variables.params, obs, memory, core_inputs=read)
+        return choices(outputs, obs).log_prob(action)
+
     def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
         noise, core = split(core)
         return joined(noise, inputs.feedback(core, action, step))
@@ -175,6 +184,7 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
     return ActorCritic(
         init=lambda key: Variables(network.init(key), ()),
         policy=policy,
+        log_prob=log_prob,
         initial_core=initial_core,
         feedback=feedback,
         window=None if recurrent else 1,

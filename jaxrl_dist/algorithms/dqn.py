@@ -30,6 +30,8 @@ class DQN(
 ):
     """Deep Q-learning (Mnih et al. 2015); Rainbow's extensions (Hessel et al. 2018) are options."""
 
+    presets = "dqn"
+
     target_period: int = setting(250, low=1)
     """Updates between copies of the parameters to the target network."""
     epsilon_start: float = setting(1.0, low=0, high=1)
@@ -132,12 +134,26 @@ class DQN(
         """Returns actions ``[...]`` by values ``q [..., A]``, without keys the best ones, and the core after them."""
         if keys is None:
             return distributions.EpsilonGreedy(q, 0.0, legal).mode(), core
-        epsilon = 0.0 if self.parameter_noise else self.epsilon(env_step)
-        if self.epsilon_ladder:
-            epsilon = jnp.expand_dims(core, tuple(range(1, keys.ndim)))
+        epsilon = self._epsilon(core, keys.ndim, env_step)
         if self.ez_greedy:
             return exploration.ez_greedy(q, epsilon, legal, keys, core)
         return distributions.EpsilonGreedy(q, epsilon, legal).sample(keys), core
+
+    def _epsilon(self, core: PyTree, rank: int, env_step: jax.Array) -> jax.Array | float:
+        """Returns the probability of a random action, of rank ``rank`` where environments differ."""
+        if self.epsilon_ladder:
+            return jnp.expand_dims(core, tuple(range(1, rank)))
+        return 0.0 if self.parameter_noise else self.epsilon(env_step)
+
+    def log_prob(
+        self, q: jax.Array, legal: jax.Array | None, core: PyTree, action: jax.Array, env_step: jax.Array
+    ) -> jax.Array:
+        """Returns the log-probability ``[...]`` with which ``act`` chooses actions ``[...]``, from the same core."""
+        chosen = distributions.EpsilonGreedy(q, self._epsilon(core, action.ndim, env_step), legal).log_prob(action)
+        if not self.ez_greedy:
+            return chosen
+        repeated = jnp.where(action == core.action, 0.0, -jnp.inf)
+        return jnp.where(exploration.repeats(core, legal), repeated, chosen)
 
     def make(self, spec: EnvSpec) -> Algorithm:
         size = num_actions(self, spec)
@@ -166,6 +182,10 @@ class DQN(
             action, core = self.act(q, observations.legal(spec, obs), keys, core, context.env_step)
             return action, core, {}
 
+        def log_prob(variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context) -> jax.Array:
+            q = values(network.apply(variables.params, obs, None))
+            return self.log_prob(q, observations.legal(spec, obs), core, action, context.env_step)
+
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
             noise: list[jax.Array | None] = [None, None, None]
             if self.noisy:
@@ -179,22 +199,23 @@ class DQN(
             best = jnp.argmax(observations.masked(values(choosing), legal), axis=-1)
             if self.num_atoms == 1:
                 next_q = packing.take_along_last(values(bootstrap), best)
-                error = jax.lax.stop_gradient(self.bellman(batch["reward"], batch["discount"], next_q)) - q
+                error = returns.constant(self.bellman(batch["reward"], batch["discount"], next_q)) - q
                 losses, priority = self.error_loss(error), jnp.abs(error)
             else:
                 rows = jnp.arange(len(online))
                 probs = jax.nn.softmax(bootstrap[rows, best])
                 returned = self.bellman(batch["reward"][:, None], batch["discount"][:, None], atoms[None])
-                projected = jax.lax.stop_gradient(jax.vmap(returns.project, (0, 0, None))(returned, probs, atoms))
+                projected = returns.constant(jax.vmap(returns.project, (0, 0, None))(returned, probs, atoms))
                 losses = optax.losses.softmax_cross_entropy(online[rows, batch["action"]], projected)
                 # Hessel et al. (2018), section 4: the KL divergence, which is 0 where the prediction equals the target.
                 entropy = jnp.sum(jax.scipy.special.entr(projected), axis=-1)
                 priority = jnp.maximum(losses - entropy, 0.0)
             metrics = {"loss/q": losses, "q/mean": q}
-            return losses, batch["valid"], Aux(metrics, jax.lax.stop_gradient(priority))
+            return losses, batch["valid"], Aux(metrics, returns.constant(priority))
 
         algorithm = Algorithm(
             policy=policy,
+            log_prob=None if self.noisy or self.parameter_noise else log_prob,
             loss=loss,
             **value_learner(self, network),
             initial_core=self.exploration_state(),

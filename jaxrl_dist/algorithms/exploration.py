@@ -52,15 +52,19 @@ def ez_greedy(
     draws = jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, 1), (2,)))(keys.reshape(-1))
     chance, length = draws[:, 0].reshape(keys.shape), draws[:, 1].reshape(keys.shape)
     duration = jnp.minimum(1.0 / (1.0 - length), core.longest).astype(jnp.int32)
-    repeats = core.left > 0
-    if legal is not None:
-        repeats &= packing.take_along_last(legal, core.action)
-    starts = ~repeats & (chance < epsilon)
+    repeat = repeats(core, legal)
+    starts = ~repeat & (chance < epsilon)
     random = distributions.EpsilonGreedy(q, 1.0, legal).sample(keys)
     other = jnp.where(starts, random, distributions.EpsilonGreedy(q, 0.0, legal).mode())
-    left = jnp.where(repeats, core.left, jnp.where(starts, duration, 1)) - 1
-    action = jnp.where(repeats, core.action, other)
+    left = jnp.where(repeat, core.left, jnp.where(starts, duration, 1)) - 1
+    action = jnp.where(repeat, core.action, other)
     return action, core._replace(action=action, left=left)
+
+
+def repeats(core: Repetition, legal: jax.Array | None) -> jax.Array:
+    """Returns where ``ez_greedy`` repeats an action, ``[...]`` bool."""
+    repeats = core.left > 0
+    return repeats if legal is None else repeats & packing.take_along_last(legal, core.action)
 
 
 class Repetition(NamedTuple):

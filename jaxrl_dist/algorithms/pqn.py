@@ -20,6 +20,8 @@ class PQN(TablePresets, TorsoConfig, OptimizerConfig, hidden_sizes=(128, 128), a
     Layer normalisation keeps learning stable instead (section 3).
     """
 
+    presets = "pqn"
+
     learning_rate: float = setting(5e-4, above=0)
     """Step size of the optimiser, RAdam by default."""
     discount: float = setting(0.99, low=0, high=1)
@@ -50,11 +52,17 @@ class PQN(TablePresets, TorsoConfig, OptimizerConfig, hidden_sizes=(128, 128), a
         def best(q: jax.Array, obs: PyTree) -> jax.Array:
             return observations.masked(q, observations.legal(spec, obs)).max(axis=-1)
 
+        def choices(q: jax.Array, obs: PyTree, context: Context) -> distributions.EpsilonGreedy:
+            return distributions.EpsilonGreedy(q, schedule(context.env_step), observations.legal(spec, obs))
+
         def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
             q = values(variables.params, obs)
-            greedy = distributions.EpsilonGreedy(q, schedule(context.env_step), observations.legal(spec, obs))
+            greedy = choices(q, obs, context)
             action = greedy.mode() if context.keys is None else greedy.sample(context.keys)
             return action, core, {"value": best(q, obs)}
+
+        def log_prob(variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context) -> jax.Array:
+            return choices(values(variables.params, obs), obs, context).log_prob(action)
 
         def postprocess(variables: Variables, rollout: Rollout, context: Context) -> dict[str, PyTree]:
             bootstrap = best(values(variables.params, rollout.last_obs), rollout.last_obs)
@@ -76,6 +84,7 @@ class PQN(TablePresets, TorsoConfig, OptimizerConfig, hidden_sizes=(128, 128), a
         return Algorithm(
             init=lambda key: Variables(network.init(key), ()),
             policy=policy,
+            log_prob=log_prob,
             postprocess=postprocess,
             loss=loss,
             optimizer=optax.chain(

@@ -6,7 +6,7 @@ values; "measured" means the runs of ``docs/learning.md``, which also says on wh
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxrl_dist.lazy import observations, spaces
 from jaxrl_dist.types import EnvSpec
@@ -64,14 +64,13 @@ def row(algorithm: str, spec: EnvSpec) -> dict[str, Any]:
 class TablePresets:
     """The presets of an algorithm of this package."""
 
+    presets: ClassVar[str] = ""
+    """The name of its rows in ``TABLE``, which its subclasses have too; empty: none."""
+
     @classmethod
     def preset(cls, spec: EnvSpec) -> dict[str, Any]:
-        """Returns the flags that differ from the defaults for this kind of environment.
-
-        They are the rows of the algorithm's name in ``TABLE``; one that has none takes those of its base class.
-        """
-        names = (base.__name__.lower() for base in cls.__mro__ if base.__module__.rpartition(".")[0] == __package__)
-        return next((row(name, spec) for name in names if name in TABLE), {})
+        """Returns the flags that differ from the defaults for this kind of environment."""
+        return row(cls.presets, spec) if cls.presets else {}
 
 
 # fmt: off
@@ -294,6 +293,15 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
             # Haarnoja et al. (2018), table 1. On Hopper a seed returned 956 after 200k steps with 1e-3, 3156 with 3e-4.
             "learning_rate": 3e-4, "learning_starts": 5_000, "report_interval": 10_000, "evaluation_episodes": 10,
         },
+    },
+    "iql": {
+        "any": {"num_envs": 8, "rollout_length": 1, "report_interval": 2_000},
+        # As SAC's and TD3's
+        "discrete": {"rollout_length": 4, "replay_ratio": 0.25, "replay_capacity": 100_000},
+        "classic_control/continuous": {"hidden_sizes": (64, 64)},
+        "atari": {"batch_size": 64, "learning_starts": 20_000, "evaluation_episodes": 10},
+        "minatar": {"batch_size": 64, "learning_starts": 5_000},
+        "mujoco/continuous": {"learning_starts": 5_000, "report_interval": 10_000, "evaluation_episodes": 10},
     },
     "es": {
         "any": {"num_envs": 64, "report_interval": 100_000},

@@ -147,6 +147,10 @@ class ActionScale(NamedTuple):
         low, high = (jnp.broadcast_to(bound, action.shape) for bound in self)
         return 2.0 * (action - low) / (high - low) - 1.0
 
+    def log_slope(self) -> float:
+        """Returns the log-density of an action in the environment's units, minus that in the units of -1 .. 1."""
+        return -float(np.log(0.5 * (self.high.astype(np.float64) - self.low)).sum())
+
     def uniform(self, keys: jax.Array) -> jax.Array:
         """Draws uniform actions ``[N, A]`` in the environment's units."""
         draw = jax.vmap(lambda key: jax.random.uniform(key, (self.size,), minval=-1.0))

@@ -30,7 +30,7 @@ def stored(rollout: Rollout) -> tuple[Rollout, PyTree, jax.Array | None]:
 
 def priority(config: ReplayConfig, error: jax.Array, mask: jax.Array) -> jax.Array:
     """Returns the priority ``[N]`` of windows by their errors ``[N, L]`` (Kapturowski et al. 2019, section 2.3)."""
-    size = jnp.where(mask, jnp.abs(jax.lax.stop_gradient(error)), 0.0)
+    size = jnp.where(mask, jnp.abs(returns.constant(error)), 0.0)
     mean = jnp.sum(size, axis=1) / jnp.maximum(jnp.sum(mask, axis=1), 1)
     eta = config.max_priority_share
     return eta * jnp.max(size, axis=1) + (1 - eta) * mean
@@ -62,16 +62,24 @@ def sequences(
         memory = {name: network.initial_core(num_envs) for name, network in networks.items()}
         return inputs.initial(memory, num_envs), algorithm.initial_core(num_envs)
 
+    def single(obs: PyTree, memory: PyTree, read: jax.Array | None) -> Any:
+        """Returns the view of one step."""
+        one, sequence = jnp.ones((1, len(jax.tree.leaves(obs)[0])), bool), jax.tree.map(lambda x: x[None], (obs, read))
+        return observations.View(obs, sequence[0], one, sequence[1], memory, jnp.zeros_like(one, jnp.int32).T)
+
     def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
         core, rest = core
         memory, read = inputs.memory(core), inputs.read(core)
-        one, sequence = jnp.ones((1, len(jax.tree.leaves(obs)[0])), bool), jax.tree.map(lambda x: x[None], (obs, read))
-        view = observations.View(obs, sequence[0], one, sequence[1], memory, jnp.zeros_like(one, jnp.int32).T)
-        action, rest, extras = algorithm.policy(variables, view, rest, context)
+        action, rest, extras = algorithm.policy(variables, single(obs, memory, read), rest, context)
         params = params_of(variables.params)
         after = {name: networks[name].advance(params[name], obs, memory[name], read) for name in networks}
         extras = {**extras, "core": memory} if read is None else {**extras, "core": memory, "core_inputs": read}
         return action, (inputs.acted(core, after, action), rest), extras
+
+    def log_prob(variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context) -> jax.Array:
+        assert algorithm.log_prob is not None
+        view = single(obs, inputs.memory(core[0]), inputs.read(core[0]))
+        return algorithm.log_prob(variables, view, core[1], action, context)
 
     def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
         return inputs.feedback(core[0], action, step), algorithm.feedback(core[1], action, step)
@@ -126,6 +134,7 @@ def sequences(
     return dataclasses.replace(
         algorithm,
         policy=policy,
+        log_prob=None if algorithm.log_prob is None else log_prob,
         postprocess=postprocess,
         loss=loss,
         initial_core=initial_core,

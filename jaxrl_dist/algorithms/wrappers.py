@@ -99,6 +99,10 @@ def extended(
         action, after, extras = algorithm.policy(inner(variables), obs, rest(core), context)
         return action, with_rest(core, after), extras
 
+    def log_prob(variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context) -> jax.Array:
+        assert algorithm.log_prob is not None
+        return algorithm.log_prob(inner(variables), obs, rest(core), action, context)
+
     def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
         return with_rest(core, algorithm.feedback(rest(core), action, step))
 
@@ -125,6 +129,7 @@ def extended(
         initial_core=initial_core,
         policy=policy,
         feedback=feedback,
+        log_prob=None if algorithm.log_prob is None else log_prob,
         behaviour=behaviour if algorithm.behaviour is not None else None,
         postprocess=postprocess,
         update_stats=update_stats,
@@ -180,6 +185,10 @@ def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
     def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
         return inner.policy(variables, scale(variables, obs), core, context)
 
+    def log_prob(variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context) -> jax.Array:
+        assert inner.log_prob is not None
+        return inner.log_prob(variables, scale(variables, obs), core, action, context)
+
     def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         return inner.postprocess(variables, rollout._replace(obs=scale(variables, rollout.obs)), context)
 
@@ -189,7 +198,13 @@ def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
         merged = {path: stats.merge(obs[path], rollout.valid) for path, stats in by_path(variables).items()}
         return bare(merged), others
 
-    return dataclasses.replace(inner, policy=policy, postprocess=postprocess, update_stats=update_stats)
+    return dataclasses.replace(
+        inner,
+        policy=policy,
+        log_prob=None if inner.log_prob is None else log_prob,
+        postprocess=postprocess,
+        update_stats=update_stats,
+    )
 
 
 def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorithm:

@@ -13,10 +13,10 @@ from jaxrl_dist.errors import ConfigError, visible
 
 @dataclasses.dataclass(frozen=True)
 class Video(evaluate.Evaluate):
-    """Films episodes as an animated GIF: the first ones that ``evaluate`` plays with the same seed."""
+    """Films episodes as an animated GIF or as MP4: the first ones that ``evaluate`` plays with the same seed."""
 
     out: Annotated[str, help.Argument("FILE.gif")] = ""
-    """The file to write."""
+    """The file to write: its name ends in .gif or .mp4."""
     episodes: int = setting(1, low=1, high=100)
     """Number of episodes to play, one after the other."""
     fps: int = setting(30, low=1, high=50)

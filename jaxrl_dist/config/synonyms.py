@@ -101,7 +101,7 @@ SYNONYMS: dict[str, str] = {
 
 _ACCELERATOR = "training uses every accelerator that JAX finds; --num-devices N uses fewer, and JAX_PLATFORMS=cpu none"
 _OPTIMIZER = "--optimizer takes optax's defaults; an algorithm file of yours can name others"
-_VIDEO = "`jaxrl-dist video RUN_DIR FILE.gif` films a trained policy"
+_VIDEO = "`jaxrl-dist video RUN_DIR FILE.gif` films a trained policy, and --video-interval during training"
 _STATE_DEPENDENT = "--noise-correlation 0.6 makes noise last, which is what state-dependent exploration is used for"
 _ALGORITHM = "the algorithm comes first: `jaxrl-dist train ppo --env CartPole-v1`"
 INSTEAD: dict[str, str] = {

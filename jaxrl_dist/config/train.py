@@ -171,6 +171,8 @@ class Run:
     """Also write the metrics as TensorBoard event files into the run directory."""
     wandb: bool = setting(False, resumable=True, compiled=False)
     """Also send the metrics to Weights & Biases; needs the package wandb."""
+    video_interval: int | None = setting(None, low=1, high=10**15, resumable=True, compiled=False)
+    """Environment steps between two films of an episode, which --tensorboard and --wandb show; None: no films."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

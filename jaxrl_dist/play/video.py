@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import pathlib
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from jaxrl_dist.actors.evaluate import Evaluation
-from jaxrl_dist.actors.step import env_of
-from jaxrl_dist.envs.base import DrawnEnv
+from jaxrl_dist.actors.film import film, write_gif
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.play.policy import Policy
 from jaxrl_dist.run.storage import check_place, replacing
@@ -27,14 +27,14 @@ def record(
     sampled: bool | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> tuple[Evaluation, int]:
-    """Plays episodes and writes them, one after the other, to an animated GIF.
+    """Plays episodes and writes them, one after the other, to an animated GIF or an MP4 film (H.264).
 
     An evaluation with the same seed plays these episodes first.
 
     Args:
-      out: the file to write; it must end in ``.gif``.
+      out: the file to write; it must end in ``.gif``, or in ``.mp4``, which needs the package imageio-ffmpeg.
       episodes: number of episodes, at most 128; with several agents, one episode of each agent counts as one.
-      fps: frames per second, rounded to the nearest rate that GIF's hundredths of a second allow.
+      fps: frames per second; in a GIF rounded to the nearest rate that its hundredths of a second allow.
       max_steps: as for ``Evaluator``.
       sampled: as for ``Policy.evaluate``.
       progress: called with the number of finished episodes.
@@ -43,29 +43,62 @@ def record(
       The evaluation, and the number of frames.
 
     Raises:
-      ConfigError: the environment cannot be drawn, the file's directory is missing, or the file does not end in
-        ``.gif``.
+      ConfigError: the environment cannot be drawn, the file's directory or the package is missing, or the file has
+        another ending.
       OSError: the file cannot be written; an older file stays unchanged.
     """
-    from PIL import Image
-
     spec, out = policy.source.spec, pathlib.Path(out)
     evaluator = policy.evaluator(episodes * spec.num_agents, seed, max_steps, sampled)
-    if out.suffix.lower() != ".gif":
-        raise ConfigError(f"{out} must end in .gif: a GIF is what is written")
+    write = {".gif": write_gif, ".mp4": write_mp4}.get(out.suffix.lower())
+    if write is None:
+        raise ConfigError(f"{out} must end in .gif or .mp4: these are what is written")
+    if write is write_mp4:
+        _ffmpeg()
     check_place(out)
-    pictures: list[list[Any]] = [[] for _ in range(episodes)]
-
-    def watch(env: DrawnEnv, indices: np.ndarray) -> None:
-        # An environment is filmed until the last agent's episode is over.
-        for index in sorted({env_of(spec, int(row), episodes * spec.num_agents) for row in indices}):
-            image = Image.fromarray(env.render(index * spec.num_agents))
-            # A palette per picture cuts it to a third of the memory.
-            pictures[index].append(image.convert("P", palette=Image.Palette.ADAPTIVE))
-
-    evaluation = evaluator.play(spec.keyed(policy.variables), progress, watch=watch)
-    assert evaluation is not None, "nothing stops it"
-    first, *others = (image for episode in pictures for image in episode)
+    filmed = film(evaluator, spec, spec.keyed(policy.variables), episodes, progress)
+    assert filmed is not None, "nothing stops it"
+    evaluation, pictures = filmed
     with replacing(out) as partial:
-        first.save(partial, "GIF", save_all=True, append_images=others, duration=round(1000 / fps), loop=0)
-    return evaluation, 1 + len(others)
+        write(pictures, partial, fps)
+    return evaluation, len(pictures)
+
+
+def write_mp4(pictures: Sequence[Any], file: pathlib.Path, fps: int) -> None:
+    """Writes pictures of Pillow as an MP4 film (H.264), which browsers play.
+
+    Raises:
+      ConfigError: the package is missing, or the pictures differ in size.
+      OSError: the file cannot be written.
+    """
+    width, height = size = pictures[0].size
+    if any(picture.size != size for picture in pictures):
+        raise ConfigError("the pictures differ in size, which only a film that ends in .gif can hold")
+    # H.264 needs even sides: a column or a row of black is added where they are odd.
+    width, height = width + width % 2, height + height % 2
+    frames = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", str(fps), "-i", "-"]
+    film = ["-vcodec", "libx264", "-pix_fmt", "yuv420p", "-f", "mp4", "-y", str(file)]
+    command = [_ffmpeg(), "-loglevel", "error", *frames, *film]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and says why
+            for picture in pictures:
+                process.stdin.write(picture.convert("RGB").crop((0, 0, width, height)).tobytes())
+        _, message = process.communicate()
+    if process.returncode:
+        raise OSError(f"ffmpeg cannot write the film: {message.decode(errors='replace').strip()}")
+
+
+def _ffmpeg() -> str:
+    """Returns the path of the ffmpeg that the package imageio-ffmpeg brings.
+
+    Raises:
+      ConfigError: it is not installed.
+    """
+    try:
+        path: str = importlib.import_module("imageio_ffmpeg").get_ffmpeg_exe()
+    except ImportError:
+        raise ConfigError(
+            "a film that ends in .mp4 needs a package that is not installed: pip install imageio-ffmpeg; "
+            "one that ends in .gif does not"
+        ) from None
+    return path

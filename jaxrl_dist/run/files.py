@@ -10,7 +10,7 @@ import os
 import pathlib
 import stat
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from jaxrl_dist.config.train import CONFIG_FILE
@@ -228,12 +228,20 @@ class RunFiles:
             text = f"{self.path / METRICS} cannot be written now: {error.strerror}"
             warnings.warn(text, FileWarning, stacklevel=3)
         values = {name: self._line[name] for name in new if name != "env_steps" and self._line[name] is not None}
+        self._tell(f"the report at {env_steps} env steps", lambda tracker: tracker.write(env_steps, values))
+
+    def film(self, env_steps: int, gif: bytes, size: tuple[int, int]) -> None:
+        """Sends a film to the trackers, as ``Tracker.film``."""
+        self._tell(f"the film at {env_steps} env steps", lambda tracker: tracker.film(env_steps, gif, size))
+
+    def _tell(self, what: str, send: Callable[[Tracker], None]) -> None:
+        """Sends something to each tracker."""
         for tracker in self._trackers:
             try:
-                tracker.write(env_steps, values)
+                send(tracker)
             except Exception as error:  # other libraries may raise anything; metrics.jsonl is complete
-                text = f"{type(tracker).__name__} does not get the report at {env_steps} env steps: {error}"
-                warnings.warn(text, FileWarning, stacklevel=3)
+                text = f"{type(tracker).__name__} does not get {what}: {error}"
+                warnings.warn(text, FileWarning, stacklevel=4)
 
     def in_place(self) -> bool:
         """Returns True if the directory is still this run's; warns once if it was removed or renamed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import pathlib
 import re
 import struct
@@ -19,6 +20,8 @@ from jaxrl_dist.run.storage import check_no_link, read_json, write_json
 
 WANDB_FILE = "wandb.json"
 """File of a run directory that holds the run's id in Weights & Biases."""
+FILM = "film"
+"""Name under which trackers show films."""
 
 
 class Tracker(Protocol):
@@ -26,6 +29,9 @@ class Tracker(Protocol):
 
     def write(self, env_steps: int, values: Mapping[str, float]) -> None:
         """Records the new values of the report at ``env_steps``, all finite."""
+
+    def film(self, env_steps: int, gif: bytes, size: tuple[int, int]) -> None:
+        """Shows a film of the policy at ``env_steps``, an animated GIF; ``size`` is its width and height in pixels."""
 
     def close(self) -> None:
         """Closes the tracker after its last value."""
@@ -38,6 +44,7 @@ def check(config: Train[Any]) -> None:
       ConfigError: one cannot.
     """
     check_used(config, "tensorboard", "wandb", active=config.run_dir is not None, needed="--run-dir")
+    check_used(config, "video_interval", active=config.tensorboard or config.wandb, needed="--tensorboard or --wandb")
     if config.wandb:
         _wandb()
 
@@ -126,6 +133,14 @@ class TensorBoard:
         summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
         self._add(Event(wall_time=time.time(), step=env_steps, summary=summary))
 
+    def film(self, env_steps: int, gif: bytes, size: tuple[int, int]) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        image = Summary.Image(width=size[0], height=size[1], colorspace=3, encoded_image_string=gif)
+        summary = Summary(value=[Summary.Value(tag=FILM, image=image)])
+        self._add(Event(wall_time=time.time(), step=env_steps, summary=summary))
+
     def _add(self, event: Any) -> None:
         """Writes a complete record or none."""
         from tensorboardX.record_writer import masked_crc32c
@@ -176,6 +191,9 @@ class WeightsAndBiases:
 
     def write(self, env_steps: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=env_steps)
+
+    def film(self, env_steps: int, gif: bytes, size: tuple[int, int]) -> None:
+        self._run.log({FILM: _wandb().Video(io.BytesIO(gif), format="gif")}, step=env_steps)
 
     def close(self) -> None:
         self._run.finish()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import pathlib
 import shlex
 import time
@@ -14,6 +15,7 @@ from typing import IO, Any
 
 from jaxrl_dist import plans
 from jaxrl_dist.actors.evaluate import Evaluator
+from jaxrl_dist.actors.film import film, write_gif
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, EnvWarning, FileWarning, first_line
 from jaxrl_dist.hosts import peers, start
@@ -24,9 +26,12 @@ from jaxrl_dist.run import machine, signals, storage, trackers
 from jaxrl_dist.run.saving import Saver
 from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.stored import to_json
-from jaxrl_dist.training.reports import Evaluations, StopState, saving, with_final_report, writing
+from jaxrl_dist.training.reports import Evaluations, StopState, filming, saving, with_final_report, writing
 from jaxrl_dist.training.results import ENDED, Row, refill
 from jaxrl_dist.types import Report
+
+FILM_STEPS, FILM_FPS = 1000, 30
+"""Env steps after which a film ends, and its frames per second, as of ``jaxrl-dist video``."""
 
 
 class ProgramShared:
@@ -43,6 +48,15 @@ class ProgramShared:
             return Evaluator(job.algorithm, job.source, episodes, seed, max_steps, num_envs, variant, sampled)
 
         self.evaluator: Evaluator = job.once(("evaluator", episodes, max_steps, num_envs, sampled), make)
+
+        def make_filmed(job: Job) -> Evaluator:
+            variant, agents = lambda hyper: job.variant(hyper)[0], job.source.spec.num_agents
+            return Evaluator(job.algorithm, job.source, agents, config.seed, FILM_STEPS, agents, variant, sampled)
+
+        self.filmed = partial(job.once, ("filmed", sampled), make_filmed)
+        """Makes the evaluator of one environment whose episode is filmed."""
+        self.films = True
+        """Whether films work: not once one has failed."""
         self.excluded_seconds = 0.0
         """Seconds that were not spent on training, such as on evaluations."""
         self._latest_answer: tuple[int, bool] = -1, False
@@ -199,6 +213,8 @@ class Member:
         if config.run_dir:
             done = None if job.resumed is None else (job.env_steps, job.updates)
             reports = writing(reports, files)
+            films = partial(self._film, ending.ends_here)
+            reports = filming(reports, films, config.video_interval, job.env_steps, ending)
             reports = saving(reports, save, saver, files, config, done, ending, agree=shared.agree)
         return evaluations.at_the_end(reports, partial(evaluate, progress=evaluating), files)
 
@@ -232,6 +248,23 @@ class Member:
             warnings.warn(f"the evaluation could not be finished: {error}", EnvWarning, stacklevel=2)
         self.shared.excluded_seconds += time.perf_counter() - began
         return report if played is None else dataclasses.replace(report, evaluation=played.summary())
+
+    def _film(self, stop: Callable[[], bool], report: Report) -> None:
+        """Sends a film of an episode to the trackers. A failure is a warning, once, and ends the films, not the run."""
+        if not self.shared.films:
+            return
+        began, spec = time.perf_counter(), self.job.source.spec
+        variables = spec.keyed(report.variables())  # other processes may hold parts of them
+        try:
+            if self.files is not None:
+                evaluator = self.shared.filmed().of_member(self.config.seed, self.job.hyper)
+                if (filmed := film(evaluator, spec, variables, 1, stop=stop)) is not None:
+                    write_gif(filmed[1], gif := io.BytesIO(), FILM_FPS)
+                    self.files.film(report.env_steps, gif.getvalue(), filmed[1][0].size)
+        except Exception as error:  # whatever a renderer raises
+            self.shared.films = False
+            warnings.warn(f"--video-interval: there will be no films: {first_line(error)}", EnvWarning, stacklevel=2)
+        self.shared.excluded_seconds += time.perf_counter() - began
 
 
 def open_files(

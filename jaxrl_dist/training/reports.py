@@ -144,6 +144,17 @@ def writing(reports: Iterable[Report], files: RunFiles | None) -> Iterator[Repor
         yield report if files is None else dataclasses.replace(report, log=partial(files.log, report.iteration))
 
 
+def filming(
+    reports: Iterable[Report], film: Callable[[Report], None], interval: int | None, filmed: int, ending: StopState
+) -> Iterator[Report]:
+    """Films the policy of each report at the interval, after the report is written; ``filmed``: env steps done."""
+    for report in reports:
+        if passed(interval, filmed, report.env_steps) and not ending():
+            film(report)
+        filmed = report.env_steps
+        yield report
+
+
 def saving(
     reports: Iterable[Report],
     save: Callable[[Report], None],

@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -134,6 +137,29 @@ def test_each_step_has_its_picture(tmp_path: Path) -> None:
     assert times == [100] * 14
 
 
+def test_an_mp4_has_the_pictures_of_the_gif(tmp_path: Path) -> None:
+    """Odd sides get a row and a column of black."""
+    ffmpeg = pytest.importorskip("imageio_ffmpeg")
+    policy = untrained("test_video:Painted")
+    assert (
+        record(policy, tmp_path / "film.gif", 2, 0, 10)[1] == record(policy, tmp_path / "film.MP4", 2, 0, 10)[1] == 14
+    )
+    command = [ffmpeg.get_ffmpeg_exe(), "-i", str(tmp_path / "film.MP4"), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+    read = subprocess.run(command, capture_output=True, check=True)
+    assert re.search(rb"Video: h264.* 6x8,.* 10 fps", read.stderr)
+    shown = np.frombuffer(read.stdout, np.uint8).reshape(14, 8, 6, 3)
+    np.testing.assert_allclose(shown[:, 2, 2, 0].astype(int), [0, 40, 80, 120, 160, 200, 240] * 2, atol=9)
+    assert shown[:, 7].max() < 90  # black, but for the compression
+
+
+def test_without_its_package_an_mp4_is_refused_before_anything_is_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    with pytest.raises(ConfigError, match=r"pip install imageio-ffmpeg; one that ends in \.gif does not"):
+        record(untrained("envpool:Taxi-v3"), tmp_path / "film.mp4")
+
+
 @pytest.mark.parametrize("frame_stack", [1, 2])
 def test_an_environment_of_the_users_draws_itself(frame_stack: int, tmp_path: Path) -> None:
     played, count = record(untrained("test_video:Drawn", frame_stack=frame_stack), tmp_path / "film.gif", 1, 0, 10)
@@ -186,7 +212,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     for args, message in {
         (): "which run, and which file? As in: jaxrl-dist video runs/NAME episode.gif",
         (run_dir,): f"which file? As in: jaxrl-dist video {run_dir} episode.gif",
-        (run_dir, "film.png"): "film.png must end in .gif",
+        (run_dir, "film.png"): "film.png must end in .gif or .mp4",
         (run_dir, str(tmp_path / "no" / "film.gif")): "there is no directory",
         (run_dir, film, "--fps", "0"): "--fps must be >= 1 and <= 50, not 0",
         (run_dir, film, "--episodes", "101"): "--episodes must be >= 1 and <= 100",

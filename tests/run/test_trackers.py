@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import resource
 import shutil
@@ -16,12 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 import runs
+from PIL import Image
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import masked_crc32c
 
 import jaxrl_dist
 from jaxrl_dist import cli
-from jaxrl_dist.errors import ConfigError, FileWarning
+from jaxrl_dist.errors import ConfigError, EnvWarning, FileWarning
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.run import trackers
 from jaxrl_dist.training import setup
@@ -156,8 +158,51 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> list[FakeRun]:
         return begun[-1]
 
     fake.init = init
+    fake.Video = lambda data, format: (data.getvalue(), format)
     monkeypatch.setitem(sys.modules, "wandb", fake)
     return begun
+
+
+FILMED = COMMAND.replace("--evaluation-interval 60", "--video-interval 60")
+
+
+def films(run_dir: Path) -> dict[int, bytes]:
+    """The animated GIFs that TensorBoard shows, by env steps."""
+    events = [event for path in sorted(run_dir.glob("events.out.tfevents.*")) for event in read_events(path)]
+    images = [(event.step, value) for event in events for value in event.summary.value if value.HasField("image")]
+    assert all(value.tag == "film" and (value.image.width, value.image.height) == (600, 400) for _, value in images)
+    return {step: value.image.encoded_image_string for step, value in images}
+
+
+@pytest.mark.case  # test_wandb_gets_films
+def test_tensorboard_gets_films_and_the_numbers_of_a_run_without(tmp_path: Path) -> None:
+    run_dir = runs.train(f"{FILMED} --tensorboard", tmp_path / "run")
+    assert runs.untimed(run_dir) == runs.untimed(runs.finished(COMMAND.replace("--evaluation-interval 60 ", "")))
+    steps = [line["env_steps"] for line in runs.read_metrics(run_dir)]
+    shown_at = [now for before, now in zip([0, *steps], steps, strict=False) if now // 60 > before // 60]
+    assert [*films(run_dir)] == shown_at and shown_at
+    for gif in films(run_dir).values():
+        with Image.open(io.BytesIO(gif)) as film:
+            assert film.format == "GIF" and film.n_frames > 5
+    assert cli.main(["resume", str(run_dir), "--total-env-steps", "250", "--video-interval", "90", "--quiet"]) == 0
+    assert len(films(run_dir)) > len(shown_at)
+
+
+def test_what_cannot_be_filmed_is_told_once_and_trains(tmp_path: Path) -> None:
+    sizes = {"num_envs": 4, "rollout_length": 4, "hidden_sizes": (4,), "num_devices": 1, "evaluation_episodes": 0}
+    steps = {"report_interval": 16, "total_env_steps": 64, "video_interval": 16}
+    config = jaxrl_dist.preset(
+        "pg", "envpool:Taxi-v3", **sizes, **steps, tensorboard=True, run_dir=str(tmp_path / "run")
+    )
+    with pytest.warns(EnvWarning, match="there will be no films: envpool:Taxi-v3 cannot be drawn") as told:
+        assert len(list(jaxrl_dist.train(config))) >= 4
+    assert len(told) == 1 and not films(tmp_path / "run")
+
+
+def test_wandb_gets_films(wandb: list[FakeRun], tmp_path: Path) -> None:
+    tracker = trackers.WeightsAndBiases(tmp_path, {})
+    tracker.film(7, b"GIF89a", (5, 4))
+    assert wandb[0].logged == [(7, {"film": (b"GIF89a", "gif")})]
 
 
 def test_wandb_gets_the_config_and_what_the_metrics_say(wandb: list[FakeRun], tmp_path: Path) -> None:

@@ -1,0 +1,53 @@
+"""Films episodes: a picture of each step, and the animated GIF of these pictures."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import IO, Any
+
+import numpy as np
+
+from jaxrl_dist.actors.evaluate import Evaluation, Evaluator
+from jaxrl_dist.actors.step import env_of
+from jaxrl_dist.envs.base import DrawnEnv
+from jaxrl_dist.types import EnvSpec, Variables
+
+
+def film(
+    evaluator: Evaluator,
+    spec: EnvSpec,
+    variables: Variables,
+    num_envs: int,
+    progress: Callable[[int], None] = lambda done: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> tuple[Evaluation, list[Any]] | None:
+    """Plays the episodes of an evaluator of ``num_envs`` environments; the arguments and errors are those of ``play``.
+
+    Returns:
+      The evaluation, and the pictures (of Pillow) of all environments, one environment after the other; None if it was
+      stopped.
+    """
+    from PIL import Image
+
+    pictures: list[list[Any]] = [[] for _ in range(num_envs)]
+
+    def watch(env: DrawnEnv, indices: np.ndarray) -> None:
+        # An environment is filmed until the last agent's episode is over.
+        for index in sorted({env_of(spec, int(row), num_envs * spec.num_agents) for row in indices}):
+            image = Image.fromarray(env.render(index * spec.num_agents))
+            # A palette per picture cuts it to a third of the memory.
+            pictures[index].append(image.convert("P", palette=Image.Palette.ADAPTIVE))
+
+    evaluation = evaluator.play(variables, progress, stop=stop, watch=watch)
+    return None if evaluation is None else (evaluation, [image for episode in pictures for image in episode])
+
+
+def write_gif(pictures: Sequence[Any], file: pathlib.Path | IO[bytes], fps: int) -> None:
+    """Writes pictures as an animated GIF; ``fps`` is rounded to what GIF's hundredths of a second allow.
+
+    Raises:
+      OSError: the file cannot be written.
+    """
+    first, *others = pictures
+    first.save(file, "GIF", save_all=True, append_images=others, duration=round(1000 / fps), loop=0)

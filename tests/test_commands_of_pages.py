@@ -1,0 +1,216 @@
+"""Every command of the README and of the documents runs as it stands there, in the order of its page.
+
+A command that trains reports after its first rollout (the one flag that is added), and is then stopped by Ctrl-C. Its
+run is saved, so later commands find it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import runs
+
+PAGES = ["README.md", *sorted(str(path.relative_to(runs.ROOT)) for path in (runs.ROOT / "docs").rglob("*.md"))]
+ELSEWHERE = {
+    "pip install": "changes this machine",
+    "python3 -m venv": "changes this machine",
+    "make t": "changes this machine",
+    "git commit": "changes the repository",
+    "scripts/release.py": "changes the repository; tests/test_docs.py",
+    "python -m build": "needs a network",
+    "10.0.0.1": "needs two hosts; tests/hosts",
+    "scripts/launch/": "needs a cluster; tests/hosts",
+    "scripts/benchmark.py": "takes an hour; tests/test_benchmark.py",
+    "XLA_FLAGS=--xla_gpu": "needs a GPU",
+    "--checkpoint 1000000": "needs a run of so many steps; tests/commands",
+    "--metric own/": "needs a metric of one's own; tests/training",
+}
+"""Parts of commands that are not run here, with the reason and what tests them."""
+EXTRAS = {
+    "envpool:": "envpool",
+    "brax:": "brax",
+    "jaxmarl": "jaxmarl",
+    "pgx:": "pgx",
+    "mpe2.": "mpe2",
+    "pettingzoo:butterfly": "pymunk",
+    "optuna": "optuna",
+    "ray": "ray",
+    "--compile-for h200": "jax_cuda12_plugin",
+    "--compile-for v5e": "libtpu",
+    "gymnasium:HalfCheetah": "mujoco",
+    "onnx": "onnxruntime",
+}
+"""Packages without which a command with such a part is skipped."""
+DEVICES = {"sebulba:1+3": 4, "--learner-devices 2-7": 8}
+"""Forced devices of commands that need several."""
+RUN_OF = {
+    "--env my_module:make": "*my_module*",
+    "export RUN_DIR": "CartPole-v1__ppo*",
+    "RUN_DIR --kind table --score evaluation": "*before",
+}
+"""Which runs ``RUN_DIR`` stands for in commands with such a part, instead of the newest."""
+MY_MODULE = '''
+import gymnasium
+import numpy as np
+from team import CartPoles
+
+
+class Count(gymnasium.Env):
+    """Pays for the action 1 until the episode has as many steps as its size."""
+
+    observation_space = gymnasium.spaces.Box(0.0, 1.0, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, size):
+        self.size, self.steps = size, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        info = {"success": float(action), "task": {"score": self.steps}}
+        return np.full(1, self.steps / self.size, np.float32), float(action), self.steps >= self.size, False, info
+
+
+def make(size=5):
+    return Count(size)
+'''
+
+
+def commands(page: str) -> list[tuple[str, str | None]]:
+    """The commands of a page, and what a refused one says: whole blocks with loops, and lines of the others."""
+    text = (runs.ROOT / page).read_text(encoding="utf-8")
+    found: list[tuple[str, str | None]] = []
+    pattern = r"^```(?P<language>\w*)\n(?P<block>.*?)^```|`(?P<inline>jaxrl-dist [^\s`]+ [^`]+)`"
+    for match in re.finditer(pattern, text, re.MULTILINE | re.DOTALL):
+        block = match["block"] or ""
+        if match["inline"]:
+            line = " ".join(match["inline"].split())
+            if not re.search(r"\.\.\.|\b(?!RUN_DIR)[A-Z_]{2,}\b|\b[NK]\b| --help|resume RUN_DIR$", line):
+                found.append((line, None))
+        elif match["language"] == "text":
+            found += re.findall(r"^\$ (.+)\n(jaxrl-dist: error: .+)", block, re.MULTILINE)
+        elif match["language"] == "sh":
+            block = block if "\nfor " in block else re.sub(r"\s+#.*", "", block.replace("\\\n", " "))
+            found += [(line, None) for line in ([block] if "\nfor " in block else block.splitlines()) if line]
+    return found
+
+
+def refusal(command: str) -> str | None:
+    """Why a command is not run here."""
+    for part, reason in ELSEWHERE.items():
+        if part in command:
+            return reason
+    for part, package in EXTRAS.items():
+        if part in command and importlib.util.find_spec(package) is None:
+            return f"without {package}"
+    return None
+
+
+def reported(folder: Path) -> int:
+    """How much all runs below a folder have reported."""
+    return sum(path.stat().st_size for path in folder.rglob("metrics.jsonl"))
+
+
+def execute(command: str, folder: Path, limit: float = 900) -> tuple[int, str]:
+    """Runs a command line in a folder, until it reports if it trains; returns its exit code and its output."""
+    env = {
+        name: value for name, value in os.environ.items() if name not in ("JAX_DISABLE_MOST_OPTIMIZATIONS", "XLA_FLAGS")
+    }
+    env |= {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": str(next((n for part, n in DEVICES.items() if part in command), 1)),
+        "PATH": f"{Path(sys.executable).parent}:{env['PATH']}",
+        "PYTHONPATH": f"{runs.ROOT}:{runs.ROOT / 'tests'}",
+    }
+    before, stops = reported(folder), "\nfor " not in command
+    if re.match(r"jaxrl-dist (train|sweep|resume) ", command) and "--help" not in command:
+        command += " --report-interval 1"
+    with (folder / "output").open("w+") as output:
+        process = subprocess.Popen(
+            ["bash", "-c", command if "\n" in command else f"exec {command}"],
+            cwd=folder,
+            env=env,
+            stdout=output,
+            stderr=output,
+        )
+        until = time.monotonic() + limit
+        while process.poll() is None and time.monotonic() < until:
+            if stops and reported(folder) > before:
+                process.send_signal(signal.SIGINT)
+                break
+            time.sleep(0.2)
+        try:
+            code = process.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
+        output.seek(0)
+        return code, output.read()
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Path:
+    """A folder with what the pages take for granted: some files of the reader's, and finished runs."""
+    (tmp_path / "path" / "to").mkdir(parents=True)
+    own, curious = (
+        re.findall(r"```python\n(.*?)```", (runs.ROOT / "docs" / page).read_text(encoding="utf-8"), re.DOTALL)[0]
+        for page in ("adding-an-algorithm.md", "exploration.md")
+    )
+    texts = {"my_module.py": MY_MODULE, "my_algorithm.py": own, "path/to/my_algo.py": own, "curious_ppo.py": curious}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / "scripts").symlink_to(runs.ROOT / "scripts")
+    for algorithm in ("ppo", "a2c"):
+        command = f"{algorithm} --env CartPole-v1 {runs.TINY} --tensorboard"
+        shutil.copytree(runs.finished(command), tmp_path / "runs" / f"CartPole-v1__{algorithm}__0__before")
+    (tmp_path / "runs" / "NAME").symlink_to("CartPole-v1__ppo__0__before")
+    return tmp_path
+
+
+def newest(folder: Path, pattern: str, *, populations: bool) -> str:
+    """The newest run below a folder's ``runs``."""
+    found = [path.parent for path in (folder / "runs").glob(f"{pattern}/config.json") if not path.parent.is_symlink()]
+    found = [path for path in found if populations or not (path / "members").exists()]
+    return str(max(found, key=lambda path: (path / "config.json").stat().st_mtime).relative_to(folder))
+
+
+def test_pages_have_commands_and_the_table_says_which_run_elsewhere() -> None:
+    lines = {page: [line for line, _ in commands(page)] for page in PAGES}
+    every = [line for found in lines.values() for line in found]
+    assert len(every) > 110 and all(lines[f"docs/algorithms/{name}.md"] for name in ("ppo", "dqn", "qmix"))
+    assert not [part for part in (*ELSEWHERE, *EXTRAS, *DEVICES, *RUN_OF) if not any(part in line for line in every)]
+    assert ("jaxrl-dist train dqn --env MountainCar-v0", None) in commands("docs/exploration.md")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
+def test_the_commands_of_a_page_run(page: str, reader: Path) -> None:
+    skipped: list[str] = []
+    for command, message in commands(page):
+        if (reason := refusal(command)) is not None:
+            skipped.append(f"{command} ({reason})")
+            continue
+        if "RUN_DIR" in command:
+            pattern = next((of_runs for part, of_runs in RUN_OF.items() if part in command), "*")
+            command = command.replace("RUN_DIR", newest(reader, pattern, populations="populations" in page))
+        code, output = execute(command, reader)
+        told = f"{page}: {command}\nexit code {code}\n{output[-3000:]}"
+        assert code == 2 if message else code in (0, 130), told
+        assert message is None or message in output, told
+        assert "Traceback" not in output, told
+        print(told)
+    if all(line in "\n".join(skipped) for line, _ in commands(page)):
+        pytest.skip("; ".join(skipped))
