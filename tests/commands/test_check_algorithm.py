@@ -207,7 +207,7 @@ def algorithm_of(text: str) -> Any:
 
 def checked(text: str) -> None:
     """Checks the algorithm of a file as ``train`` does before it compiles."""
-    config, source = resolved(jaxrl_dist.Train(algorithm_of(text)(), env="CartPole-v1"))
+    config, source = resolved(jaxrl_dist.preset(algorithm_of(text), "CartPole-v1"))
     contract.check_own(config, source.spec, 2)
 
 
@@ -223,8 +223,9 @@ def test_what_train_refuses(fault: str) -> None:
     assert message in (line := caught.value.with_flags) and "\n" not in line
 
 
-def test_what_is_right_is_not_refused() -> None:
-    checked(RIGHT)
+@pytest.mark.parametrize("page", ["adding-an-algorithm", "adding-an-off-policy-algorithm"])
+def test_what_is_right_is_not_refused(page: str) -> None:
+    checked(blocks(f"docs/{page}.md")[0])
 
 
 def test_a_fault_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
