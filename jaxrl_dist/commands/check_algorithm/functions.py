@@ -81,7 +81,7 @@ def _check_greedy(check: Check, trial: Trial) -> None:
     leaves, tree = jax.tree.flatten(trial.variables.params)
     keys = jax.random.split(jax.random.key(2), len(leaves))
     noisy = [x + jax.random.normal(key, x.shape, x.dtype) for x, key in zip(leaves, keys, strict=True)]
-    variables = trial.variables._replace(params=tree.unflatten(noisy))
+    variables = trial.variables._replace(params=jax.tree.unflatten(tree, noisy))
     obs = jax.tree.map(lambda x: np.repeat(x[0, :OBSERVATIONS], SAMPLES, axis=0), trial.rollout.obs)
     core, policy = trial.algorithm.initial_core(rows), trial.algorithm.policy
 

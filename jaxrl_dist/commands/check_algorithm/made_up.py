@@ -25,7 +25,7 @@ def made_up(spec: EnvSpec) -> DeviceEnv:
             return jax.vmap(lambda key: _drawn(jax.random.fold_in(key, number), part))(keys)
 
         parts, tree = jax.tree.flatten(spec.observation)
-        obs = tree.unflatten([of_part(number, part) for number, part in enumerate(parts)])
+        obs = jax.tree.unflatten(tree, [of_part(number, part) for number, part in enumerate(parts)])
         return obs if spec.mask is None else {**obs, spec.mask: jnp.ones_like(obs[spec.mask])}
 
     def reset(keys: jax.Array) -> tuple[PyTree, PyTree]:

@@ -92,7 +92,7 @@ def train(check: Check, config: Train[Any], algorithm: Algorithm, spec: EnvSpec)
 def _small(config: Train[Any], algorithm: Algorithm, spec: EnvSpec) -> tuple[Train[Any], Algorithm]:
     """Returns a short run of two devices, and its algorithm, which makes few updates after each rollout."""
     window, length = algorithm.window or 1, min(config.rollout_length, LENGTH)
-    sizes = {"num_devices": 2, "plan": "on_device", "num_envs": NUM_ENVS, "num_actors": None}
+    sizes: dict[str, Any] = {"num_devices": 2, "plan": "on_device", "num_envs": NUM_ENVS, "num_actors": None}
     if algorithm.replay is None:
         length = max(1, length // window) * window
         changes: dict[str, Any] = {"num_epochs": 1, "num_minibatches": min(2, algorithm.num_minibatches)}
