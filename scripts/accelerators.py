@@ -53,6 +53,7 @@ RUNS = {
     "r2d2": f"r2d2 --env gymnax:MemoryChain-bsuite {REPLAY}",
     "ddpg": f"ddpg --env gymnax:Pendulum-v1 {REPLAY}",
     "td3": f"td3 --env gymnax:Pendulum-v1 {REPLAY}",
+    "iql": f"iql --env gymnax:Pendulum-v1 {REPLAY}",
     "sac": f"sac --env gymnax:Pendulum-v1 {REPLAY}",
     "sac-discrete": f"sac --env gymnax:CartPole-v1 {REPLAY}",
 }

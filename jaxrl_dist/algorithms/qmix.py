@@ -12,7 +12,7 @@ from jaxrl_dist.algorithms.replayed import num_actions, value_learner
 from jaxrl_dist.checks import check_used, flag
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.lazy import jax, jnp, networks, observations, packing, spaces
+from jaxrl_dist.lazy import jax, jnp, networks, observations, packing, returns, spaces
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Variables
 
 
@@ -98,9 +98,9 @@ class QMIX(DQN, n_step=1):
             q = mixed(params, chosen, obs)
             best = jnp.argmax(observations.masked(choosing, legal(next_obs)), axis=-1)
             next_q = mixed(context.target, packing.take_along_last(bootstrap, best), next_obs)
-            error = jax.lax.stop_gradient(self.bellman(batch["reward"], batch["discount"], next_q)) - q
+            error = returns.constant(self.bellman(batch["reward"], batch["discount"], next_q)) - q
             losses = self.error_loss(error)  # squared, it is equation 6
-            return losses, batch["valid"], Aux({"loss/q": losses, "q/mean": q}, jax.lax.stop_gradient(jnp.abs(error)))
+            return losses, batch["valid"], Aux({"loss/q": losses, "q/mean": q}, returns.constant(jnp.abs(error)))
 
         algorithm = Algorithm(
             policy=policy,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_dist import spaces
+from jaxrl_dist import returns, spaces
 from jaxrl_dist.nn.config import NetworkConfig, TorsoConfig
 from jaxrl_dist.nn.cores import NO_CORE, Core, Recurrence, beside, make_core
 from jaxrl_dist.nn.heads import Heads, action_value_head, actor_critic_heads, linear_head, q_heads
@@ -252,11 +252,13 @@ def critic_network(
     action_size: int = 0,
     num_actions: int = 1,
     recurrence: Recurrence | None = None,
+    name: str = "critic",
 ) -> Network:
     """Several critics of the same architecture; each has separate parameters, and ``params`` lists them.
 
     ``apply`` is ``(params, obs [N, ...], action [N, action_size]) -> [num_critics, N]``, or with ``num_actions``
-    discrete ones ``(params, obs [N, ...]) -> [num_critics, N, num_actions]``.
+    discrete ones ``(params, obs [N, ...]) -> [num_critics, N, num_actions]``. With a core, ``View.core[name]`` lists
+    their states.
 
     Where an MLP reads the observation, its first layer reads the action too. Features of any other torso go through a
     second MLP together with the action.
@@ -265,10 +267,10 @@ def critic_network(
     discrete = linear_head(num_actions, scale=1.0)._replace(num_keys=2)
     heads = action_value_head(config, action_size) if action_size else discrete
     torsos = () if action_size and choose_torso(config.torso, observation) == "mlp" else ("torso",)
-    critic = _built(config, observation, heads, "critic", recurrence, torsos)
+    critic = _built(config, observation, heads, name, recurrence, torsos)
 
     def of(obs: PyTree, number: int) -> PyTree:
-        return obs._replace(core={"critic": obs.core["critic"][number]}) if isinstance(obs, View) else obs
+        return obs._replace(core={name: obs.core[name][number]}) if isinstance(obs, View) else obs
 
     def init(key: jax.Array) -> PyTree:
         return [critic.init(key) for key in jax.random.split(key, num_critics)]
@@ -333,4 +335,4 @@ def unroll_late(
         early, read = jax.tree.map(lambda x: x[:burn_in], (obs, core_inputs))
         *_, core = network.unroll(params, early, core, valid[:burn_in], core_inputs=read)
     late, read = jax.tree.map(lambda x: x[burn_in:], (obs, core_inputs))
-    return tuple(network.unroll(params, late, jax.lax.stop_gradient(core), valid[burn_in:], core_inputs=read))
+    return tuple(network.unroll(params, late, returns.constant(core), valid[burn_in:], core_inputs=read))

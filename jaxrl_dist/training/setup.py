@@ -7,7 +7,7 @@ import dataclasses
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import jax
 
@@ -157,13 +157,8 @@ def _check_one_program(
 def _traced(population: Sequence[populations.MemberConfig], source: EnvSource) -> list[str]:
     """Returns the varied hyperparameters that may differ between members of one program."""
     first = population[0]
-    types = populations.kinds(first.config)
-    names = [
-        name
-        for name in first.values
-        if float in (types[name], *get_args(types[name]))
-        and all(isinstance(member.values[name], float) for member in population)
-    ]
+    may = populations.tunable(first.config)
+    names = [x for x in first.values if x in may and all(isinstance(y.values[x], float) for y in population)]
     job = make_job(first.config, source, devices=learner_devices(first.config)[:1])
 
     def traces(*names: str) -> bool:
@@ -192,7 +187,8 @@ def _wrapped(config: Train[Any], spec: EnvSpec) -> Algorithm:
         fixed = config.algorithm
         acting = _wrapped(acting_config(fixed.run_dir, fixed.policy, f"{spec.backend}:{spec.id}"), spec)
         (shapes,) = variable_shapes({"": acting}).values()
-        algorithm: Algorithm = fixed.of(acting, checkpoint.load_variables(fixed.run_dir, shapes, fixed.policy))
+        variables = checkpoint.load_variables(fixed.run_dir, shapes, fixed.policy, which=fixed.checkpoint)
+        algorithm: Algorithm = fixed.of(acting, variables)
     else:
         algorithm = config.algorithm.make(spec)
     if config.ema_steps:

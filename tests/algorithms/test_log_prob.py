@@ -41,6 +41,8 @@ CASES: dict[str, tuple[str, EnvSpec, float, dict[str, Any]]] = {  # with the env
     "sac-random": ("sac", CONTINUOUS, 0, {}),
     "sac-discrete": ("sac", LEGAL, 2_000, {}),
     "sac-discrete-random": ("sac", LEGAL, 0, {}),
+    "iql": ("iql", CONTINUOUS, 0, {}),
+    "iql-discrete": ("iql", LEGAL, 0, {}),
     "sac-gru": ("sac", DISCRETE, 2_000, {"core": "gru", "core_size": 4}),
 }
 NONE = {"ddpg": {}, "td3": {}, "es": {}, "ars": {}, "qmix": {}, "rainbow": {}, "dqn": {"parameter_noise": True}}

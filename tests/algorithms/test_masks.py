@@ -126,6 +126,7 @@ ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
     "dqn-atoms": ("dqn", {"num_atoms": 5, "value_min": -5.0, "value_max": 5.0}),
     "r2d2": ("r2d2", {"dueling": False, "burn_in": 2, "sequence_length": 3, "n_step": 2, "core_size": 5}),
     "sac": ("sac", {}),
+    "iql": ("iql", {}),
 }
 
 

@@ -33,6 +33,7 @@ ALGORITHMS: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "sac": ("sac", box(2, bound=1.0), {}),
     "sac-discrete": ("sac", Discrete(3), {}),
     "td3": ("td3", box(2, bound=1.0), {}),
+    "iql": ("iql", box(2, bound=1.0), {}),
 }
 
 
@@ -42,7 +43,7 @@ def with_core(params: Any) -> Any:
         return [with_core(each) for each in params]
     if "head" in params or "heads" in params:
         return {**params, "core": {}}
-    return {name: with_core(each) if name in ("actor", "critic") else each for name, each in params.items()}
+    return {name: with_core(each) if name in ("actor", "critic", "value") else each for name, each in params.items()}
 
 
 @pytest.mark.parametrize("name", runs.cases(ALGORITHMS, "dqn"))

@@ -25,6 +25,7 @@ from jaxrl_dist.algorithms.ars import ARS
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.es import ES
 from jaxrl_dist.algorithms.impala import IMPALA
+from jaxrl_dist.algorithms.iql import IQL
 from jaxrl_dist.algorithms.pg import PG
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.algorithms.pqn import PQN
@@ -102,6 +103,7 @@ CASES: dict[str, tuple[Any, EnvSpec, bool | str]] = {  # with running statistics
     "qmix-gru": (QMIX(**MEMORY, **SEQUENCES), TEAM, False),
     "sac": (SAC(**MEMORY), CONTINUOUS, False),
     "sac-discrete": (SAC(**MEMORY), DISCRETE, False),
+    "iql": (IQL(**MEMORY, n_step=2), CONTINUOUS, True),
     "es": (ES(hidden_sizes=(8,)), CONTINUOUS, False),
     "ars": (ARS(), DISCRETE, "observations"),
 }
