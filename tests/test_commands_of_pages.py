@@ -196,8 +196,15 @@ def test_pages_have_commands_and_the_table_says_which_run_elsewhere() -> None:
     assert ("jaxrl-dist train dqn --env MountainCar-v0", None) in commands("docs/exploration.md")
 
 
+CASES = ("docs/index.md", "docs/algorithms/ppo.md", "docs/algorithms/pqn.md")
+"""Pages that take seconds."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
+@pytest.mark.parametrize(  # test_pages_have_commands_and_the_table_says_which_run_elsewhere
+    "page",
+    [pytest.param(page, marks=[pytest.mark.case] if page in CASES else []) for page in PAGES if commands(page)],
+)
 def test_the_commands_of_a_page_run(page: str, reader: Path) -> None:
     skipped: list[str] = []
     for command, message in commands(page):
