@@ -170,6 +170,8 @@ def test_every_kind_of_task_fits_eight_devices(name: str) -> None:
         "appo": "",
         "sac": "",
         "iql": "",
+        "marwil": "",
+        "bc": "",
     }
     for kind in KINDS:
         wanted = actions.get(name, "discrete")
