@@ -27,7 +27,7 @@ slow: .venv/installed-test  ## all tests that `make test` leaves out, among them
 docs: .venv/installed-test  ## build the documentation into site/, to be read from site/index.html
 	JAX_PLATFORMS=cpu NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-notebooks: .venv/installed  ## run the notebooks and store their outputs in them
+notebooks: .venv/installed-test  ## run the notebooks and store their outputs in them
 	JAX_PLATFORMS=cpu $(BIN)/python scripts/notebooks.py
 
 lint: .venv/installed-test  ## ruff and mypy, changing nothing

@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from jaxrl_dist.errors import ConfigError as ConfigError
     from jaxrl_dist.errors import DivergedError as DivergedError
     from jaxrl_dist.errors import EnvError as EnvError
+    from jaxrl_dist.play.games import Player as Player
+    from jaxrl_dist.play.match import match as match
     from jaxrl_dist.play.policy import Policy as Policy
     from jaxrl_dist.play.policy import load_policy as load_policy
     from jaxrl_dist.run.console import display as display
     from jaxrl_dist.training import preset as preset
     from jaxrl_dist.training import resume as resume
     from jaxrl_dist.training import train as train
+    from jaxrl_dist.training.pure import make_train as make_train
     from jaxrl_dist.types import Algorithm as Algorithm
     from jaxrl_dist.types import Report as Report
     from jaxrl_dist.types import Rollout as Rollout
@@ -31,9 +34,12 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "config.train": ("Train",),
     "errors": ("CheckpointError", "ConfigError", "DivergedError", "EnvError"),
+    "play.games": ("Player",),
+    "play.match": ("match",),
     "play.policy": ("Policy", "load_policy"),
     "run.console": ("display",),
     "training": ("preset", "resume", "train"),
+    "training.pure": ("make_train",),
     "types": ("Algorithm", "Report", "Rollout"),
 }
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}

@@ -17,6 +17,9 @@ from typing import Any
 
 from jaxrl_dist.errors import ConfigError, UnusedError
 
+UPDATES_TOLERANCE = 1e-6
+"""How far a rounded ratio may leave the number of updates after a rollout from a whole one."""
+
 
 def flag(name: str) -> str:
     """Returns the command-line spelling of a field: ``num_envs`` -> ``--num-envs``."""
@@ -26,6 +29,11 @@ def flag(name: str) -> str:
 def counted(number: int, noun: str) -> str:
     """Returns a number with its noun: ``1 device``, ``2 devices``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def install_extra(name: str) -> str:
+    """Returns the command that installs an extra of this package."""
+    return f"pip install 'jaxrl-dist[{name}]'"
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
@@ -156,6 +164,13 @@ def multiples_near(value: int, of: int) -> str:
 def divisor_below(value: int, of: int) -> int:
     """Returns the largest divisor of ``of`` that is not above ``value``."""
     return next(d for d in range(value, 0, -1) if of % d == 0)
+
+
+def whole_updates_below(ratio: float, steps: int) -> float:
+    """Returns the largest ratio up to ``ratio`` that makes a whole number of updates, at least 1, after ``steps``."""
+    updates = ratio * steps
+    is_whole = round(updates) >= 1 and abs(updates - round(updates)) <= UPDATES_TOLERANCE
+    return ratio if is_whole else max(1, int(updates)) / steps
 
 
 def divisors_near(value: int, of: int) -> str:

@@ -17,9 +17,9 @@ from jaxrl_dist.run.signals import Interrupted
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code.
 
-    0: success; 1: the command failed while running, such as on a full disk, or ``check-env`` or ``doctor`` found
-    faults; 2: invalid input; 129: SIGHUP; 130: Ctrl-C; 143: SIGTERM. A failure prints one line to stderr, after the
-    traceback of a failed environment and the command that resumes a saved run.
+    0: success; 1: the command failed while running, such as on a full disk, or ``check-env``, ``check-algorithm`` or
+    ``doctor`` found faults; 2: invalid input; 129: SIGHUP; 130: Ctrl-C; 143: SIGTERM. A failure prints one line to
+    stderr, after the traceback of a failed environment and the command that resumes a saved run.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # file names may hold characters that the terminal's encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -36,6 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, SystemExit) and not error.code:  # after --help
             return 0
         if (explained := _explained(error)) is None:
+            # JAX's note on tracebacks would be the last that a user reads.
+            error.__notes__ = [
+                note for note in getattr(error, "__notes__", ()) if "JAX_TRACEBACK_FILTERING" not in note
+            ]
             raise
         message, code = explained
         for note in getattr(error, "__notes__", ()) if code == 1 else ():  # such as an environment's traceback

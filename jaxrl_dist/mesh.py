@@ -251,7 +251,13 @@ def global_mean(x: jax.Array, mask: jax.Array) -> jax.Array:
     """Returns the mean of ``x`` where ``mask`` holds, over all devices; 0 if the mask is empty.
 
     Divides global sums, because a mean over devices of local masked means would differ.
+
+    Raises:
+      ValueError: ``x`` and ``mask`` differ in shape.
     """
+    if jnp.shape(x) != jnp.shape(mask):
+        text = f"mesh.global_mean needs one number for each entry of its mask {jnp.shape(mask)}, not {jnp.shape(x)}"
+        raise ValueError(f"{text}; jnp.mean(x, axis=-1) makes one of several")
     total, count = global_sum((jnp.sum(jnp.where(mask, x, 0.0)), jnp.sum(mask, dtype=jnp.float32)))
     return total / jnp.maximum(count, 1.0)
 

@@ -44,6 +44,8 @@ class Traits(NamedTuple):
     """Env steps before the first update; a profile sets it to 0."""
     replay_capacity: int | None = None
     """Agent steps that the memory holds; a default is rounded down to what the environments divide."""
+    replay_ratio: float | None = None
+    """Updates per agent step; a default is rounded down to a whole number of updates after each rollout."""
     num_minibatches: int | None = None
     """Updates of a pass over a rollout; a default is rounded down to what divides the rollout."""
 

@@ -11,18 +11,75 @@ A terminated step bootstraps with 0, even if it is also truncated. A truncated s
 bootstrap with ``values[t + 1]``. Nothing accumulates across the end of an episode. An invalid step influences others
 only through such a bootstrap: its own advantage is 0, and its own return is its value.
 
-No gradient flows through the results: they are targets.
+No gradient flows through the results: they are targets, see ``constant``.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import chex
 import jax
 import jax.numpy as jnp
 
+T = TypeVar("T")
 Scalar = jax.Array | float
+
+
+# --- What the gradient of a loss takes as constant ------------------------------------------------------
+
+
+@jax.custom_jvp
+def _constant_in_loss(x: jax.Array) -> jax.Array:
+    return x
+
+
+@_constant_in_loss.defjvp
+def _(primals: tuple[jax.Array], tangents: tuple[Any]) -> tuple[jax.Array, jax.Array]:
+    (x,) = primals
+    return x, jnp.zeros_like(x)  # x itself: a derivative of the whole training still passes through it
+
+
+def _of_floats(function: Callable[[jax.Array], jax.Array]) -> Callable[[Any], Any]:
+    return lambda tree: jax.tree.map(lambda x: function(x) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
+
+
+_constant = contextvars.ContextVar[Callable[[Any], Any]]("constant", default=jax.lax.stop_gradient)
+
+
+def constant(tree: T) -> T:
+    """Returns arrays unchanged; the gradient of a loss takes them as constant, as with ``jax.lax.stop_gradient``.
+
+    A derivative of the whole training, of ``jaxrl_dist.make_train``, does not: parameters depend on their targets.
+    """
+    made: T = _constant.get()(tree)
+    return made
+
+
+@contextlib.contextmanager
+def _as(function: Callable[[Any], Any]) -> Iterator[None]:
+    token = _constant.set(function)
+    try:
+        yield
+    finally:
+        _constant.reset(token)
+
+
+def within_training() -> contextlib.AbstractContextManager[None]:
+    """In programs that are traced within it, ``constant`` stops no derivative outside of losses."""
+    return _as(lambda tree: tree)
+
+
+def within_loss() -> contextlib.AbstractContextManager[None]:
+    """In a loss that is traced within it, ``constant`` stops the loss's gradient."""
+    outside = _constant.get()
+    return _as(outside if outside is jax.lax.stop_gradient else _of_floats(_constant_in_loss))
+
+
+# --- Rollouts -------------------------------------------------------------------------------------------
 
 
 class VTrace(NamedTuple):
@@ -47,7 +104,7 @@ def gae(
     (https://arxiv.org/abs/1506.02438).
     """
     td_errors, discounts = _td_errors(reward, terminated, truncated, valid, values, discount)
-    return jax.lax.stop_gradient(_accumulate(td_errors, gae_lambda * discounts))
+    return constant(_accumulate(td_errors, gae_lambda * discounts))
 
 
 def lambda_returns(
@@ -65,7 +122,7 @@ def lambda_returns(
     (http://incompleteideas.net/book/the-book-2nd.html).
     """
     advantages = gae(reward, terminated, truncated, valid, values, discount, gae_lambda)
-    return jax.lax.stop_gradient(advantages + values[:-1])
+    return constant(advantages + values[:-1])
 
 
 def n_step(
@@ -97,7 +154,7 @@ def n_step(
     def extend(_: int, returns: jax.Array) -> jax.Array:  # k-step returns to (k + 1)-step returns
         return back_up(jnp.where(ended, bootstrap, jnp.concatenate([returns[1:], values[-1:]])))
 
-    return jax.lax.stop_gradient(jax.lax.fori_loop(1, min(n, reward.shape[0]), extend, back_up(bootstrap)))
+    return constant(jax.lax.fori_loop(1, min(n, reward.shape[0]), extend, back_up(bootstrap)))
 
 
 def vtrace(
@@ -135,7 +192,7 @@ def vtrace(
     pg_advantages = td_errors + decay * following
     if clip_pg_rho is not None:
         pg_advantages = jnp.minimum(clip_pg_rho, rhos) * pg_advantages
-    return jax.lax.stop_gradient(VTrace(vs=values[:-1] + corrections, pg_advantages=pg_advantages))
+    return constant(VTrace(vs=values[:-1] + corrections, pg_advantages=pg_advantages))
 
 
 def _td_errors(
@@ -195,7 +252,7 @@ def window_return(
     total = jnp.sum(jnp.where(inside, powers * reward, 0.0), axis=0)
     last = jnp.where(ended.any(axis=0), jnp.argmax(ended, axis=0), num_steps - 1).astype(jnp.int32)
     stays = 1.0 - jnp.take_along_axis(terminated, last[None], axis=0)[0].astype(reward.dtype)
-    return jax.lax.stop_gradient((total, stays * jnp.asarray(discount, reward.dtype) ** (last + 1), last))
+    return constant((total, stays * jnp.asarray(discount, reward.dtype) ** (last + 1), last))
 
 
 def episode_return(reward: jax.Array, terminated: jax.Array, truncated: jax.Array, valid: jax.Array) -> jax.Array:
@@ -209,7 +266,7 @@ def episode_return(reward: jax.Array, terminated: jax.Array, truncated: jax.Arra
     to_come = jax.lax.cumsum(ended, axis=0, reverse=True)
     reward = jnp.where(valid, reward, 0.0)
     whole = jnp.sum(jnp.where(to_come > 0, reward, 0.0), axis=0)
-    return jax.lax.stop_gradient(jnp.where(count > 0, whole / jnp.maximum(count, 1.0), reward.sum(axis=0)))
+    return constant(jnp.where(count > 0, whole / jnp.maximum(count, 1.0), reward.sum(axis=0)))
 
 
 # --- Values of single steps -----------------------------------------------------------------------------

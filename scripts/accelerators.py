@@ -1,34 +1,39 @@
 #!/usr/bin/env python
 """Compiles every algorithm for GPUs and TPUs that need not be here, and stores what their programs start.
 
-    python scripts/accelerators.py                       # all of them, most of an hour on two cores
+    python scripts/accelerators.py                       # all of them, an hour on two cores
     python scripts/accelerators.py --only ppo --target h200
 
-Needs the extras ``cuda12`` and ``tpu``. The counts go to docs/accelerators.json. docs/accelerators.md shows them, and
-``tests/test_accelerators.py`` compares new counts with them.
+Needs the packages ``jax-cuda12-plugin``, ``jax-cuda12-pjrt``, ``nvidia-cuda-nvcc-cu12`` and ``libtpu``. The counts are
+those of XLA's sequence of thunks, which its runtime for GPUs executes one by one: each is a kernel, a copy, a loop, a
+branch, or a command buffer, which holds others and is one launch (a CUDA graph). docs/accelerators.json has the counts,
+docs/accelerators.md shows them, and ``tests/test_accelerators.py`` compares new ones with them.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import functools
+import importlib.metadata
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COUNTS = ROOT / "docs" / "accelerators.json"
-TARGETS = {
-    "h200": "One H200",
-    "h200x8": "Eight H200",
-    "v5e:2x4": "TPU v5e, 8 chips",
-    "v5e:16x16": "TPU v5e, 256 chips",
-    "v4:4x4x8": "TPU v4, 128 chips",
-}
-"""The targets, and their headings."""
+GPUS = {"h200": "One H200", "h200x8": "Eight H200"}
+TPUS = {"v5e:2x4": "v5e, 8 chips", "v5e:16x16": "v5e, 256 chips", "v4:4x4x8": "v4, 128 chips"}
+"""The targets, and their headings; XLA has no sequence of thunks for TPUs, so of those only the memory is kept."""
+FLAGS = {"default": "", "captured": "--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL"}
+"""``XLA_FLAGS``: by default, no loop or branch lies in a command buffer."""
 WIDE = "--num-envs 2048 --rollout-length 128"
 REPLAY = "--num-envs 256 --batch-size 256 --replay-capacity 262144"
 RUNS = {
@@ -54,13 +59,92 @@ RUNS = {
     "sac-discrete": f"sac --env gymnax:CartPole-v1 {REPLAY}",
 }
 """Flags of ``jaxrl-dist train``; sizes divide over the 256 devices of the largest target."""
-COUNTED = ("kernels", "copies", "conditionals")
-PLACES = ("env_step", "update", "iteration")
-"""Loops that the table shows."""
+SCOPES = "iteration|env_step|epoch|update"
+"""Names of ``jax.named_scope`` around the loops of a run."""
+COLLECTIVES = ("kAllReduce", "kAllGather", "kAllToAll", "kReduceScatter", "kCollectivePermute")
 
 
-def compiled(run: str, target: str) -> dict[str, Any]:
-    """Returns the report of ``jaxrl-dist doctor --compile-for`` on a run, made in a separate process.
+@dataclasses.dataclass
+class Thunk:
+    """What XLA's runtime executes as one."""
+
+    indent: int
+    kind: str
+    number: int
+    parts: dict[str, list[Thunk]] = dataclasses.field(default_factory=dict)
+    """The thunks inside: those of ``condition`` and ``body`` of a loop, of each branch, or of the only part, ``""``."""
+
+
+def parse(text: str) -> Thunk:
+    """Returns the whole program as a thunk, from the text of its sequence of thunks."""
+    path = [Thunk(-1, "kSequential", 0)]
+    for line in text.splitlines():
+        label, thunk = re.fullmatch(r"( *)(\w+):\s*", line), re.match(r"( *)(\d+): (k\w+)", line)
+        if not (match := label or thunk):
+            continue
+        while path[-1].indent >= len(match[1]) and match[2] != "condition":  # which XLA does not indent
+            path.pop()
+        parts = path[-1].parts
+        if thunk:
+            path.append(Thunk(len(thunk[1]), thunk[3], int(thunk[2])))
+            parts.setdefault(next(reversed(parts), ""), []).append(path[-1])
+        else:
+            parts[match[2]] = []
+    return path[0]
+
+
+def loops(metadata: str, hlo: str) -> dict[int, tuple[str, int | None]]:
+    """Returns the scope of each loop and its number of passes, None if only the run knows it, by the loop's thunk."""
+    lines = dict(re.findall(r"%([\w.-]+) = .* while\((.*)", hlo))
+    thunks = re.findall(r'annotation: "([^"]+)"\s+thunk_id: (\d+)\s+}\s+thunk_kind: "kWhile"', metadata)
+    scopes = {name: re.search(rf'op_name="[^"]*/({SCOPES})/while"', line) for name, line in lines.items()}
+    times = {name: re.search(r'"known_trip_count":{"n":"(\d+)"', line) for name, line in lines.items()}
+    return {
+        int(thunk): (scope[1] if (scope := scopes[name]) else "", int(n[1]) if (n := times[name]) else None)
+        for name, thunk in thunks
+    }
+
+
+def count(
+    thunk: Thunk, found: Mapping[int, tuple[str, int | None]], by_scope: dict[str, Any], captured: bool = False
+) -> Any:
+    """Counts what a thunk does: its operations, and of the host its launches and its waits for a value of the device.
+
+    Operations are kernels, copies and collectives. Of several branches, the larger counts, and a loop whose passes only
+    the run knows, such as that of the iterations, counts once.
+
+    Args:
+      found: of ``loops``.
+      by_scope: is given the counts of one pass of each loop with a scope.
+      captured: whether the thunk lies in a command buffer.
+    """
+    within = functools.partial(
+        count, found=found, by_scope=by_scope, captured=captured or thunk.kind == "kCommandBuffer"
+    )
+    parts = {label: sum(map(within, thunks), Counter[str]()) for label, thunks in thunk.parts.items()}
+    waits = Counter(waits=int(not captured))
+    if thunk.kind == "kWhile":
+        scope, times = found[thunk.number]
+        # The host counts the passes whose number it knows; a command buffer computes the condition.
+        once = parts["body"] + (parts["condition"] if captured or times is None else Counter())
+        once += waits if times is None else Counter()
+        by_scope.setdefault(scope, once)
+        return Counter({name: (times or 1) * number for name, number in once.items()})
+    if thunk.kind == "kConditional":
+        return max(parts.values(), key=lambda branch: branch["operations"]) + waits
+    if thunk.kind == "kCommandBuffer":
+        return parts[""] + Counter(launches=1)
+    if parts or thunk.kind.endswith("Done"):
+        return sum(parts.values(), Counter[str]())
+    return Counter(operations=1, launches=int(not captured), collectives=int(thunk.kind in COLLECTIVES))
+
+
+def compiled(run: str, target: str, flags: str = "") -> tuple[int, dict[str, dict[str, int]]]:
+    """Compiles a run for a target in a separate process, by ``jaxrl-dist doctor --compile-for``.
+
+    Returns:
+      The bytes of memory of a device, and for a GPU what an iteration, an env step and an update do, if XLA has kept
+      their loops, and what a whole dispatch of one iteration does.
 
     Raises:
       RuntimeError: the command has failed.
@@ -68,58 +152,68 @@ def compiled(run: str, target: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "jaxrl_dist.cli", "doctor", "--compile-for", target, *RUNS[run].split(), "--json"]
     env = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
     env["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [env.get("PYTHONPATH")])])
-    done = subprocess.run(command, env=env, capture_output=True, text=True, errors="replace", timeout=1800)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} has ended with {done.returncode}: {done.stderr.strip()[-500:]}")
-    report: dict[str, Any] = json.loads(done.stdout)
-    return report
-
-
-def kept(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the part of a report that does not depend on the machine that compiled."""
-    loops = {
-        loop["name"]: {name: loop[name] for name in ("times", *COUNTED, "collectives")}
-        for loop in report["loops"]
-        if loop["name"] in PLACES
+    with tempfile.TemporaryDirectory() as folder:
+        if target in GPUS:
+            env["XLA_FLAGS"] = f"--xla_dump_to={folder} --xla_dump_hlo_module_re=jit_run {flags}"
+        done = subprocess.run(command, env=env, capture_output=True, text=True, errors="replace", timeout=1800)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} has ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+        memory = sum(size for name, size in json.loads(done.stdout)["memory"].items() if name != "device")
+        if target not in GPUS:
+            return memory, {}
+        dumped = "thunk_sequence_after_thunk_passes", "thunk_metadata", "gpu_after_optimizations"
+        (sequence, metadata, hlo) = (next(pathlib.Path(folder).glob(f"*{name}.txt")).read_text() for name in dumped)
+    found: dict[str, Any] = {}
+    found["dispatch"] = count(parse(sequence), loops(metadata, hlo), found)
+    return memory, {
+        name: dict(found[name]) for name in ("dispatch", "iteration", "env_step", "update") if name in found
     }
-    memory = sum(size for name, size in report["memory"].items() if name != "device")
-    return {"loops": loops, "started": report["started"]["iteration"], "memory": memory}
 
 
-def rises(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Yields a line for each count of ``kept`` that is larger than before."""
-    for name, loop in now["loops"].items():
-        old = before["loops"].get(name, {"collectives": {}})
-        for what in COUNTED:
-            if loop[what] > old.get(what, 0):
-                yield f"{name}: {loop[what]} {what}, {old.get(what, 0)} before"
-        for what, count in loop["collectives"].items():
-            if count > old["collectives"].get(what, 0):
-                yield f"{name}: {count} {what}, {old['collectives'].get(what, 0)} before"
+def kept(run: str, target: str) -> dict[str, Any]:
+    """Returns what is stored of a run for a target."""
+    if target in TPUS:
+        return {"memory": compiled(run, target)[0]}
+    found = {name: compiled(run, target, flags) for name, flags in FLAGS.items()}
+    return {"memory": found["default"][0], **{name: counts for name, (_, counts) in found.items()}}
 
 
 def load() -> dict[str, Any]:
-    """Returns the kept counts by run and target, and under ``jax`` the version that compiled them."""
+    """Returns the kept counts by run and target, and under ``versions`` those of the packages that compiled them."""
     return json.loads(COUNTS.read_text(encoding="utf-8")) if COUNTS.exists() else {}
 
 
-def table(target: str) -> str:
-    """Returns a Markdown table of the kept counts for a target."""
-    head = (
-        "| run | env step | branches | update | branches | all-reduces | iteration | memory of a device |\n"
-        "|---|---:|---:|---:|---:|---:|---:|---:|"
-    )
-    rows = []
-    for run, found in load().get("runs", {}).items():
-        if target in found:
-            step, update = (found[target]["loops"].get(name) for name in ("env_step", "update"))
-            cells = [f"{loop['kernels'] + loop['copies']} | {loop['conditionals']}" for loop in (step, update)]
-            sums = update["collectives"].get("all-reduce", 0)
-            rows.append(
-                f"| `{RUNS[run]}` | {cells[0]} | {cells[1]} | {sums} | {found[target]['started']:,} | "
-                f"{found[target]['memory'] / 1e6:,.0f} MB |"
-            )
-    return "\n".join([head, *rows])
+def tables() -> str:
+    """Returns Markdown tables of what is kept: one for each kind of GPU, one for all TPUs."""
+    runs = load().get("runs", {})
+    shown = []
+    for target, title in GPUS.items():
+        shown += [
+            f"## {title}",
+            "",
+            "| run | env step | update | its all-reduces | iteration | waits | iteration, captured | waits | memory |",
+            "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        ]
+        for run, targets in runs.items():
+            if target in targets:
+                counts, captured = targets[target]["default"], targets[target]["captured"]["iteration"]
+                step, update, iteration = (
+                    f"{counts[name]['operations']:,} in {counts[name].get('launches', 0):,}" if name in counts else "-"
+                    for name in ("env_step", "update", "iteration")
+                )
+                sums = counts["update"].get("collectives", 0) if "update" in counts else "-"
+                whole = f"{captured['operations']:,} in {captured.get('launches', 0):,}"
+                waits = [x.get("waits", 0) for x in (counts["iteration"], captured)]
+                shown.append(
+                    f"| `{RUNS[run]}` | {step} | {update} | {sums} | {iteration} | {waits[0]:,} | {whole} "
+                    f"| {waits[1]:,} | {targets[target]['memory'] / 1e6:,.0f} MB |"
+                )
+        shown.append("")
+    shown += ["## TPUs: memory of a device", "", f"| run | {' | '.join(TPUS.values())} |", "|---|---:|---:|---:|"]
+    for run, targets in runs.items():
+        sizes = [f"{targets[x]['memory'] / 1e6:,.0f} MB" if x in targets else "-" for x in TPUS]
+        shown.append(f"| `{RUNS[run]}` | {' | '.join(sizes)} |")
+    return "\n".join(shown)
 
 
 def main() -> None:
@@ -127,22 +221,18 @@ def main() -> None:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", choices=RUNS, action="append", help="this run; may be given several times")
-    parser.add_argument("--target", choices=TARGETS, action="append", help="this target; may be given several times")
+    parser.add_argument("--target", choices=[*GPUS, *TPUS], action="append", help="this target; likewise")
     args = parser.parse_args()
-    import jax
-
-    for run in args.only or RUNS:
-        for target in args.target or TARGETS:
-            found = kept(compiled(run, target))
-            counts = load()
-            before = counts.get("runs", {}).get(run, {}).get(target)
-            counts["jax"] = jax.__version__
-            counts.setdefault("runs", {}).setdefault(run, {})[target] = found
-            counts["runs"] = {name: counts["runs"][name] for name in RUNS if name in counts["runs"]}
-            COUNTS.write_text(json.dumps(counts, indent=1) + "\n", encoding="utf-8")
-            print(f"{run} for {target}: an iteration starts {found['started']:,}", flush=True)
-            for line in rises(before, found) if before else ():
-                print(f"  more than before: {line}", flush=True)
+    packages = "jax", "jax-cuda12-plugin", "libtpu"
+    for target in args.target or [*GPUS, *TPUS]:
+        for run in args.only or RUNS:
+            found, stored = kept(run, target), load()
+            installed = {x.metadata["Name"]: x.version for x in importlib.metadata.distributions()}
+            stored["versions"] = stored.get("versions", {}) | {x: installed[x] for x in packages if x in installed}
+            stored.setdefault("runs", {}).setdefault(run, {})[target] = found
+            stored["runs"] = {name: stored["runs"][name] for name in RUNS if name in stored["runs"]}
+            COUNTS.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+            print(run, target, json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

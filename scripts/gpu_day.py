@@ -81,6 +81,8 @@ class Task(NamedTuple):
     """``(sizes, folder for its files) -> result``, which JSON can hold."""
     goes_on: bool = False
     """Whether it uses all time that is left, and continues in the next call until its result says ``done``."""
+    xla_flags: str = ""
+    """Value of ``XLA_FLAGS`` in the task's process; empty: as here."""
 
 
 # --- Speed --------------------------------------------------------------------------------------------
@@ -120,8 +122,9 @@ def speed(flags: Sequence[str], sizes: Sizes) -> dict[str, Any]:
     assert last is not None
     stats = jax.local_devices()[0].memory_stats() or {}
     stages = {name: last.metrics[name] for name in last.metrics if name.startswith(("time/learner", "time/actor"))}
+    xla_flags = os.environ.get("XLA_FLAGS")
     return {
-        "flags": " ".join(flags),
+        "flags": (f"XLA_FLAGS={xla_flags} " if xla_flags else "") + " ".join(flags),
         "env_steps_per_second": (last.env_steps - counted) / (now - first),
         "first_report_seconds": first - began,
         "memory": stats.get("peak_bytes_in_use"),
@@ -310,15 +313,19 @@ def best(run_dir: pathlib.Path) -> float | None:
 
 
 REPLAY = ("--replay-capacity", str(2**20), "--batch-size", "256")
+CAPTURED = "--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL"
+"""Puts loops and branches into command buffers too: docs/accelerators.md."""
 TASKS = (
     Task("doctor", doctor),
     Task("ppo CartPole", of_widths("ppo", "--env", "gymnax:CartPole-v1")),
+    Task("ppo CartPole captured", of_widths("ppo", "--env", "gymnax:CartPole-v1"), xla_flags=CAPTURED),
     Task("ppo Breakout", of_widths("ppo", "--env", "gymnax:Breakout-MinAtar")),
     Task("seeds", seeds),
     Task("impala Pong", of_atari("impala")),
     Task("ppo Pong", of_atari("ppo")),
     Task("appo Pong", of_atari("appo")),
     Task("dqn CartPole", of_widths("dqn", "--env", "gymnax:CartPole-v1", *REPLAY)),
+    Task("dqn CartPole captured", of_widths("dqn", "--env", "gymnax:CartPole-v1", *REPLAY), xla_flags=CAPTURED),
     Task("sac Pendulum", of_widths("sac", "--env", "gymnax:Pendulum-v1", *REPLAY)),
     Task("pqn CartPole", of_widths("pqn", "--env", "gymnax:CartPole-v1")),
     Task("as on the CPU", as_on_cpu),
@@ -343,10 +350,9 @@ def in_process(task: Task, sizes: Sizes, out: pathlib.Path, seconds: float) -> A
     rehearse = ["--rehearse"] if sizes is SMALL else []
     command = [sys.executable, __file__, "--out", str(out), "--task", task.name, *rehearse]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {**os.environ, "PYTHONPATH": path, **({"XLA_FLAGS": task.xla_flags} if task.xla_flags else {})}
     with (out / "log.txt").open("a") as log:
-        process = subprocess.Popen(
-            command, env={**os.environ, "PYTHONPATH": path}, stdout=log, stderr=log, start_new_session=True
-        )
+        process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
         try:
             process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:

@@ -19,6 +19,7 @@ from flax import struct
 from gymnax.environments import environment, spaces
 
 from jaxrl_dist import mesh as meshes
+from jaxrl_dist import spaces as spaces_of
 from jaxrl_dist.actors.pool import PoolOptions
 from jaxrl_dist.actors.step import after_step
 from jaxrl_dist.config.train import Train
@@ -28,7 +29,7 @@ from jaxrl_dist.learners.sgd import Learner
 from jaxrl_dist.memory import ring
 from jaxrl_dist.memory.ring import Memory
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.spaces import Box, Discrete
+from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete
 from jaxrl_dist.training.learner import make_learner
 from jaxrl_dist.types import Algorithm, Context, EnvSpec, PyTree, Rollout, Timestep, Variables
 
@@ -227,7 +228,8 @@ def random_rollout(
         return (0.3 * rng.standard_normal((*leading, *x.shape))).astype(x.dtype)
 
     key = jax.ShapeDtypeStruct((num_envs,), jax.eval_shape(lambda: jax.random.key(0)).dtype)
-    obs = jax.ShapeDtypeStruct((num_envs, *env.observation.shape), env.observation.dtype)
+    zeros = spaces_of.zeros(env.observation, num_envs)
+    obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), zeros)
     variables = jax.eval_shape(algorithm.init, jax.ShapeDtypeStruct((), key.dtype))
     core = jax.eval_shape(lambda: algorithm.initial_core(num_envs))
     action, _, extras = jax.eval_shape(
@@ -235,6 +237,8 @@ def random_rollout(
     )
     if isinstance(env.action, Discrete):
         actions = rng.integers(env.action.n, size=shape, dtype=np.int32)
+    elif isinstance(env.action, MultiDiscrete):
+        actions = rng.integers(env.action.nvec, size=(*shape, len(env.action.nvec)), dtype=np.int32)
     else:
         actions = normal(action, num_steps)
     extras = jax.tree.map(lambda x: normal(x, num_steps), extras)
@@ -242,7 +246,7 @@ def random_rollout(
         extras["log_prob"] -= 1.0  # about that of a policy that has just begun
     cores: list[PyTree] = [jax.tree.map(normal, core) for _ in range(2)]
     return Rollout(
-        obs=rng.standard_normal((num_steps + 1, *obs.shape)).astype(obs.dtype),
+        obs=jax.tree.map(lambda x: rng.standard_normal((num_steps + 1, *x.shape)).astype(x.dtype), obs),
         action=actions,
         reward=np.where(valid, rng.normal(size=shape), 0).astype(np.float32),
         terminated=terminated,
@@ -268,6 +272,16 @@ def acted(algorithm: Algorithm, variables: Variables, rollout: Rollout, seed: in
         steps.append((action, extras))
     action, extras = jax.tree.map(lambda *x: np.stack(x), *steps)
     return rollout._replace(action=action, extras=extras, core=initial, final_core=core)
+
+
+def naive_gru(cell: PyTree, x: np.ndarray, core: np.ndarray) -> np.ndarray:
+    """The next core, by Cho et al. (2014), equations 5 to 8, in the form of cuDNN."""
+
+    def linear(name: str, x: np.ndarray) -> np.ndarray:
+        return x @ cell[name]["kernel"] + cell[name].get("bias", 0)
+
+    r, z = (1 / (1 + np.exp(-linear(f"i{gate}", x) - linear(f"h{gate}", core))) for gate in "rz")
+    return (1 - z) * np.tanh(linear("in", x) + r * linear("hn", core)) + z * core
 
 
 def squash(x: float) -> float:

@@ -233,3 +233,20 @@ class Echo:
 
     def action_space(self, agent: str) -> Any:
         return spaces.Discrete(2)
+
+
+class Recall(Echo):
+    """Two agents see a bit each, and must name it two steps later, where they see nothing: 1 is paid if both do."""
+
+    def reset(self, key: jax.Array) -> Any:
+        state = jnp.append(jax.random.rademacher(key, (2,), jnp.float32), 0.0)
+        return self.shown(state), state
+
+    def step_env(self, key: jax.Array, state: jax.Array, actions: Any) -> Any:
+        named, done = 2.0 * jnp.stack([actions["left"], actions["right"]]) - 1, state[2] == 2
+        reward = jnp.where(done & jnp.all(named == state[:2]), 1.0, 0.0)
+        state = state.at[2].add(1)
+        return self.shown(state), state, dict.fromkeys(self.agents, reward), self.over(done), {}
+
+    def shown(self, state: jax.Array) -> Any:
+        return super().shown(jnp.append(state[:2] * (state[2] == 0), state)) | {"world_state": state}

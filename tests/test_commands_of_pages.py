@@ -30,6 +30,7 @@ ELSEWHERE = {
     "10.0.0.1": "needs two hosts; tests/hosts",
     "scripts/launch/": "needs a cluster; tests/hosts",
     "scripts/benchmark.py": "takes an hour; tests/test_benchmark.py",
+    "XLA_FLAGS=--xla_gpu": "needs a GPU",
     "--checkpoint 1000000": "needs a run of so many steps; tests/commands",
     "--metric own/": "needs a metric of one's own; tests/training",
 }
@@ -50,7 +51,11 @@ EXTRAS = {
 """Packages without which a command with such a part is skipped."""
 DEVICES = {"sebulba:1+3": 4, "--learner-devices 2-7": 8}
 """Forced devices of commands that need several."""
-RUN_OF = {"--env my_module:make": "*my_module*", "export RUN_DIR": "CartPole-v1__ppo*"}
+RUN_OF = {
+    "--env my_module:make": "*my_module*",
+    "export RUN_DIR": "CartPole-v1__ppo*",
+    "RUN_DIR --kind table --score evaluation": "*before",
+}
 """Which runs ``RUN_DIR`` stands for in commands with such a part, instead of the newest."""
 MY_MODULE = '''
 import gymnasium

@@ -258,6 +258,25 @@ def test_readme_is_short_and_has_the_measured_numbers() -> None:
         assert any({ours, other} <= set(of_run) for of_run in measured), (ours, other)
 
 
+def test_measured_numbers_come_from_files_that_say_how_and_when() -> None:
+    """``python scripts/recorded.py`` writes the file again, after a commit of new measurements."""
+    script = runpy.run_path(str(runs.ROOT / "scripts" / "recorded.py"))
+    recorded = json.loads(script["FILE"].read_text(encoding="utf-8"))
+    for file in script["DATA"]:
+        entries, stored = recorded["data"][file]["entries"], runs.read_json(runs.ROOT / file)
+        assert entries.keys() == script["entries_of"](stored).keys(), f"{file}: {script['FILE']} is older"
+        assert recorded["data"][file]["command"] == script["DATA"][file]
+    entries = [entry for data in recorded["data"].values() for entry in data["entries"].values()]
+    for entry in (*entries, *recorded["tables"]):
+        assert re.fullmatch("[0-9a-f]{7,}", entry["recorded_at"]) and datetime.date.fromisoformat(entry["date"])
+    by_hand = [(table["page"], table["section"], table["rows"]) for table in recorded["tables"]]
+    found = [(page, *table) for page in script["pages"]() for table in script["tables"](page)]
+    assert [table for table in found if table[1] not in script["WRITTEN"].get(table[0], ())] == by_hand
+    sides = {side for row in runs.read_json(runs.ROOT / "docs/speed/results.json")["rows"].values() for side in row[0]}
+    names = {name.lower().replace(" ", "") for name, version in recorded["peers"].items() if version}
+    assert {side.lower().replace("_", "").replace(" ", "") for side in sides} - {"jaxrldist"} <= names
+
+
 def measured_speeds() -> list[list[str]]:
     """The medians of all sides of each run of the benchmark."""
     rows = json.loads((runs.ROOT / "docs" / "speed" / "results.json").read_text(encoding="utf-8"))["rows"]
@@ -296,6 +315,16 @@ def test_the_glossary_explains_the_words_of_our_own() -> None:
     words = re.findall(r"^\| ([a-z ]+) \| .{20,} \|$", text, re.M)
     assert words[1:] == sorted(words[1:], key=str.lower) or words == sorted(words)
     assert {"triple", "plan", "torso", "core", "env step", "update", "iteration", "rollout", "lag"} <= set(words)
+
+
+def test_the_files_of_a_release_agree() -> None:
+    texts = {name: (runs.ROOT / name).read_text(encoding="utf-8") for name in ("CHANGELOG.md", "CITATION.cff")}
+    project = tomllib.loads((runs.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    released = re.findall(r"^## \[(\d+\.\d+\.\d+)\] - (\S+)$", texts["CHANGELOG.md"], re.M)
+    cited = re.search(r"^version: (\S+)\ndate-released: (\S+)$", texts["CITATION.cff"], re.M)
+    assert cited is not None and released[0] == cited.groups() and cited[1] == project["version"]
+    assert [author["name"] for author in project["authors"]] == re.findall(r"- name: (.*)", texts["CITATION.cff"])
+    assert "## [Unreleased]" in texts["CHANGELOG.md"] and (runs.ROOT / project["readme"]).is_file()
 
 
 def test_a_release_writes_its_version_everywhere(tmp_path: Path) -> None:

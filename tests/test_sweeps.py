@@ -1,10 +1,13 @@
-"""The scripts that search beyond one population: PPO-ES, and sweeps by Optuna and by Ray Tune."""
+"""Searches beyond one population: PPO-ES, and sweeps by Optuna and by Ray Tune."""
 
 from __future__ import annotations
 
 import ast
+import importlib.util
+import json
 import math
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -16,6 +19,9 @@ import numpy as np
 import probes  # noqa: F401  # registers Probe-v0
 import pytest
 import runs
+
+from jaxrl_dist import cli
+from jaxrl_dist.commands import request, tuning
 
 SCRIPTS = runs.ROOT / "scripts"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(runs.ROOT), "PYTHONUNBUFFERED": "1"}
@@ -36,43 +42,86 @@ def test_ppo_es_is_short_and_learns() -> None:
     assert list(again) == found[:1]
 
 
+def sweep(*args: object) -> list[str]:
+    sizes = "--evaluation-episodes 2 --num-envs 4 --rollout-length 16"
+    command = f"-m jaxrl_dist.cli sweep ppo --env CartPole-v1 {sizes} --vary learning-rate=1e-5:1e-1:log"
+    return [sys.executable, *command.split(), *map(str, args)]
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ("--vary lr=1:2", "--vary lr: ppo has no such hyperparameter; it is --learning-rate here"),
+        ("--vary learning-rate=0.1:0.01", "--vary learning-rate=0.1:0.01 is not a range of numbers; LOW:HIGH works"),
+        ("--vary activation=tanh:relu", "--vary activation=tanh:relu is not a range of numbers"),
+        ("--vary learning-rate=0:1:log", "--learning-rate must be > 0, not 0.0"),
+        ("--vary learning-rate=1:2 --seeds 2", "--seeds does not work with --tuner optuna, which chooses the values"),
+        ("", "--tuner optuna needs hyperparameters to choose, such as --vary learning-rate=1e-5:1e-1:log"),
+    ],
+)
+def test_what_a_tuner_cannot_choose_is_refused(
+    flags: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # as if Optuna were installed
+    assert cli.main(f"sweep ppo --env CartPole-v1 --tuner optuna {flags}".split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"jaxrl-dist: error: {message}")
+
+
+def test_a_tuner_that_is_missing_is_one_line_with_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert (
+        cli.main(["sweep", "ppo", "--env", "CartPole-v1", "--tuner", "ray", "--vary", "learning-rate=1e-4:1e-2"]) == 2
+    )
+    needed = "needs a package that is not installed: pip install 'jaxrl-dist[ray]'"
+    assert capsys.readouterr().err == f"jaxrl-dist: error: --tuner ray {needed}\n"
+
+
+def test_ranges_and_choices_of_a_tuner() -> None:
+    config, _ = request.parse(["ppo", "--env", "CartPole-v1"]).resolved()
+    vary = {"learning-rate": "1e-5:1:log", "num-epochs": "1:4", "activation": "tanh,relu", "gae-lambda": "0:1"}
+    assert tuning.spaces(config, vary) == {
+        "learning-rate": (1e-5, 1.0, True), "num-epochs": (1, 4, False), "activation": ("tanh", "relu"),
+        "gae-lambda": (0.0, 1.0, False),
+    }  # fmt: skip
+
+
 @pytest.mark.slow
 def test_a_sweep_by_optuna_survives_a_kill(tmp_path: Path) -> None:
     """The second command keeps what was finished, and trains again with the values of what was not."""
     optuna = pytest.importorskip("optuna", reason="needs jaxrl-dist[optuna]")
-    file = tmp_path / "study.db"
-    command = [sys.executable, str(SCRIPTS / "optuna_sweep.py"), str(file), "--trials", "6", "--members", "2"]
-    command += ["--total-env-steps", "2000"]
-    with subprocess.Popen(
-        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None and process.stdout.readline().startswith("2 trials, best return ")
+    path = tmp_path / "run"
+    command = sweep("--tuner", "optuna", "--trials", 6, "--total-env-steps", 2000, "--run-dir", path)
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline().startswith("6 trials by optuna, 2 at a time")
+        assert process.stdout.readline().startswith("2 trials, best return ")
         study = None
         while study is None or len(study.trials) < 4:  # the second batch has begun
-            study = optuna.load_study(study_name="ppo", storage=f"sqlite:///{file}")
+            study = optuna.load_study(study_name="ppo", storage=f"sqlite:///{path / tuning.STUDY}")
         process.send_signal(signal.SIGKILL)
     before = [trial.value for trial in study.trials[:2]]
-    asked = [trial.params for trial in optuna.load_study(study_name="ppo", storage=f"sqlite:///{file}").trials[2:]]
+    asked = [trial.params for trial in study.trials[2:]]
     done = subprocess.run(command, env=ENVIRONMENT, check=True, capture_output=True, text=True, timeout=300).stdout
-    assert [line.split(",")[0] for line in done.splitlines()] == ["4 trials", "6 trials"]
-    trials = optuna.load_study(study_name="ppo", storage=f"sqlite:///{file}").trials
+    assert [line.split(",")[0] for line in done.splitlines()[1:]] == ["4 trials", "6 trials"]
+    trials = optuna.load_study(study_name="ppo", storage=f"sqlite:///{path / tuning.STUDY}").trials
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 2 + ["FAIL"] * 2 + ["COMPLETE"] * 4
     assert [trial.value for trial in trials[:2]] == before and all(math.isfinite(x.value) for x in trials[4:])
     assert [trial.params for trial in trials[4:6]] == asked
+    rates = [json.loads((path / f"trials/0004/members/{x}/config.json").read_text()) for x in ("000", "001")]
+    assert [x["hyperparameters"]["learning_rate"] for x in rates] == [x["learning-rate"] for x in asked]
 
 
 @pytest.mark.slow
 def test_a_sweep_by_ray_ends_bad_trials_early(tmp_path: Path) -> None:
     pytest.importorskip("ray.tune", reason="needs jaxrl-dist[ray]")
-    program = (
-        "import runpy, sys; script = runpy.run_path(sys.argv[1]); "
-        "found = script['sweep'](4, 1, 'CartPole-v1', 3600, sys.argv[2]); "
-        "print(*('%d,%r' % (x.metrics['env_steps'], x.error) for x in found))"
-    )
-    command = [sys.executable, "-c", program, str(SCRIPTS / "ray_sweep.py"), str(tmp_path)]
+    path = tmp_path / "run"
+    command = sweep("--tuner", "ray", "--trials", 4, "--jobs", 1, "--total-env-steps", 3600, "--run-dir", path)
     environment = {**ENVIRONMENT, "HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
-    ended = [x.split(",") for x in done.stdout.splitlines()[-1].split()]
-    assert len(ended) == 4 and all(error == "None" for _, error in ended)
-    assert min(int(steps) for steps, _ in ended) < 3600 <= max(int(steps) for steps, _ in ended)
+    assert re.search(r"^4 trials, best return \d\S* with --learning-rate \S+$", done.stdout, re.M)
+    lines = [file.read_text().splitlines() for file in path.glob("trials/*/members/000/metrics.jsonl")]
+    ended = [json.loads(x[-1])["env_steps"] for x in lines]
+    assert len(ended) == 4 and min(ended) < 3600 <= max(ended)

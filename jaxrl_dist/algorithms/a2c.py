@@ -14,6 +14,8 @@ from jaxrl_dist.types import Algorithm, EnvSpec
 class A2C(ActorCriticConfig, learning_rate=7e-4):
     """Advantage actor-critic (Mnih et al. 2016): one RMSProp update per rollout."""
 
+    presets = "a2c"
+
     rms_decay: float = setting(0.99, low=0, high=1)
     """Decay of RMSProp's running mean of squared gradients (section 8 of the supplement)."""
     rms_epsilon: float = setting(1e-5, above=0)

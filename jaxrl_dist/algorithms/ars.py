@@ -14,6 +14,7 @@ from jaxrl_dist.lazy import jax, jnp
 class ARS(ES, hidden_sizes=(), learning_rate=0.02, noise_std=0.03, weight_decay=0.0):
     """Augmented random search (Mania et al. 2018): a linear policy that follows the best directions."""
 
+    presets = "ars"
     own_optimizer: ClassVar[str] = "sgd"
 
     top_fraction: float = setting(0.5, above=0, high=1)

@@ -30,6 +30,8 @@ class DQN(
 ):
     """Deep Q-learning (Mnih et al. 2015); Rainbow's extensions (Hessel et al. 2018) are options."""
 
+    presets = "dqn"
+
     target_period: int = setting(250, low=1)
     """Updates between copies of the parameters to the target network."""
     epsilon_start: float = setting(1.0, low=0, high=1)
@@ -197,19 +199,19 @@ class DQN(
             best = jnp.argmax(observations.masked(values(choosing), legal), axis=-1)
             if self.num_atoms == 1:
                 next_q = packing.take_along_last(values(bootstrap), best)
-                error = jax.lax.stop_gradient(self.bellman(batch["reward"], batch["discount"], next_q)) - q
+                error = returns.constant(self.bellman(batch["reward"], batch["discount"], next_q)) - q
                 losses, priority = self.error_loss(error), jnp.abs(error)
             else:
                 rows = jnp.arange(len(online))
                 probs = jax.nn.softmax(bootstrap[rows, best])
                 returned = self.bellman(batch["reward"][:, None], batch["discount"][:, None], atoms[None])
-                projected = jax.lax.stop_gradient(jax.vmap(returns.project, (0, 0, None))(returned, probs, atoms))
+                projected = returns.constant(jax.vmap(returns.project, (0, 0, None))(returned, probs, atoms))
                 losses = optax.losses.softmax_cross_entropy(online[rows, batch["action"]], projected)
                 # Hessel et al. (2018), section 4: the KL divergence, which is 0 where the prediction equals the target.
                 entropy = jnp.sum(jax.scipy.special.entr(projected), axis=-1)
                 priority = jnp.maximum(losses - entropy, 0.0)
             metrics = {"loss/q": losses, "q/mean": q}
-            return losses, batch["valid"], Aux(metrics, jax.lax.stop_gradient(priority))
+            return losses, batch["valid"], Aux(metrics, returns.constant(priority))
 
         algorithm = Algorithm(
             policy=policy,

@@ -20,6 +20,7 @@ class ES(TablePresets, TorsoConfig, OptimizerConfig):
     Each environment acts with a separate policy, so ``num_envs`` is the population.
     """
 
+    presets = "es"
     own_optimizer: ClassVar[str] = "adam"
 
     learning_rate: float = setting(0.01, above=0)

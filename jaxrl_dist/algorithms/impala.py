@@ -17,6 +17,8 @@ class IMPALA(ActorCriticConfig):
     The optimiser is Adam; the paper uses RMSProp.
     """
 
+    presets = "impala"
+
     trace_lambda: float = setting(1.0, low=0, high=1)
     """Decay of the corrections along a trace (remark 2)."""
     correction: bool = True

@@ -30,6 +30,8 @@ class IQL(
 ):
     """Implicit Q-learning (Kostrikov et al. 2021), which never asks for the value of an action outside its data."""
 
+    presets = "iql"
+
     actor_learning_rate: float = setting(3e-4, above=0)
     """Step size of the optimiser for the actor."""
     target_rate: float = setting(0.005, above=0, high=1)

@@ -22,6 +22,8 @@ and four of five. With 0.03, no seed finds MountainCar's, which the noise helps 
 class PPO(ActorCriticConfig):
     """Proximal policy optimisation (Schulman et al. 2017, equation 9) with clipped policy and value losses."""
 
+    presets = "ppo"
+
     gae_lambda: float = setting(0.95, low=0, high=1)
     """Decay of generalised advantage estimation: 0 is the one-step error, 1 the whole return."""
     num_epochs: int = setting(4, low=1)

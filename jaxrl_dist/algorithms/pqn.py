@@ -20,6 +20,8 @@ class PQN(TablePresets, TorsoConfig, OptimizerConfig, hidden_sizes=(128, 128), a
     Layer normalisation keeps learning stable instead (section 3).
     """
 
+    presets = "pqn"
+
     learning_rate: float = setting(5e-4, above=0)
     """Step size of the optimiser, RAdam by default."""
     discount: float = setting(0.99, low=0, high=1)

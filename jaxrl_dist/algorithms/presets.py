@@ -6,7 +6,7 @@ values; "measured" means the runs of ``docs/learning.md``, which also says on wh
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxrl_dist.lazy import observations, spaces
 from jaxrl_dist.types import EnvSpec
@@ -64,14 +64,13 @@ def row(algorithm: str, spec: EnvSpec) -> dict[str, Any]:
 class TablePresets:
     """The presets of an algorithm of this package."""
 
+    presets: ClassVar[str] = ""
+    """The name of its rows in ``TABLE``, which its subclasses have too; empty: none."""
+
     @classmethod
     def preset(cls, spec: EnvSpec) -> dict[str, Any]:
-        """Returns the flags that differ from the defaults for this kind of environment.
-
-        They are the rows of the algorithm's name in ``TABLE``; one that has none takes those of its base class.
-        """
-        names = (base.__name__.lower() for base in cls.__mro__ if base.__module__.rpartition(".")[0] == __package__)
-        return next((row(name, spec) for name in names if name in TABLE), {})
+        """Returns the flags that differ from the defaults for this kind of environment."""
+        return row(cls.presets, spec) if cls.presets else {}
 
 
 # fmt: off

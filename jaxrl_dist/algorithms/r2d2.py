@@ -35,6 +35,7 @@ class R2D2(
     LSTM, and reads neither the last action nor the last reward.
     """
 
+    presets = "r2d2"
     adam_epsilon: ClassVar[float] = 1e-3  # Kapturowski et al. (2019), appendix
 
     def validate(self) -> None:

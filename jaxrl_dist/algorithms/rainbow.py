@@ -13,3 +13,5 @@ class Rainbow(DQN, dueling=True, priority_exponent=0.5, num_atoms=51, noisy=True
 
     The noisy layers explore, and epsilon is 0.
     """
+
+    presets = "rainbow"

@@ -10,7 +10,7 @@ from jaxrl_dist.algorithms import exploration, sequences
 from jaxrl_dist.algorithms.presets import TablePresets
 from jaxrl_dist.algorithms.replayed import ActionScale, copied, n_step_replay, num_actions
 from jaxrl_dist.config.values import setting
-from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, spaces
+from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, returns, spaces
 from jaxrl_dist.memory.config import ReplayConfig
 from jaxrl_dist.nn.config import CriticConfig, NoiseConfig
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Variables
@@ -27,6 +27,8 @@ class SAC(
     replay_capacity=1_000_000,
 ):
     """Soft actor-critic with two critics and a learned temperature (Haarnoja et al. 2018)."""
+
+    presets = "sac"
 
     learning_rate: float = 1e-3
     """Step size of the optimiser for the critics and the temperature."""
@@ -72,7 +74,7 @@ class SAC(
             return jnp.where(context.env_step < self.learning_starts, random, chosen)
 
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
-            params, frozen = variables.params, jax.lax.stop_gradient(variables.params)
+            params, frozen = variables.params, returns.constant(variables.params)
             next_keys, keys = jnp.moveaxis(jax.vmap(jax.random.split)(context.keys), 1, 0)
             temperature = jnp.exp(frozen["log_temperature"])
             if self.temperature is not None:  # initial variables may hold another temperature
@@ -83,7 +85,7 @@ class SAC(
             next_q, next_entropy = kind.expect(context.target, batch["next_obs"], chosen, next_keys)
             value_target = batch["reward"] + batch["discount"] * (next_q + temperature * next_entropy)
             q = kind.value(params["critic"], batch["obs"], batch["action"])
-            error = q - jax.lax.stop_gradient(value_target)[None]
+            error = q - returns.constant(value_target)[None]
             critic_loss = 0.5 * jnp.sum(jnp.square(error), axis=0)
 
             # Equation 7
@@ -93,7 +95,7 @@ class SAC(
 
             # Equation 18 by the logarithm of the temperature, as in the authors' code
             wanted = kind.target_entropy(batch["obs"]) if self.target_entropy is None else self.target_entropy
-            excess = jax.lax.stop_gradient(entropy) - wanted
+            excess = returns.constant(entropy) - wanted
             temperature_loss = (
                 params["log_temperature"] * excess if self.temperature is None else jnp.zeros_like(excess)
             )
@@ -105,7 +107,7 @@ class SAC(
                 "policy/temperature": jnp.broadcast_to(temperature, entropy.shape),
                 "q/mean": q.mean(axis=0),
             }
-            priority = jax.lax.stop_gradient(jnp.abs(error).mean(axis=0))
+            priority = returns.constant(jnp.abs(error).mean(axis=0))
             return critic_loss + actor_loss + temperature_loss, batch["valid"], Aux(metrics, priority)
 
         def update_target(params: PyTree, target: PyTree, updates: jax.Array) -> PyTree:

@@ -30,7 +30,7 @@ def stored(rollout: Rollout) -> tuple[Rollout, PyTree, jax.Array | None]:
 
 def priority(config: ReplayConfig, error: jax.Array, mask: jax.Array) -> jax.Array:
     """Returns the priority ``[N]`` of windows by their errors ``[N, L]`` (Kapturowski et al. 2019, section 2.3)."""
-    size = jnp.where(mask, jnp.abs(jax.lax.stop_gradient(error)), 0.0)
+    size = jnp.where(mask, jnp.abs(returns.constant(error)), 0.0)
     mean = jnp.sum(size, axis=1) / jnp.maximum(jnp.sum(mask, axis=1), 1)
     eta = config.max_priority_share
     return eta * jnp.max(size, axis=1) + (1 - eta) * mean

@@ -10,7 +10,7 @@ from jaxrl_dist.algorithms.presets import TablePresets
 from jaxrl_dist.algorithms.replayed import ActionScale, copied, n_step_replay
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.lazy import jax, jnp, networks, observations, optax
+from jaxrl_dist.lazy import jax, jnp, networks, observations, optax, returns
 from jaxrl_dist.memory.config import ReplayConfig
 from jaxrl_dist.nn.config import CriticConfig
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Variables
@@ -21,6 +21,8 @@ class TD3(
     TablePresets, ReplayConfig, CriticConfig, hidden_sizes=(256, 256), activation="relu", replay_capacity=1_000_000
 ):
     """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018)."""
+
+    presets = "td3"
 
     learning_rate: float = 1e-3
     """Step size of the optimiser for the critics (section 6.1)."""
@@ -80,7 +82,7 @@ class TD3(
             return jnp.where(context.env_step < self.learning_starts, random, noisy), core, {}
 
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
-            params, frozen = variables.params, jax.lax.stop_gradient(variables.params)
+            params, frozen = variables.params, returns.constant(variables.params)
 
             # Equation 14: noise on the target action keeps narrow peaks of the critics out of the target.
             next_action = best_action(context.target, batch["next_obs"])
@@ -89,7 +91,7 @@ class TD3(
                 noise = jnp.clip(noise, -self.target_noise_clip, self.target_noise_clip)
                 next_action = jnp.clip(next_action + noise, -1.0, 1.0)
             next_q = critic.apply(context.target["critic"], batch["next_obs"], next_action).min(axis=0)
-            value_target = jax.lax.stop_gradient(batch["reward"] + batch["discount"] * next_q)
+            value_target = returns.constant(batch["reward"] + batch["discount"] * next_q)
             q = critic.apply(params["critic"], batch["obs"], scale.from_env(batch["action"]))
             error = q - value_target[None]
             critic_loss = jnp.sum(jnp.square(error), axis=0)
@@ -98,7 +100,7 @@ class TD3(
             actor_loss = -critic.apply(frozen["critic"][:1], batch["obs"], best_action(params, batch["obs"]))[0]
 
             metrics = {"loss/critic": critic_loss, "loss/actor": actor_loss, "q/mean": q.mean(axis=0)}
-            priority = jax.lax.stop_gradient(jnp.abs(error).mean(axis=0))
+            priority = returns.constant(jnp.abs(error).mean(axis=0))
             return critic_loss + actor_loss, batch["valid"], Aux(metrics, priority)
 
         def update_target(params: PyTree, target: PyTree, updates: jax.Array) -> PyTree:

@@ -26,7 +26,7 @@ FLAG = "--compile-for"
 @dataclasses.dataclass(frozen=True)
 class CompileFor:
     """Compiles the run that train would start, for accelerators that this machine may lack, and prints its memory per
-    device, and the kernels that each loop starts."""
+    device."""
 
     compile_for: str = ""
     """The target, such as h200, h200x8 or v5e:2x4; here is this machine."""
@@ -35,7 +35,7 @@ class CompileFor:
 
 
 def run(args: Sequence[str]) -> int:
-    """Compiles the run that ``args`` name, parsed as by ``train``, and prints its memory and the kernels it starts.
+    """Compiles the run that ``args`` name, parsed as by ``train``, and prints its memory.
 
     Raises:
       ConfigError: the target is unknown, its compiler is not installed, or the run cannot be compiled for it.
@@ -51,44 +51,33 @@ def run(args: Sequence[str]) -> int:
     train = request.parse(args)
     request.output_flags(train.fields)
     program = report(options.compile_for, train)
-    print(json.dumps(program, indent=2) if options.json else visible("\n".join(lines(program))))
+    print(json.dumps(program, indent=2) if options.json else visible("\n".join(memory(program))))
     return 0
 
 
-def report(target: str, train: request.Request) -> dict[str, Any]:
-    """Compiles a run for the target of this name; see ``compiled``.
+def report(name: str, train: request.Request) -> dict[str, Any]:
+    """Compiles a run for the target of this name.
+
+    Returns:
+      The run, the target, the seconds of compiling, and the bytes of memory per device.
 
     Raises:
-      ConfigError: as ``compiled``, or the target is unknown, or its compiler is not installed.
+      ConfigError: the target is unknown, its compiler is not installed, the plan is not ``on_device``, or the run is a
+        population, names devices of this machine, or does not divide over the target's devices.
     """
     from jaxrl_dist.profiling import accelerators as targets
 
-    chosen = targets.target(target)
-    extras = EXTRAS.get(chosen.platform or "", ())
+    target = targets.target(name)
+    extras = EXTRAS.get(target.platform or "", ())
     if extras and not any(accelerators.version(accelerators.PLUGINS[extra]) for extra in extras):
         raise ConfigError(
-            f"compiling for {target} needs JAX's compiler for it, though not the device; "
+            f"compiling for {name} needs JAX's compiler for it, though not the device; "
             f"{accelerators.install_plugin(extras[0])}"
         )
-    return compiled(chosen, train)
-
-
-def compiled(target: Any, train: request.Request) -> dict[str, Any]:
-    """Compiles a run for a ``targets.Target``.
-
-    Returns:
-      The run, the target, the seconds of compiling, the bytes of memory per device, and what one pass of each loop
-      starts.
-
-    Raises:
-      ConfigError: the plan is not ``on_device``, or the run is a population, names devices of this machine, or does
-        not divide over the target's devices.
-    """
     devices = target.devices()
 
     from jaxrl_dist.plans.compiled import lower
     from jaxrl_dist.profiling import timing
-    from jaxrl_dist.profiling.kernels import find_loops
     from jaxrl_dist.training import setup
 
     config, source = train.resolved()
@@ -96,19 +85,18 @@ def compiled(target: Any, train: request.Request) -> dict[str, Any]:
         raise ConfigError(f"only runs under --plan on_device are compiled as a whole; this one is under {config.plan}")
     if config.seeds > 1 or config.vary:
         raise ConfigError("one run is compiled; remove --seeds and --vary")
-    for name in marked(Train, of_machine=True):
-        if getattr(config, name) is not None:
-            raise ConfigError(f"{flag(name)} names devices of this machine, and {target.name} is compiled for whole")
+    for field in marked(Train, of_machine=True):
+        if getattr(config, field) is not None:
+            raise ConfigError(f"{flag(field)} names devices of this machine, and {name} is compiled for whole")
     job = setup.make_job(config, source, devices=devices)
     began = time.perf_counter()
     program = lower(job).compile(compiler_options=dict(target.options))
     seconds = time.perf_counter() - began
     memory = program.memory_analysis()
-    loops = find_loops(program.as_text())
     return {
         **timing.described(config, devices),
         "algorithm": train.name,
-        "target": target.name,
+        "target": name,
         "compile_seconds": seconds,
         "memory": {
             "device": target.memory,
@@ -117,26 +105,7 @@ def compiled(target: Any, train: request.Request) -> dict[str, Any]:
             "temporary": memory.temp_size_in_bytes,
             "program": memory.generated_code_size_in_bytes,
         },
-        "loops": [{"depth": depth, **loop.counts()} for depth, loop in loops.walk()],
-        "started": {loop.name: loop.started() for _, loop in loops.walk() if loop.name == "iteration"},
     }
-
-
-def lines(report: Mapping[str, Any]) -> list[str]:
-    """Formats a report of ``compiled`` for reading."""
-    shown = [
-        *memory(report),
-        "",
-        f"{'what one pass starts':<34}{'times':>7}{'kernels':>9}{'copies':>8}{'branches':>10}  collectives",
-    ]
-    for loop in report["loops"]:
-        collectives = ", ".join(f"{count} {name}" for name, count in loop["collectives"].items()) or "none"
-        times = "?" if loop["times"] is None else loop["times"]
-        shown.append(
-            f"{'  ' * loop['depth'] + loop['name']:<34}{times:>7}{loop['kernels']:>9}{loop['copies']:>8}"
-            f"{loop['conditionals']:>10}  {collectives}"
-        )
-    return [*shown, "", *(f"one {name} starts {count:,} in all" for name, count in report["started"].items())]
 
 
 def memory(report: Mapping[str, Any]) -> list[str]:

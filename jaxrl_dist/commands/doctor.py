@@ -35,7 +35,7 @@ SECONDS = 120.0
 LITTLE_DISK = 10**9
 """Free bytes below which a note is printed: a checkpoint holds a replay memory of up to 2 GB."""
 PACKAGE = "jaxrl-dist"
-LIBRARIES = ("jax", "jaxlib", "flax", "optax", "gymnax", "envpool", "gymnasium")
+LIBRARIES = ("jax", "jaxlib", "flax", "optax", "gymnax", "gymnasium")
 """Always shown; the other libraries come from the package's metadata."""
 NOTE, PROBLEM = "note", "problem"
 """Names of missing parts that training can do without, and of reasons why this machine cannot train."""
@@ -47,8 +47,7 @@ class Doctor:
     """Checks whether this machine can train, on which devices, with which libraries, and what is missing.
 
     doctor --compile-for TARGET ALGO --env ID [FLAGS] [--json] compiles the run that train would start, for accelerators
-    that this machine may lack, such as h200, h200x8 or v5e:2x4. It prints the memory per device, and the kernels that
-    each loop starts.
+    that this machine may lack, such as h200, h200x8 or v5e:2x4. It prints the memory per device.
     """
 
 
@@ -69,8 +68,9 @@ def run(args: Sequence[str]) -> int:
 
 def examine() -> list[tuple[str, str]]:
     """Examines this machine, and returns names and values; takes seconds and raises nothing."""
+    backends = [name for name in BACKENDS if name != "envpool" or accelerators.version(name)]
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        probes = {name: pool.submit(probe, name) for name in ("devices", *BACKENDS)}
+        probes = {name: pool.submit(probe, name) for name in ("devices", *backends)}
         lines = [*_software(), *_host(), *_disk(), *_devices(probes.pop("devices").result())]
         return [*lines, *_backends({name: answer.result() for name, answer in probes.items()}, lines)]
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 
 from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, config_class
-from jaxrl_dist.checks import did_you_mean
+from jaxrl_dist.checks import did_you_mean, install_extra
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import LIBRARIES
 from jaxrl_dist.errors import ConfigError
@@ -45,6 +45,9 @@ def _envs(library: str | None = None) -> Iterator[str]:
 
     backends = {library: libraries.load(library)} if library else BACKENDS
     for name, backend in backends.items():
+        if name == "envpool" and not libraries.installed(name):
+            yield f"envpool:ID      {install_extra(name)}"
+            continue
         yield from (f"{name}:{env_id}" for env_id in backend.ids())
     if library is None:
         yield from libraries.summary()

@@ -30,9 +30,9 @@ class Several:
 
     policy: Annotated[tuple[str, ...], help.Values("NAME=ALGO:AGENTS")] = ()
     """AGENTS are names of agents, separated by commas; * and ? match as in the shell. ALGO is an algorithm, or a policy
-    that does not train: random; fixed(RUN_DIR), or fixed(RUN_DIR,POLICY) for a run with several policies;
-    copy(POLICY,UPDATES), the variables of another policy, copied again after every UPDATES of its updates;
-    copy(POLICY,UPDATES,SIZE), a pool of the newest SIZE copies."""
+    that does not train: random; fixed(RUN_DIR) or fixed(RUN_DIR@CHECKPOINT), and fixed(RUN_DIR,POLICY) for a run with
+    several policies; copy(POLICY,UPDATES), the variables of another policy, copied again after every UPDATES of its
+    updates; copy(POLICY,UPDATES,SIZE), a pool of the newest SIZE copies."""
 
 
 Several.__doc__ = str(Several.__doc__).format(own=", ".join(map(flag, OWN)))

@@ -8,10 +8,10 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from jaxrl_dist.checks import counted, flag
-from jaxrl_dist.commands import flags, request
+from jaxrl_dist.commands import flags, request, tuning
 from jaxrl_dist.config.train import ALONE, CONFIG_FILE, Processes, Train
 from jaxrl_dist.config.values import marked, setting
 from jaxrl_dist.errors import DIVERGED, ConfigError, say, visible
@@ -38,7 +38,12 @@ class Sweep:
     """
 
     jobs: int = setting(2, low=1, high=1000)
-    """Number of members that train at the same time."""
+    """Number of members, or trials, that train at the same time."""
+    tuner: Literal["optuna", "ray"] | None = None
+    """Let Optuna, or ASHA of Ray Tune, choose the values of --vary, which may be ranges LOW:HIGH, or LOW:HIGH:log for a
+    logarithmic scale. Each trial is a run; Optuna's train --jobs at a time as a population, Ray's as processes."""
+    trials: int = setting(32, low=1, high=100_000, needs="tuner")
+    """Number of trials."""
 
 
 def run(args: Sequence[str]) -> int:
@@ -49,6 +54,9 @@ def run(args: Sequence[str]) -> int:
     if output["verbose"]:
         raise ConfigError("only `train` accepts --verbose: a sweep prints one line for each member")
     with signals.stopping() as stop:
+        if sweep.tuner is not None:
+            _tune(sweep, population, args, stop, quiet=output["quiet"])
+            return 0
         config, source = population.resolved()
 
         from jaxrl_dist.training.results import Row, table
@@ -70,6 +78,32 @@ def run(args: Sequence[str]) -> int:
             raise stop.interrupted(f"interrupted; the same command with --run-dir {path} continues it")
         progress.print(table(rows, config.evaluation_policy))
     return int(any(row.status in ("diverged", "failed") for row in rows))
+
+
+def _tune(sweep: Sweep, run: request.Request, args: Sequence[str], stop: signals.Stop, *, quiet: bool) -> None:
+    """Lets ``sweep.tuner`` choose the values of the runs."""
+    tuner = str(sweep.tuner)
+    tuning.check(tuner, run)
+    vary = run.fields.pop("vary")
+    config, source = run.resolved()
+    space, config = tuning.spaces(config, vary), run.in_run_dir(config)
+
+    from jaxrl_dist.run.console import one_line_warnings
+
+    path, stored = pathlib.Path(str(config.run_dir)), to_json(dataclasses.replace(config, vary=vary), source.spec)
+    with _claimed(path, {**stored, "tuner": tuner}), one_line_warnings(quiet):
+
+        def show(text: str) -> None:
+            if not quiet:
+                print(visible(text), flush=True)
+
+        show(f"{counted(sweep.trials, 'trial')} by {tuner}, {sweep.jobs} at a time, in {path}")
+        if tuner == "optuna":
+            tuning.by_optuna(run, space, path, sweep.trials, sweep.jobs, stop, show)
+        else:
+            tuning.by_ray(args, config, space, path, sweep.trials, sweep.jobs, show)
+    if stop():
+        raise stop.interrupted(f"interrupted; the same command with --run-dir {path} continues it")
 
 
 def _check(config: Train[Any]) -> None:

@@ -33,6 +33,7 @@ _NEEDS_VALUES = (
 """Errors of code that asks for the numbers of an array while JAX compiles it."""
 _PACKAGE = __name__.partition(".")[0]
 _INSTALLED = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib"))
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _HIDDEN = tuple(os.path.dirname(path) + os.sep for path in (jax.__file__, os.path.dirname(__file__)))
 """Folders of JAX and of this package, whose frames tell the author of an environment nothing."""
 
@@ -57,11 +58,14 @@ class Contract:
         raise self.stop(kind, text)
 
     def refuse(self, kind: str, error: ConfigError) -> None:
-        """Reports something that no policy here supports."""
+        """Reports a fault that other code has refused, such as a space that no policy here supports."""
         raise error
 
     def halt(self) -> None:
         """Ends the check if there have been faults."""
+
+    def note(self, text: str) -> None:
+        """Reports what is not a fault, but perhaps not meant."""
 
     @contextlib.contextmanager
     def during(self, doing: str) -> Iterator[None]:
@@ -133,15 +137,17 @@ class Contract:
         if not isinstance(info, Mapping):
             self.fault(f"info {where}", f"{where}'s info is {described(info)}, not a dict")
 
-    def arrays(self, state: PyTree) -> None:
-        """Checks that a state holds nothing but arrays and numbers."""
+    def arrays(self, state: PyTree, subject: str = "its state") -> None:
+        """Checks that a state, or what ``subject`` names, holds nothing but arrays and numbers."""
         for path, leaf in jax.tree.leaves_with_path(state):
             if not isinstance(leaf, jax.ShapeDtypeStruct):
                 where = jax.tree_util.keystr(path)
-                text = f"its state holds {described(leaf)}{where and f' at {where}'}, not an array"
+                text = f"{subject} holds {described(leaf)}{where and f' at {where}'}, not an array"
                 self.fault("leaf", f"{text}; a NamedTuple or a dataclass of flax.struct may hold arrays")
 
-    def same(self, subject: str, first: PyTree, later: PyTree, reset: str = "reset_env") -> None:
+    def same(
+        self, subject: str, first: PyTree, later: PyTree, reset: str = "reset_env", step: str = "step_env"
+    ) -> None:
         """Checks that a step keeps structure, shapes and dtypes, as a compiled loop requires.
 
         A step may return another dtype of the same kind whose numbers the first can hold: JAX gives Python's numbers
@@ -150,13 +156,13 @@ class Contract:
         before: Any = jax.tree.structure(first)
         after: Any = jax.tree.structure(later)
         if before != after:  # their texts may differ where they are equal, as those of MuJoCo's states
-            text = f"{subject} of step_env is {shown(after)}, that of {reset} {shown(before)}"
+            text = f"{subject} of {step} is {shown(after)}, that of {reset} {shown(before)}"
             return self.fault("structure", text)
         for (path, old), new in zip(jax.tree.leaves_with_path(first), jax.tree.leaves(later), strict=True):
             where = jax.tree_util.keystr(path)
             fits = {"shape": new.shape == old.shape, "dtype": _fits(new.dtype, old.dtype)}
             for kind in (kind for kind, right in fits.items() if not right):
-                values = f"{kind} {getattr(new, kind)} after step_env and {getattr(old, kind)} after {reset}"
+                values = f"{kind} {getattr(new, kind)} after {step} and {getattr(old, kind)} after {reset}"
                 self.fault(f"{subject} {kind}", f"{subject}{where and f' at {where}'} has {values}")
 
 
@@ -283,9 +289,9 @@ def of_library(function: Any) -> bool:
 
 
 def _raised(error: BaseException) -> str:
-    """Says in one line what an environment's code has raised, and where."""
-    frames = _frames(error)
-    places = [frame for frame in frames if not frame.filename.startswith(_INSTALLED)] or frames
+    """Says in one line what a user's code has raised, and where."""
+    frames = [frame for frame in _frames(error) if not frame.filename.startswith(_INSTALLED)] or _frames(error)
+    places = [frame for frame in frames if not frame.filename.startswith(_OURS)] or frames
     where = f" ({os.path.basename(places[-1].filename)}, line {places[-1].lineno})" if places else ""
     text = ": ".join(filter(None, (type(error).__name__, str(error).strip().split("\n")[0].rstrip("."))))
     if not isinstance(error, _NEEDS_VALUES):

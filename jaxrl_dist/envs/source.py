@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 
 from jaxrl_dist import rng
-from jaxrl_dist.checks import did_you_mean
+from jaxrl_dist.checks import did_you_mean, install_extra
 from jaxrl_dist.config import train
 from jaxrl_dist.config.train import LIBRARIES, OBJECT, env_name, split_env
 from jaxrl_dist.envs import wrappers as wrapping
@@ -198,6 +198,8 @@ def locate(env: str) -> Located:
     if module is not None:
         return Located("gymnasium", f"{module}:{env_id}", prefix)
     for backend in backends:
+        if backend == "envpool" and not libraries.installed(backend):
+            raise ConfigError(f"--env {env}: {_without_envpool(prefix, env_id)}")
         if env_id in BACKENDS[backend].ids():
             return Located(backend, env_id)
     known = [known_id for name in backends for known_id in BACKENDS[name].ids()]
@@ -205,6 +207,20 @@ def locate(env: str) -> Located:
     raise ConfigError(
         f"--env {env}: {where} has no such environment{did_you_mean(env_id, known)}; see: jaxrl-dist list envs"
     )
+
+
+def _without_envpool(prefix: str | None, env_id: str) -> str:
+    """Returns why an environment is refused where EnvPool is missing.
+
+    A name without a prefix that gymnax does not have could be EnvPool's. It never stands for Gymnasium's environment of
+    that name, whose rewards may differ: what a name means does not depend on what is installed.
+    """
+    missing = f"not installed: {install_extra('envpool')}"
+    if prefix:
+        return f"EnvPool is {missing}"
+    near = did_you_mean(env_id, gymnax.ids())
+    other = f", or name gymnasium:{env_id}" if env_id in gymnasium.ids() else ""
+    return f"gymnax has no such environment{near}, and EnvPool, which is tried next, is {missing}{other}"
 
 
 def _adapted(

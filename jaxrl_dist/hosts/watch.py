@@ -118,7 +118,8 @@ class Watch:
     def terminated(self) -> None:
         """Ends this process, of which a thread of jaxlib or gloo has failed, once it is known which process is lost."""
         if self._stopping.is_set():
-            return
+            with self._ending:  # a thread that ends the process has yet to say why
+                return
         if self.wait() is None:
             self.lost(self._index)
         time.sleep(2 * GRACE_SECONDS)  # in which the main thread ends this process, or ``_run`` does

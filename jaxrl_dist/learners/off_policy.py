@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_dist import mesh, packing, rng
-from jaxrl_dist.checks import check_divides
+from jaxrl_dist.checks import check_divides, whole_updates_below
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import sgd
 from jaxrl_dist.memory import ring
@@ -158,7 +158,7 @@ def updates_per_iteration(replay: Replay, steps: int) -> int:
       ConfigError: it is not a whole number above 0.
     """
     updates = replay.ratio * steps
-    if abs(updates - round(updates)) > 1e-6 or round(updates) < 1:
+    if whole_updates_below(replay.ratio, steps) != replay.ratio:
         near = sorted({max(1, int(updates)), int(updates) + 1})
         raise ConfigError(
             f"--replay-ratio {replay.ratio} makes {updates:.8g} updates after a rollout of {steps} steps, which is "

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxrl_dist import mesh, packing
+from jaxrl_dist import mesh, packing, returns
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.types import Algorithm, Aux, Context, PyTree, TrainState, Variables
 
@@ -92,8 +92,9 @@ def gradient(
         return {"loss/total": weighted, **aux.metrics}, mask, aux.priority
 
     def summed_loss(params: PyTree, examples: Any) -> tuple[jax.Array, Any]:
-        values, mask, priority = per_example(params, examples)
-        values = {name: x if name == "loss/total" else jax.lax.stop_gradient(x) for name, x in values.items()}
+        with returns.within_loss():
+            values, mask, priority = per_example(params, examples)
+        values = {name: x if name == "loss/total" else returns.constant(x) for name, x in values.items()}
         masked = [_masked(x, mask) for x in values.values()]
         arrays = mesh.vary([*masked, mask.astype(jnp.float32)])
         *totals, count = packing.sums(mesh.vary_as(arrays, arrays))  # a mask may be a constant
@@ -164,7 +165,7 @@ def _masked(x: jax.Array, mask: jax.Array) -> jax.Array:
     """Returns ``x * mask``, which is 0 where the mask is, even if ``x`` is not finite there."""
     if mask.dtype == bool:
         return jnp.where(mask, x, 0.0)
-    return jnp.where(mask == 0, 0.0, x) * jax.lax.stop_gradient(mask)
+    return jnp.where(mask == 0, 0.0, x) * returns.constant(mask)
 
 
 def _divisor(count: jax.Array, mask: jax.ShapeDtypeStruct) -> jax.Array:

@@ -24,7 +24,8 @@ class ReplayConfig(CoreConfig, OptimizerConfig):
     replay_capacity: int = setting(100_000, low=1)
     """Agent steps that the memory holds, over all environments; a default is rounded down to what they divide."""
     replay_ratio: float = setting(1.0, above=0)
-    """Updates per agent step; with one agent, per env step."""
+    """Updates per agent step; with one agent, per env step. A default is rounded down to whole updates after each
+    rollout."""
     learning_starts: int = setting(1_000, low=0)
     """Env steps before the first update."""
     n_step: int = setting(1, low=1, high=MAX_SIZE)

@@ -13,6 +13,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 from jax.typing import DTypeLike
 
 from jaxrl_dist.mesh import among_members, vary_as
@@ -164,7 +165,7 @@ def dot_general(x: jax.Array, kernel: jax.Array, dimension_numbers: Any, precisi
     """Multiplies ``x [..., D]`` by ``kernel [D, F]``, for ``flax.linen.Dense``.
 
     On the CPU, XLA multiplies a transposed matrix more slowly than others, and the gradient of the kernel is such a
-    product: there the transpose is stored first. It then has no forward-mode derivative.
+    product: there the transpose is stored first.
     """
     assert dimension_numbers == (((x.ndim - 1,), (0,)), ((), ())), "flax's Dense contracts the last axis with the first"
     x, kernel = vary_as(x, kernel), vary_as(kernel, x)  # custom_vjp needs gradients that vary as the inputs do
@@ -182,17 +183,17 @@ def _matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
     return x @ kernel
 
 
-_matmul_of_cpu = jax.custom_vjp(_matmul)
+_matmul_of_cpu = jax.custom_jvp(_matmul)
 
 
-def _forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return x @ kernel, (x, kernel)
+def _derivative(primals: tuple[jax.Array, ...], tangents: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
+    (x, kernel), (of_x, of_kernel) = primals, tangents
+    parts = [] if isinstance(of_x, SymbolicZero) else [of_x @ kernel]
+    if not isinstance(of_kernel, SymbolicZero):
+        # The barrier keeps XLA from merging the transpose into the product of the gradient.
+        parts.append(jax.lax.optimization_barrier(x.T).T @ of_kernel)
+    product = x @ kernel
+    return product, sum(parts) if parts else jnp.zeros_like(product)
 
 
-def _backward(residuals: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    x, kernel = residuals
-    # The barrier keeps XLA from merging the transpose into the product.
-    return gradient @ kernel.T, jax.lax.optimization_barrier(x.T) @ gradient
-
-
-_matmul_of_cpu.defvjp(_forward, _backward)
+_matmul_of_cpu.defjvp(_derivative, symbolic_zeros=True)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_dist import spaces
+from jaxrl_dist import returns, spaces
 from jaxrl_dist.nn.config import NetworkConfig, TorsoConfig
 from jaxrl_dist.nn.cores import NO_CORE, Core, Recurrence, beside, make_core
 from jaxrl_dist.nn.heads import Heads, action_value_head, actor_critic_heads, linear_head, q_heads
@@ -335,4 +335,4 @@ def unroll_late(
         early, read = jax.tree.map(lambda x: x[:burn_in], (obs, core_inputs))
         *_, core = network.unroll(params, early, core, valid[:burn_in], core_inputs=read)
     late, read = jax.tree.map(lambda x: x[burn_in:], (obs, core_inputs))
-    return tuple(network.unroll(params, late, jax.lax.stop_gradient(core), valid[burn_in:], core_inputs=read))
+    return tuple(network.unroll(params, late, returns.constant(core), valid[burn_in:], core_inputs=read))

@@ -15,6 +15,10 @@ from jaxrl_dist.heavy import jax, jnp, optax
 OptimizerName = Literal[
     "adabelief", "adagrad", "adam", "adamw", "lamb", "lion", "muon", "nadam", "nadamw", "radam", "rmsprop", "sgd"
 ]
+ROOTS = ("adam", "adamw", "lamb", "nadam", "nadamw", "radam")
+"""Optimisers that take the square root of a mean of squared gradients."""
+ROOT = 1e-37
+"""Added to that mean: the root has a derivative at 0, as of a unit that is always off. Rounding hides it otherwise."""
 DECOUPLED = ("adamw", "lamb", "lion", "muon", "nadamw")
 """Optimisers that decay the parameters apart from the gradient (Loshchilov and Hutter 2019, algorithm 2)."""
 
@@ -64,6 +68,8 @@ class OptimizerConfig(Inherits):
             options["weight_decay"] = self.weight_decay
         elif self.weight_decay is not None:
             parts.append(optax.add_decayed_weights(self.weight_decay))
+        if name in ROOTS:
+            options.setdefault("eps_root", ROOT)
         parts.append(getattr(optax.contrib if name == "muon" else optax, name)(learning_rate, **options))
         if self.learning_rate_schedule != "constant":
             parts.append(self._scheduled())

@@ -263,6 +263,23 @@ def _added(
     return learned + grew, sums, total.merge(axis=0)
 
 
+def learned(
+    update: Callable[..., Any],
+    state: TrainState,
+    since: IntervalSums,
+    experience: Rollout,
+    episodes: Mapping[str, EpisodeStats],
+    keys: tuple[jax.Array, ...],
+    hyper: Mapping[str, jax.Array],
+) -> tuple[TrainState, IntervalSums]:
+    """Learns from an iteration's experience, and adds its metrics and finished episodes to the sums."""
+    updates = state.updates
+    state, metrics = update(state, experience, keys, hyper)
+    grew = jax.tree.map(operator.gt, state.updates, updates)
+    parts = meshes.over_policies(_added, 3)(grew, *since[1:], metrics, episodes)
+    return state, IntervalSums(since.iterations + 1, *parts)
+
+
 def make_program(
     job: Job, act: Callable[..., Any], update: Callable[..., Any], average_every: int | None = None
 ) -> meshes.Program:
@@ -301,11 +318,7 @@ def make_program(
             acted, experience, (new_steps, episodes, fault) = act(state, actor, keys, hyper)
 
             def learn(state: TrainState, _: Any, since: IntervalSums, steps: jax.Array) -> Any:
-                updates = state.updates
-                state, metrics = update(state, experience, keys, hyper)
-                grew = jax.tree.map(operator.gt, state.updates, updates)
-                parts = meshes.over_policies(_added, 3)(grew, *since[1:], metrics, episodes)
-                since = IntervalSums(since.iterations + 1, *parts)
+                state, since = learned(update, state, since, experience, episodes, keys, hyper)
                 return averaging(state, running, average_every), acted, since, steps + new_steps.sum(axis=-2)
 
             updated = jax.lax.cond(finite(fault), learn, lambda *before: before, state, actor, since, steps)

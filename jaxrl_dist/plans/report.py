@@ -193,27 +193,48 @@ def mean_return(episodes: Mapping[str, EpisodeStats], otherwise: float) -> float
     return otherwise if value is None else value
 
 
-def merged(episodes: Mapping[str, EpisodeStats]) -> EpisodeStats:
-    """Combines the statistics of all devices and policies, on the host."""
-    return EpisodeStats.stack([stats.merge() for stats in episodes.values()]).merge()
+def merged(episodes: Mapping[str, EpisodeStats], xp: Any = np) -> EpisodeStats:
+    """Combines the statistics of all devices and policies; ``xp`` is ``jax.numpy`` in a program."""
+    return jax.tree.map(lambda *x: xp.stack(x), *(stats.merge() for stats in episodes.values())).merge()
 
 
-def episode_metrics(episodes: EpisodeStats) -> dict[str, float | None]:
-    """Returns means over the finished episodes; None if there are none."""
-    *fields, info = episodes
-    count, total, length, least, most = map(float, fields)
-    means = {f"info/{name}": float(x) / float(n) if n else None for name, (x, n) in info.items()}
-    if count == 0:
-        names = "episode/return", "episode/length", "episode/return_min", "episode/return_max"
-        return {"episode/count": 0.0, **dict.fromkeys(names), **means}
+def _ratio(total: Array, number: Array, count: Array) -> float | None:
+    return float(total) / float(number) if count else None
+
+
+def episode_metrics(episodes: EpisodeStats, ratio: Callable[..., Any] = _ratio) -> dict[str, Any]:
+    """Returns means over the finished episodes; None if there are none.
+
+    Args:
+      ratio: ``(total, number, count) -> total / number``, or what stands for no value where ``count`` is 0.
+    """
+    count, total, length, least, most, info = episodes
     return {
-        "episode/count": count,
-        "episode/return": total / count,
-        "episode/length": length / count,
-        "episode/return_min": least,
-        "episode/return_max": most,
-        **means,
+        "episode/count": count if isinstance(count, jax.Array) else float(count),
+        "episode/return": ratio(total, count, count),
+        "episode/length": ratio(length, count, count),
+        "episode/return_min": ratio(least, 1, count),
+        "episode/return_max": ratio(most, 1, count),
+        **{f"info/{name}": ratio(x, n, n) for name, (x, n) in info.items()},
     }
+
+
+def metrics_of(since: IntervalSums, xp: Any = np, ratio: Callable[..., Any] = _ratio) -> dict[str, Any]:
+    """Returns an interval's means: of all episodes, and each policy's metrics and episodes.
+
+    Those of a policy have names like ``prey/loss/q``, or ``loss/q`` without a name.
+
+    Args:
+      xp: ``jax.numpy`` in a program.
+      ratio: as for ``episode_metrics``.
+    """
+
+    def of_policy(learned: Array, sums: Mapping[str, Array], episodes: EpisodeStats) -> dict[str, Any]:
+        means = {name: ratio(value, learned, learned) for name, value in sums.items()}
+        return {**episode_metrics(episodes.merge(), ratio), **means}
+
+    policies = over_policies(of_policy)(dict(sorted(since.learned.items())), *since[2:])
+    return {**episode_metrics(merged(since.episodes, xp), ratio), **flat(policies)}
 
 
 def report(
@@ -271,7 +292,7 @@ def report(
         updates=updates,
         iteration=iteration,
         wall_time_s=clock.wall_time(),
-        metrics={**episode_metrics(merged(since.episodes)), **_of_policies(since), **extra_metrics, **rates},
+        metrics={**metrics_of(since), **extra_metrics, **rates},
         variables=lambda: job.source.spec.bare(copy(state.variables, "variables")),
         checkpoint=checkpoint,
         ended_by=None if failed else job.ended_by(env_steps, score),
@@ -283,16 +304,6 @@ def report(
 def diverged(skipped: Any) -> bool:
     """Returns whether too many gradients in a row of any policy were not finite, by a state's counts."""
     return max(map(int, jax.tree.leaves(skipped))) >= MAX_SKIPPED
-
-
-def _of_policies(since: IntervalSums) -> dict[str, float | None]:
-    """Returns means of each policy's metrics and episodes, named like ``prey/loss/q``, or ``loss/q`` without a name."""
-
-    def of_policy(learned: Array, sums: Mapping[str, Array], episodes: EpisodeStats) -> dict[str, float | None]:
-        means = {name: float(value / learned) if learned else None for name, value in sums.items()}
-        return {**episode_metrics(episodes.merge()), **means}
-
-    return flat(over_policies(of_policy)(dict(sorted(since.learned.items())), *since[2:]))
 
 
 def saved(job: Job, state: TrainState) -> TrainState:

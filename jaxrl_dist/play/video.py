@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import pathlib
 import subprocess
 from collections.abc import Callable, Sequence
@@ -94,11 +95,10 @@ def _ffmpeg() -> str:
       ConfigError: it is not installed.
     """
     try:
-        import imageio_ffmpeg
+        path: str = importlib.import_module("imageio_ffmpeg").get_ffmpeg_exe()
     except ImportError:
         raise ConfigError(
             "a film that ends in .mp4 needs a package that is not installed: pip install imageio-ffmpeg; "
             "one that ends in .gif does not"
         ) from None
-    path: str = imageio_ffmpeg.get_ffmpeg_exe()
     return path

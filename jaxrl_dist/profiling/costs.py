@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from jax.extend.core import Literal
 
-from jaxrl_dist.profiling.kernels import SCOPES
+SCOPES = ("iteration", "env_step", "epoch", "update")
+"""Names of ``jax.named_scope`` that name the loops of a run, outer ones first."""
 
 
 def of_products(jaxpr: Any, within: str = "") -> Counter[str]:

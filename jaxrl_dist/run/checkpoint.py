@@ -93,10 +93,11 @@ def load_variables(
         verify(path, None)
         return arrays.restore(path / ARRAYS, like, f"state/variables/{part}")
 
+    paths = saved(run_dir) if which is None else [chosen(run_dir, which)]
     try:
-        return _newest(run_dir, saved(run_dir) if which is None else [_chosen(run_dir, which)], read)
+        return _newest(run_dir, paths, read)
     except CheckpointError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(f"{error}{_others(run_dir, paths)}") from None
 
 
 def progress(run_dir: pathlib.Path) -> list[Mapping[str, Any]]:
@@ -179,22 +180,34 @@ def best_of(returns: Mapping[int, float | None]) -> int | None:
     return max(known)[1] if known else None
 
 
-def _chosen(run_dir: pathlib.Path, which: str | int) -> pathlib.Path:
+def chosen(run_dir: pathlib.Path, which: str | int) -> pathlib.Path:
     """Returns the checkpoint that the user has named by its env steps, or by "best".
 
     Raises:
       ConfigError: there is none.
     """
+    name: str | float = which
+    with contextlib.suppress(ValueError, OverflowError):  # "best" is not a number
+        name = float(which)
+    paths = _named(run_dir)
+    if name not in paths:
+        known = f"it has {', '.join(map(str, paths))}" if paths else "it has none"
+        raise ConfigError(f"{run_dir} has no checkpoint {which}; {known}")
+    return paths[name]
+
+
+def _named(run_dir: pathlib.Path) -> dict[str | float, pathlib.Path]:
+    """Returns a run's checkpoints by the names that ``chosen`` takes."""
     paths: dict[str | float, pathlib.Path] = {number_of(path): path for path in saved(run_dir)}
     if (best := best_of({number_of(path): episode_return(path) for path in paths.values()})) is not None:
         paths["best"] = paths[best]
-    chosen: str | float = which
-    with contextlib.suppress(ValueError, OverflowError):  # "best" is not a number
-        chosen = float(which)
-    if chosen not in paths:
-        known = f"it has {', '.join(map(str, paths))}" if paths else "it has none"
-        raise ConfigError(f"{run_dir} has no checkpoint {which}; {known}")
-    return paths[chosen]
+    return paths
+
+
+def _others(run_dir: pathlib.Path, paths: Sequence[pathlib.Path]) -> str:
+    """Says which checkpoints a run has beside damaged ones."""
+    names = [str(name) for name, path in _named(run_dir).items() if path not in paths]
+    return f"; {run_dir} has {', '.join(names)}" if names else ""
 
 
 def number_of(path: pathlib.Path) -> int:

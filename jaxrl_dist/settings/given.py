@@ -6,12 +6,13 @@ Imports nothing heavy, so that a rejected flag is fast.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_dist import algorithms
 from jaxrl_dist.algorithms import published
-from jaxrl_dist.checks import divisor_below
+from jaxrl_dist.checks import divisor_below, whole_updates_below
 from jaxrl_dist.config.plans import PLANS, default_plan
 from jaxrl_dist.config.train import RUN_DEFAULTS, Train
 from jaxrl_dist.config.values import marked
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 RUN_FIELDS = {*marked(Train)}
 NOBODY = ("default", "preset")
 """Sources of values that nobody gave."""
+DEVICES = 8
+"""Devices over which sizes that nobody gave divide."""
 
 
 class Given(NamedTuple):
@@ -150,7 +153,7 @@ def rounded(config: Train[Any], sources: Mapping[str, str], spec: EnvSpec) -> Tr
     """Returns a filled-in config, the sizes that nobody gave rounded down to what divides over its environments.
 
     What does not divide and was given, by the user or by ``--published``, stays and is refused where devices are known.
-    Their number changes nothing here: a run may be resumed on others.
+    Their number changes nothing here: a run may be resumed on others. Batches of the presets divide over ``DEVICES``.
 
     Args:
       sources: as ``filled`` returns them.
@@ -161,12 +164,25 @@ def rounded(config: Train[Any], sources: Mapping[str, str], spec: EnvSpec) -> Tr
         return sources.get(name, "default") in NOBODY
 
     rows, traits, actors = config.num_envs * spec.num_agents, Traits.of(config.algorithm), config.num_actors
-    capacity, minibatches, sizes = traits.replay_capacity, traits.num_minibatches, dict[str, int]()
-    if isinstance(capacity, int) and capacity > rows and by_nobody("replay_capacity"):
-        sizes["replay_capacity"] = capacity - capacity % rows
-    if isinstance(minibatches, int) and rows % minibatches and by_nobody("num_minibatches"):
-        window = config.algorithm.make(spec).window or config.rollout_length
-        sizes["num_minibatches"] = divisor_below(minibatches, rows * (config.rollout_length // window))
+    sizes: dict[str, float] = {}
+    if isinstance(traits.replay_capacity, int) and traits.replay_capacity > rows and by_nobody("replay_capacity"):
+        sizes["replay_capacity"] = traits.replay_capacity // rows * rows
+    if isinstance(traits.replay_ratio, int | float) and by_nobody("replay_ratio"):
+        sizes["replay_ratio"] = whole_updates_below(traits.replay_ratio, rows * config.rollout_length)
+    if isinstance(traits.num_minibatches, int) and by_nobody("num_minibatches"):
+        sizes["num_minibatches"] = _minibatches(traits.num_minibatches, config, spec)
     if actors is not None and by_nobody("num_actors"):
         actors = divisor_below(actors, config.num_envs)
     return dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, **sizes), num_actors=actors)
+
+
+def _minibatches(most: int, config: Train[Any], spec: EnvSpec) -> int:
+    """Returns the largest number up to ``most`` that divides the examples of a rollout.
+
+    Those of each device, too, of as many of ``DEVICES`` as the environments divide over, if there are enough examples.
+    """
+    rows, devices = config.num_envs * spec.num_agents, math.gcd(config.num_envs, DEVICES)
+    if rows // devices % most == 0:
+        return most
+    examples = config.rollout_length // (config.algorithm.make(spec).window or config.rollout_length)
+    return divisor_below(most, rows * examples // (devices if rows * examples >= most * devices else 1))

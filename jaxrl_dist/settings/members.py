@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 from jaxrl_dist.algorithms import name_of
 from jaxrl_dist.checks import did_you_mean, flag
@@ -93,6 +93,11 @@ def kinds(config: Train[Any]) -> dict[str, Any]:
         if not isinstance(part.algorithm, Still):
             types |= {_named(policy, name): kind for name, kind in of(part.algorithm, of_policy).items()}
     return types
+
+
+def tunable(config: Train[Any]) -> list[str]:
+    """Returns the fields of ``kinds`` that may be numbers with a fraction, which programs can compute with."""
+    return [name for name, kind in kinds(config).items() if float in (kind, *get_args(kind))]
 
 
 def _named(policy: str, field: str) -> str:

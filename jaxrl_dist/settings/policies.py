@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
+import pathlib
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NoReturn
@@ -126,10 +128,27 @@ class Fixed(Still):
     """Its directory."""
     policy: str | None = None
     """Which policy of that run; None: its only one."""
+    checkpoint: str | None = None
+    """Env steps of a checkpoint of that run, or "best", as for ``load_policy``; None: its trained variables."""
 
     def validate(self) -> None:
         if not self.run_dir:
             raise ConfigError("fixed needs the directory of a run, as in fixed(runs/NAME)")
+
+    def pinned(self) -> Fixed:
+        """Returns the same policy with the env steps of its checkpoint: the best one may change while its run trains.
+
+        Raises:
+          ConfigError: the run has no such checkpoint.
+        """
+        if self.checkpoint is None:
+            return self
+
+        from jaxrl_dist.run import checkpoint, storage  # here, not above: it imports JAX
+
+        storage.check_run_dir(pathlib.Path(self.run_dir))
+        path = checkpoint.chosen(pathlib.Path(self.run_dir), self.checkpoint)
+        return dataclasses.replace(self, checkpoint=str(checkpoint.number_of(path)))
 
     def of(self, algorithm: Algorithm, variables: Variables) -> Algorithm:
         """Returns the algorithm that acts as that run's does at its end, with these variables of it."""
@@ -170,7 +189,9 @@ STILL: dict[Any, type[Still]] = {kind.stored_as: kind for kind in (Random, Fixed
 
 
 def still(text: str) -> Still | None:
-    """Reads ``random``, ``fixed(RUN_DIR[,POLICY])`` or ``copy(POLICY[,UPDATES[,SIZE]])``; None: it is something else.
+    """Reads ``random``, ``fixed(RUN_DIR[@CHECKPOINT][,POLICY])`` or ``copy(POLICY[,UPDATES[,SIZE]])``.
+
+    Returns None if the text is something else.
 
     Raises:
       ConfigError: the text in parentheses is wrong or missing.
@@ -180,15 +201,22 @@ def still(text: str) -> Still | None:
     if kind == "random" and not parenthesis:
         return Random()
     if kind == "fixed":
-        if arguments := re.fullmatch(r"(.+?)(?:,([\w-]+))?", inside):
-            return Fixed(arguments[1], arguments[2])
-        raise ConfigError(f"{text!r} is not a policy; fixed(RUN_DIR) and fixed(RUN_DIR,POLICY) are")
+        if inside:
+            return of_run(inside)
+        raise ConfigError(f"{text!r} is not a policy; fixed(RUN_DIR) and fixed(RUN_DIR@CHECKPOINT,POLICY) are")
     if kind == "copy":
         if arguments := re.fullmatch(r"([\w-]+)(?:,([0-9]{1,9}))?(?:,([0-9]{1,9}))?", inside):
             return Copy(arguments[1], int(arguments[2] or Copy.every), int(arguments[3] or Copy.size))
         forms = "copy(POLICY), copy(POLICY,UPDATES) and copy(POLICY,UPDATES,SIZE)"
         raise ConfigError(f"{text!r} is not a policy; {forms} are")
     return None
+
+
+def of_run(text: str) -> Fixed:
+    """Reads ``RUN_DIR[@CHECKPOINT][,POLICY]``; a directory whose own name has an ``@`` is taken whole."""
+    run_dir, policy = re.fullmatch(r"(.+?)(?:,([\w-]+))?", text, re.DOTALL).groups()  # type: ignore[union-attr]
+    at = None if os.path.isdir(run_dir) else re.fullmatch(r"(.+)@([^@/]+)", run_dir, re.DOTALL)
+    return Fixed(at[1], policy, at[2]) if at else Fixed(run_dir, policy)
 
 
 def _at_the_end(algorithm: Algorithm, init: Callable[[jax.Array], Variables]) -> Algorithm:

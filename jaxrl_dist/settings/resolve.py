@@ -239,6 +239,8 @@ def _given_policy(config: Train[Any], value: Any) -> Given:
         algorithm, fields = algorithm.algorithm, _own_fields(algorithm)
     if isinstance(algorithm, str) and (made := still(algorithm)) is not None:
         algorithm = made
+    if isinstance(algorithm, Fixed):
+        algorithm = algorithm.pinned()
     kind = kind_of(algorithm)
     if not dataclasses.is_dataclass(kind):
         raise ConfigError(f"its algorithm must be a name or a config such as PPO(), not {shown(algorithm)}")

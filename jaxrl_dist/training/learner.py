@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jaxrl_dist import packing, spaces
 from jaxrl_dist.actors.step import blank_rollout
 from jaxrl_dist.checks import check_divides, counted
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train
-from jaxrl_dist.errors import ConfigError, one_line
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.learners import off_policy, on_policy, policies
 from jaxrl_dist.learners.league import Copies
@@ -21,7 +20,7 @@ from jaxrl_dist.learners.sgd import Learner
 from jaxrl_dist.memory import ring
 from jaxrl_dist.run.machine import memory_size
 from jaxrl_dist.settings.policies import Copy, by_policy, naming
-from jaxrl_dist.types import Acted, Algorithm, Algorithms, Context, EnvSpec, Replay, Rollout
+from jaxrl_dist.types import Algorithm, Algorithms, EnvSpec, Replay, Rollout
 
 
 def make_learner(
@@ -90,34 +89,6 @@ def _check_sizes(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_de
         length, frame_stack, num_agents = config.rollout_length, spec.frame_stack, spec.num_agents
         off_policy.check_sizes(algorithm, num_envs, length, num_devices, frame_stack, num_agents)
     check_counts(config, algorithm, num_envs)
-
-
-def check_greedy(algorithm: Algorithms, spec: EnvSpec) -> None:
-    """Checks that policies that train act without keys, as in evaluations: the first may come after hours of training.
-
-    Raises:
-      ConfigError: a policy does not.
-    """
-    for name, policy_spec in spec.by_policy.items():
-        with naming(name):
-            if algorithm[name].trains:  # others may only sample
-                _check_greedy(algorithm[name], policy_spec)
-
-
-def _check_greedy(algorithm: Algorithm, spec: EnvSpec) -> None:
-    def act(key: jax.Array, keys: jax.Array | None) -> Acted:
-        obs, core = spaces.zeros(spec.observation, spec.num_agents), algorithm.initial_core(spec.num_agents)
-        return algorithm.policy(algorithm.init(key), obs, core, Context(keys, jnp.float32(0)))
-
-    key = jax.random.key(0)
-    try:
-        jax.eval_shape(act, key, None)
-    except Exception as error:
-        jax.eval_shape(act, key, jax.random.split(key, spec.num_agents))  # fails if keys make no difference
-        raise ConfigError(
-            "the policy must act greedily where context.keys is None, as in evaluations (--evaluation-policy sampled "
-            f"gives them keys): {one_line(error)}"
-        ) from error
 
 
 MAX_COUNT = 2**31 - 1

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import jax
 
@@ -35,9 +35,9 @@ from jaxrl_dist.settings.policies import Copy, Fixed, Still, by_policy, naming
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.stored import acting_config, differences, to_json
 from jaxrl_dist.spaces import describe
-from jaxrl_dist.training import weights
+from jaxrl_dist.training import contract, weights
 from jaxrl_dist.training.compile_cache import keep_programs
-from jaxrl_dist.training.learner import check_greedy, check_sizes, make_learner
+from jaxrl_dist.training.learner import check_sizes, make_learner
 from jaxrl_dist.training.member import Member, ProgramShared
 from jaxrl_dist.training.results import Row
 from jaxrl_dist.training.run import Run, resume_command
@@ -106,10 +106,6 @@ def _checked(job: Job) -> Job:
     config = job.config
     if config.evaluation_policy == "sampled":
         check_samples(job.algorithm)
-    elif config.evaluation_episodes:
-        modules = [type(part.algorithm).__module__ for part in by_policy(config).values()]
-        if not all(module.startswith("jaxrl_dist.") for module in modules):  # ours are tested
-            check_greedy(job.algorithm, job.source.spec)
     memory = jax.eval_shape(job.learner.init, jax.random.key(0)).memory
     replay = checkpoint.keeps_replay(config.checkpoint_replay, memory)
     return job._replace(config=dataclasses.replace(config, checkpoint_replay=replay))
@@ -161,13 +157,8 @@ def _check_one_program(
 def _traced(population: Sequence[populations.MemberConfig], source: EnvSource) -> list[str]:
     """Returns the varied hyperparameters that may differ between members of one program."""
     first = population[0]
-    types = populations.kinds(first.config)
-    names = [
-        name
-        for name in first.values
-        if float in (types[name], *get_args(types[name]))
-        and all(isinstance(member.values[name], float) for member in population)
-    ]
+    may = populations.tunable(first.config)
+    names = [x for x in first.values if x in may and all(isinstance(y.values[x], float) for y in population)]
     job = make_job(first.config, source, devices=learner_devices(first.config)[:1])
 
     def traces(*names: str) -> bool:
@@ -196,7 +187,8 @@ def _wrapped(config: Train[Any], spec: EnvSpec) -> Algorithm:
         fixed = config.algorithm
         acting = _wrapped(acting_config(fixed.run_dir, fixed.policy, f"{spec.backend}:{spec.id}"), spec)
         (shapes,) = variable_shapes({"": acting}).values()
-        algorithm: Algorithm = fixed.of(acting, checkpoint.load_variables(fixed.run_dir, shapes, fixed.policy))
+        variables = checkpoint.load_variables(fixed.run_dir, shapes, fixed.policy, which=fixed.checkpoint)
+        algorithm: Algorithm = fixed.of(acting, variables)
     else:
         algorithm = config.algorithm.make(spec)
     if config.ema_steps:
@@ -297,6 +289,7 @@ def init_variables(config: Train[Any], algorithm: Algorithms) -> Any:
 def _new_job(config: Train[Any], source: EnvSource, num_members: int, devices: Sequence[jax.Device]) -> Job:
     if PLANS[config.plan].compiled:
         source.device()
+    contract.check_own(config, source.spec, len(devices))
     algorithm = make_algorithm(config, source.spec)
     pool = _pool(config, algorithm, source, devices)
     rows = meshes.rows_of(num_members, len(devices))

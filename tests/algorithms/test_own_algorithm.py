@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 import runs
 from test_docs import blocks
@@ -180,14 +181,20 @@ def test_replay_needs_a_window(plan: str) -> None:
 
 def test_policy_that_needs_keys_is_refused_before_training() -> None:
     def policy(variables: Variables, obs: Any, core: Any, context: Context) -> Acted:
-        return jax.vmap(lambda key: jax.random.randint(key, (), 0, 2))(context.keys), core, {}
+        return (
+            jax.vmap(lambda key: jax.random.randint(key, (), 0, 2))(context.keys),
+            core,
+            {"value": jnp.zeros(len(obs))},
+        )
 
-    with pytest.raises(ConfigError, match=r"act greedily where context.keys is None.*: ValueError: vmap") as caught:
+    with pytest.raises(
+        ConfigError, match=r"act greedily where context.keys is None.* raises ValueError: vmap"
+    ) as caught:
         prepared({}, policy=policy)
     assert "\n" not in str(caught.value)
     for fields in ({"evaluation_policy": "sampled"}, {"evaluation_episodes": 0}):
         prepared(fields, policy=policy)
-    with pytest.raises(ZeroDivisionError):  # which keys do not help
+    with pytest.raises(ConfigError, match=r"^Own: the policy raises ZeroDivisionError: division by zero \(test_own"):
         prepared({}, policy=lambda *args: 1 / 0)
 
 

@@ -11,11 +11,12 @@ import pytest
 from probes import box
 
 import jaxrl_dist
-from jaxrl_dist.algorithms import ALGORITHMS, config_class
+from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, config_class
 from jaxrl_dist.algorithms.a2c import A2C
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.algorithms.presets import KINDS, TABLE, kind_of, row
+from jaxrl_dist.algorithms.sac import SAC
 from jaxrl_dist.algorithms.td3 import TD3
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
@@ -57,6 +58,7 @@ def test_atari_without_envpools_wrappers_is_no_atari() -> None:
 @pytest.mark.parametrize("name", TABLE)
 def test_rows_are_of_kinds_and_hold_flags(name: str) -> None:
     flags = {field.name for kind in (Train, config_class(name)) for field in dataclasses.fields(kind)}
+    assert config_class(name).presets == name
     assert TABLE[name].keys() <= {*KINDS, "any", "continuous", "discrete"}
     assert not {flag for values in TABLE[name].values() for flag in values} - flags
 
@@ -158,30 +160,56 @@ def test_minibatches_hold_four_rollouts_or_more_with_a_core(name: str, kind: str
     assert preset["num_envs"] >= 32 and preset["num_envs"] // preset["num_minibatches"] >= 4
 
 
+CONTINUOUS = "td3", "ddpg", "apex-ddpg"
+ANY = "ppo", "a2c", "a3c", "pg", "impala", "appo", "sac", "iql", "marwil", "bc"
+
+
+def acts_in(name: str, kind: str) -> bool:
+    return name in ANY or (name in CONTINUOUS) is kind.endswith("continuous")
+
+
+def filled_in(spec: EnvSpec, config: Train[Any]) -> Train[Any]:
+    source: Any = SimpleNamespace(spec=spec, is_pure=True)
+    return given.rounded(*given.filled(given.user_values(config), source), spec)
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_kind_of_task_fits_eight_devices(name: str) -> None:
-    actions = {
-        "td3": "continuous",
-        "ddpg": "continuous",
-        "ppo": "",
-        "a2c": "",
-        "pg": "",
-        "impala": "",
-        "appo": "",
-        "sac": "",
-        "iql": "",
-        "marwil": "",
-        "bc": "",
-    }
-    for kind in KINDS:
-        wanted = actions.get(name, "discrete")
-        if wanted == ("discrete" if kind.endswith("continuous") else "continuous"):
-            continue
-        spec = task(kind)
-        source: Any = SimpleNamespace(spec=spec, is_pure=True)
-        config, _ = given.filled(given.user_values(Train(name, env="Test-v0")), source)
+    for spec in (task(kind) for kind in KINDS if acts_in(name, kind)):
+        config = filled_in(spec, Train(name, env="Test-v0"))
         config.validate()
         check_sizes(config, make_algorithm(config, spec), spec, 8)
+
+
+@pytest.mark.parametrize("agents", [1, 2, 3, 5])
+@pytest.mark.parametrize("name", [*ALGORITHMS, *PRESETS])
+def test_defaults_divide_over_devices_and_the_rows_of_a_game(name: str, agents: int) -> None:
+    """Also where the user's numbers, of environments and of steps of a rollout, do not suit those of the presets."""
+    kind = "unknown/continuous" if name in CONTINUOUS else "unknown"
+    spec = dataclasses.replace(task(kind), num_agents=agents)
+    for sizes in ({}, {"num_envs": 24, "rollout_length": 5}, {"num_envs": 6, "rollout_length": 5}):
+        config = filled_in(spec, Train(name, env="Test-v0", **sizes))
+        for devices in (1, 2) if config.num_envs == 6 else (1, 8):
+            check_sizes(config, make_algorithm(config, spec), spec, devices)
+        assert config.num_actors is None or config.num_envs % config.num_actors == 0
+        assert filled_in(spec, config) == config  # as a resumed run's
+
+
+def test_defaults_are_rounded_down_and_given_values_stay() -> None:
+    spec = dataclasses.replace(task("unknown"), num_agents=3)
+    dqn = filled_in(spec, Train("dqn", env="Test-v0", num_envs=6, rollout_length=5)).algorithm
+    assert (dqn.replay_capacity, dqn.replay_ratio) == (100_000 // 18 * 18, 0.5)  # 45 updates are whole
+    sac = filled_in(spec, Train("sac", env="Test-v0", num_envs=6, rollout_length=5)).algorithm
+    assert sac.replay_ratio == 22 / 90  # 0.25 makes 22.5
+    ppo = filled_in(spec, Train("ppo", env="Test-v0", num_envs=24, rollout_length=5)).algorithm
+    assert ppo.num_minibatches == 3  # of 45 examples of a device
+    for algorithm in (SAC(replay_ratio=0.26), DQN(replay_capacity=99_999), PPO(num_minibatches=7)):
+        config = Train(algorithm, env="Test-v0", num_envs=6, rollout_length=5)
+        with pytest.raises(ConfigError, match="nearest that work"):
+            check_sizes(config := filled_in(spec, config), make_algorithm(config, spec), spec, 1)
+    config = filled_in(task("atari"), Train("dqn", env="Test-v0", num_envs=7, published=True))
+    with pytest.raises(ConfigError, match="replay_capacity 1000000 does not divide over 7 environments; nearest that"):
+        check_sizes(config, make_algorithm(config, task("atari")), task("atari"), 1)
 
 
 def test_ppo_with_a_core_has_environments_for_its_minibatches() -> None:

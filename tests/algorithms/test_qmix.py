@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import team
-from probes import squash, unsquash
+from probes import naive_gru, random_rollout, squash, unsquash
 
 import jaxrl_dist
 from jaxrl_dist import spaces
@@ -125,6 +125,55 @@ def test_the_loss_is_that_of_a_naive_loop(mixer: Any, double: bool, rescale: boo
     assert mask.all()
 
 
+def naive_sequence(params: Any, w: Any, row: int, agent: int) -> np.ndarray:
+    """An agent's values ``[W, A]`` in one window; its core reads its own last action and the team's reward, too."""
+    params = jax.tree.map(lambda x: np.asarray(x, np.float64), params["q"])
+    torso, own, values = params["torso"]["mlp"]["params"]["Dense_0"], w.obs["agents"], []
+    core = w.extras["core"]["q"][0, row, agent].astype(np.float64)
+    for t, going in enumerate(w.valid[:, row]):
+        x = np.concatenate([own["agent"][t, row, agent], own["observation"][t, row, agent]])
+        read = w.extras["core_inputs"][t, row][[3 * agent, 3 * agent + 1, 3 * agent + 2, 6]]
+        features = np.maximum(x @ torso["kernel"] + torso["bias"], 0)
+        core = naive_gru(params["gru"]["params"], np.concatenate([features, read]), core)
+        values.append(dense(params["heads"][0], core))
+        core = core * going
+    return np.stack(values)
+
+
+@pytest.mark.parametrize("mixer", [pytest.param("qmix"), pytest.param("vdn", marks=pytest.mark.case)])
+def test_the_loss_of_a_recurrent_team_is_that_of_a_naive_loop(mixer: Any) -> None:
+    spec, size = find(team.Meeting(), wrappers=JOINT).spec, 8
+    sizes = {"core_size": 3, "burn_in": 2, "sequence_length": 4, "n_step": 2, "core_inputs": "action,reward"}
+    config = dataclasses.replace(SMALL, core="gru", mixer=mixer, discount=0.9, **sizes)
+    algorithm, rng = config.make(spec), np.random.default_rng(1)
+    variables, target = (jax.jit(algorithm.init)(jax.random.key(seed)) for seed in (0, 1))
+    w = random_rollout(algorithm, spec, algorithm.window, size)._replace(core=(), final_core=())
+    w = w._replace(obs=w.obs | {"mask": rng.random((9, size, 6)) < 0.6})
+    context = Context(jax.random.split(jax.random.key(0), size), target=target.params)
+    losses, mask, aux = jax.jit(algorithm.loss)(variables, algorithm.postprocess(variables, w, context), context)
+    for row in range(size):
+        online, later = (
+            [naive_sequence(x.params, w, row, agent) for agent in range(2)] for x in (variables, target)
+        )  # fmt: skip
+        for k, start in enumerate(range(2, 6)):
+            assert mask[row, k] == w.valid[start, row]
+            ends = w.terminated[:, row] | w.truncated[:, row]
+            last = start if ends[start] else start + 1
+            total = w.reward[start, row] + (0 if last == start else 0.9 * w.reward[last, row])
+            if not w.terminated[last, row]:
+                obs = jax.tree.map(lambda x, at=last + 1: x[at], w.obs)
+                legal = obs["mask"][row].reshape(2, 3) | ~obs["mask"][row].reshape(2, 3).any(-1, keepdims=True)
+                best = [np.where(legal[agent], online[agent][last + 1], -np.inf).argmax() for agent in range(2)]
+                chosen = [later[agent][last + 1, best[agent]] for agent in range(2)]
+                total += 0.9 ** (last + 1 - start) * naive_total(target.params, obs, row, chosen, mixer)
+            chosen = [online[agent][start, w.action[start, row, agent]] for agent in range(2)]
+            q = naive_total(variables.params, jax.tree.map(lambda x, at=start: x[at], w.obs), row, chosen, mixer)
+            if mask[row, k]:
+                np.testing.assert_allclose(losses[row, k], 0.5 * (total - q) ** 2, rtol=1e-3, atol=1e-5)
+                np.testing.assert_allclose(aux.metrics["q/mean"][row, k], q, rtol=1e-3, atol=1e-5)
+    assert mask.sum() > 15 and (w.terminated | w.truncated).sum() > 5
+
+
 def test_actions_are_legal_greedy_and_each_agent_s_own() -> None:
     spec = find(team.Meeting(), wrappers=JOINT).spec
     algorithm, obs = SMALL.make(spec), batch_of(spec, 400)["obs"]
@@ -217,7 +266,7 @@ def test_agent_ids_say_who_sees() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    for field, value in (("num_atoms", 51), ("noisy", True), ("core", "gru")):
+    for field, value in (("num_atoms", 51), ("noisy", True), ("parameter_noise", True)):
         with pytest.raises(ConfigError, match=f"{field} does not work with a mixer"):
             dataclasses.replace(SMALL, **{field: value}).validate()
     with pytest.raises(ConfigError, match="mixing_size does nothing without mixer qmix"):
@@ -281,3 +330,20 @@ def test_only_a_mixing_network_solves_the_two_step_game(name: str, seed: int) ->
 def test_a_team_learns_to_sacrifice_one_of_its_agents() -> None:
     config = jaxrl_dist.preset("vdn", team.Sacrifice(), **{**TWO_STEPS, "total_env_steps": 6_000})
     assert list(jaxrl_dist.train(config))[-1].evaluation["return_mean"] == 10.0
+
+
+RECALL: dict[str, Any] = {
+    "epsilon_end": 0.05, "epsilon_steps": 20_000, "hidden_sizes": (32,), "replay_capacity": 8192, "batch_size": 16,
+    "learning_starts": 512, "replay_ratio": 1 / 8, "learning_rate": 1e-3, "num_envs": 8, "rollout_length": 8,
+    "num_devices": 1, "total_env_steps": 200_000, "evaluation_episodes": 64, "report_interval": 100_000,
+}  # fmt: skip
+RECURRENT = {"core": "gru", "core_size": 32, "burn_in": 0, "sequence_length": 6}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qmix", "vdn"])
+@pytest.mark.parametrize("core", [{}, RECURRENT], ids=["memoryless", "gru"])
+def test_only_a_recurrent_team_recalls(name: str, core: dict[str, Any]) -> None:
+    """Each agent has to remember its bit; without memory both are right in a quarter of the episodes."""
+    *_, last = jaxrl_dist.train(jaxrl_dist.preset(name, team.Recall(), **RECALL, **core))
+    assert last.evaluation["return_mean"] > 0.95 if core else last.evaluation["return_mean"] < 0.45

@@ -14,6 +14,7 @@ from probes import (
     assert_close,
     box,
     make_mesh,
+    naive_gru,
     random_rollout,
     sample_prioritized,
     sample_uniform,
@@ -69,21 +70,12 @@ def losses(config: R2D2, variables: Any, target: Any, windows: Rollout) -> Any:
 
 
 def naive_values(params: Any, windows: Rollout, env: int, dueling: bool) -> np.ndarray:
-    """The values ``[W + 1, A]`` of one window, by Cho et al. (2014), equations 5 to 8, in the form of cuDNN."""
+    """The values ``[W + 1, A]`` of one window."""
     params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
     dense, cell = params["torso"]["params"]["Dense_0"], params["gru"]["params"]
     core, q = windows.extras["core"]["q"][0, env].astype(np.float64), []
-
-    def linear(name: str, x: np.ndarray) -> np.ndarray:
-        return x @ cell[name]["kernel"] + cell[name].get("bias", 0)
-
-    def sigmoid(x: np.ndarray) -> np.ndarray:
-        return 1 / (1 + np.exp(-x))
-
     for t in range(len(windows.obs)):
-        x = np.maximum(windows.obs[t, env] @ dense["kernel"] + dense["bias"], 0)
-        r, z = (sigmoid(linear(f"i{gate}", x) + linear(f"h{gate}", core)) for gate in "rz")
-        core = (1 - z) * np.tanh(linear("in", x) + r * linear("hn", core)) + z * core
+        core = naive_gru(cell, np.maximum(windows.obs[t, env] @ dense["kernel"] + dense["bias"], 0), core)
         advantage, *value = (core @ head["params"]["kernel"] + head["params"]["bias"] for head in params["heads"])
         q.append(value[0] + advantage - advantage.mean() if dueling else advantage)
         if t < len(windows.valid) and not windows.valid[t, env]:

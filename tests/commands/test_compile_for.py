@@ -22,7 +22,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets.Target, "devices", lambda self: jax.local_devices()[:2])
 
 
-def test_a_run_is_compiled_and_counted(
+def test_a_run_is_compiled_and_its_memory_is_said(
     installed: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chosen = targets.Target("h200x2", "cuda", 10**9, {}, {})
@@ -30,19 +30,14 @@ def test_a_run_is_compiled_and_counted(
     assert cli.main(["doctor", "--compile-for", "h200x2", *RUN.split(), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["env"] == "gymnax:CartPole-v1" and report["devices"] == 2 and report["num_envs"] == 8
-    loops = {loop["name"]: loop for loop in report["loops"]}
-    assert [loops[name]["times"] for name in ("env_step", "epoch", "update")] == [16, 2, 2]
-    assert loops["update"]["collectives"] == {"all-reduce": 1} and loops["env_step"]["collectives"] == {}
     assert report["memory"]["device"] == 10**9 and report["memory"]["state"] > 8 * 4 * 4
 
     assert cli.main(["doctor", f"--compile-for={chosen.name}", *RUN.split(), "--quiet"]) == 0
     out = capsys.readouterr().out
-    row = next(line for line in out.splitlines() if line.split()[0:2] == ["env_step", "16"])
-    assert row.split()[2:5] == [str(loops["env_step"][key]) for key in ("kernels", "copies", "conditionals")]
-    assert "2 x cpu" in out and "of 1.0 GB" in out and "does not fit" not in out
+    assert out.count("\n") == 2 and "2 x cpu" in out and "of 1.0 GB" in out and "does not fit" not in out
 
 
-@pytest.mark.case  # test_a_run_is_compiled_and_counted
+@pytest.mark.case  # test_a_run_is_compiled_and_its_memory_is_said
 def test_what_a_run_would_allocate_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     replay = "dqn --env CartPole-v1 --num-envs 8 --hidden-sizes 8 --batch-size 8 --replay-capacity"
     sizes = []
@@ -69,17 +64,17 @@ def test_a_run_says_what_it_would_take_and_does_not_train(
         "kind": "cpu",
     }
     asked = []
-    monkeypatch.setattr(
-        compile_for, "compiled", lambda *run: asked.append(run) or {**about, "compile_seconds": 1.0, "memory": sizes}
-    )
+    report = {**about, "compile_seconds": 1.0, "memory": sizes}
+    monkeypatch.setattr(compile_for, "report", lambda *run: asked.append(run) or report)
     run_dir = str(tmp_path / "run")
     assert cli.main(["train", *RUN.split(), "--run-dir", run_dir, "--quiet", "--plan-memory", "h200"]) == 0
     [(target, found)] = asked
-    assert target.name == "h200" and found.resolved()[0].num_envs == 8 and not Path(run_dir).exists()
+    assert target == "h200" and found.resolved()[0].num_envs == 8 and not Path(run_dir).exists()
     assert capsys.readouterr().out.splitlines()[1:] == [
         "memory of a device: 1.2 GB of 1.0 GB (state 300.0 MB, temporary 900.0 MB)",
         "it does not fit: 1.2 GB are more than the 1.0 GB of a device",
     ]
+    monkeypatch.undo()
     assert cli.main(["train", *RUN.split(), "--plan-memory", "h20"]) == 2
     assert "no target 'h20' (did you mean 'h200'?)" in capsys.readouterr().err
 

@@ -30,7 +30,7 @@ GPU = {"platform": "gpu", "number": 0, "kind": "NVIDIA H200", "memory": 150 * 10
 def test_this_machine_can_train(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor"]) == 0
     out = capsys.readouterr().out
-    for package in ("jax", "jaxlib", "flax", "optax", "gymnax", "envpool", "gymnasium", "orbax-checkpoint", "rich"):
+    for package in ("jax", "jaxlib", "flax", "optax", "gymnax", "gymnasium", "orbax-checkpoint", "rich"):
         assert re.search(rf"^{package} +{re.escape(importlib.metadata.version(package))}$", out, re.MULTILINE)
     for line in (
         r"python .*\d\.\d+\.\d+ .*",
@@ -86,6 +86,18 @@ def run(capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str], list[str]]:
 
 def test_a_healthy_machine_is_told_nothing(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys) == (0, [], [])
+
+
+def test_a_machine_without_envpool_can_train(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "requires", lambda package: ["jax", 'envpool>=1.2; extra == "envpool"'])
+    del machine.versions["envpool"], machine.probes["envpool"]
+    assert cli.main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert (
+        "backend envpool" not in out and "note" not in out and re.search("^extra envpool +without envpool$", out, re.M)
+    )
 
 
 PIP = re.escape(f"{sys.executable} -m pip install")

@@ -145,7 +145,8 @@ def test_a_run_reports_them_and_a_resumed_one_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize("plan", ["synchronous", pytest.param("asynchronous", marks=pytest.mark.slow)])
 def test_other_plans_report_them(plan: str) -> None:
     env = "scored:HostScored" if plan == "synchronous" else "own:Scored"
-    fields = {**SIZES, "plan": plan, "info_metrics": "success"}
+    lag = {"max_lag": 0} if plan == "asynchronous" else {}  # pg is on-policy
+    fields = {**SIZES, **lag, "plan": plan, "info_metrics": "success"}
     *_, last = jaxrl_dist.train(jaxrl_dist.preset("pg", env, **fields))
     assert 0 <= (last.metrics["info/success"] or 0) <= 1 and last.evaluation is not None
     assert last.evaluation["info/success"] in (0.0, 1.0)

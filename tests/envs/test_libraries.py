@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from jaxrl_dist.config.train import LIBRARIES
 from jaxrl_dist.envs.base import Wrappers, parse_options
 from jaxrl_dist.envs.device import libraries
 from jaxrl_dist.envs.device.libraries import Adapted, Step
-from jaxrl_dist.envs.source import find
+from jaxrl_dist.envs.source import find, locate
 from jaxrl_dist.errors import ConfigError
 
 # --- Without the libraries: a small one in place of brax --------------------------------------------------
@@ -104,6 +105,16 @@ def test_check_env_plays_a_library(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("walk")
+def test_what_libraries_print_is_hidden_and_what_we_print_is_not(capfd: pytest.CaptureFixture[str]) -> None:
+    """Also where a library prints to the first stdout of the process, as JaxMARL's import does."""
+    with libraries.theirs():
+        print("theirs")
+        sys.stdout = sys.__stdout__
+        print("theirs")
+    print("ours")
+    assert capfd.readouterr().out == "ours\n"
+
+
 def test_what_a_library_has_not_is_refused() -> None:
     with pytest.raises(ConfigError, match=re.escape("brax has no such environment (did you mean 'walk'?)")):
         find("brax:wlak")
@@ -120,12 +131,46 @@ def test_a_missing_library_is_one_line_with_the_command(
     for args in (["train", "ppo", "--env", "brax:ant"], ["list", "envs", "brax"], ["check-env", "brax:ant"]):
         assert cli.main(args) == 2
         assert capsys.readouterr().err == (
-            "jaxrl-dist: error: brax: needs a package that is not installed: pip install brax\n"
+            "jaxrl-dist: error: brax: needs a package that is not installed: pip install 'jaxrl-dist[brax]'\n"
         )
     lines = libraries.summary()
     assert len(lines) == len(LIBRARIES)
-    assert "brax:NAME       pip install brax" in lines
+    assert "brax:NAME       pip install 'jaxrl-dist[brax]'" in lines
     assert "pgx:NAME        installed; see: jaxrl-dist list envs pgx" in lines
+
+
+@pytest.mark.parametrize(
+    "env, message",
+    [
+        ("envpool:Ant-v5", "EnvPool is not installed: pip install 'jaxrl-dist[envpool]'"),
+        (
+            "Ant-v5",
+            "which is tried next, is not installed: pip install 'jaxrl-dist[envpool]', or name gymnasium:Ant-v5",
+        ),
+        ("Pong-v5", "which is tried next, is not installed: pip install 'jaxrl-dist[envpool]'"),
+        ("CartPol-v1", "gymnax has no such environment (did you mean 'CartPole-v1'?), and EnvPool"),
+    ],
+)
+def test_without_envpool_no_other_library_takes_its_names(
+    env: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(libraries, "installed", lambda library: library != "envpool")
+    assert cli.main(["train", "ppo", "--env", env]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line and line.startswith(f"jaxrl-dist: error: --env {env}: ")
+    assert locate("CartPole-v1") == ("gymnax", "CartPole-v1", None)
+    assert locate("gymnasium:Ant-v5") == ("gymnasium", "Ant-v5", None)
+
+
+def test_the_list_says_how_to_install_envpool(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(libraries, "installed", lambda library: False)
+    assert cli.main(["list", "envs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("envpool:")] == [
+        "envpool:ID      pip install 'jaxrl-dist[envpool]'"
+    ]
 
 
 def test_a_library_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

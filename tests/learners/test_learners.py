@@ -30,6 +30,7 @@ from jaxrl_dist.algorithms.marwil import MARWIL
 from jaxrl_dist.algorithms.pg import PG
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.algorithms.pqn import PQN
+from jaxrl_dist.algorithms.qmix import QMIX
 from jaxrl_dist.algorithms.rainbow import Rainbow
 from jaxrl_dist.algorithms.sac import SAC
 from jaxrl_dist.algorithms.td3 import TD3
@@ -37,9 +38,12 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import gradients, off_policy, sgd
 from jaxrl_dist.learners.on_policy import check_sizes, envs_per_group
 from jaxrl_dist.learners.sharded import compile_update
+from jaxrl_dist.spaces import MultiDiscrete
 from jaxrl_dist.types import Algorithm, Aux, Context, EnvSpec, Replay, Rollout, TrainState, Variables
 
 DISCRETE, CONTINUOUS = spec(), spec(action=box(2, bound=1.0))
+AGENTS = {"agents": {"agent": box(2, 2, bound=1), "observation": box(2, 1)}, "state": box(3)}
+TEAM = spec(observation=AGENTS, action=MultiDiscrete((3, 3)))
 NET: dict[str, Any] = {"hidden_sizes": (8,), "core_size": 4}
 NUM_STEPS, NUM_ENVS = 8, 16
 MEMORY: dict[str, Any] = {  # of which uniform draws are the same on any number of devices; two updates after a rollout
@@ -49,12 +53,13 @@ MEMORY: dict[str, Any] = {  # of which uniform draws are the same on any number 
     "replay_ratio": 2 / (NUM_STEPS * NUM_ENVS),
     "learning_starts": 0,
 }
+SEQUENCES: dict[str, Any] = {"core": "gru", "core_size": 4, "core_inputs": "action", "burn_in": 2, "sequence_length": 3}
 
 
 @functools.cache
-def compiled(algorithm: Algorithm, num_devices: int, env: EnvSpec) -> tuple[TrainState, meshes.Program]:
-    """The state to begin with, on the host, and the update, by the path that plans take."""
-    learner = learner_of(algorithm, env, NUM_ENVS, NUM_STEPS, num_devices)
+def compiled(algorithm: Algorithm, num_devices: int, case: str) -> tuple[TrainState, meshes.Program]:
+    """The state to begin with, on the host, and the update, by the path that plans take, in a case's environment."""
+    learner = learner_of(algorithm, CASES[case][1], NUM_ENVS, NUM_STEPS, num_devices)
     state = jax.device_get(jax.jit(learner.init)(jax.random.key(0)))
     return state, compile_update(learner, make_mesh(num_devices))
 
@@ -64,11 +69,11 @@ def updated(
     rollouts: list[Rollout],
     num_devices: int,
     variables: Variables | None = None,
-    env: EnvSpec = DISCRETE,
+    case: str = "ppo",
 ) -> tuple[TrainState, Any]:
     """State and metrics after an update with each rollout."""
     mesh = make_mesh(num_devices)
-    state, program = compiled(algorithm, num_devices, env)
+    state, program = compiled(algorithm, num_devices, case)
     if variables is not None:
         state = state._replace(variables=variables)
     state = jax.device_put(state, meshes.shardings(mesh, meshes.STATE))
@@ -96,6 +101,7 @@ CASES: dict[str, tuple[Any, EnvSpec, bool | str]] = {  # with running statistics
     "rainbow": (Rainbow(**MEMORY, num_atoms=5, priority_exponent=None), DISCRETE, False),
     "td3": (TD3(**MEMORY, n_step=2, noise="ornstein_uhlenbeck"), CONTINUOUS, True),  # so ddpg, which is the same
     "td3-parameter": (TD3(**MEMORY, noise="parameter"), CONTINUOUS, True),
+    "qmix-gru": (QMIX(**MEMORY, **SEQUENCES), TEAM, False),
     "sac": (SAC(**MEMORY), CONTINUOUS, False),
     "sac-discrete": (SAC(**MEMORY), DISCRETE, False),
     "iql": (IQL(**MEMORY, n_step=2), CONTINUOUS, True),
@@ -133,11 +139,10 @@ DEVICES = {"ppo": (8, 2), "ppo-continuous": (4,), "dqn": (8, 2)}
 def test_one_device_is_as_many(name: str, num_devices: int) -> None:
     """Parameters, running statistics, optimiser state, counts, memory and metrics, after two rollouts."""
     algorithm, rollouts = make(name)
-    env = CASES[name][1]
-    one = updated(algorithm, rollouts, 1, env=env)
+    one = updated(algorithm, rollouts, 1, case=name)
     assert one[0].updates == 2 * (2 if algorithm.replay else algorithm.num_epochs * algorithm.num_minibatches)
     assert one[0].iteration == 2 and one[0].env_step == 2 * NUM_STEPS * NUM_ENVS
-    assert_close(updated(algorithm, rollouts, num_devices, env=env), one)
+    assert_close(updated(algorithm, rollouts, num_devices, case=name), one)
 
 
 @pytest.mark.case  # test_each_epoch_sees_every_example_once
@@ -577,7 +582,7 @@ def test_ten_in_a_row_are_the_end() -> None:
     assert nine.skipped == 0
     ten, _ = updated(made, [bad] * sgd.MAX_SKIPPED + [good], 1)
     assert ten.skipped == sgd.MAX_SKIPPED + 1
-    initial, _ = compiled(made, 1, DISCRETE)
+    initial, _ = compiled(made, 1, "ppo")
     for old, new in zip(*(jax.tree.leaves(state.variables) for state in (initial, ten)), strict=True):
         np.testing.assert_array_equal(old, new)
 

@@ -30,11 +30,13 @@ from jaxrl_dist.envs.base import Wrappers
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.mesh import by_hand
-from jaxrl_dist.settings.policies import STILL, Policies, Random
+from jaxrl_dist.run import checkpoint
+from jaxrl_dist.settings.policies import STILL, Fixed, Policies, Random, still
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.stored import stored_config
 from jaxrl_dist.spaces import Box, MultiDiscrete, zeros
-from jaxrl_dist.training.setup import prepare
+from jaxrl_dist.training.learner import check_sizes
+from jaxrl_dist.training.setup import make_algorithm, prepare
 from jaxrl_dist.types import Context
 
 PPO_ = PPO(hidden_sizes=(8,), num_minibatches=2, num_epochs=2)
@@ -193,6 +195,35 @@ def test_a_fixed_policy_is_that_of_its_run(tmp_path: Path) -> None:
     *_, last = train({"x": PPO_, "y": fixed}, policies={"x": "short", "y": "long_*"}, total_env_steps=128)
     jax.tree.map(np.testing.assert_array_equal, last.variables()["y"], before.variables()["b"])
     assert not any(name.startswith("y/loss") for name in last.metrics)
+
+
+@pytest.mark.case
+def test_a_fixed_policy_stays_at_its_checkpoint(tmp_path: Path) -> None:
+    run, again = tmp_path / "run", str(tmp_path / "again")
+    train(THREE, policies=OF_THREE, run_dir=str(run), checkpoint_interval=64)
+    *_, oldest = map(checkpoint.number_of, checkpoint.saved(run))
+    expected = jaxrl_dist.load_policy(run, env=team.Unlike(), policy="b", checkpoint=oldest).variables
+    policies, sizes = {"x": "short", "y": "long_*"}, {"total_env_steps": 128, "run_dir": again}
+    with pytest.raises(ConfigError, match=rf"policy y: .* has no checkpoint 7; it has 320, .*{oldest}, best"):
+        train({"x": PPO_, "y": f"fixed({run}@7,b)"}, policies=policies, **sizes)
+    *_, last = train({"x": PPO_, "y": f"fixed({run}@{oldest},b)"}, policies=policies, **sizes)
+    *_, resumed = jaxrl_dist.resume(again, env=team.Unlike(), total_env_steps=192)
+    for report in (last, resumed):
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(report.variables()["y"]), expected)
+    best = resolved(Train({"x": PPO_, "y": f"fixed({run}@best,b)"}, env=team.Unlike(), policies=policies))[0]
+    steps = best.algorithm.parts["y"].algorithm.checkpoint
+    assert steps == str(checkpoint.number_of(checkpoint.chosen(run, "best"))), "another one may become the best"
+
+
+def test_runs_are_named_with_checkpoint_and_policy(tmp_path: Path) -> None:
+    (tmp_path / "a@7").mkdir()
+    for text, expected in {
+        "runs/a": ("runs/a", None, None), "runs/a@best": ("runs/a", None, "best"),
+        "x@y/a@1e6,new": ("x@y/a", "new", "1e6"), "x@y/a,new": ("x@y/a", "new", None),
+        f"{tmp_path}/a@7": (f"{tmp_path}/a@7", None, None), f"{tmp_path}/a@7@8": (f"{tmp_path}/a@7", None, "8"),
+    }.items():  # fmt: skip
+        fixed = still(f"fixed({text})")
+        assert isinstance(fixed, Fixed) and (fixed.run_dir, fixed.policy, fixed.checkpoint) == expected
 
 
 # learners/test_learners.py::test_one_device_is_as_many
@@ -445,6 +476,15 @@ def test_the_replay_of_a_policy_is_rounded_to_its_agents_rows() -> None:
     config = Train({"a": "dqn", "b": DQN()}, env=team.CartPoles(3), policies=agents, num_envs=12)
     parts = resolved(config)[0].algorithm.parts
     assert {name: part.algorithm.replay_capacity for name, part in parts.items()} == {"a": 99_996, "b": 99_984}
+
+
+@pytest.mark.parametrize("name", ["dqn", "r2d2", "rainbow", "qmix", "sac"])
+def test_policies_share_sizes_that_divide_for_both(name: str) -> None:
+    policies = {"a": "pole_0", "b": "pole_1,pole_2"}
+    for sizes in ({}, {"num_envs": 24, "rollout_length": 5}):
+        config, source = resolved(Train({"a": "ppo", "b": name}, env=team.CartPoles(3), policies=policies, **sizes))
+        for devices in (1, 8):
+            check_sizes(config, make_algorithm(config, source.spec), source.spec, devices)
 
 
 def test_the_command_line_trains_resumes_and_evaluates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

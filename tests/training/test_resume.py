@@ -342,6 +342,9 @@ def test_checkpoint_is_chosen_by_env_steps_or_best(tmp_path: Path) -> None:
     for absent in (10, "newest", "40.5", "nan"):
         with pytest.raises(ConfigError, match=f"has no checkpoint {absent}; it has 40, 30, 20, best"):
             x(absent)
+    (tmp_path / "checkpoints" / "000000000020" / "more").touch()
+    with pytest.raises(ConfigError, match=r"more is damaged: it does not belong there; .* has 40, 30, best$"):
+        x(20)
 
 
 @pytest.mark.parametrize("command", ["evaluate", "export", "video"])

@@ -36,10 +36,7 @@ def run(args: Sequence[str]) -> int:
         raise ConfigError("which environment? Such as: jaxrl-dist check-env my_module:make")
     find_modules(options.env)
     result = check(options)
-    lines = [*result.faults.values(), *(f"note: {note}" for note in result.notes)]
-    if not result.faults:
-        lines.append(f"no fault found in {result.steps} steps, {result.episodes} episodes")
-    print(visible("\n".join(f"{options.env}: {line}" for line in lines)))
+    print(visible("\n".join(result.lines(options.env, f"{result.steps} steps, {result.episodes} episodes"))))
     return int(bool(result.faults))
 
 

@@ -45,6 +45,14 @@ class Check(Contract):
         if self.faults:
             raise Stop
 
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def lines(self, name: str, done: str) -> list[str]:
+        """Returns all findings as lines for the terminal; ``done``: what was tried if there is no fault."""
+        lines = [*self.faults.values(), *(f"note: {note}" for note in self.notes)]
+        return [f"{name}: {line}" for line in lines + ([] if self.faults else [f"no fault found in {done}"])]
+
     @contextlib.contextmanager
     def during(self, doing: str) -> Iterator[None]:
         self.doing, self.since = doing, time.monotonic()

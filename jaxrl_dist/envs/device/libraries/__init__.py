@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import io
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, cast
@@ -18,7 +19,7 @@ import numpy as np
 from gymnasium import spaces
 
 from jaxrl_dist import rng
-from jaxrl_dist.checks import did_you_mean
+from jaxrl_dist.checks import did_you_mean, install_extra
 from jaxrl_dist.config.train import LIBRARIES
 from jaxrl_dist.errors import ConfigError, one_line
 from jaxrl_dist.types import PyTree
@@ -112,8 +113,8 @@ class Library(Protocol):
 
 
 def installed(library: str) -> bool:
-    """Returns True if the library is installed, without importing it."""
-    return importlib.util.find_spec(LIBRARIES[library]) is not None
+    """Returns True if the library, or a backend such as EnvPool, is installed, without importing it."""
+    return importlib.util.find_spec(LIBRARIES.get(library, library)) is not None
 
 
 def load(library: str) -> Library:
@@ -123,7 +124,7 @@ def load(library: str) -> Library:
       ConfigError: the library is not installed, or cannot be imported.
     """
     if not installed(library):
-        raise ConfigError(f"{library}: needs a package that is not installed: pip install {library}")
+        raise ConfigError(f"{library}: needs a package that is not installed: {install_extra(library)}")
     try:
         with theirs():
             return cast(Library, importlib.import_module(f"{__name__}.{library}"))
@@ -165,17 +166,21 @@ def make(library: str, env_id: str, options: Mapping[str, str]) -> Adapted:
 @contextlib.contextmanager
 def theirs() -> Iterator[None]:
     """Runs the libraries' own code: hides its output and warnings, and allows rank promotion."""
-    silent = contextlib.redirect_stdout(io.StringIO())
-    with warnings.catch_warnings(), silent, jax.numpy_rank_promotion("allow"):
+    silent, first = cast(Any, io.StringIO()), sys.__stdout__
+    with warnings.catch_warnings(), contextlib.redirect_stdout(silent), jax.numpy_rank_promotion("allow"):
         warnings.simplefilter("ignore")
-        yield
+        sys.__stdout__ = silent  # type: ignore[misc] # where the import of JaxMARL prints to
+        try:
+            yield
+        finally:
+            sys.__stdout__ = first  # type: ignore[misc]
 
 
 def summary() -> list[str]:
     """Returns a line for each library: its prefix, and how to list its environments or to install it."""
     return [
         f"{library}:NAME{' ' * (10 - len(library))} "
-        + (f"installed; see: jaxrl-dist list envs {library}" if installed(library) else f"pip install {library}")
+        + (f"installed; see: jaxrl-dist list envs {library}" if installed(library) else install_extra(library))
         for library in LIBRARIES
     ]
 

@@ -1,0 +1,60 @@
+"""``jaxrl-dist check-algorithm``: checks the user's algorithm and prints one line per fault."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from jaxrl_dist.commands import flags, policies, request
+from jaxrl_dist.config.train import Train
+from jaxrl_dist.errors import ConfigError, visible
+
+if TYPE_CHECKING:
+    from jaxrl_dist.commands.check_env.findings import Check
+    from jaxrl_dist.types import EnvSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckAlgorithm:
+    """Traces each function of an algorithm and prints one line per fault.
+
+    FLAGS are those of `jaxrl-dist train`. Nothing is written.
+    """
+
+
+def run(args: Sequence[str]) -> int:
+    """Runs ``check-algorithm ALGO --env ID [FLAGS]``; returns 1 if the algorithm has faults."""
+    _, args = flags.split(CheckAlgorithm, args, "jaxrl-dist check-algorithm FILE.py --env ID")
+    if not args:
+        raise ConfigError("which algorithm? Such as: jaxrl-dist check-algorithm my_algo.py --env CartPole-v1")
+    if policies.names_policies(args):
+        raise ConfigError("check-algorithm checks one algorithm: name it in place of --policy")
+    train = request.parse(args)
+    request.output_flags(train.fields)
+    config, source = train.resolved()
+    result = check(config, source.spec)
+    print(visible("\n".join(result.lines(args[0], "its functions"))))
+    return int(bool(result.faults))
+
+
+def check(config: Train[Any], spec: EnvSpec) -> Check:
+    """Checks the algorithm of a resolved config.
+
+    Raises:
+      ConfigError: it does not support the environment.
+    """
+    from jaxrl_dist.commands.check_env.findings import Check
+    from jaxrl_dist.envs.contract import Stop
+    from jaxrl_dist.training import contract
+
+    result = Check(config.env)
+    try:
+        contract.of_algorithm(result, config, spec, 1)
+    except Stop:
+        pass
+    except ConfigError:
+        raise
+    except Exception as error:  # what no check has foreseen is a fault all the same
+        result.fault("check", f"{result.doing} ends the check by {type(error).__name__}: {error}")
+    return result

@@ -1,0 +1,229 @@
+"""The trials of ``jaxrl-dist sweep --tuner``, whose values Optuna or Ray Tune chooses."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import os
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jaxrl_dist.checks import flag, install_extra
+from jaxrl_dist.commands.request import Request, output_flags, parse
+from jaxrl_dist.config.train import ALONE, Train
+from jaxrl_dist.errors import ConfigError, DivergedError
+from jaxrl_dist.settings.members import members
+
+if TYPE_CHECKING:
+    import optuna
+
+    from jaxrl_dist.training.run import Run
+
+STUDY = "optuna.db"
+"""File of the run directory that holds Optuna's study."""
+TRIALS = "trials"
+"""Folder of the run directory with a folder for each run of trials."""
+
+
+class Range(NamedTuple):
+    """The values that a hyperparameter may take, bounds included."""
+
+    low: int | float
+    high: int | float
+    log: bool
+
+
+Space = Range | tuple[str, ...]
+Values = Mapping[str, Any]
+"""The values of one trial, by the names in ``--vary``."""
+
+
+def check(tuner: str, run: Request) -> None:
+    """Checks that a tuner is installed, and that a command leaves the members of its trials to it.
+
+    Raises:
+      ConfigError: it is not, or the command asks for members.
+    """
+    if importlib.util.find_spec(tuner) is None:
+        raise ConfigError(f"--tuner {tuner} needs a package that is not installed: {install_extra(tuner)}")
+    if not run.fields.get("vary"):
+        text = "needs hyperparameters to choose, such as --vary learning-rate=1e-5:1e-1:log activation=tanh,relu"
+        raise ConfigError(f"--tuner {tuner} {text}")
+    for name in ALONE.keys() & run.fields.keys() - {"vary"}:
+        raise ConfigError(f"{flag(name)} does not work with --tuner {tuner}, which chooses the values of each run")
+
+
+def spaces(config: Train[Any], vary: Mapping[str, str]) -> dict[str, Space]:
+    """Returns what each hyperparameter of ``--vary`` may be.
+
+    Args:
+      config: of one trial.
+      vary: for each hyperparameter ``LOW:HIGH``, ``LOW:HIGH:log`` or ``A,B,C``.
+
+    Raises:
+      ConfigError: there is no such hyperparameter, or it cannot have these values.
+    """
+    return {name: _space(config, name, text) for name, text in vary.items()}
+
+
+def _space(config: Train[Any], name: str, text: str) -> Space:
+    bounds, log = text.removesuffix(":log"), text.endswith(":log")
+    listed = bounds.replace(":", ",") if bounds.count(":") == 1 else text
+    values = [
+        value for run in members(dataclasses.replace(config, vary={name: listed})) for value in run.values.values()
+    ]
+    if ":" not in text:
+        return tuple(text.split(","))
+    low, high = values[0], values[-1]
+    if len(values) != 2 or {type(low), type(high)} - {int, float} or low >= high or (log and low <= 0):
+        works = "LOW:HIGH works, and above 0 also LOW:HIGH:log"
+        raise ConfigError(f"--vary {name}={text} is not a range of numbers; {works}, or values such as A,B,C")
+    return Range(low, high, log)
+
+
+def _prepared(run: Request, trials: Sequence[Values], run_dir: pathlib.Path) -> Run:
+    """Prepares the run of trials with different values."""
+    from jaxrl_dist.training.setup import prepare
+
+    vary = {name: ",".join(str(values[name]) for values in trials) for name in trials[0]}
+    fields = {**run.fields, "vary": vary, "zip": True, "run_dir": str(run_dir)}
+    return prepare(*run._replace(fields=fields).resolved())
+
+
+# --- Optuna -------------------------------------------------------------------------------------------
+
+
+def by_optuna(
+    run: Request,
+    space: Mapping[str, Space],
+    run_dir: pathlib.Path,
+    trials: int,
+    jobs: int,
+    stop: Callable[[], bool],
+    show: Callable[[str], None],
+) -> None:
+    """Runs Optuna's study in ``run_dir`` until it has finished ``trials`` trials, or until ``stop``.
+
+    Optuna proposes the values of ``jobs`` trials, which train as one population, and receives their returns. Trials
+    that were not finished when a sweep ended are repeated. One that diverges counts as pruned.
+    """
+    import optuna
+    from optuna.trial import TrialState
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(
+        storage=f"sqlite:///{run_dir / STUDY}",
+        study_name=run.name,
+        direction="maximize",
+        load_if_exists=True,
+        sampler=optuna.samplers.TPESampler(constant_liar=True),  # keeps the trials of a batch apart
+    )
+    for unfinished in study.get_trials(states=[TrialState.RUNNING]):
+        study.tell(unfinished.number, state=TrialState.FAIL)
+        study.enqueue_trial(unfinished.params)
+    finished = (TrialState.COMPLETE, TrialState.PRUNED)
+    while (done := len(study.get_trials(states=finished))) < trials and not stop():
+        batch = [study.ask() for _ in range(min(jobs, trials - done))]
+        proposed = [{name: _suggested(trial, name, x) for name, x in space.items()} for trial in batch]
+        different = list({str(values): values for values in proposed}.values())
+        population = _prepared(run, different, run_dir / TRIALS / f"{batch[0].number:04d}")
+        with contextlib.suppress(DivergedError):  # all of them
+            for _ in population.reports(stop=stop):
+                pass
+        if stop():
+            return
+        scores = dict(zip(map(str, different), _scores(population), strict=True))
+        for trial, values in zip(batch, proposed, strict=True):
+            score = scores[str(values)]
+            study.tell(trial, score, state=TrialState.PRUNED if score is None else TrialState.COMPLETE)
+        show(f"{done + len(batch)} trials, {_best(study)}")
+
+
+def _suggested(trial: optuna.Trial, name: str, space: Space) -> Any:
+    if not isinstance(space, Range):
+        return trial.suggest_categorical(name, space)
+    suggest = trial.suggest_float if isinstance(space.low, float) else trial.suggest_int
+    return suggest(name, space.low, space.high, log=space.log)
+
+
+def _scores(population: Run) -> list[float | None]:
+    from jaxrl_dist.training.results import scored
+
+    return scored(population.rows)[1]
+
+
+def _best(study: optuna.Study) -> str:
+    try:
+        return f"best return {study.best_value:.4g} with {_flags(study.best_params)}"
+    except ValueError:
+        return "and none has a return"
+
+
+def _flags(values: Values) -> str:
+    return " ".join(
+        f"{flag(name)} {value:.4g}" if isinstance(value, float) else f"{flag(name)} {value}"
+        for name, value in values.items()
+    )
+
+
+# --- Ray Tune -----------------------------------------------------------------------------------------
+
+
+def by_ray(
+    args: Sequence[str],
+    config: Train[Any],
+    space: Mapping[str, Space],
+    run_dir: pathlib.Path,
+    trials: int,
+    jobs: int,
+    show: Callable[[str], None],
+) -> None:
+    """Runs ``trials`` trials by Ray Tune on this machine, each in a process, ``jobs`` at a time.
+
+    ASHA (Li et al. 2020, https://arxiv.org/abs/1810.05934) compares the trials at rungs of env steps, and ends those
+    whose return is not among the best third.
+
+    Args:
+      args: the command, which each process reads again.
+      config: of one trial.
+    """
+    import ray
+    from ray import tune
+    from ray.tune.schedulers import ASHAScheduler
+
+    total, run_dir = config.total_env_steps, run_dir.absolute()
+    few = {"report_interval": max(1, total // 18), "evaluation_episodes": 0, "num_devices": 1}
+
+    def trial(values: dict[str, Any]) -> None:
+        run, name = parse(args), tune.get_context().get_trial_name()
+        output_flags(run.fields)
+        run = run._replace(fields={**few, **run.fields})
+        episode_return = 0.0
+        for report in _prepared(run, [values], run_dir / TRIALS / str(name)).reports():
+            if (value := report.metrics["episode/return"]) is not None:
+                episode_return = value
+            tune.report({"episode_return": episode_return, "env_steps": report.env_steps})
+
+    def chosen(space: Space) -> Any:
+        if not isinstance(space, Range):
+            return tune.choice(space)
+        if isinstance(space.low, float):
+            return (tune.loguniform if space.log else tune.uniform)(space.low, space.high)
+        return (tune.lograndint if space.log else tune.randint)(space.low, space.high + 1)
+
+    rungs = ASHAScheduler("env_steps", max_t=total, grace_period=max(1, total // 9), reduction_factor=3)
+    os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"  # files of the user's are found from the current directory
+    ray.init(num_cpus=jobs, include_dashboard=False)
+    try:
+        results = tune.Tuner(
+            trial,
+            param_space={name: chosen(x) for name, x in space.items()},
+            tune_config=tune.TuneConfig(metric="episode_return", mode="max", scheduler=rungs, num_samples=trials),
+            run_config=tune.RunConfig(storage_path=str(run_dir), name="ray", verbose=0),
+        ).fit()
+    finally:
+        ray.shutdown()
+    best = results.get_best_result()
+    show(f"{len(results)} trials, best return {best.metrics['episode_return']:.4g} with {_flags(best.config)}")

@@ -1,0 +1,79 @@
+"""How much better one player is than another: scores over pairs of games, and Elo ratings of several players."""
+
+from __future__ import annotations
+
+import numpy as np
+
+MEAN = 1500.0
+"""Mean rating of the players: only differences between ratings mean something."""
+Z95 = 1.959964
+"""Quantile of the normal distribution for intervals of 95 %."""
+SAMPLES = 1000
+"""Resampled tables of an interval of ratings."""
+
+
+def padded(scores: np.ndarray) -> np.ndarray:
+    """Returns scores of pairs ``[P]`` with one pair more that is won and one that is lost, ``[P + 2]``.
+
+    So an interval keeps a width where all pairs end alike. These are the two successes and two failures that Agresti
+    and Coull (1998, "Approximate is better than 'exact' for interval estimation of binomial proportions") add.
+    """
+    return np.append(scores, (0.0, 1.0))
+
+
+def interval(scores: np.ndarray) -> tuple[float, float]:
+    """Returns the interval, 95 %, of the expected score of a pair, from the scores ``[P]`` of pairs, each 0 to 1."""
+    values = padded(scores)
+    half = Z95 * values.std(ddof=1) / np.sqrt(len(values))
+    return max(0.0, float(values.mean() - half)), min(1.0, float(values.mean() + half))
+
+
+def elo(games: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Returns the ratings ``[..., n]`` of maximum likelihood, with mean ``MEAN``.
+
+    The model is that of Bradley and Terry (1952) on the scale of Elo (1978): a difference of ``D`` points predicts the
+    score ``1 / (1 + 10^(-D / 400))``. A draw is half a win. Every two players who have met have one drawn game more, so
+    ratings are finite where one has won all games.
+
+    Args:
+      games: played by each two players, ``[n, n]``, symmetric.
+      points: of the row's player against the column's, ``[..., n, n]``.
+    """
+    met = games > 0
+    games, points = games + met, points + 0.5 * met
+    strength = np.zeros(points.shape[:-1])
+    for _ in range(100):  # Newton's method; the likelihood is concave
+        predicted = 1 / (1 + np.exp(strength[..., None, :] - strength[..., :, None]))
+        gradient = (points - games * predicted).sum(-1)
+        weight = games * predicted * (1 - predicted)
+        # Ones keep the mean of the strengths, which the games say nothing about, at zero.
+        hessian = np.eye(len(games)) * weight.sum(-1)[..., None] - weight + 1.0
+        step = np.linalg.solve(hessian, gradient[..., None])[..., 0]
+        strength = strength + np.clip(step, -1, 1)
+        if np.abs(step).max() < 1e-10:
+            break
+    strength = strength - strength.mean(-1, keepdims=True)
+    return MEAN + strength * 400 / np.log(10)
+
+
+def elo_table(count: int, scores: dict[tuple[int, int], np.ndarray], seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the ratings ``[n]`` of players who have all met, and their intervals of 95 %, ``[n, 2]``.
+
+    The intervals are those of the bootstrap (Efron 1979) over pairs of games: each resample draws as many pairs as two
+    players have played, from these and those of ``padded``.
+
+    Args:
+      count: number of players.
+      scores: those of ``[P]`` pairs of games, each 0 to 1, by two players, for the first of them.
+    """
+    draw = np.random.default_rng(seed)
+    games = np.zeros((count, count))
+    points, resampled = np.zeros((count, count)), np.zeros((SAMPLES, count, count))
+    for (a, b), of_pairs in scores.items():
+        size = len(of_pairs)
+        games[a, b] = games[b, a] = 2 * size
+        points[a, b], points[b, a] = 2 * of_pairs.sum(), 2 * (1 - of_pairs).sum()
+        values = padded(of_pairs)
+        resampled[:, a, b] = [2 * values[draw.integers(len(values), size=size)].sum() for _ in range(SAMPLES)]
+        resampled[:, b, a] = 2 * size - resampled[:, a, b]
+    return elo(games, points), np.quantile(elo(games, resampled), (0.025, 0.975), axis=0).T

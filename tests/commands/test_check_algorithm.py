@@ -1,0 +1,202 @@
+"""``check-algorithm``: every fault is named in one line, and what is right is not."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs
+from test_docs import blocks
+
+import jaxrl_dist
+from jaxrl_dist import cli
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.settings.resolve import resolved
+from jaxrl_dist.training import contract
+
+RIGHT = blocks("docs/adding-an-algorithm.md")[0]
+BATCH = "return net.examples(rollout, weight=weight, value_target=advantage + values[:-1])"
+ACTED = "policy=net.policy"
+FED = "feedback=net.feedback"
+
+
+def acted(returned: str) -> str:
+    """A policy that returns something else; ``a`` is the right triple."""
+    return f"policy=lambda v, o, c, x: (lambda a: {returned})(net.policy(v, o, c, x))"
+
+
+FAULTS = {
+    "mean": ("return total,", "return total.mean(),", "losses () with a mask (128,); both need an entry for each"),
+    "column": ("return total,", "return total[:, None],", "losses (128, 1) with a mask (128,)"),
+    "square": (
+        "(rollout, weight=weight,",
+        "(rollout, weight=weight[..., None],",
+        "(my_algo.py, line 36)",
+    ),
+    "short mask": ('batch["valid"], Aux', 'batch["valid"][1:], Aux', "losses (128,) with a mask (127,)"),
+    "one mask": ('batch["valid"], Aux', 'batch["valid"].all(), Aux', "losses (128,) with a mask ()"),
+    "row missing": (
+        *(BATCH, BATCH.replace("return ", "return {**") + ", 'weight': weight.reshape(-1)[1:]}"),
+        "postprocess (my_algo.py, line 27) returned batch['weight'] float32[511]; its first axis must be 512",
+    ),
+    "typo": ('batch["weight"]', 'batch["weights"]', "the loss raises KeyError: 'weights' (my_algo.py, line 36)"),
+    "action column": (
+        *(ACTED, acted("(a[0][:, None], a[1], a[2])")),
+        "policy (my_algo.py, line 45) returned the action int32[8, 1]; gymnax:CartPole-v1 needs int32[8], one for each",
+    ),
+    "core": (
+        ACTED,
+        acted("(a[0], a[0], a[2])"),
+        "the core after policy (my_algo.py, line 45) is int32[8], and after init",
+    ),
+    "global_mean": (
+        *("global_mean(jnp.abs(advantage)", "global_mean(jnp.stack([advantage] * 4, -1)"),
+        "one number for each entry of its mask (64, 8), not (64, 8, 4); jnp.mean(x, axis=-1) makes one of several (my",
+    ),
+}
+"""Changes of the documented algorithm, and what is said of them."""
+MORE_FAULTS = {
+    "time-major": (
+        BATCH,
+        "return {'x': rollout.reward}",
+        "batch['x'] float32[64, 8]; its first axis must be 512, 8 env",
+    ),
+    "float action": (
+        ACTED,
+        acted("(a[0] * 1.0, a[1], a[2])"),
+        "returned the action float32[8]; gymnax:CartPole-v1 needs",
+    ),
+    "one-hot": (
+        ACTED,
+        acted("(jnp.eye(2)[a[0]], a[1], a[2])"),
+        "returned the action float32[8, 2]; gymnax:CartPole-v1",
+    ),
+    "two values": (ACTED, acted("a[:2]"), "policy (my_algo.py, line 45) returned 2 values, not (action, core, extras)"),
+    "extras": (
+        *(ACTED, acted("(a[0], a[1], {'log_prob': a[2]['log_prob'].mean()})")),
+        "the extras of policy (my_algo.py, line 45) at ['log_prob'] is float32[]; its first axis must be 8, the",
+    ),
+    "greedy": (ACTED, acted("(a, x.keys[0])[0]"), "act greedily where context.keys is None"),
+    "init": (
+        "init=net.init",
+        "init=lambda key: net.init(key).params",
+        "init (my_algo.py, line 44) returned a dict; Variables",
+    ),
+    "optimizer": ('clipped_optimizer("adam")', "clipped_optimizer", "optimizer is a method; one of optax is needed"),
+    "no algorithm": (
+        "return Algorithm(",
+        "x = Algorithm(",
+        "make (my_algo.py, line 24) returned a NoneType; an Algorithm is",
+    ),
+    "field": ("num_epochs=4", "num_epoch=4", "got an unexpected keyword argument 'num_epoch' (my_algo.py, line 43)"),
+    "if": (
+        "value_loss = jnp",
+        "value_loss = 0 if value[0] > 0 else jnp",
+        "the loss cannot run in a compiled program (my_algo",
+    ),
+    "feedback": (
+        FED,
+        "feedback=lambda core, action, step: step.reward",
+        "after feedback (my_algo.py, line 50) is float32[8]",
+    ),
+    "initial core": (
+        "net.initial_core",
+        "lambda n: jnp.zeros(3)",
+        "initial_core (my_algo.py, line 49) is float32[3]; its first",
+    ),
+    "stats": (
+        FED,
+        "update_stats=lambda v, r, c: r.reward",
+        "the stats after update_stats (my_algo.py, line 50) is float32[64",
+    ),
+    "target": (
+        FED,
+        "initial_target=lambda p: p, target=lambda p, t, u: 0.0",
+        "the target after target (my_algo.py, line 50) is",
+    ),
+    "integers": (
+        "return total,",
+        "return total.astype(int),",
+        "loss (my_algo.py, line 34) returned losses int32[128]; numbers",
+    ),
+    "dict": (
+        "Aux({",
+        "dict({",
+        "the algorithm's loss must return losses, a mask and Aux(metrics), not (array, array, dict)",
+    ),
+    "empty": (
+        BATCH,
+        "return {}",
+        "postprocess (my_algo.py, line 27) returned no arrays, and a batch of 512 examples is needed",
+    ),
+    "behaviour": (
+        FED,
+        "behaviour=lambda v, c, x: (v.params, c)",
+        "the params of behaviour (my_algo.py, line 50) at ['policy']",
+    ),
+}
+
+
+def checked(text: str) -> None:
+    """Checks the algorithm of a file as ``train`` does before it compiles."""
+    module = types.ModuleType("my_algo")
+    sys.modules[module.__name__] = module
+    exec(compile(text, "my_algo.py", "exec"), module.__dict__)
+    config: Any = jaxrl_dist.Train(module.RWR(), env="CartPole-v1")
+    config, source = resolved(config)
+    contract.check_own(config, source.spec, 2)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [*FAULTS, *(pytest.param(name, marks=pytest.mark.case) for name in MORE_FAULTS)],  # test_what_train_refuses
+)
+def test_what_train_refuses(fault: str) -> None:
+    old, new, message = {**FAULTS, **MORE_FAULTS}[fault]
+    assert old in RIGHT
+    with pytest.raises(ConfigError) as caught:
+        checked(RIGHT.replace(old, new))
+    assert message in (line := caught.value.with_flags) and "\n" not in line
+
+
+def test_what_is_right_is_not_refused() -> None:
+    checked(RIGHT)
+
+
+def test_a_fault_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new, message = FAULTS["action column"]
+    (file := tmp_path / "my_algo.py").write_text(RIGHT.replace(old, new))
+    assert cli.main(["train", str(file), "--env", "CartPole-v1", *runs.TINY.split()]) == 2
+    out, err = capsys.readouterr()
+    assert message in err and err.count("\n") == 1 and not out
+    assert cli.main(["check-algorithm", str(file), "--env", "CartPole-v1"]) == 1
+    out, err = capsys.readouterr()
+    assert out.startswith(f"{file}: policy (my_algo.py, line 45) returned") and out.count("\n") == 1 and not err
+
+
+def test_what_else_a_function_raises_ends_in_its_own_line(tmp_path: Path) -> None:
+    (file := tmp_path / "my_algo.py").write_text(RIGHT.replace(FED, f"{FED}, done=lambda means: 1 / 0"))
+    with pytest.raises(ZeroDivisionError) as caught:
+        cli.main(["train", str(file), "--env", "CartPole-v1", *runs.TINY.split(), "--run-dir", str(tmp_path / "run")])
+    assert "JAX has removed its internal frames" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    {
+        "": "which algorithm? Such as: jaxrl-dist check-algorithm my_algo.py --env CartPole-v1",
+        "pppo --env CartPole-v1": "did you mean 'ppo'?",
+        "ppo --env CartPol-v1": "did you mean 'CartPole-v1'?",
+        "ppo --env CartPole-v1 --lernrate 1": "unknown flag --lernrate",
+        "dqn --env Pendulum-v1": "dqn needs discrete actions",
+        "--policy a=ppo:agent_0 --env CartPole-v1": "check-algorithm checks one algorithm",
+    }.items(),
+)
+def test_what_cannot_be_checked(args: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check-algorithm", *args.split()]) == 2
+    out, err = capsys.readouterr()
+    assert message in err and err.count("\n") == 1 and not out
