@@ -10,3 +10,5 @@ from jaxrl_dist.algorithms.marwil import MARWIL
 @dataclasses.dataclass(frozen=True)
 class BC(MARWIL, beta=0.0, value_coefficient=0.0, n_step=1, batch_size=256):
     """Behavioural cloning: MARWIL that imitates all actions of its data alike, and learns no values."""
+
+    presets = "bc"

@@ -29,6 +29,7 @@ class MARWIL(
 ):
     """Imitates the actions of its data, those of large advantage most (Wang et al. 2018, algorithm 1)."""
 
+    presets = "marwil"
     beta: float = setting(1.0, low=0)
     """How strongly it prefers actions of large advantage: each weighs ``exp(beta A / c)``; 0: all alike."""
     max_weight: float = setting(20.0, above=0)
