@@ -17,7 +17,7 @@ from jaxrl_dist.checks import MAX_SIZE, MAX_STEPS, check_bounds, check_used, did
 from jaxrl_dist.config.groups import Actors, Checkpoints, Data, Environment, Evaluation, Execution, Population
 from jaxrl_dist.config.inherit import Named
 from jaxrl_dist.config.plans import PLANS, offline_plan
-from jaxrl_dist.config.synonyms import hint
+from jaxrl_dist.config.synonyms import hint, missing
 from jaxrl_dist.config.values import check_declared, marked, marks_of, plain, setting
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.protocols import Traits
@@ -235,6 +235,11 @@ class Train(
         """Where the run ends, by its ``clock``."""
         total: int = getattr(self, f"total_{self.clock}")
         return total
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(missing("jaxrl_dist.Train", name))
 
     @classmethod
     def unknown(cls, name: str, known: list[str]) -> str:

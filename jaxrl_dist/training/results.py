@@ -323,14 +323,11 @@ def _cell(value: Any) -> str:
 
 def read_rows(run_dir: pathlib.Path, begun: Sequence[Row]) -> list[Row]:
     """Returns the rows of a population's last session; copies of ``begun`` if its file is lost or damaged."""
-    fields = {field.name for field in dataclasses.fields(Row)} - {"member", "seed", "values", "updates"}
+    fields = {field.name for field in dataclasses.fields(Row)} - {"member", "seed", "values"}
     with contextlib.suppress(ConfigError, LookupError, TypeError, AttributeError, ValueError):
-        stored = storage.read_json(run_dir / POPULATION)["members"]
+        stored = [{"updates": 0, **x} for x in storage.read_json(run_dir / POPULATION)["members"]]
         rows = zip(begun, stored, strict=True)
-        return [
-            dataclasses.replace(row, updates=fields_of.get("updates", 0), **{name: fields_of[name] for name in fields})
-            for row, fields_of in rows
-        ]
+        return [dataclasses.replace(row, **{name: fields_of[name] for name in fields}) for row, fields_of in rows]
     return [dataclasses.replace(row) for row in begun]
 
 
