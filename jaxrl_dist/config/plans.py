@@ -63,7 +63,7 @@ PLANS = {
         "learning from a data set alone (--data), compiled into one program",
         clock="updates",
         unused=(
-            *("total_env_steps", "rollout_length", "scale_rewards"),
+            *("total_env_steps", "rollout_length", "scale_rewards", "stop_at_return", "evolve"),
             *("replay_capacity", "replay_ratio", "learning_starts"),
         ),
         several=False,

@@ -132,8 +132,6 @@ class Common(Generic[Config]):
     """Options of the environment: gymnax parameters, EnvPool configuration or keyword arguments."""
     total_env_steps: int = setting(1_000_000, low=1, high=10**15, resumable=True, compiled=False)
     """Environment steps to train for; the run ends with the first rollout that reaches them."""
-    total_updates: int = setting(100_000, low=1, high=10**9, resumable=True, compiled=False)
-    """Updates to train for, under --plan offline."""
     num_envs: int = setting(without_preset=8, low=1, high=MAX_SIZE, varies=True)
     """Environments stepped together, in total over all devices."""
     rollout_length: int = setting(without_preset=32, low=1, high=MAX_SIZE, varies=True)

@@ -144,7 +144,8 @@ def _check_one_program(
     """Checks that one program trains all members where they select or average, and the ``values`` vary in ``hyper``."""
     for name in (x for x in ("evolve", "average_every") if getattr(config, x) is not None):
         if plans.population_plan(config.plan) is None:
-            needed = " or ".join(filter(plans.population_plan, PLANS))
+            acting = (plan for plan, info in PLANS.items() if info.clock == "env_steps")
+            needed = " or ".join(filter(plans.population_plan, acting))
             raise ConfigError(f"{flag(name)} needs --plan {needed}: under --plan {config.plan} members train in turn")
         if len(groups) > 1:
             fixed = ", ".join(name for name in values if name not in hyper)
