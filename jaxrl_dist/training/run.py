@@ -84,10 +84,13 @@ class Run:
         agents = f"{counted(count, 'agent')} x " if count > 1 else ""
         programs = f" in {counted(len(self.groups), 'program')}" if len(self.groups) > 1 else ""
         members = f"{counted(len(self.members), 'member')}{programs}, each " if is_population(self.config) else ""
-        return (
-            f"{members}{name or label(first.algorithm)} on {env}, plan {first.plan}, {devices}, "
+        work = (
             f"{counted(first.num_envs, 'environment')} x {agents}{counted(first.rollout_length, 'step')} an iteration"
         )
+        if not job.acts:
+            work = f"{int(job.data.sizes.sum()):,} recorded steps of {first.data}"
+        what = f"{members}{name or label(first.algorithm)} on {env or 'no environment'}"
+        return f"{what}, plan {first.plan}, {devices}, {work}"
 
     def resume_command(self) -> str:
         """As ``resume_command``."""
