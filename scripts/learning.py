@@ -61,10 +61,12 @@ class Bar(NamedTuple):
     mean: float | None = None  # additional threshold for the mean of all seeds
     published: tuple[float, str] | None = None  # a return on this task, and its source with the env steps it took
     held_out: bool = False  # no preset was chosen by a run on this task
+    together: bool = False  # all seeds are members of one run, which a small machine steps faster
 
     def command(self) -> str:
         """Returns the command line of one run."""
         flags = "".join(f" {spelled(name, value)}" for name, value in self.flags.items())
+        flags += f" --seeds {self.seeds}" if self.together else ""
         devices = f"JAX_NUM_CPU_DEVICES={self.devices} " if self.devices > 1 else ""
         return f"{devices}jaxrl-dist train {self.algorithm} --env {self.env} --total-env-steps {self.steps}{flags}"
 
@@ -93,6 +95,9 @@ MEMORY, SYNCHRONOUS, HIDDEN = {"core": "gru"}, {"plan": "synchronous"}, {"hide":
 ATTENTION = {"core": "attention", "core_window": 48}
 CHAIN = {"env_options": {"memory_length": "40"}, "rollout_length": 64}
 LAG: dict[str, Any] = {"lockstep": True, "lag": 8, "num_envs": 32, "rollout_length": 32}
+SPREAD, SMAX = "jaxmarl:MPE_simple_spread_v3", "jaxmarl:HeuristicEnemySMAX"
+MAP, STATE, SEES = {"scenario": "3m"}, {"state": "true"}, {"critic_sees": "state"}
+TOGETHER: dict[str, Any] = {"held_out": True, "together": True}
 LANDER = "envpool:LunarLanderContinuous-v2"
 
 
@@ -274,7 +279,20 @@ BARS = (
     Bar("ppo-pong", "ppo", "envpool:Pong-v5", 2_500_000, 18, 1, 1, published=(20.4, "CleanRL, 10M"), held_out=True),
     Bar("ppo-brax-pendulum", "ppo", "brax:inverted_pendulum", 300_000, 950, 5, 5, held_out=True),
     # Uniform random actions get -25.7 in spread. The mixing network of QMIX was chosen there; nothing was for VDN.
-    *(Bar(f"{name}-spread", name, "jaxmarl:MPE_simple_spread_v3", 300_000, -18, 3, 3) for name in ("qmix", "vdn")),
+    *(Bar(f"{name}-spread", name, SPREAD, 300_000, -18, 3, 3) for name in ("qmix", "vdn")),
+    # PPO with shared parameters is IPPO; with a critic that sees the state, it is MAPPO. JaxMARL's picture has the sum
+    # over three agents, -60, of training episodes.
+    Bar("ippo-spread", "ppo", SPREAD, 1_000_000, -22, 5, 5, published=(-20, "JaxMARL, 10M"), held_out=True),
+    Bar("mappo-spread", "ppo", SPREAD, 1_000_000, None, 5, 5, {"env_options": STATE, **SEES}, held_out=True),
+    # The best return in SMAX is 2: all damage, and the victory. VDN's is the team's, which includes the dead.
+    *(
+        Bar(f"{name}-3m", algorithm, SMAX, steps, None, 5, 5, {"env_options": options, **flags}, **TOGETHER)
+        for name, algorithm, steps, options, flags in (
+            ("ippo", "ppo", 300_000, MAP, {}),
+            ("mappo", "ppo", 300_000, MAP | STATE, SEES),
+            ("vdn", "vdn", 100_000, MAP, {}),
+        )
+    ),
     # Random legal actions get 1.7.
     Bar("ppo-jumanji-snake", "ppo", "jumanji:Snake-v1", 500_000, 5.1, 2, 2, {"time_limit": 500}, held_out=True),
 )
@@ -283,36 +301,45 @@ BARS = (
 # --- Running ------------------------------------------------------------------------------------------
 
 
-def config_of(bar: Bar, seed: int) -> jaxrl_dist.Train[Any]:
+def config_of(bar: Bar, seed: int, seeds: int = 1) -> jaxrl_dist.Train[Any]:
     """Returns the default config of one run, with the bar's flags."""
     return jaxrl_dist.preset(
         bar.algorithm,
         bar.env,
         total_env_steps=bar.steps,
         seed=seed,
+        seeds=seeds,
         num_devices=bar.devices,
         report_interval=max(1, bar.steps // POINTS),  # for the curve; it changes no result
         **bar.flags,
     )
 
 
-def run_seed(bar: Bar, seed: int) -> tuple[float, list[float | None]]:
-    """Trains once.
+def run_seeds(bar: Bar, seed: int, seeds: int = 1) -> list[tuple[float, list[float | None]]]:
+    """Trains once, with ``seeds`` members.
 
     Returns:
-      The mean return of the greedy episodes at the end, and the curve of training: ``POINTS`` means, None where no
-      episode ended.
+      Of each member, the mean return of the greedy episodes at the end, and the curve of training: ``POINTS`` means,
+      None where no episode ended.
     """
-    count, total = [0.0] * POINTS, [0.0] * POINTS
-    for report in jaxrl_dist.train(config_of(bar, seed)):
-        mean, episodes = report.metrics["episode/return"], report.metrics["episode/count"]
-        if mean is not None and episodes is not None:
-            point = min((report.env_steps - 1) * POINTS // bar.steps, POINTS - 1)
-            count[point] += episodes
-            total[point] += mean * episodes
-    assert report.evaluation is not None
-    curve = [round(t / n, 3) if n else None for t, n in zip(total, count, strict=True)]
-    return float(report.evaluation["return_mean"]), curve
+    count, total = np.zeros((2, seeds, POINTS))
+    for joined in jaxrl_dist.train(config_of(bar, seed, seeds)):
+        for number, report in enumerate(members := joined.members or (joined,)):
+            mean, episodes = report.metrics["episode/return"], report.metrics["episode/count"]
+            if mean is not None and episodes is not None:
+                point = number, min((report.env_steps - 1) * POINTS // bar.steps, POINTS - 1)
+                count[point] += episodes
+                total[point] += mean * episodes
+    curves = [
+        [round(float(t / n), 3) if n else None for t, n in zip(*rows, strict=True)]
+        for rows in zip(total, count, strict=True)
+    ]
+    evaluations = [report.evaluation for report in members]
+    return [
+        (float(evaluation["return_mean"]), curve)
+        for evaluation, curve in zip(evaluations, curves, strict=True)
+        if evaluation is not None
+    ]
 
 
 def run_bar(
@@ -322,7 +349,7 @@ def run_bar(
     keep: Callable[[dict[str, Any]], None] = lambda entry: None,
     before: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Runs the seeds of a bar one after another, and returns its entry in ``results.json``.
+    """Runs the seeds of a bar, and returns its entry in ``results.json``.
 
     Args:
       keep: receives the entry after each seed.
@@ -335,21 +362,22 @@ def run_bar(
         "versions": versions(),
     }
     seeds = seeds or bar.seeds
-    for seed in range(len(entry["returns"]), seeds):
+    for first in range(len(entry["returns"]), seeds, seeds if bar.together else 1):
         began = time.perf_counter()
-        result, curve = run_seed(bar, seed)
+        runs = run_seeds(bar, first, seeds - first if bar.together else 1)
         seconds = time.perf_counter() - began
-        for name, value in {"returns": round(result, 3), "curves": curve, "seconds": round(seconds)}.items():
-            entry[name].append(value)
-        verdict = "ok" if bar.met(result) else "MISSED"
-        say(f"{bar.name}: seed {seed + 1}/{seeds} {result:.4g} {verdict}, {seconds:.0f} s")
+        for seed, (result, curve) in enumerate(runs, first):
+            for name, value in {"returns": round(result, 3), "curves": curve, "seconds": round(seconds)}.items():
+                entry[name].append(value)
+            verdict = "ok" if bar.met(result) else "MISSED"
+            say(f"{bar.name}: seed {seed + 1}/{seeds} {result:.4g} {verdict}, {seconds:.0f} s")
         keep(entry)
     return entry
 
 
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages that the numbers depend on."""
-    packages = ("jaxrl-dist", "jax", "flax", "optax", "gymnax", "envpool")
+    packages = ("jaxrl-dist", "jax", "flax", "optax", "gymnax", "envpool", "jaxmarl")
     known = {"python": platform.python_version()}
     for package in packages:
         try:
@@ -416,10 +444,10 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
         "the 100 greedy episodes that end a run (10 on MuJoCo and Atari). *IQM* is the mean of the middle half of the",
         "seeds, and *95 %* its interval (percentile bootstrap over seeds). A published return is one of the source's",
         "runs or the mean of several, after the env steps in parentheses; *behind* marks an IQM that is lower by more",
-        "than a tenth. Rows without a bar have no published number. *Minutes* are those of the slowest seed on two",
-        "CPU cores that other work shared. [Curves](#curves) are at the end. `tasks` is `scripts/tasks.py`.",
-        "`python scripts/learning.py` runs all of it again and writes this page; after an interruption, `--missing`",
-        "continues.",
+        "than a tenth. Rows without a bar have no published number. *Minutes* are those of the slowest seed, or of the",
+        "run of all `--seeds`, on two CPU cores that other work shared. [Curves](#curves) are at the end. `tasks` is",
+        "`scripts/tasks.py`. `python scripts/learning.py` runs all of it again and writes this page; after an",
+        "interruption, `--missing` continues.",
         "",
         "## Tasks that presets were tuned on",
         "",

@@ -26,30 +26,32 @@ ELSEWHERE = {
     "make t": "changes this machine",
     "git commit": "changes the repository",
     "scripts/release.py": "changes the repository; tests/test_docs.py",
-    "python -m build": "needs a network",
+    "make dist": "needs a network; tests/test_release.py",
     "10.0.0.1": "needs two hosts; tests/hosts",
     "scripts/launch/": "needs a cluster; tests/hosts",
     "scripts/benchmark.py": "takes an hour; tests/test_benchmark.py",
     "XLA_FLAGS=--xla_gpu": "needs a GPU",
+    "--learner-devices 2-7": "needs eight devices: forced ones of a CPU take a quarter of an hour; tests/plans",
     "--checkpoint 1000000": "needs a run of so many steps; tests/commands",
     "--metric own/": "needs a metric of one's own; tests/training",
 }
 """Parts of commands that are not run here, with the reason and what tests them."""
 EXTRAS = {
+    "envpool:": "envpool",
     "brax:": "brax",
     "jaxmarl": "jaxmarl",
     "pgx:": "pgx",
     "mpe2.": "mpe2",
     "pettingzoo:butterfly": "pymunk",
-    "optuna": "optuna",
-    "ray": "ray",
+    "--tuner optuna": "optuna",
+    "--tuner ray": "ray",
     "--compile-for h200": "jax_cuda12_plugin",
     "--compile-for v5e": "libtpu",
     "gymnasium:HalfCheetah": "mujoco",
     "onnx": "onnxruntime",
 }
 """Packages without which a command with such a part is skipped."""
-DEVICES = {"sebulba:1+3": 4, "--learner-devices 2-7": 8}
+DEVICES = {"sebulba:1+3": 4}
 """Forced devices of commands that need several."""
 RUN_OF = {
     "--env my_module:make": "*my_module*",
@@ -164,11 +166,12 @@ def execute(command: str, folder: Path, limit: float = 900) -> tuple[int, str]:
 def reader(tmp_path: Path) -> Path:
     """A folder with what the pages take for granted: some files of the reader's, and finished runs."""
     (tmp_path / "path" / "to").mkdir(parents=True)
-    own, curious = (
+    own, rem, curious = (
         re.findall(r"```python\n(.*?)```", (runs.ROOT / "docs" / page).read_text(encoding="utf-8"), re.DOTALL)[0]
-        for page in ("adding-an-algorithm.md", "exploration.md")
+        for page in ("adding-an-algorithm.md", "adding-an-off-policy-algorithm.md", "exploration.md")
     )
     texts = {"my_module.py": MY_MODULE, "my_algorithm.py": own, "path/to/my_algo.py": own, "curious_ppo.py": curious}
+    texts["path/to/rem.py"] = rem
     for name, text in texts.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     (tmp_path / "scripts").symlink_to(runs.ROOT / "scripts")
@@ -194,8 +197,15 @@ def test_pages_have_commands_and_the_table_says_which_run_elsewhere() -> None:
     assert ("jaxrl-dist train dqn --env MountainCar-v0", None) in commands("docs/exploration.md")
 
 
+CASES = ("docs/index.md", "docs/algorithms/ppo.md", "docs/algorithms/pqn.md")
+"""Pages that take seconds."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
+@pytest.mark.parametrize(  # test_pages_have_commands_and_the_table_says_which_run_elsewhere
+    "page",
+    [pytest.param(page, marks=[pytest.mark.case] if page in CASES else []) for page in PAGES if commands(page)],
+)
 def test_the_commands_of_a_page_run(page: str, reader: Path) -> None:
     skipped: list[str] = []
     for command, message in commands(page):

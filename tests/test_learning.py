@@ -95,10 +95,10 @@ def test_return_is_behind_if_its_iqm_is_a_tenth_lower(returns, value, marked):
 
 def test_interrupted_bar_runs_the_missing_seeds(monkeypatch):
     run_bar, bar = LEARNING["run_bar"], LEARNING["BARS"][0]
-    monkeypatch.setitem(run_bar.__globals__, "run_seed", lambda bar, seed: (float(seed), [None, float(seed)]))
+    monkeypatch.setitem(run_bar.__globals__, "run_seeds", lambda bar, seed, count: [(float(seed), [None, float(seed)])])
     kept = []
     first = run_bar(bar, 2, keep=lambda entry: kept.append(list(entry["returns"])))
     assert kept == [[0.0], [0.0, 1.0]]
     assert run_bar(bar, 3, before=first)["returns"] == run_bar(bar, 3)["returns"] == [0.0, 1.0, 2.0]
-    monkeypatch.setitem(run_bar.__globals__, "run_seed", None)
+    monkeypatch.setitem(run_bar.__globals__, "run_seeds", None)
     assert run_bar(bar, 2, before=first) == first

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxrl_dist import spaces
 from jaxrl_dist.actors.evaluate import MAX_ENVS, Evaluation, Evaluator
+from jaxrl_dist.config.synonyms import missing
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.envs.base import clipped, label_of
 from jaxrl_dist.envs.source import EnvSource
@@ -20,6 +21,7 @@ from jaxrl_dist.protocols import CoreLike, Hyperparameters, TorsoLike, Traits
 from jaxrl_dist.run.checkpoint import load_variables
 from jaxrl_dist.run.files import members_of
 from jaxrl_dist.run.storage import check_run_dir
+from jaxrl_dist.settings.members import best_of
 from jaxrl_dist.settings.policies import label
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.stored import of_policy, stored_config
@@ -37,6 +39,11 @@ class Policy:
         self.algorithm = source.spec.bare(make_algorithm(config, source.spec))
         self.variables = variables
         self._act = jax.jit(self._choose)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(missing("this policy", name))
 
     def __repr__(self) -> str:
         spec = self.source.spec
@@ -218,9 +225,10 @@ def load_policy(
       ConfigError: ``run_dir`` has no trained variables or no such checkpoint, is a population or is damaged, or its
         environment cannot be found.
     """
-    check_run_dir(pathlib.Path(run_dir))
-    if members := members_of(pathlib.Path(run_dir)):
-        raise ConfigError(f"{run_dir} is a population; name one of its members, such as {members[0]}")
+    path = pathlib.Path(run_dir)
+    check_run_dir(path)
+    if members := members_of(path):
+        raise ConfigError(f"{run_dir} is a population; name one of its members, such as {best_of(path, members)}")
     config = stored_config(run_dir, algorithm, env, torso=torso, core=core)
     config, source = resolved(config, {} if env_options is None else {"env_options": env_options})
     if policy is not None:
