@@ -7,7 +7,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test cases slow docs notebooks lint format clean
+.PHONY: help train test cases slow docs dist notebooks lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -26,6 +26,10 @@ slow: .venv/installed-test  ## all tests that `make test` leaves out, among them
 
 docs: .venv/installed-test  ## build the documentation into site/, to be read from site/index.html
 	JAX_PLATFORMS=cpu NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+dist: .venv/installed  ## build the wheel and the source archive into dist/
+	$(PIP) build
+	$(BIN)/python -m build
 
 notebooks: .venv/installed-test  ## run the notebooks and store their outputs in them
 	JAX_PLATFORMS=cpu $(BIN)/python scripts/notebooks.py

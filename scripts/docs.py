@@ -19,6 +19,7 @@ import re
 import runpy
 import sys
 import textwrap
+import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, get_type_hints
@@ -68,6 +69,13 @@ EXAMPLES = {
 
 WIDE = ("learning.md", "speed.md", "accelerators.md", "tested.md")
 """Documents with wide tables, which take the place of the list of headings."""
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Shows the version of the package in the header of each page; mkdocs calls it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    config.site_name += f" {project['version']}"
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:

@@ -150,8 +150,85 @@ class Never(Flock):
     joins = 99
 
 
-class InTurns(Flock):
-    """As a game of PettingZoo's AEC API."""
+class Knockout:
+    """A game of PettingZoo's AEC API: three players in turn add 1 or 2 to a pile; who reaches 4 is out and pays 1.
+
+    The next player is out instead if the mover adds 2 to a pile of 1. The last player gets 2. Adding 2 to an empty pile
+    is illegal. A player sees the pile and its own number.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {}
+    possible_agents = ("p0", "p1", "p2")
+
+    def __init__(self, masks: str = "part") -> None:
+        self.masks = masks
 
     def agent_iter(self) -> Any:
-        return iter(self.agents)
+        while self.agents:
+            yield self.agent_selection
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        seen = spaces.Box(0, 9, (2,), np.float32)
+        mask = spaces.Box(0, 1, (2,), np.int8)
+        return spaces.Dict({"observation": seen, "action_mask": mask}) if self.masks == "part" else seen
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(2)
+
+    def legal(self) -> np.ndarray:
+        return np.array([True, self.pile > 0], np.int8)
+
+    def observe(self, agent: str) -> Any:
+        seen = np.array([self.pile, self.possible_agents.index(agent)], np.float32)
+        mask = self.legal() * np.int8(agent == self.agent_selection)  # as in PettingZoo's classic games
+        return {"observation": seen, "action_mask": mask} if self.masks == "part" else seen
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        self.agents, self.pile = list(self.possible_agents), 0
+        self.agent_selection = self.following = "p0"
+        self._told({})
+
+    def step(self, action: Any) -> None:
+        mover = self.agent_selection
+        if self.terminations[mover]:
+            assert action is None
+            self.agents.remove(mover)
+            for told in (self.terminations, self.truncations, self.rewards, self.infos):
+                del told[mover]
+            self.agent_selection = next(iter([x for x in self.agents if self.terminations[x]] or [self.following]), "")
+            return
+        assert self.masks == "none" or self.legal()[action]
+        nexts = [self.agents[(self.agents.index(mover) + k) % len(self.agents)] for k in range(len(self.agents))]
+        hit, self.pile = self.pile == 1 and action == 1, self.pile + int(action) + 1
+        out = [nexts[1]] if hit else [mover] if self.pile >= 4 else []
+        self.pile = 0 if out else self.pile
+        left = [agent for agent in nexts if agent not in out]
+        rewards = dict.fromkeys(out, -1.0) | (dict.fromkeys(left, 2.0) if len(left) == 1 else {})
+        self.following = next(agent for agent in [*nexts[1:], mover] if agent not in out)
+        over = out + (left if len(left) == 1 else [])
+        self.agent_selection = over[0] if over else self.following
+        self._told(rewards, over)
+
+    def _told(self, rewards: Any, over: Any = ()) -> None:
+        self.rewards = {agent: rewards.get(agent, 0.0) for agent in self.agents}
+        self.terminations = {agent: agent in over for agent in self.agents}
+        self.truncations = dict.fromkeys(self.agents, False)
+        self.infos: dict[str, Any] = {agent: {} for agent in self.agents}
+        if self.masks == "info":
+            self.infos[self.following]["action_mask"] = self.legal()
+
+    def last(self) -> Any:
+        agent = self.agent_selection
+        return self.observe(agent), self.rewards[agent], self.terminations[agent], False, self.infos[agent]
+
+    def render(self) -> None:
+        return None
+
+    render_mode = None
+
+    @property
+    def unwrapped(self) -> Any:
+        return self
+
+    def close(self) -> None:
+        pass

@@ -432,7 +432,7 @@ def test_what_needs_no_environment_imports_nothing_heavy(tmp_path: Path) -> None
     codes = {
         "--help": 0,
         "--version": 0,
-        **{f"{command} --help": 0 for command in ("train ppo", *COMMANDS) if command != "list"},
+        **{f"{command} --help": 0 for command in ("train ppo", *COMMANDS)},
         "list algorithms": 0,
         "list plans": 0,
         "train ppo --sed 3": 2,
@@ -494,7 +494,7 @@ def test_the_script_is_the_same_command_and_names_what_happens(
     assert lines[1] == "writing new/run"
     steps = runs.read_metrics(run_dir)[-1]["env_steps"]
     head = next(line.split() for line in lines if line.lstrip().startswith("env steps"))
-    assert head[2:7] == ["return", "length", "loss", "policy", "loss"] and head[-2:] == ["steps/s", "left"]
+    assert head[2:7] == ["training", "return", "length", "loss", "policy"] and head[-2:] == ["steps/s", "left"]
     assert any(line.split()[0] == f"{steps:,}" and line.split()[-4:-2] == ["0", "s"] for line in lines if line.strip())
     assert "evaluating: 2 episodes" in lines
     assert "a second" in lines[-2]

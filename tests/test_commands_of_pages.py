@@ -26,7 +26,7 @@ ELSEWHERE = {
     "make t": "changes this machine",
     "git commit": "changes the repository",
     "scripts/release.py": "changes the repository; tests/test_docs.py",
-    "python -m build": "needs a network",
+    "make dist": "needs a network; tests/test_release.py",
     "10.0.0.1": "needs two hosts; tests/hosts",
     "scripts/launch/": "needs a cluster; tests/hosts",
     "scripts/benchmark.py": "takes an hour; tests/test_benchmark.py",

@@ -1,13 +1,19 @@
-"""The documentation in a real browser: nothing is cut, every picture shows, wide and narrow, light and dark.
+"""The documentation in a real browser: nothing is cut, pictures show, light and dark; its search works.
 
-Needs ``pip install playwright``, and Chromium: ``playwright install chromium``, or its path in ``CHROMIUM``.
+The browser needs ``pip install playwright``, and Chromium: ``playwright install chromium``, or its path in CHROMIUM.
 """
 
 from __future__ import annotations
 
+import http.server
 import os
+import re
 import subprocess
 import sys
+import threading
+import tomllib
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +21,6 @@ import pytest
 import runs
 
 pytestmark = pytest.mark.slow
-playwright = pytest.importorskip("playwright.sync_api")
 
 CUT = """
 () => {
@@ -46,6 +51,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def page() -> Any:
     """One for all tests: where Chromium has one process, closing a page ends it."""
+    playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as driver:
         flags = ["--no-sandbox", "--no-zygote", "--single-process", "--disable-gpu"]  # as containers need
         try:
@@ -73,3 +79,36 @@ def test_nothing_is_cut_and_every_picture_shows(site: Path, page: Any, width: in
             faults[str(file.relative_to(site))] = found
     assert not faults
     assert page.evaluate("document.body.dataset.mdColorScheme") == {"light": "default", "dark": "slate"}[scheme]
+
+
+@pytest.fixture
+def address(site: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "file":
+        yield site.as_uri()
+        return
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("address", ["file", "http"], indirect=True)
+@pytest.mark.parametrize("name", ["index.html", "api/types.html"])
+def test_the_search_finds_pages(address: str, name: str, page: Any) -> None:
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.goto(f"{address}/{name}")
+    page.locator(".md-search__input").press_sequentially("resume")
+    page.wait_for_selector(".md-search-result__item")
+    targets = [link.get_attribute("href") for link in page.locator(".md-search-result__link").all()]
+    assert len(targets) >= 10 and all(target.startswith(address) for target in targets)
+
+
+def test_pages_show_the_version_and_load_nothing_from_elsewhere(site: Path) -> None:
+    assert (site / "search" / "search_index.js").read_text(encoding="utf-8").startswith("var __index = {")
+    version = tomllib.loads((runs.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    for file in (site / "index.html", site / "api" / "types.html"):
+        text = file.read_text(encoding="utf-8")
+        header = text[text.index("<header") : text.index("</header>")]
+        assert f"jaxrl_dist {version}" in header and "iframe-worker.js" in text
+        assert not re.findall(r'<(?:script|link|img)[^>]* (?:src|href)="https?:[^"]*', text)

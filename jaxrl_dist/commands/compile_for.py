@@ -18,8 +18,6 @@ from jaxrl_dist.config.train import Train
 from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import ConfigError, visible
 
-EXTRAS = {"cuda": ("cuda12", "cuda13"), "tpu": ("tpu",)}
-"""By platform, the JAX extras that bring a compiler for it."""
 FLAG = "--compile-for"
 
 
@@ -68,7 +66,7 @@ def report(name: str, train: request.Request) -> dict[str, Any]:
     from jaxrl_dist.profiling import accelerators as targets
 
     target = targets.target(name)
-    extras = EXTRAS.get(target.platform or "", ())
+    extras = [extra for extra in accelerators.PLUGINS if target.platform and extra.startswith(target.platform)]
     if extras and not any(accelerators.version(accelerators.PLUGINS[extra]) for extra in extras):
         raise ConfigError(
             f"compiling for {name} needs JAX's compiler for it, though not the device; "

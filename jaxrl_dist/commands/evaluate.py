@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from jaxrl_dist.algorithms import from_file
+from jaxrl_dist.checks import counted
 from jaxrl_dist.commands import find_modules, flags, help
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError, visible
+from jaxrl_dist.run.files import members_of
 from jaxrl_dist.run.storage import check_run_dir
 from jaxrl_dist.settings.stored import stored_fields
 
 if TYPE_CHECKING:
+    from jaxrl_dist.actors.evaluate import Evaluator
     from jaxrl_dist.play.policy import Policy
 
 
@@ -53,7 +57,7 @@ class Trained:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluate(Trained):
-    """Plays episodes with the policy of a finished or unfinished run."""
+    """Plays episodes with the policy of a finished or unfinished run, or of each member of a population."""
 
     episodes: int = setting(100, low=1, high=10**6)
     """Number of episodes to play."""
@@ -73,10 +77,13 @@ class Evaluate(Trained):
 
 
 def run(args: Sequence[str]) -> int:
-    """Runs ``evaluate RUN_DIR [FLAGS]``."""
+    """Runs ``evaluate RUN_DIR [FLAGS]``; of a population, all members play."""
     options = flags.parse(Evaluate, args, "jaxrl-dist evaluate")
     if not options.run_dir:
         raise ConfigError("which run? Name its directory, as in: jaxrl-dist evaluate runs/NAME")
+    if members := members_of(pathlib.Path(options.run_dir)):
+        print(visible(_of_members(options, members)))
+        return 0
     policy = options.load(env_options=options.env_options)
 
     from jaxrl_dist.run.console import Display, played
@@ -89,3 +96,57 @@ def run(args: Sequence[str]) -> int:
         )
     display.console.print(visible(played(result.summary())))
     return 0
+
+
+def _of_members(options: Evaluate, members: Sequence[pathlib.Path]) -> str:
+    """Evaluates a population; returns a table with a row for each member, and what holds for all of them.
+
+    Raises:
+      ConfigError: no member has a policy that can be loaded.
+    """
+    from jaxrl_dist.run.console import played
+    from jaxrl_dist.settings.members import results_of
+    from jaxrl_dist.training.results import aligned, joined
+
+    print(f"evaluating {counted(len(members), 'member')}: {counted(options.episodes, 'episode')} each", flush=True)
+    evaluators: list[tuple[object, Evaluator]] = []  # of members that differ in seeds only, one
+    evaluations, problems = dict[str, Mapping[str, float | int]](), list[ConfigError]()
+    for member in members:
+        try:
+            policy = dataclasses.replace(options, run_dir=str(member)).load(env_options=options.env_options)
+        except ConfigError as error:
+            problems.append(error)
+            continue
+        acting = dataclasses.replace(policy.config, seed=0, run_dir=None)
+        evaluator = next((x for config, x in evaluators if config == acting), None)
+        if evaluator is None:
+            num_envs = policy.config.num_envs or 1  # the preset has it
+            evaluator = policy.evaluator(options.episodes, options.seed, options.max_steps, options.sampled, num_envs)
+            evaluators.append((acting, evaluator))
+        evaluation = evaluator.play(policy.source.spec.keyed(policy.variables))
+        assert evaluation is not None, "nothing stops it"
+        evaluations[member.name] = evaluation.summary()
+    if not evaluations:
+        raise problems[0]
+    results, lines = results_of(pathlib.Path(options.run_dir)), list[dict[str, str]]()
+    for name, numbers in evaluations.items():
+        known = results.get(name, {"member": name})
+        lines.append({field: known[field] for field in itertools.takewhile(lambda field: field != "status", known)})
+        lines[-1] |= _columns(numbers)
+    head = list(dict.fromkeys(itertools.chain(*lines)))
+    text = aligned([head, *([line.get(title, "-") for title in head] for line in lines)])
+    return "\n".join([text, *map(str, problems), played(joined(list(evaluations.values())))])
+
+
+def _columns(evaluation: Mapping[str, float | int]) -> dict[str, str]:
+    """Returns a member's numbers by the titles of their columns: of each policy, if there are several."""
+    from jaxrl_dist.run.console import of_each_policy
+
+    whole, *policies = of_each_policy(evaluation).items()
+    kind, columns = "sampled" if evaluation.get("sampled") else "greedy", {"episodes": str(evaluation["episodes"])}
+    for policy, numbers in policies or [whole]:
+        if numbers["episodes"]:
+            columns[f"{policy} {kind} return, mean".lstrip()] = f"{numbers['return_mean']:.4g}"
+        if numbers["episodes"] > 1:
+            columns[f"{policy} std over episodes".lstrip()] = f"{numbers['return_std']:.4g}"
+    return columns

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, config_class
 from jaxrl_dist.checks import did_you_mean, install_extra
+from jaxrl_dist.commands import flags
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import LIBRARIES
 from jaxrl_dist.errors import ConfigError
@@ -15,6 +16,8 @@ from jaxrl_dist.settings import placements
 
 def run(args: Sequence[str]) -> int:
     """Runs ``list KIND``."""
+    if flags.wants_help(args):
+        flags.show("usage: jaxrl-dist list algorithms|envs [LIBRARY]|plans|placements\n")
     kinds: dict[str, Callable[[], Iterator[str]]] = {
         "algorithms": _algorithms,
         "envs": _envs,

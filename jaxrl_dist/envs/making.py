@@ -20,10 +20,15 @@ from jaxrl_dist.envs.native import Description, family_of, is_gymnax, plain
 def creator(env: str) -> tuple[Any, str]:
     """Imports the module of ``MODULE:NAME`` and returns its attribute ``NAME``, and ``NAME``.
 
-    The attribute is None for an ``ID``, and for an id that the module may have registered on import.
+    The attribute is None for an ``ID``, and for an id that the module may have registered on import. PettingZoo's games
+    in turns have ``env`` in place of ``parallel_env``.
     """
     module, _, name = env.rpartition(":")
-    return (getattr(importlib.import_module(module), name, None) if module else None), name
+    if not module:
+        return None, name
+    made = importlib.import_module(module)
+    in_turns = "env" if module.startswith("pettingzoo.") and name == "parallel_env" else name
+    return getattr(made, name, getattr(made, in_turns, None)), name
 
 
 def parameters_of(function: Any) -> list[inspect.Parameter]:

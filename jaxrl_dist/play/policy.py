@@ -20,6 +20,7 @@ from jaxrl_dist.protocols import CoreLike, Hyperparameters, TorsoLike, Traits
 from jaxrl_dist.run.checkpoint import load_variables
 from jaxrl_dist.run.files import members_of
 from jaxrl_dist.run.storage import check_run_dir
+from jaxrl_dist.settings.members import best_of
 from jaxrl_dist.settings.policies import label
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.stored import of_policy, stored_config
@@ -218,9 +219,10 @@ def load_policy(
       ConfigError: ``run_dir`` has no trained variables or no such checkpoint, is a population or is damaged, or its
         environment cannot be found.
     """
-    check_run_dir(pathlib.Path(run_dir))
-    if members := members_of(pathlib.Path(run_dir)):
-        raise ConfigError(f"{run_dir} is a population; name one of its members, such as {members[0]}")
+    path = pathlib.Path(run_dir)
+    check_run_dir(path)
+    if members := members_of(path):
+        raise ConfigError(f"{run_dir} is a population; name one of its members, such as {best_of(path, members)}")
     config = stored_config(run_dir, algorithm, env, torso=torso, core=core)
     config, source = resolved(config, {} if env_options is None else {"env_options": env_options})
     if policy is not None:

@@ -25,7 +25,7 @@ PLOT_SECONDS = 2.0
 HEAD_ROWS = 30
 """Rows of the table after which its head is shown again."""
 COLUMNS = {
-    "episode/return": "return",
+    "episode/return": "training return",
     "population/return_best": "best",
     "population/return_iqm": "IQM",
     "population/done": "done",
@@ -193,7 +193,7 @@ class Display:
         value = report.metrics.get("episode/return")
         self._return = self._return if value is None else value  # the last return is shown until another episode ends
         rest = f"{_members(report)}{self._extras(report)}"
-        return visible(f"{report.env_steps:,} env steps  {rate:,.0f}/s  return {_number(self._return)}{rest}")
+        return visible(f"{report.env_steps:,} env steps  {rate:,.0f}/s  training return {_number(self._return)}{rest}")
 
     def _extras(self, report: Report) -> str:
         """Formats what only some reports have: the newest evaluation, and restarts of environments."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import dataclasses
+import io
 import itertools
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -14,12 +17,13 @@ from jaxrl_dist.config.synonyms import hint
 from jaxrl_dist.config.train import ALONE, VARIED, Train
 from jaxrl_dist.config.values import from_text, marked, varied
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.run.files import MEMBERS
-from jaxrl_dist.run.storage import check_no_links
+from jaxrl_dist.run.files import MEMBERS, RESULTS
+from jaxrl_dist.run.storage import check_no_links, read_plain
 from jaxrl_dist.settings.given import checked, several
 from jaxrl_dist.settings.policies import Still, by_policy
 
 MAX_MEMBERS = 10_000
+_MAX_RESULTS = 2**28  # bytes
 
 
 class MemberConfig(NamedTuple):
@@ -140,3 +144,26 @@ def programs(population: Sequence[MemberConfig], hyper: Sequence[str]) -> list[l
         fixed = {name: value for name, value in fields.items() if name not in hyper}
         groups.setdefault(repr(fixed), []).append(number)
     return list(groups.values())
+
+
+def results_of(run_dir: pathlib.Path) -> dict[str, dict[str, str]]:
+    """Returns the lines of a population's ``results.csv`` by the names of members; {} if it cannot be read."""
+    with contextlib.suppress(ConfigError, UnicodeError, csv.Error, KeyError):
+        lines = csv.DictReader(io.StringIO(read_plain(run_dir / RESULTS, _MAX_RESULTS).decode()))
+        return {line["member"]: line for line in lines}
+    return {}
+
+
+def best_of(run_dir: pathlib.Path, members: Sequence[pathlib.Path]) -> str:
+    """Names a member for messages: that with the highest return, of evaluations if all that did not fail have one."""
+    folders = {folder.name: folder for folder in members}
+    lines = [
+        x
+        for x in results_of(run_dir).values()
+        if x["member"] in folders and x.get("status") not in ("diverged", "failed")
+    ]
+    for field, kind in {"evaluation_return": "evaluation", "episode_return": "training"}.items():
+        with contextlib.suppress(KeyError, ValueError):
+            _, best = max((float(line[field]), line["member"]) for line in lines)
+            return f"{folders[best]}, the best by its {kind} return"
+    return str(members[0])

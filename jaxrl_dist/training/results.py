@@ -26,6 +26,7 @@ from jaxrl_dist.types import Report
 _FORMAT = 1
 ENDED = "done", "halved"
 """Status of members that have ended with a result, which stays."""
+_FAILED = "diverged", "failed"
 _MAX_METRICS = 2**31  # bytes
 _COUNTS, _EVALUATION = ("env_steps", "updates", "iteration"), "evaluation/"
 
@@ -207,9 +208,13 @@ def _of_rows(rows: Sequence[Row]) -> dict[str, float | None]:
 def _evaluation(newest: Mapping[int, Report], rows: Sequence[Row]) -> Mapping[str, float | int] | None:
     """Joins the evaluations of the members that have not ended early, policy by policy; None until all have one."""
     going = [newest.get(number) for number, row in enumerate(rows) if row.status in ("training", "done")]
-    parts = [of_each_policy(x.evaluation) for x in going if x is not None and x.evaluation is not None]
-    if len(parts) < max(1, len(going)):
-        return None
+    known = [x.evaluation for x in going if x is not None and x.evaluation is not None]
+    return joined(known) if len(known) >= max(1, len(going)) else None
+
+
+def joined(evaluations: Sequence[Mapping[str, float | int]]) -> Mapping[str, float | int]:
+    """Joins members' evaluations into one of all their episodes, policy by policy."""
+    parts = [of_each_policy(evaluation) for evaluation in evaluations]
     policies = dict.fromkeys(itertools.chain(*parts))
     return flat({policy: _joined([part[policy] for part in parts if policy in part]) for policy in policies})
 
@@ -262,10 +267,9 @@ def scored(rows: Sequence[Row]) -> tuple[str, list[float | None]]:
     It is that of the evaluation if all members that have not failed have one, otherwise that of training: the two kinds
     do not compare.
     """
-    failed = "diverged", "failed"
-    unknown = any(row.evaluation_return is None for row in rows if row.status not in failed)
+    unknown = any(row.evaluation_return is None for row in rows if row.status not in _FAILED)
     field = "episode_return" if unknown else "evaluation_return"
-    return field, [None if row.status in failed else getattr(row, field) for row in rows]
+    return field, [None if row.status in _FAILED else getattr(row, field) for row in rows]
 
 
 def settings(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -293,9 +297,13 @@ def table(rows: Sequence[Row], policy: str = "greedy") -> str:
     names = {"iqm": f"{score_name(summaries[0]['score'], policy)}, iqm", "mean": "mean", "min": "min", "max": "max"}
     lines = [[*x["values"].values(), x["seeds"], *(x[name] for name in names)] for x in summaries]
     shown = [[*summaries[0]["values"], "seeds", *names.values()], *([_cell(x) for x in line] for line in lines)]
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    text = ["  ".join(x.rjust(width) for x, width in zip(line, widths, strict=True)) for line in shown]
-    return "\n".join([*text, *([UNTRIMMED] if any(0 < x["seeds"] < 4 for x in summaries) else [])])
+    return "\n".join([aligned(shown), *([UNTRIMMED] if any(0 < x["seeds"] < 4 for x in summaries) else [])])
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Returns the rows of a table as lines of text."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.rjust, line, widths)) for line in rows)
 
 
 UNTRIMMED = "The interquartile mean (iqm) of fewer than 4 is the mean: nothing is trimmed."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from contextlib import closing
@@ -250,9 +249,67 @@ def test_what_does_not_work_is_refused_in_one_line() -> None:
         find("flock:Flock", wrappers=Wrappers(policies={"a": "bird_*"}))
     with pytest.raises(ConfigError, match="frame_stack works for environments with one policy"):
         find("flock:Flock", wrappers=Wrappers(policies={"a": "*"}, frame_stack=2))
-    if importlib.util.find_spec("pettingzoo") is not None:
-        with pytest.raises(ConfigError, match="is a game in turns"):
-            find("flock:InTurns")
+
+
+@pytest.mark.parametrize("masks", ["part", "info", "none"])
+def test_a_game_in_turns_is_played_as_by_pettingzoos_own_loop(masks: str) -> None:
+    """Who is not on the move may only pass; a player may be out in another one's turn."""
+    pytest.importorskip("pettingzoo")
+    source, chance, out_of_turn, episodes = find("flock:Knockout", {"masks": masks}), np.random.default_rng(0), 0, 0
+    name, game = source.spec.mask or "", flock.Knockout(masks)
+    with closing(source.host(3, 7)) as env:
+        obs = env.reset()
+        game.reset()
+        for _ in range(60):
+            mover, present = game.agent_selection, list(game.agents)
+            for row, agent in enumerate(game.possible_agents):
+                if agent in present:
+                    legal = game.legal() if masks != "none" else np.ones(2)
+                    np.testing.assert_array_equal(obs[name][row], legal if agent == mover else [1, 0])
+                    np.testing.assert_array_equal(obs["observation"][row], [game.pile, row])
+            action = np.array([chance.choice(np.flatnonzero(mask)) if mask.any() else 0 for mask in obs[name]])
+            step, _ = env.step(action)
+            game.step(action[game.possible_agents.index(mover)])
+            told = dict(game.rewards), dict(game.terminations)
+            while game.agents and game.terminations[game.agent_selection]:
+                game.step(None)
+            for row, agent in enumerate(game.possible_agents):
+                expected = (told[0][agent], told[1][agent], True) if agent in present else (0.0, False, False)
+                assert (step.reward[row], step.terminated[row], step.valid[row]) == expected
+                out_of_turn += expected[1] and agent != mover and told[0][agent] < 0
+            obs = step.obs
+            if not game.agents:
+                obs, episodes = env.step(action)[0].obs, episodes + 1
+                game.reset()
+    assert out_of_turn > 2 and episodes > 4
+
+
+@pytest.mark.case  # test_a_game_in_turns_is_played_as_by_pettingzoos_own_loop
+@pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")
+@pytest.mark.parametrize("env", ["tictactoe_v3", "connect_four_v3"])
+def test_pettingzoos_classic_games_are_played_in_turns(env: str) -> None:
+    """Legal moves alternate, and the last one pays both players: the sum is 0, and the winner moved."""
+    pytest.importorskip("pettingzoo")
+    pytest.importorskip("pygame")
+    source, chance, ends = find(f"pettingzoo:classic/{env}"), np.random.default_rng(0), 0
+    assert source.spec.num_agents == 2 and source.spec.mask == "action_mask"
+    with closing(source.host(2, 0)) as played:
+        obs, mover = played.reset(), 0
+        for _ in range(200):
+            masks = obs["action_mask"]
+            assert masks[mover].any() and masks[1 - mover].tolist() == [1, *np.zeros(masks.shape[1] - 1)]
+            stones = obs["observation"][mover].sum(axis=(0, 1))
+            assert stones[0] == stones[1] - mover, "each player sees its own stones first"
+            action = np.array([chance.choice(np.flatnonzero(mask)) for mask in masks])
+            step, _ = played.step(action)
+            assert step.valid.all() and step.reward.sum() == 0
+            obs, over = step.obs, bool(step.terminated.all())
+            assert over == step.terminated.any() and (over or not step.reward.any())
+            assert step.reward[mover] >= 0, "who moves may win, and cannot lose"
+            ends, mover = ends + over, 1 - mover
+            if over:
+                obs, mover = played.step(action)[0].obs, 0
+    assert ends > 4
 
 
 def test_a_mask_may_be_missing_but_not_something_else() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 import runs
 
 import jaxrl_dist
-from jaxrl_dist import rng
+from jaxrl_dist import cli, rng
 from jaxrl_dist.spaces import Box, Discrete
 
 RUNS = {"discrete": runs.CARTPOLE, "envpool": runs.ENVPOOL, "recurrent": runs.RECURRENT}
@@ -60,6 +61,27 @@ def test_a_population_has_no_policy_but_its_members(run_dir: Path, tmp_path: Pat
     ):
         jaxrl_dist.load_policy(population)
     assert jaxrl_dist.load_policy(population / "members" / "000").config.seed == 0
+
+
+def test_all_members_of_a_population_are_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = runs.finished(runs.CARTPOLE)
+    population = shutil.copytree(run_dir, tmp_path / "population")
+    for member in ("000", "001"):
+        shutil.copytree(run_dir, population / "members" / member)
+    head = "member,seed,learning_rate,status,env_steps,iteration,episode_return,evaluation_return"
+    (population / "results.csv").write_text(f"{head}\n000,7,0.1,done,9,3,20,\n001,8,0.1,done,9,3,21,\n")
+    with pytest.raises(jaxrl_dist.ConfigError, match=r"such as .*members/001, the best by its training return"):
+        jaxrl_dist.load_policy(population)
+    assert cli.main(["evaluate", str(population), "--episodes", "3"]) == 0
+    returns = jaxrl_dist.load_policy(run_dir).evaluate(3).returns
+    titles = ["greedy return, mean", "std over episodes"]
+    mean, std = f"{returns.mean():.4g}", f"{returns.std():.4g}"
+    told, head, *rows, last = capsys.readouterr().out.splitlines()
+    assert told == "evaluating 2 members: 3 episodes each"
+    assert re.split(" {2,}", head) == ["member", "seed", "learning_rate", "episodes", *titles]
+    assert [row.split() for row in rows] == [["000", "7", "0.1", "3", mean, std], ["001", "8", "0.1", "3", mean, std]]
+    about = "mean and standard deviation of 6 greedy episodes; 0 between the means of the 2 members"
+    assert last == f"return {mean} +- {std} ({about})"
 
 
 def test_greedy_without_a_key_and_sampled_with_one(policy: jaxrl_dist.Policy) -> None:

@@ -38,12 +38,15 @@ def test_reports_are_rows_of_a_table(capsys: pytest.CaptureFixture[str], monkeyp
     first, second = report(4_000), report(10_000, {"return_mean": 480.25}, **{"episode/return": None})
     lines = shown([first, second], capsys)
     assert lines[0] == "compiling" and len(lines) == 4
-    assert lines[1].split() == ["env", "steps", "return", "length", "loss", "KL", "steps/s", "left"]
+    assert lines[1].split() == ["env", "steps", "training", "return", "length", "loss", "KL", "steps/s", "left"]
     assert lines[2].split() == ["4,000", "171.5", "171", "11.17", "0.0081", "200", "30", "s"]
     assert lines[3].split() == ["10,000", "-", "171", "11.17", "0.0081", "200", "0", "s", "evaluation", "480.2"]
     ends = [
         [len(line[: line.index(cell) + len(cell)]) for cell in cells]
-        for line, cells in ((lines[1], ("env steps", "return", "KL")), (lines[2], ("4,000", "171.5", "0.0081")))
+        for line, cells in (
+            (lines[1], ("env steps", "training return", "KL")),
+            (lines[2], ("4,000", "171.5", "0.0081")),
+        )
     ]
     assert ends[0] == ends[1], "titles end where their numbers do"
 

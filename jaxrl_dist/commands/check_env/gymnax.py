@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_dist import rng
 from jaxrl_dist.actors.step import count_steps
 from jaxrl_dist.commands.check_env.findings import STEPS, Check
 from jaxrl_dist.envs import masks
@@ -62,14 +63,10 @@ def _arrays(tree: PyTree) -> PyTree:
 
 
 def _close(x: Any, y: Any) -> bool:
-    x, y = (np.asarray(jax.random.key_data(z) if _is_key(z) else z) for z in (x, y))
+    x, y = (np.asarray(rng.raw(z) if isinstance(z, jax.Array) else z) for z in (x, y))
     if x.shape != y.shape:
         return False
     return np.allclose(x, y, rtol=1e-3, atol=1e-4, equal_nan=True) if x.dtype.kind in "fc" else np.array_equal(x, y)
-
-
-def _is_key(x: Any) -> bool:
-    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _play(check: Check, env: DeviceEnv, reset: str, timed: Callable[[PyTree], jax.Array]) -> None:

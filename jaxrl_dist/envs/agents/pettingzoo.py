@@ -7,6 +7,7 @@ This module imports no JAX, because worker processes import it.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -15,7 +16,6 @@ from gymnasium import spaces
 
 from jaxrl_dist.envs.masks import NAMES, PART, flat, of_parts, of_value
 from jaxrl_dist.envs.native import NO_MASK, Description, Mask, check_agents, flag, number, plain, returned
-from jaxrl_dist.errors import ConfigError
 
 OBS, THERE, FLAGS = "obs", "there", ("terminated", "truncated")
 """Parts of the observation: what agents see, whether each was there before the step, and how its episode ends."""
@@ -42,11 +42,7 @@ class Parallel(gymnasium.Env[Any, Any]):
     """
 
     def __init__(self, env: Any) -> None:
-        """Adapts ``env``; one of the AEC API is converted by PettingZoo's ``aec_to_parallel``.
-
-        Raises:
-          ConfigError: PettingZoo cannot convert it.
-        """
+        """Adapts ``env``; PettingZoo converts one of the AEC API, see ``InTurns``."""
         self.env = env = _in_parallel(env)
         self.agents = list(env.possible_agents)
         self.render_mode, self.metadata = getattr(env, "render_mode", None), env.metadata
@@ -85,7 +81,7 @@ class Parallel(gymnasium.Env[Any, Any]):
             mask = of_parts(plain(space), plain(self._act_space[agent]))
             mask = mask if mask.where else self._offered.get(agent, NO_MASK)
             masks[str(agent)] = Mask("info", PART) if agent in self._masks else mask
-        kind = type(self.env).__name__
+        kind = type(self.env.unwrapped if isinstance(self.env, InTurns) else self.env).__name__
         return Description(kind, True, False, observation, action, "pettingzoo", agents=masks)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -172,17 +168,67 @@ class Parallel(gymnasium.Env[Any, Any]):
 
 
 def _in_parallel(env: Any) -> Any:
-    """Returns an environment of the parallel API; PettingZoo converts one of the AEC API, or raises ``ConfigError``."""
+    """Returns an environment of the parallel API; PettingZoo converts one of the AEC API."""
     if not hasattr(env, "agent_iter"):
         return env
     from pettingzoo.utils.conversions import aec_to_parallel
 
-    if not env.metadata.get("is_parallelizable", False):
-        raise ConfigError(
-            f"{type(env).__name__} is a game in turns, which PettingZoo's aec_to_parallel does not convert; "
-            "those of pgx: work"
-        )
-    return aec_to_parallel(env)
+    return aec_to_parallel(env) if env.metadata.get("is_parallelizable", False) else InTurns(env)
+
+
+class InTurns:
+    """A game in turns, by PettingZoo's ``turn_based_aec_to_parallel``: a step is one agent's, and all are paid for it.
+
+    The conversion ignores the actions of agents who are not on the move. Their masks have one legal action, the first,
+    so that a policy learns nothing from these steps. A mask is a part of the observation, or ``action_mask`` in the
+    info, also where the game has none; actions that are not discrete have none.
+    """
+
+    def __init__(self, env: Any) -> None:
+        from pettingzoo.utils.conversions import turn_based_aec_to_parallel
+
+        self._game, self._parallel = env, turn_based_aec_to_parallel(env)
+        self._part = {}  # the part of each agent's observation that is its mask; "" for one in its info
+        for agent in env.possible_agents:
+            space, action = (plain(of(agent)) for of in (env.observation_space, env.action_space))
+            mask = of_parts(space, action)
+            if action.kind == "Discrete":
+                self._part[agent] = mask.name if mask.where and not mask.unread else ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parallel, name)
+
+    def reset(self, **keywords: Any) -> tuple[Any, Any]:
+        obs, infos = self._parallel.reset(**keywords)
+        return self._masked(obs, infos, ())
+
+    def step(self, actions: Any) -> tuple[Any, ...]:
+        obs, rewards, terminated, truncated, infos = self._parallel.step(actions)
+        ended = [agent for agent in obs if terminated.get(agent) or truncated.get(agent)]
+        # The conversion has observed before those who have ended left, and so before the next one was on the move.
+        going = {agent: self._game.observe(agent) for agent in self._game.agents if agent not in ended}
+        obs, infos = self._masked({**obs, **going}, {**infos, **self._game.infos}, ended)
+        return obs, rewards, terminated, truncated, infos
+
+    def _masked(self, obs: Any, infos: Any, ended: Sequence[Any]) -> tuple[Any, Any]:
+        """Returns observations and infos with the masks of all agents; those of agents who have ``ended`` stay."""
+        obs, infos = dict(obs), {agent: dict(infos.get(agent, {})) for agent in obs}
+        for agent, part in self._part.items():
+            if agent not in obs or agent in ended:
+                continue
+            if part:
+                if agent != self._game.agent_selection:
+                    obs[agent] = {**obs[agent], part: _first(np.asarray(obs[agent][part]))}
+                continue
+            every = np.ones(int(self._game.action_space(agent).n), np.int8)
+            mask = next((infos[agent][name] for name in NAMES if name in infos[agent]), every)
+            infos[agent][NAMES[0]] = mask if agent == self._game.agent_selection else _first(every)
+        return obs, infos
+
+
+def _first(mask: np.ndarray) -> np.ndarray:
+    """Returns a mask like this one with which only the first action is legal."""
+    return (np.arange(mask.size) == 0).astype(mask.dtype).reshape(mask.shape)
 
 
 def _by_name(by_agent: dict[Any, Any]) -> spaces.Dict:
