@@ -267,6 +267,19 @@ def gathered(x: jax.Array) -> jax.Array:
     return jax.lax.all_gather(x, DATA, tiled=True) if jax.lax.axis_size(DATA) > 1 else x
 
 
+def batch_key(keys: jax.Array) -> jax.Array:
+    """Returns a key that all devices share, for one draw for a whole batch; ``keys [N]`` are those of the examples.
+
+    It derives from the key of the first example of all, so it is the same on any number of devices.
+    """
+    first = gathered(jax.random.key_data(keys[:1]))[0]
+    return jax.random.fold_in(jax.random.wrap_key_data(first), SHARED)
+
+
+SHARED = 2**32 - 1
+"""What ``batch_key`` folds in: no example has this index."""
+
+
 def by_hand(function: Callable[..., Any]) -> Callable[..., Any]:
     """Lets a function that sums over devices, such as a postprocessor, run on one device outside a program.
 

@@ -54,6 +54,7 @@ RUNS = {
     "ddpg": f"ddpg --env gymnax:Pendulum-v1 {REPLAY}",
     "td3": f"td3 --env gymnax:Pendulum-v1 {REPLAY}",
     "iql": f"iql --env gymnax:Pendulum-v1 {REPLAY}",
+    "marwil": f"marwil --env gymnax:CartPole-v1 {REPLAY}",
     "sac": f"sac --env gymnax:Pendulum-v1 {REPLAY}",
     "sac-discrete": f"sac --env gymnax:CartPole-v1 {REPLAY}",
 }

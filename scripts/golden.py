@@ -57,7 +57,9 @@ REPLAY = "--batch-size 16 --replay-capacity 192 --replay-ratio 0.03125 --learnin
 """Updates begin in the first iteration, and the memory is full after three."""
 OF_ALGORITHM = {
     **dict.fromkeys(("ppo", "appo", "pqn"), MINIBATCHES),
-    **dict.fromkeys(("dqn", "rainbow", "qmix", "vdn", "ddpg", "td3", "sac", "iql", "apex", "apex-ddpg"), REPLAY),
+    **dict.fromkeys(
+        ("dqn", "rainbow", "qmix", "vdn", "ddpg", "td3", "sac", "iql", "marwil", "bc", "apex", "apex-ddpg"), REPLAY
+    ),
     "r2d2": f"{REPLAY} --burn-in 1 --sequence-length 3 --n-step 2",
     "async-dqn": "--batch-size 16",
 }
@@ -116,6 +118,8 @@ td3 on_device gymnax:Pendulum-v1 8 --normalize-observations --scale-rewards
 sac on_device gymnax:CartPole-v1 1 --priority-exponent 0.6
 sac on_device gymnax:Pendulum-v1 8
 iql on_device gymnax:Pendulum-v1 8
+marwil on_device gymnax:CartPole-v1 8 --n-step 4
+bc on_device gymnax:Pendulum-v1 1
 es on_device gymnax:CartPole-v1 8
 ars on_device gymnax:Pendulum-v1 1
 ppo synchronous envpool:CartPole-v1 1 --normalize-observations --scale-rewards --evaluation-episodes 2
@@ -134,6 +138,8 @@ ddpg synchronous gymnasium:Pendulum-v1 1
 td3 synchronous envpool:Pendulum-v1 8
 sac synchronous gymnasium:Pendulum-v1 1
 iql synchronous envpool:CartPole-v1 1
+marwil synchronous envpool:Pendulum-v1 1 --n-step 4 --priority-exponent 0.6
+bc synchronous gymnasium:CartPole-v1 8
 es synchronous envpool:Pendulum-v1 1
 ars synchronous envpool:CartPole-v1 8
 ppo asynchronous envpool:CartPole-v1 8 --lag 0
@@ -151,6 +157,8 @@ ddpg asynchronous envpool:Pendulum-v1 1 --noise parameter
 td3 asynchronous gymnax:Pendulum-v1 8
 sac asynchronous envpool:Pendulum-v1 1
 iql asynchronous gymnax:CartPole-v1 8
+marwil asynchronous envpool:CartPole-v1 1 --n-step 4 --priority-exponent 0.6
+bc asynchronous envpool:CartPole-v1 8
 apex asynchronous envpool:CartPole-v1 1 --num-actors 4
 apex-ddpg asynchronous gymnax:Pendulum-v1 8
 ppo gradients gymnax:CartPole-v1 1 --num-epochs 1 --num-minibatches 1 --no-normalize-observations --no-scale-rewards

@@ -166,11 +166,12 @@ def execute(command: str, folder: Path, limit: float = 900) -> tuple[int, str]:
 def reader(tmp_path: Path) -> Path:
     """A folder with what the pages take for granted: some files of the reader's, and finished runs."""
     (tmp_path / "path" / "to").mkdir(parents=True)
-    own, curious = (
+    own, rem, curious = (
         re.findall(r"```python\n(.*?)```", (runs.ROOT / "docs" / page).read_text(encoding="utf-8"), re.DOTALL)[0]
-        for page in ("adding-an-algorithm.md", "exploration.md")
+        for page in ("adding-an-algorithm.md", "adding-an-off-policy-algorithm.md", "exploration.md")
     )
     texts = {"my_module.py": MY_MODULE, "my_algorithm.py": own, "path/to/my_algo.py": own, "curious_ppo.py": curious}
+    texts["path/to/rem.py"] = rem
     for name, text in texts.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     (tmp_path / "scripts").symlink_to(runs.ROOT / "scripts")

@@ -81,6 +81,19 @@ def test_documents_list_what_users_import() -> None:
     assert {*listed} - {module for modules in homes.values() for module in modules} == {"jaxrl_dist.protocols"}
 
 
+def test_what_documents_import_has_a_page() -> None:
+    """In the reference, or as an algorithm."""
+    texts = [block for page in (runs.ROOT / "docs").rglob("*.md") for block in blocks(str(page.relative_to(runs.ROOT)))]
+    pages = [path.read_text(encoding="utf-8") for path in (runs.ROOT / "docs" / "api").glob("*.md")]
+    shown = {name for text in pages for name in re.findall(r"^::: (\S+)", text, re.M)}
+    shown |= {f"jaxrl_dist.algorithms.{name}" for name in ALGORITHMS} | {"jaxrl_dist"}
+    shown |= {f"jaxrl_dist.{name}" for name in jaxrl_dist.__all__}
+    taken = set().union(*map(imports, texts))
+    assert not [name for name in taken if not {name, name.rpartition(".")[0]} & shown]
+    nav = (runs.ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert all(f"api/{path.name}" in nav for path in (runs.ROOT / "docs" / "api").glob("*.md"))
+
+
 def test_the_documented_algorithm_is_short() -> None:
     assert len(blocks("docs/adding-an-algorithm.md")[0].splitlines()) <= 60
 
@@ -214,6 +227,7 @@ def test_the_readme_s_python_runs(
 HOW_TO = (
     *("README.md", "docs/index.md", "docs/environments.md", "docs/runs.md", "docs/python.md", "docs/coming-from.md"),
     *("docs/hosts.md", "docs/glossary.md", "docs/releasing.md", "docs/tutorial.md", "docs/adding-an-algorithm.md"),
+    *("docs/adding-an-off-policy-algorithm.md",),
     *("docs/which-algorithm.md", "docs/troubleshooting.md", "docs/idle-gpu.md", "docs/ppo-in-one-page.md"),
 )
 """Pages that are read first: short sentences only."""

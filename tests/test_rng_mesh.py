@@ -121,6 +121,15 @@ def test_what_sums_over_devices_can_be_tried_by_hand() -> None:
     np.testing.assert_array_equal(index, np.arange(4))
 
 
+def test_a_key_for_the_batch_is_the_same_on_any_number_of_devices() -> None:
+    def draws(data: jax.Array) -> jax.Array:
+        return jax.random.normal(meshes.batch_key(jax.random.wrap_key_data(data)), (1,))
+
+    keys = jax.random.key_data(jax.random.split(jax.random.key(0), 4))
+    one, two = (meshes.Program(draws, make_mesh(n), (meshes.BATCH,), meshes.BATCH)(keys) for n in (1, 2))
+    np.testing.assert_array_equal(two, np.repeat(one, 2))
+
+
 def test_without_jit_a_program_runs_step_by_step() -> None:
     """As one debugs a loss: ``print`` shows numbers, and the results are those of the compiled program."""
     shown = []

@@ -14,7 +14,7 @@ from jaxrl_dist.algorithms.presets import PRESETS as PRESETS
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.errors import ConfigError
 
-_CLASSES = "PPO A2C PG IMPALA APPO DQN Rainbow PQN R2D2 QMIX DDPG TD3 SAC IQL ES ARS"
+_CLASSES = "PPO A2C PG IMPALA APPO DQN Rainbow PQN R2D2 QMIX DDPG TD3 SAC IQL MARWIL BC ES ARS"
 ALGORITHMS = {name.lower(): name for name in _CLASSES.split()}
 """The module and the config class of each algorithm."""
 

@@ -296,13 +296,14 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
     },
     "iql": {
         "any": {"num_envs": 8, "rollout_length": 1, "report_interval": 2_000},
-        # As SAC's and TD3's
         "discrete": {"rollout_length": 4, "replay_ratio": 0.25, "replay_capacity": 100_000},
-        "classic_control/continuous": {"hidden_sizes": (64, 64)},
-        "atari": {"batch_size": 64, "learning_starts": 20_000, "evaluation_episodes": 10},
-        "minatar": {"batch_size": 64, "learning_starts": 5_000},
-        "mujoco/continuous": {"learning_starts": 5_000, "report_interval": 10_000, "evaluation_episodes": 10},
+        "mujoco/continuous": {"learning_starts": 5_000, "report_interval": 10_000, "evaluation_episodes": 10},  # SAC's
     },
+    "marwil": {
+        "any": {"num_envs": 8, "rollout_length": 32, "replay_ratio": 1 / 16},  # each step is used 64 times, as BC's are
+        "continuous": {"scale_rewards": True},  # as A2C's
+    },
+    "bc": {"any": {"num_envs": 8, "rollout_length": 8, "replay_ratio": 0.25}},
     "es": {
         "any": {"num_envs": 64, "report_interval": 100_000},
     },

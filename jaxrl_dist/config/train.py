@@ -17,7 +17,7 @@ from jaxrl_dist.checks import MAX_SIZE, MAX_STEPS, check_bounds, check_used, did
 from jaxrl_dist.config.groups import Actors, Checkpoints, Environment, Evaluation, Execution, Population
 from jaxrl_dist.config.inherit import Named
 from jaxrl_dist.config.plans import PLANS
-from jaxrl_dist.config.synonyms import hint
+from jaxrl_dist.config.synonyms import hint, missing
 from jaxrl_dist.config.values import check_declared, marked, marks_of, plain, setting
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.protocols import Traits
@@ -219,6 +219,11 @@ GROUPS = (Common, Run, Environment, Execution, Actors, Processes, Population, Ev
 @dataclasses.dataclass(frozen=True)
 class Train(Named, Checkpoints, Evaluation, Population, Processes, Actors, Execution, Environment, Run, Common[Config]):
     """A training run. Fields that are left out come from the algorithm's preset for the environment."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(missing("jaxrl_dist.Train", name))
 
     @classmethod
     def unknown(cls, name: str, known: list[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxrl_dist import spaces
 from jaxrl_dist.actors.evaluate import MAX_ENVS, Evaluation, Evaluator
+from jaxrl_dist.config.synonyms import missing
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.envs.base import clipped, label_of
 from jaxrl_dist.envs.source import EnvSource
@@ -38,6 +39,11 @@ class Policy:
         self.algorithm = source.spec.bare(make_algorithm(config, source.spec))
         self.variables = variables
         self._act = jax.jit(self._choose)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(missing("this policy", name))
 
     def __repr__(self) -> str:
         spec = self.source.spec

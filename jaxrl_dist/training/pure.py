@@ -11,8 +11,9 @@ import numpy as np
 
 from jaxrl_dist import returns, rng
 from jaxrl_dist.actors.step import NO_FAULT
-from jaxrl_dist.checks import did_you_mean, flag, shown
+from jaxrl_dist.checks import flag, shown
 from jaxrl_dist.config.plans import PLANS
+from jaxrl_dist.config.synonyms import hint
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.plans import compiled
@@ -78,7 +79,7 @@ def make_train(config: Train[Any]) -> PureTrain:
     def train(key: jax.Array, hyper: Mapping[str, Array] = {}, /) -> tuple[TrainState, dict[str, jax.Array]]:
         for name in hyper:
             if name not in names:
-                raise ConfigError(f"{shown(name)} is not a float hyperparameter of this run{did_you_mean(name, names)}")
+                raise ConfigError(f"{shown(name)} is not a float hyperparameter of this run{hint(name, names)}")
         hyper = {name: jnp.asarray(value, jnp.float32) for name, value in hyper.items()}
         if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
             key = jax.random.wrap_key_data(key)

@@ -43,6 +43,8 @@ CASES: dict[str, tuple[str, EnvSpec, float, dict[str, Any]]] = {  # with the env
     "sac-discrete-random": ("sac", LEGAL, 0, {}),
     "iql": ("iql", CONTINUOUS, 0, {}),
     "iql-discrete": ("iql", LEGAL, 0, {}),
+    "marwil": ("marwil", CONTINUOUS, 0, {"noise_correlation": 0.6}),
+    "bc": ("bc", LEGAL, 0, {}),
     "sac-gru": ("sac", DISCRETE, 2_000, {"core": "gru", "core_size": 4}),
 }
 NONE = {"ddpg": {}, "td3": {}, "es": {}, "ars": {}, "qmix": {}, "rainbow": {}, "dqn": {"parameter_noise": True}}

@@ -15,6 +15,7 @@ import runs
 import jaxrl_dist
 from jaxrl_dist import algorithms
 from jaxrl_dist.envs.source import find
+from jaxrl_dist.mesh import by_hand
 from jaxrl_dist.nn.distributions import Categorical, EpsilonGreedy, policy_head
 from jaxrl_dist.nn.observations import ILLEGAL, masked
 from jaxrl_dist.spaces import Discrete, MultiDiscrete
@@ -127,6 +128,7 @@ ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
     "r2d2": ("r2d2", {"dueling": False, "burn_in": 2, "sequence_length": 3, "n_step": 2, "core_size": 5}),
     "sac": ("sac", {}),
     "iql": ("iql", {}),
+    "marwil": ("marwil", {"n_step": 3}),
 }
 
 
@@ -148,7 +150,7 @@ def test_losses_ignore_outputs_of_illegal_actions(name: str) -> None:
         if action is not None and jax.tree.leaves(target):
             changed_target = shifted(variables._replace(params=target), action, atoms).params
         context = Context(jax.random.split(jax.random.key(1), 6), jnp.float32(1e6), changed_target)
-        batch = algorithm.postprocess(changed, rollout, context)
+        batch = by_hand(algorithm.postprocess)(changed, rollout, context)
         keys = jax.random.split(jax.random.key(2), len(jax.tree.leaves(batch)[0]))
         return np.asarray(algorithm.loss(changed, batch, context._replace(keys=keys))[0])
 

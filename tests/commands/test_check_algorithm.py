@@ -14,6 +14,8 @@ from test_docs import blocks
 
 import jaxrl_dist
 from jaxrl_dist import cli
+from jaxrl_dist.algorithms import ALGORITHMS
+from jaxrl_dist.commands.check_algorithm import check
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training import contract
@@ -141,13 +143,71 @@ MORE_FAULTS = {
 }
 
 
-def checked(text: str) -> None:
-    """Checks the algorithm of a file as ``train`` does before it compiles."""
+def keyed(key: str) -> str:
+    """A policy that takes all its keys from one."""
+    keys = f"x._replace(keys=jax.random.split({key}, len(o)))"
+    return f"policy=lambda v, o, c, x: net.policy(v, o, c, x if x.keys is None else {keys})"
+
+
+VALUE_LOSS = 'jnp.square(value - batch["value_target"])'
+EXECUTED = {
+    "one key": (ACTED, keyed("x.keys[0]"), "policy gives a row another output when environments change places"),
+    "fixed key": (ACTED, keyed("jax.random.key(0)"), "policy makes a key itself"),
+    "argmin": (ACTED, acted("(1 - a[0], a[1], a[2]) if x.keys is None else a"), "policy takes greedy actions"),
+    "no exploration": (
+        *(ACTED, "policy=lambda v, o, c, x: net.policy(v, o, c, x._replace(keys=None))"),
+        "note: policy takes the same actions whatever context.keys are",
+    ),
+    "time-major": (
+        *(BATCH, f"{BATCH} | {{'weight': weight.reshape(-1)}}"),
+        "postprocess returned batch['weight'] in time-major order",
+    ),
+    "local mean": (
+        *("mesh.global_mean(jnp.abs(advantage), rollout.valid)", "jnp.abs(advantage).mean()"),
+        "two devices give another 'loss/policy' than one",
+    ),
+    "mean": ("return total,", "return jnp.full_like(total, total.mean()),", "two devices give another"),
+    "no mask": ('batch["valid"], Aux', 'jnp.ones_like(batch["valid"]), Aux', "loss learns from reset steps"),
+    "no gradient": (
+        *("jnp.square(value -", "jnp.square(jax.lax.stop_gradient(value) -"),
+        "the loss has gradients of 0 for params['value']['params']['bias'] in all of 6 updates, and for 3 more",
+    ),
+    "nan": (
+        VALUE_LOSS,
+        VALUE_LOSS.replace("square", "log"),
+        "the loss has the metric 'loss/value' nan within 2 updates",
+    ),
+    "root": (
+        VALUE_LOSS,
+        "jnp.sqrt(jnp.square(value * 0.0))",
+        "the loss has a gradient that is not finite although each",
+    ),
+    "impure": ("value_loss = ", "value_loss = __import__('random').random() * ", "is not the same when traced again"),
+    "ends": (
+        *(
+            "*rollout.outcomes,",
+            "rollout.reward, ~rollout.valid, rollout.terminated | rollout.truncated, rollout.valid,",
+        ),
+        "note: postprocess treats rollout.terminated and rollout.truncated alike",
+    ),
+    "frozen": (
+        *('self.clipped_optimizer("adam")', "__import__('optax').set_to_zero()"),
+        "the optimizer has not changed params['policy']['params']['bias'] in 6 updates",
+    ),
+}
+
+
+def algorithm_of(text: str) -> Any:
+    """The config class of a file."""
     module = types.ModuleType("my_algo")
     sys.modules[module.__name__] = module
     exec(compile(text, "my_algo.py", "exec"), module.__dict__)
-    config: Any = jaxrl_dist.Train(module.RWR(), env="CartPole-v1")
-    config, source = resolved(config)
+    return next(kind for kind in vars(module).values() if getattr(kind, "__module__", "") == module.__name__)
+
+
+def checked(text: str) -> None:
+    """Checks the algorithm of a file as ``train`` does before it compiles."""
+    config, source = resolved(jaxrl_dist.preset(algorithm_of(text), "CartPole-v1"))
     contract.check_own(config, source.spec, 2)
 
 
@@ -163,8 +223,9 @@ def test_what_train_refuses(fault: str) -> None:
     assert message in (line := caught.value.with_flags) and "\n" not in line
 
 
-def test_what_is_right_is_not_refused() -> None:
-    checked(RIGHT)
+@pytest.mark.parametrize("page", ["adding-an-algorithm", "adding-an-off-policy-algorithm"])
+def test_what_is_right_is_not_refused(page: str) -> None:
+    checked(blocks(f"docs/{page}.md")[0])
 
 
 def test_a_fault_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,6 +237,35 @@ def test_a_fault_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert cli.main(["check-algorithm", str(file), "--env", "CartPole-v1"]) == 1
     out, err = capsys.readouterr()
     assert out.startswith(f"{file}: policy (my_algo.py, line 45) returned") and out.count("\n") == 1 and not err
+
+
+@pytest.mark.parametrize("fault", EXECUTED)
+@pytest.mark.slow
+def test_what_only_shows_in_numbers(fault: str) -> None:
+    old, new, message = EXECUTED[fault]
+    text = RIGHT.replace(old, new)
+    assert old in RIGHT
+    config, source = resolved(jaxrl_dist.preset(algorithm_of(text), "CartPole-v1", hidden_sizes=(4,)))
+    lines = check(config, source.spec).lines("mine", "")
+    assert [line for line in lines if line.startswith(f"mine: {message}") or message in line], lines
+
+
+ENVS = {**dict.fromkeys(["ddpg", "td3", "sac"], "Pendulum-v1"), "qmix": "team:Meeting"}
+
+
+@pytest.mark.slow
+def test_nothing_is_wrong_with_what_is_documented() -> None:
+    for page, env in {"adding-an-algorithm": "CartPole-v1", "adding-an-off-policy-algorithm": "CartPole-v1"}.items():
+        config, source = resolved(jaxrl_dist.preset(algorithm_of(blocks(f"docs/{page}.md")[0]), env))
+        assert check(config, source.spec).lines(page, "")[0].startswith(f"{page}: no fault found")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_nothing_is_wrong_with_ours(name: str) -> None:
+    config, source = resolved(jaxrl_dist.preset(name, ENVS.get(name, "CartPole-v1")))
+    (line,) = check(config, source.spec).lines(name, "")
+    assert "no fault found" in line
 
 
 def test_what_else_a_function_raises_ends_in_its_own_line(tmp_path: Path) -> None:

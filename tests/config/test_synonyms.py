@@ -217,3 +217,18 @@ def test_messages_say_flags_or_fields_and_leave_commands_alone() -> None:
 def test_owners_of_a_field() -> None:
     assert having("gae_lambda") == "ppo, a2c, appo and a3c have" and having("nothing") == ""
     assert having("q_lambda") == "pqn has" and "apex" in having("ez_greedy")
+
+
+def test_what_users_of_stable_baselines_type_is_one_line_away() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'PPO'; training is `for report in .*Train.'ppo',"):
+        jaxrl_dist.PPO("MlpPolicy", "CartPole-v1")
+    with pytest.raises(ImportError, match=r"no attribute 'SAC'; training is `for report in .*Train.'sac',"):
+        from jaxrl_dist import SAC  # noqa: F401
+    with pytest.raises(AttributeError, match=r"no attribute 'evaluate_policy'; policy.evaluate\(episodes=100\)"):
+        jaxrl_dist.evaluate_policy(None, None)
+    with pytest.raises(AttributeError, match=r"jaxrl_dist.Train has no attribute 'learn'; training is `for report"):
+        jaxrl_dist.Train("ppo", env="CartPole-v1").learn(100)
+    with pytest.raises(AttributeError, match=r"no attribute 'predict'; policy\(obs, core\) of policy"):
+        object.__new__(jaxrl_dist.Policy).predict(None)
+    with pytest.raises(AttributeError, match=r"^module 'jaxrl_dist' has no attribute 'nothing'$"):
+        jaxrl_dist.nothing()

@@ -26,6 +26,7 @@ from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.es import ES
 from jaxrl_dist.algorithms.impala import IMPALA
 from jaxrl_dist.algorithms.iql import IQL
+from jaxrl_dist.algorithms.marwil import MARWIL
 from jaxrl_dist.algorithms.pg import PG
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.algorithms.pqn import PQN
@@ -104,6 +105,7 @@ CASES: dict[str, tuple[Any, EnvSpec, bool | str]] = {  # with running statistics
     "sac": (SAC(**MEMORY), CONTINUOUS, False),
     "sac-discrete": (SAC(**MEMORY), DISCRETE, False),
     "iql": (IQL(**MEMORY, n_step=2), CONTINUOUS, True),
+    "marwil": (MARWIL(**{**MEMORY, "n_step": 3}), CONTINUOUS, True),
     "es": (ES(hidden_sizes=(8,)), CONTINUOUS, False),
     "ars": (ARS(), DISCRETE, "observations"),
 }

@@ -46,7 +46,12 @@ def config(algorithm: Any, env: str, fields: dict[str, Any]) -> jaxrl_dist.Train
         ("dqn", {"num_envs": 12}, "replay_capacity", 999_996),
         (DQN(), {"num_envs": 12}, "replay_capacity", 99_996),
         ("ppo", {"num_envs": 3, "rollout_length": 50}, "num_minibatches", 3),  # of 150 examples
-        ("ppo", {"num_envs": 10, "core": "gru", "rollout_length": 48}, "num_minibatches", 2),  # of 10 sequences
+        (
+            "ppo",
+            {"num_envs": 10, "core": "gru", "rollout_length": 48},
+            "num_minibatches",
+            1,
+        ),  # of 5 sequences on each of 2
         ("ppo", {"num_envs": 3, "rollout_length": 48}, "num_minibatches", 4),
         ("impala", {"num_envs": 9, "num_actors": 3}, "num_actors", 3),
         ("a3c", {"num_envs": 9}, "num_actors", 3),

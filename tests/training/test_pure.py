@@ -103,6 +103,7 @@ def test_hyperparameters_that_cannot_be_traced_are_refused() -> None:
     train = jaxrl_dist.make_train(config("dqn"))
     for name, message in {
         "learning_rat": r"'learning_rat' is not a float hyperparameter of this run \(did you mean 'learning_rate'\?\)",
+        "lr": "'lr' is not a float hyperparameter of this run; it is learning_rate here",
         "batch_size": "'batch_size' is not a float hyperparameter of this run",
         "replay_ratio": "one of replay_ratio must be a number of the config: no program can trace it",
     }.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,11 +31,16 @@ def run(args: Sequence[str]) -> int:
         raise ConfigError("which algorithm? Such as: jaxrl-dist check-algorithm my_algo.py --env CartPole-v1")
     if policies.names_policies(args):
         raise ConfigError("check-algorithm checks one algorithm: name it in place of --policy")
+    import jax
+
+    with contextlib.suppress(RuntimeError):  # JAX has begun with the devices that it has
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", 2)
     train = request.parse(args)
     request.output_flags(train.fields)
     config, source = train.resolved()
     result = check(config, source.spec)
-    print(visible("\n".join(result.lines(args[0], "its functions"))))
+    print(visible("\n".join(result.lines(args[0], f"{result.steps} updates on random numbers"))))
     return int(bool(result.faults))
 
 
@@ -44,13 +50,17 @@ def check(config: Train[Any], spec: EnvSpec) -> Check:
     Raises:
       ConfigError: it does not support the environment.
     """
+    from jaxrl_dist.commands.check_algorithm import functions, trial
     from jaxrl_dist.commands.check_env.findings import Check
     from jaxrl_dist.envs.contract import Stop
     from jaxrl_dist.training import contract
 
     result = Check(config.env)
     try:
-        contract.of_algorithm(result, config, spec, 1)
+        algorithm = contract.of_algorithm(result, config, spec, 1)
+        tried = trial.train(result, config, algorithm, spec)
+        functions.check_functions(result, tried)
+        result.steps = tried.updates
     except Stop:
         pass
     except ConfigError:

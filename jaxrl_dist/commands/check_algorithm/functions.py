@@ -1,0 +1,226 @@
+"""Tries the functions of an algorithm one by one, on what a trial has learned and from what."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import partial_eval
+
+from jaxrl_dist import mesh
+from jaxrl_dist.commands.check_algorithm.trial import Trial, close
+from jaxrl_dist.commands.check_env.findings import Check
+from jaxrl_dist.spaces import Box, Discrete
+from jaxrl_dist.types import Context, PyTree, Rollout
+
+LATE = 1e9
+"""Env steps at which a policy's greedy actions are compared with sampled ones: exploration has been annealed."""
+SAMPLES = 128
+"""Actions to sample for an observation."""
+OBSERVATIONS = 4
+
+
+def check_functions(check: Check, trial: Trial) -> None:
+    """Checks that policy, postprocessor and loss treat environments alike, and use keys and ends as they must."""
+    _check_policy(check, trial)
+    _check_greedy(check, trial)
+    _check_learning(check, trial)
+
+
+def _check_policy(check: Check, trial: Trial) -> None:
+    policy, rows = trial.algorithm.policy, trial.rollout.reward.shape[1]
+    obs, core = jax.tree.map(lambda x: x[0], trial.rollout.obs), trial.algorithm.initial_core(rows)
+
+    def act(obs: PyTree, core: PyTree, keys: Any) -> Any:
+        return policy(trial.variables, obs, core, Context(keys, jnp.float32(0)))
+
+    keys = jax.random.split(jax.random.key(1), rows)
+    text, greedy = _traced(act, obs, core, keys), _traced(act, obs, core, None)
+    if "random_bits[" in greedy:
+        check.fault("greedy", "policy draws random numbers where context.keys is None, which asks for greedy actions")
+    elif "random_seed[" in text:
+        check.fault(
+            "key", "policy makes a key itself, which is the same in each step; context.keys has one for each row"
+        )
+    if not text or not greedy:
+        check.fault("pure", "policy is not the same when traced again: its random numbers come from context.keys alone")
+    function = jax.jit(act)
+    first = check.call("policy", function, obs, core, keys)
+    size = _together(trial)
+    turned = function(*(_turned(x, size) for x in (obs, core, keys)))
+    if not _equal(_turned(first, size), turned):
+        text = "policy gives a row another output when environments change places: each row depends on its own row of"
+        check.fault("rows", f"{text} obs, core and context.keys alone, and not on one key for all")
+    others = [function(obs, core, jax.random.split(jax.random.key(seed), rows)) for seed in range(2, 50)]
+    if trial.algorithm.behaviour is None and all(_equal(first[0], other[0]) for other in others):
+        check.note("policy takes the same actions whatever context.keys are, so it does not explore")
+
+
+def _traced(function: Callable[..., Any], *args: PyTree) -> str:
+    """Returns a function's program as text; empty if a second trace gives another one."""
+
+    def text() -> tuple[str, list[bytes]]:
+        program = jax.make_jaxpr(lambda *args: function(*args))(*args)  # a function of its own is traced again
+        consts = [np.asarray(x).tobytes() for x in program.consts if isinstance(x, jax.Array | np.ndarray)]
+        return re.sub(r"0x[0-9a-f]+|id=\d+", "", str(program)), consts
+
+    first, second = text(), text()
+    return first[0] if first == second else ""
+
+
+def _check_greedy(check: Check, trial: Trial) -> None:
+    """Compares greedy actions of changed parameters, whose policies are far from uniform, with sampled ones."""
+    space, rows = trial.spec.action, OBSERVATIONS * SAMPLES
+    if not isinstance(space, Box | Discrete):
+        return
+    leaves, tree = jax.tree.flatten(trial.variables.params)
+    keys = jax.random.split(jax.random.key(2), len(leaves))
+    noisy = [x + jax.random.normal(key, x.shape, x.dtype) for x, key in zip(leaves, keys, strict=True)]
+    variables = trial.variables._replace(params=jax.tree.unflatten(tree, noisy))
+    obs = jax.tree.map(lambda x: np.repeat(x[0, :OBSERVATIONS], SAMPLES, axis=0), trial.rollout.obs)
+    core, policy = trial.algorithm.initial_core(rows), trial.algorithm.policy
+
+    @jax.jit
+    def act(keys: Any) -> Any:
+        return policy(variables, obs, core, Context(keys, jnp.float32(LATE)))[0]
+
+    sampled, greedy = (
+        np.asarray(act(keys)).reshape(OBSERVATIONS, SAMPLES, *space.shape)
+        for keys in (jax.random.split(jax.random.key(3), rows), None)
+    )
+    if isinstance(space, Discrete):
+        wrong = np.mean(sampled == greedy) < 0.5 / space.n
+    else:
+        low, high = sampled.min(axis=1, keepdims=True), sampled.max(axis=1, keepdims=True)
+        slack = 0.1 * (high - low) + 1e-4
+        wrong = np.mean((greedy < low - slack) | (greedy > high + slack)) > 0.5
+    if wrong:
+        check.fault("mode", "policy takes greedy actions, without context.keys, that it hardly ever samples with keys")
+
+
+def _check_learning(check: Check, trial: Trial) -> None:
+    algorithm, rollout = trial.algorithm, trial.rollout
+    if algorithm.replay is not None:
+        assert algorithm.window is not None
+        rollout = _windows(rollout, algorithm.window)
+    num_steps, rows = rollout.reward.shape
+    per_row = 1 if algorithm.replay is not None else num_steps // (algorithm.window or num_steps)
+    keys, loss_keys = (jax.random.split(jax.random.key(seed), size) for seed, size in ((4, rows), (5, rows * per_row)))
+
+    def learn(target: PyTree, rollout: Rollout, keys: jax.Array, loss_keys: jax.Array) -> Any:
+        context = Context(keys, jnp.float32(0), target)
+        batch = algorithm.postprocess(trial.variables, rollout, context)
+        losses, mask, aux = algorithm.loss(trial.variables, batch, context._replace(keys=loss_keys))
+        losses = jnp.where(mask != 0, losses, 0.0) * mask
+        return batch, losses, {} if aux.priority is None else {"priority": aux.priority}
+
+    args = trial.target, rollout, keys, loss_keys
+    text = _traced(mesh.by_hand(learn), *args)
+    if not text:
+        whole = "postprocess or loss is not the same when traced again"
+        check.fault("pure learning", f"{whole}: random numbers come from context.keys alone")
+    elif "random_seed[" in text:
+        check.fault("key of learning", "postprocess or loss makes a key itself; context.keys has one for each example")
+    learned = jax.jit(mesh.by_hand(learn))
+    function = partial(learned, trial.target)
+    _check_target(check, trial, lambda target: learned(target, rollout, keys, loss_keys))
+    batch, losses, extra = check.call("postprocess or loss", learned, *args)
+    if extra and (least := float(np.min(extra["priority"]))) < 0:
+        check.fault(
+            "priority", f"loss returned an Aux.priority of {least:.3g}; it needs at least 0, as of an absolute error"
+        )
+    _check_order(check, trial, function, args[1:], (batch, losses), per_row)
+    invalid = jax.tree.map(lambda x: _other(x, rollout.valid), rollout.action)
+    _, other, _ = function(rollout._replace(action=invalid), keys, loss_keys)
+    if not np.array_equal(losses, other, equal_nan=True):
+        text = (
+            "loss learns from reset steps: other actions there change it; a mask that is 0 where rollout.valid is False"
+        )
+        check.fault("mask", f"{text} leaves them out")
+    swapped = rollout._replace(terminated=rollout.truncated, truncated=rollout.terminated)
+    batch_after, after, _ = function(swapped, keys, loss_keys)
+    both = np.any(rollout.terminated) and np.any(rollout.truncated)
+    if (
+        both
+        and not algorithm.episodic
+        and all(map(np.array_equal, *map(jax.tree.leaves, ((batch, losses), (batch_after, after)))))
+    ):
+        text = (
+            "postprocess treats rollout.terminated and rollout.truncated alike; the value after a termination is 0, and"
+        )
+        check.note(f"{text} after a time limit that of the next observation")
+
+
+def _check_target(check: Check, trial: Trial, learned: Callable[[PyTree], Any]) -> None:
+    """Checks that a target network follows the parameters, and that something reads it."""
+    if not jax.tree.leaves(trial.target):
+        return
+    params, count = trial.variables.params, jnp.int32(0)
+    program = jax.make_jaxpr(trial.algorithm.target)(params, trial.target, count).jaxpr
+    _, read = partial_eval.dce_jaxpr(program, [True] * len(program.outvars))
+    if not any(read[: len(jax.tree.leaves(params))]):
+        check.fault("target", "target returned a target that never depends on params, so it stays as it begins")
+    if _equal(learned(trial.target), learned(jax.tree.map(lambda x: x + np.ones_like(x), trial.target))):
+        check.fault("unread", "neither postprocess nor loss reads context.target, the output of target")
+
+
+def _check_order(check: Check, trial: Trial, function: Any, args: Any, first: tuple[PyTree, Any], per_row: int) -> None:
+    """Checks that examples are environment-major, and that environments may change places."""
+    (rollout, keys, loss_keys), (batch, losses) = args, first
+    size, rows = _together(trial), rollout.reward.shape[1]
+    moved = jax.tree.map(lambda x: np.roll(x, size, axis=1), rollout._replace(core=(), final_core=()))
+    moved = moved._replace(core=_turned(rollout.core, size), final_core=_turned(rollout.final_core, size))
+    loss_keys = _turned(loss_keys, size * per_row)
+    batch_after, losses_after, _ = function(moved, _turned(keys, size), loss_keys)
+    if not _equal(_turned(batch, size * per_row), batch_after):  # a key for the whole batch, as of mesh.batch_key?
+        batch_after, losses_after, _ = function(moved, keys, loss_keys)
+    for (path, x), y in zip(jax.tree.leaves_with_path(batch), jax.tree.leaves(batch_after), strict=True):
+        if close(_turned(x, size * per_row), y):
+            continue
+        by_time = np.asarray(x).reshape(per_row, rows, *x.shape[1:])
+        text = f"postprocess returned batch{jax.tree_util.keystr(path)}"
+        if close(np.roll(by_time, size, axis=1).reshape(x.shape), y):
+            text += " in time-major order; jaxrl_dist.types.swap_axes makes [B, T] of [T, B], whose axes can be joined"
+        else:
+            text += " that is not the same for an environment in another place: it depends on an index"
+        return check.fault("order", text)
+    if not close(_turned(losses, size * per_row), losses_after):
+        text = "loss returned another loss for an example in another place: each depends on its own row of the batch"
+        check.fault("order", f"{text} and of context.keys")
+
+
+def _windows(rollout: Rollout, length: int) -> Rollout:
+    """Returns all windows of a rollout ``[length, N, ...]``, as replay draws them."""
+    starts = range(rollout.reward.shape[0] - length + 1)
+    obs = jax.tree.map(lambda x: np.concatenate([x[t : t + length + 1] for t in starts], axis=1), rollout.obs)
+    rest: Rollout = jax.tree.map(
+        lambda x: np.concatenate([x[t : t + length] for t in starts], axis=1),
+        rollout._replace(obs=(), core=(), final_core=()),
+    )
+    return rest._replace(obs=obs)
+
+
+def _other(action: Any, valid: Any) -> Any:
+    """Returns other actions where steps are resets."""
+    changed = np.where(action == 0, 1, 0).astype(action.dtype) if action.dtype.kind in "iu" else 0.5 * action
+    return np.where(np.asarray(valid).reshape(valid.shape + (1,) * (action.ndim - 2)), action, changed)
+
+
+def _together(trial: Trial) -> int:
+    """Returns the number of rows that must stay side by side."""
+    return trial.spec.num_agents * (2 if trial.algorithm.paired else 1)
+
+
+def _turned(tree: PyTree, size: int) -> PyTree:
+    """Returns the rows of all arrays moved by ``size``, the last ones to the front."""
+    return jax.tree.map(lambda x: jnp.roll(x, size, axis=0), tree)
+
+
+def _equal(x: PyTree, y: PyTree) -> bool:
+    """Returns whether two trees are equal but for rounding."""
+    return all(map(close, jax.tree.leaves(x), jax.tree.leaves(y)))

@@ -1,0 +1,59 @@
+"""Environments of random numbers: any spaces, short episodes, and both kinds of ends."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_dist.envs.base import DeviceEnv
+from jaxrl_dist.spaces import Discrete, MultiDiscrete, Part
+from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
+
+END_CHANCE = 0.1
+"""Chance of each kind of end, in each step."""
+FAR = 1e6
+"""A bound as large as this counts as none: observations lie within ``WIDTH`` of the other bound, or of 0."""
+WIDTH = 3.0
+
+
+def made_up(spec: EnvSpec) -> DeviceEnv:
+    """Returns environments with the spaces of ``spec``, whose agents begin and end their episodes together."""
+
+    def draw(keys: jax.Array) -> PyTree:
+        def of_part(number: int, part: Part) -> jax.Array:
+            return jax.vmap(lambda key: _drawn(jax.random.fold_in(key, number), part))(keys)
+
+        parts, tree = jax.tree.flatten(spec.observation)
+        obs = jax.tree.unflatten(tree, [of_part(number, part) for number, part in enumerate(parts)])
+        return obs if spec.mask is None else {**obs, spec.mask: jnp.ones_like(obs[spec.mask])}
+
+    def reset(keys: jax.Array) -> tuple[PyTree, PyTree]:
+        return jnp.zeros(len(keys), bool), draw(keys)
+
+    def step(ended: PyTree, action: PyTree, keys: jax.Array) -> tuple[PyTree, Timestep, EpisodeStats]:
+        del action
+        reward, chance = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, len(keys)), (2,)))(keys).T
+        chance = jnp.repeat(jax.scipy.stats.norm.cdf(chance[:: spec.num_agents]), spec.num_agents)
+        valid = ~ended
+        terminated, truncated = valid & (chance < END_CHANCE), valid & (chance > 1 - END_CHANCE)
+        timestep = Timestep(draw(keys), jnp.where(valid, reward, 0.0), terminated, truncated, valid)
+        ended = terminated | truncated
+        zero = jnp.zeros(len(keys))
+        return ended, timestep, EpisodeStats(ended.astype(jnp.float32), zero, zero, zero, zero)
+
+    return DeviceEnv(spec, reset, step)
+
+
+def _drawn(key: jax.Array, part: Part) -> jax.Array:
+    """Returns a random value of a space."""
+    if isinstance(part, Discrete | MultiDiscrete):
+        n = part.n if isinstance(part, Discrete) else np.asarray(part.nvec)
+        return jax.random.randint(key, part.shape, 0, n)
+    low, high = (np.asarray(bound, np.float64) for bound in (part.low, part.high))
+    bounded = np.abs(low) < FAR, np.abs(high) < FAR
+    low = np.where(bounded[0], low, np.where(bounded[1], high - 2 * WIDTH, -WIDTH))
+    high = np.where(bounded[1], high, low + 2 * WIDTH)
+    x = jax.random.uniform(key, part.shape) * (high - low).astype(np.float32) + low.astype(np.float32)
+    whole = not np.issubdtype(part.dtype, np.floating)
+    return (jnp.round(x) if whole else x).astype(part.dtype)

@@ -1,0 +1,127 @@
+"""MARWIL and behavioural cloning against float64 loops over the steps of windows."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from probes import box, perturbed, random_rollout, spec
+
+from jaxrl_dist.algorithms.bc import BC
+from jaxrl_dist.algorithms.marwil import MARWIL
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.mesh import by_hand
+from jaxrl_dist.nn import distributions, networks
+from jaxrl_dist.spaces import Box
+from jaxrl_dist.types import Context, Variables
+
+LOW, HIGH = np.array([-1, 0], np.float32), np.array([3, 2], np.float32)
+ENVS = {
+    "continuous": spec(action=Box((2,), np.dtype(np.float32), LOW, HIGH)),
+    "discrete": spec(),
+    "unbounded": spec(action=box(2)),
+}
+T, N = 6, 24
+NET: dict[str, Any] = {"hidden_sizes": (8,), "activation": "tanh", "discount": 0.9}
+CONFIG = MARWIL(**NET, n_step=T, beta=1.5, max_weight=4.0, value_coefficient=0.7, entropy_coefficient=0.1)
+
+
+@functools.cache
+def problem(kind: str, config: MARWIL = CONFIG) -> tuple[Any, ...]:
+    """Windows over ends of episodes, the loss of parameters, and the policy and the values ``[T + 1, N]`` of these."""
+    env = ENVS[kind]
+    algorithm = config.make(env)
+    assert algorithm.window == config.n_step
+    params = perturbed(jax.jit(algorithm.init)(jax.random.key(0)).params)
+    windows = random_rollout(algorithm, env, config.n_step, N, end_chance=0.3)._replace(core=(), final_core=())
+    batch = jax.jit(by_hand(algorithm.postprocess))(Variables(params, ()), windows, Context())
+
+    @jax.jit
+    def loss(params: Any) -> Any:
+        return algorithm.loss(Variables(params, ()), batch, Context())
+
+    head = distributions.policy_head(env.action)
+    network = networks.actor_critic(config, env.observation, head.num_outputs, False, head.log_std_size)
+    outputs = [network.step(params, obs, ()) for obs in windows.obs]
+    policy = head.distribution(np.stack([x for x, _, _ in outputs])[:-1])
+    return params, loss, windows, policy, np.float64([value for _, value, _ in outputs])
+
+
+def returns_of(windows: Any, values: np.ndarray, discount: float) -> np.ndarray:
+    """To the end of the episode; bootstrapped at a time limit and at the window's end."""
+    found = np.zeros(windows.reward.shape)
+    for n in range(N):
+        for start in range(len(found)):
+            factor = 1.0
+            for t in range(start, len(found)):
+                found[start, n] += factor * windows.reward[t, n]
+                factor *= discount
+                if windows.terminated[t, n] or windows.truncated[t, n]:
+                    factor *= not windows.terminated[t, n]
+                    break
+            found[start, n] += factor * values[t + 1, n]
+    return found
+
+
+@pytest.mark.parametrize("kind", ENVS)
+def test_losses(kind: str) -> None:
+    """Environment-major, of every valid step of a window; the scale of advantages is that of all windows."""
+    _, loss, w, policy, values = problem(kind)
+    assert w.terminated[:-1].any() and w.truncated[:-1].any() and not w.valid.all()
+    target = returns_of(w, values, CONFIG.discount)
+    advantage = target - values[:-1]
+    scale = np.sqrt((advantage[w.valid] ** 2).mean())
+    weight = np.minimum(np.exp(1.5 * advantage / scale), 4.0)
+    assert (weight[w.valid] == 4).any()
+    value_loss = 0.5 * advantage**2
+    policy_loss = -weight * np.float64(policy.log_prob(w.action))
+    total = policy_loss + 0.7 * value_loss - 0.1 * np.float64(policy.entropy())
+    found, mask, aux = loss(problem(kind)[0])
+    np.testing.assert_array_equal(mask, w.valid.T)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+    close(found.T[w.valid], total[w.valid])
+    close(aux.metrics["loss/policy"].T[w.valid], policy_loss[w.valid])
+    close(aux.metrics["loss/value"].T[w.valid], value_loss[w.valid])
+    error = np.where(w.valid, np.abs(advantage), 0)
+    close(aux.priority, error.sum(axis=0) / np.maximum(w.valid.sum(axis=0), 1))
+
+
+def test_gradients_are_those_of_fixed_weights_and_targets() -> None:
+    params, loss, w, _, values = problem("discrete")
+    env, count = ENVS["discrete"], w.valid.sum()
+    network = networks.actor_critic(CONFIG, env.observation, 3, False)
+    target = returns_of(w, values, CONFIG.discount)
+    advantage = target - values[:-1]
+    weight = np.minimum(np.exp(1.5 * advantage / np.sqrt((advantage[w.valid] ** 2).mean())), 4.0)
+
+    def expected(params: Any) -> Any:
+        logits, value, _ = network.unroll(params, w.obs[:-1], (), w.valid)
+        policy = distributions.Categorical(logits)
+        losses = -np.float32(weight) * policy.log_prob(w.action) + 0.35 * (value - np.float32(target)) ** 2
+        return ((losses - 0.1 * policy.entropy()) * w.valid).sum() / count
+
+    def mean(params: Any) -> Any:
+        losses, mask, _ = loss(params)
+        return (losses * mask).sum() / count
+
+    found, wanted = jax.jit(jax.grad(mean))(params), jax.jit(jax.grad(expected))(params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), found, wanted)
+
+
+def test_bc_weighs_all_actions_alike_and_learns_no_value() -> None:
+    params, loss, w, policy, _ = problem("continuous", BC(**NET))
+    losses, mask, aux = loss(params)
+    assert losses.shape == (N, 1) and (aux.metrics["policy/weight"] == 1).all()
+    np.testing.assert_array_equal(mask.T, w.valid)
+    np.testing.assert_allclose(losses.T, -np.float64(policy.log_prob(w.action)), rtol=1e-4)
+    gradient = jax.grad(lambda params: loss(params)[0].mean())(params)
+    moved = {name for name, x in gradient.items() if any(np.any(leaf != 0) for leaf in jax.tree.leaves(x))}
+    assert moved and not any("value" in name for name in moved)
+
+
+def test_a_core_is_refused() -> None:
+    with pytest.raises(ConfigError, match="core does not work with bc: remove it"):
+        BC(core="gru").validate()
