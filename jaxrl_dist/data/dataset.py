@@ -274,42 +274,41 @@ def checked(data: Dataset, name: str = "the data set") -> Dataset:
     Raises:
       ConfigError: they do not.
     """
-
-    def fault(text: str) -> ConfigError:
-        return ConfigError(f"{name} cannot be learnt from: {text}")
-
-    size = len(data.reward)
-    fields = {"obs": (data.obs, data.observation_space), "action": (data.action, data.action_space)}
-    for field, (tree, space) in fields.items():
-        for path, part in spaces.leaves(space).items():
-            x, where = spaces.leaves(tree)[path], f"{field}{path and f' {path}'}"
-            if x.shape != (size, *part.shape) or x.dtype != part.dtype:
-                raise fault(f"{where} is {x.dtype}{list(x.shape)}, not {part.dtype}{[size, *part.shape]}")
-            if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
-                raise fault(f"{where} has a NaN or an infinity")
-            _check_choices(x, part, where, fault)
-    rows = {field: getattr(data, field) for field in _DTYPES if getattr(data, field) is not None}
-    for field, x in rows.items():
-        if x.shape != (size,) or x.dtype != _DTYPES[field]:
-            raise fault(f"{field} is {x.dtype}{list(x.shape)}, not {np.dtype(_DTYPES[field])}[{size}]")
-        if x.dtype == np.float32 and not np.isfinite(x).all():
-            raise fault(f"{field} has a NaN or an infinity")
-    if not 0 < size <= _MAX_STEPS:
-        raise fault(f"it has {size} steps; 1 to {_MAX_STEPS} work")
-    over = data.terminated | data.truncated
-    if (data.terminated & data.truncated).any() or (over & ~data.valid).any():
-        raise fault("a step both terminates and is truncated, or an invalid step ends an episode")
-    if data.valid[-1] or not np.array_equal(np.flatnonzero(~data.valid), np.flatnonzero(over) + 1):
-        raise fault("its invalid steps are not those after the ends of its episodes")
+    if (problem := _problem(data)) is not None:
+        raise ConfigError(f"{name} cannot be learnt from: {problem}")
     return data
 
 
-def _check_choices(x: np.ndarray, part: Space, where: str, fault: Any) -> None:
+def _problem(data: Dataset) -> str | None:
+    size = len(data.reward)
+    if not 0 < size <= _MAX_STEPS:
+        return f"it has {size} steps; 1 to {_MAX_STEPS} work"
+    parts: dict[str, tuple[Any, Any]] = {}
+    for field, tree, space in (("obs", data.obs, data.observation_space), ("action", data.action, data.action_space)):
+        arrays = spaces.leaves(tree)
+        parts |= {f"{field} {path}".strip(): (arrays[path], part) for path, part in spaces.leaves(space).items()}
+    rows = {name: Box((), np.dtype(dtype), np.array(0), np.array(0)) for name, dtype in _DTYPES.items()}
+    parts |= {name: (getattr(data, name), kind) for name, kind in rows.items() if getattr(data, name) is not None}
+    for where, (x, part) in parts.items():
+        if (problem := _problem_of(x, size, part)) is not None:
+            return f"{where} {problem}"
+    over = data.terminated | data.truncated
+    if (data.terminated & data.truncated).any() or (over & ~data.valid).any():
+        return "a step both terminates and is truncated, or an invalid step ends an episode"
+    if data.valid[-1] or not np.array_equal(np.flatnonzero(~data.valid), np.flatnonzero(over) + 1):
+        return "its invalid steps are not those after the ends of its episodes"
+    return None
+
+
+def _problem_of(x: np.ndarray, size: int, part: Any) -> str | None:
+    if x.shape != (size, *part.shape) or x.dtype != part.dtype:
+        return f"is {x.dtype}{list(x.shape)}, not {part.dtype}{[size, *part.shape]}"
+    if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
+        return "has a NaN or an infinity"
     if isinstance(part, Box):
-        return
-    most = part.n if isinstance(part, Discrete) else np.asarray(part.nvec)  # type: ignore[union-attr]
-    if (x < 0).any() or (x >= most).any():
-        raise fault(f"{where} has a value that {spaces.describe(part)} has not")
+        return None
+    most = part.n if isinstance(part, Discrete) else np.asarray(part.nvec)
+    return f"has a value that {spaces.describe(part)} has not" if (x < 0).any() or (x >= most).any() else None
 
 
 def check_spaces(name: str, data: Dataset, observation: Space, action: Space) -> None:

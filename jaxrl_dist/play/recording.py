@@ -56,31 +56,7 @@ def record(
     source, algorithm, spec = policy.source, policy.algorithm, policy.source.spec
     if spec.policies or spec.num_agents > 1 or spec.frame_stack > 1:
         raise ConfigError("a data set holds the steps of one agent, and no stacked frames")
-    log_prob = None if greedy else algorithm.log_prob
-    known = log_prob is not None or (greedy and random_share > 0 and isinstance(spec.action, Discrete))
-    uniform = _uniform(spec.action) if random_share else None
-
-    def act(variables: Any, obs: PyTree, core: PyTree, key: jax.Array) -> tuple[PyTree, PyTree, jax.Array]:
-        keys, which, draw = (jax.random.split(part, num_envs) for part in jax.random.split(key, 3))
-        context = Context(None if greedy else keys, jnp.float32(END_OF_SCHEDULES))
-        action, after, _ = algorithm.policy(variables, obs, core, context)
-        chosen = action = clipped(spec.action, action)
-        if uniform is not None:
-            chance = jax.vmap(lambda key: jax.random.uniform(key) < random_share)(which)
-            drawn, density = jax.vmap(uniform)(draw)
-            action = jax.tree.map(lambda x, y: jnp.where(_like(chance, x), x, y), drawn, action)
-        if not known:
-            return action, after, jnp.zeros(num_envs)
-        if log_prob is not None:
-            probability = log_prob(variables, obs, core, action, context)
-        else:  # the best action has all of it
-            probability = jnp.where(action == chosen, 0.0, -jnp.inf)
-        if uniform is not None:
-            own, other = probability + jnp.log1p(-random_share), jnp.log(random_share) + density
-            probability = jnp.logaddexp(own, other)
-        return action, after, probability
-
-    act = jax.jit(act)
+    act, known = _acting(policy, num_envs, random_share, greedy=greedy)
     start = steps.initial_core({"": algorithm}, spec, EnvSlice.all(num_envs))[""]
     after_step = jax.jit(lambda core, action, step: steps.after_step(algorithm, core, start, action, step))
     rows: list[tuple[PyTree, PyTree, Timestep, Array]] = []
@@ -106,8 +82,40 @@ def record(
     obs = jax.tree.map(lambda x, y: np.concatenate([x, y[None]]), stacked[0], last)
     parts = (obs, stacked[1], stacked[2].reward, stacked[2].terminated, stacked[2].truncated, stacked[2].valid)
     rollout = Rollout(*parts, extras={"log_prob": stacked[3]} if known else {}, core=(), final_core=())
-    behaviour = {"random_share": random_share, "greedy": greedy, "deterministic": not known}
+    behaviour = {"random_share": random_share, "greedy": greedy, "deterministic": greedy and random_share == 0}
     return of_rollout(rollout, spec, {**about, "behaviour": {**about.get("behaviour", {}), **behaviour}})
+
+
+def _acting(
+    policy: Policy, num_envs: int, random_share: float, *, greedy: bool
+) -> tuple[Callable[..., tuple[PyTree, PyTree, jax.Array]], bool]:
+    """Returns ``(variables, obs, core, key) -> (action, core, log_prob)``, and whether the probability is known."""
+    algorithm, spec = policy.algorithm, policy.source.spec
+    log_prob = None if greedy else algorithm.log_prob
+    known = log_prob is not None or (greedy and random_share > 0 and isinstance(spec.action, Discrete))
+    uniform = _uniform(spec.action) if random_share else None
+
+    def act(variables: Any, obs: PyTree, core: PyTree, key: jax.Array) -> tuple[PyTree, PyTree, jax.Array]:
+        keys, which, draw = (jax.random.split(part, num_envs) for part in jax.random.split(key, 3))
+        context = Context(None if greedy else keys, jnp.float32(END_OF_SCHEDULES))
+        action, after, _ = algorithm.policy(variables, obs, core, context)
+        chosen = action = clipped(spec.action, action)
+        if uniform is not None:
+            chance = jax.vmap(lambda key: jax.random.uniform(key) < random_share)(which)
+            drawn, density = jax.vmap(uniform)(draw)
+            action = jax.tree.map(lambda x, y: jnp.where(_like(chance, x), x, y), drawn, action)
+        if not known:
+            return action, after, jnp.zeros(num_envs)
+        if log_prob is not None:
+            probability = log_prob(variables, obs, core, action, context)
+        else:  # the best action has all of it
+            probability = jnp.where(action == chosen, 0.0, -jnp.inf)
+        if uniform is not None:
+            own, other = probability + jnp.log1p(-random_share), jnp.log(random_share) + density
+            probability = jnp.logaddexp(own, other)
+        return action, after, probability
+
+    return jax.jit(act), known
 
 
 def of_memory(policy: Policy, run_dir: str | pathlib.Path, about: Mapping[str, Any] = {}) -> Dataset:

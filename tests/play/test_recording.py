@@ -1,0 +1,74 @@
+"""Data sets of what a policy experiences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import runs
+
+import jaxrl_dist
+from jaxrl_dist import cli
+from jaxrl_dist.data.dataset import Dataset
+from jaxrl_dist.types import Context
+
+
+@pytest.fixture(scope="module")
+def policy() -> jaxrl_dist.Policy:
+    return jaxrl_dist.load_policy(runs.finished(f"ppo --env CartPole-v1 {runs.TINY}"))
+
+
+def test_the_probabilities_are_those_of_the_mixture(policy: jaxrl_dist.Policy) -> None:
+    data = jaxrl_dist.record(policy, 200, num_envs=4, random_share=0.25)
+    assert data.steps >= 200 and not (data.truncated & (data.reward == 0)).any()
+    obs = data.obs[data.valid]
+    logits = [
+        policy.algorithm.log_prob(policy.variables, jnp.asarray(obs), (), jnp.full(len(obs), a), Context(jnp.arange(1)))
+        for a in range(2)
+    ]
+    own = np.exp(np.stack(logits, axis=1).astype(np.float64))
+    np.testing.assert_allclose(own.sum(axis=1), 1, rtol=1e-5)
+    action, rows = data.action[data.valid], np.arange(len(obs))
+    expected = 0.75 * own[rows, action] + 0.25 * 0.5
+    assert data.log_prob is not None
+    np.testing.assert_allclose(np.exp(data.log_prob[data.valid]), expected, rtol=1e-5)
+
+
+def test_whole_episodes_are_recorded_as_the_environment_plays_them(policy: jaxrl_dist.Policy) -> None:
+    data = jaxrl_dist.record(policy, 100, num_envs=4, greedy=True)
+    assert data.log_prob is None and data.about["behaviour"]["deterministic"]
+    assert data.lengths.tolist() == data.returns.tolist()  # each step of CartPole pays 1
+    actions, _ = policy(data.obs[data.valid])
+    np.testing.assert_array_equal(actions, data.action[data.valid])
+    again = jaxrl_dist.record(policy, 100, num_envs=4, greedy=True)
+    for x, y in zip(jax.tree.leaves((data.obs, data.action)), jax.tree.leaves((again.obs, again.action)), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_the_commands_record_join_and_choose(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(runs.finished(f"ppo --env CartPole-v1 {runs.TINY}"))
+    out = str(tmp_path / "new" / "data")
+    assert cli.main(["record", run, "-o", out, "--steps", "100", "--num-envs", "4"]) == 0
+    data = Dataset.load(out)
+    assert f"{data.steps:,} steps in {len(data.returns)} episodes" in capsys.readouterr().out
+    best = str(tmp_path / "best")
+    assert cli.main(["data", out, out, "--best", "0.5", "-o", best]) == 0
+    order = np.sort(np.tile(data.returns, 2))[::-1]
+    assert sorted(Dataset.load(best).returns, reverse=True) == list(order[: len(order) // 2])
+    assert cli.main(["data", out, "-o", str(tmp_path / "h.png")]) == 0 and (tmp_path / "h.png").stat().st_size > 1000
+    capsys.readouterr()
+    refused = {
+        ("record", run): "where to? As in",
+        ("record", run, "-o", out): f"{out} exists",
+        ("record", run, "-o", "x", "--replay"): "--replay needs a run that replays",
+        ("record", run, "-o", "x", "--replay", "--greedy"): "--greedy is for playing",
+        ("data", str(tmp_path)): "is not a data set",
+        ("data",): "which data set?",
+    }
+    for words, message in refused.items():
+        assert cli.main(list(words)) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
