@@ -40,7 +40,7 @@ def to_json(config: Train[Any], spec: EnvSpec | None = None) -> dict[str, Any]:
     run = {name: getattr(config, name) for name in _KEPT}
     content = {
         "format": FORMAT,
-        "clock": CLOCK,
+        "clock": config.clock,
         "algorithm": name_of(config.algorithm),
         "hyperparameters": _hyperparameters(config.algorithm),
         "run": {**run, "env": env_name(config.env)},

@@ -22,7 +22,7 @@ from jaxrl_dist.run.storage import read_json, read_plain
 from jaxrl_dist.settings.policies import Policies
 from jaxrl_dist.settings.stored import stored_content
 
-AXES = {"steps": ("env_steps", "environment steps"), "time": ("wall_time_s", "seconds since the start")}
+AXES = {"steps": ("env_steps", "environment steps"), "updates": ("updates", "updates"), "time": ("wall_time_s", "seconds since the start")}
 """Choices for the horizontal axis: the field of ``metrics.jsonl`` and the label."""
 SAME_CURVE = {*RESUMABLE, "seed", "run_dir"}
 """Fields of ``Train`` in which the runs of a group may differ: only the seed changes how a run learns."""
@@ -50,8 +50,8 @@ class Plot:
     """A metric of metrics.jsonl; of several policies, '*/episode/return' is each one's."""
     score: Literal["training", "evaluation"] = "training"
     """The final score of a run: the metric's mean over its last tenth, or its value in the evaluation at the end."""
-    x: Literal["steps", "time"] = "steps"
-    """Horizontal axis of curves: environment steps or seconds."""
+    x: Literal["steps", "updates", "time"] = "steps"
+    """Horizontal axis of curves: environment steps, updates or seconds."""
     smooth: int = setting(1, low=1)
     """Number of reports in the moving average that is drawn; 1 draws every report as it is."""
     width: Literal["one", "two"] = "two"

@@ -127,7 +127,7 @@ def caption(
     tells = TELLS[plot.kind].format(interval=f"{statistics.CONFIDENCE:.0%} bootstrap interval (Agarwal et al. 2021)")
     meaning = _meaning(score, plot.score, len({group.env for group in groups}))
     lines = [f"{plot.metric} by {axis}{average}.", tells] if plot.kind == "curve" else [tells, *meaning]
-    number, unit = (",.0f", axis) if plot.x == "steps" else (",.1f", "s")
+    number, unit = (",.0f", axis) if plot.x != "time" else (",.1f", "s")
     for group in groups:
         config = configs[group.runs[0]]
         seeds = sorted(str(configs[name]["run"].get("seed")) for name in group.runs)
