@@ -73,6 +73,6 @@ class MARWIL(
 
         return Algorithm(
             loss=loss,
-            optimizer=self.clipped_optimizer("adam"),
+            optimizer=self.clipped_optimizer("adam", eps=1e-5),
             **net.acting() | n_step_replay(self) | {"postprocess": postprocess},
         )
