@@ -76,7 +76,7 @@ def make_bare(job: Job) -> Callable[[int], None]:
 
     def draw(state: TrainState) -> object:
         memory = state.memory._replace(added=jnp.full_like(state.memory.added, window))
-        windows = ring.gather(memory, ring.draw_uniform(memory, key, replay.batch_size, window), window)
+        windows = ring.gather(memory.steps, ring.draw_uniform(memory, key, replay.batch_size, window), window)
         return algorithm.postprocess(state.variables, windows, state.context(keys))
 
     def update(state: TrainState, batch: object, keys: jax.Array) -> tuple[TrainState, object]:

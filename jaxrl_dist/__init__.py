@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxrl_dist.config.train import Train as Train
+    from jaxrl_dist.data.dataset import Dataset as Dataset
     from jaxrl_dist.errors import CheckpointError as CheckpointError
     from jaxrl_dist.errors import ConfigError as ConfigError
     from jaxrl_dist.errors import DivergedError as DivergedError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from jaxrl_dist.play.match import match as match
     from jaxrl_dist.play.policy import Policy as Policy
     from jaxrl_dist.play.policy import load_policy as load_policy
+    from jaxrl_dist.play.recording import record as record
     from jaxrl_dist.run.console import display as display
     from jaxrl_dist.training import preset as preset
     from jaxrl_dist.training import resume as resume
@@ -34,10 +36,12 @@ if TYPE_CHECKING:
 
 _PUBLIC = {
     "config.train": ("Train",),
+    "data.dataset": ("Dataset",),
     "errors": ("CheckpointError", "ConfigError", "DivergedError", "EnvError"),
     "play.games": ("Player",),
     "play.match": ("match",),
     "play.policy": ("Policy", "load_policy"),
+    "play.recording": ("record",),
     "run.console": ("display",),
     "training": ("preset", "resume", "train"),
     "training.pure": ("make_train",),

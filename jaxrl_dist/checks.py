@@ -31,6 +31,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def unit(clock: str) -> str:
+    """Returns what a run's clock counts, in words."""
+    return clock.replace("_", " ")
+
+
 def install_extra(name: str) -> str:
     """Returns the command that installs an extra of this package."""
     return f"pip install 'jaxrl-dist[{name}]'"

@@ -58,6 +58,14 @@ def leaves(tree: Any, path: str = "") -> dict[str, Any]:
     return {key: part for name in sorted(tree) for key, part in leaves(tree[name], inner + name).items()}
 
 
+def nested(space: Space, values: dict[str, Any], path: str = "") -> Any:
+    """The inverse of ``leaves``: returns the values of a space's parts in its form."""
+    if not isinstance(space, dict):
+        return values[path]
+    inner = f"{path}/" if path else ""
+    return {name: nested(part, values, inner + name) for name, part in space.items()}
+
+
 def write_rows(rows: np.ndarray, whole: Any, part: Any) -> Any:
     """Writes the parts of ``part`` into these rows of the parts of ``whole``, and returns the latter."""
     for x, values in zip(leaves(whole).values(), leaves(part).values(), strict=True):

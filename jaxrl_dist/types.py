@@ -330,15 +330,21 @@ class Report:
     deviation of their returns, mean length, and how many were cut off before they ended. A population's is of all
     episodes, with the number of ``members`` and the standard deviation of their means, ``members_return_std``."""
     ended_by: str | None = None
-    """Field of ``Train`` that ends the run with this report: ``total_env_steps`` or ``stop_at_return``."""
+    """Field of ``Train`` that ends the run with this report: its total or ``stop_at_return``."""
     diverged: bool = False
-    """Whether training has diverged: after too many consecutive gradients that were not finite, ``train`` ends."""
+    """Whether training has diverged and ends: too many gradients in a row were not finite."""
     log: Callable[[Mapping[str, float | None]], None] = lambda values: None
-    """Adds the caller's numbers to this report's line in ``metrics.jsonl`` and to the run's trackers; must be called
-    before the next report is taken. Without a ``run_dir`` it does nothing. Raises ``ConfigError`` for names that the
-    line already has, and for values that are not numbers."""
+    """Adds numbers to its line in ``metrics.jsonl`` and to the trackers, before the next report is taken; without a
+    ``run_dir``, nothing. Raises ``ConfigError`` for names that the line has, and for what is not a number."""
     agent_steps: int | None = None
     """Transitions of all agents so far, counted exactly; None if environments have one agent, or one team."""
+    clock: str = "env_steps"
+    """What the run counts: ``env_steps``, or ``updates`` if it steps no environment."""
     members: tuple[Report, ...] = ()
     """For a population, the newest report of each member that has one. The population's counts are sums, its metrics
     means over the members that have not diverged, and its variables those of the member with the highest return."""
+
+    @property
+    def step(self) -> int:
+        """What the run's clock says."""
+        return self.updates if self.clock == "updates" else self.env_steps

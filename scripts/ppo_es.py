@@ -18,7 +18,7 @@ from jaxrl_dist import preset, train
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.learners.policies import state_of
-from jaxrl_dist.plans import compiled
+from jaxrl_dist.plans import compiled, initial
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.settings.members import members
 from jaxrl_dist.training.setup import make_job
@@ -31,8 +31,8 @@ def evolve(
     config = preset(PPO, env, num_devices=1, seed=seed * size, seeds=size, **options)
     jobs = [make_job(member.config, find(env), size) for member in members(config)]
     act, learn = compiled.make_iteration(jobs[0], size)
-    state, actor = compiled.initial_state(jobs, {}), compiled.initial_actor(jobs, {})
-    keys = tuple(compiled.member_keys(jobs, stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
+    state, actor = initial.states(jobs, {}), initial.actors(jobs, {})
+    keys = tuple(initial.member_keys(jobs, stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
     weights = jnp.maximum(jnp.log((size + 1) / 2) - jnp.log(jnp.arange(1, size + 1)), 0)
 
     def perturbed(mean: jax.Array, key: jax.Array) -> jax.Array:

@@ -142,13 +142,13 @@ for _id, _env in {"Probe-v0": Probe, "ContinuousProbe-v0": ContinuousProbe, "Clo
 def sample_uniform(memory: Memory, key: jax.Array, size: int, window: int, frame_stack: int = 1) -> tuple[Any, ...]:
     """Draws windows, and returns them and where they start."""
     index = ring.draw_uniform(memory, key, size, window, frame_stack)
-    return ring.gather(memory, index, window, frame_stack), index
+    return ring.gather(memory.steps, index, window, frame_stack), index
 
 
 def sample_prioritized(memory: Memory, key: jax.Array, size: int, window: int, frame_stack: int = 1) -> tuple[Any, ...]:
     """Draws windows, and returns them, where they start and their probabilities."""
     index, probability = ring.draw_prioritized(memory, key, size)
-    return ring.gather(memory, index, window, frame_stack), index, probability
+    return ring.gather(memory.steps, index, window, frame_stack), index, probability
 
 
 # --- Runs ---------------------------------------------------------------------------------------------

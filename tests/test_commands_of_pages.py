@@ -33,6 +33,7 @@ ELSEWHERE = {
     "XLA_FLAGS=--xla_gpu": "needs a GPU",
     "--learner-devices 2-7": "needs eight devices: forced ones of a CPU take a quarter of an hour; tests/plans",
     "--checkpoint 1000000": "needs a run of so many steps; tests/commands",
+    "@403178": "needs a run of so many steps; tests/play",
     "--metric own/": "needs a metric of one's own; tests/training",
 }
 """Parts of commands that are not run here, with the reason and what tests them."""
@@ -62,7 +63,7 @@ RUN_OF = {
 MY_MODULE = '''
 import gymnasium
 import numpy as np
-from team import CartPoles
+import team
 
 
 class Count(gymnasium.Env):
@@ -87,6 +88,10 @@ class Count(gymnasium.Env):
 
 def make(size=5):
     return Count(size)
+
+
+def CartPoles():
+    return team.CartPoles(4)
 '''
 
 

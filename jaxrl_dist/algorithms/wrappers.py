@@ -260,8 +260,10 @@ def clip_rewards(algorithm: Algorithm, low: float, high: float) -> Algorithm:
     return dataclasses.replace(algorithm, postprocess=postprocess, feedback=feedback, update_stats=with_stats)
 
 
-def average_parameters(algorithm: Algorithm, steps: int, num_agents: int = 1) -> Algorithm:
+def average_parameters(algorithm: Algorithm, steps: int, num_agents: int = 1, *, by_update: bool = False) -> Algorithm:
     """Lets greedy actions come from an exponential moving average of the parameters, over about ``steps`` env steps.
+
+    If ``by_update``, it is over as many updates: each follows a blank rollout, where a data set is learnt from.
 
     Training, and whoever samples actions, uses the newest parameters. Each rollout moves the average towards the
     parameters that acted; the first ``steps`` env steps count equally, so that the initial ones are soon forgotten.
@@ -279,7 +281,7 @@ def average_parameters(algorithm: Algorithm, steps: int, num_agents: int = 1) ->
 
     def update_stats(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         average, others = inner.updated_stats(variables, rollout, context)
-        new = rollout.reward.size // num_agents * jax.lax.axis_size(mesh.DATA)
+        new = 1 if by_update else rollout.reward.size // num_agents * jax.lax.axis_size(mesh.DATA)
         rate = jnp.minimum(new / jnp.minimum(context.env_step + new, steps), 1.0)
         return optax.incremental_update(variables.params, average, rate), others
 

@@ -22,6 +22,8 @@ USES = (
     ("resume RUN_DIR [FLAGS]", "continue a run; --total-env-steps N trains a finished one further"),
     ("evaluate RUN_DIR [FLAGS]", "play greedy episodes with a trained policy"),
     ("video RUN_DIR FILE.gif [FLAGS]", "film greedy episodes"),
+    ("record RUN_DIR -o DIR [FLAGS]", "store what a trained policy experiences as a data set"),
+    ("data DIR ... [-o DIR]", "show what is in a data set; join several, or take the best episodes"),
     ("match RUN_DIR RUN_DIR ... [FLAGS]", "play games between policies, and say which plays better"),
     ("plot RUN_DIR ... -o FILE", "plot learning curves, or compare scores: --kind"),
     ("export RUN_DIR [-o FILE]", "write the policy as StableHLO, which runs without this package"),

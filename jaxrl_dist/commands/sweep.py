@@ -142,7 +142,7 @@ class _Progress:
         row = self.rows[number]
         row.status, last = status, refill(row, self.log(number).with_suffix(""))
         if last is not None:
-            row.env_steps, row.iteration = last.env_steps, last.iteration
+            row.env_steps, row.updates, row.iteration = last.env_steps, last.updates, last.iteration
         write_results(self.path, self.rows)
         field, (score,) = scored([row])
         result = status if score is None else f"{score_name(field, self.policy)} {score:.6g}"

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from jaxrl_dist.checks import unit
 from jaxrl_dist.commands import request
 from jaxrl_dist.config.train import Train, launch_of
 from jaxrl_dist.errors import ConfigError, FinishedError, visible
@@ -130,9 +131,9 @@ def show(name: str, run: Run, stop: signals.Stop, *, quiet: bool, verbose: bool)
     config = run.config
     display = Display(config.evaluation_episodes, quiet=quiet, verbose=verbose)
     reports = run.reports(display.evaluating, stop)
-    begun = f", from {run.env_steps:,} env steps on" if run.env_steps else ""
+    begun = f", from {run.steps:,} {unit(config.clock)} on" if run.steps else ""
     display.print(f"{run.describe(name)}\nwriting {config.run_dir}{begun}")
-    last = _last(display.watch(reports, run.total_env_steps), stop)
+    last = _last(display.watch(reports, run.total_steps), stop)
     stop.number = max(peers.all_gather(stop.number or 0, "signals")) or None
     if stop() and (left := _left(run, last)):
         raise stop.interrupted(f"interrupted; {left}")
@@ -154,7 +155,7 @@ def _last(reports: Iterator[Report], stop: signals.Stop) -> Report:
 def _left(run: Run, last: Report) -> str:
     """Says how to do what a stopped run has left undone; "": nothing is."""
     if last.ended_by is None:
-        return f"`{run.resume_command()}` continues from {last.env_steps} env steps"
+        return f"`{run.resume_command()}` continues from {last.step} {unit(last.clock)}"
     if run.config.evaluation_episodes and not last.evaluation:
         return f"it is trained and saved, and `jaxrl-dist evaluate {shlex.quote(str(run.config.run_dir))}` works"
     return ""
@@ -167,10 +168,10 @@ def _summary(run: Run, last: Report) -> Iterator[str]:
     from jaxrl_dist.training.results import table
 
     seconds, compiling = last.wall_time_s, last.metrics["time/compile_s"] or 0.0
-    rate = last.env_steps / max(seconds - compiling, 1e-9)
+    rate = last.step / max(seconds - compiling, 1e-9)
     agents = "" if last.agent_steps is None else f" ({last.agent_steps:,} agent steps)"
     yield (
-        f"{last.env_steps:,} env steps{agents} in {seconds - compiling:.1f} s ({rate:,.0f} a second), "
+        f"{last.step:,} {unit(last.clock)}{agents} in {seconds - compiling:.1f} s ({rate:,.0f} a second), "
         f"after {compiling:.1f} s of setting up and compiling"
     )
     if last.ended_by == "stop_at_return":
@@ -185,15 +186,16 @@ def _continues_from(run: Run) -> str:
     """Says where a run continues whose process ends at once."""
     from jaxrl_dist.run import checkpoint, files
 
-    path, env_steps = pathlib.Path(str(run.config.run_dir)), list[int]()
+    path, steps = pathlib.Path(str(run.config.run_dir)), list[int]()
 
     def read() -> None:
         for folder in (path, *files.members_of(path)):
-            env_steps.extend(map(checkpoint.number_of, checkpoint.saved(folder)[:1]))
+            steps.extend(map(checkpoint.number_of, checkpoint.saved(folder)[:1]))
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
     thread.join(1.0)  # its disk may hang, and must not keep the process
-    if env_steps:
-        return f"nothing after {max(env_steps)} env steps is saved, and `{run.resume_command()}` continues from there"
+    if steps:
+        newest = f"{max(steps)} {unit(run.config.clock)}"
+        return f"nothing after {newest} is saved, and `{run.resume_command()}` continues from there"
     return "" if thread.is_alive() else "the run has saved no checkpoint"

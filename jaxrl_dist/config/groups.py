@@ -43,6 +43,19 @@ class Environment:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Data:
+    """Recorded experience to learn from."""
+
+    data: str | None = None
+    """Directory of a data set, as `jaxrl-dist record` makes it: learn from it alone, under --plan offline, or beside
+    new experience with a data share."""
+    total_updates: int = setting(100_000, low=1, high=10**9, resumable=True, compiled=False)
+    """Updates to train for, under --plan offline."""
+    data_share: float | None = setting(None, above=0, below=1, needs="data")
+    """Share of each batch that comes from the data set (Ball et al. 2023); the rest comes from replayed experience."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Execution:
     """Devices, and their memory and programs."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class Plan(NamedTuple):
@@ -16,6 +16,9 @@ class Plan(NamedTuple):
 
     help: str
     """What it does, in one line."""
+    clock: Literal["env_steps", "updates"] = "env_steps"
+    """What totals, intervals, schedules and checkpoints of a run count; a plan whose clock is ``updates`` learns from a
+    data set alone and steps no environment."""
     compiled: bool = False
     """Whether environments are part of its program: they must be pure functions, and a resumed run goes on in them."""
     threaded: bool = False
@@ -24,6 +27,8 @@ class Plan(NamedTuple):
     """Whether actors compute the gradients, each on one device, without a replay memory."""
     free_running: bool = False
     """Whether learning from a replay memory need not wait for new experience (``--free-running``)."""
+    unused: tuple[str, ...] = ()
+    """Fields and hyperparameters that mean nothing under it: the user's are refused."""
     several: bool = True
     """Whether several policies can train."""
     copies: bool = True
@@ -54,6 +59,17 @@ PLANS = {
         sends_gradients=True,
         several=False,
     ),
+    "offline": Plan(
+        "learning from a data set alone (--data), compiled into one program",
+        clock="updates",
+        unused=(
+            *("total_env_steps", "rollout_length", "scale_rewards", "stop_at_return", "evolve"),
+            *("replay_capacity", "replay_ratio", "learning_starts"),
+        ),
+        several=False,
+        copies=False,
+        members="DevicePopulation",
+    ),
 }
 """The plans by name; the first that is ``compiled``, and the first that is not, are the defaults."""
 
@@ -61,3 +77,8 @@ PLANS = {
 def default_plan(*, is_pure: bool) -> str:
     """Returns the name of the plan for environments that are pure functions, or for others."""
     return next(name for name, plan in PLANS.items() if plan.compiled == is_pure)
+
+
+def offline_plan() -> str:
+    """Returns the name of the plan that learns from a data set alone."""
+    return next(name for name, plan in PLANS.items() if plan.clock == "updates")

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from jaxrl_dist.checks import MAX_SIZE, MAX_STEPS, check_bounds, check_used, did_you_mean, parse_bounds, parse_devices
-from jaxrl_dist.config.groups import Actors, Checkpoints, Environment, Evaluation, Execution, Population
+from jaxrl_dist.config.groups import Actors, Checkpoints, Data, Environment, Evaluation, Execution, Population
 from jaxrl_dist.config.inherit import Named
-from jaxrl_dist.config.plans import PLANS
+from jaxrl_dist.config.plans import PLANS, offline_plan
 from jaxrl_dist.config.synonyms import hint, missing
 from jaxrl_dist.config.values import check_declared, marked, marks_of, plain, setting
 from jaxrl_dist.errors import ConfigError
@@ -212,13 +212,27 @@ class Processes:
             raise ConfigError(f"--process {self.process} is not one of --processes {self.processes}, counted from 0")
 
 
-GROUPS = (Common, Run, Environment, Execution, Actors, Processes, Population, Evaluation, Checkpoints)
+GROUPS = (Common, Run, Environment, Data, Execution, Actors, Processes, Population, Evaluation, Checkpoints)
 """The groups of a run's fields, in the order of help."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Train(Named, Checkpoints, Evaluation, Population, Processes, Actors, Execution, Environment, Run, Common[Config]):
+class Train(
+    Named, Checkpoints, Evaluation, Population, Processes, Actors, Execution, Data, Environment, Run, Common[Config]
+):
     """A training run. Fields that are left out come from the algorithm's preset for the environment."""
+
+    @property
+    def clock(self) -> Literal["env_steps", "updates"]:
+        """What the total, the intervals, the schedules and the checkpoints of the run count."""
+        plan = self.plan or (offline_plan() if self.data and self.data_share is None else None)
+        return PLANS[plan].clock if plan else "env_steps"
+
+    @property
+    def total(self) -> int:
+        """Where the run ends, by its ``clock``."""
+        total: int = getattr(self, f"total_{self.clock}")
+        return total
 
     if not TYPE_CHECKING:
 
@@ -254,8 +268,9 @@ class Train(Named, Checkpoints, Evaluation, Population, Processes, Actors, Execu
         Raises:
           ConfigError: a value is out of range; the message names the first such flag.
         """
-        if not self.env:
+        if not self.env and not (self.data and self.clock == "updates"):
             raise ConfigError("--env is missing; `jaxrl-dist list envs` names environments, such as CartPole-v1")
+        self._check_data()
         if self.run_dir == "":
             raise ConfigError("--run-dir is empty; remove it for one under runs/")
         check_declared(self)
@@ -274,6 +289,23 @@ class Train(Named, Checkpoints, Evaluation, Population, Processes, Actors, Execu
         self.check_launch()
         if not isinstance(self.algorithm, type):
             Traits.of(self.algorithm).validate()
+
+    def _check_data(self) -> None:
+        """Checks the fields of learning from a data set.
+
+        Raises:
+          ConfigError: one of them does nothing, or is missing.
+        """
+        offline = self.clock == "updates"
+        if offline and self.data is None:
+            raise ConfigError("--plan offline learns from a data set, and --data is missing")
+        if offline and self.data_share is not None:
+            raise ConfigError("--data-share is for runs with new experience, and --plan offline makes none: remove one")
+        if self.data is not None and self.data_share is None and not offline:
+            raise ConfigError(f"--data under --plan {self.plan} needs --data-share, its share of each batch")
+        check_used(self, "total_updates", active=offline, needed="--data and --plan offline")
+        if offline and not self.env and self.evaluation_episodes:
+            raise ConfigError("--evaluation-episodes needs --env, the environment to play in")
 
 
 def _texts(vary: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,82 +13,110 @@ from jaxrl_dist import mesh, packing, rng
 from jaxrl_dist.checks import check_divides, whole_updates_below
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import sgd
-from jaxrl_dist.memory import ring
-from jaxrl_dist.types import Algorithm, Replay, Rollout, TrainState
+from jaxrl_dist.memory import records, ring
+from jaxrl_dist.types import Algorithm, PyTree, Replay, Rollout, TrainState
 
 
 def off_policy(
-    algorithm: Algorithm, like: Rollout, frame_stack: int = 1, num_agents: int = 1, *, packed: bool = False
+    algorithm: Algorithm,
+    like: Rollout,
+    frame_stack: int = 1,
+    num_agents: int = 1,
+    *,
+    recorded: int = 0,
+    packed: bool = False,
 ) -> sgd.Learner:
     """Adds each rollout to the memory, then makes ``ratio`` updates per agent step from sampled windows.
+
+    If all windows of a batch are ``recorded``, there is no memory, and an update follows each rollout, which is blank.
 
     Args:
       like: shapes and dtypes of a rollout of all environments, which determine the memory's.
       frame_stack: frames in an observation, as in ``EnvSpec``; the memory stores each frame once.
       num_agents: rows of a rollout that belong to one environment.
+      recorded: windows of each batch that come from a data set (Ball et al. 2023, section 4.1), over all devices.
       packed: as in ``packing.scan``.
     """
     replay, window = algorithm.replay, algorithm.window
     assert replay is not None and window is not None, "replay needs windows of a fixed length"
     rollout_length, num_envs = like.reward.shape
+    offline, prioritized = recorded == replay.batch_size, replay.priority_exponent is not None
     updates, envs = updates_per_iteration(replay, num_envs * rollout_length), num_envs // num_agents
+    if offline:
+        updates = 1
 
     def init(key: jax.Array) -> TrainState:
-        prioritized = replay.priority_exponent is not None
-        memory = ring.init(like, replay.capacity // num_envs, prioritized=prioritized, frame_stack=frame_stack)
+        memory: PyTree = ()
+        if not offline:
+            memory = ring.init(like, replay.capacity // num_envs, prioritized=prioritized, frame_stack=frame_stack)
         return sgd.init(algorithm, key)._replace(memory=memory)
 
-    def draw(memory: ring.Memory, local_size: int, key: jax.Array) -> tuple[ring.Index | jax.Array, ...]:
-        """Returns an update's random numbers: the windows, or the key that draws them, and two keys for each window."""
+    def draw(memory: ring.Memory, data: PyTree, key: jax.Array) -> tuple[Any, ...]:
+        """Returns an update's random numbers: of windows in the memory, or the key that draws them, and of recorded
+        windows, or () for none; and two keys for each window.
+        """
+        devices = jax.lax.axis_size(mesh.DATA)
+        new, old = (replay.batch_size - recorded) // devices, recorded // devices
         draw_key, *keys = (jax.random.fold_in(key, stage) for stage in range(3))
-        examples = mesh.global_index(local_size)
-        drawn: ring.Index | jax.Array = draw_key
-        if replay.priority_exponent is None:
-            drawn = ring.draw_uniform(memory, draw_key, local_size, window, frame_stack)
-        return drawn, *(rng.per_index(key, examples) for key in keys)
+        drawn: ring.Index | jax.Array | tuple[()] = draw_key if prioritized else ()
+        examples = mesh.global_index(new)
+        if new and not prioritized:
+            drawn = ring.draw_uniform(memory, draw_key, new, window, frame_stack)
+        of_data: ring.Index | tuple[()] = ()
+        if old:
+            of_data = records.draw(data, jax.random.fold_in(key, 3), old)
+            examples = jnp.concatenate([examples, new * devices + mesh.global_index(old)])
+        return drawn, of_data, *(rng.per_index(key, examples) for key in keys)
 
-    def one_update(state: TrainState, drawn: Any) -> tuple[TrainState, Mapping[str, jax.Array]]:
-        index, postprocess_keys, loss_keys = drawn
+    def one_update(
+        data: PyTree, state: TrainState, drawn: tuple[Any, ...]
+    ) -> tuple[TrainState, Mapping[str, jax.Array]]:
+        index, of_data, postprocess_keys, loss_keys = drawn
         weight = None
-        if replay.priority_exponent is not None:
+        if prioritized:
             index, probability = ring.draw_prioritized(state.memory, index, len(loss_keys))
             weight = importance_weights(probability, replay.importance_exponent)
-        windows = ring.gather(state.memory, index, window, frame_stack)
+        parts = [ring.gather(state.memory.steps, index, window, frame_stack)] if index else []
+        parts += [ring.gather(data.steps, of_data, window, frame_stack)] if of_data else []
+        windows = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *parts) if len(parts) > 1 else parts[0]
         batch = algorithm.postprocess(state.variables, windows, state.context(postprocess_keys))
         grads, metrics, priority = sgd.gradient(algorithm, state, batch, loss_keys, weight)
         state = sgd.apply(algorithm, state, grads)
-        if replay.priority_exponent is not None:
+        if prioritized:
             assert priority is not None
             powered = powered_priority(replay, priority)
             state = state._replace(memory=ring.set_priority(state.memory, index, powered))
         return state, metrics
 
     @partial(jax.jit, inline=True)  # traced once, though ``update`` needs it three times
-    def learn(state: TrainState, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
+    def learn(state: TrainState, key: jax.Array, data: PyTree) -> tuple[TrainState, Mapping[str, jax.Array]]:
         keys = rng.per_index(key, jnp.arange(updates))
-        local_size = replay.batch_size // jax.lax.axis_size(mesh.DATA)
         # All updates at once, because updates change nothing that uniform draws depend on.
-        drawn = jax.vmap(partial(draw, state.memory, local_size))(keys)
+        drawn = jax.vmap(partial(draw, state.memory, data))(keys)
         with jax.named_scope("update"):
-            state, metrics = packing.scan(one_update, state, drawn, packed=packed)
+            state, metrics = packing.scan(partial(one_update, data), state, drawn, packed=packed)
         return state, jax.tree.map(jnp.mean, metrics)
 
     def update(
-        state: TrainState, rollout: Rollout, key: jax.Array, priority: jax.Array | None = None
+        state: TrainState, rollout: Rollout, key: jax.Array, priority: jax.Array | None = None, data: PyTree = ()
     ) -> tuple[TrainState, Mapping[str, jax.Array]]:
         key = jax.random.fold_in(key, state.iteration)
+        if offline:
+            rollout = records.blank(like)
         state = state._replace(
             variables=state.variables._replace(
                 stats=algorithm.updated_stats(state.variables, rollout, state.context())
             ),
-            memory=ring.add(state.memory, rollout, window, frame_stack, priority),
+            memory=() if offline else ring.add(state.memory, rollout, window, frame_stack, priority),
             iteration=state.iteration + 1,
-            env_step=sgd.nominal_env_step(state, envs * rollout_length),
+            env_step=sgd.nominal_env_step(state, 1 if offline else envs * rollout_length),
         )
-        shapes = jax.eval_shape(learn, state, key)[1]
+        if offline:
+            return learn(state, key, data)
+        shapes = jax.eval_shape(learn, state, key, data)[1]
 
-        def wait(state: TrainState, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
-            del key
+        def wait(state: TrainState, key: jax.Array, data: PyTree) -> tuple[TrainState, Mapping[str, jax.Array]]:
+            del key, data
             blank = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), shapes)
             return state, mesh.vary_as(blank, state.updates)
 
@@ -96,13 +124,20 @@ def off_policy(
         stored = envs * jax.lax.pmax(state.memory.added[0], mesh.DATA).astype(jnp.float32)
         ready = (stored >= replay.learning_starts) & (stored >= envs * window)
         # Members of a population fill their memories together.
-        return jax.lax.cond(mesh.any_member(ready), learn, wait, state, key)
+        return jax.lax.cond(mesh.any_member(ready), learn, wait, state, key, data)
 
-    def relearn(state: TrainState, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
-        return learn(state, jax.random.fold_in(key, state.updates))
+    def observe(state: TrainState, data: records.Records) -> TrainState:
+        stats = algorithm.updated_stats(state.variables, records.once(data, like), state.context())
+        return state._replace(variables=state.variables._replace(stats=stats))
+
+    def relearn(state: TrainState, key: jax.Array, data: PyTree = ()) -> tuple[TrainState, Mapping[str, jax.Array]]:
+        return learn(state, jax.random.fold_in(key, state.updates), data)
 
     cut = partial(ring.cut, window=window, frame_stack=frame_stack)
-    return sgd.Learner(init, update, relearn, cut, partial(ring.start_mid_episode, frame_stack=frame_stack))
+    if offline:
+        return sgd.Learner(init, update, observe=observe)
+    start_mid_episode = partial(ring.start_mid_episode, frame_stack=frame_stack)
+    return sgd.Learner(init, update, relearn, cut, start_mid_episode, observe)
 
 
 PRIORITY_EPSILON = 1e-6

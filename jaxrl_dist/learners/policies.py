@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxrl_dist import rng
 from jaxrl_dist.learners import league, sgd
 from jaxrl_dist.mesh import over_policies
-from jaxrl_dist.types import Algorithm, Rollout, TrainState
+from jaxrl_dist.types import Algorithm, PyTree, Rollout, TrainState
 
 
 def combined_learner(learners: Mapping[str, sgd.Learner], copies: Mapping[str, league.Copies] = {}) -> sgd.Learner:
@@ -37,13 +37,18 @@ def combined_learner(learners: Mapping[str, sgd.Learner], copies: Mapping[str, l
         return joined(states)
 
     def update(
-        state: TrainState, rollouts: Mapping[str, Rollout], key: jax.Array, priorities: Mapping[str, jax.Array] = {}
+        state: TrainState,
+        rollouts: Mapping[str, Rollout],
+        key: jax.Array,
+        priority: Mapping[str, jax.Array] = {},
+        data: PyTree = (),
     ) -> tuple[TrainState, Mapping[str, Any]]:
         states, metrics = {}, {}
         for number, (name, learner) in enumerate(learners.items()):
             policy_key = rng.of_policy(key, number)
-            initial = [priorities[name]] if name in priorities else []
-            states[name], metrics[name] = learner.update(state_of(state, name), rollouts[name], policy_key, *initial)
+            more: dict[str, Any] = {"priority": priority[name]} if name in priority else {}
+            more |= {"data": data} if data else {}
+            states[name], metrics[name] = learner.update(state_of(state, name), rollouts[name], policy_key, **more)
         for name, (source, every, size, agents) in copies.items():
             due = states[source].updates // every > state.updates[source] // every
             variables = states[name].variables
@@ -56,17 +61,22 @@ def combined_learner(learners: Mapping[str, sgd.Learner], copies: Mapping[str, l
             states[name] = states[name]._replace(variables=variables)
         return joined(states), metrics
 
-    def relearn(state: TrainState, key: jax.Array) -> tuple[TrainState, Mapping[str, Any]]:
+    def relearn(state: TrainState, key: jax.Array, data: PyTree = ()) -> tuple[TrainState, Mapping[str, Any]]:
         states, metrics = {}, {}
         for number, (name, learner) in enumerate(learners.items()):
             assert learner.relearn is not None, "every policy replays"
-            states[name], metrics[name] = learner.relearn(state_of(state, name), rng.of_policy(key, number))
+            states[name], metrics[name] = learner.relearn(state_of(state, name), rng.of_policy(key, number), data)
         return joined(states), metrics
+
+    def observe(state: TrainState, data: PyTree) -> TrainState:
+        states = {name: learner.observe(state_of(state, name), data) for name, learner in learners.items()}
+        return joined(states)
 
     replay = all(learner.relearn is not None for learner in learners.values())
     cut = partial(over_policies(lambda learner, memory: learner.cut(memory)), learners)
     start_mid_episode = partial(over_policies(lambda learner, memory: learner.start_mid_episode(memory)), learners)
-    return sgd.Learner(init, update, relearn if replay else None, cut, start_mid_episode, parts=tuple(learners.items()))
+    parts = tuple(learners.items())
+    return sgd.Learner(init, update, relearn if replay else None, cut, start_mid_episode, observe, parts)
 
 
 def joined(states: Mapping[str, TrainState]) -> TrainState:

@@ -35,14 +35,18 @@ class Learner(NamedTuple):
     init: Callable[[jax.Array], TrainState]
     """``(key) -> state``."""
     update: Callable[..., tuple[TrainState, Mapping[str, jax.Array]]]
-    """``(state, rollout, key) -> (state, metrics)``; for prioritised replay, an optional fourth argument ``[T, B]``
-    gives the priorities of the windows that end with each step."""
-    relearn: Callable[[TrainState, jax.Array], tuple[TrainState, Mapping[str, jax.Array]]] | None = None
-    """``(state, key) -> (state, metrics)``: an iteration's updates from what the memory holds; None without one."""
+    """``(state, rollout, key) -> (state, metrics)``; for prioritised replay, an optional ``priority [T, B]`` gives the
+    priorities of the windows that end with each step, and ``data`` is a data set of ``memory.records``."""
+    relearn: Callable[..., tuple[TrainState, Mapping[str, jax.Array]]] | None = None
+    """``(state, key, data) -> (state, metrics)``: an iteration's updates from what the memory holds; None without
+    one."""
     cut: Callable[[PyTree], PyTree] = lambda memory: memory
     """``(memory) -> memory``: run before environments are restarted, so that no window spans old and new episodes."""
     start_mid_episode: Callable[[PyTree], PyTree] = lambda memory: memory
     """``(memory) -> memory``: prepares an empty memory for environments in the middle of their episodes."""
+    observe: Callable[[TrainState, PyTree], TrainState] = lambda state, data: state
+    """``(state, data) -> state``: with the running statistics of all steps of a data set; run before the first update
+    of a learner without rollouts."""
     parts: tuple[tuple[str, Learner], ...] = ()
     """The name and learner of each policy; empty for the learner of one of them."""
 

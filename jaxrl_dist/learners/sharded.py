@@ -9,26 +9,34 @@ from jax.sharding import Mesh
 
 from jaxrl_dist.learners import gradients, off_policy
 from jaxrl_dist.learners.sgd import Learner
-from jaxrl_dist.mesh import REPLICATED, ROLLOUT, STATE, TIME_BATCH, Program, acting
-from jaxrl_dist.types import Algorithm
+from jaxrl_dist.mesh import BATCH, REPLICATED, ROLLOUT, STATE, TIME_BATCH, Program, acting
+from jaxrl_dist.types import Algorithm, Array, TrainState
 
 
-def compile_update(learner: Learner, mesh: Mesh, *, prioritized: bool = False) -> Program:
+def compile_update(learner: Learner, mesh: Mesh, *, prioritized: bool = False, recorded: bool = False) -> Program:
     """``(state, rollout, key) -> (state, metrics)``: experience is sharded over the mesh, all else replicated.
 
-    With ``prioritized``, a fourth argument holds the initial priorities ``[T, B]`` of the windows. The state is
-    donated. The program sums gradients over devices; ``check_vma`` proves that the replicas stay equal. With several
-    policies, rollout and priorities are dicts keyed by policy.
+    With ``prioritized``, a fourth argument holds the initial priorities ``[T, B]`` of the windows; with ``recorded``,
+    it holds a data set. The state is donated. The program sums gradients over devices; ``check_vma`` proves that the
+    replicas stay equal. With several policies, rollout and priorities are dicts keyed by policy.
     """
     rollout: Any = {name: ROLLOUT for name, _ in learner.parts} or ROLLOUT
-    inputs = (STATE, rollout, REPLICATED, TIME_BATCH) if prioritized else (STATE, rollout, REPLICATED)
-    return Program(learner.update, mesh, inputs, (STATE, REPLICATED), donate=(0,))
+    more = {"priority": TIME_BATCH} if prioritized else {"data": BATCH} if recorded else {}
+
+    def update(state: TrainState, rollout: Any, key: Array, *others: Any) -> Any:
+        return learner.update(state, rollout, key, **dict(zip(more, others, strict=True)))
+
+    return Program(update, mesh, (STATE, rollout, REPLICATED, *more.values()), (STATE, REPLICATED), donate=(0,))
 
 
-def compile_relearn(learner: Learner, mesh: Mesh) -> Program:
-    """``(state, key) -> (state, metrics)``: updates from the memory only; the state is donated."""
+def compile_relearn(learner: Learner, mesh: Mesh, *, recorded: bool = False) -> Program:
+    """``(state, key) -> (state, metrics)``: updates from the memory only; the state is donated.
+
+    With ``recorded``, a third argument holds a data set.
+    """
     assert learner.relearn is not None, "only learners with a memory learn without new experience"
-    return Program(learner.relearn, mesh, (STATE, REPLICATED), (STATE, REPLICATED), donate=(0,))
+    inputs = (STATE, REPLICATED, BATCH) if recorded else (STATE, REPLICATED)
+    return Program(learner.relearn, mesh, inputs, (STATE, REPLICATED), donate=(0,))
 
 
 def compile_priority(algorithm: Algorithm, mesh: Mesh) -> Program:

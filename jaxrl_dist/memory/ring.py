@@ -164,18 +164,11 @@ def draw_uniform(memory: Memory, key: jax.Array, batch_size: int, window: int, f
     """
     num_envs, slots = memory.steps.reward.shape
     newest, oldest = memory.added[0] - window, jnp.maximum(memory.added[0] - slots + frame_stack, 0)
-    examples = mesh.global_index(batch_size)
     live = (newest - oldest + 1).astype(jnp.float32)
-    # On the host: the products may exceed int32, the widest integer on the devices.
-    wholes, rests = np.divmod(np.arange(batch_size, dtype=np.int64) * num_envs, batch_size)
 
     def draw(attempt: jax.Array) -> Index:
-        keys = rng.per_index(jax.random.fold_in(key, attempt), examples)
-        draws = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
-        # floor((example + draw) * num_envs / batch_size), rounded the same for any number of examples before.
-        rest = rests.astype(np.float32) / batch_size + draws[:, 0] * (num_envs / batch_size)
-        env = jnp.minimum(wholes.astype(np.int32) + rest.astype(jnp.int32), num_envs - 1)
-        return Index(env, (oldest + (draws[:, 1] * live).astype(jnp.int32)) % slots)
+        env, part = stratified(jax.random.fold_in(key, attempt), batch_size, num_envs)
+        return Index(env, (oldest + (part * live).astype(jnp.int32)) % slots)
 
     def on_reset(index: Index) -> jax.Array:
         return ~memory.steps.valid[index.env, index.slot]
@@ -202,6 +195,24 @@ def draw_uniform(memory: Memory, key: jax.Array, batch_size: int, window: int, f
 
     # Both find the same windows. A GPU would wait for the host in each round of the loop.
     return jax.lax.platform_dependent(cpu=until_none_is_on_a_reset, default=all_at_once)
+
+
+def stratified(key: jax.Array, batch_size: int, num_rows: int) -> tuple[jax.Array, jax.Array]:
+    """Draws a row of this device's ``num_rows`` for each of its ``batch_size`` examples, each row equally often.
+
+    The global index of an example determines its row and its key, so that the draws are the same on any number of
+    devices.
+
+    Returns:
+      The rows, int32 ``[N]``, and another number between 0 and 1 for each, float32 ``[N]``.
+    """
+    # On the host: the products may exceed int32, the widest integer on the devices.
+    wholes, rests = np.divmod(np.arange(batch_size, dtype=np.int64) * num_rows, batch_size)
+    keys = rng.per_index(key, mesh.global_index(batch_size))
+    draws = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
+    # floor((example + draw) * num_rows / batch_size), rounded the same for any number of examples before.
+    rest = rests.astype(np.float32) / batch_size + draws[:, 0] * (num_rows / batch_size)
+    return jnp.minimum(wholes.astype(np.int32) + rest.astype(jnp.int32), num_rows - 1), draws[:, 1]
 
 
 def draw_prioritized(memory: Memory, key: jax.Array, batch_size: int) -> tuple[Index, jax.Array]:
@@ -275,21 +286,24 @@ def _stored_fields(rollout: Rollout, frame_stack: int) -> Rollout:
     return rollout._replace(obs=obs, core=(), final_core=())
 
 
-def gather(memory: Memory, index: Index, window: int, frame_stack: int = 1) -> Rollout:
-    """Returns the windows ``[window, N, ...]`` that start at ``index``; one on a reset step has ``valid[0]`` False."""
-    slots, before = memory.steps.reward.shape[1], frame_stack - 1
+def gather(steps: Rollout, index: Index, window: int, frame_stack: int = 1) -> Rollout:
+    """Returns the windows ``[window, N, ...]`` of the steps ``[B, C, ...]`` of a ring that start at ``index``.
+
+    One that starts on a reset step has ``valid[0]`` False.
+    """
+    slots, before = steps.reward.shape[1], frame_stack - 1
     slot = (index.slot[None] + jnp.arange(-before, window + 1, dtype=jnp.int32)[:, None]) % slots
     env = jnp.broadcast_to(index.env[None], slot.shape)
 
     def read(ring: jax.Array, start: int, stop: int) -> jax.Array:
         return ring[env[start:stop], slot[start:stop]]
 
-    obs = jax.tree.map(lambda x: read(x, 0, before + window + 1), memory.steps.obs)
+    obs = jax.tree.map(lambda x: read(x, 0, before + window + 1), steps.obs)
     if frame_stack > 1:
         parts = jnp.arange(window + 1)[:, None] + jnp.arange(frame_stack)[None]
         fresh = obs.fresh[parts]
         obs = jax.tree.map(lambda x: jax.vmap(frames.stack)(x[parts], fresh), obs.pixels)
-    rest: PyTree = jax.tree.map(lambda x: read(x, before, before + window), memory.steps._replace(obs=()))
+    rest: PyTree = jax.tree.map(lambda x: read(x, before, before + window), steps._replace(obs=()))
     return rest._replace(obs=obs)
 
 

@@ -21,6 +21,7 @@ from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.learners.sgd import Learner
 from jaxrl_dist.learners.sharded import compile_relearn, compile_update
+from jaxrl_dist.mesh import Program
 from jaxrl_dist.plans import threaded
 from jaxrl_dist.plans.dataflow import Rounds, Turn, dataflow
 from jaxrl_dist.plans.job import Job
@@ -65,10 +66,17 @@ class Trainer:
         """``algorithm`` has the policies that it trains; the ``keys`` are those of ``update`` and ``relearn``."""
         prioritized, name = prioritizes(algorithm), ("update", *algorithm)
         relearns = job.pool.free_running and learner.relearn is not None
-        self._update = job.once(name, lambda job: compile_update(learner, job.mesh, prioritized=prioritized))
+        self._data = [data] if (data := job.put_data()) else []
+
+        def compiled(job: Job) -> Program:
+            return compile_update(learner, job.mesh, prioritized=prioritized, recorded=bool(job.data))
+
+        self._update = job.once(name, compiled)
         self._relearn = None
         if relearns:
-            self._relearn = job.once(("relearn", *algorithm), lambda job: compile_relearn(learner, job.mesh))
+            self._relearn = job.once(
+                ("relearn", *algorithm), lambda job: compile_relearn(learner, job.mesh, recorded=bool(job.data))
+            )
         self._keys = keys
         self.programs = [self._update] if self._relearn is None else [self._update, self._relearn]
 
@@ -79,9 +87,9 @@ class Trainer:
             updates, metrics = updates_of(state), {}
             if content is not None:
                 rollout, *priority = content
-                state, metrics = self._update(state, rollout, self._keys[0], *priority)
+                state, metrics = self._update(state, rollout, self._keys[0], *priority, *self._data)
             elif more and self._relearn is not None:
-                state, metrics = self._relearn(state, self._keys[1])
+                state, metrics = self._relearn(state, self._keys[1], *self._data)
             counts = jax.tree.map(operator.gt, updates_of(state), updates)
             more = self._relearn is not None and any(jax.tree.leaves(counts))  # its memory has filled
             yield Turn(state, metrics, counts, more)

@@ -40,13 +40,17 @@ class Clock:
     def _compile_seconds(self) -> float:
         return self._compiled_before + sum(program.compile_seconds for program in self._programs)
 
-    def rates(self, env_steps: int, agent_steps: int, updates: int) -> dict[str, float | None]:
+    def rates(
+        self, env_steps: int, agent_steps: int, updates: int, clock: str = "env_steps"
+    ) -> dict[str, float | None]:
         """Returns a report's times and rates; rates cover the interval since the last report, without compilation."""
         compile_seconds, last = self._compile_seconds(), self._reported
         seconds = self.wall_time() - compile_seconds - last["seconds"]
         rows, made = agent_steps - last["agent_steps"], updates - last["updates"]
+        of_clock = {"env_steps": env_steps, "updates": updates}[clock]
         return {
             "time/env_steps_per_second": (env_steps - last["env_steps"]) / max(seconds, 1e-9),
+            f"time/{clock}_per_second": (of_clock - last[clock]) / max(seconds, 1e-9),
             "time/compile_s": compile_seconds,
             "replay/ratio": made / rows if rows else None,
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,8 +17,8 @@ from jaxrl_dist.actors import device, programs
 from jaxrl_dist.actors.step import NO_FAULT, initial_core
 from jaxrl_dist.envs.base import EnvSlice
 from jaxrl_dist.envs.episodes import no_episodes
-from jaxrl_dist.hosts import arrays
 from jaxrl_dist.plans.averaging import averaging
+from jaxrl_dist.plans.initial import BATCH, MEMBERS, STATE, stack, start
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import IntervalSums, with_info
 from jaxrl_dist.rng import Stream
@@ -27,9 +27,6 @@ from jaxrl_dist.types import Array, EnvSpec, EpisodeStats, PyTree, Rollout, Trai
 
 LEARN_TOGETHER = 16
 """Members that learn together on a CPU: the activations of more would not fit into its caches (docs/speed.md)."""
-MEMBERS = meshes.of_members(meshes.REPLICATED)
-BATCH = meshes.of_members(meshes.BATCH)
-_STATE = meshes.of_members(meshes.STATE)
 _SUMS: Any = IntervalSums._make([MEMBERS] * 3 + [BATCH])
 
 
@@ -48,7 +45,7 @@ def lower(job: Job, members: int = 1) -> Any:
     state, actor = (jax.eval_shape(begin, key) for begin in init)
     keys = key, key, key
     since = stack([blank_sums(job, act, learn, state, actor, keys, {})] * members)
-    return make_program(job, act, learn).lower(state, actor, since, keys, {}, np.ones(members, bool), np.int32(1))
+    return make_program(job, act, learn).lower(state, actor, since, keys, {}, np.ones(members, bool), np.int32(1), ())
 
 
 def traces(job: Job) -> bool:
@@ -83,79 +80,14 @@ def traces(job: Job) -> bool:
 # --- Before the first iteration -----------------------------------------------------------------------
 
 
-def start(job: Job) -> Callable[..., device.ActorState]:
-    """Returns ``(key, hyper) -> actor``, which starts the environments with the key of their random stream."""
-    share, env = EnvSlice.all(job.num_envs), job.source.device()
-    return lambda key, hyper: device.init(job.variant(hyper)[0], env, share, key)
-
-
-def member_keys(jobs: Sequence[Job], stream: Stream) -> jax.Array:
-    """Returns the members' keys of a stream, ``[M]``."""
-    keys = jnp.stack([rng.stream(job.config.seed, stream) for job in jobs])
-    return meshes.put(keys, jobs[0].mesh, MEMBERS)
-
-
-def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Maps a function over the members without batching it, so results equal those of single runs bit for bit."""
-
-    def mapped(*args: Any) -> Any:
-        if len(jax.tree.leaves(args)[0]) > 1:
-            return jax.lax.map(lambda args: function(*args), args)
-        return meshes.over_members(function)(*args)
-
-    return mapped
-
-
-def initial_actor(jobs: Sequence[Job], hyper: Mapping[str, Array]) -> device.ActorState:
-    if jobs[0].resumed is None:
-        begin = jobs[0].once("initial actor", lambda job: jax.jit(_one_by_one(start(job))))
-        actor = begin(member_keys(jobs, Stream.ENV), hyper)
-    else:
-        actor = stack([job.resumed.actor for job in jobs if job.resumed is not None])
-    return meshes.put(actor, jobs[0].mesh, BATCH)
-
-
-def initial_state(
-    jobs: Sequence[Job], hyper: Mapping[str, Array], *, equal: bool = False, restarted: bool = False
-) -> TrainState:
-    """Returns the states before the first update, on the mesh; for resumed members, those in their checkpoints.
-
-    Args:
-      equal: the members begin with the networks of the first one.
-      restarted: resumed members begin new episodes.
-    """
-    job, keys = jobs[0], member_keys([jobs[0]] * len(jobs) if equal else jobs, Stream.INIT)
-    shardings = meshes.shardings(job.mesh, _STATE)
-    if job.resumed is None:
-
-        def make(job: Job) -> Callable[..., TrainState]:
-            return jax.jit(_one_by_one(lambda key, hyper: job.variant(hyper)[1].init(key)), out_shardings=shardings)
-
-        return job.with_init_variables(job.once("initial states", make)(keys, hyper), MEMBERS)
-    stacked = stack([job.keyed(job.resumed.state) for job in jobs if job.resumed is not None])
-    state = TrainState._make(map(arrays.put, stacked, shardings))
-    if jax.tree.leaves(state.memory):
-        if not restarted:
-            return state
-        cut = meshes.Program(meshes.over_members(job.learner.cut), job.mesh, (BATCH,), BATCH, donate=(0,))
-        return state._replace(memory=cut(state.memory))
-
-    def refill(key: jax.Array, hyper: Mapping[str, Array]) -> PyTree:  # not saved, or the algorithm has none
-        learner = job.variant(hyper)[1]
-        memory = learner.init(key).memory
-        return memory if restarted else learner.start_mid_episode(memory)
-
-    return state._replace(memory=jax.jit(_one_by_one(refill), out_shardings=shardings.memory)(keys, hyper))
-
-
 def blank_sums(job: Job, act: Callable[..., Any], learn: Callable[..., Any], *inputs: Any) -> IntervalSums:
     """Returns a member's zero sums of all metrics, with episodes for each of its devices, as numpy arrays."""
 
-    def metrics(*inputs: Any) -> Any:
+    def metrics(data: PyTree, *inputs: Any) -> Any:
         state, actor, keys, hyper = _squeeze_member(inputs)
-        return learn(state, act(state, actor, keys, hyper)[1], keys, hyper)[1]
+        return learn(state, act(state, actor, keys, hyper)[1], keys, hyper, data)[1]
 
-    sums = jax.tree.map(lambda x: np.zeros((), x.dtype), jax.eval_shape(metrics, *inputs))
+    sums = jax.tree.map(lambda x: np.zeros((), x.dtype), jax.eval_shape(metrics, job.data, *inputs))
     episodes = no_episodes(job.mesh.shape[meshes.DATA], job.source.spec.info_metrics)
     learned, episodes = meshes.over_policies(lambda _: (np.int32(0), episodes), 2)(job.algorithm)
     return IntervalSums(np.int32(0), learned, sums, episodes)
@@ -194,9 +126,25 @@ def make_iteration(job: Job, members: int) -> tuple[Callable[..., Any], Callable
     The arrays of a single member have no axis of members.
 
     They are ``(state, actor, keys, hyper) -> (actor, experience, (steps, episodes, fault))`` and ``(state, experience,
-    keys, hyper) -> (state, metrics)``; ``steps``, ``episodes`` and ``fault`` have an entry for each device of each
-    member. Both are traced once, however many programs use them.
+    keys, hyper, data) -> (state, metrics)``; ``steps``, ``episodes`` and ``fault`` have an entry for each device of
+    each member. Both are traced once, however many programs use them.
     """
+    one, state = meshes.REPLICATED, meshes.STATE
+    act = _acting(job, members) if job.acts else _idling(job, members)
+    experience = meshes.rollout_specs(job.algorithm) if job.acts else one
+    specs = (state, experience, one, one), (state, one)
+    if members > 1:
+        specs = meshes.of_members(specs)
+    learns = _learn_together(job) if members > 1 else partial(_learn, job)
+    learns = meshes.learning(learns, job.mesh, (*specs[0], meshes.BATCH), specs[1])
+
+    def learn(state: TrainState, experience: Any, keys: tuple[jax.Array, ...], hyper: Any, data: PyTree) -> Any:
+        return learns(state, experience, keys[-1], hyper, data)
+
+    return jax.jit(act, inline=True), jax.jit(learn, inline=True)
+
+
+def _acting(job: Job, members: int) -> Callable[..., Any]:
     env, rollout_length = job.source.device(), job.rollout_length
     packed = packing.starts_kernel_per_array(job.mesh.devices.flat[0])
 
@@ -209,49 +157,66 @@ def make_iteration(job: Job, members: int) -> tuple[Callable[..., Any], Callable
         counts = device.steps_of(env.spec, experience), episodes, fault
         return actor, experience, jax.tree.map(lambda x: x[None], counts)
 
-    one, batch, state = meshes.REPLICATED, meshes.BATCH, meshes.STATE
-    rollout = meshes.rollout_specs(job.algorithm)
-    act_specs = (one, batch, one, one, one, one), (batch, rollout, batch)
-    learn_specs = (state, rollout, one, one), (state, one)
+    one, batch = meshes.REPLICATED, meshes.BATCH
+    specs = (one, batch, one, one, one, one), (batch, meshes.rollout_specs(job.algorithm), batch)
     if members == 1:
-        acts = meshes.acting(local_act, job.mesh, *act_specs)
-        learns = meshes.learning(partial(_learn, job), job.mesh, *learn_specs)
+        acts = meshes.acting(local_act, job.mesh, *specs)
     else:
-        acts = meshes.acting(meshes.over_members(local_act), job.mesh, *meshes.of_members(act_specs))
-        learns = meshes.learning(_learn_together(job), job.mesh, *meshes.of_members(learn_specs))
+        acts = meshes.acting(meshes.over_members(local_act), job.mesh, *meshes.of_members(specs))
 
     def act(state: TrainState, actor: device.ActorState, keys: tuple[jax.Array, ...], hyper: Any) -> Any:
         return acts(state.variables, actor, keys[:-1], hyper, state.iteration, state.env_step)
 
-    def learn(state: TrainState, experience: Rollout, keys: tuple[jax.Array, ...], hyper: Any) -> Any:
-        return learns(state, experience, keys[-1], hyper)
-
-    return jax.jit(act, inline=True), jax.jit(learn, inline=True)
+    return act
 
 
-def _learn(job: Job, state: TrainState, experience: Rollout, key: jax.Array, hyper: Any) -> tuple[Any, ...]:
-    return job.variant(hyper)[1].update(state, experience, key)
+def _idling(job: Job, members: int) -> Callable[..., Any]:
+    """Returns the acting of a plan that does not act: no steps, no episodes and no fault."""
+    devices = job.mesh.shape[meshes.DATA]
+
+    def act(state: TrainState, actor: Any, keys: Any, hyper: Any) -> Any:
+        episodes = dict.fromkeys(job.algorithm, no_episodes(devices, job.source.spec.info_metrics))
+        fault = device.Fault(jnp.zeros(devices, jnp.int32), jnp.full(devices, NO_FAULT))
+        counts = jnp.zeros((devices, 2), jnp.int32), episodes, fault
+        if members > 1:
+            counts = jax.tree.map(lambda x: jnp.broadcast_to(x, (members, *x.shape)), counts)
+        return actor, dict.fromkeys(job.algorithm, ()), counts
+
+    return act
+
+
+def _learn(
+    job: Job, state: TrainState, experience: Rollout, key: jax.Array, hyper: Any, data: PyTree
+) -> tuple[Any, ...]:
+    return job.variant(hyper)[1].update(state, experience, key, data=data)
 
 
 def _learn_together(job: Job) -> Callable[..., Any]:
     most = LEARN_TOGETHER if job.mesh.devices.flat[0].platform == "cpu" else None
-    return meshes.over_members(partial(_learn, job), most)
+
+    def learn(state: TrainState, experience: Rollout, key: jax.Array, hyper: Any, data: PyTree) -> Any:
+        return meshes.over_members(partial(_learn, job, data=data), most)(state, experience, key, hyper)
+
+    return learn
 
 
 def compile_update(job: Job, average_every: int | None = None) -> meshes.Program:
-    """``(state, rollout, keys, hyper, running) -> (state, metrics)`` for members; the state is donated.
+    """``(state, rollout, keys, hyper, running, data) -> (state, metrics)`` for members; the state is donated.
 
     Args:
       average_every: as for ``make_program``.
     """
-    inputs = _STATE, meshes.of_members(meshes.rollout_specs(job.algorithm)), MEMBERS, MEMBERS
-    learn = meshes.learning(_learn_together(job), job.mesh, inputs, (_STATE, MEMBERS))
+    inputs = STATE, meshes.of_members(meshes.rollout_specs(job.algorithm)), MEMBERS, MEMBERS
+    learn = meshes.learning(_learn_together(job), job.mesh, (*inputs, meshes.BATCH), (STATE, MEMBERS))
 
-    def update(state: TrainState, rollout: Rollout, keys: jax.Array, hyper: Any, running: jax.Array) -> tuple[Any, ...]:
-        state, metrics = learn(state, rollout, keys, hyper)
+    def update(
+        state: TrainState, rollout: Rollout, keys: jax.Array, hyper: Any, running: jax.Array, data: PyTree
+    ) -> tuple[Any, ...]:
+        state, metrics = learn(state, rollout, keys, hyper, data)
         return averaging(state, running, average_every), metrics
 
-    return meshes.Program(update, job.mesh, (*inputs, MEMBERS), (_STATE, MEMBERS), donate=(0,), mapped=meshes.whole)
+    specs = *inputs, MEMBERS, meshes.BATCH
+    return meshes.Program(update, job.mesh, specs, (STATE, MEMBERS), donate=(0,), mapped=meshes.whole)
 
 
 def _added(
@@ -271,10 +236,11 @@ def learned(
     episodes: Mapping[str, EpisodeStats],
     keys: tuple[jax.Array, ...],
     hyper: Mapping[str, jax.Array],
+    data: PyTree = (),
 ) -> tuple[TrainState, IntervalSums]:
     """Learns from an iteration's experience, and adds its metrics and finished episodes to the sums."""
     updates = state.updates
-    state, metrics = update(state, experience, keys, hyper)
+    state, metrics = update(state, experience, keys, hyper, data)
     grew = jax.tree.map(operator.gt, state.updates, updates)
     parts = meshes.over_policies(_added, 3)(grew, *since[1:], metrics, episodes)
     return state, IntervalSums(since.iterations + 1, *parts)
@@ -283,10 +249,10 @@ def learned(
 def make_program(
     job: Job, act: Callable[..., Any], update: Callable[..., Any], average_every: int | None = None
 ) -> meshes.Program:
-    """Returns ``(state, actor, since, keys, hyper, running, count) -> (state, actor, since, steps, fault)``.
+    """Returns ``(state, actor, since, keys, hyper, running, count, data) -> (state, actor, since, steps, fault)``.
 
-    The program runs ``count`` iterations, and adds their sums to ``since``; ``steps [M, 2]`` are the
-    members' env steps and agent steps.
+    The program donates the first three. It runs ``count`` iterations, and adds their sums to ``since``; ``steps [M,
+    2]`` are the members' env steps and agent steps.
     If an environment of a member that is ``running [M]`` returns NaN or infinity, it stops before that iteration and
     returns each device's first ``fault``.
 
@@ -302,6 +268,7 @@ def make_program(
         hyper: Mapping[str, jax.Array],
         running: jax.Array,
         count: jax.Array,
+        data: PyTree,
     ) -> tuple[TrainState, device.ActorState, IntervalSums, jax.Array, device.Fault]:
         members = len(running)
         state, actor, since, keys, hyper, running = _squeeze_member((state, actor, since, keys, hyper, running))
@@ -318,7 +285,7 @@ def make_program(
             acted, experience, (new_steps, episodes, fault) = act(state, actor, keys, hyper)
 
             def learn(state: TrainState, _: Any, since: IntervalSums, steps: jax.Array) -> Any:
-                state, since = learned(update, state, since, experience, episodes, keys, hyper)
+                state, since = learned(update, state, since, experience, episodes, keys, hyper, data)
                 return averaging(state, running, average_every), acted, since, steps + new_steps.sum(axis=-2)
 
             updated = jax.lax.cond(finite(fault), learn, lambda *before: before, state, actor, since, steps)
@@ -333,13 +300,6 @@ def make_program(
         outputs = state, actor, since, steps, fault
         return jax.tree.map(lambda x: x[None], outputs) if members == 1 else outputs
 
-    in_specs = (_STATE, BATCH, _SUMS, MEMBERS, MEMBERS, MEMBERS, meshes.REPLICATED)
-    out_specs = (_STATE, BATCH, _SUMS, MEMBERS, BATCH)
+    in_specs = (STATE, BATCH, _SUMS, MEMBERS, MEMBERS, MEMBERS, meshes.REPLICATED, meshes.BATCH)
+    out_specs = (STATE, BATCH, _SUMS, MEMBERS, BATCH)
     return meshes.Program(run, job.mesh, in_specs, out_specs, donate=(0, 1, 2), mapped=meshes.whole)
-
-
-def stack(trees: Sequence[Any]) -> Any:
-    """Stacks trees of numpy arrays along a new leading axis; one tree is not copied."""
-    if len(trees) == 1:
-        return jax.tree.map(lambda x: np.asarray(x)[None], trees[0])
-    return jax.tree.map(lambda *x: np.stack(x), *trees)

@@ -79,7 +79,7 @@ def dataflow(job: Job, training: Training, programs: Sequence[meshes.Program], e
             return tally.report(state, clock, stages, programs)
 
         def received() -> Rounds:
-            done = job.ended_by(job.env_steps, job.score)  # before this session
+            done = job.ended_by(job.step, job.score)  # before this session
             local_rounds = iter(() if done else rounds(job, pool, tally, exchange.size, lambda: more))
             while (samples := peers.run_everywhere(partial(next, local_rounds, ()), "the actors")) != ():
                 stages.mark("waiting")

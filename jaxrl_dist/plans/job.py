@@ -14,13 +14,14 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors.pool import PoolOptions
 from jaxrl_dist.actors.step import ActorJob
+from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.envs.base import EnvSlice
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.policies import joined, state_of
 from jaxrl_dist.learners.sgd import Learner
-from jaxrl_dist.types import Algorithms, Array, Checkpoint, Report, TrainState, Variables
+from jaxrl_dist.types import Algorithms, Array, Checkpoint, PyTree, Report, TrainState, Variables
 
 T = TypeVar("T")
 
@@ -64,6 +65,7 @@ class Job(NamedTuple):
     # Called before the first update with a function that reports the newest state, even after the plan has failed.
     publish_latest: Callable[[Callable[[], Report]], None] = lambda newest: None
     cache: ProgramCache | None = None  # None: nothing is shared
+    data: PyTree = ()  # the data set, as ``memory.records.packed`` returns it; (): none
 
     def once(self, name: Hashable, make: Callable[[Job], T]) -> T:
         """Returns what ``make`` returns for this job, or for an equal one of an earlier run.
@@ -75,6 +77,10 @@ class Job(NamedTuple):
         defaults = ("init_variables", "resumed", "stop", "excluded_seconds", "publish_latest", "cache")
         bare = self._replace(**{name: self._field_defaults[name] for name in defaults})
         return make(bare) if self.cache is None else self.cache.once((name, tuple(self.hyper)), lambda: make(bare))
+
+    def put_data(self) -> PyTree:
+        """Returns the data set on the mesh; () if there is none."""
+        return meshes.put(self.data, self.mesh, meshes.BATCH)
 
     @property
     def num_envs(self) -> int:
@@ -93,9 +99,14 @@ class Job(NamedTuple):
         return self.config.rollout_length
 
     @property
+    def acts(self) -> bool:
+        """Whether the plan acts in the environment, or learns from a data set alone."""
+        return PLANS[self.config.plan].clock == "env_steps"
+
+    @property
     def steps_per_iteration(self) -> int:
-        """Env steps of an iteration in which no environment resets."""
-        return self.config.num_envs * self.config.rollout_length
+        """Steps of the clock in an iteration: env steps, if no environment resets, or one update."""
+        return self.config.num_envs * self.config.rollout_length if self.acts else 1
 
     def variant(self, hyper: Mapping[str, Array]) -> tuple[Algorithms, Learner]:
         """Returns algorithm and learner with these hyperparameters, which may be traced scalars."""
@@ -104,7 +115,7 @@ class Job(NamedTuple):
     def initial_state(self) -> TrainState:
         """Returns the state before the first update, on the mesh; for a resumed run, the checkpoint's state.
 
-        Environments on the host are restarted; ``on_device``, where they go on, uses ``compiled.initial_state``.
+        Environments on the host are restarted; ``on_device``, where they go on, uses ``initial.states``.
         """
         shardings = meshes.shardings(self.mesh, meshes.STATE)
         init = self.once("initial state", lambda job: jax.jit(job.learner.init, out_shardings=shardings))
@@ -165,9 +176,14 @@ class Job(NamedTuple):
         """Mean return of the newest whole interval before this session; -infinity if no episode ended."""
         return score_of(self.progress)
 
-    def ended_by(self, env_steps: int, score: float) -> str | None:
+    @property
+    def step(self) -> int:
+        """What the clock said before this session: env steps or updates."""
+        return step_of(self.config, self.progress)
+
+    def ended_by(self, step: int, score: float) -> str | None:
         """As ``ended_by``, for this job's config."""
-        return ended_by(self.config, env_steps, score)
+        return ended_by(self.config, step, score)
 
     @property
     def session_seed(self) -> int:
@@ -196,14 +212,21 @@ class Job(NamedTuple):
         return max(1, self.config.report_interval // self.steps_per_iteration)
 
 
-def ended_by(config: Train[Any], env_steps: int, score: float) -> str | None:
-    """Returns the field of ``Train`` that has ended a run, ``total_env_steps`` or ``stop_at_return``; None: it goes on.
+def step_of(config: Train[Any], progress: Mapping[str, Any]) -> int:
+    """Returns what the clock says in a checkpoint's progress; 0: a new run."""
+    step: int = progress.get(config.clock, 0)
+    return step
+
+
+def ended_by(config: Train[Any], step: int, score: float) -> str | None:
+    """Returns the field of ``Train`` that has ended a run, its total or ``stop_at_return``; None: it goes on.
 
     Args:
+      step: what the run's clock says.
       score: mean return of the episodes in its newest whole interval between two reports.
     """
-    if env_steps >= config.total_env_steps:
-        return "total_env_steps"
+    if step >= config.total:
+        return f"total_{config.clock}"
     reached = config.stop_at_return is not None and score >= config.stop_at_return
     return "stop_at_return" if reached else None
 

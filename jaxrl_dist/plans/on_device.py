@@ -16,7 +16,7 @@ import numpy as np
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors import device
 from jaxrl_dist.hosts import arrays, peers
-from jaxrl_dist.plans import compiled
+from jaxrl_dist.plans import compiled, initial
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.population import Population
 from jaxrl_dist.plans.report import IntervalSums
@@ -39,13 +39,14 @@ class DevicePopulation(Population):
     def _begin(self) -> None:
         jobs = self._jobs
         job = jobs[0]
-        self._state = compiled.initial_state(jobs, self._hyper, equal=self._average_every is not None)
-        self._actor = compiled.initial_actor(jobs, self._hyper)
+        self._state = initial.states(jobs, self._hyper, equal=self._average_every is not None)
+        self._actor = initial.actors(jobs, self._hyper)
+        self._data = job.put_data()
         act, learn = self._iteration()
         inputs = self._state, self._actor, self._keys, self._hyper
         blank = job.once(("sums", len(jobs)), lambda job: compiled.blank_sums(job, act, learn, *inputs))
-        self._blank = compiled.stack([blank] * len(jobs))
-        self._since: IntervalSums = compiled.stack(
+        self._blank = initial.stack([blank] * len(jobs))
+        self._since: IntervalSums = initial.stack(
             [compiled.reset_interval(IntervalSums.of(job.progress, job.algorithm), blank) for job in jobs]
         )
         self._compile(act, learn)
@@ -64,12 +65,12 @@ class DevicePopulation(Population):
     def inputs(self, count: int) -> tuple[Any, ...]:
         """Returns the arguments with which ``program`` runs ``count`` iterations; it donates the first three."""
         limit = self._placed("count", np.int32(count), meshes.REPLICATED)
-        return self._state, self._actor, self._since, self._keys, self._hyper, self._goes_on(), limit
+        return self._state, self._actor, self._since, self._keys, self._hyper, self._goes_on(), limit, self._data
 
     def _iterate(self, running: Sequence[int]) -> int:
         job, program = self._jobs[0], self.program
         # No member reaches its end before the last of these iterations.
-        left = min(self._jobs[member].config.total_env_steps - self._env_steps(member) for member in running)
+        left = min(self._jobs[member].config.total - self._step(member) for member in running)
         left = -(-left // job.steps_per_iteration)
         count = min(self._per_dispatch, max(1, job.iterations_per_report - self._iterations), left)
         began = time.perf_counter() - program.compile_seconds

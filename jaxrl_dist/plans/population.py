@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.envs.base import HostEnv
 from jaxrl_dist.hosts import arrays
-from jaxrl_dist.plans import compiled
+from jaxrl_dist.plans import initial
 from jaxrl_dist.plans.clock import Clock
 from jaxrl_dist.plans.evolve import Selection
 from jaxrl_dist.plans.job import Job
@@ -81,7 +81,7 @@ class Population(abc.ABC):
         self._due: dict[int, Report] = {}
         self._small: dict[str, tuple[Any, jax.Array]] = {}
         trained = range(len(jobs)) if training is None else training
-        self._ended = [at for at in trained if jobs[at].ended_by(jobs[at].env_steps, jobs[at].score)]
+        self._ended = [at for at in trained if jobs[at].ended_by(jobs[at].step, jobs[at].score)]
         self._done = [at not in trained or at in self._ended for at in range(len(jobs))]
         self._started = False
         self.error: BaseException | None = None
@@ -116,6 +116,7 @@ class Population(abc.ABC):
         self._clocks = [Clock(job.progress, partial(self._excluded_seconds, at)) for at, job in enumerate(jobs)]
         self._put_inputs()
         self._steps = np.array([job.steps for job in jobs])
+        self._updates = [job.updates for job in jobs]
         since = [IntervalSums.of(jobs[member].progress, jobs[member].algorithm) for member in self._running()]
         self._iterations = max((int(x.iterations) for x in since), default=0)
         self._begin()
@@ -130,8 +131,8 @@ class Population(abc.ABC):
     def _put_inputs(self) -> None:
         """Puts the keys and hyperparameters of the program's members on the mesh."""
         jobs = [self._jobs[member] for member in self._rows]
-        self._keys = tuple(compiled.member_keys(jobs, stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
-        self._hyper = meshes.put(_stacked_hyper(jobs, np.float32), jobs[0].mesh, compiled.MEMBERS)
+        self._keys = tuple(initial.member_keys(jobs, stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
+        self._hyper = meshes.put(_stacked_hyper(jobs, np.float32), jobs[0].mesh, initial.MEMBERS)
 
     def _excluded_seconds(self, member: int) -> float:
         return self._jobs[member].excluded_seconds()
@@ -144,7 +145,7 @@ class Population(abc.ABC):
 
     def _goes_on(self) -> jax.Array:
         """Returns which members of the programs are not done, ``[M]`` bool on the mesh."""
-        return self._placed("running", [not self._done[member] for member in self._rows], compiled.MEMBERS)
+        return self._placed("running", [not self._done[member] for member in self._rows], initial.MEMBERS)
 
     def _placed(self, name: str, value: Any, spec: PartitionSpec) -> jax.Array:
         """Returns a small value on the mesh, placed only when it has changed: placing takes as long as a dispatch."""
@@ -156,7 +157,10 @@ class Population(abc.ABC):
         """Runs some iterations, and makes the reports that are due after them."""
         running = self._running()
         assert not any(member in self._due for member in running), "a report has not been taken"
-        self._iterations += self._iterate(running)
+        count = self._iterate(running)
+        self._iterations += count
+        for member in running:  # of the plans that do not act, where an iteration is an update
+            self._updates[member] += count
         self._report(running)
 
     def _count(self, steps: np.ndarray) -> None:
@@ -164,8 +168,9 @@ class Population(abc.ABC):
         for row, member in enumerate(self._rows):
             self._steps[member] += 0 if self._done[member] else steps[row]
 
-    def _env_steps(self, member: int) -> int:
-        return int(self._steps[member, 0])
+    def _step(self, member: int) -> int:
+        """Returns what the member's clock says."""
+        return int(self._steps[member, 0]) if self._jobs[member].acts else self._updates[member]
 
     def _report(self, running: Sequence[int]) -> None:
         """Makes the reports of members that are done, and of all members after an interval."""
@@ -174,7 +179,7 @@ class Population(abc.ABC):
         if interval_over:
             numbers = self._numbers()
             self._score(running, numbers[0])
-        ended = [x for x in running if self._jobs[x].ended_by(self._env_steps(x), self._scores[x])]
+        ended = [x for x in running if self._jobs[x].ended_by(self._step(x), self._scores[x])]
         stopped = self._stopped(running)
         due = running if interval_over else sorted({*ended, *stopped})
         if not due:

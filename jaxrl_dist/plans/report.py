@@ -267,7 +267,7 @@ def report(
     since, iteration = arrays.fetch(since), int(state.iteration)
     updates = sum(map(int, jax.tree.leaves(state.updates)))  # of all policies
     env_steps, agent_steps = map(int, steps)
-    rates = clock.rates(env_steps, agent_steps, updates)
+    rates = clock.rates(env_steps, agent_steps, updates, job.config.clock)
     if not jax.tree.leaves(state.memory):
         del rates["replay/ratio"]  # the algorithm has no replay
     if due:
@@ -275,6 +275,7 @@ def report(
     progress = {
         "env_steps": env_steps,
         "agent_steps": agent_steps,
+        "updates": updates,
         "iteration": iteration,
         **clock.to_json(),
         "since": None if due else since.to_json(),
@@ -295,9 +296,10 @@ def report(
         metrics={**metrics_of(since), **extra_metrics, **rates},
         variables=lambda: job.source.spec.bare(copy(state.variables, "variables")),
         checkpoint=checkpoint,
-        ended_by=None if failed else job.ended_by(env_steps, score),
+        ended_by=None if failed else job.ended_by(updates if job.config.clock == "updates" else env_steps, score),
         diverged=failed,
         agent_steps=agent_steps if job.source.spec.num_agents > 1 else None,
+        clock=job.config.clock,
     )
 
 

@@ -16,7 +16,7 @@ from jaxrl_dist import rng
 from jaxrl_dist.actors import host, programs
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.sharded import compile_update
-from jaxrl_dist.plans import compiled
+from jaxrl_dist.plans import compiled, initial
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.population import Population
 from jaxrl_dist.plans.report import HostInterval, IntervalSums, of_all
@@ -44,10 +44,11 @@ class HostPopulation(Population):
         )
         if self._axis:
             equal = self._average_every is not None
-            self._state = compiled.initial_state(jobs, self._hyper, equal=equal, restarted=True)
+            self._state = initial.states(jobs, self._hyper, equal=equal, restarted=True)
         else:
             self._state = job.initial_state()
         self._intervals = [HostInterval(job, job.iterations_per_report) for job in jobs]
+        self._data = job.put_data()
         self._update_seconds, self._key = 0.0, job.key(Stream.LEARN)
         self._act_compiled = 0.0  # seconds, of programs that have been replaced
 
@@ -65,7 +66,9 @@ class HostPopulation(Population):
             acting = job.once(
                 ("act", job.config.seed), lambda job: programs.compile_acting(job.algorithm, spec, mesh, length, key)
             )
-            self._update = job.once("update", lambda job: compile_update(job.learner, job.mesh))
+            self._update = job.once(
+                "update", lambda job: compile_update(job.learner, job.mesh, recorded=bool(job.data))
+            )
         self._act = acting.act
         self._ready(self._update, *acting)
         return acting
@@ -73,7 +76,8 @@ class HostPopulation(Population):
     def _iterate(self, running: Sequence[int]) -> int:
         mesh, state = self._jobs[0].mesh, self._state
         member_inputs = [(self._keys[0], self._hyper)] if self._axis else []
-        inputs = [self._keys[-1], self._hyper, self._goes_on()] if self._axis else [self._key]
+        inputs = [self._keys[-1], self._hyper, self._goes_on(), self._data] if self._axis else [self._key]
+        inputs += [self._data] if self._data and not self._axis else []
         updates = arrays.fetch(state.updates)
         variables, iteration, env_step = arrays.as_local((state.variables, state.iteration, state.env_step), mesh)
         rollout, episodes, steps = peers.run_everywhere(

@@ -173,7 +173,7 @@ class Policy:
     def _choose(
         self, variables: Variables, obs: PyTree, core: PyTree, keys: jax.Array | None
     ) -> tuple[jax.Array, PyTree]:
-        context = Context(keys, jnp.float32(self.config.total_env_steps))
+        context = Context(keys, jnp.float32(self.config.total))
         action, core, _ = self.algorithm.policy(variables, obs, core, context)
         return clipped(self.source.spec.action, action), core
 

@@ -213,7 +213,7 @@ def _replay(
         else:
             index, probability = ring.draw_prioritized(memory, key, size)
             memory = ring.set_priority(memory, index, probability)
-        return memory, ring.gather(memory, index, window, frame_stack)
+        return memory, ring.gather(memory.steps, index, window, frame_stack)
 
     def store_and_draw(memory: ring.Memory, rollout: Rollout, key: jax.Array, order: jax.Array) -> Any:
         memory, keys = store(memory, rollout), rng.per_index(key, order)

@@ -100,6 +100,23 @@ def load_variables(
         raise ConfigError(f"{error}{_others(run_dir, paths)}") from None
 
 
+def load_memory(run_dir: str | pathlib.Path, like: Any) -> Any:
+    """Reads the replay memory of a run's newest intact checkpoint into the structure of ``like``.
+
+    Raises:
+      ConfigError: no checkpoint holds one, or it cannot be read.
+    """
+    run_dir = pathlib.Path(run_dir)
+
+    def read(path: pathlib.Path) -> Any:
+        verify(path, None)
+        if not _read_object(path / RUN)["config"]["run"]["checkpoint_replay"]:
+            raise ConfigError(f"{path} holds no replay memory; --checkpoint-replay saves it")
+        return arrays.restore(path / ARRAYS, like, "state/memory/")
+
+    return _newest(run_dir, saved(run_dir), read)
+
+
 def progress(run_dir: pathlib.Path) -> list[Mapping[str, Any]]:
     """Returns the progress of a run's intact checkpoints, newest first, with its counts and its score."""
 

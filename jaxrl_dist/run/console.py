@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from jaxrl_dist.checks import counted
+from jaxrl_dist.checks import counted, unit
 from jaxrl_dist.errors import ConfigError, ConfigWarning, EnvWarning, FileWarning, visible
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.types import Report
@@ -146,7 +146,7 @@ class Display:
             text = f"the output cannot be written ({error.strerror}); this continues without showing more"
             warnings.warn(text, FileWarning, stacklevel=2)
 
-    def watch(self, reports: Iterable[Report], total_env_steps: int) -> Iterator[Report]:
+    def watch(self, reports: Iterable[Report], total_steps: int) -> Iterator[Report]:
         """Shows each report of a training run and passes it on."""
         # Without a total the bar pulses: XLA does not tell how long it will compile.
         training = self.live.add_task("compiling", total=None, status="")
@@ -158,19 +158,21 @@ class Display:
                 status = self._status(report)
                 last = report.ended_by is not None
                 description = "trained" if last else "training"
-                completed = min(report.env_steps, total_env_steps)
+                completed = min(report.step, total_steps)
                 self.live.update(
-                    training, description=description, total=total_env_steps, completed=completed, status=status
+                    training, description=description, total=total_steps, completed=completed, status=status
                 )
                 if last or self._verbose or time.monotonic() - shown > ROW_SECONDS:
                     shown = time.monotonic()
-                    self._row(report, total_env_steps)
+                    self._row(report, total_steps)
                 yield report
 
-    def _row(self, report: Report, total_env_steps: int) -> None:
+    def _row(self, report: Report, total_steps: int) -> None:
         """Adds a row to the table of reports."""
-        cells = _cells(report, total_env_steps)
-        widths = [max(len(title), len(f"{total_env_steps:,}") if title.endswith(" steps") else 9) for title in cells]
+        cells = _cells(report, total_steps)
+        widths = [
+            max(len(title), len(f"{total_steps:,}") if title.endswith((" steps", "updates")) else 9) for title in cells
+        ]
         if self._rows % HEAD_ROWS == 0:
             self.print(_line(cells, widths))
         self._rows += 1
@@ -189,11 +191,12 @@ class Display:
         self.live.update(self._evaluation, completed=done, status=f"{done:,} episodes")
 
     def _status(self, report: Report) -> str:
-        rate = report.metrics.get("time/env_steps_per_second") or 0.0
+        rate = report.metrics.get(f"time/{report.clock}_per_second") or 0.0
         value = report.metrics.get("episode/return")
         self._return = self._return if value is None else value  # the last return is shown until another episode ends
         rest = f"{_members(report)}{self._extras(report)}"
-        return visible(f"{report.env_steps:,} env steps  {rate:,.0f}/s  training return {_number(self._return)}{rest}")
+        done = f"{report.step:,} {unit(report.clock)}"
+        return visible(f"{done}  {rate:,.0f}/s  training return {_number(self._return)}{rest}")
 
     def _extras(self, report: Report) -> str:
         """Formats what only some reports have: the newest evaluation, and restarts of environments."""
@@ -206,11 +209,11 @@ class Display:
         return self._evaluated + (f"  {counted(restarts, 'restart')}" if restarts else "")
 
 
-def _cells(report: Report, total_env_steps: int) -> dict[str, str]:
+def _cells(report: Report, total_steps: int) -> dict[str, str]:
     """Returns a row of the table by the titles of its columns."""
-    metrics, counts = report.metrics, {"env steps": report.env_steps, "agent steps": report.agent_steps}
+    metrics, counts = report.metrics, {unit(report.clock): report.step, "agent steps": report.agent_steps}
     titles = COLUMNS | {name: name.removesuffix(_RETURN) for name in metrics if name.endswith(_RETURN)}
-    rate, left = metrics.get("time/env_steps_per_second") or 0.0, max(total_env_steps - report.env_steps, 0)
+    rate, left = metrics.get(f"time/{report.clock}_per_second") or 0.0, max(total_steps - report.step, 0)
     cells = {title: f"{count:,}" for title, count in counts.items() if count is not None}
     cells |= {title: _number(metrics[name]) for name, title in titles.items() if name in metrics}
     return cells | {"steps/s": f"{rate:,.0f}", "left": _duration(left / rate if rate else None if left else 0.0)}
@@ -228,9 +231,9 @@ def _duration(seconds: float | None) -> str:
     """Formats a time in its largest unit."""
     if seconds is None:
         return "-"
-    for unit, length in (("h", 3600), ("min", 60)):
+    for letters, length in (("h", 3600), ("min", 60)):
         if seconds >= length:
-            return f"{seconds / length:.1f} {unit}"
+            return f"{seconds / length:.1f} {letters}"
     return f"{seconds:.0f} s"
 
 
@@ -243,15 +246,15 @@ def _members(report: Report) -> str:
 
 
 def display(
-    reports: Iterable[Report], total_env_steps: int, *, plot: bool = False, verbose: bool = False
+    reports: Iterable[Report], total_steps: int, *, plot: bool = False, verbose: bool = False
 ) -> Iterator[Report]:
     """Shows the bar and the table of the command line, and passes each report on.
 
-        for report in jaxrl_dist.display(jaxrl_dist.train(config), config.total_env_steps):
+        for report in jaxrl_dist.display(jaxrl_dist.train(config), config.total):
             ...
 
     Args:
-      total_env_steps: that of the run; for a population, the sum over its members.
+      total_steps: ``config.total`` of the run; for a population, the sum over its members.
       plot: also draws the returns of training and evaluations against env steps, every few seconds. Needs a
         notebook.
       verbose: shows every report, with all its metrics.
@@ -267,7 +270,7 @@ def display(
                 "plot=True draws in a notebook, and IPython is not installed: pip install ipython"
             ) from None
         reports = _plotted(reports, output)
-    return Display(0, verbose=verbose).watch(reports, total_env_steps)
+    return Display(0, verbose=verbose).watch(reports, total_steps)
 
 
 def _plotted(reports: Iterable[Report], output: Any) -> Iterator[Report]:
@@ -283,7 +286,7 @@ def _plotted(reports: Iterable[Report], output: Any) -> Iterator[Report]:
         returns = report.metrics.get("episode/return"), (report.evaluation or {}).get("return_mean")
         for line, value in zip(points, returns, strict=True):
             if value is not None:
-                points[line][0].append(report.env_steps)
+                points[line][0].append(report.step)
                 points[line][1].append(value)
                 line.set_data(*points[line])
         if report.ended_by is not None or time.monotonic() - drawn > PLOT_SECONDS:

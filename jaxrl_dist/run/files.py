@@ -165,7 +165,7 @@ class RunFiles:
         self.path, self._metrics, self._trackers = run_dir, metrics, trackers
         self._unwritten, self._in_place = b"", True
         self._before = 0  # bytes of all lines before the last one written
-        self._iteration, self._line = -1, dict[str, Any]()  # of the last line written
+        self._iteration, self._line, self._step = -1, dict[str, Any](), 0  # of the last line written
         if resumed is not None:
             self._iteration = resumed
             with naming(run_dir / METRICS):
@@ -192,6 +192,7 @@ class RunFiles:
         counts = {name: getattr(report, name) for name in ("env_steps", "agent_steps", "updates", "iteration")}
         line = {name: count for name, count in counts.items() if count is not None}
         line |= {"wall_time_s": report.wall_time_s, **report.metrics, **evaluation}
+        self._step = report.step
         self._add(report.iteration, line, evaluation if again else line)
 
     def log(self, iteration: int, values: Mapping[str, float | None]) -> None:
@@ -217,7 +218,6 @@ class RunFiles:
             self._unwritten = self._unwritten[: max(0, self._before - self._size())]
             if self._size() > self._before:
                 self._metrics.truncate(self._before)
-        env_steps = line["env_steps"]
         self._iteration = iteration
         self._line = {name: finite(value) for name, value in line.items()}
         self._before = self._size() + len(self._unwritten)
@@ -228,11 +228,11 @@ class RunFiles:
             text = f"{self.path / METRICS} cannot be written now: {error.strerror}"
             warnings.warn(text, FileWarning, stacklevel=3)
         values = {name: self._line[name] for name in new if name != "env_steps" and self._line[name] is not None}
-        self._tell(f"the report at {env_steps} env steps", lambda tracker: tracker.write(env_steps, values))
+        self._tell(f"the report at step {self._step}", lambda tracker: tracker.write(self._step, values))
 
-    def film(self, env_steps: int, gif: bytes, size: tuple[int, int]) -> None:
+    def film(self, step: int, gif: bytes, size: tuple[int, int]) -> None:
         """Sends a film to the trackers, as ``Tracker.film``."""
-        self._tell(f"the film at {env_steps} env steps", lambda tracker: tracker.film(env_steps, gif, size))
+        self._tell(f"the film at step {step}", lambda tracker: tracker.film(step, gif, size))
 
     def _tell(self, what: str, send: Callable[[Tracker], None]) -> None:
         """Sends something to each tracker."""

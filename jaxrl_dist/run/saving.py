@@ -49,11 +49,14 @@ class Saver:
     newest: int | None = None
     """Env steps of this session's newest checkpoint on disk; None: there is none yet, or another process knows."""
 
-    def __init__(self, run_dir: pathlib.Path, keep: int, about: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, run_dir: pathlib.Path, keep: int, about: Mapping[str, Any] | None = None, clock: str = "env_steps"
+    ) -> None:
         """Process 0 takes over from an earlier session, if there was one.
 
         Args:
           about: facts of the run for each ``run.json``, such as its config.
+          clock: the count in a checkpoint's progress by which it is numbered.
 
         Raises:
           ConfigError: the run directory's ``checkpoints`` is a link.
@@ -61,7 +64,7 @@ class Saver:
         """
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._writing: concurrent.futures.Future[None] | None = None
-        self._folder, self._keep, self._about = run_dir / CHECKPOINTS, keep, about or {}
+        self._folder, self._keep, self._about, self._clock = run_dir / CHECKPOINTS, keep, about or {}, clock
         if not peers.first():
             return
         for path in _own_folder(run_dir).glob(".*"):  # left by a session killed while writing or deleting
@@ -87,22 +90,23 @@ class Saver:
         if self._writing is not None:
             concurrent.futures.wait([self._writing])
             self.busy()
+        step = checkpoint.progress[self._clock]
         post, state = peers.post(), checkpoint._replace(progress={})
         if peers.first():
             content = {**self._about, "progress": checkpoint.progress, "episode_return": episode_return}
-            self._writing = self._thread.submit(self._save, checkpoint.env_steps, state, content, post)
+            self._writing = self._thread.submit(self._save, step, state, content, post)
         elif post is not None:
-            path = _named(self._folder, checkpoint.env_steps)
+            path = _named(self._folder, step)
             self._writing = self._thread.submit(_write_pieces, path, state, post)
         self._thread.submit(_give_back_memory)
 
-    def _save(self, env_steps: int, state: Checkpoint, content: dict[str, Any], post: peers.Post | None) -> None:
-        _write(_named(self._folder, env_steps), state, content, post)
-        self.newest = env_steps
-        self._returns[env_steps] = finite(content["episode_return"])
+    def _save(self, step: int, state: Checkpoint, content: dict[str, Any], post: peers.Post | None) -> None:
+        _write(_named(self._folder, step), state, content, post)
+        self.newest = step
+        self._returns[step] = finite(content["episode_return"])
         numbers = [number_of(path) for path in saved(self._folder.parent)]
         # Later checkpoints are from an earlier session: they were damaged, so the run was resumed from an older one.
-        ours = [number for number in numbers if number <= env_steps]
+        ours = [number for number in numbers if number <= step]
         for number in set(numbers) - _checkpoints_to_keep(self._returns, ours, self._keep):
             storage.remove(_named(self._folder, number))
 
@@ -122,8 +126,8 @@ class Saver:
         self.busy()
 
 
-def _named(folder: pathlib.Path, env_steps: int) -> pathlib.Path:
-    return folder / f"{env_steps:012d}"
+def _named(folder: pathlib.Path, step: int) -> pathlib.Path:
+    return folder / f"{step:012d}"
 
 
 def _give_back_memory() -> None:

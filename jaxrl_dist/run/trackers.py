@@ -27,11 +27,11 @@ FILM = "film"
 class Tracker(Protocol):
     """Another destination of a run's metrics."""
 
-    def write(self, env_steps: int, values: Mapping[str, float]) -> None:
-        """Records the new values of the report at ``env_steps``, all finite."""
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Records the new values of the report at ``step``, all finite."""
 
-    def film(self, env_steps: int, gif: bytes, size: tuple[int, int]) -> None:
-        """Shows a film of the policy at ``env_steps``, an animated GIF; ``size`` is its width and height in pixels."""
+    def film(self, step: int, gif: bytes, size: tuple[int, int]) -> None:
+        """Shows a film of the policy at ``step``, an animated GIF; ``size`` is its width and height in pixels."""
 
     def close(self) -> None:
         """Closes the tracker after its last value."""
@@ -126,20 +126,20 @@ class TensorBoard:
             log = SessionLog(status=SessionLog.START)
             self._add(Event(wall_time=time.time(), step=resumed + 1, session_log=log))
 
-    def write(self, env_steps: int, values: Mapping[str, float]) -> None:
+    def write(self, step: int, values: Mapping[str, float]) -> None:
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.proto.summary_pb2 import Summary
 
         summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
-        self._add(Event(wall_time=time.time(), step=env_steps, summary=summary))
+        self._add(Event(wall_time=time.time(), step=step, summary=summary))
 
-    def film(self, env_steps: int, gif: bytes, size: tuple[int, int]) -> None:
+    def film(self, step: int, gif: bytes, size: tuple[int, int]) -> None:
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.proto.summary_pb2 import Summary
 
         image = Summary.Image(width=size[0], height=size[1], colorspace=3, encoded_image_string=gif)
         summary = Summary(value=[Summary.Value(tag=FILM, image=image)])
-        self._add(Event(wall_time=time.time(), step=env_steps, summary=summary))
+        self._add(Event(wall_time=time.time(), step=step, summary=summary))
 
     def _add(self, event: Any) -> None:
         """Writes a complete record or none."""
@@ -189,11 +189,11 @@ class WeightsAndBiases:
             others = "WANDB_MODE=offline writes into the run directory only, and --no-wandb nothing"
             raise ConfigError(f"--wandb: {str(error).rstrip('.')}; {others}") from error
 
-    def write(self, env_steps: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=env_steps)
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
 
-    def film(self, env_steps: int, gif: bytes, size: tuple[int, int]) -> None:
-        self._run.log({FILM: _wandb().Video(io.BytesIO(gif), format="gif")}, step=env_steps)
+    def film(self, step: int, gif: bytes, size: tuple[int, int]) -> None:
+        self._run.log({FILM: _wandb().Video(io.BytesIO(gif), format="gif")}, step=step)
 
     def close(self) -> None:
         self._run.finish()

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_dist import algorithms
 from jaxrl_dist.algorithms import published
-from jaxrl_dist.checks import divisor_below, whole_updates_below
-from jaxrl_dist.config.plans import PLANS, default_plan
+from jaxrl_dist.checks import divisor_below, flag, whole_updates_below
+from jaxrl_dist.config.plans import PLANS, default_plan, offline_plan
 from jaxrl_dist.config.train import RUN_DEFAULTS, Train
 from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import UnusedError
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from jaxrl_dist.types import EnvSpec
 
 RUN_FIELDS = {*marked(Train)}
+OFFLINE = {"report_interval": 1_000}
+"""Defaults of a run whose clock is updates, where they differ."""
 NOBODY = ("default", "preset")
 """Sources of values that nobody gave."""
 DEVICES = 8
@@ -117,12 +119,19 @@ def filled(user: Given, source: EnvSource) -> tuple[Train[Any], dict[str, str]]:
     """
     config, spec = user.config, source.spec
     values, sources = _of_presets(user, source)
+    nobodys = {field.name: field.default for x in (Train, kind_of(config.algorithm)) for field in dataclasses.fields(x)}
+    nobodys |= values
     run = {name: values.pop(name) for name in RUN_FIELDS & values.keys()}
     run = {name: value for name, value in run.items() if getattr(config, name) is None}
-    if not PLANS[run.get("plan", config.plan)].threaded:
+    plan = PLANS[run.get("plan", config.plan)]
+    for name in plan.unused:  # a config that was filled in before has the values that nobody gave
+        value = user.hyperparameters.get(name, getattr(config, name, None))
+        if user.sources.get(name) == "yours" and value != nobodys.get(name):
+            raise UnusedError(f"{flag(name)} does nothing under --plan {run.get('plan', config.plan)}", name)
+    if not plan.threaded:
         run.pop("num_actors", None)
     algorithm = kind_of(config.algorithm)(**{**values, **user.hyperparameters})
-    env = f"{spec.backend}:{spec.id}" if isinstance(config.env, str) else config.env
+    env = f"{spec.backend}:{spec.id}" if isinstance(config.env, str) and config.env else config.env
     config = dataclasses.replace(config, algorithm=algorithm, env=env, **run)
     sources |= user.sources
     return checked(config, [name for name in user.hyperparameters if sources.get(name) != "stored"]), sources
@@ -135,9 +144,15 @@ def _of_presets(user: Given, source: EnvSource) -> tuple[dict[str, Any], dict[st
     preset = traits.preset(spec)
     if user.hyperparameters.get("core", "none") != "none":
         preset = traits.recurrent_preset(preset)
+    offline = user.config.clock == "updates"
+    plan = offline_plan() if offline else default_plan(is_pure=source.is_pure)
+    defaults = OFFLINE if offline else {}
+    if not user.config.env:  # the spec is that of the data set
+        defaults = {**defaults, "evaluation_episodes": 0}
+    preset = {name: value for name, value in preset.items() if name not in (*defaults, *(["plan"] if offline else []))}
     is_atari = spec.backend == "envpool" and spec.family == "atari"
     layers = {
-        "default": {**RUN_DEFAULTS, "plan": default_plan(is_pure=source.is_pure)},
+        "default": {**RUN_DEFAULTS, **defaults, "plan": plan},
         "preset": {"atari_preset": "baselines", **preset, **_of_name(user.config.algorithm)},
         "paper": published.row(algorithms.name_of(kind), spec) if user.config.published else {},
     }
@@ -163,6 +178,8 @@ def rounded(config: Train[Any], sources: Mapping[str, str], spec: EnvSpec) -> Tr
     def by_nobody(name: str) -> bool:
         return sources.get(name, "default") in NOBODY
 
+    if config.clock == "updates":
+        return config
     rows, traits, actors = config.num_envs * spec.num_agents, Traits.of(config.algorithm), config.num_actors
     sizes: dict[str, float] = {}
     if isinstance(traits.replay_capacity, int) and traits.replay_capacity > rows and by_nobody("replay_capacity"):

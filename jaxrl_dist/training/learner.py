@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,12 +13,14 @@ from jaxrl_dist.actors.step import blank_rollout
 from jaxrl_dist.checks import check_divides, counted
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train
+from jaxrl_dist.data.dataset import Dataset, check_spaces
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.learners import off_policy, on_policy, policies
 from jaxrl_dist.learners.league import Copies
 from jaxrl_dist.learners.sgd import Learner
 from jaxrl_dist.memory import ring
+from jaxrl_dist.memory.records import ROWS, Records, packed
 from jaxrl_dist.run.machine import memory_size
 from jaxrl_dist.settings.policies import Copy, by_policy, naming
 from jaxrl_dist.types import Algorithm, Algorithms, EnvSpec, Replay, Rollout
@@ -53,6 +56,7 @@ def _learner(
         return policies.still(algorithm)
     num_envs, length = config.num_envs * spec.num_agents, config.rollout_length
     packed = packing.starts_kernel_per_array(devices[0])
+    offline = PLANS[config.plan].clock == "updates"
     if algorithm.replay is None or PLANS[config.plan].sends_gradients:
         return on_policy.on_policy(algorithm, spec.num_agents, packed=packed)
 
@@ -61,8 +65,12 @@ def _learner(
         return blank_rollout(algorithm, algorithm.init(key), obs, algorithm.initial_core(num_envs), length)
 
     like = jax.eval_shape(shapes, jax.random.key(0))
-    check_memory(algorithm.replay, like, devices, spec.frame_stack, members)
-    return off_policy.off_policy(algorithm, like, spec.frame_stack, spec.num_agents, packed=packed)
+    if config.data is not None and jax.tree.leaves(like.extras):
+        raise ConfigError(f"--data {config.data}: records hold no {', '.join(like.extras)}, such as a recurrent core's")
+    if not offline:
+        check_memory(algorithm.replay, like, devices, spec.frame_stack, members)
+    recorded = algorithm.replay.batch_size if offline else round((config.data_share or 0) * algorithm.replay.batch_size)
+    return off_policy.off_policy(algorithm, like, spec.frame_stack, spec.num_agents, recorded=recorded, packed=packed)
 
 
 def check_sizes(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_devices: int) -> None:
@@ -79,6 +87,9 @@ def check_sizes(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_de
 def _check_sizes(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_devices: int) -> None:
     if algorithm.replay is not None and algorithm.window is None:
         raise ConfigError("an algorithm with replay needs windows of a fixed length, such as window=1 for transitions")
+    check_recorded(config, algorithm, spec, num_devices)
+    if PLANS[config.plan].clock == "updates":
+        return
     check_divides("num_envs", config.num_envs, (1 if PLANS[config.plan].sends_gradients else num_devices, "devices"))
     num_envs = config.num_envs * spec.num_agents
     if PLANS[config.plan].sends_gradients:
@@ -89,6 +100,36 @@ def _check_sizes(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_de
         length, frame_stack, num_agents = config.rollout_length, spec.frame_stack, spec.num_agents
         off_policy.check_sizes(algorithm, num_envs, length, num_devices, frame_stack, num_agents)
     check_counts(config, algorithm, num_envs)
+
+
+def check_recorded(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_devices: int) -> None:
+    """Checks that an algorithm can learn from the data set of a run, if there is one.
+
+    Raises:
+      ConfigError: it cannot.
+    """
+    if config.data is None:
+        return
+    replay = algorithm.replay
+    problems = {
+        "are for algorithms that replay experience": replay is None or algorithm.window is None,
+        "are drawn uniformly, without --priority-exponent": replay is not None and replay.priority_exponent is not None,
+        "are those of one agent": bool(spec.policies) or spec.num_agents > 1,
+        "hold no stacked frames": spec.frame_stack > 1,
+        "are not for --plan gradients": PLANS[config.plan].sends_gradients,
+        "are for runs of one process": peers.count() > 1,
+    }
+    for problem in filter(problems.get, problems):
+        raise ConfigError(f"--data {config.data}: records {problem}")
+    assert replay is not None
+    recorded = replay.batch_size if config.data_share is None else round(config.data_share * replay.batch_size)
+    for size in (recorded, replay.batch_size - recorded):
+        if size % num_devices or not (size or config.data_share is None):
+            of = "" if config.data_share is None else f"--data-share {config.data_share} of "
+            raise ConfigError(
+                f"{of}--batch-size {replay.batch_size} makes {recorded} records and {replay.batch_size - recorded} new "
+                f"steps: each must be a multiple of {num_devices} devices"
+            )
 
 
 MAX_COUNT = 2**31 - 1
@@ -112,7 +153,7 @@ def check_counts(config: Train[Any], algorithm: Algorithm, num_envs: int) -> Non
     else:
         most = max(off_policy.updates_per_iteration(algorithm.replay, num_envs * length), length)
     works = (MAX_COUNT // most - 1) * steps
-    if config.total_env_steps > works:
+    if config.clock == "env_steps" and config.total_env_steps > works:
         raise ConfigError(
             f"--total-env-steps {config.total_env_steps} is more than devices can count: {MAX_COUNT} updates, of which "
             f"{steps} env steps make {most}; {works} works"
@@ -143,3 +184,17 @@ def check_memory(
             f"--replay-capacity {plan.capacity} needs {needed / 1e9:.1f} GB{whose}, and {available / 1e9:.1f} GB are "
             f"available; {fits} fits"
         )
+
+
+def recorded(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_devices: int) -> Records:
+    """Returns the windows of the data set of a run.
+
+    Raises:
+      ConfigError: it cannot be read, is too small, or has other spaces.
+    """
+    (trained,) = algorithm.values()
+    data = Dataset.load(str(config.data))
+    check_spaces(f"--data {config.data}", data, spec.observation, spec.action)
+    if data.steps < (least := math.lcm(ROWS, num_devices)):
+        raise ConfigError(f"--data {config.data} has {data.steps} steps; {least} or more work")
+    return packed(data.rollout(), trained.window, num_devices)

@@ -16,10 +16,11 @@ from typing import IO, Any
 from jaxrl_dist import plans
 from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.actors.film import film, write_gif
+from jaxrl_dist.checks import unit
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, EnvWarning, FileWarning, first_line
 from jaxrl_dist.hosts import peers, start
-from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.job import Job, step_of
 from jaxrl_dist.plans.population import Population
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.run import machine, signals, storage, trackers
@@ -111,7 +112,11 @@ class Member:
         assert resumed is not None
         row.status = status
         if status != "diverged":  # whose last report is not one of the population
-            row.env_steps, row.iteration = resumed.env_steps, resumed.progress["iteration"]
+            row.env_steps, row.updates, row.iteration = (
+                resumed.env_steps,
+                self.job.updates,
+                resumed.progress["iteration"],
+            )
         row.lineage = [x for x in row.lineage if x["iteration"] <= row.iteration]
 
     def read(self) -> None:
@@ -167,7 +172,8 @@ class Member:
         stored, files = to_json(self.config, self.job.source.spec), None
         if peers.first():
             files = open_files(stack, self.config, stored, self.file, self.job.progress.get("reported", {}))
-        saver = Saver(self.folder, self.config.keep_checkpoints, {"config": stored, "versions": machine.versions()})
+        about = {"config": stored, "versions": machine.versions()}
+        saver = Saver(self.folder, self.config.keep_checkpoints, about, self.config.clock)
         return files, stack.enter_context(contextlib.closing(saver))
 
     def _check_shared(self) -> None:
@@ -199,22 +205,22 @@ class Member:
                 report = offered[0]() if offered else None
             except RuntimeError:
                 raise RuntimeError("the update that failed has used up the state that it began with") from None
-            return report if report and report.env_steps > job.env_steps else None
+            return report if report and report.step > job.step else None
 
         def save(report: Report) -> None:
             if saver is not None:
                 saver.save(report.checkpoint(), report.metrics["episode/return"])
 
-        reported = job.progress.get("reported", {"env_steps": 0})
-        evaluations = Evaluations(config, job.progress.get("evaluated", reported["env_steps"]), ending)
+        reported = step_of(config, job.progress.get("reported", {}))
+        evaluations = Evaluations(config, job.progress.get("evaluated", reported), ending)
         plan: Any = plans.execute(job) if self.program is None else self.program.reports(self.place, job)
         stack.enter_context(contextlib.closing(plan))
         reports = evaluations.on_the_way(with_final_report(plan, newest, ending), evaluate)
         if config.run_dir:
-            done = None if job.resumed is None else (job.env_steps, job.updates)
+            done = None if job.resumed is None else (job.step, job.updates)
             reports = writing(reports, files)
             films = partial(self._film, ending.ends_here)
-            reports = filming(reports, films, config.video_interval, job.env_steps, ending)
+            reports = filming(reports, films, config.video_interval, job.step, ending)
             reports = saving(reports, save, saver, files, config, done, ending, agree=shared.agree)
         return evaluations.at_the_end(reports, partial(evaluate, progress=evaluating), files)
 
@@ -227,7 +233,8 @@ class Member:
         if isinstance(error, DivergedError):
             error.add_note(f"its last finite variables are saved: `--init-from {run_dir}` starts a new run from them")
         else:
-            error.add_note(f"the run is saved: `{self.shared.command}` continues from {self.saver.newest} env steps")
+            newest = f"{self.saver.newest} {unit(self.config.clock)}"
+            error.add_note(f"the run is saved: `{self.shared.command}` continues from {newest}")
 
     def _evaluate(
         self,
@@ -260,7 +267,7 @@ class Member:
                 evaluator = self.shared.filmed().of_member(self.config.seed, self.job.hyper)
                 if (filmed := film(evaluator, spec, variables, 1, stop=stop)) is not None:
                     write_gif(filmed[1], gif := io.BytesIO(), FILM_FPS)
-                    self.files.film(report.env_steps, gif.getvalue(), filmed[1][0].size)
+                    self.files.film(report.step, gif.getvalue(), filmed[1][0].size)
         except Exception as error:  # whatever a renderer raises
             self.shared.films = False
             warnings.warn(f"--video-interval: there will be no films: {first_line(error)}", EnvWarning, stacklevel=2)
@@ -289,6 +296,6 @@ def open_files(
     with run_files.freeing(directory):
         others = []
         if not is_population(config):  # its members send their own
-            others = trackers.start(stack, config, directory, stored, done.get("env_steps"))
+            others = trackers.start(stack, config, directory, stored, done.get(config.clock))
         files = run_files.RunFiles(directory, file, stored, done.get("iteration"), others)
     return stack.enter_context(contextlib.closing(files))

@@ -16,7 +16,7 @@ from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.synonyms import hint
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.plans import compiled
+from jaxrl_dist.plans import compiled, initial
 from jaxrl_dist.plans.report import metrics_of
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.settings.members import tunable
@@ -28,6 +28,7 @@ from jaxrl_dist.types import Array, TrainState
 IMPURE = {
     **dict.fromkeys(("run_dir", "tensorboard", "wandb"), "writes nothing"),
     **dict.fromkeys(("seeds", "vary"), "trains one member, and jax.vmap maps it over keys and hyperparameters"),
+    "data": "learns from new experience alone",
     "coordinator": "runs in one process",
     "stop_at_return": "makes a fixed number of iterations",
     "evaluation_interval": "makes no evaluations",
@@ -85,7 +86,7 @@ def make_train(config: Train[Any]) -> PureTrain:
             key = jax.random.wrap_key_data(key)
         keys = tuple(rng.stream(key, stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
         act, learn = compiled.make_iteration(job, 1)
-        actor = compiled.start(job)(keys[1], hyper)
+        actor = initial.start(job)(keys[1], hyper)
         state = job.variant(hyper)[1].init(rng.stream(key, Stream.INIT))
         inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), (state, actor, keys, hyper))
         blank = jax.tree.map(jnp.asarray, compiled.blank_sums(job, act, learn, *inputs))

@@ -64,7 +64,7 @@ def with_final_report(
             break
         if report.diverged:
             ending.error = DivergedError(
-                f"{DIVERGED} by environment step {report.env_steps:,}: too many losses or gradients in a row "
+                f"{DIVERGED} by {_at(report)}: too many losses or gradients in a row "
                 "were not finite; start a new run with a smaller --learning-rate, or with smaller rewards and "
                 "observations"
             )
@@ -77,7 +77,7 @@ class Evaluations:
     """Evaluates the reports at the evaluation interval, and the last one."""
 
     def __init__(self, config: Train, evaluated: int, ending: StopState) -> None:
-        """``evaluated``: env steps of the newest report whose evaluation is done or was not due."""
+        """``evaluated``: the clock of the newest report whose evaluation is done or was not due."""
         self._interval = config.evaluation_interval
         self._at_the_end = config.evaluation_episodes > 0
         self._evaluated, self._ending = evaluated, ending
@@ -87,7 +87,7 @@ class Evaluations:
         """Evaluates at the interval, before the report is written. Checkpoints store which evaluations are done."""
         for report in reports:
             before, last = self._evaluated, report.ended_by is not None
-            self._due, evaluated = passed(self._interval, before, report.env_steps), False
+            self._due, evaluated = passed(self._interval, before, report.step), False
             if self._due and not last and not self._ending():
                 try:
                     report = evaluate(report)
@@ -95,7 +95,7 @@ class Evaluations:
                     self._ending.error = error
                 evaluated = peers.broadcast(report.evaluation is not None, "whether the evaluation is done")
             if last or evaluated or not self._due:  # else the next report is evaluated
-                self._evaluated = report.env_steps
+                self._evaluated = report.step
             marked = partial(_marked, report.checkpoint, before, self._evaluated)
             yield dataclasses.replace(report, checkpoint=marked)
 
@@ -114,7 +114,7 @@ class Evaluations:
 
 
 def _marked(copy: Callable[[], Checkpoint], before: int, evaluated: int) -> Checkpoint:
-    """Returns a report's checkpoint, with the env steps of the newest report that needs no more evaluation."""
+    """Returns a report's checkpoint, with the clock of the newest report that needs no more evaluation."""
     whole = copy()
     again = whole.progress["since"] is not None  # a resumed run recreates this report after its interval
     return whole._replace(progress={**whole.progress, "evaluated": before if again else evaluated})
@@ -149,9 +149,9 @@ def filming(
 ) -> Iterator[Report]:
     """Films the policy of each report at the interval, after the report is written; ``filmed``: env steps done."""
     for report in reports:
-        if passed(interval, filmed, report.env_steps) and not ending():
+        if passed(interval, filmed, report.step) and not ending():
             film(report)
-        filmed = report.env_steps
+        filmed = report.step
         yield report
 
 
@@ -166,7 +166,7 @@ def saving(
     clock: Callable[[], float] = time.monotonic,
     agree: Callable[[int, Callable[[], bool]], bool] = lambda iteration, wants: wants(),
 ) -> Iterator[Report]:
-    """Saves a checkpoint by env steps, by time and at the end of the run.
+    """Saves a checkpoint by the run's clock, by time and at the end of the run.
 
     Training does not wait for the disk: while a checkpoint is being written, the next one is postponed.
 
@@ -174,7 +174,7 @@ def saving(
       save: all processes must call it, since each may hold parts of the state.
       saver: saves what this process has of the state.
       files: None: process 0 writes them.
-      saved: env steps and updates of the checkpoint that the run was resumed from; None: a new run.
+      saved: clock and updates of the checkpoint that the run was resumed from; None: a new run.
       clock: returns seconds.
       agree: ``(iteration, wants) -> answer``: members of a population save on the way after the same iterations.
 
@@ -190,12 +190,12 @@ def saving(
         if saver is None or files is None:
             return False
         late = 0 < config.checkpoint_minutes * 60 <= clock() - saved_at
-        due = late or passed(config.checkpoint_interval, saved[0] if saved else 0, report.env_steps)
+        due = late or passed(config.checkpoint_interval, saved[0] if saved else 0, report.step)
         return due and not saver.busy() and files.in_place()
 
     for report in reports:
         ends = report.ended_by is not None or ending()
-        progress = report.env_steps, report.updates  # a free-running learner makes updates without new env steps
+        progress = report.step, report.updates  # a free-running learner makes updates without new env steps
         if progress != saved and (ends or agree(report.iteration, partial(due, report))):
             if ends and files is not None:
                 files.check_place()
@@ -204,6 +204,11 @@ def saving(
         if ends and saver is not None:
             saver.finish()
         yield report
+
+
+def _at(report: Report) -> str:
+    """Says when a report was made."""
+    return f"environment step {report.step:,}" if report.clock == "env_steps" else f"update {report.step:,}"
 
 
 def passed(interval: int | None, before: int, now: int) -> bool:

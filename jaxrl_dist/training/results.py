@@ -50,6 +50,7 @@ class Row:
     """Mean return of the newest evaluation."""
     lineage: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     """With population-based training: env steps, iteration, parent and new hyperparameters of each copy."""
+    updates: int = 0
 
     def take(self, report: Report) -> None:
         """Takes the returns of the member's newest report."""
@@ -142,6 +143,7 @@ def merged_rows(
         evaluation=_evaluation(newest, rows),
         ended_by=_ended_by(reports, rows),
         members=tuple(reports),
+        clock=best.clock,
         agent_steps=sum(filter(None, (report.agent_steps for report in reports))) or None,
     )
 
@@ -323,7 +325,7 @@ def read_rows(run_dir: pathlib.Path, begun: Sequence[Row]) -> list[Row]:
     """Returns the rows of a population's last session; copies of ``begun`` if its file is lost or damaged."""
     fields = {field.name for field in dataclasses.fields(Row)} - {"member", "seed", "values"}
     with contextlib.suppress(ConfigError, LookupError, TypeError, AttributeError, ValueError):
-        stored = storage.read_json(run_dir / POPULATION)["members"]
+        stored = [{"updates": 0, **x} for x in storage.read_json(run_dir / POPULATION)["members"]]
         rows = zip(begun, stored, strict=True)
         return [dataclasses.replace(row, **{name: fields_of[name] for name in fields}) for row, fields_of in rows]
     return [dataclasses.replace(row) for row in begun]
@@ -340,7 +342,8 @@ def write_results(path: pathlib.Path, rows: Sequence[Row]) -> None:
         {"format": _FORMAT, "members": [dataclasses.asdict(row) for row in rows], "settings": settings(rows)},
     )
     table = io.StringIO()
-    columns = ["member", "seed", *rows[0].values, "status", "env_steps", "episode_return", "evaluation_return"]
+    counts = "env_steps", "updates", "episode_return", "evaluation_return"
+    columns = ["member", "seed", *rows[0].values, "status", *counts]
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows([getattr(row, name, row.values.get(name)) for name in columns] for row in rows)

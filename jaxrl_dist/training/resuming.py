@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl_dist.checks import flag
+from jaxrl_dist.checks import flag, unit
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import CONFIG_FILE, RESUMABLE, Train
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import CheckpointError, ConfigError, ConfigWarning, FileWarning, FinishedError
 from jaxrl_dist.hosts import peers
-from jaxrl_dist.plans import compiled
+from jaxrl_dist.plans import initial
 from jaxrl_dist.plans.devices import all_devices, learner_devices
-from jaxrl_dist.plans.job import Job, ended_by, score_of
+from jaxrl_dist.plans.job import Job, ended_by, score_of, step_of
 from jaxrl_dist.plans.report import check_progress
 from jaxrl_dist.run import checkpoint, machine, storage
 from jaxrl_dist.run import files as run_files
@@ -98,8 +98,8 @@ class Saved(NamedTuple):
 
     def over(self, config: Train[Any]) -> bool:
         """Returns whether it trains no further."""
-        last = self.newest(None) or {"env_steps": 0}
-        ended = last.get("halved") or ended_by(config, last["env_steps"], score_of(last))
+        last = self.newest(None) or {}
+        ended = last.get("halved") or ended_by(config, step_of(config, last), score_of(last))
         return self.status == "diverged" or bool(ended)
 
 
@@ -164,7 +164,9 @@ def _saved(member: Member, changes: Collection[str]) -> Saved:
     folder, alone = member.folder, member.job.resumed
     progress = [{**alone.progress, "halved": False}] if alone else checkpoint.progress(folder)
     finished = run_files.finished(folder, member.config.evaluation_episodes)
-    finished = finished or (alone is not None and not {"total_env_steps", "stop_at_return"}.isdisjoint(changes))
+    finished = finished or (
+        alone is not None and not {"total_env_steps", "total_updates", "stop_at_return"}.isdisjoint(changes)
+    )
     count, trained = len(checkpoint.saved(folder)), checkpoint.trained(folder)
     return Saved(folder, member.row.status, progress, count, trained, finished)
 
@@ -240,7 +242,7 @@ def _check_going(run: Run) -> None:
 
 
 def _ended_members(config: Train[Any], rows: Sequence[Row]) -> str:
-    ends = f"--total-env-steps {config.total_env_steps}"
+    ends = f"{flag(f'total_{config.clock}')} {config.total}"
     if config.stop_at_return is not None:
         ends += f" or --stop-at-return {config.stop_at_return}"
     if any(row.status == "diverged" for row in rows):
@@ -249,9 +251,9 @@ def _ended_members(config: Train[Any], rows: Sequence[Row]) -> str:
 
 
 def _ended(config: Train[Any], job: Job) -> str:
-    field = str(job.ended_by(job.env_steps, job.score))
+    field = str(job.ended_by(job.step, job.score))
     reached = f"reached a mean return of {job.score:.4g},"
-    progress = f"done {job.env_steps} env steps of" if field == "total_env_steps" else reached
+    progress = f"done {job.step} {unit(config.clock)} of" if field == f"total_{config.clock}" else reached
     return f"{config.run_dir} has {progress} {flag(field)} {getattr(config, field)}"
 
 
@@ -284,7 +286,7 @@ def _checkpoint_shapes(job: Job) -> Checkpoint:
     """Returns the shapes and dtypes of a checkpoint of this job."""
     key = jax.random.key(0)
     state = job.bare(jax.eval_shape(job.learner.init, key))
-    actor = jax.eval_shape(compiled.start(job), key, job.hyper) if PLANS[job.config.plan].compiled else ()
+    actor = jax.eval_shape(initial.start(job), key, job.hyper) if PLANS[job.config.plan].compiled else ()
     return Checkpoint(state, actor, {})
 
 

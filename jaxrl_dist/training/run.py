@@ -60,14 +60,14 @@ class Run:
         return [member.row for member in self.members]
 
     @property
-    def env_steps(self) -> int:
-        """Env steps of all members before this session."""
-        return sum(row.env_steps for row in self.rows)
+    def steps(self) -> int:
+        """What the clocks of all members said before this session, added up."""
+        return sum(getattr(row, self.config.clock) for row in self.rows)
 
     @property
-    def total_env_steps(self) -> int:
-        """Env steps of all members at the end."""
-        return sum(member.config.total_env_steps for member in self.members)
+    def total_steps(self) -> int:
+        """What they say at the end."""
+        return sum(member.config.total for member in self.members)
 
     def describe(self, name: str | None = None) -> str:
         """Describes the run and its devices in one line; ``name``: the user's name for the algorithm."""
@@ -84,10 +84,13 @@ class Run:
         agents = f"{counted(count, 'agent')} x " if count > 1 else ""
         programs = f" in {counted(len(self.groups), 'program')}" if len(self.groups) > 1 else ""
         members = f"{counted(len(self.members), 'member')}{programs}, each " if is_population(self.config) else ""
-        return (
-            f"{members}{name or label(first.algorithm)} on {env}, plan {first.plan}, {devices}, "
+        work = (
             f"{counted(first.num_envs, 'environment')} x {agents}{counted(first.rollout_length, 'step')} an iteration"
         )
+        if not job.acts:
+            work = f"{int(job.data.sizes.sum()):,} recorded steps of {first.data}"
+        what = f"{members}{name or label(first.algorithm)} on {env or 'no environment'}"
+        return f"{what}, plan {first.plan}, {devices}, {work}"
 
     def resume_command(self) -> str:
         """As ``resume_command``."""
@@ -187,7 +190,7 @@ class Run:
             return False
         member.newest = report
         row.take(report)
-        row.env_steps, row.iteration = report.env_steps, report.iteration
+        row.env_steps, row.updates, row.iteration = report.env_steps, report.updates, report.iteration
         if report.ended_by:
             row.status = "done"
         if member.halved:

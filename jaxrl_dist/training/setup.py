@@ -37,7 +37,7 @@ from jaxrl_dist.settings.stored import acting_config, differences, to_json
 from jaxrl_dist.spaces import describe
 from jaxrl_dist.training import contract, weights
 from jaxrl_dist.training.compile_cache import keep_programs
-from jaxrl_dist.training.learner import check_sizes, make_learner
+from jaxrl_dist.training.learner import check_sizes, make_learner, recorded
 from jaxrl_dist.training.member import Member, ProgramShared
 from jaxrl_dist.training.results import Row
 from jaxrl_dist.training.run import Run, resume_command
@@ -74,10 +74,10 @@ def _check_schedules(config: Train[Any]) -> None:
     """Warns if the run goes on after the step sizes of a policy have become zero."""
     for part in by_policy(config).values():
         steps = Traits.of(part.algorithm).learning_rate_steps
-        if steps is not None and steps < config.total_env_steps:
+        if steps is not None and steps < config.total:
             text = (
-                f"--learning-rate-steps {steps} is less than --total-env-steps {config.total_env_steps}: step sizes "
-                "are 0 from there to the end"
+                f"--learning-rate-steps {steps} is less than {flag(f'total_{config.clock}')} {config.total}: step "
+                "sizes are 0 from there to the end"
             )
             warnings.warn(text, ConfigWarning, stacklevel=3)
 
@@ -144,7 +144,8 @@ def _check_one_program(
     """Checks that one program trains all members where they select or average, and the ``values`` vary in ``hyper``."""
     for name in (x for x in ("evolve", "average_every") if getattr(config, x) is not None):
         if plans.population_plan(config.plan) is None:
-            needed = " or ".join(filter(plans.population_plan, PLANS))
+            acting = (plan for plan, info in PLANS.items() if info.clock == "env_steps")
+            needed = " or ".join(filter(plans.population_plan, acting))
             raise ConfigError(f"{flag(name)} needs --plan {needed}: under --plan {config.plan} members train in turn")
         if len(groups) > 1:
             fixed = ", ".join(name for name in values if name not in hyper)
@@ -192,7 +193,8 @@ def _wrapped(config: Train[Any], spec: EnvSpec) -> Algorithm:
     else:
         algorithm = config.algorithm.make(spec)
     if config.ema_steps:
-        algorithm = wrappers.average_parameters(algorithm, config.ema_steps, spec.num_agents)
+        by_update = config.clock == "updates"
+        algorithm = wrappers.average_parameters(algorithm, config.ema_steps, spec.num_agents, by_update=by_update)
     if config.normalize_observations:
         algorithm = wrappers.normalize_observations(algorithm, spec)
     if config.scale_rewards:
@@ -302,7 +304,10 @@ def _new_job(config: Train[Any], source: EnvSource, num_members: int, devices: S
         return algorithm, make_learner(other, algorithm, source.spec, member_devices, members_per_row)
 
     mesh = meshes.make_mesh(devices, rows)
-    return Job(config, algorithm, learner, source, mesh, vary=vary, pool=pool)
+    job = Job(config, algorithm, learner, source, mesh, vary=vary, pool=pool)
+    if config.data is None:
+        return job
+    return job._replace(data=recorded(config, algorithm, source.spec, len(member_devices)))
 
 
 def _pool(config: Train[Any], algorithm: Algorithms, source: EnvSource, devices: Sequence[jax.Device]) -> PoolOptions:
@@ -315,6 +320,8 @@ def _computed(config: Train[Any], num_members: int) -> str | None:
 
     JAX's own settings count, too, such as ``jax.default_matmul_precision``.
     """
+    if config.data is not None:  # its content may change
+        return None
     backend, module, _ = split_env(config.env) if isinstance(config.env, str) else (None, "", None)
     if backend not in {"gymnax", "envpool", *LIBRARIES} or module is not None:
         return None

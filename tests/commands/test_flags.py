@@ -276,7 +276,7 @@ DAMAGES: dict[str, tuple[Any, str]] = {
     ),
     "a wrong choice": (
         lambda c: {**c, "run": {**c["run"], "plan": "fast"}},
-        "plan must be one of on_device, synchronous, asynchronous, own_pace, gradients, not 'fast'",
+        "plan must be one of on_device, synchronous, asynchronous, own_pace, gradients, offline, not 'fast'",
     ),
     "a flag for a number": (
         lambda c: {**c, "hyperparameters": {"hidden_sizes": ["--help"]}},

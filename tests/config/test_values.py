@@ -83,7 +83,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "nothing for a torso": ({"torso": None}, "torso must be one of"),
     "no plan": (
         {"plan": "fast"},
-        "plan must be one of on_device, synchronous, asynchronous, own_pace, gradients, not 'fast'",
+        "plan must be one of on_device, synchronous, asynchronous, own_pace, gradients, offline, not 'fast'",
     ),
     "nothing": ({"env_timeout": None}, "env_timeout must be a number, not None"),
     "nothing for options": ({"env_options": None}, "env_options must be a dictionary of names and values, not None"),

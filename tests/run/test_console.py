@@ -23,7 +23,13 @@ METRICS = {
 
 def report(env_steps: int, evaluation: Any = None, **metrics: float | None) -> Report:
     values: dict[str, Any] = dict.fromkeys(Report.__dataclass_fields__)
-    values |= {"env_steps": env_steps, "metrics": {**METRICS, **metrics}, "evaluation": evaluation, "members": None}
+    values |= {
+        "env_steps": env_steps,
+        "metrics": {**METRICS, **metrics},
+        "evaluation": evaluation,
+        "members": None,
+        "clock": "env_steps",
+    }
     return Report(**values)
 
 

@@ -308,7 +308,10 @@ def test_reports_come_without_files_and_breaking_out_is_clean(tmp_path: Path, mo
         ({"env": ""}, "env is missing"),
         ({"num_envs": 12, "num_devices": None}, "nearest that work: 8 or 16"),
         ({"plan": "on_device"}, "use plan synchronous"),
-        ({"plan": "fast"}, "plan must be one of on_device, synchronous, asynchronous, own_pace, gradients, not 'fast'"),
+        (
+            {"plan": "fast"},
+            "plan must be one of on_device, synchronous, asynchronous, own_pace, gradients, offline, not 'fast'",
+        ),
         ({"init_from": "nowhere"}, "there is no run directory nowhere"),
     ],
 )

@@ -138,6 +138,15 @@ def improvements(scores: Scores, score: str, width: str) -> Figure:
     return fig
 
 
+def histogram(values: np.ndarray, axis: str, counts: str) -> Figure:
+    """Draws how often values fall into each of some ranges."""
+    fig, (ax,) = figure("one", 1)
+    ax.hist(values, bins="auto", color=COLORS[0])
+    ax.set_xlabel(axis)
+    ax.set_ylabel(counts)
+    return fig
+
+
 def save(fig: Figure, out: pathlib.Path) -> None:
     """Writes the picture; the extension sets its format.
 

@@ -1,0 +1,48 @@
+"""``jaxrl-dist data``: shows what is in data sets, joins them, and takes their best episodes."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+from typing import Annotated
+
+from jaxrl_dist.commands import flags, help
+from jaxrl_dist.config.values import setting
+from jaxrl_dist.errors import ConfigError, visible
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Shows what is in a data set; with -o, joins several, or takes their best episodes."""
+
+    data: Annotated[tuple[str, ...], help.Argument("DIR")] = ()
+    """Directories of data sets."""
+    out: Annotated[str | None, help.Alias("-o")] = None
+    """Directory to make for the joined data set, or PNG file for a histogram of the returns."""
+    best: float | None = setting(None, above=0, high=1)
+    """Share of the episodes to take, those with the highest returns: 0.1 takes a tenth."""
+
+
+def run(args: Sequence[str]) -> int:
+    """Runs ``data DIR ... [-o DIR|FILE.png] [FLAGS]``."""
+    options = flags.parse(Data, args, "jaxrl-dist data")
+    if not options.data:
+        raise ConfigError("which data set? Name its directory, as in: jaxrl-dist data data/NAME")
+
+    from jaxrl_dist.data.dataset import Dataset
+
+    data = Dataset.joined([Dataset.load(path) for path in options.data])
+    if options.best is not None:
+        data = data.best(options.best)
+    lines = [data.summary()]
+    if options.out is not None and options.out.endswith(".png"):
+        from jaxrl_dist.commands.plot import drawing
+
+        drawing.save(drawing.histogram(data.returns, "episode return", "episodes"), pathlib.Path(options.out))
+        lines.append(f"wrote {options.out}")
+    elif options.out is not None:
+        data.save(options.out)
+        lines.append(f"wrote {options.out}")
+    print(visible("\n".join(lines)))
+    return 0

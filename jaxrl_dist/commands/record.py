@@ -1,0 +1,74 @@
+"""``jaxrl-dist record``: stores what a run's policy experiences, or what the run has experienced, as a data set."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+from typing import Annotated
+
+from jaxrl_dist.commands import evaluate, flags, help
+from jaxrl_dist.config.values import setting
+from jaxrl_dist.errors import ConfigError, visible
+
+
+@dataclasses.dataclass(frozen=True)
+class Record(evaluate.Trained):
+    """Plays with the policy of a run, and stores its experience as a data set, of which `train ALGO --data` learns."""
+
+    out: Annotated[str, help.Alias("-o")] = ""
+    """Directory to make for the data set."""
+    steps: int = setting(100_000, low=1, high=10**9)
+    """Env steps to play."""
+    num_envs: int = setting(16, low=1, high=4096)
+    """Environments that play."""
+    seed: int = setting(0, low=0, high=2**31 - 1)
+    """Seed of the environments and of the actions."""
+    random_share: float = setting(0.0, low=0, high=1)
+    """Probability with which an action is drawn uniformly from all instead."""
+    greedy: bool = False
+    """Take the best actions instead of sampling them."""
+    replay: bool = False
+    """Store the steps that the replay memory of the run's newest checkpoint holds instead of playing."""
+    env_options: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Options of the environment instead of the run's."""
+
+
+def run(args: Sequence[str]) -> int:
+    """Runs ``record RUN_DIR -o DIR [FLAGS]``."""
+    options = flags.parse(Record, args, "jaxrl-dist record")
+    if not options.run_dir or not options.out:
+        missing = "where to" if options.run_dir else "which run, and where to"
+        raise ConfigError(f"{missing}? As in: jaxrl-dist record {options.run_dir or 'runs/NAME'} -o data/NAME")
+    out = pathlib.Path(options.out)
+    if out.exists():
+        raise ConfigError(f"{out} exists; a data set needs a new directory")
+    playing = "steps", "num_envs", "seed", "random_share", "greedy", "checkpoint"
+    defaults = {field.name: field.default for field in dataclasses.fields(Record)}
+    if options.replay and (given := [name for name in playing if getattr(options, name) != defaults[name]]):
+        raise ConfigError(f"--{given[0].replace('_', '-')} is for playing, and --replay stores a memory: remove one")
+    policy = options.load(env_options=options.env_options)
+
+    from jaxrl_dist.play import recording
+    from jaxrl_dist.run.console import Display
+
+    about = {"env": policy.source.spec.id, "behaviour": {"run": options.run_dir, "checkpoint": options.checkpoint}}
+    if options.replay:
+        data = recording.of_memory(policy, options.run_dir, about)
+    else:
+        display = Display(0)
+        with display.live:
+            task = display.live.add_task("recording", total=options.steps, status="")
+            data = recording.record(
+                policy,
+                options.steps,
+                num_envs=options.num_envs,
+                seed=options.seed,
+                random_share=options.random_share,
+                greedy=options.greedy,
+                about=about,
+                progress=lambda done: display.live.update(task, completed=min(done, options.steps)),
+            )
+    data.save(out)
+    print(visible(f"{data.summary()}\nwrote {out}"))
+    return 0

@@ -1,0 +1,343 @@
+"""Recorded experience on the host: data sets in memory, and their directories."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_dist import spaces
+from jaxrl_dist.data import files
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
+from jaxrl_dist.types import PyTree, Rollout
+
+_FLAGS = ("terminated", "truncated", "valid")
+_DTYPES = {"reward": np.float32, "log_prob": np.float32, **dict.fromkeys(_FLAGS, np.bool_)}
+_MAX_STEPS = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dataset:
+    """Steps of many episodes, one after the other: arrays ``[L, ...]``.
+
+    The successor of step ``t`` is ``obs[t + 1]``. After the last step of each episode comes an invalid one, which holds
+    the episode's last observation.
+    """
+
+    obs: PyTree
+    action: PyTree
+    reward: np.ndarray
+    """float32."""
+    terminated: np.ndarray
+    """bool: the task ended with this step."""
+    truncated: np.ndarray
+    """bool: a time limit, or the end of the record, cut the episode after this step."""
+    valid: np.ndarray
+    """bool: False on the step that holds an episode's last observation."""
+    observation_space: Space
+    action_space: Space
+    log_prob: np.ndarray | None = None
+    """float32: logarithm of the probability, or of the density, with which the behaviour took each action; None: it is
+    unknown, or the behaviour is deterministic."""
+    about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Where it comes from, in JSON: ``env``, the ``behaviour``, and the mean returns of a ``random`` and of an
+    ``expert`` policy, if they are known."""
+
+    @property
+    def steps(self) -> int:
+        """Number of transitions."""
+        return int(np.count_nonzero(self.valid))
+
+    @property
+    def ends(self) -> np.ndarray:
+        """Indices of the last steps of the episodes, int64 ``[E]``."""
+        return np.flatnonzero(self.terminated | self.truncated)
+
+    @property
+    def returns(self) -> np.ndarray:
+        """Sum of the rewards of each episode, float64 ``[E]``."""
+        totals = np.cumsum(np.where(self.valid, self.reward, 0.0), dtype=np.float64)
+        return np.diff(totals[self.ends], prepend=0.0)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Steps of each episode, int64 ``[E]``."""
+        return np.diff(np.cumsum(self.valid)[self.ends], prepend=0)
+
+    def summary(self) -> str:
+        """Describes it in a few lines."""
+        returns, about = self.returns, self.about
+        behaviour = about.get("behaviour", {})
+        lines = [
+            f"{self.steps:,} steps in {len(returns):,} episodes, {self.lengths.mean():.4g} steps each",
+            f"returns {returns.mean():.6g} on average, standard deviation {returns.std():.4g}, "
+            f"{returns.min():.6g} to {returns.max():.6g}",
+            f"observations {spaces.describe(self.observation_space)}, actions {spaces.describe(self.action_space)}",
+        ]
+        lines += [f"environment {about['env']}"] if "env" in about else []
+        lines += [f"behaviour {', '.join(f'{name} {x}' for name, x in behaviour.items())}"] if behaviour else []
+        lines += [f"{end} policy {about[end]:.6g}" for end in ("random", "expert") if end in about]
+        if self.log_prob is None:
+            lines.append("the probabilities of the actions are not known")
+        return "\n".join(lines)
+
+    def rollout(self) -> Rollout:
+        """Returns all steps as one row, without an axis of environments: what ``memory.records.packed`` takes."""
+        parts: Any = self.obs, self.action, self.reward, self.terminated, self.truncated, self.valid, {}, (), ()
+        return Rollout._make(parts)
+
+    def episodes(self, chosen: np.ndarray) -> Dataset:
+        """Returns the data set of these episodes, by their numbers, in the order of the numbers."""
+        first = np.concatenate([[0], self.ends[:-1] + 2])
+        rows = np.concatenate([np.arange(first[i], self.ends[i] + 2) for i in chosen])
+        return self._map(lambda x: x[rows])
+
+    def best(self, share: float) -> Dataset:
+        """Returns the share of the episodes with the highest returns, rounded up, in the order of their recording."""
+        count = math.ceil(share * len(self.ends))
+        return self.episodes(np.sort(np.argsort(-self.returns, kind="stable")[:count]))
+
+    def _map(self, function: Any, *others: Dataset) -> Dataset:
+        names = ["obs", "action", "reward", *_FLAGS]
+        arrays = {name: jax.tree.map(function, *(getattr(x, name) for x in (self, *others))) for name in names}
+        log_probs = [x.log_prob for x in (self, *others)]
+        known = all(x is not None for x in log_probs)
+        return dataclasses.replace(self, **arrays, log_prob=function(*log_probs) if known else None)
+
+    # --- Making one ---------------------------------------------------------------------------------------
+
+    @classmethod
+    def of_rows(
+        cls,
+        obs: PyTree,
+        action: PyTree,
+        reward: np.ndarray,
+        terminated: np.ndarray,
+        valid: np.ndarray,
+        *,
+        log_prob: np.ndarray | None = None,
+        observation_space: Space | None = None,
+        action_space: Space | None = None,
+        about: Mapping[str, Any] = {},
+    ) -> Dataset:
+        """Makes a data set of rows, of which the invalid ones hold the last observations of episodes.
+
+        A step before an invalid row that has not terminated is truncated. An invalid row that follows no step goes.
+
+        Args:
+          observation_space, action_space: None: bounds are those of the data.
+
+        Raises:
+          ConfigError: no algorithm could learn from it.
+        """
+        before, after = np.append(False, valid[:-1]), np.append(valid[1:], False)
+        keep, terminated = valid | before, terminated & valid
+        fields = {"obs": obs, "action": action, "reward": np.where(valid, reward, 0).astype(np.float32)}
+        fields |= {"terminated": terminated, "truncated": valid & ~after & ~terminated, "valid": valid}
+        fields |= {} if log_prob is None else {"log_prob": np.where(valid, log_prob, 0).astype(np.float32)}
+        fields = {name: jax.tree.map(lambda x: np.asarray(x)[keep], field) for name, field in fields.items()}
+        observation_space = observation_space or _space_of(fields["obs"])
+        action_space = action_space or _space_of(fields["action"])
+        fields["obs"], fields["action"] = _cast(fields["obs"], observation_space), _cast(fields["action"], action_space)
+        return checked(cls(**fields, observation_space=observation_space, action_space=action_space, about=about))
+
+    @classmethod
+    def from_arrays(
+        cls,
+        obs: PyTree,
+        action: PyTree,
+        reward: Any,
+        terminals: Any,
+        timeouts: Any = None,
+        *,
+        next_obs: PyTree = None,
+        **others: Any,
+    ) -> Dataset:
+        """Makes a data set of flat arrays ``[N, ...]``, as D4RL has them; ``others`` as for ``of_rows``.
+
+        An episode ends where ``terminals`` or ``timeouts`` is True. Without ``next_obs``, the successor of an episode's
+        last step is unknown: a step that is cut by a time-out, or by the end, then only gives its observation, and a
+        terminal one, whose successor counts for nothing, repeats its own.
+
+        Raises:
+          ConfigError: arrays have other lengths, or no algorithm could learn from them.
+        """
+        terminals = np.asarray(terminals, bool).reshape(-1)
+        ends = terminals.copy() if timeouts is None else terminals | np.asarray(timeouts, bool).reshape(-1)
+        obs, action, reward = jax.tree.map(np.asarray, (obs, action, np.asarray(reward).reshape(-1)))
+        lengths = {len(x) for x in jax.tree.leaves((obs, action, reward, terminals, ends, next_obs))}
+        if len(lengths) != 1 or not len(reward):
+            raise ConfigError(f"a data set's arrays have one length, 1 or more, and these have {sorted(lengths)}")
+        ends[-1] = True
+        lost = ends & ~terminals if next_obs is None else np.zeros_like(ends)
+        repeats = 1 + (ends & ~lost)
+        rows, added = np.repeat(np.arange(len(ends)), repeats), np.zeros(repeats.sum(), bool)
+        added[np.cumsum(repeats) - 1] = ends & ~lost
+
+        def with_successors(x: np.ndarray, after: np.ndarray) -> np.ndarray:
+            x = x[rows]
+            x[added] = np.asarray(after)[rows[added]]
+            return x
+
+        obs = jax.tree.map(with_successors, obs, obs if next_obs is None else next_obs)
+        action = jax.tree.map(lambda x: x[rows], action)
+        return cls.of_rows(obs, action, reward[rows], terminals[rows], ~added & ~lost[rows], **others)
+
+    @classmethod
+    def from_episodes(cls, episodes: Sequence[Mapping[str, PyTree]], **others: Any) -> Dataset:
+        """Makes a data set of episodes; ``others`` as for ``of_rows``.
+
+        Args:
+          episodes: dicts of ``obs [T + 1, ...]``, ``action [T, ...]``, ``reward [T]``, the flag ``terminated`` (False:
+            cut by a time limit), and optionally ``log_prob [T]``.
+
+        Raises:
+          ConfigError: there is no episode, lengths do not fit, or no algorithm could learn from it.
+        """
+        if not episodes:
+            raise ConfigError("a data set needs one or more episodes")
+        sizes = [len(np.asarray(episode["reward"]).reshape(-1)) for episode in episodes]
+        for number, (size, episode) in enumerate(zip(sizes, episodes, strict=True)):
+            lengths = [{len(x) for x in jax.tree.leaves(episode[name])} for name in ("obs", "action")]
+            if not size or lengths != [{size + 1}, {size}]:
+                needed = "it needs as many actions and one more observation, 1 or more steps"
+                raise ConfigError(f"episode {number} has {size} rewards: {needed}")
+
+        def joined(name: str) -> PyTree:
+            def padded(*parts: Any) -> np.ndarray:
+                return np.concatenate([np.append(x, np.zeros_like(x[:1]), axis=0) for x in map(np.asarray, parts)])
+
+            return jax.tree.map(padded, *(episode[name] for episode in episodes))
+
+        obs = jax.tree.map(lambda *x: np.concatenate(list(map(np.asarray, x))), *(x["obs"] for x in episodes))
+        ends = np.cumsum([size + 1 for size in sizes]) - 1
+        valid, terminated = np.ones(ends[-1] + 1, bool), np.zeros(ends[-1] + 1, bool)
+        valid[ends], terminated[ends - 1] = False, [bool(episode["terminated"]) for episode in episodes]
+        if all("log_prob" in episode for episode in episodes):
+            others["log_prob"] = joined("log_prob")
+        return cls.of_rows(obs, joined("action"), joined("reward"), terminated, valid, **others)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Dataset]) -> Dataset:
+        """Joins data sets of equal spaces.
+
+        Raises:
+          ConfigError: their spaces differ.
+        """
+        first = parts[0]
+        for part in parts[1:]:
+            check_spaces("the data sets", part, first.observation_space, first.action_space)
+        abouts = [part.about for part in parts]
+        about = {name: x for name, x in abouts[0].items() if all(other.get(name) == x for other in abouts)}
+        return dataclasses.replace(
+            first._map(lambda *x: np.concatenate(x), *parts[1:]), about={**about, "parts": abouts}
+        )
+
+    # --- Files --------------------------------------------------------------------------------------------
+
+    def save(self, path: str | pathlib.Path) -> None:
+        """Writes the data set as a new directory, whole or not at all; see ``data.files``.
+
+        Raises:
+          ConfigError: the directory exists, or cannot be written.
+          OSError: the disk is full.
+        """
+        fields = {"obs": self.obs, "action": self.action, "reward": self.reward}
+        fields |= {name: getattr(self, name) for name in _FLAGS}
+        fields |= {} if self.log_prob is None else {"log_prob": self.log_prob}
+        kinds = {"obs": self.observation_space, "action": self.action_space}
+        about = {"steps": self.steps, "episodes": len(self.ends), "about": dict(self.about)}
+        files.write(pathlib.Path(path), fields, kinds, about)
+
+    @classmethod
+    def load(cls, path: str | pathlib.Path) -> Dataset:
+        """Reads a directory; the arrays stay on the disk until they are used.
+
+        Raises:
+          ConfigError: there is no data set, or it is damaged.
+        """
+        fields, kinds, content = files.read(pathlib.Path(path), ("reward", *_FLAGS), ("log_prob",))
+        about = content["about"]
+        data = cls(**fields, observation_space=kinds["obs"], action_space=kinds["action"], about=about)
+        return checked(data, str(path))
+
+
+def checked(data: Dataset, name: str = "the data set") -> Dataset:
+    """Returns a data set after checking that its arrays have the shapes, dtypes and order that it promises.
+
+    Raises:
+      ConfigError: they do not.
+    """
+
+    def fault(text: str) -> ConfigError:
+        return ConfigError(f"{name} cannot be learnt from: {text}")
+
+    size = len(data.reward)
+    fields = {"obs": (data.obs, data.observation_space), "action": (data.action, data.action_space)}
+    for field, (tree, space) in fields.items():
+        for path, part in spaces.leaves(space).items():
+            x, where = spaces.leaves(tree)[path], f"{field}{path and f' {path}'}"
+            if x.shape != (size, *part.shape) or x.dtype != part.dtype:
+                raise fault(f"{where} is {x.dtype}{list(x.shape)}, not {part.dtype}{[size, *part.shape]}")
+            if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
+                raise fault(f"{where} has a NaN or an infinity")
+            _check_choices(x, part, where, fault)
+    rows = {field: getattr(data, field) for field in _DTYPES if getattr(data, field) is not None}
+    for field, x in rows.items():
+        if x.shape != (size,) or x.dtype != _DTYPES[field]:
+            raise fault(f"{field} is {x.dtype}{list(x.shape)}, not {np.dtype(_DTYPES[field])}[{size}]")
+        if x.dtype == np.float32 and not np.isfinite(x).all():
+            raise fault(f"{field} has a NaN or an infinity")
+    if not 0 < size <= _MAX_STEPS:
+        raise fault(f"it has {size} steps; 1 to {_MAX_STEPS} work")
+    over = data.terminated | data.truncated
+    if (data.terminated & data.truncated).any() or (over & ~data.valid).any():
+        raise fault("a step both terminates and is truncated, or an invalid step ends an episode")
+    if data.valid[-1] or not np.array_equal(np.flatnonzero(~data.valid), np.flatnonzero(over) + 1):
+        raise fault("its invalid steps are not those after the ends of its episodes")
+    return data
+
+
+def _check_choices(x: np.ndarray, part: Space, where: str, fault: Any) -> None:
+    if isinstance(part, Box):
+        return
+    most = part.n if isinstance(part, Discrete) else np.asarray(part.nvec)  # type: ignore[union-attr]
+    if (x < 0).any() or (x >= most).any():
+        raise fault(f"{where} has a value that {spaces.describe(part)} has not")
+
+
+def check_spaces(name: str, data: Dataset, observation: Space, action: Space) -> None:
+    """Checks that a data set has these spaces, of which the bounds of numbers may differ.
+
+    Raises:
+      ConfigError: it has not.
+    """
+    pairs = {"observations": (data.observation_space, observation), "actions": (data.action_space, action)}
+    for role, (mine, wanted) in pairs.items():
+        if spaces.describe(mine) != spaces.describe(wanted):
+            raise ConfigError(f"{name} has the {role} {spaces.describe(mine)}, and not {spaces.describe(wanted)}")
+
+
+def _space_of(tree: PyTree) -> Space:
+    """Returns the space of arrays ``[L, ...]``: integers count from 0, and the bounds of numbers are the data's."""
+    if isinstance(tree, dict):
+        return {name: _space_of(part) for name, part in tree.items()}
+    x = np.asarray(tree)
+    if np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8 and x.ndim <= 2:
+        if x.ndim == 1:
+            return Discrete(int(x.max()) + 1)
+        return MultiDiscrete(tuple(int(most) + 1 for most in x.max(axis=0)))
+    dtype = x.dtype if x.dtype in (np.uint8, np.bool_) else np.dtype(np.float32)
+    return Box(x.shape[1:], np.dtype(dtype), x.min(axis=0).astype(dtype), x.max(axis=0).astype(dtype))
+
+
+def _cast(tree: PyTree, space: Space) -> PyTree:
+    if isinstance(space, dict):
+        return {name: _cast(tree[name], part) for name, part in space.items()}
+    return np.asarray(tree).astype(space.dtype)

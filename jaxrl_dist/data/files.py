@@ -1,0 +1,148 @@
+"""Directories of data sets: an ``.npy`` file for each array, and ``dataset.json``, which holds spaces and checksums.
+
+Others may have written them: no file names code, and nothing is read that the index does not announce.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxrl_dist import spaces
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.run import storage
+from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
+
+FORMAT = 1
+"""Format number of ``dataset.json``; a reader refuses unknown numbers."""
+INDEX = "dataset.json"
+
+
+def write(path: pathlib.Path, fields: Mapping[str, Any], kinds: Mapping[str, Space], about: Mapping[str, Any]) -> None:
+    """Writes a new directory, whole or not at all.
+
+    Args:
+      fields: arrays by name, or dicts of arrays.
+      kinds: the spaces of those that have one.
+      about: more for the index, in JSON.
+
+    Raises:
+      ConfigError: the directory exists, or cannot be written.
+      OSError: the disk is full.
+    """
+    if path.exists():
+        raise ConfigError(f"{path} exists; a data set needs a new directory")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    storage.check_place(path)
+    temporary = path.with_name(f".{path.name}.new")
+    storage.delete(temporary)
+    temporary.mkdir()
+    try:
+        for name, field in fields.items():
+            for part, x in spaces.leaves(field).items():
+                np.save(temporary / _file_of(name, part), np.ascontiguousarray(x), allow_pickle=False)
+        stored = {name: _space_to_json(space) for name, space in kinds.items()}
+        content = {"format": FORMAT, **about, "spaces": stored, "files": storage.digests(temporary)}
+        (temporary / INDEX).write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+        storage.commit(temporary, path, path.with_name(f".{path.name}.old"))
+    finally:
+        storage.delete(temporary)
+
+
+def read(
+    path: pathlib.Path, needed: Sequence[str], optional: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, Space], dict[str, Any]]:
+    """Reads a directory: its arrays, which stay on the disk until they are used, its spaces, and its index.
+
+    Args:
+      needed, optional: names of arrays without a space.
+
+    Raises:
+      ConfigError: there is no data set, or it is damaged.
+    """
+    if not (path / INDEX).is_file():
+        text = f"it has no {INDEX}; `jaxrl-dist record RUN_DIR -o {path}` makes one"
+        raise ConfigError(f"{path} is not a data set: {text}")
+    try:
+        content = storage.read_json(path / INDEX)
+        if content["format"] != FORMAT:
+            raise ConfigError(f"{path} has format {content['format']!r}, and this version reads {FORMAT}")
+        kinds = {name: _space_from_json(content["spaces"][name]) for name in ("obs", "action")}
+        if not isinstance(content["about"], dict) or not isinstance(content["files"], dict):
+            raise TypeError
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
+        raise ConfigError(f"{path / INDEX} is damaged, or not of a data set") from None
+    if storage.digests(path, without=[INDEX]) != content["files"]:
+        raise ConfigError(f"{path} is damaged: its arrays are not those that {INDEX} names")
+    names = [*needed, *(name for name in optional if _file_of(name) in content["files"])]
+    fields = {name: _array(path / _file_of(name)) for name in names}
+    for name, space in kinds.items():
+        fields[name] = spaces.nested(
+            space, {part: _array(path / _file_of(name, part)) for part in spaces.leaves(space)}
+        )
+    return fields, kinds, content
+
+
+def _file_of(name: str, part: str = "") -> str:
+    """Returns the name of a file, in which no path of the part's name counts."""
+    return f"{name}.{part.replace('%', '%25').replace('/', '%2F')}.npy" if part else f"{name}.npy"
+
+
+def _array(file: pathlib.Path) -> np.ndarray:
+    try:
+        x: np.ndarray = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError, OverflowError, SyntaxError) as error:
+        raise ConfigError(f"{file} is damaged: {error}") from None
+    return x
+
+
+def _space_to_json(space: Space) -> Any:
+    if isinstance(space, dict):
+        return {"parts": {name: _space_to_json(part) for name, part in space.items()}}
+    if isinstance(space, Discrete):
+        return {"n": space.n}
+    if isinstance(space, MultiDiscrete):
+        return {"nvec": list(space.nvec)}
+    bounds = {side: _bound(getattr(space, side)) for side in ("low", "high")}
+    return {"shape": list(space.shape), "dtype": space.dtype.name, **bounds}
+
+
+def _bound(bound: np.ndarray) -> Any:
+    """Returns a bound as numbers or, for infinity, texts; one of equal numbers is one."""
+    bound = np.asarray(bound)
+    equal = bound.size > 0 and (bound == bound.flat[0]).all()
+    texts = [
+        x if math.isfinite(x) else str(x) for x in (bound.reshape(-1)[:1] if equal else bound.reshape(-1)).tolist()
+    ]
+    return texts[0] if equal else texts
+
+
+def _space_from_json(stored: Any) -> Space:
+    if "parts" in stored:
+        return {str(name): _space_from_json(part) for name, part in stored["parts"].items()}
+    if "n" in stored:
+        return Discrete(_count(stored["n"]))
+    if "nvec" in stored:
+        return MultiDiscrete(tuple(map(_count, stored["nvec"])))
+    shape, dtype = tuple(map(_count, stored["shape"])), np.dtype(str(stored["dtype"]))
+    if dtype.kind not in "fiub" or math.prod(shape) > 2**30:
+        raise ValueError("no dtype or shape of observations")
+
+    def bound(value: Any) -> np.ndarray:
+        values = np.array([float(x) for x in (value if isinstance(value, list) else [value])])
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = values.astype(dtype)
+        return np.broadcast_to(values.reshape(shape) if isinstance(value, list) else values[0], shape)
+
+    return Box(shape, dtype, bound(stored["low"]), bound(stored["high"]))
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 2**20:
+        raise ValueError("not a size")
+    return value

@@ -1,0 +1,97 @@
+"""Recorded experience on the devices: the windows of a data set, each drawn equally often.
+
+It lies beside a replay memory in the layout of ``memory.ring`` and is never written. The record is cut into ``ROWS``
+pieces with equally many windows, which are divided over the devices, so a draw is the same on 1, 2, 4 and 8 of them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_dist import mesh
+from jaxrl_dist.memory import ring
+from jaxrl_dist.types import Array, Rollout
+
+ROWS = 8
+"""Pieces of a record; as many more as there are devices, if these do not divide them."""
+
+
+class Records(NamedTuple):
+    """A data set. Every leaf is ``[R, ...]``, divided over the devices by row."""
+
+    steps: Rollout  # [R, C, ...]; its core fields are ()
+    starts: Array  # [R, S] int32, the slots of the steps with which a window may start: the valid ones
+    sizes: Array  # [R] int32, how many of them each row has; rows differ by one at most
+
+
+def packed(record: Rollout, window: int, num_devices: int) -> Records:
+    """Returns a record ``[L, ...]`` on the host in rows, as numpy arrays.
+
+    Args:
+      record: steps of one row after another, where an episode's last observation lies on an invalid step.
+      window: steps of a window.
+      num_devices: devices over which the rows are divided.
+    """
+    valid = np.flatnonzero(record.valid)
+    rows = math.lcm(ROWS, num_devices)
+    count = np.diff(np.arange(rows + 1, dtype=np.int64) * len(valid) // rows).astype(np.int32)
+    first = np.cumsum(count) - count
+    begin = valid[np.minimum(first, len(valid) - 1)]
+    end = valid[np.maximum(first + count - 1, 0)] + window + 1
+    size = int(np.max(np.where(count > 0, end - begin, 1)))
+    starts = np.zeros((rows, count.max()), np.int32)
+    for row, (at, number) in enumerate(zip(first, count, strict=True)):
+        starts[row, :number] = valid[at : at + number] - begin[row]
+
+    def cut(x: np.ndarray) -> np.ndarray:
+        pieces = np.zeros((rows, size, *x.shape[1:]), x.dtype)
+        for piece, at in zip(pieces, begin, strict=True):
+            part = x[at : at + size]
+            piece[: len(part)] = part
+        return pieces
+
+    return Records(jax.tree.map(cut, record), starts, count)
+
+
+def draw(records: Records, key: jax.Array, batch_size: int) -> ring.Index:
+    """Draws this device's ``batch_size`` windows, each of the record's equally likely.
+
+    Each row gives an equal share of the windows; the global index of an example determines its row and its key.
+    """
+    row, part = ring.stratified(key, batch_size, len(records.sizes))
+    count = records.sizes[row]
+    number = jnp.minimum((part * count.astype(jnp.float32)).astype(jnp.int32), count - 1)
+    return ring.Index(row, records.starts[row, number])
+
+
+def once(records: Records, like: Rollout) -> Rollout:
+    """Returns all steps of this device's rows as a rollout ``[C - 1, R, ...]``; a step of two rows is valid in one.
+
+    Args:
+      like: a rollout whose ``core`` and ``extras`` have the structure that the algorithm expects.
+    """
+    rows, slots = records.steps.reward.shape
+    last = records.starts[jnp.arange(rows), records.sizes - 1]
+    first_of_next = jnp.arange(slots)[None] > last[:, None]
+    steps = records.steps._replace(valid=records.steps.valid & ~first_of_next)
+    steps = jax.tree.map(lambda x: x.swapaxes(0, 1), steps)
+    before = jax.tree.map(lambda x: x[:-1], steps._replace(obs=()))
+    blank_row = blank(like, rows)
+    return before._replace(obs=steps.obs, core=blank_row.core, final_core=blank_row.final_core)
+
+
+def blank(like: Rollout, rows: int = 1) -> Rollout:
+    """Returns a rollout ``[1, rows, ...]`` of one invalid step on each device."""
+
+    def zeros(x: jax.ShapeDtypeStruct, *leading: int) -> jax.Array:
+        return mesh.vary(jnp.zeros((*leading, *x.shape[len(leading) :]), x.dtype))
+
+    obs = jax.tree.map(lambda x: zeros(x, 2, rows), like.obs)
+    cores = jax.tree.map(lambda x: zeros(x, rows), (like.core, like.final_core))
+    rest = jax.tree.map(lambda x: zeros(x, 1, rows), like._replace(obs=(), core=(), final_core=()))
+    return rest._replace(obs=obs, core=cores[0], final_core=cores[1])

@@ -1,0 +1,111 @@
+"""The states of a population before its first iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_dist import mesh as meshes
+from jaxrl_dist import rng
+from jaxrl_dist.actors import device
+from jaxrl_dist.envs.base import EnvSlice
+from jaxrl_dist.hosts import arrays
+from jaxrl_dist.plans.job import Job
+from jaxrl_dist.rng import Stream
+from jaxrl_dist.types import Array, PyTree, TrainState
+
+MEMBERS = meshes.of_members(meshes.REPLICATED)
+BATCH = meshes.of_members(meshes.BATCH)
+STATE = meshes.of_members(meshes.STATE)
+
+
+def start(job: Job) -> Callable[..., device.ActorState]:
+    """Returns ``(key, hyper) -> actor``, which starts the environments with the key of their random stream."""
+    share, env = EnvSlice.all(job.num_envs), job.source.device()
+    return lambda key, hyper: device.init(job.variant(hyper)[0], env, share, key)
+
+
+def member_keys(jobs: Sequence[Job], stream: Stream) -> jax.Array:
+    """Returns the members' keys of a stream, ``[M]``."""
+    keys = jnp.stack([rng.stream(job.config.seed, stream) for job in jobs])
+    return meshes.put(keys, jobs[0].mesh, MEMBERS)
+
+
+def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Maps a function over the members without batching it, so results equal those of single runs bit for bit."""
+
+    def mapped(*args: Any) -> Any:
+        if len(jax.tree.leaves(args)[0]) > 1:
+            return jax.lax.map(lambda args: function(*args), args)
+        return meshes.over_members(function)(*args)
+
+    return mapped
+
+
+def actors(jobs: Sequence[Job], hyper: Mapping[str, Array]) -> PyTree:
+    if not jobs[0].acts:
+        return ()
+    if jobs[0].resumed is None:
+        begin = jobs[0].once("initial actor", lambda job: jax.jit(_one_by_one(start(job))))
+        actor = begin(member_keys(jobs, Stream.ENV), hyper)
+    else:
+        actor = stack([job.resumed.actor for job in jobs if job.resumed is not None])
+    return meshes.put(actor, jobs[0].mesh, BATCH)
+
+
+def states(
+    jobs: Sequence[Job], hyper: Mapping[str, Array], *, equal: bool = False, restarted: bool = False
+) -> TrainState:
+    """Returns the states before the first update, on the mesh; for resumed members, those in their checkpoints.
+
+    Args:
+      equal: the members begin with the networks of the first one.
+      restarted: resumed members begin new episodes.
+    """
+    job, keys = jobs[0], member_keys([jobs[0]] * len(jobs) if equal else jobs, Stream.INIT)
+    shardings = meshes.shardings(job.mesh, STATE)
+    if job.resumed is None:
+
+        def make(job: Job) -> Callable[..., TrainState]:
+            return jax.jit(_one_by_one(lambda key, hyper: job.variant(hyper)[1].init(key)), out_shardings=shardings)
+
+        return _with_recorded_stats(
+            job, job.with_init_variables(job.once("initial states", make)(keys, hyper), MEMBERS), hyper
+        )
+    stacked = stack([job.keyed(job.resumed.state) for job in jobs if job.resumed is not None])
+    state = TrainState._make(map(arrays.put, stacked, shardings))
+    if jax.tree.leaves(state.memory):
+        if not restarted:
+            return state
+        cut = meshes.Program(meshes.over_members(job.learner.cut), job.mesh, (BATCH,), BATCH, donate=(0,))
+        return state._replace(memory=cut(state.memory))
+
+    def refill(key: jax.Array, hyper: Mapping[str, Array]) -> PyTree:  # not saved, or the algorithm has none
+        learner = job.variant(hyper)[1]
+        memory = learner.init(key).memory
+        return memory if restarted else learner.start_mid_episode(memory)
+
+    return state._replace(memory=jax.jit(_one_by_one(refill), out_shardings=shardings.memory)(keys, hyper))
+
+
+def _with_recorded_stats(job: Job, state: TrainState, hyper: Mapping[str, Array]) -> TrainState:
+    """Returns the states with the running statistics of the whole data set, where a plan learns from it alone."""
+    if job.acts:
+        return state
+
+    def observe(state: TrainState, hyper: Any, data: PyTree) -> TrainState:
+        return meshes.over_members(lambda state, hyper: job.variant(hyper)[1].observe(state, data))(state, hyper)
+
+    specs = (STATE, MEMBERS, meshes.BATCH)
+    return meshes.Program(observe, job.mesh, specs, STATE, donate=(0,))(state, hyper, job.put_data())
+
+
+def stack(trees: Sequence[Any]) -> Any:
+    """Stacks trees of numpy arrays along a new leading axis; one tree is not copied."""
+    if len(trees) == 1:
+        return jax.tree.map(lambda x: np.asarray(x)[None], trees[0])
+    return jax.tree.map(lambda *x: np.stack(x), *trees)

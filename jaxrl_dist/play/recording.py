@@ -1,0 +1,191 @@
+"""Records what a policy experiences as a data set."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_dist import rng, spaces
+from jaxrl_dist.actors import step as steps
+from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES, MAX_EPISODE_STEPS
+from jaxrl_dist.data.dataset import Dataset
+from jaxrl_dist.envs.base import EnvSlice, clipped
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.play.policy import Policy
+from jaxrl_dist.run.checkpoint import load_memory
+from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
+from jaxrl_dist.training.setup import make_job
+from jaxrl_dist.types import Array, Context, EnvSpec, PyTree, Rollout, Timestep
+
+
+def record(
+    policy: Policy,
+    num_steps: int,
+    *,
+    num_envs: int = 16,
+    seed: int = 0,
+    random_share: float = 0.0,
+    greedy: bool = False,
+    about: Mapping[str, Any] = {},
+    progress: Callable[[int], None] = lambda done: None,
+) -> Dataset:
+    """Plays with a policy, and returns its experience.
+
+    The episodes that are under way at the end are played to theirs. The behaviour's probability of each action is
+    recorded, unless the policy is deterministic where it does not act at random.
+
+    Args:
+      num_steps: env steps to play, and some more to the ends of episodes.
+      num_envs: environments that play.
+      random_share: probability with which an action is drawn uniformly from all instead.
+      greedy: take the best actions instead of sampling them.
+      about: more of ``Dataset.about``.
+      progress: called with the number of steps done.
+
+    Raises:
+      ConfigError: the policy is one of several, frames are stacked, or random actions have no bounds.
+      EnvError, TimeoutError: as ``Policy.evaluate``.
+    """
+    source, algorithm, spec = policy.source, policy.algorithm, policy.source.spec
+    if spec.policies or spec.num_agents > 1 or spec.frame_stack > 1:
+        raise ConfigError("a data set holds the steps of one agent, and no stacked frames")
+    log_prob = None if greedy else algorithm.log_prob
+    known = log_prob is not None or (greedy and random_share > 0 and isinstance(spec.action, Discrete))
+    uniform = _uniform(spec.action) if random_share else None
+
+    def act(variables: Any, obs: PyTree, core: PyTree, key: jax.Array) -> tuple[PyTree, PyTree, jax.Array]:
+        keys, which, draw = (jax.random.split(part, num_envs) for part in jax.random.split(key, 3))
+        context = Context(None if greedy else keys, jnp.float32(END_OF_SCHEDULES))
+        action, after, _ = algorithm.policy(variables, obs, core, context)
+        chosen = action = clipped(spec.action, action)
+        if uniform is not None:
+            chance = jax.vmap(lambda key: jax.random.uniform(key) < random_share)(which)
+            drawn, density = jax.vmap(uniform)(draw)
+            action = jax.tree.map(lambda x, y: jnp.where(_like(chance, x), x, y), drawn, action)
+        if not known:
+            return action, after, jnp.zeros(num_envs)
+        if log_prob is not None:
+            probability = log_prob(variables, obs, core, action, context)
+        else:  # the best action has all of it
+            probability = jnp.where(action == chosen, 0.0, -jnp.inf)
+        if uniform is not None:
+            own, other = probability + jnp.log1p(-random_share), jnp.log(random_share) + density
+            probability = jnp.logaddexp(own, other)
+        return action, after, probability
+
+    act = jax.jit(act)
+    start = steps.initial_core({"": algorithm}, spec, EnvSlice.all(num_envs))[""]
+    after_step = jax.jit(lambda core, action, step: steps.after_step(algorithm, core, start, action, step))
+    rows: list[tuple[PyTree, PyTree, Timestep, Array]] = []
+    done, number, key = 0, 0, rng.stream(seed, rng.Stream.ACT)
+    with contextlib.closing(source.host(num_envs, seed)) as env:
+        obs, core = env.reset(), start
+        over, left = np.zeros(num_envs, bool), max(MAX_EPISODE_STEPS, spec.max_episode_steps or 0)
+        while not over.all() and left:
+            action, core, probability = act(policy.variables, obs, core, jax.random.fold_in(key, number))
+            action = jax.tree.map(np.asarray, action)
+            step, _ = env.step(action)
+            if jax.tree.leaves(start):
+                core = after_step(core, action, step)
+            before, obs = jax.tree.map(np.array, obs), step.obs
+            step = step._replace(valid=step.valid & ~over)
+            rows.append((before, action, jax.tree.map(np.array, step._replace(obs=())), np.asarray(probability)))
+            done, number = done + int(step.valid.sum()), number + 1
+            if done >= num_steps:
+                over, left = over | step.terminated | step.truncated | ~step.valid, left - 1
+            progress(done)
+        last = jax.tree.map(np.array, obs)
+    stacked = jax.tree.map(lambda *x: np.stack(x), *rows)
+    obs = jax.tree.map(lambda x, y: np.concatenate([x, y[None]]), stacked[0], last)
+    parts = (obs, stacked[1], stacked[2].reward, stacked[2].terminated, stacked[2].truncated, stacked[2].valid)
+    rollout = Rollout(*parts, extras={"log_prob": stacked[3]} if known else {}, core=(), final_core=())
+    behaviour = {"random_share": random_share, "greedy": greedy, "deterministic": not known}
+    return of_rollout(rollout, spec, {**about, "behaviour": {**about.get("behaviour", {}), **behaviour}})
+
+
+def of_memory(policy: Policy, run_dir: str | pathlib.Path, about: Mapping[str, Any] = {}) -> Dataset:
+    """Returns what the replay memory of a run's newest checkpoint holds.
+
+    Args:
+      policy: that of the run, which has its config.
+
+    Raises:
+      ConfigError: the run has no memory, or its checkpoints hold none.
+    """
+    config, spec = policy.config, policy.source.spec
+    job = make_job(dataclasses.replace(config, init_from=None), policy.source, devices=jax.local_devices()[:1])
+    shapes = jax.eval_shape(job.learner.init, jax.random.key(0))
+    if spec.policies or spec.num_agents > 1 or spec.frame_stack > 1 or not jax.tree.leaves(shapes.memory):
+        raise ConfigError(f"{run_dir}: --replay needs a run that replays the single frames of one agent")
+    memory = load_memory(run_dir, shapes.memory[""])
+    steps, added = memory.steps, int(memory.added[0])
+    count = min(added, steps.reward.shape[1] - 1)
+    order = np.arange(added - count, added + 1) % steps.reward.shape[1]
+    rollout = jax.tree.map(lambda x: np.swapaxes(np.asarray(x)[:, order], 0, 1), steps)
+    before = jax.tree.map(lambda x: x[:-1], rollout._replace(obs=(), extras={}))
+    return of_rollout(before._replace(obs=rollout.obs), spec, about)
+
+
+def of_rollout(rollout: Rollout, spec: EnvSpec, about: Mapping[str, Any]) -> Dataset:
+    """Returns the steps of a rollout ``[T, B, ...]`` of numpy arrays, one environment after the other.
+
+    Episodes that are under way at its end are cut; a rollout that begins within an episode begins with a part of it.
+    """
+
+    def row(x: Array) -> np.ndarray:
+        padded = np.asarray(x) if len(x) > len(rollout.reward) else np.append(x, np.zeros_like(x[:1]), axis=0)
+        return padded.swapaxes(0, 1).reshape(-1, *x.shape[2:])
+
+    log_prob = rollout.extras.get("log_prob")
+    return Dataset.of_rows(
+        jax.tree.map(row, rollout.obs),
+        jax.tree.map(row, rollout.action),
+        row(rollout.reward),
+        row(rollout.terminated).astype(bool),
+        row(rollout.valid).astype(bool),
+        log_prob=None if log_prob is None else row(log_prob),
+        observation_space=spec.observation,
+        action_space=spec.action,
+        about=about,
+    )
+
+
+def _like(flag: jax.Array, x: jax.Array) -> jax.Array:
+    return flag.reshape(-1, *(1,) * (x.ndim - 1))
+
+
+def _uniform(space: Space) -> Callable[[jax.Array], tuple[PyTree, jax.Array]]:
+    """Returns ``key -> (action, log-density)`` of uniform actions.
+
+    Raises:
+      ConfigError: an action has no bounds.
+    """
+    parts = spaces.leaves(space)
+    if any(isinstance(part, Box) and not np.isfinite([part.low, part.high]).all() for part in parts.values()):
+        raise ConfigError("--random-share needs actions between two bounds")
+
+    def of_part(part: Space, key: jax.Array) -> tuple[jax.Array, Any]:
+        if isinstance(part, Discrete):
+            return jax.random.randint(key, (), 0, part.n), -np.log(part.n)
+        if isinstance(part, MultiDiscrete):
+            sizes = np.asarray(part.nvec)
+            return jax.random.randint(key, sizes.shape, 0, sizes), -np.log(sizes).sum()
+        assert isinstance(part, Box)
+        drawn = jax.random.uniform(key, part.shape, minval=part.low, maxval=part.high)
+        return drawn, -np.log(np.asarray(part.high, np.float64) - part.low).sum()
+
+    def draw(key: jax.Array) -> tuple[PyTree, jax.Array]:
+        keys = jax.random.split(key, len(parts))
+        drawn = {path: of_part(part, keys[i]) for i, (path, part) in enumerate(parts.items())}
+        actions = {path: action for path, (action, _) in drawn.items()}
+        total = jnp.float32(sum(density for _, density in drawn.values()))
+        return spaces.nested(space, actions), total
+
+    return draw

@@ -1,0 +1,162 @@
+"""The plan ``offline``, and learning from a data set beside new experience."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+import jaxrl_dist
+from jaxrl_dist.data.dataset import Dataset
+from jaxrl_dist.errors import ConfigError
+
+SIZES = {"batch_size": 32, "hidden_sizes": (16,), "num_devices": 1}
+
+
+def dataset(path, episodes=30):
+    rng = np.random.default_rng(1)
+    parts = []
+    for number in range(episodes):
+        length = int(rng.integers(3, 20))
+        obs = rng.normal(loc=2.0, size=(length + 1, 4)).astype(np.float32)
+        reward = np.ones(length)
+        parts.append(
+            {"obs": obs, "action": rng.integers(0, 2, length), "reward": reward, "terminated": number % 2 == 0}
+        )
+    data = Dataset.from_episodes(parts)
+    data.save(path)
+    return data
+
+
+def config(path, algorithm="dqn", **changes):
+    changes = {
+        "data": str(path),
+        "total_updates": 20,
+        "report_interval": 5,
+        "evaluation_episodes": 0,
+        **SIZES,
+    } | changes
+    changes = {name: value for name, value in changes.items() if value is not None}
+    return jaxrl_dist.preset(algorithm, changes.pop("env", "gymnax:CartPole-v1"), **changes)
+
+
+def final(reports):
+    for report in reports:
+        last = report, report.variables(), report.checkpoint()
+    return last
+
+
+def assert_equal(one, other, **tolerance):
+    for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        if tolerance:
+            np.testing.assert_allclose(x, y, **tolerance)
+        else:
+            np.testing.assert_array_equal(x, y)
+
+
+def test_the_clock_is_updates(tmp_path):
+    dataset(tmp_path / "data")
+    reports = list(jaxrl_dist.train(config(tmp_path / "data")))
+    assert [report.step for report in reports] == [5, 10, 15, 20] == [report.updates for report in reports]
+    assert {report.env_steps for report in reports} == {0}
+    assert reports[-1].ended_by == "total_updates" and reports[-1].metrics["time/updates_per_second"] > 0
+
+
+def test_a_resumed_run_equals_one_without_a_stop_bit_for_bit(tmp_path):
+    dataset(tmp_path / "data")
+    whole = final(jaxrl_dist.train(config(tmp_path / "data")))
+    run_dir = tmp_path / "run"
+    first = jaxrl_dist.train(config(tmp_path / "data", run_dir=str(run_dir), total_updates=11))
+    assert final(first)[0].step == 11
+    assert (run_dir / "checkpoints" / "000000000011").is_dir()
+    resumed = final(jaxrl_dist.resume(run_dir, total_updates=20))
+    assert_equal(whole[1], resumed[1])
+    assert_equal(whole[2].state, resumed[2].state)
+    with pytest.raises(ConfigError, match="has done 20 updates of total_updates 20"):
+        jaxrl_dist.resume(run_dir)
+
+
+@pytest.mark.case
+def test_several_devices_learn_what_one_does(tmp_path):
+    dataset(tmp_path / "data")
+    one = final(jaxrl_dist.train(config(tmp_path / "data")))
+    eight = final(jaxrl_dist.train(config(tmp_path / "data", num_devices=8)))
+    assert_equal(one[1], eight[1], rtol=1e-5, atol=1e-6)
+
+
+def test_members_share_the_data_and_learn_what_lone_runs_do(tmp_path):
+    dataset(tmp_path / "data")
+    report, *_ = final(jaxrl_dist.train(config(tmp_path / "data", seeds=2)))
+    lone = final(jaxrl_dist.train(config(tmp_path / "data", seed=1)))[0]
+    assert report.members[1].metrics["loss/q"] == pytest.approx(lone.metrics["loss/q"], rel=1e-4)
+    assert report.step == 40 and report.env_steps == 0
+
+
+def test_statistics_of_observations_are_those_of_the_data(tmp_path):
+    data = dataset(tmp_path / "data")
+    _, variables, _ = final(jaxrl_dist.train(config(tmp_path / "data", normalize_observations=True, total_updates=5)))
+    stats = variables.stats[0]
+    obs = data.obs[data.valid].astype(np.float64)
+    assert stats.count == len(obs)
+    np.testing.assert_allclose(stats.mean, obs.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(stats.std(), obs.std(axis=0), rtol=1e-4)
+
+
+def test_the_average_of_parameters_moves_with_each_update(tmp_path):
+    dataset(tmp_path / "data")
+    reports = jaxrl_dist.train(config(tmp_path / "data", ema_steps=4, total_updates=6, report_interval=1))
+    average = None
+    params = [report.variables() for report in reports]
+    # Each update moves the average towards the parameters before it, by 1/k for the first 4 updates.
+    for k, (before, after) in enumerate(itertools.pairwise(params), start=2):
+        average = before.stats[0] if average is None else average
+        average = jax.tree.map(lambda a, p, k=k: a + (p - a) / min(k, 4), average, before.params)
+        assert_equal(average, after.stats[0], rtol=1e-5, atol=1e-6)
+
+
+def test_without_an_environment_the_data_say_what_there_is(tmp_path):
+    dataset(tmp_path / "data")
+    report, variables, _ = final(jaxrl_dist.train(config(tmp_path / "data", env="")))
+    assert_equal(variables, final(jaxrl_dist.train(config(tmp_path / "data")))[1])
+    assert report.evaluation is None
+
+
+def test_records_beside_new_experience(tmp_path):
+    dataset(tmp_path / "data")
+    changes = {"total_updates": jaxrl_dist.Train.total_updates, "data_share": 0.5, "total_env_steps": 256}
+    changes |= {
+        "num_envs": 8,
+        "rollout_length": 8,
+        "learning_starts": 64,
+        "replay_capacity": 512,
+        "replay_ratio": 0.125,
+    }
+    mixed = config(tmp_path / "data", **changes)
+    report, variables, _ = final(jaxrl_dist.train(mixed))
+    assert report.env_steps >= 256 and report.updates > 0 and mixed.plan == "on_device"
+    host = final(jaxrl_dist.train(dataclasses.replace(mixed, plan="synchronous")))
+    assert_equal(variables, host[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"algorithm": "ppo", "batch_size": None}, "records are for algorithms that replay experience"),
+        ({"priority_exponent": 0.6}, "records are drawn uniformly"),
+        ({"env": "gymnax:Acrobot-v1"}, "has the observations"),
+        ({"data": "/nowhere"}, "is not a data set"),
+        ({"total_env_steps": 5}, "total_env_steps does nothing under plan offline"),
+        ({"replay_ratio": 0.5}, "replay_ratio does nothing under plan offline"),
+        ({"rollout_length": 3}, "rollout_length does nothing under plan offline"),
+        ({"data_share": 0.5}, "total_updates does nothing without"),
+        ({"env": "", "evaluation_episodes": 5}, "evaluation_episodes needs env"),
+        ({"batch_size": 33, "num_devices": 2}, "must be a multiple of 2 devices"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(tmp_path, changes, message):
+    dataset(tmp_path / "data", episodes=10)
+    with pytest.raises(ConfigError, match=message):
+        jaxrl_dist.train(config(tmp_path / "data", **changes))
