@@ -12,7 +12,7 @@ from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import jax, jnp, mesh, returns
 from jaxrl_dist.memory.config import ReplayConfig
-from jaxrl_dist.types import Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables, swap_axes
+from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables, swap_axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +47,10 @@ class MARWIL(
     def make(self, spec: EnvSpec) -> Algorithm:
         net = actor_critic(self, spec)
 
+        def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
+            action, core, _ = net.policy(variables, obs, core, context)  # data of others holds no extras
+            return action, core, {}
+
         def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
             blank = net.initial_core(rollout.reward.shape[1])  # replayed windows carry none
             windows = rollout._replace(extras=(), core=blank, final_core=blank)
@@ -73,6 +77,6 @@ class MARWIL(
 
         return Algorithm(
             loss=loss,
-            optimizer=self.clipped_optimizer("adam"),
-            **net.acting() | n_step_replay(self) | {"postprocess": postprocess},
+            optimizer=self.clipped_optimizer("adam", eps=1e-5),
+            **net.acting() | n_step_replay(self) | {"policy": policy, "postprocess": postprocess},
         )
