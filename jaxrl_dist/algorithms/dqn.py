@@ -66,6 +66,9 @@ class DQN(
     """Return of the lowest atom."""
     value_max: float = setting(10.0, low=-1e9, high=1e9)
     """Return of the highest atom."""
+    cql_weight: float | None = setting(None, low=0)
+    """alpha of conservative Q-learning, which lowers the values of actions that the data lacks (Kumar et al. 2020,
+    equation 4); None: none."""
     noisy: bool = False
     """Explore with noisy layers (Fortunato et al. 2018), in addition to epsilon."""
     parameter_noise: bool = False
@@ -211,6 +214,10 @@ class DQN(
                 entropy = jnp.sum(jax.scipy.special.entr(projected), axis=-1)
                 priority = jnp.maximum(losses - entropy, 0.0)
             metrics = {"loss/q": losses, "q/mean": q}
+            if self.cql_weight is not None:
+                known = observations.masked(values(online), observations.legal(spec, batch["obs"]))
+                metrics["loss/cql"] = jax.scipy.special.logsumexp(known, axis=-1) - q
+                losses += self.cql_weight * metrics["loss/cql"]
             return losses, batch["valid"], Aux(metrics, returns.constant(priority))
 
         algorithm = Algorithm(

@@ -9,7 +9,7 @@ from jaxrl_dist.algorithms import sequences
 from jaxrl_dist.algorithms.presets import TablePresets
 from jaxrl_dist.algorithms.replayed import ActionScale, copied, n_step_replay, num_actions
 from jaxrl_dist.config.values import setting
-from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, spaces
+from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, returns, spaces
 from jaxrl_dist.memory.config import ReplayConfig
 from jaxrl_dist.nn.config import CriticConfig
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Variables
@@ -82,7 +82,7 @@ class IQL(
             return choose(variables.params, obs).log_prob(action)
 
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
-            params, stop = variables.params, jax.lax.stop_gradient
+            params, stop = variables.params, returns.constant
             obs, action = batch["obs"], batch["action"]
 
             # Equation 5, by the smaller target critic

@@ -62,12 +62,12 @@ class MARWIL(
             target, weight = swap_axes((batch["value_target"], batch["weight"]))
             distribution, values = net.unroll(variables.params, windows)
             error = jnp.where(windows.valid, values[:-1] - target, 0.0)
-            policy_loss = -jax.lax.stop_gradient(weight) * distribution.log_prob(windows.action)
+            policy_loss = -returns.constant(weight) * distribution.log_prob(windows.action)
             total, metrics = self.combined(
                 policy_loss, 0.5 * jnp.square(error), distribution.entropy(), **{"policy/weight": weight}
             )
             count = jnp.maximum(jnp.sum(windows.valid, axis=0), 1)
-            priority = jax.lax.stop_gradient(jnp.sum(jnp.abs(error), axis=0) / count)
+            priority = returns.constant(jnp.sum(jnp.abs(error), axis=0) / count)
             total, metrics = swap_axes((total, metrics))
             return total, batch["windows"].valid, Aux(metrics, priority)
 

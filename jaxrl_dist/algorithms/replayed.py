@@ -62,19 +62,28 @@ def copied(tree: PyTree) -> PyTree:
     return jax.tree.map(jnp.copy, tree)
 
 
-def transitions(rollout: Rollout, discount: float | jax.Array) -> dict[str, PyTree]:
+def transitions(rollout: Rollout, discount: float | jax.Array, *, next_action: bool = False) -> dict[str, PyTree]:
     """Converts windows ``[n, N, ...]`` to n-step transitions ``[N, ...]``, cut at the end of the episode.
+
+    Args:
+      next_action: windows have one more step, which only supplies the action after the last of ``n`` steps.
 
     Returns:
       ``obs``, ``action``, ``reward`` (discounted and summed), ``discount`` (of the bootstrap; 0 after a termination),
-      ``next_obs`` and ``valid``.
+      ``next_obs`` and ``valid``. With ``next_action``, also that of ``next_obs``, and ``acts``: whether there is one,
+      which there is not where a termination or a time limit has ended the episode.
     """
+    following: dict[str, PyTree] = {}
+    if next_action:
+        whole, rollout = rollout, jax.tree.map(lambda x: x[:-1], rollout._replace(extras=(), core=(), final_core=()))
     reward, discount, last = returns.window_return(*rollout.outcomes, discount)
 
     def successor(obs: jax.Array) -> jax.Array:
         rows = (last + 1).reshape(1, -1, *(1,) * (obs.ndim - 2))
         return jnp.take_along_axis(obs, rows, axis=0)[0]
 
+    if next_action:
+        following = {"next_action": jax.tree.map(successor, whole.action), "acts": successor(whole.valid)}
     return {
         "obs": jax.tree.map(lambda x: x[0], rollout.obs),
         "action": rollout.action[0],
@@ -82,6 +91,7 @@ def transitions(rollout: Rollout, discount: float | jax.Array) -> dict[str, PyTr
         "discount": discount,
         "next_obs": jax.tree.map(successor, rollout.obs),
         "valid": rollout.valid[0],
+        **following,
     }
 
 

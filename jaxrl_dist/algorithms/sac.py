@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from jaxrl_dist.algorithms import exploration, sequences
@@ -14,6 +15,9 @@ from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, opt
 from jaxrl_dist.memory.config import ReplayConfig
 from jaxrl_dist.nn.config import CriticConfig, NoiseConfig
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Variables
+
+CQL_DRAWS = 10
+"""Uniform actions, and actions of each of two policies, whose values ``--cql-weight`` lowers (the authors' code)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +45,9 @@ class SAC(
     target_entropy: float | None = setting(None, low=-1e6, high=1e6)
     """Target entropy in nats; None: minus the number of action components, which are scaled to -1 .. 1 (table 1), or
     0.5 log n for n legal discrete actions."""
+    cql_weight: float | None = setting(None, low=0)
+    """alpha of conservative Q-learning, which lowers the values of actions that the data lacks (Kumar et al. 2020,
+    equation 4); None: none."""
 
     def make(self, spec: EnvSpec) -> Algorithm:
         discrete = isinstance(spec.action, spaces.Discrete)
@@ -87,6 +94,11 @@ class SAC(
             q = kind.value(params["critic"], batch["obs"], batch["action"])
             error = q - returns.constant(value_target)[None]
             critic_loss = 0.5 * jnp.sum(jnp.square(error), axis=0)
+            cql: dict[str, jax.Array] = {}
+            if self.cql_weight is not None:
+                policies = choose(frozen["actor"], batch["obs"]), chosen
+                gap = jnp.sum(kind.log_sum(params["critic"], batch["obs"], policies, context.keys) - q, axis=0)
+                cql, critic_loss = {"loss/cql": gap}, critic_loss + self.cql_weight * gap
 
             # Equation 7
             chosen = choose(params["actor"], batch["obs"])
@@ -106,6 +118,7 @@ class SAC(
                 "policy/entropy": entropy,
                 "policy/temperature": jnp.broadcast_to(temperature, entropy.shape),
                 "q/mean": q.mean(axis=0),
+                **cql,
             }
             priority = returns.constant(jnp.abs(error).mean(axis=0))
             return critic_loss + actor_loss + temperature_loss, batch["valid"], Aux(metrics, priority)
@@ -182,6 +195,22 @@ class _Continuous:
         action, log_prob = chosen.sample_and_log_prob(keys)
         return self.critic.apply(params, obs, action).min(axis=0), -log_prob
 
+    def log_sum(self, params: PyTree, obs: PyTree, policies: Sequence[Any], keys: jax.Array) -> jax.Array:
+        """Returns the logarithm ``[2, N]`` of the integral of ``exp Q`` over actions, but for a constant.
+
+        It is estimated by uniform actions and those of ``policies``, ``CQL_DRAWS`` of each, divided by the densities
+        with which they are drawn (Kumar et al. 2020, appendix F).
+        """
+        count = CQL_DRAWS * (1 + len(policies))
+        keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, 2), count), out_axes=1)(keys)
+        uniform, *others = jnp.split(keys, 1 + len(policies))
+        draw = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (self.scale.size,), minval=-1.0)))
+        drawn = [(draw(uniform), jnp.full(uniform.shape, -self.scale.size * math.log(2.0)))]
+        drawn += [jax.vmap(chosen.sample_and_log_prob)(part) for chosen, part in zip(policies, others, strict=True)]
+        actions, log_probs = jax.tree.map(lambda *x: jnp.concatenate(x), *drawn)
+        q = jax.vmap(lambda action: self.critic.apply(params, obs, action), out_axes=1)(actions)
+        return jax.scipy.special.logsumexp(q - log_probs[None], axis=1)
+
 
 class _Discrete:
     """Averages over all actions: Christodoulou (2019), https://arxiv.org/abs/1910.07207, equations 10 to 12.
@@ -224,3 +253,8 @@ class _Discrete:
     def expect(self, params: PyTree, obs: PyTree, chosen: Any, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
         q = self.critic.apply(params, obs).min(axis=0)
         return jnp.sum(jax.nn.softmax(chosen.logits) * q, axis=-1), chosen.entropy()
+
+    def log_sum(self, params: PyTree, obs: PyTree, policies: Sequence[Any], keys: jax.Array) -> jax.Array:
+        legal, q = observations.legal(self.spec, obs), self.critic.apply(params, obs)
+        legal = None if legal is None else jnp.broadcast_to(legal[None], q.shape)
+        return jax.scipy.special.logsumexp(observations.masked(q, legal), axis=-1)

@@ -7,13 +7,14 @@ from typing import Literal
 
 from jaxrl_dist.algorithms import exploration, sequences
 from jaxrl_dist.algorithms.presets import TablePresets
-from jaxrl_dist.algorithms.replayed import ActionScale, copied, n_step_replay
+from jaxrl_dist.algorithms.replayed import ActionScale, copied, n_step_replay, transitions
+from jaxrl_dist.checks import check_used, flag
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.lazy import jax, jnp, networks, observations, optax, returns
+from jaxrl_dist.lazy import jax, jnp, mesh, networks, observations, optax, returns
 from jaxrl_dist.memory.config import ReplayConfig
 from jaxrl_dist.nn.config import CriticConfig
-from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Variables
+from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,9 +45,27 @@ class TD3(
     noise_std: float = setting(0.1, low=0, high=1000)
     """Standard deviation that each step adds to the exploration noise; actions span -1 .. 1 (section 6.1). With
     'parameter', how far the noise moves actions, as a root mean square."""
+    behaviour_weight: float | None = setting(None, low=0)
+    """Weight of the squared distance between the policy's action and the data's in the actor's loss, for data that
+    others recorded (Fujimoto and Gu 2021, TD3+BC; Tarasov et al. 2023, ReBRAC); None: none."""
+    behaviour_penalty: Literal["td3+bc", "rebrac"] = "td3+bc"
+    """'td3+bc': that distance is a mean over the action's components, and the actor climbs the first critic; 'rebrac':
+    it is their sum, and the actor climbs the smallest of the critics."""
+    critic_behaviour_weight: float | None = setting(None, low=0)
+    """Weight of the squared distance between the target's action and the data's next one, summed over components, in
+    the critics' target (ReBRAC, equation 5); None: none."""
+    normalize_q: bool = False
+    """Divide the value in the actor's loss by its mean magnitude in the batch (TD3+BC, equation 5)."""
+    critic_layer_norm: bool = False
+    """Normalise the outputs of the critics' layers, also where the actor's are not (ReBRAC, section 3)."""
 
     def validate(self) -> None:
         super().validate()
+        active = self.behaviour_weight is not None
+        check_used(self, "behaviour_penalty", active=active, needed="--behaviour-weight")
+        for name in ("critic_behaviour_weight", "normalize_q"):
+            if self.core != "none" and getattr(self, name) not in (None, False):
+                raise ConfigError(f"{flag(name)} does not work with --core: remove one of them")
         if self.noise == "parameter" and self.core != "none":
             raise ConfigError("--noise parameter does not work with --core: remove one of them")
 
@@ -54,9 +73,11 @@ class TD3(
         scale = ActionScale.of(self, spec)
         recurrence = sequences.recurrence(self, spec)
         actor = networks.policy_network(self, observations.input_space(spec, self.hidden), scale.size, recurrence)
+        layers = dataclasses.replace(self, layer_norm=self.layer_norm or self.critic_layer_norm)
         critic = networks.critic_network(
-            self, observations.input_space(spec), self.num_critics, action_size=scale.size, recurrence=recurrence
+            layers, observations.input_space(spec), self.num_critics, action_size=scale.size, recurrence=recurrence
         )
+        follows = self.critic_behaviour_weight is not None
         correlated = self.noise == "ornstein_uhlenbeck"
 
         def best_action(params: PyTree, obs: jax.Array) -> jax.Array:
@@ -81,6 +102,21 @@ class TD3(
             random = scale.uniform(jax.vmap(jax.random.fold_in, (0, None))(context.keys, 1))
             return jnp.where(context.env_step < self.learning_starts, random, noisy), core, {}
 
+        def actor_values(params: PyTree, critics: PyTree, obs: PyTree) -> tuple[jax.Array, jax.Array]:
+            """Returns the actor's actions ``[N, A]``, and the values ``[N]`` that it climbs."""
+            action = best_action(params, obs)
+            if self.behaviour_penalty == "rebrac":
+                return action, critic.apply(critics, obs, action).min(axis=0)
+            return action, critic.apply(critics[:1], obs, action)[0]
+
+        def postprocess(variables: Variables, rollout: Rollout, context: Context) -> dict[str, PyTree]:
+            batch = transitions(rollout, self.discount, next_action=follows)
+            if self.normalize_q:
+                _, q = actor_values(variables.params, variables.params["critic"], batch["obs"])
+                size = returns.constant(mesh.global_mean(jnp.abs(q), batch["valid"]))
+                batch["q_size"] = jnp.broadcast_to(jnp.maximum(size, 1e-8), q.shape)
+            return batch
+
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
             params, frozen = variables.params, returns.constant(variables.params)
 
@@ -91,15 +127,24 @@ class TD3(
                 noise = jnp.clip(noise, -self.target_noise_clip, self.target_noise_clip)
                 next_action = jnp.clip(next_action + noise, -1.0, 1.0)
             next_q = critic.apply(context.target["critic"], batch["next_obs"], next_action).min(axis=0)
+            if self.critic_behaviour_weight is not None:
+                distance = jnp.sum(jnp.square(next_action - scale.from_env(batch["next_action"])), axis=-1)
+                next_q -= self.critic_behaviour_weight * jnp.where(batch["acts"], distance, 0.0)
             value_target = returns.constant(batch["reward"] + batch["discount"] * next_q)
             q = critic.apply(params["critic"], batch["obs"], scale.from_env(batch["action"]))
             error = q - value_target[None]
             critic_loss = jnp.sum(jnp.square(error), axis=0)
 
             # Equation 1, by the first critic
-            actor_loss = -critic.apply(frozen["critic"][:1], batch["obs"], best_action(params, batch["obs"]))[0]
+            action, climbed = actor_values(params, frozen["critic"], batch["obs"])
+            actor_loss = -climbed / batch["q_size"] if self.normalize_q else -climbed
+            behaviour: dict[str, jax.Array] = {}
+            if self.behaviour_weight is not None:
+                squares = jnp.square(action - scale.from_env(batch["action"]))
+                distance = squares.sum(axis=-1) if self.behaviour_penalty == "rebrac" else squares.mean(axis=-1)
+                behaviour, actor_loss = {"loss/behaviour": distance}, actor_loss + self.behaviour_weight * distance
 
-            metrics = {"loss/critic": critic_loss, "loss/actor": actor_loss, "q/mean": q.mean(axis=0)}
+            metrics = {"loss/critic": critic_loss, "loss/actor": actor_loss, "q/mean": q.mean(axis=0), **behaviour}
             priority = returns.constant(jnp.abs(error).mean(axis=0))
             return critic_loss + actor_loss, batch["valid"], Aux(metrics, priority)
 
@@ -125,7 +170,7 @@ class TD3(
             ),
             target=update_target,
             initial_target=copied,
-            **n_step_replay(self),
+            **n_step_replay(self) | {"postprocess": postprocess, "window": self.n_step + follows},
             initial_core=lambda num_envs: jnp.zeros((num_envs, scale.size)) if correlated else (),
         )
         if self.noise != "parameter":

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jaxrl_dist.checks import flag, install_extra
 from jaxrl_dist.commands.request import Request, output_flags, parse
 from jaxrl_dist.config.train import ALONE, Train
-from jaxrl_dist.errors import ConfigError, DivergedError
+from jaxrl_dist.errors import ConfigError, DivergedError, say
 from jaxrl_dist.settings.members import members
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def by_optuna(
     """Runs Optuna's study in ``run_dir`` until it has finished ``trials`` trials, or until ``stop``.
 
     Optuna proposes the values of ``jobs`` trials, which train as one population, and receives their returns. Trials
-    that were not finished when a sweep ended are repeated. One that diverges counts as pruned.
+    that were not finished when a sweep ended are repeated. One that diverges or cannot run counts as pruned.
     """
     import optuna
     from optuna.trial import TrialState
@@ -127,16 +127,10 @@ def by_optuna(
     while (done := len(study.get_trials(states=finished))) < trials and not stop():
         batch = [study.ask() for _ in range(min(jobs, trials - done))]
         proposed = [{name: _suggested(trial, name, x) for name, x in space.items()} for trial in batch]
-        different = list({str(values): values for values in proposed}.values())
-        population = _prepared(run, different, run_dir / TRIALS / f"{batch[0].number:04d}")
-        with contextlib.suppress(DivergedError):  # all of them
-            for _ in population.reports(stop=stop):
-                pass
+        scores = _scores(run, proposed, run_dir / TRIALS / f"{batch[0].number:04d}", stop)
         if stop():
             return
-        scores = dict(zip(map(str, different), _scores(population), strict=True))
-        for trial, values in zip(batch, proposed, strict=True):
-            score = scores[str(values)]
+        for trial, score in zip(batch, scores, strict=True):
             study.tell(trial, score, state=TrialState.PRUNED if score is None else TrialState.COMPLETE)
         show(f"{done + len(batch)} trials, {_best(study)}")
 
@@ -148,10 +142,23 @@ def _suggested(trial: optuna.Trial, name: str, space: Space) -> Any:
     return suggest(name, space.low, space.high, log=space.log)
 
 
-def _scores(population: Run) -> list[float | None]:
+def _scores(
+    run: Request, trials: Sequence[Values], run_dir: pathlib.Path, stop: Callable[[], bool]
+) -> list[float | None]:
+    """Trains a batch of trials, equal ones once, and returns their scores; None: it has diverged or cannot run."""
     from jaxrl_dist.training.results import scored
 
-    return scored(population.rows)[1]
+    different = {str(values): values for values in trials}
+    try:
+        population = _prepared(run, list(different.values()), run_dir)
+    except ConfigError as error:  # such as a number of minibatches within the range that does not divide
+        say(f"the trials of {run_dir} are left out: {error.with_flags}")
+        return [None] * len(trials)
+    with contextlib.suppress(DivergedError):  # all of them
+        for _ in population.reports(stop=stop):
+            pass
+    scores = dict(zip(different, scored(population.rows)[1], strict=True))
+    return [scores[str(values)] for values in trials]
 
 
 def _best(study: optuna.Study) -> str:

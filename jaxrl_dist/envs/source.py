@@ -198,8 +198,8 @@ def locate(env: str) -> Located:
     if module is not None:
         return Located("gymnasium", f"{module}:{env_id}", prefix)
     for backend in backends:
-        if backend == "envpool" and not libraries.installed(backend):
-            raise ConfigError(f"--env {env}: {_without_envpool(prefix, env_id)}")
+        if backend == "envpool":
+            _check_envpool(env, prefix, env_id)
         if env_id in BACKENDS[backend].ids():
             return Located(backend, env_id)
     known = [known_id for name in backends for known_id in BACKENDS[name].ids()]
@@ -209,18 +209,24 @@ def locate(env: str) -> Located:
     )
 
 
-def _without_envpool(prefix: str | None, env_id: str) -> str:
-    """Returns why an environment is refused where EnvPool is missing.
+def _check_envpool(env: str, prefix: str | None, env_id: str) -> None:
+    """Refuses an environment where EnvPool is missing.
 
     A name without a prefix that gymnax does not have could be EnvPool's. It never stands for Gymnasium's environment of
     that name, whose rewards may differ: what a name means does not depend on what is installed.
+
+    Raises:
+      ConfigError: it is missing.
     """
+    if libraries.installed("envpool"):
+        return
     missing = f"not installed: {install_extra('envpool')}"
     if prefix:
-        return f"EnvPool is {missing}"
+        raise ConfigError(f"--env {env}: EnvPool is {missing}")
     near = did_you_mean(env_id, gymnax.ids())
     other = f", or name gymnasium:{env_id}" if env_id in gymnasium.ids() else ""
-    return f"gymnax has no such environment{near}, and EnvPool, which is tried next, is {missing}{other}"
+    text = f"gymnax has no such environment{near}, and EnvPool, which is tried next, is {missing}{other}"
+    raise ConfigError(f"--env {env}: {text}")
 
 
 def _adapted(

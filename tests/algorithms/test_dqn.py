@@ -79,6 +79,19 @@ def losses(config: DQN, w: Rollout, seed: int = 0) -> tuple[Any, ...]:
     return np.asarray(loss), aux, variables.params, target
 
 
+@pytest.mark.parametrize("num_atoms", [1, 5])
+def test_conservative_term(num_atoms: int) -> None:
+    """Kumar et al. (2020), equation 4."""
+    fields: dict[str, Any] = {"hidden_sizes": (8,), "num_atoms": num_atoms}
+    w = windows(3)
+    plain, (found, aux, params, _) = losses(DQN(**fields), w)[0], losses(DQN(**fields, cql_weight=0.7), w)
+    q = q_values(params, w.obs[0], num_atoms)
+    q = q[..., 0] if num_atoms == 1 else (np.exp(q) / np.exp(q).sum(-1, keepdims=True)) @ np.linspace(-10, 10, 5)
+    gap = np.log(np.exp(q).sum(axis=1)) - q[np.arange(N), w.action[0]]
+    np.testing.assert_allclose(aux.metrics["loss/cql"], gap, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found, plain + 0.7 * gap, rtol=1e-4, atol=1e-4)
+
+
 @functools.cache
 def compiled_network(num_atoms: int, noisy: bool) -> Any:
     config = TorsoConfig(hidden_sizes=(8,), activation="relu")

@@ -123,10 +123,11 @@ ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo-gru": ("ppo", {"normalize_advantages": False, "core": "gru", "core_size": 5}),
     "pqn": ("pqn", {}),
     "dqn": ("dqn", {"double": True}),
+    "dqn-cql": ("dqn", {"cql_weight": 1.0}),
     "dqn-single": ("dqn", {"double": False}),
     "dqn-atoms": ("dqn", {"num_atoms": 5, "value_min": -5.0, "value_max": 5.0}),
     "r2d2": ("r2d2", {"dueling": False, "burn_in": 2, "sequence_length": 3, "n_step": 2, "core_size": 5}),
-    "sac": ("sac", {}),
+    "sac": ("sac", {"cql_weight": 1.0}),
     "iql": ("iql", {}),
     "marwil": ("marwil", {"n_step": 3}),
 }

@@ -158,3 +158,44 @@ def test_an_update_moves_each_group_at_its_own_rate() -> None:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(b - a, rate, atol=1e-6), params[group], before[group])
     expected = jax.tree.map(lambda new, old: 0.1 * new + 0.9 * old, params["critic"], before["critic"])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), after.target, expected)
+
+
+@pytest.mark.parametrize("env", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
+def test_conservative_term(env: EnvSpec) -> None:
+    """It is added to the loss and moves the critics only; of discrete actions it is the sum over all."""
+    p, plain = problem(SAC(**NET, cql_weight=0.7), env), problem(SAC(**NET), env)
+    (found, _, aux), (before, _, _) = p.loss(p.params), plain.loss(p.params)
+    np.testing.assert_allclose(found, before + 0.7 * aux.metrics["loss/cql"], rtol=1e-4, atol=1e-4)
+    slopes = jax.jit(jax.grad(lambda params: p.loss(params)[2].metrics["loss/cql"].sum()))(p.params)
+    assert {name for name, x in slopes.items() if any(np.any(leaf != 0) for leaf in jax.tree.leaves(x))} == {"critic"}
+    if env is DISCRETE:
+        critic = networks.critic_network(SAC(**NET), env.observation, 2, num_actions=3)
+        q = np.float64(critic.apply(p.params["critic"], p.windows.obs[0]))
+        gap = np.log(np.exp(q).sum(axis=-1)) - q[:, np.arange(N), p.windows.action[0]]
+        np.testing.assert_allclose(aux.metrics["loss/cql"], gap.sum(axis=0), rtol=1e-4, atol=1e-5)
+
+
+def test_conservative_draws_are_weighted_by_their_densities() -> None:
+    """A loop over 10 uniform actions, 10 of the policy, and 10 of the policy at the next observation."""
+    config = SAC(**NET, cql_weight=0.7)
+    p = problem(config, CONTINUOUS)
+    actor = networks.policy_network(config, CONTINUOUS.observation, 4)
+    critic = networks.critic_network(config, CONTINUOUS.observation, 2, action_size=2)
+    aux, w, terms = p.loss(p.params)[2], p.windows, []
+    keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, 2), 30))(p.keys)
+    for k in range(30):
+        if k < 10:
+            action = np.stack([jax.random.uniform(key, (2,), minval=-1) for key in keys[:, k]])
+            density = np.full(N, -2 * np.log(2))
+        else:
+            _, _, last = np.array([window_return(w, i, config.discount) for i in range(N)]).T
+            obs = w.obs[0] if k < 20 else w.obs[last.astype(int) + 1, np.arange(N)]
+            mean, raw = np.split(np.float64(actor.apply(p.params["actor"], obs)), 2, axis=-1)
+            log_std = -5 + 7 * (np.tanh(raw) + 1) / 2
+            noise = np.stack([jax.random.normal(key, (2,)) for key in keys[:, k]])
+            action = np.tanh(mean + np.exp(log_std) * noise)
+            density = (-0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi) - np.log(1 - action**2)).sum(axis=-1)
+        terms.append(np.float64(critic.apply(p.params["critic"], w.obs[0], np.float32(action))) - density)
+    taken = np.float64(critic.apply(p.params["critic"], w.obs[0], (w.action[0] - LOW) / (HIGH - LOW) * 2 - 1))
+    expected = (np.log(np.exp(terms).sum(axis=0)) - taken).sum(axis=0)
+    np.testing.assert_allclose(aux.metrics["loss/cql"], expected, rtol=1e-3, atol=1e-3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -15,7 +16,9 @@ from probes import perturbed, random_rollout, spec, window_return
 
 from jaxrl_dist.algorithms.ddpg import DDPG
 from jaxrl_dist.algorithms.td3 import TD3
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import sgd
+from jaxrl_dist.mesh import by_hand
 from jaxrl_dist.nn import networks
 from jaxrl_dist.spaces import Box
 from jaxrl_dist.types import Context, Variables
@@ -28,6 +31,16 @@ CONFIGS = {
     "td3": TD3(**NET, target_noise=0.5, target_noise_clip=0.4),
     "td3-n-step": TD3(**NET, n_step=3, num_critics=3, target_noise=0.8),
     "ddpg": DDPG(**NET, n_step=2),
+    "td3+bc": TD3(**NET, behaviour_weight=0.4, normalize_q=True),
+    "rebrac": TD3(
+        **NET,
+        n_step=2,
+        behaviour_weight=0.3,
+        behaviour_penalty="rebrac",
+        critic_behaviour_weight=0.5,
+        normalize_q=True,
+        critic_layer_norm=True,
+    ),
 }
 
 
@@ -38,7 +51,8 @@ def problem(name: str) -> tuple[Any, ...]:
     algorithm = config.make(ENV)
     params = algorithm.init(jax.random.key(0)).params
     target, params = perturbed(algorithm.initial_target(params), 1), perturbed(params, 2)
-    windows = random_rollout(algorithm, ENV, config.n_step, N, end_chance=0.4)
+    assert algorithm.window == config.n_step + (name == "rebrac")
+    windows = random_rollout(algorithm, ENV, algorithm.window, N, end_chance=0.4)._replace(core=(), final_core=())
     assert windows.terminated.any() and windows.truncated.any() and not windows.valid[0].all()
     keys = jax.random.split(jax.random.key(3), N)
 
@@ -46,13 +60,14 @@ def problem(name: str) -> tuple[Any, ...]:
     def loss(params: Any) -> Any:
         variables = Variables(params, ())
         context = Context(keys, target=target)
-        return algorithm.loss(variables, algorithm.postprocess(variables, windows, context), context)
+        return algorithm.loss(variables, by_hand(algorithm.postprocess)(variables, windows, Context()), context)
 
     return config, params, target, windows, keys, loss
 
 
 def networks_of(config: TD3) -> tuple[networks.Network, networks.Network]:
     actor = networks.policy_network(config, ENV.observation, 2)
+    config = dataclasses.replace(config, layer_norm=config.critic_layer_norm)
     return actor, networks.critic_network(config, ENV.observation, config.num_critics, action_size=2)
 
 
@@ -73,7 +88,8 @@ def scaled(action: np.ndarray) -> np.ndarray:
 def td_error(name: str) -> np.ndarray:
     """The errors ``[num_critics, N]``."""
     config, params, target, w, keys, _ = problem(name)
-    reward, bootstrap, last = np.array([window_return(w, i, config.discount) for i in range(N)]).T
+    steps = jax.tree.map(lambda x: x[: config.n_step], w)
+    reward, bootstrap, last = np.array([window_return(steps, i, config.discount) for i in range(N)]).T
     next_obs = w.obs[last.astype(int) + 1, np.arange(N)]
     next_action = best_action(config, target, next_obs)
     if name != "ddpg":
@@ -83,6 +99,10 @@ def td_error(name: str) -> np.ndarray:
         assert (np.abs(noise) > clip).any() and (np.abs(blurred) > 1).any()
         next_action = np.clip(blurred, -1, 1)
     next_q = q_values(config, target, next_obs, next_action).min(axis=0)
+    if name == "rebrac":
+        for i, t in enumerate(last.astype(int)):
+            if not (w.terminated[t, i] or w.truncated[t, i]):
+                next_q[i] -= 0.5 * ((next_action[i] - scaled(w.action[t + 1, i])) ** 2).sum() * w.valid[0, i]
     return q_values(config, params, w.obs[0], scaled(w.action[0])) - (reward + bootstrap * next_q)
 
 
@@ -90,14 +110,22 @@ def td_error(name: str) -> np.ndarray:
 def test_losses(name: str) -> None:
     config, params, _, w, _, loss = problem(name)
     error = td_error(name)
-    actor_loss = -q_values(config, params, w.obs[0], best_action(config, params, w.obs[0]))[0]
+    action = best_action(config, params, w.obs[0])
+    actor_loss = -q_values(config, params, w.obs[0], action)[0]
+    if name == "rebrac":
+        actor_loss = -q_values(config, params, w.obs[0], action).min(axis=0)
+    if config.normalize_q:
+        squares = (action - scaled(w.action[0])) ** 2
+        distance = squares.mean(axis=1) if name == "td3+bc" else squares.sum(axis=1)
+        actor_loss = actor_loss / np.abs(actor_loss[w.valid[0]]).mean() + config.behaviour_weight * distance
     found, mask, aux = loss(params)
     np.testing.assert_array_equal(mask, w.valid[0])
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
-    close(aux.metrics["loss/critic"], (error**2).sum(axis=0))
+    valid = w.valid[0]
+    close(aux.metrics["loss/critic"][valid], (error**2).sum(axis=0)[valid])
     close(aux.metrics["loss/actor"], actor_loss)
-    close(aux.priority, np.abs(error).mean(axis=0))
-    close(found, (error**2).sum(axis=0) + actor_loss)
+    close(aux.priority[valid], np.abs(error).mean(axis=0)[valid])
+    close(found[valid], ((error**2).sum(axis=0) + actor_loss)[valid])
 
 
 @pytest.mark.parametrize("name", ["td3", "ddpg"])
@@ -121,6 +149,34 @@ def test_gradients(name: str) -> None:
         "critic": jax.grad(critic_loss)(params["critic"]),
     }
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), found, expected)
+
+
+@pytest.mark.parametrize("name", ["td3+bc", "rebrac"])
+def test_the_behaviour_moves_the_actor_by_a_fixed_scale_of_values(name: str) -> None:
+    """Neither the mean magnitude of values nor the critics' target has a gradient."""
+    config, params, _, w, _, loss = problem(name)
+    actor, critic = networks_of(config)
+    parts = jax.jit(jax.grad(lambda params: loss(params)[2].metrics["loss/actor"].sum()))(params)
+    q = q_values(config, params, w.obs[0], best_action(config, params, w.obs[0]))
+    size = np.abs(q[0] if name == "td3+bc" else q.min(axis=0))[w.valid[0]].mean()
+
+    def actor_loss(actor_params: Any) -> jax.Array:
+        action = jnp.tanh(actor.apply(actor_params, w.obs[0]))
+        q = critic.apply(params["critic"], w.obs[0], action)
+        squares = jnp.square(action - scaled(w.action[0]))
+        q, distance = (q[0], squares.mean(axis=1)) if name == "td3+bc" else (q.min(axis=0), squares.sum(axis=1))
+        return jnp.sum(-q / np.float32(size) + config.behaviour_weight * distance)
+
+    expected = jax.jit(jax.grad(actor_loss))(params["actor"])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), parts["actor"], expected)
+    assert not any(np.any(x != 0) for x in jax.tree.leaves(parts["critic"]))
+
+
+def test_what_needs_the_batch_does_not_work_with_a_core() -> None:
+    for fields in ({"normalize_q": True}, {"critic_behaviour_weight": 0.1}):
+        with pytest.raises(ConfigError, match="does not work with core: remove one of them"):
+            TD3(core="gru", **fields).validate()
+    TD3(core="gru", behaviour_weight=0.1).validate()
 
 
 def test_actor_and_targets_move_every_other_update() -> None:

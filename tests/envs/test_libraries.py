@@ -104,7 +104,6 @@ def test_check_env_plays_a_library(capsys: pytest.CaptureFixture[str]) -> None:
     assert "brax:walk: no fault found in" in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("walk")
 def test_what_libraries_print_is_hidden_and_what_we_print_is_not(capfd: pytest.CaptureFixture[str]) -> None:
     """Also where a library prints to the first stdout of the process, as JaxMARL's import does."""
     with libraries.theirs():
@@ -115,6 +114,7 @@ def test_what_libraries_print_is_hidden_and_what_we_print_is_not(capfd: pytest.C
     assert capfd.readouterr().out == "ours\n"
 
 
+@pytest.mark.usefixtures("walk")
 def test_what_a_library_has_not_is_refused() -> None:
     with pytest.raises(ConfigError, match=re.escape("brax has no such environment (did you mean 'walk'?)")):
         find("brax:wlak")

@@ -102,7 +102,13 @@ CASES: dict[str, tuple[Any, EnvSpec, bool | str]] = {  # with running statistics
     "td3": (TD3(**MEMORY, n_step=2, noise="ornstein_uhlenbeck"), CONTINUOUS, True),  # so ddpg, which is the same
     "td3-parameter": (TD3(**MEMORY, noise="parameter"), CONTINUOUS, True),
     "qmix-gru": (QMIX(**MEMORY, **SEQUENCES), TEAM, False),
+    "td3-behaviour": (
+        TD3(**MEMORY, behaviour_weight=0.5, critic_behaviour_weight=0.5, normalize_q=True),
+        CONTINUOUS,
+        True,
+    ),
     "sac": (SAC(**MEMORY), CONTINUOUS, False),
+    "sac-cql": (SAC(**MEMORY, cql_weight=1.0), CONTINUOUS, False),
     "sac-discrete": (SAC(**MEMORY), DISCRETE, False),
     "iql": (IQL(**MEMORY, n_step=2), CONTINUOUS, True),
     "marwil": (MARWIL(**{**MEMORY, "n_step": 3}), CONTINUOUS, True),
