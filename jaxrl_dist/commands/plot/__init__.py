@@ -121,7 +121,7 @@ def _read(wanted: Plot) -> tuple[dict[str, Curve], dict[str, Mapping[str, Any]]]
             else:
                 config = reading.read_config(run_dir)
                 if config.get("clock") == "updates" and wanted.x == "steps":
-                    raise ConfigError(f"{run_dir} has learnt from records alone, without env steps: --x updates draws it")
+                    raise ConfigError(f"{run_dir} has learnt from records, without env steps: --x updates draws it")
                 configs[name] = {**config, "algorithm": policy or config["algorithm"]}
     if not curves:
         raise without[0]

@@ -22,7 +22,11 @@ from jaxrl_dist.run.storage import read_json, read_plain
 from jaxrl_dist.settings.policies import Policies
 from jaxrl_dist.settings.stored import stored_content
 
-AXES = {"steps": ("env_steps", "environment steps"), "updates": ("updates", "updates"), "time": ("wall_time_s", "seconds since the start")}
+AXES = {
+    "steps": ("env_steps", "environment steps"),
+    "updates": ("updates", "updates"),
+    "time": ("wall_time_s", "seconds since the start"),
+}
 """Choices for the horizontal axis: the field of ``metrics.jsonl`` and the label."""
 SAME_CURVE = {*RESUMABLE, "seed", "run_dir"}
 """Fields of ``Train`` in which the runs of a group may differ: only the seed changes how a run learns."""
