@@ -122,9 +122,8 @@ def speed(flags: Sequence[str], sizes: Sizes) -> dict[str, Any]:
     assert last is not None
     stats = jax.local_devices()[0].memory_stats() or {}
     stages = {name: last.metrics[name] for name in last.metrics if name.startswith(("time/learner", "time/actor"))}
-    xla_flags = os.environ.get("XLA_FLAGS")
     return {
-        "flags": (f"XLA_FLAGS={xla_flags} " if xla_flags else "") + " ".join(flags),
+        "flags": " ".join(flags) + (" (captured)" if os.environ.get("XLA_FLAGS") == CAPTURED else ""),
         "env_steps_per_second": (last.env_steps - counted) / (now - first),
         "first_report_seconds": first - began,
         "memory": stats.get("peak_bytes_in_use"),

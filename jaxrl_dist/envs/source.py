@@ -26,6 +26,8 @@ from jaxrl_dist.types import EnvSpec
 
 __all__ = ["BACKENDS", "DeviceEnv", "DrawnEnv", "EnvSource", "HostEnv", "Wrappers", "find", "locate"]
 
+RECORDS = "records"
+"""The backend of what a data set says about its environment, in which nobody can play."""
 BACKENDS: dict[str, ModuleType] = dict(zip(train.BACKENDS, (gymnax, envpool, gymnasium), strict=True))
 
 
@@ -81,6 +83,8 @@ class EnvSource(NamedTuple):
           EnvError: an environment's own code failed.
           TimeoutError: an environment has not answered in time.
         """
+        if self.spec.backend == RECORDS:
+            raise ConfigError("this run has learnt from records without an environment; --env names one to play in")
         share = EnvSlice.all(share) if isinstance(share, int) else share
         runs = seed if isinstance(seed, Sequence) else [seed]
         if self.pure is not None:

@@ -138,7 +138,7 @@ def make_iteration(job: Job, members: int) -> tuple[Callable[..., Any], Callable
     learns = _learn_together(job) if members > 1 else partial(_learn, job)
     learns = meshes.learning(learns, job.mesh, (*specs[0], meshes.BATCH), specs[1])
 
-    def learn(state: TrainState, experience: Any, keys: tuple[jax.Array, ...], hyper: Any, data: PyTree) -> Any:
+    def learn(state: TrainState, experience: Any, keys: tuple[jax.Array, ...], hyper: Any, data: PyTree = ()) -> Any:
         return learns(state, experience, keys[-1], hyper, data)
 
     return jax.jit(act, inline=True), jax.jit(learn, inline=True)

@@ -119,14 +119,12 @@ def filled(user: Given, source: EnvSource) -> tuple[Train[Any], dict[str, str]]:
     """
     config, spec = user.config, source.spec
     values, sources = _of_presets(user, source)
-    nobodys = {field.name: field.default for x in (Train, kind_of(config.algorithm)) for field in dataclasses.fields(x)}
-    nobodys |= values
     run = {name: values.pop(name) for name in RUN_FIELDS & values.keys()}
     run = {name: value for name, value in run.items() if getattr(config, name) is None}
     plan = PLANS[run.get("plan", config.plan)]
-    for name in plan.unused:  # a config that was filled in before has the values that nobody gave
-        value = user.hyperparameters.get(name, getattr(config, name, None))
-        if user.sources.get(name) == "yours" and value != nobodys.get(name):
+    new = run.keys() > {"num_actors"}  # a config that was filled in before has values that nobody gave
+    for name in plan.unused if new else ():
+        if user.sources.get(name) == "yours":
             raise UnusedError(f"{flag(name)} does nothing under --plan {run.get('plan', config.plan)}", name)
     if not plan.threaded:
         run.pop("num_actors", None)

@@ -109,14 +109,14 @@ def find_env(config: Train[Any]) -> EnvSource:
       EnvError: its own code failed.
       TimeoutError: the environment has not answered in time.
     """
-    from jaxrl_dist.envs.source import EnvSource, find, locate  # slow to import, so after the checks of flags
+    from jaxrl_dist.envs.source import RECORDS, EnvSource, find, locate  # slow to import, so after the checks of flags
 
     if config.env == "" and config.data:
         from jaxrl_dist.data.dataset import Dataset
         from jaxrl_dist.types import EnvSpec
 
         data = Dataset.load(config.data)
-        return EnvSource(EnvSpec(config.data, "data", "data", data.observation_space, data.action_space, None), {})
+        return EnvSource(EnvSpec(config.data, RECORDS, RECORDS, data.observation_space, data.action_space, None), {})
 
     if isinstance(config.env, str):
         locate(config.env)

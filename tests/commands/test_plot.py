@@ -282,7 +282,7 @@ def test_a_full_disk_leaves_the_picture_that_was_there(
 
 
 def test_an_axis_that_there_is_not(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="x must be one of steps, time, not 'hours'"):
+    with pytest.raises(ConfigError, match="x must be one of steps, updates, time, not 'hours'"):
         plot.plot([make_run(tmp_path, "a", [1.0])], tmp_path / "x.png", x="hours")
 
 

@@ -12,6 +12,7 @@ import pytest
 import jaxrl_dist
 from jaxrl_dist.data.dataset import Dataset
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.profiling import timing
 
 SIZES = {"batch_size": 32, "hidden_sizes": (16,), "num_devices": 1}
 
@@ -160,3 +161,16 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path, changes, message):
     dataset(tmp_path / "data", episodes=10)
     with pytest.raises(ConfigError, match=message):
         jaxrl_dist.train(config(tmp_path / "data", **changes))
+
+
+def test_what_needs_an_environment_says_so(tmp_path):
+    dataset(tmp_path / "data", episodes=10)
+    run_dir = tmp_path / "run"
+    final(jaxrl_dist.train(config(tmp_path / "data", env="", total_updates=5, run_dir=str(run_dir))))
+    policy = jaxrl_dist.load_policy(run_dir)
+    assert policy(np.zeros((2, 4), np.float32))[0].shape == (2,)
+    with pytest.raises(ConfigError, match="env names one to play in"):
+        policy.evaluate(episodes=1)
+    assert jaxrl_dist.load_policy(run_dir, env="gymnax:CartPole-v1").evaluate(episodes=1).returns.size == 1
+    with pytest.raises(ConfigError, match="only learns"):
+        timing.profile(config(tmp_path / "data"), policy.source, seconds=1.0)
