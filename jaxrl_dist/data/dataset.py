@@ -131,7 +131,8 @@ class Dataset:
         A step before an invalid row that has not terminated is truncated. An invalid row that follows no step goes.
 
         Args:
-          observation_space, action_space: None: bounds are those of the data.
+          observation_space: None: its bounds are those of the data.
+          action_space: as ``observation_space``.
 
         Raises:
           ConfigError: no algorithm could learn from it.
