@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Annotated
 
+from jaxrl_dist.checks import check_used
 from jaxrl_dist.commands import evaluate, flags, help
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError, visible
@@ -44,9 +45,7 @@ def run(args: Sequence[str]) -> int:
     if out.exists():
         raise ConfigError(f"{out} exists; a data set needs a new directory")
     playing = "steps", "num_envs", "seed", "random_share", "greedy", "checkpoint"
-    defaults = {field.name: field.default for field in dataclasses.fields(Record)}
-    if options.replay and (given := [name for name in playing if getattr(options, name) != defaults[name]]):
-        raise ConfigError(f"--{given[0].replace('_', '-')} is for playing, and --replay stores a memory: remove one")
+    check_used(options, *playing, active=not options.replay, needed="playing, and --replay stores a memory")
     policy = options.load(env_options=options.env_options)
 
     from jaxrl_dist.play import recording

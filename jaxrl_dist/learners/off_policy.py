@@ -41,9 +41,7 @@ def off_policy(
     assert replay is not None and window is not None, "replay needs windows of a fixed length"
     rollout_length, num_envs = like.reward.shape
     offline, prioritized = recorded == replay.batch_size, replay.priority_exponent is not None
-    updates, envs = updates_per_iteration(replay, num_envs * rollout_length), num_envs // num_agents
-    if offline:
-        updates = 1
+    updates, envs = 1 if offline else updates_per_iteration(replay, num_envs * rollout_length), num_envs // num_agents
 
     def init(key: jax.Array) -> TrainState:
         memory: PyTree = ()

@@ -45,16 +45,20 @@ def lower(job: Job, members: int = 1) -> Any:
     state, actor = (jax.eval_shape(begin, key) for begin in init)
     keys = key, key, key
     since = stack([blank_sums(job, act, learn, state, actor, keys, {})] * members)
-    return make_program(job, act, learn).lower(state, actor, since, keys, {}, np.ones(members, bool), np.int32(1), ())
+    return make_program(job, act, learn).lower(
+        state, actor, since, keys, {}, np.ones(members, bool), np.int32(1), job.data
+    )
 
 
 def traces(job: Job) -> bool:
     """Returns whether one program can train members that differ in ``job.hyper``: tracing needs no values."""
 
-    def iteration(hyper: Mapping[str, Array]) -> Any:
+    def iteration(hyper: Mapping[str, Array], data: PyTree) -> Any:
         algorithm, learner = job.variant(hyper)
         key, size = rng.stream(job.config.seed, Stream.INIT), job.num_envs // job.mesh.shape[meshes.DATA]
         spec, state = job.source.spec, learner.init(key)
+        if not job.acts:
+            return learner.update(state, dict.fromkeys(algorithm, ()), key, data=data)
         allocate, act, close_rollout = programs.acting(algorithm, spec, job.rollout_length, key)
         core, zero = initial_core(algorithm, spec, EnvSlice.all(size)), jnp.int32(0)
 
@@ -67,11 +71,11 @@ def traces(job: Job) -> bool:
         buffer, begun, stacks, _ = act(
             zero, zero, state.variables, params, buffer, begun, stacks, core, obs, outcome, zero, state.env_step
         )
-        return learner.update(state, close_rollout(buffer, begun, stacks, core, obs, outcome)[0], key)
+        return learner.update(state, close_rollout(buffer, begun, stacks, core, obs, outcome)[0], key, data=data)
 
-    function = meshes.acting(iteration, job.mesh, meshes.REPLICATED, meshes.REPLICATED)
+    function = meshes.acting(iteration, job.mesh, (meshes.REPLICATED, meshes.BATCH), meshes.REPLICATED)
     try:
-        jax.eval_shape(function, {name: np.float32(value) for name, value in job.hyper.items()})
+        jax.eval_shape(function, {name: np.float32(value) for name, value in job.hyper.items()}, job.data)
     except TypeError:  # such as JAX's, for a tracer where Python needs a number
         return False
     return True

@@ -73,9 +73,7 @@ def states(
         def make(job: Job) -> Callable[..., TrainState]:
             return jax.jit(_one_by_one(lambda key, hyper: job.variant(hyper)[1].init(key)), out_shardings=shardings)
 
-        return _with_recorded_stats(
-            job, job.with_init_variables(job.once("initial states", make)(keys, hyper), MEMBERS), hyper
-        )
+        return job.with_init_variables(job.once("initial states", make)(keys, hyper), MEMBERS)
     stacked = stack([job.keyed(job.resumed.state) for job in jobs if job.resumed is not None])
     state = TrainState._make(map(arrays.put, stacked, shardings))
     if jax.tree.leaves(state.memory):
@@ -92,16 +90,16 @@ def states(
     return state._replace(memory=jax.jit(_one_by_one(refill), out_shardings=shardings.memory)(keys, hyper))
 
 
-def _with_recorded_stats(job: Job, state: TrainState, hyper: Mapping[str, Array]) -> TrainState:
-    """Returns the states with the running statistics of the whole data set, where a plan learns from it alone."""
-    if job.acts:
+def with_recorded_stats(job: Job, state: TrainState, hyper: Mapping[str, Array], data: PyTree) -> TrainState:
+    """Returns the states of new runs with the running statistics of a whole data set on the mesh, if there are any."""
+    if all(policy.update_stats is None for policy in job.algorithm.values()):
         return state
 
     def observe(state: TrainState, hyper: Any, data: PyTree) -> TrainState:
         return meshes.over_members(lambda state, hyper: job.variant(hyper)[1].observe(state, data))(state, hyper)
 
     specs = (STATE, MEMBERS, meshes.BATCH)
-    return meshes.Program(observe, job.mesh, specs, STATE, donate=(0,))(state, hyper, job.put_data())
+    return meshes.Program(observe, job.mesh, specs, STATE, donate=(0,))(state, hyper, data)
 
 
 def stack(trees: Sequence[Any]) -> Any:

@@ -42,6 +42,8 @@ class DevicePopulation(Population):
         self._state = initial.states(jobs, self._hyper, equal=self._average_every is not None)
         self._actor = initial.actors(jobs, self._hyper)
         self._data = job.put_data()
+        if not job.acts and job.resumed is None:
+            self._state = initial.with_recorded_stats(job, self._state, self._hyper, self._data)
         act, learn = self._iteration()
         inputs = self._state, self._actor, self._keys, self._hyper
         blank = job.once(("sums", len(jobs)), lambda job: compiled.blank_sums(job, act, learn, *inputs))

@@ -144,10 +144,8 @@ def _learning_only(config: Train[Any]) -> Train[Any]:
         raise ConfigError("profile measures one run; remove --seeds and --vary")
     if config.coordinator is not None:
         raise ConfigError("profile measures one process; remove --coordinator")
-    if config.clock == "updates":
-        raise ConfigError(
-            f"profile measures acting and learning, and --plan {config.plan} only learns; it reports its rate"
-        )
+    if config.data is not None:
+        raise ConfigError("profile measures learning from new experience alone; remove --data")
     total, changes = max(config.total_env_steps, LONG), {}
     for policy, part in by_policy(config).items():
         before = f"{policy}." if policy else ""

@@ -172,5 +172,19 @@ def test_what_needs_an_environment_says_so(tmp_path):
     with pytest.raises(ConfigError, match="env names one to play in"):
         policy.evaluate(episodes=1)
     assert jaxrl_dist.load_policy(run_dir, env="gymnax:CartPole-v1").evaluate(episodes=1).returns.size == 1
-    with pytest.raises(ConfigError, match="only learns"):
+    with pytest.raises(ConfigError, match="remove data"):
         timing.profile(config(tmp_path / "data"), policy.source, seconds=1.0)
+
+
+@pytest.mark.parametrize("share", [None, pytest.param(0.5, marks=pytest.mark.case)])
+def test_one_program_trains_members_that_vary(tmp_path, share):
+    dataset(tmp_path / "data")
+    changes = {"vary": {"learning_rate": "1e-3,1e-4"}}
+    if share is not None:
+        changes |= {"total_updates": jaxrl_dist.Train.total_updates, "data_share": share, "total_env_steps": 128}
+        changes |= {"num_envs": 8, "rollout_length": 8, "learning_starts": 64, "replay_capacity": 512}
+    varied = final(jaxrl_dist.train(config(tmp_path / "data", **changes, run_dir=str(tmp_path / "run"))))[0]
+    changes["vary"] = {}
+    lone = final(jaxrl_dist.train(config(tmp_path / "data", **changes, learning_rate=1e-4)))[0]
+    assert varied.members[1].metrics["loss/q"] == pytest.approx(lone.metrics["loss/q"], rel=1e-4)
+    assert len(list((tmp_path / "run" / "members").iterdir())) == 2

@@ -64,7 +64,7 @@ def test_the_commands_record_join_and_choose(tmp_path: Path, capsys: pytest.Capt
         ("record", run): "where to? As in",
         ("record", run, "-o", out): f"{out} exists",
         ("record", run, "-o", "x", "--replay"): "--replay needs a run that replays",
-        ("record", run, "-o", "x", "--replay", "--greedy"): "--greedy is for playing",
+        ("record", run, "-o", "x", "--replay", "--greedy"): "--greedy does nothing without playing",
         ("data", str(tmp_path)): "is not a data set",
         ("data",): "which data set?",
     }
