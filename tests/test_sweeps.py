@@ -20,6 +20,7 @@ import probes  # noqa: F401  # registers Probe-v0
 import pytest
 import runs
 
+import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.commands import request, tuning
 
@@ -77,6 +78,17 @@ def test_a_tuner_that_is_missing_is_one_line_with_the_command(
     )
     needed = "needs a package that is not installed: pip install 'jaxrl-dist[ray]'"
     assert capsys.readouterr().err == f"jaxrl-dist: error: --tuner ray {needed}\n"
+
+
+def test_ray_cannot_compare_runs_of_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "check", lambda *command: None)  # whether it is installed
+    step = {"obs": np.zeros((11, 4), np.float32), "action": np.arange(10) % 2, "reward": np.ones(10)}
+    jaxrl_dist.Dataset.from_episodes([{**step, "terminated": True}]).save(tmp_path / "data")
+    command = ["dqn", "--data", str(tmp_path / "data"), "--env", "CartPole-v1", "--vary", "learning-rate=1e-4:1e-2"]
+    assert cli.main(["sweep", *command, "--tuner", "ray"]) == 2
+    assert "--plan offline has none; --tuner optuna works" in capsys.readouterr().err
 
 
 def test_ranges_and_choices_of_a_tuner() -> None:

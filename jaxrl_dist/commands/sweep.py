@@ -86,6 +86,8 @@ def _tune(sweep: Sweep, run: request.Request, args: Sequence[str], stop: signals
     tuning.check(tuner, run)
     vary = run.fields.pop("vary")
     config, source = run.resolved()
+    if tuner == "ray" and config.clock == "updates":
+        raise ConfigError("--tuner ray compares returns of training, and --plan offline has none; --tuner optuna works")
     space, config = tuning.spaces(config, vary), run.in_run_dir(config)
 
     from jaxrl_dist.run.console import one_line_warnings

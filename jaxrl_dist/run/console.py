@@ -278,11 +278,12 @@ def _plotted(reports: Iterable[Report], output: Any) -> Iterator[Report]:
     from matplotlib.figure import Figure  # not pyplot: its backend belongs to the notebook
 
     figure = Figure(figsize=(6, 3), layout="constrained")
-    axes = figure.add_subplot(xlabel="environment steps", ylabel="episode return")
+    axes = figure.add_subplot(ylabel="episode return")
     (trained,), (evaluated,) = axes.plot([], [], label="training"), axes.plot([], [], "o", label="evaluation")
     handle, drawn = None, -PLOT_SECONDS
     points: dict[Any, tuple[list[int], list[float]]] = {trained: ([], []), evaluated: ([], [])}
     for report in reports:
+        axes.set_xlabel(unit(report.clock).replace("env", "environment"))
         returns = report.metrics.get("episode/return"), (report.evaluation or {}).get("return_mean")
         for line, value in zip(points, returns, strict=True):
             if value is not None:

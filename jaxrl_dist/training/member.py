@@ -112,11 +112,8 @@ class Member:
         assert resumed is not None
         row.status = status
         if status != "diverged":  # whose last report is not one of the population
-            row.env_steps, row.updates, row.iteration = (
-                resumed.env_steps,
-                self.job.updates,
-                resumed.progress["iteration"],
-            )
+            row.env_steps, row.updates = resumed.env_steps, self.job.updates
+            row.iteration = resumed.progress["iteration"]
         row.lineage = [x for x in row.lineage if x["iteration"] <= row.iteration]
 
     def read(self) -> None:
