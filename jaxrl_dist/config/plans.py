@@ -28,7 +28,7 @@ class Plan(NamedTuple):
     free_running: bool = False
     """Whether learning from a replay memory need not wait for new experience (``--free-running``)."""
     unused: tuple[str, ...] = ()
-    """Fields and hyperparameters that mean nothing under it: the user's are refused."""
+    """Fields that presets fill in, and hyperparameters, that mean nothing under it: the user's are refused."""
     several: bool = True
     """Whether several policies can train."""
     copies: bool = True
@@ -62,10 +62,7 @@ PLANS = {
     "offline": Plan(
         "learning from a data set alone (--data), compiled into one program",
         clock="updates",
-        unused=(
-            *("total_env_steps", "rollout_length", "scale_rewards", "stop_at_return", "evolve"),
-            *("replay_capacity", "replay_ratio", "learning_starts"),
-        ),
+        unused=("rollout_length", "scale_rewards", "replay_capacity", "replay_ratio", "learning_starts"),
         several=False,
         copies=False,
         members="DevicePopulation",

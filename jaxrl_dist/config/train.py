@@ -304,6 +304,8 @@ class Train(
         if self.data is not None and self.data_share is None and not offline:
             raise ConfigError(f"--data under --plan {self.plan} needs --data-share, its share of each batch")
         check_used(self, "total_updates", active=offline, needed="--data and --plan offline")
+        new = "new experience, which --plan offline does not make"
+        check_used(self, "total_env_steps", "stop_at_return", "evolve", active=not offline, needed=new)
         if offline and not self.env and self.evaluation_episodes:
             raise ConfigError("--evaluation-episodes needs --env, the environment to play in")
 

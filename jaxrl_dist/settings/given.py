@@ -124,7 +124,7 @@ def filled(user: Given, source: EnvSource) -> tuple[Train[Any], dict[str, str]]:
     plan = PLANS[run.get("plan", config.plan)]
     new = run.keys() > {"num_actors"}  # a config that was filled in before has values that nobody gave
     for name in plan.unused if new else ():
-        if user.sources.get(name) == "yours":
+        if user.sources.get(name) == "yours" and getattr(config, name, 0) is not None:
             raise UnusedError(f"{flag(name)} does nothing under --plan {run.get('plan', config.plan)}", name)
     if not plan.threaded:
         run.pop("num_actors", None)

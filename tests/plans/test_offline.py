@@ -78,6 +78,8 @@ def test_a_resumed_run_equals_one_without_a_stop_bit_for_bit(tmp_path):
     assert_equal(whole[2].state, resumed[2].state)
     with pytest.raises(ConfigError, match="has done 20 updates of total_updates 20"):
         jaxrl_dist.resume(run_dir)
+    with pytest.raises(ConfigError, match="total_env_steps does nothing without new experience"):
+        jaxrl_dist.resume(run_dir, total_updates=30, total_env_steps=5)
 
 
 @pytest.mark.case
@@ -125,6 +127,21 @@ def test_without_an_environment_the_data_say_what_there_is(tmp_path):
     assert report.evaluation is None
 
 
+def test_fields_that_are_left_out_by_name_are_not_refused(tmp_path):
+    dataset(tmp_path / "data", episodes=10)
+    assert (
+        config(tmp_path / "data").plan
+        == jaxrl_dist.preset(
+            "dqn",
+            "gymnax:CartPole-v1",
+            data=str(tmp_path / "data"),
+            evolve=None,
+            rollout_length=None,
+            stop_at_return=None,
+        ).plan
+    )  # as a sweep gives its members
+
+
 def test_records_beside_new_experience(tmp_path):
     dataset(tmp_path / "data")
     changes = {"total_updates": jaxrl_dist.Train.total_updates, "data_share": 0.5, "total_env_steps": 256}
@@ -149,7 +166,7 @@ def test_records_beside_new_experience(tmp_path):
         ({"priority_exponent": 0.6}, "records are drawn uniformly"),
         ({"env": "gymnax:Acrobot-v1"}, "has the observations"),
         ({"data": "/nowhere"}, "is not a data set"),
-        ({"total_env_steps": 5}, "total_env_steps does nothing under plan offline"),
+        ({"total_env_steps": 5}, "total_env_steps does nothing without new experience"),
         ({"replay_ratio": 0.5}, "replay_ratio does nothing under plan offline"),
         ({"rollout_length": 3}, "rollout_length does nothing under plan offline"),
         ({"data_share": 0.5}, "total_updates does nothing without"),
