@@ -259,8 +259,9 @@ class Dataset:
           OSError: the disk is full.
         """
         about = {"steps": self.steps, "episodes": len(self.ends), "about": dict(self.about)}
-        kinds = {"obs": self.observation_space, "action": self.action_space}
-        files.write(pathlib.Path(path), self.columns, kinds, about)
+        known = self.columns
+        kinds = {name: kind for name, kind in self.kinds.items() if name in known}
+        files.write(pathlib.Path(path), known, kinds, about)
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> Dataset:

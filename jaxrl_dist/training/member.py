@@ -19,6 +19,7 @@ from jaxrl_dist.actors.film import film, write_gif
 from jaxrl_dist.checks import unit
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.data.files import scored
+from jaxrl_dist.data.recorder import Recorder
 from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, EnvWarning, FileWarning, first_line
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.plans.job import Job, step_of
@@ -28,6 +29,7 @@ from jaxrl_dist.run import machine, signals, storage, trackers
 from jaxrl_dist.run.saving import Saver
 from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.stored import to_json
+from jaxrl_dist.training.recording import recorder
 from jaxrl_dist.training.reports import Evaluations, StopState, filming, saving, with_final_report, writing
 from jaxrl_dist.training.results import ENDED, Row, refill
 from jaxrl_dist.types import Report
@@ -83,6 +85,7 @@ class Member:
     newest: Report | None = None  # of this session or an earlier one
     files: run_files.RunFiles | None = None  # None: without a run directory, or another process writes them
     saver: Saver | None = None  # None: without a run directory
+    recorder: Recorder | None = None  # None: its experience is not recorded
 
     @property
     def config(self) -> Train[Any]:
@@ -134,6 +137,9 @@ class Member:
         ending = StopState(lambda: stop() or self.halved)
         with start.failing():
             with contextlib.ExitStack() as stack:
+                if self.config.record is not None:
+                    self.recorder = recorder(self.job, resumed=self.file is not None)
+                    stack.enter_context(contextlib.closing(self.recorder))
                 if self.config.run_dir is not None:
                     self.files, self.saver = peers.run_everywhere(partial(self._opened, stack), "the run's files")
                     peers.run_everywhere(self._check_shared, "a look at the run directory")
@@ -195,7 +201,7 @@ class Member:
         offered: list[Callable[[], Report]] = []
         job = self.job._replace(
             stop=ending, excluded_seconds=lambda: shared.excluded_seconds, publish_latest=offered.append
-        )
+        )._replace(record=self.recorder)
         evaluate = partial(self._evaluate, shared.evaluator.of_member(config.seed, job.hyper), ending.ends_here)
 
         def newest() -> Report | None:
