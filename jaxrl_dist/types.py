@@ -329,6 +329,9 @@ class Report:
     """In the last report, and in those at the evaluation interval: number of episodes played, mean and standard
     deviation of their returns, mean length, and how many were cut off before they ended. A population's is of all
     episodes, with the number of ``members`` and the standard deviation of their means, ``members_return_std``."""
+    best_evaluation: Mapping[str, float | int] | None = None
+    """In the last report, where evaluations judge the checkpoints (``keep_best``): the evaluation of the best one in
+    episodes that have not chosen it, and its number, ``checkpoint``. A population's is of its members' best ones."""
     ended_by: str | None = None
     """Field of ``Train`` that ends the run with this report: its total or ``stop_at_return``."""
     diverged: bool = False
