@@ -140,7 +140,7 @@ def execute(command: str, folder: Path, limit: float = 900) -> tuple[int, str]:
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(next((n for part, n in DEVICES.items() if part in command), 1)),
         "PATH": f"{Path(sys.executable).parent}:{env['PATH']}",
-        "PYTHONPATH": f"{runs.ROOT}:{runs.ROOT / 'tests'}",
+        "PYTHONPATH": f"{runs.ROOT / 'tests'}:{os.environ.get('PYTHONPATH', '')}",  # no clone: a wheel may be tried
     }
     before, stops = reported(folder), "\nfor " not in command
     if re.match(r"jaxrl-dist (train|sweep|resume) ", command) and "--help" not in command:

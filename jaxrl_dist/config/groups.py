@@ -47,7 +47,7 @@ class Environment:
 class Data:
     """Recorded experience to learn from."""
 
-    data: str | None = None
+    data: str | None = setting(None, resumable=True)
     """Directory of a data set, as `jaxrl-dist record` makes it: learn from it alone, under --plan offline, or beside
     new experience with a data share."""
     total_updates: int = setting(100_000, low=1, high=10**9, resumable=True, compiled=False)

@@ -12,14 +12,12 @@ import jax
 import numpy as np
 
 from jaxrl_dist import spaces
-from jaxrl_dist.data import files
+from jaxrl_dist.data import columns, files
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
+from jaxrl_dist.spaces import Space
 from jaxrl_dist.types import PyTree, Rollout
 
-_FLAGS = ("terminated", "truncated", "valid")
-_DTYPES = {"reward": np.float32, "log_prob": np.float32, **dict.fromkeys(_FLAGS, np.bool_)}
-_MAX_STEPS = 2**31 - 1
+_MAX_RETURN = 1e30
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,6 +51,17 @@ class Dataset:
     def steps(self) -> int:
         """Number of transitions."""
         return int(np.count_nonzero(self.valid))
+
+    @property
+    def columns(self) -> dict[str, PyTree]:
+        """Its arrays by name, without those that are not known."""
+        arrays = {name: getattr(self, name) for name in ("obs", "action", *columns.ROWS)}
+        return {name: x for name, x in arrays.items() if x is not None}
+
+    @property
+    def kinds(self) -> dict[str, Space]:
+        """The spaces of the ``columns``."""
+        return {"obs": self.observation_space, "action": self.action_space, **columns.ROWS}
 
     @property
     def ends(self) -> np.ndarray:
@@ -104,11 +113,10 @@ class Dataset:
         return self.episodes(np.sort(np.argsort(-self.returns, kind="stable")[:count]))
 
     def _map(self, function: Any, *others: Dataset) -> Dataset:
-        names = ["obs", "action", "reward", *_FLAGS]
-        arrays = {name: jax.tree.map(function, *(getattr(x, name) for x in (self, *others))) for name in names}
-        log_probs = [x.log_prob for x in (self, *others)]
-        known = all(x is not None for x in log_probs)
-        return dataclasses.replace(self, **arrays, log_prob=function(*log_probs) if known else None)
+        mine, theirs = self.columns, [other.columns for other in others]
+        known = [name for name in mine if all(name in x for x in theirs)]
+        arrays = {name: jax.tree.map(function, mine[name], *(x[name] for x in theirs)) for name in known}
+        return dataclasses.replace(self, **{"log_prob": None, **arrays})
 
     # --- Making one ---------------------------------------------------------------------------------------
 
@@ -143,9 +151,10 @@ class Dataset:
         fields |= {"terminated": terminated, "truncated": valid & ~after & ~terminated, "valid": valid}
         fields |= {} if log_prob is None else {"log_prob": np.where(valid, log_prob, 0).astype(np.float32)}
         fields = {name: jax.tree.map(lambda x: np.asarray(x)[keep], field) for name, field in fields.items()}
-        observation_space = observation_space or _space_of(fields["obs"])
-        action_space = action_space or _space_of(fields["action"])
-        fields["obs"], fields["action"] = _cast(fields["obs"], observation_space), _cast(fields["action"], action_space)
+        observation_space = observation_space or columns.space_of(fields["obs"])
+        action_space = action_space or columns.space_of(fields["action"])
+        for name, space in (("obs", observation_space), ("action", action_space)):
+            fields[name] = columns.cast(fields[name], space)
         return checked(cls(**fields, observation_space=observation_space, action_space=action_space, about=about))
 
     @classmethod
@@ -249,12 +258,9 @@ class Dataset:
           ConfigError: the directory exists, or cannot be written.
           OSError: the disk is full.
         """
-        fields = {"obs": self.obs, "action": self.action, "reward": self.reward}
-        fields |= {name: getattr(self, name) for name in _FLAGS}
-        fields |= {} if self.log_prob is None else {"log_prob": self.log_prob}
-        kinds = {"obs": self.observation_space, "action": self.action_space}
         about = {"steps": self.steps, "episodes": len(self.ends), "about": dict(self.about)}
-        files.write(pathlib.Path(path), fields, kinds, about)
+        kinds = {"obs": self.observation_space, "action": self.action_space}
+        files.write(pathlib.Path(path), self.columns, kinds, about)
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> Dataset:
@@ -263,7 +269,7 @@ class Dataset:
         Raises:
           ConfigError: there is no data set, or it is damaged.
         """
-        fields, kinds, content = files.read(pathlib.Path(path), ("reward", *_FLAGS), ("log_prob",))
+        fields, kinds, content = files.read(pathlib.Path(path), columns.ROWS, ("log_prob",))
         about = content["about"]
         data = cls(**fields, observation_space=kinds["obs"], action_space=kinds["action"], about=about)
         return checked(data, str(path))
@@ -275,41 +281,16 @@ def checked(data: Dataset, name: str = "the data set") -> Dataset:
     Raises:
       ConfigError: they do not.
     """
-    if (problem := _problem(data)) is not None:
+    if (problem := _problem_about(data.about) or columns.problem(data.columns, data.kinds)) is not None:
         raise ConfigError(f"{name} cannot be learnt from: {problem}")
     return data
 
 
-def _problem(data: Dataset) -> str | None:
-    size = len(data.reward)
-    if not 0 < size <= _MAX_STEPS:
-        return f"it has {size} steps; 1 to {_MAX_STEPS} work"
-    parts: dict[str, tuple[Any, Any]] = {}
-    for field, tree, space in (("obs", data.obs, data.observation_space), ("action", data.action, data.action_space)):
-        arrays = spaces.leaves(tree)
-        parts |= {f"{field} {path}".strip(): (arrays[path], part) for path, part in spaces.leaves(space).items()}
-    rows = {name: Box((), np.dtype(dtype), np.array(0), np.array(0)) for name, dtype in _DTYPES.items()}
-    parts |= {name: (getattr(data, name), kind) for name, kind in rows.items() if getattr(data, name) is not None}
-    for where, (x, part) in parts.items():
-        if (problem := _problem_of(x, size, part)) is not None:
-            return f"{where} {problem}"
-    over = data.terminated | data.truncated
-    if (data.terminated & data.truncated).any() or (over & ~data.valid).any():
-        return "a step both terminates and is truncated, or an invalid step ends an episode"
-    if data.valid[-1] or not np.array_equal(np.flatnonzero(~data.valid), np.flatnonzero(over) + 1):
-        return "its invalid steps are not those after the ends of its episodes"
-    return None
-
-
-def _problem_of(x: np.ndarray, size: int, part: Any) -> str | None:
-    if x.shape != (size, *part.shape) or x.dtype != part.dtype:
-        return f"is {x.dtype}{list(x.shape)}, not {part.dtype}{[size, *part.shape]}"
-    if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
-        return "has a NaN or an infinity"
-    if isinstance(part, Box):
-        return None
-    most = part.n if isinstance(part, Discrete) else np.asarray(part.nvec)
-    return f"has a value that {spaces.describe(part)} has not" if (x < 0).any() or (x >= most).any() else None
+def _problem_about(about: Mapping[str, Any]) -> str | None:
+    for end in ("random", "expert"):
+        if not isinstance(x := about.get(end, 0.0), int | float) or not abs(x) < _MAX_RETURN:
+            return f"the return of its {end} policy is not a number"
+    return None if isinstance(about.get("behaviour", {}), Mapping) else "its behaviour is not a dict"
 
 
 def check_spaces(name: str, data: Dataset, observation: Space, action: Space) -> None:
@@ -322,22 +303,3 @@ def check_spaces(name: str, data: Dataset, observation: Space, action: Space) ->
     for role, (mine, wanted) in pairs.items():
         if spaces.describe(mine) != spaces.describe(wanted):
             raise ConfigError(f"{name} has the {role} {spaces.describe(mine)}, and not {spaces.describe(wanted)}")
-
-
-def _space_of(tree: PyTree) -> Space:
-    """Returns the space of arrays ``[L, ...]``: integers count from 0, and the bounds of numbers are the data's."""
-    if isinstance(tree, dict):
-        return {name: _space_of(part) for name, part in tree.items()}
-    x = np.asarray(tree)
-    if np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8 and x.ndim <= 2:
-        if x.ndim == 1:
-            return Discrete(int(x.max()) + 1)
-        return MultiDiscrete(tuple(int(most) + 1 for most in x.max(axis=0)))
-    dtype = x.dtype if x.dtype in (np.uint8, np.bool_) else np.dtype(np.float32)
-    return Box(x.shape[1:], np.dtype(dtype), x.min(axis=0).astype(dtype), x.max(axis=0).astype(dtype))
-
-
-def _cast(tree: PyTree, space: Space) -> PyTree:
-    if isinstance(space, dict):
-        return {name: _cast(tree[name], part) for name, part in space.items()}
-    return np.asarray(tree).astype(space.dtype)

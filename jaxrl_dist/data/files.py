@@ -5,6 +5,7 @@ Others may have written them: no file names code, and nothing is read that the i
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import pathlib
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_dist import spaces
+from jaxrl_dist.checks import shown
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import storage
 from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
@@ -21,6 +23,8 @@ from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
 FORMAT = 1
 """Format number of ``dataset.json``; a reader refuses unknown numbers."""
 INDEX = "dataset.json"
+_DTYPES = {np.dtype(code).name for code in "?bBhHiIqQefd"}
+_MAX_HEADER = 1000  # characters; those of data sets are below 200
 
 
 def write(path: pathlib.Path, fields: Mapping[str, Any], kinds: Mapping[str, Space], about: Mapping[str, Any]) -> None:
@@ -55,37 +59,59 @@ def write(path: pathlib.Path, fields: Mapping[str, Any], kinds: Mapping[str, Spa
 
 
 def read(
-    path: pathlib.Path, needed: Sequence[str], optional: Sequence[str]
+    path: pathlib.Path, rows: Mapping[str, Box], optional: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, Space], dict[str, Any]]:
     """Reads a directory: its arrays, which stay on the disk until they are used, its spaces, and its index.
 
     Args:
-      needed, optional: names of arrays without a space.
+      rows: the spaces of the arrays for which the index has none.
+      optional: those of them that may be missing.
 
     Raises:
       ConfigError: there is no data set, or it is damaged.
     """
+    path = path.resolve()  # a link that the user names is followed, and none below it
+    content, kinds = _index(path)
+    if storage.digests(path, without=[INDEX]) != content["files"]:
+        raise ConfigError(f"{path} is damaged: its arrays are not those that {INDEX} names")
+    kept = {name: kind for name, kind in rows.items() if name not in optional or _file_of(name) in content["files"]}
+    first, size, fields = next(iter(rows)), 0, {}
+    for name, space in {first: rows[first], **kept, **kinds}.items():
+        parts = {part: _array(path / _file_of(name, part), kind, size) for part, kind in spaces.leaves(space).items()}
+        fields[name] = spaces.nested(space, parts)
+        size = len(fields[first])
+    return fields, kinds, content
+
+
+def identity(path: str | pathlib.Path) -> str:
+    """Returns a text that is equal for data sets with equal arrays and spaces, wherever they lie.
+
+    Raises:
+      ConfigError: there is no data set, or its index is damaged.
+    """
+    content, _ = _index(pathlib.Path(path).resolve())
+    same = json.dumps([content["spaces"], content["files"]], sort_keys=True)
+    return hashlib.sha256(same.encode()).hexdigest()
+
+
+def _index(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Space]]:
+    """Returns the index of a directory, and the spaces in it. Raises as ``read``."""
     if not (path / INDEX).is_file():
         text = f"it has no {INDEX}; `jaxrl-dist record RUN_DIR -o {path}` makes one"
         raise ConfigError(f"{path} is not a data set: {text}")
     try:
         content = storage.read_json(path / INDEX)
         if content["format"] != FORMAT:
-            raise ConfigError(f"{path} has format {content['format']!r}, and this version reads {FORMAT}")
+            raise ConfigError(f"{path} has format {shown(content['format'])}, and this version reads {FORMAT}")
         kinds = {name: _space_from_json(content["spaces"][name]) for name in ("obs", "action")}
         if not isinstance(content["about"], dict) or not isinstance(content["files"], dict):
             raise TypeError
+        json.dumps(content["about"], allow_nan=False)  # so that it can be written again
+    except ConfigError:
+        raise
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
         raise ConfigError(f"{path / INDEX} is damaged, or not of a data set") from None
-    if storage.digests(path, without=[INDEX]) != content["files"]:
-        raise ConfigError(f"{path} is damaged: its arrays are not those that {INDEX} names")
-    names = [*needed, *(name for name in optional if _file_of(name) in content["files"])]
-    fields = {name: _array(path / _file_of(name)) for name in names}
-    for name, space in kinds.items():
-        fields[name] = spaces.nested(
-            space, {part: _array(path / _file_of(name, part)) for part in spaces.leaves(space)}
-        )
-    return fields, kinds, content
+    return content, kinds
 
 
 def _file_of(name: str, part: str = "") -> str:
@@ -93,12 +119,24 @@ def _file_of(name: str, part: str = "") -> str:
     return f"{name}.{part.replace('%', '%25').replace('/', '%2F')}.npy" if part else f"{name}.npy"
 
 
-def _array(file: pathlib.Path) -> np.ndarray:
+def _array(file: pathlib.Path, kind: Any, size: int) -> np.ndarray:
+    """Returns a mapped array ``[size, ...]`` of values of a space, whose file holds that and nothing else.
+
+    Args:
+      size: 0: any.
+    """
     try:
-        x: np.ndarray = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError, OverflowError, SyntaxError) as error:
-        raise ConfigError(f"{file} is damaged: {error}") from None
-    return x
+        with file.open("rb") as content:
+            version = np.lib.format.read_magic(content)
+            shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(content, max_header_size=_MAX_HEADER)
+            start, end = content.tell(), content.seek(0, 2)
+        right = version == (1, 0) and dtype == kind.dtype and not fortran_order
+        if right and shape == (size or shape[0], *kind.shape) and end - start == math.prod(shape) * dtype.itemsize > 0:
+            return np.memmap(file, dtype, "r", start, shape)
+    except Exception:  # numpy evaluates the header, which anyone may have written
+        pass
+    sizes = ", ".join(map(str, (size or "...", *kind.shape)))
+    raise ConfigError(f"{file} is damaged: it does not hold {kind.dtype}[{sizes}]")
 
 
 def _space_to_json(space: Space) -> Any:
@@ -124,22 +162,30 @@ def _bound(bound: np.ndarray) -> Any:
 
 def _space_from_json(stored: Any) -> Space:
     if "parts" in stored:
-        return {str(name): _space_from_json(part) for name, part in stored["parts"].items()}
+        names = stored["parts"].keys()
+        # "a/b" beside "a" could name the part "b" of "a", too
+        clash = any(name[:at] in names for name in names for at, letter in enumerate(name) if letter == "/")
+        if clash or not all(name and name.isprintable() for name in names or [""]):
+            raise ValueError("no parts, or names that are not those of parts")
+        return {name: _space_from_json(part) for name, part in stored["parts"].items()}
     if "n" in stored:
         return Discrete(_count(stored["n"]))
     if "nvec" in stored:
-        return MultiDiscrete(tuple(map(_count, stored["nvec"])))
-    shape, dtype = tuple(map(_count, stored["shape"])), np.dtype(str(stored["dtype"]))
-    if dtype.kind not in "fiub" or math.prod(shape) > 2**30:
-        raise ValueError("no dtype or shape of observations")
+        return MultiDiscrete(tuple(map(_count, stored["nvec"][:] or [0])))
+    shape, name = tuple(map(_count, stored["shape"])), stored["dtype"]
+    if name not in _DTYPES or math.prod(shape) > 2**30:
+        raise ValueError("not a dtype or shape of observations")
 
     def bound(value: Any) -> np.ndarray:
         values = np.array([float(x) for x in (value if isinstance(value, list) else [value])])
         with np.errstate(over="ignore", invalid="ignore"):
-            values = values.astype(dtype)
-        return np.broadcast_to(values.reshape(shape) if isinstance(value, list) else values[0], shape)
+            values = values.astype(name)
+        return values.reshape(shape) if isinstance(value, list) else values[0]
 
-    return Box(shape, dtype, bound(stored["low"]), bound(stored["high"]))
+    low, high = bound(stored["low"]), bound(stored["high"])
+    if not np.all(low <= high):
+        raise ValueError("not bounds")
+    return Box(shape, np.dtype(name), np.broadcast_to(low, shape), np.broadcast_to(high, shape))
 
 
 def _count(value: Any) -> int:

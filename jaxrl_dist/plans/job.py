@@ -66,6 +66,7 @@ class Job(NamedTuple):
     publish_latest: Callable[[Callable[[], Report]], None] = lambda newest: None
     cache: ProgramCache | None = None  # None: nothing is shared
     data: PyTree = ()  # the data set, as ``memory.records.packed`` returns it; (): none
+    data_identity: str | None = None  # as ``data.files.identity`` returns it; None: there is no data set
 
     def once(self, name: Hashable, make: Callable[[Job], T]) -> T:
         """Returns what ``make`` returns for this job, or for an equal one of an earlier run.

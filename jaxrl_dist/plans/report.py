@@ -280,6 +280,7 @@ def report(
         **clock.to_json(),
         "since": None if due else since.to_json(),
         "score": score.hex(),
+        "data": job.data_identity,
         **extra_progress,
     }
 

@@ -220,6 +220,11 @@ def _load(member: Member, allowed: Collection[str], iteration: int | None = None
     config, job = member.config, member.job
     shapes, spec = _checkpoint_shapes(job), job.source.spec
     resumed = checkpoint.load(member.folder, shapes, lambda x: _check_same(config, spec, x, allowed), iteration)
+    if resumed.progress.get("data") != job.data_identity:
+        raise ConfigError(
+            f"{config.data} is not the data set that {member.folder} has learnt from; --data names the directory where "
+            f"that lies now, and `--init-from {shlex.quote(str(member.folder))}` starts a new run from its variables"
+        )
     member.job = job._replace(resumed=resumed, hyper=resumed.progress.get("hyper", job.hyper))
 
 

@@ -20,6 +20,7 @@ from jaxrl_dist.checks import did_you_mean, flag, parse_bounds
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import LIBRARIES, Train, split_env
 from jaxrl_dist.config.values import marked, varied
+from jaxrl_dist.data.files import identity
 from jaxrl_dist.envs.base import label_of
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError, ConfigWarning, EnvWarning
@@ -307,7 +308,8 @@ def _new_job(config: Train[Any], source: EnvSource, num_members: int, devices: S
     job = Job(config, algorithm, learner, source, mesh, vary=vary, pool=pool)
     if config.data is None:
         return job
-    return job._replace(data=recorded(config, algorithm, source.spec, len(member_devices)))
+    data = recorded(config, algorithm, source.spec, len(member_devices))
+    return job._replace(data=data, data_identity=identity(config.data))
 
 
 def _pool(config: Train[Any], algorithm: Algorithms, source: EnvSource, devices: Sequence[jax.Device]) -> PoolOptions:

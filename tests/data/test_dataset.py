@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import io
 import json
+import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -72,16 +77,60 @@ def test_a_data_set_survives_its_files_and_joins_and_sorts(tmp_path):
         data.save(tmp_path / "a")
 
 
-def _truncated(path):
-    (path / "obs.npy").write_bytes((path / "obs.npy").read_bytes()[:-8])
+def _index(**changes):
+    """Changes the index; ``spaces={...}`` and the like replace whole entries, ``spaces__obs=...`` one below."""
 
-
-def _other_index(**changes):
     def change(path):
         content = json.loads((path / "dataset.json").read_text())
-        (path / "dataset.json").write_text(json.dumps(content | changes))
+        for name, value in changes.items():
+            *outer, last = name.split("__")
+            functools.reduce(dict.__getitem__, outer, content)[last] = value
+        (path / "dataset.json").write_text(json.dumps(content))
 
     return change
+
+
+def _text(old, new):
+    def change(path):
+        (path / "dataset.json").write_text((path / "dataset.json").read_text().replace(old, new))
+
+    return change
+
+
+def _file(name, content, more=lambda path: None):
+    """Writes another file, of which the index has the right checksum."""
+
+    def change(path):
+        (path / name).write_bytes(content)
+        more(path)
+        files = {x.name: hashlib.sha256(x.read_bytes()).hexdigest() for x in path.glob("*.npy")}
+        _index(files=files)(path)
+
+    return change
+
+
+def _npy(x, **header):
+    """Returns an ``.npy`` file whose header says something else."""
+    stream = io.BytesIO()
+    known = {"descr": np.lib.format.dtype_to_descr(x.dtype), "fortran_order": False, "shape": x.shape}
+    np.lib.format.write_array_header_1_0(stream, known | header)
+    return stream.getvalue() + x.tobytes()
+
+
+def _pickled():
+    stream = io.BytesIO()
+    np.save(stream, np.array([_Hostile()] * 7, object), allow_pickle=True)
+    return stream.getvalue()
+
+
+def _zipped():
+    np.savez(stream := io.BytesIO(), reward=REWARD)
+    return stream.getvalue()
+
+
+class _Hostile:
+    def __reduce__(self):
+        return (open, ("ran", "w"))
 
 
 def _link(path):
@@ -89,39 +138,95 @@ def _link(path):
     (path / "reward.npy").symlink_to(path.parent / "elsewhere.npy")
 
 
+def _linked_index(path):
+    (path / "dataset.json").rename(path.parent / "elsewhere.json")
+    (path / "dataset.json").symlink_to(path.parent / "elsewhere.json")
+
+
+REWARD, OBS, FLAG = np.arange(7, dtype=np.float32), np.ones((7, 4), np.float32), np.zeros(7, bool)
+BOX, HEADER = {"shape": [4], "dtype": "float32", "low": 0, "high": 1}, _npy(REWARD)[:128]
 MUTATIONS = {
-    "a truncated array": _truncated,
+    "a truncated array": lambda path: (path / "obs.npy").write_bytes((path / "obs.npy").read_bytes()[:-8]),
     "no index": lambda path: (path / "dataset.json").unlink(),
     "an empty index": lambda path: (path / "dataset.json").write_text(""),
     "a deep index": lambda path: (path / "dataset.json").write_text("[" * 100_000),
+    "a linked index": _linked_index,
     "no array": lambda path: (path / "action.npy").unlink(),
     "one more file": lambda path: (path / "more.npy").write_bytes(b"x"),
     "a link": _link,
-    "another format": _other_index(format=99),
-    "no spaces": _other_index(spaces={}),
-    "spaces of nothing": _other_index(spaces={"obs": [], "action": None}),
-    "huge spaces": _other_index(spaces={"obs": {"shape": [2**60], "dtype": "float32"}, "action": {"n": 2}}),
-    "objects": _other_index(spaces={"obs": {"shape": [4], "dtype": "object"}, "action": {"n": 2}}),
-    "other spaces": _other_index(spaces={"obs": {"n": 3}, "action": {"n": 2}}),
-    "fewer actions": lambda path: _edit(path, "spaces", "action", {"n": 1}),
-    "text for files": _other_index(files="x"),
-    "no dict about it": _other_index(about=[1]),
+    "another format": _index(format=99),
+    "a format of many lines": _index(format="\n" * 1000),
+    "no spaces": _index(spaces={}),
+    "spaces of nothing": _index(spaces={"obs": [], "action": None}),
+    "no parts": _index(spaces__obs={"parts": {}}),
+    "a part above": _index(spaces__obs={"parts": {"../../x": BOX}}),
+    "an absolute part": _index(spaces__obs={"parts": {"/etc/passwd": BOX}}),
+    "a part of two lines": _index(spaces__obs={"parts": {"a\nb": BOX}}),
+    "a part with a null": _index(spaces__obs={"parts": {"a\0b": BOX}}),
+    "two parts of one path": _index(spaces__obs={"parts": {"a/b": BOX, "a": {"parts": {"b": BOX}}}}),
+    "a deep space": _text('"spaces": {', '"spaces": {"obs": ' + '{"parts": {"a": ' * 40_000 + "}" * 80_000 + ","),
+    "the same space twice": _text('"spaces": {', '"spaces": {}, "spaces": {"more": {}, "obs": {"n": 3}, "x": {'),
+    "huge spaces": _index(spaces__obs=BOX | {"shape": [2**60]}),
+    "large spaces": _index(spaces__obs=BOX | {"shape": [2**20, 2**10]}),
+    "many actions": _index(spaces__action={"n": 2**40}),
+    "a huge integer": _text('"n": 2', '"n": 1' + "0" * 9999),
+    "no components": _index(spaces__action={"nvec": []}),
+    "bounds of nothing": _index(spaces__obs=BOX | {"low": "nan"}),
+    "objects": _index(spaces__obs=BOX | {"dtype": "object"}),
+    "a dtype of many": _index(spaces__obs=BOX | {"dtype": "(1000000,1000000)f4"}),
+    "other spaces": _index(spaces__obs={"n": 3}),
+    "fewer actions": _index(spaces__action={"n": 1}),
+    "text for files": _index(files="x"),
+    "files above": _index(files__x={"../../x": "0" * 64}),
+    "no dict about it": _index(about=[1]),
+    "a text for a return": _index(about={"random": "x"}),
+    "an infinite return": _text('"about": {', '"about": {"expert": 1e999, '),
+    "a list for a behaviour": _index(about={"behaviour": ["x"]}),
+    "pickled objects": _file("reward.npy", _pickled()),
+    "a pickle": _file("reward.npy", pickle.dumps(_Hostile())),
+    "an archive": _file("reward.npy", _zipped()),
+    "an announced shape": _file("reward.npy", _npy(REWARD, shape=(2**40,))),
+    "a shape that overflows": _file("obs.npy", _npy(OBS, shape=(2**32, 2**32))),
+    "a negative shape": _file("reward.npy", _npy(REWARD, shape=(-7,))),
+    "no shape": _file("reward.npy", _npy(REWARD, shape=())),
+    "a long header": _file("reward.npy", b"\x93NUMPY\1\0\xff\xff" + b"(" * 65535),
+    "the order of Fortran": _file("obs.npy", _npy(OBS, fortran_order=True)),
+    "another dtype": _file("reward.npy", _npy(REWARD.astype(np.float64))),
+    "another byte order": _file("reward.npy", _npy(REWARD.astype(">f4"))),
+    "only a header": _file("reward.npy", HEADER),
+    "more than the header says": _file("reward.npy", HEADER + bytes(2**20)),
+    "NaN rewards": _file("reward.npy", _npy(REWARD + np.nan)),
+    "infinite observations": _file("obs.npy", _npy(OBS + np.inf)),
+    "other lengths": _file("reward.npy", _npy(REWARD[:6])),
+    "an end in the middle of nowhere": _file("terminated.npy", _npy(~FLAG)),
+    "flags of other bytes": _file("valid.npy", _npy(FLAG.view(np.uint8) + 7, descr="|b1")),
 }
 
 
-def _edit(path, part, name, value):
-    content = json.loads((path / "dataset.json").read_text())
-    content[part][name] = value
-    (path / "dataset.json").write_text(json.dumps(content))
-
-
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_damaged_and_hostile_files_are_refused_in_one_line(tmp_path, name):
+def test_damaged_and_hostile_files_are_refused_in_one_line(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
     Dataset.from_episodes(episodes()).save(tmp_path / "data")
     MUTATIONS[name](tmp_path / "data")
+    before = sorted(tmp_path.rglob("*"))
+    tracemalloc.start()
     with pytest.raises(ConfigError) as raised:
         Dataset.load(tmp_path / "data")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
     assert "\n" not in str(raised.value) and "data" in str(raised.value)
+    assert peak < 2**22 and sorted(tmp_path.rglob("*")) == before
+
+
+def test_names_of_parts_lead_nowhere(tmp_path):
+    obs = {"../../x": OBS, "/y": OBS, "%2F": OBS}
+    Dataset.from_arrays(obs, FLAG.astype(int), REWARD, ~FLAG).save(tmp_path / "in" / "data")
+    assert [x.name for x in tmp_path.iterdir()] == ["in"] and [x.name for x in (tmp_path / "in").iterdir()] == ["data"]
+    (tmp_path / "link").symlink_to("in/data")
+    assert Dataset.load(tmp_path / "link").obs.keys() == obs.keys()
+    _index(format=2)(tmp_path / "link")
+    with pytest.raises(ConfigError, match="has format 2, and this version reads 1"):
+        Dataset.load(tmp_path / "link")
 
 
 def test_what_no_algorithm_can_learn_from_is_refused():

@@ -97,6 +97,18 @@ def test_evaluations_judge_the_checkpoints(tmp_path):
     assert config(tmp_path / "data").judge == "training"
 
 
+def test_a_resumed_run_has_the_same_records_wherever_they_lie(tmp_path):
+    dataset(tmp_path / "data", episodes=10)
+    run_dir = str(tmp_path / "run")
+    final(jaxrl_dist.train(config(tmp_path / "data", env="", run_dir=run_dir, total_updates=5)))
+    (tmp_path / "data").rename(tmp_path / "moved")
+    dataset(tmp_path / "data", episodes=9)
+    with pytest.raises(ConfigError, match=r"data is not the data set that .*run has learnt from; data names"):
+        jaxrl_dist.resume(run_dir, total_updates=10)
+    reports = jaxrl_dist.resume(run_dir, total_updates=10, data=str(tmp_path / "moved"))
+    assert [report.updates for report in reports] == [10]
+
+
 @pytest.mark.case
 def test_several_devices_learn_what_one_does(tmp_path):
     dataset(tmp_path / "data")
