@@ -37,7 +37,8 @@ class Environment:
     normalize_observations: bool = setting(without_preset=False, varies=True, per_policy=True, needs_rollouts=True)
     """Normalise observations by their running mean and standard deviation over all devices."""
     scale_rewards: bool = setting(without_preset=False, varies=True, per_policy=True, needs_rollouts=True)
-    """Divide rewards by the running standard deviation of the discounted return."""
+    """Divide rewards by the running standard deviation of the discounted return; under --plan offline, multiply them so
+    that the returns of the data span 1,000, as the authors of IQL do."""
     clip_rewards: str | None = setting(None, varies=True, per_policy=True)
     """Clip rewards for learning to a bound such as 1 or a range such as -1,1; reported returns stay raw."""
 

@@ -91,7 +91,7 @@ class Dataset:
         ]
         lines += [f"environment {about['env']}"] if "env" in about else []
         lines += [f"behaviour {', '.join(f'{name} {x}' for name, x in behaviour.items())}"] if behaviour else []
-        lines += [f"{end} policy {about[end]:.6g}" for end in ("random", "expert") if end in about]
+        lines += [f"{end} policy {about[end]:.6g}" for end in files.ENDS if end in about]
         if self.log_prob is None:
             lines.append("the probabilities of the actions are not known")
         return "\n".join(lines)

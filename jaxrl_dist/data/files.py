@@ -24,6 +24,8 @@ from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
 FORMAT = 1
 """Format number of ``dataset.json``; a reader refuses unknown numbers."""
 INDEX = "dataset.json"
+ENDS = "random", "expert"
+"""Policies whose mean returns are the ends of a normalised score."""
 _DTYPES = {np.dtype(code).name for code in "?bBhHiIqQefd"}
 _MAX_HEADER = 1000  # characters; those of data sets are below 200
 
@@ -92,6 +94,32 @@ def write(path: pathlib.Path, columns: Mapping[str, Any], kinds: Mapping[str, Sp
     with contextlib.closing(Writer(path, kinds)) as writer:
         writer.append(columns)
         writer.commit(about)
+
+
+def describe(path: pathlib.Path, about: Mapping[str, Any]) -> None:
+    """Adds to what a directory says of its data set.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    content = storage.read_json(path / INDEX)
+    storage.write_json(path / INDEX, {**content, "about": {**content["about"], **about}})
+
+
+def scored(evaluation: Mapping[str, Any], path: str | None) -> dict[str, Any]:
+    """Adds the normalised score to an evaluation, if the data set of the run knows both ends.
+
+    It is ``100 (return - random) / (expert - random)``. Source: Fu et al. (2020), D4RL, arXiv:2004.07219, section 6.
+    """
+    try:
+        about = storage.read_json(pathlib.Path(path or "") / INDEX)["about"]
+        random, expert = (storage.finite(about.get(end)) for end in ENDS)
+    except (ConfigError, LookupError, TypeError, AttributeError):
+        return dict(evaluation)
+    if random is None or expert is None or random == expert or "return_mean" not in evaluation:
+        return dict(evaluation)
+    score = 100 * (evaluation["return_mean"] - random) / (expert - random)
+    return {**evaluation, "normalized_score": score, "random_return": random, "expert_return": expert}
 
 
 def read(

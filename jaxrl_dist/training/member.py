@@ -18,6 +18,7 @@ from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.actors.film import film, write_gif
 from jaxrl_dist.checks import unit
 from jaxrl_dist.config.train import Train
+from jaxrl_dist.data.files import scored
 from jaxrl_dist.data.recorder import Recorder
 from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, EnvWarning, FileWarning, first_line
 from jaxrl_dist.hosts import peers, start
@@ -257,7 +258,9 @@ class Member:
                 raise
             warnings.warn(f"the evaluation could not be finished: {error}", EnvWarning, stacklevel=2)
         self.shared.excluded_seconds += time.perf_counter() - began
-        return report if played is None else dataclasses.replace(report, evaluation=played.summary())
+        if played is None:
+            return report
+        return dataclasses.replace(report, evaluation=scored(played.summary(), self.config.data))
 
     def _film(self, stop: Callable[[], bool], report: Report) -> None:
         """Sends a film of an episode to the trackers. A failure is a warning, once, and ends the films, not the run."""

@@ -199,7 +199,7 @@ def _wrapped(config: Train[Any], spec: EnvSpec) -> Algorithm:
         algorithm = wrappers.average_parameters(algorithm, config.ema_steps, spec.num_agents, by_update=by_update)
     if config.normalize_observations:
         algorithm = wrappers.normalize_observations(algorithm, spec)
-    if config.scale_rewards:
+    if config.scale_rewards and config.clock == "env_steps":  # else those of the data are
         name = algorithms.name_of(config.algorithm)
         if algorithm.episodic:
             raise ConfigError(f"--scale-rewards changes nothing for {name}, which compares whole returns: remove it")
