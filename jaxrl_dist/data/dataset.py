@@ -97,7 +97,7 @@ class Dataset:
         return "\n".join(lines)
 
     def rollout(self) -> Rollout:
-        """Returns all steps as one row, without an axis of environments: what ``memory.records.packed`` takes."""
+        """Returns all steps as one row, without an axis of environments: what ``memory.records.source`` takes."""
         parts: Any = self.obs, self.action, self.reward, self.terminated, self.truncated, self.valid, {}, (), ()
         return Rollout._make(parts)
 
