@@ -200,8 +200,11 @@ class Member:
         config, shared, files, saver = self.config, self.shared, self.files, self.saver
         offered: list[Callable[[], Report]] = []
         job = self.job._replace(
-            stop=ending, excluded_seconds=lambda: shared.excluded_seconds, publish_latest=offered.append
-        )._replace(record=self.recorder)
+            stop=ending,
+            excluded_seconds=lambda: shared.excluded_seconds,
+            publish_latest=offered.append,
+            record=self.recorder,
+        )
         evaluate = partial(self._evaluate, shared.evaluator.of_member(config.seed, job.hyper), ending.ends_here)
 
         def newest() -> Report | None:

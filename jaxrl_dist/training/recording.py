@@ -24,6 +24,8 @@ def check(config: Train[Any], spec: EnvSpec) -> None:
     Raises:
       ConfigError: it cannot.
     """
+    if config.record is None:
+        return
     plans = " or ".join(name for name, plan in PLANS.items() if not plan.compiled and plan.clock == "env_steps")
     stays = f"--plan {config.plan} keeps experience in its program: choose --plan {plans}, or train without --record "
     problems = {
@@ -35,8 +37,7 @@ def check(config: Train[Any], spec: EnvSpec) -> None:
         "a data set holds no stacked frames": spec.frame_stack > 1,
     }
     for problem in filter(problems.get, problems):
-        if config.record is not None:
-            raise ConfigError(f"--record {config.record} does not work here: {problem}")
+        raise ConfigError(f"--record {config.record} does not work here: {problem}")
 
 
 def recorder(job: Job, *, resumed: bool) -> Recorder:
