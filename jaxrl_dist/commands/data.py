@@ -51,6 +51,8 @@ def run(args: Sequence[str]) -> int:
         data = data.best(options.best)
     ends = {end: value for end in files.ENDS if (value := getattr(options, end)) is not None}
     data = dataclasses.replace(data, about={**data.about, **ends})
+    if ends and data.about.get("random") == data.about.get("expert"):
+        raise ConfigError(f"the returns of random actions and of the expert are both {data.about['random']:g}")
     makes = options.out is not None and not options.out.endswith(".png")
     if ends and not makes:
         if len(options.data) > 1 or options.best is not None:
