@@ -157,9 +157,19 @@ def test_a_full_disk_names_the_file(tmp_path: Path, no_space: None) -> None:
     """A report that does not fit is a warning, as the disk may not stay full, and at the end it is an error."""
     files = run_files.RunFiles(tmp_path, run_files.lock(str(tmp_path)), {})
     files.write(report())
-    for iteration in (4, 5):
-        with pytest.warns(FileWarning, match=r"metrics\.jsonl cannot be written now: File too large"):
+    with pytest.warns(FileWarning, match=r"metrics\.jsonl cannot be written now: File too large") as warned:
+        for iteration in (4, 5):
             files.write(report(iteration, **{"x" * 5000: 1.0}))
+    assert len(warned) == 1
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limits[1], limits[1]))
+    with pytest.warns(FileWarning, match=r"metrics\.jsonl is written again") as warned:
+        for iteration in (6, 7):
+            files.write(report(iteration))
+    assert len(warned) == 1 and [line["iteration"] for line in runs.read_metrics(tmp_path)] == [3, 4, 5, 6, 7]
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with pytest.warns(FileWarning, match=r"metrics\.jsonl cannot be written now"):
+        files.write(report(8))
     with pytest.raises(OSError, match=r"metrics\.jsonl") as error:
         files.close()
     assert error.value.filename == str(tmp_path / "metrics.jsonl")
