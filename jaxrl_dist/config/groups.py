@@ -6,10 +6,11 @@ Imports nothing heavy, so that ``--help`` and a rejected flag are fast.
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 from jaxrl_dist.checks import MAX_SIZE
 from jaxrl_dist.config.values import setting
+from jaxrl_dist.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,8 @@ class Environment:
     normalize_observations: bool = setting(without_preset=False, varies=True, per_policy=True, needs_rollouts=True)
     """Normalise observations by their running mean and standard deviation over all devices."""
     scale_rewards: bool = setting(without_preset=False, varies=True, per_policy=True, needs_rollouts=True)
-    """Divide rewards by the running standard deviation of the discounted return."""
+    """Divide rewards by the running standard deviation of the discounted return; under --plan offline, multiply them so
+    that the returns of the data span 1,000, as the authors of IQL do."""
     clip_rewards: str | None = setting(None, varies=True, per_policy=True)
     """Clip rewards for learning to a bound such as 1 or a range such as -1,1; reported returns stay raw."""
 
@@ -51,6 +53,9 @@ class Data:
     new experience with a data share."""
     total_updates: int = setting(100_000, low=1, high=10**9, resumable=True, compiled=False)
     """Updates to train for, under --plan offline."""
+    record: str | None = setting(None, resumable=True, compiled=False)
+    """Directory to make for a data set of all that is played, with the probability of each action; a resumed run adds a
+    number to its name. Under --plan on_device, `jaxrl-dist record` works afterwards."""
     data_share: float | None = setting(None, above=0, below=1, needs="data")
     """Share of each batch that comes from the data set (Ball et al. 2023); the rest comes from replayed experience."""
 
@@ -139,9 +144,36 @@ class Checkpoints:
     """Minutes since the last checkpoint, after which the next report saves another; 0: none by time."""
     keep_checkpoints: int = setting(2, low=1, high=10**6, resumable=True, compiled=False)
     """Number of newest checkpoints to keep, besides the one with the highest return."""
+    keep_best: Literal["training", "evaluation"] | None = setting(None, compiled=False)
+    """Whose mean return says which checkpoint is the best: of training episodes, or of evaluations, each of which then
+    saves a checkpoint; None: training, or under --plan offline evaluation, if there is an evaluation interval."""
     checkpoint_replay: bool | None = setting(None, resumable=True, compiled=False)
     """Save the replay memory in checkpoints, otherwise a resumed run refills it; None: if it is smaller than 2 GB."""
     init_from: str | None = setting(None, compiled=False)
     """Run directory with the trained variables to start from."""
     init_parts: str | None = setting(None, needs="init_from", compiled=False)
     """Parts of those networks to load, such as torso,core; other parts begin untrained. None: all variables."""
+
+    @property
+    def judge(self: Any) -> Literal["training", "evaluation"]:
+        """Whose mean return says which checkpoint is the best."""
+        offline = self.clock == "updates" and self.evaluation_interval is not None
+        return self.keep_best or ("evaluation" if offline else "training")
+
+    def check_best(self: Any) -> None:
+        """Checks that there will be returns that say which checkpoint is the best.
+
+        Raises:
+          ConfigError: there will be none; the message names what works.
+        """
+        if self.keep_best == "training" and self.clock == "updates":
+            raise ConfigError("--keep-best training: --plan offline has no training episodes; evaluation works")
+        if self.keep_best != "evaluation":
+            return
+        if not self.env:
+            raise ConfigError("--keep-best evaluation needs --env, the environment to play in")
+        if self.evaluation_episodes == 0:
+            raise ConfigError("--keep-best evaluation needs evaluations, and --evaluation-episodes is 0; 20 works")
+        if self.evaluation_interval is None:
+            interval = max(1, int(float(f"{self.total / 20:.0e}")))
+            raise ConfigError(f"--keep-best evaluation needs --evaluation-interval; {interval} works")
