@@ -26,10 +26,8 @@ class Named:
     @classmethod
     def unknown(cls, name: str, known: list[str]) -> str:
         """Returns what to use instead of an unknown field, to be appended to a message."""
-        run = " ".join(OF_RUN).split()
-        return hint(
-            name, known, lambda field: "Train has" if field in run else (field != name) * "other algorithms have"
-        )
+        run, others = " ".join(OF_RUN).split(), "other algorithms have"
+        return hint(name, known, lambda field: "Train has" if field in run else others if field != name else "")
 
 
 class Inherits(Named):

@@ -59,10 +59,10 @@ ADVICE = {
     "replay": "sampling binds: a smaller --batch-size samples less; a lower --replay-ratio samples less often",
     "postprocess": "the postprocessor binds: it computes targets and advantages of every example",
     "shuffle": "dividing the rollout into minibatches binds: fewer --num-epochs shuffle less often",
-    "gradient": "the loss and its gradient bind: fewer --num-epochs compute less; a lower --replay-ratio computes less; "
-    "smaller --hidden-sizes compute less; --precision bfloat16 computes faster on accelerators",
-    "optimizer": "the optimiser binds: fewer --num-minibatches call it less often; a lower --replay-ratio, with a larger "
-    "--batch-size, calls it less often",
+    "gradient": "the loss and its gradient bind: fewer --num-epochs compute less; a lower --replay-ratio computes "
+    "less; smaller --hidden-sizes compute less; --precision bfloat16 computes faster on accelerators",
+    "optimizer": "the optimiser binds: fewer --num-minibatches call it less often; a lower --replay-ratio, with a "
+    "larger --batch-size, calls it less often",
     REST: "no stage binds: starting loops and kernels, and moving data, take most; more --num-envs do more with each",
 }
 """For each stage that may bind a run: that it does, and what would speed it up."""

@@ -113,7 +113,7 @@ CALLS = {
     "train pqn --env CartPole-v1 --core gru": "--core is not a flag of pqn; ppo, a2c, pg, impala, appo",
     "train pqn --env CartPole-v1 --use-lstm": "it is --core here, and only ppo",
     DQN_ON + "--gae-lambda 1": "--gae-lambda is not a flag of dqn; ppo, a2c, appo and a3c have it",
-    PPO_ON + "--noise pink": "--noise is not a flag of ppo; ddpg, td3 and apex-ddpg have it",
+    PPO_ON + "--noise pink": "--noise is not a flag of ppo; ddpg, td3, apex-ddpg,",
     DQN_ON + "--no-q-lambda": "--no-q-lambda is not a flag of dqn; pqn has it",
     "train r2d2 --env CartPole-v1 --core none": "--core none: r2d2 learns with a recurrent core; dqn",
     # values
