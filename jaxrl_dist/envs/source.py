@@ -105,7 +105,7 @@ class EnvSource(NamedTuple):
         spec = rows.whole(self.team) if self.team else self.native
         keywords = gymnasium.options(self.spec.id, self.options)
         settings = {"workers": self.workers, "timeout": self.timeout, "wrappers": self.wrappers, "mask": self.mask}
-        env = make(spec, seeds, keywords, **settings)
+        env = make(spec, seeds, keywords, **settings, agents=self.team.agents if self.team else ())
         return rows.Rows(env, self.team) if self.team else env
 
 
