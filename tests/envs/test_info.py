@@ -105,7 +105,7 @@ def test_other_entries_of_an_info_do_not_matter() -> None:
 def test_other_backends_name_what_they_have() -> None:
     with pytest.raises(ConfigError, match="info of envpool:Pong-v5 has no number 'ram'; it has: lives, reward, termin"):
         find("envpool:Pong-v5", wrappers=Wrappers(info_metrics="ram"))
-    with pytest.raises(ConfigError, match="Reporting has no number 'won'; it has: late, place, places, time$"):
+    with pytest.raises(ConfigError, match=r"Reporting has no number 'won'; it has: late, place, places, time$"):
         find(team.Reporting(*BIRDS), wrappers=Wrappers(info_metrics="won"))
 
 
