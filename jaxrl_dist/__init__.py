@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jaxrl_dist.errors import ConfigError as ConfigError
     from jaxrl_dist.errors import DivergedError as DivergedError
     from jaxrl_dist.errors import EnvError as EnvError
+    from jaxrl_dist.play.estimate import estimate as estimate
     from jaxrl_dist.play.games import Player as Player
     from jaxrl_dist.play.match import match as match
     from jaxrl_dist.play.policy import Policy as Policy
@@ -38,6 +39,7 @@ _PUBLIC = {
     "config.train": ("Train",),
     "data.dataset": ("Dataset",),
     "errors": ("CheckpointError", "ConfigError", "DivergedError", "EnvError"),
+    "play.estimate": ("estimate",),
     "play.games": ("Player",),
     "play.match": ("match",),
     "play.policy": ("Policy", "load_policy"),

@@ -1,0 +1,83 @@
+"""``jaxrl-dist estimate``: estimates the return of a run's policy from a data set, without playing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from jaxrl_dist.checks import MAX_SIZE, counted
+from jaxrl_dist.commands import evaluate, flags
+from jaxrl_dist.config.values import setting
+from jaxrl_dist.errors import ConfigError, visible
+
+if TYPE_CHECKING:
+    from jaxrl_dist.play.estimate import Estimates
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate(evaluate.Trained):
+    """Estimates the mean discounted return of a run's policy from the episodes of a data set, without playing."""
+
+    data: str = ""
+    """Directory of the data set."""
+    discount: float | None = setting(None, low=0, high=1)
+    """Discount of the returns; None: that of the run."""
+    evaluation_policy: Literal["greedy", "sampled"] | None = None
+    """Take the best actions or sample them; None: as the run's evaluations did. Ratios need a policy that samples."""
+    refits: int = setting(20, low=2, high=1000)
+    """Networks fitted to resampled episodes, for the intervals of fqe and dr."""
+    updates: int = setting(5000, low=1, high=10**9)
+    """Updates of each network."""
+    hidden_sizes: tuple[int, ...] = setting((64, 64), low=1, high=MAX_SIZE)
+    """Widths of their hidden layers."""
+    seed: int = setting(0, low=0, high=2**31 - 1)
+    """Seed of the networks, the batches and the resampled episodes."""
+    json: bool = False
+    """Print JSON."""
+
+
+def run(args: Sequence[str]) -> int:
+    """Runs ``estimate RUN_DIR --data DIR [FLAGS]``."""
+    options = flags.parse(Estimate, args, "jaxrl-dist estimate")
+    if not options.run_dir or not options.data:
+        missing = "from which data set" if options.run_dir else "which run, and from which data set"
+        example = f"jaxrl-dist estimate {options.run_dir or 'runs/NAME'} --data data/NAME"
+        raise ConfigError(f"{missing}? As in: {example}")
+    policy = options.load()
+
+    from jaxrl_dist.data.dataset import Dataset
+    from jaxrl_dist.play.estimate import estimate
+    from jaxrl_dist.run.console import Display
+
+    data = Dataset.load(options.data)
+    display = Display(0, quiet=options.json)
+    with display.live:
+        task = display.live.add_task("fitting", total=options.updates, status="")
+        made = estimate(
+            policy,
+            data,
+            discount=options.discount,
+            sampled=None if options.evaluation_policy is None else options.evaluation_policy == "sampled",
+            refits=options.refits,
+            updates=options.updates,
+            hidden_sizes=options.hidden_sizes,
+            seed=options.seed,
+            progress=lambda done: display.live.update(task, completed=done),
+        )
+    print(json.dumps(made.summary(), indent=2) if options.json else visible(text(made)))
+    return 0
+
+
+def text(made: Estimates) -> str:
+    """Formats estimates for reading."""
+    from jaxrl_dist.play.estimate import NAMES
+    from jaxrl_dist.training.results import aligned
+
+    rows = [["", "estimator", "value", "95 %", "effective episodes"]]
+    for name, (value, (low, high), effective) in made.estimates.items():
+        shown = "" if effective is None else f"{effective:.1f}"
+        rows.append([name, NAMES[name], f"{value:.5g}", f"{low:.5g} to {high:.5g}", shown])
+    head = f"mean return with discount {made.discount:g}, from the starts of {counted(made.episodes, 'episode')}"
+    return f"{head}\n{aligned(rows)}\nassumptions: {'; '.join(made.assumptions)}"

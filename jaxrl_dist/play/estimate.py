@@ -1,0 +1,342 @@
+"""Estimates the return of a policy from what another one has experienced, without playing."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import special
+
+from jaxrl_dist import rng, spaces
+from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES, check_samples
+from jaxrl_dist.data.dataset import Dataset, check_spaces
+from jaxrl_dist.envs.base import clipped
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.nn import observations
+from jaxrl_dist.play import fitted
+from jaxrl_dist.play.policy import Policy, load_policy
+from jaxrl_dist.spaces import Box, Discrete
+from jaxrl_dist.training.compile_cache import keep_programs
+from jaxrl_dist.types import Array, Context, PyTree
+
+RESAMPLES = 1000
+"""Data sets, drawn from the episodes with replacement, whose estimates give an interval where nothing is fitted."""
+DRAWS = 4
+"""Actions that the target draws in each state, where they are not categories."""
+LOWEST = 0.01
+"""Importance ratio of a step below which the target hardly ever takes its action."""
+LARGEST = 300.0
+"""Largest logarithm of an episode's ratio, so that its square is finite."""
+NAMES = {
+    "behaviour": "mean of the data",
+    "is": "importance sampling",
+    "pdis": "per decision",
+    "wis": "self-normalised",
+    "pdwis": "per decision, self-normalised",
+    "fqe": "fitted Q evaluation",
+    "dr": "doubly robust",
+}
+"""The estimators."""
+
+
+class Estimate(NamedTuple):
+    """What one estimator says of the mean discounted return."""
+
+    value: float
+    interval: tuple[float, float]  # 95 %
+    effective_episodes: float | None = None  # (sum w)^2 / sum w^2 of the episodes' ratios w (Kong 1992)
+
+
+class Estimates(NamedTuple):
+    """The estimates of a policy's mean discounted return from the starts of the data's episodes."""
+
+    discount: float
+    episodes: int
+    estimates: Mapping[str, Estimate]  # by the names of ``NAMES``
+    assumptions: tuple[str, ...]  # what holds, and what does not
+
+    def summary(self) -> dict[str, Any]:
+        """Returns the numbers as JSON."""
+        return {**self._asdict(), "estimates": {name: x._asdict() for name, x in self.estimates.items()}}
+
+
+def estimate(
+    policy: Policy | str | pathlib.Path,
+    data: Dataset | str | pathlib.Path,
+    *,
+    checkpoint: str | int | None = None,
+    discount: float | None = None,
+    sampled: bool | None = None,
+    refits: int = 20,
+    updates: int = 5_000,
+    hidden_sizes: tuple[int, ...] = (64, 64),
+    seed: int = 0,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Estimates:
+    """Estimates the mean discounted return of a policy, the target, from the starts of the data's episodes.
+
+        jaxrl_dist.estimate("runs/new", "data/old").estimates["fqe"].interval
+
+    Args:
+      policy: a policy or the directory of a run.
+      data: a data set or its directory.
+      checkpoint: of the run, as for ``load_policy``.
+      discount: None: that of the run.
+      sampled: the target samples its actions, or takes the best ones; None: as the run's ``evaluation_policy``.
+      refits: networks fitted to resampled episodes, for the intervals of ``fqe`` and ``dr``.
+      updates: of each network.
+      hidden_sizes: widths of their hidden layers.
+      seed: of the networks, the batches and the resampled episodes.
+      progress: called with the number of updates done.
+
+    Importance sampling needs the behaviour's probability of each action and a target that samples; without, there is
+    only ``fqe``. It counts what an episode returns until a time limit cuts it; ``fqe`` and ``dr`` look beyond.
+
+    Raises:
+      ConfigError: the policy is recurrent or one of several, its spaces are not those of the data, or a fit has no end.
+      DivergedError: fitted values are not finite.
+    """
+    policy = policy if isinstance(policy, Policy) else load_policy(policy, checkpoint=checkpoint)
+    data = data if isinstance(data, Dataset) else Dataset.load(data)
+    if policy.config.compile_cache:
+        keep_programs()
+    sampled = policy.config.evaluation_policy == "sampled" if sampled is None else sampled
+    discount = getattr(policy.config.algorithm, "discount", None) if discount is None else discount
+    _check(policy, data, discount, refits, sampled=sampled)
+    assert discount is not None, "checked"
+    log_prob, choices = _target(policy, data, seed, sampled=sampled)
+    known = sampled and log_prob is not None and data.log_prob is not None
+    record = Episodes(data, discount, log_prob if known else None)
+    generator = np.random.default_rng(seed)
+    names = ("behaviour", "is", "pdis", "wis", "pdwis") if known else ("behaviour",)
+    made = {name: _resampled(name, record, generator) for name in names}
+    lines = _assumptions(policy, data, record, sampled=sampled, known=known)
+    if discount < 1.0 or not data.truncated.any():
+        counts = generator.multinomial(record.size, np.full(record.size, 1 / record.size), size=refits)
+        counts = np.concatenate([np.ones((1, record.size)), counts])
+        steps = _steps(policy, data, record, choices)
+        values = fitted.fit(
+            policy.algorithm,
+            observations.input_space(policy.source.spec),
+            steps,
+            counts,
+            hidden_sizes=hidden_sizes,
+            updates=updates,
+            seed=seed,
+            progress=progress,
+        )
+        made["fqe"] = _refitted(values.state[:, record.first], counts)
+        made |= {"dr": _refitted(record.doubly_robust(values), counts)} if known else {}
+    else:
+        lines.append("time limits cut episodes, so the values of discount 1 have no end: no fqe")
+    return Estimates(discount, record.size, made, tuple(lines))
+
+
+# --- Importance sampling -----------------------------------------------------------------------------------
+
+
+class Episodes:
+    """The steps of whole episodes, ``N`` in all of ``E`` episodes, with importance ratios; float64.
+
+    ``ratio`` is ``rho_t``, the product of ``target / behaviour`` over the steps up to this one of its episode.
+    """
+
+    def __init__(self, data: Dataset, discount: float, log_prob: np.ndarray | None) -> None:
+        """``log_prob`` float32 ``[L]`` is the target's; None: it is not known, or the behaviour's is not."""
+        self.rows, self.lengths = np.flatnonzero(data.valid), data.lengths
+        self.size, self.discount, self._data = len(self.lengths), discount, data
+        self.first = np.concatenate([[0], data.ends[:-1] + 2])
+        start = np.cumsum(self.lengths) - self.lengths
+        self.episode = np.repeat(np.arange(self.size), self.lengths)
+        self.number = np.arange(len(self.rows)) - start[self.episode]
+        self.power = discount**self.number
+        self.reward = data.reward[self.rows].astype(np.float64)
+        if log_prob is not None:
+            assert data.log_prob is not None
+            log_ratio = log_prob[self.rows].astype(np.float64) - data.log_prob[self.rows]
+            self.of_step = np.exp(np.minimum(log_ratio, LARGEST))
+            zero = np.isneginf(log_ratio)
+            total, zeros = np.cumsum(np.where(zero, 0.0, log_ratio)), np.cumsum(zero)
+            before = start[self.episode]
+            total = total - np.where(before, total[before - 1], 0.0)
+            self.ratio = np.where(
+                zeros - np.where(before, zeros[before - 1], 0), 0.0, np.exp(np.minimum(total, LARGEST))
+            )
+            self.weight = self.ratio[start + self.lengths - 1]
+
+    @functools.cached_property
+    def returns(self) -> np.ndarray:
+        """The discounted returns ``[E]``."""
+        return self._sums(self.power * self.reward)
+
+    @functools.cached_property
+    def per_decision(self) -> np.ndarray:
+        """The discounted sums ``[E]`` of ``rho_t r_t`` (Precup et al. 2000, equation 5)."""
+        return self._sums(self.power * self.ratio * self.reward)
+
+    def estimate(self, name: str, counts: np.ndarray) -> float:
+        """Returns an estimate where each episode counts ``counts [E]`` times."""
+        if name == "pdwis":
+            return self._per_decision_normalised(counts)
+        of_episodes = {
+            "behaviour": lambda: self.returns,
+            "is": lambda: self.weight * self.returns,  # Precup et al. (2000), equation 3
+            "wis": lambda: self.weight * self.returns,  # equation 4
+            "pdis": lambda: self.per_decision,
+        }[name]()
+        return float(_ratio(counts @ of_episodes, counts @ self.weight if name == "wis" else counts.sum()))
+
+    def _per_decision_normalised(self, counts: np.ndarray) -> float:
+        """Divides the sums of each step by those of its ratios; an episode keeps its last one after its end.
+
+        Source: Thomas (2015), "Safe Reinforcement Learning", section 3.9.
+        """
+        ratio, length = counts[self.episode] * self.ratio, int(self.lengths.max())
+        ended = np.cumsum(np.bincount(self.lengths, counts * self.weight, length + 1))[:length]
+        total, weight = (np.bincount(self.number, x, length) for x in (ratio * self.reward, ratio))
+        return float(np.sum(self.discount ** np.arange(length) * _ratio(total, weight + ended)))
+
+    def effective(self) -> float:
+        """The effective number of episodes, ``(sum w)^2 / sum w^2`` (Kong 1992)."""
+        return float(_ratio(self.weight.sum() ** 2, np.square(self.weight).sum()))
+
+    def doubly_robust(self, values: fitted.Values) -> np.ndarray:
+        """``V(s_0) + sum_t discount^t rho_t (r_t + discount V(s_t+1) - Q(s_t, a_t))``, ``[M, E]`` by each network.
+
+        Source: Jiang and Li (2016), arXiv:1511.03722, equation 10, unrolled. V is 0 after a termination.
+        """
+        state, action = (x.astype(np.float64) for x in values)
+        goes_on = self.discount * ~self._data.terminated[self.rows]
+        error = self.reward + goes_on * state[:, self.rows + 1] - action[:, self.rows]
+        return state[:, self.first] + np.stack([self._sums(self.power * self.ratio * x) for x in error])
+
+    def _sums(self, x: np.ndarray) -> np.ndarray:
+        return np.bincount(self.episode, x, self.size)
+
+
+def _ratio(total: Any, weight: Any) -> Any:
+    """Returns the quotient, 0 where nothing has a weight."""
+    return np.divide(total, weight, out=np.zeros_like(np.asarray(total, np.float64)), where=np.asarray(weight) != 0)
+
+
+def _resampled(name: str, record: Episodes, generator: np.random.Generator) -> Estimate:
+    """Estimates with an interval from resampled episodes (Efron 1979: the percentiles)."""
+    chances = np.full(record.size, 1 / record.size)
+    drawn = [record.estimate(name, generator.multinomial(record.size, chances)) for _ in range(RESAMPLES)]
+    low, high = np.percentile(drawn, (2.5, 97.5)).tolist()
+    effective = record.effective() if name in ("is", "wis") else None
+    return Estimate(record.estimate(name, np.ones(record.size)), (low, high), effective)
+
+
+def _refitted(values: np.ndarray, counts: np.ndarray) -> Estimate:
+    """Estimates by the first of ``M`` networks, with an interval from the spread of the others: values ``[M, E]``."""
+    means = np.sum(values * counts, axis=1, dtype=np.float64) / counts.sum(axis=1)
+    half = float(special.stdtrit(len(means) - 2, 0.975) * means[1:].std(ddof=1))
+    return Estimate(float(means[0]), (float(means[0]) - half, float(means[0]) + half))
+
+
+# --- The target ----------------------------------------------------------------------------------------------
+
+
+def _check(policy: Policy, data: Dataset, discount: float | None, refits: int, *, sampled: bool) -> None:
+    spec = policy.source.spec
+    if spec.policies or spec.num_agents > 1 or spec.frame_stack > 1 or policy.source.wrappers.policies:
+        raise ConfigError("estimates are of one agent's policy, without stacked frames")
+    if getattr(policy.config.algorithm, "core", "none") != "none":
+        raise ConfigError("estimates of a policy with a recurrent core are not possible; a run without --core works")
+    if sampled:
+        check_samples({"": policy.algorithm})
+    check_spaces("the data set", data, spec.observation, spec.action)
+    if discount is None:
+        raise ConfigError("this run has no discount; --discount 0.99 sets one")
+    if not 0 <= discount <= 1:
+        raise ConfigError(f"--discount {discount} must be from 0 to 1")
+    if refits < 2:
+        raise ConfigError(f"--refits {refits}: an interval needs 2 or more")
+
+
+def _target(policy: Policy, data: Dataset, seed: int, *, sampled: bool) -> tuple[np.ndarray | None, np.ndarray]:
+    """Returns the target's log-probability ``[L]`` of the recorded actions, and its ``fitted.Steps.choices``."""
+    algorithm, spec, key = policy.algorithm, policy.source.spec, rng.stream(seed, rng.Stream.ACT)
+    discrete = isinstance(spec.action, Discrete)
+    log_prob = algorithm.log_prob if sampled else None
+
+    def at(variables: Any, key: Array, obs: PyTree, action: PyTree, number: Array) -> tuple[jax.Array, jax.Array]:
+        size = len(number)
+        core, step = algorithm.initial_core(size), jnp.float32(END_OF_SCHEDULES)
+        keys = jax.vmap(lambda row: jax.random.split(jax.random.fold_in(key, row), DRAWS), out_axes=1)(number)
+        known = jnp.zeros(size)
+        if log_prob is not None:
+            known = log_prob(variables, obs, core, action, Context(keys[0], step))
+        if log_prob is not None and isinstance(spec.action, Discrete):
+            each = jnp.arange(spec.action.n, dtype=jnp.int32)
+            of = functools.partial(log_prob, variables, obs, core)
+            return known, jnp.exp(jax.vmap(lambda x: of(jnp.full(size, x), Context(keys[0], step)), out_axes=1)(each))
+
+        def draw(keys: jax.Array | None) -> jax.Array:
+            drawn, _, _ = algorithm.policy(variables, obs, core, Context(keys, step))
+            return _vectors(clipped(spec.action, drawn), spec.action)
+
+        drawn = jax.vmap(draw, out_axes=1)(keys) if sampled else draw(None)[:, None]
+        return known, drawn.mean(axis=1) if discrete else drawn
+
+    acting = jax.jit(at)
+    known, choices = fitted.in_chunks(
+        lambda *x: acting(policy.variables, key, *x),
+        data.obs,
+        data.action,
+        np.arange(len(data.reward), dtype=np.uint32),
+    )
+    return (None if log_prob is None else known), choices
+
+
+def _vectors(action: PyTree, space: spaces.Space) -> jax.Array:
+    """Returns actions as vectors ``[..., A]``, in which categories are one-hot."""
+    return observations.side_by_side(observations.preprocess(action, space, jnp.float32), space)
+
+
+def _steps(policy: Policy, data: Dataset, record: Episodes, choices: np.ndarray) -> fitted.Steps:
+    space, episode = policy.source.spec.action, np.zeros(len(data.reward), np.int32)
+    episode[record.rows] = record.episode
+    vectors = jax.jit(lambda action: _vectors(action, space))
+    action = data.action if isinstance(space, Discrete) else fitted.in_chunks(vectors, data.action)
+    discount = (record.discount * ~data.terminated).astype(np.float32)
+    return fitted.Steps(data.obs, action, choices, data.reward, discount, data.valid, episode)
+
+
+def _assumptions(policy: Policy, data: Dataset, record: Episodes, *, sampled: bool, known: bool) -> list[str]:
+    """Says what the estimates rest on."""
+    lines = []
+    if not sampled:
+        lines.append(
+            "the target is deterministic, so its ratios are 0 from the first other action on, or densities that do not "
+            "exist: only fqe; --evaluation-policy sampled estimates the policy that samples"
+        )
+    elif not known:
+        lacks = "the data lack the behaviour's" if data.log_prob is None else "the target has no closed form of its"
+        lines.append(f"{lacks} probabilities of the actions: only fqe")
+    else:
+        share, mean = float(np.mean(record.of_step < LOWEST)), float(record.weight.mean())
+        lines.append(
+            f"the probabilities are stored; {share:.1%} of the steps have a ratio below {LOWEST}; the ratios of "
+            f"episodes average {mean:.3g} (1 is expected); {record.effective():.1f} of {record.size} episodes count"
+        )
+        if record.effective() < 10:
+            lines.append("is, pdis, wis and pdwis rest on a few episodes, and their intervals are too narrow")
+        actions, parts = spaces.leaves(data.action), spaces.leaves(policy.source.spec.action)
+        boxes = [(actions[path][record.rows], part) for path, part in parts.items() if isinstance(part, Box)]
+        ends = [np.mean((x == part.low) | (x == part.high)) for x, part in boxes]
+        if any(ends):
+            lines.append(
+                f"{max(ends):.1%} of the numbers of actions lie on a bound, where ratios are of the density before it"
+            )
+    if data.truncated.any():
+        share = float(np.mean(data.truncated[data.ends]))
+        more = ", which only fqe and dr look beyond" if known else ""
+        lines.append(f"time limits cut {share:.1%} of the episodes{more}")
+    return lines
