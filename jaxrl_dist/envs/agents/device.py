@@ -34,10 +34,10 @@ class State(NamedTuple):
     obs: PyTree  # [B * k, ...]; with several policies, a dict keyed by policy
     ended: jax.Array  # [B] bool: the next step is a reset
     steps: jax.Array  # [B] int32, of the episode
+    info: PyTree  # [B, K] float32, keyed by metric of the info; see ``episodes.advanced``
     gone: jax.Array  # [B * k] bool: the agent's episode has ended
     episode_return: jax.Array  # [B * k] float32
     episode_length: jax.Array  # [B * k] int32
-    info: PyTree  # [B, K] float32, keyed by metric of the info; see ``episodes.advanced``
 
 
 def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers, contract: Contract | None = None) -> DeviceEnv:
@@ -81,7 +81,7 @@ class _Rows:
         none, zeros = jnp.zeros(size, bool), jnp.zeros(size, jnp.float32)
         ended = none[:: self._count]
         info = {metric: jnp.full((len(ended), self._count), jnp.nan) for metric in self._groups.spec.info_metrics}
-        return State(state, obs, ended, jnp.zeros_like(ended, jnp.int32), none, zeros, none * 0, info), obs
+        return State(state, obs, ended, jnp.zeros_like(ended, jnp.int32), info, none, zeros, none * 0), obs
 
     def step(self, state: State, action: PyTree, keys: jax.Array) -> tuple[State, Timestep, EpisodeStats]:
         keys = jax.vmap(jax.random.split)(keys[:: self._rows])
@@ -106,7 +106,7 @@ class _Rows:
         totals = episode_return + rewards, episode_length + valid
         info = {metric: jnp.where(resetting, jnp.nan, x) for metric, x in state.info.items()}
         info = episodes.advanced(info, self._metrics(news, valid, ~resetting))
-        new = State(env_state, obs, ended, steps, *(x.reshape(-1) for x in (gone, *totals)), info)
+        new = State(env_state, obs, ended, steps, info, *(x.reshape(-1) for x in (gone, *totals)))
         reported = episodes.reported(ended, info)
 
         def of_group(group: Group, obs: PyTree) -> tuple[Timestep, EpisodeStats]:
