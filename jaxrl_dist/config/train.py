@@ -147,7 +147,7 @@ class Common(Generic[Config]):
     report_interval: int = setting(without_preset=10_000, low=1, high=MAX_STEPS, resumable=True, compiled=False)
     """Environment steps between two reports."""
     evaluation_episodes: int = setting(without_preset=100, low=0, high=10**6, resumable=True, compiled=False)
-    """Episodes of each evaluation, at the end and at the evaluation interval; 0: none."""
+    """Episodes of an evaluation, at the end and at the evaluation interval; 0: none. 100 of two agents are 50 games."""
     evaluation_interval: int | None = setting(
         None, low=1, high=10**15, needs="evaluation_episodes", resumable=True, compiled=False
     )

@@ -15,7 +15,17 @@ from typing import Any
 
 from jaxrl_dist.algorithms import config_class, name_of
 from jaxrl_dist.checks import did_you_mean, shown
-from jaxrl_dist.config.train import CONFIG_FILE, OBJECT, OWN, RUN_DEFAULTS, Train, env_name, module_of_user, named_env
+from jaxrl_dist.config.train import (
+    CONFIG_FILE,
+    OBJECT,
+    OWN,
+    RUN_DEFAULTS,
+    Train,
+    env_name,
+    module_of_user,
+    named_env,
+    split_env,
+)
 from jaxrl_dist.config.values import marked, plain
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import spaces
@@ -182,7 +192,8 @@ def _checked_env(env: Any) -> str:
             "yourself, by --env or in Python as env="
         )
     if module is not None:
-        raise ConfigError(f"no file may choose code to run; name its environment yourself, by --env {env}")
+        named = env if (parts := split_env(env))[1] is None else ":".join(filter(None, parts[1:]))
+        raise ConfigError(f"no file may choose code to run; name its environment yourself, by --env {named}")
     return env
 
 
