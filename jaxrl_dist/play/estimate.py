@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -113,9 +114,8 @@ def estimate(
     known = sampled and log_prob is not None and data.log_prob is not None
     record = Episodes(data, discount, log_prob if known else None)
     generator = np.random.default_rng(seed)
-    names = ("behaviour", "is", "pdis", "wis", "pdwis") if known else ("behaviour",)
-    made = {name: _resampled(name, record, generator) for name in names}
-    lines = _assumptions(policy, data, record, sampled=sampled, known=known)
+    made = _resampled(record, generator, ("behaviour", "is", "pdis", "wis", "pdwis") if known else ("behaviour",))
+    lines = _assumptions(policy, data, record, updates, sampled=sampled, known=known)
     if discount < 1.0 or not data.truncated.any():
         counts = generator.multinomial(record.size, np.full(record.size, 1 / record.size), size=refits)
         counts = np.concatenate([np.ones((1, record.size)), counts])
@@ -169,37 +169,35 @@ class Episodes:
             )
             self.weight = self.ratio[start + self.lengths - 1]
 
-    @functools.cached_property
-    def returns(self) -> np.ndarray:
-        """The discounted returns ``[E]``."""
-        return self._sums(self.power * self.reward)
-
-    @functools.cached_property
-    def per_decision(self) -> np.ndarray:
-        """The discounted sums ``[E]`` of ``rho_t r_t`` (Precup et al. 2000, equation 5)."""
-        return self._sums(self.power * self.ratio * self.reward)
-
-    def estimate(self, name: str, counts: np.ndarray) -> float:
-        """Returns an estimate where each episode counts ``counts [E]`` times."""
+    def estimate(self, name: str) -> tuple[float, np.ndarray]:
+        """Returns an estimate, and each episode's influence ``[E]``: ``E`` times the derivative by its count."""
         if name == "pdwis":
-            return self._per_decision_normalised(counts)
-        of_episodes = {
-            "behaviour": lambda: self.returns,
-            "is": lambda: self.weight * self.returns,  # Precup et al. (2000), equation 3
-            "wis": lambda: self.weight * self.returns,  # equation 4
-            "pdis": lambda: self.per_decision,
-        }[name]()
-        return float(_ratio(counts @ of_episodes, counts @ self.weight if name == "wis" else counts.sum()))
+            return self._per_decision_normalised()
+        ratio = self.ratio if name == "pdis" else 1.0
+        total = self._sums(self.power * ratio * self.reward)  # Precup et al. (2000), equation 5
+        weight = self.weight if name in ("is", "wis") else np.ones(self.size)  # equation 3
+        value = float(_ratio((weight * total).sum(), weight.sum() if name == "wis" else self.size))  # equation 4
+        if name == "wis":
+            return value, _ratio(weight * (total - value), np.full(self.size, weight.mean()))
+        return value, weight * total - value
 
-    def _per_decision_normalised(self, counts: np.ndarray) -> float:
+    def _per_decision_normalised(self) -> tuple[float, np.ndarray]:
         """Divides the sums of each step by those of its ratios; an episode keeps its last one after its end.
 
         Source: Thomas (2015), "Safe Reinforcement Learning", section 3.9.
         """
-        ratio, length = counts[self.episode] * self.ratio, int(self.lengths.max())
-        ended = np.cumsum(np.bincount(self.lengths, counts * self.weight, length + 1))[:length]
-        total, weight = (np.bincount(self.number, x, length) for x in (ratio * self.reward, ratio))
-        return float(np.sum(self.discount ** np.arange(length) * _ratio(total, weight + ended)))
+        length = int(self.lengths.max())
+        ended = np.cumsum(np.bincount(self.lengths, self.weight, length + 1))[:length]
+        total, weight = (np.bincount(self.number, x, length) for x in (self.ratio * self.reward, self.ratio))
+        weight = weight + ended
+        reward = _ratio(total, weight)
+        factor = _ratio(self.discount ** np.arange(length) * self.size, weight)
+        later = np.append(
+            np.cumsum((factor * reward)[::-1])[::-1], 0.0
+        )  # what a step's ratio of an ended one takes away
+        before = self._sums(factor[self.number] * self.ratio * (self.reward - reward[self.number]))
+        value = np.sum(self.discount ** np.arange(length) * reward)
+        return float(value), before - self.weight * later[self.lengths]
 
     def effective(self) -> float:
         """The effective number of episodes, ``(sum w)^2 / sum w^2`` (Kong 1992)."""
@@ -224,13 +222,22 @@ def _ratio(total: Any, weight: Any) -> Any:
     return np.divide(total, weight, out=np.zeros_like(np.asarray(total, np.float64)), where=np.asarray(weight) != 0)
 
 
-def _resampled(name: str, record: Episodes, generator: np.random.Generator) -> Estimate:
-    """Estimates with an interval from resampled episodes (Efron 1979: the percentiles)."""
-    chances = np.full(record.size, 1 / record.size)
-    drawn = [record.estimate(name, generator.multinomial(record.size, chances)) for _ in range(RESAMPLES)]
-    low, high = np.percentile(drawn, (2.5, 97.5)).tolist()
-    effective = record.effective() if name in ("is", "wis") else None
-    return Estimate(record.estimate(name, np.ones(record.size)), (low, high), effective)
+def _resampled(record: Episodes, generator: np.random.Generator, names: Sequence[str]) -> dict[str, Estimate]:
+    """Estimates with bootstrap-t intervals (Efron 1979; Hall 1988), which allow for the skewness of ratios.
+
+    The estimates of resampled episodes are taken as linear in how often each episode counts.
+    """
+    values, influences = zip(*(record.estimate(name) for name in names), strict=True)
+    influence = np.stack(influences, axis=1)
+    deviation, square, drawn = influence.std(axis=0), np.square(influence), []
+    for _ in range(RESAMPLES):
+        shares = generator.multinomial(record.size, np.full(record.size, 1 / record.size)) / record.size
+        mean = shares @ influence
+        drawn.append(_ratio(mean, np.sqrt(np.maximum(shares @ square - mean**2, 1e-12 * deviation**2))))
+    below, above = np.percentile(drawn, (2.5, 97.5), axis=0) * deviation
+    effective = [record.effective() if name in ("is", "wis") else None for name in names]
+    intervals = zip((values - above).tolist(), (values - below).tolist(), strict=True)
+    return dict(zip(names, map(Estimate, values, intervals, effective), strict=True))
 
 
 def _refitted(values: np.ndarray, counts: np.ndarray) -> Estimate:
@@ -309,7 +316,9 @@ def _steps(policy: Policy, data: Dataset, record: Episodes, choices: np.ndarray)
     return fitted.Steps(data.obs, action, choices, data.reward, discount, data.valid, episode)
 
 
-def _assumptions(policy: Policy, data: Dataset, record: Episodes, *, sampled: bool, known: bool) -> list[str]:
+def _assumptions(
+    policy: Policy, data: Dataset, record: Episodes, updates: int, *, sampled: bool, known: bool
+) -> list[str]:
     """Says what the estimates rest on."""
     lines = []
     if not sampled:
@@ -327,7 +336,7 @@ def _assumptions(policy: Policy, data: Dataset, record: Episodes, *, sampled: bo
             f"episodes average {mean:.3g} (1 is expected); {record.effective():.1f} of {record.size} episodes count"
         )
         if record.effective() < 10:
-            lines.append("is, pdis, wis and pdwis rest on a few episodes, and their intervals are too narrow")
+            lines.append("is, pdis, wis and pdwis rest on a few episodes: do not trust their intervals")
         actions, parts = spaces.leaves(data.action), spaces.leaves(policy.source.spec.action)
         boxes = [(actions[path][record.rows], part) for path, part in parts.items() if isinstance(part, Box)]
         ends = [np.mean((x == part.low) | (x == part.high)) for x, part in boxes]
@@ -335,6 +344,11 @@ def _assumptions(policy: Policy, data: Dataset, record: Episodes, *, sampled: bo
             lines.append(
                 f"{max(ends):.1%} of the numbers of actions lie on a bound, where ratios are of the density before it"
             )
+    horizon = min(1 / max(1 - record.discount, 1e-9), float(record.lengths.mean()))
+    if updates < (needed := math.ceil(4 * horizon / fitted.TARGET_RATE)):
+        lines.append(
+            f"--updates {updates} may be too few for the values of fqe and dr to settle; {needed} are more likely to do"
+        )
     if data.truncated.any():
         share = float(np.mean(data.truncated[data.ends]))
         more = ", which only fqe and dr look beyond" if known else ""
