@@ -32,6 +32,7 @@ from mkdocs.structure.pages import Page
 
 import jaxrl_dist
 from jaxrl_dist import algorithms
+from jaxrl_dist.algorithms.named import data_of
 from jaxrl_dist.algorithms.presets import KINDS
 from jaxrl_dist.checks import flag
 from jaxrl_dist.commands import help
@@ -184,7 +185,7 @@ def algorithm_presets(name: str) -> str:
     default = plain_defaults(name)
     rows = []
     for kind, env in EXAMPLES.items():
-        config, _ = given.filled(given.user_values(jaxrl_dist.Train(name, env=env)), source_of(env))
+        config, _ = given.filled(given.user_values(jaxrl_dist.Train(name, env=env, data=data_of(name))), source_of(env))
         try:
             setup.make_algorithm(config, spec_of(env))
         except ConfigError as error:
@@ -348,7 +349,7 @@ def tested(_: str | None) -> str:
     reasons: list[str] = []
     rows = []
     for name in NAMES:
-        env = next(env for env in ("CartPole-v1", "Pendulum-v1") if refused(name, f"gymnax:{env}") is None)
+        env = next((env for env in ("CartPole-v1", "Pendulum-v1") if refused(name, f"gymnax:{env}") is None), "")
         row = [f"[`{name}`](algorithms/{name}.md)"]
         for plan, backend in columns:
             cell = " ".join(sorted(found.get((name, plan, backend), ())))

@@ -397,9 +397,13 @@ def load(file: pathlib.Path) -> dict[str, Any]:
 
 
 def save(file: pathlib.Path, results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Writes the results, with each list of numbers on one line, for short diffs."""
-    order = [bar.name for bar in BARS if bar.name in results]
-    text = json.dumps({name: results[name] for name in order}, indent=1)
+    """Writes the results in the order of ``BARS``, for short diffs."""
+    write(file, {bar.name: results[bar.name] for bar in BARS if bar.name in results})
+
+
+def write(file: pathlib.Path, results: Mapping[str, Mapping[str, Any]]) -> None:
+    """Writes entries by name, with each list of numbers on one line."""
+    text = json.dumps(results, indent=1)
     text = re.sub(r"\[[^][{}]*\]", lambda numbers: " ".join(numbers[0].split()), text)
     file.write_text(text + "\n", encoding="utf-8")
 

@@ -72,6 +72,14 @@ class Flock:
         pass
 
 
+class Strict(Flock):
+    """Raises an error at an illegal move."""
+
+    def step(self, actions: Any) -> Any:
+        assert all(move >= 0 or self.places[agent] > 0 for agent, move in actions.items()), "an illegal move"
+        return super().step(actions)
+
+
 class Unequal(Flock):
     def action_space(self, agent: str) -> spaces.Space[Any]:
         return spaces.Discrete(3 + (agent == "late"))

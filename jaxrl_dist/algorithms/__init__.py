@@ -10,7 +10,7 @@ import traceback
 import types
 from typing import Any
 
-from jaxrl_dist.algorithms.presets import PRESETS as PRESETS
+from jaxrl_dist.algorithms.named import PRESETS as PRESETS
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.errors import ConfigError
 

@@ -318,30 +318,4 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
         **{kind: {"normalize_observations": False} for kind in ("table", "image", "minatar", "atari")},
     },
 }
-PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
-    "apex": ("dqn", {
-        # Horgan et al. (2018), sections 4.1 and appendix C, at the size of one host
-        "plan": "asynchronous", "num_envs": 16, "rollout_length": 8, "replay_ratio": 0.25, "target_period": 250,
-        "learning_rate": 5e-4, "normalize_observations": False, "epsilon_ladder": True, "priority_exponent": 0.6,
-        "importance_exponent": 0.4,
-    }),
-    "apex-ddpg": ("ddpg", {  # section 4.2
-        "plan": "asynchronous", "num_envs": 8, "rollout_length": 16, "n_step": 5, "priority_exponent": 0.6,
-    }),
-    "vdn": ("qmix", {
-        # Sunehag et al. (2017), who do not normalise layers. Without it, values on MPE_simple_spread rose above 0,
-        # where no reward is, in one of three seeds.
-        "plan": "on_device", "mixer": "vdn", "layer_norm": True,
-    }),
-    "a3c": ("a2c", {"plan": "gradients", "num_actors": 4, "scale_rewards": False}),
-    "async-dqn": ("dqn", {
-        # Mnih et al. (2016), section 4. The plan does not normalise observations. Without replay, experience is
-        # correlated. Layer normalisation stabilises learning more than a target network, which would only slow it down
-        # (Gallici et al. 2024, section 3).
-        "plan": "gradients", "num_actors": 4, "num_envs": 16, "rollout_length": 8, "n_step": 4, "target_period": 1,
-        "learning_rate": 3e-4, "epsilon_end": 0.05, "epsilon_steps": 50_000, "ez_greedy": False,
-        "normalize_observations": False, "layer_norm": True,
-    }),
-}
-"""Named presets: the algorithm, and the flags that differ from the algorithm's own preset."""
 # fmt: on

@@ -12,7 +12,7 @@ from jaxrl_dist.algorithms.presets import TablePresets
 from jaxrl_dist.algorithms.replayed import ActionScale, copied, n_step_replay, num_actions
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, returns, spaces
-from jaxrl_dist.memory.config import ReplayConfig
+from jaxrl_dist.memory.config import RandomStartConfig
 from jaxrl_dist.nn.config import CriticConfig, NoiseConfig
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Variables
 
@@ -23,7 +23,7 @@ CQL_DRAWS = 10
 @dataclasses.dataclass(frozen=True)
 class SAC(
     TablePresets,
-    ReplayConfig,
+    RandomStartConfig,
     CriticConfig,
     NoiseConfig,
     hidden_sizes=(256, 256),
@@ -73,12 +73,12 @@ class SAC(
                 core = exploration.correlated(core, context.keys, self.noise_correlation)
             action = kind.to_env(chosen.sample(context.keys, core if kind.noise_size else None))
             random = kind.act_randomly(context.keys, observations.legal(spec, obs))
-            return jnp.where(context.env_step < self.learning_starts, random, action), core, {}
+            return jnp.where(self.acts_randomly(context.env_step), random, action), core, {}
 
         def log_prob(variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context) -> jax.Array:
             random = kind.random_log_prob(observations.legal(spec, obs), action)
             chosen = kind.log_prob(choose(variables.params["actor"], obs), action)
-            return jnp.where(context.env_step < self.learning_starts, random, chosen)
+            return jnp.where(self.acts_randomly(context.env_step), random, chosen)
 
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
             params, frozen = variables.params, returns.constant(variables.params)

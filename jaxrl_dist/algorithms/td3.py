@@ -12,14 +12,14 @@ from jaxrl_dist.checks import check_used, flag
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import jax, jnp, mesh, networks, observations, optax, returns
-from jaxrl_dist.memory.config import ReplayConfig
+from jaxrl_dist.memory.config import RandomStartConfig
 from jaxrl_dist.nn.config import CriticConfig
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
 
 
 @dataclasses.dataclass(frozen=True)
 class TD3(
-    TablePresets, ReplayConfig, CriticConfig, hidden_sizes=(256, 256), activation="relu", replay_capacity=1_000_000
+    TablePresets, RandomStartConfig, CriticConfig, hidden_sizes=(256, 256), activation="relu", replay_capacity=1_000_000
 ):
     """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018)."""
 
@@ -100,7 +100,7 @@ class TD3(
                 noise = self.noise_std * exploration.gaussian(context.keys, scale.size)
             noisy = scale.to_env(jnp.clip(action + noise, -1.0, 1.0))
             random = scale.uniform(jax.vmap(jax.random.fold_in, (0, None))(context.keys, 1))
-            return jnp.where(context.env_step < self.learning_starts, random, noisy), core, {}
+            return jnp.where(self.acts_randomly(context.env_step), random, noisy), core, {}
 
         def actor_values(params: PyTree, critics: PyTree, obs: PyTree) -> tuple[jax.Array, jax.Array]:
             """Returns the actor's actions ``[N, A]``, and the values ``[N]`` that it climbs."""

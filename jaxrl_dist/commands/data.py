@@ -22,6 +22,10 @@ class Data:
     """Directory to make for the joined data set, or PNG file for a histogram of the returns."""
     best: float | None = setting(None, above=0, high=1)
     """Share of the episodes to take, those with the highest returns: 0.1 takes a tenth."""
+    random: float | None = setting(None)
+    """Mean return of random actions, which is 0 in the normalised scores of what learns from the data; to store."""
+    expert: float | None = setting(None)
+    """Mean return of an expert, which is 100 in normalised scores; to store."""
 
 
 def run(args: Sequence[str]) -> int:
@@ -30,13 +34,23 @@ def run(args: Sequence[str]) -> int:
     if not options.data:
         raise ConfigError("which data set? Name its directory, as in: jaxrl-dist data data/NAME")
 
+    from jaxrl_dist.data import files
     from jaxrl_dist.data.dataset import Dataset
 
     data = Dataset.joined([Dataset.load(path) for path in options.data])
     if options.best is not None:
         data = data.best(options.best)
+    ends = {end: value for end in files.ENDS if (value := getattr(options, end)) is not None}
+    data = dataclasses.replace(data, about={**data.about, **ends})
+    makes = options.out is not None and not options.out.endswith(".png")
+    if ends and not makes:
+        if len(options.data) > 1 or options.best is not None:
+            raise ConfigError(
+                "--random and --expert change one data set in place: name one alone, or a new one with -o"
+            )
+        files.describe(pathlib.Path(options.data[0]), ends)
     lines = [data.summary()]
-    if options.out is not None and options.out.endswith(".png"):
+    if options.out is not None and not makes:
         from jaxrl_dist.commands.plot import drawing
 
         drawing.save(drawing.histogram(data.returns, "episode return", "episodes"), pathlib.Path(options.out))

@@ -86,6 +86,7 @@ def run(args: Sequence[str]) -> int:
         return 0
     policy = options.load(env_options=options.env_options)
 
+    from jaxrl_dist.data.files import scored
     from jaxrl_dist.run.console import Display, played
 
     display = Display(options.episodes)
@@ -94,7 +95,7 @@ def run(args: Sequence[str]) -> int:
         result = policy.evaluate(
             options.episodes, options.seed, max_steps=options.max_steps, sampled=options.sampled, progress=show
         )
-    display.console.print(visible(played(result.summary())))
+    display.console.print(visible(played(scored(result.summary(), policy.config.data))))
     return 0
 
 
@@ -104,6 +105,7 @@ def _of_members(options: Evaluate, members: Sequence[pathlib.Path]) -> str:
     Raises:
       ConfigError: no member has a policy that can be loaded.
     """
+    from jaxrl_dist.data.files import scored
     from jaxrl_dist.run.console import played
     from jaxrl_dist.settings.members import results_of
     from jaxrl_dist.training.results import aligned, joined
@@ -125,7 +127,7 @@ def _of_members(options: Evaluate, members: Sequence[pathlib.Path]) -> str:
             evaluators.append((acting, evaluator))
         evaluation = evaluator.play(policy.source.spec.keyed(policy.variables))
         assert evaluation is not None, "nothing stops it"
-        evaluations[member.name] = evaluation.summary()
+        evaluations[member.name] = scored(evaluation.summary(), policy.config.data)
     if not evaluations:
         raise problems[0]
     results, lines = results_of(pathlib.Path(options.run_dir)), list[dict[str, str]]()

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
-from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, presets, published
+from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, named, presets, published
 from jaxrl_dist.commands import find_modules, flags, help
 from jaxrl_dist.errors import ConfigError
 
@@ -43,8 +43,9 @@ def run(args: Sequence[str]) -> int:
     from jaxrl_dist.config.train import Train
     from jaxrl_dist.settings.resolve import resolved
 
-    named = Train(options.algorithm, env=options.env, env_options=options.env_options, published=options.published)
-    config, source = resolved(named, core)
+    about = {"data": named.data_of(options.algorithm), "env_options": options.env_options}
+    wanted = Train(options.algorithm, env=options.env, published=options.published, **about)
+    config, source = resolved(wanted, core)
     print(f"{config.env} is of the kind: {presets.KINDS[presets.kind_of(source.spec)]}")
     words = ["jaxrl-dist", "train", options.algorithm, "--env", config.env]
     print(shlex.join([*words, *changed(config, default), *changed(config.algorithm, default.algorithm)]))

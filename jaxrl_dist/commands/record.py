@@ -30,7 +30,7 @@ class Record(evaluate.Trained):
     greedy: bool = False
     """Take the best actions instead of sampling them."""
     replay: bool = False
-    """Store the steps that the replay memory of the run's newest checkpoint holds instead of playing."""
+    """Store the steps that the replay memory of the checkpoint holds instead of playing."""
     env_options: dict[str, str] = dataclasses.field(default_factory=dict)
     """Options of the environment instead of the run's."""
 
@@ -44,7 +44,7 @@ def run(args: Sequence[str]) -> int:
     out = pathlib.Path(options.out)
     if out.exists():
         raise ConfigError(f"{out} exists; a data set needs a new directory")
-    playing = "steps", "num_envs", "seed", "random_share", "greedy", "checkpoint"
+    playing = "steps", "num_envs", "seed", "random_share", "greedy"
     check_used(options, *playing, active=not options.replay, needed="playing, and --replay stores a memory")
     policy = options.load(env_options=options.env_options)
 
@@ -53,7 +53,7 @@ def run(args: Sequence[str]) -> int:
 
     about = {"env": policy.source.spec.id, "behaviour": {"run": options.run_dir, "checkpoint": options.checkpoint}}
     if options.replay:
-        data = recording.of_memory(policy, options.run_dir, about)
+        data = recording.of_memory(policy, options.run_dir, about, options.checkpoint)
     else:
         display = Display(0)
         with display.live:

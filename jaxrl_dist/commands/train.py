@@ -178,6 +178,8 @@ def _summary(run: Run, last: Report) -> Iterator[str]:
         yield f"ended early, by --stop-at-return {run.config.stop_at_return:g}"
     if last.evaluation:
         yield played(last.evaluation)
+    if (recorder := run.members[0].recorder) is not None and recorder.path.exists():
+        yield f"wrote {recorder.path}"
     if is_population(run.config):
         yield table(run.rows, run.config.evaluation_policy)
 

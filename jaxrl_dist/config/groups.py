@@ -37,7 +37,8 @@ class Environment:
     normalize_observations: bool = setting(without_preset=False, varies=True, per_policy=True, needs_rollouts=True)
     """Normalise observations by their running mean and standard deviation over all devices."""
     scale_rewards: bool = setting(without_preset=False, varies=True, per_policy=True, needs_rollouts=True)
-    """Divide rewards by the running standard deviation of the discounted return."""
+    """Divide rewards by the running standard deviation of the discounted return; under --plan offline, multiply them so
+    that the returns of the data span 1,000, as the authors of IQL do."""
     clip_rewards: str | None = setting(None, varies=True, per_policy=True)
     """Clip rewards for learning to a bound such as 1 or a range such as -1,1; reported returns stay raw."""
 
@@ -51,6 +52,9 @@ class Data:
     new experience with a data share."""
     total_updates: int = setting(100_000, low=1, high=10**9, resumable=True, compiled=False)
     """Updates to train for, under --plan offline."""
+    record: str | None = setting(None, resumable=True, compiled=False)
+    """Directory to make for a data set of all that is played, with the probability of each action; a resumed run adds a
+    number to its name. Under --plan on_device, `jaxrl-dist record` works afterwards."""
     data_share: float | None = setting(None, above=0, below=1, needs="data")
     """Share of each batch that comes from the data set (Ball et al. 2023); the rest comes from replayed experience."""
 

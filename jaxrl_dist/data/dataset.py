@@ -91,7 +91,7 @@ class Dataset:
         ]
         lines += [f"environment {about['env']}"] if "env" in about else []
         lines += [f"behaviour {', '.join(f'{name} {x}' for name, x in behaviour.items())}"] if behaviour else []
-        lines += [f"{end} policy {about[end]:.6g}" for end in ("random", "expert") if end in about]
+        lines += [f"{end} policy {about[end]:.6g}" for end in files.ENDS if end in about]
         if self.log_prob is None:
             lines.append("the probabilities of the actions are not known")
         return "\n".join(lines)
@@ -259,8 +259,9 @@ class Dataset:
           OSError: the disk is full.
         """
         about = {"steps": self.steps, "episodes": len(self.ends), "about": dict(self.about)}
-        kinds = {"obs": self.observation_space, "action": self.action_space}
-        files.write(pathlib.Path(path), self.columns, kinds, about)
+        known = self.columns
+        kinds = {name: kind for name, kind in self.kinds.items() if name in known}
+        files.write(pathlib.Path(path), known, kinds, about)
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> Dataset:

@@ -5,6 +5,7 @@ Others may have written them: no file names code, and nothing is read that the i
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -23,39 +24,102 @@ from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
 FORMAT = 1
 """Format number of ``dataset.json``; a reader refuses unknown numbers."""
 INDEX = "dataset.json"
+ENDS = "random", "expert"
+"""Policies whose mean returns are the ends of a normalised score."""
 _DTYPES = {np.dtype(code).name for code in "?bBhHiIqQefd"}
 _MAX_HEADER = 1000  # characters; those of data sets are below 200
 
 
-def write(path: pathlib.Path, fields: Mapping[str, Any], kinds: Mapping[str, Space], about: Mapping[str, Any]) -> None:
-    """Writes a new directory, whole or not at all.
+class Writer:
+    """Writes a new directory, whole or not at all, whose arrays grow by what is appended."""
 
-    Args:
-      fields: arrays by name, or dicts of arrays.
-      kinds: the spaces of those that have one.
-      about: more for the index, in JSON.
+    def __init__(self, path: pathlib.Path, kinds: Mapping[str, Space]) -> None:
+        """``kinds`` are the spaces of the arrays, by name.
+
+        Raises:
+          ConfigError: the directory exists, or cannot be written.
+        """
+        if path.exists():
+            raise ConfigError(f"{path} exists; a data set needs a new directory")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        storage.check_place(path)
+        self.path, self.rows, self._kinds = path, 0, kinds
+        self._temporary = path.with_name(f".{path.name}.new")
+        storage.delete(self._temporary)
+        self._temporary.mkdir()
+        parts = {name: spaces.leaves(space) for name, space in kinds.items()}
+        self._parts = {(name, part): kind for name, space in parts.items() for part, kind in space.items()}
+        self._files = {place: (self._temporary / _file_of(*place)).open("xb") for place in self._parts}
+        self._heads()
+
+    def append(self, columns: Mapping[str, Any]) -> None:
+        """Appends rows to all arrays. Raises ``OSError`` if the disk is full; the directory is then as before."""
+        arrays = {(name, part): x for name, tree in columns.items() for part, x in spaces.leaves(tree).items()}
+        for place, file in self._files.items():
+            with storage.naming(self.path):
+                file.write(np.ascontiguousarray(arrays[place]).data.cast("B"))
+        self.rows += len(next(iter(arrays.values())))
+
+    def commit(self, about: Mapping[str, Any]) -> None:
+        """Gives the directory its name; ``about`` is more for the index, in JSON. Raises as ``append``."""
+        with storage.naming(self.path):
+            self._heads()
+            for file in self._files.values():
+                file.close()
+            stored = {name: _space_to_json(self._kinds[name]) for name in ("obs", "action")}
+            content = {"format": FORMAT, **about, "spaces": stored, "files": storage.digests(self._temporary)}
+            (self._temporary / INDEX).write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+            storage.commit(self._temporary, self.path, self.path.with_name(f".{self.path.name}.old"))
+
+    def close(self) -> None:
+        """Deletes what has not got its name."""
+        for file in self._files.values():
+            with contextlib.suppress(OSError):
+                file.close()
+        storage.delete(self._temporary)
+
+    def _heads(self) -> None:
+        """Writes the header of each array, which is as long for any number of rows, and cuts what follows them."""
+        for (name, part), file in self._files.items():
+            kind = self._parts[name, part]
+            shape, descr = (self.rows, *kind.shape), np.lib.format.dtype_to_descr(kind.dtype)
+            file.seek(0)
+            np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
+            file.seek(math.prod(shape) * kind.dtype.itemsize, 1)
+            file.truncate()
+
+
+def write(path: pathlib.Path, columns: Mapping[str, Any], kinds: Mapping[str, Space], about: Mapping[str, Any]) -> None:
+    """Writes arrays as a new directory, whole or not at all; the arguments and errors are those of ``Writer``."""
+    with contextlib.closing(Writer(path, kinds)) as writer:
+        writer.append(columns)
+        writer.commit(about)
+
+
+def describe(path: pathlib.Path, about: Mapping[str, Any]) -> None:
+    """Adds to what a directory says of its data set.
 
     Raises:
-      ConfigError: the directory exists, or cannot be written.
-      OSError: the disk is full.
+      OSError: it cannot be written.
     """
-    if path.exists():
-        raise ConfigError(f"{path} exists; a data set needs a new directory")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    storage.check_place(path)
-    temporary = path.with_name(f".{path.name}.new")
-    storage.delete(temporary)
-    temporary.mkdir()
+    content = storage.read_json(path / INDEX)
+    storage.write_json(path / INDEX, {**content, "about": {**content["about"], **about}})
+
+
+def scored(evaluation: Mapping[str, Any], path: str | None) -> dict[str, Any]:
+    """Adds the normalised score to an evaluation, if the data set of the run knows both ends.
+
+    It is ``100 (return - random) / (expert - random)``. Source: Fu et al. (2020), D4RL, arXiv:2004.07219, section 6.
+    """
     try:
-        for name, field in fields.items():
-            for part, x in spaces.leaves(field).items():
-                np.save(temporary / _file_of(name, part), np.ascontiguousarray(x), allow_pickle=False)
-        stored = {name: _space_to_json(space) for name, space in kinds.items()}
-        content = {"format": FORMAT, **about, "spaces": stored, "files": storage.digests(temporary)}
-        (temporary / INDEX).write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
-        storage.commit(temporary, path, path.with_name(f".{path.name}.old"))
-    finally:
-        storage.delete(temporary)
+        about = storage.read_json(pathlib.Path(path or "") / INDEX)["about"]
+        random, expert = (storage.finite(about.get(end)) for end in ENDS)
+    except (ConfigError, LookupError, TypeError, AttributeError):
+        return dict(evaluation)
+    if random is None or expert is None or random == expert or "return_mean" not in evaluation:
+        return dict(evaluation)
+    score = 100 * (evaluation["return_mean"] - random) / (expert - random)
+    return {**evaluation, "normalized_score": score, "random_return": random, "expert_return": expert}
 
 
 def read(

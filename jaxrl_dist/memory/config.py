@@ -61,3 +61,16 @@ class ReplayConfig(CoreConfig, OptimizerConfig):
         check_used(self, *sequential, active=self.core != "none", needed="--core")
         prioritized = self.priority_exponent is not None
         check_used(self, "importance_exponent", active=prioritized, needed="--priority-exponent")
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomStartConfig(ReplayConfig):
+    """Flags of replay that begins with random actions."""
+
+    random_steps: int | None = setting(None, low=0, high=10**15)
+    """Env steps of uniformly random actions before the policy acts; None: until the first update, and none for a policy
+    that `--init-from` has loaded."""
+
+    def acts_randomly(self, env_step: Any) -> Any:
+        """Returns whether actions are still random; ``env_step`` may be traced."""
+        return env_step < (self.learning_starts if self.random_steps is None else self.random_steps)

@@ -19,6 +19,7 @@ from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.plans import report as reports
 from jaxrl_dist.plans.clock import Clock
 from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.recording import acting, recorded
 from jaxrl_dist.plans.report import updates_of
 from jaxrl_dist.types import Algorithms, Report, TrainState
 
@@ -68,7 +69,9 @@ def dataflow(job: Job, training: Training, programs: Sequence[meshes.Program], e
     state, more = job.initial_state(), False
     store = ParamStore(options.meshes, keep=options.lag or 0)
     store.publish(arrays.as_local(state, job.mesh))
-    with contextlib.closing(ActorPool(job.actor_job(), options, store, exchange.send)) as pool:
+    with contextlib.closing(
+        ActorPool(job.actor_job(acting(job)), options, store, recorded(job, exchange.send))
+    ) as pool:
         tally = Tally(job, pool, store, job.iterations_per_report * options.num_actors // exchange.size)
         stages.mark("starting")
         pool.streams.wait()

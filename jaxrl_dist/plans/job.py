@@ -21,7 +21,7 @@ from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.policies import joined, state_of
 from jaxrl_dist.learners.sgd import Learner
-from jaxrl_dist.types import Algorithms, Array, Checkpoint, PyTree, Report, TrainState, Variables
+from jaxrl_dist.types import Algorithms, Array, Checkpoint, PyTree, Report, Rollout, TrainState, Variables
 
 T = TypeVar("T")
 
@@ -64,6 +64,8 @@ class Job(NamedTuple):
     excluded_seconds: Callable[[], float] = lambda: 0.0  # not spent on training, but on evaluations and the like
     # Called before the first update with a function that reports the newest state, even after the plan has failed.
     publish_latest: Callable[[Callable[[], Report]], None] = lambda newest: None
+    # Takes all experience, as ``(index of the first environment, rollout [T, B, ...])``; None: nothing does.
+    record: Callable[[int, Rollout], None] | None = None
     cache: ProgramCache | None = None  # None: nothing is shared
     data: PyTree = ()  # the data set, as ``memory.records.packed`` returns it; (): none
     data_identity: str | None = None  # as ``data.files.identity`` returns it; None: there is no data set
@@ -75,7 +77,7 @@ class Job(NamedTuple):
           name: names the result, with everything it depends on except the fields that ``setup.make_job`` compares.
           make: gets the job without its checkpoint and callbacks, which would live as long as the result.
         """
-        defaults = ("init_variables", "resumed", "stop", "excluded_seconds", "publish_latest", "cache")
+        defaults = ("init_variables", "resumed", "stop", "excluded_seconds", "publish_latest", "record", "cache")
         bare = self._replace(**{name: self._field_defaults[name] for name in defaults})
         return make(bare) if self.cache is None else self.cache.once((name, tuple(self.hyper)), lambda: make(bare))
 
@@ -197,15 +199,15 @@ class Job(NamedTuple):
         """Returns the replicated key of a stream of this run."""
         return meshes.put(rng.stream(self.config.seed, stream), self.mesh, meshes.REPLICATED)
 
-    def actor_job(self) -> ActorJob:
-        """Returns the job of an actor pool."""
+    def actor_job(self, algorithm: Algorithms) -> ActorJob:
+        """Returns the job of an actor pool; ``algorithm`` is that of this job, or what records it, too."""
         # Threads do not vote on stopping: with several processes, waits end with the rollouts under way.
         stop = self.stop if peers.world() is None else lambda: False
 
         def once(name: Hashable, make: Callable[[], T]) -> T:
-            return self.once(name, lambda _: make())
+            return self.once((name, self.record is not None), lambda _: make())
 
-        return ActorJob(self.algorithm, self.source, self.num_envs, self.rollout_length, self.session_seed, stop, once)
+        return ActorJob(algorithm, self.source, self.num_envs, self.rollout_length, self.session_seed, stop, once)
 
     @property
     def iterations_per_report(self) -> int:

@@ -16,7 +16,7 @@ from jaxrl_dist import rng
 from jaxrl_dist.actors import host, programs
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.sharded import compile_update
-from jaxrl_dist.plans import compiled, initial
+from jaxrl_dist.plans import compiled, initial, recording
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.population import Population
 from jaxrl_dist.plans.report import HostInterval, IntervalSums, of_all
@@ -40,7 +40,13 @@ class HostPopulation(Population):
         self._env = job.source.host(job.share, [job.session_seed for job in jobs])
         members = [job.variant(job.hyper)[0] for job in jobs] if self._axis else []
         self._acting = host.HostActor(
-            job.algorithm, self._env, self._here, job.rollout_length, self._compile(), job.share, members=members
+            recording.acting(job),
+            self._env,
+            self._here,
+            job.rollout_length,
+            self._compile(),
+            job.share,
+            members=members,
         )
         if self._axis:
             equal = self._average_every is not None
@@ -48,7 +54,7 @@ class HostPopulation(Population):
         else:
             self._state = job.initial_state()
         self._intervals = [HostInterval(job, job.iterations_per_report) for job in jobs]
-        self._data = job.put_data()
+        self._data, self._record = job.put_data(), recording.recorder(job, job.share.first)
         self._update_seconds, self._key = 0.0, job.key(Stream.LEARN)
         self._act_compiled = 0.0  # seconds, of programs that have been replaced
 
@@ -64,7 +70,8 @@ class HostPopulation(Population):
         else:
             key = meshes.put(rng.stream(job.config.seed, Stream.ACT), mesh, meshes.REPLICATED)
             acting = job.once(
-                ("act", job.config.seed), lambda job: programs.compile_acting(job.algorithm, spec, mesh, length, key)
+                ("act", job.config.seed, job.record is not None),
+                lambda _: programs.compile_acting(recording.acting(job), spec, mesh, length, key),
             )
             self._update = job.once(
                 "update", lambda job: compile_update(job.learner, job.mesh, recorded=bool(job.data))
@@ -83,6 +90,7 @@ class HostPopulation(Population):
         rollout, episodes, steps = peers.run_everywhere(
             partial(self._acting.rollout, variables, iteration, env_step, *member_inputs), "the environments"
         )
+        rollout = self._record(rollout)
         began = time.perf_counter()
         specs = meshes.rollout_specs(self._jobs[0].algorithm)
         self._state, metrics = self._update(state, arrays.as_global(rollout, mesh, specs), *inputs)

@@ -103,7 +103,7 @@ def match(
         results.append(programs[key](pair))
         scores[a, b] = results[-1].scores.mean(axis=1)
         progress((number + 1) * games)
-    elo, intervals = ratings.elo_table(len(entrants), scores, seed)
+    elo, intervals = ratings.elo_table(len(entrants), scores)
     return Match(label_of(made.spec), tuple(player.name for player in entrants), tuple(results), elo, intervals)
 
 

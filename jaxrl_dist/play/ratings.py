@@ -8,8 +8,6 @@ MEAN = 1500.0
 """Mean rating of the players: only differences between ratings mean something."""
 Z95 = 1.959964
 """Quantile of the normal distribution for intervals of 95 %."""
-SAMPLES = 1000
-"""Resampled tables of an interval of ratings."""
 
 
 def padded(scores: np.ndarray) -> np.ndarray:
@@ -28,52 +26,56 @@ def interval(scores: np.ndarray) -> tuple[float, float]:
     return max(0.0, float(values.mean() - half)), min(1.0, float(values.mean() + half))
 
 
-def elo(games: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """Returns the ratings ``[..., n]`` of maximum likelihood, with mean ``MEAN``.
+def elo(games: np.ndarray, points: np.ndarray, variance: np.ndarray | float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the ratings of maximum likelihood, with mean ``MEAN``, and their standard errors, both ``[n]``.
 
     The model is that of Bradley and Terry (1952) on the scale of Elo (1978): a difference of ``D`` points predicts the
     score ``1 / (1 + 10^(-D / 400))``. A draw is half a win. Every two players who have met have one drawn game more, so
-    ratings are finite where one has won all games.
+    ratings are finite where one has won all games. The errors are those of Huber (1967), "The behavior of maximum
+    likelihood estimates under nonstandard conditions", so that games may depend on each other.
 
     Args:
       games: played by each two players, ``[n, n]``, symmetric.
-      points: of the row's player against the column's, ``[..., n, n]``.
+      points: of the row's player against the column's, ``[n, n]``.
+      variance: of those points, ``[n, n]``, symmetric, and zero on the diagonal.
     """
     met = games > 0
     games, points = games + met, points + 0.5 * met
-    strength = np.zeros(points.shape[:-1])
+    strength = np.zeros(len(points))
     for _ in range(100):  # Newton's method; the likelihood is concave
-        predicted = 1 / (1 + np.exp(strength[..., None, :] - strength[..., :, None]))
+        predicted = 1 / (1 + np.exp(strength[None, :] - strength[:, None]))
         gradient = (points - games * predicted).sum(-1)
-        weight = games * predicted * (1 - predicted)
         # Ones keep the mean of the strengths, which the games say nothing about, at zero.
-        hessian = np.eye(len(games)) * weight.sum(-1)[..., None] - weight + 1.0
-        step = np.linalg.solve(hessian, gradient[..., None])[..., 0]
+        hessian = _laplacian(games * predicted * (1 - predicted)) + 1.0
+        step = np.linalg.solve(hessian, gradient)
         strength = strength + np.clip(step, -1, 1)
         if np.abs(step).max() < 1e-10:
             break
-    strength = strength - strength.mean(-1, keepdims=True)
-    return MEAN + strength * 400 / np.log(10)
+    inverse = np.linalg.inv(hessian)
+    errors = np.sqrt(np.diag(inverse @ _laplacian(variance * met) @ inverse))
+    scale = 400 / np.log(10)
+    return MEAN + (strength - strength.mean()) * scale, errors * scale
 
 
-def elo_table(count: int, scores: dict[tuple[int, int], np.ndarray], seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _laplacian(weight: np.ndarray) -> np.ndarray:
+    """Returns the Laplacian matrix of a graph with symmetric weights, all ``[n, n]``."""
+    return np.diag(weight.sum(-1)) - weight
+
+
+def elo_table(count: int, scores: dict[tuple[int, int], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Returns the ratings ``[n]`` of players who have all met, and their intervals of 95 %, ``[n, 2]``.
 
-    The intervals are those of the bootstrap (Efron 1979) over pairs of games: each resample draws as many pairs as two
-    players have played, from these and those of ``padded``.
+    The variance of a score is that between pairs of games, those of ``padded`` among them.
 
     Args:
       count: number of players.
       scores: those of ``[P]`` pairs of games, each 0 to 1, by two players, for the first of them.
     """
-    draw = np.random.default_rng(seed)
-    games = np.zeros((count, count))
-    points, resampled = np.zeros((count, count)), np.zeros((SAMPLES, count, count))
+    games, points, variance = np.zeros((3, count, count))
     for (a, b), of_pairs in scores.items():
         size = len(of_pairs)
         games[a, b] = games[b, a] = 2 * size
         points[a, b], points[b, a] = 2 * of_pairs.sum(), 2 * (1 - of_pairs).sum()
-        values = padded(of_pairs)
-        resampled[:, a, b] = [2 * values[draw.integers(len(values), size=size)].sum() for _ in range(SAMPLES)]
-        resampled[:, b, a] = 2 * size - resampled[:, a, b]
-    return elo(games, points), np.quantile(elo(games, resampled), (0.025, 0.975), axis=0).T
+        variance[a, b] = variance[b, a] = 4 * size * padded(of_pairs).var(ddof=1)
+    ratings, errors = elo(games, points, variance)
+    return ratings, np.stack([ratings - Z95 * errors, ratings + Z95 * errors], axis=1)

@@ -118,11 +118,14 @@ def _acting(
     return jax.jit(act), known
 
 
-def of_memory(policy: Policy, run_dir: str | pathlib.Path, about: Mapping[str, Any] = {}) -> Dataset:
-    """Returns what the replay memory of a run's newest checkpoint holds.
+def of_memory(
+    policy: Policy, run_dir: str | pathlib.Path, about: Mapping[str, Any] = {}, checkpoint: str | None = None
+) -> Dataset:
+    """Returns what the replay memory of a run's checkpoint holds.
 
     Args:
       policy: that of the run, which has its config.
+      checkpoint: "best" or env steps; None: the newest one.
 
     Raises:
       ConfigError: the run has no memory, or its checkpoints hold none.
@@ -132,7 +135,7 @@ def of_memory(policy: Policy, run_dir: str | pathlib.Path, about: Mapping[str, A
     shapes = jax.eval_shape(job.learner.init, jax.random.key(0))
     if spec.policies or spec.num_agents > 1 or spec.frame_stack > 1 or not jax.tree.leaves(shapes.memory):
         raise ConfigError(f"{run_dir}: --replay needs a run that replays the single frames of one agent")
-    memory = load_memory(run_dir, shapes.memory[""])
+    memory = load_memory(run_dir, shapes.memory[""], checkpoint)
     steps, added = memory.steps, int(memory.added[0])
     count = min(added, steps.reward.shape[1] - 1)
     order = np.arange(added - count, added + 1) % steps.reward.shape[1]

@@ -100,8 +100,11 @@ def load_variables(
         raise ConfigError(f"{error}{_others(run_dir, paths)}") from None
 
 
-def load_memory(run_dir: str | pathlib.Path, like: Any) -> Any:
-    """Reads the replay memory of a run's newest intact checkpoint into the structure of ``like``.
+def load_memory(run_dir: str | pathlib.Path, like: Any, which: str | int | None = None) -> Any:
+    """Reads the replay memory of a run's checkpoint into the structure of ``like``.
+
+    Args:
+      which: as for ``load_variables``; None: the newest intact one.
 
     Raises:
       ConfigError: no checkpoint holds one, or it cannot be read.
@@ -114,7 +117,7 @@ def load_memory(run_dir: str | pathlib.Path, like: Any) -> Any:
             raise ConfigError(f"{path} holds no replay memory; --checkpoint-replay saves it")
         return arrays.restore(path / ARRAYS, like, "state/memory/")
 
-    return _newest(run_dir, saved(run_dir), read)
+    return _newest(run_dir, saved(run_dir) if which is None else [chosen(run_dir, which)], read)
 
 
 def progress(run_dir: pathlib.Path) -> list[Mapping[str, Any]]:

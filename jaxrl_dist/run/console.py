@@ -104,6 +104,9 @@ def _played(numbers: Mapping[str, float | int]) -> str:
     if "members" in numbers:
         about += f"; {numbers['members_return_std']:.4g} between the means of the {numbers['members']} members"
     info = "".join(f", {name} {value:.4g}" for name, value in numbers.items() if name.startswith("info/"))
+    if "normalized_score" in numbers:
+        ends = f"random {numbers['random_return']:.4g} is 0 and expert {numbers['expert_return']:.4g} is 100"
+        info += f", normalised {numbers['normalized_score']:.4g}, where {ends}"
     return f"return {numbers['return_mean']:.4g}{value} ({about}){info}"
 
 

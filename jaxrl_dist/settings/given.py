@@ -159,6 +159,10 @@ def _of_presets(user: Given, source: EnvSource) -> tuple[dict[str, Any], dict[st
         fields = {name: value for name, value in fields.items() if name != "atari_preset" or is_atari}
         values |= fields
         sources |= dict.fromkeys(fields, layer)
+    if user.config.init_from and not user.config.init_parts and not offline:  # a trained policy need not explore anew
+        trained = {"random_steps": 0, "epsilon_start": values.get("epsilon_end", getattr(kind, "epsilon_end", 0.0))}
+        values |= (trained := {name: value for name, value in trained.items() if name in marked(kind)})
+        sources |= dict.fromkeys(trained, "preset")
     return values, sources
 
 

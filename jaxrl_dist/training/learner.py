@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxrl_dist import packing, spaces
 from jaxrl_dist.actors.step import blank_rollout
@@ -24,6 +25,9 @@ from jaxrl_dist.memory.records import ROWS, Records, packed
 from jaxrl_dist.run.machine import memory_size
 from jaxrl_dist.settings.policies import Copy, by_policy, naming
 from jaxrl_dist.types import Algorithm, Algorithms, EnvSpec, Replay, Rollout
+
+RETURN_SPAN = 1000.0
+"""Largest minus smallest return of a data set whose rewards are scaled (the authors' code of Kostrikov et al. 2021)."""
 
 
 def make_learner(
@@ -197,4 +201,9 @@ def recorded(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_devic
     check_spaces(f"--data {config.data}", data, spec.observation, spec.action)
     if data.steps < (least := math.lcm(ROWS, num_devices)):
         raise ConfigError(f"--data {config.data} has {data.steps} steps; {least} or more work")
-    return packed(data.rollout(), trained.window, num_devices)
+    record = data.rollout()
+    if config.scale_rewards and config.clock == "updates":
+        if not (span := float(np.ptp(data.returns))):
+            raise ConfigError(f"--scale-rewards: all episodes of --data {config.data} have the same return; remove it")
+        record = record._replace(reward=(record.reward * (RETURN_SPAN / span)).astype(np.float32))
+    return packed(record, trained.window, num_devices)

@@ -36,7 +36,7 @@ from jaxrl_dist.settings.policies import Copy, Fixed, Still, by_policy, naming
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.stored import acting_config, differences, to_json
 from jaxrl_dist.spaces import describe
-from jaxrl_dist.training import contract, weights
+from jaxrl_dist.training import contract, recording, weights
 from jaxrl_dist.training.compile_cache import keep_programs
 from jaxrl_dist.training.learner import check_sizes, make_learner, recorded
 from jaxrl_dist.training.member import Member, ProgramShared
@@ -114,6 +114,7 @@ def _checked(job: Job) -> Job:
 
 def _prepared(config: Train[Any], source: EnvSource) -> Run:
     """Prepares the members of a run; a single run has one. They share programs where the plan lets them."""
+    recording.check(config, source.spec)
     several, hyper = populations.is_population(config), list[str]()
     population = populations.members(config) if several else [populations.MemberConfig(config, {})]
     groups = [[number] for number in range(len(population))]
@@ -198,7 +199,7 @@ def _wrapped(config: Train[Any], spec: EnvSpec) -> Algorithm:
         algorithm = wrappers.average_parameters(algorithm, config.ema_steps, spec.num_agents, by_update=by_update)
     if config.normalize_observations:
         algorithm = wrappers.normalize_observations(algorithm, spec)
-    if config.scale_rewards:
+    if config.scale_rewards and config.clock == "env_steps":  # else those of the data are
         name = algorithms.name_of(config.algorithm)
         if algorithm.episodic:
             raise ConfigError(f"--scale-rewards changes nothing for {name}, which compares whole returns: remove it")

@@ -450,5 +450,8 @@ def test_several_policies_train_are_evaluated_and_resumed(tmp_path: Path) -> Non
 def test_check_env_plays_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check-env", "flock:Flock"]) == 0, capsys.readouterr().out
     assert "flock:Flock: no fault found in" in capsys.readouterr().out
+    for masks in ("part", "info"):
+        assert cli.main(["check-env", "flock:Strict", "--env-options", f"masks={masks}"]) == 0, capsys.readouterr().out
+        assert capsys.readouterr().out.count("says which actions are legal") == 1
     assert cli.main(["check-env", "flock:Faulty", "--env-options", "how=nobody"]) == 1
     assert "its constructor raises ValueError: reset leaves env.agents empty" in capsys.readouterr().out

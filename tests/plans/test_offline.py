@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 
 import jaxrl_dist
+from jaxrl_dist import cli
+from jaxrl_dist.data import files
 from jaxrl_dist.data.dataset import Dataset
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.profiling import timing
+from jaxrl_dist.settings.resolve import resolved
+from jaxrl_dist.training.setup import make_job
 
 SIZES = {"batch_size": 32, "hidden_sizes": (16,), "num_devices": 1}
 
@@ -118,6 +122,53 @@ def test_statistics_of_observations_are_those_of_the_data(tmp_path):
     assert stats.count == len(obs)
     np.testing.assert_allclose(stats.mean, obs.mean(axis=0), rtol=1e-5)
     np.testing.assert_allclose(stats.std(), obs.std(axis=0), rtol=1e-4)
+
+
+def test_rewards_are_scaled_so_that_the_returns_span_a_thousand(tmp_path):
+    data = dataset(tmp_path / "data")
+    scaled = config(tmp_path / "data", scale_rewards=True)
+    rewards = make_job(*resolved(scaled)).data.steps.reward
+    np.testing.assert_allclose(np.unique(rewards), [0, 1000 / np.ptp(data.returns)], rtol=1e-6)
+    data.best(0.01).save(tmp_path / "one")
+    with pytest.raises(ConfigError, match="have the same return; remove it"):
+        make_job(*resolved(dataclasses.replace(scaled, data=str(tmp_path / "one"))))
+
+
+def test_scores_are_normalised_where_both_ends_are_known(tmp_path, capsys):
+    dataset(tmp_path / "data", episodes=10)
+    path = str(tmp_path / "data")
+    assert files.scored({"return_mean": 60.0}, path) == files.scored({"return_mean": 60.0}, None) == {"return_mean": 60}
+    assert cli.main(["data", path, "--random", "10", "--expert", "110"]) == 0
+    assert "random policy 10\nexpert policy 110" in capsys.readouterr().out
+    assert files.scored({"return_mean": 60.0}, path)["normalized_score"] == 50
+    run = config(path, total_updates=1, evaluation_episodes=2, evaluation_max_steps=5, run_dir=str(tmp_path / "run"))
+    evaluation = final(jaxrl_dist.train(run))[0].evaluation
+    assert evaluation["normalized_score"] == pytest.approx(evaluation["return_mean"] - 10)
+    assert cli.main(["evaluate", run.run_dir, "--episodes", "2", "--max-steps", "5"]) == 0
+    assert "normalised -5, where random 10 is 0 and expert 110 is 100" in " ".join(capsys.readouterr().out.split())
+
+
+def test_ends_are_checked(tmp_path, capsys):
+    path = str(tmp_path / "data")
+    dataset(path, episodes=10)
+    for words, message in {
+        ("--random", "nan"): "--random",
+        ("--random", "1", "--best", "0.5"): "change one data set in place",
+        (path, "--expert", "1"): "change one data set in place",
+    }.items():
+        assert cli.main(["data", path, *words]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_trained_policy_makes_no_random_start(tmp_path):
+    run_dir = str(tmp_path / "run")
+    dqn = jaxrl_dist.preset("dqn", "gymnax:CartPole-v1", init_from=run_dir)
+    assert dqn.algorithm.epsilon_start == dqn.algorithm.epsilon_end == 0.05
+    given = jaxrl_dist.preset("dqn", "gymnax:CartPole-v1", init_from=run_dir, epsilon_start=0.5)
+    parts = jaxrl_dist.preset("dqn", "gymnax:CartPole-v1", init_from=run_dir, init_parts="torso")
+    assert (given.algorithm.epsilon_start, parts.algorithm.epsilon_start) == (0.5, 1.0)
+    sac, new = (jaxrl_dist.preset("sac", "Pendulum-v1", init_from=x).algorithm for x in (run_dir, None))
+    assert [new.acts_randomly(step) for step in (0, 999, 1000)] == [True, True, False] and not sac.acts_randomly(0)
 
 
 def test_the_average_of_parameters_moves_with_each_update(tmp_path):

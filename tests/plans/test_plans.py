@@ -25,6 +25,7 @@ from jaxrl_dist.algorithms.appo import APPO
 from jaxrl_dist.algorithms.ddpg import DDPG
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.impala import IMPALA
+from jaxrl_dist.algorithms.named import data_of
 from jaxrl_dist.algorithms.pg import PG
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.algorithms.pqn import PQN
@@ -184,7 +185,7 @@ def test_probes_under_the_other_plans(name: str, plan: str) -> None:
 
 COMBINATIONS = [
     (name, plan, backend)
-    for name in (*ALGORITHMS, *PRESETS)
+    for name in (*ALGORITHMS, *(name for name in PRESETS if data_of(name) is None))
     for plan in ([*PLANS, *THREADED] if name in ALGORITHMS else [PRESETS[name][1]["plan"]])
     for backend in BACKENDS
     if backend == "gymnax" or plan != "on_device"

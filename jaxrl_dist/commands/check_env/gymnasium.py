@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import gymnasium as library
@@ -13,7 +13,9 @@ import numpy as np
 
 from jaxrl_dist.commands.check_env.findings import SECONDS, STEPS, Check
 from jaxrl_dist.envs import masks
+from jaxrl_dist.envs.agents.pettingzoo import OBS, Parallel
 from jaxrl_dist.envs.base import space_of
+from jaxrl_dist.envs.masks import PART
 from jaxrl_dist.envs.native import RESET, STEP, Mask, env_label, plain
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import Box, leaves
@@ -49,14 +51,19 @@ def check_gymnasium(check: Check, env: Any, make: Callable[[], Any], name: str) 
     check.halt()
 
     scout = make()  # which is reset once more than the others
-    mask = check.call("reset", masks.of_gymnasium, scout, plain(env.observation_space), plain(env.action_space))
+    if isinstance(scout, Parallel):
+        offered = scout.description().agents or {}
+    else:
+        spaces = plain(env.observation_space), plain(env.action_space)
+        offered = {"": check.call("reset", masks.of_gymnasium, scout, *spaces)}
     check.call("close", scout.close)
-    check.masked(mask)
-    player = _Player(check, env, mask)
+    for mask in dict.fromkeys(offered.values()):
+        check.masked(mask)
+    player = _Player(check, env, offered)
     played = player.play(SEEDS[0], STEPS)
     check.steps = len(played) - 1
     check.ends(player.lengths, player.both)
-    twin = _Player(check, make(), mask)
+    twin = _Player(check, make(), offered)
     _check_seeds(check, player, twin, played)
     check.call("close", player.env.close)
     check.call("close", twin.env.close)
@@ -93,10 +100,11 @@ def _same(x: PyTree, y: PyTree) -> bool:
 class _Player:
     """Plays a Gymnasium environment with random actions, the same ones each time."""
 
-    def __init__(self, check: Check, env: Any, mask: Mask) -> None:
+    def __init__(self, check: Check, env: Any, offered: Mapping[str, Mask]) -> None:
+        """``offered``: the mask of each agent, or of ""."""
         self.env = env
-        self._mask = Mask() if mask.unread else mask
-        self._legal: np.ndarray | None = None
+        self._masks = {agent: mask for agent, mask in offered.items() if mask.where and not mask.unread}
+        self._legal: dict[str, np.ndarray] = {}
         self.firsts: list[Any] = []  # the first observation of each episode
         self.lengths: list[int] = []
         self.both = 0
@@ -123,11 +131,14 @@ class _Player:
                 break
         return played
 
-    def _sample(self, actions: Any) -> Any:
-        """Draws a legal action."""
-        if self._legal is None or not self._legal.any():
+    def _sample(self, actions: Any, agent: str = "") -> Any:
+        """Draws a legal action, of each agent."""
+        if isinstance(actions, library.spaces.Dict) and not agent:
+            return {name: self._sample(space, name) for name, space in actions.items()}
+        legal = self._legal.get(agent)
+        if legal is None or not legal.any():
             return actions.sample()
-        flags = self._legal.astype(np.int8)
+        flags = legal.astype(np.int8)
         if type(actions).__name__ == "Discrete":
             return actions.sample(mask=flags)
         sizes = [int(n) for n in actions.nvec.flat] if hasattr(actions, "nvec") else [2] * int(np.prod(actions.shape))
@@ -135,23 +146,27 @@ class _Player:
         drawn = np.array([actions.np_random.choice(part) for part in chosen]).reshape(actions.shape)
         return (drawn + getattr(actions, "start", 0)).astype(actions.dtype)
 
-    def _read_mask(self, where: str, obs: Any, info: Any, *, ended: bool) -> None:
+    def _read_masks(self, where: str, obs: Any, info: Any, *, ended: bool) -> None:
         """Reads which actions are legal now."""
-        if not self._mask.where:
-            return
+        for agent, mask in self._masks.items():
 
-        def read() -> Any:
-            if self._mask.where == "method":
-                return self.env.get_wrapper_attr(self._mask.name)()
-            return (obs if self._mask.where == "part" else info)[self._mask.name]
+            def read(agent: str = agent, mask: Mask = mask) -> Any:
+                if mask.where == "method":
+                    return self.env.get_wrapper_attr(mask.name)()
+                if agent:
+                    return obs[PART][agent] if mask.where == "info" else obs[OBS][agent][mask.name]
+                return (obs if mask.where == "part" else info)[mask.name]
 
-        mask = self._check.call(f"the action mask of {where}", read)
-        wanted = plain(self.env.action_space).num_choices
-        self._legal = masks.flat(mask, wanted)
-        if self._legal is None:
-            raise self._check.stop("mask", f"the action mask of {where} is {mask!r:.80}, not {wanted} zeros and ones")
-        if not ended:
-            self._check.legal(where, self._legal)
+            value = self._check.call(f"the action mask of {where}", read)
+            space = self.env.action_space[agent] if agent else self.env.action_space
+            wanted = plain(space).num_choices
+            legal = masks.flat(value, wanted)
+            if legal is None:
+                text = f"the action mask of {where} is {value!r:.80}, not {wanted} zeros and ones"
+                raise self._check.stop("mask", text)
+            self._legal[agent] = legal
+            if not (ended or agent):  # agents may be absent
+                self._check.legal(where, legal)
 
     def reset(self, seed: int | None) -> Any:
         """Resets the environment and returns its first observation."""
@@ -185,5 +200,5 @@ class _Player:
                 check.fault("alias", f"the observation of {call} changes with the next call: return a copy of it")
         self._last = (obs, obs.tobytes(), where) if isinstance(obs, np.ndarray) and obs.dtype != object else None
         check.observation(where, obs, self.env.observation_space)
-        self._read_mask(where, obs, info, ended=ended)
+        self._read_masks(where, obs, info, ended=ended)
         return copy.deepcopy(obs)

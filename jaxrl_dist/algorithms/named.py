@@ -1,0 +1,52 @@
+"""Presets with names of their own: an algorithm as a paper combines it, or under a plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# fmt: off
+PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "apex": ("dqn", {
+        # Horgan et al. (2018), sections 4.1 and appendix C, at the size of one host
+        "plan": "asynchronous", "num_envs": 16, "rollout_length": 8, "replay_ratio": 0.25, "target_period": 250,
+        "learning_rate": 5e-4, "normalize_observations": False, "epsilon_ladder": True, "priority_exponent": 0.6,
+        "importance_exponent": 0.4,
+    }),
+    "apex-ddpg": ("ddpg", {  # section 4.2
+        "plan": "asynchronous", "num_envs": 8, "rollout_length": 16, "n_step": 5, "priority_exponent": 0.6,
+    }),
+    "vdn": ("qmix", {
+        # Sunehag et al. (2017), who do not normalise layers. Without it, values on MPE_simple_spread rose above 0,
+        # where no reward is, in one of three seeds.
+        "plan": "on_device", "mixer": "vdn", "layer_norm": True,
+    }),
+    "td3+bc": ("td3", {
+        # Fujimoto and Gu (2021), section 5 and appendix. Its alpha of 2.5 multiplies the value, not the distance.
+        "plan": "offline", "normalize_observations": True, "learning_rate": 3e-4, "actor_learning_rate": 3e-4,
+        "batch_size": 256, "hidden_sizes": (256, 256), "behaviour_weight": 1 / 2.5, "normalize_q": True,
+    }),
+    "rebrac": ("td3", {
+        # Tarasov et al. (2023), appendix B. Both weights are those of Hopper's medium data: the paper has others for
+        # each data set, which are on the algorithm's page.
+        "plan": "offline", "learning_rate": 1e-3, "actor_learning_rate": 1e-3, "batch_size": 1024,
+        "hidden_sizes": (256, 256, 256), "behaviour_weight": 0.01, "behaviour_penalty": "rebrac",
+        "critic_behaviour_weight": 0.01, "normalize_q": True, "critic_layer_norm": True,
+    }),
+    "a3c": ("a2c", {"plan": "gradients", "num_actors": 4, "scale_rewards": False}),
+    "async-dqn": ("dqn", {
+        # Mnih et al. (2016), section 4. The plan does not normalise observations. Without replay, experience is
+        # correlated. Layer normalisation stabilises learning more than a target network, which would only slow it down
+        # (Gallici et al. 2024, section 3).
+        "plan": "gradients", "num_actors": 4, "num_envs": 16, "rollout_length": 8, "n_step": 4, "target_period": 1,
+        "learning_rate": 3e-4, "epsilon_end": 0.05, "epsilon_steps": 50_000, "ez_greedy": False,
+        "normalize_observations": False, "layer_norm": True,
+    }),
+}
+"""Named presets: the algorithm, and the flags that differ from the algorithm's own preset."""
+# fmt: on
+
+
+def data_of(name: str) -> str | None:
+    """Returns a placeholder for the data set that an algorithm of this name cannot do without; None: it can."""
+    _, fields = PRESETS.get(name, ("", {}))
+    return "data/NAME" if fields.get("plan") == "offline" else None

@@ -1,0 +1,140 @@
+"""Writes experience as a data set while it is played."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_dist.data import columns, files
+from jaxrl_dist.data.dataset import Dataset
+from jaxrl_dist.types import EnvSpec, PyTree, Rollout
+
+WAKE_SECONDS = 0.5
+"""Longest single wait."""
+WAITING = 2
+"""Rollouts that may wait to be written: whoever plays more waits, too."""
+BLOCK = 128
+"""Steps of an environment that are divided into episodes at a time: a rollout may have one."""
+MAX_STEPS = 2**17
+"""Steps of an episode that are kept until it ends; a longer one is cut."""
+
+
+class Recorder:
+    """A thread that writes rollouts as a data set: episodes as they end, and at the end what is left of the others."""
+
+    def __init__(self, writer: files.Writer, spec: EnvSpec, about: Mapping[str, Any], *, episodic: bool) -> None:
+        """Starts the thread.
+
+        Args:
+          writer: its arrays include ``log_prob`` if that of each action is known.
+          about: as ``Dataset.about``.
+          episodic: each rollout begins with new episodes.
+        """
+        self.path = writer.path
+        self._writer, self._spec, self._about, self._episodic = writer, spec, about, episodic
+        self._pending = dict[int, list[PyTree]]()  # pieces of the episode under way in each environment
+        self._held = dict[int, list[Rollout]]()  # rollouts that are not yet divided into episodes
+        self._last = dict[int, PyTree]()  # the observation after them
+        self._episodes = 0
+        self._error: BaseException | None = None
+        self._queue = queue.Queue[tuple[int, Rollout] | None](WAITING)
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+        self._thread.start()
+
+    def __call__(self, first: int, rollout: Rollout) -> None:
+        """Takes a rollout ``[T, B, ...]`` on any device; the rollouts of an environment come in their order.
+
+        Args:
+          first: index of its first environment.
+
+        Raises:
+          Exception: an earlier one could not be written.
+        """
+        while self._thread.is_alive():
+            with contextlib.suppress(queue.Full):
+                self._queue.put((first, rollout), timeout=WAKE_SECONDS)
+                return
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            while (item := self._queue.get()) is not None:
+                self._take(*item)
+            for first in list(self._held):
+                self._divide(first)
+            self._append([piece for env in sorted(self._pending) for piece in self._ended(env)])
+        except BaseException as error:
+            self._error = error
+
+    def close(self) -> None:
+        """Ends the episodes under way, and completes the data set; without a step there is none.
+
+        Raises:
+          Exception: not all could be written, and no call has raised this; what has been is a data set.
+        """
+        raised = self._error
+        while self._thread.is_alive():
+            with contextlib.suppress(queue.Full):
+                self._queue.put(None, timeout=WAKE_SECONDS)
+                self._thread.join(WAKE_SECONDS)
+        try:
+            if self._writer.rows:
+                steps = self._writer.rows - self._episodes  # each has one row more than steps
+                self._writer.commit({"steps": steps, "episodes": self._episodes, "about": dict(self._about)})
+        finally:
+            self._writer.close()
+        if self._error is not None and raised is None:
+            raise self._error
+
+    def _take(self, first: int, rollout: Rollout) -> None:
+        held = self._held.setdefault(first, [])
+        held.append(jax.tree.map(np.asarray, rollout._replace(core=(), final_core=())))
+        if self._episodic or sum(len(x.reward) for x in held) >= BLOCK:
+            self._divide(first)
+
+    def _divide(self, first: int) -> None:
+        """Appends the episodes that end in the rollouts held of these environments."""
+        held, done = self._held.pop(first), list[PyTree]()
+        names = ("action", "reward", "terminated", "valid")
+        parts = [{name: getattr(x, name) for name in names} | dict(x.extras) | {"obs": x.obs_before} for x in held]
+        table = jax.tree.map(lambda *x: np.concatenate(x), *parts)
+        for row in range(table["valid"].shape[1]):
+            env, rows = first + row, jax.tree.map(lambda x, row=row: x[:, row], table)
+            self._last[env] = jax.tree.map(lambda x, row=row: x[-1, row], held[-1].obs)
+            cut = int(np.flatnonzero(~rows["valid"]).max(initial=-1)) + 1  # after the last episode that has ended
+            if cut:
+                done += [*self._pending.pop(env, []), jax.tree.map(lambda x, cut=cut: x[:cut], rows)]
+            if cut < len(rows["valid"]):
+                left = jax.tree.map(lambda x, cut=cut: x[cut:].copy(), rows)
+                self._pending.setdefault(env, []).append(left)
+            if self._episodic or sum(len(x["valid"]) for x in self._pending.get(env, [])) >= MAX_STEPS:
+                done += self._ended(env)
+        self._append(done)
+
+    def _ended(self, env: int) -> list[PyTree]:
+        """Returns the pieces of an episode that is cut here, with its last observation."""
+        if not (pieces := self._pending.pop(env, [])):
+            return []
+        blank = jax.tree.map(lambda x: np.zeros_like(x[:1]), pieces[-1])
+        return [*pieces, blank | {"obs": jax.tree.map(lambda x: x[None], self._last[env])}]
+
+    def _append(self, pieces: list[PyTree]) -> None:
+        if not any(piece["valid"].any() for piece in pieces):
+            return
+        rows = jax.tree.map(lambda *x: np.concatenate(x), *pieces)
+        data = Dataset.of_rows(**rows, observation_space=self._spec.observation, action_space=self._spec.action)
+        self._writer.append(data.columns)
+        self._episodes += len(data.ends)
+
+
+def kinds(spec: EnvSpec, *, known: bool) -> dict[str, Any]:
+    """Returns the spaces of the arrays of experience in an environment; ``known``: with ``log_prob``."""
+    rows = {name: kind for name, kind in columns.ROWS.items() if known or name != "log_prob"}
+    return {"obs": spec.observation, "action": spec.action, **rows}

@@ -1,0 +1,60 @@
+"""Data sets of a run's own experience, ``--record``."""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+from typing import Any
+
+from jaxrl_dist.config.plans import PLANS
+from jaxrl_dist.config.train import Train
+from jaxrl_dist.data.files import Writer
+from jaxrl_dist.data.recorder import Recorder, kinds
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.hosts import peers
+from jaxrl_dist.plans.job import Job
+from jaxrl_dist.settings.members import is_population
+from jaxrl_dist.settings.policies import label
+from jaxrl_dist.types import EnvSpec
+
+
+def check(config: Train[Any], spec: EnvSpec) -> None:
+    """Checks that the experience of a resolved config can be recorded, if it shall be.
+
+    Raises:
+      ConfigError: it cannot.
+    """
+    if config.record is None:
+        return
+    plans = " or ".join(name for name, plan in PLANS.items() if not plan.compiled and plan.clock == "env_steps")
+    stays = f"--plan {config.plan} keeps experience in its program: choose --plan {plans}, or train without --record "
+    problems = {
+        f"{stays}and use `jaxrl-dist record RUN_DIR`, with --replay for the replay memory": PLANS[config.plan].compiled,
+        "--plan offline makes no experience": PLANS[config.plan].clock == "updates",
+        "a population has several experiences; `jaxrl-dist record` works afterwards": is_population(config),
+        "it works in one process": peers.count() > 1,
+        "a data set holds the steps of one agent": bool(spec.policies) or spec.num_agents > 1,
+        "a data set holds no stacked frames": spec.frame_stack > 1,
+    }
+    for problem in filter(problems.get, problems):
+        raise ConfigError(f"--record {config.record} does not work here: {problem}")
+
+
+def recorder(job: Job, *, resumed: bool) -> Recorder:
+    """Returns what records the experience of a run, whose config names a directory for it.
+
+    Args:
+      resumed: if the directory exists, its name gets the first free number from 2 on.
+
+    Raises:
+      ConfigError: the directory exists, or cannot be written.
+    """
+    config, spec, ((_, algorithm),) = job.config, job.source.spec, job.algorithm.items()
+    path = named = pathlib.Path(str(config.record))
+    numbers = itertools.count(2)
+    while resumed and path.exists():
+        path = named.with_name(f"{named.name}-{next(numbers)}")
+    about = {"env": spec.id, "behaviour": {"run": config.run_dir, "training": label(config.algorithm)}}
+    return Recorder(
+        Writer(path, kinds(spec, known=algorithm.log_prob is not None)), spec, about, episodic=algorithm.episodic
+    )

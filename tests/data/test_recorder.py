@@ -1,0 +1,79 @@
+"""Experience that is written as a data set while it is played."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+import runs  # noqa: F401  which sets up the devices
+
+from jaxrl_dist.data import files, recorder
+from jaxrl_dist.data.dataset import Dataset
+from jaxrl_dist.play.recording import of_rollout
+from jaxrl_dist.spaces import Box, Discrete
+from jaxrl_dist.types import EnvSpec, Rollout
+
+SPEC = EnvSpec("x", "gymnax", "x", Box((1,), np.dtype(np.float32), np.array([0]), np.array([9])), Discrete(3), None)
+
+
+def played(length, num_envs=3):
+    """A rollout of whole and cut episodes, whose observations count the steps of all environments."""
+    rng = np.random.default_rng(0)
+    valid, ends = np.ones((length, num_envs), bool), rng.random((length, num_envs)) < 0.2
+    for t in range(1, length):
+        valid[t] = ~(ends[t - 1] & valid[t - 1])
+    ends &= valid
+    terminated = ends & (rng.random(ends.shape) < 0.5)
+    obs = np.arange((length + 1) * num_envs, dtype=np.float32).reshape(length + 1, num_envs, 1)
+    action, reward = rng.integers(0, 3, valid.shape).astype(np.int32), rng.random(valid.shape, np.float32)
+    extras = {"log_prob": rng.random(valid.shape, np.float32)}
+    return Rollout(obs, action, reward, terminated, ends & ~terminated, valid, extras, (), ())
+
+
+def part(rollout, start, stop):
+    cut = jax.tree.map(lambda x: x[start:stop], rollout._replace(obs=()))
+    return cut._replace(obs=rollout.obs[start : stop + 1])
+
+
+def recording(path, **options):
+    writer = files.Writer(path, recorder.kinds(SPEC, known=True))
+    return recorder.Recorder(writer, SPEC, {"env": "x"}, **{"episodic": False, **options})
+
+
+@pytest.mark.parametrize("most", [recorder.MAX_STEPS, 4])
+def test_episodes_are_those_that_were_played(tmp_path, monkeypatch, most):
+    monkeypatch.setattr(recorder, "MAX_STEPS", most)
+    monkeypatch.setattr(recorder, "BLOCK", 8)
+    rollout, record = played(60), recording(tmp_path / "data")
+    for start in range(0, 60, 4):
+        record(7, part(rollout, start, start + 4))
+    record.close()
+    data, whole = Dataset.load(tmp_path / "data"), of_rollout(rollout, SPEC, {})
+    order, others = np.argsort(data.obs[data.valid, 0]), np.argsort(whole.obs[whole.valid, 0])
+    for name in ("obs", "action", "reward", "terminated", "log_prob"):
+        x, y = getattr(data, name)[data.valid][order], getattr(whole, name)[whole.valid][others]
+        np.testing.assert_array_equal(x, y)
+    first = np.append(0, data.ends[:-1] + 2)
+    np.testing.assert_array_equal(data.obs[data.ends + 1, 0], data.obs[first, 0] + 3 * data.lengths)  # their last one
+    if most > 60:
+        assert sorted(data.lengths) == sorted(whole.lengths) and not list(tmp_path.glob(".*"))
+
+
+def test_nothing_played_is_no_data_set_and_an_error_keeps_what_was_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(recorder, "BLOCK", 8)
+    recording(tmp_path / "none").close()
+    assert not list(tmp_path.iterdir())
+    record, rollout = recording(tmp_path / "data"), played(60)
+    record(0, rollout)
+    record(0, rollout._replace(action=rollout.action + 3))  # cannot be learnt from
+    with pytest.raises(Exception, match="has not"):
+        record.close()
+    assert Dataset.load(tmp_path / "data").steps == record._writer.rows - record._episodes > 0
+
+
+def test_rollouts_of_whole_episodes_end_with_them(tmp_path):
+    record, rollout = recording(tmp_path / "data", episodic=True), played(12)
+    for _ in range(2):
+        record(0, rollout)
+    record.close()
+    assert Dataset.load(tmp_path / "data").steps == 2 * rollout.valid.sum()

@@ -1,0 +1,63 @@
+"""``--record``: what a run plays becomes a data set."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+import runs
+
+import jaxrl_dist
+from jaxrl_dist import cli
+from jaxrl_dist.data.dataset import Dataset
+from jaxrl_dist.errors import ConfigError
+
+SIZES = {"num_envs": 8, "rollout_length": 16, "total_env_steps": 384, "report_interval": 128, "num_devices": 1}
+SIZES |= {"hidden_sizes": (8,), "evaluation_episodes": 0}
+
+
+def config(algorithm="ppo", **changes):
+    epochs = {"num_epochs": 2, "num_minibatches": 2} if algorithm == "ppo" else {}
+    return jaxrl_dist.preset(algorithm, "CartPole-v1", **{"plan": "synchronous", **SIZES, **epochs, **changes})
+
+
+def test_recording_changes_nothing_and_a_resumed_run_records_apart(tmp_path):
+    run_dir, path = str(tmp_path / "run"), str(tmp_path / "data")
+    *_, report = jaxrl_dist.train(config(record=path, run_dir=run_dir))
+    *_, plain = jaxrl_dist.train(config())
+    for x, y in zip(jax.tree.leaves(report.variables()), jax.tree.leaves(plain.variables()), strict=True):
+        np.testing.assert_array_equal(x, y)
+    data = Dataset.load(path)
+    assert data.steps == report.env_steps and data.about["behaviour"] == {"run": run_dir, "training": "ppo"}
+    assert data.log_prob is not None and (data.log_prob[data.valid] < 0).all()
+    with pytest.raises(ConfigError, match="data exists; a data set needs a new directory"):
+        list(jaxrl_dist.train(config(record=path)))
+    *_, more = jaxrl_dist.resume(run_dir, total_env_steps=512)
+    assert Dataset.load(f"{path}-2").steps == more.env_steps - report.env_steps
+
+
+def test_a_run_that_is_left_has_recorded_what_its_actors_played(tmp_path):
+    epsilon = {"epsilon_start": 0.5, "epsilon_end": 0.5, "learning_starts": 64, "replay_capacity": 512}
+    dqn = config("dqn", plan="asynchronous", num_actors=2, record=str(tmp_path / "data"), **epsilon, batch_size=32)
+    reports = jaxrl_dist.train(dqn)
+    report = next(reports)
+    reports.close()
+    data = Dataset.load(tmp_path / "data")
+    assert data.steps >= report.env_steps > 0
+    assert set(np.exp(data.log_prob[data.valid]).round(4)) <= {0.25, 0.75, 1.0}  # 1: an action is repeated
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"plan": "on_device"}, "keeps experience in its program: choose --plan synchronous or asynchronous"),
+        ({"seeds": 2}, "a population has several experiences"),
+        ({"frame_stack": 2}, "no stacked frames"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused(tmp_path, capsys, changes, message):
+    flags = {"plan": "synchronous", **changes}.items()
+    words = [word for name, value in flags for word in (f"--{name.replace('_', '-')}", str(value))]
+    command = [*runs.CARTPOLE.split(), *words, "--record", str(tmp_path / "data"), "--run-dir", str(tmp_path / "run")]
+    assert cli.main(["train", *command]) == 2
+    assert message in capsys.readouterr().err and not list(tmp_path.iterdir())
