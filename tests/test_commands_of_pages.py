@@ -44,6 +44,7 @@ EXTRAS = {
     "pgx:": "pgx",
     "mpe2.": "mpe2",
     "pettingzoo:butterfly": "pymunk",
+    "minari:": "minari",
     "--tuner optuna": "optuna",
     "--tuner ray": "ray",
     "--compile-for h200": "jax_cuda12_plugin",

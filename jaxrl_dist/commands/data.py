@@ -11,15 +11,18 @@ from jaxrl_dist.commands import flags, help
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError, visible
 
+MINARI = "minari:"
+
 
 @dataclasses.dataclass(frozen=True)
 class Data:
     """Shows what is in a data set; with -o, joins several, or takes their best episodes."""
 
     data: Annotated[tuple[str, ...], help.Argument("DIR")] = ()
-    """Directories of data sets."""
+    """Directories of data sets; minari:NAME is one of Minari."""
     out: Annotated[str | None, help.Alias("-o")] = None
-    """Directory to make for the joined data set, or PNG file for a histogram of the returns."""
+    """Directory to make for the joined data set, minari:NAME for one of Minari, or PNG file for a histogram of the
+    returns."""
     best: float | None = setting(None, above=0, high=1)
     """Share of the episodes to take, those with the highest returns: 0.1 takes a tenth."""
     random: float | None = setting(None)
@@ -37,7 +40,10 @@ def run(args: Sequence[str]) -> int:
     from jaxrl_dist.data import files
     from jaxrl_dist.data.dataset import Dataset
 
-    data = Dataset.joined([Dataset.load(path) for path in options.data])
+    def load(path: str) -> Dataset:
+        return Dataset.from_minari(path.removeprefix(MINARI)) if path.startswith(MINARI) else Dataset.load(path)
+
+    data = Dataset.joined([load(path) for path in options.data])
     if options.best is not None:
         data = data.best(options.best)
     ends = {end: value for end in files.ENDS if (value := getattr(options, end)) is not None}
@@ -54,6 +60,9 @@ def run(args: Sequence[str]) -> int:
         from jaxrl_dist.commands.plot import drawing
 
         drawing.save(drawing.histogram(data.returns, "episode return", "episodes"), pathlib.Path(options.out))
+        lines.append(f"wrote {options.out}")
+    elif options.out is not None and options.out.startswith(MINARI):
+        data.to_minari(options.out.removeprefix(MINARI))
         lines.append(f"wrote {options.out}")
     elif options.out is not None:
         data.save(options.out)

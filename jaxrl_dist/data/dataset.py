@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxrl_dist import spaces
-from jaxrl_dist.data import columns, files
+from jaxrl_dist.data import columns, farama, files
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import Space
 from jaxrl_dist.types import PyTree, Rollout
@@ -97,7 +97,7 @@ class Dataset:
         return "\n".join(lines)
 
     def rollout(self) -> Rollout:
-        """Returns all steps as one row, without an axis of environments: what ``memory.records.packed`` takes."""
+        """Returns all steps as one row, without an axis of environments: what ``memory.records.source`` takes."""
         parts: Any = self.obs, self.action, self.reward, self.terminated, self.truncated, self.valid, {}, (), ()
         return Rollout._make(parts)
 
@@ -232,6 +232,39 @@ class Dataset:
         if all("log_prob" in episode for episode in episodes):
             others["log_prob"] = joined("log_prob")
         return cls.of_rows(obs, joined("action"), joined("reward"), terminated, valid, **others)
+
+    @classmethod
+    def from_minari(cls, source: Any) -> Dataset:
+        """Makes a data set of one of Minari's; environments that its metadata name are not made.
+
+        Args:
+          source: a ``minari.MinariDataset``, or the name of one on this machine.
+
+        Raises:
+          ConfigError: there is none, it is damaged, or no algorithm could learn from it.
+        """
+        episodes, observation, action, about = farama.read(source)
+        return cls.from_episodes(episodes, observation_space=observation, action_space=action, about=about)
+
+    def to_minari(self, name: str, **options: Any) -> Any:
+        """Makes a ``minari.MinariDataset`` of it on this machine, and returns that.
+
+        Args:
+          name: as Minari writes them, such as ``cartpole/medium-v0``.
+          options: more for ``minari.create_dataset_from_buffers``, such as ``env`` and ``author``.
+
+        Raises:
+          ConfigError: there is one of this name, or this is not a name.
+        """
+        first, episodes = np.append(0, self.ends[:-1] + 2), list[Mapping[str, PyTree]]()
+        for start, end in zip(first, self.ends, strict=True):
+            steps = slice(start, end + 1)
+            whole = {"obs": jax.tree.map(lambda x, a=start, b=end: x[a : b + 2], self.obs)}
+            parts = {"action": self.action, "reward": self.reward}
+            parts |= {} if self.log_prob is None else {"log_prob": self.log_prob}
+            cut = jax.tree.map(lambda x, steps=steps: x[steps], parts)
+            episodes.append(whole | cut | {"terminated": bool(self.terminated[end])})
+        return farama.write(name, episodes, self.observation_space, self.action_space, self.about, **options)
 
     @classmethod
     def joined(cls, parts: Sequence[Dataset]) -> Dataset:

@@ -7,7 +7,8 @@ pieces with equally many windows, which are divided over the devices, so a draw 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,11 +30,43 @@ class Records(NamedTuple):
     sizes: Array  # [R] int32, how many of them each row has; rows differ by one at most
 
 
-def packed(record: Rollout, window: int, num_devices: int) -> Records:
-    """Returns a record ``[L, ...]`` on the host in rows, as numpy arrays.
+class Source(NamedTuple):
+    """A record on the host, where it may lie in mapped files, and how it is cut into the rows of ``Records``."""
+
+    record: Rollout  # [L, ...] numpy arrays; an episode's last observation lies on an invalid step
+    begin: np.ndarray  # [R] int64, the first step of each row
+    length: int  # C
+    starts: np.ndarray  # [R, S] int32
+    sizes: np.ndarray  # [R] int32
+
+    @property
+    def shapes(self) -> Records:
+        """The shapes and dtypes of what ``rows`` returns."""
+
+        def shape(x: np.ndarray) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((len(self.begin), self.length, *x.shape[1:]), x.dtype)
+
+        sizes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (self.starts, self.sizes))
+        return Records(jax.tree.map(shape, self.record), *sizes)
+
+    def rows(self, put: Callable[[np.ndarray], Any] = lambda x: x) -> Records:
+        """Returns the rows; ``put`` takes one array after the other, so that the host holds one of them at a time."""
+
+        def cut(x: np.ndarray) -> Any:
+            pieces = np.zeros((len(self.begin), self.length, *x.shape[1:]), x.dtype)
+            for piece, at in zip(pieces, self.begin, strict=True):
+                part = x[at : at + self.length]
+                piece[: len(part)] = part
+            return put(pieces)
+
+        return Records(jax.tree.map(cut, self.record), put(self.starts), put(self.sizes))
+
+
+def source(record: Rollout, window: int, num_devices: int) -> Source:
+    """Cuts a record into rows with equally many windows; copies nothing.
 
     Args:
-      record: steps of one row after another, where an episode's last observation lies on an invalid step.
+      record: as in ``Source``.
       window: steps of a window.
       num_devices: devices over which the rows are divided.
     """
@@ -43,19 +76,11 @@ def packed(record: Rollout, window: int, num_devices: int) -> Records:
     first = np.cumsum(count) - count
     begin = valid[np.minimum(first, len(valid) - 1)]
     end = valid[np.maximum(first + count - 1, 0)] + window + 1
-    size = int(np.max(np.where(count > 0, end - begin, 1)))
+    length = int(np.max(np.where(count > 0, end - begin, 1)))
     starts = np.zeros((rows, count.max()), np.int32)
     for row, (at, number) in enumerate(zip(first, count, strict=True)):
         starts[row, :number] = valid[at : at + number] - begin[row]
-
-    def cut(x: np.ndarray) -> np.ndarray:
-        pieces = np.zeros((rows, size, *x.shape[1:]), x.dtype)
-        for piece, at in zip(pieces, begin, strict=True):
-            part = x[at : at + size]
-            piece[: len(part)] = part
-        return pieces
-
-    return Records(jax.tree.map(cut, record), starts, count)
+    return Source(record, begin, length, starts, count)
 
 
 def draw(records: Records, key: jax.Array, batch_size: int) -> ring.Index:

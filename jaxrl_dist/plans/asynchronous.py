@@ -69,13 +69,13 @@ class Trainer:
         self._data = [data] if (data := job.put_data()) else []
 
         def compiled(job: Job) -> Program:
-            return compile_update(learner, job.mesh, prioritized=prioritized, recorded=bool(job.data))
+            return compile_update(learner, job.mesh, prioritized=prioritized, recorded=job.data is not None)
 
         self._update = job.once(name, compiled)
         self._relearn = None
         if relearns:
             self._relearn = job.once(
-                ("relearn", *algorithm), lambda job: compile_relearn(learner, job.mesh, recorded=bool(job.data))
+                ("relearn", *algorithm), lambda job: compile_relearn(learner, job.mesh, recorded=job.data is not None)
             )
         self._keys = keys
         self.programs = [self._update] if self._relearn is None else [self._update, self._relearn]

@@ -46,7 +46,7 @@ def lower(job: Job, members: int = 1) -> Any:
     keys = key, key, key
     since = stack([blank_sums(job, act, learn, state, actor, keys, {})] * members)
     return make_program(job, act, learn).lower(
-        state, actor, since, keys, {}, np.ones(members, bool), np.int32(1), job.data
+        state, actor, since, keys, {}, np.ones(members, bool), np.int32(1), job.data_shapes
     )
 
 
@@ -75,7 +75,7 @@ def traces(job: Job) -> bool:
 
     function = meshes.acting(iteration, job.mesh, (meshes.REPLICATED, meshes.BATCH), meshes.REPLICATED)
     try:
-        jax.eval_shape(function, {name: np.float32(value) for name, value in job.hyper.items()}, job.data)
+        jax.eval_shape(function, {name: np.float32(value) for name, value in job.hyper.items()}, job.data_shapes)
     except TypeError:  # such as JAX's, for a tracer where Python needs a number
         return False
     return True
@@ -91,7 +91,7 @@ def blank_sums(job: Job, act: Callable[..., Any], learn: Callable[..., Any], *in
         state, actor, keys, hyper = _squeeze_member(inputs)
         return learn(state, act(state, actor, keys, hyper)[1], keys, hyper, data)[1]
 
-    sums = jax.tree.map(lambda x: np.zeros((), x.dtype), jax.eval_shape(metrics, job.data, *inputs))
+    sums = jax.tree.map(lambda x: np.zeros((), x.dtype), jax.eval_shape(metrics, job.data_shapes, *inputs))
     episodes = no_episodes(job.mesh.shape[meshes.DATA], job.source.spec.info_metrics)
     learned, episodes = meshes.over_policies(lambda _: (np.int32(0), episodes), 2)(job.algorithm)
     return IntervalSums(np.int32(0), learned, sums, episodes)

@@ -21,6 +21,7 @@ from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.policies import joined, state_of
 from jaxrl_dist.learners.sgd import Learner
+from jaxrl_dist.memory.records import Source
 from jaxrl_dist.types import Algorithms, Array, Checkpoint, PyTree, Report, Rollout, TrainState, Variables
 
 T = TypeVar("T")
@@ -67,7 +68,7 @@ class Job(NamedTuple):
     # Takes all experience, as ``(index of the first environment, rollout [T, B, ...])``; None: nothing does.
     record: Callable[[int, Rollout], None] | None = None
     cache: ProgramCache | None = None  # None: nothing is shared
-    data: PyTree = ()  # the data set, as ``memory.records.packed`` returns it; (): none
+    data: Source | None = None  # the data set, whose rows ``put_data`` puts on the devices; None: there is none
     data_identity: str | None = None  # as ``data.files.identity`` returns it; None: there is no data set
 
     def once(self, name: Hashable, make: Callable[[Job], T]) -> T:
@@ -83,7 +84,12 @@ class Job(NamedTuple):
 
     def put_data(self) -> PyTree:
         """Returns the data set on the mesh; () if there is none."""
-        return meshes.put(self.data, self.mesh, meshes.BATCH)
+        return () if self.data is None else self.data.rows(lambda x: meshes.put(x, self.mesh, meshes.BATCH))
+
+    @property
+    def data_shapes(self) -> PyTree:
+        """The shapes and dtypes of ``put_data``."""
+        return () if self.data is None else self.data.shapes
 
     @property
     def num_envs(self) -> int:

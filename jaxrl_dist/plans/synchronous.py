@@ -74,7 +74,7 @@ class HostPopulation(Population):
                 lambda _: programs.compile_acting(recording.acting(job), spec, mesh, length, key),
             )
             self._update = job.once(
-                "update", lambda job: compile_update(job.learner, job.mesh, recorded=bool(job.data))
+                "update", lambda job: compile_update(job.learner, job.mesh, recorded=job.data is not None)
             )
         self._act = acting.act
         self._ready(self._update, *acting)

@@ -21,7 +21,7 @@ from jaxrl_dist.learners import off_policy, on_policy, policies
 from jaxrl_dist.learners.league import Copies
 from jaxrl_dist.learners.sgd import Learner
 from jaxrl_dist.memory import ring
-from jaxrl_dist.memory.records import ROWS, Records, packed
+from jaxrl_dist.memory.records import ROWS, Source, source
 from jaxrl_dist.run.machine import memory_size
 from jaxrl_dist.settings.policies import Copy, by_policy, naming
 from jaxrl_dist.types import Algorithm, Algorithms, EnvSpec, Replay, Rollout
@@ -190,7 +190,7 @@ def check_memory(
         )
 
 
-def recorded(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_devices: int) -> Records:
+def recorded(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_devices: int) -> Source:
     """Returns the windows of the data set of a run.
 
     Raises:
@@ -206,4 +206,4 @@ def recorded(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_devic
         if not (span := float(np.ptp(data.returns))):
             raise ConfigError(f"--scale-rewards: all episodes of --data {config.data} have the same return; remove it")
         record = record._replace(reward=(record.reward * (RETURN_SPAN / span)).astype(np.float32))
-    return packed(record, trained.window, num_devices)
+    return source(record, trained.window, num_devices)

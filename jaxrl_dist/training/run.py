@@ -87,7 +87,7 @@ class Run:
         work = (
             f"{counted(first.num_envs, 'environment')} x {agents}{counted(first.rollout_length, 'step')} an iteration"
         )
-        if not job.acts:
+        if job.data is not None and not job.acts:
             work = f"{int(job.data.sizes.sum()):,} recorded steps of {first.data}"
         what = f"{members}{name or label(first.algorithm)} on {env or 'no environment'}"
         return f"{what}, plan {first.plan}, {devices}, {work}"

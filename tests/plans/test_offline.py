@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -15,6 +17,7 @@ from jaxrl_dist.data import files
 from jaxrl_dist.data.dataset import Dataset
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.profiling import timing
+from jaxrl_dist.run import checkpoint
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training.setup import make_job
 
@@ -86,6 +89,20 @@ def test_a_resumed_run_equals_one_without_a_stop_bit_for_bit(tmp_path):
         jaxrl_dist.resume(run_dir, total_updates=30, total_env_steps=5)
 
 
+@pytest.mark.case  # actors/test_evaluate.py::test_evaluations_choose_the_best_checkpoint
+def test_evaluations_judge_the_checkpoints(tmp_path):
+    """Training has no returns; without evaluations on the way, no checkpoint is the best."""
+    dataset(tmp_path / "data")
+    sizes = {"evaluation_episodes": 2, "evaluation_interval": 5, "run_dir": str(tmp_path / "run")}
+    reports = list(jaxrl_dist.train(config(tmp_path / "data", **sizes)))
+    best = max(reports, key=lambda report: (report.evaluation["return_mean"], report.step))
+    assert checkpoint.number_of(checkpoint.chosen(tmp_path / "run", "best")) == best.step
+    assert reports[-1].best_evaluation["checkpoint"] == best.step
+    with pytest.raises(ConfigError, match="keep_best training: plan offline has no training episodes"):
+        jaxrl_dist.train(config(tmp_path / "data", keep_best="training"))
+    assert config(tmp_path / "data").judge == "training"
+
+
 def test_a_resumed_run_has_the_same_records_wherever_they_lie(tmp_path):
     dataset(tmp_path / "data", episodes=10)
     run_dir = str(tmp_path / "run")
@@ -96,6 +113,31 @@ def test_a_resumed_run_has_the_same_records_wherever_they_lie(tmp_path):
         jaxrl_dist.resume(run_dir, total_updates=10)
     reports = jaxrl_dist.resume(run_dir, total_updates=10, data=str(tmp_path / "moved"))
     assert [report.updates for report in reports] == [10]
+
+
+MEMORY = """
+import pathlib, re, sys
+import jaxrl_dist
+sizes = {"batch_size": 8, "hidden_sizes": (8,), "num_devices": 1, "evaluation_episodes": 0}
+for report in jaxrl_dist.train(jaxrl_dist.preset("td3", "", data=sys.argv[1], total_updates=32, seeds=64, **sizes)):
+    pass
+print(re.search(r"RssAnon:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
+"""
+
+
+@pytest.mark.slow
+def test_64_members_hold_one_copy_of_a_million_steps(tmp_path):
+    def kilobytes(episodes):
+        rng, path = np.random.default_rng(0), tmp_path / str(episodes)
+        obs, reward = rng.random((1001, 17), np.float32), np.ones(1000)
+        one = {"obs": obs, "action": rng.random((1000, 6), np.float32), "reward": reward, "terminated": False}
+        Dataset.from_episodes([one] * episodes).save(path)
+        command = [sys.executable, "-c", MEMORY, str(path)]
+        runs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+        return int(runs[1])  # the first may have compiled
+
+    copy = 1001 * 1000 * (17 * 4 + 6 * 4 + 4 + 3) / 1024
+    assert kilobytes(1000) - kilobytes(8) < 1.4 * copy
 
 
 @pytest.mark.case
@@ -127,7 +169,7 @@ def test_statistics_of_observations_are_those_of_the_data(tmp_path):
 def test_rewards_are_scaled_so_that_the_returns_span_a_thousand(tmp_path):
     data = dataset(tmp_path / "data")
     scaled = config(tmp_path / "data", scale_rewards=True)
-    rewards = make_job(*resolved(scaled)).data.steps.reward
+    rewards = make_job(*resolved(scaled)).data.rows().steps.reward
     np.testing.assert_allclose(np.unique(rewards), [0, 1000 / np.ptp(data.returns)], rtol=1e-6)
     data.best(0.01).save(tmp_path / "one")
     with pytest.raises(ConfigError, match="have the same return; remove it"):

@@ -1,0 +1,150 @@
+"""Data sets of Minari: https://minari.farama.org.
+
+Anyone may have written their files, and the metadata name code that makes an environment. None of it is run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_dist.checks import install_extra
+from jaxrl_dist.envs.base import space_of
+from jaxrl_dist.envs.native import named, named_spaces, plain
+from jaxrl_dist.errors import ConfigError, first_line
+from jaxrl_dist.run import storage
+from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
+from jaxrl_dist.types import PyTree
+
+OURS = "jaxrl_dist"
+"""Where the metadata of data sets that we have made hold ``Dataset.about``."""
+LOG_PROB = "log_prob"
+"""Where log-probabilities lie in the ``infos`` of an episode, which has one entry more than steps."""
+
+
+def read(source: Any) -> tuple[list[Mapping[str, PyTree]], Space, Space, dict[str, Any]]:
+    """Returns the episodes of a data set as ``Dataset.from_episodes`` takes them, its spaces, and ``Dataset.about``.
+
+    Args:
+      source: a ``minari.MinariDataset``, or the name of one on this machine.
+
+    Raises:
+      ConfigError: there is none, or it is damaged, or no policy supports its spaces.
+    """
+    with _failing(source):
+        data = _loaded(source) if isinstance(source, str) else source
+        native = {"obs": data.observation_space, "action": data.action_space}
+        label = f"minari:{data.spec.dataset_id}"
+        observation = space_of(plain(native["obs"]), label, "observations")
+        action = space_of(plain(native["action"]), label, "actions")
+        episodes = list[Mapping[str, PyTree]]()
+        for episode in data.iterate_episodes():
+            columns = {"obs": _from(native["obs"], episode.observations)}
+            columns |= {"action": _from(native["action"], episode.actions), "reward": episode.rewards}
+            known = {LOG_PROB: episode.infos[LOG_PROB][:-1]} if LOG_PROB in (episode.infos or {}) else {}
+            episodes.append(columns | known | {"terminated": bool(episode.terminations[-1])})
+        return episodes, observation, action, _about(data.storage.metadata, data.spec.dataset_id)
+
+
+def _loaded(name: str) -> Any:
+    import minari
+    from minari.storage.datasets_root_dir import get_dataset_path
+
+    path = pathlib.Path(get_dataset_path(name), "data")
+    if not path.is_dir():
+        raise ConfigError(f"there is no Minari data set {name} here; `minari download {name}` fetches a published one")
+    metadata = storage.read_json(path / "metadata.json")
+    if not isinstance(metadata, dict) or not {"observation_space", "action_space"} <= metadata.keys():
+        raise ConfigError(f"minari:{name} names its spaces by code that makes an environment, and that is not run")
+    return minari.MinariDataset(path)
+
+
+@contextlib.contextmanager
+def _failing(source: Any) -> Iterator[None]:
+    """Turns the errors of Minari and of its libraries into a ``ConfigError``."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except ImportError:
+        raise ConfigError(f"Minari is not installed: {install_extra('minari')}") from None
+    except Exception as error:  # whatever a file makes them raise
+        name = source if isinstance(source, str) else "the Minari data set"
+        raise ConfigError(f"{name} cannot be converted: {type(error).__name__}: {first_line(error)}") from None
+
+
+def _from(native: Any, values: Any) -> PyTree:
+    """Returns values ``[T, ...]`` of a Gymnasium space in the form that policies see."""
+
+    def part(space: Any, x: Any) -> np.ndarray:
+        x = np.asarray(x)
+        if type(space).__name__ == "Box":
+            return x
+        x = x - getattr(space, "start", 0)  # ours begin at 0
+        return x.reshape(len(x)) if type(space).__name__ == "Discrete" else x.reshape(len(x), -1)
+
+    return jax.tree.map(part, named_spaces(native), named(native, values))
+
+
+def _about(metadata: Mapping[str, Any], name: str) -> dict[str, Any]:
+    if isinstance(ours := metadata.get(OURS), dict):
+        json.dumps(ours, allow_nan=False)  # so that a data set can hold it
+        return ours
+    behaviour = {"minari": name, "algorithm": metadata.get("algorithm_name")}
+    about: dict[str, Any] = {"behaviour": {key: str(x) for key, x in behaviour.items() if x is not None}}
+    with contextlib.suppress(TypeError, ValueError, LookupError):
+        about["env"] = str(json.loads(metadata["env_spec"])["id"])
+    ends = {"random": metadata.get("ref_min_score"), "expert": metadata.get("ref_max_score")}
+    return about | {end: x for end, x in ends.items() if x is not None}
+
+
+def write(
+    name: str,
+    episodes: list[Mapping[str, PyTree]],
+    observation: Space,
+    action: Space,
+    about: Mapping[str, Any],
+    **options: Any,
+) -> Any:
+    """Makes a data set on this machine, and returns it; the arguments are what ``read`` returns.
+
+    Raises:
+      ConfigError: it exists, or the name is not one.
+    """
+    with _failing(f"minari:{name}"), warnings.catch_warnings():
+        import minari
+        from minari.data_collector import EpisodeBuffer
+
+        warnings.simplefilter("ignore")  # it recommends an author, a link to code, and more
+        buffers = []
+        for episode in episodes:
+            ends = np.zeros((2, len(episode["reward"])), bool)
+            ends[int(not episode["terminated"]), -1] = True
+            known = {LOG_PROB: np.append(episode[LOG_PROB], np.float32(0))} if LOG_PROB in episode else None
+            columns = {"observations": episode["obs"], "actions": episode["action"], "rewards": episode["reward"]}
+            buffers.append(EpisodeBuffer(**columns, terminations=ends[0], truncations=ends[1], infos=known))
+        spaces = {"observation_space": _native(observation), "action_space": _native(action)}
+        data = minari.create_dataset_from_buffers(name, buffers, **spaces, jpeg_encoding=False, **options)
+        scores = {"ref_min_score": about.get("random"), "ref_max_score": about.get("expert"), OURS: dict(about)}
+        data.storage.update_metadata({name: x for name, x in scores.items() if x is not None})
+        return data
+
+
+def _native(space: Space) -> Any:
+    from gymnasium import spaces
+
+    if isinstance(space, dict):
+        return spaces.Dict({name: _native(part) for name, part in space.items()})
+    if isinstance(space, Box):
+        return spaces.Box(space.low, space.high, space.shape, space.dtype.type)
+    if isinstance(space, MultiDiscrete):
+        return spaces.MultiDiscrete(list(space.nvec))
+    assert isinstance(space, Discrete)
+    return spaces.Discrete(space.n)

@@ -1,0 +1,97 @@
+"""Data sets of Minari, made here."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+import runs  # noqa: F401  which sets up the devices
+
+from jaxrl_dist import cli
+from jaxrl_dist.data.dataset import Dataset
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.spaces import MultiDiscrete
+
+minari = pytest.importorskip("minari", reason="needs jaxrl-dist[minari]")
+pytest.importorskip("h5py")
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+
+
+def episodes(action=lambda rng, size: rng.integers(0, 2, size)):
+    rng = np.random.default_rng(0)
+    obs = lambda size: {"a": rng.normal(size=(size, 3)).astype(np.float32), "b": rng.integers(0, 5, size)}  # noqa: E731
+    return [
+        {
+            "obs": obs(n + 1),
+            "action": action(rng, n),
+            "reward": rng.random(n),
+            "terminated": n > 3,
+            "log_prob": -rng.random(n),
+        }
+        for n in (3, 1, 5)
+    ]
+
+
+@pytest.mark.parametrize("action", [lambda rng, n: rng.integers(0, 2, n), lambda rng, n: rng.normal(size=(n, 2))])
+def test_a_data_set_comes_back_from_minari(action):
+    data = Dataset.from_episodes(episodes(action), about={"env": "X-v0", "random": 1.0, "behaviour": {"run": "x"}})
+    assert data.to_minari("ab/c-v0").total_steps == 9
+    again = Dataset.from_minari("ab/c-v0")
+    for x, y in zip(jax.tree.leaves(data.columns), jax.tree.leaves(again.columns), strict=True):
+        np.testing.assert_array_equal(x, y)
+    assert again.about == data.about and repr(again.kinds) == repr(data.kinds)
+    with pytest.raises(ConfigError, match="ab/c-v0 cannot be converted: ValueError: A Minari dataset"):
+        data.to_minari("ab/c-v0")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_spaces_of_gymnasium_become_ours():
+    from gymnasium import spaces
+
+    buffer = minari.data_collector.EpisodeBuffer(
+        observations=(np.array([5, 6, 7]), np.eye(3, dtype=np.float64)),
+        actions=np.array([[1, 0], [0, 1]], np.int8),
+        rewards=np.array([1.0, 2.0]),
+        terminations=np.array([False, True]),
+        truncations=np.array([False, False]),
+    )
+    observation = spaces.Tuple([spaces.Discrete(4, start=5), spaces.Box(-1, 1, (3,), np.float64)])
+    made = minari.create_dataset_from_buffers(
+        "x-v1", [buffer], action_space=spaces.MultiBinary(2), observation_space=observation, algorithm_name="y"
+    )
+    data = Dataset.from_minari(made)
+    assert data.obs["0"].tolist() == [0, 1, 2] and data.obs["1"].dtype == np.float32
+    assert data.action_space == MultiDiscrete((2, 2)) and data.action[0].tolist() == [1, 0] and data.returns == 3
+    assert data.about == {"behaviour": {"minari": "x-v1", "algorithm": "y"}}
+
+
+def test_no_code_that_metadata_name_is_run(tmp_path, monkeypatch):
+    Dataset.from_episodes(episodes()).to_minari("x-v0")
+    path = pathlib.Path(tmp_path, "minari", "x-v0", "data", "metadata.json")
+    (tmp_path / "hostile.py").write_text("raise SystemExit('ran')")
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = {"id": "Hostile-v0", "entry_point": "hostile:make", "additional_wrappers": [], "vector_entry_point": None}
+    content = json.loads(path.read_text()) | {"env_spec": json.dumps(spec)}
+    path.write_text(json.dumps(content))
+    assert Dataset.from_minari("x-v0").steps == 9
+    del content["observation_space"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="by code that makes an environment, and that is not run"):
+        Dataset.from_minari("x-v0")
+    with pytest.raises(ConfigError, match="there is no Minari data set y-v0 here; `minari download y-v0`"):
+        Dataset.from_minari("y-v0")
+
+
+def test_the_command_converts_both_ways(tmp_path, capsys):
+    Dataset.from_episodes(episodes()).save(tmp_path / "data")
+    assert cli.main(["data", str(tmp_path / "data"), "-o", "minari:z-v0"]) == 0
+    assert cli.main(["data", "minari:z-v0", "-o", str(tmp_path / "again")]) == 0
+    assert "9 steps in 3 episodes" in capsys.readouterr().out
+    assert (tmp_path / "again" / "obs.a.npy").read_bytes() == (tmp_path / "data" / "obs.a.npy").read_bytes()
