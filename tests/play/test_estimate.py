@@ -15,8 +15,8 @@ import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.data.dataset import Dataset
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.play.estimate import Episodes
 from jaxrl_dist.play.fitted import Values
+from jaxrl_dist.play.importance import Episodes
 
 DISCOUNT = 0.9
 
