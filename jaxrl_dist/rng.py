@@ -35,6 +35,7 @@ class Stream(enum.IntEnum):
     EVALUATE = 4
     PRIORITIZE = 5
     LEARN_MORE = 6
+    CONFIRM = 7
 
 
 def stream(seed: int | jax.Array, name: Stream) -> jax.Array:

@@ -234,8 +234,7 @@ class Algorithm:
     postprocess: Postprocess
     loss: Loss
     optimizer: optax.GradientTransformation
-    """Its ``update`` also gets ``env_step``, as in ``Context``, and ``updates_done``, the number of updates before this
-    one, if it takes extra arguments."""
+    """Its ``update``, if it takes more, also gets ``env_step``, as in ``Context``, and ``updates_done`` before it."""
     window: int | None = None
     """Steps of an environment that one example spans: 1 for transitions; None: the whole rollout."""
     replay: Replay | None = None
@@ -326,9 +325,10 @@ class Report:
     checkpoint: Callable[[], Checkpoint]
     """Copies the state that a resumed run starts from; must be called before the next report is taken."""
     evaluation: Mapping[str, float | int] | None = None
-    """In the last report, and in those at the evaluation interval: number of episodes played, mean and standard
-    deviation of their returns, mean length, and how many were cut off before they ended. A population's is of all
-    episodes, with the number of ``members`` and the standard deviation of their means, ``members_return_std``."""
+    """In the last report and at the evaluation interval: ``episodes`` played, ``return_mean``, ``return_std``,
+    ``length_mean``, and how many were ``cut``. That of a population also has ``members`` and ``members_return_std``."""
+    best_evaluation: Mapping[str, float | int] | None = None
+    """In the last report if evaluations ``keep_best``: that of the best ``checkpoint``, in episodes that chose none."""
     ended_by: str | None = None
     """Field of ``Train`` that ends the run with this report: its total or ``stop_at_return``."""
     diverged: bool = False

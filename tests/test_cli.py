@@ -136,6 +136,8 @@ BAD = {
     "members' values are those of --vary",
     CARTPOLE + "--evaluation-episodes 0 --evaluation-interval 9": "--evaluation-interval does nothing without "
     "--evaluation-episodes",
+    CARTPOLE + "--keep-best evaluation": "--keep-best evaluation needs --evaluation-interval; 50000 works",
+    CARTPOLE + "--keep-best evaluation --evaluation-interval 9 --evaluation-episodes 0": "episodes is 0; 20 works",
     CARTPOLE + "--num-devices 99": "--num-devices 99, but the run has 8 cpu devices",
     CARTPOLE + "--num-devices 0": "--num-devices must be >= 1",
     CARTPOLE + "--num-devices all": "--num-devices: 'all' is neither a whole number nor None",

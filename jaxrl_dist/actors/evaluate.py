@@ -157,10 +157,15 @@ class Evaluator:
         if source.pure is not None and episodes:
             self._begin, self._play_on = played.programs(source.pure, self._quota, self._max_steps, act, update_core)
 
-    def of_member(self, seed: int, hyper: Mapping[str, float]) -> Evaluator:
-        """Returns an evaluator with another seed and hyperparameters; they share their programs."""
+    def of_member(self, seed: int, hyper: Mapping[str, float] = {}, *, fresh: bool = False) -> Evaluator:
+        """Returns an evaluator with another seed and hyperparameters; they share their programs.
+
+        Args:
+          fresh: play other episodes than evaluations with any seed during training, which may have chosen the policy:
+            the highest of several means is too high.
+        """
         other = copy.copy(self)
-        other._seed, other._hyper = _seed(seed), dict(hyper)
+        other._seed, other._hyper = _seed(seed, fresh=fresh), dict(hyper)
         return other
 
     @property
@@ -263,6 +268,7 @@ class Evaluator:
         return self._evaluation(state.episodes)
 
 
-def _seed(seed: int) -> int:
-    """Returns the seed of the evaluation's environments, for a run's seed."""
-    return int(jax.random.bits(rng.stream(seed, rng.Stream.EVALUATE))) & 0x7FFFFFFF
+def _seed(seed: int, *, fresh: bool = False) -> int:
+    """Returns the seed of the evaluation's environments, for a run's seed; ``fresh`` as for ``of_member``."""
+    stream = rng.Stream.CONFIRM if fresh else rng.Stream.EVALUATE
+    return int(jax.random.bits(rng.stream(seed, stream))) & 0x7FFFFFFF

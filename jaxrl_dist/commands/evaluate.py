@@ -33,8 +33,8 @@ class Trained:
     algorithm: str | None = None
     """File of the algorithm, if the run trained your own."""
     checkpoint: str | None = None
-    """Checkpoint whose policy to take: "best" (the highest return of training episodes) or its env steps; None: the
-    trained policy, or else that of the newest checkpoint."""
+    """Checkpoint whose policy to take: "best" (the highest return, as the run's --keep-best says) or its env steps;
+    None: the trained policy, or else that of the newest checkpoint."""
 
     def load(self, policy: str | None = None, env_options: dict[str, str] | None = None) -> Policy:
         """Loads the policy; ``policy`` names one of several.

@@ -156,9 +156,10 @@ def _left(run: Run, last: Report) -> str:
     """Says how to do what a stopped run has left undone; "": nothing is."""
     if last.ended_by is None:
         return f"`{run.resume_command()}` continues from {last.step} {unit(last.clock)}"
+    left = f"it is trained and saved, and `jaxrl-dist evaluate {shlex.quote(str(run.config.run_dir))}"
     if run.config.evaluation_episodes and not last.evaluation:
-        return f"it is trained and saved, and `jaxrl-dist evaluate {shlex.quote(str(run.config.run_dir))}` works"
-    return ""
+        return f"{left}` works"
+    return f"{left} --checkpoint best` works" if run.config.judge == "evaluation" and not last.best_evaluation else ""
 
 
 def _summary(run: Run, last: Report) -> Iterator[str]:
@@ -177,7 +178,11 @@ def _summary(run: Run, last: Report) -> Iterator[str]:
     if last.ended_by == "stop_at_return":
         yield f"ended early, by --stop-at-return {run.config.stop_at_return:g}"
     if last.evaluation:
-        yield played(last.evaluation)
+        yield played(last.evaluation, "last policy" if last.best_evaluation else "")
+    if last.best_evaluation:
+        at = last.best_evaluation.get("checkpoint")
+        name = "best checkpoints" if at is None else f"best checkpoint ({at:,} {unit(last.clock)})"
+        yield played(last.best_evaluation, f"{name} by evaluation, in fresh episodes")
     if (recorder := run.members[0].recorder) is not None and recorder.path.exists():
         yield f"wrote {recorder.path}"
     if is_population(run.config):

@@ -6,10 +6,11 @@ Imports nothing heavy, so that ``--help`` and a rejected flag are fast.
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 from jaxrl_dist.checks import MAX_SIZE
 from jaxrl_dist.config.values import setting
+from jaxrl_dist.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -145,9 +146,36 @@ class Checkpoints:
     """Minutes since the last checkpoint, after which the next report saves another; 0: none by time."""
     keep_checkpoints: int = setting(2, low=1, high=10**6, resumable=True, compiled=False)
     """Number of newest checkpoints to keep, besides the one with the highest return."""
+    keep_best: Literal["training", "evaluation"] | None = setting(None, compiled=False)
+    """Whose mean return says which checkpoint is the best: of training episodes, or of evaluations, each of which then
+    saves a checkpoint; None: training, or under --plan offline evaluation, if there is an evaluation interval."""
     checkpoint_replay: bool | None = setting(None, resumable=True, compiled=False)
     """Save the replay memory in checkpoints, otherwise a resumed run refills it; None: if it is smaller than 2 GB."""
     init_from: str | None = setting(None, compiled=False)
     """Run directory with the trained variables to start from."""
     init_parts: str | None = setting(None, needs="init_from", compiled=False)
     """Parts of those networks to load, such as torso,core; other parts begin untrained. None: all variables."""
+
+    @property
+    def judge(self: Any) -> Literal["training", "evaluation"]:
+        """Whose mean return says which checkpoint is the best."""
+        offline = self.clock == "updates" and self.evaluation_interval is not None
+        return self.keep_best or ("evaluation" if offline else "training")
+
+    def check_best(self: Any) -> None:
+        """Checks that there will be returns that say which checkpoint is the best.
+
+        Raises:
+          ConfigError: there will be none; the message names what works.
+        """
+        if self.keep_best == "training" and self.clock == "updates":
+            raise ConfigError("--keep-best training: --plan offline has no training episodes; evaluation works")
+        if self.keep_best != "evaluation":
+            return
+        if not self.env:
+            raise ConfigError("--keep-best evaluation needs --env, the environment to play in")
+        if self.evaluation_episodes == 0:
+            raise ConfigError("--keep-best evaluation needs evaluations, and --evaluation-episodes is 0; 20 works")
+        if self.evaluation_interval is None:
+            interval = max(1, int(float(f"{self.total / 20:.0e}")))
+            raise ConfigError(f"--keep-best evaluation needs --evaluation-interval; {interval} works")

@@ -271,6 +271,7 @@ class Train(
         if not self.env and not (self.data and self.clock == "updates"):
             raise ConfigError("--env is missing; `jaxrl-dist list envs` names environments, such as CartPole-v1")
         self._check_data()
+        self.check_best()
         if self.run_dir == "":
             raise ConfigError("--run-dir is empty; remove it for one under runs/")
         check_declared(self)

@@ -33,8 +33,9 @@ from jaxrl_dist.types import Context, PyTree, Timestep, Variables
 class Policy:
     """A trained policy: ``(obs, core, key) -> (action, core)``; see ``__call__``."""
 
-    def __init__(self, config: Train[Any], source: EnvSource, variables: Any) -> None:
-        self.config = config
+    def __init__(self, config: Train[Any], source: EnvSource, variables: Any, *, fresh: bool = False) -> None:
+        """``fresh``: play its evaluations in other episodes than those of its run, as ``Evaluator.of_member``."""
+        self.config, self._fresh = config, fresh
         self.source = source
         self.algorithm = source.spec.bare(make_algorithm(config, source.spec))
         self.variables = variables
@@ -53,7 +54,7 @@ class Policy:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Lets users pickle a policy, if its environment and algorithm can be; this package never does."""
-        return _restored, (self.config, jax.tree.map(np.asarray, self.variables))
+        return _restored, (self.config, jax.tree.map(np.asarray, self.variables), self._fresh)
 
     @property
     def observation(self) -> PyTree:
@@ -168,7 +169,8 @@ class Policy:
         if sampled is None:
             sampled = self.config.evaluation_policy == "sampled"
         algorithm = self.source.spec.keyed(self.algorithm)
-        return Evaluator(algorithm, self.source, episodes, seed, max_steps, num_envs, sampled=sampled)
+        evaluator = Evaluator(algorithm, self.source, episodes, seed, max_steps, num_envs, sampled=sampled)
+        return evaluator.of_member(seed, fresh=True) if self._fresh else evaluator
 
     def _choose(
         self, variables: Variables, obs: PyTree, core: PyTree, keys: jax.Array | None
@@ -178,9 +180,9 @@ class Policy:
         return clipped(self.source.spec.action, action), core
 
 
-def _restored(config: Train[Any], variables: Variables) -> Policy:
+def _restored(config: Train[Any], variables: Variables, fresh: bool) -> Policy:
     """Makes the policy that ``__reduce__`` describes."""
-    return Policy(*resolved(config), jax.device_put(variables, jax.local_devices()[0]))
+    return Policy(*resolved(config), jax.device_put(variables, jax.local_devices()[0]), fresh=fresh)
 
 
 def _blank(space: Space, num_envs: int) -> PyTree:
@@ -218,8 +220,9 @@ def load_policy(
       torso: your own network, if the run trained one.
       core: your own recurrent core, if the run trained one.
       policy: name of the policy to load, if the run has several. None: all of them, to be evaluated but not called.
-      checkpoint: env steps of the checkpoint to load instead, or "best" for the one whose training episodes returned
-        most.
+      checkpoint: env steps of the checkpoint to load instead, or "best" for the one with the highest mean return: of
+        training episodes or of evaluations, as the run's ``keep_best`` says. Where evaluations have judged it,
+        ``evaluate`` plays other episodes than they did.
 
     Raises:
       ConfigError: ``run_dir`` has no trained variables or no such checkpoint, is a population or is damaged, or its
@@ -236,4 +239,5 @@ def load_policy(
         source = source._replace(spec=source.spec.policies[policy])
     shapes = variable_shapes(make_algorithm(config, source.spec))
     variables = load_variables(run_dir, shapes, policy, which=checkpoint)
-    return Policy(config, source, jax.device_put(source.spec.bare(variables), jax.local_devices()[0]))
+    variables = jax.device_put(source.spec.bare(variables), jax.local_devices()[0])
+    return Policy(config, source, variables, fresh=checkpoint is not None and config.judge == "evaluation")

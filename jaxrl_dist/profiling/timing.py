@@ -163,6 +163,7 @@ def _learning_only(config: Train[Any]) -> Train[Any]:
         wandb=False,
         evaluation_episodes=0,
         evaluation_interval=None,
+        keep_best=None,
         stop_at_return=None,
     )
 

@@ -5,7 +5,7 @@ A run directory keeps checkpoints of the whole state in ``checkpoints/<env steps
 
     arrays/        orbax's files: arrays by name, such as state/variables/params/policy/Dense_0/kernel
     arrays.1/      pieces of arrays that only process 1 has, in a run over several processes
-    run.json       counts, times, config and versions; not in final
+    run.json       counts, times, config, versions and the return that judges it; not in final
     manifest.json  the SHA-256 of each of these files; orbax does not notice a changed bit
 
 A checkpoint is written under a temporary name, synced to disk and then renamed, so a checkpoint with its final name is
@@ -70,8 +70,7 @@ def load_variables(
       like: shapes and dtypes suffice. With several policies, a dict keyed by policy.
       policy: one of several policies, whose variables to read; None: all variables.
       some: ``like`` has only some of the variables; the others are ignored.
-      which: reads a checkpoint instead: that of these env steps, or with "best" the one whose training episodes
-        returned most.
+      which: reads a checkpoint instead: that of these env steps, or with "best" the one with the highest return.
 
     Raises:
       ConfigError: the run has saved none, they cannot be read, or they belong to another network.
@@ -188,7 +187,7 @@ def trained(run_dir: str | pathlib.Path) -> bool:
 
 
 def episode_return(path: pathlib.Path) -> float | None:
-    """Returns the mean return of the training episodes before a checkpoint; None: no episode ended, or damage."""
+    """Returns the mean return by which a run judges its checkpoint, see ``Train.judge``; None: none, or damage."""
     with contextlib.suppress(ConfigError, LookupError, TypeError, OverflowError):
         return finite(read_json(path / RUN)["episode_return"])
     return None

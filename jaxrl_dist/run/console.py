@@ -83,10 +83,11 @@ def of_each_policy(evaluation: Mapping[str, float | int]) -> dict[str, dict[str,
     return parts
 
 
-def played(evaluation: Mapping[str, float | int]) -> str:
-    """Formats an evaluation as one line, or with several policies as one line each."""
+def played(evaluation: Mapping[str, float | int], name: str = "") -> str:
+    """Formats an evaluation as one line, or with several policies as one line each; ``name`` says of what it is."""
     whole, *policies = of_each_policy(evaluation).items()
-    return "\n".join(f"{policy}: {_played(numbers)}" for policy, numbers in policies) or _played(whole[1])
+    lines = [(", ".join(filter(None, (name, policy))), numbers) for policy, numbers in policies or [("", whole[1])]]
+    return "\n".join(f"{head}: {_played(x)}" if head else _played(x) for head, x in lines)
 
 
 def _played(numbers: Mapping[str, float | int]) -> str:
@@ -186,7 +187,7 @@ class Display:
     def evaluating(self, done: int) -> None:
         """Shows how many evaluation episodes are done."""
         if done == 0:
-            for task in self.live.tasks:  # the last report arrives only after its evaluation
+            for task in self.live.tasks[:1]:  # the last report arrives only after its evaluation
                 self.live.update(task.id, description="trained", total=task.total or 1, completed=task.total or 1)
             self._evaluation = self.live.add_task("evaluating", total=self._episodes, status="")
             if not self.console.is_terminal:

@@ -294,6 +294,7 @@ class RunFiles:
                 "env_steps_per_second": last.env_steps / max(last.wall_time_s - compile_seconds, 1e-9),
                 **{name: int(count) for name, count in more.items() if count is not None},
                 "evaluation": last.evaluation,
+                **({} if last.best_evaluation is None else {"best_evaluation": last.best_evaluation}),
             },
         )
 

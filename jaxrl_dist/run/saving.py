@@ -42,8 +42,8 @@ def save_variables(run_dir: str | pathlib.Path, variables: Variables) -> None:
 class Saver:
     """Writes a run's checkpoints in a background thread, one at a time, and keeps the newest ones and the best.
 
-    The best checkpoint is the one whose report had the highest mean return of training episodes. The ``Saver`` of a
-    process other than 0 writes that process's pieces of the checkpoints, for the one of process 0.
+    The best checkpoint is the one that was saved with the highest return. The ``Saver`` of a process other than 0
+    writes that process's pieces of the checkpoints, for the one of process 0.
     """
 
     newest: int | None = None
@@ -86,14 +86,18 @@ class Saver:
         return self._writing is not None
 
     def save(self, checkpoint: Checkpoint, episode_return: float | None) -> None:
-        """Starts writing a checkpoint, once the previous one is written."""
+        """Starts writing a checkpoint, once the previous one is written.
+
+        Args:
+          episode_return: the mean return by which the run judges it; None: it is not known.
+        """
         if self._writing is not None:
             concurrent.futures.wait([self._writing])
             self.busy()
         step = checkpoint.progress[self._clock]
         post, state = peers.post(), checkpoint._replace(progress={})
         if peers.first():
-            content = {**self._about, "progress": checkpoint.progress, "episode_return": episode_return}
+            content = {**self._about, "progress": checkpoint.progress, "episode_return": finite(episode_return)}
             self._writing = self._thread.submit(self._save, step, state, content, post)
         elif post is not None:
             path = _named(self._folder, step)
@@ -103,7 +107,7 @@ class Saver:
     def _save(self, step: int, state: Checkpoint, content: dict[str, Any], post: peers.Post | None) -> None:
         _write(_named(self._folder, step), state, content, post)
         self.newest = step
-        self._returns[step] = finite(content["episode_return"])
+        self._returns[step] = content["episode_return"]
         numbers = [number_of(path) for path in saved(self._folder.parent)]
         # Later checkpoints are from an earlier session: they were damaged, so the run was resumed from an older one.
         ours = [number for number in numbers if number <= step]

@@ -24,8 +24,8 @@ from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, EnvWarning, 
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.plans.job import Job, step_of
 from jaxrl_dist.plans.population import Population
+from jaxrl_dist.run import checkpoint, machine, signals, storage, trackers
 from jaxrl_dist.run import files as run_files
-from jaxrl_dist.run import machine, signals, storage, trackers
 from jaxrl_dist.run.saving import Saver
 from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.stored import to_json
@@ -63,13 +63,13 @@ class ProgramShared:
         """Whether films work: not once one has failed."""
         self.excluded_seconds = 0.0
         """Seconds that were not spent on training, such as on evaluations."""
-        self._latest_answer: tuple[int, bool] = -1, False
+        self._latest_answers = dict[str, tuple[int, bool]]()
 
-    def agree(self, iteration: int, wants: Callable[[], bool]) -> bool:
+    def agree(self, what: str, iteration: int, wants: Callable[[], bool]) -> bool:
         """Returns the answer of the member that asks first after an iteration, so that all save after the same one."""
-        if self._latest_answer[0] != iteration:
-            self._latest_answer = iteration, wants()
-        return self._latest_answer[1]
+        if self._latest_answers.get(what, (-1, False))[0] != iteration:
+            self._latest_answers[what] = iteration, wants()
+        return self._latest_answers[what][1]
 
 
 @dataclasses.dataclass(eq=False)
@@ -176,7 +176,7 @@ class Member:
         stored, files = to_json(self.config, self.job.source.spec), None
         if peers.first():
             files = open_files(stack, self.config, stored, self.file, self.job.progress.get("reported", {}))
-        about = {"config": stored, "versions": machine.versions()}
+        about = {"config": stored, "versions": machine.versions(), "judge": self.config.judge}
         saver = Saver(self.folder, self.config.keep_checkpoints, about, self.config.clock)
         return files, stack.enter_context(contextlib.closing(saver))
 
@@ -206,6 +206,7 @@ class Member:
             record=self.recorder,
         )
         evaluate = partial(self._evaluate, shared.evaluator.of_member(config.seed, job.hyper), ending.ends_here)
+        judged = config.judge == "evaluation"
 
         def newest() -> Report | None:
             try:
@@ -216,10 +217,18 @@ class Member:
 
         def save(report: Report) -> None:
             if saver is not None:
-                saver.save(report.checkpoint(), report.metrics["episode/return"])
+                evaluated = (report.evaluation or {}).get("return_mean")
+                saver.save(report.checkpoint(), evaluated if judged else report.metrics["episode/return"])
+
+        def confirm(report: Report) -> Report:
+            if not peers.broadcast(report.evaluation is not None, "whether the last policy is evaluated"):
+                return report
+            save(report)  # again: the last policy is judged, too
+            return self._confirm(ending.ends_here, evaluating, report)
 
         reported = step_of(config, job.progress.get("reported", {}))
-        evaluations = Evaluations(config, job.progress.get("evaluated", reported), ending)
+        together = partial(shared.agree, "evaluate") if judged else None
+        evaluations = Evaluations(config, job.progress.get("evaluated", reported), ending, together)
         plan: Any = plans.execute(job) if self.program is None else self.program.reports(self.place, job)
         stack.enter_context(contextlib.closing(plan))
         reports = evaluations.on_the_way(with_final_report(plan, newest, ending), evaluate)
@@ -228,8 +237,9 @@ class Member:
             reports = writing(reports, files)
             films = partial(self._film, ending.ends_here)
             reports = filming(reports, films, config.video_interval, job.step, ending)
-            reports = saving(reports, save, saver, files, config, done, ending, agree=shared.agree)
-        return evaluations.at_the_end(reports, partial(evaluate, progress=evaluating), files)
+            reports = saving(reports, save, saver, files, config, done, ending, agree=partial(shared.agree, "save"))
+        last = partial(evaluate, progress=evaluating)
+        return evaluations.at_the_end(reports, last, files, confirm if judged and config.run_dir else None)
 
     def _add_way_on(self, error: BaseException) -> None:
         """Adds a note that tells how to continue from the state that a failed run has saved, if it has saved one."""
@@ -250,9 +260,16 @@ class Member:
         report: Report,
         progress: Callable[[int], None] = lambda done: None,
     ) -> Report:
-        """Adds an evaluation, unless it is stopped, or environments fail under ``--on-actor-error restart``."""
-        began, played = time.perf_counter(), None
+        """Adds an evaluation, as ``_play``."""
         variables = self.job.source.spec.keyed(report.variables())  # other processes may hold parts of them
+        played = self._play(evaluator, variables, progress, stop)
+        return report if played is None else dataclasses.replace(report, evaluation=played)
+
+    def _play(
+        self, evaluator: Evaluator, variables: Any, progress: Callable[[int], None], stop: Callable[[], bool]
+    ) -> Mapping[str, float | int] | None:
+        """Returns the numbers of an evaluation; None: stopped, by another process, or failed under ``restart``."""
+        began, played = time.perf_counter(), None
         try:
             if peers.first():
                 played = evaluator.play(variables, progress, stop=stop)
@@ -261,9 +278,25 @@ class Member:
                 raise
             warnings.warn(f"the evaluation could not be finished: {error}", EnvWarning, stacklevel=2)
         self.shared.excluded_seconds += time.perf_counter() - began
-        if played is None:
+        return None if played is None else scored(played.summary(), self.config.data)
+
+    def _confirm(self, stop: Callable[[], bool], progress: Callable[[int], None], report: Report) -> Report:
+        """Adds the evaluation of the best checkpoint in fresh episodes: those that chose it would flatter it."""
+        assert self.saver is not None
+        self.saver.finish()
+        variables = self.job.source.spec.keyed(report.variables())  # other processes may hold parts of them
+        if not peers.first():
             return report
-        return dataclasses.replace(report, evaluation=scored(played.summary(), self.config.data))
+        evaluator = self.shared.evaluator.of_member(self.config.seed, self.job.hyper, fresh=True)
+        try:
+            number = checkpoint.number_of(checkpoint.chosen(self.folder, "best"))
+            best = checkpoint.load_variables(self.folder, variables, which=number)
+        except ConfigError as error:
+            warnings.warn(f"the best checkpoint is not evaluated: {error}", FileWarning, stacklevel=2)
+            return report
+        if (played := self._play(evaluator, best, progress, stop)) is None:
+            return report
+        return dataclasses.replace(report, best_evaluation={"checkpoint": number, **played})
 
     def _film(self, stop: Callable[[], bool], report: Report) -> None:
         """Sends a film of an episode to the trackers. A failure is a warning, once, and ends the films, not the run."""

@@ -73,21 +73,33 @@ def with_final_report(
         yield report
 
 
+def alone(iteration: int, wants: Callable[[], bool]) -> bool:
+    """Returns what a run wants after an iteration that agrees with no other member."""
+    return wants()
+
+
 class Evaluations:
     """Evaluates the reports at the evaluation interval, and the last one."""
 
-    def __init__(self, config: Train, evaluated: int, ending: StopState) -> None:
-        """``evaluated``: the clock of the newest report whose evaluation is done or was not due."""
+    def __init__(
+        self, config: Train, evaluated: int, ending: StopState, agree: Callable[..., bool] | None = None
+    ) -> None:
+        """Args:
+        evaluated: the clock of the newest report whose evaluation is done or was not due.
+        agree: as for ``saving``, where evaluations judge the checkpoints: members save after the same iterations.
+        """
         self._interval = config.evaluation_interval
         self._at_the_end = config.evaluation_episodes > 0
         self._evaluated, self._ending = evaluated, ending
+        self._agree = agree or alone
         self._due = False  # whether the newest report is at the interval
 
     def on_the_way(self, reports: Iterable[Report], evaluate: Callable[[Report], Report]) -> Iterator[Report]:
         """Evaluates at the interval, before the report is written. Checkpoints store which evaluations are done."""
         for report in reports:
             before, last = self._evaluated, report.ended_by is not None
-            self._due, evaluated = passed(self._interval, before, report.step), False
+            self._due = self._agree(report.iteration, partial(passed, self._interval, before, report.step))
+            evaluated = False
             if self._due and not last and not self._ending():
                 try:
                     report = evaluate(report)
@@ -100,15 +112,25 @@ class Evaluations:
             yield dataclasses.replace(report, checkpoint=marked)
 
     def at_the_end(
-        self, reports: Iterable[Report], evaluate: Callable[[Report], Report], files: RunFiles | None
+        self,
+        reports: Iterable[Report],
+        evaluate: Callable[[Report], Report],
+        files: RunFiles | None,
+        confirm: Callable[[Report], Report] | None = None,
     ) -> Iterator[Report]:
-        """Evaluates the last report after everything else is saved: an evaluation may take long."""
+        """Evaluates the last report after everything else is saved: an evaluation may take long.
+
+        Args:
+          confirm: adds the evaluation of the best checkpoint; None: evaluations do not judge the checkpoints.
+        """
         for report in reports:
             if report.ended_by and self._at_the_end and self._ending.error is None:
                 report = evaluate(report)
                 if files is not None:
                     if self._due:
                         files.write(report)
+                    files.finish(report)
+                if confirm is not None and (report := confirm(report)).best_evaluation and files is not None:
                     files.finish(report)
             yield report
 
@@ -164,11 +186,12 @@ def saving(
     saved: tuple[int, int] | None,
     ending: StopState,
     clock: Callable[[], float] = time.monotonic,
-    agree: Callable[[int, Callable[[], bool]], bool] = lambda iteration, wants: wants(),
+    agree: Callable[[int, Callable[[], bool]], bool] = alone,
 ) -> Iterator[Report]:
-    """Saves a checkpoint by the run's clock, by time and at the end of the run.
+    """Saves a checkpoint by the run's clock, by time, at the end of the run, and with each evaluation that judges it.
 
-    Training does not wait for the disk: while a checkpoint is being written, the next one is postponed.
+    Training does not wait for the disk: while a checkpoint is being written, the next one is postponed, except for one
+    that is judged.
 
     Args:
       save: all processes must call it, since each may hold parts of the state.
@@ -191,7 +214,8 @@ def saving(
             return False
         late = 0 < config.checkpoint_minutes * 60 <= clock() - saved_at
         due = late or passed(config.checkpoint_interval, saved[0] if saved else 0, report.step)
-        return due and not saver.busy() and files.in_place()
+        judged = config.judge == "evaluation" and report.evaluation is not None
+        return (judged or (due and not saver.busy())) and files.in_place()
 
     for report in reports:
         ends = report.ended_by is not None or ending()

@@ -84,8 +84,8 @@ def _reports(run_dir: pathlib.Path, until: float) -> Iterator[Report]:
         content = storage.read_plain(run_dir / METRICS, _MAX_METRICS)
     with contextlib.suppress(ConfigError, LookupError, TypeError, AttributeError):
         summary = storage.read_json(run_dir / SUMMARY)
-        end = {"ended_by": str(summary["ended_by"]), "evaluation": _known(summary["evaluation"] or {})}
-        counts = summary["env_steps"], summary["updates"]
+        end = {name: _known(summary.get(name) or {}) for name in ("evaluation", "best_evaluation")}
+        counts, end["ended_by"] = (summary["env_steps"], summary["updates"]), str(summary["ended_by"])
     for line in content.splitlines():
         report = None
         with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
@@ -140,7 +140,8 @@ def merged_rows(
         metrics=_metrics(newest, new, rows, by_group) | _of_rows(rows),
         variables=best.variables,
         checkpoint=best.checkpoint,
-        evaluation=_evaluation(newest, rows),
+        evaluation=_evaluation(newest, rows, "evaluation"),
+        best_evaluation=_evaluation(newest, rows, "best_evaluation"),
         ended_by=_ended_by(reports, rows),
         members=tuple(reports),
         clock=best.clock,
@@ -207,10 +208,10 @@ def _of_rows(rows: Sequence[Row]) -> dict[str, float | None]:
     }
 
 
-def _evaluation(newest: Mapping[int, Report], rows: Sequence[Row]) -> Mapping[str, float | int] | None:
-    """Joins the evaluations of the members that have not ended early, policy by policy; None until all have one."""
+def _evaluation(newest: Mapping[int, Report], rows: Sequence[Row], field: str) -> Mapping[str, float | int] | None:
+    """Joins an evaluation of the members that have not ended early, policy by policy; None until all have one."""
     going = [newest.get(number) for number, row in enumerate(rows) if row.status in ("training", "done")]
-    known = [x.evaluation for x in going if x is not None and x.evaluation is not None]
+    known = [x for report in going if (x := getattr(report, field, None)) is not None]
     return joined(known) if len(known) >= max(1, len(going)) else None
 
 
@@ -231,8 +232,8 @@ def _joined(evaluations: Sequence[Mapping[str, float | int]]) -> Mapping[str, fl
         return evaluations[0]
     joined: dict[str, float | int] = {name: int(sum(x[name] for x in evaluations)) for name in ("episodes", "cut")}
     played = [x for x in evaluations if x["episodes"] > 0 and "return_mean" in x]
-    for name in dict.fromkeys(itertools.chain(*played)):
-        joined.setdefault(name, _average(name, played))
+    names = [x for x in dict.fromkeys(itertools.chain(*played)) if x not in (*joined, "checkpoint")]  # each its own
+    joined |= {name: _average(name, played) for name in names}
     if "sampled" in joined:
         joined["sampled"] = True
     return joined if len(played) < 2 else {**joined, **_spread(played, joined["return_mean"])}
@@ -337,10 +338,8 @@ def write_results(path: pathlib.Path, rows: Sequence[Row]) -> None:
     Raises:
       OSError: a file cannot be written.
     """
-    storage.write_json(
-        path / POPULATION,
-        {"format": _FORMAT, "members": [dataclasses.asdict(row) for row in rows], "settings": settings(rows)},
-    )
+    members = [dataclasses.asdict(row) for row in rows]
+    storage.write_json(path / POPULATION, {"format": _FORMAT, "members": members, "settings": settings(rows)})
     table = io.StringIO()
     counts = "env_steps", "updates", "episode_return", "evaluation_return"
     columns = ["member", "seed", *rows[0].values, "status", *counts]

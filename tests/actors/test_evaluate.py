@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,14 @@ import team
 
 import jaxrl_dist
 from jaxrl_dist import cli
-from jaxrl_dist.actors.evaluate import Evaluator
+from jaxrl_dist.actors.evaluate import Evaluator, _seed
 from jaxrl_dist.actors.played import Episodes
 from jaxrl_dist.checks import flag
 from jaxrl_dist.commands.plot import read_curve
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError, EnvError, EnvWarning
+from jaxrl_dist.run import checkpoint
+from jaxrl_dist.run.console import played
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training import setup
 from jaxrl_dist.types import Algorithm, Context, EpisodeStats, Timestep, Variables
@@ -109,6 +112,66 @@ def test_a_resumed_run_evaluates_where_it_would_have(ends: str, whole: Path, tmp
     list(jaxrl_dist.train(config(total_env_steps=first, run_dir=str(tmp_path))))
     list(jaxrl_dist.resume(tmp_path, total_env_steps=SIZES["total_env_steps"]))
     assert runs.untimed(tmp_path) == runs.untimed(whole)
+
+
+def judged(run_dir: Path) -> dict[int, float | None]:
+    """The returns that judge a run's checkpoints, which it has kept."""
+    return {checkpoint.number_of(path): checkpoint.episode_return(path) for path in checkpoint.saved(run_dir)}
+
+
+@pytest.fixture(scope="module")
+def chosen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, jaxrl_dist.Report]:
+    """A run whose evaluations judge its checkpoints, and its last report."""
+    run_dir = tmp_path_factory.mktemp("evaluate") / "chosen"
+    *_, last = jaxrl_dist.train(config(keep_best="evaluation", run_dir=str(run_dir)))
+    return run_dir, last
+
+
+def test_evaluations_choose_the_best_checkpoint(
+    chosen: tuple[Path, jaxrl_dist.Report], whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir, last = chosen
+    returns = {step: values["evaluation/return_mean"] for step, values in split(run_dir)[1].items()}
+    assert runs.untimed(run_dir) == runs.untimed(whole) and last.evaluation is not None
+    returns[last.env_steps] = last.evaluation["return_mean"]
+    best = max(returns, key=lambda step: (returns[step], step))
+    assert judged(run_dir) == {step: returns[step] for step in {*sorted(returns)[-2:], best}}
+    assert last.best_evaluation == runs.read_json(run_dir / "summary.json")["best_evaluation"]
+    policy = jaxrl_dist.load_policy(run_dir, checkpoint="best")
+    again = policy.evaluate(3, max_steps=20)
+    assert last.best_evaluation == {"checkpoint": best, **again.summary()}
+    assert pickle.loads(pickle.dumps(policy)).evaluate(3, max_steps=20).returns.tolist() == again.returns.tolist()
+    assert cli.main(["evaluate", str(run_dir), "--checkpoint", "best", "--episodes", "3", "--max-steps", "20"]) == 0
+    assert played(again.summary()) in capsys.readouterr().out
+
+
+def test_fresh_episodes_are_none_of_any_seed_of_training() -> None:
+    assert not {_seed(seed) for seed in range(20)} & {_seed(seed, fresh=True) for seed in range(20)}
+
+
+@pytest.mark.case  # test_a_resumed_run_evaluates_where_it_would_have
+def test_a_resumed_run_keeps_the_same_best(chosen: tuple[Path, jaxrl_dist.Report], tmp_path: Path) -> None:
+    reports = jaxrl_dist.train(config(keep_best="evaluation", run_dir=str(tmp_path)))
+    while next(reports).env_steps < 250:
+        pass
+    reports.close()  # type: ignore[attr-defined]
+    *_, last = jaxrl_dist.resume(tmp_path)
+    assert judged(tmp_path) == judged(chosen[0]) and last.best_evaluation == chosen[1].best_evaluation
+    with pytest.raises(ConfigError, match="keep_best cannot change where a run is resumed"):
+        jaxrl_dist.resume(tmp_path, keep_best="training")
+
+
+@pytest.mark.case  # test_evaluations_choose_the_best_checkpoint
+def test_members_have_each_their_own_best_of_the_same_iterations(tmp_path: Path) -> None:
+    *_, last = jaxrl_dist.train(config(keep_best="evaluation", seeds=2, keep_checkpoints=9, run_dir=str(tmp_path)))
+    folders = sorted(tmp_path.glob("members/*"))
+    iterations = [[line["iteration"] for line in split(x)[0] if line["env_steps"] in judged(x)] for x in folders]
+    assert iterations[0][:-1] == iterations[1][:-1] and len(iterations[0]) >= 4
+    for folder, report in zip(folders, last.members, strict=True):
+        returns = judged(folder)
+        best = max(returns, key=lambda step: (returns[step], step))
+        assert report.best_evaluation is not None and report.best_evaluation["checkpoint"] == best
+    assert last.best_evaluation is not None and last.best_evaluation["episodes"] == 6
 
 
 def test_an_evaluation_that_a_signal_ends_is_made_up_for(tmp_path: Path) -> None:

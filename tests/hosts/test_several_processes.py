@@ -49,6 +49,7 @@ COMMANDS = {
     "--b.hidden-sizes 8 --b.batch-size 16 --b.replay-capacity 512 --b.replay-ratio 0.03125 --b.learning-starts 128",
     "population": f"ppo --env CartPole-v1 {SIZES} --num-epochs 1 --num-minibatches 2 --seeds 2",
 }
+COMMANDS["ppo-best"] = f"{COMMANDS['ppo']} --keep-best evaluation --evaluation-interval 256"
 COMMANDS["policies-synchronous"] = f"{COMMANDS['policies']} --plan synchronous"
 
 
@@ -204,6 +205,8 @@ def test_several_processes_are_as_one(name: str, processes: int, tmp_path: Path)
     assert "8 cpu devices" in done[0].out
     alone(name, tmp_path / "alone")
     assert_alike(tmp_path / "alone", tmp_path / "several")
+    best = [runs.read_json(tmp_path / x / "summary.json").get("best_evaluation") for x in ("alone", "several")]
+    assert best[0] == best[1] and (best[0] is not None) == (name == "ppo-best")
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from jaxrl_dist.data import files
 from jaxrl_dist.data.dataset import Dataset
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.profiling import timing
+from jaxrl_dist.run import checkpoint
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training.setup import make_job
 
@@ -86,6 +87,20 @@ def test_a_resumed_run_equals_one_without_a_stop_bit_for_bit(tmp_path):
         jaxrl_dist.resume(run_dir)
     with pytest.raises(ConfigError, match="total_env_steps does nothing without new experience"):
         jaxrl_dist.resume(run_dir, total_updates=30, total_env_steps=5)
+
+
+@pytest.mark.case  # actors/test_evaluate.py::test_evaluations_choose_the_best_checkpoint
+def test_evaluations_judge_the_checkpoints(tmp_path):
+    """Training has no returns; without evaluations on the way, no checkpoint is the best."""
+    dataset(tmp_path / "data")
+    sizes = {"evaluation_episodes": 2, "evaluation_interval": 5, "run_dir": str(tmp_path / "run")}
+    reports = list(jaxrl_dist.train(config(tmp_path / "data", **sizes)))
+    best = max(reports, key=lambda report: (report.evaluation["return_mean"], report.step))
+    assert checkpoint.number_of(checkpoint.chosen(tmp_path / "run", "best")) == best.step
+    assert reports[-1].best_evaluation["checkpoint"] == best.step
+    with pytest.raises(ConfigError, match="keep_best training: plan offline has no training episodes"):
+        jaxrl_dist.train(config(tmp_path / "data", keep_best="training"))
+    assert config(tmp_path / "data").judge == "training"
 
 
 def test_a_resumed_run_has_the_same_records_wherever_they_lie(tmp_path):

@@ -311,7 +311,7 @@ def load(run_dir: Path, like: Checkpoint) -> Checkpoint:
 def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
     saver = saving.Saver(tmp_path, 2)
     state: Any = {"x": np.arange(3)}
-    for steps, value in {10: 1.0, 20: 7.0, 30: None, 40: 7.0, 50: 3.0, 60: 2.0, 70: 1.0}.items():
+    for steps, value in {10: 1.0, 20: 7.0, 30: None, 35: np.nan, 40: 7.0, 50: 3.0, 60: 2.0, 70: 1.0}.items():
         saver.save(Checkpoint(state, (), {"env_steps": steps}), value)
     saver.finish()
     saver.close()
