@@ -23,7 +23,6 @@ from jaxrl_dist.learners.sgd import Learner
 from jaxrl_dist.memory import ring
 from jaxrl_dist.memory.records import ROWS, Source, source
 from jaxrl_dist.run.machine import memory_size
-from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.policies import Copy, by_policy, naming
 from jaxrl_dist.types import Algorithm, Algorithms, EnvSpec, Replay, Rollout
 
@@ -123,8 +122,6 @@ def check_recorded(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_
         "hold no stacked frames": spec.frame_stack > 1,
         "are not for --plan gradients": PLANS[config.plan].sends_gradients,
         "are for runs of one process": peers.count() > 1,
-        "on the host (--data-memory) are for single runs under --plan offline": config.data_memory == "host"
-        and (PLANS[config.plan].clock != "updates" or is_population(config)),
         "on the host (--data-memory) give no running statistics: --normalize-observations and --ema-steps need "
         "--data-memory device": config.data_memory == "host" and algorithm.update_stats is not None,
     }
