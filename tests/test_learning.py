@@ -102,3 +102,17 @@ def test_interrupted_bar_runs_the_missing_seeds(monkeypatch):
     assert run_bar(bar, 3, before=first)["returns"] == run_bar(bar, 3)["returns"] == [0.0, 1.0, 2.0]
     monkeypatch.setitem(run_bar.__globals__, "run_seeds", None)
     assert run_bar(bar, 2, before=first) == first
+
+
+def test_goals_of_learning_from_records_compare_normalised_scores():
+    records = runpy.run_path(str(runs.ROOT / "scripts" / "records.py"))
+    assert len({row.name for row in records["ROWS"]}) == 12 + 12 + 7
+    data = {"random": 100.0, "expert": 300.0, "mean": 200.0, "steps": 10}
+
+    def entry(*returns):
+        return {"data": data, "returns": returns, "command": "jaxrl-dist train", "seconds": 60}
+
+    names = ("hopper-replay-bc", "hopper-replay-iql", "hopper-medium-bc", "cartpole-replay-cql")
+    results = dict(zip(names, (entry(120.0), entry(126.0), entry(170.0, 190.0), entry(440.0, 459.0)), strict=True))
+    assert list(records["goals"](results).values()) == [True, True, False]
+    assert "| hopper medium, 10 steps | 200 (50) | `train` | 170 190 | 180 | 40 | 1.0 |" in records["table"](results)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from jaxrl_dist.commands import flags, help
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError, visible
+
+if TYPE_CHECKING:
+    from jaxrl_dist.data.dataset import Dataset
 
 MINARI = "minari:"
 
@@ -48,6 +51,8 @@ def run(args: Sequence[str]) -> int:
         data = data.best(options.best)
     ends = {end: value for end in files.ENDS if (value := getattr(options, end)) is not None}
     data = dataclasses.replace(data, about={**data.about, **ends})
+    if ends and data.about.get("random") == data.about.get("expert"):
+        raise ConfigError(f"the returns of random actions and of the expert are both {data.about['random']:g}")
     makes = options.out is not None and not options.out.endswith(".png")
     if ends and not makes:
         if len(options.data) > 1 or options.best is not None:
@@ -55,17 +60,20 @@ def run(args: Sequence[str]) -> int:
                 "--random and --expert change one data set in place: name one alone, or a new one with -o"
             )
         files.describe(pathlib.Path(options.data[0]), ends)
-    lines = [data.summary()]
-    if options.out is not None and not makes:
+    if options.out is not None:
+        _write(data, options.out)
+    wrote = "" if options.out is None else f"\nwrote {options.out}"
+    print(visible(f"{data.summary()}{wrote}"))
+    return 0
+
+
+def _write(data: Dataset, out: str) -> None:
+    """Writes a data set, or a picture of its returns."""
+    if out.endswith(".png"):
         from jaxrl_dist.commands.plot import drawing
 
-        drawing.save(drawing.histogram(data.returns, "episode return", "episodes"), pathlib.Path(options.out))
-        lines.append(f"wrote {options.out}")
-    elif options.out is not None and options.out.startswith(MINARI):
-        data.to_minari(options.out.removeprefix(MINARI))
-        lines.append(f"wrote {options.out}")
-    elif options.out is not None:
-        data.save(options.out)
-        lines.append(f"wrote {options.out}")
-    print(visible("\n".join(lines)))
-    return 0
+        drawing.save(drawing.histogram(data.returns, "episode return", "episodes"), pathlib.Path(out))
+    elif out.startswith(MINARI):
+        data.to_minari(out.removeprefix(MINARI))
+    else:
+        data.save(out)

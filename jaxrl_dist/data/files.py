@@ -232,6 +232,10 @@ def _space_from_json(stored: Any) -> Space:
         return Discrete(_count(stored["n"]))
     if "nvec" in stored:
         return MultiDiscrete(tuple(map(_count, stored["nvec"][:] or [0])))
+    return _box_from_json(stored)
+
+
+def _box_from_json(stored: Any) -> Box:
     shape, name = tuple(map(_count, stored["shape"])), stored["dtype"]
     if name not in _DTYPES or math.prod(shape) > 2**30:
         raise ValueError("not a dtype or shape of observations")

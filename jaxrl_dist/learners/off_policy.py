@@ -84,6 +84,8 @@ def off_policy(
             assert priority is not None
             powered = powered_priority(replay, priority)
             state = state._replace(memory=ring.set_priority(state.memory, index, powered))
+        if offline and priority is not None:  # no episode tells how well it learns
+            metrics = {**metrics, "loss/td_error": mesh.global_mean(priority, jnp.ones(priority.shape, bool))}
         return state, metrics
 
     @partial(jax.jit, inline=True)  # traced once, though ``update`` needs it three times

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import io
 import os
 import sys
 import time
@@ -300,8 +302,11 @@ def _plotted(reports: Iterable[Report], output: Any) -> Iterator[Report]:
             axes.legend(handles=shown, loc="best", fontsize="small")
             axes.relim()
             axes.autoscale_view()
+            drawing = io.BytesIO()
+            figure.savefig(drawing, format="png")  # IPython draws a figure itself only once pyplot is in use
+            picture = {"image/png": base64.b64encode(drawing.getvalue()).decode()}
             if handle is None:
-                handle = output(figure, display_id=True)
+                handle = output(picture, raw=True, display_id=True)
             else:
-                handle.update(figure)
+                handle.update(picture, raw=True)
         yield report

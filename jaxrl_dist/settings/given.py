@@ -159,11 +159,17 @@ def _of_presets(user: Given, source: EnvSource) -> tuple[dict[str, Any], dict[st
         fields = {name: value for name, value in fields.items() if name != "atari_preset" or is_atari}
         values |= fields
         sources |= dict.fromkeys(fields, layer)
-    if user.config.init_from and not user.config.init_parts and not offline:  # a trained policy need not explore anew
-        trained = {"random_steps": 0, "epsilon_start": values.get("epsilon_end", getattr(kind, "epsilon_end", 0.0))}
-        values |= (trained := {name: value for name, value in trained.items() if name in marked(kind)})
-        sources |= dict.fromkeys(trained, "preset")
-    return values, sources
+    trained = _of_trained(user.config, values)
+    return values | trained, sources | dict.fromkeys(trained, "preset")
+
+
+def _of_trained(config: Train[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of a run whose policy is loaded, and need not explore anew."""
+    kind = kind_of(config.algorithm)
+    if not config.init_from or config.init_parts or config.clock == "updates":
+        return {}
+    trained = {"random_steps": 0, "epsilon_start": values.get("epsilon_end", getattr(kind, "epsilon_end", 0.0))}
+    return {name: value for name, value in trained.items() if name in marked(kind)}
 
 
 def rounded(config: Train[Any], sources: Mapping[str, str], spec: EnvSpec) -> Train[Any]:

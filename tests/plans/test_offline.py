@@ -206,6 +206,7 @@ def test_ends_are_checked(tmp_path, capsys):
     dataset(path, episodes=10)
     for words, message in {
         ("--random", "nan"): "--random",
+        ("--random", "1", "--expert", "1"): "are both 1",
         ("--random", "1", "--best", "0.5"): "change one data set in place",
         (path, "--expert", "1"): "change one data set in place",
     }.items():
@@ -222,6 +223,12 @@ def test_a_trained_policy_makes_no_random_start(tmp_path):
     assert (given.algorithm.epsilon_start, parts.algorithm.epsilon_start) == (0.5, 1.0)
     sac, new = (jaxrl_dist.preset("sac", "Pendulum-v1", init_from=x).algorithm for x in (run_dir, None))
     assert [new.acts_randomly(step) for step in (0, 999, 1000)] == [True, True, False] and not sac.acts_randomly(0)
+
+
+def test_the_error_of_the_values_is_reported(tmp_path):
+    dataset(tmp_path / "data", episodes=10)
+    report = final(jaxrl_dist.train(config(tmp_path / "data", batch_size=1, total_updates=1, report_interval=1)))[0]
+    assert report.metrics["loss/q"] == pytest.approx(0.5 * report.metrics["loss/td_error"] ** 2)
 
 
 def test_the_average_of_parameters_moves_with_each_update(tmp_path):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
+from PIL import Image
 from test_console import report
 
 import jaxrl_dist
@@ -16,17 +20,16 @@ from jaxrl_dist.run import console
 
 @pytest.fixture
 def drawings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Puts a notebook in IPython's place, which keeps the points of each drawing."""
+    """Puts a notebook in IPython's place, which keeps the pixels of each drawing."""
     drawn: list[Any] = []
 
-    def draw(figure: Any) -> None:
-        (axes,) = figure.axes
-        drawn.append([np.transpose(line.get_data()).tolist() for line in axes.lines])
-        figure.canvas.draw()
+    def draw(picture: Any, *, raw: bool) -> None:
+        assert raw and list(picture) == ["image/png"]
+        drawn.append(np.asarray(Image.open(io.BytesIO(base64.b64decode(picture["image/png"]))).convert("RGB")))
 
-    def output(figure: Any, *, display_id: bool) -> Any:
+    def output(picture: Any, *, raw: bool, display_id: bool) -> Any:
         assert display_id and not drawn, "later drawings replace the first"
-        draw(figure)
+        draw(picture, raw=raw)
         return SimpleNamespace(update=draw)
 
     module: Any = ModuleType("IPython.display")
@@ -50,8 +53,10 @@ def test_reports_are_shown_and_drawn(
     ]
     assert list(jaxrl_dist.display(reports, 10_000, plot=True)) == reports
     assert len(capsys.readouterr().out.splitlines()) == 5  # compiling, the head and three rows
-    assert drawings[:2] == [[[[4_000, 171.5]], []]] * 2
-    assert drawings[2] == [[[4_000, 171.5], [10_000, 200.0]], [[10_000, 480.25]]]
+    training, evaluation = (np.round(255 * np.array(to_rgb(color))) for color in ("C0", "C1"))
+    counts = [[int((drawing == color).all(axis=2).sum()) for color in (training, evaluation)] for drawing in drawings]
+    assert [drawing.shape for drawing in drawings] == [(300, 600, 3)] * 3
+    assert counts[0] == counts[1] and counts[0][1] == 0 and counts[2][0] > counts[0][0] and counts[2][1] > 10
 
 
 def test_without_a_notebook_there_is_the_table_and_no_plot(
