@@ -294,7 +294,7 @@ def test_records_beside_new_experience(tmp_path):
         ({"rollout_length": 3}, "rollout_length does nothing under plan offline"),
         ({"data_share": 0.5}, "total_updates does nothing without"),
         ({"env": "", "evaluation_episodes": 5}, "evaluation_episodes needs env"),
-        ({"data_memory": "host", "seeds": 2}, "data_memory host is for single runs under"),
+        ({"data_memory": "host", "seeds": 2}, "data_memory does nothing without a single run under"),
         ({"data_memory": "host", "normalize_observations": True}, "give no running statistics"),
         ({"batch_size": 33, "num_devices": 2}, "must be a multiple of 2 devices"),
     ],
