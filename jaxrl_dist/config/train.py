@@ -304,6 +304,9 @@ class Train(
             raise ConfigError("--data-share is for runs with new experience, and --plan offline makes none: remove one")
         if self.data is not None and self.data_share is None and not offline:
             raise ConfigError(f"--data under --plan {self.plan} needs --data-share, its share of each batch")
+        if self.data_memory == "host":
+            single = offline and self.seeds == 1 and not self.vary
+            check_used(self, "data_memory", active=single, needed="a single run under --plan offline")
         check_used(self, "total_updates", active=offline, needed="--data and --plan offline")
         new = "new experience, which --plan offline does not make"
         check_used(self, "total_env_steps", "stop_at_return", "evolve", active=not offline, needed=new)
