@@ -30,13 +30,14 @@ LONGEST = 400
 """Steps after which an episode would be cut; the probability of that is below 1e-9."""
 
 ROWS = (
-    (5, 2, 0.2, 0.9, 0.7),
-    (5, 2, 0.2, 0.9, 0.3),
-    (8, 3, 0.2, 0.95, 0.6),
-    (6, 4, 0.3, 0.99, 0.5),
-    (10, 2, 0.1, 0.99, 0.8),
+    (5, 2, 0.2, 0.9, 0.7, 1000),
+    (5, 2, 0.2, 0.9, 0.3, 3000),
+    (8, 3, 0.2, 0.95, 0.6, 1000),
+    (6, 4, 0.3, 0.99, 0.5, 1000),
+    (10, 2, 0.1, 0.99, 0.8, 2000),
 )
-"""States, actions, mean probability that a step ends the episode, discount, and the target's share in the behaviour."""
+"""States, actions, mean probability that a step ends the episode, discount, the target's share in the behaviour, and
+episodes of a data set."""
 
 
 class Table(NamedTuple):
@@ -124,14 +125,15 @@ def policy_of(target: np.ndarray, discount: float) -> jaxrl_dist.Policy:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="*", default=range(len(ROWS)))
     parser.add_argument("--data-sets", type=int, default=100)
-    parser.add_argument("--episodes", type=int, default=1000)
     parser.add_argument("--updates", type=int, default=1500)
     parser.add_argument("--hidden-sizes", type=int, nargs="*", default=[16])
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    for number, row in enumerate(ROWS):
-        states, actions, end, discount, share = row
+    for number in options.rows:
+        row = ROWS[number]
+        states, actions, end, discount, share, episodes = row
         rng = np.random.default_rng((options.seed, number))
         table = Table.random(rng, states, actions, end)
         target = rng.dirichlet(np.ones(actions), states)
@@ -139,11 +141,11 @@ def main() -> None:
         spread = table.extreme(1, discount) - table.extreme(-1, discount)
         policy, made = policy_of(target, discount), dict[str, list[tuple[float, float, float]]]()
         for seed in range(options.data_sets):
-            data = table.play(rng, share * target + (1 - share) / actions, options.episodes)
+            data = table.play(rng, share * target + (1 - share) / actions, episodes)
             sizes = {"hidden_sizes": tuple(options.hidden_sizes), "updates": options.updates}
             for name, x in jaxrl_dist.estimate(policy, data, sampled=True, seed=seed, **sizes).estimates.items():
                 made.setdefault(name, []).append((x.value, *x.interval))
-        fields = zip(("states", "actions", "end", "discount", "target's share"), row, strict=True)
+        fields = zip(("states", "actions", "end", "discount", "target's share", "episodes"), row, strict=True)
         print(f"\n{', '.join(f'{name} {value}' for name, value in fields)}; truth {truth:.4f}, range {spread:.4f}\n")
         print("| estimator | covered | width / range | median error | error of the mean |\n|---|---:|---:|---:|---:|")
         for name, numbers in made.items():

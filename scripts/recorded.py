@@ -20,6 +20,7 @@ FILE = ROOT / "docs" / "recorded.json"
 DATA = {
     "docs/learning/results.json": "python scripts/learning.py",
     "docs/learning/ppo-es.json": "python scripts/ppo_es.py",
+    "docs/records/results.json": "python scripts/records.py",
     "docs/speed/results.json": "python scripts/benchmark.py --minutes 60 --out speed --with-peers",
     "docs/scale.json": "python benchmarks/scale.py",
     "docs/accelerators.json": "python scripts/accelerators.py",
@@ -28,6 +29,7 @@ DATA = {
 WRITTEN = {
     "README.md": {"Does it learn, and how fast?"},
     "docs/learning.md": {"Tasks that presets were tuned on", "Tasks that no preset was tuned on"},
+    "docs/records.md": {"What it reaches"},
     "docs/speed.md": {"What came out"},
 }
 """Sections with tables from these files, which tests compare with them."""

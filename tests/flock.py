@@ -90,6 +90,16 @@ class Bounded(Flock):
         return spaces.Box(0, 7 + (agent == "late"), (2,), np.float32)
 
 
+class Reporting(Flock):
+    """Reports the places of all that were there, and the time for the flock."""
+
+    def step(self, actions: Any) -> Any:
+        there = list(self.agents)
+        *step, infos = super().step(actions)
+        places = {agent: {"place": np.array([self.places[agent]])} for agent in there}
+        return *step, {**{agent: infos[agent] | places.get(agent, {}) for agent in infos}, "wind": self.time}
+
+
 class Lingering(Flock):
     """Lists birds that have left, and pays them, until the reset."""
 

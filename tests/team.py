@@ -155,6 +155,18 @@ class Outlived(Unlike):
         return jnp.zeros((2, 2, 3), jnp.uint8)
 
 
+class Reporting(Outlived):
+    """Reports the time as the environment's, and each agent's place in both ways."""
+
+    time_limit = 4
+
+    def step_env(self, key: jax.Array, state: Any, actions: Any) -> Any:
+        *step, _ = super().step_env(key, state, actions)
+        places, time = step[1]
+        info = {"time": time, "place": places, "places": jnp.stack([*places.values()]), "other": jnp.ones(7)}
+        return *step, {**info, "late": jnp.where(time < 2, jnp.nan, time)}
+
+
 class TwoSteps:
     """The two-step game of Rashid et al. (2018, section 5), whose optimum is 8 and needs both agents' second action.
 

@@ -170,8 +170,13 @@ class Evaluator:
 
     @property
     def _quota(self) -> np.ndarray:
-        """Episodes that each row plays, ``[B]``; with several policies, all rows play the same number."""
+        """Episodes that each row plays, ``[B]``; with several policies, all rows play the same number.
+
+        With metrics of the info, all agents of an environment do: some are those of its whole episode.
+        """
         common, extra = divmod(self._episodes, self._num_envs)
+        if self._source.spec.info_metrics:
+            extra = -(-extra // self._source.spec.num_agents) * self._source.spec.num_agents
         if self._source.spec.policies:
             extra = self._num_envs if extra else 0
         return common + (np.arange(self._num_envs) < extra)

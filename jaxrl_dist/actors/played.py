@@ -51,20 +51,26 @@ class Episodes(NamedTuple):
         totals = xp.where(over, xp.stack([ended.return_sum, ended.length_sum]) - self.counted, running[:2])
         new = (over | endless) & (self.done < quota)
 
-        def put(stored: Any, values: Any) -> Any:
-            """Writes the value of each new episode into its place."""
+        done = self.done + new
+
+        def put(stored: Any, values: Any, known: Any = new) -> Any:
+            """Writes the values of the newest episodes into their places, where they are ``known``."""
             if xp is np:
-                stored[rows[new], self.done[new]] = values[new]
+                stored[rows[known], done[known] - 1] = values[known]
                 return stored
-            place = xp.where(new, self.done, stored.shape[1])  # out of range, and dropped, if no episode is new
+            place = xp.where(known, done - 1, stored.shape[1])  # out of range, and dropped, if it is not
             return stored.at[rows, place].set(values.astype(stored.dtype), mode="drop")
 
-        reported = {metric: xp.where(count > 0, value, xp.nan) for metric, (value, count) in ended.info.items()}
+        def put_info(stored: Any, total: Any, count: Any) -> Any:
+            """Writes what an environment reports at its end, also for agents whose episodes have ended before."""
+            late = ~over & (done > 0) & xp.isnan(stored[rows, done - 1])
+            return put(stored, total / xp.maximum(count, 1), (count > 0) & (new | late))
+
         return Episodes(
-            done=self.done + new,
+            done=done,
             returns=put(self.returns, totals[0]),
             lengths=put(self.lengths, totals[1]),
-            info={metric: put(self.info[metric], values) for metric, values in reported.items()},
+            info={metric: put_info(self.info[metric], *pair) for metric, pair in ended.info.items()},
             running=xp.where(over | endless, 0, running),
             counted=xp.where(over, 0, self.counted + xp.where(endless, running[:2], 0)),
             cut=self.cut + (new & endless & (totals[1] > 0)),

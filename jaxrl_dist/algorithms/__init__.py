@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import inspect
 import pathlib
 import sys
 import traceback
@@ -13,10 +14,14 @@ from typing import Any
 from jaxrl_dist.algorithms.named import PRESETS as PRESETS
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.protocols import Traits
 
 _CLASSES = "PPO A2C PG IMPALA APPO DQN Rainbow PQN R2D2 QMIX DDPG TD3 SAC IQL MARWIL BC ES ARS"
 ALGORITHMS = {name.lower(): name for name in _CLASSES.split()}
 """The module and the config class of each algorithm."""
+_HINTS: dict[type, str] = {kind: kind.__name__ for kind in (bool, int, float, str)}
+_HINTS |= {tuple: "tuple[int, ...]", type(None): "float | None"}
+"""Types of hyperparameters, as they are annotated."""
 
 
 def config_class(name: str | type, user_class: type | None = None) -> Any:
@@ -88,6 +93,25 @@ def _check(path: str, kind: type) -> None:
     for field in dataclasses.fields(kind):
         if field.default is field.default_factory:  # both are missing
             raise ConfigError(f"{path}: {kind.__name__}.{field.name} needs a default")
+    if fault := unannotated(kind):
+        raise ConfigError(f"{path}: {fault}")
+
+
+def unannotated(kind: type) -> str:
+    """Returns which value of a config class needs an annotation to be a hyperparameter; empty: none.
+
+    Without one, ``dataclass`` makes no field of it, and leaves an inherited field its default. Names in capitals or
+    with a ``_`` in front are constants, as are those that a base annotates and ``Traits``.
+    """
+    fields, annotated = {field.name for field in dataclasses.fields(kind)}, set[str]()
+    for base in reversed(kind.__mro__):
+        annotated |= (own := inspect.get_annotations(base).keys())
+        for name, value in vars(base).items():
+            constant = name.startswith("_") or name.isupper() or name in annotated or name in Traits._fields
+            if type(value) in _HINTS and name not in own and (name in fields or not constant):
+                hint = f"`{name}: {_HINTS[type(value)]} = {value!r}`"
+                return f"{base.__name__}.{name} needs an annotation to be a hyperparameter: {hint}"
+    return ""
 
 
 def _executed(path: str) -> types.ModuleType:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.errors import ConfigError
@@ -37,6 +37,11 @@ class R2D2(
 
     presets = "r2d2"
     adam_epsilon: ClassVar[float] = 1e-3  # Kapturowski et al. (2019), appendix
+
+    @classmethod
+    def recurrent_preset(cls, preset: dict[str, Any]) -> dict[str, Any]:
+        """Returns the preset as it is: the values of this algorithm are those with a core."""
+        return preset
 
     def validate(self) -> None:
         super().validate()

@@ -60,7 +60,7 @@ class Evaluate(Trained):
     """Plays episodes with the policy of a finished or unfinished run, or of each member of a population."""
 
     episodes: int = setting(100, low=1, high=10**6)
-    """Number of episodes to play."""
+    """Number of episodes to play, each of one agent: 100 of two players are 50 games."""
     seed: int = setting(0, low=0, high=2**31 - 1)
     """Seed of the environments."""
     env_options: dict[str, str] = dataclasses.field(default_factory=dict)

@@ -53,6 +53,8 @@ class Data:
     new experience with a data share."""
     total_updates: int = setting(100_000, low=1, high=10**9, resumable=True, compiled=False)
     """Updates to train for, under --plan offline."""
+    data_memory: Literal["device", "host"] = setting("device", needs="data", resumable=True)
+    """Where the data lie: on the devices, or on the host, which then gathers each batch; the numbers are the same."""
     record: str | None = setting(None, resumable=True, compiled=False)
     """Directory to make for a data set of all that is played, with the probability of each action; a resumed run adds a
     number to its name. Under --plan on_device, `jaxrl-dist record` works afterwards."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, get_type_hints
 
 from jaxrl_dist.checks import shown
-from jaxrl_dist.config.synonyms import hint
+from jaxrl_dist.config.synonyms import OF_RUN, hint
 from jaxrl_dist.config.values import check_declared
 from jaxrl_dist.errors import ConfigError
 
@@ -26,7 +26,8 @@ class Named:
     @classmethod
     def unknown(cls, name: str, known: list[str]) -> str:
         """Returns what to use instead of an unknown field, to be appended to a message."""
-        return hint(name, known, lambda field: "" if field == name else "other algorithms have")
+        run, others = " ".join(OF_RUN).split(), "other algorithms have"
+        return hint(name, known, lambda field: "Train has" if field in run else others if field != name else "")
 
 
 class Inherits(Named):

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection
 
 from jaxrl_dist.checks import flag, nearest
 
-SYNONYMS: dict[str, str] = {
-    # our fields, and their names elsewhere; of several fields, the first that the command or algorithm has counts
+OF_RUN: dict[str, str] = {
+    # fields of Train, and their names elsewhere; of several fields, the first that the command or algorithm has counts
     "env": "env_id env_name environment gym_id task game",
     "env_options": "env_kwargs env_config env_args",
     "frame_stack": "n_stack num_stack framestack env_framestack",
@@ -41,6 +41,9 @@ SYNONYMS: dict[str, str] = {
     "scale_rewards": "norm_reward norm_rew normalize_reward normalize_rewards normalize_returns reward_scale "
     "reward_scaling",
     "ema_steps": "ema ema_decay polyak_average parameter_averaging weight_averaging swa average_parameters",
+}
+SYNONYMS: dict[str, str] = {
+    **OF_RUN,
     # learning
     "learning_rate": "lr step_size learning_rates lrate q_lr critic_lr vf_lr v_lr",
     "actor_learning_rate learning_rate": "policy_lr actor_lr pi_lr",

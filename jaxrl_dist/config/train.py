@@ -147,7 +147,7 @@ class Common(Generic[Config]):
     report_interval: int = setting(without_preset=10_000, low=1, high=MAX_STEPS, resumable=True, compiled=False)
     """Environment steps between two reports."""
     evaluation_episodes: int = setting(without_preset=100, low=0, high=10**6, resumable=True, compiled=False)
-    """Episodes of each evaluation, at the end and at the evaluation interval; 0: none."""
+    """Episodes of an evaluation, at the end and at the evaluation interval; 0: none. 100 of two agents are 50 games."""
     evaluation_interval: int | None = setting(
         None, low=1, high=10**15, needs="evaluation_episodes", resumable=True, compiled=False
     )
@@ -304,6 +304,9 @@ class Train(
             raise ConfigError("--data-share is for runs with new experience, and --plan offline makes none: remove one")
         if self.data is not None and self.data_share is None and not offline:
             raise ConfigError(f"--data under --plan {self.plan} needs --data-share, its share of each batch")
+        if self.data_memory == "host":
+            single = offline and self.seeds == 1 and not self.vary
+            check_used(self, "data_memory", active=single, needed="a single run under --plan offline")
         check_used(self, "total_updates", active=offline, needed="--data and --plan offline")
         new = "new experience, which --plan offline does not make"
         check_used(self, "total_env_steps", "stop_at_return", "evolve", active=not offline, needed=new)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -226,11 +226,7 @@ def _bound(bound: np.ndarray) -> Any:
 
 def _space_from_json(stored: Any) -> Space:
     if "parts" in stored:
-        names = stored["parts"].keys()
-        # "a/b" beside "a" could name the part "b" of "a", too
-        clash = any(name[:at] in names for name in names for at, letter in enumerate(name) if letter == "/")
-        if clash or not all(name and name.isprintable() for name in names or [""]):
-            raise ValueError("no parts, or names that are not those of parts")
+        _check_names(stored["parts"].keys())
         return {name: _space_from_json(part) for name, part in stored["parts"].items()}
     if "n" in stored:
         return Discrete(_count(stored["n"]))
@@ -243,17 +239,25 @@ def _box_from_json(stored: Any) -> Box:
     shape, name = tuple(map(_count, stored["shape"])), stored["dtype"]
     if name not in _DTYPES or math.prod(shape) > 2**30:
         raise ValueError("not a dtype or shape of observations")
-
-    def bound(value: Any) -> np.ndarray:
-        values = np.array([float(x) for x in (value if isinstance(value, list) else [value])])
-        with np.errstate(over="ignore", invalid="ignore"):
-            values = values.astype(name)
-        return values.reshape(shape) if isinstance(value, list) else values[0]
-
-    low, high = bound(stored["low"]), bound(stored["high"])
+    low, high = (_bound_from_json(stored[side], shape, name) for side in ("low", "high"))
     if not np.all(low <= high):
         raise ValueError("not bounds")
     return Box(shape, np.dtype(name), np.broadcast_to(low, shape), np.broadcast_to(high, shape))
+
+
+def _check_names(names: Collection[str]) -> None:
+    # "a/b" beside "a" could name the part "b" of "a", too
+    clash = any(name[:at] in names for name in names for at, letter in enumerate(name) if letter == "/")
+    if clash or not all(name and name.isprintable() for name in names or [""]):
+        raise ValueError("no parts, or names that are not those of parts")
+
+
+def _bound_from_json(value: Any, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Returns a bound that can be broadcast to ``shape``, which may be larger than what announces it."""
+    values = np.array([float(x) for x in (value if isinstance(value, list) else [value])])
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = values.astype(dtype)
+    return values.reshape(shape if isinstance(value, list) else ())
 
 
 def _count(value: Any) -> int:

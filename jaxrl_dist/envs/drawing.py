@@ -30,6 +30,24 @@ def own_render(env: Any, *params: Any) -> Callable[[Any], Any] | None:
     return lambda state: env.render(state, *params)
 
 
+def check(spec: EnvSpec, render: Callable[[Any], Any] | None) -> None:
+    """Checks that ``draw`` can draw an environment, before a program is compiled for it.
+
+    Raises:
+      ConfigError: it has no ``render``, is not of classic control, and its observations are not images.
+    """
+    drawn = render is not None or spec.family == "classic_control"
+    if not drawn and all(len(part.shape) not in (2, 3) for part in leaves(spec.observation).values()):
+        raise _without_pictures(spec)
+
+
+def _without_pictures(spec: EnvSpec) -> ConfigError:
+    return ConfigError(
+        f"{label_of(spec)} cannot be drawn: its observations are not images; an environment of your own is "
+        "drawn by its render(state, params), which returns an array [H, W, 3] of uint8"
+    )
+
+
 def draw(spec: EnvSpec, state: Any, obs: PyTree, render: Callable[[Any], Any] | None = None) -> np.ndarray:
     """Draws one environment, ``[H, W, 3]`` uint8; if the observation has several parts, its first image.
 
@@ -53,10 +71,7 @@ def draw(spec: EnvSpec, state: Any, obs: PyTree, render: Callable[[Any], Any] | 
                 return line_drawing(*(float(getattr(state, field)) for field in fields))
     images = [part for part in leaves(obs).values() if part.ndim in (2, 3)]
     if not images:
-        raise ConfigError(
-            f"{label_of(spec)} cannot be drawn: its observations are not images; an environment of your own is "
-            "drawn by its render(state, params), which returns an array [H, W, 3] of uint8"
-        )
+        raise _without_pictures(spec)
     return _image(images[0])
 
 

@@ -60,9 +60,24 @@ def check_known(metrics: Iterable[str], known: Iterable[str], env: str) -> None:
             )
 
 
-def numbers(info: Any) -> dict[str, Any]:
-    """Returns the entries of an info that are single numbers, by their path."""
-    return {path: x for path, x in leaves(_named(info)).items() if path and _is_number(x)}
+def numbers(info: Any, agents: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns the entries of an info that are single numbers, by their path.
+
+    Args:
+      agents: the ``K`` agents of the environment, if there are several. Then an entry is also an array ``[K]``, or a
+        list of a number for each agent, where the info has it by agent: ``success`` stands for both
+        ``{"ann": {"success": 1}}`` and ``{"success": {"ann": 1}}``. It is NaN for an agent without this entry.
+    """
+    of_agents: dict[str, dict[str, Any]] = {}
+    entries: dict[str, Any] = {}
+    for path, x in leaves(_named(info)).items():
+        owner = next((part for part in path.split("/") if part in agents), "")
+        name = "/".join(part for part in path.split("/") if part != owner)
+        if owner and name and _is_number(x):
+            of_agents.setdefault(name, {})[owner] = x.reshape(()) if hasattr(x, "reshape") else x
+        elif path and _is_number(x, 0 if owner else len(agents)):
+            entries[path] = x
+    return entries | {name: [of.get(agent, np.nan) for agent in agents] for name, of in of_agents.items()}
 
 
 def _named(info: Any) -> Any:
@@ -70,10 +85,12 @@ def _named(info: Any) -> Any:
     return {str(name): _named(x) for name, x in info.items()} if isinstance(info, Mapping) else info
 
 
-def _is_number(x: Any) -> bool:
+def _is_number(x: Any, agents: int = 0) -> bool:
+    """Returns True for a single number, and for an array of one for each of several agents."""
     if (dtype := getattr(x, "dtype", None)) is None:
         return isinstance(x, bool | int | float)
-    return getattr(dtype, "kind", "") in "biuf" and math.prod(np.shape(x)) == 1
+    single = math.prod(np.shape(x)) == 1 or (agents > 0 and np.shape(x) == (agents,))
+    return getattr(dtype, "kind", "") in "biuf" and single
 
 
 def advanced(running: Mapping[str, Array], new: Mapping[str, Array]) -> dict[str, Array]:
@@ -89,19 +106,30 @@ def advanced(running: Mapping[str, Array], new: Mapping[str, Array]) -> dict[str
     return {metric: one(metric, running[metric], value) for metric, value in new.items()}
 
 
+def reported(ended: Array, info: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
+    """Returns the field ``info`` of the statistics of the episodes that ended, ``[B]``; ``info``: ``[B, ...]`` each."""
+    xp = ended.__array_namespace__()
+    known = {metric: rows(ended, x) & xp.isfinite(x) for metric, x in info.items()}
+    return {metric: (xp.where(known[metric], x, 0), known[metric].astype(np.float32)) for metric, x in info.items()}
+
+
+def rows(mask: Array, like: Array) -> Array:
+    """Returns a mask ``[B]`` with axes of size 1 appended, so that it selects rows of ``like``, ``[B, ...]``."""
+    return mask.reshape(mask.shape + (1,) * (like.ndim - mask.ndim))
+
+
 def ended_episodes(
     ended: Array, episode_return: Array, episode_length: Array, info: Mapping[str, Array] = {}
 ) -> EpisodeStats:
     """Returns the statistics ``[B]`` of the episodes that ended in this step; ``info`` as from ``advanced``."""
     xp = ended.__array_namespace__()
-    known = {metric: ended & xp.isfinite(value) for metric, value in info.items()}
     return EpisodeStats(
         episodes=ended.astype(np.float32),
         return_sum=xp.where(ended, episode_return, 0.0),
         length_sum=xp.where(ended, episode_length, 0).astype(np.float32),
         return_min=xp.where(ended, episode_return, np.inf),
         return_max=xp.where(ended, episode_return, -np.inf),
-        info={metric: (xp.where(known[metric], x, 0), known[metric].astype(np.float32)) for metric, x in info.items()},
+        info=reported(ended, info),
     )
 
 
@@ -114,12 +142,13 @@ def no_episodes(count: int, metrics: Sequence[str] = ()) -> EpisodeStats:
 class EpisodeCounter:
     """Adds up returns, lengths and numbers of the info of the running episodes in ``B`` host environments."""
 
-    def __init__(self, num_envs: int, metrics: Sequence[str] = ()) -> None:
-        """``metrics`` are those of ``--info-metrics``."""
+    def __init__(self, num_envs: int, metrics: Sequence[str] = (), agents: Sequence[str] = ()) -> None:
+        """``metrics`` are those of ``--info-metrics``, which several ``agents`` have each: ``[B, K]``."""
         self._return = np.zeros(num_envs, np.float32)
         self.length = np.zeros(num_envs, np.int32)
         """Env steps of the running episodes, ``[B]``."""
-        self._info = {metric: np.full(num_envs, np.nan, np.float32) for metric in metrics}
+        shape = (num_envs, len(agents)) if agents else (num_envs,)
+        self._info = {metric: np.full(shape, np.nan, np.float32) for metric in metrics}
 
     def add(
         self, reward: np.ndarray, valid: np.ndarray, over: np.ndarray, info: Mapping[str, np.ndarray] = {}
@@ -129,14 +158,14 @@ class EpisodeCounter:
         Args:
           reward: ``[B]``, raw; ignored where not ``valid``.
           over: ``[B]`` bool, True where an episode has ended.
-          info: numbers ``[B]`` by metric, NaN where there is none; ignored where not ``valid``.
+          info: numbers ``[B]`` by metric, or ``[B, K]``, NaN where there is none; ignored where not ``valid``.
         """
         self._return += np.where(valid, reward, 0)
         self.length += valid
-        new = {metric: np.where(valid, info[metric], np.nan).astype(np.float32) for metric in self._info}
-        self._info = advanced(self._info, new)
+        new = {metric: np.where(rows(valid, x), info[metric], np.nan) for metric, x in self._info.items()}
+        self._info = advanced(self._info, {metric: x.astype(np.float32) for metric, x in new.items()})
         episodes = ended_episodes(over, self._return, self.length, self._info)
         self._return = np.where(over, 0, self._return).astype(np.float32)
         self.length = np.where(over, 0, self.length).astype(np.int32)
-        self._info = {metric: np.where(over, np.float32(np.nan), x) for metric, x in self._info.items()}
+        self._info = {metric: np.where(rows(over, x), np.float32(np.nan), x) for metric, x in self._info.items()}
         return episodes

@@ -13,6 +13,7 @@ from jaxrl_dist import rng
 from jaxrl_dist.checks import did_you_mean, install_extra
 from jaxrl_dist.config import train
 from jaxrl_dist.config.train import LIBRARIES, OBJECT, env_name, split_env
+from jaxrl_dist.envs import drawing
 from jaxrl_dist.envs import wrappers as wrapping
 from jaxrl_dist.envs.agents import host as rows
 from jaxrl_dist.envs.agents.groups import Groups
@@ -88,6 +89,8 @@ class EnvSource(NamedTuple):
         share = EnvSlice.all(share) if isinstance(share, int) else share
         runs = seed if isinstance(seed, Sequence) else [seed]
         if self.pure is not None:
+            if drawn:
+                drawing.check(self.pure.spec, self.pure.render)
             keys = jnp.stack([rng.stream(seed, rng.Stream.ENV) for seed in runs])
             return gymnax.HostGymnax(self.pure, share.size * len(runs), keys, share.first)
         envs = EnvSlice._make(number // self.spec.num_agents for number in share)
@@ -105,7 +108,7 @@ class EnvSource(NamedTuple):
         spec = rows.whole(self.team) if self.team else self.native
         keywords = gymnasium.options(self.spec.id, self.options)
         settings = {"workers": self.workers, "timeout": self.timeout, "wrappers": self.wrappers, "mask": self.mask}
-        env = make(spec, seeds, keywords, **settings)
+        env = make(spec, seeds, keywords, **settings, agents=self.team.agents if self.team else ())
         return rows.Rows(env, self.team) if self.team else env
 
 

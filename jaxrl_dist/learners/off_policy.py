@@ -101,6 +101,8 @@ def off_policy(
         state: TrainState, rollout: Rollout, key: jax.Array, priority: jax.Array | None = None, data: PyTree = ()
     ) -> tuple[TrainState, Mapping[str, jax.Array]]:
         key = jax.random.fold_in(key, state.iteration)
+        if isinstance(data, records.Windows):
+            data = data._replace(number=state.iteration - data.number)
         if offline:
             rollout = records.blank(like)
         state = state._replace(
@@ -133,9 +135,13 @@ def off_policy(
     def relearn(state: TrainState, key: jax.Array, data: PyTree = ()) -> tuple[TrainState, Mapping[str, jax.Array]]:
         return learn(state, jax.random.fold_in(key, state.updates), data)
 
+    def index(iteration: jax.Array, key: jax.Array, data: records.Records) -> ring.Index:
+        (key,) = rng.per_index(jax.random.fold_in(key, iteration), jnp.arange(updates))
+        return records.draw(data, jax.random.fold_in(key, 3), recorded // jax.lax.axis_size(mesh.DATA))
+
     cut = partial(ring.cut, window=window, frame_stack=frame_stack)
     if offline:
-        return sgd.Learner(init, update, observe=observe)
+        return sgd.Learner(init, update, observe=observe, indices=index)
     start_mid_episode = partial(ring.start_mid_episode, frame_stack=frame_stack)
     return sgd.Learner(init, update, relearn, cut, start_mid_episode, observe)
 

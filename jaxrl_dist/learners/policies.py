@@ -76,7 +76,7 @@ def combined_learner(learners: Mapping[str, sgd.Learner], copies: Mapping[str, l
     cut = partial(over_policies(lambda learner, memory: learner.cut(memory)), learners)
     start_mid_episode = partial(over_policies(lambda learner, memory: learner.start_mid_episode(memory)), learners)
     parts = tuple(learners.items())
-    return sgd.Learner(init, update, relearn if replay else None, cut, start_mid_episode, observe, parts)
+    return sgd.Learner(init, update, relearn if replay else None, cut, start_mid_episode, observe, parts=parts)
 
 
 def joined(states: Mapping[str, TrainState]) -> TrainState:

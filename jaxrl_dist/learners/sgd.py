@@ -47,6 +47,9 @@ class Learner(NamedTuple):
     observe: Callable[[TrainState, PyTree], TrainState] = lambda state, data: state
     """``(state, data) -> state``: with the running statistics of all steps of a data set; run before the first update
     of a learner without rollouts."""
+    indices: Callable[[jax.Array, jax.Array, PyTree], PyTree] | None = None
+    """``(iteration, key, data) -> indices``: where the windows of a data set lie from which ``update`` would learn in
+    an iteration; None: it learns from others, too."""
     parts: tuple[tuple[str, Learner], ...] = ()
     """The name and learner of each policy; empty for the learner of one of them."""
 

@@ -48,10 +48,8 @@ class ReplayConfig(CoreConfig, OptimizerConfig):
         """Returns an environment's preset for a run with a recurrent core.
 
         A window then has 16 training steps instead of 1. With a quarter of the windows and a quarter of the updates, an
-        env step is used as often as without a core. An algorithm that always has a core keeps its values.
+        env step is used as often as without a core.
         """
-        if cls.core != "none":
-            return preset
         flags = {"batch_size": cls.batch_size, "replay_ratio": cls.replay_ratio, **preset}
         return {**flags, "batch_size": max(1, flags["batch_size"] // 4), "replay_ratio": flags["replay_ratio"] / 4}
 

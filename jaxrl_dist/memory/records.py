@@ -30,6 +30,13 @@ class Records(NamedTuple):
     sizes: Array  # [R] int32, how many of them each row has; rows differ by one at most
 
 
+class Windows(NamedTuple):
+    """The windows of some updates to come, which the host has gathered; its rows are divided over the devices."""
+
+    steps: Rollout  # [K * N, window + 1, ...], those of a device's first update first; its core fields are ()
+    number: Array  # [] int32, the iteration of the first update; in an update, which of them it is
+
+
 class Source(NamedTuple):
     """A record on the host, where it may lie in mapped files, and how it is cut into the rows of ``Records``."""
 
@@ -38,6 +45,21 @@ class Source(NamedTuple):
     length: int  # C
     starts: np.ndarray  # [R, S] int32
     sizes: np.ndarray  # [R] int32
+    window: int
+
+    def windows(self, row: np.ndarray, slot: np.ndarray) -> Rollout:
+        """Returns the windows ``[N, window + 1, ...]`` that start in these slots ``[N]`` of these rows."""
+        size = len(self.record.reward)
+        at = (self.begin[row] + slot)[:, None] + np.arange(self.window + 1)
+        beyond, at = at >= size, np.minimum(at, size - 1)
+
+        def read(x: np.ndarray) -> np.ndarray:
+            values = x[at]
+            values[beyond] = 0
+            return values
+
+        steps: Rollout = jax.tree.map(read, self.record)
+        return steps
 
     @property
     def shapes(self) -> Records:
@@ -80,14 +102,16 @@ def source(record: Rollout, window: int, num_devices: int) -> Source:
     starts = np.zeros((rows, count.max()), np.int32)
     for row, (at, number) in enumerate(zip(first, count, strict=True)):
         starts[row, :number] = valid[at : at + number] - begin[row]
-    return Source(record, begin, length, starts, count)
+    return Source(record, begin, length, starts, count, window)
 
 
-def draw(records: Records, key: jax.Array, batch_size: int) -> ring.Index:
+def draw(records: Records | Windows, key: jax.Array, batch_size: int) -> ring.Index:
     """Draws this device's ``batch_size`` windows, each of the record's equally likely.
 
     Each row gives an equal share of the windows; the global index of an example determines its row and its key.
     """
+    if isinstance(records, Windows):  # drawn by the host, with the same key
+        return ring.Index(records.number * batch_size + jnp.arange(batch_size), jnp.zeros(batch_size, jnp.int32))
     row, part = ring.stratified(key, batch_size, len(records.sizes))
     count = records.sizes[row]
     number = jnp.minimum((part * count.astype(jnp.float32)).astype(jnp.int32), count - 1)

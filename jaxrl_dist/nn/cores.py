@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -219,12 +221,31 @@ def beside(core: Core) -> Core:
     return Core(init, step, unroll, core.initial)
 
 
+_without_core: ContextVar[str] = ContextVar("how to give the run a core, if it has none", default="")
+
+
+@contextlib.contextmanager
+def made_for(config: Any) -> Iterator[None]:
+    """Within it, ``make_core`` refuses a core if the run's config of hyperparameters has none."""
+    kind = type(config)
+    written = f"class {kind.__name__}({kind.__bases__[0].__name__}, core=...)"
+    token = _without_core.set(written if getattr(config, "core", None) == "none" else "")
+    try:
+        yield
+    finally:
+        _without_core.reset(token)
+
+
 def make_core(config: CoreConfig, dtype: DTypeLike) -> Core:
     """Returns the core that ``config.core`` names or holds.
 
     Raises:
-      ConfigError: it is not a core.
+      ConfigError: it is not a core, or one that the run does not know of.
     """
+    if config.core != "none" and (written := _without_core.get()):
+        raise ConfigError(
+            f"make sets a core that the field core does not name, so the run has the preset without one: {written} does"
+        )
     if not isinstance(config.core, str):
         return user_core(config.core)
     kinds: dict[str, Callable[[], Core]] = {

@@ -140,7 +140,7 @@ def make_iteration(job: Job, members: int) -> tuple[Callable[..., Any], Callable
     if members > 1:
         specs = meshes.of_members(specs)
     learns = _learn_together(job) if members > 1 else partial(_learn, job)
-    learns = meshes.learning(learns, job.mesh, (*specs[0], meshes.BATCH), specs[1])
+    learns = meshes.learning(learns, job.mesh, (*specs[0], job.data_spec), specs[1])
 
     def learn(state: TrainState, experience: Any, keys: tuple[jax.Array, ...], hyper: Any, data: PyTree = ()) -> Any:
         return learns(state, experience, keys[-1], hyper, data)
@@ -304,6 +304,6 @@ def make_program(
         outputs = state, actor, since, steps, fault
         return jax.tree.map(lambda x: x[None], outputs) if members == 1 else outputs
 
-    in_specs = (STATE, BATCH, _SUMS, MEMBERS, MEMBERS, MEMBERS, meshes.REPLICATED, meshes.BATCH)
+    in_specs = (STATE, BATCH, _SUMS, MEMBERS, MEMBERS, MEMBERS, meshes.REPLICATED, job.data_spec)
     out_specs = (STATE, BATCH, _SUMS, MEMBERS, BATCH)
     return meshes.Program(run, job.mesh, in_specs, out_specs, donate=(0, 1, 2), mapped=meshes.whole)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
@@ -21,7 +22,7 @@ from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.policies import joined, state_of
 from jaxrl_dist.learners.sgd import Learner
-from jaxrl_dist.memory.records import Source
+from jaxrl_dist.memory.records import Source, Windows
 from jaxrl_dist.types import Algorithms, Array, Checkpoint, PyTree, Report, Rollout, TrainState, Variables
 
 T = TypeVar("T")
@@ -46,6 +47,12 @@ class ProgramCache:
             if isinstance(part, meshes.Program):
                 part.compile_seconds = 0.0
         return made
+
+
+MOST_WINDOWS, MOST_BYTES = 256, 2**27
+"""Updates whose windows the host gathers at a time, at most, and their bytes."""
+WINDOWS: Any = Windows._make([meshes.BATCH, meshes.REPLICATED])
+"""Sharding of these windows."""
 
 
 class Job(NamedTuple):
@@ -89,7 +96,35 @@ class Job(NamedTuple):
     @property
     def data_shapes(self) -> PyTree:
         """The shapes and dtypes of ``put_data``."""
-        return () if self.data is None else self.data.shapes
+        if self.data is None or not self.streams:
+            return () if self.data is None else self.data.shapes
+        size = self.updates_ahead * self.batch_size, self.data.window + 1
+        shape = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*size, *x.shape[1:]), x.dtype), self.data.record)
+        return Windows(shape, jax.ShapeDtypeStruct((), jnp.int32))
+
+    @property
+    def data_spec(self) -> Any:
+        """The sharding of ``data_shapes``."""
+        return WINDOWS if self.streams else meshes.BATCH
+
+    @property
+    def streams(self) -> bool:
+        """Whether the host gathers the windows of each update: the devices do not hold the data set."""
+        return self.config.data_memory == "host"
+
+    @property
+    def updates_ahead(self) -> int:
+        """Updates whose windows the host gathers at a time."""
+        assert self.data is not None
+        row = sum(x.nbytes // len(x) for x in jax.tree.leaves(self.data.record))
+        return max(1, min(MOST_WINDOWS, MOST_BYTES // (row * (self.data.window + 1) * self.batch_size)))
+
+    @property
+    def batch_size(self) -> int:
+        """Windows of an update of the only policy, which replays."""
+        (algorithm,) = self.algorithm.values()
+        assert algorithm.replay is not None
+        return algorithm.replay.batch_size
 
     @property
     def num_envs(self) -> int:

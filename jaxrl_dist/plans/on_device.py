@@ -20,6 +20,7 @@ from jaxrl_dist.plans import compiled, initial
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.population import Population
 from jaxrl_dist.plans.report import IntervalSums
+from jaxrl_dist.plans.streaming import Feed
 from jaxrl_dist.types import Report
 
 DISPATCH_SECONDS = 1.0
@@ -41,8 +42,9 @@ class DevicePopulation(Population):
         job = jobs[0]
         self._state = initial.states(jobs, self._hyper, equal=self._average_every is not None)
         self._actor = initial.actors(jobs, self._hyper)
-        self._data = job.put_data()
-        if not job.acts and job.resumed is None:
+        self._feed = Feed(job, job.progress.get("iteration", 0)) if job.streams else None
+        self._data = job.put_data() if self._feed is None else self._feed.windows
+        if not (job.acts or job.streams) and job.resumed is None:
             self._state = initial.with_recorded_stats(job, self._state, self._hyper, self._data)
         act, learn = self._iteration()
         inputs = self._state, self._actor, self._keys, self._hyper
@@ -75,8 +77,14 @@ class DevicePopulation(Population):
         left = min(self._jobs[member].config.total - self._step(member) for member in running)
         left = -(-left // job.steps_per_iteration)
         count = min(self._per_dispatch, max(1, job.iterations_per_report - self._iterations), left)
+        if self._feed is not None:
+            count = min(count, job.updates_ahead)
+            self._data = self._feed.windows
+            self._feed.ahead(count)
         began = time.perf_counter() - program.compile_seconds
         self._state, self._actor, self._since, *outputs = program(*self.inputs(count))
+        if self._feed is not None:
+            self._feed.gather()
         steps, fault = arrays.fetch(outputs)
         self._count(steps)
         for row in (row for row, member in enumerate(self._rows) if not self._done[member]):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +20,7 @@ from jaxrl_dist.envs.base import clipped
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.nn import observations
 from jaxrl_dist.play import fitted
+from jaxrl_dist.play.importance import Episodes, quotient
 from jaxrl_dist.play.policy import Policy, load_policy
 from jaxrl_dist.spaces import Box, Discrete
 from jaxrl_dist.training.compile_cache import keep_programs
@@ -30,8 +32,6 @@ DRAWS = 4
 """Actions that the target draws in each state, where they are not categories."""
 LOWEST = 0.01
 """Importance ratio of a step below which the target hardly ever takes its action."""
-LARGEST = 300.0
-"""Largest logarithm of an episode's ratio, so that its square is finite."""
 NAMES = {
     "behaviour": "mean of the data",
     "is": "importance sampling",
@@ -113,9 +113,8 @@ def estimate(
     known = sampled and log_prob is not None and data.log_prob is not None
     record = Episodes(data, discount, log_prob if known else None)
     generator = np.random.default_rng(seed)
-    names = ("behaviour", "is", "pdis", "wis", "pdwis") if known else ("behaviour",)
-    made = {name: _resampled(name, record, generator) for name in names}
-    lines = _assumptions(policy, data, record, sampled=sampled, known=known)
+    made = _resampled(record, generator, ("behaviour", "is", "pdis", "wis", "pdwis") if known else ("behaviour",))
+    lines = _assumptions(policy, data, record, updates, sampled=sampled, known=known)
     if discount < 1.0 or not data.truncated.any():
         counts = generator.multinomial(record.size, np.full(record.size, 1 / record.size), size=refits)
         counts = np.concatenate([np.ones((1, record.size)), counts])
@@ -137,100 +136,25 @@ def estimate(
     return Estimates(discount, record.size, made, tuple(lines))
 
 
-# --- Importance sampling -----------------------------------------------------------------------------------
+# --- Intervals ---------------------------------------------------------------------------------------------
 
 
-class Episodes:
-    """The steps of whole episodes, ``N`` in all of ``E`` episodes, with importance ratios; float64.
+def _resampled(record: Episodes, generator: np.random.Generator, names: Sequence[str]) -> dict[str, Estimate]:
+    """Estimates with bootstrap-t intervals (Efron 1979; Hall 1988), which allow for the skewness of ratios.
 
-    ``ratio`` is ``rho_t``, the product of ``target / behaviour`` over the steps up to this one of its episode.
+    The estimates of resampled episodes are taken as linear in how often each episode counts.
     """
-
-    def __init__(self, data: Dataset, discount: float, log_prob: np.ndarray | None) -> None:
-        """``log_prob`` float32 ``[L]`` is the target's; None: it is not known, or the behaviour's is not."""
-        self.rows, self.lengths = np.flatnonzero(data.valid), data.lengths
-        self.size, self.discount, self._data = len(self.lengths), discount, data
-        self.first = np.concatenate([[0], data.ends[:-1] + 2])
-        start = np.cumsum(self.lengths) - self.lengths
-        self.episode = np.repeat(np.arange(self.size), self.lengths)
-        self.number = np.arange(len(self.rows)) - start[self.episode]
-        self.power = discount**self.number
-        self.reward = data.reward[self.rows].astype(np.float64)
-        if log_prob is not None:
-            assert data.log_prob is not None
-            log_ratio = log_prob[self.rows].astype(np.float64) - data.log_prob[self.rows]
-            self.of_step = np.exp(np.minimum(log_ratio, LARGEST))
-            zero = np.isneginf(log_ratio)
-            total, zeros = np.cumsum(np.where(zero, 0.0, log_ratio)), np.cumsum(zero)
-            before = start[self.episode]
-            total = total - np.where(before, total[before - 1], 0.0)
-            self.ratio = np.where(
-                zeros - np.where(before, zeros[before - 1], 0), 0.0, np.exp(np.minimum(total, LARGEST))
-            )
-            self.weight = self.ratio[start + self.lengths - 1]
-
-    @functools.cached_property
-    def returns(self) -> np.ndarray:
-        """The discounted returns ``[E]``."""
-        return self._sums(self.power * self.reward)
-
-    @functools.cached_property
-    def per_decision(self) -> np.ndarray:
-        """The discounted sums ``[E]`` of ``rho_t r_t`` (Precup et al. 2000, equation 5)."""
-        return self._sums(self.power * self.ratio * self.reward)
-
-    def estimate(self, name: str, counts: np.ndarray) -> float:
-        """Returns an estimate where each episode counts ``counts [E]`` times."""
-        if name == "pdwis":
-            return self._per_decision_normalised(counts)
-        of_episodes = {
-            "behaviour": lambda: self.returns,
-            "is": lambda: self.weight * self.returns,  # Precup et al. (2000), equation 3
-            "wis": lambda: self.weight * self.returns,  # equation 4
-            "pdis": lambda: self.per_decision,
-        }[name]()
-        return float(_ratio(counts @ of_episodes, counts @ self.weight if name == "wis" else counts.sum()))
-
-    def _per_decision_normalised(self, counts: np.ndarray) -> float:
-        """Divides the sums of each step by those of its ratios; an episode keeps its last one after its end.
-
-        Source: Thomas (2015), "Safe Reinforcement Learning", section 3.9.
-        """
-        ratio, length = counts[self.episode] * self.ratio, int(self.lengths.max())
-        ended = np.cumsum(np.bincount(self.lengths, counts * self.weight, length + 1))[:length]
-        total, weight = (np.bincount(self.number, x, length) for x in (ratio * self.reward, ratio))
-        return float(np.sum(self.discount ** np.arange(length) * _ratio(total, weight + ended)))
-
-    def effective(self) -> float:
-        """The effective number of episodes, ``(sum w)^2 / sum w^2`` (Kong 1992)."""
-        return float(_ratio(self.weight.sum() ** 2, np.square(self.weight).sum()))
-
-    def doubly_robust(self, values: fitted.Values) -> np.ndarray:
-        """``V(s_0) + sum_t discount^t rho_t (r_t + discount V(s_t+1) - Q(s_t, a_t))``, ``[M, E]`` by each network.
-
-        Source: Jiang and Li (2016), arXiv:1511.03722, equation 10, unrolled. V is 0 after a termination.
-        """
-        state, action = (x.astype(np.float64) for x in values)
-        goes_on = self.discount * ~self._data.terminated[self.rows]
-        error = self.reward + goes_on * state[:, self.rows + 1] - action[:, self.rows]
-        return state[:, self.first] + np.stack([self._sums(self.power * self.ratio * x) for x in error])
-
-    def _sums(self, x: np.ndarray) -> np.ndarray:
-        return np.bincount(self.episode, x, self.size)
-
-
-def _ratio(total: Any, weight: Any) -> Any:
-    """Returns the quotient, 0 where nothing has a weight."""
-    return np.divide(total, weight, out=np.zeros_like(np.asarray(total, np.float64)), where=np.asarray(weight) != 0)
-
-
-def _resampled(name: str, record: Episodes, generator: np.random.Generator) -> Estimate:
-    """Estimates with an interval from resampled episodes (Efron 1979: the percentiles)."""
-    chances = np.full(record.size, 1 / record.size)
-    drawn = [record.estimate(name, generator.multinomial(record.size, chances)) for _ in range(RESAMPLES)]
-    low, high = np.percentile(drawn, (2.5, 97.5)).tolist()
-    effective = record.effective() if name in ("is", "wis") else None
-    return Estimate(record.estimate(name, np.ones(record.size)), (low, high), effective)
+    values, influences = zip(*(record.estimate(name) for name in names), strict=True)
+    influence = np.stack(influences, axis=1)
+    deviation, square, drawn = influence.std(axis=0), np.square(influence), []
+    for _ in range(RESAMPLES):
+        shares = generator.multinomial(record.size, np.full(record.size, 1 / record.size)) / record.size
+        mean = shares @ influence
+        drawn.append(quotient(mean, np.sqrt(np.maximum(shares @ square - mean**2, 1e-12 * deviation**2))))
+    below, above = np.percentile(drawn, (2.5, 97.5), axis=0) * deviation
+    effective = [record.effective() if name in ("is", "wis") else None for name in names]
+    intervals = zip((values - above).tolist(), (values - below).tolist(), strict=True)
+    return dict(zip(names, map(Estimate, values, intervals, effective), strict=True))
 
 
 def _refitted(values: np.ndarray, counts: np.ndarray) -> Estimate:
@@ -309,7 +233,9 @@ def _steps(policy: Policy, data: Dataset, record: Episodes, choices: np.ndarray)
     return fitted.Steps(data.obs, action, choices, data.reward, discount, data.valid, episode)
 
 
-def _assumptions(policy: Policy, data: Dataset, record: Episodes, *, sampled: bool, known: bool) -> list[str]:
+def _assumptions(
+    policy: Policy, data: Dataset, record: Episodes, updates: int, *, sampled: bool, known: bool
+) -> list[str]:
     """Says what the estimates rest on."""
     lines = []
     if not sampled:
@@ -327,7 +253,7 @@ def _assumptions(policy: Policy, data: Dataset, record: Episodes, *, sampled: bo
             f"episodes average {mean:.3g} (1 is expected); {record.effective():.1f} of {record.size} episodes count"
         )
         if record.effective() < 10:
-            lines.append("is, pdis, wis and pdwis rest on a few episodes, and their intervals are too narrow")
+            lines.append("is, pdis, wis and pdwis rest on a few episodes: do not trust their intervals")
         actions, parts = spaces.leaves(data.action), spaces.leaves(policy.source.spec.action)
         boxes = [(actions[path][record.rows], part) for path, part in parts.items() if isinstance(part, Box)]
         ends = [np.mean((x == part.low) | (x == part.high)) for x, part in boxes]
@@ -335,6 +261,11 @@ def _assumptions(policy: Policy, data: Dataset, record: Episodes, *, sampled: bo
             lines.append(
                 f"{max(ends):.1%} of the numbers of actions lie on a bound, where ratios are of the density before it"
             )
+    horizon = min(1 / max(1 - record.discount, 1e-9), float(record.lengths.mean()))
+    if updates < (needed := math.ceil(4 * horizon / fitted.TARGET_RATE)):
+        lines.append(
+            f"--updates {updates} may be too few for the values of fqe and dr to settle; {needed} are more likely to do"
+        )
     if data.truncated.any():
         share = float(np.mean(data.truncated[data.ends]))
         more = ", which only fqe and dr look beyond" if known else ""

@@ -28,8 +28,9 @@ BATCH_SIZE = 256
 LEARNING_RATE = 2e-3
 """Step size of Adam at the start; half a cosine wave takes it to 0, so that the last networks are not those of one
 batch."""
-TARGET_RATE = 0.02
-"""Fraction by which each update moves the target network."""
+TARGET_RATE = 0.1
+"""Fraction by which each update moves the target network. At 0.02, 5000 updates did not settle at a discount of 0.99:
+of 94.6, a fit to CartPole's data said 83."""
 DISPATCHES = 50
 """Parts of the fit between which its progress is shown."""
 CHUNK = 4096

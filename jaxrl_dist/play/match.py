@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +22,7 @@ from jaxrl_dist.play import ratings
 from jaxrl_dist.play.games import Player, Result, program
 from jaxrl_dist.play.policy import Policy, load_policy
 from jaxrl_dist.protocols import Hyperparameters, Traits
-from jaxrl_dist.settings.policies import Random, of_run
+from jaxrl_dist.settings.policies import Copy, Random, by_policy, of_run
 from jaxrl_dist.types import Context, EnvSpec, PyTree
 
 RANDOM = "random"
@@ -123,7 +124,11 @@ def _loaded(
     which = checkpoint if run.checkpoint is None else run.checkpoint
     if which is not None and run.checkpoint is None:
         name = f"{run.run_dir}@{which}{f',{run.policy}' if run.policy else ''}"
-    return name, load_policy(run.run_dir, algorithm, env=env, policy=run.policy, checkpoint=which)
+    load = partial(load_policy, run.run_dir, algorithm, env=env, checkpoint=which)
+    policy = load(policy=run.policy)
+    kinds = {policy: part.algorithm for policy, part in by_policy(policy.config).items()}
+    learning = [policy for policy, kind in kinds.items() if not isinstance(kind, Copy)]
+    return name, load(policy=learning[0]) if len(learning) == 1 < len(kinds) else policy
 
 
 def _game(players: Sequence[Any], env: Any, env_options: Mapping[str, str] | None) -> DeviceEnv:

@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl_dist.checks import flag
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train, env_name
-from jaxrl_dist.config.values import varied
+from jaxrl_dist.config.values import marked, varied
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.profiling import stages as parts
@@ -52,18 +53,20 @@ HOST_STAGES = {
 WAITING = "waiting for"
 """Begins the names of the stages in which a thread does nothing."""
 ADVICE = {
-    "environment": "the environments bind: actors in threads overlap them with learning (--plan asynchronous), and "
+    "environment": "the environments bind: actors in threads overlap them with learning (--plan asynchronous); "
     "environments that JAX compiles are faster",
-    "policy": "choosing actions binds: more --num-envs make each call do more, smaller --hidden-sizes make it cheaper",
-    "replay": "sampling binds: a smaller --batch-size or --replay-ratio samples less",
+    "policy": "choosing actions binds: more --num-envs make each call do more; smaller --hidden-sizes make it cheaper",
+    "replay": "sampling binds: a smaller --batch-size samples less; a lower --replay-ratio samples less often",
     "postprocess": "the postprocessor binds: it computes targets and advantages of every example",
     "shuffle": "dividing the rollout into minibatches binds: fewer --num-epochs shuffle less often",
-    "gradient": "the loss and its gradient bind: fewer --num-epochs, a lower --replay-ratio or smaller --hidden-sizes "
-    "compute less; --precision bfloat16 computes faster on accelerators",
-    "optimizer": "the optimiser binds: fewer, larger updates (--num-minibatches, --batch-size) call it less often",
+    "gradient": "the loss and its gradient bind: fewer --num-epochs compute less; a lower --replay-ratio computes "
+    "less; smaller --hidden-sizes compute less; --precision bfloat16 computes faster on accelerators",
+    "optimizer": "the optimiser binds: fewer --num-minibatches call it less often; a lower --replay-ratio, with a "
+    "larger --batch-size, calls it less often",
     REST: "no stage binds: starting loops and kernels, and moving data, take most; more --num-envs do more with each",
 }
-"""What would speed up a run, for each stage that may bind it."""
+"""For each stage that may bind a run: that it does, and what would speed it up."""
+FLAG = re.compile("--[a-z-]+")
 LONG = 10**8
 """Minimum env steps of the run, so that its seconds end it."""
 LEAST_SECONDS, MOST_CALLS = 0.02, 64
@@ -93,6 +96,8 @@ class Profile(NamedTuple):
     """Bytes per second that a stage reads and writes, as ``counts.of_memory`` counts them."""
     memory_ceiling: float
     """Bytes per second of reading and writing one large array on each device."""
+    flags: Sequence[str] = ()
+    """The flags that the run has, as advice names them."""
 
 
 def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathlib.Path | None = None) -> Profile:
@@ -120,6 +125,7 @@ def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathli
         _trace(made, trace)
     whole = spent / (last.iteration - first.iteration)
     threads = _of_threads(first, last, whole)
+    kinds = [part.algorithm for part in by_policy(config).values()]
     products = {name: part.layers for name, part in made.items() if part.layers}
     return Profile(
         run=described(config, list(run.job.mesh.devices.flat)),
@@ -131,6 +137,7 @@ def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathli
         matmul_ceiling=matmul_ceiling() * run.job.mesh.size,
         memory_rates={name: part.moved / alone[name] for name, part in made.items()},
         memory_ceiling=memory_ceiling() * run.job.mesh.size,
+        flags=[flag(name) for kind in (Train, *kinds) for name in marked(kind)],
     )
 
 
@@ -310,7 +317,9 @@ def bound(profile: Profile) -> tuple[str, str, float, str]:
     thread = max(busy, key=lambda thread: sum(busy[thread].values()))
     stages = busy[thread]
     stage = max(stages, key=stages.__getitem__)
-    advice = ADVICE.get(stage.rpartition("/")[2], f"{stage} binds, in thread {thread}")
+    cause, *rest = ADVICE.get(stage.rpartition("/")[2], f"{stage} binds, in thread {thread}").split(": ")
+    remedies = [text for part in rest for text in part.split("; ") if {*FLAG.findall(text)} <= {*profile.flags}]
+    advice = ": ".join(filter(None, (cause, "; ".join(remedies))))
     return thread, stage, stages[stage] / profile.iteration_seconds, advice
 
 

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_dist import algorithms
 from jaxrl_dist.algorithms import published
 from jaxrl_dist.checks import divisor_below, flag, whole_updates_below
 from jaxrl_dist.config.plans import PLANS, default_plan, offline_plan
+from jaxrl_dist.config.synonyms import hint
 from jaxrl_dist.config.train import RUN_DEFAULTS, Train
 from jaxrl_dist.config.values import marked
-from jaxrl_dist.errors import UnusedError
+from jaxrl_dist.errors import ConfigError, UnusedError
 from jaxrl_dist.protocols import Traits
 from jaxrl_dist.settings.policies import Policies
 
@@ -42,6 +43,15 @@ class Given(NamedTuple):
     """Hyperparameters that keep their values: those given beside the algorithm, and all of one given as a config."""
     sources: Mapping[str, str]
     """``yours``, or ``stored`` in a run's file, for each field and hyperparameter that is given."""
+
+
+def check_names(kind: Any, names: Iterable[str], where: str = "") -> None:
+    """Raises ``ConfigError`` for a name of none of an algorithm's hyperparameters, or of none of the run's fields."""
+    known = [*RUN_FIELDS, *marked(kind)]
+    for name in names:
+        if name not in known:
+            instead = hint(name, known, algorithms.having)
+            raise ConfigError(f"{where}neither Train nor {algorithms.name_of(kind)} has a field {name!r}{instead}")
 
 
 def several(algorithm: Any) -> bool:
@@ -128,7 +138,9 @@ def filled(user: Given, source: EnvSource) -> tuple[Train[Any], dict[str, str]]:
             raise UnusedError(f"{flag(name)} does nothing under --plan {run.get('plan', config.plan)}", name)
     if not plan.threaded:
         run.pop("num_actors", None)
-    algorithm = kind_of(config.algorithm)(**{**values, **user.hyperparameters})
+    kind = kind_of(config.algorithm)
+    check_names(kind, values, f"the preset of {algorithms.name_of(kind)}: ")
+    algorithm = kind(**{**values, **user.hyperparameters})
     env = f"{spec.backend}:{spec.id}" if isinstance(config.env, str) and config.env else config.env
     config = dataclasses.replace(config, algorithm=algorithm, env=env, **run)
     sources |= user.sources
@@ -140,7 +152,7 @@ def _of_presets(user: Given, source: EnvSource) -> tuple[dict[str, Any], dict[st
     spec, kind = source.spec, kind_of(user.config.algorithm)
     traits = Traits.of(kind)
     preset = traits.preset(spec)
-    if user.hyperparameters.get("core", "none") != "none":
+    if user.hyperparameters.get("core", traits.core) != "none":
         preset = traits.recurrent_preset(preset)
     offline = user.config.clock == "updates"
     plan = offline_plan() if offline else default_plan(is_pure=source.is_pure)

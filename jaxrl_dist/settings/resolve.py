@@ -9,15 +9,22 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from jaxrl_dist import algorithms
 from jaxrl_dist.checks import did_you_mean, flag, shown
 from jaxrl_dist.config.plans import PLANS, default_plan
-from jaxrl_dist.config.synonyms import hint
 from jaxrl_dist.config.train import OWN, RUN_DEFAULTS, Train, named_env
-from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import ConfigError, UnusedError
 from jaxrl_dist.protocols import Traits
-from jaxrl_dist.settings.given import RUN_FIELDS, Given, changed, filled, kind_of, rounded, several, user_values
+from jaxrl_dist.settings.given import (
+    RUN_FIELDS,
+    Given,
+    changed,
+    check_names,
+    filled,
+    kind_of,
+    rounded,
+    several,
+    user_values,
+)
 from jaxrl_dist.settings.policies import NAME, Copy, Fixed, Policies, Still, by_policy, naming, still
 from jaxrl_dist.settings.stored import acting_config
 
@@ -88,10 +95,7 @@ def _check_changes(config: Train[Any], changes: Mapping[str, Any], stored: Colle
     if not dataclasses.is_dataclass(kind):
         raise ConfigError(f"algorithm must be a name or a config such as PPO(), not {shown(config.algorithm)}")
     hyperparameters = {name: value for name, value in changes.items() if name not in RUN_FIELDS}
-    for name in hyperparameters:
-        if name not in marked(kind):
-            instead = hint(name, [*RUN_FIELDS, *marked(kind)], algorithms.having)
-            raise ConfigError(f"neither Train nor {algorithms.name_of(kind)} has a field {name!r}{instead}")
+    check_names(kind, hyperparameters)
     for name in changes.get("vary") or ():
         if (field := name.replace("-", "_")) in changes and field not in stored:
             why = "the members' values are those of --vary"

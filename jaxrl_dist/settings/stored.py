@@ -15,7 +15,17 @@ from typing import Any
 
 from jaxrl_dist.algorithms import config_class, name_of
 from jaxrl_dist.checks import did_you_mean, shown
-from jaxrl_dist.config.train import CONFIG_FILE, OBJECT, OWN, RUN_DEFAULTS, Train, env_name, module_of_user, named_env
+from jaxrl_dist.config.train import (
+    CONFIG_FILE,
+    OBJECT,
+    OWN,
+    RUN_DEFAULTS,
+    Train,
+    env_name,
+    module_of_user,
+    named_env,
+    split_env,
+)
 from jaxrl_dist.config.values import marked, plain
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import spaces
@@ -77,7 +87,8 @@ def _parts(stored: Mapping[str, Any], user_class: type | None) -> dict[str, Any]
             kind = STILL.get(part.get("algorithm")) or config_class(str(part.get("algorithm")), user_class)
             _check_known(part["hyperparameters"], marked(kind))
             fields = {name: part[name] for name in OWN if name in part}
-            parts[policy] = plain(Train(plain(kind(**part["hyperparameters"])), **fields))
+            hyperparameters = _without_objects(part["hyperparameters"], (), kind)
+            parts[policy] = plain(Train(plain(kind(**hyperparameters)), **fields))
     return parts
 
 
@@ -129,10 +140,10 @@ def stored_fields(
     algorithm, hyperparameters, run = (content[key] for key in _PARTS)
     several = algorithm == Policies.stored_as
     with _naming(path):
-        hyperparameters = _without_objects(hyperparameters, objects)
+        kind = Policies if several else config_class(algorithm, user_class)
+        hyperparameters = _without_objects(hyperparameters, objects, kind)
         if several:
             hyperparameters = {"parts": _parts(hyperparameters, user_class)}
-        kind = Policies if several else config_class(algorithm, user_class)
         _check_known(run, _KEPT)
         _check_known(hyperparameters, marked(kind))
         config = plain(Train(plain(kind(**hyperparameters)), **run))
@@ -149,15 +160,16 @@ def file_of(path: pathlib.Path) -> pathlib.Path:
     return path / CONFIG_FILE if path.is_dir() else pathlib.Path(os.path.realpath(path))
 
 
-def _without_objects(hyperparameters: Mapping[str, Any], objects: Collection[str]) -> dict[str, Any]:
-    """Returns stored hyperparameters without those that the caller sets to ``objects``, and without retired ones.
+def _without_objects(hyperparameters: Mapping[str, Any], objects: Collection[str], kind: type) -> dict[str, Any]:
+    """Returns stored hyperparameters without retired ones, those that the caller sets to ``objects``, and objects that
+    are defaults of the class.
 
     Raises:
       ConfigError: another one needs an object.
     """
     values = {name: value for name, value in hyperparameters.items() if name not in objects}
-    for name, value in values.items():
-        if isinstance(value, str) and value.startswith(f"{OBJECT}:"):
+    for name in [name for name, value in values.items() if isinstance(value, str) and value.startswith(f"{OBJECT}:")]:
+        if (value := values.pop(name)) != _in_json(getattr(kind, name, None)):
             raise ConfigError(
                 f"its {name}, {value}, was an object handed over from Python, which no file can hold; hand it over "
                 f"again, as in load_policy(run_dir, {name}=...), or have an algorithm file of yours name it"
@@ -180,7 +192,8 @@ def _checked_env(env: Any) -> str:
             "yourself, by --env or in Python as env="
         )
     if module is not None:
-        raise ConfigError(f"no file may choose code to run; name its environment yourself, by --env {env}")
+        named = env if (parts := split_env(env))[1] is None else ":".join(filter(None, parts[1:]))
+        raise ConfigError(f"no file may choose code to run; name its environment yourself, by --env {named}")
     return env
 
 

@@ -17,7 +17,7 @@ import optax
 
 from jaxrl_dist import mesh, spaces
 from jaxrl_dist.actors.step import blank_rollout
-from jaxrl_dist.algorithms import name_of
+from jaxrl_dist.algorithms import name_of, unannotated
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.envs.base import label_of
@@ -26,6 +26,7 @@ from jaxrl_dist.envs.native import described
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners.on_policy import examples_per_env
 from jaxrl_dist.learners.sgd import losses_of
+from jaxrl_dist.nn import cores
 from jaxrl_dist.settings.policies import by_policy, naming
 from jaxrl_dist.types import Algorithm, Context, EnvSpec, PyTree, Rollout, Timestep, Variables
 
@@ -55,7 +56,10 @@ def of_algorithm(contract: Contract, config: Train[Any], spec: EnvSpec, num_devi
     Raises:
       ConfigError: the algorithm does not support the environment.
     """
-    algorithm = contract.call("make", config.algorithm.make, spec)
+    if fault := unannotated(type(config.algorithm)):
+        raise contract.stop("fields", fault)
+    with cores.made_for(config.algorithm):
+        algorithm = contract.call("make", config.algorithm.make, spec)
     if not isinstance(algorithm, Algorithm):
         text = f"make{_place(config.algorithm.make)} returned {described(algorithm)}; an Algorithm is needed"
         raise contract.stop("make", text)

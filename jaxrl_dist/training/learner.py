@@ -122,6 +122,8 @@ def check_recorded(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_
         "hold no stacked frames": spec.frame_stack > 1,
         "are not for --plan gradients": PLANS[config.plan].sends_gradients,
         "are for runs of one process": peers.count() > 1,
+        "on the host (--data-memory) give no running statistics: --normalize-observations and --ema-steps need "
+        "--data-memory device": config.data_memory == "host" and algorithm.update_stats is not None,
     }
     for problem in filter(problems.get, problems):
         raise ConfigError(f"--data {config.data}: records {problem}")

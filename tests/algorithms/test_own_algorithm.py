@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from jaxrl_dist.algorithms.pg import PG
 from jaxrl_dist.config.train import RUN_DEFAULTS
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.settings.stored import stored_config, to_json
 from jaxrl_dist.training.setup import prepare
 from jaxrl_dist.types import Acted, Algorithm, Context, EnvSpec, Replay, Variables
 
@@ -198,25 +200,36 @@ def test_policy_that_needs_keys_is_refused_before_training() -> None:
         prepared({}, policy=lambda *args: 1 / 0)
 
 
-MY_PPO = """
+MINE = """
 import dataclasses
 
 import jax.numpy as jnp
-from jaxrl_dist.algorithms.ppo import PPO
+from jaxrl_dist.algorithms.{module} import {base}
 
-class MyPPO(PPO):
-    def make(self, spec):
-        network = lambda key, x: {"mine": jnp.ones((4, 2))}, lambda params, x: x @ params["mine"]
-        return PPO.make(dataclasses.replace(self, torso=network), spec)
+torso = lambda key, x: {{"mine": jnp.ones((4, 2))}}, lambda params, x: x @ params["mine"]
+core = lambda key, x: {{}}, lambda params, x, state: (x + state, x + state), lambda num_envs: jnp.zeros((num_envs, 2))
+
+@dataclasses.dataclass(frozen=True)
+class Mine({base}, torso=torso, core=core):
+    pass
 """
 
 
-def test_one_of_ours_with_a_network_of_ones_own(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(MY_PPO)
-    config = jaxrl_dist.preset(from_file(str(tmp_path / "mine.py")), "CartPole-v1")
+@pytest.mark.parametrize("base", ["PPO", "DQN"])
+def test_one_of_ours_with_a_network_of_ones_own(base: str, tmp_path: Path) -> None:
+    """Its settings are those of a run that is given the network, and its file is all that its runs need."""
+    (tmp_path / "mine.py").write_text(MINE.format(module=base.lower(), base=base))
+    kind = from_file(str(tmp_path / "mine.py"))
+    config, given = (
+        jaxrl_dist.preset(algorithm, "CartPole-v1", **network)
+        for algorithm, network in ((kind, {}), (base.lower(), {"torso": kind.torso, "core": kind.core}))
+    )
+    assert vars(config.algorithm) == vars(given.algorithm) and config.num_envs == given.num_envs
+    assert config.scale_rewards == given.scale_rewards == (base == "PPO")
     params = config.algorithm.make(find("CartPole-v1").spec).init(jax.random.key(0)).params
-    assert params["torso"]["mine"].shape == (4, 2) and params["policy"]["params"]["kernel"].shape == (2, 2)
-    assert (name_of(config.algorithm), config.algorithm.torso) == ("MyPPO", "auto")
+    assert [x.shape for path, x in jax.tree.leaves_with_path(params) if "mine" in str(path)] == [(4, 2)]
+    (tmp_path / "config.json").write_text(json.dumps(to_json(config)))
+    assert stored_config(tmp_path, kind) == config
 
 
 def test_a_file_called_as_one_of_ours_is_not_ours(tmp_path: Path) -> None:
@@ -236,6 +249,8 @@ BAD = {
     CONFIG_CLASS.replace("@dataclasses.dataclass(frozen=True)\n", ""): "Mine must be a dataclass",
     CONFIG_CLASS.replace("Mine", "ppo"): "ppo is the name of one of ours; call the class otherwise",
     CONFIG_CLASS.replace("x: int = 3", "x: int"): "Mine.x needs a default",
+    CONFIG_CLASS.replace("x: int", "EPS = 1e-8; beta = 1.0; x: int"): "Mine.beta needs an annotation to be a hyper",
+    CONFIG_CLASS + "class Yours(Mine):\n    x = 4\nMine = 1": "Yours.x needs an annotation to be a hyperp",
     "from jaxrl_dist.algorithms.ppo import PPO": "but there is none",
 }
 

@@ -50,6 +50,14 @@ FAULTS = {
         *(ACTED, acted("(a[0][:, None], a[1], a[2])")),
         "policy (my_algo.py, line 45) returned the action int32[8, 1]; gymnax:CartPole-v1 needs int32[8], one for each",
     ),
+    "no annotation": (
+        *("temperature: float = setting(1.0, above=0)", "temperature = 1.0"),
+        "RWR.temperature needs an annotation to be a hyperparameter: `temperature: float = 1.0`",
+    ),
+    "a core in make": (
+        *("actor_critic(self,", "actor_critic(dataclasses.replace(self, core='gru'),"),
+        "make sets a core that the field core does not name, so the run has the preset without one: class RWR(Actor",
+    ),
     "core": (
         ACTED,
         acted("(a[0], a[0], a[2])"),
@@ -149,6 +157,9 @@ def keyed(key: str) -> str:
     return f"policy=lambda v, o, c, x: net.policy(v, o, c, x if x.keys is None else {keys})"
 
 
+OLD = f"""batch = {BATCH.removeprefix("return ")}
+            old, _ = net.evaluate(variables.params, batch)
+            return {{**batch, "old": old.log_prob(batch["action"])}}"""
 VALUE_LOSS = 'jnp.square(value - batch["value_target"])'
 EXECUTED = {
     "one key": (ACTED, keyed("x.keys[0]"), "policy gives a row another output when environments change places"),
@@ -167,6 +178,14 @@ EXECUTED = {
         "two devices give another 'loss/policy' than one",
     ),
     "mean": ("return total,", "return jnp.full_like(total, total.mean()),", "two devices give another"),
+    "a mean that is 0 at first": (
+        *("return total,", "return total + jnp.mean(jnp.exp(RATIO) - 1 - RATIO),"),
+        "loss gives an example another loss when other examples change: no mean over examples is taken in a loss",
+    ),
+    "a ratio's mask": (
+        *('return total, batch["valid"]', 'return jnp.exp(RATIO) * batch["weight"], jnp.ones_like(total)'),
+        "loss learns from reset steps",
+    ),
     "no mask": ('batch["valid"], Aux', 'jnp.ones_like(batch["valid"]), Aux', "loss learns from reset steps"),
     "no gradient": (
         *("jnp.square(value -", "jnp.square(jax.lax.stop_gradient(value) -"),
@@ -245,6 +264,8 @@ def test_what_only_shows_in_numbers(fault: str) -> None:
     old, new, message = EXECUTED[fault]
     text = RIGHT.replace(old, new)
     assert old in RIGHT
+    if "RATIO" in new:  # of the action's probability to that before the first update
+        text = text.replace("RATIO", '(distribution.log_prob(batch["action"]) - batch["old"])').replace(BATCH, OLD)
     config, source = resolved(jaxrl_dist.preset(algorithm_of(text), "CartPole-v1", hidden_sizes=(4,)))
     lines = check(config, source.spec).lines("mine", "")
     assert [line for line in lines if line.startswith(f"mine: {message}") or message in line], lines

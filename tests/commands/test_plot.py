@@ -218,6 +218,24 @@ def test_final_scores_of_different_ages_are_said_to_be(tmp_path: Path, capsys: p
     assert cli.main(["plot", folders["long"], folders["nearly"], "--kind", "table"]) == 0
     assert cli.main(["plot", *folders.values(), "-o", str(tmp_path / "x.png")]) == 0  # a curve shows where it ends
     assert capsys.readouterr().err == ""
+    other = str(make_run(tmp_path, "other", [1.0] * 3, learning_rate=1.0))  # of another group
+    assert cli.main(["plot", folders["long"], other, "--kind", "table"]) == 0
+    assert "CartPole-v1: runs end between 300 and 1,000 env steps, so" in capsys.readouterr().err
+
+
+def test_labels_name_the_groups_in_the_order_of_their_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, env, state in (("a", "x:One", "true"), ("b", "x:Two", "true"), ("c", "x:One", "false")):
+        options = {"env": env, "env_options": {"state": state}}
+        make_run(tmp_path, name, [1.0], run=options, algorithm="dqn" if name == "b" else "ppo")
+    command = ["plot", *(str(tmp_path / name) for name in "bac"), "--kind", "table"]
+    assert cli.main([*command, "--labels", "DQN", "MAPPO", "IPPO"]) == 0
+    rows = [row.split("|")[1:3] for row in capsys.readouterr().out.splitlines()[2:5]]
+    assert [[x.strip() for x in row] for row in rows] == [["Two", "DQN"], ["One", "MAPPO"], ["One", "IPPO"]]
+    assert cli.main([*command, "--labels", "DQN"]) == 2
+    text = "--labels names 1, and the runs form 3: dqn; ppo env_options=state=true; ppo env_options=state=false"
+    assert text in capsys.readouterr().err
+    assert cli.main([*command, "--labels", "DQN", "PPO", "PPO"]) == 2
+    assert "two groups of an environment the same name" in capsys.readouterr().err
 
 
 def test_the_backend_of_a_notebook_stays_its_own(tmp_path: Path) -> None:
@@ -356,7 +374,7 @@ def test_a_table_of_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert lines[:4] == [
         "| environment | group | runs | final episode/return, mean | final episode/return, IQM | 95% interval |",
         "|-------------|-------|------|----------------------------|---------------------------|--------------|",
-        "| CartPole-v1 | dqn   | 1    | 5                          | 5                         | 5 .. 5       |",
+        "| CartPole-v1 | dqn   | 1    | 5                          | 5                         |              |",
         "| CartPole-v1 | ppo   | 3    | 3                          | 3                         | 1 .. 6       |",
     ]
     assert lines[5:] == [
@@ -367,7 +385,7 @@ def test_a_table_of_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     rows = list(csv.reader((tmp_path / "x.csv").read_text().splitlines()))
     assert rows[0][:5] == ["environment", "group", "runs", "final episode/return, mean", "final episode/return, IQM"]
     assert rows[0][5:] == ["low", "high"] and rows[1][:4] == ["Acrobot-v1", "dqn", "1", "4"]
-    assert rows[3][:5] == ["CartPole-v1", "ppo", "3", "3", "3"]
+    assert rows[1][5:] == ["", ""] and rows[3] == ["CartPole-v1", "ppo", "3", "3", "3", "1", "6"]
     assert rows[4][:4] == ["all environments, scaled", "dqn", "2", "0.4"]  # 0.8, and 0: the only one of its environment
     assert rows[5][:4] == ["all environments, scaled", "ppo", "3", "0.4"]  # 0, 0.2 and 1
 

@@ -113,7 +113,7 @@ CALLS = {
     "train pqn --env CartPole-v1 --core gru": "--core is not a flag of pqn; ppo, a2c, pg, impala, appo",
     "train pqn --env CartPole-v1 --use-lstm": "it is --core here, and only ppo",
     DQN_ON + "--gae-lambda 1": "--gae-lambda is not a flag of dqn; ppo, a2c, appo and a3c have it",
-    PPO_ON + "--noise pink": "--noise is not a flag of ppo; ddpg, td3 and apex-ddpg have it",
+    PPO_ON + "--noise pink": "--noise is not a flag of ppo; ddpg, td3, apex-ddpg,",
     DQN_ON + "--no-q-lambda": "--no-q-lambda is not a flag of dqn; pqn has it",
     "train r2d2 --env CartPole-v1 --core none": "--core none: r2d2 learns with a recurrent core; dqn",
     # values
@@ -166,6 +166,11 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
     "a wrong field of Train": (lambda: jaxrl_dist.Train("ppo", num_env=9), "(did you mean 'num_envs'?)"),
     "lr of PPO": (lambda: PPO(lr=1e-3), "PPO has no field 'lr'; it is learning_rate here"),  # type: ignore[call-arg]
     "a memory of PPO": (lambda: PPO(buffer_size=9), "it is replay_capacity here, and only other algorithms have it"),  # type: ignore[call-arg]
+    "n_envs of PPO": (lambda: PPO(n_envs=9), "PPO has no field 'n_envs'; it is num_envs here, and only Train has it"),  # type: ignore[call-arg]
+    "n_envs in a preset": (
+        lambda: jaxrl_dist.preset(type("Mine", (PPO,), {"preset": lambda spec: {"n_envs": 8}}), "CartPole-v1"),
+        "the preset of Mine: neither Train nor Mine has a field 'n_envs'; it is num_envs here",
+    ),
     "a policy of PPO": (lambda: PPO("MlpPolicy"), "PPO takes its fields by name, and 'MlpPolicy' has none"),  # type: ignore[arg-type]
     "a switch": (lambda: DQN(duble=True), "DQN has no field 'duble' (did you mean 'double'?)"),  # type: ignore[call-arg]
     "a dictionary": (lambda: jaxrl_dist.train({}), "train takes a config such as Train('ppo', env='CartPole-v1')"),  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import runs
@@ -104,10 +105,52 @@ def test_other_entries_of_an_info_do_not_matter() -> None:
 def test_other_backends_name_what_they_have() -> None:
     with pytest.raises(ConfigError, match="info of envpool:Pong-v5 has no number 'ram'; it has: lives, reward, termin"):
         find("envpool:Pong-v5", wrappers=Wrappers(info_metrics="ram"))
-    with pytest.raises(ConfigError, match="info_metrics works for environments with one agent, and "):
-        find(team.CartPoles(), wrappers=Wrappers(info_metrics="success"))
-    with pytest.raises(ConfigError, match=r"info_metrics works for environments with one agent, and .*Flock has 3"):
-        find("flock:Flock", wrappers=Wrappers(info_metrics="success"))
+    with pytest.raises(ConfigError, match=r"Reporting has no number 'won'; it has: late, place, places, time$"):
+        find(team.Reporting(*BIRDS), wrappers=Wrappers(info_metrics="won"))
+
+
+BIRDS = "long_0", "long_1", "long_2"
+
+
+@pytest.mark.parametrize("policies", [{}, {"a": "long_0", "b": "long_[12]"}])
+def test_metrics_of_agents_end_with_them_and_those_of_the_environment_with_it(policies: dict[str, str]) -> None:
+    names = "place,places:sum,time,time:sum"
+    env = find(team.Reporting(*BIRDS), wrappers=Wrappers(info_metrics=names, policies=policies)).device()
+    action = {policy: np.full(2 * x.num_agents, 2, np.int32) for policy, x in env.spec.by_policy.items()}
+    keys = jax.random.split(jax.random.key(0), 6)
+    (state, _), step, found = env.reset(keys), jax.jit(env.step), []
+    for _ in range(5):  # all move right in both environments; the first agent is there for two steps, of four
+        state, _, episodes = step(state, env.spec.bare(action), keys)
+        found.append([x.info for x in env.spec.keyed(episodes).values()])
+    values = {x: np.concatenate([part[x][0] for part in found[3]]) for x in names.split(",")}
+    wanted = {"place": [2, 4, 4], "places:sum": [3, 10, 10], "time": [4, 4, 4], "time:sum": [10, 10, 10]}
+    assert {x: sorted(y.tolist()) for x, y in values.items()} == {x: sorted(2 * y) for x, y in wanted.items()}
+    assert [sum(part["time"][1].sum() for part in parts) for parts in found] == [0, 0, 0, 6, 0]
+
+
+@pytest.mark.parametrize("algorithm", ["pg", pytest.param("vdn", marks=pytest.mark.case)])
+def test_an_evaluation_has_what_the_environment_reports_after_an_agents_episode(algorithm: str) -> None:
+    fields = {**SIZES, "info_metrics": "time,place,late", "evaluation_episodes": 4}
+    *_, last = jaxrl_dist.train(jaxrl_dist.preset(algorithm, team.Reporting(*BIRDS), **fields))
+    assert last.evaluation is not None and last.evaluation["episodes"] == (6 if algorithm == "pg" else 4)
+    assert last.evaluation["info/time"] == 4 == last.metrics["info/time"] == last.metrics["info/late"]
+    assert 0 <= last.metrics["info/place"] <= 10 / 3
+
+
+@pytest.mark.parametrize("workers", ["threads", pytest.param("processes", marks=pytest.mark.case)])
+def test_pettingzoos_agents_report_until_they_leave(workers: Any) -> None:
+    source = find("flock:Reporting", workers=workers, wrappers=Wrappers(info_metrics="place,place:sum,wind"))
+    with closing(source.host(6, 0)) as host:
+        host.reset()
+        places = list[np.ndarray]()
+        for _ in range(9):  # all fly to the right, home at place 4
+            step, episodes = host.step(np.full(6, 2, np.int32))
+            places.append(np.where(step.valid, step.obs["observation"][:, 0], np.nan))
+            if episodes.info["wind"][1].any():
+                break
+    assert episodes.info["place"][0][:3].tolist() == [4, 4, 4]
+    np.testing.assert_array_equal(episodes.info["place:sum"][0][:3], np.nansum(places, axis=0)[:3])
+    assert episodes.info["wind"][0][:3].tolist() == [len(places)] * 3
 
 
 def test_gymnasium_is_asked_for_a_whole_episode(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -115,6 +115,17 @@ def test_a_resumed_run_has_the_same_records_wherever_they_lie(tmp_path):
     assert [report.updates for report in reports] == [10]
 
 
+@pytest.mark.parametrize("devices", [1, pytest.param(8, marks=pytest.mark.case)])
+def test_data_on_the_host_give_the_same_numbers(tmp_path, devices, optimized):
+    dataset(tmp_path / "data")
+    resident = final(jaxrl_dist.train(config(tmp_path / "data", num_devices=devices)))
+    host, run_dir = {"data_memory": "host", "num_devices": devices}, str(tmp_path / "run")
+    final(jaxrl_dist.train(config(tmp_path / "data", **host, total_updates=7, run_dir=run_dir)))
+    streamed = final(jaxrl_dist.resume(run_dir, total_updates=20))
+    assert_equal(resident[1], streamed[1])
+    assert streamed[0].metrics["loss/q"] == resident[0].metrics["loss/q"]
+
+
 MEMORY = """
 import pathlib, re, sys
 import jaxrl_dist
@@ -283,6 +294,8 @@ def test_records_beside_new_experience(tmp_path):
         ({"rollout_length": 3}, "rollout_length does nothing under plan offline"),
         ({"data_share": 0.5}, "total_updates does nothing without"),
         ({"env": "", "evaluation_episodes": 5}, "evaluation_episodes needs env"),
+        ({"data_memory": "host", "seeds": 2}, "data_memory does nothing without a single run under"),
+        ({"data_memory": "host", "normalize_observations": True}, "give no running statistics"),
         ({"batch_size": 33, "num_devices": 2}, "must be a multiple of 2 devices"),
     ],
 )

@@ -15,8 +15,8 @@ import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.data.dataset import Dataset
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.play.estimate import Episodes
 from jaxrl_dist.play.fitted import Values
+from jaxrl_dist.play.importance import Episodes
 
 DISCOUNT = 0.9
 
@@ -71,20 +71,22 @@ def test_estimates_are_those_of_the_papers() -> None:
         "pdis": np.mean(decided),
         "pdwis": sum(DISCOUNT**t * np.average(x[:, 1], weights=x[:, 0]) for t, x in enumerate(step_ratio)),
     }
-    actual = {name: record.estimate(name, np.ones(4)) for name in expected}
+    actual = {name: record.estimate(name)[0] for name in expected}
     assert actual == pytest.approx(expected, rel=1e-6) and ratios[-1] == 0
     np.testing.assert_allclose(record.doubly_robust(values), np.transpose(robust), rtol=1e-6)
     assert record.effective() == pytest.approx(np.sum(ratios) ** 2 / np.sum(np.square(ratios)), rel=1e-6)
 
 
-def test_an_episode_that_counts_twice_is_there_twice() -> None:
+def test_the_influence_of_an_episode_is_what_one_more_of_it_changes() -> None:
     data, log_prob, _ = episodes()
-    chosen = np.array([0, 0, 2, 1])
-    rows = np.concatenate([[0, 1, 2, 3], [0, 1, 2, 3], [10, 11], np.arange(4, 10)])
+    rows, many = np.split(np.arange(len(log_prob)), [4, 10, 12]), np.tile(np.arange(4), 500)
     for name in ("behaviour", "is", "wis", "pdis", "pdwis"):
-        resampled = Episodes(data.episodes(chosen), DISCOUNT, log_prob[rows]).estimate(name, np.ones(4))
-        counted = Episodes(data, DISCOUNT, log_prob).estimate(name, np.array([2.0, 1.0, 1.0, 0.0]))
-        assert counted == pytest.approx(resampled, rel=1e-6)
+        value, influence = Episodes(data, DISCOUNT, log_prob).estimate(name)
+        for episode in range(4):
+            chosen = np.append(many, episode)
+            of_chosen = log_prob[np.concatenate([rows[i] for i in chosen])]
+            more, _ = Episodes(data.episodes(chosen), DISCOUNT, of_chosen).estimate(name)
+            assert (more - value) * len(chosen) == pytest.approx(influence[episode], rel=0.01, abs=1e-4)
 
 
 def test_the_truth_of_a_linear_solve_lies_in_every_interval(tables: dict[str, Any]) -> None:

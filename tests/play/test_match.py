@@ -207,6 +207,15 @@ CONNECT_FOUR = (
 
 
 @pytest.mark.slow
+def test_of_a_policy_and_its_copy_the_one_that_learns_plays(tmp_path: Path) -> None:
+    pytest.importorskip("pgx")
+    policies = "--policy new=ppo:player_0 --policy old=copy(new,1,2):player_1 --env pgx:tic_tac_toe"
+    run = runs.train(f"{policies} {runs.TINY.replace('--hidden', '--new.hidden')}", tmp_path / "run")
+    played, named = (match(player, "random", games=40) for player in (str(run), f"{run},new"))
+    np.testing.assert_array_equal(played.results[0].scores, named.results[0].scores)
+
+
+@pytest.mark.slow
 def test_checkpoints_play_connect_four(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("pgx")
     run = runs.train(CONNECT_FOUR, tmp_path / "run")

@@ -24,6 +24,7 @@ import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.envs.drawing import draw
+from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.play.policy import Policy
 from jaxrl_dist.play.video import record
@@ -186,6 +187,12 @@ def test_what_cannot_be_drawn_is_refused(env: str, message: str, tmp_path: Path)
     with pytest.raises(ConfigError, match=message):
         record(untrained(env), tmp_path / "film.gif")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_it_is_refused_before_anything_is_compiled() -> None:
+    with pytest.raises(ConfigError, match="own:Walk cannot be drawn"):
+        find("own:Walk").host(1, 0, drawn=True)
+    find("test_video:Drawn").host(1, 0, drawn=True).close()
 
 
 def test_what_does_not_fit_leaves_the_film_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

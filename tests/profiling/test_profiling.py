@@ -244,6 +244,13 @@ def test_shares_of_a_peak_that_a_stage_surpasses_are_not_shown() -> None:
     assert rest.split() == ["rest", "0", "0.0%"]
 
 
+def test_advice_names_flags_that_the_run_has() -> None:
+    threads = {"device": {"gradient": 1.0}}
+    found = timing.Profile({}, 1.0, 2.0, threads, {}, {}, 1.0, {}, 1.0, ["--replay-ratio", "--precision"])
+    advice = "a lower --replay-ratio computes less; --precision bfloat16 computes faster on accelerators"
+    assert timing.bound(found)[3] == f"the loss and its gradient bind: {advice}"
+
+
 @pytest.mark.case  # test_a_stage_that_sleeps_is_the_one_that_takes_longer
 @pytest.mark.parametrize(
     "command, threads",

@@ -16,13 +16,16 @@ from jaxrl_dist import mesh
 from jaxrl_dist.commands.check_algorithm.trial import Trial, close
 from jaxrl_dist.commands.check_env.findings import Check
 from jaxrl_dist.spaces import Box, Discrete
-from jaxrl_dist.types import Context, PyTree, Rollout
+from jaxrl_dist.types import Context, PyTree, Rollout, Variables
 
 LATE = 1e9
 """Env steps at which a policy's greedy actions are compared with sampled ones: exploration has been annealed."""
 SAMPLES = 128
 """Actions to sample for an observation."""
 OBSERVATIONS = 4
+LATER = 0.01
+"""Deviation of the parameters of the loss from those of the postprocessor, as after updates: at equal ones, a ratio of
+probabilities is 1 and a divergence 0 whatever the actions are."""
 
 
 def check_functions(check: Check, trial: Trial) -> None:
@@ -78,10 +81,7 @@ def _check_greedy(check: Check, trial: Trial) -> None:
     space, rows = trial.spec.action, OBSERVATIONS * SAMPLES
     if not isinstance(space, Box | Discrete):
         return
-    leaves, tree = jax.tree.flatten(trial.variables.params)
-    keys = jax.random.split(jax.random.key(2), len(leaves))
-    noisy = [x + jax.random.normal(key, x.shape, x.dtype) for x, key in zip(leaves, keys, strict=True)]
-    variables = trial.variables._replace(params=jax.tree.unflatten(tree, noisy))
+    variables = _noisy(trial.variables, 1.0)
     obs = jax.tree.map(lambda x: np.repeat(x[0, :OBSERVATIONS], SAMPLES, axis=0), trial.rollout.obs)
     core, policy = trial.algorithm.initial_core(rows), trial.algorithm.policy
 
@@ -103,6 +103,14 @@ def _check_greedy(check: Check, trial: Trial) -> None:
         check.fault("mode", "policy takes greedy actions, without context.keys, that it hardly ever samples with keys")
 
 
+def _noisy(variables: Variables, scale: float) -> Variables:
+    """Returns variables whose parameters have noise of this standard deviation."""
+    leaves, tree = jax.tree.flatten(variables.params)
+    keys = jax.random.split(jax.random.key(2), len(leaves))
+    noisy = [x + scale * jax.random.normal(key, x.shape, x.dtype) for x, key in zip(leaves, keys, strict=True)]
+    return variables._replace(params=jax.tree.unflatten(tree, noisy))
+
+
 def _check_learning(check: Check, trial: Trial) -> None:
     algorithm, rollout = trial.algorithm, trial.rollout
     if algorithm.replay is not None:
@@ -111,13 +119,15 @@ def _check_learning(check: Check, trial: Trial) -> None:
     num_steps, rows = rollout.reward.shape
     per_row = 1 if algorithm.replay is not None else num_steps // (algorithm.window or num_steps)
     keys, loss_keys = (jax.random.split(jax.random.key(seed), size) for seed, size in ((4, rows), (5, rows * per_row)))
+    later = _noisy(trial.variables, LATER)
+
+    def loss(target: PyTree, batch: PyTree, keys: jax.Array) -> Any:
+        losses, mask, aux = algorithm.loss(later, batch, Context(keys, jnp.float32(0), target))
+        return jnp.where(mask != 0, losses, 0.0) * mask, {} if aux.priority is None else {"priority": aux.priority}
 
     def learn(target: PyTree, rollout: Rollout, keys: jax.Array, loss_keys: jax.Array) -> Any:
-        context = Context(keys, jnp.float32(0), target)
-        batch = algorithm.postprocess(trial.variables, rollout, context)
-        losses, mask, aux = algorithm.loss(trial.variables, batch, context._replace(keys=loss_keys))
-        losses = jnp.where(mask != 0, losses, 0.0) * mask
-        return batch, losses, {} if aux.priority is None else {"priority": aux.priority}
+        batch = algorithm.postprocess(trial.variables, rollout, Context(keys, jnp.float32(0), target))
+        return batch, *loss(target, batch, loss_keys)
 
     args = trial.target, rollout, keys, loss_keys
     text = _traced(mesh.by_hand(learn), *args)
@@ -135,9 +145,10 @@ def _check_learning(check: Check, trial: Trial) -> None:
             "priority", f"loss returned an Aux.priority of {least:.3g}; it needs at least 0, as of an absolute error"
         )
     _check_order(check, trial, function, args[1:], (batch, losses), per_row)
+    _check_alone(check, partial(mesh.by_hand(loss), trial.target), batch, loss_keys)
     invalid = jax.tree.map(lambda x: _other(x, rollout.valid), rollout.action)
     _, other, _ = function(rollout._replace(action=invalid), keys, loss_keys)
-    if not np.array_equal(losses, other, equal_nan=True):
+    if "alone" not in check.faults and not np.array_equal(losses, other, equal_nan=True):  # such a mean has all steps
         text = (
             "loss learns from reset steps: other actions there change it; a mask that is 0 where rollout.valid is False"
         )
@@ -192,6 +203,18 @@ def _check_order(check: Check, trial: Trial, function: Any, args: Any, first: tu
     if not close(_turned(losses, size * per_row), losses_after):
         text = "loss returned another loss for an example in another place: each depends on its own row of the batch"
         check.fault("order", f"{text} and of context.keys")
+
+
+def _check_alone(check: Check, loss: Callable[..., Any], batch: PyTree, keys: jax.Array) -> None:
+    """Checks that the losses of the first half of a batch are the same whatever the other half is."""
+    half = len(keys) // 2
+    other = jax.tree.map(lambda x: jnp.concatenate([x[:half], x[:half], x[2 * half :]]), batch)
+    if re.search("psum|all_gather", str(jax.make_jaxpr(loss)(batch, keys))):
+        return  # of the whole batch, as of mesh.global_mean: the two devices agree
+    losses, after = (np.asarray(jax.jit(loss)(x, keys)[0])[:half] for x in (batch, other))
+    if not np.array_equal(losses, after, equal_nan=True):
+        text = "loss gives an example another loss when other examples change: no mean over examples is taken in a loss"
+        check.fault("alone", f"{text}; in postprocess, mesh.global_mean makes one")
 
 
 def _windows(rollout: Rollout, length: int) -> Rollout:

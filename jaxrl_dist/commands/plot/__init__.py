@@ -55,7 +55,7 @@ def plot(run_dirs: Sequence[str | pathlib.Path], out: str | pathlib.Path | None 
     if not run_dirs:
         raise ConfigError("which runs? Name their directories, as in: jaxrl-dist plot runs/* -o curves.png")
     curves, configs = _read(wanted)
-    groups = reading.group(configs)
+    groups = _labelled(reading.group(configs), wanted.labels, list(configs))
     if wanted.kind != "curve" and wanted.x == "steps":
         _warn_of_ages(groups, curves)
 
@@ -83,12 +83,30 @@ def plot(run_dirs: Sequence[str | pathlib.Path], out: str | pathlib.Path | None 
     return f"wrote {written} and its caption {caption}"
 
 
+def _labelled(groups: Sequence[Group], labels: Sequence[str], runs: Sequence[str]) -> Sequence[Group]:
+    """Gives the groups the user's labels, if there are any, in the order of their first ``runs``.
+
+    Raises:
+      ConfigError: there are more or fewer labels than groups, or two groups of an environment have the same one.
+    """
+    if not labels:
+        return groups
+    known = list(dict.fromkeys(group.label for group in sorted(groups, key=lambda group: runs.index(group.runs[0]))))
+    if len(labels) != len(known):
+        raise ConfigError(f"--labels names {len(labels)}, and the runs form {len(known)}: {'; '.join(known)}")
+    renamed = dict(zip(known, labels, strict=True))
+    named = [group._replace(label=renamed[group.label]) for group in groups]
+    if len({(group.env, group.label) for group in named}) < len(named):
+        raise ConfigError("--labels gives two groups of an environment the same name; each needs another")
+    return named
+
+
 def _warn_of_ages(groups: Sequence[Group], curves: Mapping[str, Curve]) -> None:
-    """Warns of groups whose runs have trained for different numbers of env steps."""
-    for group in groups:
-        first, last = group.ends(curves)
+    """Warns of environments whose runs have trained for different numbers of env steps."""
+    for env in dict.fromkeys(group.env for group in groups):
+        first, *_, last = sorted(end for group in groups if group.env == env for end in group.ends(curves))
         if first < (1 - FINAL) * last:
-            text = f"{group.env}, {group.label}: runs end between {first:,.0f} and {last:,.0f} env steps"
+            text = f"{env}: runs end between {first:,.0f} and {last:,.0f} env steps"
             warnings.warn(f"{text}, so their final scores are of different ages", ConfigWarning, stacklevel=3)
 
 

@@ -50,6 +50,8 @@ class Plot:
     the terminal for a table."""
     kind: Literal["curve", "profile", "improvement", "table"] = "curve"
     """Learning curves; or of final scores the performance profile, the probability of improvement, or a table."""
+    labels: tuple[str, ...] = ()
+    """A name for each group of runs, in the order of their first runs: --labels IPPO MAPPO. None: what differs."""
     metric: str = "episode/return"
     """A metric of metrics.jsonl; of several policies, '*/episode/return' is each one's."""
     score: Literal["training", "evaluation"] = "training"

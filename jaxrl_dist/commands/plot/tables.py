@@ -75,7 +75,10 @@ def table(
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([head, *rows])
         return text.getvalue().rstrip()
-    lines = [(*head[:5], f"{statistics.CONFIDENCE:.0%} interval"), *((*row[:5], " .. ".join(row[5:])) for row in rows)]
+    lines = [
+        (*head[:5], f"{statistics.CONFIDENCE:.0%} interval"),
+        *((*row[:5], " .. ".join(filter(None, row[5:]))) for row in rows),
+    ]
     trimmed = "IQM: interquartile mean; of fewer than 4 runs nothing is trimmed, so it is the mean."
     return "\n".join([*_markdown(lines), "", *_meaning(name, score, len(envs)), trimmed])
 
@@ -101,12 +104,15 @@ def _meaning(name: str, score: str, envs: int) -> list[str]:
 
 
 def _ranked(env: str, samples: Mapping[str, statistics.Strata]) -> list[tuple[str, ...]]:
-    """Returns a row for each label, the highest interquartile mean first."""
+    """Returns a row for each label, the highest interquartile mean first; without an interval where a run is alone."""
     rows = []
     for label in sorted(samples, key=lambda label: -statistics.iqm(samples[label])):
         strata = samples[label]
-        values = statistics.mean(strata), statistics.iqm(strata), *statistics.interval(strata, statistics.iqm)
-        rows.append((env, label, str(sum(map(len, strata))), *(f"{float(value):.4g}" for value in values)))
+        values = [statistics.mean(strata), statistics.iqm(strata)]
+        several = any(len(runs) > 1 for runs in strata)  # a single run says nothing about how far others are from it
+        bounds = statistics.interval(strata, statistics.iqm) if several else ()
+        shown = [f"{float(value):.4g}" for value in (*values, *bounds)] + ([] if several else ["", ""])
+        rows.append((env, label, str(sum(map(len, strata))), *shown))
     return rows
 
 

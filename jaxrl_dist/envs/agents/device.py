@@ -16,13 +16,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_dist import mesh, rng
-from jaxrl_dist.envs import masks
+from jaxrl_dist.envs import episodes, masks
 from jaxrl_dist.envs.agents import groups
 from jaxrl_dist.envs.agents.groups import STATE, Group, Groups, Team
 from jaxrl_dist.envs.base import DeviceEnv, Wrappers, clipped, outcome, policy_space, restarted, rows_where, space_of
 from jaxrl_dist.envs.contract import Contract, of_library, zero_action
 from jaxrl_dist.envs.drawing import own_render
-from jaxrl_dist.envs.episodes import ended_episodes
 from jaxrl_dist.envs.native import Mask, check_agents, env_label, named, plain, unnamed
 from jaxrl_dist.spaces import Discrete, Space
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
@@ -35,6 +34,7 @@ class State(NamedTuple):
     obs: PyTree  # [B * k, ...]; with several policies, a dict keyed by policy
     ended: jax.Array  # [B] bool: the next step is a reset
     steps: jax.Array  # [B] int32, of the episode
+    info: PyTree  # [B, K] float32, keyed by metric of the info; see ``episodes.advanced``
     gone: jax.Array  # [B * k] bool: the agent's episode has ended
     episode_return: jax.Array  # [B * k] float32
     episode_length: jax.Array  # [B * k] int32
@@ -53,11 +53,13 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers, contrac
     """
     env, agents, name = team.env, list(team.env.agents), env_label(backend, env_id)
     contract, limit = contract or Contract(name), wrappers.limit(team.time_limit)
-    obs, state = _traced(contract, env)
+    obs, state, info = _traced(contract, env)
+    metrics = episodes.parse(wrappers.info_metrics)
+    episodes.check_known(metrics, episodes.numbers(info, [*map(str, agents)]), name)
 
     def alone(agents: Sequence[Any]) -> tuple[EnvSpec, Mask]:
         observation, action, mask = _spaces(env, agents, obs, state, name)
-        return EnvSpec(env_id, backend, team.family, observation, action, limit), mask
+        return EnvSpec(env_id, backend, team.family, observation, action, limit, info_metrics=metrics), mask
 
     size = jax.eval_shape(lambda obs: groups.whole_state(jax.tree.map(lambda x: x[None], obs), agents), obs).size
     divided = groups.divided(agents, name, wrappers, alone, size, shows_state=team.shows_state)
@@ -78,12 +80,13 @@ class _Rows:
         size = len(keys) // self._rows * self._count
         none, zeros = jnp.zeros(size, bool), jnp.zeros(size, jnp.float32)
         ended = none[:: self._count]
-        return State(state, obs, ended, jnp.zeros_like(ended, jnp.int32), none, zeros, none * 0), obs
+        info = {metric: jnp.full((len(ended), self._count), jnp.nan) for metric in self._groups.spec.info_metrics}
+        return State(state, obs, ended, jnp.zeros_like(ended, jnp.int32), info, none, zeros, none * 0), obs
 
     def step(self, state: State, action: PyTree, keys: jax.Array) -> tuple[State, Timestep, EpisodeStats]:
         keys = jax.vmap(jax.random.split)(keys[:: self._rows])
-        step_all = jax.vmap(lambda key, *arguments: self._env.step_env(rng.raw(key), *arguments)[:4])
-        obs, env_state, reward, dones = step_all(keys[:, 0], state.env, self._actions(action))
+        step_all = jax.vmap(lambda key, *arguments: self._env.step_env(rng.raw(key), *arguments))
+        obs, env_state, reward, dones, news = step_all(keys[:, 0], state.env, self._actions(action))
         stepped = jax.tree.map(
             lambda new, old: new.astype(old.dtype), (self._observe(obs, env_state), env_state), (state.obs, state.env)
         )
@@ -101,7 +104,10 @@ class _Rows:
         rewards = jnp.where(self._groups.pays(valid), self._stacked(reward).astype(jnp.float32), 0.0)
         episode_return, episode_length = (jnp.where(resetting, 0, x) for x in before)
         totals = episode_return + rewards, episode_length + valid
-        new = State(env_state, obs, ended, steps, *(x.reshape(-1) for x in (gone, *totals)))
+        info = {metric: jnp.where(resetting, jnp.nan, x) for metric, x in state.info.items()}
+        info = episodes.advanced(info, self._metrics(news, valid, ~resetting))
+        new = State(env_state, obs, ended, steps, info, *(x.reshape(-1) for x in (gone, *totals)))
+        reported = episodes.reported(ended, info)
 
         def of_group(group: Group, obs: PyTree) -> tuple[Timestep, EpisodeStats]:
             step = group.step(obs, rewards, terminated, truncated, valid)
@@ -109,10 +115,25 @@ class _Rows:
             if group.joint:
                 episode_return, episode_length = episode_return.mean(axis=1), episode_length.max(axis=1)
             over = step.terminated | step.truncated
-            return step, ended_episodes(over, episode_return.reshape(-1), episode_length.reshape(-1))
+            statistics = episodes.ended_episodes(over, episode_return.reshape(-1), episode_length.reshape(-1))
+            return step, statistics._replace(info=group.info(reported))
 
         spec, by_policy = self._groups.spec, self._groups.by_policy
         return new, *map(spec.bare, mesh.over_policies(of_group, outputs=2)(by_policy, spec.keyed(obs)))
+
+    def _metrics(self, info: PyTree, valid: jax.Array, going: jax.Array) -> dict[str, jax.Array]:
+        """Returns a step's metrics of the info, ``[B, K]``, of an agent while it is ``valid``.
+
+        Those of the whole environment are all agents' while it is ``going``, ``[B, 1]``.
+        """
+        agents = [*map(str, self._groups.agents)]
+
+        def one(info: PyTree, valid: jax.Array, going: jax.Array) -> dict[str, jax.Array]:
+            known = episodes.numbers(info, agents)
+            said = {x: jnp.float32(known[episodes.field(x)]).reshape(-1) for x in self._groups.spec.info_metrics}
+            return {x: jnp.where(valid if len(y) == len(agents) else going, y, jnp.nan) for x, y in said.items()}
+
+        return jax.vmap(one)(info, valid, going) if self._groups.spec.info_metrics else {}
 
     def _stacked(self, values: Mapping[Any, jax.Array]) -> jax.Array:
         """Returns numbers keyed by agent as ``[B, K]``."""
@@ -192,10 +213,10 @@ def _legal_actions(env: Any, state: PyTree) -> tuple[str, PyTree] | None:
     return None
 
 
-def _traced(contract: Contract, env: Any) -> tuple[PyTree, PyTree]:
+def _traced(contract: Contract, env: Any) -> tuple[PyTree, PyTree, PyTree]:
     """Traces a reset and a step of a multi-agent environment in JaxMARL's style, and checks all that both return.
 
-    Returns the observations and the state of the reset.
+    Returns the observations and the state of the reset, and the info of the step.
 
     Raises:
       ConfigError: no policy here supports an agent's actions.
@@ -216,7 +237,7 @@ def _traced(contract: Contract, env: Any) -> tuple[PyTree, PyTree]:
     }
     step = contract.trace("step_env", env, lambda key, *now: env.step_env(rng.raw(key), *now), key, state, actions)
     names = ("observations", "state", "rewards", "dones", "info")
-    next_obs, next_state, rewards, dones, _ = contract.returned("step_env", step, names)
+    next_obs, next_state, rewards, dones, info = contract.returned("step_env", step, names)
     check_agents(fault, "step_env", agents, observation=next_obs, reward=rewards)
     check_agents(fault, "step_env", [*agents, "__all__"], done=dones)
     if not of_library(env.observation_space):
@@ -230,4 +251,4 @@ def _traced(contract: Contract, env: Any) -> tuple[PyTree, PyTree]:
     contract.same("the observations", before, after, "reset")
     contract.same("the state", state, next_state, "reset")
     contract.halt()
-    return obs, state
+    return obs, state, info

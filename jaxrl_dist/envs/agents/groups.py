@@ -103,6 +103,17 @@ class Group(NamedTuple):
         cut = over & truncated.any(axis=1)
         return Timestep(obs, reward.mean(axis=1), over & ~cut, cut, taking_part)
 
+    def info(self, reported: Mapping[str, tuple[Array, Array]]) -> dict[str, tuple[Array, Array]]:
+        """Returns the field ``info`` of the statistics of the policy's rows from that of all agents, ``[B, K]`` each.
+
+        Agents that act as one have the sums over all of them, and so their mean.
+        """
+
+        def of_rows(x: Array) -> Array:
+            return self.of_all(x).sum(axis=1) if self.joint else _flat(self.of_all(x))
+
+        return {metric: (of_rows(total), of_rows(count)) for metric, (total, count) in reported.items()}
+
 
 class Groups(NamedTuple):
     """The agents of an environment, divided among the policies."""
@@ -179,9 +190,8 @@ def check_wrappers(wrappers: Wrappers, agents: Sequence[Any], name: str) -> None
     Raises:
       ConfigError: names a flag that works only for one agent or one policy.
     """
-    for field in ("action_repeat", "info_metrics"):
-        if getattr(wrappers, field) != getattr(UNWRAPPED, field):
-            raise ConfigError(f"{flag(field)} works for environments with one agent, and {name} has {len(agents)}")
+    if wrappers.action_repeat != UNWRAPPED.action_repeat:
+        raise ConfigError(f"--action-repeat works for environments with one agent, and {name} has {len(agents)}")
     for field in ("hide", "frame_stack") if wrappers.policies else ():
         if getattr(wrappers, field) is not None:
             raise ConfigError(f"{flag(field)} works for environments with one policy; remove it, or --policies")

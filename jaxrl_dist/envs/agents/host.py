@@ -90,7 +90,7 @@ class Rows:
     def step(self, action: PyTree) -> tuple[Timestep, EpisodeStats]:
         by_policy = self._groups.by_policy
         acting = [by_policy[name].actions(jax.tree.map(np.asarray, x)) for name, x in self.spec.keyed(action).items()]
-        step, _ = self._env.step(dict(collections.ChainMap(*acting)))
+        step, whole = self._env.step(dict(collections.ChainMap(*acting)))
         present, terminated, truncated = (step.obs[name].astype(bool) for name in (THERE, *FLAGS))
         truncated = truncated | np.asarray(step.truncated)[:, None]
         valid, terminated, truncated = outcome(~(present & step.valid[:, None]), terminated, truncated)
@@ -98,7 +98,8 @@ class Rows:
 
         def of_group(group: Group) -> tuple[Timestep, EpisodeStats]:
             rows = group.step(self._group_obs(group, step.obs), reward, terminated, truncated, valid)
-            return rows, self._episodes[group.agents[0]].add(rows.reward, rows.valid, rows.terminated | rows.truncated)
+            counter, over = self._episodes[group.agents[0]], rows.terminated | rows.truncated
+            return rows, counter.add(rows.reward, rows.valid, over)._replace(info=group.info(whole.info))
 
         stepped, ended = over_policies(of_group, 2)(by_policy)
         return self.spec.bare(stepped), self.spec.bare(ended)

@@ -104,7 +104,8 @@ class Parallel(gymnasium.Env[Any, Any]):
         going = self._going()
         unflagged = [agent for agent in present if agent not in {*going, *self._gone}]
         truncated = {**truncated, **dict.fromkeys(unflagged, True)}
-        return self._all(obs, infos, rewards, terminated, truncated, present), 0.0, not going, False, {}
+        info = {str(name): x for name, x in infos.items() if name in present or name not in self.agents}
+        return self._all(obs, infos, rewards, terminated, truncated, present), 0.0, not going, False, info
 
     def render(self) -> Any:
         return self.env.render()

@@ -22,15 +22,18 @@ column named after it, such as ``obs/camera``.
 """
 
 
-def record_fields(observation: Any, action: Any, metrics: Sequence[str] = ()) -> list[Any]:
-    """Returns the names, dtypes and shapes of an environment's record; the spaces are those that policies see."""
+def record_fields(observation: Any, action: Any, metrics: Sequence[str] = (), agents: Sequence[str] = ()) -> list[Any]:
+    """Returns the names, dtypes and shapes of an environment's record; the spaces are those that policies see.
+
+    Each of several ``agents`` has metrics.
+    """
     parts = leaves({"obs": observation, "action": action}).items()
     return [
         *([path, part.dtype.str, list(part.shape)] for path, part in parts),
         ["since", "f8", []],
         ["reward", "f4", []],
         *([flag, "?", []] for flag in ("reset", "terminated", "truncated")),
-        *([f"info/{metric}", "f4", []] for metric in metrics),
+        *([f"info/{metric}", "f4", [len(agents)] if agents else []] for metric in metrics),
     ]
 
 

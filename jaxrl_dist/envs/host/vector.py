@@ -61,6 +61,7 @@ class Gymnasium:
         timeout: float = 120.0,
         wrappers: Wrappers = UNWRAPPED,
         mask: Mask = NO_MASK,
+        agents: Sequence[str] = (),
     ) -> None:
         """Makes the environments.
 
@@ -70,6 +71,7 @@ class Gymnasium:
           timeout: seconds within which each call of an environment must return.
           wrappers: applied here, except ``frame_stack``.
           mask: where the environment says which actions are legal.
+          agents: the agents of a ``pettingzoo.Parallel``, each with metrics of its own.
 
         Raises:
           EnvError: an environment cannot be made.
@@ -77,8 +79,8 @@ class Gymnasium:
         """
         self.spec, self._name = spec, label_of(spec)
         self.num_envs = num_envs = len(seeds)
-        self._timeout, self._steps = timeout, 0
-        fields = records.record_fields(spec.observation, spec.action, spec.info_metrics)
+        self._timeout, self._steps, self._agents = timeout, 0, [*map(str, agents)]
+        fields = records.record_fields(spec.observation, spec.action, spec.info_metrics, self._agents)
         descriptor = os.memfd_create("environments")
         self._workers: list[Worker] = []
         self._pending: list[Worker] = []
@@ -91,7 +93,7 @@ class Gymnasium:
                 task = env_worker.Task(
                     spec.id, options, indices.start, list(seeds[indices.start : indices.stop]), fields,
                     wrappers.action_repeat, wrappers.own_limit, NO_MASK if mask.where == "part" else mask,
-                    spec.info_metrics,
+                    spec.info_metrics, self._agents,
                 )  # fmt: skip
                 runner = self._thread(task) if workers == "threads" else process(task._asdict(), descriptor)
                 self._workers.append(Worker(indices, *runner))
@@ -117,7 +119,7 @@ class Gymnasium:
         self._ended = np.ones(self.num_envs, bool)
         self._advance()
         self._ended = np.zeros(self.num_envs, bool)
-        self._episodes = EpisodeCounter(self.num_envs, self.spec.info_metrics)
+        self._episodes = EpisodeCounter(self.num_envs, self.spec.info_metrics, self._agents)
         return self._observations()
 
     def step(self, action: PyTree) -> tuple[Timestep, EpisodeStats]:

@@ -51,6 +51,8 @@ class Task(NamedTuple):
     """The ``Mask`` of an environment whose mask is not part of its observation."""
     metrics: Sequence[str] = ()
     """Entries of the info; each has a column such as ``info/success``, NaN where a step reports no value."""
+    agents: Sequence[str] = ()
+    """Names of several agents, each with a place in these columns."""
 
 
 class _Env:
@@ -60,7 +62,7 @@ class _Env:
         self._env, self._index, self._records, self._action_repeat = env, index, records, task.action_repeat
         self._seed: int | None = task.seeds[index - task.first]
         self._observation, self._action, self._mask = env.observation_space, env.action_space, Mask(*task.mask)
-        self._metrics, self._known = task.metrics, set[str]()
+        self._metrics, self._agents, self._known = task.metrics, task.agents, set[str]()
         apart = bool(self._mask.where) and f"obs/{masks.PART}" in records
         wrapped = apart and native.named_spaces(self._observation) is self._observation
         self._spaces = leaves(native.named_spaces(self._observation), "obs/observation" if wrapped else "obs")
@@ -100,10 +102,10 @@ class _Env:
         """Adds the numbers of an info to those from the action's earlier repeats."""
         if not before:
             return before
-        known = episodes.numbers(info)
+        known, shape = episodes.numbers(info, self._agents), -1 if self._agents else ()
         self._known |= known.keys()
-        new = {name: np.float32(np.asarray(known.get(episodes.field(name), np.nan)).item()) for name in before}
-        return episodes.advanced(before, new)
+        values = {name: np.asarray(known.get(episodes.field(name), np.nan), np.float32) for name in before}
+        return episodes.advanced(before, {name: x.reshape(shape) for name, x in values.items()})
 
     def picture(self) -> bytes:
         """Draws the environment: returns a JSON line with the shape, then the bytes ``[H, W, 3]``.

@@ -15,6 +15,23 @@ from jaxrl_dist.envs.base import parse_options
 from jaxrl_dist.envs.device.libraries import settable
 from jaxrl_dist.errors import ConfigError
 
+
+class Battle:
+    """SMAX, with ``won`` in its info: whether the allies have beaten the enemies, and one of them lives."""
+
+    def __init__(self, env: Any) -> None:
+        self._smax = env
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._smax, name)
+
+    def step_env(self, key: Any, state: Any, actions: Any) -> Any:
+        obs, state, rewards, dones, info = self._smax.step_env(key, state, actions)
+        alive = getattr(state, "state", state).unit_alive  # the state of SMAX is within that of heuristic enemies
+        won = alive[: self.num_allies].any() & ~alive[self.num_allies :].any()
+        return obs, state, rewards, dones, {**info, "won": won}
+
+
 CLOCKS: Mapping[str, Mapping[str, Any]] = {"max_steps": {}, "episode_length": {"auto_reset": False}}
 """Arguments that set a time limit, with those that go with them: MABrax would replace an episode's last observation."""
 ROUNDS = "num_inner_steps", "num_outer_steps"
@@ -54,7 +71,7 @@ def make(env_id: str, options: Mapping[str, str]) -> Team:
         env = jaxmarl.make(env_id, **values, **clock)
     except TypeError:  # a few have a limit that no argument sets
         env = jaxmarl.make(env_id, **values)
-    return Team(env, "jaxmarl", limit, shows_state)
+    return Team(Battle(env) if hasattr(env, "num_allies") else env, "jaxmarl", limit, shows_state)
 
 
 def _parameters(env: Any) -> dict[str, Any]:
