@@ -145,8 +145,6 @@ class Member:
                         self.files, self.saver = peers.run_everywhere(partial(self._opened, stack), "the run's files")
                         peers.run_everywhere(self._check_shared, "a look at the run directory")
                     yield from self._passed(self._stages(stack, ending, evaluating), ending)
-                    if ending.error is not None:
-                        raise ending.error
             except BaseException as error:
                 self._add_way_on(error)  # once the stack has closed what saves
                 raise
@@ -160,6 +158,8 @@ class Member:
                     yield report
                 except BaseException as error:  # raised by the caller, or the caller left the loop
                     ending.error = error
+        if ending.error is not None:
+            raise ending.error
 
     def _next(self, reports: Iterator[Report], ending: StopState) -> Report | None:
         """Returns the next report after all stages. Ctrl-C waits for it: it would otherwise lose an update."""
@@ -250,19 +250,15 @@ class Member:
     def _add_way_on(self, error: BaseException) -> None:
         """Adds a note that tells how to continue from the state that a failed run has saved, if it has saved one."""
         notes = getattr(error, "__notes__", ())  # by another member
-        if self.saver is None or any(self.shared.command in note for note in notes):
-            return
-        newest = self.saver.newest
-        if newest is None and self.job.resumed is not None:
-            newest = self.job.step
-        if newest is None:
+        newest = None if self.saver is None else self.saver.newest or (self.job.resumed and self.job.step)
+        if newest is None or any(self.shared.command in note for note in notes):
             return
         run_dir = shlex.quote(str(self.config.run_dir))
         if isinstance(error, DivergedError):
             error.add_note(f"its last finite variables are saved: `--init-from {run_dir}` starts a new run from them")
         else:
-            steps = f"{newest} {unit(self.config.clock)}"
-            error.add_note(f"the run is saved: `{self.shared.command}` continues from {steps}")
+            way_on = f"`{self.shared.command}` continues from {newest} {unit(self.config.clock)}"
+            error.add_note(f"the run is saved: {way_on}")
 
     def _evaluate(
         self,

@@ -266,10 +266,12 @@ def test_a_disk_that_is_full_at_the_end_leaves_a_way_on(fake: Fake) -> None:
     fill = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (100, limits[1]))
     reports, run_dir = fake(15, fill, checkpoint_interval=140)
     try:
+        while next(reports).env_steps < 140:
+            pass
+        while not checkpoint.saved(run_dir):
+            time.sleep(0.05)
         with pytest.raises(OSError, match="final cannot be written") as error, pytest.warns(FileWarning) as warned:
-            for report in reports:
-                while report.env_steps == 140 and not checkpoint.saved(run_dir):
-                    time.sleep(0.05)
+            list(reports)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert error.value.__notes__ == [f"the run is saved: `jaxrl-dist resume {run_dir}` continues from 140 env steps"]
