@@ -105,7 +105,8 @@ def _ranked(env: str, samples: Mapping[str, statistics.Strata]) -> list[tuple[st
     rows = []
     for label in sorted(samples, key=lambda label: -statistics.iqm(samples[label])):
         strata = samples[label]
-        values = statistics.mean(strata), statistics.iqm(strata), *statistics.interval(strata, statistics.iqm)
+        bounds = statistics.interval(strata, statistics.iqm, statistics.NUMBER)
+        values = statistics.mean(strata), statistics.iqm(strata), *bounds
         rows.append((env, label, str(sum(map(len, strata))), *(f"{float(value):.4g}" for value in values)))
     return rows
 
@@ -130,7 +131,7 @@ def caption(
     number, unit = (",.0f", axis) if plot.x != "time" else (",.1f", "s")
     for group in groups:
         config = configs[group.runs[0]]
-        seeds = sorted(str(configs[name]["run"].get("seed")) for name in group.runs)
+        seeds = map(str, sorted(configs[name]["run"]["seed"] for name in group.runs))
         first, last = group.ends(curves)
         until = f"{first:{number}} to " if first < (1 - FINAL) * last else ""
         settings = {**config["hyperparameters"], **config["run"]}
