@@ -231,8 +231,7 @@ class Train(
     @property
     def total(self) -> int:
         """Where the run ends, by its ``clock``."""
-        total: int = getattr(self, f"total_{self.clock}")
-        return total
+        return self.total_updates if self.clock == "updates" else self.total_env_steps
 
     if not TYPE_CHECKING:
 

@@ -106,33 +106,23 @@ def estimate(
     if policy.config.compile_cache:
         keep_programs()
     sampled = policy.config.evaluation_policy == "sampled" if sampled is None else sampled
-    discount = getattr(policy.config.algorithm, "discount", None) if discount is None else discount
-    _check(policy, data, discount, refits, sampled=sampled)
-    assert discount is not None, "checked"
+    discount = _checked(policy, data, discount, refits, sampled=sampled)
     log_prob, choices = _target(policy, data, seed, sampled=sampled)
     known = sampled and log_prob is not None and data.log_prob is not None
     record = Episodes(data, discount, log_prob if known else None)
     generator = np.random.default_rng(seed)
     made = _resampled(record, generator, ("behaviour", "is", "pdis", "wis", "pdwis") if known else ("behaviour",))
     lines = _assumptions(policy, data, record, updates, sampled=sampled, known=known)
-    if discount < 1.0 or not data.truncated.any():
-        counts = generator.multinomial(record.size, np.full(record.size, 1 / record.size), size=refits)
-        counts = np.concatenate([np.ones((1, record.size)), counts])
-        steps = _steps(policy, data, record, choices)
-        values = fitted.fit(
-            policy.algorithm,
-            observations.input_space(policy.source.spec),
-            steps,
-            counts,
-            hidden_sizes=hidden_sizes,
-            updates=updates,
-            seed=seed,
-            progress=progress,
-        )
-        made["fqe"] = _refitted(values.state[:, record.first], counts)
-        made |= {"dr": _refitted(record.doubly_robust(values), counts)} if known else {}
-    else:
+    if discount == 1.0 and data.truncated.any():
         lines.append("time limits cut episodes, so the values of discount 1 have no end: no fqe")
+        return Estimates(discount, record.size, made, tuple(lines))
+    counts = generator.multinomial(record.size, np.full(record.size, 1 / record.size), size=refits)
+    counts = np.concatenate([np.ones((1, record.size)), counts])
+    space, steps = observations.input_space(policy.source.spec), _steps(policy, data, record, choices)
+    sizes: Any = {"hidden_sizes": hidden_sizes, "updates": updates, "seed": seed}
+    values = fitted.fit(policy.algorithm, space, steps, counts, **sizes, progress=progress)
+    made["fqe"] = _refitted(values.state[:, record.first], counts)
+    made |= {"dr": _refitted(record.doubly_robust(values), counts)} if known else {}
     return Estimates(discount, record.size, made, tuple(lines))
 
 
@@ -167,7 +157,8 @@ def _refitted(values: np.ndarray, counts: np.ndarray) -> Estimate:
 # --- The target ----------------------------------------------------------------------------------------------
 
 
-def _check(policy: Policy, data: Dataset, discount: float | None, refits: int, *, sampled: bool) -> None:
+def _checked(policy: Policy, data: Dataset, discount: float | None, refits: int, *, sampled: bool) -> float:
+    """Returns the discount, that of the run if it is None."""
     spec = policy.source.spec
     if spec.policies or spec.num_agents > 1 or spec.frame_stack > 1 or policy.source.wrappers.policies:
         raise ConfigError("estimates are of one agent's policy, without stacked frames")
@@ -176,12 +167,14 @@ def _check(policy: Policy, data: Dataset, discount: float | None, refits: int, *
     if sampled:
         check_samples({"": policy.algorithm})
     check_spaces("the data set", data, spec.observation, spec.action)
+    discount = getattr(policy.config.algorithm, "discount", None) if discount is None else discount
     if discount is None:
         raise ConfigError("this run has no discount; --discount 0.99 sets one")
     if not 0 <= discount <= 1:
         raise ConfigError(f"--discount {discount} must be from 0 to 1")
     if refits < 2:
         raise ConfigError(f"--refits {refits}: an interval needs 2 or more")
+    return discount
 
 
 def _target(policy: Policy, data: Dataset, seed: int, *, sampled: bool) -> tuple[np.ndarray | None, np.ndarray]:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
+from scipy import stats
 
 from jaxrl_dist import cli
 from jaxrl_dist.commands import plot
@@ -109,7 +110,7 @@ def test_where_a_seed_has_ended_the_others_count(tmp_path: Path, figures: list[F
     *_, whole, rest = ([*x.get_xdata()[~np.isnan(x.get_ydata())]] for x in figures[0].axes[0].get_lines())
     assert (min(whole), max(rest)) == (100, 1100) and 490 < max(whole) < 500 < min(rest) < 520
     caption = (tmp_path / "x.caption.txt").read_text()
-    assert "3 runs (seeds 10 11 5), 500 to 1,100 environment steps." in caption and "dotted where only some" in caption
+    assert "3 runs (seeds 5 10 11), 500 to 1,100 environment steps." in caption and "dotted where only some" in caption
 
 
 def test_seeds_within_one_report_interval_count_whole() -> None:
@@ -348,7 +349,18 @@ def test_statistics_are_those_of_the_paper() -> None:
     low, high = statistics.interval([np.arange(50.0)], statistics.mean)
     assert 24.5 - 3 * 2 < low < 24.5 - 2 < 24.5 + 2 < high < 24.5 + 3 * 2  # the standard error is 2.04
     both = statistics.interval([np.stack([x, 10 * x])], statistics.mean)
-    np.testing.assert_array_equal(both[0][1], 10 * both[0][0])  # the same resamples for all points of a curve
+    np.testing.assert_allclose(both[0][1], 10 * both[0][0], rtol=1e-14)  # the same resamples for all points of a curve
+
+
+def test_printed_intervals_are_those_of_all_resamples() -> None:
+    scores = np.array([35.15, 56.05, 99.6, 103.5, 115.7])
+    every = [np.sort(drawn)[1:4].mean() for drawn in itertools.product(scores, repeat=5)]
+    found = statistics.interval([scores], statistics.iqm, statistics.NUMBER)
+    np.testing.assert_allclose(found, np.sort(every)[[78, 3046]], rtol=1e-12)
+    x, options = np.random.default_rng(3).normal(size=16), {"n_resamples": 50_000, "method": "percentile"}
+    peer = stats.bootstrap((x,), lambda x, axis: stats.trim_mean(x, 0.25, axis=axis), **options, rng=1)
+    found = statistics.interval([x], statistics.iqm, statistics.NUMBER)
+    np.testing.assert_allclose(found, peer.confidence_interval, atol=0.02)
 
 
 def compared(folder: Path, envs: Sequence[str], seeds: int = 5) -> list[Path]:

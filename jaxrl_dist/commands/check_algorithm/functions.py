@@ -153,14 +153,11 @@ def _check_learning(check: Check, trial: Trial) -> None:
             "loss learns from reset steps: other actions there change it; a mask that is 0 where rollout.valid is False"
         )
         check.fault("mask", f"{text} leaves them out")
+    if algorithm.episodic or not (rollout.terminated.any() and rollout.truncated.any()):
+        return
     swapped = rollout._replace(terminated=rollout.truncated, truncated=rollout.terminated)
     batch_after, after, _ = function(swapped, keys, loss_keys)
-    both = np.any(rollout.terminated) and np.any(rollout.truncated)
-    if (
-        both
-        and not algorithm.episodic
-        and all(map(np.array_equal, *map(jax.tree.leaves, ((batch, losses), (batch_after, after)))))
-    ):
+    if _equal((batch, losses), (batch_after, after)):
         text = (
             "postprocess treats rollout.terminated and rollout.truncated alike; the value after a termination is 0, and"
         )

@@ -125,7 +125,8 @@ def improvements(scores: Scores, score: str, width: str) -> Figure:
     wrapped = 36 if width == "two" else 18
     fig, (ax,) = figure(width, 1, height=0.9 + 0.45 * len(pairs))
     for y, (pair, strata) in enumerate(pairs.items()):
-        bounds, value = statistics.interval(strata, statistics.improvement), statistics.improvement(strata)
+        bounds = statistics.interval(strata, statistics.improvement, statistics.NUMBER)
+        value = statistics.improvement(strata)
         ax.plot(bounds, [y, y], color=COLORS[0], linewidth=6, alpha=0.3, solid_capstyle="butt")
         ax.plot([value], [y], color=COLORS[0], marker="|", markersize=12, markeredgewidth=2)
         text = textwrap.fill(pair[:_LABEL_WIDTH], wrapped)

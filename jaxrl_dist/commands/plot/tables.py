@@ -110,7 +110,7 @@ def _ranked(env: str, samples: Mapping[str, statistics.Strata]) -> list[tuple[st
         strata = samples[label]
         values = [statistics.mean(strata), statistics.iqm(strata)]
         several = any(len(runs) > 1 for runs in strata)  # a single run says nothing about how far others are from it
-        bounds = statistics.interval(strata, statistics.iqm) if several else ()
+        bounds = statistics.interval(strata, statistics.iqm, statistics.NUMBER) if several else ()
         shown = [f"{float(value):.4g}" for value in (*values, *bounds)] + ([] if several else ["", ""])
         rows.append((env, label, str(sum(map(len, strata))), *shown))
     return rows
@@ -136,7 +136,7 @@ def caption(
     number, unit = (",.0f", axis) if plot.x != "time" else (",.1f", "s")
     for group in groups:
         config = configs[group.runs[0]]
-        seeds = sorted(str(configs[name]["run"].get("seed")) for name in group.runs)
+        seeds = map(str, sorted(configs[name]["run"]["seed"] for name in group.runs))
         first, last = group.ends(curves)
         until = f"{first:{number}} to " if first < (1 - FINAL) * last else ""
         settings = {**config["hyperparameters"], **config["run"]}
