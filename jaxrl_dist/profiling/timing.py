@@ -53,7 +53,8 @@ HOST_STAGES = {
 WAITING = "waiting for"
 """Begins the names of the stages in which a thread does nothing."""
 ADVICE = {
-    "environment": "the environments bind: actors in threads overlap them with learning (--plan asynchronous); "
+    "environment": "the environments bind: more --num-envs step more in each call; actors in threads overlap them with "
+    "learning (--plan asynchronous, where of the on-policy algorithms only impala and appo allow for older policies); "
     "environments that JAX compiles are faster",
     "policy": "choosing actions binds: more --num-envs make each call do more; smaller --hidden-sizes make it cheaper",
     "replay": "sampling binds: a smaller --batch-size samples less; a lower --replay-ratio samples less often",
@@ -97,7 +98,7 @@ class Profile(NamedTuple):
     memory_ceiling: float
     """Bytes per second of reading and writing one large array on each device."""
     flags: Sequence[str] = ()
-    """The flags that the run has, as advice names them."""
+    """The flags that the run has and that can change as advice says."""
 
 
 def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathlib.Path | None = None) -> Profile:
@@ -125,7 +126,6 @@ def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathli
         _trace(made, trace)
     whole = spent / (last.iteration - first.iteration)
     threads = _of_threads(first, last, whole)
-    kinds = [part.algorithm for part in by_policy(config).values()]
     products = {name: part.layers for name, part in made.items() if part.layers}
     return Profile(
         run=described(config, list(run.job.mesh.devices.flat)),
@@ -137,8 +137,16 @@ def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathli
         matmul_ceiling=matmul_ceiling() * run.job.mesh.size,
         memory_rates={name: part.moved / alone[name] for name, part in made.items()},
         memory_ceiling=memory_ceiling() * run.job.mesh.size,
-        flags=[flag(name) for kind in (Train, *kinds) for name in marked(kind)],
+        flags=_changeable(config),
     )
+
+
+def _changeable(config: Train[Any]) -> list[str]:
+    """Returns the flags of a run, but those that cannot change as advice says: the run follows it already."""
+    done = {"precision": "bfloat16", "num_epochs": 1, "num_minibatches": 1}
+    done |= {"plan": config.plan} if PLANS[config.plan].threaded else {}
+    parts = (config, *(part.algorithm for part in by_policy(config).values()))
+    return [flag(x) for part in parts for x in marked(part) if x not in done or getattr(part, x) != done[x]]
 
 
 def _learning_only(config: Train[Any]) -> Train[Any]:
@@ -262,14 +270,16 @@ def _of_threads(first: Report, last: Report, whole: float) -> dict[str, dict[str
 def _divided(stages: Mapping[str, float], alone: Mapping[str, float], whole: float) -> dict[str, float]:
     """Returns a thread's stages, its update divided into the parts, and the rest, so that they sum to ``whole``.
 
-    Parts that take longer alone than in the update, where a compiler joins them, are scaled down to it.
+    An actor's times are those of whole rollouts, which do not end with the reports: where they are longer, they are
+    scaled down. Parts that take longer alone than in the update, where a compiler joins them, are scaled down to it.
     """
     divided = {stage: seconds for stage, seconds in stages.items() if seconds and not (alone and stage == UPDATE)}
     scale = min(1.0, stages.get(UPDATE, 0.0) / max(sum(alone.values()), 1e-12))
     if UPDATE in stages:
         divided |= {stage: scale * seconds for stage, seconds in alone.items()}
-    rest = whole - sum(divided.values())
-    return {**divided, REST: 0.0 if abs(rest) < 1e-9 * whole else rest}  # the sum rounds
+    if (total := sum(divided.values())) > whole * (1 - 1e-9):  # the sum rounds
+        return {**{stage: seconds * whole / total for stage, seconds in divided.items()}, REST: 0.0}
+    return {**divided, REST: whole - total}
 
 
 def described(config: Train[Any], devices: Sequence[jax.Device]) -> dict[str, Any]:

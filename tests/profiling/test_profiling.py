@@ -17,6 +17,7 @@ import pytest
 import runs
 import team
 
+import jaxrl_dist
 from jaxrl_dist import cli, mesh
 from jaxrl_dist.commands import profile
 from jaxrl_dist.config.train import Train
@@ -229,7 +230,6 @@ def test_profile_parts_are_scaled_to_the_whole() -> None:
     assert stages == {"postprocess": 1.0, "gradient": 3.0, "rest": 1.0}
     thirds = {name: 0.1 / 3 for name in ("policy", "postprocess", "gradient")}
     assert [timing._divided({"update": 0.1 * k}, thirds, 0.1 * k)["rest"] for k in (0.1, 0.3, 0.7)] == [0.0] * 3
-    assert timing._divided({"update": 4.0}, alone, 3.9)["rest"] == pytest.approx(-0.1), "not rounding"
 
 
 def test_shares_of_a_peak_that_a_stage_surpasses_are_not_shown() -> None:
@@ -249,6 +249,18 @@ def test_advice_names_flags_that_the_run_has() -> None:
     found = timing.Profile({}, 1.0, 2.0, threads, {}, {}, 1.0, {}, 1.0, ["--replay-ratio", "--precision"])
     advice = "a lower --replay-ratio computes less; --precision bfloat16 computes faster on accelerators"
     assert timing.bound(found)[3] == f"the loss and its gradient bind: {advice}"
+
+
+@pytest.mark.parametrize("plan, epochs, missing", [("asynchronous", 2, "--plan"), ("synchronous", 1, "--num-epochs")])
+def test_advice_names_no_flag_that_the_run_follows(plan: str, epochs: int, missing: str) -> None:
+    config = jaxrl_dist.preset("ppo", "CartPole-v1", plan=plan, num_epochs=epochs)
+    assert {"--plan", "--num-epochs", "--num-envs"} - {*timing._changeable(config)} == {missing}
+
+
+def test_an_actor_whose_rollouts_outlast_the_reports_has_no_negative_rest() -> None:
+    divided = timing._divided({"environment": 3.0, "policy": 1.0, "idle": 0.0}, {}, 2.0)
+    assert divided == {"environment": 1.5, "policy": 0.5, "rest": 0.0}
+    assert timing._divided({"environment": 1.5}, {}, 2.0) == {"environment": 1.5, "rest": 0.5}
 
 
 @pytest.mark.case  # test_a_stage_that_sleeps_is_the_one_that_takes_longer
