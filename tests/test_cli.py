@@ -25,12 +25,12 @@ import pytest
 import runs
 
 from jaxrl_dist import cli
-from jaxrl_dist.commands import COMMANDS, accelerators
+from jaxrl_dist.commands import COMMANDS, accelerators, request
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError, ConfigWarning, FileWarning
 from jaxrl_dist.hosts import start
+from jaxrl_dist.play.policy import load_policy
 from jaxrl_dist.run import checkpoint, console, saving
-from jaxrl_dist.run import files as run_files
 from jaxrl_dist.training import run as training_run
 from jaxrl_dist.training import setup
 
@@ -314,6 +314,21 @@ BAD = {
     "evaluate {runs}/done --episods 3": "did you mean '--episodes'?",
     "evaluate {runs}/done --seed -1": "--seed must be >= 0",
 }
+
+
+def test_without_a_terminal_a_run_says_when_reports_come(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", *runs.CARTPOLE.split(), "--run-dir", str(tmp_path / "x")]) == 0
+    every = runs.read_json(tmp_path / "x/config.json")["run"]["report_interval"]
+    assert f"\ncompiling; a report comes every {every:,} env steps\n" in capsys.readouterr().out
+
+
+def test_an_evaluation_for_programs_is_json(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["evaluate", str(finished / "done"), "--episodes", "2"]
+    assert cli.main([*command, "--json"]) == cli.main([*command, "--quiet"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    numbers = json.loads("\n".join(out[:-1]))
+    assert numbers == load_policy(finished / "done").evaluate(2).summary()
+    assert out[-1].startswith(f"return {numbers['return_mean']:.4g} +- {numbers['return_std']:.4g} (")
 
 
 def test_damaged_final_variables_are_those_of_the_newest_checkpoint(
@@ -848,6 +863,6 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_default_run_directories_differ() -> None:
-    names = {run_files.default_run_dir("gymnax:CartPole-v1", "ppo", 3) for _ in range(20)}
+    names = {request.default_run_dir("gymnax:CartPole-v1", "ppo", 3) for _ in range(20)}
     assert len(names) == 20
     assert all(name.startswith("runs/gymnax-CartPole-v1__ppo__3__") for name in names)

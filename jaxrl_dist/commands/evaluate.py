@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,7 +13,7 @@ from jaxrl_dist.algorithms import from_file
 from jaxrl_dist.checks import counted
 from jaxrl_dist.commands import find_modules, flags, help
 from jaxrl_dist.config.values import setting
-from jaxrl_dist.errors import ConfigError, visible
+from jaxrl_dist.errors import ConfigError, say, visible
 from jaxrl_dist.run.files import members_of
 from jaxrl_dist.run.storage import check_run_dir
 from jaxrl_dist.settings.stored import stored_fields
@@ -69,6 +70,10 @@ class Evaluate(Trained):
     """Take the best actions or sample them; None: as the run's evaluations did."""
     max_steps: int | None = setting(None, low=1, high=10**9)
     """Env steps after which an episode is cut; None: 27,000, or the environment's own limit if longer."""
+    quiet: bool = False
+    """Show no progress."""
+    json: bool = False
+    """Print JSON, and no progress."""
 
     @property
     def sampled(self) -> bool | None:
@@ -89,18 +94,19 @@ def run(args: Sequence[str]) -> int:
     from jaxrl_dist.data.files import scored
     from jaxrl_dist.run.console import Display, played
 
-    display = Display(options.episodes)
+    display = Display(options.episodes, quiet=options.quiet or options.json)
     show = display.evaluating
     with display.live:
         result = policy.evaluate(
             options.episodes, options.seed, max_steps=options.max_steps, sampled=options.sampled, progress=show
         )
-    display.console.print(visible(played(scored(result.summary(), policy.config.data))))
+    numbers = scored(result.summary(), policy.config.data)
+    print(json.dumps(numbers, indent=2) if options.json else visible(played(numbers)))
     return 0
 
 
 def _of_members(options: Evaluate, members: Sequence[pathlib.Path]) -> str:
-    """Evaluates a population; returns a table with a row for each member, and what holds for all of them.
+    """Evaluates a population; returns a table with a row for each member, and what holds for all of them, or JSON.
 
     Raises:
       ConfigError: no member has a policy that can be loaded.
@@ -110,7 +116,8 @@ def _of_members(options: Evaluate, members: Sequence[pathlib.Path]) -> str:
     from jaxrl_dist.settings.members import results_of
     from jaxrl_dist.training.results import aligned, joined
 
-    print(f"evaluating {counted(len(members), 'member')}: {counted(options.episodes, 'episode')} each", flush=True)
+    if not (options.quiet or options.json):
+        print(f"evaluating {counted(len(members), 'member')}: {counted(options.episodes, 'episode')} each", flush=True)
     evaluators: list[tuple[object, Evaluator]] = []  # of members that differ in seeds only, one
     evaluations, problems = dict[str, Mapping[str, float | int]](), list[ConfigError]()
     for member in members:
@@ -130,6 +137,11 @@ def _of_members(options: Evaluate, members: Sequence[pathlib.Path]) -> str:
         evaluations[member.name] = scored(evaluation.summary(), policy.config.data)
     if not evaluations:
         raise problems[0]
+    together = joined(list(evaluations.values()))
+    if options.json:
+        for problem in problems:
+            say(f"warning: {problem.with_flags}")
+        return json.dumps({**together, "members": {x.name: evaluations.get(x.name) for x in members}}, indent=2)
     results, lines = results_of(pathlib.Path(options.run_dir)), list[dict[str, str]]()
     for name, numbers in evaluations.items():
         known = results.get(name, {"member": name})
@@ -137,7 +149,7 @@ def _of_members(options: Evaluate, members: Sequence[pathlib.Path]) -> str:
         lines[-1] |= _columns(numbers)
     head = list(dict.fromkeys(itertools.chain(*lines)))
     text = aligned([head, *([line.get(title, "-") for title in head] for line in lines)])
-    return "\n".join([text, *map(str, problems), played(joined(list(evaluations.values())))])
+    return "\n".join([text, *map(str, problems), played(together)])
 
 
 def _columns(evaluation: Mapping[str, float | int]) -> dict[str, str]:

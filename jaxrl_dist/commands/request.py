@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import pathlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,7 +12,6 @@ from jaxrl_dist.algorithms import config_class, from_file
 from jaxrl_dist.commands import find_modules, flags, help, help_text, policies
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.run.files import default_run_dir
 from jaxrl_dist.settings import placements
 from jaxrl_dist.settings.policies import Policies, label
 from jaxrl_dist.settings.resolve import settled
@@ -157,3 +157,9 @@ def output_flags(fields: dict[str, Any]) -> dict[str, bool]:
     if all(output.values()):
         raise ConfigError("--verbose contradicts --quiet")
     return output
+
+
+def default_run_dir(env: str, algorithm: str, seed: int) -> str:
+    """Returns ``runs/<env>__<algo>__<seed>__<utc>``, with the time in UTC to the microsecond."""
+    utc = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S%f")
+    return f"runs/{env.replace(':', '-').replace('/', '-')}__{algorithm}__{seed}__{utc}"

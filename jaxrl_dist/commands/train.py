@@ -132,7 +132,8 @@ def show(name: str, run: Run, stop: signals.Stop, *, quiet: bool, verbose: bool)
     reports = run.reports(display.evaluating, stop)
     begun = f", from {run.steps:,} {unit(config.clock)} on" if run.steps else ""
     display.print(f"{run.describe(name)}\nwriting {config.run_dir}{begun}")
-    last = _last(display.watch(reports, run.total_steps), stop)
+    rate = f"; a report comes every {run.members[0].config.report_interval:,} {unit(config.clock)}"
+    last = _last(display.watch(reports, run.total_steps, rate), stop)
     stop.number = max(peers.all_gather(stop.number or 0, "signals")) or None
     if stop() and (left := _left(run, last)):
         raise stop.interrupted(f"interrupted; {left}")

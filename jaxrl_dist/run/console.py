@@ -128,13 +128,13 @@ class Display:
             text = f"the output cannot be written ({error.strerror}); this continues without showing more"
             warnings.warn(text, FileWarning, stacklevel=2)
 
-    def watch(self, reports: Iterable[Report], total_steps: int) -> Iterator[Report]:
-        """Shows each report of a training run and passes it on."""
+    def watch(self, reports: Iterable[Report], total_steps: int, rate: str = "") -> Iterator[Report]:
+        """Shows each report of a training run and passes it on; without bars, begins with their ``rate`` in words."""
         # Without a total the bar pulses: XLA does not tell how long it will compile.
         training = self.live.add_task("compiling", total=None, status="")
         with self.live:
             if not self.console.is_terminal:
-                self.print("compiling")
+                self.print(f"compiling{rate}")
             shown = -ROW_SECONDS
             for report in reports:
                 status = self._status(report)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import fcntl
 import json
 import os
@@ -26,12 +25,6 @@ POPULATION, RESULTS = "population.json", "results.csv"
 """Files of a population's run directory: its members and their scores, as JSON and as a table."""
 MEMBERS = "members"
 """Folder of a population's run directory that holds the run directories of its members."""
-
-
-def default_run_dir(env: str, algorithm: str, seed: int) -> str:
-    """Returns ``runs/<env>__<algo>__<seed>__<utc>``, with the time in UTC to the microsecond."""
-    utc = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S%f")
-    return f"runs/{env.replace(':', '-').replace('/', '-')}__{algorithm}__{seed}__{utc}"
 
 
 def claim(run_dir: str) -> None:
@@ -141,7 +134,7 @@ def finished(run_dir: pathlib.Path, evaluation_episodes: int) -> bool:
     return False
 
 
-class RunFiles:
+class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
     """Writes a run's files as its reports come in."""
 
     def __init__(
@@ -188,7 +181,7 @@ class RunFiles:
         again = report.iteration == self._iteration
         if again and report.evaluation is None:
             return  # a resumed run had nothing left to do
-        evaluation = {f"evaluation/{name}": value for name, value in (report.evaluation or {}).items()}
+        evaluation = _evaluation(report)
         counts = {name: getattr(report, name) for name in ("env_steps", "agent_steps", "updates", "iteration")}
         line = {name: count for name, count in counts.items() if count is not None}
         line |= {"wall_time_s": report.wall_time_s, **report.metrics, **evaluation}
@@ -233,6 +226,11 @@ class RunFiles:
             warnings.warn(text, FileWarning, stacklevel=3)
         values = {name: self._line[name] for name in new if name != "env_steps" and self._line[name] is not None}
         self._tell(f"the report at step {self._step}", lambda tracker: tracker.write(self._step, values))
+
+    def track(self, report: Report) -> None:
+        """Sends an evaluation to the trackers alone: ``summary.json`` holds that of the end."""
+        known = {name: value for name, value in _evaluation(report).items() if finite(value) is not None}
+        self._tell(f"the evaluation at step {report.step}", lambda tracker: tracker.write(report.step, known))
 
     def film(self, step: int, gif: bytes, size: tuple[int, int]) -> None:
         """Sends a film to the trackers, as ``Tracker.film``."""
@@ -302,9 +300,6 @@ class RunFiles:
             },
         )
 
-    def __enter__(self) -> RunFiles:
-        return self
-
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Closes the files; that they cannot be written hides no error that ends the run."""
         with contextlib.suppress(OSError) if error is not None else contextlib.nullcontext():
@@ -318,6 +313,11 @@ class RunFiles:
         """
         with contextlib.closing(self._metrics), naming(self.path / METRICS):
             self._write()
+
+
+def _evaluation(report: Report) -> dict[str, float | int]:
+    """Returns the numbers of a report's evaluation by their names in files; {}: it has none."""
+    return {f"evaluation/{name}": value for name, value in (report.evaluation or {}).items()}
 
 
 def _number(name: str, value: Any) -> float | None:

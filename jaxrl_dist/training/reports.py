@@ -127,8 +127,8 @@ class Evaluations:
             if report.ended_by and self._at_the_end and self._ending.error is None:
                 report = evaluate(report)
                 if files is not None:
-                    if self._due:
-                        files.write(report)
+                    send = files.write if self._due else files.track
+                    send(report)
                     files.finish(report)
                 if confirm is not None and (report := confirm(report)).best_evaluation and files is not None:
                     files.finish(report)
