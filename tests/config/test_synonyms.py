@@ -172,7 +172,7 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
         "the preset of Mine: neither Train nor Mine has a field 'n_envs'; it is num_envs here",
     ),
     "a policy of PPO": (
-        lambda: PPO("MlpPolicy"),
+        "by name, and 'MlpPolicy' has none; they are hyperparameters, and training is `for report",
         "PPO takes its fields by name, and 'MlpPolicy' has none; .*training is `for report",
     ),  # type: ignore[arg-type]
     "a switch": (lambda: DQN(duble=True), "DQN has no field 'duble' (did you mean 'double'?)"),  # type: ignore[call-arg]
