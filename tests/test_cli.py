@@ -28,6 +28,7 @@ from jaxrl_dist import cli
 from jaxrl_dist.commands import COMMANDS, accelerators
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError, ConfigWarning, FileWarning
+from jaxrl_dist.hosts import start
 from jaxrl_dist.run import checkpoint, console, saving
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.training import run as training_run
@@ -59,10 +60,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     os.mkfifo(folder / "pipe/config.json")
     (folder / "link/config.json").symlink_to("/dev/zero")
     damaged = shutil.copytree(done, folder / "damaged")
-    large = max((damaged / "checkpoints/final/arrays").rglob("*"), key=lambda x: x.stat().st_size * x.is_file())
-    content = bytearray(large.read_bytes())
-    content[len(content) // 2] ^= 1
-    large.write_bytes(content)
+    for part in (damaged / "checkpoints").iterdir():
+        large = max((part / "arrays").rglob("*"), key=lambda x: x.stat().st_size * x.is_file())
+        content = bytearray(large.read_bytes())
+        content[len(content) // 2] ^= 1
+        large.write_bytes(content)
     return folder
 
 
@@ -304,7 +306,7 @@ BAD = {
     "evaluate {runs}": "{runs} is not a run directory: it has no config.json",
     "evaluate {runs}/nowhere": "{runs}/nowhere is not a run directory: it does not exist",
     "evaluate {runs}/unfinished": "holds no trained variables",
-    "evaluate {runs}/damaged": "is damaged",
+    "evaluate {runs}/damaged": "older ones are damaged, too; put back a copy, or `jaxrl-dist train --config",
     "evaluate {runs}/done {runs}/done": "is neither a flag nor the value of one",
     "evaluate {runs}/done --episodes 0": "--episodes must be >= 1",
     f"evaluate {{runs}}/done --episodes 1{'0' * 400}": "--episodes must be >= 1 and <= 1000000, not 1000",
@@ -312,6 +314,21 @@ BAD = {
     "evaluate {runs}/done --episods 3": "did you mean '--episodes'?",
     "evaluate {runs}/done --seed -1": "--seed must be >= 0",
 }
+
+
+def test_damaged_final_variables_are_those_of_the_newest_checkpoint(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = shutil.copytree(finished / "done", tmp_path / "run")
+    evaluate = ["evaluate", str(run_dir), "--episodes", "2"]
+    assert cli.main(evaluate) == 0
+    intact, final = capsys.readouterr(), run_dir / "checkpoints/final"
+    shutil.rmtree(final)
+    shutil.copytree(finished / "damaged/checkpoints/final", final)
+    assert cli.main(evaluate) == 0
+    out, (warning,) = (text := capsys.readouterr()).out, text.err.splitlines()
+    assert intact.out == out and warning.startswith(f"jaxrl-dist: warning: {final}/arrays/")
+    assert warning.endswith(f" is damaged: it is not what was written; {checkpoint.saved(run_dir)[0]} is used instead")
 
 
 def assert_refused(code: int, out: str, err: str, message: str) -> None:
@@ -365,7 +382,7 @@ def test_names_from_files_do_not_move_the_cursor(name: str, tmp_path: Path, caps
     config["run"]["env"] = name
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert cli.main(["evaluate", str(tmp_path)]) == 2
-    with console.one_line_warnings():
+    with start.one_line_warnings():
         warnings.warn(name, FileWarning, stacklevel=1)
     console.Display(1).print(name)
     written = capsys.readouterr()

@@ -66,14 +66,11 @@ def run(args: Sequence[str]) -> int:
     find_modules(options.env)
 
     from jaxrl_dist.play.match import match
-    from jaxrl_dist.run.console import one_line_warnings
 
     fields = {name: getattr(options, name) for name in ("games", "opening_moves", "seed", "checkpoint", "env")}
     sampled = options.evaluation_policy == "sampled"
-    with one_line_warnings():
-        played = match(
-            *options.players, **fields, env_options=options.env_options or None, algorithm=kind, sampled=sampled
-        )
+    env_options = options.env_options or None
+    played = match(*options.players, **fields, env_options=env_options, algorithm=kind, sampled=sampled)
     print(json.dumps(played.summary(), indent=2) if options.json else visible("\n".join(lines(played))))
     return 0
 

@@ -69,11 +69,9 @@ def run(args: Sequence[str]) -> int:
     config, source = train.resolved()
 
     from jaxrl_dist.profiling import timing
-    from jaxrl_dist.run.console import one_line_warnings
 
     trace = None if output.trace is None else pathlib.Path(output.trace)
-    with one_line_warnings():
-        profile = timing.profile(config, source, output.seconds, trace)
+    profile = timing.profile(config, source, output.seconds, trace)
     print(visible("\n".join(lines(profile))))
     if output.json is not None:
         with replacing(pathlib.Path(output.json)) as partial:

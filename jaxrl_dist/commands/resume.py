@@ -13,6 +13,7 @@ from jaxrl_dist.commands import find_modules, flags, request
 from jaxrl_dist.commands.train import joined, show
 from jaxrl_dist.config.train import RESUMABLE, Train
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.hosts import start
 from jaxrl_dist.run import signals, trackers
 from jaxrl_dist.run.storage import check_run_dir
 from jaxrl_dist.settings.policies import label
@@ -53,10 +54,9 @@ def run(args: Sequence[str]) -> int:
     output = request.output_flags(user_values)
     dataclasses.replace(before, **changes).validate()
 
-    from jaxrl_dist.run.console import one_line_warnings
     from jaxrl_dist.training import resuming
 
-    with signals.stopping() as stop, joined("resume", user_values, stop), one_line_warnings(output["quiet"]):
+    with signals.stopping() as stop, joined("resume", user_values, stop), start.one_line_warnings(output["quiet"]):
         find_modules(env)
         change = options.change_env_options
         prepared = resuming.prepare_resume(before, run_dir, changes, change_env_options=change)

@@ -15,6 +15,7 @@ from jaxrl_dist.commands import flags, request, tuning
 from jaxrl_dist.config.train import ALONE, CONFIG_FILE, Processes, Train
 from jaxrl_dist.config.values import marked, setting
 from jaxrl_dist.errors import DIVERGED, ConfigError, say, visible
+from jaxrl_dist.hosts import start
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.run import machine, signals, storage, subprocesses
 from jaxrl_dist.settings.members import MemberConfig, is_population, members
@@ -90,10 +91,8 @@ def _tune(sweep: Sweep, run: request.Request, args: Sequence[str], stop: signals
         raise ConfigError("--tuner ray compares returns of training, and --plan offline has none; --tuner optuna works")
     space, config = tuning.spaces(config, vary), run.in_run_dir(config)
 
-    from jaxrl_dist.run.console import one_line_warnings
-
     path, stored = pathlib.Path(str(config.run_dir)), to_json(dataclasses.replace(config, vary=vary), source.spec)
-    with _claimed(path, {**stored, "tuner": tuner}), one_line_warnings(quiet):
+    with _claimed(path, {**stored, "tuner": tuner}), start.one_line_warnings(quiet):
 
         def show(text: str) -> None:
             if not quiet:

@@ -73,11 +73,10 @@ def _train(run: request.Request, stop: signals.Stop, *, again: bool, quiet: bool
     trackers.check_asked(bool(run.fields.get("wandb")), run.fields.keys() - {*run.stored})
     config, source = run.resolved()
 
-    from jaxrl_dist.run.console import one_line_warnings
     from jaxrl_dist.training import setup
 
     config = run.in_run_dir(config)
-    with one_line_warnings(quiet):
+    with start.one_line_warnings(quiet):
         try:
             prepared = _resumed_or_started(config) if again else None
         except FinishedError as error:

@@ -13,11 +13,21 @@ import socket
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxrl_dist.config.train import Processes
-from jaxrl_dist.errors import ConfigError, ProcessError, first_line, say
+from jaxrl_dist.errors import (
+    ConfigError,
+    ConfigWarning,
+    EnvWarning,
+    FileWarning,
+    ProcessError,
+    first_line,
+    say,
+    visible,
+)
 from jaxrl_dist.heavy import jax
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.hosts.watch import Watch, end, on_terminate
@@ -260,6 +270,29 @@ def no_stdout() -> Iterator[None]:
         os.dup2(stdout, 1)
         os.close(stdout)
         os.close(null)
+
+
+@contextlib.contextmanager
+def one_line_warnings(quiet: bool = False) -> Iterator[None]:
+    """Shows this package's warnings in one line each, as it shows errors; other warnings stay as they are.
+
+    Each process has environments and warns of them; all other warnings are those of process 0.
+    """
+    process = "" if peers.first() else f"process {peers.index()}: "
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def one_line(message: Any, category: type[Warning], *where: Any, **options: Any) -> None:
+            if not issubclass(category, ConfigWarning | EnvWarning | FileWarning):
+                show(message, category, *where, **options)
+            elif not quiet and (peers.first() or issubclass(category, EnvWarning)):
+                text = message.with_flags if isinstance(message, ConfigWarning) else message
+                print(visible(f"jaxrl-dist: warning: {process}{text}", 2_000), file=sys.stderr)
+
+        for kind in (ConfigWarning, EnvWarning, FileWarning):
+            warnings.simplefilter("always", kind)
+        warnings.showwarning = one_line
+        yield
 
 
 def leave(code: int) -> None:

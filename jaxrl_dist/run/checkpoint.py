@@ -66,6 +66,8 @@ def load_variables(
 ) -> Any:
     """Reads a run's trained variables, or else those of its newest checkpoint, into the structure of ``like``.
 
+    Warns of those that are damaged, if an older checkpoint is intact.
+
     Args:
       like: shapes and dtypes suffice. With several policies, a dict keyed by policy.
       policy: one of several policies, whose variables to read; None: all variables.
@@ -83,10 +85,15 @@ def load_variables(
             f"{run_dir} is a population of {len(members)}; name the run of one member, such as {members[0]}"
         )
     part, final = f"{policy}/" if policy else "", run_dir / CHECKPOINTS / FINAL
+    damage = []
     if which is None and os.path.lexists(final):
         all_of_them = not (part or some)
-        verify(final, like if all_of_them else None)
-        return arrays.restore(final / ARRAYS, like, None if all_of_them else part)
+        try:
+            verify(final, like if all_of_them else None)
+        except DamageError as error:
+            damage.append(error.with_flags)
+        else:
+            return arrays.restore(final / ARRAYS, like, None if all_of_them else part)
 
     def read(path: pathlib.Path) -> Any:
         verify(path, None)
@@ -94,9 +101,9 @@ def load_variables(
 
     paths = saved(run_dir) if which is None else [chosen(run_dir, which)]
     try:
-        return _newest(run_dir, paths, read)
+        return _newest(run_dir, paths, read, damage)
     except CheckpointError as error:
-        raise ConfigError(f"{error}{_others(run_dir, paths)}") from None
+        raise ConfigError(str(error)) from None
 
 
 def load_memory(run_dir: str | pathlib.Path, like: Any, which: str | int | None = None) -> Any:
@@ -234,13 +241,21 @@ def number_of(path: pathlib.Path) -> int:
     return int(path.name.removeprefix(".").removesuffix(".kept"))
 
 
-def _newest(run_dir: pathlib.Path, paths: Sequence[pathlib.Path], read: Callable[[pathlib.Path], Any]) -> Any:
+def _newest(
+    run_dir: pathlib.Path,
+    paths: Sequence[pathlib.Path],
+    read: Callable[[pathlib.Path], Any],
+    damage: Sequence[str] = (),
+) -> Any:
     """Returns ``read`` of the first of a run's checkpoints that can be read; they come newest first.
+
+    Args:
+      damage: what is wrong with what comes before them.
 
     Raises:
       CheckpointError: no checkpoint can be read.
     """
-    problems = []
+    problems = [*damage]
     for path in paths:
         try:
             content = read(path)
@@ -250,11 +265,12 @@ def _newest(run_dir: pathlib.Path, paths: Sequence[pathlib.Path], read: Callable
         for problem in problems:
             warnings.warn(f"{problem}; {path} is used instead", FileWarning, stacklevel=3)
         return content
+    again = f"`jaxrl-dist train --config {run_dir}` starts it again"
     if problems:
         more = "; older ones are damaged, too" if len(problems) > 1 else ""
-        raise CheckpointError(f"{problems[0]}{more}")
-    again = f"its run has saved no checkpoint; `jaxrl-dist train --config {run_dir}` starts it again"
-    raise CheckpointError(f"{run_dir} holds no trained variables: {again}")
+        way_on = _others(run_dir, paths) or f"; put back a copy, or {again}"
+        raise CheckpointError(f"{problems[0]}{more}{way_on}")
+    raise CheckpointError(f"{run_dir} holds no trained variables: its run has saved no checkpoint; {again}")
 
 
 # --- The manifest -------------------------------------------------------------------------------------

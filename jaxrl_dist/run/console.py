@@ -16,8 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from jaxrl_dist.checks import counted, unit
-from jaxrl_dist.errors import ConfigError, ConfigWarning, EnvWarning, FileWarning, visible
-from jaxrl_dist.hosts import peers
+from jaxrl_dist.errors import ConfigError, FileWarning, visible
 from jaxrl_dist.types import Report
 
 ROW_SECONDS = 2.0
@@ -49,29 +48,6 @@ def discard_output() -> None:
     """Redirects stdout to the null device after it could not be written: Python flushes it again on exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-@contextlib.contextmanager
-def one_line_warnings(quiet: bool = False) -> Iterator[None]:
-    """Shows this package's warnings in one line each, as it shows errors; other warnings stay as they are.
-
-    Each process has environments and warns of them; all other warnings are those of process 0.
-    """
-    process = "" if peers.first() else f"process {peers.index()}: "
-    with warnings.catch_warnings():
-        show = warnings.showwarning
-
-        def one_line(message: Any, category: type[Warning], *where: Any, **options: Any) -> None:
-            if not issubclass(category, ConfigWarning | EnvWarning | FileWarning):
-                show(message, category, *where, **options)
-            elif not quiet and (peers.first() or issubclass(category, EnvWarning)):
-                text = message.with_flags if isinstance(message, ConfigWarning) else message
-                print(visible(f"jaxrl-dist: warning: {process}{text}", 2_000), file=sys.stderr)
-
-        for kind in (ConfigWarning, EnvWarning, FileWarning):
-            warnings.simplefilter("always", kind)
-        warnings.showwarning = one_line
-        yield
 
 
 def of_each_policy(evaluation: Mapping[str, float | int]) -> dict[str, dict[str, float | int]]:

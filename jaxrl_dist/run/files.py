@@ -163,7 +163,7 @@ class RunFiles:
           OSError: a file cannot be written; the error names it.
         """
         self.path, self._metrics, self._trackers = run_dir, metrics, trackers
-        self._unwritten, self._in_place = b"", True
+        self._unwritten, self._in_place, self._full = b"", True, False
         self._before = 0  # bytes of all lines before the last one written
         self._iteration, self._line, self._step = -1, dict[str, Any](), 0  # of the last line written
         if resumed is not None:
@@ -179,7 +179,7 @@ class RunFiles:
         write_json(run_dir / CONFIG_FILE, {**config, "versions": machine.versions()})
 
     def write(self, report: Report) -> None:
-        """Adds a line to ``metrics.jsonl``; on a full disk it warns, and tries again with the next line.
+        """Adds a line to ``metrics.jsonl``; on a full disk it warns once, and tries again with each line.
 
         A report that is written again, now with its evaluation, overwrites its line.
         """
@@ -222,10 +222,14 @@ class RunFiles:
         self._line = {name: finite(value) for name, value in line.items()}
         self._before = self._size() + len(self._unwritten)
         self._unwritten += json.dumps(self._line, allow_nan=False).encode() + b"\n"
+        full, before = "", self._full
         try:
             self._write()
         except OSError as error:
-            text = f"{self.path / METRICS} cannot be written now: {error.strerror}"
+            full = f"cannot be written now: {error.strerror}; each report tries again, with all lines since"
+        self._full = bool(full)
+        if self._full != before:
+            text = f"{self.path / METRICS} {full or 'is written again, with all lines since'}"
             warnings.warn(text, FileWarning, stacklevel=3)
         values = {name: self._line[name] for name in new if name != "env_steps" and self._line[name] is not None}
         self._tell(f"the report at step {self._step}", lambda tracker: tracker.write(self._step, values))
@@ -297,6 +301,14 @@ class RunFiles:
                 **({} if last.best_evaluation is None else {"best_evaluation": last.best_evaluation}),
             },
         )
+
+    def __enter__(self) -> RunFiles:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Closes the files; that they cannot be written hides no error that ends the run."""
+        with contextlib.suppress(OSError) if error is not None else contextlib.nullcontext():
+            self.close()
 
     def close(self) -> None:
         """Writes the remaining lines, and unlocks the run.

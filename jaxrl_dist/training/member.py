@@ -136,24 +136,30 @@ class Member:
         """Yields the reports of all stages. Saves the run if an error ends it or the caller leaves."""
         ending = StopState(lambda: stop() or self.halved)
         with start.failing():
-            with contextlib.ExitStack() as stack:
-                if self.config.record is not None:
-                    self.recorder = recorder(self.job, resumed=self.file is not None)
-                    stack.enter_context(contextlib.closing(self.recorder))
-                if self.config.run_dir is not None:
-                    self.files, self.saver = peers.run_everywhere(partial(self._opened, stack), "the run's files")
-                    peers.run_everywhere(self._check_shared, "a look at the run directory")
-                reports = self._stages(stack, ending, evaluating)
-                while (report := self._next(reports, ending)) is not None:
-                    if ending.error is None:  # after an error, the report is only saved
-                        try:
-                            yield report
-                        except BaseException as error:  # raised by the caller, or the caller left the loop
-                            ending.error = error
-            if ending.error is not None:
-                self._add_way_on(ending.error)
-                raise ending.error
+            try:
+                with contextlib.ExitStack() as stack:
+                    if self.config.record is not None:
+                        self.recorder = recorder(self.job, resumed=self.file is not None)
+                        stack.enter_context(contextlib.closing(self.recorder))
+                    if self.config.run_dir is not None:
+                        self.files, self.saver = peers.run_everywhere(partial(self._opened, stack), "the run's files")
+                        peers.run_everywhere(self._check_shared, "a look at the run directory")
+                    yield from self._passed(self._stages(stack, ending, evaluating), ending)
+            except BaseException as error:
+                self._add_way_on(error)  # once the stack has closed what saves
+                raise
             peers.all_gather(None, "the end of the run")
+
+    def _passed(self, reports: Iterator[Report], ending: StopState) -> Iterator[Report]:
+        """Yields the reports of all stages until an error ends the run; the reports after it are only saved."""
+        while (report := self._next(reports, ending)) is not None:
+            if ending.error is None:
+                try:
+                    yield report
+                except BaseException as error:  # raised by the caller, or the caller left the loop
+                    ending.error = error
+        if ending.error is not None:
+            raise ending.error
 
     def _next(self, reports: Iterator[Report], ending: StopState) -> Report | None:
         """Returns the next report after all stages. Ctrl-C waits for it: it would otherwise lose an update."""
@@ -244,14 +250,15 @@ class Member:
     def _add_way_on(self, error: BaseException) -> None:
         """Adds a note that tells how to continue from the state that a failed run has saved, if it has saved one."""
         notes = getattr(error, "__notes__", ())  # by another member
-        if self.saver is None or self.saver.newest is None or any(self.shared.command in note for note in notes):
+        newest = None if self.saver is None else self.saver.newest or (self.job.resumed and self.job.step)
+        if newest is None or any(self.shared.command in note for note in notes):
             return
         run_dir = shlex.quote(str(self.config.run_dir))
         if isinstance(error, DivergedError):
             error.add_note(f"its last finite variables are saved: `--init-from {run_dir}` starts a new run from them")
         else:
-            newest = f"{self.saver.newest} {unit(self.config.clock)}"
-            error.add_note(f"the run is saved: `{self.shared.command}` continues from {newest}")
+            way_on = f"`{self.shared.command}` continues from {newest} {unit(self.config.clock)}"
+            error.add_note(f"the run is saved: {way_on}")
 
     def _evaluate(
         self,
@@ -340,4 +347,4 @@ def open_files(
         if not is_population(config):  # its members send their own
             others = trackers.start(stack, config, directory, stored, done.get(config.clock))
         files = run_files.RunFiles(directory, file, stored, done.get("iteration"), others)
-    return stack.enter_context(contextlib.closing(files))
+    return stack.enter_context(files)

@@ -27,7 +27,6 @@ from jaxrl_dist.errors import ConfigError, EnvWarning, FileWarning, ProcessError
 from jaxrl_dist.hosts import arrays, peers, start
 from jaxrl_dist.hosts import watch as watching
 from jaxrl_dist.run import signals
-from jaxrl_dist.run.console import one_line_warnings
 from jaxrl_dist.settings.stored import to_json
 from jaxrl_dist.training import setup
 
@@ -94,7 +93,7 @@ def test_each_process_warns_of_its_environments(
 ) -> None:
     monkeypatch.setattr(peers, "index", lambda: process)
     for quiet in (False, True):
-        with one_line_warnings(quiet):
+        with start.one_line_warnings(quiet):
             warnings.warn("a file", FileWarning, stacklevel=1)
             warnings.warn("an env", EnvWarning, stacklevel=1)
         lines = [f"jaxrl-dist: warning: {text}" for text in shown]

@@ -157,9 +157,18 @@ def test_a_full_disk_names_the_file(tmp_path: Path, no_space: None) -> None:
     """A report that does not fit is a warning, as the disk may not stay full, and at the end it is an error."""
     files = run_files.RunFiles(tmp_path, run_files.lock(str(tmp_path)), {})
     files.write(report())
-    for iteration in (4, 5):
-        with pytest.warns(FileWarning, match=r"metrics\.jsonl cannot be written now: File too large"):
-            files.write(report(iteration, **{"x" * 5000: 1.0}))
+    with pytest.warns(FileWarning, match=r"metrics\.jsonl cannot be written now: File too large"):
+        files.write(report(4, **{"x" * 5000: 1.0}))
+    files.write(report(5))  # without a second warning
+    _, limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    with pytest.warns(FileWarning, match=r"metrics\.jsonl is written again"):
+        files.write(report(6))
+    files.write(report(7))
+    assert [line["iteration"] for line in runs.read_metrics(tmp_path)] == [3, 4, 5, 6, 7]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit))
+    with pytest.warns(FileWarning, match=r"metrics\.jsonl cannot be written now: File too large"):
+        files.write(report(8))
     with pytest.raises(OSError, match=r"metrics\.jsonl") as error:
         files.close()
     assert error.value.filename == str(tmp_path / "metrics.jsonl")

@@ -7,6 +7,7 @@ import dataclasses
 import fcntl
 import os
 import pty
+import resource
 import select
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +258,24 @@ def test_an_error_outlives_that_saving_fails(fake: Fake, monkeypatch: pytest.Mon
     with pytest.raises(KeyError, match="no such thing") as error, pytest.warns(FileWarning, match=text):
         list(reports)
     assert not hasattr(error.value, "__notes__") and saved(run_dir) == []
+
+
+def test_a_disk_that_is_full_at_the_end_leaves_a_way_on(fake: Fake) -> None:
+    """Neither the trained variables nor the lines of the reports fit, and the run says what it has saved."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    fill = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (100, limits[1]))
+    reports, run_dir = fake(15, fill, checkpoint_interval=140)
+    try:
+        while next(reports).env_steps < 140:
+            pass
+        while not checkpoint.saved(run_dir):
+            time.sleep(0.05)
+        with pytest.raises(OSError, match="final cannot be written") as error, pytest.warns(FileWarning) as warned:
+            list(reports)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert error.value.__notes__ == [f"the run is saved: `jaxrl-dist resume {run_dir}` continues from 140 env steps"]
+    assert saved(run_dir)[0] == 140 and len(warned) == 1
 
 
 def test_what_has_learnt_nothing_saves_nothing(fake: Fake) -> None:

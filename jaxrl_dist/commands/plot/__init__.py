@@ -22,10 +22,7 @@ def run(args: Sequence[str]) -> int:
     """Runs ``plot RUN_DIR ... [FLAGS]``."""
     options = flags.parse(Plot, args, "jaxrl-dist plot")
 
-    from jaxrl_dist.run.console import one_line_warnings
-
-    with one_line_warnings():
-        print(visible(plot(**vars(options))))
+    print(visible(plot(**vars(options))))
     return 0
 
 
