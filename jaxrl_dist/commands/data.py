@@ -43,10 +43,7 @@ def run(args: Sequence[str]) -> int:
     from jaxrl_dist.data import files
     from jaxrl_dist.data.dataset import Dataset
 
-    def load(path: str) -> Dataset:
-        return Dataset.from_minari(path.removeprefix(MINARI)) if path.startswith(MINARI) else Dataset.load(path)
-
-    data = Dataset.joined([load(path) for path in options.data])
+    data = Dataset.joined([_load(path) for path in options.data])
     if options.best is not None:
         data = data.best(options.best)
     ends = {end: value for end in files.ENDS if (value := getattr(options, end)) is not None}
@@ -65,6 +62,12 @@ def run(args: Sequence[str]) -> int:
     wrote = "" if options.out is None else f"\nwrote {options.out}"
     print(visible(f"{data.summary()}{wrote}"))
     return 0
+
+
+def _load(path: str) -> Dataset:
+    from jaxrl_dist.data.dataset import Dataset
+
+    return Dataset.from_minari(path.removeprefix(MINARI)) if path.startswith(MINARI) else Dataset.load(path)
 
 
 def _write(data: Dataset, out: str) -> None:

@@ -5,10 +5,10 @@ Imports nothing heavy, so that ``--help`` and a rejected flag are fast.
 
 from __future__ import annotations
 
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from jaxrl_dist.checks import shown
-from jaxrl_dist.config.synonyms import OF_RUN, hint
+from jaxrl_dist.config.synonyms import METHODS, OF_RUN, hint, missing
 from jaxrl_dist.config.values import check_declared
 from jaxrl_dist.errors import ConfigError
 
@@ -39,8 +39,14 @@ class Inherits(Named):
 
     def __new__(cls, *values: Any, **fields: Any) -> Any:
         if values:
-            raise ConfigError(f"{cls.__name__} takes its fields by name, and {shown(values[0])} has none")
+            text = f"{cls.__name__} takes its fields by name, and {shown(values[0])} has none"
+            raise ConfigError(f"{text}; they are hyperparameters, and {METHODS['learn']}")
         return super().__new__(cls, **fields)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(missing(type(self).__name__, name))
 
     def validate(self) -> None:
         """Raises ``ConfigError`` as ``check_declared`` does; subclasses check what a declaration cannot say, too."""

@@ -120,11 +120,11 @@ INSTEAD: dict[str, str] = {
 }
 """Hints for names without a field of ours."""
 
-_TRAIN = "for report in jaxrl_dist.train(jaxrl_dist.Train('{}', env='CartPole-v1', total_env_steps=100_000)): ..."
-_ACT = "policy(obs, core) of policy = jaxrl_dist.load_policy(run_dir) chooses actions for a batch obs [B, ...]"
+_TRAIN = "for report in jaxrl_dist.train(jaxrl_dist.Train('{}', env='{}', run_dir='runs/mine')): ..."
+_ACT = "policy(obs)[0] of policy = jaxrl_dist.load_policy(run_dir) has the actions for a batch obs [B, ...]"
 METHODS: dict[str, str] = {
-    "predict": f"{_ACT}, greedily, or sampled with a key",
-    "learn": f"training is `{_TRAIN.format('ppo')}`",
+    "predict": f"{_ACT}, so obs[None] for one observation; policy(obs, core, key) samples",
+    "learn": f"training is `{_TRAIN.format('ppo', 'CartPole-v1')}`",
     "evaluate_policy": "policy.evaluate(episodes=100) of policy = jaxrl_dist.load_policy(run_dir) plays episodes",
     "save": "a run saves its policy in the run_dir of its jaxrl_dist.Train",
     "load": "jaxrl_dist.load_policy(run_dir) loads a trained policy, and jaxrl_dist.resume(run_dir) trains it further",
@@ -132,12 +132,15 @@ METHODS: dict[str, str] = {
     "make_vec_env": "training makes its environments itself: jaxrl_dist.Train(..., env='CartPole-v1', num_envs=8)",
 }
 """What replaces functions and methods of Stable-Baselines3."""
-_CLASSES = ("A2C", "DDPG", "DQN", "PPO", "SAC", "TD3")
+_DISCRETE, _CONTINUOUS = ("A2C", "DQN", "PPO"), ("DDPG", "SAC", "TD3")
 
 
 def missing(owner: str, name: str) -> str:
     """Says that something has no attribute of this name, and how Stable-Baselines3's is written here."""
-    instead = f"training is `{_TRAIN.format(name.lower())}`" if name in _CLASSES else METHODS.get(name)
+    instead = METHODS.get(name)
+    if name in _DISCRETE + _CONTINUOUS:
+        env = "CartPole-v1" if name in _DISCRETE else "Pendulum-v1"
+        instead = f"training is `{_TRAIN.format(name.lower(), env)}`"
     return f"{owner} has no attribute {name!r}{f'; {instead}' if instead else ''}"
 
 

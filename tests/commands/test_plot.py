@@ -383,21 +383,23 @@ def test_a_table_of_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     command = ["plot", *(str(tmp_path / name) for name in "abcd"), "--kind", "table"]
     assert cli.main(command) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:4] == [
-        "| environment | group | runs | final episode/return, mean | final episode/return, IQM | 95% interval |",
-        "|-------------|-------|------|----------------------------|---------------------------|--------------|",
-        "| CartPole-v1 | dqn   | 1    | 5                          | 5                         |              |",
-        "| CartPole-v1 | ppo   | 3    | 3                          | 3                         | 1 .. 6       |",
+    score = "final episode/return"
+    assert [[cell.strip() for cell in line.split("|")[1:-1]] for line in (lines[0], *lines[2:4])] == [
+        ["environment", "group", "runs", f"{score}, mean", "std", f"{score}, IQM", "95% interval"],
+        ["CartPole-v1", "dqn", "1", "5", "", "5", ""],
+        ["CartPole-v1", "ppo", "3", "3", "2.646", "3", "1 .. 6"],
     ]
+    assert len({len(line) for line in lines[:4]}) == 1 and set(lines[1]) == {"|", "-"}
     assert lines[5:] == [
         "Final episode/return: the mean of training over the last tenth of each run.",
+        "std: standard deviation of the runs, divided by their number less one.",
         "IQM: interquartile mean; of fewer than 4 runs nothing is trimmed, so it is the mean.",
     ]
     assert cli.main(["plot", str(tmp_path / "e"), *command[1:], "-o", str(tmp_path / "x.csv")]) == 0
     rows = list(csv.reader((tmp_path / "x.csv").read_text().splitlines()))
-    assert rows[0][:5] == ["environment", "group", "runs", "final episode/return, mean", "final episode/return, IQM"]
-    assert rows[0][5:] == ["low", "high"] and rows[1][:4] == ["Acrobot-v1", "dqn", "1", "4"]
-    assert rows[1][5:] == ["", ""] and rows[3] == ["CartPole-v1", "ppo", "3", "3", "3", "1", "6"]
+    assert rows[0][3:6] == ["final episode/return, mean", "std", "final episode/return, IQM"]
+    assert rows[0][6:] == ["low", "high"] and rows[1][:4] == ["Acrobot-v1", "dqn", "1", "4"]
+    assert rows[1][6:] == ["", ""] and rows[3] == ["CartPole-v1", "ppo", "3", "3", "2.646", "3", "1", "6"]
     assert rows[4][:4] == ["all environments, scaled", "dqn", "2", "0.4"]  # 0.8, and 0: the only one of its environment
     assert rows[5][:4] == ["all environments, scaled", "ppo", "3", "0.4"]  # 0, 0.2 and 1
 
@@ -415,10 +417,13 @@ def test_a_table_of_evaluations(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert [x["iqm"] for x in results.settings(rows)] == [45, 25]
     command = ["plot", *map(str, members), "--kind", "table", "--score", "evaluation"]
     assert cli.main(command) == 0
-    head, _, *best, _, meaning, _ = capsys.readouterr().out.splitlines()
-    assert [x.strip() for x in head.split("|")[4:6]] == ["greedy return, mean", "greedy return, IQM"]
-    cells = [[cell.strip() for cell in row.split("|")[2:6]] for row in best]
-    assert cells == [["learning_rate=0.01", "2", "45", "45"], ["learning_rate=0.001", "2", "25", "25"]]
+    head, _, *best, _, meaning, _, _ = capsys.readouterr().out.splitlines()
+    assert [x.strip() for x in head.split("|")[4:7]] == ["greedy return, mean", "std", "greedy return, IQM"]
+    cells = [[cell.strip() for cell in row.split("|")[2:7]] for row in best]
+    assert cells == [
+        ["learning_rate=0.01", "2", "45", "7.071", "45"],
+        ["learning_rate=0.001", "2", "25", "7.071", "25"],
+    ]
     assert meaning == "Greedy return: the mean over the episodes of the evaluation that ends each run."
     assert cli.main([*command, "--metric", "a/episode/return"]) == 0
     assert "-25" in capsys.readouterr().out.splitlines()[2]

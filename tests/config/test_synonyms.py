@@ -171,7 +171,10 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: jaxrl_dist.preset(type("Mine", (PPO,), {"preset": lambda spec: {"n_envs": 8}}), "CartPole-v1"),
         "the preset of Mine: neither Train nor Mine has a field 'n_envs'; it is num_envs here",
     ),
-    "a policy of PPO": (lambda: PPO("MlpPolicy"), "PPO takes its fields by name, and 'MlpPolicy' has none"),  # type: ignore[arg-type]
+    "a policy of PPO": (
+        lambda: PPO("MlpPolicy"),  # type: ignore[arg-type]
+        "by name, and 'MlpPolicy' has none; they are hyperparameters, and training is `for report",
+    ),
     "a switch": (lambda: DQN(duble=True), "DQN has no field 'duble' (did you mean 'double'?)"),  # type: ignore[call-arg]
     "a dictionary": (lambda: jaxrl_dist.train({}), "train takes a config such as Train('ppo', env='CartPole-v1')"),  # type: ignore[arg-type]
     "a name": (lambda: jaxrl_dist.train("ppo"), "train takes a config such as Train("),  # type: ignore[arg-type]
@@ -231,9 +234,13 @@ def test_what_users_of_stable_baselines_type_is_one_line_away() -> None:
         from jaxrl_dist import SAC  # noqa: F401
     with pytest.raises(AttributeError, match=r"no attribute 'evaluate_policy'; policy.evaluate\(episodes=100\)"):
         jaxrl_dist.evaluate_policy(None, None)
+    with pytest.raises(AttributeError, match=r"^PPO has no attribute 'learn'; training is `for report .*run_dir="):
+        PPO().learn(1000)  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"no attribute 'TD3'; training is `for report in .*env='Pendulum-v1'"):
+        jaxrl_dist.TD3  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(AttributeError, match=r"jaxrl_dist.Train has no attribute 'learn'; training is `for report"):
         jaxrl_dist.Train("ppo", env="CartPole-v1").learn(100)
-    with pytest.raises(AttributeError, match=r"no attribute 'predict'; policy\(obs, core\) of policy"):
+    with pytest.raises(AttributeError, match=r"no attribute 'predict'; policy\(obs\)\[0\] of policy"):
         object.__new__(jaxrl_dist.Policy).predict(None)
     with pytest.raises(AttributeError, match=r"^module 'jaxrl_dist' has no attribute 'nothing'$"):
         jaxrl_dist.nothing()

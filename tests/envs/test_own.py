@@ -153,7 +153,7 @@ def test_a_module_makes_one_for_the_command_line(tmp_path: Path, capsys: pytest.
     assert f"return {summary['return_mean']:.4g} " in capsys.readouterr().out
     more = f"resume {run_dir} --total-env-steps 640 --quiet"
     assert cli.main(more.split()) == 2
-    assert (err := capsys.readouterr().err).count("\n") == 1 and "by --env gymnax:own:cartpole" in err
+    assert (err := capsys.readouterr().err).count("\n") == 1 and "by --env own:cartpole" in err
     assert cli.main(f"{more.removesuffix(' --quiet')} --env own:cartpole".split()) == 0
     assert "a2c on own:cartpole, plan on_device" in capsys.readouterr().out
     assert runs.read_metrics(run_dir)[-1]["env_steps"] >= 640

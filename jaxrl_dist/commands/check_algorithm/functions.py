@@ -146,13 +146,7 @@ def _check_learning(check: Check, trial: Trial) -> None:
         )
     _check_order(check, trial, function, args[1:], (batch, losses), per_row)
     _check_alone(check, partial(mesh.by_hand(loss), trial.target), batch, loss_keys)
-    invalid = jax.tree.map(lambda x: _other(x, rollout.valid), rollout.action)
-    _, other, _ = function(rollout._replace(action=invalid), keys, loss_keys)
-    if "alone" not in check.faults and not np.array_equal(losses, other, equal_nan=True):  # such a mean has all steps
-        text = (
-            "loss learns from reset steps: other actions there change it; a mask that is 0 where rollout.valid is False"
-        )
-        check.fault("mask", f"{text} leaves them out")
+    _check_mask(check, rollout, lambda changed: function(changed, keys, loss_keys), losses)
     if algorithm.episodic or not (rollout.terminated.any() and rollout.truncated.any()):
         return
     swapped = rollout._replace(terminated=rollout.truncated, truncated=rollout.terminated)
@@ -162,6 +156,17 @@ def _check_learning(check: Check, trial: Trial) -> None:
             "postprocess treats rollout.terminated and rollout.truncated alike; the value after a termination is 0, and"
         )
         check.note(f"{text} after a time limit that of the next observation")
+
+
+def _check_mask(check: Check, rollout: Rollout, learned: Callable[[Rollout], Any], losses: jax.Array) -> None:
+    """Checks that reset steps are left out: ``losses`` are those of ``rollout``."""
+    invalid = jax.tree.map(lambda x: _other(x, rollout.valid), rollout.action)
+    _, other, _ = learned(rollout._replace(action=invalid))
+    if "alone" not in check.faults and not np.array_equal(losses, other, equal_nan=True):  # such a mean has all steps
+        text = (
+            "loss learns from reset steps: other actions there change it; a mask that is 0 where rollout.valid is False"
+        )
+        check.fault("mask", f"{text} leaves them out")
 
 
 def _check_target(check: Check, trial: Trial, learned: Callable[[PyTree], Any]) -> None:

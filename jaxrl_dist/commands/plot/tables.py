@@ -70,17 +70,20 @@ def table(
         rows += _ranked(shown, {label: [finals[env]] for label, finals in labels.items() if env in finals})
     if len(envs) > 1:
         rows += _ranked(ALL, {label: list(finals.values()) for label, finals in scores(groups, curves).items()})
-    head = ("environment", "group", "runs", f"{name}, mean", f"{name}, IQM", "low", "high")
+    head = ("environment", "group", "runs", f"{name}, mean", "std", f"{name}, IQM", "low", "high")
     if as_csv:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([head, *rows])
         return text.getvalue().rstrip()
     lines = [
-        (*head[:5], f"{statistics.CONFIDENCE:.0%} interval"),
-        *((*row[:5], " .. ".join(filter(None, row[5:]))) for row in rows),
+        (*head[:6], f"{statistics.CONFIDENCE:.0%} interval"),
+        *((*row[:6], " .. ".join(filter(None, row[6:]))) for row in rows),
     ]
-    trimmed = "IQM: interquartile mean; of fewer than 4 runs nothing is trimmed, so it is the mean."
-    return "\n".join([*_markdown(lines), "", *_meaning(name, score, len(envs)), trimmed])
+    terms = [
+        "std: standard deviation of the runs, divided by their number less one.",
+        "IQM: interquartile mean; of fewer than 4 runs nothing is trimmed, so it is the mean.",
+    ]
+    return "\n".join([*_markdown(lines), "", *_meaning(name, score, len(envs)), *terms])
 
 
 def _markdown(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -108,10 +111,11 @@ def _ranked(env: str, samples: Mapping[str, statistics.Strata]) -> list[tuple[st
     rows = []
     for label in sorted(samples, key=lambda label: -statistics.iqm(samples[label])):
         strata = samples[label]
-        values = [statistics.mean(strata), statistics.iqm(strata)]
         several = any(len(runs) > 1 for runs in strata)  # a single run says nothing about how far others are from it
+        std = [np.std(strata[0], ddof=1)] if several and len(strata) == 1 else []
         bounds = statistics.interval(strata, statistics.iqm, statistics.NUMBER) if several else ()
-        shown = [f"{float(value):.4g}" for value in (*values, *bounds)] + ([] if several else ["", ""])
+        parts = [statistics.mean(strata)], std, [statistics.iqm(strata)], bounds[:1], bounds[1:]
+        shown = ["".join(f"{float(value):.4g}" for value in part) for part in parts]
         rows.append((env, label, str(sum(map(len, strata))), *shown))
     return rows
 
