@@ -141,7 +141,7 @@ def _of_members(options: Evaluate, members: Sequence[pathlib.Path]) -> str:
     if options.json:
         for problem in problems:
             say(f"warning: {problem.with_flags}")
-        return json.dumps({**together, "members": {x.name: evaluations.get(x.name) for x in members}}, indent=2)
+        return json.dumps({**together, "by_member": {x.name: evaluations.get(x.name) for x in members}}, indent=2)
     results, lines = results_of(pathlib.Path(options.run_dir)), list[dict[str, str]]()
     for name, numbers in evaluations.items():
         known = results.get(name, {"member": name})

@@ -88,11 +88,7 @@ def load_variables(
     damage = []
     if which is None and os.path.lexists(final):
         all_of_them = not (part or some)
-        try:
-            verify(final, like if all_of_them else None)
-        except DamageError as error:
-            damage.append(error.with_flags)
-        else:
+        if not (damage := _damage(final, like if all_of_them else None)):
             return arrays.restore(final / ARRAYS, like, None if all_of_them else part)
 
     def read(path: pathlib.Path) -> Any:
@@ -317,6 +313,15 @@ def verify(path: pathlib.Path, like: PyTree) -> None:
     for name, problem in sorted(problems.items()):
         if name not in digests or written.get(name) != digests[name]:
             raise DamageError(f"{path / name} is damaged: {problem}")
+
+
+def _damage(path: pathlib.Path, like: PyTree) -> list[str]:
+    """Returns what ``verify`` finds."""
+    try:
+        verify(path, like)
+    except DamageError as error:
+        return [error.with_flags]
+    return []
 
 
 def _read_object(path: pathlib.Path) -> dict[str, Any]:
