@@ -113,8 +113,7 @@ def _of_members(options: Evaluate, members: Sequence[pathlib.Path]) -> str:
     """
     from jaxrl_dist.data.files import scored
     from jaxrl_dist.run.console import played
-    from jaxrl_dist.settings.members import results_of
-    from jaxrl_dist.training.results import aligned, joined
+    from jaxrl_dist.training.results import joined
 
     if not (options.quiet or options.json):
         print(f"evaluating {counted(len(members), 'member')}: {counted(options.episodes, 'episode')} each", flush=True)
@@ -142,14 +141,22 @@ def _of_members(options: Evaluate, members: Sequence[pathlib.Path]) -> str:
         for problem in problems:
             say(f"warning: {problem.with_flags}")
         return json.dumps({**together, "by_member": {x.name: evaluations.get(x.name) for x in members}}, indent=2)
-    results, lines = results_of(pathlib.Path(options.run_dir)), list[dict[str, str]]()
+    text = _table(pathlib.Path(options.run_dir), evaluations)
+    return "\n".join([text, *map(str, problems), played(together)])
+
+
+def _table(run_dir: pathlib.Path, evaluations: Mapping[str, Mapping[str, float | int]]) -> str:
+    """Returns a table with a row for each member."""
+    from jaxrl_dist.settings.members import results_of
+    from jaxrl_dist.training.results import aligned
+
+    results, lines = results_of(run_dir), list[dict[str, str]]()
     for name, numbers in evaluations.items():
         known = results.get(name, {"member": name})
         lines.append({field: known[field] for field in itertools.takewhile(lambda field: field != "status", known)})
         lines[-1] |= _columns(numbers)
     head = list(dict.fromkeys(itertools.chain(*lines)))
-    text = aligned([head, *([line.get(title, "-") for title in head] for line in lines)])
-    return "\n".join([text, *map(str, problems), played(together)])
+    return aligned([head, *([line.get(title, "-") for title in head] for line in lines)])
 
 
 def _columns(evaluation: Mapping[str, float | int]) -> dict[str, str]:
