@@ -76,7 +76,7 @@ def train(check: Check, config: Train[Any], algorithm: Algorithm, spec: EnvSpec)
         state, metrics = jax.device_get((learned, metrics[""]))
         if state.updates[""] > done:
             _check_finite(check, metrics, int(state.updates[""]))
-    _check_changes(check, before, state)
+    _check_changes(check, config.algorithm, before, state)
     _, experience = rollout(actor, state)
     experience = jax.device_get(experience)
     if len(devices) < 2:
@@ -146,11 +146,13 @@ def _check_finite(check: Check, metrics: dict[str, Any], updates: int) -> None:
         raise check.stop("finite", f"the loss has the metric {bad[0]!r} {metrics[bad[0]]} within {updates} updates")
 
 
-def _check_changes(check: Check, before: Any, after: Any) -> None:
-    """Checks that every parameter has a gradient, and that updates change it."""
+def _check_changes(check: Check, config: Any, before: Any, after: Any) -> None:
+    """Checks that every parameter has a gradient, and that updates change it; values of no weight need none."""
     recorded, params = after.opt_state[""], after.variables[""].params
     totals, updates = jax.tree.leaves_with_path(recorded.total), int(after.updates[""])
     zero = [jax.tree_util.keystr(path) for path, total in totals if not np.any(total)]
+    if getattr(config, "value_coefficient", None) == 0:
+        zero = [name for name in zero if not name.startswith("['value")]
     if zero:
         text = f"the loss has gradients of 0 for params{zero[0]} in all of {updates} updates"
         check.fault("gradient", text + (f", and for {len(zero) - 1} more" if len(zero) > 1 else ""))
