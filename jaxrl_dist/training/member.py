@@ -30,7 +30,7 @@ from jaxrl_dist.run.saving import Saver
 from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.stored import to_json
 from jaxrl_dist.training.recording import recorder
-from jaxrl_dist.training.reports import Evaluations, StopState, filming, saving, with_final_report, writing
+from jaxrl_dist.training.reports import Evaluations, StopState, alone, filming, saving, with_final_report, writing
 from jaxrl_dist.training.results import ENDED, Row, refill
 from jaxrl_dist.types import Report
 
@@ -233,7 +233,7 @@ class Member:
             return self._confirm(ending.ends_here, evaluating, report)
 
         reported = step_of(config, job.progress.get("reported", {}))
-        together = partial(shared.agree, "evaluate") if judged else None
+        together = partial(shared.agree, "evaluate") if judged else alone
         evaluations = Evaluations(config, job.progress.get("evaluated", reported), ending, together)
         plan: Any = plans.execute(job) if self.program is None else self.program.reports(self.place, job)
         stack.enter_context(contextlib.closing(plan))

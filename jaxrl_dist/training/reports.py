@@ -81,17 +81,17 @@ def alone(iteration: int, wants: Callable[[], bool]) -> bool:
 class Evaluations:
     """Evaluates the reports at the evaluation interval, and the last one."""
 
-    def __init__(
-        self, config: Train, evaluated: int, ending: StopState, agree: Callable[..., bool] | None = None
-    ) -> None:
-        """Args:
-        evaluated: the clock of the newest report whose evaluation is done or was not due.
-        agree: as for ``saving``, where evaluations judge the checkpoints: members save after the same iterations.
+    def __init__(self, config: Train, evaluated: int, ending: StopState, agree: Callable[..., bool] = alone) -> None:
+        """Begins after an evaluation.
+
+        Args:
+          evaluated: the clock of the newest report whose evaluation is done or was not due.
+          agree: as for ``saving``, where evaluations judge the checkpoints: members save after the same iterations.
         """
         self._interval = config.evaluation_interval
         self._at_the_end = config.evaluation_episodes > 0
         self._evaluated, self._ending = evaluated, ending
-        self._agree = agree or alone
+        self._agree = agree
         self._due = False  # whether the newest report is at the interval
 
     def on_the_way(self, reports: Iterable[Report], evaluate: Callable[[Report], Report]) -> Iterator[Report]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -475,6 +477,22 @@ def test_the_time_limit_of_brax_s_teams_is_a_truncation() -> None:
             state, step, _ = jax.jit(env.step)(state, np.zeros((4, 2), np.float32), keys)
             ended.append((step.terminated.any(), step.truncated.all()))
     assert ended == [(False, False), (False, False), (False, True)]
+
+
+@pytest.mark.filterwarnings("ignore")  # of jaxmarl
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_battle_is_won_by_allies_who_live_when_no_enemy_does(inner: bool) -> None:
+    pytest.importorskip("jaxmarl")
+    from jaxrl_dist.envs.device.libraries.jaxmarl import Battle
+
+    def step_env(key: Any, alive: Any, actions: Any) -> Any:
+        state = SimpleNamespace(unit_alive=alive)
+        return {}, SimpleNamespace(state=state) if inner else state, {}, {}, {"other": 7}
+
+    battle = Battle(SimpleNamespace(num_allies=2, step_env=step_env))
+    for alive in itertools.product([False, True], repeat=5):
+        info = battle.step_env(None, np.array(alive), {})[-1]
+        assert info == {"other": 7, "won": any(alive[:2]) and not any(alive[2:])}
 
 
 def test_the_time_limit_of_a_game_in_rounds_is_a_truncation() -> None:

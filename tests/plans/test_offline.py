@@ -117,11 +117,12 @@ def test_a_resumed_run_has_the_same_records_wherever_they_lie(tmp_path):
 
 @pytest.mark.parametrize("devices", [1, pytest.param(8, marks=pytest.mark.case)])
 def test_data_on_the_host_give_the_same_numbers(tmp_path, devices, optimized):
+    """Also those that the host gathers after the first 256 updates of a session."""
     dataset(tmp_path / "data")
-    resident = final(jaxrl_dist.train(config(tmp_path / "data", num_devices=devices)))
+    resident = final(jaxrl_dist.train(config(tmp_path / "data", num_devices=devices, total_updates=300)))
     host, run_dir = {"data_memory": "host", "num_devices": devices}, str(tmp_path / "run")
     final(jaxrl_dist.train(config(tmp_path / "data", **host, total_updates=7, run_dir=run_dir)))
-    streamed = final(jaxrl_dist.resume(run_dir, total_updates=20))
+    streamed = final(jaxrl_dist.resume(run_dir, total_updates=300))
     assert_equal(resident[1], streamed[1])
     assert streamed[0].metrics["loss/q"] == resident[0].metrics["loss/q"]
 
