@@ -6,6 +6,7 @@ one. XLA computes all parts of a concatenation by one kernel. The host also read
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -58,9 +59,12 @@ class Packing(NamedTuple):
             if len(group) == 1:
                 leaves[group[0]] = array
                 continue
-            ends = np.cumsum([self.leaves[number].size for number in group])
-            split: Any = np.split if isinstance(array, np.ndarray) else jnp.split
-            for number, part in zip(group, split(array, ends[:-1], axis=leading), strict=True):
+            ends = list(itertools.accumulate(self.leaves[number].size for number in group))
+            if isinstance(array, np.ndarray):
+                parts: Any = [array[..., start:end] for start, end in zip([0, *ends], ends, strict=False)]
+            else:
+                parts = jnp.split(array, ends[:-1], axis=leading)
+            for number, part in zip(group, parts, strict=True):
                 leaves[number] = _of_bits(part, self.leaves[number], array.shape[:leading])
         return self.treedef.unflatten(leaves)
 

@@ -47,7 +47,7 @@ def kind_of(spec: EnvSpec) -> str:
     return kind if kind in KINDS else "unknown" + suffix
 
 
-REPORT_INTERVALS = {"classic_control": 3_000, "mujoco/continuous": 5_000, "minatar": 20_000, "atari": 100_000}
+REPORT_INTERVALS = {"classic_control": 3_200, "mujoco/continuous": 5_000, "minatar": 20_000, "atari": 100_000}
 """Env steps between two reports, by kind of task: some 50 reports in a usual run. Rows of ``TABLE`` have others."""
 
 

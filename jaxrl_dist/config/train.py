@@ -146,9 +146,6 @@ class Common(Generic[Config]):
     """Directory for config, metrics, summary, checkpoints and trained variables; must not hold a run yet."""
     report_interval: int = setting(without_preset=10_000, low=1, high=MAX_STEPS, resumable=True, compiled=False)
     """Environment steps between two reports."""
-    return_window: int = setting(without_preset=10_000, low=1, high=MAX_STEPS, resumable=True, compiled=False)
-    """Newest environment steps over whose episodes a training return is judged, in whole reports: for stopping at a
-    return, selection, the best checkpoint and tables of results."""
     evaluation_episodes: int = setting(without_preset=100, low=0, high=10**6, resumable=True, compiled=False)
     """Episodes of an evaluation, at the end and at the evaluation interval; 0: none. 100 of two agents are 50 games."""
     evaluation_interval: int | None = setting(

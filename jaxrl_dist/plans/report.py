@@ -224,8 +224,8 @@ def metrics_of(since: IntervalSums, xp: Any = np, ratio: Callable[..., Any] = _r
         means = {name: ratio(value, learned, learned) for name, value in sums.items()}
         return {**episode_metrics(episodes.merge(), ratio), **means}
 
-    policies = over_policies(of_policy)(dict(sorted(since.learned.items())), *since[2:])
-    return {**episode_metrics(merged(since.episodes, xp), ratio), **flat(policies)}
+    policies = flat(over_policies(of_policy)(dict(sorted(since.learned.items())), *since[2:]))
+    return policies if "" in since.episodes else {**episode_metrics(merged(since.episodes, xp), ratio), **policies}
 
 
 def report(
@@ -242,7 +242,7 @@ def report(
     row: int | None = None,
     extra_progress: Mapping[str, Any] = {},
 ) -> Report:
-    """Fetches an interval's numbers to the host.
+    """Makes the report of an interval from its numbers on the host.
 
     Args:
       steps: env steps and agent steps of the run so far, ``[2]``.
@@ -255,7 +255,7 @@ def report(
     """
     copy = partial(copied, row=row)
     failed = diverged(state.skipped)
-    since, iteration = arrays.fetch(since), int(state.iteration)
+    iteration = int(state.iteration)
     updates = sum(map(int, jax.tree.leaves(state.updates)))  # of all policies
     step = updates if job.config.clock == "updates" else int(steps[0])
     env_steps, agent_steps = map(int, steps)

@@ -266,7 +266,7 @@ def _plotted(reports: Iterable[Report], output: Any) -> Iterator[Report]:
     points: dict[Any, tuple[list[int], list[float]]] = {trained: ([], []), evaluated: ([], [])}
     for report in reports:
         axes.set_xlabel(unit(report.clock).replace("env", "environment"))
-        returns = report.metrics.get("episode/return"), (report.evaluation or {}).get("return_mean")
+        returns = report.metrics.get("episode/recent_return"), (report.evaluation or {}).get("return_mean")
         for line, value in zip(points, returns, strict=True):
             if value is not None:
                 points[line][0].append(report.step)

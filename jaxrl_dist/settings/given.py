@@ -134,7 +134,8 @@ def filled(user: Given, source: EnvSource) -> tuple[Train[Any], dict[str, str]]:
     run = {name: values.pop(name) for name in RUN_FIELDS & values.keys()}
     run = {name: value for name, value in run.items() if getattr(config, name) is None}
     if "report_interval" in run:  # by default, none of the user's intervals waits for a report
-        run["report_interval"] = min(run["report_interval"], *filter(None, (getattr(config, x) for x in WAITING)))
+        waiting = [getattr(config, name) for name in WAITING]
+        run["report_interval"] = min(filter(None, [run["report_interval"], *waiting]))
     plan = PLANS[run.get("plan", config.plan)]
     new = run.keys() > {"num_actors"}  # a config that was filled in before has values that nobody gave
     for name in plan.unused if new else ():
