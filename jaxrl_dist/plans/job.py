@@ -257,16 +257,9 @@ class Job(NamedTuple):
 
     @property
     def reports_per_score(self) -> int:
-        """Newest reports whose episodes give the score; none is from before a selection."""
+        """Newest reports whose episodes give the score."""
         window = max(1, (self.config.return_window or self.config.report_interval) // self.steps_per_iteration)
-        return min(-(-window // self.iterations_per_report), self.reports_per_selection or window)
-
-    @property
-    def reports_per_selection(self) -> int | None:
-        """Reports between two selections, or before the first of halving; None: there are none."""
-        if self.config.evolve_interval is None:
-            return None
-        return max(1, round(self.config.evolve_interval / self.steps_per_iteration / self.iterations_per_report))
+        return -(-window // self.iterations_per_report)
 
 
 def step_of(config: Train[Any], progress: Mapping[str, Any]) -> int:

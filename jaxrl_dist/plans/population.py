@@ -76,7 +76,8 @@ class Population(abc.ABC):
         self._jobs, self._selection, self._average_every = list(jobs), selection, average_every
         self._rows = list(range(len(jobs)))  # the members of the program's arrays
         self._parents = list(range(len(jobs)))  # whose parameters each member has since its last report
-        self._windows = [Window(job) for job in jobs]
+        most = None if selection is None else selection.interval // jobs[0].iterations_per_report
+        self._windows = [Window(job, most) for job in jobs]
         self.halved: set[int] = set()
         """The members that a selection has ended."""
         self._due: dict[int, Report] = {}

@@ -26,11 +26,16 @@ _Sums = dict[str, tuple[float, float]]
 class Window:
     """The finished episodes of the newest whole reports, ``job.reports_per_score`` of them."""
 
-    def __init__(self, job: Job) -> None:
-        """Begins as the checkpoint of ``job`` says, or empty."""
+    def __init__(self, job: Job, most: int | None = None) -> None:
+        """Begins as the checkpoint of ``job`` says, or empty.
+
+        Args:
+          most: reports between two selections, which judge no episode from before the last one; None: there are none.
+        """
         self.score = job.score
         """Mean return in the newest full window in which episodes ended; -infinity if there was none."""
-        self._reports = collections.deque(sums_of_json(job.progress.get("window", [])), maxlen=job.reports_per_score)
+        reports = job.reports_per_score if most is None else min(most, job.reports_per_score)
+        self._reports = collections.deque(sums_of_json(job.progress.get("window", [])), maxlen=reports)
 
     def add(self, episodes: Mapping[str, EpisodeStats]) -> None:
         """Adds each policy's finished episodes of a whole interval."""

@@ -262,10 +262,11 @@ def resume_command(config: Train[Any]) -> str:
 
 def selection(config: Train[Any], job: Job) -> Selection | None:
     """Returns the selection that a resolved config asks for."""
-    if config.evolve is None or job.reports_per_selection is None:
+    if config.evolve is None or config.evolve_interval is None:
         return None
-    interval = job.reports_per_selection * job.iterations_per_report
-    return Selection({"pbt": pbt, "halving": halving}[config.evolve], config.seed, interval, config.evolve == "halving")
+    interval, report = config.evolve_interval / job.steps_per_iteration, job.iterations_per_report
+    evolve = {"pbt": pbt, "halving": halving}[config.evolve]
+    return Selection(evolve, config.seed, max(1, round(interval / report)) * report, config.evolve == "halving")
 
 
 _UNFINISHED: weakref.WeakSet[Generator[Report]] = weakref.WeakSet()
