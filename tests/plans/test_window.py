@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import pathlib
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.window import METRIC, Window, recent_return
+from jaxrl_dist.run.storage import write_json
+from jaxrl_dist.settings.stored import stored_config, to_json
 from jaxrl_dist.types import EpisodeStats
 
 
@@ -75,6 +79,16 @@ def test_checkpoints_and_files_of_an_earlier_version() -> None:
     assert window.score == 7.5
     assert recent_return({"episode/return": 3.0}) == 3.0
     assert recent_return({"episode/return": 3.0, METRIC: None}) is None
+
+
+def test_a_run_of_an_earlier_version_goes_on_as_it_began(tmp_path: pathlib.Path) -> None:
+    """One report judged it."""
+    stored = to_json(Train(PPO(), "CartPole-v1", report_interval=500))
+    del stored["run"]["return_window"]
+    write_json(tmp_path / "config.json", stored)
+    assert stored_config(tmp_path).return_window == 500
+    write_json(tmp_path / "config.json", to_json(Train(PPO(), "CartPole-v1", report_interval=500, return_window=9_000)))
+    assert stored_config(tmp_path).return_window == 9_000
 
 
 @pytest.mark.parametrize(
