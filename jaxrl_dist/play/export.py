@@ -66,8 +66,8 @@ def export(
       format: one of ``FORMATS``; None: as ``format_of``.
 
     Raises:
-      ConfigError: ``format`` contradicts the file's ending, a package or the file's directory is missing, or the policy reads rewards, or cannot be exported for
-        any number of environments or for these platforms.
+      ConfigError: ``format`` contradicts the file's ending, a package or the file's directory is missing, or the policy
+        reads rewards, or cannot be exported for any number of environments or for these platforms.
       OSError: the file cannot be written; an older file stays unchanged.
     """
     format = format_of(out, format)

@@ -135,8 +135,9 @@ def test_normalisation_comes_with_the_policy() -> None:
 def test_observations_of_another_shape_are_refused(policy: jaxrl_dist.Policy) -> None:
     obs = observations(policy, 1)
     for wrong in (obs[0], obs[..., :-1], obs[None]):
-        with pytest.raises(ValueError, match=r"observations have shape \[B, "):
+        with pytest.raises(ValueError, match=r"observations have shape \[B, .*\]") as error:
             policy(wrong)
+        assert str(error.value).endswith("; obs[None] makes one observation a batch") == (wrong.shape == obs.shape[1:])
 
 
 def test_what_is_no_finished_run_is_refused(tmp_path: Path) -> None:

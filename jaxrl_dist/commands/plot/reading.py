@@ -153,7 +153,8 @@ def read_curve(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Curve:
             points.append((at, _number(path, number, line, metric), weight))
     if not points:
         raise _without_value(run_dir, metric, names)
-    return Curve(*np.array(_in_whole_intervals(points), float).T, last=at)
+    where, values, weights = np.array(_in_whole_intervals(points), float).T
+    return Curve(where, values, weights, at)
 
 
 def _without_value(run_dir: pathlib.Path, metric: str, names: Collection[str]) -> NoValueError:
