@@ -144,7 +144,7 @@ class Display:
                 self.live.update(
                     training, description=description, total=total_steps, completed=completed, status=status
                 )
-                if last or self._verbose or time.monotonic() - shown > ROW_SECONDS:
+                if last or self._verbose or report.evaluation or time.monotonic() - shown > ROW_SECONDS:
                     shown = time.monotonic()
                     self._row(report, total_steps)
                 yield report
@@ -158,7 +158,8 @@ class Display:
         if self._rows % HEAD_ROWS == 0:
             self.print(_line(cells, widths))
         self._rows += 1
-        self.print(f"{_line(cells.values(), widths)}{self._extras(report)}")
+        evaluated = self._evaluated if report.evaluation or not self._evaluated else "  evaluation -"
+        self.print(f"{_line(cells.values(), widths)}{evaluated}{_restarts(report)}")
         if self._verbose:
             self.print("  " + "  ".join(f"{name} {_number(value)}" for name, value in report.metrics.items()))
 
@@ -176,19 +177,14 @@ class Display:
         rate = report.metrics.get(f"time/{report.clock}_per_second") or 0.0
         value = report.metrics.get("episode/recent_return")
         self._return = self._return if value is None else value  # the last return is shown until another episode ends
-        rest = f"{_members(report)}{self._extras(report)}"
-        done = f"{report.step:,} {unit(report.clock)}"
-        return visible(f"{done}  {rate:,.0f}/s  training return {_number(self._return)}{rest}")
-
-    def _extras(self, report: Report) -> str:
-        """Formats what only some reports have: the newest evaluation, and restarts of environments."""
         if report.evaluation:
             whole, *policies = of_each_policy(report.evaluation).items()
             means = {policy: numbers.get("return_mean") for policy, numbers in policies or [whole]}
-            shown = (f"{policy} {x:.4g}".lstrip() for policy, x in means.items() if x is not None)
-            self._evaluated = f"  evaluation {', '.join(shown) or 'without an episode'}"
-        restarts = int(report.metrics.get("async/restarts") or 0)
-        return self._evaluated + (f"  {counted(restarts, 'restart')}" if restarts else "")
+            values = (f"{policy} {x:.4g}".lstrip() for policy, x in means.items() if x is not None)
+            self._evaluated = f"  evaluation {', '.join(values) or 'without an episode'}"
+        rest = f"{_members(report)}{self._evaluated}{_restarts(report)}"  # the newest evaluation, like the return
+        done = f"{report.step:,} {unit(report.clock)}"
+        return visible(f"{done}  {rate:,.0f}/s  training return {_number(self._return)}{rest}")
 
 
 def _cells(report: Report, total_steps: int) -> dict[str, str]:
@@ -217,6 +213,11 @@ def _duration(seconds: float | None) -> str:
         if seconds >= length:
             return f"{seconds / length:.1f} {letters}"
     return f"{seconds:.0f} s"
+
+
+def _restarts(report: Report) -> str:
+    restarts = int(report.metrics.get("async/restarts") or 0)
+    return f"  {counted(restarts, 'restart')}" if restarts else ""
 
 
 def _members(report: Report) -> str:

@@ -226,7 +226,8 @@ def joined(evaluations: Sequence[Mapping[str, float | int]]) -> Mapping[str, flo
 def _joined(evaluations: Sequence[Mapping[str, float | int]]) -> Mapping[str, float | int]:
     """Joins members' evaluations of one policy into that of all their episodes together.
 
-    With several, ``members_return_std`` is the standard deviation of the means of those ``members`` that have played.
+    With several, ``members_return_std`` is the sample standard deviation (dividing by their number less one) of the
+    means of those ``members`` that have played: an estimate of how far apart seeds are.
     Numbers of the info are means over the members, weighted by episodes: how many episodes gave one is not known.
     """
     if len(evaluations) == 1:
@@ -244,7 +245,7 @@ def _spread(played: Sequence[Mapping[str, float | int]], mean: float) -> dict[st
     """Returns the standard deviations of all episodes, whose mean return is ``mean``, and of the members' means."""
     means, stds = (np.array([x.get(name, 0.0) for x in played]) for name in ("return_mean", "return_std"))
     variance = float(np.average(stds**2 + (means - mean) ** 2, weights=[x["episodes"] for x in played]))
-    return {"return_std": variance**0.5, "members": len(played), "members_return_std": float(means.std())}
+    return {"return_std": variance**0.5, "members": len(played), "members_return_std": float(means.std(ddof=1))}
 
 
 def _average(name: str, evaluations: Sequence[Mapping[str, Any]]) -> float:

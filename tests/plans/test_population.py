@@ -7,6 +7,7 @@ import dataclasses
 import json
 import pathlib
 import shutil
+import statistics
 import threading
 import warnings
 from collections.abc import Sequence
@@ -288,7 +289,7 @@ def test_an_evaluation_of_members_is_that_of_all_their_episodes(sizes: Sequence[
         info = {"episodes": np.concatenate([part.info["episodes"] for part in parts])}
         every = Evaluation(np.concatenate(returns), np.concatenate(lengths), sum(cut), sampled, info=info)
         means = [x.mean() for x in returns if len(x)]
-        return {**every.summary(), "members": len(means), "members_return_std": float(np.std(means))}
+        return {**every.summary(), "members": len(means), "members_return_std": statistics.stdev(means)}
 
     parts = [(played(size), played(2 * size)) for size in sizes]
     summaries = [one._replace(policies={"prey": prey}).summary() for one, prey in parts]

@@ -96,7 +96,20 @@ def test_the_head_comes_again_and_rows_do_not_come_too_often(
     assert len(shown(reports, capsys)) == 3, "the first report and nothing within two seconds"
     monkeypatch.setattr(console, "ROW_SECONDS", -1.0)
     lines = shown(reports, capsys)
+    assert len(lines) == 43 and lines[-1].split()[0] == "40"
     assert [number for number, line in enumerate(lines) if "steps/s" in line] == [1, console.HEAD_ROWS + 2]
+
+
+def test_every_evaluation_has_a_row_and_no_row_repeats_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "ROW_SECONDS", 1e9)
+    played = {"return_mean": 480.25}
+    assert len(shown([report(1), report(2), report(3, played), report(4)], capsys)) == 4, "rows of 1 and 3"
+    monkeypatch.setattr(console, "ROW_SECONDS", -1.0)
+    lines = shown([report(1), report(2, played), report(3), report(10_000)], capsys)
+    ends = [line.partition("s  evaluation ")[2] for line in lines[2:]]
+    assert ends == ["", "480.2", "-", "-"], "a run has evaluations once it has had one"
 
 
 def test_verbose_shows_every_metric_and_quiet_nothing(capsys: pytest.CaptureFixture[str]) -> None:
