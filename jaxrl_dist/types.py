@@ -259,14 +259,14 @@ class Algorithm:
     """``(variables, core [B, ...], context) -> (params [B, ...], core)`` before each rollout: the parameters with which
     each environment acts until the next one, and the core that the rollout starts with. For the core that it returned,
     it returns the same parameters again, so they need not be kept. None: all act with ``variables.params``."""
-    episodic: bool = False
-    """Whether each rollout begins with a new episode in every environment."""
-    paired: bool = False
-    """Whether environments ``2 i`` and ``2 i + 1`` belong together, so that their number must be even."""
-    trains: bool = True
-    """Whether it learns; of one that does not, only the functions that act are called."""
+    episodic: bool = False  # whether each rollout begins with a new episode in every environment
+    paired: bool = False  # whether environments ``2 i`` and ``2 i + 1`` belong together: their number must be even
+    trains: bool = True  # whether it learns; of one that does not, only the functions that act are called
     searches: bool = False
     """Whether its policy needs ``context.simulator`` to train."""
+    action_values: Callable[[Variables, PyTree], tuple[jax.Array, Array]] | None = None
+    """``(variables, obs [B, ...]) -> (values [B, A], temperature)`` of discrete actions, by raw rewards; the
+    temperature weighs the entropy in them, 0 if there is none. None: it has no action values."""
     log_prob: Callable[[Variables, PyTree, PyTree, PyTree, Context], jax.Array] | None = None
     """``(variables, obs [B, ...], core, action [B, ...], context) -> [B]`` float32: the log-probability with which the
     policy, acting with keys, draws these actions from this core at ``context.env_step``. Of continuous ones it is a

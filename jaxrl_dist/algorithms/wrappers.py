@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import jax, jnp, mesh, np, optax, spaces
 from jaxrl_dist.simulator import Simulated
-from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Timestep, Variables
+from jaxrl_dist.types import Acted, Algorithm, Array, Aux, Context, EnvSpec, PyTree, Rollout, Timestep, Variables
 
 CLIP = 10.0
 """Normalised observations and scaled rewards are clipped to +- 10, as in OpenAI baselines' ``VecNormalize``."""
@@ -104,6 +104,10 @@ def extended(
         assert algorithm.log_prob is not None
         return algorithm.log_prob(inner(variables), obs, rest(core), action, context)
 
+    def action_values(variables: Variables, obs: PyTree) -> tuple[jax.Array, Array]:
+        assert algorithm.action_values is not None
+        return algorithm.action_values(inner(variables), obs)
+
     def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
         return with_rest(core, algorithm.feedback(rest(core), action, step))
 
@@ -131,6 +135,7 @@ def extended(
         policy=policy,
         feedback=feedback,
         log_prob=None if algorithm.log_prob is None else log_prob,
+        action_values=None if algorithm.action_values is None else action_values,
         behaviour=behaviour if algorithm.behaviour is not None else None,
         postprocess=postprocess,
         update_stats=update_stats,
@@ -197,6 +202,10 @@ def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
         assert inner.log_prob is not None
         return inner.log_prob(variables, scale(variables, obs), core, action, context)
 
+    def action_values(variables: Variables, obs: PyTree) -> tuple[jax.Array, Array]:
+        assert inner.action_values is not None
+        return inner.action_values(variables, scale(variables, obs))
+
     def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         return inner.postprocess(variables, rollout._replace(obs=scale(variables, rollout.obs)), context)
 
@@ -210,6 +219,7 @@ def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
         inner,
         policy=policy,
         log_prob=None if inner.log_prob is None else log_prob,
+        action_values=None if inner.action_values is None else action_values,
         postprocess=postprocess,
         update_stats=update_stats,
     )
@@ -247,9 +257,14 @@ def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorith
         stats, others = inner.updated_stats(variables, rollout, context)
         return stats.merge(returns, rollout.valid), others
 
-    return dataclasses.replace(
-        inner, policy=policy, postprocess=postprocess, update_stats=update_stats, feedback=feedback
-    )
+    def action_values(variables: Variables, obs: PyTree) -> tuple[jax.Array, Array]:
+        assert inner.action_values is not None
+        q, temperature = inner.action_values(variables, obs)
+        return variables.stats[0].std() * q, variables.stats[0].std() * temperature
+
+    known = {} if inner.action_values is None else {"action_values": action_values}
+    new = {"policy": policy, "postprocess": postprocess, "update_stats": update_stats, "feedback": feedback}
+    return dataclasses.replace(inner, **new, **known)
 
 
 def clip_rewards(algorithm: Algorithm, low: float, high: float) -> Algorithm:
@@ -277,9 +292,8 @@ def clip_rewards(algorithm: Algorithm, low: float, high: float) -> Algorithm:
         return algorithm.feedback(core, action, step._replace(reward=reward))
 
     with_stats = None if algorithm.update_stats is None else update_stats
-    return dataclasses.replace(
-        algorithm, policy=policy, postprocess=postprocess, feedback=feedback, update_stats=with_stats
-    )
+    functions = {"policy": policy, "postprocess": postprocess, "feedback": feedback, "update_stats": with_stats}
+    return dataclasses.replace(algorithm, **functions, action_values=None)  # they are of clipped rewards
 
 
 def average_parameters(algorithm: Algorithm, steps: int, num_agents: int = 1, *, by_update: bool = False) -> Algorithm:
@@ -307,4 +321,9 @@ def average_parameters(algorithm: Algorithm, steps: int, num_agents: int = 1, *,
         rate = jnp.minimum(new / jnp.minimum(context.env_step + new, steps), 1.0)
         return optax.incremental_update(variables.params, average, rate), others
 
-    return dataclasses.replace(inner, policy=policy, update_stats=update_stats)
+    def action_values(variables: Variables, obs: PyTree) -> tuple[jax.Array, Array]:
+        assert inner.action_values is not None
+        return inner.action_values(variables._replace(params=variables.stats[0]), obs)
+
+    values = None if inner.action_values is None else action_values
+    return dataclasses.replace(inner, policy=policy, action_values=values, update_stats=update_stats)

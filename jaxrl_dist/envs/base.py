@@ -14,7 +14,7 @@ from jaxrl_dist import mesh
 from jaxrl_dist.checks import MAX_SIZE, did_you_mean
 from jaxrl_dist.envs.native import PlainSpace, env_label, named, plain
 from jaxrl_dist.errors import ConfigError, EnvError
-from jaxrl_dist.simulator import Simulator
+from jaxrl_dist.simulator import Simulated, Simulator
 from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Part, Space, leaves, num_choices
 from jaxrl_dist.types import Array, EnvSpec, EpisodeStats, PyTree, Timestep
 
@@ -31,6 +31,10 @@ class DeviceEnv(NamedTuple):
     render: Callable[[PyTree], Any] | None = None
     """Draws one environment from its native state, ``[H, W, 3]`` uint8; None: it has no such function."""
     simulate: Callable[[PyTree], Simulator] | None = None  # of the rows' states; None: policies cannot plan in it
+    # ``(state, action) -> (probability [K], simulated [K])`` of one environment; None: it does not name its outcomes.
+    outcomes: Callable[[PyTree, PyTree], tuple[jax.Array, Simulated]] | None = None
+    # ``() -> (probability [N], state [N], obs [N])`` of the first states; None: it does not name them.
+    starts: Callable[[], tuple[jax.Array, PyTree, PyTree]] | None = None
 
 
 class Wrappers(NamedTuple):

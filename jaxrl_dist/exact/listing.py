@@ -8,6 +8,7 @@ that nobody sees does. A program that reads no random key is deterministic, and 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,9 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import partial_eval
 
+from jaxrl_dist.envs.base import DeviceEnv, label_of
+from jaxrl_dist.envs.host import gymnasium
+from jaxrl_dist.envs.making import construct
+from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.exact.table import Table, as_bytes
-from jaxrl_dist.types import PyTree
+from jaxrl_dist.nn import observations
+from jaxrl_dist.spaces import Discrete, describe
+from jaxrl_dist.types import EnvSpec, PyTree
 
 ROWS = 8192
 """Steps of a dispatch."""
@@ -33,19 +40,17 @@ class Model(NamedTuple):
     reset: Callable[[jax.Array], tuple[PyTree, PyTree]]
     """``(keys [N]) -> (state, obs)``."""
     step: Callable[[PyTree, jax.Array, jax.Array], tuple[PyTree, PyTree, jax.Array, jax.Array]]
-    """``(state, action [N], keys [N]) -> (state, obs, reward [N], going [N])``."""
+    """``(state, action [N], keys [N]) -> (state, obs, reward [N], going [N])``, as ``Simulator.step``."""
     legal: Callable[[PyTree], Any] = lambda obs: None
     """``(obs) -> [N, A]`` bool; None: all actions are legal."""
-    outcomes: Callable[[PyTree, jax.Array], tuple[Any, ...]] | None = None
-    """``(state, action [N]) -> (probability [N, K], state [N, K, ...], obs, reward [N, K], going [N, K])``; None: they
-    are not known, and random steps are tried."""
+    outcomes: Callable[[PyTree, jax.Array], tuple[jax.Array, Any]] | None = None
+    """``(state, action [N]) -> (probability [N, K], after)``, what ``step`` returns for each outcome, ``[N, K, ...]``;
+    None: they are not known, and random steps are tried."""
     starts: Callable[[], tuple[jax.Array, PyTree, PyTree]] | None = None
-    """``() -> (probability [N], state, obs)``; None: not known, and random resets are tried."""
+    """``() -> (probability [N], state, obs)``; None: they are not known, and random resets are tried."""
 
 
-def table_of(
-    model: Model, max_states: int = 100_000, tries: int = 1000, starts: int = 10_000, seed: int = 0
-) -> Table:
+def table_of(model: Model, max_states: int = 100_000, tries: int = 1000, starts: int = 10_000, seed: int = 0) -> Table:
     """Finds all states that an episode can reach.
 
     Args:
@@ -56,6 +61,68 @@ def table_of(
       ConfigError: there are more than ``max_states``.
     """
     return _Listing(model, max_states, tries, starts, jax.random.key(seed)).table()
+
+
+def model_of(env: DeviceEnv) -> Model:
+    """Returns a compiled environment, with all its wrappers, as what can be listed.
+
+    Raises:
+      ConfigError: its actions are not discrete, several agents act in it, or it has no simulator.
+    """
+    spec, simulate, size = env.spec, env.simulate, discrete(env.spec)
+    if simulate is None:
+        raise ConfigError(f"{label_of(spec)} cannot be simulated, so its states cannot be listed")
+
+    def reset(keys: jax.Array) -> tuple[PyTree, PyTree]:
+        state, obs = env.reset(keys)
+        return simulate(state).state, obs
+
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
+    step_one = simulate(jax.eval_shape(lambda keys: env.reset(keys)[0], keys)).step
+    outcomes = None if env.outcomes is None else jax.vmap(env.outcomes)
+    legal = partial(observations.legal, spec)
+    return Model(label_of(spec), size, reset, jax.vmap(step_one), legal, outcomes, env.starts)
+
+
+def of_source(source: EnvSource, **limits: int) -> Table:
+    """Returns the table of an environment: of its states that can be listed, or Gymnasium's ``P``.
+
+    Args:
+      limits: as for ``table_of``.
+
+    Raises:
+      ConfigError: it has no table.
+    """
+    spec, wrappers = source.spec, source.wrappers
+    if source.pure is not None:
+        return table_of(model_of(source.pure), **limits)
+    discrete(spec)
+    if spec.backend != "gymnasium":
+        raise ConfigError(f"{label_of(spec)} runs outside JAX, where its states cannot be listed")
+    if wrappers.hide or wrappers.frame_stack or wrappers.action_repeat > 1:
+        raise ConfigError(f"{label_of(spec)} has a table only without --hide, --frame-stack and --action-repeat")
+    env = construct(spec.id, gymnasium.options(spec.id, source.options))
+    try:
+        return Table.of_gymnasium(env, mask=spec.mask)
+    except ConfigError as error:
+        raise ConfigError(f"{label_of(spec)} runs outside JAX, where only a table P can be read: {error}") from None
+    finally:
+        env.close()
+
+
+def discrete(spec: EnvSpec) -> int:
+    """Returns the number of actions of the only agent.
+
+    Raises:
+      ConfigError: they are not discrete, or there are several agents.
+    """
+    if spec.policies or spec.num_agents > 1:
+        raise ConfigError(
+            f"{label_of(spec)} has several agents, and a table is of one; games of two have opponents=self"
+        )
+    if not isinstance(spec.action, Discrete):
+        raise ConfigError(f"{label_of(spec)} has actions {describe(spec.action)}, and a table has discrete ones")
+    return spec.action.n
 
 
 class _Listing:
@@ -96,7 +163,7 @@ class _Listing:
     def _branch(self, state: PyTree, action: jax.Array, key: jax.Array) -> tuple[Any, ...]:
         """Returns the probabilities ``[n, K]`` of the outcomes of ``n`` actions, and these, ``[n * K, ...]``."""
         if self.model.outcomes is not None:
-            probability, *after = self.model.outcomes(self._redrawn(state, jax.random.split(key, len(action))), action)
+            probability, after = self.model.outcomes(self._redrawn(state, jax.random.split(key, len(action))), action)
             return probability, *jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), after)
         state, rows = jax.tree.map(lambda x: jnp.repeat(x, self.tries, axis=0), (state, action))
         keys = jax.random.split(key, (2, len(rows)))
@@ -203,8 +270,8 @@ def _merged(columns: tuple[np.ndarray, ...], start: np.ndarray, legal: np.ndarra
     """Makes the table of outcomes, of which equal ones become one.
 
     Args:
-      columns: of each outcome ``[E]`` the number of its state and action ``s * A + a``, next state, probability, reward,
-        and whether the episode goes on.
+      columns: of each outcome ``[E]`` its state and action as ``s * A + a``, next state, probability, reward, and
+        whether the episode goes on.
     """
     pair, target, probability, reward, going = columns
     states, actions = legal.shape

@@ -101,8 +101,8 @@ def optimal(
             break
         q = new
     raise ConfigError(
-        f"value iteration with discount {discount:g} does not come below a residual of {tolerance:g}; a smaller discount, "
-        "or a larger tolerance, works"
+        f"value iteration with discount {discount:g} leaves a residual above {tolerance:g}; a smaller discount "
+        "works, or a larger tolerance"
     )
 
 

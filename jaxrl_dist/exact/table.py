@@ -75,7 +75,7 @@ class Table(NamedTuple):
         Args:
           probability: of the outcomes ``[S, A, K]``; those of actions that are not legal do not matter.
           reward: the mean ``[S, A]``, or that of each outcome ``[S, A, K]``.
-          next: the state after each outcome ``[S, A, K]``; None: outcome ``k`` leads to state ``k``, and ``K`` is ``S``.
+          next: the state after each outcome ``[S, A, K]``; None: outcome ``k`` leads to state ``k``.
           going: as the field, ``[S, A, K]`` or what broadcasts to it; None: no episode ends.
           start: probabilities ``[S]``; None: all states are equally likely.
           legal: ``[S, A]`` bool; None: all are.
@@ -97,7 +97,9 @@ class Table(NamedTuple):
             "next": np.broadcast_to(np.arange(outcomes), probability.shape) if next is None else np.asarray(next),
             "probability": probability,
             "reward": reward,
-            "going": np.broadcast_to(np.float64(1) if going is None else np.asarray(going, np.float64), probability.shape),
+            "going": np.broadcast_to(
+                np.float64(1) if going is None else np.asarray(going, np.float64), probability.shape
+            ),
             "start": np.full(states, 1 / states) if start is None else np.asarray(start, np.float64),
             "legal": legal,
         }
@@ -109,7 +111,7 @@ class Table(NamedTuple):
         Raises:
           ConfigError: they are not; the message names the first such field, and where.
         """
-        states, actions = self.shape
+        states, actions = self.probability.shape[:2]
         shapes = {"reward": (states, actions), "legal": (states, actions), "start": (states,)}
         shapes |= dict.fromkeys(("next", "going"), self.probability.shape)
         for name, shape in shapes.items():
@@ -167,7 +169,9 @@ class Table(NamedTuple):
         return made.reachable()
 
     @classmethod
-    def random(cls, rng: np.random.Generator, states: int, actions: int, end: float = 0.0, spread: float = 0.5) -> Table:
+    def random(
+        cls, rng: np.random.Generator, states: int, actions: int, end: float = 0.0, spread: float = 0.5
+    ) -> Table:
         """Draws a table, whose first states are equally likely and whose observations are one-hot.
 
         Args:

@@ -203,7 +203,22 @@ def _one_agent(
         return Simulated(new, obs, reward, jnp.where(terminated, 0.0, turn))
 
     simulate = jax.tree_util.Partial(simulated)
-    return DeviceEnv(spec, reset, step, own_render(env, params), lambda state: Simulator(state.env, simulate))
+
+    def outcomes(state: PyTree, action: PyTree) -> tuple[jax.Array, Simulated]:
+        probability, obs, new, reward, over = env.outcomes(state, unnamed(native_action, action), params)
+        obs, new = jax.tree.map(lambda x, like: jnp.asarray(x).astype(like.dtype), (obs, new), tuple(first))
+        going = jnp.where(over, 0.0, 1.0)
+        return probability, Simulated(new, jax.vmap(observe)(obs, new), jnp.float32(reward), going)
+
+    def starts() -> tuple[jax.Array, PyTree, PyTree]:
+        probability, obs, state = env.starts(params)
+        return probability, state, jax.vmap(observe)(obs, state)
+
+    return DeviceEnv(
+        spec, reset, step, own_render(env, params), lambda state: Simulator(state.env, simulate),
+        outcomes if hasattr(env, "outcomes") and wrappers.action_repeat == 1 else None,
+        starts if hasattr(env, "starts") else None,
+    )  # fmt: skip
 
 
 class HostGymnax:
