@@ -262,9 +262,14 @@ def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorith
         q, temperature = inner.action_values(variables, obs)
         return variables.stats[0].std() * q, variables.stats[0].std() * temperature
 
-    known = {} if inner.action_values is None else {"action_values": action_values}
-    new = {"policy": policy, "postprocess": postprocess, "update_stats": update_stats, "feedback": feedback}
-    return dataclasses.replace(inner, **new, **known)
+    return dataclasses.replace(
+        inner,
+        policy=policy,
+        action_values=None if inner.action_values is None else action_values,
+        postprocess=postprocess,
+        update_stats=update_stats,
+        feedback=feedback,
+    )
 
 
 def clip_rewards(algorithm: Algorithm, low: float, high: float) -> Algorithm:
@@ -292,8 +297,14 @@ def clip_rewards(algorithm: Algorithm, low: float, high: float) -> Algorithm:
         return algorithm.feedback(core, action, step._replace(reward=reward))
 
     with_stats = None if algorithm.update_stats is None else update_stats
-    functions = {"policy": policy, "postprocess": postprocess, "feedback": feedback, "update_stats": with_stats}
-    return dataclasses.replace(algorithm, **functions, action_values=None)  # they are of clipped rewards
+    return dataclasses.replace(
+        algorithm,
+        policy=policy,
+        action_values=None,  # they are of clipped rewards
+        postprocess=postprocess,
+        feedback=feedback,
+        update_stats=with_stats,
+    )
 
 
 def average_parameters(algorithm: Algorithm, steps: int, num_agents: int = 1, *, by_update: bool = False) -> Algorithm:

@@ -28,13 +28,11 @@ class DeviceEnv(NamedTuple):
     step: Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, Timestep, EpisodeStats]]
     """``(state, action [B, ...], keys [B]) -> (state, step, episodes)``; the statistics have an entry per environment,
     ``[B]``, and their count ``episodes`` is 1 where an episode ended in this step."""
-    render: Callable[[PyTree], Any] | None = None
-    """Draws one environment from its native state, ``[H, W, 3]`` uint8; None: it has no such function."""
+    render: Callable[[PyTree], Any] | None = None  # draws one native state, ``[H, W, 3]`` uint8; None: it cannot
     simulate: Callable[[PyTree], Simulator] | None = None  # of the rows' states; None: policies cannot plan in it
-    # ``(state, action) -> (probability [K], simulated [K])`` of one environment; None: it does not name its outcomes.
-    outcomes: Callable[[PyTree, PyTree], tuple[jax.Array, Simulated]] | None = None
-    # ``() -> (probability [N], state [N], obs [N])`` of the first states; None: it does not name them.
-    starts: Callable[[], tuple[jax.Array, PyTree, PyTree]] | None = None
+    # ``(state, action) -> (probability [K], simulated [K])``, and ``() -> (probability [N], state [N], obs [N])``
+    outcomes: Callable[[PyTree, PyTree], tuple[jax.Array, Simulated]] | None = None  # None: a step's are not named
+    starts: Callable[[], tuple[jax.Array, PyTree, PyTree]] | None = None  # None: the first states are not named
 
 
 class Wrappers(NamedTuple):
@@ -196,9 +194,7 @@ def policy_space(native: Any, name: str, role: str, value: Any = None) -> Space:
 def outcome(resetting: Array, terminated: Array, truncated: Array) -> tuple[Array, Array, Array]:
     """Returns ``(valid, terminated, truncated)`` of a step, by the convention of ``Timestep``; all are ``[B]`` bool.
 
-    Args:
-      resetting: True where the previous step ended an episode, so this step is the reset.
-    """
+    ``resetting``: where the previous step ended an episode, so that this one is the reset."""
     valid = ~resetting
     terminated = terminated & valid
     return valid, terminated, truncated & valid & ~terminated

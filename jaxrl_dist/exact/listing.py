@@ -231,9 +231,9 @@ class _Listing:
         while count := len(frontier[1]):
             fresh = []
             for at in range(0, count, chunk):
-                part = _rows(frontier, slice(at, at + chunk))
-                new, columns = self._expand(*part, done, chunk)
-                done += len(part[1])
+                state, legal = _rows(frontier, slice(at, at + chunk))
+                new, columns = self._expand(state, legal, done, chunk)
+                done += len(legal)
                 fresh.append(new)
                 edges.append(columns)
             frontier = _joined(fresh)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -100,8 +99,8 @@ class Measure:
         def log_probs(variables: Variables, obs: PyTree, core: PyTree) -> jax.Array:
             assert algorithm.log_prob is not None
             context = Context(jax.random.split(jax.random.key(0), size), jnp.float32(END_OF_SCHEDULES))
-            of = functools.partial(algorithm.log_prob, variables, obs, core, context=context)
-            return jnp.stack([of(action=action) for action in chosen], axis=-1)
+            columns = [algorithm.log_prob(variables, obs, core, jnp.asarray(action), context) for action in chosen]
+            return jnp.stack(columns, axis=-1)
 
         shapes = jax.eval_shape(algorithm.init, jax.random.key(0)), self._batch(rows[0]), core
         if _reads_core(act, shapes):

@@ -112,7 +112,7 @@ def test_the_command_refuses_in_a_line(tmp_path: Path, capsys: pytest.CaptureFix
         "": "which run? Name its directory",
         f"{lake} --grid 4": "--grid takes two numbers",
         f"{cart} --max-states 50": "gymnax:CartPole-v1 has more than 50 states",
-        f"{lake} --discount 2": "--discount must be <= 1",
+        f"{lake} --discount 2": "--discount must be >= 0 and <= 1, not 2",
     }.items():
         assert cli.main(["exact", *args.split()]) == 2
         error = capsys.readouterr().err

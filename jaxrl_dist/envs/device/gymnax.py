@@ -204,14 +204,16 @@ def _one_agent(
 
     simulate = jax.tree_util.Partial(simulated)
 
+    named: Any = env  # its methods ``outcomes`` and ``starts`` are optional
+
     def outcomes(state: PyTree, action: PyTree) -> tuple[jax.Array, Simulated]:
-        probability, obs, new, reward, over = env.outcomes(state, unnamed(native_action, action), params)
+        probability, obs, new, reward, over = named.outcomes(state, unnamed(native_action, action), params)
         obs, new = jax.tree.map(lambda x, like: jnp.asarray(x).astype(like.dtype), (obs, new), tuple(first))
         going = jnp.where(over, 0.0, 1.0)
         return probability, Simulated(new, jax.vmap(observe)(obs, new), jnp.float32(reward), going)
 
     def starts() -> tuple[jax.Array, PyTree, PyTree]:
-        probability, obs, state = env.starts(params)
+        probability, obs, state = named.starts(params)
         return probability, state, jax.vmap(observe)(obs, state)
 
     return DeviceEnv(
