@@ -134,6 +134,9 @@ class Evaluation:
         None, low=1, high=10**9, needs="evaluation_episodes", resumable=True, compiled=False
     )
     """Env steps after which an evaluation episode is cut off; None: 27,000, or the environment's limit if longer."""
+    exact: bool = setting(False, resumable=True, compiled=False)
+    """Compare the policy at each report with the exact optimum, where the environment's states can be listed: metrics
+    exact/*, as jaxrl-dist exact prints them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -126,3 +126,24 @@ def test_cells_of_grids() -> None:
     np.testing.assert_array_equal(cells(np.eye(6).reshape(6, 2, 3)[4:]), [[1, 1], [1, 2]])
     with pytest.raises(ConfigError, match="no map"):
         cells(np.zeros((3, 2), np.float32))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    runs.cases(["", "--plan asynchronous --num-actors 2", "--plan synchronous --seeds 2", "--vary discount=0.9,0.5"], ""),
+)
+def test_runs_report_the_truth(flags: str, tmp_path: Path) -> None:
+    run = runs.train(f"dqn --env gymnax:FrozenLake-misc {runs.TINY} --exact --n-step 1 {flags}", tmp_path / "run")
+    lines = runs.read_metrics(run)
+    assert all(0 <= line["exact/return"] <= line["exact/optimum"] < 0.9 for line in lines)
+    members = sorted((run / "members").iterdir()) if (run / "members").is_dir() else [run]
+    for member in members:
+        last = runs.read_metrics(member)[-1]
+        measured = exact.measure(load_policy(member)).numbers
+        assert {name: last[f"exact/{name}"] for name in measured} == pytest.approx(measured)
+    assert lines[0]["exact/q_error"] != lines[-1]["exact/q_error"]
+
+
+def test_environments_without_a_table_are_refused_before_training(tmp_path: Path) -> None:
+    command = f"train {runs.CARTPOLE} --exact --run-dir {tmp_path / 'run'}".replace("CartPole-v1", "Pendulum-v1")
+    assert cli.main(command.split()) == 2 and not (tmp_path / "run").exists()
