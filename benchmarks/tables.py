@@ -27,12 +27,12 @@ from jaxrl_dist.training.setup import make_algorithm
 
 DISCOUNT = 0.9
 COMMON: dict[str, Any] = {"discount": DISCOUNT, "hidden_sizes": (128,), "learning_rate": 1e-3}
-EXPLORES: dict[str, Any] = {"epsilon_end": 0.5, "epsilon_steps": 10_000}
+EXPLORES: dict[str, Any] = {"epsilon_end": 1.0}
 FLAGS: dict[str, dict[str, Any]] = {
-    "dqn": {**EXPLORES, "n_step": 1, "target_period": 100},
+    "dqn": {**EXPLORES, "n_step": 1, "target_period": 100, "batch_size": 256},
     "rainbow": {"n_step": 1, "value_min": 0.0, "value_max": 10.0, "target_period": 100},
     "pqn": {**EXPLORES, "q_lambda": 0.0},
-    "sac": {"temperature": 0.3, "n_step": 1},
+    "sac": {"temperature": 0.5, "n_step": 1, "actor_learning_rate": 1e-3, "batch_size": 256},
 }
 """Hyperparameters, besides those of ``COMMON``; the others are the presets'. Values of one step are the truth's."""
 
@@ -85,7 +85,8 @@ def measured(algorithm: str, table: exact.Table, steps: int, seed: int) -> dict[
         made, total_env_steps=steps, seed=seed, evaluation_episodes=0, report_interval=steps, scale_rewards=False
     )
     train = dataclasses.replace(
-        train, algorithm=dataclasses.replace(train.algorithm, learning_rate_schedule="linear", learning_rate_steps=steps)
+        train,
+        algorithm=dataclasses.replace(train.algorithm, learning_rate_schedule="linear", learning_rate_steps=steps),
     )
     for report in jaxrl_dist.train(train):
         variables = report.variables()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pathlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,9 +12,11 @@ from jaxrl_dist.checks import MAX_SIZE, counted
 from jaxrl_dist.commands import evaluate, flags, help
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError, visible
+from jaxrl_dist.run import checkpoint
 
 if TYPE_CHECKING:
-    from jaxrl_dist.exact.measure import Measured
+    from jaxrl_dist.exact.measure import Measured, Played
+    from jaxrl_dist.play.policy import Policy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +39,8 @@ class Exact(evaluate.Trained):
     """Image file, such as heat.png, for maps of values and visits, where states lie on a grid."""
     grid: tuple[int, ...] = setting((), low=1, high=MAX_SIZE)
     """Rows and columns of a grid whose cells are categories, such as 4 12; none: a square."""
+    mixture: bool = False
+    """Of a game of two sides: also measure the mixture of the policies of all checkpoints, one drawn for each game."""
     json: bool = False
     """Print JSON."""
 
@@ -49,14 +54,38 @@ def run(args: Sequence[str]) -> int:
         raise ConfigError("--grid takes two numbers, rows and columns, as in --grid 4 12")
     policy = options.load(env_options=options.env_options)
 
-    from jaxrl_dist.exact.measure import of_policy
+    from jaxrl_dist.exact.measure import of_game, of_policy
 
     limits = {name: getattr(options, name) for name in ("max_states", "tries", "starts", "seed")}
+    if policy.source.spec.both_sides:
+        played = of_game([*_past(options), policy], **limits)
+        print(json.dumps(played._asdict(), indent=2) if options.json else visible("\n".join(of_sides(played))))
+        return 0
+    if options.mixture:
+        raise ConfigError("--mixture is of games of two sides: --env-options opponents=self")
     measured = of_policy(policy, discount=options.discount, **limits)
     if options.out is not None:
         measured.draw(options.out, options.grid or None)
     print(json.dumps(measured.summary(), indent=2) if options.json else visible("\n".join(lines(measured))))
     return 0
+
+
+def _past(options: Exact) -> list[Policy]:
+    """Returns the policies of all checkpoints, if their mixture is wanted, the oldest first."""
+    if not options.mixture:
+        return []
+    numbers = [checkpoint.number_of(path) for path in reversed(checkpoint.saved(options.run_dir))]
+    return [dataclasses.replace(options, checkpoint=str(x)).load(env_options=options.env_options) for x in numbers]
+
+
+def of_sides(played: Played) -> Iterator[str]:
+    """Formats the exploitability of a game for reading."""
+    yield f"{played.env}: {played.histories:,} histories; {'sampled: ' * bool(played.sampled)}{played.sampled or 'exact'}"
+    yield "exploitability, what the best answers win in the mean over both seats (half of NashConv):"
+    of = f"the mixture of {played.policies} policies"
+    for name, value in {"greedy": played.greedy, "sampled": played.drawn, of: played.mixture}.items():
+        if value is not None:
+            yield f"  {name:28} {value:.4f}"
 
 
 def lines(measured: Measured) -> Iterator[str]:

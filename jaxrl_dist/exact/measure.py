@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +14,7 @@ from jax.interpreters import partial_eval
 from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES, MAX_EPISODE_STEPS
 from jaxrl_dist.envs.base import label_of
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.exact import heat, solve
+from jaxrl_dist.exact import games, heat, solve
 from jaxrl_dist.exact.listing import discrete, of_source
 from jaxrl_dist.exact.table import Table
 from jaxrl_dist.protocols import Traits
@@ -235,6 +235,44 @@ def of_policy(policy: Any, *, discount: float | None = None, **limits: int) -> M
     measure = Measure(policy.algorithm, table)
     learnt, truth = measure.learnt(policy.variables), Truth.of(table, discount, spec.max_episode_steps)
     return Measured(label_of(spec), truth, learnt, numbers(truth, learnt))
+
+
+class Played(NamedTuple):
+    """How much the best answers win against the policies of a game of two sides, over both seats in the mean."""
+
+    env: str
+    histories: int
+    sampled: str  # as in ``Table``
+    greedy: float  # against the newest policy's best actions
+    drawn: float | None  # against its drawn actions; None: their probabilities are not known
+    mixture: float | None  # against one of all policies, drawn for each game; None: there is one policy
+    policies: int
+
+
+def of_game(policies: Sequence[Any], **limits: int) -> Played:
+    """Measures the exploitability of policies of a game in which one agent moves for both sides.
+
+    Args:
+      policies: as ``load_policy`` returns them, the newest last.
+      limits: as for ``listing.table_of``.
+
+    Raises:
+      ConfigError: it is another game, or a policy acts by a memory.
+    """
+    source, algorithm = policies[-1].source, policies[-1].algorithm
+    table = of_source(source, **limits)
+    game, measure = games.Game(table), Measure(algorithm, table)
+    learnt = [measure.learnt(policy.variables) for policy in policies]
+    plays = np.stack([x.greedy if x.sampled is None else x.sampled for x in learnt])
+    return Played(
+        label_of(source.spec),
+        sum(len(level.state) for level in game.levels),
+        table.sampled,
+        game.exploitability(learnt[-1].greedy),
+        None if learnt[-1].sampled is None else game.exploitability(plays[-1]),
+        game.exploitability(plays) if len(plays) > 1 else None,
+        len(plays),
+    )
 
 
 def _reads_core(function: Callable[..., Any], arguments: tuple[Any, Any, PyTree]) -> bool:

@@ -130,10 +130,15 @@ def test_cells_of_grids() -> None:
 
 @pytest.mark.parametrize(
     "flags",
-    runs.cases(["", "--plan asynchronous --num-actors 2", "--plan synchronous --seeds 2", "--vary discount=0.9,0.5"], ""),
+    runs.cases(
+        ["", "--plan asynchronous --num-actors 2", "--plan synchronous --seeds 2", "--vary discount=0.9,0.5"], ""
+    ),
 )
 def test_runs_report_the_truth(flags: str, tmp_path: Path) -> None:
-    run = runs.train(f"dqn --env gymnax:FrozenLake-misc {runs.TINY} --exact --n-step 1 {flags}", tmp_path / "run")
+    run = runs.train(
+        f"dqn --env gymnax:FrozenLake-misc {runs.TINY} --exact --n-step 1 --learning-starts 100 {flags}",
+        tmp_path / "run",
+    )
     lines = runs.read_metrics(run)
     assert all(0 <= line["exact/return"] <= line["exact/optimum"] < 0.9 for line in lines)
     members = sorted((run / "members").iterdir()) if (run / "members").is_dir() else [run]
