@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import pathlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -80,7 +79,8 @@ def _past(options: Exact) -> list[Policy]:
 
 def of_sides(played: Played) -> Iterator[str]:
     """Formats the exploitability of a game for reading."""
-    yield f"{played.env}: {played.histories:,} histories; {'sampled: ' * bool(played.sampled)}{played.sampled or 'exact'}"
+    known = f"sampled: {played.sampled}" if played.sampled else "exact"
+    yield f"{played.env}: {played.histories:,} histories; {known}"
     yield "exploitability, what the best answers win in the mean over both seats (half of NashConv):"
     of = f"the mixture of {played.policies} policies"
     for name, value in {"greedy": played.greedy, "sampled": played.drawn, of: played.mixture}.items():

@@ -74,9 +74,8 @@ def test_exploitability_of_kuhn_poker_is_known() -> None:
     assert answers == pytest.approx([0.5, 5 / 12])
     curve = [game.exploitability(cfr(states, iterations)) for iterations in (10, 100, 500)]
     assert curve[0] > curve[1] > curve[2] and curve[2] < 0.02
-    bets = np.array([[0, 1 / 3, 0, 1 / 3], [0, 0, 1 / 3, 2 / 3], [1, 1, 1, 1]])  # an equilibrium, by card and moves
+    bets = np.array([[1 / 3, 1 / 3, 0, 0], [0, 0, 1 / 3, 2 / 3], [1, 1, 1, 1]])  # an equilibrium, by card and moves
     policy = np.stack([bets[tuple(table.obs.T)], 1 - bets[tuple(table.obs.T)]], axis=1)
-    policy[(table.obs == [0, 0]).all(axis=1)] = 1 / 3, 2 / 3
     assert game.exploitability(policy) == pytest.approx(0, abs=1e-12)
     assert game.best_response(policy[None], np.ones(1), 0) == pytest.approx(-1 / 18)  # the value of the game
 
