@@ -128,17 +128,17 @@ def test_cells_of_grids() -> None:
         cells(np.zeros((3, 2), np.float32))
 
 
-@pytest.mark.parametrize(
-    "flags",
-    runs.cases(
-        ["", "--plan asynchronous --num-actors 2", "--plan synchronous --seeds 2", "--vary discount=0.9,0.5"], ""
-    ),
-)
+LAKES = [
+    "--env gymnasium:FrozenLake-v1 --plan synchronous",
+    "--env gymnax:FrozenLake-misc --plan on_device --vary discount=0.9,0.5",
+    "--env gymnasium:FrozenLake-v1 --plan asynchronous --num-actors 2",
+    "--env gymnasium:FrozenLake-v1 --plan synchronous --seeds 2",
+]
+
+
+@pytest.mark.parametrize("flags", runs.cases(LAKES, LAKES[0]))
 def test_runs_report_the_truth(flags: str, tmp_path: Path) -> None:
-    run = runs.train(
-        f"dqn --env gymnax:FrozenLake-misc {runs.TINY} --exact --n-step 1 --learning-starts 100 {flags}",
-        tmp_path / "run",
-    )
+    run = runs.train(f"dqn {flags} {runs.TINY} --exact --learning-starts 100", tmp_path / "run")
     lines = runs.read_metrics(run)
     assert all(0 <= line["exact/return"] <= line["exact/optimum"] < 0.9 for line in lines)
     members = sorted((run / "members").iterdir()) if (run / "members").is_dir() else [run]
