@@ -226,8 +226,7 @@ def joined(evaluations: Sequence[Mapping[str, float | int]]) -> Mapping[str, flo
 def _joined(evaluations: Sequence[Mapping[str, float | int]]) -> Mapping[str, float | int]:
     """Joins members' evaluations of one policy into that of all their episodes together.
 
-    With several, ``members_return_std`` is the sample standard deviation (dividing by their number less one) of the
-    means of those ``members`` that have played: an estimate of how far apart seeds are.
+    With several, ``members_return_std`` is the sample standard deviation (by n - 1) of the n ``members``' means.
     Numbers of the info are means over the members, weighted by episodes: how many episodes gave one is not known.
     """
     if len(evaluations) == 1:
