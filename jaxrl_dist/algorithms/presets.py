@@ -259,6 +259,9 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
             "evaluation_episodes": 10,
         },
     },
+    "muzero": {
+        "any": {"num_envs": 16, "rollout_length": 8},
+    },
     "td3": {
         "any": {"num_envs": 8, "rollout_length": 1, "report_interval": 2_000},
         # Here small networks do as well in a tenth of the time.
