@@ -144,8 +144,8 @@ class MuZero(
                 losses["value"].append(share * steps["known"][k] * cross(value, value_target[k]))
                 first = scalar(value) if k == 0 else first
                 if k < self.unroll_steps:
-                    state, reward = model.advance(params, state, steps["action"][k])
-                    state = 0.5 * state + returns.constant(0.5 * state)  # appendix G
+                    halved = 0.5 * state + returns.constant(0.5 * state)  # its gradient: appendix G
+                    state, reward = model.advance(params, halved, steps["action"][k])
                     missed = cross(reward, reward_target[k])
                     losses["reward"].append(steps["known"][k] * missed / self.unroll_steps)
             summed = {name: sum(parts[1:], parts[0]) for name, parts in losses.items()}

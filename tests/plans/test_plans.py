@@ -190,7 +190,7 @@ COMBINATIONS = [
     for backend in BACKENDS
     if backend == "gymnax" or plan != "on_device"
 ]
-NO_GRADIENTS = ("ppo", "impala", "appo", "rainbow", "pqn", "r2d2")
+NO_GRADIENTS = ("ppo", "impala", "appo", "rainbow", "pqn", "r2d2", "muzero")
 """Whose presets ask for what ``gradients`` does not do: several updates of a rollout, or priorities."""
 
 EPISODIC = ("es", "ars")
