@@ -259,6 +259,10 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
             "evaluation_episodes": 10,
         },
     },
+    "alphazero": {
+        "any": {"num_envs": 16, "rollout_length": 32, "scale_rewards": True},
+        "game": {"num_envs": 64, "rollout_length": 32, "torso": "mlp", "discount": 1.0, "scale_rewards": False},
+    },
     "muzero": {
         "any": {"num_envs": 16, "rollout_length": 8},
         "classic_control": {

@@ -12,7 +12,7 @@ from jaxrl_dist.checks import MAX_SIZE, check_used, install_extra
 from jaxrl_dist.config.inherit import Inherits
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.lazy import jax, jnp, mctx
+from jaxrl_dist.lazy import distributions, jax, jnp, mctx, observations
 from jaxrl_dist.types import PyTree
 
 
@@ -60,6 +60,13 @@ def check_installed(config: object) -> None:
         raise ConfigError(f"{name_of(config)} searches with mctx, which is not installed: {install_extra('planning')}")
 
 
+def unsearched(logits: jax.Array, value: jax.Array, keys: jax.Array | None) -> Found:
+    """Returns what the network alone says, where there is nothing to search: see ``search``."""
+    choices = distributions.Categorical(logits)
+    action = choices.mode() if keys is None else choices.sample(keys)
+    return Found(action, jax.nn.softmax(logits), value, jnp.zeros_like(value))
+
+
 def search(
     config: SearchConfig,
     step: Step,
@@ -81,10 +88,12 @@ def search(
       value: ``[B]``, the network's value of the roots.
       state: ``[B, ...]``, what ``step`` steps.
       legal: ``[B, A]`` bool, which actions may be taken at the root; None: all.
-      keys: ``[B]``; None: the best action, without noise.
+      keys: ``[B]``; None: the best action, without noise. With 0 simulations, the network acts alone.
       temperature: scalar or ``[B]``: 0 is greedy. Gumbel's noise, or with PUCT the logarithm of the share of visits, is
         scaled by it or by its inverse.
     """
+    if not config.num_simulations:
+        return unsearched(observations.masked(logits, legal), value, keys)
     greedy, rows = keys is None, value.shape
     if keys is None:  # the same for all rows, since they may be any part of a batch
         keys, temperature = jnp.broadcast_to(jax.random.key(0), rows), 0.0

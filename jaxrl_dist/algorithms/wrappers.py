@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import jax, jnp, mesh, np, optax, spaces
+from jaxrl_dist.simulator import Simulated
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Timestep, Variables
 
 CLIP = 10.0
@@ -137,6 +138,12 @@ def extended(
     )
 
 
+def _planning(context: Context, change: Callable[[Simulated], Simulated]) -> Context:
+    """Returns the context of a policy whose simulator, if there is one, steps through ``change``."""
+    simulator = context.simulator
+    return context if simulator is None else context._replace(simulator=simulator.mapped(change))
+
+
 def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
     """Shifts and scales observations of numbers to mean 0 and variance 1 by statistics over all devices.
 
@@ -183,6 +190,7 @@ def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
         return jax.tree.map(lambda path, x: scaled(stats[path], x) if path in stats else x, spaces.paths(obs), obs)
 
     def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
+        context = _planning(context, lambda then: then._replace(obs=scale(variables, then.obs)))
         return inner.policy(variables, scale(variables, obs), core, context)
 
     def log_prob(variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context) -> jax.Array:
@@ -215,13 +223,19 @@ def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorith
     """
     inner = extended(algorithm, lambda params: RunningStats.zeros(()), lambda num_envs: jnp.zeros((num_envs,)))
 
+    def scaled(variables: Variables, reward: jax.Array) -> jax.Array:
+        return jnp.clip(reward / variables.stats[0].std(), -CLIP, CLIP)
+
+    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
+        context = _planning(context, lambda then: then._replace(reward=scaled(variables, then.reward)))
+        return inner.policy(variables, obs, core, context)
+
     def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
         total, rest = inner.feedback(core, action, step)
         return discount * total + step.reward, rest
 
     def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
-        reward = jnp.clip(rollout.reward / variables.stats[0].std(), -CLIP, CLIP)
-        return inner.postprocess(variables, rollout._replace(reward=reward), context)
+        return inner.postprocess(variables, rollout._replace(reward=scaled(variables, rollout.reward)), context)
 
     def update_stats(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         def step(total: jax.Array, outcome: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -233,7 +247,9 @@ def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorith
         stats, others = inner.updated_stats(variables, rollout, context)
         return stats.merge(returns, rollout.valid), others
 
-    return dataclasses.replace(inner, postprocess=postprocess, update_stats=update_stats, feedback=feedback)
+    return dataclasses.replace(
+        inner, policy=policy, postprocess=postprocess, update_stats=update_stats, feedback=feedback
+    )
 
 
 def clip_rewards(algorithm: Algorithm, low: float, high: float) -> Algorithm:
@@ -246,6 +262,10 @@ def clip_rewards(algorithm: Algorithm, low: float, high: float) -> Algorithm:
         # Bounds that exclude 0 would give invalid steps a reward.
         return rollout._replace(reward=jnp.where(rollout.valid, jnp.clip(rollout.reward, low, high), 0.0))
 
+    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
+        context = _planning(context, lambda then: then._replace(reward=jnp.clip(then.reward, low, high)))
+        return algorithm.policy(variables, obs, core, context)
+
     def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         return algorithm.postprocess(variables, clipped(rollout), context)
 
@@ -257,7 +277,9 @@ def clip_rewards(algorithm: Algorithm, low: float, high: float) -> Algorithm:
         return algorithm.feedback(core, action, step._replace(reward=reward))
 
     with_stats = None if algorithm.update_stats is None else update_stats
-    return dataclasses.replace(algorithm, postprocess=postprocess, feedback=feedback, update_stats=with_stats)
+    return dataclasses.replace(
+        algorithm, policy=policy, postprocess=postprocess, feedback=feedback, update_stats=with_stats
+    )
 
 
 def average_parameters(algorithm: Algorithm, steps: int, num_agents: int = 1, *, by_update: bool = False) -> Algorithm:

@@ -14,6 +14,7 @@ from jaxrl_dist import mesh
 from jaxrl_dist.checks import MAX_SIZE, did_you_mean
 from jaxrl_dist.envs.native import PlainSpace, env_label, named, plain
 from jaxrl_dist.errors import ConfigError, EnvError
+from jaxrl_dist.simulator import Simulator
 from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Part, Space, leaves, num_choices
 from jaxrl_dist.types import Array, EnvSpec, EpisodeStats, PyTree, Timestep
 
@@ -29,6 +30,7 @@ class DeviceEnv(NamedTuple):
     ``[B]``, and their count ``episodes`` is 1 where an episode ended in this step."""
     render: Callable[[PyTree], Any] | None = None
     """Draws one environment from its native state, ``[H, W, 3]`` uint8; None: it has no such function."""
+    simulate: Callable[[PyTree], Simulator] | None = None  # of the rows' states; None: policies cannot plan in it
 
 
 class Wrappers(NamedTuple):
@@ -121,8 +123,7 @@ class DrawnEnv(HostEnv, Protocol):
         """
 
 
-KINDS = ("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Dict", "Tuple")
-"""Kinds of spaces that policies support."""
+KINDS = ("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Dict", "Tuple")  # of spaces that policies support
 
 
 def space_of(space: PlainSpace, name: str, role: str, kinds: Sequence[str] = KINDS) -> Space:
@@ -211,8 +212,7 @@ def awaited(wait: Callable[[float], Any], seconds: float) -> Any:
     return wait(0.0)
 
 
-NAPS = 20
-"""Number of naps into which ``awaited`` divides its time."""
+NAPS = 20  # into which ``awaited`` divides its time
 
 
 def rows_where(condition: jax.Array, x: PyTree, y: PyTree) -> PyTree:

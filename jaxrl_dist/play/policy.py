@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import numpy as np
 
 from jaxrl_dist import spaces
 from jaxrl_dist.actors.evaluate import MAX_ENVS, Evaluation, Evaluator
+from jaxrl_dist.algorithms import having, name_of
 from jaxrl_dist.config.synonyms import missing
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.envs.base import clipped, label_of
@@ -185,6 +187,24 @@ def _restored(config: Train[Any], variables: Variables, fresh: bool) -> Policy:
     return Policy(*resolved(config), jax.device_put(variables, jax.local_devices()[0]), fresh=fresh)
 
 
+def _with_simulations(config: Train[Any], source: EnvSource, number: int) -> Train[Any]:
+    """Returns the config whose algorithm searches with this number of simulations.
+
+    Raises:
+      ConfigError: it does not search, or cannot here.
+    """
+    name, flag = name_of(config.algorithm), f"--num-simulations {number}"
+    if not hasattr(config.algorithm, "num_simulations"):
+        raise ConfigError(f"{flag}: {name} does not search; {having('num_simulations')} this flag")
+    config = dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, num_simulations=number))
+    searches = config.algorithm.make(source.spec).searches
+    if searches and (source.pure is None or source.pure.simulate is None):
+        raise ConfigError(
+            f"{flag}: {label_of(source.spec)} has no simulator, so that {name} acts without a search there"
+        )
+    return config
+
+
 def _blank(space: Space, num_envs: int) -> PyTree:
     """Returns zeros ``[num_envs, ...]``; in an export, ``num_envs`` is symbolic."""
     return jax.tree.map(lambda part: jnp.zeros((num_envs, *part.shape), part.dtype), space)
@@ -209,6 +229,7 @@ def load_policy(
     core: CoreLike | None = None,
     policy: str | None = None,
     checkpoint: str | int | None = None,
+    num_simulations: int | None = None,
 ) -> Policy:
     """Loads the trained policy of a run, or the policy of its newest checkpoint.
 
@@ -223,6 +244,8 @@ def load_policy(
       checkpoint: env steps of the checkpoint to load instead, or "best" for the one with the highest mean return: of
         training episodes or of evaluations, as the run's ``keep_best`` says. Where evaluations have judged it,
         ``evaluate`` plays other episodes than they did.
+      num_simulations: steps of each search of an algorithm that plans, if they differ from the run's; 0: none, the
+        network acts alone.
 
     Raises:
       ConfigError: ``run_dir`` has no trained variables or no such checkpoint, is a population or is damaged, or its
@@ -237,6 +260,8 @@ def load_policy(
     if policy is not None:
         config = of_policy(config, policy, run_dir)
         source = source._replace(spec=source.spec.policies[policy])
+    if num_simulations is not None:
+        config = _with_simulations(config, source, num_simulations)
     shapes = variable_shapes(make_algorithm(config, source.spec))
     variables = load_variables(run_dir, shapes, policy, which=checkpoint)
     variables = jax.device_put(source.spec.bare(variables), jax.local_devices()[0])
