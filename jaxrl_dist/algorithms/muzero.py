@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from jaxrl_dist.algorithms import searching
 from jaxrl_dist.algorithms.presets import TablePresets
@@ -27,8 +27,6 @@ class MuZero(
     replay_ratio=0.25,
     n_step=5,
     discount=0.997,
-    priority_exponent=1.0,
-    importance_exponent=1.0,
 ):
     """MuZero (Schrittwieser et al. 2020): plans with a model that it learns; its search is Gumbel MuZero's."""
 
@@ -94,7 +92,7 @@ class MuZero(
             logits, value = model.predict(params, state)
             return logits, scalar(value)
 
-        def imagine(params: PyTree, keys: jax.Array, action: jax.Array, state: jax.Array) -> tuple[jax.Array, ...]:
+        def imagine(params: PyTree, keys: jax.Array, action: jax.Array, state: PyTree) -> tuple[Any, ...]:
             state, reward = model.advance(params, state, action)
             logits, value = predict(params, state)
             return scalar(reward), jnp.full_like(value, self.discount), logits, value, state
@@ -110,7 +108,7 @@ class MuZero(
         def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
             outcomes, values = rollout.outcomes, rollout.extras["value"]
             if stored:  # the last step only supplies the value of its observation
-                outcomes = tuple(x[:-1] for x in outcomes)
+                outcomes = jax.tree.map(lambda x: x[:-1], outcomes)
             else:
                 of_obs = jax.vmap(lambda obs: predict(context.target, model.represent(context.target, obs))[1])
                 values = of_obs(rollout.obs)
@@ -135,7 +133,7 @@ class MuZero(
             value_target, reward_target = two_hot(steps["value"]), two_hot(steps["reward"])
             state = model.represent(params, batch["obs"])
             losses: dict[str, list[jax.Array]] = {"policy": [], "value": [], "reward": []}
-            first = 0.0
+            first = jnp.zeros(len(state))
             for k in range(self.unroll_steps + 1):
                 logits, value = model.predict(params, state)
                 share = 1.0 if k == 0 else 1.0 / self.unroll_steps  # appendix G

@@ -265,6 +265,11 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
     },
     "muzero": {
         "any": {"num_envs": 16, "rollout_length": 8},
+        "classic_control": {
+            # Measured on CartPole, a seed each: with these it returned 450 in training after 19k steps, and with
+            # priorities and importance weights of exponent 1 (Schrittwieser et al. 2020, appendix G) 440 after 45k.
+            "hidden_sizes": (64,), "state_size": 64, "num_atoms": 51, "value_limit": 500.0, "n_step": 20,
+        },
     },
     "td3": {
         "any": {"num_envs": 8, "rollout_length": 1, "report_interval": 2_000},
