@@ -21,7 +21,7 @@ class AlphaZero(
     ActorCriticConfig,
     hidden_sizes=(128, 128),
     activation="relu",
-    discount=0.997,
+    discount=0.99,
     value_coefficient=1.0,
     entropy_coefficient=0.0,
     max_gradient_norm=10.0,
@@ -37,7 +37,7 @@ class AlphaZero(
     weight."""
     num_epochs: int = setting(4, low=1)
     """Passes over each rollout."""
-    num_minibatches: int = setting(4, low=1)
+    num_minibatches: int = setting(8, low=1)
     """Minibatches of each pass; each makes one update."""
     temperature: float = setting(1.0, low=0)
     """Temperature of actions in training: 0 takes the best."""

@@ -261,9 +261,16 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
     },
     "alphazero": {
         "any": {"num_envs": 16, "rollout_length": 32, "scale_rewards": True},
+        "classic_control": {
+            # Measured on CartPole: the network alone returns 500 after 20k env steps. With observations as they are,
+            # training episodes returned 100 to 170 by then.
+            "num_epochs": 8, "normalize_observations": True,
+        },
         "game": {
+            # Measured on tic-tac-toe, with which a network answers nearly every reply after 300k moves. Random moves
+            # show it the positions after bad ones.
             "num_envs": 64, "torso": "mlp", "discount": 1.0, "gae_lambda": 0.5, "epsilon": 0.25, "num_simulations": 32,
-            "num_minibatches": 8, "scale_rewards": False,
+            "scale_rewards": False,
         },
     },
     "muzero": {

@@ -12,7 +12,6 @@ import numpy as np
 import own
 import pytest
 from probes import box, spec
-from test_libraries import needs
 
 import jaxrl_dist
 from jaxrl_dist.algorithms.alphazero import AlphaZero
@@ -177,7 +176,7 @@ def test_results_do_not_depend_on_devices(devices: int) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_a_policy_plays_a_match_with_more_and_without_simulations(tmp_path: Path) -> None:
     """It has learnt nothing, and its search finds wins that random moves leave open."""
-    needs("pgx")
+    pytest.importorskip("pgx")
     options = {"env_options": {"opponents": "self"}, "run_dir": str(tmp_path / "run")}
     list(jaxrl_dist.train(jaxrl_dist.preset("alphazero", "pgx:tic_tac_toe", **RUN, **options)))
     run = options["run_dir"]
