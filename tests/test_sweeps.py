@@ -116,11 +116,17 @@ def test_a_sweep_by_optuna_survives_a_kill(tmp_path: Path) -> None:
     before = [trial.value for trial in study.trials[:2]]
     asked = [trial.params for trial in study.trials[2:]]
     done = subprocess.run(command, env=ENVIRONMENT, check=True, capture_output=True, text=True, timeout=300).stdout
-    assert [line.split(",")[0] for line in done.splitlines()[1:]] == ["4 trials", "6 trials"]
+    assert [line.split(",")[0] for line in done.splitlines()[1:3]] == ["4 trials", "6 trials"]
     trials = optuna.load_study(study_name="ppo", storage=f"sqlite:///{path / tuning.STUDY}").trials
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 2 + ["FAIL"] * 2 + ["COMPLETE"] * 4
     assert [trial.value for trial in trials[:2]] == before and all(math.isfinite(x.value) for x in trials[4:])
     assert [trial.params for trial in trials[4:6]] == asked
+    head, *ranking = map(str.split, done.splitlines()[3:])
+    assert head == ["return", "learning-rate", "run"] and len(ranking) == 6
+    best = max(trials, key=lambda trial: trial.value or -math.inf)
+    assert ranking[0] == [f"{best.value:.4g}", f"{best.params['learning-rate']:.4g}", best.user_attrs["run"]]
+    stored = json.loads((path / best.user_attrs["run"] / "config.json").read_text())
+    assert stored["hyperparameters"]["learning_rate"] == best.params["learning-rate"]
     rates = [json.loads((path / f"trials/0004/members/{x}/config.json").read_text()) for x in ("000", "001")]
     assert [x["hyperparameters"]["learning_rate"] for x in rates] == [x["learning-rate"] for x in asked]
 

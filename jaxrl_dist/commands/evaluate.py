@@ -14,7 +14,7 @@ from jaxrl_dist.checks import counted
 from jaxrl_dist.commands import find_modules, flags, help
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError, say, visible
-from jaxrl_dist.run.files import members_of
+from jaxrl_dist.run.files import MEMBERS, members_of
 from jaxrl_dist.run.storage import check_run_dir
 from jaxrl_dist.settings.stored import stored_fields
 
@@ -36,6 +36,18 @@ class Trained:
     checkpoint: str | None = None
     """Checkpoint whose policy to take: "best" (the highest return, as the run's --keep-best says) or its env steps;
     None: the trained policy, or else that of the newest checkpoint."""
+
+    def taken(self, run_dir: str | pathlib.Path) -> dict[str, int]:
+        """Returns the ``checkpoint`` that ``load`` takes of a run, by its env steps; {} where none is named.
+
+        Raises:
+          ConfigError: the run does not have it.
+        """
+        from jaxrl_dist.run.checkpoint import chosen, number_of
+
+        return (
+            {} if self.checkpoint is None else {"checkpoint": number_of(chosen(pathlib.Path(run_dir), self.checkpoint))}
+        )
 
     def load(
         self, policy: str | None = None, env_options: dict[str, str] | None = None, num_simulations: int | None = None
@@ -103,8 +115,9 @@ def run(args: Sequence[str]) -> int:
         result = policy.evaluate(
             options.episodes, options.seed, max_steps=options.max_steps, sampled=options.sampled, progress=show
         )
-    numbers = scored(result.summary(), policy.config.data)
-    print(json.dumps(numbers, indent=2) if options.json else visible(played(numbers)))
+    numbers, taken = scored(result.summary(), policy.config.data), options.taken(options.run_dir)
+    shown = ", ".join(f"{name} {steps:,}" for name, steps in taken.items())
+    print(json.dumps({**taken, **numbers}, indent=2) if options.json else visible(played(numbers, shown)))
     return 0
 
 
@@ -144,20 +157,23 @@ def _of_members(options: Evaluate, members: Sequence[pathlib.Path]) -> str:
     if options.json:
         for problem in problems:
             say(f"warning: {problem.with_flags}")
-        return json.dumps({**together, "by_member": {x.name: evaluations.get(x.name) for x in members}}, indent=2)
-    text = _table(pathlib.Path(options.run_dir), evaluations)
+        known = {x.name: {**options.taken(x), **evaluations[x.name]} for x in members if x.name in evaluations}
+        return json.dumps({**together, "by_member": {x.name: known.get(x.name) for x in members}}, indent=2)
+    text = _table(options, evaluations)
     return "\n".join([text, *map(str, problems), played(together)])
 
 
-def _table(run_dir: pathlib.Path, evaluations: Mapping[str, Mapping[str, float | int]]) -> str:
+def _table(options: Trained, evaluations: Mapping[str, Mapping[str, float | int]]) -> str:
     """Returns a table with a row for each member."""
     from jaxrl_dist.settings.members import results_of
     from jaxrl_dist.training.results import aligned
 
+    run_dir = pathlib.Path(options.run_dir)
     results, lines = results_of(run_dir), list[dict[str, str]]()
     for name, numbers in evaluations.items():
         known = results.get(name, {"member": name})
         lines.append({field: known[field] for field in itertools.takewhile(lambda field: field != "status", known)})
+        lines[-1] |= {title: f"{steps:,}" for title, steps in options.taken(run_dir / MEMBERS / name).items()}
         lines[-1] |= _columns(numbers)
     head = list(dict.fromkeys(itertools.chain(*lines)))
     return aligned([head, *([line.get(title, "-") for title in head] for line in lines)])

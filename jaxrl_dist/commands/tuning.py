@@ -14,6 +14,7 @@ from jaxrl_dist.checks import flag, install_extra
 from jaxrl_dist.commands.request import Request, output_flags, parse
 from jaxrl_dist.config.train import ALONE, Train
 from jaxrl_dist.errors import ConfigError, DivergedError, say
+from jaxrl_dist.run.files import members_of
 from jaxrl_dist.settings.members import members
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ STUDY = "optuna.db"
 """File of the run directory that holds Optuna's study."""
 TRIALS = "trials"
 """Folder of the run directory with a folder for each run of trials."""
+RUN = "run"
+"""Attribute of Optuna's trials: the run that trained with its values, within the run directory."""
 
 
 class Range(NamedTuple):
@@ -130,9 +133,11 @@ def by_optuna(
         scores = _scores(run, proposed, run_dir / TRIALS / f"{batch[0].number:04d}", stop)
         if stop():
             return
-        for trial, score in zip(batch, scores, strict=True):
+        for trial, (score, member) in zip(batch, scores, strict=True):
+            trial.set_user_attr(RUN, str(member.relative_to(run_dir)))
             study.tell(trial, score, state=TrialState.PRUNED if score is None else TrialState.COMPLETE)
         show(f"{done + len(batch)} trials, {_best(study)}")
+    show(_ranking(study))
 
 
 def _suggested(trial: optuna.Trial, name: str, space: Space) -> Any:
@@ -144,8 +149,11 @@ def _suggested(trial: optuna.Trial, name: str, space: Space) -> Any:
 
 def _scores(
     run: Request, trials: Sequence[Values], run_dir: pathlib.Path, stop: Callable[[], bool]
-) -> list[float | None]:
-    """Trains a batch of trials, equal ones once, and returns their scores; None: it has diverged or cannot run."""
+) -> list[tuple[float | None, pathlib.Path]]:
+    """Trains a batch of trials, equal ones once, and returns for each its score and its run.
+
+    The score is None if it has diverged or cannot run.
+    """
     from jaxrl_dist.training.results import scored
 
     different = {str(values): values for values in trials}
@@ -153,12 +161,13 @@ def _scores(
         population = _prepared(run, list(different.values()), run_dir)
     except ConfigError as error:  # such as a number of minibatches within the range that does not divide
         say(f"the trials of {run_dir} are left out: {error.with_flags}")
-        return [None] * len(trials)
+        return [(None, run_dir)] * len(trials)
     with contextlib.suppress(DivergedError):  # all of them
         for _ in population.reports(stop=stop):
             pass
-    scores = dict(zip(different, scored(population.rows)[1], strict=True))
-    return [scores[str(values)] for values in trials]
+    scores = zip(scored(population.rows)[1], members_of(run_dir), strict=True)
+    of_values = dict(zip(different, scores, strict=True))
+    return [of_values[str(values)] for values in trials]
 
 
 def _best(study: optuna.Study) -> str:
@@ -168,11 +177,26 @@ def _best(study: optuna.Study) -> str:
         return "and none has a return"
 
 
+def _ranking(study: optuna.Study) -> str:
+    """Returns a table of the ten best trials: return, values, and the run to go on with."""
+    from optuna.trial import TrialState
+
+    from jaxrl_dist.training.results import aligned
+
+    trials = study.get_trials(states=[TrialState.COMPLETE])
+    best = sorted((trial for trial in trials if trial.value is not None), key=lambda trial: -trial.value)[:10]
+    if not best:
+        return "no trial has a return"
+    rows = [(f"{x.value:.4g}", *map(_short, x.params.values()), x.user_attrs.get(RUN, "-")) for x in best]
+    return aligned([("return", *best[0].params, "run"), *rows])
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def _flags(values: Values) -> str:
-    return " ".join(
-        f"{flag(name)} {value:.4g}" if isinstance(value, float) else f"{flag(name)} {value}"
-        for name, value in values.items()
-    )
+    return " ".join(f"{flag(name)} {_short(value)}" for name, value in values.items())
 
 
 # --- Ray Tune -----------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ def test_evaluations_choose_the_best_checkpoint(
     assert last.best_evaluation == {"checkpoint": best, **again.summary()}
     assert pickle.loads(pickle.dumps(policy)).evaluate(3, max_steps=20).returns.tolist() == again.returns.tolist()
     assert cli.main(["evaluate", str(run_dir), "--checkpoint", "best", "--episodes", "3", "--max-steps", "20"]) == 0
-    assert played(again.summary()) in capsys.readouterr().out
+    assert capsys.readouterr().out.splitlines()[-1] == played(again.summary(), f"checkpoint {best:,}")
 
 
 def test_fresh_episodes_are_none_of_any_seed_of_training() -> None:
