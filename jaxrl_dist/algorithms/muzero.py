@@ -27,6 +27,7 @@ class MuZero(
     replay_ratio=0.25,
     n_step=5,
     discount=0.997,
+    value_bounds="tree",
 ):
     """MuZero (Schrittwieser et al. 2020): plans with a model that it learns; its search is Gumbel MuZero's."""
 
