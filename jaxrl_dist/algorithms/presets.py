@@ -261,7 +261,10 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
     },
     "alphazero": {
         "any": {"num_envs": 16, "rollout_length": 32, "scale_rewards": True},
-        "game": {"num_envs": 64, "rollout_length": 32, "torso": "mlp", "discount": 1.0, "scale_rewards": False},
+        "game": {
+            "num_envs": 64, "torso": "mlp", "discount": 1.0, "gae_lambda": 0.5, "epsilon": 0.25, "num_simulations": 32,
+            "num_minibatches": 8, "scale_rewards": False,
+        },
     },
     "muzero": {
         "any": {"num_envs": 16, "rollout_length": 8},

@@ -13,7 +13,7 @@ from jaxrl_dist.config.inherit import Inherits
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import distributions, jax, jnp, mctx, observations
-from jaxrl_dist.types import PyTree
+from jaxrl_dist.types import Array, PyTree
 
 
 class Found(NamedTuple):
@@ -25,7 +25,7 @@ class Found(NamedTuple):
     depth: jax.Array  # [B] float32  steps from the root to its deepest state
 
 
-Step = Callable[[PyTree, jax.Array, jax.Array, PyTree], tuple[jax.Array, jax.Array, jax.Array, jax.Array, PyTree]]
+Step = Callable[[PyTree, Array, Array, PyTree], tuple[Array, ...]]
 """``(params, keys [N], action [N], state [N, ...]) -> (reward [N], discount [N], logits [N, A], value [N], state)``:
 a step of the model, and the policy and value of the state after it; the discount is 0 after an end, and negative where
 the other side of a game moves next."""

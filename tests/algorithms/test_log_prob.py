@@ -47,7 +47,8 @@ CASES: dict[str, tuple[str, EnvSpec, float, dict[str, Any]]] = {  # with the env
     "bc": ("bc", LEGAL, 0, {}),
     "sac-gru": ("sac", DISCRETE, 2_000, {"core": "gru", "core_size": 4}),
 }
-NONE: dict[str, dict[str, bool]] = {name: {} for name in ("ddpg", "td3", "es", "ars", "qmix", "rainbow", "muzero")}
+_NONE = "ddpg", "td3", "es", "ars", "qmix", "rainbow", "alphazero", "muzero"
+NONE: dict[str, dict[str, bool]] = {name: {} for name in _NONE}
 NONE |= {"dqn": {"parameter_noise": True}}
 
 

@@ -20,6 +20,7 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.algorithms.a2c import A2C
 from jaxrl_dist.algorithms.actor_critic import actor_critic
+from jaxrl_dist.algorithms.alphazero import AlphaZero
 from jaxrl_dist.algorithms.appo import APPO
 from jaxrl_dist.algorithms.ars import ARS
 from jaxrl_dist.algorithms.dqn import DQN
@@ -114,6 +115,7 @@ CASES: dict[str, tuple[Any, EnvSpec, bool | str]] = {  # with running statistics
     "sac-discrete": (SAC(**MEMORY), DISCRETE, False),
     "iql": (IQL(**MEMORY, n_step=2), CONTINUOUS, True),
     "marwil": (MARWIL(**{**MEMORY, "n_step": 3}), CONTINUOUS, True),
+    "alphazero": (AlphaZero(hidden_sizes=(8,), num_epochs=2, num_minibatches=2), DISCRETE, True),
     "muzero": (MuZero(**MEMORY, **SMALL, priority_exponent=None), DISCRETE, True),
     "es": (ES(hidden_sizes=(8,)), CONTINUOUS, False),
     "ars": (ARS(), DISCRETE, "observations"),
