@@ -42,7 +42,7 @@ def measured(env: str, num_envs: int, simulations: int, *, timed: bool) -> dict[
     keys = jax.random.split(jax.random.key(1), num_envs)
     program = jax.jit(lambda variables, obs, keys: algorithm.policy(variables, obs, (), Context(keys, jnp.float32(0))))
     compiled = program.lower(variables, obs, keys).compile()
-    needed = compiled.memory_analysis()
+    needed: Any = compiled.memory_analysis()
     row: dict[str, Any] = {"env": env, "num_envs": num_envs, "simulations": simulations}
     row["bytes"] = needed.temp_size_in_bytes + needed.output_size_in_bytes
     if timed:

@@ -72,6 +72,8 @@ class MuZero(
 
     def make(self, spec: EnvSpec) -> Algorithm:
         searching.check_installed(self)
+        if spec.both_sides:
+            raise ConfigError(f"muzero does not play both sides of a game, as in {spec.id} here; alphazero does")
         size, space = num_actions(self, spec), observations.input_space(spec)
         model = models.make_model(self, space, size, self.state_size, self.num_atoms)
         top = returns.rescale(jnp.asarray(self.value_limit, jnp.float32))
