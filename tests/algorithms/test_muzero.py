@@ -287,7 +287,7 @@ def test_states_are_scaled() -> None:
     "flags, message",
     [
         ({"core": "gru"}, "core does not work with muzero"),
-        ({"target_period": 9}, "target_period does nothing without bootstrap"),
+        ({"target_period": 9, "bootstrap": "stored"}, "target_period does nothing without bootstrap"),
         ({"temperature_steps": 9}, "temperature_steps does nothing without temperature_end"),
         ({"dirichlet_alpha": 0.1}, "dirichlet_alpha does nothing without search"),
         ({"search": "puct", "max_considered_actions": 4}, "max_considered_actions does nothing without search"),
