@@ -158,7 +158,7 @@ dqn asynchronous envpool:CartPole-v1 8
 rainbow asynchronous gymnasium:CartPole-v1 1
 r2d2 asynchronous gymnax:CartPole-v1 8
 alphazero asynchronous gymnax:CartPole-v1 1 --temperature-moves 4
-muzero asynchronous gymnax:CartPole-v1 1 --bootstrap current
+muzero asynchronous gymnax:CartPole-v1 1 --bootstrap stored
 qmix asynchronous envpool:CartPole-v1 1
 ddpg asynchronous envpool:Pendulum-v1 1 --noise parameter
 td3 asynchronous gymnax:Pendulum-v1 8

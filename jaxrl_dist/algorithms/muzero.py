@@ -26,7 +26,7 @@ class MuZero(
     batch_size=128,
     replay_ratio=0.25,
     n_step=5,
-    discount=0.997,
+    replay_capacity=32_768,
 ):
     """MuZero (Schrittwieser et al. 2020): plans with a model that it learns; its search is Gumbel MuZero's."""
 
@@ -42,7 +42,7 @@ class MuZero(
     """Values and rewards of the outermost atoms: plus and minus this."""
     value_coefficient: float = setting(0.25, low=0)
     """Weight of the loss of values."""
-    bootstrap: Literal["stored", "current"] = "stored"
+    bootstrap: Literal["stored", "current"] = "current"
     """Values that end n-step returns: those of the searches that acted, or the target network's."""
     target_period: int = setting(200, low=1)
     """Updates between copies of the parameters to the target network."""
@@ -71,6 +71,8 @@ class MuZero(
 
     def make(self, spec: EnvSpec) -> Algorithm:
         searching.check_installed(self)
+        if spec.both_sides:
+            raise ConfigError(f"muzero does not play both sides of a game, as in {spec.id} here; alphazero does")
         size, space = num_actions(self, spec), observations.input_space(spec)
         model = models.make_model(self, space, size, self.state_size, self.num_atoms)
         top = returns.rescale(jnp.asarray(self.value_limit, jnp.float32))

@@ -42,6 +42,9 @@ class SearchConfig(Inherits):
     """Steps of the model that each search takes."""
     max_considered_actions: int = setting(16, low=2, high=MAX_SIZE)
     """Actions that Gumbel's search compares at the root."""
+    value_bounds: Literal["node", "tree"] = "node"
+    """Between which values a search scales values to 0 .. 1: those around each state, as mctx does, or those of the
+    whole tree (Schrittwieser et al. 2020, equation 5), where small differences count little."""
     dirichlet_alpha: float = setting(0.3, above=0)
     """Concentration of the noise in the root's prior, with PUCT."""
     dirichlet_fraction: float = setting(0.25, low=0, high=1)
@@ -112,10 +115,12 @@ def search(
         given: dict[str, Any] = {"num_simulations": config.num_simulations, "invalid_actions": illegal}
         if config.search == "gumbel":
             given |= {"max_num_considered_actions": config.max_considered_actions, "gumbel_scale": scale}
+            given |= {"qtransform": _gumbel_scores} if config.value_bounds == "tree" else {}
             found = mctx.gumbel_muzero_policy(params, key, root, expand, **given)
         else:
             fraction = 0.0 if greedy else config.dirichlet_fraction
             given |= {"dirichlet_fraction": fraction, "dirichlet_alpha": config.dirichlet_alpha, "temperature": scale}
+            given |= {"qtransform": _puct_scores} if config.value_bounds == "tree" else {}
             found = mctx.muzero_policy(params, key, root, expand, **given)
         summary, weights = found.search_tree.summary(), found.action_weights[0]
         q = jnp.where(summary.visit_counts > 0, summary.qvalues, summary.value[:, None])[0]
@@ -124,3 +129,29 @@ def search(
 
     with jax.numpy_rank_promotion("allow"):
         return jax.vmap(one)(keys, scale, logits, value, state, illegal)
+
+
+LEAST_RANGE = 0.01
+"""Range below which a tree's values count as equal (Ye et al. 2021, https://arxiv.org/abs/2111.00210, appendix)."""
+
+
+def _bounds(tree: Any) -> tuple[jax.Array, jax.Array]:
+    """Returns the lowest value of a tree, of its states and of the actions tried, and the range of values."""
+    q = tree.children_rewards + tree.children_discounts * tree.children_values
+    values = jnp.concatenate([tree.node_values, q.reshape(-1)])
+    seen = jnp.concatenate([tree.node_visits, tree.children_visits.reshape(-1)]) > 0
+    low, high = jnp.min(jnp.where(seen, values, jnp.inf)), jnp.max(jnp.where(seen, values, -jnp.inf))
+    return low, jnp.maximum(high - low, LEAST_RANGE)
+
+
+def _gumbel_scores(tree: Any, node: jax.Array) -> jax.Array:
+    """Returns ``sigma(Q) [A]`` of a state's actions (Danihelka et al. 2022, equation 8), scaled by the whole tree."""
+    _, size = _bounds(tree)
+    scores = mctx.qtransform_completed_by_mix_value(tree, node, rescale_values=False)
+    return (scores - jnp.min(scores)) / size
+
+
+def _puct_scores(tree: Any, node: jax.Array) -> jax.Array:
+    """Returns the values ``[A]`` of a state's actions, scaled by the whole tree."""
+    low, size = _bounds(tree)
+    return mctx.qtransform_by_min_max(tree, node, min_value=low, max_value=low + size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from probes import box, perturbed, random_rollout, spec, squash
 
 from jaxrl_dist import returns
+from jaxrl_dist.algorithms import searching
 from jaxrl_dist.algorithms.muzero import MuZero
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.nn import models
@@ -285,7 +287,7 @@ def test_states_are_scaled() -> None:
     "flags, message",
     [
         ({"core": "gru"}, "core does not work with muzero"),
-        ({"target_period": 9}, "target_period does nothing without bootstrap"),
+        ({"target_period": 9, "bootstrap": "stored"}, "target_period does nothing without bootstrap"),
         ({"temperature_steps": 9}, "temperature_steps does nothing without temperature_end"),
         ({"dirichlet_alpha": 0.1}, "dirichlet_alpha does nothing without search"),
         ({"search": "puct", "max_considered_actions": 4}, "max_considered_actions does nothing without search"),
@@ -299,3 +301,28 @@ def test_flags_that_do_nothing_are_refused(flags: dict[str, Any], message: str) 
 def test_continuous_actions_are_refused() -> None:
     with pytest.raises(ConfigError, match="muzero needs discrete actions"):
         MuZero().make(spec(action=box(2, bound=1.0)))
+
+
+def test_both_sides_of_a_game_are_refused() -> None:
+    with pytest.raises(ConfigError, match="muzero does not play both sides of a game, as in Test-v0 here; alphazero"):
+        MuZero().make(dataclasses.replace(spec(), both_sides=True))
+
+
+# --- Values scaled by the whole tree ----------------------------------------------------------------------
+
+
+@pytest.mark.case  # a flag
+def test_small_differences_count_little_where_the_tree_is_the_scale() -> None:
+    """Actions whose values differ by 0.1 where later ones differ by 10."""
+
+    def step(params: Any, keys: Any, action: Any, state: Any) -> Any:
+        reward = jnp.where(state == 0, 0.1 * action, 10.0 * (action == 1))
+        return reward, jnp.ones(len(state)), jnp.zeros((len(state), 2)), jnp.zeros(len(state)), state + 1.0
+
+    def weights(bounds: str) -> Any:
+        config = MuZero(num_simulations=16, value_bounds=bounds, discount=1.0)  # type: ignore[arg-type]
+        roots = jnp.zeros((1, 2)), jnp.zeros(1), jnp.zeros(1), None
+        return jax.jit(lambda: searching.search(config, step, {}, *roots, None).weights[0])()
+
+    node, tree = weights("node"), weights("tree")
+    assert node[1] > tree[1] >= 0.5
