@@ -288,7 +288,6 @@ def with_simulations(config: Train[Any], source: EnvSource, number: int) -> Trai
     config = dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, num_simulations=number))
     searches = config.algorithm.make(source.spec).searches
     if searches and (source.pure is None or source.pure.simulate is None):
-        raise ConfigError(
-            f"{given}: {env_label(source.spec.backend, source.spec.id)} has no simulator, so that {name} acts without a search there"
-        )
+        env = env_label(source.spec.backend, source.spec.id)
+        raise ConfigError(f"{given}: {env} has no simulator, so that {name} acts without a search there")
     return config
