@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,6 @@ import numpy as np
 
 from jaxrl_dist import spaces
 from jaxrl_dist.actors.evaluate import MAX_ENVS, Evaluation, Evaluator
-from jaxrl_dist.algorithms import having, name_of
 from jaxrl_dist.config.synonyms import missing
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.envs.base import clipped, label_of
@@ -25,7 +23,7 @@ from jaxrl_dist.run.files import members_of
 from jaxrl_dist.run.storage import check_run_dir
 from jaxrl_dist.settings.members import best_of
 from jaxrl_dist.settings.policies import label
-from jaxrl_dist.settings.resolve import resolved
+from jaxrl_dist.settings.resolve import resolved, with_simulations
 from jaxrl_dist.settings.stored import of_policy, stored_config
 from jaxrl_dist.spaces import Space
 from jaxrl_dist.training.setup import make_algorithm, variable_shapes
@@ -187,24 +185,6 @@ def _restored(config: Train[Any], variables: Variables, fresh: bool) -> Policy:
     return Policy(*resolved(config), jax.device_put(variables, jax.local_devices()[0]), fresh=fresh)
 
 
-def _with_simulations(config: Train[Any], source: EnvSource, number: int) -> Train[Any]:
-    """Returns the config whose algorithm searches with this number of simulations.
-
-    Raises:
-      ConfigError: it does not search, or cannot here.
-    """
-    name, flag = name_of(config.algorithm), f"--num-simulations {number}"
-    if not hasattr(config.algorithm, "num_simulations"):
-        raise ConfigError(f"{flag}: {name} does not search; {having('num_simulations')} this flag")
-    config = dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, num_simulations=number))
-    searches = config.algorithm.make(source.spec).searches
-    if searches and (source.pure is None or source.pure.simulate is None):
-        raise ConfigError(
-            f"{flag}: {label_of(source.spec)} has no simulator, so that {name} acts without a search there"
-        )
-    return config
-
-
 def _blank(space: Space, num_envs: int) -> PyTree:
     """Returns zeros ``[num_envs, ...]``; in an export, ``num_envs`` is symbolic."""
     return jax.tree.map(lambda part: jnp.zeros((num_envs, *part.shape), part.dtype), space)
@@ -261,7 +241,7 @@ def load_policy(
         config = of_policy(config, policy, run_dir)
         source = source._replace(spec=source.spec.policies[policy])
     if num_simulations is not None:
-        config = _with_simulations(config, source, num_simulations)
+        config = with_simulations(config, source, num_simulations)
     shapes = variable_shapes(make_algorithm(config, source.spec))
     variables = load_variables(run_dir, shapes, policy, which=checkpoint)
     variables = jax.device_put(source.spec.bare(variables), jax.local_devices()[0])
