@@ -277,7 +277,7 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
         "any": {"num_envs": 16, "rollout_length": 8},
         "classic_control": {
             # Measured on CartPole, 30k to 60k steps. Gumbel's policies become sharp early, and three of five seeds
-            # stayed near 120 or 200, as the cart drifts off; by PUCT two of three returned 500.
+            # stayed near 120 or 200, as the cart drifts off; by PUCT two of five did by 30k.
             # With priorities and weights of exponent 1 (Schrittwieser et al. 2020, appendix G) one returned 440 after
             # 45k steps, without 450 after 19k. A memory of 100k steps has policies of old searches.
             "search": "puct", "hidden_sizes": (64,), "state_size": 64, "num_atoms": 51, "value_limit": 500.0,
