@@ -33,7 +33,7 @@ def rollout() -> Rollout:
     valid = np.concatenate([np.ones((1, B), bool), ~over[:-1]])
     terminated, truncated = terminated & valid, truncated & valid
     extras = {
-        "weights": np.full((T, B, 2), 0.5, np.float32),
+        "weights": np.full((T, B, 3), 1 / 3, np.float32),
         "value": rng.normal(size=(T, B)).astype(np.float32),
         "turn": rng.choice([-1.0, 1.0], size=(T, B)).astype(np.float32),
         "depth": np.ones((T, B), np.float32),
@@ -163,13 +163,14 @@ RUN: dict[str, Any] = {
 @pytest.mark.parametrize("devices", [pytest.param(2, marks=pytest.mark.case), 8])
 def test_results_do_not_depend_on_devices(devices: int) -> None:
     """Two iterations: rounding of sums later changes a choice."""
-    one, several = (
-        list(jaxrl_dist.train(jaxrl_dist.preset("alphazero", own.Turns(), **RUN, num_devices=n, epsilon=0.2)))
-        for n in (1, devices)
-    )
+    seen = []
+    for number in (1, devices):
+        config = jaxrl_dist.preset("alphazero", own.Turns(), **RUN, num_devices=number, epsilon=0.2)
+        seen.append([(report.metrics, report.variables()) for report in jaxrl_dist.train(config)])
+    one, several = seen
     for name in ("loss/policy", "loss/value", "search/depth", "search/value"):
-        assert one[0].metrics[name] == pytest.approx(several[0].metrics[name], rel=1e-4), name
-    for x, y in zip(*(jax.tree.leaves(reports[1].variables()) for reports in (one, several)), strict=True):
+        assert one[0][0][name] == pytest.approx(several[0][0][name], rel=1e-4), name
+    for x, y in zip(*(jax.tree.leaves(reports[1][1]) for reports in (one, several)), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4)
 
 
