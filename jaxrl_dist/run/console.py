@@ -26,7 +26,7 @@ PLOT_SECONDS = 2.0
 HEAD_ROWS = 30
 """Rows of the table after which its head is shown again."""
 COLUMNS = {
-    "episode/return": "training return",
+    "episode/recent_return": "training return",
     "population/return_best": "best",
     "population/return_iqm": "IQM",
     "population/done": "done",
@@ -40,7 +40,7 @@ COLUMNS = {
     "async/lag": "lag",
 }
 """Metrics that the table shows if a run has them, and their titles."""
-_RETURN = "/episode/return"
+_RETURN = "/episode/recent_return"
 """Ends the name of the metric that the table shows for each of several policies."""
 
 
@@ -174,7 +174,7 @@ class Display:
 
     def _status(self, report: Report) -> str:
         rate = report.metrics.get(f"time/{report.clock}_per_second") or 0.0
-        value = report.metrics.get("episode/return")
+        value = report.metrics.get("episode/recent_return")
         self._return = self._return if value is None else value  # the last return is shown until another episode ends
         rest = f"{_members(report)}{self._extras(report)}"
         done = f"{report.step:,} {unit(report.clock)}"
@@ -266,7 +266,7 @@ def _plotted(reports: Iterable[Report], output: Any) -> Iterator[Report]:
     points: dict[Any, tuple[list[int], list[float]]] = {trained: ([], []), evaluated: ([], [])}
     for report in reports:
         axes.set_xlabel(unit(report.clock).replace("env", "environment"))
-        returns = report.metrics.get("episode/return"), (report.evaluation or {}).get("return_mean")
+        returns = report.metrics.get("episode/recent_return"), (report.evaluation or {}).get("return_mean")
         for line, value in zip(points, returns, strict=True):
             if value is not None:
                 points[line][0].append(report.step)

@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.mesh import flat
+from jaxrl_dist.plans.window import recent_return
 from jaxrl_dist.run import storage
 from jaxrl_dist.run.console import of_each_policy
 from jaxrl_dist.run.files import METRICS, POPULATION, RESULTS, SUMMARY
@@ -45,7 +46,7 @@ class Row:
     env_steps: int = 0
     iteration: int = 0
     episode_return: float | None = None
-    """Mean return of the newest report with finished episodes."""
+    """Mean return of the newest window in which episodes ended."""
     evaluation_return: float | None = None
     """Mean return of the newest evaluation."""
     lineage: list[dict[str, Any]] = dataclasses.field(default_factory=list)
@@ -54,7 +55,7 @@ class Row:
 
     def take(self, report: Report) -> None:
         """Takes the returns of the member's newest report."""
-        if (value := report.metrics["episode/return"]) is not None:
+        if (value := recent_return(report.metrics)) is not None:
             self.episode_return = value
         if report.evaluation is not None:
             self.evaluation_return = report.evaluation.get("return_mean")

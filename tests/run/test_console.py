@@ -12,7 +12,7 @@ from jaxrl_dist.run import console
 from jaxrl_dist.types import Report
 
 METRICS = {
-    "episode/return": 171.5,
+    "episode/recent_return": 171.5,
     "episode/length": 171.0,
     "loss/total": 11.1659,
     "policy/approx_kl": 0.0081,
@@ -41,7 +41,7 @@ def shown(reports: list[Report], capsys: pytest.CaptureFixture[str], **options: 
 
 def test_reports_are_rows_of_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "ROW_SECONDS", -1.0)
-    first, second = report(4_000), report(10_000, {"return_mean": 480.25}, **{"episode/return": None})
+    first, second = report(4_000), report(10_000, {"return_mean": 480.25}, **{"episode/recent_return": None})
     lines = shown([first, second], capsys)
     assert lines[0] == "compiling" and len(lines) == 4
     assert lines[1].split() == ["env", "steps", "training", "return", "length", "loss", "KL", "steps/s", "left"]
@@ -61,7 +61,7 @@ def test_each_of_several_policies_has_its_return(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(console, "ROW_SECONDS", -1.0)
-    returns = {"prey/episode/return": -3.25, "hunter/episode/return": 7.0}
+    returns = {"prey/episode/recent_return": -3.25, "hunter/episode/recent_return": 7.0}
     own = {"episodes": 2, "return_mean": 4.5, "return_std": 1.0, "cut": 0}
     evaluation = {**own, **{f"{policy}/{name}": x for policy in ("prey", "hunter") for name, x in own.items()}}
     evaluation["hunter/return_mean"] = 6.5
