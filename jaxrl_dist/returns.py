@@ -255,6 +255,27 @@ def window_return(
     return constant((total, stays * jnp.asarray(discount, reward.dtype) ** (last + 1), last))
 
 
+def unroll_masks(
+    terminated: jax.Array, truncated: jax.Array, valid: jax.Array, steps: int
+) -> tuple[jax.Array, jax.Array]:
+    """Says what is known of the states that a model reaches from a window's first one.
+
+    Args:
+      terminated: ``[T, N]`` with ``T > steps``, as are ``truncated`` and ``valid``.
+
+    Returns:
+      ``(acts, ended)``, both ``[steps + 1, N]`` bool. ``acts``: the state after that many steps is that of the
+      observation there. ``ended``: the task terminated on the way, so its rewards and its value are 0 (Schrittwieser et
+      al. 2020, appendix G). Where neither holds, a time limit or a reset without an end was on the way: the window does
+      not say what would have followed.
+    """
+    over = (terminated | truncated | ~valid)[:steps]
+    start = jnp.zeros_like(over[:1])
+    before = jnp.cumsum(jnp.concatenate([start, over]), axis=0) > 0
+    first = (terminated & valid)[:steps] & ~before[:-1]
+    return ~before & valid[: steps + 1], jnp.cumsum(jnp.concatenate([start, first]), axis=0) > 0
+
+
 def episode_return(reward: jax.Array, terminated: jax.Array, truncated: jax.Array, valid: jax.Array) -> jax.Array:
     """Computes each environment's mean undiscounted return ``[B]`` of the episodes that ended in the rollout.
 

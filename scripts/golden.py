@@ -60,6 +60,8 @@ OF_ALGORITHM = {
     **dict.fromkeys(
         ("dqn", "rainbow", "qmix", "vdn", "ddpg", "td3", "sac", "iql", "marwil", "bc", "apex", "apex-ddpg"), REPLAY
     ),
+    "alphazero": f"{MINIBATCHES} --num-simulations 2",
+    "muzero": f"{REPLAY} --num-simulations 2 --state-size 8 --num-atoms 9 --unroll-steps 2 --n-step 2",
     "r2d2": f"{REPLAY} --burn-in 1 --sequence-length 3 --n-step 2",
     "async-dqn": "--batch-size 16",
 }
@@ -111,6 +113,8 @@ dqn on_device gymnax:CartPole-v1 1
 dqn on_device gymnax:Breakout-MinAtar 8 --frame-stack 2 --n-step 3 --priority-exponent 0.6
 rainbow on_device gymnax:CartPole-v1 1
 r2d2 on_device gymnax:CartPole-v1 8
+alphazero on_device gymnax:CartPole-v1 8 --search puct --normalize-observations --epsilon 0.1
+muzero on_device gymnax:CartPole-v1 8
 qmix on_device gymnax:CartPole-v1 1
 vdn on_device gymnax:CartPole-v1 8
 ddpg on_device gymnax:Pendulum-v1 1 --noise parameter --normalize-observations
@@ -133,6 +137,7 @@ dqn synchronous envpool:Pong-v5 1 --torso minatar
 dqn synchronous gymnasium:CartPole-v1 8 --frame-stack 3 --priority-exponent 0.6
 rainbow synchronous gymnax:CartPole-v1 1
 r2d2 synchronous envpool:CartPole-v1 8
+muzero synchronous gymnasium:CartPole-v1 1 --search puct
 qmix synchronous gymnasium:CartPole-v1 8
 ddpg synchronous gymnasium:Pendulum-v1 1
 td3 synchronous envpool:Pendulum-v1 8
@@ -152,6 +157,8 @@ pqn asynchronous gymnax:CartPole-v1 1
 dqn asynchronous envpool:CartPole-v1 8
 rainbow asynchronous gymnasium:CartPole-v1 1
 r2d2 asynchronous gymnax:CartPole-v1 8
+alphazero asynchronous gymnax:CartPole-v1 1 --temperature-moves 4
+muzero asynchronous gymnax:CartPole-v1 1 --bootstrap stored
 qmix asynchronous envpool:CartPole-v1 1
 ddpg asynchronous envpool:Pendulum-v1 1 --noise parameter
 td3 asynchronous gymnax:Pendulum-v1 8

@@ -124,7 +124,8 @@ def test_the_runs_cover_every_algorithm_under_every_plan():
     covered = {(run.algorithm, run.plan) for run in runs if isinstance(run, GOLDEN["Run"])}
     episodic = {"es", "ars"}  # which actor threads do not serve
     plans = "on_device", "synchronous", "asynchronous"
-    assert covered >= {(name, plan) for name in ALGORITHMS for plan in plans[: 2 if name in episodic else 3]}
+    wanted = {(name, plan) for name in ALGORITHMS for plan in plans[: 2 if name in episodic else 3]}
+    assert covered >= wanted - {("alphazero", "synchronous")}  # which has no simulator
     assert covered >= {(name, more["plan"]) for name, (_, more) in PRESETS.items() if more["plan"] != "offline"}
 
 

@@ -16,7 +16,7 @@ from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.protocols import Traits
 
-_CLASSES = "PPO A2C PG IMPALA APPO DQN Rainbow PQN R2D2 QMIX DDPG TD3 SAC IQL MARWIL BC ES ARS"
+_CLASSES = "PPO A2C PG IMPALA APPO DQN Rainbow PQN R2D2 AlphaZero MuZero QMIX DDPG TD3 SAC IQL MARWIL BC ES ARS"
 ALGORITHMS = {name.lower(): name for name in _CLASSES.split()}
 """The module and the config class of each algorithm."""
 _HINTS: dict[type, str] = {kind: kind.__name__ for kind in (bool, int, float, str)}

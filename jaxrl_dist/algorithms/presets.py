@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from jaxrl_dist.algorithms import planned
 from jaxrl_dist.lazy import observations, spaces
 from jaxrl_dist.types import EnvSpec
 
@@ -268,6 +269,7 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
             "evaluation_episodes": 10,
         },
     },
+    **planned.TABLE,
     "td3": {
         "any": {"num_envs": 8, "rollout_length": 1, "report_interval": 2_000, "return_window": 2_000},
         # Here small networks do as well in a tenth of the time.

@@ -7,7 +7,7 @@ import itertools
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jaxrl_dist.algorithms import from_file
 from jaxrl_dist.checks import counted
@@ -49,7 +49,9 @@ class Trained:
             {} if self.checkpoint is None else {"checkpoint": number_of(chosen(pathlib.Path(run_dir), self.checkpoint))}
         )
 
-    def load(self, policy: str | None = None, env_options: dict[str, str] | None = None) -> Policy:
+    def load(
+        self, policy: str | None = None, env_options: dict[str, str] | None = None, num_simulations: int | None = None
+    ) -> Policy:
         """Loads the policy; ``policy`` names one of several.
 
         Raises:
@@ -63,9 +65,8 @@ class Trained:
         from jaxrl_dist.play.policy import load_policy
 
         options = env_options or None
-        return load_policy(
-            self.run_dir, kind, env=self.env, env_options=options, policy=policy, checkpoint=self.checkpoint
-        )
+        which: dict[str, Any] = {"policy": policy, "checkpoint": self.checkpoint, "num_simulations": num_simulations}
+        return load_policy(self.run_dir, kind, env=self.env, env_options=options, **which)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +83,8 @@ class Evaluate(Trained):
     """Take the best actions or sample them; None: as the run's evaluations did."""
     max_steps: int | None = setting(None, low=1, high=10**9)
     """Env steps after which an episode is cut; None: 27,000, or the environment's own limit if longer."""
+    num_simulations: int | None = setting(None, low=0, high=10**4)
+    """Steps of each search of an algorithm that plans; 0: the network acts alone; None: as in training."""
     quiet: bool = False
     """Show no progress."""
     json: bool = False
@@ -101,7 +104,7 @@ def run(args: Sequence[str]) -> int:
     if members := members_of(pathlib.Path(options.run_dir)):
         print(visible(_of_members(options, members)))
         return 0
-    policy = options.load(env_options=options.env_options)
+    policy = options.load(env_options=options.env_options, num_simulations=options.num_simulations)
 
     from jaxrl_dist.data.files import scored
     from jaxrl_dist.run.console import Display, played
@@ -134,7 +137,8 @@ def _of_members(options: Evaluate, members: Sequence[pathlib.Path]) -> str:
     evaluations, problems = dict[str, Mapping[str, float | int]](), list[ConfigError]()
     for member in members:
         try:
-            policy = dataclasses.replace(options, run_dir=str(member)).load(env_options=options.env_options)
+            of_member = dataclasses.replace(options, run_dir=str(member))
+            policy = of_member.load(env_options=options.env_options, num_simulations=options.num_simulations)
         except ConfigError as error:
             problems.append(error)
             continue

@@ -41,6 +41,8 @@ class Games:
     """Checkpoint of the runs that are named without one; None: their trained policies."""
     evaluation_policy: Literal["greedy", "sampled"] = "greedy"
     """Take the best actions or sample them."""
+    num_simulations: int | None = setting(None, low=0, high=10**4)
+    """Steps of each search of the players that plan; 0: their networks act alone; None: as in training."""
     env: str | None = None
     """The game, if no run names it; required again if it has the form my_module:make."""
     env_options: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -67,7 +69,8 @@ def run(args: Sequence[str]) -> int:
 
     from jaxrl_dist.play.match import match
 
-    fields = {name: getattr(options, name) for name in ("games", "opening_moves", "seed", "checkpoint", "env")}
+    names = "games", "opening_moves", "seed", "checkpoint", "env", "num_simulations"
+    fields = {name: getattr(options, name) for name in names}
     sampled = options.evaluation_policy == "sampled"
     env_options = options.env_options or None
     played = match(*options.players, **fields, env_options=env_options, algorithm=kind, sampled=sampled)

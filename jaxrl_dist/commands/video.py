@@ -31,7 +31,7 @@ def run(args: Sequence[str]) -> int:
     if not options.run_dir or not options.out:
         missing = "which file?" if options.run_dir else "which run, and which file?"
         raise ConfigError(f"{missing} As in: jaxrl-dist video {options.run_dir or 'runs/NAME'} episode.gif")
-    policy = options.load(env_options=options.env_options)
+    policy = options.load(env_options=options.env_options, num_simulations=options.num_simulations)
 
     from jaxrl_dist.play.video import record
     from jaxrl_dist.run.console import Display, played

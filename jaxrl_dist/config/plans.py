@@ -37,6 +37,11 @@ class Plan(NamedTuple):
     """Class of its module that trains the members of a population in the same programs, over several processes only if
     it is ``compiled``; None: they train one after the other."""
 
+    @property
+    def simulates(self) -> bool:
+        """Whether environments that are pure functions run where policies act, who can so plan with them."""
+        return self.compiled or self.threaded
+
 
 PLANS = {
     "on_device": Plan(

@@ -19,6 +19,7 @@ from jaxrl_dist.envs.base import DeviceEnv, label_of
 from jaxrl_dist.errors import EnvError
 from jaxrl_dist.play import ratings
 from jaxrl_dist.settings.policies import Random
+from jaxrl_dist.simulator import Simulator
 from jaxrl_dist.types import Context, EnvSpec, PyTree, Timestep, Variables
 
 _STEPS = 32
@@ -29,7 +30,7 @@ class Player(NamedTuple):
     """What plays, as pure functions over a batch of ``G`` games."""
 
     name: str
-    act: Callable[[PyTree, PyTree, jax.Array, PyTree, jax.Array], tuple[jax.Array, PyTree]]
+    act: Callable[..., tuple[jax.Array, PyTree]]
     """``(variables, obs, legal, state, keys) -> (actions, state)``: observations ``[G, ...]`` of the player's seats,
     legal actions ``[G, n]`` bool, the player's state ``[G, ...]`` and keys ``[G]``; actions are integers ``[G]``. A
     player acts at every step: one who is not on the move has one legal action, which does nothing."""
@@ -39,6 +40,8 @@ class Player(NamedTuple):
     """``(G) -> state`` at the start of a game."""
     feedback: Callable[[PyTree, jax.Array, Timestep], PyTree] = lambda state, action, step: state
     """``(state, action, step) -> state``, with the actions that were taken, which are random in the opening."""
+    searches: bool = False
+    """Whether ``act`` takes the games' simulator, too, as in ``Context``."""
 
 
 class Result(NamedTuple):
@@ -114,6 +117,12 @@ def program(
     def of(player: int, tree: PyTree) -> PyTree:
         return jax.tree.map(lambda x: x[rows[player]], tree)
 
+    def planned(player: int, env_state: PyTree) -> tuple[Simulator, ...]:
+        if not players[player].searches or env.simulate is None:
+            return ()
+        simulator = env.simulate(env_state)
+        return (simulator._replace(state=of(player, simulator.state)),)
+
     @jax.jit
     def begin() -> PyTree:
         state, obs = env.reset(keys(env_key, rng.RESET, pair))
@@ -128,7 +137,7 @@ def program(
             for number, player in enumerate(players):
                 mine = of(number, obs), of(number, legal), states[number]
                 drawn = keys(rng.of_policy(act_key, 1 + number), step, game)
-                chosen.append(player.act(variables[number], *mine, drawn))
+                chosen.append(player.act(variables[number], *mine, drawn, *planned(number, env_state)))
             opening = Context(keys(act_key, step, seat), jnp.float32(0))
             at_random = chance.policy(Variables({}, ()), obs, (), opening)[0]
             acted = jnp.concatenate([jnp.asarray(action, at_random.dtype) for action, _ in chosen])[back]

@@ -60,6 +60,7 @@ def match(
     env_options: Mapping[str, str] | None = None,
     algorithm: type[Hyperparameters] | None = None,
     sampled: bool = False,
+    num_simulations: int | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Match:
     """Plays every player against every other, in a game of two players that self-play trains, such as those of Pgx.
@@ -79,6 +80,7 @@ def match(
       env_options: the game's options instead of those of the first run.
       algorithm: as for ``load_policy``.
       sampled: policies sample their actions; else they take the best ones.
+      num_simulations: of the runs whose algorithms plan, as for ``load_policy``.
       progress: called with the number of finished games.
 
     Raises:
@@ -90,7 +92,7 @@ def match(
         raise ConfigError('a match needs two or more players, such as "runs/new", "runs/old@100000" and "random"')
     if games < 2 or games % 2:
         raise ConfigError(f"games are played in pairs, with sides swapped: games={games}; {max(2, games + 1)} works")
-    loaded = [_loaded(player, checkpoint, env, algorithm) for player in players]
+    loaded = [_loaded(player, checkpoint, env, algorithm, num_simulations) for player in players]
     made = _game([player for _, player in loaded], env, env_options)
     acting = dict[str, Player]()
     entrants = [_player(name, player, made.spec, acting, sampled=sampled) for name, player in loaded]
@@ -112,7 +114,11 @@ def match(
 
 
 def _loaded(
-    player: Any, checkpoint: str | int | None, env: Any, algorithm: type[Hyperparameters] | None
+    player: Any,
+    checkpoint: str | int | None,
+    env: Any,
+    algorithm: type[Hyperparameters] | None,
+    num_simulations: int | None,
 ) -> tuple[str, Any]:
     """Returns a player's name, and its ``Policy``, its ``Player`` or the text ``random``."""
     if isinstance(player, Policy | Player):
@@ -128,6 +134,8 @@ def _loaded(
     policy = load(policy=run.policy)
     kinds = {policy: part.algorithm for policy, part in by_policy(policy.config).items()}
     learning = [policy for policy, kind in kinds.items() if not isinstance(kind, Copy)]
+    if num_simulations is not None and hasattr(policy.config.algorithm, "num_simulations"):
+        policy = load(num_simulations=num_simulations)
     return name, load(policy=learning[0]) if len(learning) == 1 < len(kinds) else policy
 
 
@@ -234,13 +242,15 @@ def _trained(policy: Policy, *, sampled: bool) -> Player:
     if sampled:
         check_samples({"": algorithm})
 
-    def act(variables: PyTree, obs: PyTree, legal: jax.Array, state: PyTree, keys: jax.Array) -> Any:
+    def act(
+        variables: PyTree, obs: PyTree, legal: jax.Array, state: PyTree, keys: jax.Array, simulator: Any = None
+    ) -> Any:
         if isinstance(space, dict):  # parts that only the critic sees are blank
             shape = legal.shape[:1]
             blank = {x: jax.tree.map(lambda y: jnp.zeros(shape + y.shape, y.dtype), part) for x, part in space.items()}
             obs = {part: obs.get(part, blank[part]) for part in space}
         draws = sampled or not algorithm.trains
-        context = Context(keys if draws else None, jnp.float32(END_OF_SCHEDULES))
+        context = Context(keys if draws else None, jnp.float32(END_OF_SCHEDULES), simulator=simulator)
         return algorithm.policy(variables, obs, state, context)[:2]
 
-    return Player("", act, (), algorithm.initial_core, algorithm.feedback)
+    return Player("", act, (), algorithm.initial_core, algorithm.feedback, algorithm.searches)

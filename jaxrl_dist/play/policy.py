@@ -23,7 +23,7 @@ from jaxrl_dist.run.files import members_of
 from jaxrl_dist.run.storage import check_run_dir
 from jaxrl_dist.settings.members import best_of
 from jaxrl_dist.settings.policies import label
-from jaxrl_dist.settings.resolve import resolved
+from jaxrl_dist.settings.resolve import resolved, with_simulations
 from jaxrl_dist.settings.stored import of_policy, stored_config
 from jaxrl_dist.spaces import Space
 from jaxrl_dist.training.setup import make_algorithm, variable_shapes
@@ -214,6 +214,7 @@ def load_policy(
     core: CoreLike | None = None,
     policy: str | None = None,
     checkpoint: str | int | None = None,
+    num_simulations: int | None = None,
 ) -> Policy:
     """Loads the trained policy of a run, or the policy of its newest checkpoint.
 
@@ -228,6 +229,8 @@ def load_policy(
       checkpoint: env steps of the checkpoint to load instead, or "best" for the one with the highest mean return: of
         training episodes or of evaluations, as the run's ``keep_best`` says. Where evaluations have judged it,
         ``evaluate`` plays other episodes than they did.
+      num_simulations: steps of each search of an algorithm that plans, if they differ from the run's; 0: none, the
+        network acts alone.
 
     Raises:
       ConfigError: ``run_dir`` has no trained variables or no such checkpoint, is a population or is damaged, or its
@@ -242,6 +245,8 @@ def load_policy(
     if policy is not None:
         config = of_policy(config, policy, run_dir)
         source = source._replace(spec=source.spec.policies[policy])
+    if num_simulations is not None:
+        config = with_simulations(config, source, num_simulations)
     shapes = variable_shapes(make_algorithm(config, source.spec))
     variables = load_variables(run_dir, shapes, policy, which=checkpoint)
     variables = jax.device_put(source.spec.bare(variables), jax.local_devices()[0])

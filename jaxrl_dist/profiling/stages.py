@@ -15,7 +15,7 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist import packing, rng
 from jaxrl_dist.actors import device, host
 from jaxrl_dist.actors.programs import compile_acting
-from jaxrl_dist.actors.step import Rollouts, num_rows, step_numbers
+from jaxrl_dist.actors.step import Rollouts, num_rows, simulator, step_numbers
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.envs.base import DeviceEnv, EnvSlice
 from jaxrl_dist.envs.episodes import ended_episodes
@@ -103,10 +103,16 @@ def _environment(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: Py
 def _policy(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: PyTree, state: TrainState) -> Part:
     """Acts on the observations of a rollout, and stores actions and observations."""
 
+    searches = simulator(job.algorithm, env, actor.env) is not None
+
     def replayed(state: PyTree, action: PyTree, keys: jax.Array) -> Any:
         del action, keys
+        state, native = state
         state, *stepped = over_policies(of_policy, 3)(state)
-        return state, *map(env.spec.bare, stepped)
+        return (state, native), *map(env.spec.bare, stepped)
+
+    def simulate(state: PyTree) -> Any:
+        return env.simulate(state[1]) if env.simulate else None  # of the first states, again and again
 
     def of_policy(state: tuple[PyTree, jax.Array]) -> tuple[PyTree, Timestep, EpisodeStats]:
         observations, now = state  # [B, T + 1, ...], [B]
@@ -121,7 +127,7 @@ def _policy(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: PyTree,
     act = device.make_rollout(
         # Resets before a rollout belong to the environment.
         over_policies(lambda algorithm: dataclasses.replace(algorithm, episodic=False))(job.algorithm),
-        env._replace(step=replayed),
+        env._replace(step=replayed, simulate=simulate if searches else None),
         job.rollout_length,
         packed=packing.starts_kernel_per_array(job.mesh.devices.flat[0]),
     )
@@ -130,7 +136,8 @@ def _policy(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: PyTree,
         done = act(state.variables, actor, key, key, state.iteration, state.env_step)[1]
         return over_policies(lambda x: (x.obs, (x.action, x.extras), x.final_core), 3)(done)
 
-    actor = actor._replace(env=meshes.put(over_policies(replay_of)(rollout), job.mesh, BATCH))
+    native = actor.env if searches else ()
+    actor = actor._replace(env=(meshes.put(over_policies(replay_of)(rollout), job.mesh, BATCH), native))
     mapped = meshes.acting(act_all, job.mesh, (BATCH, ONE, ONE), (TIME, TIME, BATCH))
     return _part(mapped, actor, state, job.key(Stream.ACT))[0]
 

@@ -9,9 +9,11 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from jaxrl_dist.algorithms import having, name_of
 from jaxrl_dist.checks import did_you_mean, flag, shown
 from jaxrl_dist.config.plans import PLANS, default_plan
 from jaxrl_dist.config.train import OWN, RUN_DEFAULTS, Train, named_env
+from jaxrl_dist.envs.native import env_label
 from jaxrl_dist.errors import ConfigError, UnusedError
 from jaxrl_dist.protocols import Traits
 from jaxrl_dist.settings.given import (
@@ -272,3 +274,20 @@ def _own_fields(part: Train[Any]) -> dict[str, Any]:
         if name not in ("algorithm", *OWN):
             raise ConfigError(f"{flag(name)} is the run's, and no policy's; {', '.join(map(flag, OWN))} are")
     return {name: getattr(part, name) for name in OWN if getattr(part, name) is not None}
+
+
+def with_simulations(config: Train[Any], source: EnvSource, number: int) -> Train[Any]:
+    """Returns the config whose algorithm searches with this number of simulations.
+
+    Raises:
+      ConfigError: it does not search, or cannot here.
+    """
+    name, given = name_of(config.algorithm), f"--num-simulations {number}"
+    if not hasattr(config.algorithm, "num_simulations"):
+        raise ConfigError(f"{given}: {name} does not search; {having('num_simulations')} this flag")
+    config = dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, num_simulations=number))
+    searches = config.algorithm.make(source.spec).searches
+    if searches and (source.pure is None or source.pure.simulate is None):
+        env = env_label(source.spec.backend, source.spec.id)
+        raise ConfigError(f"{given}: {env} has no simulator, so that {name} acts without a search there")
+    return config

@@ -52,7 +52,7 @@ def check_own(config: Train[Any], spec: EnvSpec, num_devices: int) -> None:
                 of_algorithm(Strict(name_of(part.algorithm)), part, spec.by_policy[policy], num_devices)
 
 
-def check_simulator(algorithm: Algorithms, source: EnvSource, names: Mapping[str, str]) -> None:
+def check_simulator(algorithm: Algorithms, source: EnvSource, plan: str, names: Mapping[str, str]) -> None:
     """Checks that an algorithm that plans has a simulator, and that one that does not moves for one side only.
 
     Args:
@@ -71,6 +71,12 @@ def check_simulator(algorithm: Algorithms, source: EnvSource, names: Mapping[str
                 )
             if not part.searches:
                 continue
+            if not PLANS[plan].simulates:
+                works = ", ".join(name for name in PLANS if PLANS[name].simulates)
+                raise ConfigError(
+                    f"{names[policy]} plans with the environment itself, which --plan {plan} does not run beside the "
+                    f"policy; these do: {works}"
+                )
             if source.pure is None or source.pure.simulate is None:
                 what = "runs on the host" if source.pure is None else "has no simulator of one agent"
                 raise ConfigError(

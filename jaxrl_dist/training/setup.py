@@ -295,7 +295,7 @@ def _new_job(config: Train[Any], source: EnvSource, num_members: int, devices: S
         source.device()
     contract.check_own(config, source.spec, len(devices))
     algorithm = make_algorithm(config, source.spec)
-    contract.check_simulator(algorithm, source, _names(config))
+    contract.check_simulator(algorithm, source, config.plan, _names(config))
     pool = _pool(config, algorithm, source, devices)
     rows = meshes.rows_of(num_members, len(devices))
     member_devices, members_per_row = devices[: len(devices) // rows], num_members // rows  # a row has its devices

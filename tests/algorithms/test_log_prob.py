@@ -47,7 +47,9 @@ CASES: dict[str, tuple[str, EnvSpec, float, dict[str, Any]]] = {  # with the env
     "bc": ("bc", LEGAL, 0, {}),
     "sac-gru": ("sac", DISCRETE, 2_000, {"core": "gru", "core_size": 4}),
 }
-NONE = {"ddpg": {}, "td3": {}, "es": {}, "ars": {}, "qmix": {}, "rainbow": {}, "dqn": {"parameter_noise": True}}
+_NONE = "ddpg", "td3", "es", "ars", "qmix", "rainbow", "alphazero", "muzero"
+NONE: dict[str, dict[str, bool]] = {name: {} for name in _NONE}
+NONE |= {"dqn": {"parameter_noise": True}}
 
 
 def made(name: str, env: EnvSpec, fields: dict[str, Any]) -> tuple[Algorithm, Variables]:

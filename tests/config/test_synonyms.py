@@ -110,10 +110,10 @@ CALLS = {
     PPO_ON + "--use-rnn": "it is --core here",
     PPO_ON + "--adam-eps 1e-8": "--optimizer takes optax's defaults; an algorithm file of yours can name others",
     PPO_ON + "--resume": "`jaxrl-dist resume RUN_DIR` continues a run",
-    PPO_ON + "--buffer-size 9": "it is --replay-capacity here, and only dqn, rainbow, r2d2, qmix, ddpg, td3",
+    PPO_ON + "--buffer-size 9": "it is --replay-capacity here, and only dqn, rainbow, r2d2, muzero, qmix, ddpg, td3",
     "train pqn --env CartPole-v1 --core gru": "--core is not a flag of pqn; ppo, a2c, pg, impala, appo",
     "train pqn --env CartPole-v1 --use-lstm": "it is --core here, and only ppo",
-    DQN_ON + "--gae-lambda 1": "--gae-lambda is not a flag of dqn; ppo, a2c, appo and a3c have it",
+    DQN_ON + "--gae-lambda 1": "--gae-lambda is not a flag of dqn; ppo, a2c, appo, alphazero and a3c have it",
     PPO_ON + "--noise pink": "--noise is not a flag of ppo; ddpg, td3, apex-ddpg,",
     DQN_ON + "--no-q-lambda": "--no-q-lambda is not a flag of dqn; pqn has it",
     "train r2d2 --env CartPole-v1 --core none": "--core none: r2d2 learns with a recurrent core; dqn",
@@ -245,7 +245,7 @@ def test_messages_say_flags_or_fields_and_leave_commands_alone() -> None:
 
 
 def test_owners_of_a_field() -> None:
-    assert having("gae_lambda") == "ppo, a2c, appo and a3c have" and having("nothing") == ""
+    assert having("gae_lambda") == "ppo, a2c, appo, alphazero and a3c have" and having("nothing") == ""
     assert having("q_lambda") == "pqn has" and "apex" in having("ez_greedy")
 
 

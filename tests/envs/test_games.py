@@ -134,7 +134,7 @@ def test_options_of_games() -> None:
     each = find("pgx:tic_tac_toe", wrappers=Wrappers(policies={"a": "player_0", "b": "player_1"})).spec
     assert set(each.policies) == {"a", "b"}
     for options, message in (
-        ({"opponents": "me"}, "opponents=me is unknown; agents and random work"),
+        ({"opponents": "me"}, "opponents=me is unknown; agents, random and self work"),
         ({"opponents": "random", "state": "true"}, "state=true needs opponents=agents"),
         ({"opponent": "random"}, "has no option 'opponent' (did you mean 'opponents'?)"),
     ):

@@ -153,7 +153,7 @@ def test_wrappers_of_policies_change_what_is_foreseen_as_what_happens() -> None:
     np.testing.assert_allclose(extras["reward"], 0.5 / 4, rtol=1e-5)  # clipped, then scaled
 
 
-@pytest.mark.parametrize("flags", [{"plan": "on_device"}, {"plan": "synchronous", "normalize_observations": True}])
+@pytest.mark.parametrize("flags", [{"plan": "on_device"}, {"plan": "asynchronous", "num_actors": 1}])
 def test_training_and_evaluation_get_the_simulator(flags: dict[str, Any]) -> None:
     settings = {"num_envs": 8, "rollout_length": 4, "total_env_steps": 64, "report_interval": 1, "frame_stack": 2}
     config = jaxrl_dist.Train(Foresight(), own.Walk(), evaluation_episodes=4, **settings, **flags)
@@ -188,14 +188,18 @@ def test_an_algorithm_that_plans_is_refused_where_there_is_no_simulator(env: str
         needs("pgx")
     algorithm, source = Foresight().make(probes.spec()), find(env)
     with pytest.raises(ConfigError, match=f"^mine {REFUSED[env]}"):
-        check_simulator({"": algorithm}, source, {"": "mine"})
+        check_simulator({"": algorithm}, source, "on_device", {"": "mine"})
 
 
-def test_one_agent_for_both_sides_needs_an_algorithm_that_plans() -> None:
+def test_one_agent_for_both_sides_needs_an_algorithm_and_a_plan_that_simulate() -> None:
     algorithm, source = Foresight().make(probes.spec()), find(own.Turns())
-    check_simulator({"": algorithm}, source, {"": "mine"})
-    with pytest.raises(ConfigError, match="^mine would learn for one side what it does for both in object:Turns"):
-        check_simulator({"": dataclasses.replace(algorithm, searches=False)}, source, {"": "mine"})
+    check_simulator({"": algorithm}, source, "asynchronous", {"": "mine"})
+    with pytest.raises(
+        ConfigError, match=r"^mine plans .* which plan synchronous does not run beside the policy; these do:"
+    ):
+        check_simulator({"": algorithm}, source, "synchronous", {"": "mine"})
+    with pytest.raises(ConfigError, match=r"^mine would learn for one side what it does for both in object:Turns"):
+        check_simulator({"": dataclasses.replace(algorithm, searches=False)}, source, "on_device", {"": "mine"})
 
 
 def test_one_agent_moves_for_two_players_and_not_for_more() -> None:

@@ -20,6 +20,7 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.algorithms.a2c import A2C
 from jaxrl_dist.algorithms.actor_critic import actor_critic
+from jaxrl_dist.algorithms.alphazero import AlphaZero
 from jaxrl_dist.algorithms.appo import APPO
 from jaxrl_dist.algorithms.ars import ARS
 from jaxrl_dist.algorithms.dqn import DQN
@@ -27,6 +28,7 @@ from jaxrl_dist.algorithms.es import ES
 from jaxrl_dist.algorithms.impala import IMPALA
 from jaxrl_dist.algorithms.iql import IQL
 from jaxrl_dist.algorithms.marwil import MARWIL
+from jaxrl_dist.algorithms.muzero import MuZero
 from jaxrl_dist.algorithms.pg import PG
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.algorithms.pqn import PQN
@@ -53,6 +55,7 @@ MEMORY: dict[str, Any] = {  # of which uniform draws are the same on any number 
     "replay_ratio": 2 / (NUM_STEPS * NUM_ENVS),
     "learning_starts": 0,
 }
+SMALL: dict[str, Any] = {"num_atoms": 9, "state_size": 4, "unroll_steps": 2, "n_step": 2}
 SEQUENCES: dict[str, Any] = {"core": "gru", "core_size": 4, "core_inputs": "action", "burn_in": 2, "sequence_length": 3}
 
 
@@ -112,6 +115,8 @@ CASES: dict[str, tuple[Any, EnvSpec, bool | str]] = {  # with running statistics
     "sac-discrete": (SAC(**MEMORY), DISCRETE, False),
     "iql": (IQL(**MEMORY, n_step=2), CONTINUOUS, True),
     "marwil": (MARWIL(**{**MEMORY, "n_step": 3}), CONTINUOUS, True),
+    "alphazero": (AlphaZero(hidden_sizes=(8,), num_epochs=2, num_minibatches=2), DISCRETE, True),
+    "muzero": (MuZero(**MEMORY, **SMALL, priority_exponent=None), DISCRETE, True),
     "es": (ES(hidden_sizes=(8,)), CONTINUOUS, False),
     "ars": (ARS(), DISCRETE, "observations"),
 }

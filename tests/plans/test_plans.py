@@ -190,7 +190,7 @@ COMBINATIONS = [
     for backend in BACKENDS
     if backend == "gymnax" or plan != "on_device"
 ]
-NO_GRADIENTS = ("ppo", "impala", "appo", "rainbow", "pqn", "r2d2")
+NO_GRADIENTS = ("ppo", "impala", "appo", "rainbow", "pqn", "r2d2", "alphazero", "muzero")
 """Whose presets ask for what ``gradients`` does not do: several updates of a rollout, or priorities."""
 
 EPISODIC = ("es", "ars")
@@ -208,6 +208,11 @@ def test_every_combination_trains_or_is_refused(name: str, plan: str, backend: s
     fields: dict[str, Any] = {field: value for field, value in small.items() if field in own}
     sizes = {"num_devices": 1, "total_env_steps": 1500, "report_interval": 500, "evaluation_episodes": 0}
     run = preset(name, f"{backend}:{env}", plan=plan, **fields, **sizes)
+    simulated = backend == "gymnax" and plan != "synchronous"
+    if name == "alphazero" and not simulated:
+        with pytest.raises(ConfigError, match="alphazero plans with the environment itself"):
+            train(run)
+        return
     if (plan == "gradients" and name in NO_GRADIENTS) or (plan in THREADED and name in EPISODIC):
         with pytest.raises(ConfigError, match=f"plan {plan}"):
             train(run)

@@ -584,6 +584,8 @@ def test_every_other_float_varies_within_a_program(name: str) -> None:
 @pytest.mark.parametrize("plan", ["on_device", "synchronous"])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_members_of_every_algorithm_are_their_lone_runs(name: str, plan: str) -> None:
+    if (name, plan) == ("alphazero", "synchronous"):
+        pytest.skip("it has no simulator under this plan")
     """Two seeds with two values of every float: parameters to 1e-5 and metrics to 1e-4 after 20 iterations and more.
 
     The episodes are short or the actions continuous: an action that rounding decides would lead elsewhere.

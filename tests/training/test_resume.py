@@ -119,6 +119,8 @@ EXACT: dict[str, dict[str, Any]] = {
     "appo": {"plan": "on_device"},
     "pqn": {},
     "rainbow": {"num_devices": 2},
+    "alphazero": {"num_devices": 2, "num_simulations": 2, "temperature_moves": 3, "scale_rewards": True},
+    "muzero": {"num_devices": 2, "num_simulations": 2},
     "r2d2": {"replay_capacity": 400, "core_size": 4},
     "ddpg": {"env": "Pendulum-v1", "noise": "ornstein_uhlenbeck"},
     "td3": {"env": "Pendulum-v1", "scale_rewards": True, "ema_steps": 100},

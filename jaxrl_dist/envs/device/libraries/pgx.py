@@ -184,7 +184,8 @@ def _adapted(env: Any, reset: Any, step: Any, side: Any = None) -> Adapted:
     with theirs():
         shape = jax.eval_shape(reset, jax.eval_shape(lambda: jax.random.PRNGKey(0)))[0]["observation"]
     parts: dict[str, spaces.Space[Any]] = {"observation": box(shape), "mask": bool_space((env.num_actions,))}
-    return Adapted(reset, step, spaces.Dict(parts), spaces.Discrete(env.num_actions), "pgx", side=side)
+    family = "pgx" if side is None else "game"
+    return Adapted(reset, step, spaces.Dict(parts), spaces.Discrete(env.num_actions), family, side=side)
 
 
 def box(shape: jax.ShapeDtypeStruct) -> spaces.Box:

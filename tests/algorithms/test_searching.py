@@ -1,0 +1,159 @@
+"""Tree search: the policy that it finds is nowhere worse than the network's, and a search with a fault is."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_dist.algorithms import searching
+from jaxrl_dist.nn.observations import ILLEGAL
+from jaxrl_dist.types import PyTree
+
+MDPS, STATES, ACTIONS, DISCOUNT = 300, 5, 3, 0.9
+ILLEGAL_VALUE = -20.0
+"""Value of an illegal action, below that of all others; a simulator does not know that it is illegal."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(searching.SearchConfig):
+    num_simulations: int = 16
+
+
+class Tables(NamedTuple):
+    """Deterministic MDPs; each state has an illegal action, which the simulator pays well."""
+
+    reward: np.ndarray  # [M, S, A]
+    then: np.ndarray  # [M, S, A]
+    legal: np.ndarray  # [M, S, A]
+
+
+class Fault(NamedTuple):
+    """What is wrong with a search; by default nothing."""
+
+    leaf: float = 1.0  # factor of the values of leaves
+    discount: float = DISCOUNT
+    sign: float = 1.0  # of the discount
+    stale: bool = False  # the root's state is another one than the policy's and value's
+    unmasked: bool = False  # illegal actions are not ruled out
+
+
+FAULTS = {
+    "zeroed leaf values": Fault(leaf=0.0),
+    "wrong discount": Fault(discount=0.0),
+    "wrong sign": Fault(sign=-1.0),
+    "stale root": Fault(stale=True),
+    "ignored mask": Fault(unmasked=True),
+}
+
+
+@functools.cache
+def tables() -> Tables:
+    rng = np.random.default_rng(0)
+    shape = MDPS, STATES, ACTIONS
+    illegal = np.arange(ACTIONS) == rng.integers(ACTIONS, size=(MDPS, STATES, 1))
+    reward = np.where(illegal, 2.0, rng.uniform(size=shape))
+    return Tables(reward, rng.integers(STATES, size=shape), ~illegal)
+
+
+def action_values(values: np.ndarray) -> np.ndarray:
+    """``[M, S, A]`` from ``[M, S]``."""
+    reward, then, legal = tables()
+    q = reward + DISCOUNT * np.take_along_axis(values[:, :, None], then.reshape(MDPS, -1)[..., None], 1).reshape(
+        then.shape
+    )
+    return np.where(legal, q, ILLEGAL_VALUE)
+
+
+def values_of(policy: np.ndarray) -> np.ndarray:
+    """The exact values ``[M, S]`` of a policy ``[M, S, A]``, by a linear solve in float64."""
+    reward, then, legal = tables()
+    paid = np.where(legal, reward, ILLEGAL_VALUE)
+    on = np.where(legal, policy * DISCOUNT, 0.0)[..., None] * np.eye(STATES)[then]
+    return np.linalg.solve(np.eye(STATES) - on.sum(axis=2), (policy * paid).sum(axis=2)[..., None])[..., 0]
+
+
+@functools.cache
+def prior(kind: str) -> np.ndarray:
+    """Probabilities ``[M, S, A]``: random ones, or good ones, softmax of 10 Q*; illegal actions have none."""
+    best = np.zeros((MDPS, STATES))
+    for _ in range(400):
+        best = action_values(best).max(axis=2)
+    random = np.random.default_rng(1).normal(size=(MDPS, STATES, ACTIONS))
+    logits = np.where(tables().legal, 10 * action_values(best) if kind == "good" else random, -np.inf)
+    weights = np.exp(logits - logits.max(axis=2, keepdims=True))
+    return weights / weights.sum(axis=2, keepdims=True)
+
+
+@functools.cache
+def search() -> Any:
+    reward, then, legal = map(jnp.asarray, tables())
+
+    @jax.jit
+    def run(probs: jax.Array, values: jax.Array, fault: Fault) -> searching.Found:
+        def step(params: PyTree, keys: jax.Array, action: jax.Array, state: PyTree) -> tuple[Any, ...]:
+            mdp, now = state
+            new = then[mdp, now, action]
+            logits = jnp.log(jnp.maximum(probs[mdp, new], 1e-30))
+            ahead = jnp.full(action.shape, fault.sign * fault.discount)
+            return (
+                reward[mdp, now, action].astype(jnp.float32),
+                ahead,
+                logits,
+                fault.leaf * values[mdp, new],
+                (mdp, new),
+            )
+
+        mdp, state = (x.reshape(-1) for x in jnp.mgrid[:MDPS, :STATES])
+        allowed = legal[mdp, state]
+        logits = jnp.log(jnp.maximum(probs[mdp, state], 1e-30))
+        logits = jnp.where(allowed, logits, jnp.where(fault.unmasked, 0.0, ILLEGAL))
+        root = mdp, jnp.where(fault.stale, (state + 1) % STATES, state)
+        given = logits, values[mdp, state], root, allowed | fault.unmasked
+        return searching.search(Config(), step, (), *given, jax.random.split(jax.random.key(0), len(mdp)))
+
+    return run
+
+
+def worse(kind: str, fault: Fault) -> float:
+    """The share of MDPs in which the policy that the search finds is worse than the prior in some state."""
+    values = values_of(prior(kind))
+    found = search()(jnp.float32(prior(kind)), jnp.float32(values), jax.tree.map(jnp.asarray, fault))
+    improved = values_of(np.asarray(found.weights, np.float64).reshape(MDPS, STATES, ACTIONS))
+    return float((improved < values - 1e-4).any(axis=1).mean())
+
+
+@pytest.mark.parametrize("kind", ["good", "random"])
+def test_search_is_nowhere_worse_than_its_prior(kind: str) -> None:
+    """Danihelka et al. (2022), section 3.2, in all states of 300 deterministic MDPs, with exact values."""
+    assert worse(kind, Fault()) == 0
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_search_with_a_fault_is_worse_than_a_good_prior(name: str) -> None:
+    assert worse("good", FAULTS[name]) > 0.05
+
+
+def test_a_row_finds_the_same_whatever_the_others_are_and_greedy_search_needs_no_key() -> None:
+    def step(params: PyTree, keys: jax.Array, action: jax.Array, state: jax.Array) -> tuple[Any, ...]:
+        noise = jax.vmap(jax.random.normal)(keys)
+        return noise + state, jnp.full(state.shape, 0.9), jnp.outer(state, jnp.arange(3.0)), state, state + action
+
+    logits, state = jnp.zeros((4, 3)), jnp.arange(4.0)
+    keys = jax.random.split(jax.random.key(1), 4)
+    config = Config(num_simulations=4)
+    run = jax.jit(lambda rows, keys: searching.search(config, step, (), *rows, None, keys))
+    whole = run((logits, state, state), keys)
+    for i in range(4):
+        part = slice(i, i + 1)
+        alone = run((logits[part], state[part], state[part]), keys[part])
+        for x, y in zip(alone, whole, strict=True):
+            np.testing.assert_array_equal(x, y[part])
+    greedy, again = (run((logits[x], state[x], state[x]), None) for x in (slice(4), slice(2, 4)))
+    np.testing.assert_array_equal(greedy.weights[2:], again.weights)
+    assert (whole.depth >= 1).all() and whole.weights.sum(axis=1) == pytest.approx(1, abs=1e-5)
