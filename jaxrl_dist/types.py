@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from jaxrl_dist.heavy import jax, np, optax
-from jaxrl_dist.simulator import Simulator
+from jaxrl_dist.simulator import Simulator as Simulator
 
 if TYPE_CHECKING:  # ``--help`` reads algorithm files, which name these types, without numpy
     from jaxrl_dist.spaces import Space

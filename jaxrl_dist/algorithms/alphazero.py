@@ -11,8 +11,7 @@ from jaxrl_dist.checks import MAX_SIZE, check_used
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import distributions, jax, jnp, observations, optax, returns
-from jaxrl_dist.simulator import Simulator
-from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
+from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Simulator, Variables
 
 
 @dataclasses.dataclass(frozen=True)
