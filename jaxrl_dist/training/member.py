@@ -152,12 +152,14 @@ class Member:
 
     def _passed(self, reports: Iterator[Report], ending: StopState) -> Iterator[Report]:
         """Yields the reports of all stages until an error ends the run; the reports after it are only saved."""
-        while (report := self._next(reports, ending)) is not None:
-            if ending.error is None:
-                try:
-                    yield report
-                except BaseException as error:  # raised by the caller, or the caller left the loop
-                    ending.error = error
+        while True:
+            try:
+                while (report := self._next(reports, ending)) is not None:
+                    if ending.error is None:
+                        yield report
+                break
+            except BaseException as error:  # of the run or the caller, who may leave the loop, or Ctrl-C at any line
+                ending.error = error
         if ending.error is not None:
             raise ending.error
 
