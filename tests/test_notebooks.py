@@ -49,7 +49,7 @@ def test_every_page_names_the_versions_of_python_that_are_supported() -> None:
     versions = re.findall(r"Programming Language :: Python :: (3\.\d+)", pyproject)
     supported = f"Python {', '.join(versions[:-1])} or {versions[-1]}"
     pages = [runs.ROOT / "README.md", *(runs.ROOT / "docs").glob("*.md"), *NOTEBOOKS.values()]
-    sentences = {path.name: re.findall(r"Python 3[\d., ]*? or 3\.\d+", path.read_text(encoding="utf-8")) for path in pages}
+    sentences = {path.name: re.findall(r"Python 3[\d., ]*? or 3\.\d+", path.read_text("utf-8")) for path in pages}
     found = {name: texts for name, texts in sentences.items() if texts}
     assert {"README.md", "install.md", "tutorial.md", "1-tour.ipynb"} <= {*found}
     assert {text for texts in found.values() for text in texts} == {supported}

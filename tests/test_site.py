@@ -118,7 +118,9 @@ def test_pages_show_the_version_and_load_nothing_from_elsewhere(site: Path) -> N
 def test_the_search_prefers_guides_to_the_api(site: Path) -> None:
     text = (site / "search" / "search_index.js").read_text(encoding="utf-8")
     pages = json.loads(text.removeprefix("var __index = ").rstrip(";\n"))["docs"]
-    boosts = {page["location"].startswith("api/"): page.get("boost", 1) for page in pages if "#" not in page["location"]}
+    boosts = {
+        page["location"].startswith("api/"): page.get("boost", 1) for page in pages if "#" not in page["location"]
+    }
     assert boosts == {True: 0.1, False: 1}
 
 

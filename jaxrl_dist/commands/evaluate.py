@@ -120,7 +120,8 @@ def run(args: Sequence[str]) -> int:
         )
     numbers, taken = scored(result.summary(), policy.config.data), options.taken(options.run_dir)
     shown = ", ".join(f"{name} {steps:,}" for name, steps in taken.items())
-    print(json.dumps({"finished": finished, **taken, **numbers}, indent=2) if options.json else visible(played(numbers, shown)))
+    text = json.dumps({"finished": finished, **taken, **numbers}, indent=2)
+    print(text if options.json else visible(played(numbers, shown)))
     return 0
 
 

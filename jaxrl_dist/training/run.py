@@ -282,6 +282,6 @@ def _leave_all() -> None:
             reports.close()
 
 
-# Saving needs ``concurrent.futures``, whose threads take no more work after its own function of this kind: Python calls the
+# Saving needs ``concurrent.futures``, which takes no more work after its own function of this kind: Python calls the
 # newest first. If it ceases to offer them to others, saving at the end fails with a warning.
 getattr(threading, "_register_atexit", atexit.register)(_leave_all)

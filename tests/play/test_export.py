@@ -24,9 +24,9 @@ from jaxrl_dist.algorithms import ALGORITHMS, PRESETS
 from jaxrl_dist.algorithms.named import data_of
 from jaxrl_dist.play import onnx
 from jaxrl_dist.play.export import export
+from jaxrl_dist.protocols import Traits
 from jaxrl_dist.run.storage import replacing
 from jaxrl_dist.settings.policies import Random
-from jaxrl_dist.protocols import Traits
 from jaxrl_dist.settings.resolve import find_env
 from jaxrl_dist.training.setup import make_algorithm
 

@@ -295,7 +295,9 @@ def test_a_run_is_profiled(command: str, threads: set[str], tmp_path: Path, caps
     steps = found["run"]["num_envs"] * found["run"]["rollout_length"]
     if "gradients" not in command:  # there an iteration is one actor's rollout
         assert found["env_steps_per_second"] == pytest.approx(steps / found["iteration_seconds"], rel=0.3)
-    out = capsys.readouterr().out
+    out, said = (text := capsys.readouterr()).out, text.err.splitlines()
+    doing = [line.removeprefix("jaxrl-dist: ").split(" for ")[0] for line in said if line.startswith("jaxrl-dist: ")]
+    assert doing == ["compiling the run and its stages", "timing the run", "timing the peaks of the device"]
     assert f"of the time: {found['bound']['advice']}" in out and not list(tmp_path.glob("runs*"))
 
 
