@@ -16,12 +16,10 @@ import shutil
 import statistics
 import tempfile
 import time
-import timeit
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from jaxrl_dist.checks import flag
 from jaxrl_dist.config.plans import PLANS
@@ -29,6 +27,7 @@ from jaxrl_dist.config.train import Train, env_name
 from jaxrl_dist.config.values import marked, varied
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.profiling import peaks
 from jaxrl_dist.profiling import stages as parts
 from jaxrl_dist.protocols import Traits
 from jaxrl_dist.run.storage import replacing
@@ -127,11 +126,11 @@ def profile(
       OSError: the trace's file cannot be written.
     """
     config = _learning_only(config)
-    progress("compiling the run and its stages")
-    run = setup.prepare(config, source)
-    made = parts.make_parts(run.job)
-    if trace is not None and not made:
+    if trace is not None and PLANS[config.plan].sends_gradients:
         raise ConfigError(f"--trace works with plans that run on devices, not with --plan {config.plan}; remove it")
+    run = setup.prepare(config, source)
+    progress("compiling the run and its stages")
+    made = parts.make_parts(run.job)
     in_turn = not PLANS[config.plan].threaded
     first, last, spent, alone = _timed(run.reports(), made, seconds, progress, in_turn=in_turn)
     if trace is not None:
@@ -147,9 +146,9 @@ def profile(
         threads={thread: _divided(stages, alone, whole) for thread, stages in threads.items()},
         matmul_rates={name: sum(layers.values()) / alone[name] for name, layers in products.items()},
         layers={name: _shares(layers) for name, layers in products.items()},
-        matmul_ceiling=matmul_ceiling() * run.job.mesh.size,
+        matmul_ceiling=peaks.matmul_ceiling() * run.job.mesh.size,
         memory_rates={name: part.moved / alone[name] for name, part in made.items()},
-        memory_ceiling=memory_ceiling() * run.job.mesh.size,
+        memory_ceiling=peaks.memory_ceiling() * run.job.mesh.size,
         flags=_changeable(config),
     )
 
@@ -312,25 +311,6 @@ def described(config: Train[Any], devices: Sequence[jax.Device]) -> dict[str, An
         "devices": len(devices),
         "kind": devices[0].device_kind,
     }
-
-
-def matmul_ceiling() -> float:
-    """Returns the floating-point operations per second of a float32 product of square matrices on the first device."""
-    x = jnp.ones((2048, 2048), jnp.float32)
-    return 2 * len(x) ** 3 / _fastest(lambda x: x @ x, x)
-
-
-def memory_ceiling() -> float:
-    """Returns the bytes per second that doubling a large float32 array reads and writes on the first device."""
-    x = jnp.ones(2**26, jnp.float32)
-    return 2 * x.nbytes / _fastest(lambda x: 2 * x, x)
-
-
-def _fastest(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> float:
-    """Returns the least seconds of some calls of a compiled function."""
-    program = jax.jit(function)
-    program(x).block_until_ready()
-    return min(timeit.repeat(lambda: program(x).block_until_ready(), number=1, repeat=7))
 
 
 def bound(profile: Profile) -> tuple[str, str, float, str]:

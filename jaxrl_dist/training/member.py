@@ -158,7 +158,7 @@ class Member:
                     if ending.error is None:
                         yield report
                 break
-            except BaseException as error:  # of the run or the caller, who may leave the loop, or Ctrl-C at any line
+            except BaseException as error:  # the run's, the caller's, who may leave the loop, or Ctrl-C at any line
                 ending.error = error
         if ending.error is not None:
             raise ending.error
@@ -175,9 +175,8 @@ class Member:
         except Exception as error:
             if ending.error is None:
                 raise
-            text = f"what the run has learnt since its last checkpoint is lost: {first_line(error)}"
-            warnings.warn(text, FileWarning, stacklevel=2)
-            return None
+            lost = "what the run has learnt since its last checkpoint is lost"
+            return warnings.warn(f"{lost}: {first_line(error)}", FileWarning, stacklevel=2)
 
     def _opened(self, stack: contextlib.ExitStack) -> tuple[run_files.RunFiles | None, Saver]:
         """Opens the files, and what saves this process's part of checkpoints; ``stack`` closes them."""
@@ -242,9 +241,8 @@ class Member:
         reports = evaluations.on_the_way(with_final_report(plan, newest, ending), evaluate)
         if config.run_dir:
             done = None if job.resumed is None else (job.step, job.updates)
-            reports = writing(reports, files)
             films = partial(self._film, ending.ends_here)
-            reports = filming(reports, films, config.video_interval, job.step, ending)
+            reports = filming(writing(reports, files), films, config.video_interval, job.step, ending)
             reports = saving(reports, save, saver, files, config, done, ending, agree=partial(shared.agree, "save"))
         last = partial(evaluate, progress=evaluating)
         return evaluations.at_the_end(reports, last, files, confirm if judged and config.run_dir else None)
