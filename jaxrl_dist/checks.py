@@ -195,6 +195,24 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def check_env_object(env: Any) -> None:
+    """Checks that an object is not an environment of which each of many copies would be the same one.
+
+    Raises:
+      ConfigError: it has ``reset`` and ``step``, as a ``gymnasium.Env``, and not the ``step_env`` of gymnax's style.
+    """
+    if not callable(env) and not hasattr(env, "step_env") and hasattr(env, "step") and hasattr(env, "reset"):
+        raise no_env(f"not a {type(env).__name__}")
+
+
+def no_env(fault: str) -> ConfigError:
+    """Returns the refusal of an object that is no environment for training; ``fault``: what it is instead."""
+    return ConfigError(
+        f"env must be a name, or a gymnax-style environment with reset_env and step_env, {fault}; to train on a "
+        "gymnasium.Env, pass a function of a module or notebook that makes it: def make() and env=make"
+    )
+
+
 MAX_SIZE = 2**20
 """Maximum length of an array axis: far more than anyone uses, far below an overflow of 32-bit indices."""
 

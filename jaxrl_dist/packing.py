@@ -1,11 +1,12 @@
 """Fewer kernels: loops whose state is one long array, and sums, norms and lookups that take one kernel each.
 
 A GPU starts a kernel for each array that a pass of a loop makes, and starting one takes longer than computing a small
-one. XLA computes all parts of a concatenation by one kernel.
+one. XLA computes all parts of a concatenation by one kernel. The host also reads one array faster than many.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,8 +26,8 @@ def starts_kernel_per_array(device: jax.Device) -> bool:
     return bool(device.platform == "gpu")
 
 
-class _Packing(NamedTuple):
-    """How the leaves of a tree lie in fewer arrays."""
+class Packing(NamedTuple):
+    """How the leaves of a tree lie in fewer arrays: those that are small and have 32 bits, or are bools, in one."""
 
     treedef: Any
     leaves: tuple[jax.ShapeDtypeStruct, ...]
@@ -34,7 +35,7 @@ class _Packing(NamedTuple):
     """Indices of the leaves in each array; a single leaf stays as it is."""
 
     @staticmethod
-    def of(tree: PyTree) -> _Packing:
+    def of(tree: PyTree) -> Packing:
         leaves, treedef = jax.tree.flatten(tree)
         groups: dict[Any, list[int]] = {}
         for number, leaf in enumerate(leaves):
@@ -42,7 +43,7 @@ class _Packing(NamedTuple):
             # Arrays that are equal on all devices must not be mixed with others.
             groups.setdefault(jax.typeof(leaf).mat.varying if small else number, []).append(number)
         shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-        return _Packing(treedef, shapes, tuple(map(tuple, groups.values())))
+        return Packing(treedef, shapes, tuple(map(tuple, groups.values())))
 
     def pack(self, tree: PyTree) -> list[jax.Array]:
         leaves = self.treedef.flatten_up_to(tree)
@@ -51,15 +52,18 @@ class _Packing(NamedTuple):
             for group in self.groups
         ]
 
-    def unpack(self, arrays: Sequence[jax.Array], leading: int = 0) -> PyTree:
-        """Returns the tree of arrays, which have ``leading`` more axes in front."""
+    def unpack(self, arrays: Sequence[jax.Array | np.ndarray], leading: int = 0) -> PyTree:
+        """Returns the tree of arrays, which have ``leading`` more axes in front; numpy arrays of numpy arrays."""
         leaves: list[Any] = [None] * len(self.leaves)
         for group, array in zip(self.groups, arrays, strict=True):
             if len(group) == 1:
                 leaves[group[0]] = array
                 continue
-            ends = np.cumsum([self.leaves[number].size for number in group])
-            parts = jnp.split(array, ends[:-1], axis=leading)
+            ends = list(itertools.accumulate(self.leaves[number].size for number in group))
+            if isinstance(array, np.ndarray):
+                parts: Any = [array[..., start:end] for start, end in zip([0, *ends], ends, strict=False)]
+            else:
+                parts = jnp.split(array, ends[:-1], axis=leading)
             for number, part in zip(group, parts, strict=True):
                 leaves[number] = _of_bits(part, self.leaves[number], array.shape[:leading])
         return self.treedef.unflatten(leaves)
@@ -71,8 +75,8 @@ def _bits(x: jax.Array) -> jax.Array:
     return x.astype(jnp.uint32) if x.dtype == bool else jax.lax.bitcast_convert_type(x, jnp.uint32)
 
 
-def _of_bits(bits: jax.Array, like: jax.ShapeDtypeStruct, leading: tuple[int, ...]) -> jax.Array:
-    x = bits != 0 if like.dtype == bool else jax.lax.bitcast_convert_type(bits, like.dtype)
+def _of_bits(bits: Any, like: jax.ShapeDtypeStruct, leading: tuple[int, ...]) -> Any:
+    x = bits != 0 if like.dtype == bool else bits.view(like.dtype)
     return x.reshape(*leading, *like.shape)
 
 
@@ -85,12 +89,12 @@ def scan(
     """
     if not packed:
         return jax.lax.scan(body, carry, xs)
-    state, outputs = _Packing.of(carry), None
+    state, outputs = Packing.of(carry), None
 
     def packed_body(arrays: list[jax.Array], x: PyTree) -> tuple[list[jax.Array], list[jax.Array]]:
         nonlocal outputs
         carry, y = body(state.unpack(arrays), x)
-        outputs = _Packing.of(y)
+        outputs = Packing.of(y)
         return state.pack(carry), outputs.pack(y)
 
     arrays, ys = jax.lax.scan(packed_body, state.pack(carry), xs)

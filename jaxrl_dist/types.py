@@ -326,7 +326,7 @@ class Report:
     """Copies the state that a resumed run starts from; must be called before the next report is taken."""
     evaluation: Mapping[str, float | int] | None = None
     """In the last report and at the evaluation interval: ``episodes`` played, ``return_mean``, ``return_std``,
-    ``length_mean``, and how many were ``cut``. That of a population also has ``members`` and ``members_return_std``."""
+    ``length_mean``, how many were ``cut``, and of a population ``members`` and, by n - 1, ``members_return_std``."""
     best_evaluation: Mapping[str, float | int] | None = None
     """In the last report if evaluations ``keep_best``: that of the best ``checkpoint``, in episodes that chose none."""
     ended_by: str | None = None

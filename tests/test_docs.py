@@ -291,6 +291,14 @@ def test_measured_numbers_come_from_files_that_say_how_and_when() -> None:
     assert {side.lower().replace("_", "").replace(" ", "") for side in sides} - {"jaxrldist"} <= names
 
 
+def test_an_algorithm_is_copied_without_a_clone(tmp_path: Path) -> None:
+    [command] = re.findall(r"`(cp [^`]* my_ppo\.py)`", (runs.ROOT / "docs/coming-from.md").read_text(encoding="utf-8"))
+    paths = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(runs.ROOT)}
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, env={**os.environ, **paths}, check=True)
+    source = runs.ROOT / "jaxrl_dist/algorithms/ppo.py"
+    assert (tmp_path / "my_ppo.py").read_bytes() == source.read_bytes()
+
+
 def measured_speeds() -> list[list[str]]:
     """The medians of all sides of each run of the benchmark."""
     rows = json.loads((runs.ROOT / "docs" / "speed" / "results.json").read_text(encoding="utf-8"))["rows"]

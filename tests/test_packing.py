@@ -67,6 +67,17 @@ def test_a_packed_loop_returns_the_same_bits() -> None:
     assert "u32[12]" in traced and "u32[4]" in traced  # the carry: 1 + 6 + 1 + 2 + 2 numbers; the outputs: 1 + 2 + 1
 
 
+def test_the_host_reads_what_a_program_has_packed() -> None:
+    tree = {name: jnp.stack([x, x]) for name, x in CARRY.items() if name not in ("key", "none")}
+    packing_of = packing.Packing.of(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree))
+    packed = jax.jit(jax.vmap(lambda one: packing.Packing.of(one).pack(one)))(tree)
+    assert [(x.shape, str(x.dtype)) for x in packed] == [((2, 12), "uint32"), ((2,), "bfloat16"), ((2, 1), "uint8")]
+    read = packing_of.unpack(jax.device_get(packed), leading=1)
+    for x, y in zip(jax.tree.leaves(tree), jax.tree.leaves(read), strict=True):
+        assert isinstance(y, np.ndarray) and (x.dtype, x.shape) == (y.dtype, y.shape)
+        assert np.asarray(x).tobytes() == y.tobytes()
+
+
 def test_large_arrays_stay_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "LARGEST", 4 * 5)
     assert "u32[6]" in scanned(True)[1]  # without the matrix of 24 bytes

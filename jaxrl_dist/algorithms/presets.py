@@ -47,6 +47,10 @@ def kind_of(spec: EnvSpec) -> str:
     return kind if kind in KINDS else "unknown" + suffix
 
 
+REPORT_INTERVALS = {"classic_control": 3_200, "mujoco/continuous": 5_000, "minatar": 20_000, "atari": 100_000}
+"""Env steps between two reports, by kind of task: some 50 reports in a usual run. Rows of ``TABLE`` have others."""
+
+
 def continuous(spec: EnvSpec) -> bool:
     """Returns whether all parts of an action are vectors of numbers."""
     return all(isinstance(part, spaces.Box) for part in spaces.leaves(spec.action).values())
@@ -59,6 +63,12 @@ def row(algorithm: str, spec: EnvSpec) -> dict[str, Any]:
     """
     names = "any", "continuous" if continuous(spec) else "discrete", kind_of(spec)
     return {flag: value for name in names for flag, value in TABLE[algorithm].get(name, {}).items()}
+
+
+def report_interval(spec: EnvSpec) -> dict[str, int]:
+    """Returns the report interval of any algorithm for a kind of task, where it is not the default of ``Train``."""
+    known = REPORT_INTERVALS.get(kind_of(spec))
+    return {} if known is None else {"report_interval": known}
 
 
 class TablePresets:
@@ -117,7 +127,7 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
         "atari": {
             # Schulman et al. (2017), table 5, with the later changes of CleanRL's ppo_atari_envpool.
             "num_envs": 8, "rollout_length": 128, "learning_rate": 2.5e-4, "clip_epsilon": 0.1,
-            "value_clip_epsilon": 0.1, "report_interval": 1024, "evaluation_episodes": 10, "scale_rewards": False,
+            "value_clip_epsilon": 0.1, "evaluation_episodes": 10, "scale_rewards": False,
         },
         "image": {
             # Atari's, with rewards of any size.
@@ -182,8 +192,7 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
         "atari": {
             # Espeholt et al. (2018), table G.1, with the Nature network and the gradient norms of the other tasks;
             # rewards are clipped.
-            "num_envs": 32, "rollout_length": 20, "learning_rate": 6e-4, "report_interval": 6_400,
-            "scale_rewards": False,
+            "num_envs": 32, "rollout_length": 20, "learning_rate": 6e-4, "scale_rewards": False,
         },
         "minatar": {"num_envs": 32, "learning_rate": 5e-3, "activation": "relu"},  # A2C's
         "continuous": {"entropy_coefficient": 0.0, "trace_lambda": 0.95},  # A2C's
@@ -260,14 +269,16 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
     "td3": {
-        "any": {"num_envs": 8, "rollout_length": 1, "report_interval": 2_000},
+        "any": {"num_envs": 8, "rollout_length": 1, "report_interval": 2_000, "return_window": 2_000},
         # Here small networks do as well in a tenth of the time.
-        "classic_control/continuous": {"hidden_sizes": (64, 64), "batch_size": 128},
+        "classic_control/continuous": {"hidden_sizes": (64, 64), "batch_size": 128, "report_interval": 500},
         # These tasks need many steps, and a long random phase covers more states.
-        "mujoco/continuous": {"learning_starts": 10_000, "report_interval": 10_000, "evaluation_episodes": 10},
+        "mujoco/continuous": {
+            "learning_starts": 10_000, "report_interval": 5_000, "return_window": 10_000, "evaluation_episodes": 10,
+        },
     },
     "sac": {
-        "any": {"num_envs": 8, "rollout_length": 1, "report_interval": 2_000},
+        "any": {"num_envs": 8, "rollout_length": 1, "report_interval": 2_000, "return_window": 2_000},
         "discrete": {
             "rollout_length": 4, "replay_ratio": 0.25, "replay_capacity": 100_000, "hidden_sizes": (128, 128),
             "n_step": 3, "target_rate": 0.02,
@@ -277,27 +288,32 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
             # steps, its target entropy is 0.89 log n, and Adam's epsilon 1e-4. The memory is a tenth of its 1M steps,
             # which take 7 GB.
             "batch_size": 64, "learning_starts": 20_000, "learning_rate": 3e-4, "n_step": 1, "target_rate": 0.005,
-            "evaluation_episodes": 10,
+            "report_interval": 100_000, "evaluation_episodes": 10,
         },
         "minatar": {
             # Atari's. Asterix returned 47 after 400k steps. With returns of 3 steps it rose to 2.7 and fell again, and
             # with batches of 32 and a third of the step sizes it returned 8.7 (one seed each).
             "batch_size": 64, "learning_starts": 20_000, "learning_rate": 3e-4, "n_step": 1, "target_rate": 0.005,
+            "report_interval": 20_000,
         },
         "classic_control/continuous": {
             # As TD3's. With this correlation MountainCarContinuous is solved in three of three seeds; with 0.5, and
             # with independent noise, it is not (one seed each).
             "hidden_sizes": (64, 64), "batch_size": 128, "actor_learning_rate": 1e-3, "noise_correlation": 0.9,
+            "report_interval": 500,
         },
         "mujoco/continuous": {
             # Haarnoja et al. (2018), table 1. On Hopper a seed returned 956 after 200k steps with 1e-3, 3156 with 3e-4.
-            "learning_rate": 3e-4, "learning_starts": 5_000, "report_interval": 10_000, "evaluation_episodes": 10,
+            "learning_rate": 3e-4, "learning_starts": 5_000, "report_interval": 5_000, "return_window": 10_000,
+            "evaluation_episodes": 10,
         },
     },
     "iql": {
-        "any": {"num_envs": 8, "rollout_length": 1, "report_interval": 2_000},
+        "any": {"num_envs": 8, "rollout_length": 1, "report_interval": 2_000, "return_window": 2_000},
         "discrete": {"rollout_length": 4, "replay_ratio": 0.25, "replay_capacity": 100_000},
-        "mujoco/continuous": {"learning_starts": 5_000, "report_interval": 10_000, "evaluation_episodes": 10},  # SAC's
+        "mujoco/continuous": {  # SAC's
+            "learning_starts": 5_000, "report_interval": 5_000, "return_window": 10_000, "evaluation_episodes": 10,
+        },
     },
     "marwil": {
         "any": {"num_envs": 8, "rollout_length": 32, "replay_ratio": 1 / 16},  # each step is used 64 times, as BC's are
@@ -305,11 +321,13 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
     },
     "bc": {"any": {"num_envs": 8, "rollout_length": 8, "replay_ratio": 0.25}},
     "es": {
-        "any": {"num_envs": 64, "report_interval": 100_000},
+        "any": {"num_envs": 64, "report_interval": 100_000, "return_window": 100_000},
     },
     "ars": {
         # Version V2 of the paper; images and categories are scaled by the networks themselves.
-        "any": {"num_envs": 32, "report_interval": 100_000, "normalize_observations": True},
+        "any": {
+            "num_envs": 32, "report_interval": 20_000, "return_window": 100_000, "normalize_observations": True,
+        },
         "classic_control/continuous": {
             # A linear policy cannot swing a pendulum up: measured.
             "num_envs": 16, "hidden_sizes": (32, 32), "activation": "relu", "noise_std": 0.3, "learning_rate": 0.3,

@@ -20,8 +20,9 @@ class Export(evaluate.Trained):
 
     out: Annotated[str | None, help.Alias("-o")] = None
     """The file to write; None: policy.stablehlo or policy.onnx in the run directory."""
-    format: Literal["stablehlo", "onnx"] = "stablehlo"
-    """Format of the file: StableHLO runs wherever JAX does, ONNX in any ONNX runtime."""
+    format: Literal["stablehlo", "onnx"] | None = None
+    """Format of the file: StableHLO runs wherever JAX does, ONNX in any ONNX runtime. None: what the file's ending
+    names, .onnx or .stablehlo, and StableHLO for other names."""
     batch: int | None = setting(None, low=1, high=MAX_SIZE)
     """Number of environments per call of the exported policy; None: any number."""
     platforms: tuple[Literal["cpu", "cuda", "rocm", "tpu"], ...] = ()
@@ -35,20 +36,21 @@ def run(args: Sequence[str]) -> int:
     options = flags.parse(Export, args, "jaxrl-dist export")
     if not options.run_dir:
         raise ConfigError("which run? Name its directory, as in: jaxrl-dist export runs/NAME")
-    out = pathlib.Path(options.out or pathlib.Path(options.run_dir, f"policy.{options.format}"))
+
+    from jaxrl_dist.play.export import export, format_of
+
+    format = format_of(options.out or "", options.format)
+    out = pathlib.Path(options.out or pathlib.Path(options.run_dir, f"policy.{format}"))
     if options.out is None:
         check_no_link(out)
     policy = options.load(options.policy)
-
-    from jaxrl_dist.play.export import export
-
-    done = export(policy, out, batch=options.batch, platforms=options.platforms, format=options.format)
+    done = export(policy, out, batch=options.batch, platforms=options.platforms, format=format)
     inputs, outputs = ", ".join(done.inputs), ", ".join(done.outputs)
     lines = [f"wrote {out}: {done.bytes:,} bytes"]
     lines.append(f"a function of obs, core and start, {inputs}, to action and core, {outputs}")
     if done.parts:
         lines.append(f"the parts of obs: {', '.join(f'{path} {kind}' for path, kind in done.parts.items())}")
-    if done.core and options.format == "stablehlo":
+    if done.core and format == "stablehlo":
         lines.append(f"the layout of core: {done.core}")
     print(visible("\n".join(lines)))
     return 0

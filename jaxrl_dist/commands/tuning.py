@@ -233,7 +233,7 @@ def by_ray(
         run = run._replace(fields={**few, **run.fields})
         episode_return = 0.0
         for report in _prepared(run, [values], run_dir / TRIALS / str(name)).reports():
-            if (value := report.metrics["episode/return"]) is not None:
+            if (value := report.metrics["episode/recent_return"]) is not None:
                 episode_return = value
             tune.report({"episode_return": episode_return, "env_steps": report.env_steps})
 

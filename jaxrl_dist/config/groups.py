@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-from jaxrl_dist.checks import MAX_SIZE
+from jaxrl_dist.checks import MAX_SIZE, MAX_STEPS
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError
 
@@ -134,6 +134,9 @@ class Evaluation:
         None, low=1, high=10**9, needs="evaluation_episodes", resumable=True, compiled=False
     )
     """Env steps after which an evaluation episode is cut off; None: 27,000, or the environment's limit if longer."""
+    return_window: int = setting(without_preset=10_000, low=1, high=MAX_STEPS, resumable=True, compiled=False)
+    """Newest env steps, in whole reports, whose training episodes give the return by which a run stops, members are
+    selected and compared, and checkpoints are judged; at most an --evolve-interval."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from jaxrl_dist.checks import shown
-from jaxrl_dist.config.synonyms import METHODS, OF_RUN, hint, missing
+from jaxrl_dist.config.synonyms import OF_RUN, hint, missing, training
 from jaxrl_dist.config.values import check_declared
 from jaxrl_dist.errors import ConfigError
 
@@ -30,6 +30,16 @@ class Named:
         return hint(name, known, lambda field: "Train has" if field in run else others if field != name else "")
 
 
+class _Missing:
+    """A method that users of Stable-Baselines3 look for in a class; none of a dataclass's fields."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        raise AttributeError(missing(owner.__name__, self._name))
+
+
 class Inherits(Named):
     """A dataclass whose subclasses may give inherited fields other defaults: ``class Rainbow(DQN, num_atoms=51)``.
 
@@ -40,10 +50,17 @@ class Inherits(Named):
     def __new__(cls, *values: Any, **fields: Any) -> Any:
         if values:
             text = f"{cls.__name__} takes its fields by name, and {shown(values[0])} has none"
-            raise ConfigError(f"{text}; they are hyperparameters, and {METHODS['learn']}")
+            raise ConfigError(f"{text}; they are hyperparameters, and {training(cls.__name__)}")
         return super().__new__(cls, **fields)
 
+    @classmethod
+    def unknown(cls, name: str, known: list[str]) -> str:
+        if name in ("env", "policy"):  # as Stable-Baselines3 makes a model
+            return f"; its fields are hyperparameters, and {training(cls.__name__)}"
+        return super().unknown(name, known)
+
     if not TYPE_CHECKING:
+        load = _Missing()
 
         def __getattr__(self, name: str) -> Any:
             raise AttributeError(missing(type(self).__name__, name))

@@ -62,7 +62,7 @@ PLANS = {
     "offline": Plan(
         "learning from a data set alone (--data), compiled into one program",
         clock="updates",
-        unused=("rollout_length", "replay_capacity", "replay_ratio", "learning_starts"),
+        unused=("rollout_length", "replay_capacity", "replay_ratio", "learning_starts", "return_window"),
         several=False,
         copies=False,
         members="DevicePopulation",

@@ -122,6 +122,8 @@ INSTEAD: dict[str, str] = {
 
 _TRAIN = "for report in jaxrl_dist.train(jaxrl_dist.Train('{}', env='{}', run_dir='runs/mine')): ..."
 _ACT = "policy(obs)[0] of policy = jaxrl_dist.load_policy(run_dir) has the actions for a batch obs [B, ...]"
+_LOOP = "a callback is the body of `for report in jaxrl_dist.train(config)`"
+_ENVS = "training makes its environments itself: jaxrl_dist.Train(..., env='CartPole-v1', num_envs=8)"
 METHODS: dict[str, str] = {
     "predict": f"{_ACT}, so obs[None] for one observation; policy(obs, core, key) samples",
     "learn": f"training is `{_TRAIN.format('ppo', 'CartPole-v1')}`",
@@ -129,19 +131,29 @@ METHODS: dict[str, str] = {
     "save": "a run saves its policy in the run_dir of its jaxrl_dist.Train",
     "load": "jaxrl_dist.load_policy(run_dir) loads a trained policy, and jaxrl_dist.resume(run_dir) trains it further",
     "get_env": "policy.source.spec describes the environment",
-    "make_vec_env": "training makes its environments itself: jaxrl_dist.Train(..., env='CartPole-v1', num_envs=8)",
+    "deterministic": "policy(obs) takes the best actions, and policy(obs, core, key) samples",
+    "EvalCallback": f"{_LOOP}; evaluation_interval=10_000 evaluates, and keep_best='evaluation' keeps the best",
+    **dict.fromkeys(("make_vec_env", "DummyVecEnv", "VecMonitor", "Monitor"), _ENVS),
+    "SubprocVecEnv": f"{_ENVS}; env_workers='processes' steps them in processes",
+    "VecNormalize": "it is normalize_observations=True and scale_rewards=True of jaxrl_dist.Train",
+    "CheckpointCallback": f"{_LOOP}; checkpoint_interval=10_000 saves on the way",
+    **dict.fromkeys(("BaseCallback", "CallbackList"), _LOOP),
 }
-"""What replaces functions and methods of Stable-Baselines3."""
+"""What replaces functions, methods, classes and arguments of Stable-Baselines3."""
 _DISCRETE, _CONTINUOUS = ("A2C", "DQN", "PPO"), ("DDPG", "SAC", "TD3")
 
 
-def missing(owner: str, name: str) -> str:
+def missing(owner: str, name: str, kind: str = "attribute") -> str:
     """Says that something has no attribute of this name, and how Stable-Baselines3's is written here."""
-    instead = METHODS.get(name)
-    if name in _DISCRETE + _CONTINUOUS:
-        env = "CartPole-v1" if name in _DISCRETE else "Pendulum-v1"
-        instead = f"training is `{_TRAIN.format(name.lower(), env)}`"
-    return f"{owner} has no attribute {name!r}{f'; {instead}' if instead else ''}"
+    instead = training(name) if name in _DISCRETE + _CONTINUOUS else METHODS.get(name)
+    return f"{owner} has no {kind} {name!r}{f'; {instead}' if instead else ''}"
+
+
+def training(name: str) -> str:
+    """Returns how an algorithm of Stable-Baselines3 is trained here; PPO for a class of another name."""
+    if name not in _DISCRETE + _CONTINUOUS:
+        return METHODS["learn"]
+    return f"training is `{_TRAIN.format(name.lower(), 'Pendulum-v1' if name in _CONTINUOUS else 'CartPole-v1')}`"
 
 
 MEANT: dict[str, tuple[str, ...]] = {

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
+from jaxrl_dist import checks
 from jaxrl_dist.checks import MAX_SIZE, MAX_STEPS, check_bounds, check_used, did_you_mean, parse_bounds, parse_devices
 from jaxrl_dist.config.groups import Actors, Checkpoints, Data, Environment, Evaluation, Execution, Population
 from jaxrl_dist.config.inherit import Named
@@ -24,14 +25,12 @@ from jaxrl_dist.protocols import Traits
 
 BACKENDS = ("gymnax", "envpool", "gymnasium")
 """Sources of environments; an id without a prefix is looked up in this order."""
-
 LIBRARIES = {
     **{name: name for name in ("brax", "craftax", "jaxmarl", "jumanji", "navix", "pgx")},
     **{"playground": "mujoco_playground", "xminigrid": "xminigrid"},
 }
 """Further libraries of JAX environments, with their modules: their ids need the prefix, and each is an extra of this
 package."""
-
 
 OBJECT = "object"
 """Stands for the module in the name of an environment object from Python, which cannot be loaded by name."""
@@ -222,6 +221,9 @@ class Train(
 ):
     """A training run. Fields that are left out come from the algorithm's preset for the environment."""
 
+    def __post_init__(self) -> None:
+        checks.check_env_object(self.env)
+
     @property
     def clock(self) -> Literal["env_steps", "updates"]:
         """What the total, the intervals, the schedules and the checkpoints of the run count."""
@@ -240,8 +242,8 @@ class Train(
 
     @classmethod
     def unknown(cls, name: str, known: list[str]) -> str:
-        ours = hint(name, known)
-        return ours or f"; hyperparameters belong to the algorithm, as in jaxrl_dist.preset('ppo', env, {name}=...)"
+        preset = f"as in jaxrl_dist.preset('ppo', env, {name}=...)"
+        return hint(name, known) or f"; hyperparameters belong to the algorithm, {preset}"
 
     def checked(self) -> Train[Config]:
         """Converts the config's values by ``values.plain``, and validates all that needs no environment.
@@ -335,9 +337,7 @@ def launch_of(fields: Mapping[str, Any]) -> Processes:
 
 
 RUN_DEFAULTS: dict[str, Any] = {
-    field.name: default
-    for field in dataclasses.fields(Train)
-    if (default := marks_of(field).without_preset) is not None
+    x.name: default for x in dataclasses.fields(Train) if (default := marks_of(x).without_preset) is not None
 }
 """Values of the fields that the algorithm's preset for the environment fills in, if it does not."""
 RESUMABLE = marked(Train, resumable=True)

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 
 from jaxrl_dist import rng
-from jaxrl_dist.checks import did_you_mean, install_extra
+from jaxrl_dist.checks import did_you_mean, install_extra, no_env
 from jaxrl_dist.config import train
 from jaxrl_dist.config.train import LIBRARIES, OBJECT, env_name, split_env
 from jaxrl_dist.envs import drawing
@@ -262,10 +262,7 @@ def _object(env: Any, options: Mapping[str, str]) -> Any:
     if not is_gymnax(made):
         kind = type(made).__name__
         fault = f"not a {kind}" if made is env else f"and this function, which no module has by name, returns a {kind}"
-        raise ConfigError(
-            f"env must be a name, or a gymnax-style environment with reset_env and step_env, {fault}; to train on a "
-            "gymnasium.Env, pass a function of a module or notebook that makes it: def make() and env=make"
-        )
+        raise no_env(fault)
     return made
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,8 @@ from jaxrl_dist.types import Array, EnvSpec, EpisodeStats, PyTree, Rollout, Trai
 
 LEARN_TOGETHER = 16
 """Members that learn together on a CPU: the activations of more would not fit into its caches (docs/speed.md)."""
-_SUMS: Any = IntervalSums._make([MEMBERS] * 3 + [BATCH])
+SUMS: Any = IntervalSums._make([MEMBERS] * 3 + [BATCH])
+"""Sharding of the members' sums."""
 
 
 def lower(job: Job, members: int = 1) -> Any:
@@ -114,6 +115,30 @@ def reset_interval(since: IntervalSums, blank: IntervalSums) -> IntervalSums:
 
 
 # --- The program --------------------------------------------------------------------------------------
+
+
+class Numbers(NamedTuple):
+    """What the host reads after a dispatch: one array, however many metrics there are."""
+
+    since: IntervalSums
+    updates: Any
+    iteration: Array
+    skipped: Any
+    """The fields of ``TrainState``."""
+    steps: Array  # [2], env steps and agent steps
+    fault: device.Fault  # [devices]
+
+    @staticmethod
+    def of(state: TrainState, since: IntervalSums, steps: Any, fault: Any) -> Numbers:
+        return Numbers(since, state.updates, state.iteration, state.skipped, steps, fault)
+
+
+def layout(job: Job, state: TrainState, since: IntervalSums) -> packing.Packing:
+    """Returns how a member's ``Numbers`` lie in what the program returns; the arguments have an axis of members."""
+    devices = job.mesh.shape[meshes.DATA]
+    fault = device.Fault(np.zeros((1, devices), np.int32), np.full((1, devices), NO_FAULT))
+    numbers = Numbers.of(state, since, np.zeros((1, 2), np.int32), fault)
+    return packing.Packing.of(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), numbers))
 
 
 def _squeeze_member(tree: Any) -> Any:
@@ -253,12 +278,12 @@ def learned(
 def make_program(
     job: Job, act: Callable[..., Any], update: Callable[..., Any], average_every: int | None = None
 ) -> meshes.Program:
-    """Returns ``(state, actor, since, keys, hyper, running, count, data) -> (state, actor, since, steps, fault)``.
+    """Returns ``(state, actor, since, keys, hyper, running, count, data) -> (state, actor, since, numbers)``.
 
-    The program donates the first three. It runs ``count`` iterations, and adds their sums to ``since``; ``steps [M,
-    2]`` are the members' env steps and agent steps.
-    If an environment of a member that is ``running [M]`` returns NaN or infinity, it stops before that iteration and
-    returns each device's first ``fault``.
+    The program donates the first two. It runs ``count`` iterations, and adds their sums to ``since``; ``numbers [M,
+    ...]`` are the members' ``Numbers`` as in ``layout``, on all devices.
+    If an environment of a member that is ``running [M]`` returns NaN or infinity, it stops before that iteration, and
+    the numbers have each device's first ``fault``.
 
     Args:
       average_every: iterations after which the networks of all members become their mean; None: never.
@@ -273,7 +298,7 @@ def make_program(
         running: jax.Array,
         count: jax.Array,
         data: PyTree,
-    ) -> tuple[TrainState, device.ActorState, IntervalSums, jax.Array, device.Fault]:
+    ) -> tuple[TrainState, device.ActorState, IntervalSums, list[jax.Array]]:
         members = len(running)
         state, actor, since, keys, hyper, running = _squeeze_member((state, actor, since, keys, hyper, running))
 
@@ -301,9 +326,11 @@ def make_program(
         begin = state, actor, since, zeros, jnp.zeros((), jnp.int32), none
         with jax.named_scope("iteration"):
             state, actor, since, steps, _, fault = jax.lax.while_loop(more, body, begin)
-        outputs = state, actor, since, steps, fault
-        return jax.tree.map(lambda x: x[None], outputs) if members == 1 else outputs
+        outputs: Any = state, actor, since, steps, fault
+        state, actor, since, steps, fault = jax.tree.map(lambda x: x[None], outputs) if members == 1 else outputs
+        numbers = Numbers.of(state, since, steps, fault)
+        return state, actor, since, jax.vmap(lambda one: packing.Packing.of(one).pack(one))(numbers)
 
-    in_specs = (STATE, BATCH, _SUMS, MEMBERS, MEMBERS, MEMBERS, meshes.REPLICATED, job.data_spec)
-    out_specs = (STATE, BATCH, _SUMS, MEMBERS, BATCH)
-    return meshes.Program(run, job.mesh, in_specs, out_specs, donate=(0, 1, 2), mapped=meshes.whole)
+    in_specs = (STATE, BATCH, SUMS, MEMBERS, MEMBERS, MEMBERS, meshes.REPLICATED, job.data_spec)
+    out_specs = (STATE, BATCH, SUMS, meshes.REPLICATED)
+    return meshes.Program(run, job.mesh, in_specs, out_specs, donate=(0, 1), mapped=meshes.whole)

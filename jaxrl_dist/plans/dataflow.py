@@ -212,7 +212,7 @@ class Tally(reports.HostInterval):
             clock,
             self.since(),
             due=self.due,
-            score=self.score,
+            window=self.window,
             extra_metrics={**metrics, **times},
             extra_progress={"restarts": restarts},
         )

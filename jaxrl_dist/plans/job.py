@@ -217,7 +217,7 @@ class Job(NamedTuple):
 
     @property
     def score(self) -> float:
-        """Mean return of the newest whole interval before this session; -infinity if no episode ended."""
+        """The score of ``Window`` before this session; -infinity if there was none."""
         return score_of(self.progress)
 
     @property
@@ -255,6 +255,12 @@ class Job(NamedTuple):
         """Rollouts between two reports."""
         return max(1, self.config.report_interval // self.steps_per_iteration)
 
+    @property
+    def reports_per_score(self) -> int:
+        """Newest reports whose episodes give the score."""
+        window = max(1, (self.config.return_window or self.config.report_interval) // self.steps_per_iteration)
+        return -(-window // self.iterations_per_report)
+
 
 def step_of(config: Train[Any], progress: Mapping[str, Any]) -> int:
     """Returns what the clock says in a checkpoint's progress; 0: a new run."""
@@ -267,7 +273,7 @@ def ended_by(config: Train[Any], step: int, score: float) -> str | None:
 
     Args:
       step: what the run's clock says.
-      score: mean return of the episodes in its newest whole interval between two reports.
+      score: mean return of the episodes in its newest full ``Window``.
     """
     if step >= config.total:
         return f"total_{config.clock}"

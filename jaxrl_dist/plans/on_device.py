@@ -18,7 +18,7 @@ from jaxrl_dist.actors import device
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.plans import compiled, initial
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.population import Population
+from jaxrl_dist.plans.population import Counts, Population, ReportNumbers
 from jaxrl_dist.plans.report import IntervalSums
 from jaxrl_dist.plans.streaming import Feed
 from jaxrl_dist.types import Report
@@ -36,6 +36,8 @@ class DevicePopulation(Population):
     """A population on environments that are pure functions, in one program."""
 
     _per_dispatch = 1
+    _read: compiled.Numbers | None = None
+    """The members' numbers after the newest dispatch, on the host; None: they may have changed since."""
 
     def _begin(self) -> None:
         jobs = self._jobs
@@ -49,7 +51,7 @@ class DevicePopulation(Population):
         act, learn = self._iteration()
         inputs = self._state, self._actor, self._keys, self._hyper
         blank = job.once(("sums", len(jobs)), lambda job: compiled.blank_sums(job, act, learn, *inputs))
-        self._blank = initial.stack([blank] * len(jobs))
+        self._blank = self._put_sums(initial.stack([blank] * len(jobs)))
         self._since: IntervalSums = initial.stack(
             [compiled.reset_interval(IntervalSums.of(job.progress, job.algorithm), blank) for job in jobs]
         )
@@ -61,13 +63,19 @@ class DevicePopulation(Population):
 
     def _compile(self, act: Callable[..., Any], learn: Callable[..., Any]) -> None:
         every = self._average_every
-        name = "program", len(self._rows), every
-        self.program = self._jobs[0].once(name, lambda job: compiled.make_program(job, act, learn, every))
+        name, job = ("program", len(self._rows), every), self._jobs[0]
+        self.program = job.once(name, lambda job: compiled.make_program(job, act, learn, every))
         """The compiled program; see ``compiled.make_program``."""
+        self._layout = compiled.layout(job, self._state, self._blank)
         self._ready(self.program)
 
+    def _put_sums(self, sums: IntervalSums) -> IntervalSums:
+        """Puts sums on the mesh once: the program does not donate them."""
+        placed: IntervalSums = arrays.put(sums, meshes.shardings(self._jobs[0].mesh, compiled.SUMS))
+        return placed
+
     def inputs(self, count: int) -> tuple[Any, ...]:
-        """Returns the arguments with which ``program`` runs ``count`` iterations; it donates the first three."""
+        """Returns the arguments with which ``program`` runs ``count`` iterations; it donates the first two."""
         limit = self._placed("count", np.int32(count), meshes.REPLICATED)
         return self._state, self._actor, self._since, self._keys, self._hyper, self._goes_on(), limit, self._data
 
@@ -81,28 +89,35 @@ class DevicePopulation(Population):
             count = min(count, job.updates_ahead)
             self._data = self._feed.windows
             self._feed.ahead(count)
-        began = time.perf_counter() - program.compile_seconds
-        self._state, self._actor, self._since, *outputs = program(*self.inputs(count))
+        began, self._read = time.perf_counter() - program.compile_seconds, None
+        self._state, self._actor, self._since, packed = program(*self.inputs(count))
         if self._feed is not None:
             self._feed.gather()
-        steps, fault = arrays.fetch(outputs)
-        self._count(steps)
+        self._read = numbers = self._layout.unpack(arrays.fetch(packed), leading=1)
+        self._count(numbers.steps)
         for row in (row for row, member in enumerate(self._rows) if not self._done[member]):
             # The program stops before the faulty iteration, so that a resumed run meets the fault again.
-            first = device.Fault(fault.iteration[row], fault.where[row])
+            first = device.Fault(numbers.fault.iteration[row], numbers.fault.where[row])
             device.check_fault(job.source.spec, first, job.num_envs, job.rollout_length)
         seconds = time.perf_counter() - program.compile_seconds - began
         fitting = max(1, min(2 * self._per_dispatch, int(DISPATCH_SECONDS * count / seconds)))
         self._per_dispatch = peers.minimum(fitting, "iterations of a dispatch")
         return count
 
-    def _sums(self) -> Sequence[IntervalSums]:
-        since = arrays.fetch(self._since)
+    def _numbers(self) -> ReportNumbers:
+        """As in each plan, without another transfer if nothing has changed since the newest dispatch."""
+        read, self._read = self._read, None
+        if read is None:
+            return super()._numbers()
+        return self._sums(read.since), Counts(read.updates, read.iteration, read.skipped)
+
+    def _sums(self, since: IntervalSums | None = None) -> Sequence[IntervalSums]:
+        since = arrays.fetch(self._since) if since is None else since
         return [self._part(since, row) for row in range(len(self._rows))]
 
     def _restart(self) -> None:
         self._since = self._blank
 
     def _keep(self, index: np.ndarray) -> None:
-        self._blank = jax.tree.map(lambda x: x[index], self._blank)
+        self._blank = self._put_sums(jax.tree.map(lambda x: x[index], arrays.fetch(self._blank)))
         self._compile(*self._iteration())

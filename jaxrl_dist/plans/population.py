@@ -18,12 +18,13 @@ from jaxrl_dist.plans import initial
 from jaxrl_dist.plans.clock import Clock
 from jaxrl_dist.plans.evolve import Selection
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.report import IntervalSums, copied, diverged, mean_return, report, saved
+from jaxrl_dist.plans.report import IntervalSums, copied, diverged, report, saved
+from jaxrl_dist.plans.window import Window
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Report, TrainState
 
 
-class _Counts(NamedTuple):
+class Counts(NamedTuple):
     """Fields of the members' ``TrainState`` on the host; the first and last are dicts keyed by policy."""
 
     updates: Any
@@ -31,7 +32,7 @@ class _Counts(NamedTuple):
     skipped: Any
 
 
-_Numbers = tuple[Sequence[IntervalSums], _Counts]
+ReportNumbers = tuple[Sequence[IntervalSums], Counts]
 """What the members' reports need: the sums of each row since the last report, and the rows' counts."""
 
 
@@ -75,7 +76,8 @@ class Population(abc.ABC):
         self._jobs, self._selection, self._average_every = list(jobs), selection, average_every
         self._rows = list(range(len(jobs)))  # the members of the program's arrays
         self._parents = list(range(len(jobs)))  # whose parameters each member has since its last report
-        self._scores = [job.score for job in jobs]
+        most = None if selection is None else selection.interval // jobs[0].iterations_per_report
+        self._windows = [Window(job, most) for job in jobs]
         self.halved: set[int] = set()
         """The members that a selection has ended."""
         self._due: dict[int, Report] = {}
@@ -179,7 +181,7 @@ class Population(abc.ABC):
         if interval_over:
             numbers = self._numbers()
             self._score(running, numbers[0])
-        ended = [x for x in running if self._jobs[x].ended_by(self._step(x), self._scores[x])]
+        ended = [x for x in running if self._jobs[x].ended_by(self._step(x), self._windows[x].score)]
         stopped = self._stopped(running)
         due = running if interval_over else sorted({*ended, *stopped})
         if not due:
@@ -197,15 +199,15 @@ class Population(abc.ABC):
             self._restart()
             self._iterations = 0
 
-    def _offer(self, members: Iterable[int], numbers: _Numbers) -> None:
+    def _offer(self, members: Iterable[int], numbers: ReportNumbers) -> None:
         """Makes reports, which stay valid for members that are done while others advance."""
         for member in members:
             self._due[member] = self._now(member, numbers, keep=self._done[member] and not all(self._done))
 
     def _score(self, members: Sequence[int], since: Sequence[IntervalSums]) -> None:
-        """Takes the members' scores from the episodes of a whole interval."""
+        """Adds the episodes of a whole interval to those that score the members."""
         for member in members:
-            self._scores[member] = mean_return(since[self._rows.index(member)].episodes, self._scores[member])
+            self._windows[member].add(since[self._rows.index(member)].episodes)
 
     def _end(self, members: Iterable[int]) -> None:
         for member in members:
@@ -221,7 +223,7 @@ class Population(abc.ABC):
         others = [member for member in running if member not in stopped]
         return [] if stopped and others and jobs[others[0]].stop() else stopped
 
-    def _select(self, counts: _Counts) -> _Counts:
+    def _select(self, counts: Counts) -> Counts:
         """Selects among the members that go on, if it is time: after an interval, before its reports.
 
         Returns the counts after it. A member that has diverged takes no part: its report ends it, and it has no copies.
@@ -233,7 +235,8 @@ class Population(abc.ABC):
         iteration = int(self._part(counts.iteration, rows.index(members[0])))
         if not selection.due(iteration - self._iterations, iteration):
             return counts
-        hyper, scores = _stacked_hyper([jobs[member] for member in members]), np.array(self._scores)[members]
+        hyper = _stacked_hyper([jobs[member] for member in members])
+        scores = np.array([self._windows[member].score for member in members])
         source, chosen = selection.evolve(selection.rng(iteration), scores, hyper)
         if len(source) < len(members):
             self.halved.update(np.delete(members, source).tolist())
@@ -245,7 +248,7 @@ class Population(abc.ABC):
             jobs[member] = job._replace(hyper=selection.checked(job.config, values, job.hyper))
         return self._copy_parents(counts)
 
-    def _copy_parents(self, counts: _Counts) -> _Counts:
+    def _copy_parents(self, counts: Counts) -> Counts:
         """Gives each member the state and the counts of its parent; each keeps its experience."""
         index = np.array([self._rows.index(self._parents[member]) for member in self._rows])
         memory = self._state.memory
@@ -268,12 +271,12 @@ class Population(abc.ABC):
         self._put_inputs()
         self._keep(index)
 
-    def _numbers(self) -> _Numbers:
+    def _numbers(self) -> ReportNumbers:
         """Fetches the numbers of all members' reports."""
         state = self._state
-        return self._sums(), arrays.fetch(_Counts(state.updates, state.iteration, state.skipped))
+        return self._sums(), arrays.fetch(Counts(state.updates, state.iteration, state.skipped))
 
-    def _now(self, member: int, numbers: _Numbers, *, keep: bool = False) -> Report:
+    def _now(self, member: int, numbers: ReportNumbers, *, keep: bool = False) -> Report:
         """Returns a member's report; ``keep`` copies its state at once, so that the others can advance."""
         job, row = self._jobs[member], self._rows.index(member)
         since, counts = numbers[0][row], self._part(numbers[1], row)
@@ -291,7 +294,7 @@ class Population(abc.ABC):
             self._clocks[member],
             since,
             due=since.iterations >= job.iterations_per_report,
-            score=self._scores[member],
+            window=self._windows[member],
             actor=actor,
             row=own_row,
             extra_metrics={**self._times(), **self._selected(member)},

@@ -14,6 +14,7 @@ from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.sgd import MAX_SKIPPED
 from jaxrl_dist.mesh import flat, over_policies
 from jaxrl_dist.plans.clock import Clock
+from jaxrl_dist.plans.window import Window, merged, sums_of_json
 from jaxrl_dist.types import Array, Checkpoint, EpisodeStats, PyTree, Report, TrainState
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def check_progress(progress: Mapping[str, Any]) -> None:
     """
     if progress["since"] is not None:
         IntervalSums.from_json(progress["since"])
+    sums_of_json(progress.get("window", []))
     counts = progress["reported"]
     numbers = [progress["env_steps"], *(counts[name] for name in ("iteration", "env_steps", "updates"))]
     numbers += [x.get("agent_steps", 0) for x in (progress, counts)]  # an older version did not store them
@@ -101,7 +103,7 @@ class HostInterval:
 
     def __init__(self, job: Job, length: int) -> None:
         """``length`` is that of an interval, in iterations."""
-        self._job, self._length, self.score = job, length, job.score
+        self._job, self._length, self.window = job, length, Window(job)
         self._begin(job.progress)
 
     def _begin(self, progress: Mapping[str, Any]) -> None:
@@ -153,8 +155,8 @@ class HostInterval:
     def ends(self, env_steps: int) -> bool:
         """Returns whether the run ends after this iteration."""
         if self.due:
-            self.score = mean_return(self.since().episodes, self.score)
-        return self._job.ended_by(env_steps, self.score) is not None or self._job.stop()
+            self.window.add(self.since().episodes)
+        return self._job.ended_by(env_steps, self.window.score) is not None or self._job.stop()
 
     def restart(self) -> None:
         """Begins the next interval."""
@@ -185,17 +187,6 @@ def of_all(
 def with_info(episodes: EpisodeStats, none: EpisodeStats) -> EpisodeStats:
     """Returns the statistics with the metrics of ``none``, whose values replace missing ones."""
     return episodes._replace(info={metric: episodes.info.get(metric, zeros) for metric, zeros in none.info.items()})
-
-
-def mean_return(episodes: Mapping[str, EpisodeStats], otherwise: float) -> float:
-    """Returns the mean return of finished episodes, of all policies; ``otherwise`` if there are none."""
-    value = episode_metrics(merged(episodes))["episode/return"]
-    return otherwise if value is None else value
-
-
-def merged(episodes: Mapping[str, EpisodeStats], xp: Any = np) -> EpisodeStats:
-    """Combines the statistics of all devices and policies; ``xp`` is ``jax.numpy`` in a program."""
-    return jax.tree.map(lambda *x: xp.stack(x), *(stats.merge() for stats in episodes.values())).merge()
 
 
 def _ratio(total: Array, number: Array, count: Array) -> float | None:
@@ -233,8 +224,8 @@ def metrics_of(since: IntervalSums, xp: Any = np, ratio: Callable[..., Any] = _r
         means = {name: ratio(value, learned, learned) for name, value in sums.items()}
         return {**episode_metrics(episodes.merge(), ratio), **means}
 
-    policies = over_policies(of_policy)(dict(sorted(since.learned.items())), *since[2:])
-    return {**episode_metrics(merged(since.episodes, xp), ratio), **flat(policies)}
+    policies = flat(over_policies(of_policy)(dict(sorted(since.learned.items())), *since[2:]))
+    return policies if "" in since.episodes else {**episode_metrics(merged(since.episodes, xp), ratio), **policies}
 
 
 def report(
@@ -245,18 +236,18 @@ def report(
     since: IntervalSums,
     *,
     due: bool,
-    score: float,
+    window: Window,
     extra_metrics: Mapping[str, float | None] = {},
     actor: PyTree = (),
     row: int | None = None,
     extra_progress: Mapping[str, Any] = {},
 ) -> Report:
-    """Fetches an interval's numbers to the host.
+    """Makes the report of an interval from its numbers on the host.
 
     Args:
       steps: env steps and agent steps of the run so far, ``[2]``.
       due: True if the interval is complete; otherwise a resumed run repeats the report.
-      score: mean return of the newest complete interval in which episodes ended.
+      window: the episodes of the newest complete intervals, with this one if it is ``due``.
       extra_metrics: metrics in addition to the learner's.
       actor: the actors' state, for a checkpoint; () if environments run on the host.
       row: as for ``copied``.
@@ -264,8 +255,9 @@ def report(
     """
     copy = partial(copied, row=row)
     failed = diverged(state.skipped)
-    since, iteration = arrays.fetch(since), int(state.iteration)
+    iteration = int(state.iteration)
     updates = sum(map(int, jax.tree.leaves(state.updates)))  # of all policies
+    step = updates if job.config.clock == "updates" else int(steps[0])
     env_steps, agent_steps = map(int, steps)
     rates = clock.rates(env_steps, agent_steps, updates, job.config.clock)
     if not jax.tree.leaves(state.memory):
@@ -279,7 +271,8 @@ def report(
         "iteration": iteration,
         **clock.to_json(),
         "since": None if due else since.to_json(),
-        "score": score.hex(),
+        "score": window.score.hex(),
+        "window": window.to_json(),
         "data": job.data_identity,
         **extra_progress,
     }
@@ -294,10 +287,10 @@ def report(
         updates=updates,
         iteration=iteration,
         wall_time_s=clock.wall_time(),
-        metrics={**metrics_of(since), **extra_metrics, **rates},
+        metrics={**metrics_of(since), **window.metrics(None if due else since.episodes), **extra_metrics, **rates},
         variables=lambda: job.source.spec.bare(copy(state.variables, "variables")),
         checkpoint=checkpoint,
-        ended_by=None if failed else job.ended_by(updates if job.config.clock == "updates" else env_steps, score),
+        ended_by=None if failed else job.ended_by(step, window.score),
         diverged=failed,
         agent_steps=agent_steps if job.source.spec.num_agents > 1 else None,
         clock=job.config.clock,

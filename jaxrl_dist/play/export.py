@@ -43,7 +43,7 @@ def export(
     *,
     batch: int | None = None,
     platforms: tuple[str, ...] = (),
-    format: str = "stablehlo",
+    format: str | None = None,
 ) -> Exported:
     """Writes a policy as a function ``(obs [B, ...], core, start [B]) -> (action [B, ...], core)``.
 
@@ -65,13 +65,14 @@ def export(
       batch: the number of environments B; None: any number.
       platforms: where the file can run, such as ``("cpu", "cuda")``; empty: the platform of this machine. Only for
         StableHLO.
-      format: one of ``FORMATS``.
+      format: one of ``FORMATS``; None: as ``format_of``.
 
     Raises:
-      ConfigError: a package or the file's directory is missing, or the policy reads rewards, or cannot be exported for
-        any number of environments or for these platforms.
+      ConfigError: ``format`` contradicts the file's ending, a package or the file's directory is missing, or the policy
+        reads rewards, or cannot be exported for any number of environments or for these platforms.
       OSError: the file cannot be written; an older file stays unchanged.
     """
+    format = format_of(out, format)
     _check(policy, platforms, format)
     try:
         content, args, results = _exported(policy, batch, platforms, format)
@@ -88,10 +89,24 @@ def export(
     return Exported(len(content), inputs, outputs, parts, layout)
 
 
+def format_of(out: str | pathlib.Path, format: str | None = None) -> str:
+    """Returns the format of a file: what its ending names, and else ``format``, or StableHLO if that is None.
+
+    Raises:
+      ConfigError: there is no such format, or the ending names another one.
+    """
+    if format not in (*FORMATS, None):
+        raise ConfigError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
+    ending = pathlib.Path(out).suffix[1:].lower()
+    if ending not in FORMATS:
+        return format or FORMATS[0]
+    if format not in (ending, None):
+        raise ConfigError(f"--format {format} contradicts the ending of {out}: remove it, or name a .{format} file")
+    return ending
+
+
 def _check(policy: Policy, platforms: tuple[str, ...], format: str) -> None:
     """Raises ``ConfigError`` as ``export``, for what cannot be exported in this format."""
-    if format not in FORMATS:
-        raise ConfigError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
     if platforms and format == "onnx":
         raise ConfigError("--platforms works with StableHLO only; a runtime chooses where it runs an ONNX file")
     if names := list(policy.source.spec.policies):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +70,7 @@ class Policy:
         return self.algorithm.initial_core(num_envs)
 
     def __call__(
-        self, obs: PyTree, core: PyTree = None, key: jax.Array | None = None, reward: Any = None
+        self, obs: PyTree, core: PyTree = None, key: jax.Array | None = None, reward: Any = None, **others: Never
     ) -> tuple[jax.Array, PyTree]:
         """Chooses actions for a batch of observations.
 
@@ -80,15 +80,19 @@ class Policy:
           key: a scalar key to sample actions; None for greedy actions.
           reward: ``[B]``, the rewards of the last actions, if the policy was trained with ``reward`` in
             ``core_inputs``; 0 where an episode starts.
+          others: are refused.
 
         Returns:
           Actions ``[B, ...]`` within the environment's bounds, and the policy state for the next call. Where an
           episode has ended, the caller replaces its row of the state by that of ``initial_core``.
 
         Raises:
+          TypeError: there is another argument.
           ValueError: ``obs`` is not a batch of the environment's observations, ``key`` is not a key, a reward is
             missing, this policy only samples and there is no key, or this object holds several policies.
         """
+        for name in others:
+            raise TypeError(missing("this policy", name, "argument"))
         if names := ", ".join(self.source.spec.policies):
             raise ValueError(f"these are the policies {names}; load_policy(run_dir, policy=...) loads one that acts")
         obs, num_envs = self._checked(obs)
@@ -116,9 +120,10 @@ class Policy:
             if jnp.issubdtype(dtype, jnp.floating) and not jnp.issubdtype(part.dtype, jnp.floating):
                 raise ValueError(f"observations{path and f' {path}'} are {part.dtype} here, not {dtype}")
             if len(shape) != len(wanted) + 1 or shape[1:] != wanted:
+                batch = "jax.tree.map(lambda x: x[None], obs)" if path else "obs[None]"
                 raise ValueError(
                     f"observations{path and f' {path}'} have shape [{', '.join(map(str, ('B', *wanted)))}] here, not "
-                    f"{list(shape)}"
+                    f"{list(shape)}{f'; {batch} makes one observation a batch' if shape == wanted else ''}"
                 )
         return obs, shape[0]
 
@@ -133,7 +138,7 @@ class Policy:
             raise ValueError(f"observations are dicts here, with {', '.join(needed)}; {missing[0]} is missing")
         if extra := [str(name) for name in parts if name not in space]:
             raise ValueError(f"observations have no part {extra[0]} here; their parts are {', '.join(space)}")
-        size = np.shape(jax.tree.leaves(parts)[0])[0]
+        size = (*np.shape(jax.tree.leaves(parts)[0]), 1)[0]
         return {name: parts[name] if name in parts else _blank(space[name], size) for name in space}
 
     def evaluate(

@@ -26,7 +26,7 @@ PLOT_SECONDS = 2.0
 HEAD_ROWS = 30
 """Rows of the table after which its head is shown again."""
 COLUMNS = {
-    "episode/return": "training return",
+    "episode/recent_return": "training return",
     "population/return_best": "best",
     "population/return_iqm": "IQM",
     "population/done": "done",
@@ -40,7 +40,7 @@ COLUMNS = {
     "async/lag": "lag",
 }
 """Metrics that the table shows if a run has them, and their titles."""
-_RETURN = "/episode/return"
+_RETURN = "/episode/recent_return"
 """Ends the name of the metric that the table shows for each of several policies."""
 
 
@@ -148,7 +148,7 @@ class Display:
                     self.live.update(
                         training, description=description, total=total_steps, completed=completed, status=status
                     )
-                    if last or self._verbose or time.monotonic() - shown > ROW_SECONDS:
+                    if last or self._verbose or report.evaluation or time.monotonic() - shown > ROW_SECONDS:
                         shown = time.monotonic()
                         self._row(report, total_steps)
                     yield report
@@ -164,7 +164,8 @@ class Display:
         if self._rows % HEAD_ROWS == 0:
             self.print(_line(cells, widths))
         self._rows += 1
-        self.print(f"{_line(cells.values(), widths)}{self._extras(report)}")
+        evaluated = self._evaluated if report.evaluation or not self._evaluated else "  evaluation -"
+        self.print(f"{_line(cells.values(), widths)}{evaluated}{_restarts(report)}")
         if self._verbose:
             self.print("  " + "  ".join(f"{name} {_number(value)}" for name, value in report.metrics.items()))
 
@@ -180,21 +181,16 @@ class Display:
 
     def _status(self, report: Report) -> str:
         rate = report.metrics.get(f"time/{report.clock}_per_second") or 0.0
-        value = report.metrics.get("episode/return")
+        value = report.metrics.get("episode/recent_return")
         self._return = self._return if value is None else value  # the last return is shown until another episode ends
-        rest = f"{_members(report)}{self._extras(report)}"
-        done = f"{report.step:,} {unit(report.clock)}"
-        return visible(f"{done}  {rate:,.0f}/s  training return {_number(self._return)}{rest}")
-
-    def _extras(self, report: Report) -> str:
-        """Formats what only some reports have: the newest evaluation, and restarts of environments."""
         if report.evaluation:
             whole, *policies = of_each_policy(report.evaluation).items()
             means = {policy: numbers.get("return_mean") for policy, numbers in policies or [whole]}
-            shown = (f"{policy} {x:.4g}".lstrip() for policy, x in means.items() if x is not None)
-            self._evaluated = f"  evaluation {', '.join(shown) or 'without an episode'}"
-        restarts = int(report.metrics.get("async/restarts") or 0)
-        return self._evaluated + (f"  {counted(restarts, 'restart')}" if restarts else "")
+            values = (f"{policy} {x:.4g}".lstrip() for policy, x in means.items() if x is not None)
+            self._evaluated = f"  evaluation {', '.join(values) or 'without an episode'}"
+        rest = f"{_members(report)}{self._evaluated}{_restarts(report)}"  # the newest evaluation, like the return
+        done = f"{report.step:,} {unit(report.clock)}"
+        return visible(f"{done}  {rate:,.0f}/s  training return {_number(self._return)}{rest}")
 
 
 def _cells(report: Report, total_steps: int) -> dict[str, str]:
@@ -223,6 +219,11 @@ def _duration(seconds: float | None) -> str:
         if seconds >= length:
             return f"{seconds / length:.1f} {letters}"
     return f"{seconds:.0f} s"
+
+
+def _restarts(report: Report) -> str:
+    restarts = int(report.metrics.get("async/restarts") or 0)
+    return f"  {counted(restarts, 'restart')}" if restarts else ""
 
 
 def _members(report: Report) -> str:
@@ -282,7 +283,7 @@ def _plotted(reports: Iterable[Report], output: Any) -> Iterator[Report]:
     try:
         for report in reports:
             axes.set_xlabel(unit(report.clock).replace("env", "environment"))
-            returns = report.metrics.get("episode/return"), (report.evaluation or {}).get("return_mean")
+            returns = report.metrics.get("episode/recent_return"), (report.evaluation or {}).get("return_mean")
             for line, value in zip(points, returns, strict=True):
                 if value is not None:
                     points[line][0].append(report.step)

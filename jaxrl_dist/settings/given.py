@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_dist import algorithms
-from jaxrl_dist.algorithms import published
+from jaxrl_dist.algorithms import presets, published
 from jaxrl_dist.checks import divisor_below, flag, whole_updates_below
 from jaxrl_dist.config.plans import PLANS, default_plan, offline_plan
 from jaxrl_dist.config.synonyms import hint
@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from jaxrl_dist.types import EnvSpec
 
 RUN_FIELDS = {*marked(Train)}
-OFFLINE = {"report_interval": 1_000}
+OFFLINE = {"report_interval": 500}
 """Defaults of a run whose clock is updates, where they differ."""
 NOBODY = ("default", "preset")
 """Sources of values that nobody gave."""
+WAITING = ("evolve_interval", "evaluation_interval", "checkpoint_interval", "video_interval")
+"""Intervals that end with a report."""
 DEVICES = 8
 """Devices over which sizes that nobody gave divide."""
 
@@ -131,6 +133,9 @@ def filled(user: Given, source: EnvSource) -> tuple[Train[Any], dict[str, str]]:
     values, sources = _of_presets(user, source)
     run = {name: values.pop(name) for name in RUN_FIELDS & values.keys()}
     run = {name: value for name, value in run.items() if getattr(config, name) is None}
+    if "report_interval" in run:  # by default, none of the user's intervals waits for a report
+        waiting = [getattr(config, name) for name in WAITING]
+        run["report_interval"] = min(filter(None, [run["report_interval"], *waiting]))
     plan = PLANS[run.get("plan", config.plan)]
     new = run.keys() > {"num_actors"}  # a config that was filled in before has values that nobody gave
     for name in plan.unused if new else ():
@@ -162,7 +167,7 @@ def _of_presets(user: Given, source: EnvSource) -> tuple[dict[str, Any], dict[st
     preset = {name: value for name, value in preset.items() if name not in (*defaults, *(["plan"] if offline else []))}
     is_atari = spec.backend == "envpool" and spec.family == "atari"
     layers = {
-        "default": {**RUN_DEFAULTS, **defaults, "plan": plan},
+        "default": {**RUN_DEFAULTS, **presets.report_interval(spec), **defaults, "plan": plan},
         "preset": {"atari_preset": "baselines", **preset, **_of_name(user.config.algorithm)},
         "paper": published.row(algorithms.name_of(kind), spec) if user.config.published else {},
     }

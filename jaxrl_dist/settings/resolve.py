@@ -61,7 +61,7 @@ def settled(
       TimeoutError: the environment has not answered in time.
     """
     if not isinstance(config, Train):
-        raise ConfigError(f"train takes a config such as Train('ppo', env='CartPole-v1'), not {shown(config)}")
+        raise ConfigError(f"train takes one config, such as Train('ppo', env='CartPole-v1'), not {shown(config)}")
     if several(config.algorithm):
         return (*_policies(config, changes), {})
     hyperparameters = _check_changes(config, changes, stored)

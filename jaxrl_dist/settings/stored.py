@@ -215,6 +215,8 @@ def stored_content(path: pathlib.Path) -> dict[str, Any]:
     if run.get("evolve") is not None and run.get("evolve_interval") is None:  # of an earlier version
         with contextlib.suppress(LookupError, TypeError, AttributeError, ValueError, ArithmeticError):  # damaged
             run["evolve_interval"] = _interval_by_total(run)
+    if "report_interval" in run:  # an earlier version judged by one report
+        run.setdefault("return_window", run["report_interval"])
     return content
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Never
 
 from jaxrl_dist.config.train import Train, launch_of
 from jaxrl_dist.hosts import start
@@ -18,7 +18,7 @@ from jaxrl_dist.types import Report
 # The functions import what needs JAX, so that a run's config can be read without it.
 
 
-def train(config: Train[Any]) -> Iterator[Report]:
+def train(config: Train[Any], *others: Never, **fields: Never) -> Iterator[Report]:
     """Trains, and yields a report after each interval. The last report has an evaluation, as do those at its interval.
 
     Training advances only while the caller takes the next report, so leaving the loop stops it. With a ``run_dir``, the
@@ -28,15 +28,16 @@ def train(config: Train[Any]) -> Iterator[Report]:
     In the main thread Ctrl-C ends the run after its update; a second one, at least 1 s later, ends it at once.
 
     Raises:
-      ConfigError: at once, before anything is written, if the config cannot be run.
+      ConfigError: at once, before anything is written, if the config cannot be run, or if there are other arguments.
     """
     from jaxrl_dist.training.setup import prepare
 
-    if isinstance(config, Train):  # else ``prepare`` says what is wrong
-        config.check_launch()
-        start.start(config)
+    given: Any = (config, *others, *([fields] if fields else [])) if others or fields else config
+    if isinstance(given, Train):  # else ``prepare`` says what is wrong
+        given.check_launch()
+        start.start(given)
     with start.failing():
-        return prepare(config).reports()
+        return prepare(given).reports()
 
 
 def resume(

@@ -24,6 +24,7 @@ from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, EnvWarning, 
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.plans.job import Job, step_of
 from jaxrl_dist.plans.population import Population
+from jaxrl_dist.plans.window import recent_return
 from jaxrl_dist.run import checkpoint, machine, signals, storage, trackers
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.run.saving import Saver
@@ -225,7 +226,7 @@ class Member:
         def save(report: Report) -> None:
             if saver is not None:
                 evaluated = (report.evaluation or {}).get("return_mean")
-                saver.save(report.checkpoint(), evaluated if judged else report.metrics["episode/return"])
+                saver.save(report.checkpoint(), evaluated if judged else recent_return(report.metrics))
 
         def confirm(report: Report) -> Report:
             if not peers.broadcast(report.evaluation is not None, "whether the last policy is evaluated"):
@@ -241,8 +242,8 @@ class Member:
         reports = evaluations.on_the_way(with_final_report(plan, newest, ending), evaluate)
         if config.run_dir:
             done = None if job.resumed is None else (job.step, job.updates)
-            films = partial(self._film, ending.ends_here)
-            reports = filming(writing(reports, files), films, config.video_interval, job.step, ending)
+            films, reports = partial(self._film, ending.ends_here), writing(reports, files)
+            reports = filming(reports, films, config.video_interval, job.step, ending)
             reports = saving(reports, save, saver, files, config, done, ending, agree=partial(shared.agree, "save"))
         last = partial(evaluate, progress=evaluating)
         return evaluations.at_the_end(reports, last, files, confirm if judged and config.run_dir else None)

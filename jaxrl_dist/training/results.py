@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.mesh import flat
+from jaxrl_dist.plans.window import recent_return
 from jaxrl_dist.run import storage
 from jaxrl_dist.run.console import of_each_policy
 from jaxrl_dist.run.files import METRICS, POPULATION, RESULTS, SUMMARY
@@ -45,7 +46,7 @@ class Row:
     env_steps: int = 0
     iteration: int = 0
     episode_return: float | None = None
-    """Mean return of the newest report with finished episodes."""
+    """Mean return of the newest window in which episodes ended."""
     evaluation_return: float | None = None
     """Mean return of the newest evaluation."""
     lineage: list[dict[str, Any]] = dataclasses.field(default_factory=list)
@@ -54,7 +55,7 @@ class Row:
 
     def take(self, report: Report) -> None:
         """Takes the returns of the member's newest report."""
-        if (value := report.metrics["episode/return"]) is not None:
+        if (value := recent_return(report.metrics)) is not None:
             self.episode_return = value
         if report.evaluation is not None:
             self.evaluation_return = report.evaluation.get("return_mean")
@@ -225,7 +226,8 @@ def joined(evaluations: Sequence[Mapping[str, float | int]]) -> Mapping[str, flo
 def _joined(evaluations: Sequence[Mapping[str, float | int]]) -> Mapping[str, float | int]:
     """Joins members' evaluations of one policy into that of all their episodes together.
 
-    With several, ``members_return_std`` is the standard deviation of the means of those ``members`` that have played.
+    With several, ``members_return_std`` is the sample standard deviation (dividing by their number less one) of the
+    means of those ``members`` that have played: an estimate of how far apart seeds are.
     Numbers of the info are means over the members, weighted by episodes: how many episodes gave one is not known.
     """
     if len(evaluations) == 1:
@@ -243,7 +245,7 @@ def _spread(played: Sequence[Mapping[str, float | int]], mean: float) -> dict[st
     """Returns the standard deviations of all episodes, whose mean return is ``mean``, and of the members' means."""
     means, stds = (np.array([x.get(name, 0.0) for x in played]) for name in ("return_mean", "return_std"))
     variance = float(np.average(stds**2 + (means - mean) ** 2, weights=[x["episodes"] for x in played]))
-    return {"return_std": variance**0.5, "members": len(played), "members_return_std": float(means.std())}
+    return {"return_std": variance**0.5, "members": len(played), "members_return_std": float(means.std(ddof=1))}
 
 
 def _average(name: str, evaluations: Sequence[Mapping[str, Any]]) -> float:

@@ -221,3 +221,34 @@ def test_ppo_with_a_core_has_environments_for_its_minibatches() -> None:
     assert (pendulum.num_envs, pendulum.algorithm.num_minibatches) == (32, 8)
     assert jaxrl_dist.preset("appo", "CartPole-v1", core="gru").num_envs == 32
     assert jaxrl_dist.preset("ppo", "CartPole-v1", core="gru", num_envs=4).num_envs == 4
+
+
+@pytest.mark.parametrize(
+    "name, kind, total",
+    [
+        ("ppo", "classic_control", 150_000),
+        ("dqn", "classic_control", 150_000),
+        ("sac", "classic_control/continuous", 25_000),
+        ("td3", "classic_control/continuous", 25_000),
+        ("ppo", "minatar", 1_000_000),
+        ("sac", "minatar", 1_000_000),
+        ("ppo", "mujoco/continuous", 200_000),
+        ("sac", "mujoco/continuous", 200_000),
+        *((name, "atari", 10_000_000) for name in ("ppo", "dqn", "impala", "sac", "r2d2")),
+    ],
+)
+def test_a_usual_run_has_some_fifty_reports(name: str, kind: str, total: int) -> None:
+    config = filled_in(task(kind), Train(name, env="Test-v0", total_env_steps=total))
+    steps = config.num_envs * config.rollout_length
+    assert 40 <= total / (max(1, config.report_interval // steps) * steps) <= 102
+    assert config.report_interval == filled_in(task(kind), Train(name, env="Test-v0")).report_interval
+    assert filled_in(task(kind), Train(name, env="Test-v0", report_interval=7)).report_interval == 7
+
+
+def test_by_default_no_interval_of_the_users_waits_for_a_report() -> None:
+    def every(**intervals: Any) -> int:
+        return filled_in(task("atari"), Train("ppo", env="Test-v0", **intervals)).report_interval
+
+    assert every() == every(evaluation_interval=10**6) == every(checkpoint_interval=0) == 100_000
+    assert every(evaluation_interval=20_000) == every(checkpoint_interval=20_000, video_interval=30_000) == 20_000
+    assert every(evaluation_interval=20_000, report_interval=50_000) == 50_000

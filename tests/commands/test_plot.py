@@ -224,6 +224,28 @@ def test_final_scores_of_different_ages_are_said_to_be(tmp_path: Path, capsys: p
     assert "CartPole-v1: runs end between 300 and 1,000 env steps, so" in capsys.readouterr().err
 
 
+def test_a_run_ends_with_its_last_report_whether_an_episode_ended_in_it_or_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As its summary says, so that the warning of both scores names the same steps."""
+    for name, returns in (("a", [1.0] * 5), ("b", [1.0] * 9 + [None])):
+        summary = {"env_steps": 100 * len(returns), "wall_time_s": 1.0, "evaluation": {"return_mean": 1.0}}
+        (make_run(tmp_path, name, returns) / "summary.json").write_text(json.dumps(summary))
+    for score in ("training", "evaluation"):
+        assert cli.main(["plot", *map(str, sorted(tmp_path.iterdir())), "--kind", "table", "--score", score]) == 0
+        assert "runs end between 500 and 1,000 env steps" in capsys.readouterr().err
+
+
+def test_the_axis_of_evaluations_names_the_policy(tmp_path: Path, figures: list[Figure]) -> None:
+    for name in ("greedy", "sampled"):
+        run_dir = make_run(tmp_path, name, [], run={"evaluation_policy": name})
+        (run_dir / "metrics.jsonl").write_text('{"env_steps": 1, "evaluation/return_mean": 2}\n')
+        plot.plot([run_dir], tmp_path / "x.png", metric="evaluation/return_mean")
+        assert figures[-1].axes[0].get_ylabel() == f"{name} return"
+    plot.plot([make_run(tmp_path, "trained", [1.0])], tmp_path / "x.png")
+    assert figures[-1].axes[0].get_ylabel() == "episode/return"
+
+
 def test_labels_name_the_groups_in_the_order_of_their_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, env, state in (("a", "x:One", "true"), ("b", "x:Two", "true"), ("c", "x:One", "false")):
         options = {"env": env, "env_options": {"state": state}}

@@ -15,6 +15,7 @@ from jaxrl_dist import cli
 from jaxrl_dist.algorithms import ALGORITHMS, config_class, having
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
+from jaxrl_dist.algorithms.td3 import TD3
 from jaxrl_dist.commands import flags
 from jaxrl_dist.config.synonyms import INSTEAD, MEANT, SYNONYMS
 from jaxrl_dist.errors import ConfigError, ConfigWarning
@@ -176,8 +177,29 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
         "by name, and 'MlpPolicy' has none; they are hyperparameters, and training is `for report",
     ),
     "a switch": (lambda: DQN(duble=True), "DQN has no field 'duble' (did you mean 'double'?)"),  # type: ignore[call-arg]
-    "a dictionary": (lambda: jaxrl_dist.train({}), "train takes a config such as Train('ppo', env='CartPole-v1')"),  # type: ignore[arg-type]
-    "a name": (lambda: jaxrl_dist.train("ppo"), "train takes a config such as Train("),  # type: ignore[arg-type]
+    "a dictionary": (lambda: jaxrl_dist.train({}), "train takes one config, such as Train('ppo', env='CartPole-v1')"),  # type: ignore[arg-type]
+    "a name": (lambda: jaxrl_dist.train("ppo"), "train takes one config, such as Train("),  # type: ignore[arg-type]
+    "a name and an environment": (
+        lambda: jaxrl_dist.train("ppo", "CartPole-v1"),  # type: ignore[arg-type]
+        "train takes one config, such as Train('ppo', env='CartPole-v1'), not ('ppo', 'CartPole-v1')",
+    ),
+    "a field of train": (
+        lambda: jaxrl_dist.train("ppo", env="CartPole-v1"),  # type: ignore[arg-type]
+        "not ('ppo', {'env': 'CartPole-v1'})",
+    ),
+    "a named policy of PPO": (
+        lambda: PPO(policy="MlpPolicy", env=None),  # type: ignore[call-arg]
+        "PPO has no field 'policy'; its fields are hyperparameters, and training is `for report in jaxrl_dist.train(",
+    ),
+    "an env of TD3": (
+        lambda: TD3(env=None),  # type: ignore[call-arg]
+        "TD3 has no field 'env'; its fields are hyperparameters, and training is `for report in jaxrl_dist.train("
+        "jaxrl_dist.Train('td3', env='Pendulum-v1'",
+    ),
+    "a gymnasium.Env of Train": (
+        lambda: jaxrl_dist.Train("ppo", env=gymnasium.make("CartPole-v1")),
+        "not a TimeLimit; to train on a gymnasium.Env, pass a function of a module or notebook that makes it",
+    ),
     "a gymnasium.Env": (
         lambda: jaxrl_dist.preset("ppo", gymnasium.make("CartPole-v1")),
         "not a TimeLimit; to train on a gymnasium.Env, pass a function of a module or notebook that makes it",
@@ -242,5 +264,16 @@ def test_what_users_of_stable_baselines_type_is_one_line_away() -> None:
         jaxrl_dist.Train("ppo", env="CartPole-v1").learn(100)
     with pytest.raises(AttributeError, match=r"no attribute 'predict'; policy\(obs\)\[0\] of policy"):
         object.__new__(jaxrl_dist.Policy).predict(None)
+    with pytest.raises(AttributeError, match=r"^PPO has no attribute 'load'; jaxrl_dist.load_policy\(run_dir\) loads"):
+        PPO.load("runs/mine")  # type: ignore[attr-defined]
+    assert not hasattr(PPO(), "load")
+    with pytest.raises(AttributeError, match=r"no attribute 'DummyVecEnv'; training makes its environments itself: "):
+        jaxrl_dist.DummyVecEnv([])
+    with pytest.raises(ImportError, match=r"no attribute 'EvalCallback'; a callback is .* evaluation_interval=10_000"):
+        from jaxrl_dist import EvalCallback  # noqa: F401
+    with pytest.raises(TypeError, match=r"^this policy has no argument 'deterministic'; policy\(obs\) takes the best"):
+        object.__new__(jaxrl_dist.Policy)(None, deterministic=True)
+    with pytest.raises(TypeError, match=r"^this policy has no argument 'nothing'$"):
+        object.__new__(jaxrl_dist.Policy)(None, nothing=1)
     with pytest.raises(AttributeError, match=r"^module 'jaxrl_dist' has no attribute 'nothing'$"):
         jaxrl_dist.nothing()

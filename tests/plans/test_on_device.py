@@ -19,6 +19,7 @@ from jaxrl_dist.algorithms.a2c import A2C
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.envs.source import find
+from jaxrl_dist.hosts import arrays
 from jaxrl_dist.learners import sgd
 from jaxrl_dist.learners.policies import combined_learner
 from jaxrl_dist.plans import asynchronous, averaging, compiled, on_device
@@ -86,9 +87,22 @@ def test_actor_threads_step_them_too() -> None:
     "rows, columns", [pytest.param(1, 1, marks=pytest.mark.case), pytest.param(2, 1, marks=pytest.mark.case), (2, 2)]
 )
 @pytest.mark.parametrize("name", ["ppo", pytest.param("dqn", marks=pytest.mark.case)])
-def test_members_of_a_population_are_their_lone_runs(name: str, rows: int, columns: int) -> None:
-    """Two members that differ in seed and step size, on meshes of members and of their shards."""
+def test_members_of_a_population_are_their_lone_runs(
+    name: str, rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two members that differ in seed and step size, on meshes of members and of their shards.
+
+    A dispatch and the reports after it read one array, on however many devices.
+    """
+    read, fetch = list[int](), arrays.fetch
+
+    def counted(tree: Any) -> Any:
+        read.append(sum(isinstance(x, jax.Array) for x in jax.tree.leaves(tree)))
+        return fetch(tree)
+
+    monkeypatch.setattr(arrays, "fetch", counted)
     check_members(name, 2, rows, columns)
+    assert {*read} == {1}
 
 
 @pytest.mark.case  # test_rng_mesh.py::test_members_may_be_computed_in_groups

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import pathlib
 import shutil
+import statistics
 import threading
 import warnings
 from collections.abc import Sequence
@@ -288,7 +289,7 @@ def test_an_evaluation_of_members_is_that_of_all_their_episodes(sizes: Sequence[
         info = {"episodes": np.concatenate([part.info["episodes"] for part in parts])}
         every = Evaluation(np.concatenate(returns), np.concatenate(lengths), sum(cut), sampled, info=info)
         means = [x.mean() for x in returns if len(x)]
-        return {**every.summary(), "members": len(means), "members_return_std": float(np.std(means))}
+        return {**every.summary(), "members": len(means), "members_return_std": statistics.stdev(means)}
 
     parts = [(played(size), played(2 * size)) for size in sizes]
     summaries = [one._replace(policies={"prey": prey}).summary() for one, prey in parts]
@@ -433,7 +434,7 @@ def test_the_results_of_members_that_are_resumed_one_by_one(tmp_path: pathlib.Pa
         folder = tmp_path / "members" / f"{number:03d}"
         reported, summary = lines(folder), read_json(folder / "summary.json")
         assert row["env_steps"] == summary["env_steps"] == reported[-1]["env_steps"]
-        assert row["episode_return"] == [x for line in reported if (x := line["episode/return"]) is not None][-1]
+        assert row["episode_return"] == [x for line in reported if (x := line["episode/recent_return"]) is not None][-1]
         assert row["evaluation_return"] == summary["evaluation"]["return_mean"]
 
     list(jaxrl_dist.train(config(tmp_path, seeds=2, total=64)))
@@ -665,16 +666,17 @@ def test_eight_devices_train_as_one_does(tmp_path: pathlib.Path) -> None:
 @pytest.mark.case
 def test_members_end_with_the_return_that_they_are_to_reach(tmp_path: pathlib.Path) -> None:
     """The others go on as if nothing had happened, and the population ends with the last; all can be resumed."""
-    *_, last = jaxrl_dist.train(config(tmp_path / "whole", seeds=4))
+    two: dict[str, Any] = {"seeds": 4, "return_window": 256}  # the returns of two reports
+    *_, last = jaxrl_dist.train(config(tmp_path / "whole", **two))
     assert last.ended_by == "total_env_steps"
     whole = [lines(tmp_path / "whole" / "members" / f"{number:03d}") for number in range(4)]
-    best = [max(line["episode/return"] or 0.0 for line in found[:-1]) for found in whole]
+    best = [max(line["episode/recent_return"] or 0.0 for line in found[1:-1]) for found in whole]
     goal = sorted(best)[1]  # so that one goes on to the end
-    *_, last = jaxrl_dist.train(config(tmp_path / "parts", seeds=4, stop_at_return=goal))
+    *_, last = jaxrl_dist.train(config(tmp_path / "parts", **two, stop_at_return=goal))
     ended = []
     for number, found in enumerate(whole):
         there = tmp_path / "parts" / "members" / f"{number:03d}"
-        reached = [index for index, line in enumerate(found) if (line["episode/return"] or 0.0) >= goal]
+        reached = [index for index, line in enumerate(found) if index and (line["episode/recent_return"] or 0) >= goal]
         assert lines(there) == found[: reached[0] + 1 if reached else None]
         ended.append(read_json(there / "summary.json")["ended_by"])
         assert read_json(there / "summary.json")["evaluation"] is not None
@@ -699,7 +701,7 @@ def test_a_member_that_ended_before_a_stop_trains_no_further(
     plan: str, seed: int, early: int, tmp_path: pathlib.Path
 ) -> None:
     """The stop has cut its evaluation short, and the others are in the middle of an interval."""
-    asked = config(seeds=3, plan=plan, seed=seed, stop_at_return=25.0)
+    asked = config(seeds=3, plan=plan, seed=seed, stop_at_return=25.0, return_window=128)
     whole, parts = (dataclasses.replace(asked, run_dir=str(tmp_path / x)) for x in ("whole", "parts"))
     list(jaxrl_dist.train(whole))
     summary = tmp_path / "parts" / "members" / f"{early:03d}" / "summary.json"
@@ -722,7 +724,7 @@ def test_a_run_ends_with_the_return_that_it_is_to_reach(plan: str, tmp_path: pat
     """Every episode of the clock returns 10; the first report comes before one has ended."""
     sizes: dict[str, Any] = {"num_envs": 4, "rollout_length": 4, "report_interval": 16, "num_devices": 1}
     asked = Train(A2C(hidden_sizes=(4,)), "Clock-v0", plan=plan, total_env_steps=160, run_dir=str(tmp_path), **sizes)
-    asked = dataclasses.replace(asked, evaluation_episodes=2, stop_at_return=9.5)
+    asked = dataclasses.replace(asked, evaluation_episodes=2, stop_at_return=9.5, return_window=16)
     *before, last = jaxrl_dist.train(asked)
     assert last.ended_by == "stop_at_return" and last.evaluation is not None and last.env_steps < 80
     assert before and all(report.ended_by is None for report in before)

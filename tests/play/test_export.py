@@ -188,6 +188,8 @@ def test_every_algorithm_can_be_exported(name: str, format: str, tmp_path: Path)
         ("{run} --batch 0", "--batch must be >= 1"),
         ("{run} --format onnx --platforms cpu", "--platforms works with StableHLO only"),
         ("{run} --format tflite", "tflite"),
+        ("{run} -o x.onnx --platforms cpu", "--platforms works with StableHLO only"),  # the ending names the format
+        ("{run} -o x.onnx --format stablehlo", "--format stablehlo contradicts the ending of x.onnx: remove it, or"),
         ("{run} -o {runs}/nowhere/x", "nowhere/x cannot be written: there is no directory"),
     ],
 )
@@ -235,12 +237,14 @@ def test_a_full_disk_leaves_the_file_that_was_there(
         ({"a": None, "b": None}, {}, "the run has a, b; name one, as in --policy a"),
         ({}, {"format": "tflite"}, "format must be one of stablehlo, onnx, not 'tflite'"),
         ({}, {"format": "onnx", "platforms": ("cpu",)}, "platforms works with StableHLO only"),
+        ({}, {"out": "x.ONNX", "platforms": ("cpu",)}, "platforms works with StableHLO only"),
+        ({}, {"out": "x.stablehlo", "format": "onnx"}, "onnx contradicts the ending of x.stablehlo"),
     ],
 )
 def test_python_refuses_as_the_command_does(policies: Any, options: Any, message: str, tmp_path: Path) -> None:
     policy: Any = SimpleNamespace(source=SimpleNamespace(spec=SimpleNamespace(policies=policies)))
     with pytest.raises(jaxrl_dist.ConfigError) as error:
-        export(policy, tmp_path / "policy", **options)
+        export(policy, **{"out": tmp_path / "policy", **options})
     assert message in error.value.with_flags and not (tmp_path / "policy").exists()
 
 

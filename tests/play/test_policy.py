@@ -6,6 +6,8 @@ import contextlib
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,6 +16,7 @@ import runs
 
 import jaxrl_dist
 from jaxrl_dist import cli, rng
+from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.spaces import Box, Discrete
 
 RUNS = {"discrete": runs.CARTPOLE, "envpool": runs.ENVPOOL, "recurrent": runs.RECURRENT}
@@ -135,8 +138,19 @@ def test_normalisation_comes_with_the_policy() -> None:
 def test_observations_of_another_shape_are_refused(policy: jaxrl_dist.Policy) -> None:
     obs = observations(policy, 1)
     for wrong in (obs[0], obs[..., :-1], obs[None]):
-        with pytest.raises(ValueError, match=r"observations have shape \[B, "):
+        with pytest.raises(ValueError, match=r"observations have shape \[B, .*\]") as error:
             policy(wrong)
+        assert str(error.value).endswith("; obs[None] makes one observation a batch") == (wrong.shape == obs.shape[1:])
+
+
+def test_one_observation_of_several_parts_is_told_how_to_become_a_batch() -> None:
+    policy: Any = object.__new__(jaxrl_dist.Policy)
+    space = {"at": Discrete(3), "eye": Box((2,), np.dtype(np.float32), -np.ones(2), np.ones(2))}
+    policy.source = SimpleNamespace(spec=SimpleNamespace(observation=space, policies={}))
+    policy.config = SimpleNamespace(algorithm=PPO())
+    tells = r"^observations at have shape \[B\] here, not \[\]; jax\.tree\.map\(lambda x: x\[None\], obs\) makes one"
+    with pytest.raises(ValueError, match=tells):
+        policy({"at": np.int64(1), "eye": np.zeros(2, np.float32)})
 
 
 def test_what_is_no_finished_run_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from jaxrl_dist.run import console
 from jaxrl_dist.types import Report
 
 METRICS = {
-    "episode/return": 171.5,
+    "episode/recent_return": 171.5,
     "episode/length": 171.0,
     "loss/total": 11.1659,
     "policy/approx_kl": 0.0081,
@@ -41,7 +41,7 @@ def shown(reports: list[Report], capsys: pytest.CaptureFixture[str], **options: 
 
 def test_reports_are_rows_of_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "ROW_SECONDS", -1.0)
-    first, second = report(4_000), report(10_000, {"return_mean": 480.25}, **{"episode/return": None})
+    first, second = report(4_000), report(10_000, {"return_mean": 480.25}, **{"episode/recent_return": None})
     lines = shown([first, second], capsys)
     assert lines[0] == "compiling" and len(lines) == 4
     assert lines[1].split() == ["env", "steps", "training", "return", "length", "loss", "KL", "steps/s", "left"]
@@ -61,7 +61,7 @@ def test_each_of_several_policies_has_its_return(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(console, "ROW_SECONDS", -1.0)
-    returns = {"prey/episode/return": -3.25, "hunter/episode/return": 7.0}
+    returns = {"prey/episode/recent_return": -3.25, "hunter/episode/recent_return": 7.0}
     own = {"episodes": 2, "return_mean": 4.5, "return_std": 1.0, "cut": 0}
     evaluation = {**own, **{f"{policy}/{name}": x for policy in ("prey", "hunter") for name, x in own.items()}}
     evaluation["hunter/return_mean"] = 6.5
@@ -96,7 +96,20 @@ def test_the_head_comes_again_and_rows_do_not_come_too_often(
     assert len(shown(reports, capsys)) == 3, "the first report and nothing within two seconds"
     monkeypatch.setattr(console, "ROW_SECONDS", -1.0)
     lines = shown(reports, capsys)
+    assert len(lines) == 43 and lines[-1].split()[0] == "40"
     assert [number for number, line in enumerate(lines) if "steps/s" in line] == [1, console.HEAD_ROWS + 2]
+
+
+def test_every_evaluation_has_a_row_and_no_row_repeats_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "ROW_SECONDS", 1e9)
+    played = {"return_mean": 480.25}
+    assert len(shown([report(1), report(2), report(3, played), report(4)], capsys)) == 4, "rows of 1 and 3"
+    monkeypatch.setattr(console, "ROW_SECONDS", -1.0)
+    lines = shown([report(1), report(2, played), report(3), report(10_000)], capsys)
+    ends = [line.partition("s  evaluation ")[2] for line in lines[2:]]
+    assert ends == ["", "480.2", "-", "-"], "a run has evaluations once it has had one"
 
 
 def test_verbose_shows_every_metric_and_quiet_nothing(capsys: pytest.CaptureFixture[str]) -> None:

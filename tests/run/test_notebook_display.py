@@ -49,8 +49,8 @@ def test_reports_are_shown_and_drawn(
     monkeypatch.setattr(console, "PLOT_SECONDS", -1.0)
     reports = [
         report(4_000),
-        report(8_000, **{"episode/return": None}),
-        report(10_000, {"return_mean": 480.25}, **{"episode/return": 200.0}),
+        report(8_000, **{"episode/recent_return": None}),
+        report(10_000, {"return_mean": 480.25}, **{"episode/recent_return": 200.0}),
     ]
     assert list(jaxrl_dist.display(reports, 10_000, plot=True)) == reports
     assert len(capsys.readouterr().out.splitlines()) == 5  # compiling, the head and three rows

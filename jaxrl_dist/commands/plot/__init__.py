@@ -69,7 +69,8 @@ def plot(run_dirs: Sequence[str | pathlib.Path], out: str | pathlib.Path | None 
         return f"wrote {written}"
     if wanted.kind == "curve":
         smoothed = {name: curve.smoothed(wanted.smooth) for name, curve in curves.items()}
-        figure = drawing.curves(groups, smoothed, wanted.metric, AXES[wanted.x][1], wanted.width)
+        label = f"{_policy(configs)} return" if wanted.metric == "evaluation/return_mean" else wanted.metric
+        figure = drawing.curves(groups, smoothed, label, AXES[wanted.x][1], wanted.width)
     else:
         draw = {"profile": drawing.profiles, "improvement": drawing.improvements}[wanted.kind]
         figure = draw(tables.scores(groups, curves), score, wanted.width)
@@ -111,9 +112,14 @@ def _score(wanted: Plot, configs: Mapping[str, Mapping[str, Any]]) -> str:
     """Says what the final scores are."""
     if wanted.score == "training":
         return f"final {wanted.metric}"
-    policies = {str(config["run"].get("evaluation_policy", "greedy")) for config in configs.values()}
     metric = wanted.metric.removeprefix("*/").replace("episode/", "")
-    return f"{policies.pop() if len(policies) == 1 else 'evaluated'} {metric}"
+    return f"{_policy(configs)} {metric}"
+
+
+def _policy(configs: Mapping[str, Mapping[str, Any]]) -> str:
+    """Says how the evaluated policies act."""
+    policies = {str(config["run"].get("evaluation_policy", "greedy")) for config in configs.values()}
+    return policies.pop() if len(policies) == 1 else "evaluated"
 
 
 def _read(wanted: Plot) -> tuple[dict[str, Curve], dict[str, Mapping[str, Any]]]:

@@ -54,8 +54,12 @@ def styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
     return dict(zip(dict.fromkeys(labels), looks, strict=False))
 
 
-def curves(groups: Sequence[Group], lines: Mapping[str, Curve], metric: str, axis: str, width: str) -> Figure:
-    """Draws a panel for each environment, with the curves of its groups; ``lines``: those of all runs."""
+def curves(groups: Sequence[Group], lines: Mapping[str, Curve], label: str, axis: str, width: str) -> Figure:
+    """Draws a panel for each environment, with the curves of its groups; ``lines``: those of all runs.
+
+    Args:
+      label: of the vertical axis; ``axis``: of the horizontal one.
+    """
     style = styles([group.label for group in groups])
     names = env_names(groups)
     fig, axes = figure(width, len(names))
@@ -68,7 +72,7 @@ def curves(groups: Sequence[Group], lines: Mapping[str, Curve], metric: str, axi
         ax.set_xlabel(axis)
         if len(names) > 1:
             ax.set_title(names[env], fontsize=9, parse_math=False)
-    axes[0].set_ylabel(metric, parse_math=False)
+    axes[0].set_ylabel(label, parse_math=False)
     _legend(fig, style, width, {label: f" ({count} seeds)" for label, count in seeds.items() if count > 1})
     return fig
 

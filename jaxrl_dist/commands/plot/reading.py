@@ -59,7 +59,8 @@ class Plot:
     x: Literal["steps", "updates", "time"] = "steps"
     """Horizontal axis of curves: environment steps, updates or seconds."""
     smooth: int = setting(1, low=1)
-    """Number of reports in the moving average that is drawn; 1 draws every report as it is."""
+    """Number of reports in the moving average that is drawn; 1 draws each report by itself. A last report of less than
+    half an interval is always joined to the one before."""
     width: Literal["one", "two"] = "two"
     """Width of the picture: 'one' column of a page with two columns (3.3 inches), or 'two' (6.9 inches)."""
 
@@ -70,6 +71,7 @@ class Curve(NamedTuple):
     x: np.ndarray  # [N] float64, ascending
     y: np.ndarray  # [N] float64, finite
     weight: np.ndarray | float = 1.0  # [N] float64, positive: the episodes of which each value is the mean
+    last: float | None = None  # where the run's reports end, also those without a value; None: at the last value
 
     def smoothed(self, reports: int) -> Curve:
         """Returns the trailing moving average over so many reports, of fewer at the start."""
@@ -108,8 +110,8 @@ class Group(NamedTuple):
     """Their directories."""
 
     def ends(self, curves: Mapping[str, Curve]) -> tuple[float, float]:
-        """Returns where the first and the last of its curves end."""
-        ends = [float(curves[name].x[-1]) for name in self.runs]
+        """Returns where the first and the last of its runs end."""
+        ends = [float(curve.x[-1] if (curve := curves[name]).last is None else curve.last) for name in self.runs]
         return min(ends), max(ends)
 
 
@@ -139,6 +141,7 @@ def read_curve(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Curve:
     names: set[str] = set()
     policy, of_episodes, _ = metric.partition("episode/")  # of several policies: NAME/episode/return
     points: list[tuple[float, float, float]] = []
+    at = 0.0
     for number, line in _lines(path, content):
         names |= line.keys()
         at = _number(path, number, line, field)
@@ -150,7 +153,8 @@ def read_curve(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Curve:
             points.append((at, _number(path, number, line, metric), weight))
     if not points:
         raise _without_value(run_dir, metric, names)
-    return Curve(*np.array(_in_whole_intervals(points), float).T)
+    where, values, weights = np.array(_in_whole_intervals(points), float).T
+    return Curve(where, values, weights, at)
 
 
 def _without_value(run_dir: pathlib.Path, metric: str, names: Collection[str]) -> NoValueError:

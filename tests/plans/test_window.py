@@ -1,0 +1,107 @@
+"""The returns by which a run ends: those of the newest reports, also after a resume."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxrl_dist.algorithms.ppo import PPO
+from jaxrl_dist.config.train import Train
+from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.window import METRIC, Window, recent_return
+from jaxrl_dist.run.storage import write_json
+from jaxrl_dist.settings.stored import stored_config, to_json
+from jaxrl_dist.types import EpisodeStats
+
+
+def job(reports: int, progress: dict[str, Any] | None = None) -> Any:
+    progress = progress or {}
+    score = float.fromhex(progress.get("score", "-inf"))
+    return SimpleNamespace(reports_per_score=reports, progress=progress, score=score)
+
+
+def resumed(window: Window, reports: int) -> Window:
+    stored = json.loads(json.dumps({"score": window.score.hex(), "window": window.to_json()}))
+    return Window(job(reports, stored))
+
+
+def stats(returns: list[float], devices: int = 2) -> EpisodeStats:
+    """Statistics of episodes that have ended on some devices."""
+    parts = [np.float32(returns[at::devices]) for at in range(devices)]
+    count, total = np.float32([len(x) for x in parts]), np.float32([x.sum() for x in parts])
+    ends = [[getattr(x, end)(initial=start) for x in parts] for end, start in (("min", math.inf), ("max", -math.inf))]
+    return EpisodeStats(count, total, 10 * count, *map(np.float32, ends))
+
+
+@pytest.mark.parametrize("reports", [1, 3])
+def test_the_score_is_that_of_a_naive_loop_also_after_resumes(reports: int) -> None:
+    rng = np.random.default_rng(0)
+    intervals = [list(rng.integers(-50, 50, rng.integers(0, 4)).astype(float)) for _ in range(40)]
+    intervals[20:24] = [[], [], [], []]  # a whole window without an episode
+    window, expected = Window(job(reports)), -math.inf
+    for at, returns in enumerate(intervals):
+        window = resumed(window, reports)
+        window.add({"": stats(returns)})
+        newest = [x for part in intervals[max(0, at + 1 - reports) : at + 1] for x in part]
+        if at + 1 >= reports and newest:
+            expected = float(np.mean(newest))
+        assert window.score == pytest.approx(expected)
+        assert window.metrics(None) == {METRIC: pytest.approx(np.mean(newest)) if newest else None}
+        last = window.metrics({"": stats([100.0])})[METRIC]
+        assert last == pytest.approx(np.mean([*newest, 100.0])), "an interval that is cut short joins the window"
+
+
+def test_each_policy_has_its_own_and_the_score_is_that_of_all() -> None:
+    window = Window(job(2))
+    window.add({"prey": stats([1.0, 2.0]), "hunter": stats([])})
+    assert window.score == -math.inf and window.metrics(None)[METRIC] == 1.5
+    window.add({"prey": stats([6.0]), "hunter": stats([10.0])})
+    assert window.score == 19 / 4
+    assert window.metrics(None) == {METRIC: 19 / 4, f"prey/{METRIC}": 3.0, f"hunter/{METRIC}": 10.0}
+    before = Window(job(3), most=1)
+    before.add({"": stats([1.0])})
+    before.add({"": stats([2.0])})
+    assert before.score == 2.0, "nothing from before the last selection"
+    assert resumed(window, 2).metrics(None) == window.metrics(None)
+    assert Window(job(2)).metrics(None) == {METRIC: None}
+
+
+def test_checkpoints_and_files_of_an_earlier_version() -> None:
+    window = Window(job(1, {"score": (7.5).hex()}))
+    assert window.score == 7.5
+    window.add({"": stats([])})
+    assert window.score == 7.5
+    assert recent_return({"episode/return": 3.0}) == 3.0
+    assert recent_return({"episode/return": 3.0, METRIC: None}) is None
+
+
+def test_a_run_of_an_earlier_version_goes_on_as_it_began(tmp_path: pathlib.Path) -> None:
+    """One report judged it."""
+    stored = to_json(Train(PPO(), "CartPole-v1", report_interval=500))
+    del stored["run"]["return_window"]
+    write_json(tmp_path / "config.json", stored)
+    assert stored_config(tmp_path).return_window == 500
+    write_json(tmp_path / "config.json", to_json(Train(PPO(), "CartPole-v1", report_interval=500, return_window=9_000)))
+    assert stored_config(tmp_path).return_window == 9_000
+
+
+@pytest.mark.parametrize(
+    "fields, reports",
+    [
+        ({"report_interval": 10_000, "return_window": 10_000}, 1),  # one of 9 iterations of 1,024 steps
+        ({"report_interval": 3_000, "return_window": 10_000}, 5),  # 5 times 2 iterations
+        ({"report_interval": 1, "return_window": 10_000}, 9),
+        ({"report_interval": 100_000, "return_window": 10_000}, 1),
+        ({"report_interval": 3_000}, 1),  # what an earlier version stored
+    ],
+)
+def test_a_window_covers_its_steps_in_whole_reports(fields: dict[str, int], reports: int) -> None:
+    config = Train("ppo", "CartPole-v1", num_envs=8, rollout_length=128, plan="on_device", **fields)
+    nothing: Any = dict.fromkeys(Job._fields)
+    assert Job(**{**nothing, "config": config}).reports_per_score == reports
