@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,8 @@ import numpy as np
 import jaxrl_dist
 from jaxrl_dist.data.dataset import Dataset
 from jaxrl_dist.envs.source import RECORDS, EnvSource
+from jaxrl_dist.exact import solve
+from jaxrl_dist.exact.table import Table
 from jaxrl_dist.nn.distributions import Categorical
 from jaxrl_dist.protocols import Hyperparameters
 from jaxrl_dist.spaces import Box, Discrete
@@ -40,52 +42,34 @@ ROWS = (
 episodes of a data set."""
 
 
-class Table(NamedTuple):
-    """An MDP of `S` states, whose observations are one-hot, and `A` actions."""
+def play(table: Table, rng: np.random.Generator, behaviour: np.ndarray, episodes: int) -> Dataset:
+    """Plays in a table of ``Table.random`` from uniform states, all episodes side by side."""
+    states, actions = table.shape
+    s, over, rows = rng.integers(states, size=episodes), np.zeros(episodes, bool), []
+    moves, policy, end = table.probability.cumsum(axis=2), behaviour.cumsum(axis=1), 1 - table.going[:, :, 0]
+    while not over.all():
+        assert len(rows) < LONGEST
+        a = np.minimum((rng.random(episodes)[:, None] > policy[s]).sum(1), actions - 1)
+        reward = table.reward[s, a] + 0.1 * rng.normal(size=episodes)
+        ends = rng.random(episodes) < end[s, a]
+        after = np.minimum((rng.random(episodes)[:, None] > moves[s, a]).sum(1), states - 1)
+        rows.append((s, a, reward, ~over, after))
+        s, over = after, over | ends
+    states_, actions_, rewards, valid, last = (np.stack(x, axis=1) for x in zip(*rows, strict=True))
+    parts = []
+    for number, length in enumerate(valid.sum(axis=1)):
+        seen, acts = states_[number, :length], actions_[number, :length]
+        obs = np.eye(states, dtype=np.float32)[np.append(seen, last[number, length - 1])]
+        probability = np.log(behaviour[seen, acts])
+        parts.append({"obs": obs, "action": acts, "reward": rewards[number, :length], "log_prob": probability})
+    kinds = {"observation_space": observation(states), "action_space": Discrete(actions)}
+    return Dataset.from_episodes([{**part, "terminated": True} for part in parts], **kinds)
 
-    next: np.ndarray  # [S, A, S] probabilities
-    reward: np.ndarray  # [S, A] the mean; each has standard normal noise of a tenth
-    end: np.ndarray  # [S, A] probability that the episode ends with the step
 
-    @classmethod
-    def random(cls, rng: np.random.Generator, states: int, actions: int, end: float) -> Table:
-        moves = rng.dirichlet(np.full(states, 0.5), size=(states, actions))
-        return cls(moves, rng.uniform(size=(states, actions)), end * rng.uniform(0.7, 1.3, (states, actions)))
-
-    def value(self, target: np.ndarray, discount: float) -> float:
-        """The mean return of a policy [S, A] from uniform states: the solution of Bellman's equations."""
-        going = np.einsum("sa,saz->sz", target * (1 - self.end), self.next)
-        return float(np.linalg.solve(np.eye(len(going)) - discount * going, (target * self.reward).sum(1)).mean())
-
-    def extreme(self, sign: int, discount: float) -> float:
-        """The mean return of the best policy (1) or the worst one (-1): value iteration."""
-        v = np.zeros(len(self.reward))
-        for _ in range(2000):
-            v = (sign * self.reward + discount * (1 - self.end) * (self.next @ v)).max(axis=1)
-        return float(sign * v.mean())
-
-    def play(self, rng: np.random.Generator, behaviour: np.ndarray, episodes: int) -> Dataset:
-        """Plays from uniform states, all episodes side by side."""
-        states, actions = self.reward.shape
-        s, over, rows = rng.integers(states, size=episodes), np.zeros(episodes, bool), []
-        moves, policy = self.next.cumsum(axis=2), behaviour.cumsum(axis=1)
-        while not over.all():
-            assert len(rows) < LONGEST
-            a = np.minimum((rng.random(episodes)[:, None] > policy[s]).sum(1), actions - 1)
-            reward = self.reward[s, a] + 0.1 * rng.normal(size=episodes)
-            ends = rng.random(episodes) < self.end[s, a]
-            after = np.minimum((rng.random(episodes)[:, None] > moves[s, a]).sum(1), states - 1)
-            rows.append((s, a, reward, ~over, after))
-            s, over = after, over | ends
-        states_, actions_, rewards, valid, last = (np.stack(x, axis=1) for x in zip(*rows, strict=True))
-        parts = []
-        for number, length in enumerate(valid.sum(axis=1)):
-            seen, acts = states_[number, :length], actions_[number, :length]
-            obs = np.eye(states, dtype=np.float32)[np.append(seen, last[number, length - 1])]
-            probability = np.log(behaviour[seen, acts])
-            parts.append({"obs": obs, "action": acts, "reward": rewards[number, :length], "log_prob": probability})
-        kinds = {"observation_space": observation(states), "action_space": Discrete(actions)}
-        return Dataset.from_episodes([{**part, "terminated": True} for part in parts], **kinds)
+def extreme(table: Table, sign: int, discount: float) -> float:
+    """The mean return of the best policy (1) or the worst one (-1)."""
+    signed = table._replace(reward=sign * table.reward)
+    return sign * solve.start_value(table, solve.state_values(table, solve.optimal(signed, discount)))
 
 
 def observation(states: int) -> Box:
@@ -137,11 +121,11 @@ def main() -> None:
         rng = np.random.default_rng((options.seed, number))
         table = Table.random(rng, states, actions, end)
         target = rng.dirichlet(np.ones(actions), states)
-        truth = table.value(target, discount)
-        spread = table.extreme(1, discount) - table.extreme(-1, discount)
+        truth = solve.start_value(table, solve.values(table, target, discount))
+        spread = extreme(table, 1, discount) - extreme(table, -1, discount)
         policy, made = policy_of(target, discount), dict[str, list[tuple[float, float, float]]]()
         for seed in range(options.data_sets):
-            data = table.play(rng, share * target + (1 - share) / actions, episodes)
+            data = play(table, rng, share * target + (1 - share) / actions, episodes)
             sizes = {"hidden_sizes": tuple(options.hidden_sizes), "updates": options.updates}
             for name, x in jaxrl_dist.estimate(policy, data, sampled=True, seed=seed, **sizes).estimates.items():
                 made.setdefault(name, []).append((x.value, *x.interval))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from jaxrl_dist.heavy import jax, np, optax
+from jaxrl_dist.simulator import Simulator
 
 if TYPE_CHECKING:  # ``--help`` reads algorithm files, which name these types, without numpy
     from jaxrl_dist.spaces import Space
@@ -51,6 +52,7 @@ class EnvSpec:
     """Why policies cannot use the action masks that the environment seems to have; empty: they can, or it has none."""
     info_metrics: tuple[str, ...] = ()
     """Numbers of its info that episode statistics include, as ``envs.episodes.parse`` returns them."""
+    both_sides: bool = False  # the agent moves for both sides of a game: rewards and observations are the mover's
     policies: Mapping[str, EnvSpec] = dataclasses.field(default_factory=dict, hash=False)
     """The spec of each of several policies; then the spaces above are dicts keyed by policy. Empty: one policy."""
 
@@ -169,6 +171,8 @@ class Context(NamedTuple):
     """The nominal env steps of all rollouts learned from, resets included; a float32 scalar, for schedules."""
     target: PyTree = ()
     """Output of ``Algorithm.target``, such as target parameters; () for a policy."""
+    simulator: Simulator | None = None
+    """The environments ``[B]`` as a model to plan with, for a policy; None: there is none, as on the host."""
 
 
 class Aux(NamedTuple):
@@ -182,18 +186,12 @@ class Aux(NamedTuple):
 class Replay:
     """The replay settings of an algorithm; sizes are totals over all devices."""
 
-    capacity: int
-    """Agent steps that the memory holds: its rows."""
-    batch_size: int
-    """Windows per update."""
-    ratio: float
-    """Updates per agent step, a row of each rollout."""
-    learning_starts: int
-    """Env steps before the first update."""
-    priority_exponent: float | None = None
-    """alpha of prioritised replay (Schaul et al. 2016, equation 1); None: uniform."""
-    importance_exponent: float | jax.Array = 0.0
-    """beta of the importance weights (section 3.4), at most 1, which corrects fully."""
+    capacity: int  # agent steps that the memory holds: its rows
+    batch_size: int  # windows per update
+    ratio: float  # updates per agent step, a row of each rollout
+    learning_starts: int  # env steps before the first update
+    priority_exponent: float | None = None  # alpha of prioritised replay (Schaul et al. 2016, eq. 1); None: uniform
+    importance_exponent: float | jax.Array = 0.0  # beta of its importance weights (section 3.4), 0 .. 1
 
 
 class Policy(Protocol):
@@ -261,12 +259,14 @@ class Algorithm:
     """``(variables, core [B, ...], context) -> (params [B, ...], core)`` before each rollout: the parameters with which
     each environment acts until the next one, and the core that the rollout starts with. For the core that it returned,
     it returns the same parameters again, so they need not be kept. None: all act with ``variables.params``."""
-    episodic: bool = False
-    """Whether each rollout begins with a new episode in every environment."""
-    paired: bool = False
-    """Whether environments ``2 i`` and ``2 i + 1`` belong together, so that their number must be even."""
-    trains: bool = True
-    """Whether it learns; of one that does not, only the functions that act are called."""
+    episodic: bool = False  # whether each rollout begins with a new episode in every environment
+    paired: bool = False  # whether environments ``2 i`` and ``2 i + 1`` belong together: their number must be even
+    trains: bool = True  # whether it learns; of one that does not, only the functions that act are called
+    searches: bool = False
+    """Whether its policy needs ``context.simulator`` to train."""
+    action_values: Callable[[Variables, PyTree], tuple[jax.Array, Array]] | None = None
+    """``(variables, obs [B, ...]) -> (values [B, A], temperature)`` of discrete actions, by raw rewards; the
+    temperature weighs the entropy in them, 0 if there is none. None: it has no action values."""
     log_prob: Callable[[Variables, PyTree, PyTree, PyTree, Context], jax.Array] | None = None
     """``(variables, obs [B, ...], core, action [B, ...], context) -> [B]`` float32: the log-probability with which the
     policy, acting with keys, draws these actions from this core at ``context.env_step``. Of continuous ones it is a

@@ -140,3 +140,14 @@ class Target:
 
     def action_space(self, params: None) -> spaces.Box:
         return spaces.Box(self._low, self._high, self._low.shape, jnp.float32)
+
+
+class Turns(Walk):
+    """Two sides move one place: the first moves twice, then the second once. The side that reaches +-3 is paid 1."""
+
+    def step_env(self, key: jax.Array, state: WalkState, action: jax.Array, params: int) -> Any:
+        obs, state, *_, terminated, info = super().step_env(key, state, action, params)
+        return obs, state, jnp.float32(terminated), terminated, info
+
+    def side_to_move(self, state: WalkState) -> jax.Array:
+        return state.time % 3 // 2

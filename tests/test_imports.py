@@ -24,7 +24,7 @@ def _rooms() -> dict[str, str]:
     return {room.strip("`"): low.replace("ground", _GROUND).strip("-") for room, _, low in rows}
 
 
-_GROUND = "errors heavy checks config spaces types protocols rng"
+_GROUND = "errors heavy checks config spaces simulator types protocols rng"
 ALLOWED = _rooms()
 UNCHECKED = {"__init__"}  # public names, imported when first used: see test_importing_the_package_is_light
 

@@ -74,7 +74,8 @@ def make_rollout(
 
             def step(carry: PyTree, keys: tuple[PyTree, jax.Array]) -> tuple[PyTree, tuple[PyTree, ...]]:
                 env_state, obs, core = carry
-                context = over_policies(Context)(keys[0], env_step)
+                simulator = steps.simulator(algorithm, env, env_state)
+                context = over_policies(partial(Context, simulator=simulator))(keys[0], env_step)
                 action, core, extras = over_policies(steps.act, 3)(algorithm, variables, params, obs, core, context)
                 env_state, *stepped = env.step(env_state, spec.bare(action), keys[1])
                 timestep, episodes = map(spec.keyed, stepped)

@@ -125,8 +125,9 @@ class Evaluator:
 
         @jax.jit
         def act(
-            hyper: Any, variables: Variables, obs: PyTree, core: PyTree, stacks: PyTree, key: jax.Array, step: jax.Array
+            hyper: Any, variables: Variables, obs: PyTree, core: PyTree, stacks: PyTree, key: jax.Array, *now: PyTree
         ) -> tuple[PyTree, ...]:
+            step, env_state = now
             env_step = jnp.float32(END_OF_SCHEDULES if sampled else 0)
 
             def act_one(algorithm: Algorithm, *arguments: PyTree) -> tuple[PyTree, ...]:
@@ -135,10 +136,11 @@ class Evaluator:
                 # A policy that does not train may have no best action.
                 drawn = sampled or not algorithm.trains
                 keys = rng.per_index(jax.random.fold_in(key, step), index) if drawn else None
-                action, core, _ = algorithm.policy(variables, obs, core, Context(keys, env_step))
+                action, core, _ = algorithm.policy(variables, obs, core, Context(keys, env_step, simulator=simulator))
                 return action, core, stacks
 
             algorithm, rows = variant(hyper), jnp.arange(self._num_envs, dtype=jnp.int32)
+            simulator = steps.simulator(algorithm, source.pure, env_state)
             keys, index = steps.keys_of(algorithm, key), steps.indices(algorithm, source.spec, rows)
             return over_policies(act_one, 3)(algorithm, variables, obs, core, stacks, keys, index)
 
@@ -221,7 +223,8 @@ class Evaluator:
             while (episodes.done < quota).any():
                 if stop():
                     return None
-                action, core, stacks = self._act(self._hyper, variables, put(obs), core, stacks, key, np.uint32(number))
+                now = put(obs), core, stacks, key, np.uint32(number), steps.searched(self._algorithm, env)
+                action, core, stacks = self._act(self._hyper, variables, *now)
                 number += 1
                 step, ended = map(spec.keyed, env.step(spec.bare(jax.tree.map(np.asarray, action))))
                 if jax.tree.leaves(start):

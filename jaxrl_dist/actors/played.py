@@ -124,7 +124,7 @@ def programs(
             return (played.steps < last) & jnp.any(played.episodes.done < quota) & (played.fault == NO_FAULT)
 
         def one_step(played: Played) -> Played:
-            action, core, _ = act(hyper, variables, played.obs, played.core, unstacked, key, played.steps)
+            action, core, _ = act(hyper, variables, played.obs, played.core, unstacked, key, played.steps, played.env)
             state, *stepped = env.step(played.env, spec.bare(action), step_keys(played.key, played.steps, len(quota)))
             step, ended = map(spec.keyed, stepped)
             if jax.tree.leaves(start):

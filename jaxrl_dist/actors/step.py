@@ -15,12 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import rng
-from jaxrl_dist.envs.base import EnvSlice
+from jaxrl_dist.envs.base import DeviceEnv, EnvSlice, HostEnv
+from jaxrl_dist.envs.device.gymnax import HostGymnax
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.memory import frames
 from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.nn import perturbation
 from jaxrl_dist.nn.cores import reset_core
+from jaxrl_dist.simulator import Simulator
 from jaxrl_dist.types import (
     Acted,
     Algorithm,
@@ -74,6 +76,20 @@ def act(
         return jax.tree.map(lambda x: x[0], acted)
 
     return jax.vmap(one)(params, obs, core, context.keys)
+
+
+def simulator(algorithm: Algorithms, env: DeviceEnv | None, env_state: PyTree) -> Simulator | None:
+    """Returns the environments as a model to plan with; None: no policy searches, or there is none."""
+    if env is None or env.simulate is None or not any(policy.searches for policy in algorithm.values()):
+        return None
+    return env.simulate(env_state)
+
+
+def searched(algorithm: Algorithms, env: HostEnv) -> PyTree:
+    """Returns the state that ``simulator`` needs of environments stepped from the host; () if nobody searches."""
+    if isinstance(env, HostGymnax) and any(policy.searches for policy in algorithm.values()):
+        return env.state
+    return ()
 
 
 def num_parts(algorithm: Algorithm, variables: Variables, num_envs: int) -> int:

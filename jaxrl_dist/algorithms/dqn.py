@@ -185,6 +185,10 @@ class DQN(
             action, core = self.act(q, observations.legal(spec, obs), keys, core, context.env_step)
             return action, core, {}
 
+        def action_values(variables: Variables, obs: PyTree) -> tuple[jax.Array, float]:
+            q = values(network.apply(variables.params, obs, None))
+            return returns.unscale(q) if self.rescale_values else q, 0.0
+
         def log_prob(variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context) -> jax.Array:
             q = values(network.apply(variables.params, obs, None))
             return self.log_prob(q, observations.legal(spec, obs), core, action, context.env_step)
@@ -223,6 +227,7 @@ class DQN(
         algorithm = Algorithm(
             policy=policy,
             log_prob=None if self.noisy or self.parameter_noise else log_prob,
+            action_values=action_values,
             loss=loss,
             **value_learner(self, network),
             initial_core=self.exploration_state(),

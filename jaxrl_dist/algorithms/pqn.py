@@ -85,6 +85,7 @@ class PQN(TablePresets, TorsoConfig, OptimizerConfig, hidden_sizes=(128, 128), a
             init=lambda key: Variables(network.init(key), ()),
             policy=policy,
             log_prob=log_prob,
+            action_values=lambda variables, obs: (values(variables.params, obs), 0.0),
             postprocess=postprocess,
             loss=loss,
             optimizer=optax.chain(

@@ -80,12 +80,18 @@ class SAC(
             chosen = kind.log_prob(choose(variables.params["actor"], obs), action)
             return jnp.where(self.acts_randomly(context.env_step), random, chosen)
 
+        def entropy_weight(variables: Variables) -> jax.Array:
+            if self.temperature is not None:  # initial variables may hold another temperature
+                return jnp.float32(self.temperature)
+            return jnp.exp(variables.params["log_temperature"])
+
+        def action_values(variables: Variables, obs: PyTree) -> tuple[jax.Array, jax.Array]:
+            return kind.critic.apply(variables.params["critic"], obs).min(axis=0), entropy_weight(variables)
+
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
             params, frozen = variables.params, returns.constant(variables.params)
             next_keys, keys = jnp.moveaxis(jax.vmap(jax.random.split)(context.keys), 1, 0)
-            temperature = jnp.exp(frozen["log_temperature"])
-            if self.temperature is not None:  # initial variables may hold another temperature
-                temperature = jnp.float32(self.temperature)
+            temperature = entropy_weight(variables._replace(params=frozen))
 
             # Equations 2, 3 and 5, with the smaller of two critics.
             chosen = choose(frozen["actor"], batch["next_obs"])
@@ -131,6 +137,7 @@ class SAC(
             init=init,
             policy=policy,
             log_prob=log_prob,
+            action_values=action_values if discrete else None,
             loss=loss,
             optimizer=optax.partition(
                 {

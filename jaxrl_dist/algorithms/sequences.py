@@ -136,6 +136,7 @@ def sequences(
         algorithm,
         policy=policy,
         log_prob=None if algorithm.log_prob is None else log_prob,
+        action_values=None,  # they depend on the memory, too
         postprocess=postprocess,
         loss=loss,
         initial_core=initial_core,

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import jax, jnp, mesh, np, optax, spaces
-from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Timestep, Variables
+from jaxrl_dist.simulator import Simulated
+from jaxrl_dist.types import Acted, Algorithm, Array, Aux, Context, EnvSpec, PyTree, Rollout, Timestep, Variables
 
 CLIP = 10.0
 """Normalised observations and scaled rewards are clipped to +- 10, as in OpenAI baselines' ``VecNormalize``."""
@@ -103,6 +104,10 @@ def extended(
         assert algorithm.log_prob is not None
         return algorithm.log_prob(inner(variables), obs, rest(core), action, context)
 
+    def action_values(variables: Variables, obs: PyTree) -> tuple[jax.Array, Array]:
+        assert algorithm.action_values is not None
+        return algorithm.action_values(inner(variables), obs)
+
     def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
         return with_rest(core, algorithm.feedback(rest(core), action, step))
 
@@ -130,11 +135,18 @@ def extended(
         policy=policy,
         feedback=feedback,
         log_prob=None if algorithm.log_prob is None else log_prob,
+        action_values=None if algorithm.action_values is None else action_values,
         behaviour=behaviour if algorithm.behaviour is not None else None,
         postprocess=postprocess,
         update_stats=update_stats,
         loss=loss,
     )
+
+
+def _planning(context: Context, change: Callable[[Simulated], Simulated]) -> Context:
+    """Returns the context of a policy whose simulator, if there is one, steps through ``change``."""
+    simulator = context.simulator
+    return context if simulator is None else context._replace(simulator=simulator.mapped(change))
 
 
 def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
@@ -183,11 +195,16 @@ def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
         return jax.tree.map(lambda path, x: scaled(stats[path], x) if path in stats else x, spaces.paths(obs), obs)
 
     def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
+        context = _planning(context, lambda then: then._replace(obs=scale(variables, then.obs)))
         return inner.policy(variables, scale(variables, obs), core, context)
 
     def log_prob(variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context) -> jax.Array:
         assert inner.log_prob is not None
         return inner.log_prob(variables, scale(variables, obs), core, action, context)
+
+    def action_values(variables: Variables, obs: PyTree) -> tuple[jax.Array, Array]:
+        assert inner.action_values is not None
+        return inner.action_values(variables, scale(variables, obs))
 
     def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         return inner.postprocess(variables, rollout._replace(obs=scale(variables, rollout.obs)), context)
@@ -202,6 +219,7 @@ def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
         inner,
         policy=policy,
         log_prob=None if inner.log_prob is None else log_prob,
+        action_values=None if inner.action_values is None else action_values,
         postprocess=postprocess,
         update_stats=update_stats,
     )
@@ -215,13 +233,19 @@ def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorith
     """
     inner = extended(algorithm, lambda params: RunningStats.zeros(()), lambda num_envs: jnp.zeros((num_envs,)))
 
+    def scaled(variables: Variables, reward: jax.Array) -> jax.Array:
+        return jnp.clip(reward / variables.stats[0].std(), -CLIP, CLIP)
+
+    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
+        context = _planning(context, lambda then: then._replace(reward=scaled(variables, then.reward)))
+        return inner.policy(variables, obs, core, context)
+
     def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
         total, rest = inner.feedback(core, action, step)
         return discount * total + step.reward, rest
 
     def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
-        reward = jnp.clip(rollout.reward / variables.stats[0].std(), -CLIP, CLIP)
-        return inner.postprocess(variables, rollout._replace(reward=reward), context)
+        return inner.postprocess(variables, rollout._replace(reward=scaled(variables, rollout.reward)), context)
 
     def update_stats(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         def step(total: jax.Array, outcome: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -233,7 +257,19 @@ def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorith
         stats, others = inner.updated_stats(variables, rollout, context)
         return stats.merge(returns, rollout.valid), others
 
-    return dataclasses.replace(inner, postprocess=postprocess, update_stats=update_stats, feedback=feedback)
+    def action_values(variables: Variables, obs: PyTree) -> tuple[jax.Array, Array]:
+        assert inner.action_values is not None
+        q, temperature = inner.action_values(variables, obs)
+        return variables.stats[0].std() * q, variables.stats[0].std() * temperature
+
+    return dataclasses.replace(
+        inner,
+        policy=policy,
+        action_values=None if inner.action_values is None else action_values,
+        postprocess=postprocess,
+        update_stats=update_stats,
+        feedback=feedback,
+    )
 
 
 def clip_rewards(algorithm: Algorithm, low: float, high: float) -> Algorithm:
@@ -246,6 +282,10 @@ def clip_rewards(algorithm: Algorithm, low: float, high: float) -> Algorithm:
         # Bounds that exclude 0 would give invalid steps a reward.
         return rollout._replace(reward=jnp.where(rollout.valid, jnp.clip(rollout.reward, low, high), 0.0))
 
+    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
+        context = _planning(context, lambda then: then._replace(reward=jnp.clip(then.reward, low, high)))
+        return algorithm.policy(variables, obs, core, context)
+
     def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         return algorithm.postprocess(variables, clipped(rollout), context)
 
@@ -257,7 +297,14 @@ def clip_rewards(algorithm: Algorithm, low: float, high: float) -> Algorithm:
         return algorithm.feedback(core, action, step._replace(reward=reward))
 
     with_stats = None if algorithm.update_stats is None else update_stats
-    return dataclasses.replace(algorithm, postprocess=postprocess, feedback=feedback, update_stats=with_stats)
+    return dataclasses.replace(
+        algorithm,
+        policy=policy,
+        action_values=None,  # they are of clipped rewards
+        postprocess=postprocess,
+        feedback=feedback,
+        update_stats=with_stats,
+    )
 
 
 def average_parameters(algorithm: Algorithm, steps: int, num_agents: int = 1, *, by_update: bool = False) -> Algorithm:
@@ -285,4 +332,9 @@ def average_parameters(algorithm: Algorithm, steps: int, num_agents: int = 1, *,
         rate = jnp.minimum(new / jnp.minimum(context.env_step + new, steps), 1.0)
         return optax.incremental_update(variables.params, average, rate), others
 
-    return dataclasses.replace(inner, policy=policy, update_stats=update_stats)
+    def action_values(variables: Variables, obs: PyTree) -> tuple[jax.Array, Array]:
+        assert inner.action_values is not None
+        return inner.action_values(variables._replace(params=variables.stats[0]), obs)
+
+    values = None if inner.action_values is None else action_values
+    return dataclasses.replace(inner, policy=policy, action_values=values, update_stats=update_stats)

@@ -25,6 +25,7 @@ USES = (
     ("record RUN_DIR -o DIR [FLAGS]", "store what a trained policy experiences as a data set"),
     ("data DIR ... [-o DIR]", "show what is in a data set; join several, or take the best episodes"),
     ("estimate RUN_DIR --data DIR [FLAGS]", "estimate a policy's return from a data set, without playing"),
+    ("exact RUN_DIR [FLAGS]", "compare a policy with the exact optimum of a small environment"),
     ("match RUN_DIR RUN_DIR ... [FLAGS]", "play games between policies, and say which plays better"),
     ("plot RUN_DIR ... -o FILE", "plot learning curves, or compare scores: --kind"),
     ("export RUN_DIR [-o FILE]", "write the policy as StableHLO, which runs without this package"),

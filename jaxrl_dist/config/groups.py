@@ -137,6 +137,9 @@ class Evaluation:
     return_window: int = setting(without_preset=10_000, low=1, high=MAX_STEPS, resumable=True, compiled=False)
     """Newest env steps, in whole reports, whose training episodes give the return by which a run stops, members are
     selected and compared, and checkpoints are judged; at most an --evolve-interval."""
+    exact: bool = setting(False, resumable=True, compiled=False)
+    """Compare the policy at each report with the exact optimum, where the environment's states can be listed: metrics
+    exact/*, as jaxrl-dist exact prints them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

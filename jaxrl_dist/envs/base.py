@@ -14,6 +14,7 @@ from jaxrl_dist import mesh
 from jaxrl_dist.checks import MAX_SIZE, did_you_mean
 from jaxrl_dist.envs.native import PlainSpace, env_label, named, plain
 from jaxrl_dist.errors import ConfigError, EnvError
+from jaxrl_dist.simulator import Simulated, Simulator
 from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Part, Space, leaves, num_choices
 from jaxrl_dist.types import Array, EnvSpec, EpisodeStats, PyTree, Timestep
 
@@ -27,8 +28,11 @@ class DeviceEnv(NamedTuple):
     step: Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, Timestep, EpisodeStats]]
     """``(state, action [B, ...], keys [B]) -> (state, step, episodes)``; the statistics have an entry per environment,
     ``[B]``, and their count ``episodes`` is 1 where an episode ended in this step."""
-    render: Callable[[PyTree], Any] | None = None
-    """Draws one environment from its native state, ``[H, W, 3]`` uint8; None: it has no such function."""
+    render: Callable[[PyTree], Any] | None = None  # draws one native state, ``[H, W, 3]`` uint8; None: it cannot
+    simulate: Callable[[PyTree], Simulator] | None = None  # of the rows' states; None: policies cannot plan in it
+    # ``(state, action) -> (probability [K], simulated [K])``, and ``() -> (probability [N], state [N], obs [N])``
+    outcomes: Callable[[PyTree, PyTree], tuple[jax.Array, Simulated]] | None = None  # None: a step's are not named
+    starts: Callable[[], tuple[jax.Array, PyTree, PyTree]] | None = None  # None: the first states are not named
 
 
 class Wrappers(NamedTuple):
@@ -121,8 +125,7 @@ class DrawnEnv(HostEnv, Protocol):
         """
 
 
-KINDS = ("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Dict", "Tuple")
-"""Kinds of spaces that policies support."""
+KINDS = ("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Dict", "Tuple")  # of spaces that policies support
 
 
 def space_of(space: PlainSpace, name: str, role: str, kinds: Sequence[str] = KINDS) -> Space:
@@ -191,9 +194,7 @@ def policy_space(native: Any, name: str, role: str, value: Any = None) -> Space:
 def outcome(resetting: Array, terminated: Array, truncated: Array) -> tuple[Array, Array, Array]:
     """Returns ``(valid, terminated, truncated)`` of a step, by the convention of ``Timestep``; all are ``[B]`` bool.
 
-    Args:
-      resetting: True where the previous step ended an episode, so this step is the reset.
-    """
+    ``resetting``: where the previous step ended an episode, so that this one is the reset."""
     valid = ~resetting
     terminated = terminated & valid
     return valid, terminated, truncated & valid & ~terminated
@@ -211,8 +212,7 @@ def awaited(wait: Callable[[float], Any], seconds: float) -> Any:
     return wait(0.0)
 
 
-NAPS = 20
-"""Number of naps into which ``awaited`` divides its time."""
+NAPS = 20  # into which ``awaited`` divides its time
 
 
 def rows_where(condition: jax.Array, x: PyTree, y: PyTree) -> PyTree:

@@ -13,6 +13,7 @@ from jaxrl_dist.envs.base import DeviceEnv, DrawnEnv, Wrappers, label_of
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.memory import frames
 from jaxrl_dist.memory.frames import Frame
+from jaxrl_dist.simulator import Simulated, Simulator
 from jaxrl_dist.spaces import Box, Part, describe, paths
 from jaxrl_dist.types import Array, EnvSpec, EpisodeStats, PyTree, Timestep
 
@@ -75,7 +76,21 @@ def on_device(env: DeviceEnv, wrappers: Wrappers) -> DeviceEnv:
         state, obs = view_obs(state, stacks, timestep.obs, ~timestep.valid)
         return state, timestep._replace(obs=obs), episodes
 
-    return DeviceEnv(spec, reset, step, env.render)
+    def simulate(state: PyTree) -> Simulator:
+        state, stacks = state if stacked else (state, ())
+        assert env.simulate is not None, "there is no simulator without it"
+        inner = env.simulate(state)
+
+        def step_one(now: PyTree, action: PyTree, key: jax.Array) -> Simulated:
+            state, stacks = now
+            then = inner.step(state, action, key)
+            stacks, obs = jax.tree.map(lambda x: x[None], (stacks, then.obs))  # a view is of several environments
+            stacks, obs = jax.tree.map(lambda x: x[0], frames.push(stacks, view(obs, jnp.zeros(1, bool))))
+            return then._replace(state=(then.state, stacks), obs=obs)
+
+        return Simulator((inner.state, stacks), jax.tree_util.Partial(step_one))
+
+    return DeviceEnv(spec, reset, step, env.render, None if env.simulate is None else simulate)
 
 
 class Wrapped:

@@ -65,7 +65,8 @@ def record(
         obs, core = env.reset(), start
         over, left = np.zeros(num_envs, bool), max(MAX_EPISODE_STEPS, spec.max_episode_steps or 0)
         while not over.all() and left:
-            action, core, probability = act(policy.variables, obs, core, jax.random.fold_in(key, number))
+            planned = steps.searched({"": algorithm}, env)
+            action, core, probability = act(policy.variables, obs, core, jax.random.fold_in(key, number), planned)
             action = jax.tree.map(np.asarray, action)
             step, _ = env.step(action)
             if jax.tree.leaves(start):
@@ -89,15 +90,18 @@ def record(
 def _acting(
     policy: Policy, num_envs: int, random_share: float, *, greedy: bool
 ) -> tuple[Callable[..., tuple[PyTree, PyTree, jax.Array]], bool]:
-    """Returns ``(variables, obs, core, key) -> (action, core, log_prob)``, and whether the probability is known."""
+    """Returns ``(variables, obs, core, key, env_state) -> (action, core, log_prob)``, and whether that is known."""
     algorithm, spec = policy.algorithm, policy.source.spec
     log_prob = None if greedy else algorithm.log_prob
     known = log_prob is not None or (greedy and random_share > 0 and isinstance(spec.action, Discrete))
     uniform = _uniform(spec.action) if random_share else None
 
-    def act(variables: Any, obs: PyTree, core: PyTree, key: jax.Array) -> tuple[PyTree, PyTree, jax.Array]:
+    def act(
+        variables: Any, obs: PyTree, core: PyTree, key: jax.Array, env_state: PyTree
+    ) -> tuple[PyTree, PyTree, jax.Array]:
         keys, which, draw = (jax.random.split(part, num_envs) for part in jax.random.split(key, 3))
-        context = Context(None if greedy else keys, jnp.float32(END_OF_SCHEDULES))
+        simulator = steps.simulator({"": algorithm}, policy.source.pure, env_state)
+        context = Context(None if greedy else keys, jnp.float32(END_OF_SCHEDULES), simulator=simulator)
         action, after, _ = algorithm.policy(variables, obs, core, context)
         chosen = action = clipped(spec.action, action)
         if uniform is not None:

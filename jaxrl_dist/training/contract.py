@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -23,12 +24,13 @@ from jaxrl_dist.config.train import Train
 from jaxrl_dist.envs.base import label_of
 from jaxrl_dist.envs.contract import Contract, of_library, shown, traced
 from jaxrl_dist.envs.native import described
+from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners.on_policy import examples_per_env
 from jaxrl_dist.learners.sgd import losses_of
 from jaxrl_dist.nn import cores
 from jaxrl_dist.settings.policies import by_policy, naming
-from jaxrl_dist.types import Algorithm, Context, EnvSpec, PyTree, Rollout, Timestep, Variables
+from jaxrl_dist.types import Algorithm, Algorithms, Context, EnvSpec, PyTree, Rollout, Timestep, Variables
 
 
 class Strict(Contract):
@@ -48,6 +50,38 @@ def check_own(config: Train[Any], spec: EnvSpec, num_devices: int) -> None:
         if not of_library(type(part.algorithm)):
             with naming(policy):
                 of_algorithm(Strict(name_of(part.algorithm)), part, spec.by_policy[policy], num_devices)
+
+
+def check_simulator(algorithm: Algorithms, source: EnvSource, names: Mapping[str, str]) -> None:
+    """Checks that an algorithm that plans has a simulator, and that one that does not moves for one side only.
+
+    Args:
+      names: the algorithm's name, by policy.
+
+    Raises:
+      ConfigError: it has none, or moves for both.
+    """
+    spec, env = source.spec, label_of(source.spec)
+    for policy, part in algorithm.items():
+        with naming(policy):
+            if spec.both_sides and part.trains and not part.searches:
+                raise ConfigError(
+                    f"{names[policy]} would learn for one side what it does for both in {env}: opponents=self needs an "
+                    "algorithm that plans, such as alphazero; opponents=agents trains others in self-play"
+                )
+            if not part.searches:
+                continue
+            if source.pure is None or source.pure.simulate is None:
+                what = "runs on the host" if source.pure is None else "has no simulator of one agent"
+                raise ConfigError(
+                    f"{names[policy]} plans with the environment itself, and {env} {what}; gymnax's, those of JAX "
+                    "libraries and your own in JAX can be planned with (a trained policy plays elsewhere unplanned)"
+                )
+            if spec.num_agents > 1:
+                raise ConfigError(
+                    f"{names[policy]} plans for one agent, and {env} has {spec.num_agents}; --env-options "
+                    "opponents=self lets it move for both players of a game"
+                )
 
 
 def of_algorithm(contract: Contract, config: Train[Any], spec: EnvSpec, num_devices: int) -> Algorithm:

@@ -33,10 +33,10 @@ from jaxrl_dist.settings.stored import to_json
 from jaxrl_dist.training.recording import recorder
 from jaxrl_dist.training.reports import Evaluations, StopState, alone, filming, saving, with_final_report, writing
 from jaxrl_dist.training.results import ENDED, Row, refill
+from jaxrl_dist.training.truth import Exact, measuring
 from jaxrl_dist.types import Report
 
-FILM_STEPS, FILM_FPS = 1000, 30
-"""Env steps after which a film ends, and its frames per second, as of ``jaxrl-dist video``."""
+FILM_STEPS, FILM_FPS = 1000, 30  # env steps after which a film ends, and frames per second, as of ``jaxrl-dist video``
 
 
 class ProgramShared:
@@ -60,10 +60,9 @@ class ProgramShared:
 
         self.filmed = partial(job.once, ("filmed", sampled), make_filmed)
         """Makes the evaluator of one environment whose episode is filmed."""
-        self.films = True
-        """Whether films work: not once one has failed."""
-        self.excluded_seconds = 0.0
-        """Seconds that were not spent on training, such as on evaluations."""
+        self.exact = job.once("exact", Exact) if config.exact else None
+        self.films = True  # whether films work: not once one has failed
+        self.excluded_seconds = 0.0  # not spent on training, but such as on evaluations
         self._latest_answers = dict[str, tuple[int, bool]]()
 
     def agree(self, what: str, iteration: int, wants: Callable[[], bool]) -> bool:
@@ -239,7 +238,8 @@ class Member:
         evaluations = Evaluations(config, job.progress.get("evaluated", reported), ending, together)
         plan: Any = plans.execute(job) if self.program is None else self.program.reports(self.place, job)
         stack.enter_context(contextlib.closing(plan))
-        reports = evaluations.on_the_way(with_final_report(plan, newest, ending), evaluate)
+        measured = measuring(with_final_report(plan, newest, ending), shared, job)
+        reports = evaluations.on_the_way(measured, evaluate)
         if config.run_dir:
             done = None if job.resumed is None else (job.step, job.updates)
             films, reports = partial(self._film, ending.ends_here), writing(reports, files)

@@ -295,6 +295,7 @@ def _new_job(config: Train[Any], source: EnvSource, num_members: int, devices: S
         source.device()
     contract.check_own(config, source.spec, len(devices))
     algorithm = make_algorithm(config, source.spec)
+    contract.check_simulator(algorithm, source, _names(config))
     pool = _pool(config, algorithm, source, devices)
     rows = meshes.rows_of(num_members, len(devices))
     member_devices, members_per_row = devices[: len(devices) // rows], num_members // rows  # a row has its devices
@@ -314,8 +315,11 @@ def _new_job(config: Train[Any], source: EnvSource, num_members: int, devices: S
 
 
 def _pool(config: Train[Any], algorithm: Algorithms, source: EnvSource, devices: Sequence[jax.Device]) -> PoolOptions:
-    names = {policy: algorithms.name_of(part.algorithm) for policy, part in by_policy(config).items()}
-    return plans.pool_options(config, algorithm, names, devices, on_host=not source.is_pure)
+    return plans.pool_options(config, algorithm, _names(config), devices, on_host=not source.is_pure)
+
+
+def _names(config: Train[Any]) -> dict[str, str]:
+    return {policy: algorithms.name_of(part.algorithm) for policy, part in by_policy(config).items()}
 
 
 def _computed(config: Train[Any], num_members: int) -> str | None:

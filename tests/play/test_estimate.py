@@ -15,6 +15,7 @@ import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.data.dataset import Dataset
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.exact import solve
 from jaxrl_dist.play.fitted import Values
 from jaxrl_dist.play.importance import Episodes
 
@@ -92,10 +93,10 @@ def test_the_influence_of_an_episode_is_what_one_more_of_it_changes() -> None:
 def test_the_truth_of_a_linear_solve_lies_in_every_interval(tables: dict[str, Any]) -> None:
     rng = np.random.default_rng(0)
     table, target = tables["Table"].random(rng, 3, 2, 0.3), rng.dirichlet(np.ones(2), 3)
-    data = table.play(rng, 0.5 * target + 0.25, 1000)
+    data = tables["play"](table, rng, 0.5 * target + 0.25, 1000)
     sizes: Any = {"hidden_sizes": (8,), "updates": 800, "refits": 10}
     made = jaxrl_dist.estimate(tables["policy_of"](target, DISCOUNT), data, sampled=True, **sizes)
-    truth = table.value(target, DISCOUNT)
+    truth = solve.start_value(table, solve.values(table, target, DISCOUNT))
     for name in ("is", "pdis", "wis", "pdwis", "fqe", "dr"):
         low, high = made.estimates[name].interval
         assert low <= truth <= high and high - low < 0.3 * truth

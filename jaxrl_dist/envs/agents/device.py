@@ -23,6 +23,7 @@ from jaxrl_dist.envs.base import DeviceEnv, Wrappers, clipped, outcome, policy_s
 from jaxrl_dist.envs.contract import Contract, of_library, zero_action
 from jaxrl_dist.envs.drawing import own_render
 from jaxrl_dist.envs.native import Mask, check_agents, env_label, named, plain, unnamed
+from jaxrl_dist.simulator import Simulator
 from jaxrl_dist.spaces import Discrete, Space
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
@@ -64,7 +65,7 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers, contrac
     size = jax.eval_shape(lambda obs: groups.whole_state(jax.tree.map(lambda x: x[None], obs), agents), obs).size
     divided = groups.divided(agents, name, wrappers, alone, size, shows_state=team.shows_state)
     rows = _Rows(env, divided, limit)
-    return DeviceEnv(divided.spec, rows.reset, rows.step, own_render(env))
+    return DeviceEnv(divided.spec, rows.reset, rows.step, own_render(env), rows.simulate if rows.can_simulate else None)
 
 
 class _Rows:
@@ -74,6 +75,18 @@ class _Rows:
         """``limit``: env steps after which an episode is truncated."""
         self._env, self._groups, self._limit = env, divided, limit
         self._count, self._rows = len(divided.agents), divided.spec.num_agents
+
+    @property
+    def can_simulate(self) -> bool:
+        """Whether it is a game whose ``env`` simulates moves as all its agents see them, with one policy."""
+        groups = self._groups.by_policy.values()
+        as_alone = all(group.added <= {masks.PART} and not group.joint for group in groups)
+        return as_alone and not self._groups.spec.policies and getattr(self._env, "simulate", None) is not None
+
+    def simulate(self, state: State) -> Simulator:
+        """Returns the simulator of the rows, each with the state of its environment."""
+        simulator: Simulator = self._env.simulate(state.env)
+        return simulator._replace(state=jax.tree.map(lambda x: jnp.repeat(x, self._rows, axis=0), simulator.state))
 
     def reset(self, keys: jax.Array) -> tuple[State, PyTree]:
         obs, state = self._reset_all(keys[:: self._rows])

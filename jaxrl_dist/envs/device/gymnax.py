@@ -23,6 +23,7 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.heavy import postponed
 from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.protocols import Environment
+from jaxrl_dist.simulator import Simulated, Simulator
 from jaxrl_dist.spaces import zeros
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
@@ -129,9 +130,10 @@ def _one_agent(
     metrics = episodes.parse(wrappers.info_metrics)
     episodes.check_known(metrics, episodes.numbers(info), name)
     family = env.family if isinstance(env, libraries.Adapted) else family_of(env, "other")
+    side_to_move = getattr(env, "side_to_move", None)
     spec = EnvSpec(
         env_id, backend, family, observation, action_space, limit, mask=mask, unread_mask=native_mask.unread,
-        info_metrics=metrics,
+        info_metrics=metrics, both_sides=side_to_move is not None,
     )  # fmt: skip
 
     def reported(info: PyTree) -> dict[str, jax.Array]:
@@ -195,7 +197,30 @@ def _one_agent(
         new_state = State(env_state, obs, ended, episode_return, episode_length, info)
         return new_state, Timestep(obs, reward, terminated, truncated, valid), statistics
 
-    return DeviceEnv(spec, reset, step, own_render(env, params))
+    def simulated(state: PyTree, action: PyTree, key: jax.Array) -> Simulated:
+        obs, new, reward, terminated, *_ = step_one(key, state, action)
+        turn = 1.0 if side_to_move is None else jnp.where(side_to_move(state) == side_to_move(new), 1.0, -1.0)
+        return Simulated(new, obs, reward, jnp.where(terminated, 0.0, turn))
+
+    simulate = jax.tree_util.Partial(simulated)
+
+    named: Any = env  # its methods ``outcomes`` and ``starts`` are optional
+
+    def outcomes(state: PyTree, action: PyTree) -> tuple[jax.Array, Simulated]:
+        probability, obs, new, reward, over = named.outcomes(state, unnamed(native_action, action), params)
+        obs, new = jax.tree.map(lambda x, like: jnp.asarray(x).astype(like.dtype), (obs, new), tuple(first))
+        going = jnp.where(over, 0.0, 1.0)
+        return probability, Simulated(new, jax.vmap(observe)(obs, new), jnp.float32(reward), going)
+
+    def starts() -> tuple[jax.Array, PyTree, PyTree]:
+        probability, obs, state = named.starts(params)
+        return probability, state, jax.vmap(observe)(obs, state)
+
+    return DeviceEnv(
+        spec, reset, step, own_render(env, params), lambda state: Simulator(state.env, simulate),
+        outcomes if hasattr(env, "outcomes") and wrappers.action_repeat == 1 else None,
+        starts if hasattr(env, "starts") else None,
+    )  # fmt: skip
 
 
 class HostGymnax:
@@ -232,6 +257,11 @@ class HostGymnax:
             base.check_finite(self.spec, self._steps, field, self.spec.bare(value))
         self._steps += 1
         return step, ended
+
+    @property
+    def state(self) -> PyTree:
+        """The environments' state, until the next step: that of ``DeviceEnv``."""
+        return self._state
 
     def render(self, index: int) -> np.ndarray:
         state = self._state if self.spec.frame_stack == 1 else self._state[0]  # the stacks are second

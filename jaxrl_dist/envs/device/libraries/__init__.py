@@ -69,6 +69,13 @@ class Adapted:
     """As ``EnvSpec.family``."""
     time_limit: int | None = None
     """Steps after which an episode is truncated."""
+    side: Callable[[PyTree], jax.Array] | None = None
+    """``(state) -> side``: whose turn it is in a game in which the agent moves for both sides; None: another game."""
+
+    @property
+    def side_to_move(self) -> Callable[[State], jax.Array] | None:
+        side = self.side
+        return None if side is None else lambda state: side(state.env)
 
     @property
     def default_params(self) -> Params:

@@ -11,15 +11,17 @@ import numpy as np
 import pgx
 from gymnasium import spaces
 
+from jaxrl_dist import rng
 from jaxrl_dist.envs.agents.groups import Team
 from jaxrl_dist.envs.base import parse_options
 from jaxrl_dist.envs.device.libraries import Adapted, Step, bool_space, theirs
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.simulator import Simulated, Simulator
 from jaxrl_dist.types import PyTree
 
 PLAYER = 0
 """The player that learns if the opponents are random; pgx draws which player begins."""
-OPPONENTS = ("agents", "random")
+OPPONENTS = ("agents", "random", "self")
 
 
 def ids() -> list[str]:
@@ -30,10 +32,11 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted | Team:
     """Makes a game; if it has several players, each is an agent.
 
     Options of games with several players are ``opponents`` (``random``: the agent is player 0, and the others choose
-    legal actions at random) and ``state`` (whether observations have a part ``state``: those of all players).
+    legal actions at random; ``self``: one agent moves for both players) and ``state`` (whether observations have a part
+    ``state``: those of all players).
 
     Raises:
-      ConfigError: an option is unknown.
+      ConfigError: an option is unknown, or one agent cannot move for the players, who are more than two.
     """
     env, name = pgx.make(env_id), f"pgx:{env_id}"
     if env.num_players == 1:
@@ -42,12 +45,17 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted | Team:
     values = {"opponents": OPPONENTS[0], "state": False}
     values |= parse_options(name, options, values)
     if values["opponents"] not in OPPONENTS:
-        raise ConfigError(f"{name}: opponents={values['opponents']} is unknown; {' and '.join(OPPONENTS)} work")
+        known = f"{', '.join(OPPONENTS[:-1])} and {OPPONENTS[-1]}"
+        raise ConfigError(f"{name}: opponents={values['opponents']} is unknown; {known} work")
     if values["opponents"] == "agents":
         return Team(Players(env), "game", shows_state=bool(values["state"]))
     if values["state"]:
         raise ConfigError(f"{name}: state=true needs opponents=agents")
-    return against_random(env)
+    if values["opponents"] == "random":
+        return against_random(env)
+    if env.num_players > 2:
+        raise ConfigError(f"{name}: opponents=self is for games of 2 players, and this one has {env.num_players}")
+    return against_itself(env)
 
 
 class Players:
@@ -63,6 +71,8 @@ class Players:
         self.agents = [f"player_{player}" for player in range(env.num_players)]
         observation, _ = jax.eval_shape(self.reset, jax.eval_shape(lambda: jax.random.PRNGKey(0)))
         self._observation = box(observation[self.agents[0]])
+        self.simulate = None if env.num_players > 2 else self._simulate
+        """``(state [R, ...]) -> simulator`` of single moves, in which both players are as ``against_itself``."""
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         return self._observation
@@ -88,6 +98,17 @@ class Players:
         return {
             agent: jnp.where(state.current_player == player, legal, passes) for player, agent in enumerate(self.agents)
         }
+
+    def _simulate(self, state: PyTree) -> Simulator:
+        game = against_itself(self.env)
+
+        def step(state: Any, action: jax.Array, key: jax.Array) -> Simulated:
+            with theirs():
+                then = game.step(rng.raw(key), state, action)
+            turn = jnp.where(state.current_player == then.state.current_player, 1.0, -1.0)
+            return Simulated(then.state, then.obs, jnp.float32(then.reward), jnp.where(then.terminated, 0.0, turn))
+
+        return Simulator(jax.vmap(without_observation)(state), jax.tree_util.Partial(step))
 
     def _observations(self, state: Any) -> dict[str, jax.Array]:
         return {agent: self.env.observe(state, jnp.int32(player)) for player, agent in enumerate(self.agents)}
@@ -130,10 +151,40 @@ def against_random(env: Any) -> Adapted:
         state = others_play(then, env.step(state, action, chance))
         return Step(observed(state), state, state.rewards[PLAYER], state.terminated, state.truncated)
 
+    return _adapted(env, reset, step)
+
+
+def against_itself(env: Any) -> Adapted:
+    """Makes a game of two players in which one agent moves for both.
+
+    A step is a move. Observation, mask and reward are those of the player who is to move, or has moved.
+    """
+
+    def observed(state: Any) -> PyTree:
+        return {"observation": env.observe(state), "mask": state.legal_action_mask}
+
+    def reset(key: jax.Array) -> tuple[PyTree, PyTree]:
+        state = without_observation(env.init(key))
+        return observed(state), state
+
+    def step(key: jax.Array, state: Any, action: Any) -> Step:
+        new = without_observation(env.step(state, action, key))
+        return Step(observed(new), new, new.rewards[state.current_player], new.terminated, new.truncated)
+
+    return _adapted(env, reset, step, lambda state: state.current_player)
+
+
+def without_observation(state: Any) -> Any:
+    """Returns a game's state without the observation, most of its bytes, which follows from the rest."""
+    return state.replace(observation=jnp.zeros(0))
+
+
+def _adapted(env: Any, reset: Any, step: Any, side: Any = None) -> Adapted:
+    """Returns the adapted game; arguments as its fields."""
     with theirs():
         shape = jax.eval_shape(reset, jax.eval_shape(lambda: jax.random.PRNGKey(0)))[0]["observation"]
     parts: dict[str, spaces.Space[Any]] = {"observation": box(shape), "mask": bool_space((env.num_actions,))}
-    return Adapted(reset, step, spaces.Dict(parts), spaces.Discrete(env.num_actions), "pgx")
+    return Adapted(reset, step, spaces.Dict(parts), spaces.Discrete(env.num_actions), "pgx", side=side)
 
 
 def box(shape: jax.ShapeDtypeStruct) -> spaces.Box:

@@ -1,0 +1,115 @@
+"""``jaxrl-dist exact``: compares a trained policy with the exact truth of a small environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+from jaxrl_dist.checks import MAX_SIZE, counted
+from jaxrl_dist.commands import evaluate, flags, help
+from jaxrl_dist.config.values import setting
+from jaxrl_dist.errors import ConfigError, visible
+from jaxrl_dist.run import checkpoint
+
+if TYPE_CHECKING:
+    from jaxrl_dist.exact.measure import Measured, Played
+    from jaxrl_dist.play.policy import Policy
+
+
+@dataclasses.dataclass(frozen=True)
+class Exact(evaluate.Trained):
+    """Solves a small environment exactly, and says how far a run's policy and values are from the truth."""
+
+    env_options: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Options of the environment instead of the run's."""
+    discount: float | None = setting(None, low=0, high=1)
+    """Discount of values; None: that of the run."""
+    max_states: int = setting(100_000, low=1, high=10**8)
+    """States after which listing ends with an error."""
+    tries: int = setting(1000, low=1, high=10**6)
+    """Tries of each action in each state, where steps are random and the environment does not name their outcomes."""
+    starts: int = setting(10_000, low=1, high=10**8)
+    """Episodes begun to find the first states, where they are random and the environment does not name them."""
+    seed: int = setting(0, low=0, high=2**31 - 1)
+    """Seed of tries and starts."""
+    out: Annotated[str | None, help.Alias("-o")] = None
+    """Image file, such as heat.png, for maps of values and visits, where states lie on a grid."""
+    grid: tuple[int, ...] = setting((), low=1, high=MAX_SIZE)
+    """Rows and columns of a grid whose cells are categories, such as 4 12; none: a square."""
+    mixture: bool = False
+    """Of a game of two sides: also measure the mixture of the policies of all checkpoints, one drawn for each game."""
+    json: bool = False
+    """Print JSON."""
+
+
+def run(args: Sequence[str]) -> int:
+    """Runs ``exact RUN_DIR [FLAGS]``."""
+    options = flags.parse(Exact, args, "jaxrl-dist exact")
+    if not options.run_dir:
+        raise ConfigError("which run? Name its directory, as in: jaxrl-dist exact runs/NAME")
+    if len(options.grid) not in (0, 2):
+        raise ConfigError("--grid takes two numbers, rows and columns, as in --grid 4 12")
+    policy = options.load(env_options=options.env_options)
+
+    from jaxrl_dist.exact.measure import of_game, of_policy
+
+    limits = {name: getattr(options, name) for name in ("max_states", "tries", "starts", "seed")}
+    if policy.source.spec.both_sides:
+        played = of_game([*_past(options), policy], **limits)
+        print(json.dumps(played._asdict(), indent=2) if options.json else visible("\n".join(of_sides(played))))
+        return 0
+    if options.mixture:
+        raise ConfigError("--mixture is of games of two sides: --env-options opponents=self")
+    measured = of_policy(policy, discount=options.discount, **limits)
+    if options.out is not None:
+        measured.draw(options.out, options.grid or None)
+    print(json.dumps(measured.summary(), indent=2) if options.json else visible("\n".join(lines(measured))))
+    return 0
+
+
+def _past(options: Exact) -> list[Policy]:
+    """Returns the policies of all checkpoints, if their mixture is wanted, the oldest first."""
+    if not options.mixture:
+        return []
+    numbers = [checkpoint.number_of(path) for path in reversed(checkpoint.saved(options.run_dir))]
+    return [dataclasses.replace(options, checkpoint=str(x)).load(env_options=options.env_options) for x in numbers]
+
+
+def of_sides(played: Played) -> Iterator[str]:
+    """Formats the exploitability of a game for reading."""
+    known = f"sampled: {played.sampled}" if played.sampled else "exact"
+    yield f"{played.env}: {played.histories:,} histories; {known}"
+    yield "exploitability, what the best answers win in the mean over both seats (half of NashConv):"
+    of = f"the mixture of {played.policies} policies"
+    for name, value in {"greedy": played.greedy, "sampled": played.drawn, of: played.mixture}.items():
+        if value is not None:
+            yield f"  {name:28} {value:.4f}"
+
+
+def lines(measured: Measured) -> Iterator[str]:
+    """Formats the numbers for reading."""
+    from jaxrl_dist.training.results import aligned
+
+    table, truth, numbers = measured.truth.table, measured.truth, measured.numbers
+    states, actions = table.shape
+    yield f"{measured.env}: {counted(states, 'state')}, {counted(actions, 'action')}; {measured.known}"
+    if alike := table.mixed():
+        yield f"{counted(alike, 'state')} look like another one, so a policy without memory may not reach the optimum"
+    rows = [["", "optimum", "greedy", "sampled"]]
+    for title, names in {
+        f"return of an episode of at most {truth.steps:,} steps": ("optimum", "return", "return_sampled"),
+        f"return with discount {truth.discount:g}": ("value_optimal", "value", "value_sampled"),
+    }.items():
+        rows.append([title, *(f"{numbers[name]:.5g}" if name in numbers else "-" for name in names)])
+    yield aligned(rows)
+    yield f"regret of the greedy policy, discounted: {numbers['regret']:.3g}"
+    shares = f"{numbers['agreement']:.1%} of states, and in {numbers['agreement_visited']:.1%} of its visits"
+    yield f"its action is optimal in {shares}"
+    if "q_error" in numbers:
+        soft = f" (with the entropy at temperature {numbers['temperature']:.3g})" if "temperature" in numbers else ""
+        yield (
+            f"error of its action values{soft}: {numbers['q_error']:.3g} in the mean over its visits, at most "
+            f"{numbers['q_error_max']:.3g}; the largest value is {numbers['q_largest']:.3g}"
+        )

@@ -1,0 +1,89 @@
+"""Tables as compiled environments, on which any algorithm for discrete actions trains."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+
+from jaxrl_dist.exact.table import Table
+from jaxrl_dist.types import PyTree
+
+
+class State(NamedTuple):
+    """The state of a ``TableEnv``."""
+
+    number: jax.Array  # int32 scalar
+    steps: jax.Array  # int32 scalar
+
+
+class Params(NamedTuple):
+    """The parameters of a ``TableEnv``, named as in gymnax."""
+
+    max_steps_in_episode: int
+
+
+class TableEnv:
+    """A table as an environment in the style of gymnax; it names its outcomes and its first states.
+
+    Observations are those of the table, or else the numbers of the states. Rewards are the means of the table.
+    """
+
+    def __init__(self, table: Table, time_limit: int = 1000) -> None:
+        """``time_limit``: steps after which an episode is truncated.
+
+        Raises:
+          ValueError: the other side of a game moves in it, or some actions are not legal.
+        """
+        if (table.going < 0).any() or not table.legal.all():
+            raise ValueError("a table of a game, or with actions that are not legal, is no environment of one agent")
+        self.table, self.default_params = table, Params(time_limit)
+        self._next, self._start = (jnp.asarray(x) for x in (table.next.astype(np.int32), np.log(_safe(table.start))))
+        ends = table.probability * (1 - table.going)
+        self._branches = jnp.asarray(np.concatenate([table.probability * table.going, ends], axis=2), jnp.float32)
+        self._reward = jnp.asarray(table.reward, jnp.float32)
+        obs = np.arange(table.shape[0], dtype=np.int32) if table.obs is None else np.asarray(table.obs)
+        self._obs = jnp.asarray(obs)
+        whole = obs.ndim == 1 and np.issubdtype(obs.dtype, np.integer)
+        self._space: spaces.Space[Any] = spaces.Discrete(int(obs.max()) + 1)
+        if not whole:
+            self._space = spaces.Box(obs.min(), obs.max(), obs.shape[1:], obs.dtype.type)
+
+    def observation_space(self, params: Params) -> spaces.Space[Any]:
+        return self._space
+
+    def action_space(self, params: Params) -> spaces.Space[Any]:
+        return spaces.Discrete(self.table.shape[1])
+
+    def reset_env(self, key: jax.Array, params: Params) -> tuple[PyTree, State]:
+        number = jax.random.categorical(key, self._start).astype(jnp.int32)
+        return self._obs[number], State(number, jnp.int32(0))
+
+    def step_env(self, key: jax.Array, state: State, action: Any, params: Params) -> tuple[Any, ...]:
+        probability, *outcomes = self.outcomes(state, action, params)
+        chosen = jax.random.categorical(key, jnp.log(probability))
+        obs, new, reward, terminated = jax.tree.map(lambda x: x[chosen], tuple(outcomes))
+        return obs, new, reward, terminated, {}
+
+    def is_truncated(self, state: State, params: Params) -> jax.Array:
+        return state.steps >= params.max_steps_in_episode
+
+    def outcomes(self, state: State, action: Any, params: Params) -> tuple[Any, ...]:
+        """Returns ``(probability [K], obs [K, ...], state [K], reward [K], terminated [K])`` of a step."""
+        probability, number = self._branches[state.number, action], jnp.tile(self._next[state.number, action], 2)
+        count = len(number)
+        steps, reward = jnp.full(count, state.steps + 1), jnp.full(count, self._reward[state.number, action])
+        return probability, self._obs[number], State(number, steps), reward, jnp.arange(count) >= count // 2
+
+    def starts(self, params: Params) -> tuple[Any, ...]:
+        """Returns ``(probability [N], obs [N, ...], state [N])`` of the first states."""
+        number = jnp.asarray(np.flatnonzero(self.table.start), jnp.int32)
+        return jnp.exp(self._start[number]), self._obs[number], State(number, jnp.zeros_like(number))
+
+
+def _safe(probability: np.ndarray) -> np.ndarray:
+    """Returns probabilities whose logarithm is finite."""
+    return np.maximum(probability, 1e-38)

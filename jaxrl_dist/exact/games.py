@@ -1,0 +1,117 @@
+"""Games of two players, zero sum: best responses over histories, and exploitability.
+
+A player knows what it has seen and done itself, so hidden cards stay hidden, and it remembers all of it.
+Source: Zinkevich et al. (2007), https://papers.nips.cc/paper/3306; Lanctot et al. (2017), https://arxiv.org/abs/1711.00832.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.exact.table import Table, as_bytes
+
+MAX_HISTORIES = 3_000_000
+
+
+class _Level(NamedTuple):
+    """The histories of one length, ``n``; one leads to another by an action and an outcome."""
+
+    state: np.ndarray  # [n]
+    mover: np.ndarray  # [n] 0 for the player who has moved first
+    chance: np.ndarray  # [n] probability of what chance has done
+    known: np.ndarray  # [n] number of what the mover has seen and done
+    parent: np.ndarray  # [n] place of the history before, in its level
+    action: np.ndarray  # [n] the action that has led here
+
+
+class Game:
+    """The histories of a game, whose table is of the side to move (``opponents=self``)."""
+
+    def __init__(self, table: Table) -> None:
+        """Lists all histories.
+
+        Raises:
+          ConfigError: it is no game of two sides, or has too many histories.
+        """
+        if not (table.going < 0).any() or table.obs is None:
+            raise ConfigError("exploitability is of games of two players, in which the sides take turns")
+        self.table = table
+        _, seen = np.unique(as_bytes(jax.tree.leaves(table.obs)), return_inverse=True)
+        self._seen = seen.reshape(-1)
+        first = np.flatnonzero(table.start)
+        nothing = np.zeros((2, len(first)), np.int64)
+        self.levels: list[_Level] = []
+        state, mover, chance, memory = first, np.zeros(len(first), np.int64), table.start[first], nothing
+        parent = action = np.zeros(len(first), np.int64)
+        while len(state):
+            _, known = np.unique(
+                memory[mover, np.arange(len(state))] * len(seen) + self._seen[state], return_inverse=True
+            )
+            known = known.reshape(-1)
+            self.levels.append(_Level(state, mover, chance, known, parent, action))
+            if sum(len(level.state) for level in self.levels) > MAX_HISTORIES:
+                raise ConfigError(
+                    f"the game has more than {MAX_HISTORIES:,} histories; smaller ones have an exact answer"
+                )
+            live = (table.probability[state] > 0) & (table.going[state] != 0)
+            parent, action, outcome = np.nonzero(live)
+            memory = memory[:, parent]
+            memory[mover[parent], np.arange(len(parent))] = known[parent] * table.shape[1] + action
+            memory = np.stack([np.unique(row, return_inverse=True)[1].reshape(-1) for row in memory])
+            chance = chance[parent] * table.probability[state[parent], action, outcome]
+            turns = table.going[state[parent], action, outcome] < 0
+            mover = np.where(turns, 1 - mover[parent], mover[parent])
+            state = table.next[state[parent], action, outcome]
+
+    def best_response(self, policies: np.ndarray, weights: np.ndarray, responder: int) -> float:
+        """Returns the mean payoff of the best answer to a mixture of policies, one of which plays each whole game.
+
+        Args:
+          policies: probabilities ``[M, S, A]``.
+          weights: of the policies, ``[M]``, of sum 1.
+          responder: 0: the answer moves first; 1: it moves second.
+        """
+        table, reach, reaches = self.table, np.zeros(0), list[np.ndarray]()
+        for depth, level in enumerate(self.levels):
+            if depth == 0:
+                reach = np.repeat(weights[:, None], len(level.state), axis=1)
+            else:
+                above = self.levels[depth - 1]
+                taken = policies[:, above.state[level.parent], level.action]
+                reach = reach[:, level.parent] * np.where(above.mover[level.parent] == responder, 1.0, taken)
+            reaches.append(reach)
+        value = np.zeros(0)  # of the histories of the level below, weighted by the probability of getting there
+        for depth in reversed(range(len(self.levels))):
+            level, reach = self.levels[depth], reaches[depth]
+            mine = level.mover == responder
+            gain = np.zeros((len(level.state), table.shape[1]))
+            if depth + 1 < len(self.levels):
+                below = self.levels[depth + 1]
+                np.add.at(gain, (below.parent, below.action), value)
+            paid = table.reward[level.state] * level.chance[:, None]
+            theirs = np.einsum("mn,mna->na", reach, policies[:, level.state])
+            gain += np.where(mine[:, None], reach.sum(axis=0)[:, None] * paid, -theirs * paid)
+            value = gain.sum(axis=1)
+            best = np.zeros((level.known.max() + 1, table.shape[1]))
+            np.add.at(best, level.known[mine], gain[mine])
+            legal = table.legal[level.state]
+            allowed = np.zeros(best.shape, bool)
+            allowed[level.known[mine]] = legal[mine]
+            choice = np.argmax(np.where(allowed, best, -np.inf), axis=1)
+            value[mine] = gain[mine, choice[level.known[mine]]]
+        return float(value.sum())
+
+    def exploitability(self, policies: np.ndarray, weights: np.ndarray | None = None) -> float:
+        """Returns half of NashConv: what best answers win in the mean over both seats; 0 in an equilibrium.
+
+        Args:
+          policies: ``[S, A]``, or ``[M, S, A]`` for a mixture.
+          weights: of the policies, ``[M]``; None: equal ones.
+        """
+        policies = policies[None] if policies.ndim == 2 else policies
+        weights = np.full(len(policies), 1 / len(policies)) if weights is None else np.asarray(weights)
+        return 0.5 * sum(self.best_response(policies, weights, responder) for responder in (0, 1))

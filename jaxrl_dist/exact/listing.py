@@ -1,0 +1,337 @@
+"""Lists the states of a compiled environment, breadth first, and makes a table of them.
+
+What belongs to a state is read from the program of a step: those parts of the environment's own state on which rewards,
+ends or observations depend, now or later. So clocks of a time limit and statistics do not tell states apart, and a card
+that nobody sees does. A program that reads no random key is deterministic, and its table is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import partial_eval
+
+from jaxrl_dist.envs.base import DeviceEnv, label_of
+from jaxrl_dist.envs.host import gymnasium
+from jaxrl_dist.envs.making import construct
+from jaxrl_dist.envs.source import EnvSource
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.exact.table import Table, as_bytes
+from jaxrl_dist.nn import observations
+from jaxrl_dist.spaces import Discrete, describe
+from jaxrl_dist.types import EnvSpec, PyTree
+
+ROWS = 8192
+"""Steps of a dispatch."""
+PLAUSIBLE = 1e-3
+"""Start states count as equally likely if their counts are at least so probable when they are."""
+
+
+class Model(NamedTuple):
+    """An environment without its time limit, as pure functions over ``N`` rows."""
+
+    name: str
+    actions: int
+    reset: Callable[[jax.Array], tuple[PyTree, PyTree]]
+    """``(keys [N]) -> (state, obs)``."""
+    step: Callable[[PyTree, jax.Array, jax.Array], tuple[PyTree, PyTree, jax.Array, jax.Array]]
+    """``(state, action [N], keys [N]) -> (state, obs, reward [N], going [N])``, as ``Simulator.step``."""
+    legal: Callable[[PyTree], Any] = lambda obs: None
+    """``(obs) -> [N, A]`` bool; None: all actions are legal."""
+    outcomes: Callable[[PyTree, jax.Array], tuple[jax.Array, Any]] | None = None
+    """``(state, action [N]) -> (probability [N, K], after)``, what ``step`` returns for each outcome, ``[N, K, ...]``;
+    None: they are not known, and random steps are tried."""
+    starts: Callable[[], tuple[jax.Array, PyTree, PyTree]] | None = None
+    """``() -> (probability [N], state, obs)``; None: they are not known, and random resets are tried."""
+
+
+def table_of(model: Model, max_states: int = 100_000, tries: int = 1000, starts: int = 10_000, seed: int = 0) -> Table:
+    """Finds all states that an episode can reach.
+
+    Args:
+      tries: of each action in each state, where steps are random and the environment does not name its outcomes.
+      starts: episodes that are begun, where resets are random and it does not name its first states.
+
+    Raises:
+      ConfigError: there are more than ``max_states``.
+    """
+    return _Listing(model, max_states, tries, starts, jax.random.key(seed)).table()
+
+
+def model_of(env: DeviceEnv) -> Model:
+    """Returns a compiled environment, with all its wrappers, as what can be listed.
+
+    Raises:
+      ConfigError: its actions are not discrete, several agents act in it, or it has no simulator.
+    """
+    spec, simulate, size = env.spec, env.simulate, discrete(env.spec)
+    if simulate is None:
+        raise ConfigError(f"{label_of(spec)} cannot be simulated, so its states cannot be listed")
+
+    def reset(keys: jax.Array) -> tuple[PyTree, PyTree]:
+        state, obs = env.reset(keys)
+        return simulate(state).state, obs
+
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
+    step_one = simulate(jax.eval_shape(lambda keys: env.reset(keys)[0], keys)).step
+    outcomes = None if env.outcomes is None else jax.vmap(env.outcomes)
+    legal = partial(observations.legal, spec)
+    return Model(label_of(spec), size, reset, jax.vmap(step_one), legal, outcomes, env.starts)
+
+
+def of_source(source: EnvSource, **limits: int) -> Table:
+    """Returns the table of an environment: of its states that can be listed, or Gymnasium's ``P``.
+
+    Args:
+      limits: as for ``table_of``.
+
+    Raises:
+      ConfigError: it has no table.
+    """
+    spec, wrappers = source.spec, source.wrappers
+    if source.pure is not None:
+        return table_of(model_of(source.pure), **limits)
+    discrete(spec)
+    if spec.backend != "gymnasium":
+        raise ConfigError(f"{label_of(spec)} runs outside JAX, where its states cannot be listed")
+    if wrappers.hide or wrappers.frame_stack or wrappers.action_repeat > 1:
+        raise ConfigError(f"{label_of(spec)} has a table only without --hide, --frame-stack and --action-repeat")
+    env = construct(spec.id, gymnasium.options(spec.id, source.options))
+    try:
+        return Table.of_gymnasium(env, mask=spec.mask)
+    except ConfigError as error:
+        raise ConfigError(f"{label_of(spec)} runs outside JAX, where only a table P can be read: {error}") from None
+    finally:
+        env.close()
+
+
+def discrete(spec: EnvSpec) -> int:
+    """Returns the number of actions of the only agent.
+
+    Raises:
+      ConfigError: they are not discrete, or there are several agents.
+    """
+    if spec.policies or spec.num_agents > 1:
+        raise ConfigError(
+            f"{label_of(spec)} has several agents, and a table is of one; games of two have opponents=self"
+        )
+    if not isinstance(spec.action, Discrete):
+        raise ConfigError(f"{label_of(spec)} has actions {describe(spec.action)}, and a table has discrete ones")
+    return spec.action.n
+
+
+class _Listing:
+    """The states so far, numbered as they were found."""
+
+    def __init__(self, model: Model, most: int, tries: int, starts: int, key: jax.Array) -> None:
+        self.model, self.most, self.key = model, most, key
+        self.number: dict[bytes, int] = {}
+        self.found: list[tuple[PyTree, np.ndarray]] = []  # observations and legal actions of states, in their order
+        keys = jax.random.split(key, 1)
+        state, _ = jax.eval_shape(model.reset, keys)
+        self.own = _keys_in(state)
+        random = self._read(keys, state)
+        self.sampled = random and model.outcomes is None
+        self.tries = tries if self.sampled else 1
+        self.starts = starts if _depends(model.reset, keys) and model.starts is None else 1
+        self.branch = jax.jit(self._branch)
+
+    def _read(self, keys: jax.Array, state: PyTree) -> bool:
+        """Finds the parts that belong to a state; returns whether steps are random."""
+        leaves, structure = jax.tree.flatten(state)
+
+        def step(leaves: list[jax.Array], action: jax.Array, keys: jax.Array) -> list[Any]:
+            state, *rest = self.model.step(jax.tree.unflatten(structure, leaves), action, keys)
+            return [jax.tree.leaves(state), rest]
+
+        program = jax.make_jaxpr(step)(leaves, jax.ShapeDtypeStruct((1,), np.int32), keys).jaxpr
+        wanted, more = [False] * len(leaves), [True] * (len(program.outvars) - len(leaves))
+        while True:
+            used = partial_eval.dce_jaxpr(program, wanted + more)[1]
+            new = [a or b for a, b in zip(wanted, used[: len(leaves)], strict=True)]
+            if new == wanted:
+                break
+            wanted = new
+        self.parts = [i for i, belongs in enumerate(wanted) if belongs and i not in self.own]
+        return used[-1] or any(wanted[i] for i in self.own)
+
+    def _branch(self, state: PyTree, action: jax.Array, key: jax.Array) -> tuple[Any, ...]:
+        """Returns the probabilities ``[n, K]`` of the outcomes of ``n`` actions, and these, ``[n * K, ...]``."""
+        if self.model.outcomes is not None:
+            probability, after = self.model.outcomes(self._redrawn(state, jax.random.split(key, len(action))), action)
+            return probability, *jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), after)
+        state, rows = jax.tree.map(lambda x: jnp.repeat(x, self.tries, axis=0), (state, action))
+        keys = jax.random.split(key, (2, len(rows)))
+        after = self.model.step(self._redrawn(state, keys[1]), rows, keys[0])
+        return jnp.full((len(action), self.tries), 1 / self.tries), *after
+
+    def _redrawn(self, state: PyTree, keys: jax.Array) -> PyTree:
+        """Replaces the keys in a state: they are chance, of which the state knows nothing."""
+        leaves, structure = jax.tree.flatten(state)
+        for i, typed in self.own.items():
+            own = jax.vmap(lambda key, i=i: jax.random.fold_in(key, i))(keys)
+            leaves[i] = own if typed else jax.random.key_data(own)
+        return jax.tree.unflatten(structure, leaves)
+
+    def numbered(self, state: PyTree, obs: PyTree) -> tuple[np.ndarray, PyTree]:
+        """Returns the numbers ``[N]`` of states, and those states, with their legal actions, that are new.
+
+        Raises:
+          ConfigError: there are too many.
+        """
+        leaves, before = jax.tree.leaves(state), len(self.number)
+        if not len(leaves[0]):
+            return np.zeros(0, np.int64), (state, np.zeros((0, self.model.actions), bool))
+        rows = as_bytes([*(leaves[i] for i in self.parts), *jax.tree.leaves(obs)])
+        names, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        number = np.empty(len(names), np.int64)
+        for i, name in zip(order, names[order].tolist(), strict=True):
+            number[i] = self.number.setdefault(name, len(self.number))
+        if len(self.number) > self.most:
+            raise ConfigError(
+                f"{self.model.name} has more than {self.most:,} states, so it gets no exact answers; a smaller "
+                "environment does, or a larger limit of states"
+            )
+        new = first[order[number[order] >= before]]
+        obs = _rows(obs, new)
+        legal = self.model.legal(obs)
+        legal = np.ones((len(new), self.model.actions), bool) if legal is None else np.asarray(legal, bool)
+        self.found.append((obs, legal))
+        return number[inverse.reshape(-1)], (_rows(state, new), legal)
+
+    def begin(self) -> tuple[np.ndarray, str, PyTree]:
+        """Returns the probabilities of the first states, what of them is sampled, and these."""
+        if self.model.starts is not None:
+            probability, *first = _to_host(self.model.starts())
+        else:
+            keys = jax.random.split(jax.random.fold_in(self.key, 1), self.starts)
+            first, probability = _to_host(jax.jit(self.model.reset)(keys)), np.ones(self.starts)
+        numbers, new = self.numbered(*first)
+        share = np.bincount(numbers, np.asarray(probability, np.float64))
+        share = share / share.sum()
+        if self.starts == 1 or len(share) == 1:
+            return share, "", new
+        share, equal = _plausible(share, self.starts)
+        return share, f"first states ({self.starts:,} resets{', which agree with equal chances' * equal})", new
+
+    def table(self) -> Table:
+        """Lists all states."""
+        first, said, frontier = self.begin()
+        sampled = [said] if said else []
+        if self.sampled:
+            sampled.append(f"outcomes of steps ({self.tries:,} tries of each action in each state)")
+        edges: list[tuple[np.ndarray, ...]] = []
+        chunk, done = max(1, ROWS // (self.model.actions * self.tries)), 0
+        while count := len(frontier[1]):
+            fresh = []
+            for at in range(0, count, chunk):
+                state, legal = _rows(frontier, slice(at, at + chunk))
+                new, columns = self._expand(state, legal, done, chunk)
+                done += len(legal)
+                fresh.append(new)
+                edges.append(columns)
+            frontier = _joined(fresh)
+        obs, legal = _joined(self.found)
+        start = np.pad(first, (0, len(legal) - len(first)))
+        table = _merged(_joined(edges), start, legal, obs)
+        return table._replace(sampled=" and ".join(sampled))
+
+    def _expand(
+        self, state: PyTree, legal: np.ndarray, first: int, chunk: int
+    ) -> tuple[PyTree, tuple[np.ndarray, ...]]:
+        """Takes all actions in states numbered from ``first``.
+
+        Returns:
+          The new states with their legal actions, and the columns of ``_merged``.
+        """
+        (count, actions), small = legal.shape, max(1, chunk // 16)
+        size = chunk if count > small else small  # two programs
+        padded = jax.tree.map(lambda x: np.repeat(x[np.arange(size) % count], actions, axis=0), state)
+        action = np.tile(np.arange(actions, dtype=np.int32), size)
+        probability, *after = _to_host(self.branch(padded, action, jax.random.fold_in(self.key, 2 + first)))
+        probability = probability[: count * actions] * legal.reshape(-1, 1)
+        outcomes = probability.shape[1]
+        rows = np.flatnonzero(probability)
+        after, obs, reward, going = _rows(after, rows)
+        target, on = np.zeros(len(rows), np.int64), going != 0
+        target[on], new = self.numbered(_rows(after, on), _rows(obs, on))
+        pair = first * actions + rows // outcomes
+        numbers = (x.astype(np.float64) for x in (probability.ravel()[rows], reward, going))
+        return new, (pair, target, *numbers)
+
+
+def _merged(columns: tuple[np.ndarray, ...], start: np.ndarray, legal: np.ndarray, obs: PyTree) -> Table:
+    """Makes the table of outcomes, of which equal ones become one.
+
+    Args:
+      columns: of each outcome ``[E]`` its state and action as ``s * A + a``, next state, probability, reward, and
+        whether the episode goes on.
+    """
+    pair, target, probability, reward, going = columns
+    states, actions = legal.shape
+    probability = probability / np.bincount(pair, probability)[pair]  # float32 sums to 1 only almost
+    ends = np.unique(going)
+    code = (pair * states + target) * len(ends) + np.searchsorted(ends, going)
+    codes, inverse = np.unique(code, return_inverse=True)
+    pairs = codes // len(ends) // states
+    place = np.arange(len(codes)) - np.searchsorted(pairs, pairs)
+
+    def filled(values: np.ndarray) -> np.ndarray:
+        whole = np.zeros((states * actions, int(place.max()) + 1), values.dtype)
+        whole[pairs, place] = values
+        return whole.reshape(states, actions, -1)
+
+    return Table(
+        next=filled(codes // len(ends) % states),
+        probability=filled(np.bincount(inverse, probability)),
+        reward=np.bincount(pair, probability * reward, states * actions).reshape(states, actions),
+        going=filled(ends[codes % len(ends)]),
+        start=start,
+        legal=legal,
+        obs=obs,
+    )
+
+
+def _plausible(share: np.ndarray, count: int) -> tuple[np.ndarray, bool]:
+    """Returns equal probabilities if those of a sample agree with them, by a chi-square test; else the sample's."""
+    from scipy.stats import chisquare
+
+    equal = count >= 5 * len(share) and chisquare(share * count).pvalue > PLAUSIBLE
+    return (np.full(len(share), 1 / len(share)) if equal else share), bool(equal)
+
+
+def _depends(function: Callable[..., Any], keys: jax.Array) -> bool:
+    """Returns whether the outputs of a function depend on its keys."""
+    program = jax.make_jaxpr(function)(keys).jaxpr
+    return bool(partial_eval.dce_jaxpr(program, [True] * len(program.outvars))[1][0])
+
+
+def _keys_in(state: PyTree) -> dict[int, bool]:
+    """Returns which leaves of a state ``[N, ...]`` hold random keys, by dtype or by shape and name, and which typed."""
+    found = {}
+    for i, (path, x) in enumerate(jax.tree_util.tree_leaves_with_path(state)):
+        name, typed = jax.tree_util.keystr(path[-1:]).lower(), jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        if typed or (x.dtype == np.uint32 and x.shape[1:] == (2,) and ("key" in name or "rng" in name)):
+            found[i] = typed
+    return found
+
+
+def _to_host(tree: PyTree) -> PyTree:
+    """Returns numpy arrays; for typed keys, which no step will read, zeros."""
+    return jax.tree.map(
+        lambda x: np.zeros(len(x)) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.asarray(x), tree
+    )
+
+
+def _rows(tree: PyTree, rows: Any) -> PyTree:
+    return jax.tree.map(lambda x: x[rows], tree)
+
+
+def _joined(parts: list[PyTree]) -> PyTree:
+    return jax.tree.map(lambda *x: np.concatenate(x), *parts)

@@ -1,0 +1,283 @@
+"""Measures a policy against the exact truth of a table."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import partial_eval
+
+from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES, MAX_EPISODE_STEPS
+from jaxrl_dist.envs.base import label_of
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.exact import games, heat, solve
+from jaxrl_dist.exact.listing import discrete, of_source
+from jaxrl_dist.exact.table import Table
+from jaxrl_dist.protocols import Traits
+from jaxrl_dist.types import Algorithm, Context, PyTree, Variables
+
+BATCH = 4096
+"""States whose actions and values are computed at a time."""
+TIE = 1e-6
+"""Part of the range of optimal values within which an action counts as optimal."""
+
+
+class Truth(NamedTuple):
+    """A table with its optimum, computed once for all policies that are measured against it."""
+
+    table: Table
+    discount: float
+    steps: int  # after which episodes are cut
+    q: np.ndarray  # [S, A] optimal values
+    best: float  # the best return of an episode, undiscounted
+
+    @classmethod
+    def of(cls, table: Table, discount: float, limit: int | None) -> Truth:
+        """Solves a table.
+
+        Args:
+          limit: steps after which episodes are truncated; None: they are cut where evaluations cut them.
+
+        Raises:
+          ConfigError: as ``solve.optimal``.
+        """
+        steps, q = limit or MAX_EPISODE_STEPS, solve.optimal(table, discount)
+        if discount < 1:  # value iteration stops a little before its end, and the best policy has no residual
+            q = solve.action_values(table, solve.values(table, solve.greedy(table, q), discount), discount)
+        return cls(table, discount, steps, q, solve.episode_return(table, None, steps))
+
+    @property
+    def optimum(self) -> float:
+        """The best discounted return from the first states."""
+        return solve.start_value(self.table, solve.state_values(self.table, self.q))
+
+    def returns(self, policy: np.ndarray) -> tuple[float, float]:
+        """Returns a policy's return from the first states: discounted, and that of episodes, undiscounted."""
+        value = solve.start_value(self.table, solve.values(self.table, policy, self.discount))
+        return value, solve.episode_return(self.table, policy, self.steps)
+
+    def agreement(self, policy: np.ndarray) -> np.ndarray:
+        """Returns the probability ``[S]`` with which a policy takes an optimal action."""
+        q = solve.masked(self.table, self.q)
+        slack = TIE * max(np.ptp(self.q[self.table.legal]), 1e-9)
+        return np.sum(policy * (q >= q.max(axis=1, keepdims=True) - slack), axis=1)
+
+
+class Learnt(NamedTuple):
+    """What an algorithm does and believes in each state."""
+
+    greedy: np.ndarray  # [S, A] probabilities, 1 for the action that it takes
+    sampled: np.ndarray | None  # [S, A] with which it draws actions, at the end of its schedules; None: not known
+    q: np.ndarray | None  # [S, A] its action values; None: it has none
+    temperature: float  # of the entropy in its values
+
+
+class Measure:
+    """Asks an algorithm for what it does in all states of a table, and compares it with the truth."""
+
+    def __init__(self, algorithm: Algorithm, table: Table) -> None:
+        """Traces the algorithm's functions.
+
+        Raises:
+          ConfigError: its actions depend on more than the observation.
+        """
+        self.table = table
+        states, actions = table.shape
+        size = min(states, BATCH)
+        core = algorithm.initial_core(size)
+        rows = np.arange(-(-states // size) * size).reshape(-1, size) % states
+        self._rows = rows
+        chosen = np.tile(np.arange(actions, dtype=np.int32)[:, None], (1, size))
+
+        def act(variables: Variables, obs: PyTree, core: PyTree) -> jax.Array:
+            return algorithm.policy(variables, obs, core, Context(None, jnp.float32(END_OF_SCHEDULES)))[0]
+
+        def log_probs(variables: Variables, obs: PyTree, core: PyTree) -> jax.Array:
+            assert algorithm.log_prob is not None
+            context = Context(jax.random.split(jax.random.key(0), size), jnp.float32(END_OF_SCHEDULES))
+            columns = [algorithm.log_prob(variables, obs, core, jnp.asarray(action), context) for action in chosen]
+            return jnp.stack(columns, axis=-1)
+
+        shapes = jax.eval_shape(algorithm.init, jax.random.key(0)), self._batch(rows[0]), core
+        if _reads_core(act, shapes):
+            raise ConfigError("this policy acts by its memory, and a table's states do not hold one")
+        samples = algorithm.log_prob is not None and not _reads_core(log_probs, shapes)
+
+        @jax.jit
+        def ask(variables: Variables, obs: PyTree) -> tuple[Any, ...]:
+            q = (None, None) if algorithm.action_values is None else algorithm.action_values(variables, obs)
+            return act(variables, obs, core), log_probs(variables, obs, core) if samples else None, *q
+
+        self._ask = ask
+
+    def _batch(self, rows: np.ndarray) -> PyTree:
+        return jax.tree.map(lambda x: x[rows], self.table.obs)
+
+    def learnt(self, variables: Variables) -> Learnt:
+        """Returns what the algorithm does and believes with these variables."""
+        parts = [jax.device_get(self._ask(variables, self._batch(rows))) for rows in self._rows]
+        states, actions = self.table.shape
+        temperature = 0.0 if parts[0][3] is None else float(parts[0][3])
+        action, log_prob, q = jax.tree.map(lambda *x: np.concatenate(x)[:states], *(part[:3] for part in parts))
+        sampled = None
+        if log_prob is not None:
+            weight = np.exp(log_prob.astype(np.float64)) * self.table.legal
+            sampled = weight / weight.sum(axis=1, keepdims=True)
+        q = None if q is None else q.astype(np.float64)
+        return Learnt(np.eye(actions)[action], sampled, q, temperature)
+
+    def __call__(self, variables: Variables, truth: Truth) -> dict[str, float]:
+        """Returns the numbers, by name.
+
+        ``optimum`` and ``return`` are those of episodes; ``value``, ``value_optimal`` and ``regret``, their difference,
+        are discounted. ``return_sampled`` and ``value_sampled`` are of sampled actions, if their probabilities are
+        known. ``q_error_max`` is over states and legal actions, ``q_error`` the mean over the actions that the greedy
+        policy takes, by its discounted visits. ``agreement`` is the share of states where the greedy action is optimal,
+        and ``agreement_visited`` that of visits.
+        """
+        return numbers(truth, self.learnt(variables))
+
+
+def numbers(truth: Truth, learnt: Learnt) -> dict[str, float]:
+    """Returns the numbers of ``Measure``."""
+    table, discount = truth.table, truth.discount
+    value, episode = truth.returns(learnt.greedy)
+    visits = solve.visits(table, learnt.greedy, discount)
+    agreement, share = truth.agreement(learnt.greedy), visits.sum(axis=1) / visits.sum()
+    made = {
+        "optimum": truth.best,
+        "return": episode,
+        "value_optimal": truth.optimum,
+        "value": value,
+        "regret": truth.optimum - value,
+        "agreement": float(agreement.mean()),
+        "agreement_visited": float(share @ agreement),
+    }
+    if learnt.sampled is not None:
+        made["value_sampled"], made["return_sampled"] = truth.returns(learnt.sampled)
+    if learnt.q is not None:
+        soft = learnt.temperature > 0
+        best = solve.optimal(table, discount, temperature=learnt.temperature) if soft else truth.q
+        error = np.where(table.legal, np.abs(learnt.q - best), 0)
+        made["q_error"] = float((error * visits).sum() / visits.sum())
+        made["q_error_max"] = float(error.max())
+        made["q_largest"] = float(np.abs(best[table.legal]).max())
+        if soft:
+            made["temperature"] = learnt.temperature
+    return made
+
+
+class Measured(NamedTuple):
+    """A trained policy beside the truth."""
+
+    env: str
+    truth: Truth
+    learnt: Learnt
+    numbers: dict[str, float]  # as ``Measure`` returns them
+
+    @property
+    def known(self) -> str:
+        """Whether the table is exact, for reading."""
+        sampled = self.truth.table.sampled
+        return f"sampled: {sampled}" if sampled else "exact"
+
+    def summary(self) -> dict[str, Any]:
+        """Returns the numbers as JSON."""
+        (states, actions), table = self.truth.table.shape, self.truth.table
+        about = {"env": self.env, "states": states, "actions": actions, "sampled": table.sampled}
+        return {
+            **about,
+            "alike": table.mixed(),
+            "discount": self.truth.discount,
+            "steps": self.truth.steps,
+            **self.numbers,
+        }
+
+    def draw(self, path: str | pathlib.Path, grid: tuple[int, ...] | None = None) -> None:
+        """Draws maps of optimal values, of the greedy policy's values and visits, and of the errors of action values.
+
+        Raises:
+          ConfigError: as ``heat.cells``.
+        """
+        table, discount = self.truth.table, self.truth.discount
+        maps = {
+            "optimal value": (solve.state_values(table, self.truth.q), False),
+            "value of the policy": (solve.values(table, self.learnt.greedy, discount), False),
+            "its visits": (solve.visits(table, self.learnt.greedy, discount).sum(axis=1), True),
+        }
+        if self.learnt.q is not None:
+            error = np.where(table.legal, np.abs(self.learnt.q - self.truth.q), 0)
+            maps["largest error of Q"] = error.max(axis=1), False
+        heat.draw(path, maps, heat.cells(table.obs, grid))
+
+
+def of_policy(policy: Any, *, discount: float | None = None, **limits: int) -> Measured:
+    """Measures a trained policy in its environment.
+
+    Args:
+      policy: as ``load_policy`` returns it.
+      discount: of values; None: that of its training.
+      limits: as for ``listing.table_of``.
+
+    Raises:
+      ConfigError: its environment has no table, it acts by a memory, or there is no discount.
+    """
+    spec = policy.source.spec
+    discrete(spec)
+    discount = Traits.of(policy.config.algorithm).discount if discount is None else discount
+    if discount is None:
+        raise ConfigError("this algorithm has no discount, so --discount is missing")
+    table = of_source(policy.source, **limits)
+    measure = Measure(policy.algorithm, table)
+    learnt, truth = measure.learnt(policy.variables), Truth.of(table, discount, spec.max_episode_steps)
+    return Measured(label_of(spec), truth, learnt, numbers(truth, learnt))
+
+
+class Played(NamedTuple):
+    """How much the best answers win against the policies of a game of two sides, over both seats in the mean."""
+
+    env: str
+    histories: int
+    sampled: str  # as in ``Table``
+    greedy: float  # against the newest policy's best actions
+    drawn: float | None  # against its drawn actions; None: their probabilities are not known
+    mixture: float | None  # against one of all policies, drawn for each game; None: there is one policy
+    policies: int
+
+
+def of_game(policies: Sequence[Any], **limits: int) -> Played:
+    """Measures the exploitability of policies of a game in which one agent moves for both sides.
+
+    Args:
+      policies: as ``load_policy`` returns them, the newest last.
+      limits: as for ``listing.table_of``.
+
+    Raises:
+      ConfigError: it is another game, or a policy acts by a memory.
+    """
+    source, algorithm = policies[-1].source, policies[-1].algorithm
+    table = of_source(source, **limits)
+    game, measure = games.Game(table), Measure(algorithm, table)
+    learnt = [measure.learnt(policy.variables) for policy in policies]
+    plays = np.stack([x.greedy if x.sampled is None else x.sampled for x in learnt])
+    return Played(
+        label_of(source.spec),
+        sum(len(level.state) for level in game.levels),
+        table.sampled,
+        game.exploitability(learnt[-1].greedy),
+        None if learnt[-1].sampled is None else game.exploitability(plays[-1]),
+        game.exploitability(plays) if len(plays) > 1 else None,
+        len(plays),
+    )
+
+
+def _reads_core(function: Callable[..., Any], arguments: tuple[Any, Any, PyTree]) -> bool:
+    """Returns whether the output depends on the last argument, a policy's state."""
+    program = jax.make_jaxpr(function)(*arguments).jaxpr
+    used = partial_eval.dce_jaxpr(program, [True] * len(program.outvars))[1]
+    count = len(jax.tree.leaves(arguments[2]))
+    return any(used[len(used) - count :])

@@ -1,0 +1,70 @@
+"""Exact measures of a run's policies at its reports, for ``--exact``."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.exact.listing import discrete, of_source
+from jaxrl_dist.exact.measure import Measure, Truth
+from jaxrl_dist.hosts import peers
+from jaxrl_dist.plans.job import Job
+from jaxrl_dist.protocols import Traits
+from jaxrl_dist.types import Report
+
+
+class Exact:
+    """The table of an environment, with its optimum for each discount; the members of a program share it.
+
+    In a run over several processes, only the first one measures.
+    """
+
+    def __init__(self, job: Job) -> None:
+        """Lists the states.
+
+        Raises:
+          ConfigError: the environment has no table, or the algorithm no discount or a memory.
+        """
+        discrete(job.source.spec)
+        self._table = of_source(job.source) if peers.first() else None
+        self._measures: dict[int, Measure] = {}
+        self._truths: dict[float, Truth] = {}
+        self.of(job)
+
+    def of(self, job: Job) -> Callable[[Any], dict[str, float]]:
+        """Returns ``(variables) -> numbers`` for the policy of a job."""
+        table, discount = self._table, Traits.of(job.config.algorithm).discount
+        if discount is None:
+            raise ConfigError("--exact needs an algorithm with a discount")
+        if table is None:
+            return lambda variables: {}
+        (algorithm,) = job.algorithm.values()
+        if id(algorithm) not in self._measures:
+            self._measures[id(algorithm)] = Measure(algorithm, table)
+        if discount not in self._truths:
+            self._truths[discount] = Truth.of(table, discount, job.source.spec.max_episode_steps)
+        measure, truth = self._measures[id(algorithm)], self._truths[discount]
+        return lambda variables: measure(variables, truth)
+
+
+class Shared(Protocol):
+    """What the members of a program share."""
+
+    exact: Exact | None
+    excluded_seconds: float
+
+
+def measuring(reports: Iterator[Report], shared: Shared, job: Job) -> Iterator[Report]:
+    """Adds exact measures to each report, if they are wanted, and their seconds as ``time/exact_s``."""
+    measure = None if shared.exact is None else shared.exact.of(job)
+    for report in reports:
+        if measure is not None:
+            began = time.perf_counter()
+            numbers = {f"exact/{name}": x for name, x in measure(report.variables()).items()}
+            seconds = time.perf_counter() - began
+            shared.excluded_seconds += seconds
+            report = dataclasses.replace(report, metrics={**report.metrics, **numbers, "time/exact_s": seconds})
+        yield report

@@ -1,0 +1,108 @@
+"""Best responses and exploitability, against counterfactual regret minimisation and known values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxrl_dist import exact
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.exact.games import Game
+from jaxrl_dist.exact.table import Table
+
+BET, CHECK = 0, 1
+
+
+def kuhn() -> tuple[Table, list[tuple[int, int, str]]]:
+    """Kuhn poker; action 0 bets or calls. A state is both cards and the moves, and an observation hides one card."""
+    states = [(a, b, moves) for moves in ("", "c", "b", "cb") for a in range(3) for b in range(3) if a != b]
+    number = {state: i for i, state in enumerate(states)}
+    following, reward, going = np.zeros((24, 2, 1), int), np.zeros((24, 2)), np.zeros((24, 2, 1))
+    obs = np.zeros((24, 2), np.int32)
+    for i, (a, b, moves) in enumerate(states):
+        own, other = (a, b) if len(moves) % 2 == 0 else (b, a)
+        obs[i] = own, ["", "c", "b", "cb"].index(moves)
+        won = 1 if own > other else -1
+        for action, letter in enumerate("bc"):
+            if (a, b, moves + letter) in number:
+                following[i, action], going[i, action] = number[a, b, moves + letter], -1
+            else:  # a call, a fold, or two checks
+                reward[i, action] = 2 * won if action == BET else -1 if "b" in moves else won
+    start = np.where(np.arange(24) < 6, 1 / 6, 0.0)
+    return Table.of_arrays(np.ones((24, 2, 1)), reward, next=following, going=going, start=start, obs=obs), states
+
+
+def cfr(states: list[tuple[int, int, str]], iterations: int) -> np.ndarray:
+    """Counterfactual regret minimisation (Zinkevich et al. 2007) from the rules: the average policy ``[S, 2]``."""
+    regret: dict[Any, np.ndarray] = {}
+    total: dict[Any, np.ndarray] = {}
+
+    def policy(key: Any) -> np.ndarray:
+        positive = np.maximum(regret.setdefault(key, np.zeros(2)), 0)
+        return positive / positive.sum() if positive.sum() > 0 else np.full(2, 0.5)
+
+    def walk(cards: tuple[int, int], moves: str, reach: tuple[float, float]) -> float:
+        """The value for who moves."""
+        me = len(moves) % 2
+        if moves in ("cc", "bb", "cbb"):
+            return (2 if "b" in moves else 1) * (1 if cards[me] > cards[1 - me] else -1)
+        if moves in ("bc", "cbc"):
+            return 1.0
+        key, values = (cards[me], moves), np.zeros(2)
+        chosen = policy(key)
+        for action, letter in enumerate("bc"):
+            scaled = (reach[0] * chosen[action], reach[1]) if me == 0 else (reach[0], reach[1] * chosen[action])
+            values[action] = -walk(cards, moves + letter, scaled)
+        regret[key] += reach[1 - me] * (values - chosen @ values)
+        total[key] = total.get(key, np.zeros(2)) + reach[me] * chosen
+        return float(chosen @ values)
+
+    for _ in range(iterations):
+        for a, b, moves in states[:6]:
+            walk((a, b), moves, (1.0, 1.0))
+    keys = [((a, b)[len(moves) % 2], moves) for a, b, moves in states]
+    return np.array([total[key] / total[key].sum() for key in keys])
+
+
+def test_exploitability_of_kuhn_poker_is_known() -> None:
+    table, states = kuhn()
+    game = Game(table)
+    assert game.exploitability(np.full((24, 2), 0.5)) == pytest.approx(11 / 24)  # OpenSpiel: NashConv 0.9167
+    answers = [game.best_response(np.full((1, 24, 2), 0.5), np.ones(1), seat) for seat in (0, 1)]
+    assert answers == pytest.approx([0.5, 5 / 12])
+    curve = [game.exploitability(cfr(states, iterations)) for iterations in (10, 100, 500)]
+    assert curve[0] > curve[1] > curve[2] and curve[2] < 0.02
+    bets = np.array([[1 / 3, 1 / 3, 0, 0], [0, 0, 1 / 3, 2 / 3], [1, 1, 1, 1]])  # an equilibrium, by card and moves
+    policy = np.stack([bets[tuple(table.obs.T)], 1 - bets[tuple(table.obs.T)]], axis=1)
+    assert game.exploitability(policy) == pytest.approx(0, abs=1e-12)
+    assert game.best_response(policy[None], np.ones(1), 0) == pytest.approx(-1 / 18)  # the value of the game
+
+
+def test_mixtures_play_whole_games() -> None:
+    """Half always bet, half always check: later moves tell which one plays, as they do not of the mean policy."""
+    table, _ = kuhn()
+    pure = np.stack([np.eye(2)[[BET] * 24], np.eye(2)[[CHECK] * 24]])
+    game = Game(table)
+    mixed, mean = game.exploitability(pure), game.exploitability(pure.mean(axis=0))
+    assert mixed == game.exploitability(pure, np.array([0.5, 0.5])) and mixed != pytest.approx(mean)
+    assert game.exploitability(pure, np.array([1.0, 0.0])) == game.exploitability(pure[0])
+    # Against who always bets: call with a king, and with a queen half of the time it is worth as much as folding.
+    assert game.best_response(pure[:1], np.ones(1), 1) == pytest.approx((2 + 0 - 1) / 3)
+
+
+def test_hidden_cards_stay_hidden() -> None:
+    table, _ = kuhn()
+    seen = Game(table._replace(obs=np.arange(24)))  # a fault: the answer sees both cards
+    assert seen.exploitability(np.full((24, 2), 0.5)) > 11 / 24 + 0.04
+    one_sided = table._replace(going=np.abs(table.going))
+    with pytest.raises(ConfigError, match="games of two players"):
+        Game(one_sided)
+
+
+@pytest.mark.case  # test_exploitability_of_kuhn_poker_is_known is of the same game
+def test_poker_of_pgx_has_the_same_exploitability() -> None:
+    table = exact.table("pgx:kuhn_poker", {"opponents": "self"})
+    assert table.shape == (36, 2) and "agree with equal chances" in table.sampled
+    assert Game(table).exploitability(np.full(table.shape, 0.5)) == pytest.approx(11 / 24)

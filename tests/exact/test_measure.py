@@ -1,0 +1,154 @@
+"""Policies beside the truth, and the command that prints it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import runs
+
+from jaxrl_dist import cli, exact, load_policy
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.exact import solve
+from jaxrl_dist.exact.heat import cells
+from jaxrl_dist.exact.measure import Measure, Truth
+from jaxrl_dist.types import Algorithm, Variables
+
+LAKE = f"dqn --env gymnasium:FrozenLake-v1 --plan synchronous {runs.TINY}"
+
+
+def tabular(q: np.ndarray, temperature: float = 0.0) -> tuple[Algorithm, Variables]:
+    """An algorithm that believes in the values ``q [S, A]``, and draws actions by their softmax."""
+
+    def values(variables: Variables, obs: Any) -> Any:
+        return variables.params[jnp.argmax(obs, axis=-1)], temperature
+
+    def policy(variables: Variables, obs: Any, core: Any, context: Any) -> Any:
+        return jnp.argmax(values(variables, obs)[0], axis=-1), core, {}
+
+    def log_prob(variables: Variables, obs: Any, core: Any, action: Any, context: Any) -> Any:
+        q = values(variables, obs)[0]
+        return jnp.take_along_axis(q - jnp.log(jnp.exp(q).sum(axis=-1, keepdims=True)), action[:, None], axis=-1)[:, 0]
+
+    none: Any = None
+    variables = Variables(jnp.asarray(q, jnp.float32), ())
+    kept = Algorithm(lambda key: variables, policy, none, none, none, log_prob=log_prob, action_values=values)
+    return kept, variables
+
+
+@pytest.fixture(scope="module")
+def truth() -> Truth:
+    return Truth.of(exact.Table.random(np.random.default_rng(0), 6, 3, 0.1), 0.9, 20)
+
+
+def test_who_believes_in_the_truth_has_no_error(truth: Truth) -> None:
+    numbers = Measure(tabular(truth.q)[0], truth.table)(tabular(truth.q)[1], truth)
+    assert numbers["regret"] == pytest.approx(0, abs=1e-12) and numbers["agreement"] == 1
+    assert numbers["q_error_max"] < 1e-6 and numbers["return"] <= numbers["optimum"]
+    assert numbers["value_optimal"] == numbers["value"] > numbers["value_sampled"]
+
+
+def test_errors_are_those_that_were_made(truth: Truth) -> None:
+    wrong = truth.q.copy()
+    wrong[2] += [0.5, 0.25, 0.0]
+    wrong[3] = -wrong[3]  # the worst action
+    numbers = Measure(tabular(wrong)[0], truth.table)(tabular(wrong)[1], truth)
+    policy = solve.greedy(truth.table, wrong)
+    value = solve.start_value(truth.table, solve.values(truth.table, policy, 0.9))
+    assert numbers["value"] == pytest.approx(value) and numbers["regret"] > 0.01
+    assert numbers["q_error_max"] == pytest.approx(2 * np.abs(truth.q[3]).max(), rel=1e-5)
+    visits = solve.visits(truth.table, policy, 0.9)
+    mean = (np.abs(wrong - truth.q) * visits).sum() / visits.sum()
+    assert numbers["q_error"] == pytest.approx(mean, rel=1e-4)
+    weight = np.exp(wrong) / np.exp(wrong).sum(axis=1, keepdims=True)
+    assert numbers["return_sampled"] == pytest.approx(solve.episode_return(truth.table, weight, 20), rel=1e-5)
+
+
+def test_values_with_entropy_are_held_to_soft_ones(truth: Truth) -> None:
+    soft = solve.optimal(truth.table, 0.9, temperature=0.3)
+    algorithm, variables = tabular(soft, 0.3)
+    assert Measure(algorithm, truth.table)(variables, truth)["q_error_max"] < 1e-5
+    hard, _ = tabular(soft)
+    assert Measure(hard, truth.table)(variables, truth)["q_error_max"] > 0.1
+
+
+def test_policies_that_remember_are_refused(truth: Truth) -> None:
+    algorithm, _ = tabular(truth.q)
+    memory = dataclasses.replace(
+        algorithm,
+        initial_core=lambda size: jnp.zeros(size, jnp.int32),
+        policy=lambda variables, obs, core, context: (jnp.argmax(obs, axis=-1) % 3 + core, core, {}),
+    )
+    with pytest.raises(ConfigError, match="acts by its memory"):
+        Measure(memory, truth.table)
+    keeps = dataclasses.replace(algorithm, initial_core=memory.initial_core)  # and does not read it
+    assert Measure(keeps, truth.table)(tabular(truth.q)[1], truth)["agreement"] == 1
+
+
+def test_the_command_prints_the_truth_and_draws_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, picture = str(runs.finished(LAKE)), tmp_path / "heat.png"
+    assert cli.main(["exact", run, "-o", str(picture)]) == 0
+    printed = capsys.readouterr().out
+    assert "11 states, 4 actions; exact" in printed and "0.74419" in printed and "error of its action values" in printed
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    assert cli.main(["exact", run, "--json", "--discount", "0.5"]) == 0
+    numbers = json.loads(capsys.readouterr().out)
+    assert numbers["states"] == 11 and numbers["discount"] == 0.5 and numbers["sampled"] == ""
+    policy = load_policy(run)
+    measured = exact.measure(policy)
+    assert measured.numbers["return"] == pytest.approx(numbers["return"])
+    actions = np.argmax(measured.learnt.greedy, axis=1)
+    np.testing.assert_array_equal(policy(measured.truth.table.obs)[0], actions)
+
+
+def test_the_command_refuses_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lake, cart = str(runs.finished(LAKE)), str(runs.finished(runs.CARTPOLE))
+    for args, says in {
+        "": "which run? Name its directory",
+        f"{lake} --grid 4": "--grid takes two numbers",
+        f"{cart} --max-states 50": "gymnax:CartPole-v1 has more than 50 states",
+        f"{lake} --discount 2": "--discount must be >= 0 and <= 1, not 2",
+    }.items():
+        assert cli.main(["exact", *args.split()]) == 2
+        error = capsys.readouterr().err
+        assert says in error and error.count("\n") == 1
+
+
+def test_cells_of_grids() -> None:
+    np.testing.assert_array_equal(cells(np.array([0, 5, 15])), [[0, 0], [1, 1], [3, 3]])
+    np.testing.assert_array_equal(cells(np.array([0, 13]), (4, 12)), [[0, 0], [1, 1]])
+    np.testing.assert_array_equal(cells({"observation": np.array([[3, 1, 9]]), "mask": 0}), [[3, 1]])
+    np.testing.assert_array_equal(cells(np.eye(6).reshape(6, 2, 3)[4:]), [[1, 1], [1, 2]])
+    with pytest.raises(ConfigError, match="no map"):
+        cells(np.zeros((3, 2), np.float32))
+
+
+LAKES = [
+    "--env gymnasium:FrozenLake-v1 --plan synchronous",
+    "--env gymnax:FrozenLake-misc --plan on_device --vary discount=0.9,0.5",
+    "--env gymnasium:FrozenLake-v1 --plan asynchronous --num-actors 2",
+    "--env gymnasium:FrozenLake-v1 --plan synchronous --seeds 2",
+]
+
+
+@pytest.mark.parametrize("flags", runs.cases(LAKES, LAKES[0]))
+def test_runs_report_the_truth(flags: str, tmp_path: Path) -> None:
+    run = runs.train(f"dqn {flags} {runs.TINY} --exact --learning-starts 100", tmp_path / "run")
+    lines = runs.read_metrics(run)
+    assert all(0 <= line["exact/return"] <= line["exact/optimum"] < 0.9 for line in lines)
+    members = sorted((run / "members").iterdir()) if (run / "members").is_dir() else [run]
+    for member in members:
+        last = runs.read_metrics(member)[-1]
+        measured = exact.measure(load_policy(member)).numbers
+        assert {name: last[f"exact/{name}"] for name in measured} == pytest.approx(measured)
+    assert lines[0]["exact/q_error"] != lines[-1]["exact/q_error"]
+
+
+def test_environments_without_a_table_are_refused_before_training(tmp_path: Path) -> None:
+    command = f"train {runs.CARTPOLE} --exact --run-dir {tmp_path / 'run'}".replace("CartPole-v1", "Pendulum-v1")
+    assert cli.main(command.split()) == 2 and not (tmp_path / "run").exists()
