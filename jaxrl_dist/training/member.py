@@ -240,12 +240,11 @@ class Member:
         stack.enter_context(contextlib.closing(plan))
         measured = measuring(with_final_report(plan, newest, ending), shared, job)
         reports = evaluations.on_the_way(measured, evaluate)
+        last, films = partial(evaluate, progress=evaluating), partial(self._film, ending.ends_here)
         if config.run_dir:
             done = None if job.resumed is None else (job.step, job.updates)
-            films, reports = partial(self._film, ending.ends_here), writing(reports, files)
-            reports = filming(reports, films, config.video_interval, job.step, ending)
+            reports = filming(writing(reports, files), films, config.video_interval, job.step, ending)
             reports = saving(reports, save, saver, files, config, done, ending, agree=partial(shared.agree, "save"))
-        last = partial(evaluate, progress=evaluating)
         return evaluations.at_the_end(reports, last, files, confirm if judged and config.run_dir else None)
 
     def _add_way_on(self, error: BaseException) -> None:
