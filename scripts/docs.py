@@ -91,6 +91,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Inserts the generated parts into the text of a document; mkdocs calls it."""
     if page.file.src_uri in WIDE:
         page.meta["hide"] = ["toc"]
+    if page.file.src_uri.startswith("api/"):
+        page.meta["search"] = {"boost": 0.1}  # a name in the API is in a title: guides come first
     markdown = re.sub(r"^```math\n(.*?)\n```$", lambda found: formula(found[1]), markdown, flags=re.M | re.S)
     markdown = re.sub(r"\]\((?:\.\./(notebooks/))?([\w-]+)\.ipynb\)", r"](\1\2.md)", markdown)
     return re.sub(r"^\{\{ (\w+)(?: (\S+))? \}\}$", lambda found: PARTS[found[1]](found[2]), markdown, flags=re.M)

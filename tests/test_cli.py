@@ -327,8 +327,21 @@ def test_an_evaluation_for_programs_is_json(finished: Path, capsys: pytest.Captu
     assert cli.main([*command, "--json"]) == cli.main([*command, "--quiet"]) == 0
     out = capsys.readouterr().out.splitlines()
     numbers = json.loads("\n".join(out[:-1]))
-    assert numbers == load_policy(finished / "done").evaluate(2).summary()
+    assert numbers == {"finished": True, **load_policy(finished / "done").evaluate(2).summary()}
     assert out[-1].startswith(f"return {numbers['return_mean']:.4g} +- {numbers['return_std']:.4g} (")
+
+
+def test_an_evaluation_of_an_unfinished_run_says_so(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = shutil.copytree(finished / "done", tmp_path / "run")
+    evaluate = ["evaluate", str(run_dir), "--episodes", "2", "--json"]
+    assert cli.main(evaluate) == 0 and capsys.readouterr().err == ""
+    shutil.rmtree(run_dir / "checkpoints/final")
+    assert cli.main(evaluate) == 0
+    said, total = capsys.readouterr(), runs.read_json(run_dir / "config.json")["run"]["total_env_steps"]
+    text = f"{run_dir} has not finished its {total:,} env steps: this is the policy of its newest checkpoint"
+    assert said.err == f"jaxrl-dist: warning: {text}\n" and json.loads(said.out)["finished"] is False
 
 
 def test_damaged_final_variables_are_those_of_the_newest_checkpoint(

@@ -44,6 +44,17 @@ def test_they_are_numbered() -> None:
     assert [name[0] for name in NOTEBOOKS] == list("123456789") and FAST in NOTEBOOKS
 
 
+def test_every_page_names_the_versions_of_python_that_are_supported() -> None:
+    pyproject = (runs.ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    versions = re.findall(r"Programming Language :: Python :: (3\.\d+)", pyproject)
+    supported = f"Python {', '.join(versions[:-1])} or {versions[-1]}"
+    pages = [runs.ROOT / "README.md", *(runs.ROOT / "docs").glob("*.md"), *NOTEBOOKS.values()]
+    sentences = {path.name: re.findall(r"Python 3[\d., ]*? or 3\.\d+", path.read_text("utf-8")) for path in pages}
+    found = {name: texts for name, texts in sentences.items() if texts}
+    assert {"README.md", "install.md", "tutorial.md", "1-tour.ipynb"} <= {*found}
+    assert {text for texts in found.values() for text in texts} == {supported}
+
+
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_what_is_stored_is_of_this_code(name: str) -> None:
     """``make notebooks`` stores it again."""

@@ -6,6 +6,7 @@ The browser needs ``pip install playwright``, and Chromium: ``playwright install
 from __future__ import annotations
 
 import http.server
+import json
 import os
 import re
 import subprocess
@@ -112,3 +113,19 @@ def test_pages_show_the_version_and_load_nothing_from_elsewhere(site: Path) -> N
         header = text[text.index("<header") : text.index("</header>")]
         assert f"jaxrl_dist {version}" in header and "iframe-worker.js" in text
         assert not re.findall(r'<(?:script|link|img)[^>]* (?:src|href)="https?:[^"]*', text)
+
+
+def test_the_search_prefers_guides_to_the_api(site: Path) -> None:
+    text = (site / "search" / "search_index.js").read_text(encoding="utf-8")
+    pages = json.loads(text.removeprefix("var __index = ").rstrip(";\n"))["docs"]
+    boosts = {
+        page["location"].startswith("api/"): page.get("boost", 1) for page in pages if "#" not in page["location"]
+    }
+    assert boosts == {True: 0.1, False: 1}
+
+
+def test_the_first_page_about_checkpoints_is_a_guide(site: Path, page: Any) -> None:
+    page.goto(site.as_uri() + "/index.html")
+    page.locator(".md-search__input").press_sequentially("checkpoint")
+    page.wait_for_selector(".md-search-result__item")
+    assert "/api/" not in page.locator(".md-search-result__link").first.get_attribute("href")

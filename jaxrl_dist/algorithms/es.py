@@ -49,7 +49,7 @@ class ES(TablePresets, TorsoConfig, OptimizerConfig):
 
         def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
             outputs = network.apply(variables.params, obs)
-            unused = jnp.zeros((len(outputs), head.log_std_size))  # actions are the distribution's mode
+            unused = jnp.zeros((outputs.shape[0], head.log_std_size))  # actions are the distribution's mode
             both = jnp.concatenate([outputs, unused], axis=-1)
             return head.distribution(both, observations.legal(spec, obs)).mode(), core, {}
 

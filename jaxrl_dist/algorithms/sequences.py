@@ -64,7 +64,8 @@ def sequences(
 
     def single(obs: PyTree, memory: PyTree, read: jax.Array | None) -> Any:
         """Returns the view of one step."""
-        one, sequence = jnp.ones((1, len(jax.tree.leaves(obs)[0])), bool), jax.tree.map(lambda x: x[None], (obs, read))
+        size, sequence = jax.tree.leaves(obs)[0].shape[0], jax.tree.map(lambda x: x[None], (obs, read))
+        one = jnp.ones((1, size), bool)
         return observations.View(obs, sequence[0], one, sequence[1], memory, jnp.zeros_like(one, jnp.int32).T)
 
     def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:

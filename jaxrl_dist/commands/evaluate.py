@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jaxrl_dist.algorithms import from_file
-from jaxrl_dist.checks import counted
+from jaxrl_dist.checks import counted, unit
 from jaxrl_dist.commands import find_modules, flags, help
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError, say, visible
@@ -107,7 +107,13 @@ def run(args: Sequence[str]) -> int:
     policy = options.load(env_options=options.env_options, num_simulations=options.num_simulations)
 
     from jaxrl_dist.data.files import scored
+    from jaxrl_dist.run.checkpoint import trained
     from jaxrl_dist.run.console import Display, played
+
+    finished, config = trained(options.run_dir), policy.config
+    if not finished and options.checkpoint is None:
+        text = f"{options.run_dir} has not finished its {config.total:,} {unit(config.clock)}"
+        say(f"warning: {text}: this is the policy of its newest checkpoint")
 
     display = Display(options.episodes, quiet=options.quiet or options.json)
     show = display.evaluating
@@ -117,7 +123,8 @@ def run(args: Sequence[str]) -> int:
         )
     numbers, taken = scored(result.summary(), policy.config.data), options.taken(options.run_dir)
     shown = ", ".join(f"{name} {steps:,}" for name, steps in taken.items())
-    print(json.dumps({**taken, **numbers}, indent=2) if options.json else visible(played(numbers, shown)))
+    text = json.dumps({"finished": finished, **taken, **numbers}, indent=2)
+    print(text if options.json else visible(played(numbers, shown)))
     return 0
 
 
@@ -129,6 +136,7 @@ def _of_members(options: Evaluate, members: Sequence[pathlib.Path]) -> str:
     """
     from jaxrl_dist.data.files import scored
     from jaxrl_dist.run.console import played
+    from jaxrl_dist.settings.members import results_of
     from jaxrl_dist.training.results import joined
 
     if not (options.quiet or options.json):
@@ -153,6 +161,9 @@ def _of_members(options: Evaluate, members: Sequence[pathlib.Path]) -> str:
         evaluations[member.name] = scored(evaluation.summary(), policy.config.data)
     if not evaluations:
         raise problems[0]
+    statuses = {name: row["status"] for name, row in results_of(pathlib.Path(options.run_dir)).items()}
+    if options.checkpoint is None and (left := [name for name in evaluations if statuses.get(name) == "training"]):
+        say(f"warning: these members have not finished, and play as of their newest checkpoints: {', '.join(left)}")
     together = joined(list(evaluations.values()))
     if options.json:
         for problem in problems:

@@ -13,7 +13,7 @@ from jaxrl_dist.checks import counted
 from jaxrl_dist.commands import flags, request
 from jaxrl_dist.config.train import CONFIG_FILE
 from jaxrl_dist.config.values import setting
-from jaxrl_dist.errors import ConfigError, visible
+from jaxrl_dist.errors import ConfigError, say, visible
 from jaxrl_dist.run.storage import check_place, check_run_dir, replacing
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Output:
     """
 
     seconds: float = setting(10.0, above=0, high=10**6)
-    """Seconds for the run, and again for the stages, without compiling."""
+    """Seconds for the run, which ends with a report, and again for the stages, without compiling."""
     json: str | None = None
     """The file for the numbers, as JSON."""
     picture: str | None = None
@@ -71,7 +71,7 @@ def run(args: Sequence[str]) -> int:
     from jaxrl_dist.profiling import timing
 
     trace = None if output.trace is None else pathlib.Path(output.trace)
-    profile = timing.profile(config, source, output.seconds, trace)
+    profile = timing.profile(config, source, output.seconds, trace, say)
     print(visible("\n".join(lines(profile))))
     if output.json is not None:
         with replacing(pathlib.Path(output.json)) as partial:

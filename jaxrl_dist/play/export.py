@@ -51,6 +51,8 @@ def export(
     begins: their rows of ``core`` are ignored, so the first call may pass zeros. The trained variables are part of the
     file.
 
+    A core that only exploration needs is left out, as are its parts that no greedy action depends on.
+
     - StableHLO: ``jax.export.deserialize(content).call(obs, core, start)`` runs it; it needs JAX, and not this package.
     - ONNX: any runtime of that format runs it. Inputs are ``obs``, or ``obs/<path>`` for each part of an observation,
       then ``core/<number>`` for each array of the core, and ``start``. Outputs are ``action``, or ``action/<path>``,
@@ -131,14 +133,6 @@ def _exported(
     """
     from jax import export as jax_export
 
-    def act(obs: PyTree, core: PyTree, start: jax.Array) -> tuple[jax.Array, PyTree]:
-        first = policy.initial_core(start.shape[0])
-
-        def begin(initial: jax.Array, now: jax.Array) -> jax.Array:
-            return jnp.where(start.reshape(start.shape + (1,) * (now.ndim - 1)), initial, now)
-
-        return policy(obs, jax.tree.map(begin, first, core))
-
     size = jax_export.symbolic_shape("b")[0] if batch is None else batch
     observation = policy.observation
     mask = None if policy.source.is_pure else policy.source.spec.mask
@@ -147,13 +141,78 @@ def _exported(
         return jax.ShapeDtypeStruct((size, *part.shape), np.dtype(np.int8) if path == mask else part.dtype)
 
     obs = jax.tree.map(argument, spaces.paths(observation), observation)
-    core = jax.eval_shape(lambda x: policy.initial_core(x.shape[0]), jax.tree.leaves(obs)[0])
+    act, core = _acting(policy, obs, size)
     args = obs, core, jax.ShapeDtypeStruct((size,), jnp.bool_)
     if format == "onnx":
         return _onnx(act, args, batch), args, jax.eval_shape(act, *args)
     chosen = platforms or (jax.local_devices()[0].platform,)
     exported = jax_export.export(jax.jit(act), platforms=chosen)(*args)
     return bytes(exported.serialize()), args, exported.out_avals
+
+
+ROWS = 2
+"""Environments with which it is found out what the core of a policy is for."""
+
+
+def _acting(policy: Policy, obs: PyTree, size: Any) -> tuple[Callable[..., tuple[PyTree, PyTree]], PyTree]:
+    """Returns the function to export, and the shapes and dtypes of the core it takes: what greedy actions depend on.
+
+    Args:
+      obs: shapes and dtypes of a batch.
+      size: of the batch; it may be symbolic.
+    """
+    some = policy.initial_core(ROWS)
+    rows, tree = jax.tree.flatten(some)
+    needed = _needed(policy, jax.tree.map(lambda x: jax.ShapeDtypeStruct((ROWS, *x.shape[1:]), x.dtype), obs), some)
+    alike = all(bool(jnp.all(rows[at] == rows[at][:1])) for at in needed)
+
+    def first(count: Any) -> list[jax.Array]:
+        """Returns the core at the start of episodes; what is not needed may be anything."""
+        if not alike:
+            return jax.tree.leaves(policy.initial_core(count))
+        return [jnp.broadcast_to(row[0], (count, *row.shape[1:])) for row in rows]
+
+    def kept(core: PyTree) -> PyTree:
+        leaves = jax.tree.leaves(core)
+        return _plain(jax.tree.unflatten(tree, [leaf if at in needed else None for at, leaf in enumerate(leaves)]))
+
+    def act(obs: PyTree, core: PyTree, start: jax.Array) -> tuple[PyTree, PyTree]:
+        leaves = first(start.shape[0])
+        for at, now in zip(sorted(needed), jax.tree.leaves(core), strict=True):
+            leaves[at] = jnp.where(start.reshape(start.shape + (1,) * (now.ndim - 1)), leaves[at], now)
+        action, after = policy(obs, jax.tree.unflatten(tree, leaves))
+        return action, kept(after)
+
+    return act, kept(jax.tree.map(lambda x: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype), some))
+
+
+def _needed(policy: Policy, obs: PyTree, core: PyTree) -> set[int]:
+    """Returns the numbers of the core's arrays on which greedy actions depend, now or later."""
+    from jax import export as jax_export
+
+    needed, count, before = set[int](), len(jax.tree.leaves(core)), len(jax.tree.leaves(obs))
+    while len(needed) < count:
+
+        def outputs(obs: PyTree, core: PyTree, needed: frozenset[int] = frozenset(needed)) -> Any:
+            action, after = policy(obs, core)
+            return action, [leaf for at, leaf in enumerate(jax.tree.leaves(after)) if at in needed]
+
+        used = jax_export.export(jax.jit(outputs))(obs, core).module_kept_var_idx
+        if (more := {at - before for at in used if at >= before}) <= needed:
+            break
+        needed |= more
+    return needed
+
+
+def _plain(tree: PyTree) -> PyTree:
+    """Returns a tree of tuples, lists and dicts, which files can describe; () where no array is left."""
+    if isinstance(tree, dict):
+        parts: PyTree = {name: _plain(part) for name, part in tree.items()}
+    elif isinstance(tree, list | tuple):
+        parts = (list if isinstance(tree, list) else tuple)(map(_plain, tree))
+    else:
+        return () if tree is None else tree
+    return parts if jax.tree.leaves(parts) else ()
 
 
 def _kind(array: Any) -> str:

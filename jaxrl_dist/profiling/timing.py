@@ -16,12 +16,10 @@ import shutil
 import statistics
 import tempfile
 import time
-import timeit
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from jaxrl_dist.checks import flag
 from jaxrl_dist.config.plans import PLANS
@@ -29,6 +27,7 @@ from jaxrl_dist.config.train import Train, env_name
 from jaxrl_dist.config.values import marked, varied
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.profiling import peaks
 from jaxrl_dist.profiling import stages as parts
 from jaxrl_dist.protocols import Traits
 from jaxrl_dist.run.storage import replacing
@@ -67,6 +66,9 @@ ADVICE = {
     REST: "no stage binds: starting loops and kernels, and moving data, take most; more --num-envs do more with each",
 }
 """For each stage that may bind a run: that it does, and what would speed it up."""
+MARGIN = 1.25
+"""A stage binds a run if it takes at least this many times as long as the thread's next one: closer ones change places
+with the load of the machine, and to speed up one of them alone helps little."""
 FLAG = re.compile("--[a-z-]+")
 LONG = 10**8
 """Minimum env steps of the run, so that its seconds end it."""
@@ -101,7 +103,13 @@ class Profile(NamedTuple):
     """The flags that the run has and that can change as advice says."""
 
 
-def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathlib.Path | None = None) -> Profile:
+def profile(
+    config: Train[Any],
+    source: EnvSource,
+    seconds: float,
+    trace: pathlib.Path | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Profile:
     """Times a run and its stages.
 
     Updates begin at once, without waiting for ``learning_starts``.
@@ -111,19 +119,23 @@ def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathli
       source: its environment.
       seconds: for the run, which makes at least two reports. The stages take about as long again. Compiling adds to it.
       trace: the file for a trace of one pass of each stage, as JSON compressed by gzip.
+      progress: receives what it does now, in words.
 
     Raises:
       ConfigError: the config describes a population or several processes, or cannot be run.
       OSError: the trace's file cannot be written.
     """
     config = _learning_only(config)
-    run = setup.prepare(config, source)
-    made = parts.make_parts(run.job)
-    if trace is not None and not made:
+    if trace is not None and PLANS[config.plan].sends_gradients:
         raise ConfigError(f"--trace works with plans that run on devices, not with --plan {config.plan}; remove it")
-    first, last, spent, alone = _timed(run.reports(), made, seconds, in_turn=not PLANS[config.plan].threaded)
+    run = setup.prepare(config, source)
+    progress("compiling the run and its stages")
+    made = parts.make_parts(run.job)
+    in_turn = not PLANS[config.plan].threaded
+    first, last, spent, alone = _timed(run.reports(), made, seconds, progress, in_turn=in_turn)
     if trace is not None:
         _trace(made, trace)
+    progress("timing the peaks of the device")
     whole = spent / (last.iteration - first.iteration)
     threads = _of_threads(first, last, whole)
     products = {name: part.layers for name, part in made.items() if part.layers}
@@ -134,9 +146,9 @@ def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathli
         threads={thread: _divided(stages, alone, whole) for thread, stages in threads.items()},
         matmul_rates={name: sum(layers.values()) / alone[name] for name, layers in products.items()},
         layers={name: _shares(layers) for name, layers in products.items()},
-        matmul_ceiling=matmul_ceiling() * run.job.mesh.size,
+        matmul_ceiling=peaks.matmul_ceiling() * run.job.mesh.size,
         memory_rates={name: part.moved / alone[name] for name, part in made.items()},
-        memory_ceiling=memory_ceiling() * run.job.mesh.size,
+        memory_ceiling=peaks.memory_ceiling() * run.job.mesh.size,
         flags=_changeable(config),
     )
 
@@ -184,7 +196,12 @@ def _learning_only(config: Train[Any]) -> Train[Any]:
 
 
 def _timed(
-    reports: Iterator[Report], made: Mapping[str, parts.Part], seconds: float, *, in_turn: bool
+    reports: Iterator[Report],
+    made: Mapping[str, parts.Part],
+    seconds: float,
+    progress: Callable[[str], None],
+    *,
+    in_turn: bool,
 ) -> tuple[Report, Report, float, dict[str, float]]:
     """Times a run for some seconds, starting at a report after its first updates, and its parts; ends the run.
 
@@ -200,6 +217,7 @@ def _timed(
     durations: dict[str, list[float]] = {name: [] for name in made}
     updating = filter(operator.attrgetter("updates"), reports)
     first = last = _next_of(updating, seconds)
+    progress(f"timing the run for {seconds:g} s, or until its next report, and each stage {ROUNDS} times")
     spent, stretch = 0.0, min(STRETCH, seconds / ROUNDS)
     while last is first or spent < seconds or (in_turn and _rounds(durations) < ROUNDS):
         began = time.perf_counter()
@@ -295,29 +313,11 @@ def described(config: Train[Any], devices: Sequence[jax.Device]) -> dict[str, An
     }
 
 
-def matmul_ceiling() -> float:
-    """Returns the floating-point operations per second of a float32 product of square matrices on the first device."""
-    x = jnp.ones((2048, 2048), jnp.float32)
-    return 2 * len(x) ** 3 / _fastest(lambda x: x @ x, x)
-
-
-def memory_ceiling() -> float:
-    """Returns the bytes per second that doubling a large float32 array reads and writes on the first device."""
-    x = jnp.ones(2**26, jnp.float32)
-    return 2 * x.nbytes / _fastest(lambda x: 2 * x, x)
-
-
-def _fastest(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> float:
-    """Returns the least seconds of some calls of a compiled function."""
-    program = jax.jit(function)
-    program(x).block_until_ready()
-    return min(timeit.repeat(lambda: program(x).block_until_ready(), number=1, repeat=7))
-
-
 def bound(profile: Profile) -> tuple[str, str, float, str]:
     """Returns the thread and the stage that bind a run, the stage's share of an iteration, and what would help.
 
-    With several threads, the one that waits least for the others binds.
+    With several threads, the one that waits least for the others binds. Where the stage leads by less than ``MARGIN``,
+    the last says instead that none binds, and which are near.
     """
 
     busy = {
@@ -326,11 +326,16 @@ def bound(profile: Profile) -> tuple[str, str, float, str]:
     }
     thread = max(busy, key=lambda thread: sum(busy[thread].values()))
     stages = busy[thread]
-    stage = max(stages, key=stages.__getitem__)
+    stage, *others = sorted(stages, key=stages.__getitem__, reverse=True)
+    share = stages[stage] / profile.iteration_seconds
+    if others and stages[stage] < MARGIN * stages[others[0]]:
+        near = [other for other in others if stages[stage] < MARGIN * stages[other]]
+        shares = ", ".join(f"{other} {stages[other] / profile.iteration_seconds:.0%}" for other in near)
+        return thread, stage, share, f"no stage binds: {stage} takes the most, and {shares} nearly as much"
     cause, *rest = ADVICE.get(stage.rpartition("/")[2], f"{stage} binds, in thread {thread}").split(": ")
     remedies = [text for part in rest for text in part.split("; ") if {*FLAG.findall(text)} <= {*profile.flags}]
     advice = ": ".join(filter(None, (cause, "; ".join(remedies))))
-    return thread, stage, stages[stage] / profile.iteration_seconds, advice
+    return thread, stage, share, advice
 
 
 def to_json(profile: Profile) -> dict[str, Any]:

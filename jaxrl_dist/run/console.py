@@ -129,25 +129,31 @@ class Display:
             warnings.warn(text, FileWarning, stacklevel=2)
 
     def watch(self, reports: Iterable[Report], total_steps: int, rate: str = "") -> Iterator[Report]:
-        """Shows each report of a training run and passes it on; without bars, begins with their ``rate`` in words."""
+        """Shows each report of a training run and passes it on; without bars, begins with their ``rate`` in words.
+
+        Closes ``reports`` however it ends.
+        """
         # Without a total the bar pulses: XLA does not tell how long it will compile.
         training = self.live.add_task("compiling", total=None, status="")
-        with self.live:
-            if not self.console.is_terminal:
-                self.print(f"compiling{rate}")
-            shown = -ROW_SECONDS
-            for report in reports:
-                status = self._status(report)
-                last = report.ended_by is not None
-                description = "trained" if last else "training"
-                completed = min(report.step, total_steps)
-                self.live.update(
-                    training, description=description, total=total_steps, completed=completed, status=status
-                )
-                if last or self._verbose or report.evaluation or time.monotonic() - shown > ROW_SECONDS:
-                    shown = time.monotonic()
-                    self._row(report, total_steps)
-                yield report
+        try:
+            with self.live:
+                if not self.console.is_terminal:
+                    self.print(f"compiling{rate}")
+                shown = -ROW_SECONDS
+                for report in reports:
+                    status = self._status(report)
+                    last = report.ended_by is not None
+                    description = "trained" if last else "training"
+                    completed = min(report.step, total_steps)
+                    self.live.update(
+                        training, description=description, total=total_steps, completed=completed, status=status
+                    )
+                    if last or self._verbose or report.evaluation or time.monotonic() - shown > ROW_SECONDS:
+                        shown = time.monotonic()
+                        self._row(report, total_steps)
+                    yield report
+        finally:
+            _close(reports)
 
     def _row(self, report: Report, total_steps: int) -> None:
         """Adds a row to the table of reports."""
@@ -228,6 +234,12 @@ def _members(report: Report) -> str:
     return f"  best {best:.4g}  iqm {middle:.4g}  {report.metrics['population/done']:.0f} done"
 
 
+def _close(reports: Iterable[Report]) -> None:
+    """Closes reports, so that their run saves its state: a notebook keeps an error, whose frames would hold them."""
+    if (close := getattr(reports, "close", None)) is not None:
+        close()
+
+
 def display(
     reports: Iterable[Report], total_steps: int, *, plot: bool = False, verbose: bool = False
 ) -> Iterator[Report]:
@@ -235,6 +247,9 @@ def display(
 
         for report in jaxrl_dist.display(jaxrl_dist.train(config), config.total):
             ...
+
+    However the loop ends, also by an interrupt while it draws, ``reports`` is closed, and a run with a ``run_dir``
+    saves its state.
 
     Args:
       total_steps: ``config.total`` of the run; for a population, the sum over its members.
@@ -265,25 +280,28 @@ def _plotted(reports: Iterable[Report], output: Any) -> Iterator[Report]:
     (trained,), (evaluated,) = axes.plot([], [], label="training"), axes.plot([], [], "o", label="evaluation")
     handle, drawn = None, -PLOT_SECONDS
     points: dict[Any, tuple[list[int], list[float]]] = {trained: ([], []), evaluated: ([], [])}
-    for report in reports:
-        axes.set_xlabel(unit(report.clock).replace("env", "environment"))
-        returns = report.metrics.get("episode/recent_return"), (report.evaluation or {}).get("return_mean")
-        for line, value in zip(points, returns, strict=True):
-            if value is not None:
-                points[line][0].append(report.step)
-                points[line][1].append(value)
-                line.set_data(*points[line])
-        if report.ended_by is not None or time.monotonic() - drawn > PLOT_SECONDS:
-            drawn = time.monotonic()
-            shown = [trained, evaluated] if any(points[evaluated]) else [trained]
-            axes.legend(handles=shown, loc="best", fontsize="small")
-            axes.relim()
-            axes.autoscale_view()
-            drawing = io.BytesIO()
-            figure.savefig(drawing, format="png")  # IPython draws a figure itself only once pyplot is in use
-            picture = {"image/png": base64.b64encode(drawing.getvalue()).decode()}
-            if handle is None:
-                handle = output(picture, raw=True, display_id=True)
-            else:
-                handle.update(picture, raw=True)
-        yield report
+    try:
+        for report in reports:
+            axes.set_xlabel(unit(report.clock).replace("env", "environment"))
+            returns = report.metrics.get("episode/recent_return"), (report.evaluation or {}).get("return_mean")
+            for line, value in zip(points, returns, strict=True):
+                if value is not None:
+                    points[line][0].append(report.step)
+                    points[line][1].append(value)
+                    line.set_data(*points[line])
+            if report.ended_by is not None or time.monotonic() - drawn > PLOT_SECONDS:
+                drawn = time.monotonic()
+                shown = [trained, evaluated] if any(points[evaluated]) else [trained]
+                axes.legend(handles=shown, loc="best", fontsize="small")
+                axes.relim()
+                axes.autoscale_view()
+                drawing = io.BytesIO()
+                figure.savefig(drawing, format="png")  # IPython draws a figure itself only once pyplot is in use
+                picture = {"image/png": base64.b64encode(drawing.getvalue()).decode()}
+                if handle is None:
+                    handle = output(picture, raw=True, display_id=True)
+                else:
+                    handle.update(picture, raw=True)
+            yield report
+    finally:
+        _close(reports)

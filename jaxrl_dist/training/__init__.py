@@ -23,7 +23,7 @@ def train(config: Train[Any], *others: Never, **fields: Never) -> Iterator[Repor
 
     Training advances only while the caller takes the next report, so leaving the loop stops it. With a ``run_dir``, the
     run writes config, metrics, summary, checkpoints and trained variables there. However the run ends, it saves its
-    state before an error is raised. Call ``close()`` on an iterator that you keep but do not finish.
+    state before an error is raised. An iterator that you keep but do not finish saves on ``close()`` or as Python ends.
 
     In the main thread Ctrl-C ends the run after its update; a second one, at least 1 s later, ends it at once.
 

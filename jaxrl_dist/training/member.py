@@ -152,12 +152,14 @@ class Member:
 
     def _passed(self, reports: Iterator[Report], ending: StopState) -> Iterator[Report]:
         """Yields the reports of all stages until an error ends the run; the reports after it are only saved."""
-        while (report := self._next(reports, ending)) is not None:
-            if ending.error is None:
-                try:
-                    yield report
-                except BaseException as error:  # raised by the caller, or the caller left the loop
-                    ending.error = error
+        while True:
+            try:
+                while (report := self._next(reports, ending)) is not None:
+                    if ending.error is None:
+                        yield report
+                break
+            except BaseException as error:  # the run's, the caller's, who may leave the loop, or Ctrl-C at any line
+                ending.error = error
         if ending.error is not None:
             raise ending.error
 
@@ -173,9 +175,8 @@ class Member:
         except Exception as error:
             if ending.error is None:
                 raise
-            text = f"what the run has learnt since its last checkpoint is lost: {first_line(error)}"
-            warnings.warn(text, FileWarning, stacklevel=2)
-            return None
+            lost = "what the run has learnt since its last checkpoint is lost"
+            return warnings.warn(f"{lost}: {first_line(error)}", FileWarning, stacklevel=2)
 
     def _opened(self, stack: contextlib.ExitStack) -> tuple[run_files.RunFiles | None, Saver]:
         """Opens the files, and what saves this process's part of checkpoints; ``stack`` closes them."""
@@ -239,12 +240,11 @@ class Member:
         stack.enter_context(contextlib.closing(plan))
         measured = measuring(with_final_report(plan, newest, ending), shared, job)
         reports = evaluations.on_the_way(measured, evaluate)
+        last, films = partial(evaluate, progress=evaluating), partial(self._film, ending.ends_here)
         if config.run_dir:
             done = None if job.resumed is None else (job.step, job.updates)
-            reports = writing(reports, files)
-            reports = filming(reports, partial(self._film, ending.ends_here), config.video_interval, job.step, ending)
+            reports = filming(writing(reports, files), films, config.video_interval, job.step, ending)
             reports = saving(reports, save, saver, files, config, done, ending, agree=partial(shared.agree, "save"))
-        last = partial(evaluate, progress=evaluating)
         return evaluations.at_the_end(reports, last, files, confirm if judged and config.run_dir else None)
 
     def _add_way_on(self, error: BaseException) -> None:

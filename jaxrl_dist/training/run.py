@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread as _registered_first  # noqa: F401
 import contextlib
 import dataclasses
 import shlex
 import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -274,13 +276,12 @@ _UNFINISHED: weakref.WeakSet[Generator[Report]] = weakref.WeakSet()
 
 
 def _leave_all() -> None:
-    """Closes the runs whose reports a program still holds when it ends.
-
-    Saving needs a new thread, which Python then no longer starts: a warning says so.
-    """
+    """Closes the runs whose reports a program still holds when it ends, so that they save their states."""
     for reports in list(_UNFINISHED):
         with contextlib.suppress(Exception):
             reports.close()
 
 
-atexit.register(_leave_all)
+# Saving needs ``concurrent.futures``, which takes no more work after its own function of this kind: Python calls the
+# newest first. If it ceases to offer them to others, saving at the end fails with a warning.
+getattr(threading, "_register_atexit", atexit.register)(_leave_all)

@@ -20,11 +20,15 @@ import runs
 
 import jaxrl_dist
 from jaxrl_dist import cli
+from jaxrl_dist.algorithms import ALGORITHMS, PRESETS
+from jaxrl_dist.algorithms.named import data_of
 from jaxrl_dist.play import onnx
 from jaxrl_dist.play.export import export
+from jaxrl_dist.protocols import Traits
 from jaxrl_dist.run.storage import replacing
 from jaxrl_dist.settings.policies import Random
 from jaxrl_dist.settings.resolve import find_env
+from jaxrl_dist.training.setup import make_algorithm
 
 WITHOUT_THE_PACKAGE = """
 import pathlib, sys
@@ -97,9 +101,10 @@ def test_an_onnx_file_acts_the_same_in_another_runtime(command: str, tmp_path: P
     session = onnxruntime.InferenceSession(out.read_bytes())
     policy = jaxrl_dist.load_policy(run_dir)
     rng, shape = np.random.default_rng(0), policy.source.spec.observation.shape
+    inputs = [x for x in session.get_inputs() if x.name.startswith("core/")]
+    names = [x.name for x in inputs]
     for count in (1, 5):
-        core = [np.asarray(x) for x in jax.tree.leaves(policy.initial_core(count))]
-        names = [f"core/{number}" for number in range(len(core))]
+        core = [np.zeros((count, *x.shape[1:]), np.float32) for x in inputs]
         mine = policy.initial_core(count)
         for step in range(4):
             obs = rng.normal(size=(count, *shape)).astype(np.float32)
@@ -107,6 +112,71 @@ def test_an_onnx_file_acts_the_same_in_another_runtime(command: str, tmp_path: P
             action, *core = session.run(["action", *(f"next_{name}" for name in names)], feeds)
             expected, mine = policy(obs, mine)
             np.testing.assert_allclose(action, expected, rtol=1e-4, atol=1e-6)
+
+
+def untrained(name: str, env: str, **options: Any) -> jaxrl_dist.Policy:
+    config = jaxrl_dist.preset(name, env, hidden_sizes=(8,), **options)
+    source = find_env(config)
+    variables = source.spec.bare(make_algorithm(config, source.spec)).init(jax.random.key(0))
+    return jaxrl_dist.Policy(config, source, variables)
+
+
+def check_exported(policy: jaxrl_dist.Policy, out: Path, format: str = "stablehlo") -> str:
+    """Exports for any and for three environments; checks actions of the former; returns the layout of its core."""
+    done = export(policy, out, format=format)
+    rng = np.random.default_rng(0)
+    obs = [rng.normal(size=(3, *policy.source.spec.observation.shape)).astype(np.float32) for _ in range(3)]
+    mine, expected, actions = policy.initial_core(3), [], []
+    for now in obs:
+        action, mine = policy(now, mine)
+        expected.append(np.asarray(action))
+    starts = [np.full(3, step == 0) for step in range(3)]
+    if format == "onnx":
+        session = pytest.importorskip("onnxruntime").InferenceSession(out.read_bytes())
+        inputs = [x for x in session.get_inputs() if x.name.startswith("core/")]
+        core = [np.zeros((3, *x.shape[1:]), np.float32) for x in inputs]
+        names = ["action", *(f"next_{x.name}" for x in inputs)]
+        for now, start in zip(obs, starts, strict=True):
+            known = {x.name: value for x, value in zip(inputs, core, strict=True)}
+            action, *core = session.run(names, {"obs": now, "start": start, **known})
+            actions.append(action)
+    else:
+        read = jax.export.deserialize(bytearray(out.read_bytes()))
+        core = jax.tree.unflatten(read.in_tree, read.in_avals)[0][1]
+        core = jax.tree.map(lambda x: np.zeros((3, *x.shape[1:]), x.dtype), core)
+        for now, start in zip(obs, starts, strict=True):
+            action, core = read.call(now, core, start)
+            actions.append(action)
+    np.testing.assert_allclose(np.stack(actions), np.stack(expected), rtol=1e-4, atol=1e-5)
+    assert export(policy, out, batch=3, format=format).core == done.core.replace("[b,", "[3,")
+    return done.core
+
+
+def test_what_only_exploration_keeps_is_not_exported(tmp_path: Path) -> None:
+    pytest.importorskip("flatbuffers")
+    policy = untrained("dqn", "CartPole-v1")
+    assert policy.config.algorithm.ez_greedy and jax.tree.leaves(policy.initial_core(2))
+    assert check_exported(policy, tmp_path / "policy") == ""
+
+
+@pytest.mark.case  # the test before it stands in for it
+@pytest.mark.parametrize("format", ["stablehlo", pytest.param("onnx", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", [name for name in (*ALGORITHMS, *PRESETS) if data_of(name) is None])
+def test_every_algorithm_can_be_exported(name: str, format: str, tmp_path: Path) -> None:
+    pytest.importorskip("flatbuffers" if format == "stablehlo" else "jax2onnx")
+    exported = 0
+    for env in ("CartPole-v1", "Pendulum-v1"):
+        for options in ({}, {"core": "gru", "core_size": 8}):
+            try:
+                policy = untrained(name, env, **options)
+            except jaxrl_dist.ConfigError:
+                assert options or exported or env == "CartPole-v1", "it trains in neither environment"
+                continue
+            exported += 1
+            core = check_exported(policy, tmp_path / "policy", format)
+            recurrent = Traits.of(policy.config.algorithm).core != "none"
+            assert bool(core) == recurrent, "nothing else is kept from step to step"
+    assert exported
 
 
 @pytest.mark.parametrize(

@@ -295,7 +295,9 @@ def test_a_run_is_profiled(command: str, threads: set[str], tmp_path: Path, caps
     steps = found["run"]["num_envs"] * found["run"]["rollout_length"]
     if "gradients" not in command:  # there an iteration is one actor's rollout
         assert found["env_steps_per_second"] == pytest.approx(steps / found["iteration_seconds"], rel=0.3)
-    out = capsys.readouterr().out
+    out, said = (text := capsys.readouterr()).out, text.err.splitlines()
+    doing = [line.removeprefix("jaxrl-dist: ").split(" for ")[0] for line in said if line.startswith("jaxrl-dist: ")]
+    assert doing == ["compiling the run and its stages", "timing the run", "timing the peaks of the device"]
     assert f"of the time: {found['bound']['advice']}" in out and not list(tmp_path.glob("runs*"))
 
 
@@ -349,3 +351,13 @@ def test_what_cannot_be_profiled_is_said_in_one_line(
     monkeypatch.chdir(tmp_path)
     assert cli.main(["profile", *args.split()]) == 2
     assert capsys.readouterr().err == f"jaxrl-dist: error: {message}\n"
+
+
+@pytest.mark.parametrize("largest, binds", [(0.34, False), (0.5, True)])
+def test_a_stage_binds_only_if_it_takes_clearly_the_most(largest: float, binds: bool) -> None:
+    threads = {"main": {"policy": 0.305, "environment": largest, "gradient": 0.306, "rest": 0.05}}
+    found = timing.Profile({}, 1.0, 1.0, threads, {}, {}, 1.0, {}, 1.0)
+    thread, stage, share, advice = timing.bound(found)
+    assert (thread, stage, share) == ("main", "environment", largest)
+    near = "no stage binds: environment takes the most, and gradient 31%, policy 30% nearly as much"
+    assert advice.startswith("the environments bind: ") if binds else advice == near

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -67,3 +68,49 @@ def test_without_a_notebook_there_is_the_table_and_no_plot(
         jaxrl_dist.display([], 1, plot=True)
     assert len(list(jaxrl_dist.display([report(4_000)], 10_000))) == 1
     assert "return" in capsys.readouterr().out
+
+
+def interrupted(*arguments: Any, **options: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("where", ["drawing", "row", "loop", "left"])
+def test_display_closes_what_it_shows_in_whatever_way_it_ends(
+    where: str, drawings: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed, errors = [], []
+
+    def reports() -> Any:
+        try:
+            yield from (report(step) for step in range(1_000, 9_000, 1_000))
+        finally:
+            closed.append(where)
+
+    if where == "drawing":
+        monkeypatch.setattr(sys.modules["IPython.display"], "display", interrupted)
+    elif where == "row":
+        monkeypatch.setattr(console.Display, "_row", interrupted)
+    kept = reports()  # as a traceback keeps it
+    try:
+        for _ in (shown := jaxrl_dist.display(kept, 10_000, plot=True)):
+            if where == "loop":
+                raise KeyboardInterrupt
+            break
+    except KeyboardInterrupt as error:
+        errors.append(error)  # as a notebook keeps the last one, with its frames
+    if where in ("loop", "left"):
+        del shown  # as a loop does that holds it alone
+    assert closed == [where] and bool(errors) == (where != "left")
+
+
+@pytest.mark.case  # tests/training/test_leaving.py stands in for it
+def test_an_interrupt_while_it_draws_saves_the_run(
+    drawings: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys.modules["IPython.display"], "display", interrupted)
+    sizes: dict[str, Any] = {"hidden_sizes": (8,), "num_envs": 8, "rollout_length": 16, "report_interval": 128}
+    config = jaxrl_dist.preset("ppo", "CartPole-v1", **sizes, num_devices=1, run_dir=str(tmp_path / "run"))
+    with pytest.raises(KeyboardInterrupt) as error:
+        for _ in jaxrl_dist.display(jaxrl_dist.train(config), 1_000_000, plot=True):
+            pass
+    assert error.tb is not None and list((tmp_path / "run" / "checkpoints").iterdir())
