@@ -24,7 +24,7 @@ class Flock:
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         places = spaces.Box(0, 6, (2,), np.float32)
         mask = spaces.Box(0, 1, (3,), np.int8)
-        return spaces.Dict({"observation": places, "action_mask": mask}) if self.masks == "part" else places
+        return spaces.Dict({"observation": places, "action_mask": mask}) if self.masks.endswith("part") else places
 
     def action_space(self, agent: str) -> spaces.Space[Any]:
         return spaces.Discrete(3, start=-1)
@@ -53,13 +53,15 @@ class Flock:
     def seen(self, agents: Any) -> Any:
         obs = {agent: np.array([self.places[agent], self.time], np.float32) for agent in agents}
         legal = {agent: np.array([self.places[agent] > 0, True, True], np.int8) for agent in agents}
-        if self.masks == "part":
+        if self.masks in ("no info", "no part"):
+            legal = {agent: np.zeros(3, np.int8) for agent in agents}
+        if self.masks.endswith("part"):
             return {agent: {"observation": obs[agent], "action_mask": legal[agent]} for agent in agents}, {}
         if self.masks == "indices":
             return obs, {agent: {"legal_actions": np.flatnonzero(legal[agent])} for agent in agents}
         if self.masks == "spoilt" and self.time == 2:
             legal = {agent: np.flatnonzero(legal[agent]) for agent in agents}
-        told = self.masks in ("info", "spoilt") or (self.masks == "once" and not self.time)
+        told = self.masks in ("info", "spoilt", "no info") or (self.masks == "once" and not self.time)
         return obs, {agent: {"action_mask": legal[agent]} if told else {} for agent in agents}
 
     def render(self) -> np.ndarray:

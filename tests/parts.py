@@ -256,6 +256,21 @@ class ShortInfo(HostGrid):
         return obs, {"action_mask": np.ones(2, np.int8)}
 
 
+class Stuck(HostGrid):
+    """Allows no action from its fourth step on."""
+
+    def __init__(self) -> None:
+        super().__init__("info")
+
+    def step(self, action: Any) -> Any:
+        action = action if self.mask()[action] else int(self.mask().argmax())
+        return super().step(action)
+
+    def shown(self) -> Any:
+        obs, info = super().shown()
+        return obs, {"action_mask": info["action_mask"] * (self.time < 4)}
+
+
 class Shrinking(HostGrid):
     """Shows a mask of two numbers after some steps."""
 

@@ -103,6 +103,13 @@ class Spoilt(Meeting):
         return {**obs, "right": jnp.where(state.time > 2, jnp.nan, obs["right"])}
 
 
+class NoMove(Meeting):
+    """Allows no action."""
+
+    def get_avail_actions(self, state: State) -> Any:
+        return {agent: jnp.zeros(3, bool) for agent in self.agents}
+
+
 class ShortMask(Meeting):
     """Says of two actions of three whether they are legal."""
 

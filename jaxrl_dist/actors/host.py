@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,9 @@ from jax.sharding import Mesh
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.programs import Programs
 from jaxrl_dist.actors.step import Rollouts, Stages, blank_stacks, count_steps, initial_core, row_slices
-from jaxrl_dist.envs.base import EnvSlice, HostEnv
+from jaxrl_dist.envs import masks
+from jaxrl_dist.envs.base import EnvSlice, HostEnv, label_of
+from jaxrl_dist.errors import EnvWarning
 from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.spaces import write_rows
 from jaxrl_dist.types import Algorithms, Array, EpisodeStats, PyTree, Timestep, Variables
@@ -55,7 +58,7 @@ class HostActor:
         rows = row_slices(env.spec, env.num_envs)
         self._outcome = {name: np.zeros((4, part.stop - part.start), np.float32) for name, part in rows.items()}
         self._rows: Any = None  # the environments' rows of the remaining members; None: all
-        self._first = np.int32(share.first)
+        self._first, self._steps, self._warned = np.int32(share.first), 0, False
         cores = [initial_core(member, env.spec, share) for member in members or [algorithm]]
         core = jax.tree.map(lambda *x: jnp.stack(x), *cores) if members else cores[0]
         spec = meshes.of_members(meshes.BATCH) if members else meshes.BATCH
@@ -125,7 +128,22 @@ class HostActor:
         self._action = action if self._rows is None else over_policies(write_rows)(self._rows, self._action, action)
         spec = self._env.spec
         step, ended = map(spec.keyed, self._env.step(spec.bare(self._action)))
+        self._steps += 1
+        self._warn_of_masks(step)
         return self._of_rows(step), self._of_rows(ended)
+
+    def _warn_of_masks(self, step: PyTree) -> None:
+        """Warns once of an action mask that allows nothing while the episode goes on."""
+        for name, rows in step.items() if not self._warned else ():
+            part = self._env.spec.by_policy[name]
+            if (row := masks.without_choice(part, rows)) is not None:
+                env, agent = divmod(row, part.num_agents)
+                of = f", agent {agent}{f' of policy {name}' if name else ''}" if self._env.spec.num_agents > 1 else ""
+                text = f"environment {self._first + env} at step {self._steps}{of}: the action mask allows no action"
+                text = f"{label_of(self._env.spec)}: {text}, though the episode goes on; all count as legal then"
+                warnings.warn(text, EnvWarning, stacklevel=2)
+                self._warned = True
+                return
 
     def _of_rows(self, tree: PyTree) -> PyTree:
         return tree if self._rows is None else over_policies(_rows_of)(self._rows, tree)

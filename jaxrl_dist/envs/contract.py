@@ -295,7 +295,9 @@ def _raised(error: BaseException) -> str:
     where = f" ({os.path.basename(places[-1].filename)}, line {places[-1].lineno})" if places else ""
     text = ": ".join(filter(None, (type(error).__name__, str(error).strip().split("\n")[0].rstrip("."))))
     if not isinstance(error, _NEEDS_VALUES):
-        return f"raises {text}{where}"
+        return "; ".join(
+            [f"raises {text}{where}", *(note for note in getattr(error, "__notes__", []) if "\n" not in note)]
+        )
     advice = "use jnp.where or jax.lax.cond in place of if, and jax.numpy in place of numpy"
     return f"cannot run in a compiled program{where}: {text}; {advice}"
 

@@ -15,7 +15,7 @@ import numpy as np
 from jaxrl_dist.envs.native import NO_MASK, Mask, PlainSpace, named
 from jaxrl_dist.heavy import jax
 from jaxrl_dist.spaces import Box, Space, num_choices
-from jaxrl_dist.types import PyTree
+from jaxrl_dist.types import EnvSpec, PyTree, Timestep
 
 NAMES = (
     *("action_mask", "action_masks", "legal_action_mask", "legal_actions", "avail_actions"),
@@ -127,6 +127,14 @@ def with_mask(observation: Space, action: Space, mask: Mask) -> tuple[Space, str
         return observation, mask.name
     parts = observation if isinstance(observation, dict) else {"observation": observation}
     return {**parts, PART: flags(action)}, PART
+
+
+def without_choice(spec: EnvSpec, step: Timestep) -> int | None:
+    """Returns the first row whose episode goes on and whose mask allows no action, of a step on the host; or None."""
+    if spec.mask is None:
+        return None
+    none = ~np.asarray(step.obs[spec.mask], bool).any(-1) & step.valid & ~(step.terminated | step.truncated)
+    return int(none.argmax()) if none.any() else None
 
 
 # --- gymnax-style environments --------------------------------------------------------------------------

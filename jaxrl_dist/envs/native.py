@@ -6,6 +6,7 @@ This module imports no JAX, because worker processes import it.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -254,6 +255,12 @@ def family_of(env: Any, default: str) -> str:
 def env_label(backend: str, env_id: str) -> str:
     """Returns an environment's name for messages: ``envpool:Pong-v5``, or ``my_module:make`` as users write theirs."""
     return env_id if ":" in env_id else f"{backend}:{env_id}"
+
+
+def advice_on(env_id: str) -> str:
+    """Returns how to install what a family of PettingZoo's games needs; empty for other environments."""
+    family = re.match(r"pettingzoo\.(\w+)\.", env_id)
+    return f"; pip install 'pettingzoo[{family[1]}]'" if family else ""
 
 
 def is_gymnax(made: Any) -> bool:

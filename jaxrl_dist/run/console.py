@@ -190,12 +190,15 @@ class Display:
             self._evaluated = f"  evaluation {', '.join(values) or 'without an episode'}"
         rest = f"{_members(report)}{self._evaluated}{_restarts(report)}"  # the newest evaluation, like the return
         done = f"{report.step:,} {unit(report.clock)}"
+        done += f" of {len(report.members)} members" if report.members else ""
         return visible(f"{done}  {rate:,.0f}/s  training return {_number(self._return)}{rest}")
 
 
 def _cells(report: Report, total_steps: int) -> dict[str, str]:
     """Returns a row of the table by the titles of its columns."""
     metrics, counts = report.metrics, {unit(report.clock): report.step, "agent steps": report.agent_steps}
+    if report.members:  # the sum over them, as is the total
+        counts = {f"{len(report.members)} members' {title}": count for title, count in counts.items()}
     titles = COLUMNS | {name: name.removesuffix(_RETURN) for name in metrics if name.endswith(_RETURN)}
     rate, left = metrics.get(f"time/{report.clock}_per_second") or 0.0, max(total_steps - report.step, 0)
     cells = {title: f"{count:,}" for title, count in counts.items() if count is not None}

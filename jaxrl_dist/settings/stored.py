@@ -261,6 +261,10 @@ def _naming(path: pathlib.Path) -> Iterator[None]:
         raise ConfigError(f"{path}: {error.with_flags}") from None
 
 
+NAMED = "; fixed(RUN_DIR,POLICY) names one"
+"""How to name the policy of a run that does not train."""
+
+
 def acting_config(run_dir: str, policy: str | None, env: Any) -> Train[Any]:
     """Returns the config of a finished run, or of one of its policies, with another environment.
 
@@ -268,19 +272,21 @@ def acting_config(run_dir: str, policy: str | None, env: Any) -> Train[Any]:
       ConfigError: there is no such run or policy, or its files are damaged.
     """
     check_run_dir(pathlib.Path(run_dir))
-    return of_policy(stored_config(run_dir, env=env), policy, run_dir)
+    return of_policy(stored_config(run_dir, env=env), policy, run_dir, NAMED)
 
 
-def of_policy(config: Train[Any], policy: str | None, run_dir: Any) -> Train[Any]:
-    """Returns the config of the policy that the user has named in a run.
+def of_policy(config: Train[Any], policy: str | None, run_dir: Any, advice: str = "") -> Train[Any]:
+    """Returns the config of the policy that the user has named in a run; ``advice``: how to name one.
 
     Raises:
       ConfigError: the run has no such policy, or has several, and none is named.
     """
     known, name = by_policy(config), policy or ""
     if name not in known:
+        if not name:
+            raise ConfigError(f"{run_dir}: which policy? It has {', '.join(known)}{advice}")
         names = "it has one policy, which needs no name" if "" in known else f"it has the policies {', '.join(known)}"
-        raise ConfigError(f"{run_dir}: {f'no policy {name}' if name else 'which policy?'}; {names}")
+        raise ConfigError(f"{run_dir}: no policy {name}; {names}")
     kind = known[name].algorithm
     if isinstance(kind, Copy) and kind.size > 1:
         raise ConfigError(f"{run_dir}: {name} is a pool of copies of {kind.policy}; {kind.policy} can be loaded")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ import optax
 from jaxrl_dist import mesh, spaces
 from jaxrl_dist.actors.step import blank_rollout
 from jaxrl_dist.algorithms import name_of, unannotated
+from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.envs.base import label_of
@@ -226,7 +227,8 @@ def _learning(
     variables, rollout, target = data
     context = Context(_keys(rollout.reward.shape[1]), _float(), target)
     call = f"postprocess{_place(algorithm.postprocess)}"
-    batch = contract.call("postprocess", traced, mesh.by_hand(algorithm.postprocess), variables, rollout, context)
+    postprocess = mesh.by_hand(_listing(algorithm.postprocess, "rollout.extras"))
+    batch = contract.call("postprocess", traced, postprocess, variables, rollout, context)
     if not jax.tree.leaves(batch):
         raise contract.stop("batch", f"{call} returned no arrays, and a batch of {count} examples is needed")
     for path, x in jax.tree.leaves_with_path(batch):
@@ -237,7 +239,8 @@ def _learning(
                 text += "; [T, B] is time-major: jaxrl_dist.types.swap_axes makes it [B, T]"
             raise contract.stop("batch", text)
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype), batch)
-    function, context = mesh.by_hand(partial(losses_of, algorithm)), Context(_keys(size), _float(), target)
+    function = mesh.by_hand(_listing(partial(losses_of, algorithm), "batch"))
+    context = Context(_keys(size), _float(), target)
     try:
         losses, _, aux = contract.call("the loss", traced, function, variables, batch, context)
     except ConfigError as error:
@@ -248,6 +251,22 @@ def _learning(
     for name in (name for name, x in aux.metrics.items() if x.shape != losses.shape):
         text = f"{call} returned the metric {name!r} as one number, and not one for each example; a mean over examples"
         contract.note(f"{text} counts those that the mask leaves out")
+
+
+def _listing(function: Callable[..., Any], what: str) -> Callable[..., Any]:
+    """Returns a function of ``(variables, rollout or batch, context)`` whose KeyErrors list the names in ``what``."""
+
+    def call(variables: Variables, data: Any, context: Context) -> Any:
+        try:
+            return function(variables, data, context)
+        except KeyError as error:
+            names = data.extras if isinstance(data, Rollout) else data
+            key = str(*error.args[:1])
+            if isinstance(names, dict) and names and key not in names:
+                error.add_note(f"{what} has {', '.join(map(repr, sorted(names)))}{did_you_mean(key, names)}")
+            raise
+
+    return call
 
 
 def _check_rows(contract: Contract, subject: str, tree: PyTree, rows: int) -> None:

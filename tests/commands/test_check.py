@@ -61,6 +61,11 @@ def test_environments_of_several_agents_are_played_too(capsys: pytest.CaptureFix
     assert cli.main(["check-env", "parts:Shrinking"]) == 1
     out = capsys.readouterr().out
     assert "the action mask of step is array([" in out and "dtype=int8), not 4 zeros and ones" in out
+    assert cli.main(["check-env", "parts:Stuck"]) == 1
+    assert "the action mask of step 4 allows no action, though the episode goes on" in capsys.readouterr().out
+    assert cli.main(["check-env", "team:NoMove"]) == 1
+    out = capsys.readouterr().out
+    assert "the action mask of step_env in environment 0 at step 1 for agent 0 allows no action" in out
     assert cli.main(["check-env", "team:Unequal"]) == 2
     assert "agents with different actions" in capsys.readouterr().err
 

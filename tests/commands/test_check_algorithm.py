@@ -45,7 +45,15 @@ FAULTS = {
         *(BATCH, BATCH.replace("return ", "return {**") + ", 'weight': weight.reshape(-1)[1:]}"),
         "postprocess (my_algo.py, line 27) returned batch['weight'] float32[511]; its first axis must be 512",
     ),
-    "typo": ('batch["weight"]', 'batch["weights"]', "the loss raises KeyError: 'weights' (my_algo.py, line 36)"),
+    "typo": (
+        'batch["weight"]',
+        'batch["weights"]',
+        "the loss raises KeyError: 'weights' (my_algo.py, line 36); batch has",
+    ),
+    "extra": (
+        *("weight=weight,", "weight=rollout.extras['logprob'],"),
+        "rollout.extras has 'log_prob', 'value' (did you mean 'log_prob'?)",
+    ),
     "action column": (
         *(ACTED, acted("(a[0][:, None], a[1], a[2])")),
         "policy (my_algo.py, line 45) returned the action int32[8, 1]; gymnax:CartPole-v1 needs int32[8], one for each",
@@ -172,6 +180,14 @@ EXECUTED = {
     "time-major": (
         *(BATCH, f"{BATCH} | {{'weight': weight.reshape(-1)}}"),
         "postprocess returned batch['weight'] in time-major order",
+    ),
+    "a mean of all steps": (
+        *("jnp.abs(advantage), rollout.valid)", "jnp.abs(advantage), jnp.ones_like(rollout.valid))"),
+        "postprocess returned another batch['weight'] for some environments because others have reset steps",
+    ),
+    "no stop_gradient": (
+        *('-batch["weight"] *', '-(batch["value_target"] - value) *'),
+        "note: the metric 'loss/policy' has a gradient for params['value']",
     ),
     "local mean": (
         *("mesh.global_mean(jnp.abs(advantage), rollout.valid)", "jnp.abs(advantage).mean()"),

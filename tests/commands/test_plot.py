@@ -337,11 +337,31 @@ def test_smoothing_is_the_mean_of_the_newest_reports() -> None:
 
 
 def test_the_final_score_is_the_mean_over_the_last_tenth() -> None:
-    assert Curve(np.arange(101.0), np.arange(101.0)).final() == 95
+    assert Curve(np.arange(101.0), np.arange(101.0)).final() == 95.5
     assert Curve(np.array([7.0]), np.array([3.0])).final() == 3
     assert (
-        Curve(np.arange(101.0), np.arange(101.0), np.r_[np.ones(100), 10.0]).final() == np.r_[90:101, [100] * 9].mean()
+        Curve(np.arange(101.0), np.arange(101.0), np.r_[np.ones(100), 10.0]).final() == np.r_[91:101, [100] * 9].mean()
     )
+
+
+def test_the_last_tenth_is_that_of_the_run_and_not_of_what_has_a_value(tmp_path: Path) -> None:
+    """Of 20 reports of 100 steps, those after 1,800 count; where none of them has a value, the last one that has."""
+    values: list[float | None] = [*map(float, range(1, 20)), None]
+    assert plot.read_curve(make_run(tmp_path, "a", values), "episode/return").final() == 19
+    late = plot.read_curve(make_run(tmp_path, "b", [*values[:15], *[None] * 5]), "episode/return")
+    assert late.final() == 15 and late.end == 2000
+
+
+def test_a_short_last_interval_weighs_its_env_steps(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path, "run", [])
+    metrics = ("loss/total", "evaluation/return_mean")
+    rows = [(100, 5.0), (200, 10.0), (240, 45.0)]
+    lines = [{"env_steps": n, "wall_time_s": n**2, **dict.fromkeys(metrics, value)} for n, value in rows]
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for axis in ("steps", "time"):
+        curve = plot.read_curve(run_dir, "loss/total", axis)
+        assert curve.y.tolist() == ([5, (100 * 10 + 40 * 45) / 140] if axis == "steps" else [5, 10, 45])
+    assert plot.read_curve(run_dir, metrics[1]).y.tolist() == [5, 10, 45]  # of one moment
 
 
 def test_a_last_report_of_one_episode_counts_as_one_episode(tmp_path: Path) -> None:
@@ -357,7 +377,7 @@ def test_a_last_report_of_one_episode_counts_as_one_episode(tmp_path: Path) -> N
     of_a_policy = [{name.replace("episode", "a/episode"): value for name, value in line.items()} for line in lines]
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in of_a_policy))
     assert plot.read_curve(run_dir, "a/episode/return").weight.tolist() == [180, 3]
-    assert curve._replace(x=np.zeros(2)).final() == pytest.approx((180 * 47 + 2 * 53 + 400) / 183)
+    assert curve._replace(x=np.full(2, 10_027.0)).final() == pytest.approx((180 * 47 + 2 * 53 + 400) / 183)
 
 
 def test_statistics_are_those_of_the_paper() -> None:
@@ -413,7 +433,8 @@ def test_a_table_of_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     ]
     assert len({len(line) for line in lines[:4]}) == 1 and set(lines[1]) == {"|", "-"}
     assert lines[5:] == [
-        "Final episode/return: the mean of training over the last tenth of each run.",
+        "Final episode/return: the mean of the reports in the last tenth of each run, weighted by their episodes or "
+        "else env steps.",
         "std: standard deviation of the runs, divided by their number less one.",
         "IQM: interquartile mean; of fewer than 4 runs nothing is trimmed, so it is the mean.",
     ]

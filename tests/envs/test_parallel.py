@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,14 @@ from PIL import Image
 
 from jaxrl_dist import Train, cli, load_policy, train
 from jaxrl_dist.actors.evaluate import Evaluator
+from jaxrl_dist.actors.host import HostActor
 from jaxrl_dist.algorithms.a2c import A2C
 from jaxrl_dist.commands.plot import plot
 from jaxrl_dist.config.train import module_of_user, split_env
 from jaxrl_dist.envs.base import Wrappers
+from jaxrl_dist.envs.native import advice_on
 from jaxrl_dist.envs.source import find
-from jaxrl_dist.errors import ConfigError, EnvError
+from jaxrl_dist.errors import ConfigError, EnvError, EnvWarning
 from jaxrl_dist.run import console
 from jaxrl_dist.spaces import Box, describe
 from jaxrl_dist.types import Algorithm, Context, Variables
@@ -315,7 +318,7 @@ def test_pettingzoos_classic_games_are_played_in_turns(env: str) -> None:
 def test_a_mask_may_be_missing_but_not_something_else() -> None:
     with closing(find("flock:Flock", {"masks": "once"}).host(3, 0)) as env:
         assert env.reset()["mask"].any()
-        assert not env.step(np.ones(3, int))[0].obs["mask"].any()  # policies take all for legal
+        assert env.step(np.ones(3, int))[0].obs["mask"].all()  # without a mask all are legal
     with closing(find("flock:Flock", {"masks": "spoilt"}).host(3, 0)) as env:
         env.reset()
         env.step(np.ones(3, int))
@@ -361,6 +364,8 @@ def test_pettingzoo_is_a_library_whose_modules_files_may_name() -> None:
     assert module_of_user("gymnasium:pettingzoo.butterfly.pistonball_v6:parallel_env") is None
     assert module_of_user("pettingzoo.utils:wrappers") == "pettingzoo.utils"
     assert module_of_user("flock:parallel_env") == "flock"
+    assert advice_on("pettingzoo.classic.go_v5:parallel_env") == "; pip install 'pettingzoo[classic]'"
+    assert not advice_on("flock:Flock")
     with pytest.raises(ConfigError, match="or has no such environment: pip install pettingzoo"):
         find("pettingzoo:butterfly/pistonbowl_v6")
 
@@ -447,11 +452,36 @@ def test_several_policies_train_are_evaluated_and_resumed(tmp_path: Path) -> Non
         policy.evaluate(2)
 
 
+def test_a_mask_that_allows_nothing_is_told_while_training() -> None:
+    """Once, by the actor; not of an agent that gives no mask, as where it is another one's turn."""
+    for masks, told in (("no info", True), ("no part", True), ("once", False), ("info", False)):
+        with (
+            closing(find("flock:Flock", {"masks": masks}).host(6, 0)) as env,
+            warnings.catch_warnings(record=True) as all_,
+        ):
+            warnings.simplefilter("always")
+            actor = HostActor.__new__(HostActor)
+            actor._env, actor._first, actor._steps, actor._warned = env, np.int32(4), 1, False
+            env.reset()
+            for _ in range(2):
+                actor._warn_of_masks(env.spec.keyed(env.step(np.ones(6, int))[0]))
+        lines = [str(x.message) for x in all_ if x.category is EnvWarning]
+        line = (
+            "flock:Flock: environment 4 at step 1, agent 0: the action mask allows no action, though the episode goes"
+        )
+        assert len(lines) == told and all(x.startswith(line) for x in lines)
+
+
 def test_check_env_plays_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check-env", "flock:Flock"]) == 0, capsys.readouterr().out
     assert "flock:Flock: no fault found in" in capsys.readouterr().out
     for masks in ("part", "info"):
         assert cli.main(["check-env", "flock:Strict", "--env-options", f"masks={masks}"]) == 0, capsys.readouterr().out
-        assert capsys.readouterr().out.count("says which actions are legal") == 1
+        note, _ = capsys.readouterr().out.splitlines()
+        assert ("part 'action_mask'" if masks == "part" else "info['action_mask']") in note and "are legal" in note
+    for masks in ("no part", "no info"):
+        assert cli.main(["check-env", "flock:Flock", "--env-options", f"masks={masks}"]) == 1
+        out = capsys.readouterr().out
+        assert "the action mask of reset for bird_0 allows no action, though the episode goes on" in out
     assert cli.main(["check-env", "flock:Faulty", "--env-options", "how=nobody"]) == 1
     assert "its constructor raises ValueError: reset leaves env.agents empty" in capsys.readouterr().out

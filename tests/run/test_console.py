@@ -89,6 +89,11 @@ def test_each_of_several_policies_has_its_return(
     assert console.played(none) == "no episode has begun"
 
 
+def test_a_table_of_members_says_that_it_counts_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = shown([dataclasses.replace(report(10_000), members=(report(5_000),) * 2)], capsys)
+    assert lines[1].startswith("2 members' env steps  training return") and lines[2].split()[0] == "10,000"
+
+
 def test_the_head_comes_again_and_rows_do_not_come_too_often(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

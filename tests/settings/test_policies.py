@@ -33,7 +33,7 @@ from jaxrl_dist.mesh import by_hand
 from jaxrl_dist.run import checkpoint
 from jaxrl_dist.settings.policies import STILL, Fixed, Policies, Random, still
 from jaxrl_dist.settings.resolve import resolved
-from jaxrl_dist.settings.stored import stored_config
+from jaxrl_dist.settings.stored import NAMED, of_policy, stored_config
 from jaxrl_dist.spaces import Box, MultiDiscrete, zeros
 from jaxrl_dist.training.learner import check_sizes
 from jaxrl_dist.training.setup import make_algorithm, prepare
@@ -224,6 +224,12 @@ def test_runs_are_named_with_checkpoint_and_policy(tmp_path: Path) -> None:
     }.items():  # fmt: skip
         fixed = still(f"fixed({text})")
         assert isinstance(fixed, Fixed) and (fixed.run_dir, fixed.policy, fixed.checkpoint) == expected
+
+
+def test_a_fixed_policy_of_several_must_be_named() -> None:
+    several = Train(Policies({"a": Train(PPO_), "b": Train(DQN_)}))
+    with pytest.raises(ConfigError, match=r"^r: which policy\? It has a, b; fixed\(RUN_DIR,POLICY\) names one$"):
+        of_policy(several, None, "r", NAMED)
 
 
 # learners/test_learners.py::test_one_device_is_as_many

@@ -61,6 +61,8 @@ def check(config: Train[Any], spec: EnvSpec) -> Check:
         tried = trial.train(result, config, algorithm, spec)
         functions.check_functions(result, tried)
         result.steps = tried.updates
+        if "devices" in result.faults:  # often a symptom of another
+            result.faults["devices"] = result.faults.pop("devices")
     except Stop:
         pass
     except ConfigError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from functools import partial
@@ -15,8 +16,9 @@ from jax.interpreters import partial_eval
 from jaxrl_dist import mesh
 from jaxrl_dist.commands.check_algorithm.trial import Trial, close
 from jaxrl_dist.commands.check_env.findings import Check
+from jaxrl_dist.learners import sgd
 from jaxrl_dist.spaces import Box, Discrete
-from jaxrl_dist.types import Context, PyTree, Rollout, Variables
+from jaxrl_dist.types import Algorithm, Aux, Context, PyTree, Rollout, TrainState, Variables
 
 LATE = 1e9
 """Env steps at which a policy's greedy actions are compared with sampled ones: exploration has been annealed."""
@@ -147,6 +149,9 @@ def _check_learning(check: Check, trial: Trial) -> None:
     _check_order(check, trial, function, args[1:], (batch, losses), per_row)
     _check_alone(check, partial(mesh.by_hand(loss), trial.target), batch, loss_keys)
     _check_mask(check, rollout, lambda changed: function(changed, keys, loss_keys), losses)
+    if not algorithm.episodic and not {"devices", "order", "alone"} & check.faults.keys():
+        _check_counts(check, rollout, lambda changed: function(changed, keys, loss_keys))
+    _check_value(check, algorithm, later, batch, Context(loss_keys, jnp.float32(0), trial.target))
     if algorithm.episodic or not (rollout.terminated.any() and rollout.truncated.any()):
         return
     swapped = rollout._replace(terminated=rollout.truncated, truncated=rollout.terminated)
@@ -167,6 +172,53 @@ def _check_mask(check: Check, rollout: Rollout, learned: Callable[[Rollout], Any
             "loss learns from reset steps: other actions there change it; a mask that is 0 where rollout.valid is False"
         )
         check.fault("mask", f"{text} leaves them out")
+
+
+def _check_counts(check: Check, rollout: Rollout, learned: Callable[[Rollout], Any]) -> None:
+    """Checks that means are of valid steps: whether half of the environments repeat the others or only reset."""
+    half = rollout.reward.shape[1] // 2
+
+    def twice(tree: PyTree, axis: int) -> PyTree:
+        return jax.tree.map(lambda x: np.concatenate([np.split(x, [half], axis)[0]] * 2, axis), tree)
+
+    if 2 * half < rollout.reward.shape[1]:
+        return
+    same = twice(rollout._replace(core=(), final_core=()), 1)
+    same = same._replace(core=twice(rollout.core, 0), final_core=twice(rollout.final_core, 0))
+    there = np.arange(2 * half) < half
+    fields = {name: getattr(same, name) * there for name in ("reward", "terminated", "truncated", "valid")}
+    (batch, losses, _), (batch_after, losses_after, _) = learned(same), learned(same._replace(**fields))
+    paths, leaves = zip(*jax.tree.leaves_with_path(batch), strict=True)
+    named = [f"postprocess returned another batch{jax.tree_util.keystr(path)}" for path in paths]
+    pairs = zip((*leaves, losses), (*jax.tree.leaves(batch_after), losses_after), strict=True)
+    for name, (x, y) in zip((*named, "loss returned another loss"), pairs, strict=True):
+        count = len(x) // 2
+        if not close(x[:count], y[:count]):
+            text = f"{name} for some environments because others have reset steps, so a mean counts these"
+            return check.fault("counts", f"{text}; mesh.global_mean(x, rollout.valid) leaves them out")
+
+
+def _check_value(check: Check, algorithm: Algorithm, variables: Variables, batch: PyTree, context: Context) -> None:
+    """Notes a policy's loss that also trains the value function, as of an advantage without ``stop_gradient``."""
+
+    def policy_loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
+        _, mask, aux = algorithm.loss(variables, batch, context)
+        return aux.metrics["loss/policy"], mask, Aux({})
+
+    def gradient(params: PyTree, batch: PyTree) -> PyTree:
+        zero = jnp.int32(0)
+        state = TrainState(variables._replace(params=params), context.target, (), zero, zero, context.env_step, zero)
+        return sgd.gradient(dataclasses.replace(algorithm, loss=policy_loss), state, batch, context.keys)[0]["value"]
+
+    losses, _, aux = jax.eval_shape(mesh.by_hand(algorithm.loss), variables, batch, context)
+    shape = getattr(aux.metrics.get("loss/policy"), "shape", None)
+    if not isinstance(variables.params, dict) or "value" not in variables.params or shape != losses.shape:
+        return
+    if any(map(np.any, jax.tree.leaves(jax.jit(mesh.by_hand(gradient))(variables.params, batch)))):
+        text = (
+            "the metric 'loss/policy' has a gradient for params['value']: if it holds an advantage of a value that loss"
+        )
+        check.note(f"{text} computes, jax.lax.stop_gradient keeps the policy's loss from training the value")
 
 
 def _check_target(check: Check, trial: Trial, learned: Callable[[PyTree], Any]) -> None:

@@ -53,7 +53,7 @@ def check(options: CheckEnv) -> Check:
     from jaxrl_dist.envs.device import gymnax, libraries
     from jaxrl_dist.envs.host import gymnasium
     from jaxrl_dist.envs.making import construct
-    from jaxrl_dist.envs.native import is_team
+    from jaxrl_dist.envs.native import advice_on, is_team
     from jaxrl_dist.envs.source import locate
 
     backend, name, _ = locate(options.env)
@@ -71,7 +71,13 @@ def check(options: CheckEnv) -> Check:
             keywords = gymnasium.options(name, options.env_options)
 
         def make() -> Any:
-            return result.call("its constructor", construct, name, keywords)
+            with result.during("its constructor"):
+                try:
+                    return construct(name, keywords)
+                except ImportError as error:
+                    if advice := advice_on(name):
+                        error.add_note(advice.removeprefix("; "))
+                    raise
 
         made = make()
         single = made[0] if isinstance(made, tuple) and len(made) == 2 else made

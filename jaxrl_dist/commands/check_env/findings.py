@@ -96,7 +96,7 @@ class Check(Contract):
             self.notes.append(f"{where} says which actions are legal, and policies will take only those")
 
     def legal(self, where: str, mask: Any) -> None:
-        """Checks that an action mask allows an action while the episode goes on."""
+        """Checks that an action mask allows an action while the episode goes on; ``where``: a call, and of whom."""
         if not np.any(mask):
             self.fault("legal", f"the action mask of {where} allows no action, though the episode goes on")
 

@@ -52,12 +52,13 @@ def check_gymnasium(check: Check, env: Any, make: Callable[[], Any], name: str) 
 
     scout = make()  # which is reset once more than the others
     if isinstance(scout, Parallel):
-        offered = scout.description().agents or {}
+        offered, shown = scout.description().agents or {}, list(scout.masks().values())
     else:
         spaces = plain(env.observation_space), plain(env.action_space)
         offered = {"": check.call("reset", masks.of_gymnasium, scout, *spaces)}
+        shown = list(offered.values())
     check.call("close", scout.close)
-    for mask in dict.fromkeys(offered.values()):
+    for mask in dict.fromkeys(shown):
         check.masked(mask)
     player = _Player(check, env, offered)
     played = player.play(SEEDS[0], STEPS)
@@ -107,7 +108,7 @@ class _Player:
         self._legal: dict[str, np.ndarray] = {}
         self.firsts: list[Any] = []  # the first observation of each episode
         self.lengths: list[int] = []
-        self.both = 0
+        self.both = self._steps = 0
         self._check = check
         self._last: tuple[Any, bytes, str] | None = None
 
@@ -165,8 +166,9 @@ class _Player:
                 text = f"the action mask of {where} is {value!r:.80}, not {wanted} zeros and ones"
                 raise self._check.stop("mask", text)
             self._legal[agent] = legal
-            if not (ended or agent):  # agents may be absent
-                self._check.legal(where, legal)
+            if not ended and (not agent or agent in map(str, self.env.going())):
+                at = f" {self._steps}" if where == "step" else ""
+                self._check.legal(f"{where}{at}{agent and f' for {agent}'}", legal)
 
     def reset(self, seed: int | None) -> Any:
         """Resets the environment and returns its first observation."""
@@ -182,6 +184,7 @@ class _Player:
         if not _same(action, before):
             check.fault("action", "step writes into the action that it is given")
         obs, reward, terminated, truncated, info = check.returned("step", out, STEP)
+        self._steps += 1
         check.number("the reward", reward)
         check.flag("terminated", terminated)
         check.flag("truncated", truncated)

@@ -96,6 +96,11 @@ def _play(check: Check, env: DeviceEnv, reset: str, timed: Callable[[PyTree], ja
         for call, shown_obs in ((reset, leaves(first)[path]), ("step_env", leaves(steps.obs)[path][present])):
             subject = f"the observation of {call}{path and f' at {path}'}"
             all(check.part(subject, x, part) for x in shown_obs)  # until the first fault
+    if spec.mask:
+        none = ~np.asarray(leaves(steps.obs)[spec.mask], bool).any(-1) & steps.valid
+        for number, row in np.argwhere(none & ~(steps.terminated | steps.truncated))[:1]:
+            of = f" for agent {row % spec.num_agents}" if spec.num_agents > 1 else ""
+            check.legal(f"step_env in environment {row // spec.num_agents} at step {number + 1}{of}", False)
     if not np.isfinite(steps.reward).all():
         check.number("the reward", float(steps.reward[~np.isfinite(steps.reward)][0]))
     check.ends([int(length) for length in episodes.length_sum[episodes.episodes > 0]], int(both.sum()))

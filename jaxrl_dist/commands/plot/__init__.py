@@ -11,9 +11,12 @@ from jaxrl_dist.checks import check_used
 from jaxrl_dist.commands import flags
 from jaxrl_dist.commands.plot import reading
 from jaxrl_dist.commands.plot.reading import AXES, FINAL, Curve, Group, Plot, middle, read_curve
+from jaxrl_dist.config.train import CONFIG_FILE
 from jaxrl_dist.config.values import check_declared, plain
 from jaxrl_dist.errors import ConfigError, ConfigWarning, visible
 from jaxrl_dist.run.storage import replacing
+from jaxrl_dist.settings.policies import Policies
+from jaxrl_dist.settings.stored import stored_content
 
 __all__ = ["Curve", "Plot", "middle", "plot", "read_curve", "run"]
 
@@ -133,14 +136,14 @@ def _read(wanted: Plot) -> tuple[dict[str, Curve], dict[str, Mapping[str, Any]]]
     without: list[reading.NoValueError] = []
     read = read_curve if wanted.score == "training" else reading.read_evaluation
     for run_dir in map(pathlib.Path, reading.with_members(wanted.run_dirs)):
-        for policy, metric in reading.metrics_of(run_dir, wanted.metric).items():
+        for policy, metric in _metrics_of(run_dir, wanted.metric).items():
             name = f"{run_dir}: {policy}" if policy else str(run_dir)
             try:
                 curves[name] = read(run_dir, metric, wanted.x)
             except reading.NoValueError as error:
                 without.append(error)
             else:
-                config = reading.read_config(run_dir)
+                config = _read_config(run_dir)
                 if config.get("clock") == "updates" and wanted.x == "steps":
                     raise ConfigError(f"{run_dir} has learnt from records, without env steps: --x updates draws it")
                 configs[name] = {**config, "algorithm": policy or config["algorithm"]}
@@ -149,3 +152,44 @@ def _read(wanted: Plot) -> tuple[dict[str, Curve], dict[str, Mapping[str, Any]]]
     for reason in without:
         warnings.warn(f"{reason.with_flags}; this run is left out", ConfigWarning, stacklevel=3)
     return curves, configs
+
+
+def _metrics_of(run_dir: pathlib.Path, metric: str) -> dict[str, str]:
+    """Returns the metrics that a run's curves show: of ``*/NAME``, that of each policy, by what names the policy.
+
+    Raises:
+      ConfigError: the run has one policy.
+    """
+    if not metric.startswith("*/"):
+        return {"": metric}
+    config = _read_config(run_dir)
+    if config["algorithm"] != Policies.stored_as:
+        raise ConfigError(f"{run_dir} has one policy, whose metric is {metric[2:]}; * stands for each of several")
+    settings = config["hyperparameters"].items()
+    names = {name.removesuffix(".algorithm"): value for name, value in settings if name.endswith(".algorithm")}
+    return {f"{policy} ({algorithm})": f"{policy}/{metric[2:]}" for policy, algorithm in names.items()}
+
+
+def _read_config(run_dir: pathlib.Path) -> Mapping[str, Any]:
+    """Reads a run's ``config.json``, with every entry that ``group`` needs.
+
+    Hyperparameters of several policies are named as in ``--vary prey.learning-rate=...``.
+
+    Raises:
+      ConfigError: the file is missing or damaged.
+    """
+    path = run_dir / CONFIG_FILE
+    config = stored_content(path)
+    if not isinstance(config["run"].get("env"), str):
+        raise ConfigError(f"{path} is damaged: env is missing")
+    if config["algorithm"] != Policies.stored_as:
+        return config
+    settings = {
+        f"{policy}.{name}": value
+        for policy, part in config["hyperparameters"].items()
+        if isinstance(part, dict)
+        for fields in (part, part.get("hyperparameters"))
+        for name, value in (fields or {}).items()
+        if name != "hyperparameters"
+    }
+    return {**config, "hyperparameters": settings}

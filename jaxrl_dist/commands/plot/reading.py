@@ -13,14 +13,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.commands import help
-from jaxrl_dist.config.train import CONFIG_FILE, RESUMABLE
+from jaxrl_dist.config.train import RESUMABLE
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.heavy import np
 from jaxrl_dist.run.files import METRICS, SUMMARY, members_of
 from jaxrl_dist.run.storage import read_json, read_plain
-from jaxrl_dist.settings.policies import Policies
-from jaxrl_dist.settings.stored import stored_content
 
 AXES = {
     "steps": ("env_steps", "environment steps"),
@@ -36,6 +34,8 @@ POINTS = 200
 """Points of the axis on which the curves of several seeds are aggregated."""
 FINAL = 0.1
 """Last part of a curve whose mean is the run's final score."""
+AT_ONCE = "evaluation/"
+"""How metrics begin that are no means over an interval of training."""
 _MAX_METRICS = 2**31  # bytes
 
 
@@ -53,9 +53,11 @@ class Plot:
     labels: tuple[str, ...] = ()
     """A name for each group of runs, in the order of their first runs: --labels IPPO MAPPO. None: what differs."""
     metric: str = "episode/return"
-    """A metric of metrics.jsonl; of several policies, '*/episode/return' is each one's."""
+    """A metric of metrics.jsonl; of several policies, '*/episode/return' is each one's. A last report of less than half
+    an interval is joined to the one before, weighted by episodes or else by env steps."""
     score: Literal["training", "evaluation"] = "training"
-    """The final score of a run: the metric's mean over its last tenth, or its value in the evaluation at the end."""
+    """The final score of a run: the metric's mean over its last tenth, weighted by episodes or else by env steps, or
+    its value in the evaluation at the end."""
     x: Literal["steps", "updates", "time"] = "steps"
     """Horizontal axis of curves: environment steps, updates or seconds."""
     smooth: int = setting(1, low=1)
@@ -70,8 +72,8 @@ class Curve(NamedTuple):
 
     x: np.ndarray  # [N] float64, ascending
     y: np.ndarray  # [N] float64, finite
-    weight: np.ndarray | float = 1.0  # [N] float64, positive: the episodes of which each value is the mean
-    last: float | None = None  # where the run's reports end, also those without a value; None: at the last value
+    weight: np.ndarray | float = 1.0  # [N] float64, positive: the episodes, or env steps, of which y is the mean
+    end: float = 0.0  # where the run's last report is, if that is after x[-1]: there the metric may be null
 
     def smoothed(self, reports: int) -> Curve:
         """Returns the trailing moving average over so many reports, of fewer at the start."""
@@ -81,8 +83,12 @@ class Curve(NamedTuple):
         return self._replace(y=(sums[ends] - sums[starts]) / (ends - starts))
 
     def final(self) -> float:
-        """Returns the run's final score: the mean of what the last tenth of its axis holds, by ``weight``."""
-        last = self.x >= self.x[-1] - FINAL * (self.x[-1] - self.x[0])
+        """Returns the run's final score: the mean by ``weight`` of the reports in the last tenth of the run.
+
+        If none of them has a value, it is the last value.
+        """
+        last = self.x > (1 - FINAL) * max(self.end, self.x[-1])
+        last[-1] = True
         return float(np.average(self.y[last], weights=np.broadcast_to(self.weight, self.y.shape)[last]))
 
 
@@ -111,7 +117,7 @@ class Group(NamedTuple):
 
     def ends(self, curves: Mapping[str, Curve]) -> tuple[float, float]:
         """Returns where the first and the last of its runs end."""
-        ends = [float(curve.x[-1] if (curve := curves[name]).last is None else curve.last) for name in self.runs]
+        ends = [max(float(curves[name].x[-1]), curves[name].end) for name in self.runs]
         return min(ends), max(ends)
 
 
@@ -127,7 +133,10 @@ def with_members(run_dirs: Sequence[str | pathlib.Path]) -> list[str]:
 def read_curve(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Curve:
     """Reads one metric from a run's ``metrics.jsonl``, skipping reports in which it is null.
 
-    An incomplete last line is skipped: the run may still be writing it, or may have been killed.
+    The weight of a mean over episodes (``episode/...``) is their number, that of others the env steps since the report
+    before. A last report of less than half an interval is joined to the one before, by these weights. Evaluations
+    are of one moment: they weigh alike and are not joined. An incomplete last line is skipped: the run may still be
+    writing it, or may have been killed.
 
     Raises:
       ConfigError: the file is missing or damaged; the message names the line.
@@ -139,22 +148,32 @@ def read_curve(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Curve:
     except ConfigError as error:
         raise ConfigError(f"{run_dir} is not a run directory: {error.with_flags}") from None
     names: set[str] = set()
-    policy, of_episodes, _ = metric.partition("episode/")  # of several policies: NAME/episode/return
     points: list[tuple[float, float, float]] = []
-    at = 0.0
+    at, before = 0.0, 0
     for number, line in _lines(path, content):
         names |= line.keys()
         at = _number(path, number, line, field)
         if points and at < points[-1][0]:
             raise ConfigError(f"{path} is damaged: {field} of line {number} is {at:g} after {points[-1][0]:g}")
         if line.get(metric) is not None:
-            episodes: Any = line.get(f"{policy}episode/count") if of_episodes else 1
-            weight = episodes if _can_draw(episodes) and episodes > 0 else 1
-            points.append((at, _number(path, number, line, metric), weight))
+            points.append((at, _number(path, number, line, metric), _weight(line, metric, before)))
+        before = line.get("env_steps", 0)
     if not points:
         raise _without_value(run_dir, metric, names)
-    where, values, weights = np.array(_in_whole_intervals(points), float).T
-    return Curve(where, values, weights, at)
+    whole = points if metric.startswith(AT_ONCE) else _in_whole_intervals(points)
+    xs, ys, weights = np.array(whole, float).T
+    return Curve(xs, ys, weights, at)
+
+
+def _weight(line: Mapping[str, Any], metric: str, before: Any) -> float:
+    """Returns of how much a report's value is the mean: episodes, or env steps since it had ``before``; at least 1."""
+    policy, of_episodes, _ = metric.partition("episode/")  # of several policies: NAME/episode/return
+    if metric.startswith(AT_ONCE):
+        return 1
+    size: Any = line.get(f"{policy}episode/count" if of_episodes else "env_steps")
+    if not of_episodes:
+        size = size - before if _can_draw(size) and _can_draw(before) else 1
+    return max(size, 1) if _can_draw(size) else 1
 
 
 def _without_value(run_dir: pathlib.Path, metric: str, names: Collection[str]) -> NoValueError:
@@ -303,44 +322,3 @@ def _text(value: Any) -> str:
     if isinstance(value, dict):
         value = [f"{key}={x}" for key, x in value.items()]
     return ",".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
-
-
-def metrics_of(run_dir: pathlib.Path, metric: str) -> dict[str, str]:
-    """Returns the metrics that a run's curves show: of ``*/NAME``, that of each policy, by what names the policy.
-
-    Raises:
-      ConfigError: the run has one policy.
-    """
-    if not metric.startswith("*/"):
-        return {"": metric}
-    config = read_config(run_dir)
-    if config["algorithm"] != Policies.stored_as:
-        raise ConfigError(f"{run_dir} has one policy, whose metric is {metric[2:]}; * stands for each of several")
-    settings = config["hyperparameters"].items()
-    names = {name.removesuffix(".algorithm"): value for name, value in settings if name.endswith(".algorithm")}
-    return {f"{policy} ({algorithm})": f"{policy}/{metric[2:]}" for policy, algorithm in names.items()}
-
-
-def read_config(run_dir: pathlib.Path) -> Mapping[str, Any]:
-    """Reads a run's ``config.json``, with every entry that ``group`` needs.
-
-    Hyperparameters of several policies are named as in ``--vary prey.learning-rate=...``.
-
-    Raises:
-      ConfigError: the file is missing or damaged.
-    """
-    path = run_dir / CONFIG_FILE
-    config = stored_content(path)
-    if not isinstance(config["run"].get("env"), str):
-        raise ConfigError(f"{path} is damaged: env is missing")
-    if config["algorithm"] != Policies.stored_as:
-        return config
-    settings = {
-        f"{policy}.{name}": value
-        for policy, part in config["hyperparameters"].items()
-        if isinstance(part, dict)
-        for fields in (part, part.get("hyperparameters"))
-        for name, value in (fields or {}).items()
-        if name != "hyperparameters"
-    }
-    return {**config, "hyperparameters": settings}

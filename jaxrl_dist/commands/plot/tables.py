@@ -27,6 +27,12 @@ TELLS = {
 """What a picture of each kind shows."""
 
 
+JOINED = (
+    " A last report of less than half an interval is joined to the one before, weighted by episodes or else env steps."
+)
+"""How the last point of a curve is made."""
+
+
 def env_names(groups: Sequence[Group]) -> dict[str, str]:
     """Returns a short name for each environment: without the backend, unless two would be the same."""
     envs = list(dict.fromkeys(group.env for group in groups))
@@ -96,7 +102,7 @@ def _markdown(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 MEANS = {
-    "training": "the mean of training over the last tenth of each run",
+    "training": "the mean of the reports in the last tenth of each run, weighted by their episodes or else env steps",
     "evaluation": "the mean over the episodes of the evaluation that ends each run",
 }
 """What the final score of a run is, by ``Plot.score``."""
@@ -137,7 +143,7 @@ def caption(
     average = f", as a moving average over {plot.smooth} reports" if plot.smooth > 1 else ""
     tells = TELLS[plot.kind].format(interval=f"{statistics.CONFIDENCE:.0%} bootstrap interval (Agarwal et al. 2021)")
     meaning = _meaning(score, plot.score, len({group.env for group in groups}))
-    lines = [f"{plot.metric} by {axis}{average}.", tells] if plot.kind == "curve" else [tells, *meaning]
+    lines = [f"{plot.metric} by {axis}{average}.{JOINED}", tells] if plot.kind == "curve" else [tells, *meaning]
     number, unit = (",.0f", axis) if plot.x != "time" else (",.1f", "s")
     for group in groups:
         config = configs[group.runs[0]]

@@ -73,14 +73,22 @@ class Parallel(gymnasium.Env[Any, Any]):
                     by_size[size] = mask
         return {agent: by_size[size] for agent, size in sizes.items() if size in by_size}
 
+    def masks(self) -> dict[str, Mask]:
+        """Returns where the environment itself gives each agent's legal actions."""
+        masks = {}
+        for agent, space in self._obs_space.items():
+            part = of_parts(plain(space), plain(self._act_space[agent]))
+            of_info = agent in self._masks or not part.where
+            masks[str(agent)] = self._offered.get(agent, NO_MASK) if of_info else part
+        return masks
+
     def description(self) -> Description:
         """Returns the description, with the spaces and masks of the agents by their names."""
         observation, action = plain(_by_name(self._obs_space)), plain(self.action_space)
-        masks = {}
-        for agent, space in self._obs_space.items():
-            mask = of_parts(plain(space), plain(self._act_space[agent]))
-            mask = mask if mask.where else self._offered.get(agent, NO_MASK)
-            masks[str(agent)] = Mask("info", PART) if agent in self._masks else mask
+        masks = {
+            name: Mask("info", PART) if mask.where == "info" and not mask.unread else mask
+            for name, mask in self.masks().items()
+        }
         kind = type(self.env.unwrapped if isinstance(self.env, InTurns) else self.env).__name__
         return Description(kind, True, False, observation, action, "pettingzoo", agents=masks)
 
@@ -88,12 +96,12 @@ class Parallel(gymnasium.Env[Any, Any]):
         return self._all(*self._begin(seed=seed, options=options), {}, {}, {}, []), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        present = self._going()
+        present = self.going()
         chosen = {agent: action[str(agent)] for agent in self.env.agents}
         whole = {agent: int(chosen[agent]) for agent in chosen if isinstance(self._act_space[agent], spaces.Discrete)}
         actions = {**chosen, **whole}  # some environments need Python's int
         obs, rewards, terminated, truncated, infos = returned("step", self.env.step(actions), RETURNED)
-        listed = self._going()
+        listed = self.going()
         flags = {"termination": terminated, "truncation": truncated}
         check_agents(ValueError, "step", listed, observation=obs)
         check_agents(ValueError, "step", list(filter(present.__contains__, listed)), reward=rewards, **flags)
@@ -101,7 +109,7 @@ class Parallel(gymnasium.Env[Any, Any]):
         check_agents(ValueError, "step", flagged, reward=rewards)
         check_agents(ValueError, "step", itertools.filterfalse(terminated.get, flagged), observation=obs)
         self._gone.update(flagged)
-        going = self._going()
+        going = self.going()
         unflagged = [agent for agent in present if agent not in {*going, *self._gone}]
         truncated = {**truncated, **dict.fromkeys(unflagged, True)}
         info = {str(name): x for name, x in infos.items() if name in present or name not in self.agents}
@@ -127,7 +135,7 @@ class Parallel(gymnasium.Env[Any, Any]):
         check_agents(ValueError, "reset", self.env.agents, observation=obs)
         return obs, infos
 
-    def _going(self) -> list[Any]:
+    def going(self) -> list[Any]:
         """Returns the agents whose episodes go on."""
         return [agent for agent in self.env.agents if agent not in self._gone]
 
@@ -144,7 +152,7 @@ class Parallel(gymnasium.Env[Any, Any]):
             },
         }
         if self._masks:
-            going = self._going()
+            going = self.going()
             parts[PART] = {
                 str(agent): self._legal(agent, infos.get(agent, {}), agent in going) for agent in self._masks
             }
@@ -153,7 +161,7 @@ class Parallel(gymnasium.Env[Any, Any]):
     def _legal(self, agent: Any, info: Any, going: bool) -> np.ndarray:
         """Returns which of an agent's actions are legal, ``[n]`` bool.
 
-        Without a mask, as where it is another player's turn, none is marked, and policies take all for legal.
+        Without a mask, as where it is another player's turn, all are; none is for an agent whose episode has ended.
 
         Raises:
           ValueError: the agent's episode goes on, and its mask is not zeros and ones, or has changed its size.
@@ -165,7 +173,7 @@ class Parallel(gymnasium.Env[Any, Any]):
         if going and mask is not None:
             subject = f"the info of {agent} gave {mask!r:.80} as {name!r}"
             raise ValueError(f"{subject}, not {size} zeros and ones that say what is legal")
-        return np.zeros(size, np.bool_)
+        return np.full(size, going)
 
 
 def _in_parallel(env: Any) -> Any:

@@ -21,7 +21,7 @@ from jaxrl_dist.envs.base import Wrappers, awaited, check_options, parse_option,
 from jaxrl_dist.envs.host import runners
 from jaxrl_dist.envs.host import worker as env_worker
 from jaxrl_dist.envs.making import construct, creator, describe, parameters_of
-from jaxrl_dist.envs.native import Description, env_label
+from jaxrl_dist.envs.native import Description, advice_on, env_label
 from jaxrl_dist.errors import ConfigError, EnvError
 from jaxrl_dist.spaces import Box, leaves
 from jaxrl_dist.types import EnvSpec
@@ -114,7 +114,7 @@ def _in_time(
     except (ConfigError, EnvError):
         raise
     except (Error, ImportError) as error:
-        raise ConfigError(f"{name} cannot be made here: {error}") from error
+        raise ConfigError(f"{name} cannot be made here: {error}{advice_on(name)}") from error
     except BaseException as error:  # SystemExit too
         line = f"{type(error).__name__}: {error}"
         raise EnvError(f"{name} cannot be made: {line}", traceback.format_exc()) from error

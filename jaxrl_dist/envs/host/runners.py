@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_dist.envs.base import awaited
 from jaxrl_dist.envs.host import worker as env_worker
-from jaxrl_dist.envs.native import Description, Mask, PlainSpace, env_label
+from jaxrl_dist.envs.native import Description, Mask, PlainSpace, advice_on, env_label
 from jaxrl_dist.errors import ConfigError, EnvError, EnvWarning
 
 START_SECONDS = 60.0
@@ -51,7 +51,7 @@ def read_description(env_id: str, options: Mapping[str, Any], timeout: float) ->
         raise TimeoutError(f"{name}: making an environment has taken longer than {timeout:g} s")
     if isinstance(content, dict):
         if content["missing"]:
-            raise ConfigError(f"{name} cannot be made here: {content['error'].partition(': ')[2]}")
+            raise ConfigError(f"{name} cannot be made here: {content['error'].partition(': ')[2]}{advice_on(env_id)}")
         raise EnvError(f"{name} cannot be made: {content['error']}", content["traceback"])
     warn_of_closing(name, closing)
     description = Description(*content)
