@@ -11,7 +11,6 @@ from jaxrl_dist.checks import MAX_SIZE, counted
 from jaxrl_dist.commands import evaluate, flags, help
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError, visible
-from jaxrl_dist.run import checkpoint
 
 if TYPE_CHECKING:
     from jaxrl_dist.exact.measure import Measured, Played
@@ -73,6 +72,9 @@ def _past(options: Exact) -> list[Policy]:
     """Returns the policies of all checkpoints, if their mixture is wanted, the oldest first."""
     if not options.mixture:
         return []
+
+    from jaxrl_dist.run import checkpoint
+
     numbers = [checkpoint.number_of(path) for path in reversed(checkpoint.saved(options.run_dir))]
     return [dataclasses.replace(options, checkpoint=str(x)).load(env_options=options.env_options) for x in numbers]
 

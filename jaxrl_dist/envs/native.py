@@ -10,9 +10,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from jaxrl_dist import checks
+from jaxrl_dist.heavy import np
 
 
 class PlainSpace(NamedTuple):

@@ -53,7 +53,7 @@ def test_without_an_algorithm_it_lists_the_kinds(capsys: pytest.CaptureFixture[s
     out = capsys.readouterr().out
     assert all(text in out for text in KINDS.values())
     assert next(line for line in out.splitlines() if line.startswith("minatar")).endswith(
-        "MinAtar: ppo, a2c, impala, dqn, rainbow, pqn, sac, ars"
+        "MinAtar: ppo, a2c, impala, dqn, rainbow, pqn, muzero, sac, ars"
     )
 
 
