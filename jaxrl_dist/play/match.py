@@ -22,7 +22,7 @@ from jaxrl_dist.play import ratings
 from jaxrl_dist.play.games import Player, Result, program
 from jaxrl_dist.play.policy import Policy, load_policy
 from jaxrl_dist.protocols import Hyperparameters, Traits
-from jaxrl_dist.settings.policies import Copy, Random, by_policy, of_run
+from jaxrl_dist.settings.policies import Random, learner, of_run
 from jaxrl_dist.types import Context, EnvSpec, PyTree
 
 RANDOM = "random"
@@ -132,11 +132,10 @@ def _loaded(
         name = f"{run.run_dir}@{which}{f',{run.policy}' if run.policy else ''}"
     load = partial(load_policy, run.run_dir, algorithm, env=env, checkpoint=which)
     policy = load(policy=run.policy)
-    kinds = {policy: part.algorithm for policy, part in by_policy(policy.config).items()}
-    learning = [policy for policy, kind in kinds.items() if not isinstance(kind, Copy)]
+    learns = learner(policy.config)
     if num_simulations is not None and hasattr(policy.config.algorithm, "num_simulations"):
         policy = load(num_simulations=num_simulations)
-    return name, load(policy=learning[0]) if len(learning) == 1 < len(kinds) else policy
+    return name, policy if learns is None else load(policy=learns)
 
 
 def _game(players: Sequence[Any], env: Any, env_options: Mapping[str, str] | None) -> DeviceEnv:

@@ -17,7 +17,7 @@ import runs
 import scipy.optimize
 
 import jaxrl_dist
-from jaxrl_dist import Train, cli
+from jaxrl_dist import Train, cli, load_policy
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.play import ratings
@@ -213,6 +213,9 @@ def test_of_a_policy_and_its_copy_the_one_that_learns_plays(tmp_path: Path) -> N
     run = runs.train(f"{policies} {runs.TINY.replace('--hidden', '--new.hidden')}", tmp_path / "run")
     played, named = (match(player, "random", games=40) for player in (str(run), f"{run},new"))
     np.testing.assert_array_equal(played.results[0].scores, named.results[0].scores)
+    alone = load_policy(run, env_options={"opponents": "self"})
+    assert alone.source.spec.both_sides and not alone.source.spec.policies
+    jax.tree.map(np.testing.assert_array_equal, alone.variables, load_policy(run, policy="new").variables)
 
 
 @pytest.mark.slow
