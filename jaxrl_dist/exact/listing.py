@@ -173,8 +173,8 @@ class _Listing:
             )
         new = first[order[number[order] >= before]]
         obs = _rows(obs, new)
-        legal = observations.legal(self.env.spec, obs)
-        legal = np.ones((len(new), self.actions), bool) if legal is None else np.asarray(legal, bool)
+        mask = observations.legal(self.env.spec, obs)
+        legal = np.ones((len(new), self.actions), bool) if mask is None else np.asarray(mask, bool)
         self.found.append((obs, legal))
         return number[inverse.reshape(-1)], (_rows(state, new), legal)
 

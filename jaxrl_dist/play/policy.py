@@ -244,10 +244,10 @@ def load_policy(
         raise ConfigError(f"{run_dir} is a population; name one of its members, such as {best_of(path, members)}")
     config = stored_config(run_dir, algorithm, env, torso=torso, core=core)
     part, changes = policy, {} if env_options is None else {"env_options": env_options}
-    learns = learner(config) if changes and policy is None else None
-    if learns is not None:
+    learns = learner(config) if policy is None else None
+    if env_options is not None and learns is not None:
         alone = of_policy(config, learns, run_dir)
-        if find_env(dataclasses.replace(alone, **changes)).spec.num_agents == 1:
+        if find_env(dataclasses.replace(alone, env_options=env_options)).spec.num_agents == 1:
             config, part = alone, learns
     config, source = resolved(config, changes)
     if policy is not None:
