@@ -320,7 +320,8 @@ def test_the_config_of_a_run_is_profiled(tmp_path: Path, capsys: pytest.CaptureF
     (run_dir / "config.json").write_text(json.dumps(config))
     assert cli.main(["profile", str(run_dir), "--seconds", "0.1", "--num-devices", "1"]) == 0
     out, err = capsys.readouterr()
-    assert "pg on gymnax:CartPole-v1 under on_device, 8 environments x 4 steps" in out and err == ""
+    assert "pg on gymnax:CartPole-v1 under on_device, 8 environments x 4 steps" in out
+    assert all(line.startswith("jaxrl-dist: ") for line in err.splitlines())
     assert [path.name for path in run_dir.iterdir()] == ["config.json"]
 
 

@@ -374,13 +374,14 @@ print(next(reports).env_steps)
 
 @pytest.mark.case  # test_a_run_that_its_environment_ends_can_go_on
 def test_reports_that_are_held_when_python_ends_are_closed(tmp_path: Path) -> None:
-    """Python starts no thread then, as saving needs: a warning says that the newest steps are lost."""
+    """Nothing is lost: they are closed while Python still starts the thread that saving needs."""
     command = [sys.executable, "-c", HELD, str(tmp_path / "run")]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0 and "Exception ignored" not in done.stderr and "Traceback" not in done.stderr
-    assert done.stderr.count("FileWarning: what the run has learnt since its last checkpoint is lost: ") == 1
-    assert saved(tmp_path / "run") == []
+    assert "is lost" not in done.stderr
+    (step,) = saved(tmp_path / "run")
+    assert step >= int(done.stdout)
     run_files.lock(str(tmp_path / "run")).close()
 
 
