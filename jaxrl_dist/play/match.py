@@ -131,12 +131,14 @@ def _loaded(
     if which is not None and run.checkpoint is None:
         name = f"{run.run_dir}@{which}{f',{run.policy}' if run.policy else ''}"
     load = partial(load_policy, run.run_dir, algorithm, env=env, checkpoint=which)
-    policy = load(policy=run.policy)
+    policy, wanted = load(policy=run.policy), run.policy
     kinds = {policy: part.algorithm for policy, part in by_policy(policy.config).items()}
     learning = [policy for policy, kind in kinds.items() if not isinstance(kind, Copy)]
+    if len(learning) == 1 < len(kinds):
+        policy, wanted = load(policy=learning[0]), learning[0]
     if num_simulations is not None and hasattr(policy.config.algorithm, "num_simulations"):
-        policy = load(num_simulations=num_simulations)
-    return name, load(policy=learning[0]) if len(learning) == 1 < len(kinds) else policy
+        policy = load(policy=wanted, num_simulations=num_simulations)
+    return name, policy
 
 
 def _game(players: Sequence[Any], env: Any, env_options: Mapping[str, str] | None) -> DeviceEnv:
