@@ -273,19 +273,16 @@ def battles(names: str) -> str:
     rows = []
     for name in names.split(","):
         result, [bar] = results[name], [bar for bar in script["BARS"] if bar.name == name]
-        won, returns = (statistics.mean(x) for x in (result["won"], result["returns"]))
-        won_std, returns_std = (statistics.stdev(x) for x in (result["won"], result["returns"]))
-        command = result["command"].removeprefix("jaxrl-dist train ")
-        rows.append(
-            (
-                f"[{name}](algorithms/{bar.algorithm}.md#measured)",
-                f"{100 * won:.0f} % ± {100 * won_std:.0f}",
-                f"{returns:.2f} ± {returns_std:.2f}",
-                f"{result['steps']:,}",
-                f"{max(result['seconds']) / 60:.1f}",
-                f"`{command}`",
-            )
+        won, returns = result.get("won"), result["returns"]
+        cells = (
+            f"[{name}](algorithms/{bar.algorithm}.md#measured)",
+            f"{100 * statistics.mean(won):.0f} % ± {100 * statistics.stdev(won):.0f}" if won else "not counted",
+            f"{statistics.mean(returns):.2f} ± {statistics.stdev(returns):.2f}",
+            f"{result['steps']:,}",
+            f"{max(result['seconds']) / 60:.1f}",
+            f"`{result['command'].removeprefix('jaxrl-dist train ')}`",
         )
+        rows.append(cells)
     return table(("", "battles won", "greedy return", "env steps", "minutes", "`jaxrl-dist train ...`"), rows)
 
 

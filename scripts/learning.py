@@ -549,7 +549,7 @@ def rows(bars: Sequence[Bar], results: Mapping[str, Mapping[str, Any]]) -> list[
     for bar in bars:
         result = results[bar.name]
         returns = result["returns"]
-        command = result["command"].replace(f" --total-env-steps {bar.steps}", "").replace("jaxrl-dist train ", "")
+        command = result["command"].replace(f" --total-env-steps {result['steps']}", "").replace("jaxrl-dist train ", "")
         cells = (
             f"`{command}`",
             f"{result['steps']:,}",
