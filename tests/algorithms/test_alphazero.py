@@ -160,7 +160,8 @@ RUN: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("devices", [pytest.param(2, marks=pytest.mark.case), 8])
+@pytest.mark.case  # learners/test_learners.py::test_one_device_is_as_many
+@pytest.mark.parametrize("devices", [2, 8])
 def test_results_do_not_depend_on_devices(devices: int) -> None:
     """Two iterations: rounding of sums later changes a choice."""
     seen = []
@@ -174,6 +175,7 @@ def test_results_do_not_depend_on_devices(devices: int) -> None:
         np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.case  # test_without_simulations_the_network_acts_alone
 @pytest.mark.filterwarnings("ignore")
 def test_a_policy_plays_a_match_with_more_and_without_simulations(tmp_path: Path) -> None:
     """It has learnt nothing, and its search finds wins that random moves leave open."""

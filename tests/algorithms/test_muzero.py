@@ -242,7 +242,8 @@ def acting(config: MuZero, env: Any = ENV, rows: int = 6, seed: int = 1) -> Any:
     )
 
 
-@pytest.mark.parametrize("search", ["gumbel", pytest.param("puct", marks=pytest.mark.case)])
+@pytest.mark.case  # test_searching.py::test_a_row_finds_the_same_whatever_the_others_are_and_greedy_search_needs_no_key
+@pytest.mark.parametrize("search", ["gumbel", "puct"])
 def test_a_row_plans_by_itself(search: str) -> None:
     """What it finds depends on its key alone, not on the rows beside it; greedily on nothing."""
     act = acting(MuZero(**{**TINY, "num_simulations": 6}, search=search))
@@ -256,7 +257,7 @@ def test_a_row_plans_by_itself(search: str) -> None:
     assert (drawn != drawn[:1]).any() and len({*map(tuple, [np.asarray(act(None)[0]) for _ in range(3)])}) == 1
 
 
-@pytest.mark.case  # test_a_row_plans_by_itself
+@pytest.mark.case  # test_actions_after_an_end_are_random
 def test_the_temperature_falls() -> None:
     flags = {"temperature_end": 0.0, "temperature_steps": 100, "num_simulations": 6}
     act = acting(MuZero(**{**TINY, **flags}))

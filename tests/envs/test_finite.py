@@ -144,6 +144,7 @@ class SpoiltPoles(team.CartPoles):
         return {**obs, self.agents[-1]: obs[self.agents[-1]] * jnp.nan}
 
 
+@pytest.mark.case  # the errors of single agents
 def test_multi_agent_error_names_the_environment() -> None:
     name = "SpoiltPoles: environment 0 at step 0 gave an observation"
     env, two = SpoiltPoles(4), Wrappers(policies={"a": "pole_0", "b": "pole_[123]"})

@@ -351,7 +351,7 @@ NUM_STEPS, NUM_ENVS = 40, 3
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", runs.cases(LOOPS, "jumanji:Tetris-v0", "pgx:2048"))
+@pytest.mark.parametrize("name", runs.cases(LOOPS, "jumanji:Tetris-v0"))
 def test_a_library_is_stepped_as_its_own_loop_steps_it(name: str) -> None:
     needs(name.split(":")[0])
     make, options, ends = LOOPS[name]

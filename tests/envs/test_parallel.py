@@ -426,6 +426,7 @@ def test_a_run_trains_is_evaluated_and_resumed(how: str, tmp_path: Path) -> None
         assert pictures.size == (5, 3) and 4 <= getattr(pictures, "n_frames", 1) <= 14
 
 
+@pytest.mark.case  # settings/test_policies.py::test_the_command_line_trains_resumes_and_evaluates
 def test_several_policies_train_are_evaluated_and_resumed(tmp_path: Path) -> None:
     own = "--a.num-minibatches 2 --a.num-epochs 2 --a.hidden-sizes 8 --b.hidden-sizes 8 --b.learning-starts 64 "
     own += "--b.batch-size 8 --b.replay-capacity 1024 --b.replay-ratio 0.0625 --b.epsilon-steps 200"
@@ -479,9 +480,13 @@ def test_check_env_plays_them(capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["check-env", "flock:Strict", "--env-options", f"masks={masks}"]) == 0, capsys.readouterr().out
         note, _ = capsys.readouterr().out.splitlines()
         assert ("part 'action_mask'" if masks == "part" else "info['action_mask']") in note and "are legal" in note
-    for masks in ("no part", "no info"):
-        assert cli.main(["check-env", "flock:Flock", "--env-options", f"masks={masks}"]) == 1
-        out = capsys.readouterr().out
-        assert "the action mask of reset for bird_0 allows no action, though the episode goes on" in out
     assert cli.main(["check-env", "flock:Faulty", "--env-options", "how=nobody"]) == 1
     assert "its constructor raises ValueError: reset leaves env.agents empty" in capsys.readouterr().out
+
+
+@pytest.mark.case  # test_a_mask_that_allows_nothing_is_told_while_training
+@pytest.mark.parametrize("masks", ["no part", "no info"])
+def test_check_env_names_a_mask_that_allows_nothing(masks: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check-env", "flock:Flock", "--env-options", f"masks={masks}"]) == 1
+    out = capsys.readouterr().out
+    assert "the action mask of reset for bird_0 allows no action, though the episode goes on" in out

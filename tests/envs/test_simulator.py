@@ -83,6 +83,7 @@ def test_what_is_foreseen_happens(name: str) -> None:
         assert (told.discount[going] == 1).all() and not source.spec.both_sides
 
 
+@pytest.mark.case  # the simulators of single agents
 def test_a_game_of_agents_simulates_moves_as_one_agent_that_moves_for_both_does() -> None:
     needs("pgx")
     alone, game = CASES["self"]().device(), find("pgx:tic_tac_toe").device()

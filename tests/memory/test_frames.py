@@ -176,7 +176,7 @@ def test_rollouts_hold_the_stacks_that_envpool_makes(name: str) -> None:
     "rollouts, prioritized",
     [
         pytest.param(2, False, marks=pytest.mark.case),
-        (2, True),
+        pytest.param(2, True, marks=pytest.mark.case),
         (ROLLOUTS, False),
         pytest.param(ROLLOUTS, True, marks=pytest.mark.case),
     ],

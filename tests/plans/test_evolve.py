@@ -188,7 +188,7 @@ def test_a_stored_interval_ends_with_its_selection() -> None:
         resolved(Train("ppo"), fields)
 
 
-@pytest.mark.case  # test_a_stop_between_two_selections_is_not_a_copy
+@pytest.mark.case  # test_population_based_training_goes_on_as_if_never_stopped
 @pytest.mark.parametrize("evolve", ["pbt", "halving"])
 def test_stop_at_a_selection_does_not_change_it(evolve: str, tmp_path: pathlib.Path) -> None:
     asked: dict[str, Any] = {"seeds": 2, "vary": {"learning_rate": "1e-1,1e-4"}, "total": 192, "evolve_interval": 64}
@@ -199,6 +199,7 @@ def test_stop_at_a_selection_does_not_change_it(evolve: str, tmp_path: pathlib.P
     assert whole == parts and any(row["lineage"] or row["status"] == "halved" for row in whole)
 
 
+@pytest.mark.case  # test_population_based_training_goes_on_as_if_never_stopped
 def test_a_stop_between_two_selections_is_not_a_copy(tmp_path: pathlib.Path) -> None:
     """Neither in the lineage nor in the members' metrics, before and after the resume."""
     asked: dict[str, Any] = {"seeds": 2, "vary": {"learning_rate": "1e-1,1e-4"}, "report_interval": 128}
@@ -289,7 +290,8 @@ def test_the_last_member_goes_on_with_its_own_hyperparameters(tmp_path: pathlib.
     assert max(jax.tree.leaves(moved)) > 1e-2
 
 
-@pytest.mark.parametrize("plan", ["on_device", pytest.param("synchronous", marks=pytest.mark.case)])
+@pytest.mark.case  # test_population_based_training_goes_on_as_if_never_stopped
+@pytest.mark.parametrize("plan", ["on_device", "synchronous"])
 def test_a_halved_population_goes_on_over_several_devices(plan: str, tmp_path: pathlib.Path) -> None:
     asked = config(tmp_path, seeds=4, num_devices=4, plan=plan, evolve="halving", evolve_interval=128)
     reports = jaxrl_dist.train(dataclasses.replace(asked, checkpoint_interval=64))

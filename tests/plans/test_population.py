@@ -164,6 +164,7 @@ def test_population_restarts_after_a_kill_in_its_first_save(tmp_path: pathlib.Pa
     assert first and lines(other) == lines(tmp_path / "whole" / "members" / other.name)
 
 
+@pytest.mark.case  # training/test_resuming.py decides for each state of a member's files
 def test_a_damaged_checkpoint_costs_no_other_member_its_own(tmp_path: pathlib.Path) -> None:
     list(jaxrl_dist.train(config(tmp_path, seeds=2, total=128)))
     one, other = sorted((tmp_path / "members").iterdir())
@@ -379,6 +380,7 @@ def test_signal_stops_members_after_the_same_iteration(tmp_path: pathlib.Path) -
     assert [row.iteration for row in read_rows(tmp_path, prepare(config(seeds=2)).rows)] == [2, 2]
 
 
+@pytest.mark.case  # test_signal_stops_members_after_the_same_iteration
 def test_a_stop_begins_no_further_program(tmp_path: pathlib.Path) -> None:
     seen: list[Report] = []
     run = prepare(config(tmp_path, vary={"num_epochs": "1,2"}, total=300))
