@@ -549,7 +549,8 @@ def rows(bars: Sequence[Bar], results: Mapping[str, Mapping[str, Any]]) -> list[
     for bar in bars:
         result = results[bar.name]
         returns = result["returns"]
-        command = result["command"].replace(f" --total-env-steps {result['steps']}", "").replace("jaxrl-dist train ", "")
+        command = result["command"].replace("jaxrl-dist train ", "")
+        command = command.replace(f" --total-env-steps {result['steps']}", "")
         cells = (
             f"`{command}`",
             f"{result['steps']:,}",
