@@ -31,6 +31,6 @@ class Simulator(NamedTuple):
     """``(state, action, key) -> simulated`` of one environment: no argument has an axis for environments."""
 
     def mapped(self, change: Callable[[Simulated], Simulated]) -> Simulator:
-        """Returns the simulator whose steps are ``change``\\ d, such as scaled."""
+        """Returns the simulator with ``change`` made to each step, such as a scaling of its reward."""
         inner = self.step
         return self._replace(step=jax.tree_util.Partial(lambda *now: change(inner(*now))))

@@ -17,6 +17,7 @@ import json
 import pathlib
 import re
 import runpy
+import statistics
 import sys
 import textwrap
 import tomllib
@@ -265,6 +266,26 @@ def measured(names: str) -> str:
     return table(("`jaxrl-dist train ...`", "env steps", "IQM of greedy returns", "seeds"), rows)
 
 
+def battles(names: str) -> str:
+    """Returns the battles won and the returns of bars by name: mean and standard deviation over the seeds."""
+    script = learning()
+    results = script["load"](ROOT / "docs" / "learning" / script["RESULTS"])
+    rows = []
+    for name in names.split(","):
+        result, [bar] = results[name], [bar for bar in script["BARS"] if bar.name == name]
+        won, returns = result.get("won"), result["returns"]
+        cells = (
+            f"[{name}](algorithms/{bar.algorithm}.md#measured)",
+            f"{100 * statistics.mean(won):.0f} % ± {100 * statistics.stdev(won):.0f}" if won else "not counted",
+            f"{statistics.mean(returns):.2f} ± {statistics.stdev(returns):.2f}",
+            f"{result['steps']:,}",
+            f"{max(result['seconds']) / 60:.1f}",
+            f"`{result['command'].removeprefix('jaxrl-dist train ')}`",
+        )
+        rows.append(cells)
+    return table(("", "battles won", "greedy return", "env steps", "minutes", "`jaxrl-dist train ...`"), rows)
+
+
 # --- Accelerators -------------------------------------------------------------------------------------
 
 
@@ -426,6 +447,7 @@ PARTS: dict[str, Callable[[Any], str]] = {
     "algorithm": algorithm,
     "fields": fields,
     "measured": measured,
+    "battles": battles,
     "run_flags": run_flags,
     "scale": scale,
     "source": source,

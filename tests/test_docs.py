@@ -558,6 +558,10 @@ def test_pages_show_parts_of_the_sources_and_measured_rows_as_they_are() -> None
     assert "| [`dqn --env gymnax:MountainCar-v0`](algorithms/dqn.md#measured) | 200,000 | -103.4 | 5 |" in made(
         "which-algorithm.md"
     )
+    results = runs.read_json(runs.ROOT / "docs" / "learning" / "results.json")
+    won, returns = results["qmix-3m"]["won"], results["qmix-3m"]["returns"]
+    row = f"{100 * np.mean(won):.0f} % ± {100 * np.std(won, ddof=1):.0f} | {np.mean(returns):.2f} ± "
+    assert f"| [qmix-3m](algorithms/qmix.md#measured) | {row}" in made("agents.md")
     with pytest.raises(LookupError, match="0 functions 'nothing'"):
         hook["source"]("jaxrl_dist.returns:nothing")
 

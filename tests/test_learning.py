@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import runpy
 
 import pytest
 import runs
-from own import Target
+from own import Scored, Target
 
 import jaxrl_dist
 
@@ -94,14 +95,29 @@ def test_return_is_behind_if_its_iqm_is_a_tenth_lower(returns, value, marked):
 
 
 def test_interrupted_bar_runs_the_missing_seeds(monkeypatch):
-    run_bar, bar = LEARNING["run_bar"], LEARNING["BARS"][0]
-    monkeypatch.setitem(run_bar.__globals__, "run_seeds", lambda bar, seed, count: [(float(seed), [None, float(seed)])])
+    run_bar, bar = LEARNING["run_bar"], LEARNING["BARS"][0]._replace(flags={"info_metrics": "won"})
+
+    def run_seeds(bar, seed, *_):
+        return [(float(seed), [None, float(seed)], {"won": seed / 4})]
+
+    monkeypatch.setitem(run_bar.__globals__, "run_seeds", run_seeds)
     kept = []
     first = run_bar(bar, 2, keep=lambda entry: kept.append(list(entry["returns"])))
     assert kept == [[0.0], [0.0, 1.0]]
     assert run_bar(bar, 3, before=first)["returns"] == run_bar(bar, 3)["returns"] == [0.0, 1.0, 2.0]
+    assert run_bar(bar, 3, before=first)["won"] == [0.0, 0.25, 0.5]
     monkeypatch.setitem(run_bar.__globals__, "run_seeds", None)
     assert run_bar(bar, 2, before=first) == first
+
+
+def test_counted_metrics_of_evaluations_are_stored_for_each_seed():
+    """A run of both seeds also says when it has compiled and how far it is."""
+    flags = {"info_metrics": "success", "num_envs": 8, "hidden_sizes": (4,), "evaluation_episodes": 8}
+    bar = LEARNING["Bar"]("walk", "ppo", Scored(), 256, None, 2, 2, flags, together=True)
+    said = []
+    entry = LEARNING["run_bar"](bar, say=said.append)
+    assert all(0 <= share <= 1 for share in entry["success"]) and len(entry["success"]) == len(entry["returns"]) == 2
+    assert re.match(r"walk: \d+ env steps after \d+ s$", said[0])
 
 
 def test_goals_of_learning_from_records_compare_normalised_scores():

@@ -87,7 +87,7 @@ class AlphaZero(
             )
 
         def turns(simulator: Simulator, action: jax.Array) -> jax.Array:
-            """Returns -1 where the other side moves after these actions, else 1."""
+            """Returns -1 where the other side moves after these actions, else 1: the rules say so, and not chance."""
             then = jax.vmap(simulator.step, (0, 0, None))(simulator.state, action, jax.random.key(0))
             return jnp.where(then.discount < 0, -1.0, 1.0)
 

@@ -91,12 +91,14 @@ def search(
       value: ``[B]``, the network's value of the roots.
       state: ``[B, ...]``, what ``step`` steps.
       legal: ``[B, A]`` bool, which actions may be taken at the root; None: all.
-      keys: ``[B]``; None: the best action, without noise. With 0 simulations, the network acts alone.
+      keys: ``[B]``; None: the best action, without noise: with PUCT the most visited, of equal ones that of the highest
+        value. With 0 simulations, the network acts alone.
       temperature: scalar or ``[B]``: 0 is greedy. Gumbel's noise, or with PUCT the logarithm of the share of visits, is
         scaled by it or by its inverse.
     """
+    logits = observations.masked(logits, legal)
     if not config.num_simulations:
-        return unsearched(observations.masked(logits, legal), value, keys)
+        return unsearched(logits, value, keys)
     greedy, rows = keys is None, value.shape
     if keys is None:  # the same for all rows, since they may be any part of a batch
         keys, temperature = jnp.broadcast_to(jax.random.key(0), rows), 0.0
@@ -118,17 +120,29 @@ def search(
             given |= {"qtransform": _gumbel_scores} if config.value_bounds == "tree" else {}
             found = mctx.gumbel_muzero_policy(params, key, root, expand, **given)
         else:
-            fraction = 0.0 if greedy else config.dirichlet_fraction
-            given |= {"dirichlet_fraction": fraction, "dirichlet_alpha": config.dirichlet_alpha, "temperature": scale}
+            if not greedy:
+                root = root.replace(prior_logits=_noisy(config, jax.random.fold_in(key, 2), logits, illegal))
+            given |= {"dirichlet_fraction": 0.0, "temperature": scale}  # mctx's noise is of illegal actions, too
             given |= {"qtransform": _puct_scores} if config.value_bounds == "tree" else {}
             found = mctx.muzero_policy(params, key, root, expand, **given)
-        summary, weights = found.search_tree.summary(), found.action_weights[0]
+        summary, weights, action = found.search_tree.summary(), found.action_weights[0], found.action[0]
         q = jnp.where(summary.visit_counts > 0, summary.qvalues, summary.value[:, None])[0]
+        if greedy and config.search == "puct":
+            action = jnp.argmax(jnp.where(weights == jnp.max(weights), q, -jnp.inf))
         depth = jnp.max(found.search_tree.embeddings[0])
-        return Found(found.action[0].astype(jnp.int32), weights, jnp.sum(weights * q), depth)
+        return Found(action.astype(jnp.int32), weights, jnp.sum(weights * q), depth)
 
     with jax.numpy_rank_promotion("allow"):
         return jax.vmap(one)(keys, scale, logits, value, state, illegal)
+
+
+def _noisy(config: SearchConfig, key: jax.Array, logits: jax.Array, illegal: jax.Array) -> jax.Array:
+    """Returns the logits ``[1, A]`` of a root's prior with Dirichlet noise over its legal actions (Silver et al. 2017,
+    https://doi.org/10.1038/nature24270)."""
+    noise = jax.random.loggamma(key, config.dirichlet_alpha, logits.shape)
+    noise = jax.nn.softmax(observations.masked(noise, ~illegal))
+    share = config.dirichlet_fraction
+    return jnp.log((1 - share) * jax.nn.softmax(logits) + share * noise + jnp.finfo(noise.dtype).tiny)
 
 
 LEAST_RANGE = 0.01

@@ -144,12 +144,14 @@ def cut(memory: Memory, window: int, frame_stack: int = 1) -> Memory:
     """Prepares for environments that are reset: adds an invalid step, at which ``returns`` cuts.
 
     The step leads from the last observation, from which the step before bootstraps, to the first of a new episode.
+    Nobody has acted on this observation; its extras, such as a value to bootstrap with, are those of the step before.
     """
     slot = memory.added[0] % memory.steps.reward.shape[1]
     last = jax.tree.map(lambda ring: ring[:, slot], memory.steps)
     obs = jax.tree.map(lambda x: jnp.stack([x, x]), last.obs)
     blank = jax.tree.map(lambda x: jnp.zeros_like(x)[None], last)
-    return add(memory, blank._replace(obs=obs), window, frame_stack)
+    extras = jax.tree.map(lambda ring: ring[:, slot - 1][None], memory.steps.extras)
+    return add(memory, blank._replace(obs=obs, extras=extras), window, frame_stack)
 
 
 def draw_uniform(memory: Memory, key: jax.Array, batch_size: int, window: int, frame_stack: int = 1) -> Index:

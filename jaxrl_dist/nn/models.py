@@ -49,7 +49,8 @@ def make_model(config: TorsoConfig, observation: Space, num_actions: int, state_
     def init(key: jax.Array) -> dict[str, PyTree]:
         keys = iter(jax.random.split(key, 5 + len(heads)))
         obs = preprocess(spaces.zeros(observation, 1), observation, dtype)
-        features, torso_params = torso.init_with_output(next(keys), obs)
+        torso_params = torso.init(next(keys), obs)
+        features = torso.apply(torso_params, obs)
         state, action = jnp.zeros((1, state_size)), jnp.zeros((1, num_actions))
         both, dynamics = mlp.init_with_output(next(keys), jnp.concatenate([state, action], axis=-1))
         seen, prediction = mlp.init_with_output(next(keys), state)

@@ -131,11 +131,12 @@ def _loaded(
     if which is not None and run.checkpoint is None:
         name = f"{run.run_dir}@{which}{f',{run.policy}' if run.policy else ''}"
     load = partial(load_policy, run.run_dir, algorithm, env=env, checkpoint=which)
-    policy = load(policy=run.policy)
-    learns = learner(policy.config)
+    policy, wanted = load(policy=run.policy), run.policy
+    if (learns := learner(policy.config)) is not None:
+        policy, wanted = load(policy=learns), learns
     if num_simulations is not None and hasattr(policy.config.algorithm, "num_simulations"):
-        policy = load(num_simulations=num_simulations)
-    return name, policy if learns is None else load(policy=learns)
+        policy = load(policy=wanted, num_simulations=num_simulations)
+    return name, policy
 
 
 def _game(players: Sequence[Any], env: Any, env_options: Mapping[str, str] | None) -> DeviceEnv:

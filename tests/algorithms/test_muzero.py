@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import own
 import pytest
-from probes import box, perturbed, random_rollout, spec, squash
+from probes import assert_close, box, perturbed, random_rollout, spec, squash
 
+import jaxrl_dist
 from jaxrl_dist import returns
 from jaxrl_dist.algorithms import searching
 from jaxrl_dist.algorithms.muzero import MuZero
@@ -279,6 +282,34 @@ def test_a_new_model_plans_uniformly() -> None:
     np.testing.assert_allclose(extras["value"], 0.0, atol=1e-6)
 
 
+def own_torso() -> tuple[Any, Any]:
+    """A torso of the user's: a pair of functions."""
+    return lambda key, x: {"w": jax.random.normal(key, (3, 5))}, lambda params, x: x @ params["w"]
+
+
+READ: dict[str, tuple[Any, dict[str, Any]]] = {
+    "a table": (box(6, 5), {}),
+    "an image": (box(12, 12, 4), {}),
+    "parts and a mask": ({"board": box(12, 12, 2), "clock": box(1), "legal": box(3, dtype=np.int8, bound=1)}, {}),
+    "own torso": (None, {"torso": own_torso()}),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_model_reads_every_kind_of_observation(name: str) -> None:
+    observation, flags = READ[name]
+    env = dataclasses.replace(spec(observation), mask="legal" if isinstance(observation, dict) else None)
+    made = MuZero(**{**TINY, **flags}).make(env)
+    rollout, keys = random_rollout(made, env, made.window, 2), jax.random.split(jax.random.key(0), 2)
+
+    def learnt() -> Any:
+        variables = made.init(keys[0])
+        context = Context(keys, target=made.initial_target(variables.params))
+        return made.loss(variables, made.postprocess(variables, rollout, context), context)[0]
+
+    assert jax.eval_shape(learnt).shape == (2,)
+
+
 def test_states_are_scaled() -> None:
     state = models.scaled(jnp.float32([[-3, 0, 5], [2, 2, 2]]))
     np.testing.assert_allclose(state, [[0, 3 / 8, 1], [0, 0, 0]], rtol=1e-6)
@@ -327,3 +358,29 @@ def test_small_differences_count_little_where_the_tree_is_the_scale() -> None:
 
     node, tree = weights("node"), weights("tree")
     assert node[1] > tree[1] >= 0.5
+
+
+# --- Runs -------------------------------------------------------------------------------------------------
+
+RUN: dict[str, Any] = {**TINY, "num_envs": 8, "rollout_length": 4, "num_devices": 1, "report_interval": 32}
+RUN |= {"learning_starts": 32, "batch_size": 8, "replay_ratio": 1 / 16, "replay_capacity": 512}
+RUN |= {"evaluation_episodes": 0, "normalize_observations": True, "ema_steps": 100, "priority_exponent": 0.5}
+
+
+@pytest.mark.case  # plans/test_on_device.py::test_members_of_a_population_are_their_lone_runs
+def test_a_member_is_its_lone_run_and_a_resumed_run_the_uninterrupted_one(tmp_path: Path) -> None:
+    """With other values of floats, observations that are scaled, priorities, and averages that act."""
+    vary: dict[str, Any] = {"value_limit": [2.0, 4.0], "temperature_start": [1.0, 0.5]}
+    flags = {"temperature_end": 0.25, "temperature_steps": 100, "total_env_steps": 256}
+    config = jaxrl_dist.preset("muzero", own.Walk(), **RUN, **flags)
+    *_, last = jaxrl_dist.train(dataclasses.replace(config, vary=vary, zip=True))
+    algorithm = dataclasses.replace(config.algorithm, value_limit=4.0, temperature_start=0.5)
+    alone = dataclasses.replace(config, algorithm=algorithm, run_dir=str(tmp_path / "whole"))
+    *_, whole = jaxrl_dist.train(alone)
+    assert whole.updates == last.members[1].updates > 0
+    assert_close(last.members[1].variables(), whole.variables(), 1e-4)
+    parts = str(tmp_path / "parts")
+    list(jaxrl_dist.train(dataclasses.replace(alone, run_dir=parts, total_env_steps=128)))
+    *_, resumed = jaxrl_dist.resume(parts, env=own.Walk(), total_env_steps=256)
+    for x, y in zip(*(jax.tree.leaves(report.checkpoint().state) for report in (whole, resumed)), strict=True):
+        np.testing.assert_array_equal(x, y)

@@ -157,3 +157,41 @@ def test_a_row_finds_the_same_whatever_the_others_are_and_greedy_search_needs_no
     greedy, again = (run((logits[x], state[x], state[x]), None) for x in (slice(4), slice(2, 4)))
     np.testing.assert_array_equal(greedy.weights[2:], again.weights)
     assert (whole.depth >= 1).all() and whole.weights.sum(axis=1) == pytest.approx(1, abs=1e-5)
+
+
+def puct(legal: np.ndarray, logits: np.ndarray, keys: Any, q: np.ndarray | None = None, **flags: Any) -> Any:
+    """Searches ``len(logits)`` roots whose actions end the task and pay ``q [A]``, by default nothing."""
+    paid = jnp.zeros(logits.shape[1]) if q is None else jnp.float32(q)
+
+    def step(params: PyTree, keys: jax.Array, action: jax.Array, state: PyTree) -> tuple[Any, ...]:
+        nothing = jnp.zeros(action.shape)
+        return paid[action], nothing, jnp.zeros((len(action), len(paid))), nothing, state
+
+    config = dataclasses.replace(Config(search="puct"), **flags)
+    rows = jnp.zeros(len(logits))
+    return jax.jit(lambda keys: searching.search(config, step, (), logits, rows, rows, jnp.asarray(legal), keys))(keys)
+
+
+@pytest.mark.parametrize("elsewhere", [0.0, ILLEGAL])
+def test_noise_at_the_root_is_of_the_legal_actions_alone(elsewhere: float) -> None:
+    """Two of 50 actions are legal, and the network prefers one of them by far; it may know of the illegal ones or not.
+
+    A quarter of the prior is noise of the two, so the other one is tried whenever its share of 16 visits is due.
+    """
+    legal = np.arange(50) < 2
+    logits = np.where(legal, -5.0, elsewhere) - 12.0 * (np.arange(50) == 1)
+    rows = 300
+    found = puct(*(np.broadcast_to(x, (rows, 50)) for x in (legal, logits)), jax.random.split(jax.random.key(0), rows))
+    weights = np.asarray(found.weights)
+    assert (weights[:, 2:] == 0).all()
+    noise = 0.25 * np.random.default_rng(0).dirichlet([0.3, 0.3], 100_000)[:, 1]
+    assert (weights[:, 1] > 0).mean() == pytest.approx((noise > 1 / 17).mean(), abs=0.08)
+
+
+def test_greedy_puct_takes_the_most_visited_and_of_equal_ones_the_better() -> None:
+    """Both actions pay less than the root's value, so each is visited once."""
+    logits, legal = np.zeros((2, 2)), np.ones((2, 2), bool)
+    for best, q in enumerate(([-1.0, -2.0], [-2.0, -1.0])):
+        found = puct(legal, logits, None, np.array(q), num_simulations=2)
+        np.testing.assert_allclose(found.weights, 1 / 2)
+        np.testing.assert_array_equal(found.action, best)

@@ -6,19 +6,26 @@ import sys
 import traceback
 import types
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import runs
 from test_docs import blocks
 
 import jaxrl_dist
 from jaxrl_dist import cli
-from jaxrl_dist.algorithms import ALGORITHMS
-from jaxrl_dist.commands.check_algorithm import check
+from jaxrl_dist.algorithms import ALGORITHMS, searching
+from jaxrl_dist.algorithms.muzero import MuZero
+from jaxrl_dist.commands.check_algorithm import check, functions
+from jaxrl_dist.commands.check_env.findings import Check
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training import contract
+from jaxrl_dist.types import Context, Variables
 
 RIGHT = blocks("docs/adding-an-algorithm.md")[0]
 BATCH = "return net.examples(rollout, weight=weight, value_target=advantage + values[:-1])"
@@ -165,6 +172,7 @@ def keyed(key: str) -> str:
     return f"policy=lambda v, o, c, x: net.policy(v, o, c, x if x.keys is None else {keys})"
 
 
+FIXED = "x._replace(keys=jax.random.split(jax.random.key(0), len(o)))"
 OLD = f"""batch = {BATCH.removeprefix("return ")}
             old, _ = net.evaluate(variables.params, batch)
             return {{**batch, "old": old.log_prob(batch["action"])}}"""
@@ -172,6 +180,10 @@ VALUE_LOSS = 'jnp.square(value - batch["value_target"])'
 EXECUTED = {
     "one key": (ACTED, keyed("x.keys[0]"), "policy gives a row another output when environments change places"),
     "fixed key": (ACTED, keyed("jax.random.key(0)"), "policy makes a key itself"),
+    "greedy draws": (
+        *(ACTED, f"policy=lambda v, o, c, x: net.policy(v, o, c, {FIXED} if x.keys is None else x)"),
+        "policy draws random numbers where context.keys is None",
+    ),
     "argmin": (ACTED, acted("(1 - a[0], a[1], a[2]) if x.keys is None else a"), "policy takes greedy actions"),
     "no exploration": (
         *(ACTED, "policy=lambda v, o, c, x: net.policy(v, o, c, x._replace(keys=None))"),
@@ -285,6 +297,42 @@ def test_what_only_shows_in_numbers(fault: str) -> None:
     config, source = resolved(jaxrl_dist.preset(algorithm_of(text), "CartPole-v1", hidden_sizes=(4,)))
     lines = check(config, source.spec).lines("mine", "")
     assert [line for line in lines if line.startswith(f"mine: {message}") or message in line], lines
+
+
+def tried(**of: Any) -> Any:
+    """What an algorithm with these functions is tried on; its parameters are logits of 3 actions."""
+    logits = np.float32([0.1, 0.0, -0.1])
+    rollout = SimpleNamespace(obs=np.zeros((17, 4, 1), np.float32), reward=np.zeros((16, 4), np.float32))
+    algorithm = SimpleNamespace(initial_core=lambda num_envs: (), **of)
+    return SimpleNamespace(algorithm=algorithm, variables=Variables(logits, ()), target=logits, rollout=rollout)
+
+
+@pytest.mark.parametrize("way", ["mode", "draw", "gumbel", "puct"])
+def test_draws_of_greedy_actions_are_a_fault_where_they_decide(way: str) -> None:
+    """A search has a constant key also where it draws no action."""
+
+    def step(logits: Any, keys: Any, action: Any, state: Any) -> Any:
+        nothing = jnp.zeros(action.shape)
+        return nothing, nothing, jnp.broadcast_to(logits, (len(action), 3)), nothing, state
+
+    def policy(variables: Variables, obs: Any, core: Any, context: Context) -> Any:
+        logits, rows = jnp.broadcast_to(variables.params, (len(obs), 3)), jnp.zeros(len(obs))
+        if way == "mode":
+            return logits.argmax(axis=-1), core, {}
+        if way == "draw":
+            return jax.random.categorical(jax.random.key(0), logits), core, {}
+        config = MuZero(search=way, num_simulations=4)  # type: ignore[arg-type]
+        return searching.search(config, step, logits[0], logits, rows, rows, None, context.keys).action, core, {}
+
+    assert functions._draws_decide(tried(policy=policy)) == (way == "draw")
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_target_of_logits_is_read_though_a_constant_changes_no_probability(reads: bool) -> None:
+    found = Check("mine")
+    trial = tried(target=lambda params, target, updates: params)
+    functions._check_target(found, trial, lambda target: jax.nn.softmax(target if reads else jnp.zeros(3)))
+    assert found.faults.keys() == (set() if reads else {"unread"})
 
 
 ENVS = {**dict.fromkeys(["ddpg", "td3", "sac"], "Pendulum-v1"), "qmix": "team:Meeting"}

@@ -85,6 +85,16 @@ def check_windows(windows: Rollout, whole: Rollout, window: int) -> list[tuple[i
     return starts
 
 
+@pytest.mark.parametrize("total", [8, 16])  # the slot before is the last one, or the one before
+def test_a_cut_step_has_the_last_observation_and_the_extras_of_the_step_before(total: int) -> None:
+    whole = stream(total)
+    memory = jax.jit(ring.cut, static_argnums=1)(filled(whole, 16, 8, 3, prioritized=False), 3)
+    at = total % 16
+    np.testing.assert_array_equal(memory.steps.obs[:, at], whole.obs[-1])
+    np.testing.assert_array_equal(memory.steps.extras["q"][:, at], whole.extras["q"][-1])
+    assert not memory.steps.valid[:, at].any() and not memory.steps.reward[:, at].any()
+
+
 WINDOWS = {  # total, slots, chunk, window, frame_stack: prioritized or not, in `make test`
     (40, 64, 8, 3, 1): {False},
     (200, 50, 8, 1, 1): {False},

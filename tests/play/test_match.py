@@ -7,6 +7,7 @@ import json
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -18,12 +19,16 @@ import scipy.optimize
 
 import jaxrl_dist
 from jaxrl_dist import Train, cli, load_policy
+from jaxrl_dist.algorithms.muzero import MuZero
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.play import match as matches
 from jaxrl_dist.play import ratings
 from jaxrl_dist.play.games import Player, Result
 from jaxrl_dist.play.match import Match, match
 from jaxrl_dist.play.policy import Policy
+from jaxrl_dist.settings import policies
+from jaxrl_dist.settings.policies import Copy
 from jaxrl_dist.settings.resolve import resolved
 
 LINES = [[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 3, 6], [1, 4, 7], [2, 5, 8], [0, 4, 8], [2, 4, 6]]
@@ -216,6 +221,21 @@ def test_of_a_policy_and_its_copy_the_one_that_learns_plays(tmp_path: Path) -> N
     alone = load_policy(run, env_options={"opponents": "self"})
     assert alone.source.spec.both_sides and not alone.source.spec.policies
     jax.tree.map(np.testing.assert_array_equal, alone.variables, load_policy(run, policy="new").variables)
+
+
+def test_the_policy_that_learns_beside_its_copies_takes_the_simulations(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds: dict[str, Any] = {"new": MuZero(), "old": Copy("new", 1, 2)}
+
+    def load(run_dir: str, *args: Any, policy: str | None, num_simulations: int | None = None, **fields: Any) -> Any:
+        parts = {name: SimpleNamespace(algorithm=kind) for name, kind in kinds.items()}
+        config = SimpleNamespace(algorithm=None, parts=parts) if policy is None else parts[policy]
+        return SimpleNamespace(config=config, policy=policy, num_simulations=num_simulations)
+
+    monkeypatch.setattr(matches, "load_policy", load)
+    monkeypatch.setattr(policies, "by_policy", lambda config: getattr(config, "parts", {"": config}))
+    for player in ("runs/x", "runs/x,new"):
+        _, loaded = matches._loaded(player, None, None, None, 7)
+        assert (loaded.policy, loaded.num_simulations) == ("new", 7)
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ def _check_policy(check: Check, trial: Trial) -> None:
 
     keys = jax.random.split(jax.random.key(1), rows)
     text, greedy = _traced(act, obs, core, keys), _traced(act, obs, core, None)
-    if "random_bits[" in greedy:
+    if "random_bits[" in greedy and ("random_seed[" not in greedy or _draws_decide(trial)):
         check.fault("greedy", "policy draws random numbers where context.keys is None, which asks for greedy actions")
     elif "random_seed[" in text:
         check.fault(
@@ -64,6 +64,21 @@ def _check_policy(check: Check, trial: Trial) -> None:
     others = [function(obs, core, jax.random.split(jax.random.key(seed), rows)) for seed in range(2, 50)]
     if trial.algorithm.behaviour is None and all(_equal(first[0], other[0]) for other in others):
         check.note("policy takes the same actions whatever context.keys are, so it does not explore")
+
+
+def _draws_decide(trial: Trial) -> bool:
+    """Returns whether greedy actions are others with another generator of random numbers.
+
+    A tree search needs a key also where it adds no noise.
+    """
+    obs = jax.tree.map(lambda x: x[:-1].reshape(-1, *x.shape[2:]), trial.rollout.obs)
+    core = trial.algorithm.initial_core(trial.rollout.reward.size)
+    actions = []
+    for generator in ("threefry2x32", "rbg"):
+        with jax.default_prng_impl(generator):
+            act = jax.jit(lambda: trial.algorithm.policy(trial.variables, obs, core, Context(None, jnp.float32(0)))[0])
+            actions.append(act())
+    return not _equal(*actions)
 
 
 def _traced(function: Callable[..., Any], *args: PyTree) -> str:
@@ -106,11 +121,15 @@ def _check_greedy(check: Check, trial: Trial) -> None:
 
 
 def _noisy(variables: Variables, scale: float) -> Variables:
-    """Returns variables whose parameters have noise of this standard deviation."""
+    """Returns variables whose parameters have noise of this standard deviation; integers are one more."""
     leaves, tree = jax.tree.flatten(variables.params)
     keys = jax.random.split(jax.random.key(2), len(leaves))
-    noisy = [x + scale * jax.random.normal(key, x.shape, x.dtype) for x, key in zip(leaves, keys, strict=True)]
-    return variables._replace(params=jax.tree.unflatten(tree, noisy))
+
+    def changed(x: Any, key: jax.Array) -> Any:
+        floating = jnp.issubdtype(x.dtype, jnp.floating)
+        return x + scale * jax.random.normal(key, x.shape, x.dtype) if floating else x + np.ones_like(x)
+
+    return variables._replace(params=jax.tree.unflatten(tree, list(map(changed, leaves, keys))))
 
 
 def _check_learning(check: Check, trial: Trial) -> None:
@@ -230,7 +249,8 @@ def _check_target(check: Check, trial: Trial, learned: Callable[[PyTree], Any]) 
     _, read = partial_eval.dce_jaxpr(program, [True] * len(program.outvars))
     if not any(read[: len(jax.tree.leaves(params))]):
         check.fault("target", "target returned a target that never depends on params, so it stays as it begins")
-    if _equal(learned(trial.target), learned(jax.tree.map(lambda x: x + np.ones_like(x), trial.target))):
+    noisy = _noisy(Variables(trial.target, ()), 1.0).params  # a constant may cancel, as in logits
+    if _equal(learned(trial.target), learned(noisy)):
         check.fault("unread", "neither postprocess nor loss reads context.target, the output of target")
 
 
