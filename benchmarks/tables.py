@@ -27,12 +27,20 @@ from jaxrl_dist.training.setup import make_algorithm
 
 DISCOUNT = 0.9
 COMMON: dict[str, Any] = {"discount": DISCOUNT, "hidden_sizes": (128,), "learning_rate": 1e-3}
+REPLAYS: dict[str, Any] = {
+    "num_envs": 64,
+    "rollout_length": 16,
+    "replay_capacity": 2**20,
+    "replay_ratio": 1 / 32,
+    "batch_size": 256,
+}
+"""A million env steps: 60,000 have 750 outcomes of each action, whose mean itself is off by a percent."""
 EXPLORES: dict[str, Any] = {"epsilon_end": 1.0}
 FLAGS: dict[str, dict[str, Any]] = {
-    "dqn": {**EXPLORES, "n_step": 1, "target_period": 100, "batch_size": 256},
-    "rainbow": {"n_step": 1, "value_min": 0.0, "value_max": 10.0, "target_period": 100},
+    "dqn": {**REPLAYS, **EXPLORES, "n_step": 1, "target_period": 100},
+    "rainbow": {**REPLAYS, "n_step": 1, "value_min": 0.0, "value_max": 10.0, "target_period": 100},
     "pqn": {**EXPLORES, "q_lambda": 0.0},
-    "sac": {"temperature": 0.5, "n_step": 1, "actor_learning_rate": 1e-3, "batch_size": 256},
+    "sac": {**REPLAYS, "temperature": 0.5, "n_step": 1, "actor_learning_rate": 1e-3},
 }
 """Hyperparameters, besides those of ``COMMON``; the others are the presets'. Values of one step are the truth's."""
 
@@ -101,7 +109,7 @@ def main() -> None:
     parser.add_argument("--tables", type=int, default=20)
     parser.add_argument("--states", type=int, default=20)
     parser.add_argument("--actions", type=int, default=4)
-    parser.add_argument("--total-env-steps", type=int, default=60_000)
+    parser.add_argument("--total-env-steps", type=int, default=2**20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--list", type=int)
     options = parser.parse_args()

@@ -41,16 +41,15 @@ class TableEnv:
         if (table.going < 0).any() or not table.legal.all():
             raise ValueError("a table of a game, or with actions that are not legal, is no environment of one agent")
         self.table, self.default_params = table, Params(time_limit)
-        self._next, self._start = (jnp.asarray(x) for x in (table.next.astype(np.int32), np.log(_safe(table.start))))
+        self._next, self._start = jnp.asarray(table.next, jnp.int32), jnp.log(jnp.asarray(table.start, jnp.float32))
         ends = table.probability * (1 - table.going)
         self._branches = jnp.asarray(np.concatenate([table.probability * table.going, ends], axis=2), jnp.float32)
         self._reward = jnp.asarray(table.reward, jnp.float32)
         obs = np.arange(table.shape[0], dtype=np.int32) if table.obs is None else np.asarray(table.obs)
         self._obs = jnp.asarray(obs)
-        whole = obs.ndim == 1 and np.issubdtype(obs.dtype, np.integer)
-        self._space: spaces.Space[Any] = spaces.Discrete(int(obs.max()) + 1)
-        if not whole:
-            self._space = spaces.Box(obs.min(), obs.max(), obs.shape[1:], obs.dtype.type)
+        self._space: spaces.Space[Any] = spaces.Box(obs.min(), obs.max(), obs.shape[1:], obs.dtype.type)
+        if obs.ndim == 1 and np.issubdtype(obs.dtype, np.integer):
+            self._space = spaces.Discrete(int(obs.max()) + 1)
 
     def observation_space(self, params: Params) -> spaces.Space[Any]:
         return self._space
@@ -82,8 +81,3 @@ class TableEnv:
         """Returns ``(probability [N], obs [N, ...], state [N])`` of the first states."""
         number = jnp.asarray(np.flatnonzero(self.table.start), jnp.int32)
         return jnp.exp(self._start[number]), self._obs[number], State(number, jnp.zeros_like(number))
-
-
-def _safe(probability: np.ndarray) -> np.ndarray:
-    """Returns probabilities whose logarithm is finite."""
-    return np.maximum(probability, 1e-38)

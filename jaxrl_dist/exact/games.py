@@ -40,18 +40,13 @@ class Game:
         if not (table.going < 0).any() or table.obs is None:
             raise ConfigError("exploitability is of games of two players, in which the sides take turns")
         self.table = table
-        _, seen = np.unique(as_bytes(jax.tree.leaves(table.obs)), return_inverse=True)
-        self._seen = seen.reshape(-1)
-        first = np.flatnonzero(table.start)
-        nothing = np.zeros((2, len(first)), np.int64)
+        seen = _numbered(as_bytes(jax.tree.leaves(table.obs)))
         self.levels: list[_Level] = []
-        state, mover, chance, memory = first, np.zeros(len(first), np.int64), table.start[first], nothing
-        parent = action = np.zeros(len(first), np.int64)
+        state = np.flatnonzero(table.start)
+        chance, memory = table.start[state], np.zeros((2, len(state)), np.int64)
+        mover = parent = action = np.zeros(len(state), np.int64)
         while len(state):
-            _, known = np.unique(
-                memory[mover, np.arange(len(state))] * len(seen) + self._seen[state], return_inverse=True
-            )
-            known = known.reshape(-1)
+            known = _numbered(memory[mover, np.arange(len(state))] * len(seen) + seen[state])
             self.levels.append(_Level(state, mover, chance, known, parent, action))
             if sum(len(level.state) for level in self.levels) > MAX_HISTORIES:
                 raise ConfigError(
@@ -61,24 +56,23 @@ class Game:
             parent, action, outcome = np.nonzero(live)
             memory = memory[:, parent]
             memory[mover[parent], np.arange(len(parent))] = known[parent] * table.shape[1] + action
-            memory = np.stack([np.unique(row, return_inverse=True)[1].reshape(-1) for row in memory])
+            memory = np.stack([_numbered(row) for row in memory])
             chance = chance[parent] * table.probability[state[parent], action, outcome]
             turns = table.going[state[parent], action, outcome] < 0
             mover = np.where(turns, 1 - mover[parent], mover[parent])
             state = table.next[state[parent], action, outcome]
 
-    def best_response(self, policies: np.ndarray, weights: np.ndarray, responder: int) -> float:
+    def best_response(self, policies: np.ndarray, responder: int) -> float:
         """Returns the mean payoff of the best answer to a mixture of policies, one of which plays each whole game.
 
         Args:
-          policies: probabilities ``[M, S, A]``.
-          weights: of the policies, ``[M]``, of sum 1.
+          policies: probabilities ``[M, S, A]``; each policy is equally likely.
           responder: 0: the answer moves first; 1: it moves second.
         """
         table, reach, reaches = self.table, np.zeros(0), list[np.ndarray]()
         for depth, level in enumerate(self.levels):
             if depth == 0:
-                reach = np.repeat(weights[:, None], len(level.state), axis=1)
+                reach = np.full((len(policies), len(level.state)), 1 / len(policies))
             else:
                 above = self.levels[depth - 1]
                 taken = policies[:, above.state[level.parent], level.action]
@@ -105,13 +99,16 @@ class Game:
             value[mine] = gain[mine, choice[level.known[mine]]]
         return float(value.sum())
 
-    def exploitability(self, policies: np.ndarray, weights: np.ndarray | None = None) -> float:
+    def exploitability(self, policies: np.ndarray) -> float:
         """Returns half of NashConv: what best answers win in the mean over both seats; 0 in an equilibrium.
 
         Args:
           policies: ``[S, A]``, or ``[M, S, A]`` for a mixture.
-          weights: of the policies, ``[M]``; None: equal ones.
         """
-        policies = policies[None] if policies.ndim == 2 else policies
-        weights = np.full(len(policies), 1 / len(policies)) if weights is None else np.asarray(weights)
-        return 0.5 * sum(self.best_response(policies, weights, responder) for responder in (0, 1))
+        policies = policies.reshape(-1, *self.table.shape)
+        return 0.5 * sum(self.best_response(policies, responder) for responder in (0, 1))
+
+
+def _numbered(rows: np.ndarray) -> np.ndarray:
+    """Returns a number for each of ``rows [N]``, equal for equal ones, ``[N]``."""
+    return np.unique(rows, return_inverse=True)[1].reshape(-1)

@@ -8,8 +8,7 @@ that nobody sees does. A program that reads no random key is deterministic, and 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,56 +31,20 @@ PLAUSIBLE = 1e-3
 """Start states count as equally likely if their counts are at least so probable when they are."""
 
 
-class Model(NamedTuple):
-    """An environment without its time limit, as pure functions over ``N`` rows."""
-
-    name: str
-    actions: int
-    reset: Callable[[jax.Array], tuple[PyTree, PyTree]]
-    """``(keys [N]) -> (state, obs)``."""
-    step: Callable[[PyTree, jax.Array, jax.Array], tuple[PyTree, PyTree, jax.Array, jax.Array]]
-    """``(state, action [N], keys [N]) -> (state, obs, reward [N], going [N])``, as ``Simulator.step``."""
-    legal: Callable[[PyTree], Any] = lambda obs: None
-    """``(obs) -> [N, A]`` bool; None: all actions are legal."""
-    outcomes: Callable[[PyTree, jax.Array], tuple[jax.Array, Any]] | None = None
-    """``(state, action [N]) -> (probability [N, K], after)``, what ``step`` returns for each outcome, ``[N, K, ...]``;
-    None: they are not known, and random steps are tried."""
-    starts: Callable[[], tuple[jax.Array, PyTree, PyTree]] | None = None
-    """``() -> (probability [N], state, obs)``; None: they are not known, and random resets are tried."""
-
-
-def table_of(model: Model, max_states: int = 100_000, tries: int = 1000, starts: int = 10_000, seed: int = 0) -> Table:
-    """Finds all states that an episode can reach.
+def table_of(
+    env: DeviceEnv, max_states: int = 100_000, tries: int = 1000, starts: int = 10_000, seed: int = 0
+) -> Table:
+    """Finds all states that an episode of a compiled environment, with all its wrappers, can reach.
 
     Args:
       tries: of each action in each state, where steps are random and the environment does not name its outcomes.
       starts: episodes that are begun, where resets are random and it does not name its first states.
 
     Raises:
-      ConfigError: there are more than ``max_states``.
+      ConfigError: there are more than ``max_states``, its actions are not discrete, several agents act in it, or it has
+        no simulator.
     """
-    return _Listing(model, max_states, tries, starts, jax.random.key(seed)).table()
-
-
-def model_of(env: DeviceEnv) -> Model:
-    """Returns a compiled environment, with all its wrappers, as what can be listed.
-
-    Raises:
-      ConfigError: its actions are not discrete, several agents act in it, or it has no simulator.
-    """
-    spec, simulate, size = env.spec, env.simulate, discrete(env.spec)
-    if simulate is None:
-        raise ConfigError(f"{label_of(spec)} cannot be simulated, so its states cannot be listed")
-
-    def reset(keys: jax.Array) -> tuple[PyTree, PyTree]:
-        state, obs = env.reset(keys)
-        return simulate(state).state, obs
-
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
-    step_one = simulate(jax.eval_shape(lambda keys: env.reset(keys)[0], keys)).step
-    outcomes = None if env.outcomes is None else jax.vmap(env.outcomes)
-    legal = partial(observations.legal, spec)
-    return Model(label_of(spec), size, reset, jax.vmap(step_one), legal, outcomes, env.starts)
+    return _Listing(env, max_states, tries, starts, jax.random.key(seed)).table()
 
 
 def of_source(source: EnvSource, **limits: int) -> Table:
@@ -95,7 +58,7 @@ def of_source(source: EnvSource, **limits: int) -> Table:
     """
     spec, wrappers = source.spec, source.wrappers
     if source.pure is not None:
-        return table_of(model_of(source.pure), **limits)
+        return table_of(source.pure, **limits)
     discrete(spec)
     if spec.backend != "gymnasium":
         raise ConfigError(f"{label_of(spec)} runs outside JAX, where its states cannot be listed")
@@ -128,17 +91,26 @@ def discrete(spec: EnvSpec) -> int:
 class _Listing:
     """The states so far, numbered as they were found."""
 
-    def __init__(self, model: Model, most: int, tries: int, starts: int, key: jax.Array) -> None:
-        self.model, self.most, self.key = model, most, key
+    def __init__(self, env: DeviceEnv, most: int, tries: int, starts: int, key: jax.Array) -> None:
+        self.env, self.actions, self.most, self.key = env, discrete(env.spec), most, key
         self.number: dict[bytes, int] = {}
         self.found: list[tuple[PyTree, np.ndarray]] = []  # observations and legal actions of states, in their order
-        keys = jax.random.split(key, 1)
-        state, _ = jax.eval_shape(model.reset, keys)
+        simulate, keys = env.simulate, jax.random.split(key, 1)
+        if simulate is None:
+            raise ConfigError(f"{label_of(env.spec)} cannot be simulated, so its states cannot be listed")
+
+        def reset(keys: jax.Array) -> tuple[PyTree, PyTree]:
+            state, obs = env.reset(keys)
+            return simulate(state).state, obs
+
+        self.reset = reset
+        self.step = jax.vmap(simulate(jax.eval_shape(lambda keys: env.reset(keys)[0], keys)).step)
+        state, _ = jax.eval_shape(reset, keys)
         self.own = _keys_in(state)
         random = self._read(keys, state)
-        self.sampled = random and model.outcomes is None
+        self.sampled = random and env.outcomes is None
         self.tries = tries if self.sampled else 1
-        self.starts = starts if _depends(model.reset, keys) and model.starts is None else 1
+        self.starts = starts if any(read_by(reset, keys)) and env.starts is None else 1
         self.branch = jax.jit(self._branch)
 
     def _read(self, keys: jax.Array, state: PyTree) -> bool:
@@ -146,7 +118,7 @@ class _Listing:
         leaves, structure = jax.tree.flatten(state)
 
         def step(leaves: list[jax.Array], action: jax.Array, keys: jax.Array) -> list[Any]:
-            state, *rest = self.model.step(jax.tree.unflatten(structure, leaves), action, keys)
+            state, *rest = self.step(jax.tree.unflatten(structure, leaves), action, keys)
             return [jax.tree.leaves(state), rest]
 
         program = jax.make_jaxpr(step)(leaves, jax.ShapeDtypeStruct((1,), np.int32), keys).jaxpr
@@ -162,12 +134,13 @@ class _Listing:
 
     def _branch(self, state: PyTree, action: jax.Array, key: jax.Array) -> tuple[Any, ...]:
         """Returns the probabilities ``[n, K]`` of the outcomes of ``n`` actions, and these, ``[n * K, ...]``."""
-        if self.model.outcomes is not None:
-            probability, after = self.model.outcomes(self._redrawn(state, jax.random.split(key, len(action))), action)
+        if self.env.outcomes is not None:
+            redrawn = self._redrawn(state, jax.random.split(key, len(action)))
+            probability, after = jax.vmap(self.env.outcomes)(redrawn, action)
             return probability, *jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), after)
         state, rows = jax.tree.map(lambda x: jnp.repeat(x, self.tries, axis=0), (state, action))
         keys = jax.random.split(key, (2, len(rows)))
-        after = self.model.step(self._redrawn(state, keys[1]), rows, keys[0])
+        after = self.step(self._redrawn(state, keys[1]), rows, keys[0])
         return jnp.full((len(action), self.tries), 1 / self.tries), *after
 
     def _redrawn(self, state: PyTree, keys: jax.Array) -> PyTree:
@@ -186,7 +159,7 @@ class _Listing:
         """
         leaves, before = jax.tree.leaves(state), len(self.number)
         if not len(leaves[0]):
-            return np.zeros(0, np.int64), (state, np.zeros((0, self.model.actions), bool))
+            return np.zeros(0, np.int64), (state, np.zeros((0, self.actions), bool))
         rows = as_bytes([*(leaves[i] for i in self.parts), *jax.tree.leaves(obs)])
         names, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
         order = np.argsort(first)
@@ -195,23 +168,23 @@ class _Listing:
             number[i] = self.number.setdefault(name, len(self.number))
         if len(self.number) > self.most:
             raise ConfigError(
-                f"{self.model.name} has more than {self.most:,} states, so it gets no exact answers; a smaller "
+                f"{label_of(self.env.spec)} has more than {self.most:,} states, so it gets no exact answers; a smaller "
                 "environment does, or a larger limit of states"
             )
         new = first[order[number[order] >= before]]
         obs = _rows(obs, new)
-        legal = self.model.legal(obs)
-        legal = np.ones((len(new), self.model.actions), bool) if legal is None else np.asarray(legal, bool)
+        mask = observations.legal(self.env.spec, obs)
+        legal = np.ones((len(new), self.actions), bool) if mask is None else np.asarray(mask, bool)
         self.found.append((obs, legal))
         return number[inverse.reshape(-1)], (_rows(state, new), legal)
 
     def begin(self) -> tuple[np.ndarray, str, PyTree]:
         """Returns the probabilities of the first states, what of them is sampled, and these."""
-        if self.model.starts is not None:
-            probability, *first = _to_host(self.model.starts())
+        if self.env.starts is not None:
+            probability, *first = _to_host(self.env.starts())
         else:
             keys = jax.random.split(jax.random.fold_in(self.key, 1), self.starts)
-            first, probability = _to_host(jax.jit(self.model.reset)(keys)), np.ones(self.starts)
+            first, probability = _to_host(jax.jit(self.reset)(keys)), np.ones(self.starts)
         numbers, new = self.numbered(*first)
         share = np.bincount(numbers, np.asarray(probability, np.float64))
         share = share / share.sum()
@@ -227,7 +200,7 @@ class _Listing:
         if self.sampled:
             sampled.append(f"outcomes of steps ({self.tries:,} tries of each action in each state)")
         edges: list[tuple[np.ndarray, ...]] = []
-        chunk, done = max(1, ROWS // (self.model.actions * self.tries)), 0
+        chunk, done = max(1, ROWS // (self.actions * self.tries)), 0
         while count := len(frontier[1]):
             fresh = []
             for at in range(0, count, chunk):
@@ -306,10 +279,10 @@ def _plausible(share: np.ndarray, count: int) -> tuple[np.ndarray, bool]:
     return (np.full(len(share), 1 / len(share)) if equal else share), bool(equal)
 
 
-def _depends(function: Callable[..., Any], keys: jax.Array) -> bool:
-    """Returns whether the outputs of a function depend on its keys."""
-    program = jax.make_jaxpr(function)(keys).jaxpr
-    return bool(partial_eval.dce_jaxpr(program, [True] * len(program.outvars))[1][0])
+def read_by(function: Callable[..., Any], *arguments: PyTree) -> list[bool]:
+    """Returns for each leaf of the arguments whether the outputs of a function depend on it."""
+    program = jax.make_jaxpr(function)(*arguments).jaxpr
+    return list(partial_eval.dce_jaxpr(program, [True] * len(program.outvars))[1])
 
 
 def _keys_in(state: PyTree) -> dict[int, bool]:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import partial_eval
 
 from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES, MAX_EPISODE_STEPS
 from jaxrl_dist.envs.base import label_of
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.exact import games, heat, solve
-from jaxrl_dist.exact.listing import discrete, of_source
+from jaxrl_dist.exact.listing import discrete, of_source, read_by
 from jaxrl_dist.exact.table import Table
 from jaxrl_dist.protocols import Traits
 from jaxrl_dist.types import Algorithm, Context, PyTree, Variables
@@ -103,9 +102,10 @@ class Measure:
             return jnp.stack(columns, axis=-1)
 
         shapes = jax.eval_shape(algorithm.init, jax.random.key(0)), self._batch(rows[0]), core
-        if _reads_core(act, shapes):
+        memory = slice(len(jax.tree.leaves(shapes[:2])), None)
+        if any(read_by(act, *shapes)[memory]):
             raise ConfigError("this policy acts by its memory, and a table's states do not hold one")
-        samples = algorithm.log_prob is not None and not _reads_core(log_probs, shapes)
+        samples = algorithm.log_prob is not None and not any(read_by(log_probs, *shapes)[memory])
 
         @jax.jit
         def ask(variables: Variables, obs: PyTree) -> tuple[Any, ...]:
@@ -273,11 +273,3 @@ def of_game(policies: Sequence[Any], **limits: int) -> Played:
         game.exploitability(plays) if len(plays) > 1 else None,
         len(plays),
     )
-
-
-def _reads_core(function: Callable[..., Any], arguments: tuple[Any, Any, PyTree]) -> bool:
-    """Returns whether the output depends on the last argument, a policy's state."""
-    program = jax.make_jaxpr(function)(*arguments).jaxpr
-    used = partial_eval.dce_jaxpr(program, [True] * len(program.outvars))[1]
-    count = len(jax.tree.leaves(arguments[2]))
-    return any(used[len(used) - count :])

@@ -62,9 +62,9 @@ def backup(
     (Vieillard et al. 2020, equation 2).
 
     Args:
-      matrix: ``table.matrix``, if it is at hand.
+      matrix: ``table.matrix()``, if it is at hand.
     """
-    after = (table.matrix if matrix is None else matrix) @ state_values(table, q, temperature)
+    after = (table.matrix() if matrix is None else matrix) @ state_values(table, q, temperature)
     new = table.reward + discount * after.reshape(q.shape)
     if munchausen:
         bonus = np.maximum(temperature * log_softmax(table, q, temperature), clip)
@@ -91,7 +91,7 @@ def optimal(
     """
     if munchausen and not temperature > 0:
         raise ConfigError("munchausen needs a temperature above 0")
-    matrix, q = table.matrix, np.zeros(table.shape)
+    matrix, q = table.matrix(), np.zeros(table.shape)
     for _ in range(MAX_SWEEPS):
         new = backup(table, q, discount, temperature, munchausen, clip, matrix)
         change = np.max(np.abs(new - q))
@@ -116,12 +116,12 @@ def values(table: Table, policy: np.ndarray, discount: float, temperature: float
     if temperature:
         entropy = -np.sum(policy * np.log(policy, out=np.zeros_like(policy), where=policy > 0), axis=1)
         reward = reward + temperature * entropy
-    return _solved(table, _chain(policy, table.matrix), discount, reward)
+    return _solved(table, _chain(policy, table.matrix()), discount, reward)
 
 
 def action_values(table: Table, value: np.ndarray, discount: float) -> np.ndarray:
     """Returns the values ``[S, A]`` of taking an action, if the next states have the values ``value [S]``."""
-    return table.reward + discount * (table.matrix @ value).reshape(table.shape)
+    return table.reward + discount * (table.matrix() @ value).reshape(table.shape)
 
 
 def visits(table: Table, policy: np.ndarray, discount: float) -> np.ndarray:
@@ -133,7 +133,7 @@ def visits(table: Table, policy: np.ndarray, discount: float) -> np.ndarray:
     Raises:
       ConfigError: as ``values``.
     """
-    return _solved(table, _chain(policy, table.moves).T, discount, table.start)[:, None] * policy
+    return _solved(table, _chain(policy, table.matrix(signed=False)).T, discount, table.start)[:, None] * policy
 
 
 def _chain(policy: np.ndarray, matrix: sparse.csr_array) -> sparse.csr_array:
@@ -172,7 +172,7 @@ def episode_return(table: Table, policy: np.ndarray | None, steps: int) -> float
     Args:
       policy: None: the best one, which may depend on the steps left.
     """
-    matrix, value = table.matrix, np.zeros(table.shape[0])
+    matrix, value = table.matrix(), np.zeros(table.shape[0])
     for _ in range(steps):
         q = table.reward + (matrix @ value).reshape(table.shape)
         new = masked(table, q).max(axis=1) if policy is None else (policy * q).sum(axis=1)

@@ -38,21 +38,15 @@ class Table(NamedTuple):
         """The numbers of states and actions."""
         return self.reward.shape[0], self.reward.shape[1]
 
-    @property
-    def matrix(self) -> sparse.csr_array:
-        """The probabilities ``[S * A, S]`` with which the episode goes on in a state, negative if the other side moves.
+    def matrix(self, signed: bool = True) -> sparse.csr_array:
+        """Returns the probabilities ``[S * A, S]`` with which the episode goes on in a state.
 
         Values of the next states, multiplied by it, are the expected value after each action.
+
+        Args:
+          signed: they are negative if the other side moves; False: who moves does not matter, as to visits.
         """
-        return self._matrix(self.probability * self.going)
-
-    @property
-    def moves(self) -> sparse.csr_array:
-        """As ``matrix``, but without signs: who moves does not matter to visits."""
-        return self._matrix(self.probability * np.abs(self.going))
-
-    def _matrix(self, weight: np.ndarray) -> sparse.csr_array:
-        states, actions = self.shape
+        weight, (states, actions) = self.probability * (self.going if signed else np.abs(self.going)), self.shape
         rows = np.repeat(np.arange(states * actions), weight.shape[2])
         used = weight.ravel() != 0
         entries = weight.ravel()[used], (rows[used], self.next.ravel()[used])
@@ -97,9 +91,7 @@ class Table(NamedTuple):
             "next": np.broadcast_to(np.arange(outcomes), probability.shape) if next is None else np.asarray(next),
             "probability": probability,
             "reward": reward,
-            "going": np.broadcast_to(
-                np.float64(1) if going is None else np.asarray(going, np.float64), probability.shape
-            ),
+            "going": np.broadcast_to(np.asarray(1 if going is None else going, np.float64), probability.shape),
             "start": np.full(states, 1 / states) if start is None else np.asarray(start, np.float64),
             "legal": legal,
         }

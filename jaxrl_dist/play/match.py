@@ -22,7 +22,7 @@ from jaxrl_dist.play import ratings
 from jaxrl_dist.play.games import Player, Result, program
 from jaxrl_dist.play.policy import Policy, load_policy
 from jaxrl_dist.protocols import Hyperparameters, Traits
-from jaxrl_dist.settings.policies import Copy, Random, by_policy, of_run
+from jaxrl_dist.settings.policies import Random, learner, of_run
 from jaxrl_dist.types import Context, EnvSpec, PyTree
 
 RANDOM = "random"
@@ -132,10 +132,8 @@ def _loaded(
         name = f"{run.run_dir}@{which}{f',{run.policy}' if run.policy else ''}"
     load = partial(load_policy, run.run_dir, algorithm, env=env, checkpoint=which)
     policy, wanted = load(policy=run.policy), run.policy
-    kinds = {policy: part.algorithm for policy, part in by_policy(policy.config).items()}
-    learning = [policy for policy, kind in kinds.items() if not isinstance(kind, Copy)]
-    if len(learning) == 1 < len(kinds):
-        policy, wanted = load(policy=learning[0]), learning[0]
+    if (learns := learner(policy.config)) is not None:
+        policy, wanted = load(policy=learns), learns
     if num_simulations is not None and hasattr(policy.config.algorithm, "num_simulations"):
         policy = load(policy=wanted, num_simulations=num_simulations)
     return name, policy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Never
@@ -22,8 +23,8 @@ from jaxrl_dist.run.checkpoint import load_variables
 from jaxrl_dist.run.files import members_of
 from jaxrl_dist.run.storage import check_run_dir
 from jaxrl_dist.settings.members import best_of
-from jaxrl_dist.settings.policies import label
-from jaxrl_dist.settings.resolve import resolved, with_simulations
+from jaxrl_dist.settings.policies import label, learner
+from jaxrl_dist.settings.resolve import find_env, resolved, with_simulations
 from jaxrl_dist.settings.stored import of_policy, stored_config
 from jaxrl_dist.spaces import Space
 from jaxrl_dist.training.setup import make_algorithm, variable_shapes
@@ -222,7 +223,8 @@ def load_policy(
       algorithm: the config class that was trained, if it is not built in. A stored file never names code to run.
       env: the environment, if it differs from the run's, or if no file can store the run's, which is an object or has
         the form ``my_module:make``.
-      env_options: the environment's options, if they differ from the run's.
+      env_options: the environment's options, if they differ from the run's. Where one agent acts with these, the policy
+        of a run against copies of itself acts alone.
       torso: your own network, if the run trained one.
       core: your own recurrent core, if the run trained one.
       policy: name of the policy to load, if the run has several. None: all of them, to be evaluated but not called.
@@ -241,13 +243,19 @@ def load_policy(
     if members := members_of(path):
         raise ConfigError(f"{run_dir} is a population; name one of its members, such as {best_of(path, members)}")
     config = stored_config(run_dir, algorithm, env, torso=torso, core=core)
-    config, source = resolved(config, {} if env_options is None else {"env_options": env_options})
+    part, changes = policy, {} if env_options is None else {"env_options": env_options}
+    learns = learner(config) if policy is None else None
+    if env_options is not None and learns is not None:
+        alone = of_policy(config, learns, run_dir)
+        if find_env(dataclasses.replace(alone, env_options=env_options)).spec.num_agents == 1:
+            config, part = alone, learns
+    config, source = resolved(config, changes)
     if policy is not None:
         config = of_policy(config, policy, run_dir)
         source = source._replace(spec=source.spec.policies[policy])
     if num_simulations is not None:
         config = with_simulations(config, source, num_simulations)
     shapes = variable_shapes(make_algorithm(config, source.spec))
-    variables = load_variables(run_dir, shapes, policy, which=checkpoint)
+    variables = load_variables(run_dir, shapes, part, which=checkpoint)
     variables = jax.device_put(source.spec.bare(variables), jax.local_devices()[0])
     return Policy(config, source, variables, fresh=checkpoint is not None and config.judge == "evaluation")

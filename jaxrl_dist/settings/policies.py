@@ -50,6 +50,13 @@ def by_policy(config: Train[Any]) -> dict[str, Train[Any]]:
     return configs
 
 
+def learner(config: Train[Any]) -> str | None:
+    """Returns the policy of a run whose other policies are copies of it; None: it is another run."""
+    kinds = {name: part.algorithm for name, part in by_policy(config).items()}
+    learning = [name for name, kind in kinds.items() if not isinstance(kind, Copy)]
+    return learning[0] if len(learning) == 1 < len(kinds) else None
+
+
 def label(algorithm: Any) -> str:
     """Returns the name of an algorithm's config; with several policies, their names, such as ``ppo+dqn``."""
     if not isinstance(algorithm, Policies):

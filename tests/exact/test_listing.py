@@ -14,7 +14,7 @@ from jaxrl_dist import exact
 from jaxrl_dist.envs import source
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.exact import solve
-from jaxrl_dist.exact.listing import model_of, table_of
+from jaxrl_dist.exact.listing import table_of
 
 
 class State(NamedTuple):
@@ -86,7 +86,7 @@ def test_an_environment_that_names_its_outcomes_is_listed_exactly(small: exact.T
 
 def test_sampled_outcomes_are_near_and_said_to_be_sampled(small: exact.Table) -> None:
     env = source.find(exact.TableEnv(small)).device()
-    found = table_of(model_of(env._replace(outcomes=None, starts=None)), tries=2000)
+    found = table_of(env._replace(outcomes=None, starts=None), tries=2000)
     assert "10,000 resets" in found.sampled and "2,000 tries" in found.sampled
     order = np.argmax(found.obs, axis=1)
     weight = np.zeros((5, 2, 5))

@@ -18,7 +18,7 @@ import runs
 import scipy.optimize
 
 import jaxrl_dist
-from jaxrl_dist import Train, cli
+from jaxrl_dist import Train, cli, load_policy
 from jaxrl_dist.algorithms.muzero import MuZero
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.errors import ConfigError
@@ -27,6 +27,7 @@ from jaxrl_dist.play import ratings
 from jaxrl_dist.play.games import Player, Result
 from jaxrl_dist.play.match import Match, match
 from jaxrl_dist.play.policy import Policy
+from jaxrl_dist.settings import policies
 from jaxrl_dist.settings.policies import Copy
 from jaxrl_dist.settings.resolve import resolved
 
@@ -217,6 +218,9 @@ def test_of_a_policy_and_its_copy_the_one_that_learns_plays(tmp_path: Path) -> N
     run = runs.train(f"{policies} {runs.TINY.replace('--hidden', '--new.hidden')}", tmp_path / "run")
     played, named = (match(player, "random", games=40) for player in (str(run), f"{run},new"))
     np.testing.assert_array_equal(played.results[0].scores, named.results[0].scores)
+    alone = load_policy(run, env_options={"opponents": "self"})
+    assert alone.source.spec.both_sides and not alone.source.spec.policies
+    jax.tree.map(np.testing.assert_array_equal, alone.variables, load_policy(run, policy="new").variables)
 
 
 def test_the_policy_that_learns_beside_its_copies_takes_the_simulations(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +232,7 @@ def test_the_policy_that_learns_beside_its_copies_takes_the_simulations(monkeypa
         return SimpleNamespace(config=config, policy=policy, num_simulations=num_simulations)
 
     monkeypatch.setattr(matches, "load_policy", load)
-    monkeypatch.setattr(matches, "by_policy", lambda config: getattr(config, "parts", {"": config}))
+    monkeypatch.setattr(policies, "by_policy", lambda config: getattr(config, "parts", {"": config}))
     for player in ("runs/x", "runs/x,new"):
         _, loaded = matches._loaded(player, None, None, None, 7)
         assert (loaded.policy, loaded.num_simulations) == ("new", 7)
