@@ -84,6 +84,7 @@ BAD = {
     "train": "which algorithm?",
     "train --env CartPole-v1": "which algorithm?",
     "train pppo --env CartPole-v1": "unknown algorithm 'pppo' (did you mean 'ppo'?)",
+    "train mappo --env CartPole-v1": "unknown algorithm 'mappo'; it is ppo with --env-options state=true",
     "train ppo a2c --env CartPole-v1": "unknown argument 'a2c'",
     # environments
     "train ppo": "--env is missing",

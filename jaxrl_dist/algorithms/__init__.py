@@ -22,6 +22,11 @@ ALGORITHMS = {name.lower(): name for name in _CLASSES.split()}
 _HINTS: dict[type, str] = {kind: kind.__name__ for kind in (bool, int, float, str)}
 _HINTS |= {tuple: "tuple[int, ...]", type(None): "float | None"}
 """Types of hyperparameters, as they are annotated."""
+_OTHERS = {
+    "ippo": "in an environment of several agents it is ppo",
+    "mappo": "it is ppo with --env-options state=true --critic-sees state",
+}
+"""What is written here for names that papers give to an algorithm of ours with these flags."""
 
 
 def config_class(name: str | type, user_class: type | None = None) -> Any:
@@ -40,7 +45,8 @@ def config_class(name: str | type, user_class: type | None = None) -> Any:
         name = PRESETS[name][0]
     if name not in ALGORITHMS:
         known = [*ALGORITHMS, *PRESETS]
-        near, all_of_them = did_you_mean(name, known), ", ".join(known)
+        other = _OTHERS.get(name.lower())
+        near, all_of_them = f"; {other}" if other else did_you_mean(name, known), ", ".join(known)
         raise ConfigError(
             f"unknown algorithm {name!r}{near}. One of your own is its file: `jaxrl-dist train FILE.py`, for its runs "
             f"--algorithm FILE.py, in Python its class. These are here: {all_of_them}"

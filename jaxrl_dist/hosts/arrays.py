@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
+from jaxrl_dist.errors import ProcessError
 from jaxrl_dist.hosts import peers
 
 
@@ -29,10 +30,21 @@ class Pieces:
 
 
 def connect() -> None:
-    """Connects the devices of all processes by a sum over them, before any process waits for another."""
+    """Connects the devices of all processes by a sum over them, before any process waits for another.
+
+    Raises:
+      ProcessError: they do not reach each other; gloo's own time limit is 30 s, which a busy machine may exceed.
+    """
     mesh = Mesh(np.asarray(jax.devices()), ("all",))
-    ones = put(np.ones(mesh.size, np.float32), NamedSharding(mesh, PartitionSpec("all")))
-    jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, PartitionSpec()))(ones).block_until_ready()
+    try:
+        ones = put(np.ones(mesh.size, np.float32), NamedSharding(mesh, PartitionSpec("all")))
+        jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, PartitionSpec()))(ones).block_until_ready()
+    except jax.errors.JaxRuntimeError as error:
+        line = " ".join(str(error).split())[:200]
+        raise ProcessError(
+            f"the devices of the processes have not reached each other; start all processes again, where the machine "
+            f"is less busy ({line})"
+        ) from None
 
 
 def own_devices(devices: Sequence[jax.Device]) -> list[jax.Device]:

@@ -266,7 +266,8 @@ def _newest(
         more = "; older ones are damaged, too" if len(problems) > 1 else ""
         way_on = _others(run_dir, paths) or f"; put back a copy, or {again}"
         raise CheckpointError(f"{problems[0]}{more}{way_on}")
-    raise CheckpointError(f"{run_dir} holds no trained variables: its run has saved no checkpoint; {again}")
+    wait = "wait for one if it still runs, or else"
+    raise CheckpointError(f"{run_dir} holds no trained variables: its run has saved no checkpoint; {wait} {again}")
 
 
 # --- The manifest -------------------------------------------------------------------------------------

@@ -261,7 +261,7 @@ def _naming(path: pathlib.Path) -> Iterator[None]:
         raise ConfigError(f"{path}: {error.with_flags}") from None
 
 
-NAMED = "; fixed(RUN_DIR,POLICY) names one"
+NAMED = "; fixed(RUN_DIR,POLICY) or fixed(RUN_DIR@CHECKPOINT,POLICY) names one"
 """How to name the policy of a run that does not train."""
 
 

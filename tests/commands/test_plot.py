@@ -435,7 +435,7 @@ def test_a_table_of_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert lines[5:] == [
         "Final episode/return: the mean of the reports in the last tenth of each run, weighted by their episodes or "
         "else env steps.",
-        "std: standard deviation of the runs, divided by their number less one.",
+        "std: standard deviation of the runs, whose variance is divided by their number less one.",
         "IQM: interquartile mean; of fewer than 4 runs nothing is trimmed, so it is the mean.",
     ]
     assert cli.main(["plot", str(tmp_path / "e"), *command[1:], "-o", str(tmp_path / "x.csv")]) == 0

@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxrl_dist
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, ProcessError
 from jaxrl_dist.hosts import arrays as of_hosts
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.hosts.arrays import Pieces
@@ -175,3 +175,12 @@ def test_each_element_is_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_array_equal(found, x)
         assert (count == 1).all()
         assert of_hosts.pieces(pieces) is pieces
+
+
+def test_devices_that_do_not_reach_each_other_are_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def put(*args: Any) -> None:
+        raise jax.errors.JaxRuntimeError("UNKNOWN: Gloo context initialization failed:\n  Connect timeout")
+
+    monkeypatch.setattr(of_hosts, "put", put)
+    with pytest.raises(ProcessError, match=r"start all processes again.* \(UNKNOWN: Gloo .* failed: Connect timeout\)"):
+        of_hosts.connect()

@@ -228,7 +228,8 @@ def test_runs_are_named_with_checkpoint_and_policy(tmp_path: Path) -> None:
 
 def test_a_fixed_policy_of_several_must_be_named() -> None:
     several = Train(Policies({"a": Train(PPO_), "b": Train(DQN_)}))
-    with pytest.raises(ConfigError, match=r"^r: which policy\? It has a, b; fixed\(RUN_DIR,POLICY\) names one$"):
+    ways = r"fixed\(RUN_DIR,POLICY\) or fixed\(RUN_DIR@CHECKPOINT,POLICY\) names one"
+    with pytest.raises(ConfigError, match=rf"^r: which policy\? It has a, b; {ways}$"):
         of_policy(several, None, "r", NAMED)
 
 

@@ -87,7 +87,7 @@ def table(
         *((*row[:6], " .. ".join(filter(None, row[6:]))) for row in rows),
     ]
     terms = [
-        "std: standard deviation of the runs, divided by their number less one.",
+        "std: standard deviation of the runs, whose variance is divided by their number less one.",
         "IQM: interquartile mean; of fewer than 4 runs nothing is trimmed, so it is the mean.",
     ]
     return "\n".join([*_markdown(lines), "", *_meaning(name, score, len(envs)), *terms])
