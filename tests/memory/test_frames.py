@@ -149,7 +149,7 @@ def act(name: str, num_devices: int) -> list[tuple[Rollout, EpisodeStats]]:
     return results
 
 
-@pytest.mark.case  # test_evaluation_sees_the_stacks_that_envpool_makes, test_replay_gives_the_stacks_back
+@pytest.mark.case  # test_evaluation_sees_the_stacks_that_envpool_makes
 @pytest.mark.parametrize("name", CASES)
 def test_rollouts_hold_the_stacks_that_envpool_makes(name: str) -> None:
     """Over lost lives, games that end, time limits and the seams between rollouts."""
@@ -172,15 +172,8 @@ def test_rollouts_hold_the_stacks_that_envpool_makes(name: str) -> None:
     assert (restarts > games) == ("no-ops" in name)  # those that EnvPool does not report
 
 
-@pytest.mark.parametrize(
-    "rollouts, prioritized",
-    [
-        pytest.param(2, False, marks=pytest.mark.case),
-        pytest.param(2, True, marks=pytest.mark.case),
-        (ROLLOUTS, False),
-        pytest.param(ROLLOUTS, True, marks=pytest.mark.case),
-    ],
-)
+@pytest.mark.case  # test_evaluation_sees_the_stacks_that_envpool_makes
+@pytest.mark.parametrize("rollouts, prioritized", [(2, False), (2, True), (ROLLOUTS, False), (ROLLOUTS, True)])
 def test_replay_gives_the_stacks_back(prioritized: bool, rollouts: int) -> None:
     """Before and after the ring wraps around, of every window that may be drawn, and of no other."""
     frame_stack, slots, window = 4, 2 * LENGTH + 11, 3

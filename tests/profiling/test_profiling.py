@@ -79,7 +79,8 @@ def test_the_parts_of_a_team_have_a_row_for_each_agent() -> None:
 
 
 def several(policies: str, plan: str) -> str:
-    return f"{policies} --env team:CartPoles --plan {plan} --num-envs 8 --rollout-length 8 --num-devices 1"
+    sizes = "--num-envs 8 --rollout-length 8 --num-devices 1 --report-interval 64"
+    return f"{policies} --env team:CartPoles --plan {plan} {sizes}"
 
 
 @pytest.mark.parametrize(
