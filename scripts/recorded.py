@@ -79,7 +79,7 @@ def command_of(page: str, section: str, row: str) -> str | None:
 
 def of_line(page: str, line: str) -> dict[str, str]:
     """The newest commit that brought a line of a page."""
-    commit, date = git("log", "-1", "--format=%h %as", f"-S{line}", "--", page).split()
+    commit, date = git("log", "-1", "--abbrev=7", "--format=%h %as", f"-S{line}", "--", page).split()
     return {"recorded_at": commit, "date": date}
 
 
@@ -87,7 +87,7 @@ def of_data(file: str) -> dict[str, Any]:
     """The command of a file's measurements, and the first commit that had each of them as it is now."""
     entries: dict[str, Any] = {}
     now = entries_of(json.loads((ROOT / file).read_text(encoding="utf-8")))
-    for line in reversed(git("log", "--format=%h %as", "--", file).splitlines()):
+    for line in reversed(git("log", "--abbrev=7", "--format=%h %as", "--", file).splitlines()):
         commit, date = line.split()
         try:
             then = entries_of(json.loads(git("show", f"{commit}:{file}")))

@@ -13,6 +13,7 @@ from typing import Any
 
 from jaxrl_dist.algorithms.named import PRESETS as PRESETS
 from jaxrl_dist.checks import did_you_mean
+from jaxrl_dist.config.synonyms import OF_AGENTS
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.protocols import Traits
 
@@ -22,11 +23,6 @@ ALGORITHMS = {name.lower(): name for name in _CLASSES.split()}
 _HINTS: dict[type, str] = {kind: kind.__name__ for kind in (bool, int, float, str)}
 _HINTS |= {tuple: "tuple[int, ...]", type(None): "float | None"}
 """Types of hyperparameters, as they are annotated."""
-_OTHERS = {
-    "ippo": "in an environment of several agents it is ppo",
-    "mappo": "it is ppo with --env-options state=true --critic-sees state",
-}
-"""What is written here for names that papers give to an algorithm of ours with these flags."""
 
 
 def config_class(name: str | type, user_class: type | None = None) -> Any:
@@ -45,7 +41,7 @@ def config_class(name: str | type, user_class: type | None = None) -> Any:
         name = PRESETS[name][0]
     if name not in ALGORITHMS:
         known = [*ALGORITHMS, *PRESETS]
-        other = _OTHERS.get(name.lower())
+        other = OF_AGENTS.get(name.lower())
         near, all_of_them = f"; {other}" if other else did_you_mean(name, known), ", ".join(known)
         raise ConfigError(
             f"unknown algorithm {name!r}{near}. One of your own is its file: `jaxrl-dist train FILE.py`, for its runs "

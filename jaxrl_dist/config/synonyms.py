@@ -156,6 +156,12 @@ def training(name: str) -> str:
     return f"training is `{_TRAIN.format(name.lower(), 'Pendulum-v1' if name in _CONTINUOUS else 'CartPole-v1')}`"
 
 
+OF_AGENTS = {
+    "ippo": "in an environment of several agents it is ppo",
+    "mappo": "it is ppo with --env-options state=true --critic-sees state",
+}
+"""Algorithms of JaxMARL that are one of ours with flags, and how they are written here."""
+
 MEANT: dict[str, tuple[str, ...]] = {
     name: tuple(fields.split()) for fields, names in SYNONYMS.items() for name in names.split()
 }
