@@ -102,6 +102,7 @@ def test_hidden_cards_stay_hidden() -> None:
 
 @pytest.mark.case  # test_exploitability_of_kuhn_poker_is_known is of the same game
 def test_poker_of_pgx_has_the_same_exploitability() -> None:
+    pytest.importorskip("pgx")
     table = exact.table("pgx:kuhn_poker", {"opponents": "self"})
     assert table.shape == (36, 2) and "agree with equal chances" in table.sampled
     assert Game(table).exploitability(np.full(table.shape, 0.5)) == pytest.approx(11 / 24)
