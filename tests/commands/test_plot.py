@@ -82,12 +82,14 @@ def test_a_short_last_report_is_joined_to_the_one_before(tmp_path: Path) -> None
                 "wall_time_s": 1.0,
                 "episode/return": value,
                 "episode/count": n,
+                "exact/regret": value,
             }
             for steps, value, n in rows
         ]
         (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         curve = reading.read_curve(run_dir, "episode/return")
         assert [*zip(curve.x, curve.y, strict=True)] == expected
+        assert [*reading.read_curve(run_dir, "exact/regret").y] == [5, 10, 110]  # of the policy at its time
 
 
 def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:

@@ -34,8 +34,8 @@ POINTS = 200
 """Points of the axis on which the curves of several seeds are aggregated."""
 FINAL = 0.1
 """Last part of a curve whose mean is the run's final score."""
-AT_ONCE = "evaluation/"
-"""How metrics begin that are no means over an interval of training."""
+AT_ONCE = "evaluation/", "exact/"
+"""How metrics begin that are of a policy, and not means over an interval of training."""
 _MAX_METRICS = 2**31  # bytes
 
 
