@@ -18,6 +18,7 @@ import team
 
 import jaxrl_dist
 from jaxrl_dist import Train, cli
+from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.actors.step import blank_rollout
 from jaxrl_dist.algorithms import name_of
 from jaxrl_dist.algorithms.dqn import DQN
@@ -31,6 +32,7 @@ from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.mesh import by_hand
 from jaxrl_dist.run import checkpoint
+from jaxrl_dist.run.console import played
 from jaxrl_dist.settings.policies import STILL, Fixed, Policies, Random, still
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.stored import NAMED, of_policy, stored_config
@@ -381,6 +383,16 @@ def test_fixed_policy_does_not_change_sizes() -> None:
     alone = resolved(dataclasses.replace(config, algorithm="dqn", env="CartPole-v1", policies={}))[0]
     both = resolved(config)[0]
     assert (both.num_envs, both.rollout_length) == (alone.num_envs, alone.rollout_length) == (alone.num_envs, 4)
+
+
+def test_an_evaluation_says_which_policies_sampled() -> None:
+    of_three = {"a": "long_1", "b": "short", "c": "long_2"}
+    job = prepare(Train({"a": PPO_, "b": "random", "c": "copy(a)"}, team.Unlike(), policies=of_three, **SIZES)).job
+    evaluator = Evaluator(job.algorithm, job.source, 3, seed=0, max_steps=4)
+    evaluation = evaluator.play(job.learner.init(jax.random.key(0)).variables)
+    assert evaluation is not None and not evaluation.sampled
+    lines = played(evaluation.summary()).splitlines()
+    assert [re.findall("1 ([a-z]+) episode", line) for line in lines] == [["greedy"], ["sampled"], ["sampled"]], lines
 
 
 @pytest.mark.case  # test_the_command_line_trains_resumes_and_evaluates
