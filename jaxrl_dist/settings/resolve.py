@@ -94,8 +94,6 @@ def _check_changes(config: Train[Any], changes: Mapping[str, Any], stored: Colle
       ConfigError: no such algorithm or field, or one that members vary.
     """
     kind = kind_of(config.algorithm)
-    if not dataclasses.is_dataclass(kind):
-        raise ConfigError(f"algorithm must be a name or a config such as PPO(), not {shown(config.algorithm)}")
     hyperparameters = {name: value for name, value in changes.items() if name not in RUN_FIELDS}
     check_names(kind, hyperparameters)
     for name in changes.get("vary") or ():

@@ -14,11 +14,11 @@ import jaxrl_dist
 from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, config_class
 from jaxrl_dist.algorithms.a2c import A2C
 from jaxrl_dist.algorithms.dqn import DQN
-from jaxrl_dist.algorithms.named import data_of
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.algorithms.presets import KINDS, TABLE, kind_of, row
 from jaxrl_dist.algorithms.sac import SAC
 from jaxrl_dist.algorithms.td3 import TD3
+from jaxrl_dist.config.named import data_of
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.settings import given, resolve
