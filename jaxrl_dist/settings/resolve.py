@@ -147,7 +147,7 @@ def _acts_as_one(policy: str, parts: Mapping[str, Train[Any]], env: Any) -> bool
         algorithm = parts[algorithm.policy].algorithm
     elif isinstance(algorithm, Fixed):
         with naming(policy):
-            algorithm = acting_config(algorithm.run_dir, algorithm.policy, env).algorithm
+            algorithm = acting_config(algorithm.run_dir, algorithm.policy, env)[0].algorithm
     return Traits.of(kind_of(algorithm)).joint
 
 
