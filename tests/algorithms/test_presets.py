@@ -245,6 +245,28 @@ def test_a_usual_run_has_some_fifty_reports(name: str, kind: str, total: int) ->
     assert filled_in(task(kind), Train(name, env="Test-v0", report_interval=7)).report_interval == 7
 
 
+@dataclasses.dataclass(frozen=True)
+class Replaying:
+    """One of a user's file."""
+
+    replay_capacity: int = 10_000
+
+
+@dataclasses.dataclass(frozen=True)
+class OnPolicy:
+    """One that keeps nothing."""
+
+
+@pytest.mark.parametrize("kind", ["classic_control/continuous", "mujoco/continuous", "unknown/continuous"])
+def test_an_algorithm_of_the_users_that_replays_reports_as_ours_do(kind: str) -> None:
+    def reports(algorithm: Any) -> tuple[int, int]:
+        config = filled_in(task(kind), Train(algorithm, env="Test-v0"))
+        return config.report_interval, config.return_window
+
+    assert reports(Replaying()) == reports("sac") == reports("td3") == reports("iql")
+    assert reports(OnPolicy()) == reports("ppo")
+
+
 def test_by_default_no_interval_of_the_users_waits_for_a_report() -> None:
     def every(**intervals: Any) -> int:
         return filled_in(task("atari"), Train("ppo", env="Test-v0", **intervals)).report_interval
