@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -62,12 +61,11 @@ def __getattr__(name: str) -> Any:
         except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
             return "0+unknown"
     if name not in _MODULES:
-        from jaxrl_dist.config.synonyms import METHODS, missing
+        from jaxrl_dist.config.synonyms import METHODS, absent, missing
 
         text = missing(f"module {__name__!r}", name)
-        # ``from jaxrl_dist import PPO`` says nothing of an AttributeError, but looks for modules after one.
-        importing = sys._getframe(1).f_code.co_name == "_handle_fromlist" and (name in METHODS or name.isupper())
-        raise (ImportError if importing else AttributeError)(text)
+        # Python looks for a module of this name after an AttributeError, not after an ImportError.
+        raise absent(text) if name in METHODS or name.isupper() else AttributeError(text)
     value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     globals()[name] = value
     return value

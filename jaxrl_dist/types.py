@@ -52,6 +52,7 @@ class EnvSpec:
     """Why policies cannot use the action masks that the environment seems to have; empty: they can, or it has none."""
     info_metrics: tuple[str, ...] = ()
     """Numbers of its info that episode statistics include, as ``envs.episodes.parse`` returns them."""
+    fps: float | None = None  # steps that a film shows in a second; None: the environment does not say
     both_sides: bool = False  # the agent moves for both sides of a game: rewards and observations are the mover's
     policies: Mapping[str, EnvSpec] = dataclasses.field(default_factory=dict, hash=False)
     """The spec of each of several policies; then the spaces above are dicts keyed by policy. Empty: one policy."""
@@ -262,8 +263,7 @@ class Algorithm:
     episodic: bool = False  # whether each rollout begins with a new episode in every environment
     paired: bool = False  # whether environments ``2 i`` and ``2 i + 1`` belong together: their number must be even
     trains: bool = True  # whether it learns; of one that does not, only the functions that act are called
-    searches: bool = False
-    """Whether its policy needs ``context.simulator`` to train."""
+    searches: bool = False  # whether its policy needs ``context.simulator`` to train
     action_values: Callable[[Variables, PyTree], tuple[jax.Array, Array]] | None = None
     """``(variables, obs [B, ...]) -> (values [B, A], temperature)`` of discrete actions, by raw rewards; the
     temperature weighs the entropy in them, 0 if there is none. None: it has no action values."""

@@ -33,11 +33,11 @@ from mkdocs.structure.pages import Page
 
 import jaxrl_dist
 from jaxrl_dist import algorithms
-from jaxrl_dist.algorithms.named import data_of
 from jaxrl_dist.algorithms.presets import KINDS
 from jaxrl_dist.checks import flag
 from jaxrl_dist.commands import help
 from jaxrl_dist.commands.flags import plain_defaults
+from jaxrl_dist.config.named import data_of
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.synonyms import SYNONYMS
 from jaxrl_dist.config.train import GROUPS, LIBRARIES, split_env

@@ -171,7 +171,7 @@ def make_job(
     sizes = {"num_envs": num_envs, "rollout_length": rollout_length}
     steps = {"total_env_steps": total_env_steps, "report_interval": report_interval}
     return Job(
-        config=Train(None, plan="on_device", **sizes, **steps, seed=seed),
+        config=Train("ppo", plan="on_device", **sizes, **steps, seed=seed),
         algorithm={"": algorithm},
         learner=combined_learner({"": learner_of(algorithm, source.spec, num_envs, rollout_length, num_devices)}),
         source=source,
@@ -182,7 +182,7 @@ def make_job(
 
 def learner_of(algorithm: Algorithm, env: EnvSpec, num_envs: int, rollout_length: int, num_devices: int = 1) -> Learner:
     """The learner that the algorithm asks for."""
-    config: Train[Any] = Train(None, plan="on_device", num_envs=num_envs, rollout_length=rollout_length)
+    config: Train[Any] = Train("ppo", plan="on_device", num_envs=num_envs, rollout_length=rollout_length)
     return dict(make_learner(config, {"": algorithm}, env, jax.local_devices()[:num_devices]).parts)[""]
 
 

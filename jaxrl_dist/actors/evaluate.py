@@ -43,7 +43,7 @@ class Evaluation(NamedTuple):
     returns: np.ndarray  # [episodes] float64
     lengths: np.ndarray  # [episodes] int64
     cut: int = 0  # number of these episodes that were cut at the step limit
-    sampled: bool = False  # whether actions were sampled instead of greedy
+    sampled: bool = False  # whether all its policies sampled actions; those that do not train always do
     policies: Mapping[str, Evaluation] = {}  # the evaluation of each of several policies
     info: Mapping[str, np.ndarray] = {}  # [episodes] by metric of the info; NaN where an episode reported none
 
@@ -241,16 +241,17 @@ class Evaluator:
         """Returns the evaluation of all rows, with that of each of several policies."""
         returns, lengths, cut, info = jax.device_get((episodes.returns, episodes.lengths, episodes.cut, episodes.info))
 
-        def of_rows(rows: slice) -> Evaluation:
+        def of_rows(rows: slice, sampled: bool) -> Evaluation:
             whole = lengths[rows] > 0
             ended_returns = returns[rows][whole].astype(np.float64)
             ended_lengths = lengths[rows][whole].astype(np.int64)
             reported = {metric: values[rows][whole] for metric, values in info.items()}
-            return Evaluation(ended_returns, ended_lengths, int(cut[rows].sum()), self._sampled, info=reported)
+            return Evaluation(ended_returns, ended_lengths, int(cut[rows].sum()), sampled, info=reported)
 
-        parts = {policy: of_rows(rows) for policy, rows in steps.row_slices(self._source.spec, self._num_envs).items()}
-        parts.pop("", None)
-        return of_rows(slice(None))._replace(policies=parts)
+        sampled = {policy: self._sampled or not made.trains for policy, made in self._algorithm.items()}
+        slices = steps.row_slices(self._source.spec, self._num_envs)
+        parts = {policy: of_rows(rows, sampled[policy]) for policy, rows in slices.items() if policy}
+        return of_rows(slice(None), all(sampled.values()))._replace(policies=parts)
 
     def _play_compiled(
         self, variables: Variables, start: PyTree, progress: Callable[[int], None], stop: Callable[[], bool]

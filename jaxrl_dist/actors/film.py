@@ -43,7 +43,16 @@ def film(
     return None if evaluation is None else (evaluation, [image for episode in pictures for image in episode])
 
 
-def write_gif(pictures: Sequence[Any], file: pathlib.Path | IO[bytes], fps: int) -> None:
+def speed(spec: EnvSpec) -> float:
+    """Returns the frames per second of a film: those of the environment, but no more than players of GIF show."""
+    return min(spec.fps or FPS, MAX_FPS)
+
+
+FPS, MAX_FPS = 30, 50
+"""Where the environment does not say, and at most: many players show a picture of a GIF for 20 ms or longer."""
+
+
+def write_gif(pictures: Sequence[Any], file: pathlib.Path | IO[bytes], fps: float) -> None:
     """Writes pictures as an animated GIF; ``fps`` is rounded to what GIF's hundredths of a second allow.
 
     Raises:

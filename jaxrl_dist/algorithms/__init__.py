@@ -9,20 +9,29 @@ import pathlib
 import sys
 import traceback
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jaxrl_dist.algorithms.named import PRESETS as PRESETS
-from jaxrl_dist.checks import did_you_mean
-from jaxrl_dist.config.synonyms import OF_AGENTS
+from jaxrl_dist.config.named import ALGORITHMS as ALGORITHMS
+from jaxrl_dist.config.named import PRESETS as PRESETS
+from jaxrl_dist.config.named import check_name
+from jaxrl_dist.config.synonyms import absent
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.protocols import Traits
 
-_CLASSES = "PPO A2C PG IMPALA APPO DQN Rainbow PQN R2D2 AlphaZero MuZero QMIX DDPG TD3 SAC IQL MARWIL BC ES ARS"
-ALGORITHMS = {name.lower(): name for name in _CLASSES.split()}
-"""The module and the config class of each algorithm."""
 _HINTS: dict[type, str] = {kind: kind.__name__ for kind in (bool, int, float, str)}
 _HINTS |= {tuple: "tuple[int, ...]", type(None): "float | None"}
 """Types of hyperparameters, as they are annotated."""
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        text = f"module {__name__!r} has no attribute {name!r}"
+        if name not in ALGORITHMS.values():
+            raise AttributeError(text)
+        file = name.lower()
+        how = f"it is {__name__}.{file}.{name}; jaxrl_dist.preset({file!r}, env) has its values for an environment"
+        raise absent(f"{text}: {how}")
 
 
 def config_class(name: str | type, user_class: type | None = None) -> Any:
@@ -37,16 +46,9 @@ def config_class(name: str | type, user_class: type | None = None) -> Any:
         return name
     if user_class is not None and user_class.__name__ == name:
         return user_class
+    check_name(name)
     if name in PRESETS:
         name = PRESETS[name][0]
-    if name not in ALGORITHMS:
-        known = [*ALGORITHMS, *PRESETS]
-        other = OF_AGENTS.get(name.lower())
-        near, all_of_them = f"; {other}" if other else did_you_mean(name, known), ", ".join(known)
-        raise ConfigError(
-            f"unknown algorithm {name!r}{near}. One of your own is its file: `jaxrl-dist train FILE.py`, for its runs "
-            f"--algorithm FILE.py, in Python its class. These are here: {all_of_them}"
-        )
     return getattr(importlib.import_module(f"{__name__}.{name}"), ALGORITHMS[name])
 
 

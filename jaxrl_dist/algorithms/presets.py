@@ -50,6 +50,8 @@ def kind_of(spec: EnvSpec) -> str:
 
 REPORT_INTERVALS = {"classic_control": 3_200, "mujoco/continuous": 5_000, "minatar": 20_000, "atari": 100_000}
 """Env steps between two reports, by kind of task: some 50 reports in a usual run. Rows of ``TABLE`` have others."""
+REPLAYING = {"report_interval": 2_000, "return_window": 2_000}
+"""Where actions are continuous, for algorithms that replay, which need fewer steps."""
 
 
 def continuous(spec: EnvSpec) -> bool:
@@ -66,10 +68,17 @@ def row(algorithm: str, spec: EnvSpec) -> dict[str, Any]:
     return {flag: value for name in names for flag, value in TABLE[algorithm].get(name, {}).items()}
 
 
-def report_interval(spec: EnvSpec) -> dict[str, int]:
-    """Returns the report interval of any algorithm for a kind of task, where it is not the default of ``Train``."""
-    known = REPORT_INTERVALS.get(kind_of(spec))
-    return {} if known is None else {"report_interval": known}
+def report_interval(spec: EnvSpec, *, replays: bool) -> dict[str, int]:
+    """Returns the fields for the reports of any algorithm on a kind of task that are not the defaults of ``Train``.
+
+    Args:
+      replays: whether it has a replay memory.
+    """
+    kind = kind_of(spec)
+    known = {"report_interval": REPORT_INTERVALS[kind]} if kind in REPORT_INTERVALS else {}
+    if not replays or known or not continuous(spec):
+        return known
+    return {**REPLAYING, "report_interval": 500} if kind == "classic_control/continuous" else REPLAYING
 
 
 class TablePresets:
@@ -271,19 +280,17 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
     },
     **planned.TABLE,
     "td3": {
-        "any": {"num_envs": 8, "rollout_length": 1, "report_interval": 2_000, "return_window": 2_000},
+        "any": {"num_envs": 8, "rollout_length": 1},
         # Here small networks do as well in a tenth of the time.
-        "classic_control/continuous": {"hidden_sizes": (64, 64), "batch_size": 128, "report_interval": 500},
+        "classic_control/continuous": {"hidden_sizes": (64, 64), "batch_size": 128},
         # These tasks need many steps, and a long random phase covers more states.
-        "mujoco/continuous": {
-            "learning_starts": 10_000, "report_interval": 5_000, "return_window": 10_000, "evaluation_episodes": 10,
-        },
+        "mujoco/continuous": {"learning_starts": 10_000, "evaluation_episodes": 10},
     },
     "sac": {
-        "any": {"num_envs": 8, "rollout_length": 1, "report_interval": 2_000, "return_window": 2_000},
+        "any": {"num_envs": 8, "rollout_length": 1},
         "discrete": {
             "rollout_length": 4, "replay_ratio": 0.25, "replay_capacity": 100_000, "hidden_sizes": (128, 128),
-            "n_step": 3, "target_rate": 0.02,
+            "n_step": 3, "target_rate": 0.02, **REPLAYING,
         },
         "atari": {
             # CleanRL's sac_atari, after Christodoulou (2019). It copies the critics to their targets every 8,000
@@ -302,20 +309,16 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
             # As TD3's. With this correlation MountainCarContinuous is solved in three of three seeds; with 0.5, and
             # with independent noise, it is not (one seed each).
             "hidden_sizes": (64, 64), "batch_size": 128, "actor_learning_rate": 1e-3, "noise_correlation": 0.9,
-            "report_interval": 500,
         },
         "mujoco/continuous": {
             # Haarnoja et al. (2018), table 1. On Hopper a seed returned 956 after 200k steps with 1e-3, 3156 with 3e-4.
-            "learning_rate": 3e-4, "learning_starts": 5_000, "report_interval": 5_000, "return_window": 10_000,
-            "evaluation_episodes": 10,
+            "learning_rate": 3e-4, "learning_starts": 5_000, "evaluation_episodes": 10,
         },
     },
     "iql": {
-        "any": {"num_envs": 8, "rollout_length": 1, "report_interval": 2_000, "return_window": 2_000},
-        "discrete": {"rollout_length": 4, "replay_ratio": 0.25, "replay_capacity": 100_000},
-        "mujoco/continuous": {  # SAC's
-            "learning_starts": 5_000, "report_interval": 5_000, "return_window": 10_000, "evaluation_episodes": 10,
-        },
+        "any": {"num_envs": 8, "rollout_length": 1},
+        "discrete": {"rollout_length": 4, "replay_ratio": 0.25, "replay_capacity": 100_000, **REPLAYING},
+        "mujoco/continuous": {"learning_starts": 5_000, "evaluation_episodes": 10},  # SAC's
     },
     "marwil": {
         "any": {"num_envs": 8, "rollout_length": 32, "replay_ratio": 1 / 16},  # each step is used 64 times, as BC's are

@@ -195,8 +195,9 @@ def _columns(evaluation: Mapping[str, float | int]) -> dict[str, str]:
     from jaxrl_dist.run.console import of_each_policy
 
     whole, *policies = of_each_policy(evaluation).items()
-    kind, columns = "sampled" if evaluation.get("sampled") else "greedy", {"episodes": str(evaluation["episodes"])}
+    columns = {"episodes": str(evaluation["episodes"])}
     for policy, numbers in policies or [whole]:
+        kind = "sampled" if numbers.get("sampled") else "greedy"
         if numbers["episodes"]:
             columns[f"{policy} {kind} return, mean".lstrip()] = f"{numbers['return_mean']:.4g}"
         if numbers["episodes"] > 1:

@@ -7,8 +7,9 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
-from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, named, presets, published
+from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, presets, published
 from jaxrl_dist.commands import find_modules, flags, help
+from jaxrl_dist.config.named import data_of
 from jaxrl_dist.errors import ConfigError
 
 
@@ -43,7 +44,7 @@ def run(args: Sequence[str]) -> int:
     from jaxrl_dist.config.train import Train
     from jaxrl_dist.settings.resolve import resolved
 
-    about = {"data": named.data_of(options.algorithm), "env_options": options.env_options}
+    about = {"data": data_of(options.algorithm), "env_options": options.env_options}
     wanted = Train(options.algorithm, env=options.env, published=options.published, **about)
     config, source = resolved(wanted, core)
     print(f"{config.env} is of the kind: {presets.KINDS[presets.kind_of(source.spec)]}")

@@ -111,8 +111,9 @@ def lines(profile: Profile) -> list[str]:
             if len(layers) > 1:
                 largest = [f"{layer} {part:.0%}" for layer, part in layers.items()][:LAYERS]
                 shown.append(f"    products: {', '.join(largest)}{', ...' * (len(layers) > LAYERS)}")
-    _, _, share, advice = timing.bound(profile)
-    return [*shown, "", f"{share:.0%} of the time: {advice}"]
+    thread, _, share, advice = timing.bound(profile)
+    whose = f" of the {thread}, which waits least" if len(profile.threads) > 1 else ""
+    return [*shown, "", f"{share:.0%} of the time{whose}: {advice}"]
 
 
 def _reached(profile: Profile, stage: str) -> str:

@@ -19,8 +19,8 @@ class Video(evaluate.Evaluate):
     """The file to write: its name ends in .gif or .mp4."""
     episodes: int = setting(1, low=1, high=100)
     """Number of episodes to play, one after the other."""
-    fps: int = setting(30, low=1, high=50)
-    """Frames per second; each step is one frame."""
+    fps: int | None = setting(None, low=1, high=50)
+    """Frames per second; each step is one frame. None: as the environment says, or else 30."""
     max_steps: int | None = setting(1000, low=1, high=10**9)
     """Env steps after which an episode is cut; None: as in evaluate."""
 

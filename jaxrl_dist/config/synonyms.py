@@ -6,6 +6,7 @@ Dopamine. They are not accepted: two spellings of one setting would be twice as 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection
 
 from jaxrl_dist.checks import flag, nearest
@@ -147,6 +148,12 @@ def missing(owner: str, name: str, kind: str = "attribute") -> str:
     """Says that something has no attribute of this name, and how Stable-Baselines3's is written here."""
     instead = training(name) if name in _DISCRETE + _CONTINUOUS else METHODS.get(name)
     return f"{owner} has no {kind} {name!r}{f'; {instead}' if instead else ''}"
+
+
+def absent(text: str) -> ImportError | AttributeError:
+    """Returns what a module's ``__getattr__`` raises: ``from MODULE import NAME`` says nothing of an AttributeError."""
+    importing = sys._getframe(2).f_code.co_name == "_handle_fromlist"
+    return ImportError(text) if importing else AttributeError(text)
 
 
 def training(name: str) -> str:

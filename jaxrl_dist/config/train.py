@@ -17,6 +17,7 @@ from jaxrl_dist import checks
 from jaxrl_dist.checks import MAX_SIZE, MAX_STEPS, check_bounds, check_used, did_you_mean, parse_bounds, parse_devices
 from jaxrl_dist.config.groups import Actors, Checkpoints, Data, Environment, Evaluation, Execution, Population
 from jaxrl_dist.config.inherit import Named
+from jaxrl_dist.config.named import check_algorithm
 from jaxrl_dist.config.plans import PLANS, offline_plan
 from jaxrl_dist.config.synonyms import hint, missing
 from jaxrl_dist.config.values import check_declared, marked, marks_of, plain, setting
@@ -29,8 +30,7 @@ LIBRARIES = {
     **{name: name for name in ("brax", "craftax", "jaxmarl", "jumanji", "navix", "pgx")},
     **{"playground": "mujoco_playground", "xminigrid": "xminigrid"},
 }
-"""Further libraries of JAX environments, with their modules: their ids need the prefix, and each is an extra of this
-package."""
+"""Further libraries of JAX environments, with their modules: their ids need the prefix, and each is an extra."""
 
 OBJECT = "object"
 """Stands for the module in the name of an environment object from Python, which cannot be loaded by name."""
@@ -222,6 +222,7 @@ class Train(
     """A training run. Fields that are left out come from the algorithm's preset for the environment."""
 
     def __post_init__(self) -> None:
+        check_algorithm(self.algorithm)
         checks.check_env_object(self.env)
 
     @property
@@ -253,9 +254,8 @@ class Train(
         Raises:
           ConfigError: a value has a wrong type or is out of range; the message names the first such flag.
         """
-        config = plain(
-            dataclasses.replace(self, vary=_texts(self.vary)) if isinstance(self.vary, Mapping) and self.vary else self
-        )
+        texts: dict[str, Any] = {"vary": _texts(self.vary)} if isinstance(self.vary, Mapping) and self.vary else {}
+        config = plain(dataclasses.replace(self, **texts))
         if dataclasses.is_dataclass(config.algorithm) and not isinstance(config.algorithm, type):
             config = dataclasses.replace(config, algorithm=plain(config.algorithm))
         if config.evolve is not None and config.evolve_interval is None:

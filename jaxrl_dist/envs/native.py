@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 from jaxrl_dist import checks
@@ -225,6 +226,16 @@ class Description(NamedTuple):
     agents: Mapping[str, Mask] = {}
     """Where each agent of a ``pettingzoo.Parallel`` finds its legal actions; the spaces above have a part for each.
     Empty for other environments."""
+    fps: float | None = None
+    """Its ``render_fps``; None: it names none."""
+
+
+def render_fps(env: Any) -> float | None:
+    """Returns the ``render_fps`` of an environment's ``metadata``: its steps in a second; None where there is none."""
+    metadata = getattr(env, "metadata", None)
+    given = metadata.get("render_fps") if isinstance(metadata, Mapping) else None
+    fps = float(given) if isinstance(given, Real) else 0.0
+    return fps if 0 < fps < math.inf else None
 
 
 def picture(drawn: Any) -> np.ndarray:

@@ -6,12 +6,13 @@ A report interval may hold only a few episodes, so their window is a length of i
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
+from jaxrl_dist.mesh import flat
 from jaxrl_dist.types import EpisodeStats
 
 if TYPE_CHECKING:
@@ -19,8 +20,11 @@ if TYPE_CHECKING:
 
 METRIC = "episode/recent_return"
 """Mean return of the episodes in the window; in a last report of less than an interval, with those since then."""
-_Sums = dict[str, tuple[float, float]]
-"""Sum of the returns, and number, of the finished episodes in an interval: of all under "", and of each policy."""
+LENGTH = "episode/recent_length"
+"""Mean length of the same episodes, in env steps."""
+_Sums = dict[str, tuple[float, float, float]]
+"""Sum of the returns, number, and sum of the lengths of the finished episodes in an interval: of all under "", and of
+each policy."""
 
 
 class Window:
@@ -40,22 +44,22 @@ class Window:
     def add(self, episodes: Mapping[str, EpisodeStats]) -> None:
         """Adds each policy's finished episodes of a whole interval."""
         self._reports.append(_sums(episodes))
-        mean = _means(self._reports).get("")
+        mean = _means(self._reports)[""][METRIC]
         if len(self._reports) == self._reports.maxlen and mean is not None:
             self.score = mean
 
     def metrics(self, since: Mapping[str, EpisodeStats] | None) -> dict[str, float | None]:
-        """Returns ``METRIC``, of all episodes and of each of several policies; None where no episode ended.
+        """Returns ``METRIC`` and ``LENGTH``, of all episodes and of each of several policies; None where none ended.
 
         Args:
           since: finished episodes after the newest whole interval; None: the report is at its end.
         """
         means = _means([*self._reports, *([] if since is None else [_sums(since)])])
-        return {f"{name}/{METRIC}" if name else METRIC: mean for name, mean in means.items()}
+        return flat(means)
 
     def to_json(self) -> list[dict[str, list[str]]]:
         """Returns the checkpoint's JSON: numbers in hexadecimal, which is exact and can represent infinity."""
-        return [{name: [x.hex() for x in pair] for name, pair in sums.items()} for sums in self._reports]
+        return [{name: [x.hex() for x in parts] for name, parts in sums.items()} for sums in self._reports]
 
 
 def sums_of_json(stored: list[dict[str, list[str]]]) -> list[_Sums]:
@@ -65,10 +69,10 @@ def sums_of_json(stored: list[dict[str, list[str]]]) -> list[_Sums]:
       LookupError, TypeError, ValueError, AttributeError: no run can have written it.
     """
 
-    def exact(total: str, count: str) -> tuple[float, float]:
-        return float.fromhex(total), float.fromhex(count)
+    def exact(total: str, count: str, length: str = "nan") -> tuple[float, float, float]:
+        return float.fromhex(total), float.fromhex(count), float.fromhex(length)  # an older version stored no lengths
 
-    return [{name: exact(*pair) for name, pair in sums.items()} for sums in stored]
+    return [{name: exact(*parts) for name, parts in sums.items()} for sums in stored]
 
 
 def recent_return(metrics: Mapping[str, float | None]) -> float | None:
@@ -84,13 +88,16 @@ def merged(episodes: Mapping[str, EpisodeStats], xp: Any = np) -> EpisodeStats:
 
 def _sums(episodes: Mapping[str, EpisodeStats]) -> _Sums:
     parts = {"": merged(episodes), **{name: stats.merge() for name, stats in episodes.items() if name}}
-    return {name: (float(x.return_sum), float(x.episodes)) for name, x in parts.items()}
+    return {name: (float(x.return_sum), float(x.episodes), float(x.length_sum)) for name, x in parts.items()}
 
 
-def _means(reports: Any) -> dict[str, float | None]:
-    """Returns the mean return of all episodes of some intervals, and of each policy's."""
-    means: dict[str, float | None] = {}
+def _means(reports: Collection[_Sums]) -> dict[str, dict[str, float | None]]:
+    """Returns the mean return and length of all episodes of some intervals, and of each policy's."""
+    means: dict[str, dict[str, float | None]] = {}
     for name in dict.fromkeys(name for sums in reports for name in sums) or ("",):
-        totals, counts = zip(*(sums.get(name, (0.0, 0.0)) for sums in reports), strict=True) if reports else ((), ())
-        means[name] = sum(totals) / count if (count := sum(counts)) else None
+        total, count, length = np.sum([sums.get(name, (0.0, 0.0, 0.0)) for sums in reports] or [(0.0,) * 3], axis=0)
+        means[name] = {
+            METRIC: float(total / count) if count else None,
+            LENGTH: float(length / count) if count and not np.isnan(length) else None,
+        }
     return means

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxrl_dist.actors.evaluate import Evaluation
-from jaxrl_dist.actors.film import film, write_gif
+from jaxrl_dist.actors.film import film, speed, write_gif
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.play.policy import Policy
 from jaxrl_dist.run.storage import check_place, replacing
@@ -21,7 +21,7 @@ def record(
     out: str | pathlib.Path,
     episodes: int = 1,
     seed: int = 0,
-    fps: int = 30,
+    fps: float | None = None,
     max_steps: int | None = 1000,
     *,
     sampled: bool | None = None,
@@ -34,7 +34,8 @@ def record(
     Args:
       out: the file to write; it must end in ``.gif``, or in ``.mp4``, which needs the package imageio-ffmpeg.
       episodes: number of episodes, at most 128; with several agents, one episode of each agent counts as one.
-      fps: frames per second; in a GIF rounded to the nearest rate that its hundredths of a second allow.
+      fps: frames per second; in a GIF rounded to the nearest rate that its hundredths of a second allow. None: as the
+        environment says, at most 50, or else 30.
       max_steps: as for ``Evaluator``.
       sampled: as for ``Policy.evaluate``.
       progress: called with the number of finished episodes.
@@ -59,11 +60,11 @@ def record(
     assert filmed is not None, "nothing stops it"
     evaluation, pictures = filmed
     with replacing(out) as partial:
-        write(pictures, partial, fps)
+        write(pictures, partial, fps or speed(spec))
     return evaluation, len(pictures)
 
 
-def write_mp4(pictures: Sequence[Any], file: pathlib.Path, fps: int) -> None:
+def write_mp4(pictures: Sequence[Any], file: pathlib.Path, fps: float) -> None:
     """Writes pictures of Pillow as an MP4 film (H.264), which browsers play.
 
     Raises:
@@ -75,7 +76,7 @@ def write_mp4(pictures: Sequence[Any], file: pathlib.Path, fps: int) -> None:
         raise ConfigError("the pictures differ in size, which only a film that ends in .gif can hold")
     # H.264 needs even sides: a column or a row of black is added where they are odd.
     width, height = width + width % 2, height + height % 2
-    frames = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", str(fps), "-i", "-"]
+    frames = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{fps:g}", "-i", "-"]
     film = ["-vcodec", "libx264", "-pix_fmt", "yuv420p", "-f", "mp4", "-y", str(file)]
     command = [_ffmpeg(), "-loglevel", "error", *frames, *film]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -34,7 +34,7 @@ from jaxrl_dist.run.storage import replacing
 from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.policies import by_policy, label
 from jaxrl_dist.training import setup
-from jaxrl_dist.types import Report
+from jaxrl_dist.types import Algorithms, Report
 
 REST = "rest"
 """The stage for all time that belongs to no other one."""
@@ -53,8 +53,7 @@ WAITING = "waiting for"
 """Begins the names of the stages in which a thread does nothing."""
 ADVICE = {
     "environment": "the environments bind: more --num-envs step more in each call; actors in threads overlap them with "
-    "learning (--plan asynchronous, where of the on-policy algorithms only impala and appo allow for older policies); "
-    "environments that JAX compiles are faster",
+    "learning (--plan asynchronous); environments that JAX compiles are faster",
     "policy": "choosing actions binds: more --num-envs make each call do more; smaller --hidden-sizes make it cheaper",
     "replay": "sampling binds: a smaller --batch-size samples less; a lower --replay-ratio samples less often",
     "postprocess": "the postprocessor binds: it computes targets and advantages of every example",
@@ -149,14 +148,18 @@ def profile(
         matmul_ceiling=peaks.matmul_ceiling() * run.job.mesh.size,
         memory_rates={name: part.moved / alone[name] for name, part in made.items()},
         memory_ceiling=peaks.memory_ceiling() * run.job.mesh.size,
-        flags=_changeable(config),
+        flags=_changeable(config, run.job.algorithm),
     )
 
 
-def _changeable(config: Train[Any]) -> list[str]:
-    """Returns the flags of a run, but those that cannot change as advice says: the run follows it already."""
+def _changeable(config: Train[Any], made: Algorithms) -> list[str]:
+    """Returns the flags of a run, but those that cannot change as advice says.
+
+    The run follows it already, or its loss would take experience of older policies for that of the newest.
+    """
     done = {"precision": "bfloat16", "num_epochs": 1, "num_minibatches": 1}
-    done |= {"plan": config.plan} if PLANS[config.plan].threaded else {}
+    lags = all(x.corrects_lag or x.replay is not None for x in made.values() if x.trains)
+    done |= {"plan": config.plan} if PLANS[config.plan].threaded or not lags else {}
     parts = (config, *(part.algorithm for part in by_policy(config).values()))
     return [flag(x) for part in parts for x in marked(part) if x not in done or getattr(part, x) != done[x]]
 

@@ -30,7 +30,7 @@ COLUMNS = {
     "population/return_best": "best",
     "population/return_iqm": "IQM",
     "population/done": "done",
-    "episode/length": "length",
+    "episode/recent_length": "length",
     "loss/total": "loss",
     "loss/policy": "policy loss",
     "loss/value": "value loss",

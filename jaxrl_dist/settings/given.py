@@ -165,9 +165,10 @@ def _of_presets(user: Given, source: EnvSource) -> tuple[dict[str, Any], dict[st
     if not user.config.env:  # the spec is that of the data set
         defaults = {**defaults, "evaluation_episodes": 0}
     preset = {name: value for name, value in preset.items() if name not in (*defaults, *(["plan"] if offline else []))}
+    reports = presets.report_interval(spec, replays=traits.replay_capacity is not None)
     is_atari = spec.backend == "envpool" and spec.family == "atari"
     layers = {
-        "default": {**RUN_DEFAULTS, **presets.report_interval(spec), **defaults, "plan": plan},
+        "default": {**RUN_DEFAULTS, **reports, **defaults, "plan": plan},
         "preset": {"atari_preset": "baselines", **preset, **_of_name(user.config.algorithm)},
         "paper": published.row(algorithms.name_of(kind), spec) if user.config.published else {},
     }

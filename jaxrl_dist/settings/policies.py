@@ -134,7 +134,7 @@ class Fixed(Still):
     run_dir: str = ""
     """Its directory."""
     policy: str | None = None
-    """Which policy of that run; None: its only one."""
+    """Which policy of that run; None: its only one, or the one that all others are copies of."""
     checkpoint: str | None = None
     """Env steps of a checkpoint of that run, or "best", as for ``load_policy``; None: its trained variables."""
 

@@ -94,8 +94,6 @@ def _check_changes(config: Train[Any], changes: Mapping[str, Any], stored: Colle
       ConfigError: no such algorithm or field, or one that members vary.
     """
     kind = kind_of(config.algorithm)
-    if not dataclasses.is_dataclass(kind):
-        raise ConfigError(f"algorithm must be a name or a config such as PPO(), not {shown(config.algorithm)}")
     hyperparameters = {name: value for name, value in changes.items() if name not in RUN_FIELDS}
     check_names(kind, hyperparameters)
     for name in changes.get("vary") or ():
@@ -149,7 +147,7 @@ def _acts_as_one(policy: str, parts: Mapping[str, Train[Any]], env: Any) -> bool
         algorithm = parts[algorithm.policy].algorithm
     elif isinstance(algorithm, Fixed):
         with naming(policy):
-            algorithm = acting_config(algorithm.run_dir, algorithm.policy, env).algorithm
+            algorithm = acting_config(algorithm.run_dir, algorithm.policy, env)[0].algorithm
     return Traits.of(kind_of(algorithm)).joint
 
 

@@ -30,7 +30,7 @@ from jaxrl_dist.config.values import marked, plain
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import spaces
 from jaxrl_dist.run.storage import check_run_dir, read_json
-from jaxrl_dist.settings.policies import STILL, Copy, Policies, by_policy, naming
+from jaxrl_dist.settings.policies import STILL, Copy, Policies, by_policy, learner, naming
 from jaxrl_dist.types import EnvSpec
 
 RETIRED = {"anneal_updates": None}
@@ -265,14 +265,18 @@ NAMED = "; fixed(RUN_DIR,POLICY) or fixed(RUN_DIR@CHECKPOINT,POLICY) names one"
 """How to name the policy of a run that does not train."""
 
 
-def acting_config(run_dir: str, policy: str | None, env: Any) -> Train[Any]:
-    """Returns the config of a finished run, or of one of its policies, with another environment.
+def acting_config(run_dir: str, policy: str | None, env: Any) -> tuple[Train[Any], str | None]:
+    """Returns the config of a finished run, or of one of its policies, with another environment; and the policy's name.
+
+    Without a name it is the run's only policy, or the one that all others are copies of.
 
     Raises:
       ConfigError: there is no such run or policy, or its files are damaged.
     """
     check_run_dir(pathlib.Path(run_dir))
-    return of_policy(stored_config(run_dir, env=env), policy, run_dir, NAMED)
+    config = stored_config(run_dir, env=env)
+    name = policy or learner(config)
+    return of_policy(config, name, run_dir, NAMED), name
 
 
 def of_policy(config: Train[Any], policy: str | None, run_dir: Any, advice: str = "") -> Train[Any]:

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from jaxrl_dist import plans
 from jaxrl_dist.actors.evaluate import Evaluator
-from jaxrl_dist.actors.film import film, write_gif
+from jaxrl_dist.actors.film import film, speed, write_gif
 from jaxrl_dist.checks import unit
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.data.files import scored
@@ -36,7 +36,7 @@ from jaxrl_dist.training.results import ENDED, Row, refill
 from jaxrl_dist.training.truth import Exact, measuring
 from jaxrl_dist.types import Report
 
-FILM_STEPS, FILM_FPS = 1000, 30  # env steps after which a film ends, and frames per second, as of ``jaxrl-dist video``
+FILM_STEPS = 1000  # after which a film ends, as of ``jaxrl-dist video``
 
 
 class ProgramShared:
@@ -315,7 +315,7 @@ class Member:
             if self.files is not None:
                 evaluator = self.shared.filmed().of_member(self.config.seed, self.job.hyper)
                 if (filmed := film(evaluator, spec, variables, 1, stop=stop)) is not None:
-                    write_gif(filmed[1], gif := io.BytesIO(), FILM_FPS)
+                    write_gif(filmed[1], gif := io.BytesIO(), speed(spec))
                     self.files.film(report.step, gif.getvalue(), filmed[1][0].size)
         except Exception as error:  # whatever a renderer raises
             self.shared.films = False

@@ -188,9 +188,10 @@ def _wrapped(config: Train[Any], spec: EnvSpec) -> Algorithm:
     """Returns the algorithm of a policy, wrapped as the fields of the run ask; see ``algorithms.wrappers``."""
     if isinstance(config.algorithm, Fixed):
         fixed = config.algorithm
-        acting = _wrapped(acting_config(fixed.run_dir, fixed.policy, f"{spec.backend}:{spec.id}"), spec)
+        trained, policy = acting_config(fixed.run_dir, fixed.policy, f"{spec.backend}:{spec.id}")
+        acting = _wrapped(trained, spec)
         (shapes,) = variable_shapes({"": acting}).values()
-        variables = checkpoint.load_variables(fixed.run_dir, shapes, fixed.policy, which=fixed.checkpoint)
+        variables = checkpoint.load_variables(fixed.run_dir, shapes, policy, which=fixed.checkpoint)
         algorithm: Algorithm = fixed.of(acting, variables)
     else:
         algorithm = config.algorithm.make(spec)

@@ -14,11 +14,11 @@ import jaxrl_dist
 from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, config_class
 from jaxrl_dist.algorithms.a2c import A2C
 from jaxrl_dist.algorithms.dqn import DQN
-from jaxrl_dist.algorithms.named import data_of
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.algorithms.presets import KINDS, TABLE, kind_of, row
 from jaxrl_dist.algorithms.sac import SAC
 from jaxrl_dist.algorithms.td3 import TD3
+from jaxrl_dist.config.named import data_of
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.settings import given, resolve
@@ -243,6 +243,28 @@ def test_a_usual_run_has_some_fifty_reports(name: str, kind: str, total: int) ->
     assert 40 <= total / (max(1, config.report_interval // steps) * steps) <= 102
     assert config.report_interval == filled_in(task(kind), Train(name, env="Test-v0")).report_interval
     assert filled_in(task(kind), Train(name, env="Test-v0", report_interval=7)).report_interval == 7
+
+
+@dataclasses.dataclass(frozen=True)
+class Replaying:
+    """One of a user's file."""
+
+    replay_capacity: int = 10_000
+
+
+@dataclasses.dataclass(frozen=True)
+class OnPolicy:
+    """One that keeps nothing."""
+
+
+@pytest.mark.parametrize("kind", ["classic_control/continuous", "mujoco/continuous", "unknown/continuous"])
+def test_an_algorithm_of_the_users_that_replays_reports_as_ours_do(kind: str) -> None:
+    def reports(algorithm: Any) -> tuple[int, int]:
+        config = filled_in(task(kind), Train(algorithm, env="Test-v0"))
+        return config.report_interval, config.return_window
+
+    assert reports(Replaying()) == reports("sac") == reports("td3") == reports("iql")
+    assert reports(OnPolicy()) == reports("ppo")
 
 
 def test_by_default_no_interval_of_the_users_waits_for_a_report() -> None:

@@ -83,7 +83,7 @@ def test_help_of_a_command_names_its_arguments(capsys: pytest.CaptureFixture[str
     assert cli.main(["video", "--help"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("usage: jaxrl-dist video RUN_DIR FILE.gif [FLAGS]\n")
-    assert "\n  --fps N " in out and "(30)" in out and "\n  RUN_DIR  " in out
+    assert "\n  --fps N " in out and "(1000)" in out and "\n  RUN_DIR  " in out
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ import gymnasium
 import pytest
 
 import jaxrl_dist
-from jaxrl_dist import cli
+from jaxrl_dist import algorithms, cli
 from jaxrl_dist.algorithms import ALGORITHMS, config_class, having
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
@@ -254,6 +254,12 @@ def test_what_users_of_stable_baselines_type_is_one_line_away() -> None:
         jaxrl_dist.PPO("MlpPolicy", "CartPole-v1")
     with pytest.raises(ImportError, match=r"no attribute 'SAC'; training is `for report in .*Train.'sac',"):
         from jaxrl_dist import SAC  # noqa: F401
+    with pytest.raises(ImportError, match=r"it is jaxrl_dist.algorithms.ppo.PPO; jaxrl_dist.preset\('ppo', env\) has"):
+        from jaxrl_dist.algorithms import PPO as Class  # noqa: F401
+    with pytest.raises(AttributeError, match=r"it is jaxrl_dist.algorithms.r2d2.R2D2; jaxrl_dist.preset\('r2d2', env"):
+        algorithms.R2D2  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^module 'jaxrl_dist.algorithms' has no attribute 'nothing'$"):
+        algorithms.nothing  # noqa: B018
     with pytest.raises(AttributeError, match=r"no attribute 'evaluate_policy'; policy.evaluate\(episodes=100\)"):
         jaxrl_dist.evaluate_policy(None, None)
     with pytest.raises(AttributeError, match=r"^PPO has no attribute 'learn'; training is `for report .*run_dir="):
@@ -277,3 +283,18 @@ def test_what_users_of_stable_baselines_type_is_one_line_away() -> None:
         object.__new__(jaxrl_dist.Policy)(None, nothing=1)
     with pytest.raises(AttributeError, match=r"^module 'jaxrl_dist' has no attribute 'nothing'$"):
         jaxrl_dist.nothing()
+
+
+@pytest.mark.parametrize(
+    "algorithm, message",
+    [
+        ("PPO", r"^unknown algorithm 'PPO' \(did you mean 'ppo'\?\)"),
+        ("CartPole-v1", "^unknown algorithm 'CartPole-v1'"),
+        (3, r"^algorithm must be a name or a config such as PPO\(\), not 3$"),
+        (object, "^algorithm must be a name or a config"),
+        (None, "^algorithm must be a name or a config"),
+    ],
+)
+def test_a_config_refuses_a_wrong_algorithm_at_once(algorithm: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        jaxrl_dist.Train(algorithm, env="CartPole-v1")

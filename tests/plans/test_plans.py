@@ -25,7 +25,6 @@ from jaxrl_dist.algorithms.appo import APPO
 from jaxrl_dist.algorithms.ddpg import DDPG
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.impala import IMPALA
-from jaxrl_dist.algorithms.named import data_of
 from jaxrl_dist.algorithms.pg import PG
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.algorithms.pqn import PQN
@@ -33,6 +32,7 @@ from jaxrl_dist.algorithms.rainbow import Rainbow
 from jaxrl_dist.algorithms.sac import SAC
 from jaxrl_dist.algorithms.td3 import TD3
 from jaxrl_dist.config import plans as table
+from jaxrl_dist.config.named import data_of
 from jaxrl_dist.config.train import BACKENDS, Train
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError

@@ -14,7 +14,7 @@ import pytest
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.window import METRIC, Window, recent_return
+from jaxrl_dist.plans.window import LENGTH, METRIC, Window, recent_return
 from jaxrl_dist.run.storage import write_json
 from jaxrl_dist.settings.stored import stored_config, to_json
 from jaxrl_dist.types import EpisodeStats
@@ -52,7 +52,8 @@ def test_the_score_is_that_of_a_naive_loop_also_after_resumes(reports: int) -> N
         if at + 1 >= reports and newest:
             expected = float(np.mean(newest))
         assert window.score == pytest.approx(expected)
-        assert window.metrics(None) == {METRIC: pytest.approx(np.mean(newest)) if newest else None}
+        mean = pytest.approx(np.mean(newest)) if newest else None
+        assert window.metrics(None) == {METRIC: mean, LENGTH: 10.0 if newest else None}
         last = window.metrics({"": stats([100.0])})[METRIC]
         assert last == pytest.approx(np.mean([*newest, 100.0])), "an interval that is cut short joins the window"
 
@@ -61,15 +62,17 @@ def test_each_policy_has_its_own_and_the_score_is_that_of_all() -> None:
     window = Window(job(2))
     window.add({"prey": stats([1.0, 2.0]), "hunter": stats([])})
     assert window.score == -math.inf and window.metrics(None)[METRIC] == 1.5
+    assert window.metrics(None)["prey/episode/recent_length"] == 10 and window.metrics(None)[f"hunter/{LENGTH}"] is None
     window.add({"prey": stats([6.0]), "hunter": stats([10.0])})
     assert window.score == 19 / 4
-    assert window.metrics(None) == {METRIC: 19 / 4, f"prey/{METRIC}": 3.0, f"hunter/{METRIC}": 10.0}
+    returns = {METRIC: 19 / 4, f"prey/{METRIC}": 3.0, f"hunter/{METRIC}": 10.0}
+    assert window.metrics(None) == returns | dict.fromkeys((LENGTH, f"prey/{LENGTH}", f"hunter/{LENGTH}"), 10.0)
     before = Window(job(3), most=1)
     before.add({"": stats([1.0])})
     before.add({"": stats([2.0])})
     assert before.score == 2.0, "nothing from before the last selection"
     assert resumed(window, 2).metrics(None) == window.metrics(None)
-    assert Window(job(2)).metrics(None) == {METRIC: None}
+    assert Window(job(2)).metrics(None) == {METRIC: None, LENGTH: None}
 
 
 def test_checkpoints_and_files_of_an_earlier_version() -> None:
@@ -77,6 +80,12 @@ def test_checkpoints_and_files_of_an_earlier_version() -> None:
     assert window.score == 7.5
     window.add({"": stats([])})
     assert window.score == 7.5
+    window = Window(job(2, {"window": [{"": [(6.0).hex(), (2.0).hex()]}]}))
+    assert window.metrics(None) == {METRIC: 3.0, LENGTH: None}, "it stored no lengths"
+    window.add({"": stats([1.0])})
+    assert resumed(window, 2).metrics(None)[LENGTH] is None
+    window.add({"": stats([1.0])})
+    assert window.metrics(None)[LENGTH] == 10
     assert recent_return({"episode/return": 3.0}) == 3.0
     assert recent_return({"episode/return": 3.0, METRIC: None}) is None
 

@@ -21,7 +21,7 @@ import runs
 import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.algorithms import ALGORITHMS, PRESETS
-from jaxrl_dist.algorithms.named import data_of
+from jaxrl_dist.config.named import data_of
 from jaxrl_dist.play import onnx
 from jaxrl_dist.play.export import export
 from jaxrl_dist.protocols import Traits

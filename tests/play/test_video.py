@@ -26,6 +26,7 @@ from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.envs.drawing import draw
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.play import video
 from jaxrl_dist.play.policy import Policy
 from jaxrl_dist.play.video import record
 from jaxrl_dist.settings.resolve import find_env
@@ -36,7 +37,7 @@ from jaxrl_dist.types import EnvSpec
 class Painted(gymnasium.Env):
     """Counts to a number and shows it as a colour, if it is told to draw by this name of its argument."""
 
-    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
     observation_space = gymnasium.spaces.Box(-100, 100, (1,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
@@ -136,6 +137,29 @@ def test_each_step_has_its_picture(tmp_path: Path) -> None:
     assert played.lengths.tolist() == [6, 6] and played.cut == 0 and count == 14
     assert [int(image[0, 0, 0]) for image in images] == [0, 40, 80, 120, 160, 200, 240] * 2
     assert times == [100] * 14
+
+
+@pytest.mark.parametrize(
+    "env, values, fps",
+    [
+        ("test_video:Painted", {}, 20),
+        ("test_video:Painted", {"action_repeat": 2}, 10),
+        ("gymnax:Pendulum-v1", {}, 20),
+        ("gymnax:CartPole-v1", {"env_options": {"tau": "0.001"}}, 1000),
+        ("gymnax:Acrobot-v1", {"action_repeat": 2}, 2.5),
+        ("gymnax:MountainCar-v0", {}, None),
+    ],
+)
+def test_a_film_has_the_speed_of_its_environment(
+    env: str, values: dict[str, Any], fps: float | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    policy, written = untrained(env, **values), list[float]()
+    assert policy.source.spec.fps == (fps and pytest.approx(fps))
+    monkeypatch.setattr(video, "write_gif", lambda pictures, file, fps: written.append(fps) or file.touch())
+    monkeypatch.setattr(video, "film", lambda *args: (None, []))
+    for asked in (None, 7):
+        record(policy, tmp_path / "film.gif", fps=asked)
+    assert written == [pytest.approx(min(fps or 30, 50)), 7]
 
 
 def test_an_mp4_has_the_pictures_of_the_gif(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from jaxrl_dist.types import Report
 
 METRICS = {
     "episode/recent_return": 171.5,
-    "episode/length": 171.0,
+    "episode/recent_length": 171.0,
     "loss/total": 11.1659,
     "policy/approx_kl": 0.0081,
     "gradient/norm": 12.9,

@@ -18,6 +18,7 @@ import team
 
 import jaxrl_dist
 from jaxrl_dist import Train, cli
+from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.actors.step import blank_rollout
 from jaxrl_dist.algorithms import name_of
 from jaxrl_dist.algorithms.dqn import DQN
@@ -30,13 +31,15 @@ from jaxrl_dist.envs.base import Wrappers
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.mesh import by_hand
-from jaxrl_dist.run import checkpoint
+from jaxrl_dist.run import checkpoint, saving
+from jaxrl_dist.run.console import played
+from jaxrl_dist.run.storage import write_json
 from jaxrl_dist.settings.policies import STILL, Fixed, Policies, Random, still
 from jaxrl_dist.settings.resolve import resolved
-from jaxrl_dist.settings.stored import NAMED, of_policy, stored_config
+from jaxrl_dist.settings.stored import NAMED, acting_config, of_policy, stored_config, to_json
 from jaxrl_dist.spaces import Box, MultiDiscrete, zeros
 from jaxrl_dist.training.learner import check_sizes
-from jaxrl_dist.training.setup import make_algorithm, prepare
+from jaxrl_dist.training.setup import make_algorithm, prepare, variable_shapes
 from jaxrl_dist.types import Context
 
 PPO_ = PPO(hidden_sizes=(8,), num_minibatches=2, num_epochs=2)
@@ -233,6 +236,21 @@ def test_a_fixed_policy_of_several_must_be_named() -> None:
         of_policy(several, None, "r", NAMED)
 
 
+def test_a_fixed_run_whose_other_policies_are_copies_is_its_learner(tmp_path: Path) -> None:
+    """As in ``match``."""
+    policies, env = {"b": "long_1", "c": "long_2"}, team.Unlike("long_1", "long_2")
+    config, source = resolved(Train({"b": PPO_, "c": "copy(b)"}, env=env, policies=policies, **SIZES))
+    write_json(tmp_path / "config.json", to_json(config))
+    acting, name = acting_config(str(tmp_path), None, "team:Unlike")
+    assert (acting.algorithm, name) == (PPO_, "b")
+    shapes = variable_shapes(make_algorithm(config, source.spec))["b"]
+    made = jax.tree.map(lambda x: np.full(x.shape, 2, x.dtype), shapes)
+    saving.save_variables(tmp_path, {"b": made, "c": made})
+    fixed = dataclasses.replace(acting, algorithm=Fixed(str(tmp_path)))
+    loaded = make_algorithm(fixed, source.spec.policies["b"])[""].init(jax.random.key(4))
+    jax.tree.map(np.testing.assert_array_equal, loaded, made)
+
+
 # learners/test_learners.py::test_one_device_is_as_many
 @pytest.mark.parametrize(
     "other", [pytest.param("dqn", marks=pytest.mark.case), pytest.param("copy(a,6,2)", marks=pytest.mark.slow)]
@@ -381,6 +399,16 @@ def test_fixed_policy_does_not_change_sizes() -> None:
     alone = resolved(dataclasses.replace(config, algorithm="dqn", env="CartPole-v1", policies={}))[0]
     both = resolved(config)[0]
     assert (both.num_envs, both.rollout_length) == (alone.num_envs, alone.rollout_length) == (alone.num_envs, 4)
+
+
+def test_an_evaluation_says_which_policies_sampled() -> None:
+    of_three = {"a": "long_1", "b": "short", "c": "long_2"}
+    job = prepare(Train({"a": PPO_, "b": "random", "c": "copy(a)"}, team.Unlike(), policies=of_three, **SIZES)).job
+    evaluator = Evaluator(job.algorithm, job.source, 3, seed=0, max_steps=4)
+    evaluation = evaluator.play(job.learner.init(jax.random.key(0)).variables)
+    assert evaluation is not None and not evaluation.sampled
+    lines = played(evaluation.summary()).splitlines()
+    assert [re.findall("1 ([a-z]+) episode", line) for line in lines] == [["greedy"], ["sampled"], ["sampled"]], lines
 
 
 @pytest.mark.case  # test_the_command_line_trains_resumes_and_evaluates

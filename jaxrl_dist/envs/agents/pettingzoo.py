@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import spaces
 
 from jaxrl_dist.envs.masks import NAMES, PART, flat, of_parts, of_value
-from jaxrl_dist.envs.native import NO_MASK, Description, Mask, check_agents, flag, number, plain, returned
+from jaxrl_dist.envs.native import NO_MASK, Description, Mask, check_agents, flag, number, plain, render_fps, returned
 
 OBS, THERE, FLAGS = "obs", "there", ("terminated", "truncated")
 """Parts of the observation: what agents see, whether each was there before the step, and how its episode ends."""
@@ -90,7 +90,7 @@ class Parallel(gymnasium.Env[Any, Any]):
             for name, mask in self.masks().items()
         }
         kind = type(self.env.unwrapped if isinstance(self.env, InTurns) else self.env).__name__
-        return Description(kind, True, False, observation, action, "pettingzoo", agents=masks)
+        return Description(kind, True, False, observation, action, "pettingzoo", agents=masks, fps=render_fps(self))
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         return self._all(*self._begin(seed=seed, options=options), {}, {}, {}, []), {}

@@ -18,7 +18,7 @@ from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, Wrappers
 from jaxrl_dist.envs.contract import Contract, of_env, of_library
 from jaxrl_dist.envs.device import libraries
 from jaxrl_dist.envs.drawing import draw, own_render
-from jaxrl_dist.envs.native import env_label, family_of, is_team, plain, unnamed
+from jaxrl_dist.envs.native import env_label, family_of, is_team, plain, render_fps, unnamed
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.heavy import postponed
 from jaxrl_dist.mesh import over_policies
@@ -133,7 +133,8 @@ def _one_agent(
     side_to_move = getattr(env, "side_to_move", None)
     spec = EnvSpec(
         env_id, backend, family, observation, action_space, limit, mask=mask, unread_mask=native_mask.unread,
-        info_metrics=metrics, both_sides=side_to_move is not None,
+        info_metrics=metrics, fps=_fps(env, params, family, wrappers.action_repeat),
+        both_sides=side_to_move is not None,
     )  # fmt: skip
 
     def reported(info: PyTree) -> dict[str, jax.Array]:
@@ -221,6 +222,14 @@ def _one_agent(
         outcomes if hasattr(env, "outcomes") and wrappers.action_repeat == 1 else None,
         starts if hasattr(env, "starts") else None,
     )  # fmt: skip
+
+
+def _fps(env: Any, params: Any, family: str, action_repeat: int) -> float | None:
+    """Returns ``EnvSpec.fps``: the environment's ``render_fps``, or by the seconds of a step of classic control."""
+    fields = ("tau", "dt") if family == "classic_control" else ()
+    seconds = next((float(getattr(params, field)) for field in fields if hasattr(params, field)), 0.0)
+    fps = render_fps(env) or (1 / seconds if seconds > 0 else None)
+    return fps and fps / action_repeat
 
 
 class HostGymnax:

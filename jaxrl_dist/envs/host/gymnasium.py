@@ -135,7 +135,7 @@ def spec(env_id: str, made: Description, wrappers: Wrappers) -> EnvSpec:
     limit = wrappers.limit(made.time_limit)
     return EnvSpec(
         env_id, "gymnasium", made.family, observation, action, limit, mask=mask, unread_mask=made.mask.unread,
-        info_metrics=episodes.parse(wrappers.info_metrics),
+        info_metrics=episodes.parse(wrappers.info_metrics), fps=made.fps and made.fps / wrappers.action_repeat,
     )  # fmt: skip
 
 

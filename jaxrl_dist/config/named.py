@@ -1,8 +1,18 @@
-"""Presets with names of their own: an algorithm as a paper combines it, or under a plan."""
+"""Names of algorithms, and presets with names of their own: an algorithm as a paper combines it, or under a plan."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
+
+from jaxrl_dist.checks import did_you_mean, shown
+from jaxrl_dist.config.synonyms import OF_AGENTS
+from jaxrl_dist.errors import ConfigError
+
+_CLASSES = "PPO A2C PG IMPALA APPO DQN Rainbow PQN R2D2 AlphaZero MuZero QMIX DDPG TD3 SAC IQL MARWIL BC ES ARS"
+ALGORITHMS = {name.lower(): name for name in _CLASSES.split()}
+"""The module and the config class of each algorithm."""
 
 # fmt: off
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -50,3 +60,26 @@ def data_of(name: str) -> str | None:
     """Returns a placeholder for the data set that an algorithm of this name cannot do without; None: it can."""
     _, fields = PRESETS.get(name, ("", {}))
     return "data/NAME" if fields.get("plan") == "offline" else None
+
+
+def check_name(name: str) -> None:
+    """Raises ``ConfigError`` if no algorithm and no preset has this name."""
+    if name not in (known := [*ALGORITHMS, *PRESETS]):
+        other = OF_AGENTS.get(name.lower())
+        near, all_of_them = f"; {other}" if other else did_you_mean(name, known), ", ".join(known)
+        raise ConfigError(
+            f"unknown algorithm {name!r}{near}. One of your own is its file: `jaxrl-dist train FILE.py`, for its runs "
+            f"--algorithm FILE.py, in Python its class. These are here: {all_of_them}"
+        )
+
+
+def check_algorithm(algorithm: Any) -> None:
+    """Checks that ``Train.algorithm`` is a name, a config class, a config, or a dict of the policies'.
+
+    Raises:
+      ConfigError: it is something else.
+    """
+    if isinstance(algorithm, str):
+        check_name(algorithm)
+    elif not isinstance(algorithm, Mapping) and not dataclasses.is_dataclass(algorithm):
+        raise ConfigError(f"algorithm must be a name or a config such as PPO(), not {shown(algorithm)}")
