@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ import optax
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors import device
+from jaxrl_dist.commands.check_algorithm.learning import check_learns
 from jaxrl_dist.commands.check_algorithm.made_up import made_up
 from jaxrl_dist.commands.check_env.findings import Check
 from jaxrl_dist.config.train import Train
@@ -48,7 +50,7 @@ class Recorded(NamedTuple):
 
     inner: PyTree
     total: PyTree  # sums of the absolute gradients
-    learns: jax.Array  # float32 scalar: 1, or 0 to leave the parameters as they are
+    learns: jax.Array  # float32 scalar, factor of each step: 0 leaves the parameters as they are
 
 
 def train(check: Check, config: Train[Any], algorithm: Algorithm, spec: EnvSpec) -> Trial:
@@ -58,12 +60,12 @@ def train(check: Check, config: Train[Any], algorithm: Algorithm, spec: EnvSpec)
     algorithms, devices = {"": algorithm}, jax.local_devices()[:2]
     learner = make_learner(config, algorithms, spec, devices)
     one, both = meshes.make_mesh(devices[:1]), meshes.make_mesh(devices)
-    act_key, env_key, learn_key = (rng.stream(0, name) for name in (rng.Stream.ACT, rng.Stream.ENV, rng.Stream.LEARN))
+    act_key, env_key, learn_key = (rng.stream(config.seed, name) for name in (rng.Stream.ACT, rng.Stream.ENV, rng.Stream.LEARN))
     env, rows = made_up(spec), config.num_envs * spec.num_agents
     acting = device.compile_rollout(algorithms, env, one, config.rollout_length, act_key, env_key)
-    actor = jax.jit(lambda key: device.init(algorithms, env, EnvSlice.all(rows), key))(env_key)
-    update, state = compile_update(learner, one), jax.device_get(jax.jit(learner.init)(jax.random.key(0)))
-    before = state
+    begin = partial(jax.jit(lambda key: device.init(algorithms, env, EnvSlice.all(rows), key)), env_key)
+    update, state = compile_update(learner, one), jax.device_get(jax.jit(learner.init)(jax.random.key(config.seed)))
+    before, actor = state, begin()
 
     def rollout(actor: PyTree, state: Any) -> tuple[PyTree, Any]:
         first, env_step = np.int32(0), state.env_step
@@ -86,6 +88,7 @@ def train(check: Check, config: Train[Any], algorithm: Algorithm, spec: EnvSpec)
         single = jax.device_get(update(still, experience, learn_key))
         double = check.call("on two devices an update", compile_update(learner, both), still, experience, learn_key)
         _check_equal(check, single, jax.device_get(double))
+    check_learns(check, algorithm, begin, acting, update, before, learn_key)
     return Trial(algorithm, spec, state.variables[""], state.target[""], experience[""], int(state.updates[""]))
 
 
