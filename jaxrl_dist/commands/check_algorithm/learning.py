@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -14,52 +14,86 @@ from jaxrl_dist.types import Algorithm, PyTree
 
 ITERATIONS = 100
 """Rollouts to learn from; fewer if they take more than ``SECONDS``."""
-SECONDS = 5.0
-RATE = 10.0
-"""Factor of the optimiser's steps, so that few of them show what is learned."""
-PLAYED = 8
-"""Rollouts over which the pay is averaged."""
+SECONDS = 3.0
+RATES = 10.0, 3.0
+"""Factors of the optimiser's steps, so that few of them show what is learned; the second one confirms a fault."""
+SCALES = 1.0, 10.0
+"""Factors of rewards; the second one shows what entropy or a penalty outweighs at the first."""
+PLAYED = 4
+"""Rollouts over which rewards are averaged, of some 100 steps."""
 MARGIN = 0.25
-"""By how much of the pay's range it must be less where it counts as a reward than where it counts as a cost."""
-LATE = np.float32(1e9)
+"""By how much larger actions are, as a share of their range, where they cost more: 5 standard errors or more."""
+LATE = 1e9
 """Env steps at which a policy is judged: exploration has been annealed."""
 
 
 def check_learns(
     check: Check, algorithm: Algorithm, begin: Callable[[], PyTree], acting: Any, update: Any, state: Any, key: Any
 ) -> None:
-    """Checks that rewards are sought rather than avoided.
+    """Checks that actions do not become larger where they cost more than where they pay more.
+
+    What learns nothing from rewards takes the same actions in both cases.
 
     Args:
-      begin: returns the environments of ``made_up``, whose rewards grow with the action, as they start.
+      begin: returns environments of ``made_up`` as they start.
       acting, update: the programs that act and learn.
       state: what has learned nothing.
       key: of learning.
     """
-    if algorithm.searches:  # with a model of the environment, which random numbers lack
-        return
-    recorded = state.opt_state[""]
-    state = state._replace(opt_state={"": recorded._replace(learns=np.float32(RATE))})
-    ends, count, paid, first = time.monotonic() + SECONDS, ITERATIONS, [], np.int32(0)
-    late = jax.tree.map(lambda x: LATE * np.ones_like(x), state.env_step)
-    for sign in (1.0, -1.0):
-        actor, learned = begin(), state
-        for number in range(count):
-            actor, experience, *_ = acting(learned.variables, actor, learned.iteration, learned.env_step, first)
-            rollout = experience[""]
-            learned, _ = update(learned, {"": rollout._replace(reward=sign * rollout.reward)}, key)
-            if sign > 0 and time.monotonic() > ends:
-                count = number + 1
+    if algorithm.searches or algorithm.episodic:
+        return  # a model of the environment teaches it, or the returns of more environments than there are here
+    for scale in SCALES:
+        for rate in RATES:
+            pay, cost = (_trained(factor, rate, begin, acting, update, state, key) for factor in (scale, -scale))
+            globals().setdefault("LAST", []).append((round(pay.size, 2), round(cost.size, 2), scale, rate, pay.updates))
+            if pay.size > cost.size + MARGIN:
+                return
+            if pay.size > cost.size - MARGIN:
                 break
-        rewards = []
-        for number in range(PLAYED):
-            iteration = jax.tree.map(lambda x, number=number: x + number, learned.iteration)
-            actor, experience, *_ = acting(learned.variables, actor, iteration, late, first)
-            rollout = jax.device_get(experience[""])
-            rewards.append(rollout.reward[rollout.valid].mean())
-        paid.append(0.5 + 0.5 * float(np.mean(rewards)))
-    globals()["LAST"] = [*paid, count, int(learned.updates[""])]
-    if paid[0] < paid[1] - MARGIN:
-        text = f"after {int(learned.updates[''])} updates where larger actions are rewarded, from 0 to 1, they earn "
-        text += f"{paid[0]:.2f} a step, and where larger actions cost that much {paid[1]:.2f}"
-        check.fault("learns", f"{text}: the sign of a loss, an advantage or a target is turned")
+        else:
+            return check.fault(
+                "learns", f"{_told(pay, cost)}: the sign of a loss, of advantages or of a target is turned"
+            )
+    reads = not jax.tree.all(jax.tree.map(np.array_equal, pay.params, cost.params))
+    if reads and pay.whole and cost.whole:  # else it imitates, or has had no time
+        check.note(f"{_told(pay, cost)}, so it learns little from rewards here; a sign may be turned")
+
+
+class Trained(NamedTuple):
+    """What training on rewards times a factor has led to."""
+
+    size: float  # of actions, a share of their range
+    updates: int
+    whole: bool  # whether there was time for all iterations
+    params: PyTree
+
+
+def _told(pay: Trained, cost: Trained) -> str:
+    text = (
+        f"after {pay.updates} updates with rewards that grow with the action, actions are at {100 * pay.size:.0f} % of "
+    )
+    return f"{text}their range, and at {100 * cost.size:.0f} % after updates with rewards that fall with it"
+
+
+def _trained(
+    factor: float, rate: float, begin: Callable[[], PyTree], acting: Any, update: Any, state: Any, key: Any
+) -> Trained:
+    """Trains with rewards times ``factor``, and plays."""
+    state = state._replace(opt_state={"": state.opt_state[""]._replace(learns=np.float32(rate))})
+    late = jax.tree.map(lambda x: np.full_like(x, LATE), state.env_step)
+    actor, first, until = begin(), np.int32(0), time.monotonic() + SECONDS
+    for done in range(1, ITERATIONS + 1):
+        actor, experience, *_ = acting(state.variables, actor, state.iteration, state.env_step, first)
+        rollout = experience[""]
+        state, _ = update(state, {"": rollout._replace(reward=factor * rollout.reward)}, key)
+        if time.monotonic() > until:
+            break
+    variables, iteration, updates = jax.device_get((state.variables, state.iteration, state.updates[""]))
+    rewards = []
+    for number in range(PLAYED):
+        played = jax.tree.map(lambda x, number=number: x + np.full_like(x, number), iteration)
+        actor, experience, *_ = acting(variables, actor, played, late, first)
+        rollout = jax.device_get(experience[""])
+        rewards.append(np.mean(rollout.reward, where=rollout.valid))
+    size = float(np.clip(0.5 + 0.5 * np.mean(rewards), 0.0, 1.0))
+    return Trained(size, int(updates), done == ITERATIONS, variables[""].params)

@@ -1,4 +1,4 @@
-"""Environments of random numbers whose rewards depend on the action: any spaces, short episodes, and both kinds of ends."""
+"""Environments of random numbers: any spaces, rewards by action, short episodes, and both kinds of ends."""
 
 from __future__ import annotations
 

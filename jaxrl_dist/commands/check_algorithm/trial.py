@@ -60,11 +60,11 @@ def train(check: Check, config: Train[Any], algorithm: Algorithm, spec: EnvSpec)
     algorithms, devices = {"": algorithm}, jax.local_devices()[:2]
     learner = make_learner(config, algorithms, spec, devices)
     one, both = meshes.make_mesh(devices[:1]), meshes.make_mesh(devices)
-    act_key, env_key, learn_key = (rng.stream(config.seed, name) for name in (rng.Stream.ACT, rng.Stream.ENV, rng.Stream.LEARN))
+    act_key, env_key, learn_key = (rng.stream(0, name) for name in (rng.Stream.ACT, rng.Stream.ENV, rng.Stream.LEARN))
     env, rows = made_up(spec), config.num_envs * spec.num_agents
     acting = device.compile_rollout(algorithms, env, one, config.rollout_length, act_key, env_key)
     begin = partial(jax.jit(lambda key: device.init(algorithms, env, EnvSlice.all(rows), key)), env_key)
-    update, state = compile_update(learner, one), jax.device_get(jax.jit(learner.init)(jax.random.key(config.seed)))
+    update, state = compile_update(learner, one), jax.device_get(jax.jit(learner.init)(jax.random.key(0)))
     before, actor = state, begin()
 
     def rollout(actor: PyTree, state: Any) -> tuple[PyTree, Any]:
