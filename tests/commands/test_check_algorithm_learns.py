@@ -20,8 +20,8 @@ from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete
 from jaxrl_dist.types import Rollout, TrainState, Variables
 
 
-def judged(step: float, **traits: bool) -> dict[str, str]:
-    """The faults of an algorithm whose only parameter is how large actions are, and follows the reward by ``step``."""
+def judged(step: float, **traits: bool) -> list[str]:
+    """What is said of an algorithm whose parameter is how large actions are, and follows the reward by ``step``."""
 
     def acting(variables: Any, actor: int, iteration: Any, env_step: Any, first: Any) -> Any:
         reward = np.full((16, 8), 2.0 * variables[""].params - 1.0)
@@ -39,16 +39,16 @@ def judged(step: float, **traits: bool) -> dict[str, str]:
     found = Check("mine")
     algorithm: Any = SimpleNamespace(**{"searches": False, "episodic": False, **traits})
     learning.check_learns(found, algorithm, lambda: 0, acting, update, state, None)
-    return found.faults
+    return [*found.faults.values(), *found.notes]
 
 
 def test_only_what_avoids_rewards_is_a_fault() -> None:
-    assert not judged(0.01) and not judged(0.0) and not judged(-1e-5)
-    told = judged(-0.01)["learns"]
-    assert told.startswith(
-        "after 100 updates with rewards that grow with the action, actions are at 55 % of their range"
-    )
-    assert "and at 95 % after updates with rewards that fall with it: the sign of a loss" in told
+    assert not judged(0.01) and not judged(0.0) and not judged(np.nan)
+    (told,) = judged(-0.01)
+    start = "after 100 updates with rewards that grow with the action, actions are at "
+    assert told.startswith(f"{start}55% of their range, and at 95% with rewards that fall with it: the sign of a loss")
+    (told,) = judged(-1e-5)
+    assert told.startswith(f"{start}64% of their range, and at 66% with rewards that fall with it, so it learns little")
     assert not judged(-0.01, searches=True) and not judged(-0.01, episodic=True)
 
 
