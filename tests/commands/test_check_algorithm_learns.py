@@ -86,4 +86,6 @@ def test_a_turned_sign_is_told(name: str) -> None:
     assert old in text
     config, source = resolved(jaxrl_dist.preset(algorithm_of(text.replace(old, new)), env))
     lines = check(config, source.spec).lines("mine", "")
-    assert len(lines) == 1 and "the sign of a loss, of advantages or of a target is turned" in lines[0], lines
+    # With its actor's sign turned, SAC also minimises entropy, and may fix its actions before the critic has learned.
+    told = "a sign may be turned" if name == "sac" else "the sign of a loss, of advantages or of a target is turned"
+    assert told in lines[0] and (name == "sac" or len(lines) == 1), lines
