@@ -431,6 +431,11 @@ def source(path: str) -> str:
     return f"`{file.relative_to(ROOT)}`\n\n```python\n{code}\n```"
 
 
+def file(path: str) -> str:
+    """Returns a file of the repository as a block."""
+    return f"```text\n{(ROOT / path).read_text(encoding='utf-8').rstrip()}\n```"
+
+
 def algorithm(name: str) -> str:
     """Returns the second half of an algorithm's page."""
     parts = {"Flags": algorithm_flags, "Presets": algorithm_presets, "Measured": algorithm_curves}
@@ -446,6 +451,7 @@ PARTS: dict[str, Callable[[Any], str]] = {
     "accelerators": accelerators,
     "algorithm": algorithm,
     "fields": fields,
+    "file": file,
     "measured": measured,
     "battles": battles,
     "run_flags": run_flags,
