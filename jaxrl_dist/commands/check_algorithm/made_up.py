@@ -71,10 +71,14 @@ def _bounds(part: Box) -> tuple[np.ndarray, np.ndarray]:
 
 def _pay(space: Space, action: PyTree) -> jax.Array:
     """Returns how large actions ``[B, ...]`` are, from -1 to 1: the mean over their components."""
-    parts = []
-    for part, x in zip(leaves(space).values(), leaves(action).values(), strict=True):
+
+    def share(part: Part, x: jax.Array) -> jax.Array:
         low, high = _bounds(part) if isinstance(part, Box) else (0, np.reshape(num_choices(part), part.shape) - 1)
         width = np.maximum(np.subtract(high, low), 1e-6).astype(np.float32)
-        share = (x.astype(np.float32) - np.float32(low)) / width
-        parts.append(jnp.clip(share, 0.0, 1.0).reshape(len(share), -1))
-    return 2 * jnp.concatenate(parts, axis=1).mean(axis=1) - 1
+        return jnp.clip((x.astype(np.float32) - np.float32(low)) / width, 0.0, 1.0).reshape(-1)
+
+    def of_row(action: PyTree) -> jax.Array:
+        pairs = zip(leaves(space).values(), leaves(action).values(), strict=True)
+        return 2 * jnp.concatenate([share(part, x) for part, x in pairs]).mean() - 1
+
+    return jax.vmap(of_row)(action)
