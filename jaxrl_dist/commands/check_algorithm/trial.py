@@ -137,9 +137,12 @@ def _still(state: Any) -> Any:
     return state._replace(opt_state={"": recorded._replace(total=total, learns=np.zeros_like(recorded.learns))})
 
 
+def _causes_first(metrics: dict[str, Any]) -> list[str]:
+    return sorted(metrics, key=lambda name: (name.startswith("gradient/"), name == "loss/total"))
+
+
 def _check_finite(check: Check, metrics: dict[str, Any], updates: int) -> None:
-    names = sorted(metrics, key=lambda name: (name.startswith("gradient/"), name == "loss/total"))  # causes first
-    bad = [name for name in names if not np.isfinite(metrics[name])]
+    bad = [name for name in _causes_first(metrics) if not np.isfinite(metrics[name])]
     if bad and bad[0].startswith("gradient/"):
         text = (
             "a gradient that is not finite although each metric is, as of a square root, norm or log at 0, also where "
@@ -171,8 +174,8 @@ def _check_equal(check: Check, one: Any, two: Any) -> None:
     (state, metrics), (other, others) = one, two
     advice = "sums and means over examples of all environments are those of mesh.global_sum and mesh.global_mean, and "
     advice += "each example has a key of its own"
-    for name, x in metrics[""].items():
-        if not close(x, others[""][name]):
+    for name in _causes_first(metrics[""]):
+        if not close(x := metrics[""][name], others[""][name]):
             text = f"two devices give another {name!r} than one for the same experience, {others[''][name]:.6g} and "
             return check.fault("devices", f"{text}{x:.6g}: {advice}")
     for subject, first, second in (
