@@ -1,4 +1,4 @@
-"""Environments of random numbers: any spaces, short episodes, and both kinds of ends."""
+"""Environments of random numbers: any spaces, rewards by action, short episodes, and both kinds of ends."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist.envs.base import DeviceEnv
-from jaxrl_dist.spaces import Discrete, MultiDiscrete, Part
+from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Part, Space, leaves, num_choices
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
 END_CHANCE = 0.1
 """Chance of each kind of end, in each step."""
+NOISE = 0.1
+"""Standard deviation of rewards, around the size of the action."""
 FAR = 1e6
 """A bound as large as this counts as none: observations lie within ``WIDTH`` of the other bound, or of 0."""
 WIDTH = 3.0
 
 
 def made_up(spec: EnvSpec) -> DeviceEnv:
-    """Returns environments with the spaces of ``spec``, whose agents begin and end their episodes together."""
+    """Returns environments with the spaces of ``spec``, whose agents begin and end their episodes together.
+
+    The larger an action is, the larger the reward, from -1 to 1; nothing else depends on it.
+    """
 
     def draw(keys: jax.Array) -> PyTree:
         def of_part(number: int, part: Part) -> jax.Array:
@@ -32,12 +37,12 @@ def made_up(spec: EnvSpec) -> DeviceEnv:
         return jnp.zeros(len(keys), bool), draw(keys)
 
     def step(ended: PyTree, action: PyTree, keys: jax.Array) -> tuple[PyTree, Timestep, EpisodeStats]:
-        del action
-        reward, chance = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, len(keys)), (2,)))(keys).T
+        noise, chance = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, len(keys)), (2,)))(keys).T
         chance = jnp.repeat(jax.scipy.stats.norm.cdf(chance[:: spec.num_agents]), spec.num_agents)
         valid = ~ended
         terminated, truncated = valid & (chance < END_CHANCE), valid & (chance > 1 - END_CHANCE)
-        timestep = Timestep(draw(keys), jnp.where(valid, reward, 0.0), terminated, truncated, valid)
+        reward = jnp.where(valid, _pay(spec.action, action) + NOISE * noise, 0.0)
+        timestep = Timestep(draw(keys), reward, terminated, truncated, valid)
         ended = terminated | truncated
         zero = jnp.zeros(len(keys))
         return ended, timestep, EpisodeStats(ended.astype(jnp.float32), zero, zero, zero, zero)
@@ -50,10 +55,30 @@ def _drawn(key: jax.Array, part: Part) -> jax.Array:
     if isinstance(part, Discrete | MultiDiscrete):
         n = part.n if isinstance(part, Discrete) else np.asarray(part.nvec)
         return jax.random.randint(key, part.shape, 0, n)
-    low, high = (np.asarray(bound, np.float64) for bound in (part.low, part.high))
-    bounded = np.abs(low) < FAR, np.abs(high) < FAR
-    low = np.where(bounded[0], low, np.where(bounded[1], high - 2 * WIDTH, -WIDTH))
-    high = np.where(bounded[1], high, low + 2 * WIDTH)
+    low, high = _bounds(part)
     x = jax.random.uniform(key, part.shape) * (high - low).astype(np.float32) + low.astype(np.float32)
     whole = not np.issubdtype(part.dtype, np.floating)
     return (jnp.round(x) if whole else x).astype(part.dtype)
+
+
+def _bounds(part: Box) -> tuple[np.ndarray, np.ndarray]:
+    """Returns bounds that are finite and not far from each other."""
+    low, high = (np.asarray(bound, np.float64) for bound in (part.low, part.high))
+    bounded = np.abs(low) < FAR, np.abs(high) < FAR
+    low = np.where(bounded[0], low, np.where(bounded[1], high - 2 * WIDTH, -WIDTH))
+    return low, np.where(bounded[1], high, low + 2 * WIDTH)
+
+
+def _pay(space: Space, action: PyTree) -> jax.Array:
+    """Returns how large actions ``[B, ...]`` are, from -1 to 1: the mean over their components."""
+
+    def share(part: Part, x: jax.Array) -> jax.Array:
+        low, high = _bounds(part) if isinstance(part, Box) else (0, np.reshape(num_choices(part), part.shape) - 1)
+        width = np.maximum(np.subtract(high, low), 1e-6).astype(np.float32)
+        return jnp.clip((x.astype(np.float32) - np.float32(low)) / width, 0.0, 1.0).reshape(-1)
+
+    def of_row(action: PyTree) -> jax.Array:
+        pairs = zip(leaves(space).values(), leaves(action).values(), strict=True)
+        return 2 * jnp.concatenate([share(part, x) for part, x in pairs]).mean() - 1
+
+    return jax.vmap(of_row)(action)

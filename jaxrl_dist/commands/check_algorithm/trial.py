@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ import optax
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors import device
+from jaxrl_dist.commands.check_algorithm.learning import check_learns
 from jaxrl_dist.commands.check_algorithm.made_up import made_up
 from jaxrl_dist.commands.check_env.findings import Check
 from jaxrl_dist.config.train import Train
@@ -48,7 +50,7 @@ class Recorded(NamedTuple):
 
     inner: PyTree
     total: PyTree  # sums of the absolute gradients
-    learns: jax.Array  # float32 scalar: 1, or 0 to leave the parameters as they are
+    learns: jax.Array  # float32 scalar, factor of each step: 0 leaves the parameters as they are
 
 
 def train(check: Check, config: Train[Any], algorithm: Algorithm, spec: EnvSpec) -> Trial:
@@ -61,9 +63,9 @@ def train(check: Check, config: Train[Any], algorithm: Algorithm, spec: EnvSpec)
     act_key, env_key, learn_key = (rng.stream(0, name) for name in (rng.Stream.ACT, rng.Stream.ENV, rng.Stream.LEARN))
     env, rows = made_up(spec), config.num_envs * spec.num_agents
     acting = device.compile_rollout(algorithms, env, one, config.rollout_length, act_key, env_key)
-    actor = jax.jit(lambda key: device.init(algorithms, env, EnvSlice.all(rows), key))(env_key)
+    begin = partial(jax.jit(lambda key: device.init(algorithms, env, EnvSlice.all(rows), key)), env_key)
     update, state = compile_update(learner, one), jax.device_get(jax.jit(learner.init)(jax.random.key(0)))
-    before = state
+    before, actor = state, begin()
 
     def rollout(actor: PyTree, state: Any) -> tuple[PyTree, Any]:
         first, env_step = np.int32(0), state.env_step
@@ -86,6 +88,7 @@ def train(check: Check, config: Train[Any], algorithm: Algorithm, spec: EnvSpec)
         single = jax.device_get(update(still, experience, learn_key))
         double = check.call("on two devices an update", compile_update(learner, both), still, experience, learn_key)
         _check_equal(check, single, jax.device_get(double))
+    check_learns(check, algorithm, begin, acting, update, before, learn_key)
     return Trial(algorithm, spec, state.variables[""], state.target[""], experience[""], int(state.updates[""]))
 
 
@@ -134,9 +137,12 @@ def _still(state: Any) -> Any:
     return state._replace(opt_state={"": recorded._replace(total=total, learns=np.zeros_like(recorded.learns))})
 
 
+def _causes_first(metrics: dict[str, Any]) -> list[str]:
+    return sorted(metrics, key=lambda name: (name.startswith("gradient/"), name == "loss/total"))
+
+
 def _check_finite(check: Check, metrics: dict[str, Any], updates: int) -> None:
-    names = sorted(metrics, key=lambda name: (name.startswith("gradient/"), name == "loss/total"))  # causes first
-    bad = [name for name in names if not np.isfinite(metrics[name])]
+    bad = [name for name in _causes_first(metrics) if not np.isfinite(metrics[name])]
     if bad and bad[0].startswith("gradient/"):
         text = (
             "a gradient that is not finite although each metric is, as of a square root, norm or log at 0, also where "
@@ -168,8 +174,8 @@ def _check_equal(check: Check, one: Any, two: Any) -> None:
     (state, metrics), (other, others) = one, two
     advice = "sums and means over examples of all environments are those of mesh.global_sum and mesh.global_mean, and "
     advice += "each example has a key of its own"
-    for name, x in metrics[""].items():
-        if not close(x, others[""][name]):
+    for name in _causes_first(metrics[""]):
+        if not close(x := metrics[""][name], others[""][name]):
             text = f"two devices give another {name!r} than one for the same experience, {others[''][name]:.6g} and "
             return check.fault("devices", f"{text}{x:.6g}: {advice}")
     for subject, first, second in (
