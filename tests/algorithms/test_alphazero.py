@@ -47,10 +47,11 @@ def rollout() -> Rollout:
 
 def naive(x: Rollout, last: np.ndarray) -> np.ndarray:
     """Value targets ``[T, B]``; ``last``: values of the last observations."""
-    targets = np.zeros((T, B))
+    steps = len(x.reward)
+    targets = np.zeros((steps, B))
     values = np.concatenate([x.extras["value"], last[None]]).astype(np.float64)
     for b in range(B):
-        for t in range(T):
+        for t in range(steps):
             if x.extras["random"][t, b] or not x.valid[t, b]:
                 targets[t, b] = values[t, b]
                 continue
@@ -60,7 +61,7 @@ def naive(x: Rollout, last: np.ndarray) -> np.ndarray:
                 weight *= DISCOUNT * x.extras["turn"][s, b]
                 if x.terminated[s, b]:
                     break
-                goes_on = s + 1 < T and not x.truncated[s, b] and not x.extras["random"][s + 1, b]
+                goes_on = s + 1 < steps and not x.truncated[s, b] and not x.extras["random"][s + 1, b]
                 decay = DECAY if goes_on else 0.0
                 total += weight * (1 - decay) * values[s + 1, b]
                 weight *= decay
@@ -83,6 +84,27 @@ def test_value_targets_are_signed_lambda_returns_over_searched_values() -> None:
     losses, mask, aux = algorithm.loss(variables, batch, Context())
     assert np.isfinite(losses).all() and (mask == x.valid.T.reshape(-1)).all()
     assert {"search/depth", "search/value", "loss/policy", "loss/value"} <= aux.metrics.keys()
+
+
+def test_a_replayed_window_learns_from_its_first_step() -> None:
+    """Its target is that of the whole window, whose last step supplies the value of its search."""
+    replay = {"replay_capacity": 1_000, "n_step": T - 1}
+    algorithm = AlphaZero(**TINY, **replay, discount=DISCOUNT, gae_lambda=DECAY).make(spec())
+    assert algorithm.window == T and algorithm.replay is not None
+    variables, x = algorithm.init(jax.random.key(0)), rollout()
+    batch = jax.jit(algorithm.postprocess)(variables, jax.tree.map(jnp.asarray, x), Context())
+    short = jax.tree.map(lambda y: y[:-1], x)
+    np.testing.assert_allclose(batch["value_target"], naive(short, x.extras["value"][-1])[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(batch["obs"], x.obs[0])
+    losses, mask, aux = algorithm.loss(variables, batch, Context())
+    assert np.isfinite(losses).all() and (mask == x.valid[0]).all() and (np.asarray(aux.priority) >= 0).all()
+
+
+def test_flags_of_replay_and_of_passes_exclude_each_other() -> None:
+    with pytest.raises(ConfigError, match="--batch-size .*--replay-capacity"):
+        AlphaZero(batch_size=8)
+    with pytest.raises(ConfigError, match="--num-epochs .*remove --replay-capacity"):
+        AlphaZero(replay_capacity=8, num_epochs=2)
 
 
 @functools.cache
