@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import own
 import pytest
-from probes import box, spec
+from probes import assert_close, box, spec
 
 import jaxrl_dist
 from jaxrl_dist.algorithms.alphazero import AlphaZero
@@ -101,10 +101,10 @@ def test_a_replayed_window_learns_from_its_first_step() -> None:
 
 
 def test_flags_of_replay_and_of_passes_exclude_each_other() -> None:
-    with pytest.raises(ConfigError, match="--batch-size .*--replay-capacity"):
-        AlphaZero(batch_size=8)
-    with pytest.raises(ConfigError, match="--num-epochs .*remove --replay-capacity"):
-        AlphaZero(replay_capacity=8, num_epochs=2)
+    with pytest.raises(ConfigError, match="batch_size does nothing without replay_capacity"):
+        AlphaZero(batch_size=8).validate()
+    with pytest.raises(ConfigError, match="num_epochs does nothing .*remove replay_capacity"):
+        AlphaZero(replay_capacity=8, num_epochs=2).validate()
 
 
 @functools.cache
@@ -195,6 +195,20 @@ def test_results_do_not_depend_on_devices(devices: int) -> None:
         assert one[0][0][name] == pytest.approx(several[0][0][name], rel=1e-4), name
     for x, y in zip(*(jax.tree.leaves(reports[1][1]) for reports in (one, several)), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.case  # test_a_replayed_window_learns_from_its_first_step
+def test_it_learns_from_replay_as_on_one_device_so_on_eight() -> None:
+    seen = []
+    fields = {**RUN, "replay_capacity": 256, "n_step": 4, "batch_size": 8, "replay_ratio": 1 / 32}
+    fields = {name: value for name, value in fields.items() if name not in ("num_epochs", "num_minibatches")}
+    for devices in (1, 8):
+        config = jaxrl_dist.preset("alphazero", own.Turns(), **fields, num_devices=devices, epsilon=0.2)
+        *_, last = jaxrl_dist.train(config)
+        seen.append(last)
+    one, eight = seen
+    assert one.updates == eight.updates > 0
+    assert_close(one.variables(), eight.variables(), 1e-3)
 
 
 @pytest.mark.case  # test_without_simulations_the_network_acts_alone

@@ -380,6 +380,16 @@ def test_small_differences_count_little_where_the_tree_is_the_scale() -> None:
 
 # --- Runs -------------------------------------------------------------------------------------------------
 
+
+@pytest.mark.case  # test_reanalysis_searches_a_share_of_the_windows_anew
+def test_reanalysis_runs_on_one_device_and_is_refused_on_more() -> None:
+    fields = {**RUN, "total_env_steps": 128, "reanalyse": 0.5}
+    *_, last = jaxrl_dist.train(jaxrl_dist.preset("muzero", own.Walk(), **fields))
+    assert last.updates > 0 and np.isfinite(last.metrics["loss/policy"])
+    with pytest.raises(ConfigError, match="reanalyse searches on one device"):
+        list(jaxrl_dist.train(jaxrl_dist.preset("muzero", own.Walk(), **{**fields, "num_devices": 2})))
+
+
 RUN: dict[str, Any] = {**TINY, "num_envs": 8, "rollout_length": 4, "num_devices": 1, "report_interval": 32}
 RUN |= {"learning_starts": 32, "batch_size": 8, "replay_ratio": 1 / 16, "replay_capacity": 512}
 RUN |= {"evaluation_episodes": 0, "normalize_observations": True, "ema_steps": 100, "priority_exponent": 0.5}
