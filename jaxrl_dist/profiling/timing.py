@@ -69,6 +69,8 @@ MARGIN = 1.25
 """A stage binds a run if it takes at least this many times as long as the thread's next one: closer ones change places
 with the load of the machine, and to speed up one of them alone helps little."""
 FLAG = re.compile("--[a-z-]+")
+CHANGE = re.compile(r"(?:\w+ )+--[a-z-]+")
+"""How a remedy begins, such as "more --num-envs"."""
 LONG = 10**8
 """Minimum env steps of the run, so that its seconds end it."""
 LEAST_SECONDS, MOST_CALLS = 0.02, 64
@@ -320,13 +322,21 @@ def bound(profile: Profile) -> tuple[str, str, float, str]:
     """Returns the thread and the stage that bind a run, the stage's share of an iteration, and what would help.
 
     With several threads, the one that waits least for the others binds. Where the stage leads by less than ``MARGIN``,
-    the last says instead that none binds, and which are near.
+    the last says instead that none binds, which are near, and what would help them all.
     """
-
     busy = {
         thread: {stage: seconds for stage, seconds in stages.items() if not stage.startswith(WAITING)}
         for thread, stages in profile.threads.items()
     }
+
+    def kind(stage: str) -> str:
+        return stage.rpartition("/")[2]
+
+    def remedies(stage: str) -> list[str]:
+        """Returns what would speed up a stage, by flags that can change as it says."""
+        texts = ADVICE.get(kind(stage), "").partition(": ")[2].split("; ")
+        return [text for text in texts if text and {*FLAG.findall(text)} <= {*profile.flags}]
+
     thread = max(busy, key=lambda thread: sum(busy[thread].values()))
     stages = busy[thread]
     stage, *others = sorted(stages, key=stages.__getitem__, reverse=True)
@@ -334,11 +344,12 @@ def bound(profile: Profile) -> tuple[str, str, float, str]:
     if others and stages[stage] < MARGIN * stages[others[0]]:
         near = [other for other in others if stages[stage] < MARGIN * stages[other]]
         shares = ", ".join(f"{other} {stages[other] / profile.iteration_seconds:.0%}" for other in near)
-        return thread, stage, share, f"no stage binds: {stage} takes the most, and {shares} nearly as much"
-    cause, *rest = ADVICE.get(stage.rpartition("/")[2], f"{stage} binds, in thread {thread}").split(": ")
-    remedies = [text for part in rest for text in part.split("; ") if {*FLAG.findall(text)} <= {*profile.flags}]
-    advice = ": ".join(filter(None, (cause, "; ".join(remedies))))
-    return thread, stage, share, advice
+        text = f"no stage binds: {stage} takes the most, and {shares} nearly as much"
+        changes = [[found[0] for x in remedies(one) if (found := CHANGE.match(x))] for one in (stage, *near)]
+        common = [change for change in changes[0] if all(change in others for others in changes)]
+        return thread, stage, share, f"{text}; {' or '.join(common)} would help all of them" if common else text
+    cause = ADVICE.get(kind(stage), f"{stage} binds, in thread {thread}").partition(": ")[0]
+    return thread, stage, share, ": ".join(filter(None, (cause, "; ".join(remedies(stage)))))
 
 
 def to_json(profile: Profile) -> dict[str, Any]:

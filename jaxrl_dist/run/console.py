@@ -152,6 +152,10 @@ class Display:
                         shown = time.monotonic()
                         self._row(report, total_steps)
                     yield report
+        except KeyboardInterrupt:  # as in a notebook; the command line has handlers of its own
+            _close(reports)
+            self.print("interrupted: a run with a run_dir is saved, and jaxrl_dist.resume(run_dir) continues it")
+            raise
         finally:
             _close(reports)
 

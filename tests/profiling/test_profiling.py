@@ -375,8 +375,11 @@ def test_what_cannot_be_profiled_is_said_in_one_line(
 @pytest.mark.parametrize("largest, binds", [(0.34, False), (0.5, True)])
 def test_a_stage_binds_only_if_it_takes_clearly_the_most(largest: float, binds: bool) -> None:
     threads = {"main": {"policy": 0.305, "environment": largest, "gradient": 0.306, "rest": 0.05}}
-    found = timing.Profile({}, 1.0, 1.0, threads, {}, {}, 1.0, {}, 1.0)
+    found = timing.Profile({}, 1.0, 1.0, threads, {}, {}, 1.0, {}, 1.0, ["--num-envs", "--hidden-sizes"])
     thread, stage, share, advice = timing.bound(found)
     assert (thread, stage, share) == ("main", "environment", largest)
     near = "no stage binds: environment takes the most, and gradient 31%, policy 30% nearly as much"
     assert advice.startswith("the environments bind: ") if binds else advice == near
+    two = {"main": {"policy": 0.45, "environment": 0.45, "rest": 0.1}}
+    advice = timing.bound(found._replace(threads=two))[3]
+    assert advice.endswith("environment 45% nearly as much; more --num-envs would help all of them")
