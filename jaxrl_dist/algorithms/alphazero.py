@@ -35,9 +35,9 @@ class AlphaZero(
 
     presets = "alphazero"
 
-    replay_capacity: int | None = setting(None, low=1)
-    """Steps that a memory holds, of which updates draw windows of `--n-step` steps; None: it learns on policy, from each
-    rollout."""
+    replay_capacity: int | None = setting(None, low=1)  # type: ignore[assignment]  # the others always replay
+    """Steps that a memory holds, of which updates draw windows of `--n-step` steps; None: it learns from each rollout,
+    on policy."""
     gae_lambda: float = setting(0.95, low=0, high=1)
     """Decay of the returns that values learn: 1 is the outcome of the episode, less gives the values of later searches
     weight."""

@@ -47,7 +47,7 @@ class MuZero(
     target_period: int = setting(200, low=1)
     """Updates between copies of the parameters to the target network."""
     reanalyse: float = setting(0.0, low=0, high=1)
-    """Share of the windows that a new search, by the newest parameters, gives their policies (appendix H: 0.8). It takes
+    """Share of the windows whose policies a new search replaces, by the newest parameters (appendix H: 0.8). It takes
     ``unroll_steps + 1`` searches for each."""
     temperature_start: float = setting(1.0, low=0)
     """Temperature of actions at the start; see ``temperature_end``."""

@@ -103,7 +103,7 @@ def test_a_replayed_window_learns_from_its_first_step() -> None:
 def test_flags_of_replay_and_of_passes_exclude_each_other() -> None:
     with pytest.raises(ConfigError, match="batch_size does nothing without replay_capacity"):
         AlphaZero(batch_size=8).validate()
-    with pytest.raises(ConfigError, match="num_epochs does nothing .*remove replay_capacity"):
+    with pytest.raises(ConfigError, match=r"num_epochs does nothing .*remove replay_capacity"):
         AlphaZero(replay_capacity=8, num_epochs=2).validate()
 
 

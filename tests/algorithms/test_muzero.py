@@ -122,7 +122,10 @@ def test_reanalysis_searches_a_share_of_the_windows_anew() -> None:
     again = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, 1), K + 1))(keys[:3])
     for window, step in np.ndindex(3, K + 1):
         acted = made.policy(
-            Variables(params, ()), rollout.obs[step, window][None], (), Context(again[window, step][None], jnp.float32(0))
+            Variables(params, ()),
+            rollout.obs[step, window][None],
+            (),
+            Context(again[window, step][None], jnp.float32(0)),
         )
         np.testing.assert_allclose(batch["weights"][window, step], acted[2]["weights"][0], atol=1e-5)
     assert not np.allclose(batch["weights"][:3], old[:3])
