@@ -100,7 +100,11 @@ def _tune(sweep: Sweep, run: request.Request, args: Sequence[str], stop: signals
 
         show(f"{counted(sweep.trials, 'trial')} by {tuner}, {sweep.jobs} at a time, in {path}")
         if tuner == "optuna":
-            tuning.by_optuna(run, space, path, sweep.trials, sweep.jobs, stop, show)
+            from jaxrl_dist.training.results import score_name
+
+            ranked_by = "evaluation_return" if config.evaluation_episodes else "episode_return"
+            score = score_name(ranked_by, config.evaluation_policy)
+            tuning.by_optuna(run, space, path, sweep.trials, sweep.jobs, stop, show, score)
         else:
             tuning.by_ray(args, config, space, path, sweep.trials, sweep.jobs, show)
     if stop():
