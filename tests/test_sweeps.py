@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import probes  # noqa: F401  # registers Probe-v0
@@ -103,18 +104,25 @@ def test_ray_cannot_compare_runs_of_records(
 def test_trials_are_headed_by_what_ranks_them(
     flags: str, score: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def study(*command: Any) -> None:
-        *_, show, name = command
-        trial = SimpleNamespace(value=9.0, params={"learning-rate": 0.1}, user_attrs={tuning.RUN: "trials/0000"})
-        show(tuning._ranking(SimpleNamespace(get_trials=lambda states: [trial]), name))  # type: ignore[arg-type]
-
-    monkeypatch.setitem(sys.modules, "optuna", SimpleNamespace())  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "optuna.trial", SimpleNamespace(TrialState=SimpleNamespace(COMPLETE=1)))  # type: ignore[arg-type]
+    trial = SimpleNamespace(number=0, value=9.0, params={"learning-rate": 0.1}, user_attrs={tuning.RUN: "trials/0000"})
+    told = list[Any]()
+    study = SimpleNamespace(
+        ask=lambda: trial, tell=lambda *result, state: told.append(trial), get_trials=lambda states: [*told],
+        best_value=9.0, best_params=trial.params,
+    )  # fmt: skip
+    trial.set_user_attr = trial.user_attrs.__setitem__
+    trial.suggest_float = lambda name, low, high, log: trial.params[name]
+    optuna, states = MagicMock(), SimpleNamespace(RUNNING=0, COMPLETE=1, PRUNED=2)
+    optuna.create_study.return_value = study
+    monkeypatch.setitem(sys.modules, "optuna", optuna)
+    monkeypatch.setitem(sys.modules, "optuna.trial", SimpleNamespace(TrialState=states))  # type: ignore[arg-type]
+    monkeypatch.setattr(tuning, "_scores", lambda run, trials, run_dir, stop: [(9.0, run_dir)])
     monkeypatch.setattr(tuning, "check", lambda *command: None)  # whether it is installed
-    monkeypatch.setattr(tuning, "by_optuna", study)
-    command = f"sweep ppo --env CartPole-v1 --tuner optuna --vary learning-rate=1e-5:1 {flags} --run-dir"
+    command = f"sweep ppo --env CartPole-v1 --tuner optuna --vary learning-rate=1e-5:1 --trials 1 {flags} --run-dir"
     assert cli.main([*command.split(), str(tmp_path / "run")]) == 0
-    head, row = (re.split("  +", line.strip()) for line in capsys.readouterr().out.splitlines()[1:])
+    _, batch, *lines = capsys.readouterr().out.splitlines()
+    assert batch == f"1 trials, best {score} 9 with --learning-rate 0.1"
+    head, row = (re.split("  +", line.strip()) for line in lines)
     assert head == [score, "learning-rate", "run"] and row == ["9", "0.1", "trials/0000"]
 
 

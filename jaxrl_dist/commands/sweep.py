@@ -102,9 +102,9 @@ def _tune(sweep: Sweep, run: request.Request, args: Sequence[str], stop: signals
         if tuner == "optuna":
             from jaxrl_dist.training.results import score_name
 
-            ranked_by = "evaluation_return" if config.evaluation_episodes else "episode_return"
-            score = score_name(ranked_by, config.evaluation_policy)
-            tuning.by_optuna(run, space, path, sweep.trials, sweep.jobs, stop, show, score)
+            field = "evaluation_return" if config.evaluation_episodes else "episode_return"
+            ranked_by = score_name(field, config.evaluation_policy)
+            tuning.by_optuna(run, space, path, sweep.trials, sweep.jobs, stop, show, ranked_by)
         else:
             tuning.by_ray(args, config, space, path, sweep.trials, sweep.jobs, show)
     if stop():

@@ -106,7 +106,7 @@ def by_optuna(
     jobs: int,
     stop: Callable[[], bool],
     show: Callable[[str], None],
-    score: str,
+    ranked_by: str,
 ) -> None:
     """Runs Optuna's study in ``run_dir`` until it has finished ``trials`` trials, or until ``stop``.
 
@@ -114,7 +114,7 @@ def by_optuna(
     that were not finished when a sweep ended are repeated. One that diverges or cannot run counts as pruned.
 
     Args:
-      score: what the returns are in words, such as ``greedy return``.
+      ranked_by: what the returns are in words, such as ``greedy return``.
     """
     import optuna
     from optuna.trial import TrialState
@@ -140,8 +140,8 @@ def by_optuna(
         for trial, (score, member) in zip(batch, scores, strict=True):
             trial.set_user_attr(RUN, str(member.relative_to(run_dir)))
             study.tell(trial, score, state=TrialState.PRUNED if score is None else TrialState.COMPLETE)
-        show(f"{done + len(batch)} trials, {_best(study, score)}")
-    show(_ranking(study, score))
+        show(f"{done + len(batch)} trials, {_best(study, ranked_by)}")
+    show(_ranking(study, ranked_by))
 
 
 def _suggested(trial: optuna.Trial, name: str, space: Space) -> Any:
@@ -174,14 +174,14 @@ def _scores(
     return [of_values[str(values)] for values in trials]
 
 
-def _best(study: optuna.Study, score: str) -> str:
+def _best(study: optuna.Study, ranked_by: str) -> str:
     try:
-        return f"best {score} {study.best_value:.4g} with {_flags(study.best_params)}"
+        return f"best {ranked_by} {study.best_value:.4g} with {_flags(study.best_params)}"
     except ValueError:
-        return f"and none has a {score}"
+        return f"and none has a {ranked_by}"
 
 
-def _ranking(study: optuna.Study, score: str) -> str:
+def _ranking(study: optuna.Study, ranked_by: str) -> str:
     """Returns a table of the ten best trials: score, values, and the run to go on with."""
     from optuna.trial import TrialState
 
@@ -190,9 +190,9 @@ def _ranking(study: optuna.Study, score: str) -> str:
     trials = study.get_trials(states=[TrialState.COMPLETE])
     best = sorted((trial for trial in trials if trial.value is not None), key=lambda trial: -trial.value)[:10]
     if not best:
-        return f"no trial has a {score}"
+        return f"no trial has a {ranked_by}"
     rows = [(f"{x.value:.4g}", *map(_short, x.params.values()), x.user_attrs.get(RUN, "-")) for x in best]
-    return aligned([(score, *best[0].params, "run"), *rows])
+    return aligned([(ranked_by, *best[0].params, "run"), *rows])
 
 
 def _short(value: Any) -> str:
