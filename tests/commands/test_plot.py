@@ -280,6 +280,8 @@ def test_the_backend_of_a_notebook_stays_its_own(tmp_path: Path) -> None:
     [
         ("", "which runs?"),
         ("{runs}/nowhere", "nowhere is not a run directory"),
+        ("{runs}", "is not a run directory: it has no config.json; the runs in it are {runs}/*"),
+        ("{runs} --kind table --score evaluation", "is not a run directory: it has no config.json; the runs in it"),
         ("{runs}/good --metric episode/retur", "did you mean 'episode/return'?"),
         ("{runs}/good --x hours", "hours"),
         ("{runs}/good -o {runs}/nowhere/x.png", "nowhere/x.png cannot be written"),
@@ -310,7 +312,7 @@ def test_bad_input(args: str, message: str, tmp_path: Path, capsys: pytest.Captu
     (make_run(tmp_path, "damaged", [1.0, 2.0]) / "metrics.jsonl").write_text("{\n{}\n")
     assert cli.main(["plot", *args.format(runs=tmp_path).split()]) == 2
     error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
+    assert message.format(runs=tmp_path) in error and error.count("\n") == 1
 
 
 def test_a_full_disk_leaves_the_picture_that_was_there(

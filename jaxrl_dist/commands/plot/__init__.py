@@ -14,7 +14,7 @@ from jaxrl_dist.commands.plot.reading import AXES, FINAL, FORMS, Curve, Group, P
 from jaxrl_dist.config.train import CONFIG_FILE
 from jaxrl_dist.config.values import check_declared, plain
 from jaxrl_dist.errors import ConfigError, ConfigWarning, visible
-from jaxrl_dist.run.storage import replacing
+from jaxrl_dist.run.storage import replacing, runs_in
 from jaxrl_dist.settings.policies import Policies
 from jaxrl_dist.settings.stored import stored_content
 
@@ -140,6 +140,9 @@ def _read(wanted: Plot) -> tuple[dict[str, Curve], dict[str, Mapping[str, Any]]]
     without: list[reading.NoValueError] = []
     read = read_curve if wanted.score == "training" else reading.read_evaluation
     for run_dir in map(pathlib.Path, reading.with_members(wanted.run_dirs)):
+        if not (run_dir / CONFIG_FILE).exists() and runs_in(run_dir):
+            text = f"{run_dir} is not a run directory: it has no {CONFIG_FILE}"
+            raise ConfigError(f"{text}; the runs in it are {run_dir}/*")
         for policy, metric in _metrics_of(run_dir, wanted.metric).items():
             name = f"{run_dir}: {policy}" if policy else str(run_dir)
             try:

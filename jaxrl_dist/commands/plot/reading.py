@@ -48,8 +48,8 @@ class Plot:
     run_dirs: Annotated[tuple[str, ...], help.Argument("RUN_DIR ...")] = ()
     """Directories of runs or of populations; runs without a value of the metric are skipped with a warning."""
     out: Annotated[str | None, help.Alias("-o")] = None
-    """The file to write; its extension sets the format: png, pdf, svg ..., for tables md, csv or tex. None: curves.png, or
-    the terminal for a table."""
+    """The file to write; its extension sets the format: png, pdf, svg ..., for tables md, csv or tex. None: curves.png,
+    or the terminal for a table."""
     kind: Literal["curve", "profile", "improvement", "table"] = "curve"
     """Learning curves; or of final scores the performance profile, the probability of improvement, or a table."""
     labels: tuple[str, ...] = ()
