@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl_dist.commands import flags, policies, request
 from jaxrl_dist.config.train import Train
-from jaxrl_dist.errors import ConfigError, visible
+from jaxrl_dist.errors import ConfigError, say, visible
 
 if TYPE_CHECKING:
     from jaxrl_dist.commands.check_env.findings import Check
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class CheckAlgorithm:
     """Traces each function of an algorithm and prints one line per fault.
 
-    FLAGS are those of `jaxrl-dist train`. Nothing is written.
+    FLAGS are those of `jaxrl-dist train`. Nothing is written. Lines on stderr say what is being done.
     """
 
 
@@ -45,7 +45,7 @@ def run(args: Sequence[str]) -> int:
 
 
 def check(config: Train[Any], spec: EnvSpec) -> Check:
-    """Checks the algorithm of a resolved config.
+    """Checks the algorithm of a resolved config; says on stderr what it is doing.
 
     Raises:
       ConfigError: it does not support the environment.
@@ -57,8 +57,10 @@ def check(config: Train[Any], spec: EnvSpec) -> Check:
 
     result = Check(config.env)
     try:
+        say("tracing its functions ...")
         algorithm = contract.of_algorithm(result, config, spec, 1)
         tried = trial.train(result, config, algorithm, spec)
+        say("trying its functions one by one ...")
         functions.check_functions(result, tried)
         result.steps = tried.updates
         if "devices" in result.faults:  # often a symptom of another
