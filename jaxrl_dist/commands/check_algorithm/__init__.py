@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl_dist.commands import flags, policies, request
 from jaxrl_dist.config.train import Train
-from jaxrl_dist.errors import ConfigError, say, visible
+from jaxrl_dist.errors import ConfigError, visible
 
 if TYPE_CHECKING:
     from jaxrl_dist.commands.check_env.findings import Check
@@ -57,10 +57,9 @@ def check(config: Train[Any], spec: EnvSpec) -> Check:
 
     result = Check(config.env)
     try:
-        say("tracing its functions ...")
         algorithm = contract.of_algorithm(result, config, spec, 1)
         tried = trial.train(result, config, algorithm, spec)
-        say("trying its functions one by one ...")
+        result.begin("trying its functions one by one")
         functions.check_functions(result, tried)
         result.steps = tried.updates
         if "devices" in result.faults:  # often a symptom of another

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from jaxrl_dist.commands.check_env.findings import Check
-from jaxrl_dist.errors import say
 from jaxrl_dist.types import Algorithm, PyTree
 
 ITERATIONS = 100
@@ -43,7 +42,7 @@ def check_learns(
     """
     if algorithm.searches or algorithm.episodic:
         return  # a model of the environment teaches it, or the returns of more environments than there are here
-    say("training with rewards that grow with the action, and with rewards that fall with it ...")
+    check.begin("training with rewards that grow with the action, and with rewards that fall with it")
     for scale in SCALES:
         for rate in RATES:
             pay, cost = (_trained(factor, rate, begin, acting, update, state, key) for factor in (scale, -scale))

@@ -19,7 +19,6 @@ from jaxrl_dist.commands.check_algorithm.made_up import made_up
 from jaxrl_dist.commands.check_env.findings import Check
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.envs.base import EnvSlice
-from jaxrl_dist.errors import say
 from jaxrl_dist.learners.sharded import compile_update
 from jaxrl_dist.training.learner import make_learner
 from jaxrl_dist.types import Algorithm, EnvSpec, PyTree, Rollout, Variables
@@ -72,7 +71,7 @@ def train(check: Check, config: Train[Any], algorithm: Algorithm, spec: EnvSpec)
         first, env_step = np.int32(0), state.env_step
         return check.call("acting", acting, state.variables, actor, state.iteration, env_step, first)[:2]
 
-    say("training for some updates on random numbers ...")
+    check.begin("training for some updates on random numbers")
     for _ in range(ITERATIONS + (algorithm.window or 0) // config.rollout_length):
         actor, experience = rollout(actor, state)
         done = int(state.updates[""])
@@ -86,7 +85,7 @@ def train(check: Check, config: Train[Any], algorithm: Algorithm, spec: EnvSpec)
     if len(devices) < 2:
         check.note("JAX has begun with one device, so two have not been compared; the command begins with two")
     else:
-        say("comparing an update on one device and on two ...")
+        check.begin("comparing an update on one device and on two")
         still = _still(state)
         single = jax.device_get(update(still, experience, learn_key))
         double = check.call("on two devices an update", compile_update(learner, both), still, experience, learn_key)
