@@ -43,7 +43,7 @@ class Command(Train[Config]):
     """Print the memory that the run needs, and do not train. The value is a device: here, h200, v5e:2x4 ..., as for
     jaxrl-dist doctor --compile-for."""
     quiet: bool = False
-    """Print nothing but errors."""
+    """Print nothing but errors, and warnings of what has failed, such as a damaged file."""
     verbose: bool = False
     """Print every report, with all its metrics."""
 

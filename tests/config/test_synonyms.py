@@ -110,7 +110,7 @@ CALLS = {
     PPO_ON + "--use-rnn": "it is --core here",
     PPO_ON + "--adam-eps 1e-8": "--optimizer takes optax's defaults; an algorithm file of yours can name others",
     PPO_ON + "--resume": "`jaxrl-dist resume RUN_DIR` continues a run",
-    PPO_ON + "--buffer-size 9": "it is --replay-capacity here, and only dqn, rainbow, r2d2, muzero, qmix, ddpg, td3",
+    PPO_ON + "--buffer-size 9": "it is --replay-capacity here, and only dqn, rainbow, r2d2, alphazero, muzero, qmix, ddpg, td3",
     "train pqn --env CartPole-v1 --core gru": "--core is not a flag of pqn; ppo, a2c, pg, impala, appo",
     "train pqn --env CartPole-v1 --use-lstm": "it is --core here, and only ppo",
     DQN_ON + "--gae-lambda 1": "--gae-lambda is not a flag of dqn; ppo, a2c, appo, alphazero and a3c have it",
