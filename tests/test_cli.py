@@ -304,7 +304,7 @@ BAD = {
     "profile ppo --env CartPole-v1 --plan-memory here": "only `train` accepts --plan-memory",
     # evaluate
     "evaluate": "which run?",
-    "evaluate {runs}": "{runs} is not a run directory: it has no config.json",
+    "evaluate {runs}": "{runs} is not a run directory: it has no config.json; name a run in it, such as {runs}/",
     "evaluate {runs}/nowhere": "{runs}/nowhere is not a run directory: it does not exist",
     "evaluate {runs}/unfinished": "holds no trained variables",
     "evaluate {runs}/damaged": "older ones are damaged, too; put back a copy, or `jaxrl-dist train --config",

@@ -100,7 +100,11 @@ def _tune(sweep: Sweep, run: request.Request, args: Sequence[str], stop: signals
 
         show(f"{counted(sweep.trials, 'trial')} by {tuner}, {sweep.jobs} at a time, in {path}")
         if tuner == "optuna":
-            tuning.by_optuna(run, space, path, sweep.trials, sweep.jobs, stop, show)
+            from jaxrl_dist.training.results import score_name
+
+            field = "evaluation_return" if config.evaluation_episodes else "episode_return"
+            ranked_by = score_name(field, config.evaluation_policy)
+            tuning.by_optuna(run, space, path, sweep.trials, sweep.jobs, stop, show, ranked_by)
         else:
             tuning.by_ray(args, config, space, path, sweep.trials, sweep.jobs, show)
     if stop():
