@@ -129,6 +129,15 @@ def test_the_documented_change_of_ppo_adds_its_penalty() -> None:
     assert module.PenalisedPPO.preset(task) == config_class("ppo").preset(task) != {}
 
 
+def test_the_documented_relative_of_dqn_refuses_flags_that_it_does_not_use() -> None:
+    names: dict[str, Any] = {"__name__": __name__}
+    exec(blocks("docs/adding-an-off-policy-algorithm.md")[1], names)
+    names["MunchausenDQN"]().validate()
+    for fields in ({"double": False}, {"core": "gru"}):
+        with pytest.raises(jaxrl_dist.ConfigError, match="does nothing without DQN's own loss"):
+            names["MunchausenDQN"](**fields).validate()
+
+
 @pytest.mark.case  # test_the_documented_algorithm_can_be_tried_by_hand
 def test_the_documented_algorithm_learns_and_loads(example: types.ModuleType, tmp_path: Path) -> None:
     sizes = {"total_env_steps": 60_000, "evaluation_episodes": 20, "num_devices": 1, "run_dir": str(tmp_path / "run")}

@@ -129,7 +129,7 @@ def show(name: str, run: Run, stop: signals.Stop, *, quiet: bool, verbose: bool)
         )
     config = run.config
     display = Display(config.evaluation_episodes, quiet=quiet, verbose=verbose)
-    reports = run.reports(display.evaluating, stop)
+    reports = run.reports(display.evaluating, stop, display.saving)
     begun = f", from {run.steps:,} {unit(config.clock)} on" if run.steps else ""
     display.print(f"{run.describe(name)}\nwriting {config.run_dir}{begun}")
     rate = f"; a report comes every {run.members[0].config.report_interval:,} {unit(config.clock)}"

@@ -68,8 +68,9 @@ def check_name(name: str) -> None:
         other = OF_AGENTS.get(name.lower())
         near, all_of_them = f"; {other}" if other else did_you_mean(name, known), ", ".join(known)
         raise ConfigError(
-            f"unknown algorithm {name!r}{near}. One of your own is its file: `jaxrl-dist train FILE.py`, for its runs "
-            f"--algorithm FILE.py, in Python its class. These are here: {all_of_them}"
+            f"unknown algorithm {name!r}{near}. Your own is trained by `jaxrl-dist train FILE.py`; its runs are read "
+            "by `load_policy(run_dir, MyPPO)` in Python, `jaxrl-dist evaluate RUN_DIR --algorithm FILE.py` on the "
+            f"command line. These are here: {all_of_them}"
         )
 
 

@@ -67,6 +67,9 @@ class Contract:
     def note(self, text: str) -> None:
         """Reports what is not a fault, but perhaps not meant."""
 
+    def begin(self, phase: str) -> None:
+        """Reports the begin of a phase that may take long."""
+
     @contextlib.contextmanager
     def during(self, doing: str) -> Iterator[None]:
         """Reports an exception raised inside as a fault that ends the check."""

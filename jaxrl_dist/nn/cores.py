@@ -177,8 +177,11 @@ def user_core(triple: Any) -> Core:
     state)``; ``initial(num_envs) -> state [num_envs, ...]``. An object with these methods works too.
 
     Raises:
-      ConfigError: ``triple`` is not such a triple, or ``step`` changes the shapes or dtypes of the state.
+      ConfigError: ``triple`` is not such a triple, the state of ``initial`` has no row for each environment, or
+        ``step`` changes its shapes or dtypes.
     """
+    if isinstance(triple, type):
+        raise ConfigError(f"core must be an instance, such as {triple.__name__}(), not the class {triple.__name__}")
     if all(hasattr(triple, name) for name in ("init", "step", "initial")):
         triple = triple.init, triple.step, triple.initial
     if not (isinstance(triple, tuple) and len(triple) == 3 and all(map(callable, triple))):
@@ -187,6 +190,11 @@ def user_core(triple: Any) -> Core:
 
     def init(key: jax.Array, features: jax.Array) -> tuple[PyTree, jax.Array]:
         params, state = first(key, features), initial(1)
+        for count, rows in ((1, state), (2, initial(2))):
+            for x in jax.tree.leaves(rows):
+                if jnp.shape(x)[:1] != (count,):
+                    text = f"the core's initial({count}) has made {jnp.shape(x)}; ({count}, ...) works, a row for each"
+                    raise ConfigError(f"{text} environment")
         output, after = step(params, features, state)
         before, after = (jax.tree.map(lambda x: f"{jnp.result_type(x)}{[*jnp.shape(x)]}", x) for x in (state, after))
         if before != after:

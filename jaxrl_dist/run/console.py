@@ -183,6 +183,10 @@ class Display:
                 self.print(f"evaluating: {counted(self._episodes, 'episode')}")
         self.live.update(self._evaluation, completed=done, status=f"{done:,} episodes")
 
+    def saving(self, members: int) -> None:
+        """Says that so many members are trained, and now saved and evaluated one after the other."""
+        self.print(f"saving{' and evaluating' if self._episodes else ''}: {counted(members, 'member')}")
+
     def _status(self, report: Report) -> str:
         rate = report.metrics.get(f"time/{report.clock}_per_second") or 0.0
         value = report.metrics.get("episode/recent_return")

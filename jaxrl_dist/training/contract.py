@@ -104,6 +104,7 @@ def of_algorithm(contract: Contract, config: Train[Any], spec: EnvSpec, num_devi
     if not isinstance(algorithm, Algorithm):
         text = f"make{_place(config.algorithm.make)} returned {described(algorithm)}; an Algorithm is needed"
         raise contract.stop("make", text)
+    contract.begin("tracing its functions")
     variables = contract.call("init", traced, algorithm.init, _keys())
     if not isinstance(variables, Variables):
         text = f"init{_place(algorithm.init)} returned {described(variables)}; Variables(params, stats) is needed"

@@ -63,6 +63,7 @@ class ProgramShared:
         self.exact = job.once("exact", Exact) if config.exact else None
         self.films = True  # whether films work: not once one has failed
         self.excluded_seconds = 0.0  # not spent on training, but such as on evaluations
+        self.saving: Callable[[Report], None] = lambda report: None  # gets each member's last report before it is saved
         self._latest_answers = dict[str, tuple[int, bool]]()
 
     def agree(self, what: str, iteration: int, wants: Callable[[], bool]) -> bool:
@@ -238,12 +239,11 @@ class Member:
         evaluations = Evaluations(config, job.progress.get("evaluated", reported), ending, together)
         plan: Any = plans.execute(job) if self.program is None else self.program.reports(self.place, job)
         stack.enter_context(contextlib.closing(plan))
-        measured = measuring(with_final_report(plan, newest, ending), shared, job)
-        reports = evaluations.on_the_way(measured, evaluate)
+        reports = evaluations.on_the_way(measuring(with_final_report(plan, newest, ending), shared, job), evaluate)
         last, films = partial(evaluate, progress=evaluating), partial(self._film, ending.ends_here)
         if config.run_dir:
             done = None if job.resumed is None else (job.step, job.updates)
-            reports = filming(writing(reports, files), films, config.video_interval, job.step, ending)
+            reports = filming(writing(reports, files, shared.saving), films, config.video_interval, job.step, ending)
             reports = saving(reports, save, saver, files, config, done, ending, agree=partial(shared.agree, "save"))
         return evaluations.at_the_end(reports, last, files, confirm if judged and config.run_dir else None)
 

@@ -142,11 +142,14 @@ def _marked(copy: Callable[[], Checkpoint], before: int, evaluated: int) -> Chec
     return whole._replace(progress={**whole.progress, "evaluated": before if again else evaluated})
 
 
-def writing(reports: Iterable[Report], files: RunFiles | None) -> Iterator[Report]:
+def writing(
+    reports: Iterable[Report], files: RunFiles | None, begin: Callable[[Report], None] = lambda report: None
+) -> Iterator[Report]:
     """Adds each report to the metrics, and writes the trained variables and the summary with the last one.
 
     Args:
       files: None: another process writes.
+      begin: receives the last report before the variables are written.
 
     Raises:
       OSError: the variables or the summary cannot be written.
@@ -157,6 +160,7 @@ def writing(reports: Iterable[Report], files: RunFiles | None) -> Iterator[Repor
             files.write(report)
         if report.ended_by and not finished:  # before the checkpoint, which is larger
             finished = True
+            begin(report)
             if files is not None:
                 files.check_place()
             variables = report.variables()  # other processes may hold parts of them

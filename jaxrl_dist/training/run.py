@@ -99,18 +99,22 @@ class Run:
         return resume_command(self.config)
 
     def reports(
-        self, evaluating: Callable[[int], None] = lambda done: None, stop: Callable[[], bool] = lambda: False
+        self,
+        evaluating: Callable[[int], None] = lambda done: None,
+        stop: Callable[[], bool] = lambda: False,
+        saving: Callable[[int], None] = lambda members: None,
     ) -> Iterator[Report]:
         """As ``train``: yields reports. In those of a population, ``members`` holds the newest report of each member.
 
         Args:
           evaluating: receives the number of episodes done in the last evaluation.
           stop: returns whether to end early.
+          saving: receives the number of members that train together, as soon as they are trained and will be saved.
 
         Raises:
           ConfigError: at once, if the run directory cannot be written or holds a run already.
         """
-        self._evaluating, self._stop = evaluating, stop
+        self._evaluating, self._stop, self._saving = evaluating, stop, saving
         file = self.file if is_population(self.config) else self.members[0].file
         reports = _started(self.config, file, self._reports)
         self._unread = weakref.finalize(reports, _warn_unread)
@@ -166,6 +170,7 @@ class Run:
         """Yields the numbers and the reports of a group's members that are not done; ``stack`` ends them."""
         # The numbers of several evaluations would flash by.
         shown = self._evaluating if len(group) == 1 else lambda done: None
+        self.members[group[0]].shared.saving = self.once_trained(group, self._saving)
         left = [number for number in group if self.rows[number].status != "halved"]
         if len(left) % self.members[group[0]].job.mesh.shape[meshes.AGENT] == 0:
             group = left  # otherwise stay padded: the members left do not divide over the devices
@@ -182,6 +187,18 @@ class Run:
             member.program, member.place = program, place
             reports = _started(member.config, member.file, partial(member.reports, shown, self._stop))
             yield number, stack.enter_context(contextlib.closing(reports))  # closing saves members that still run
+
+    def once_trained(self, group: Sequence[int], saving: Callable[[int], None]) -> Callable[[Report], None]:
+        """Returns what calls ``saving`` at the first last report of several members, unless others train on."""
+        said = len(group) == 1
+
+        def say(report: Report) -> None:
+            nonlocal said
+            if not said and report.ended_by != "stop_at_return":
+                said = True
+                saving(sum(self.rows[number].status == "training" for number in group))
+
+        return say
 
     def _next(self, number: int, reports: Iterator[Report]) -> bool:
         """Takes a member's next report; returns False if it has ended."""

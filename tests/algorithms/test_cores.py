@@ -182,8 +182,12 @@ def test_a_run_with_a_core_of_ones_own(tmp_path: Path) -> None:
     assert more.env_steps >= 384
 
 
-def wrong(step: Any) -> Any:
-    return (lambda key, x: {}, step, lambda num_envs: jnp.zeros((num_envs, 3)))
+def wrong(step: Any, initial: Any = lambda num_envs: jnp.zeros((num_envs, 3))) -> Any:
+    return (lambda key, x: {}, step, initial)
+
+
+def joined(params: Any, x: jax.Array, state: jax.Array) -> Any:
+    return jnp.concatenate([x, state], -1), state
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
@@ -192,6 +196,15 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a state that grows": (
         wrong(lambda params, x, state: (x, jnp.concatenate([state, x], -1))),
         "the core's step has turned a state float32[1, 3] into float32[1, 11]; an equal one works",
+    ),
+    "a class": (Decay, "core must be an instance, such as Decay(), not the class Decay"),
+    "a state of no environment": (
+        wrong(joined, lambda num_envs: jnp.zeros(32)),
+        "the core's initial(1) has made (32,); (1, ...) works, a row for each environment",
+    ),
+    "a state of one environment": (
+        wrong(joined, lambda num_envs: {"a": jnp.zeros((num_envs, 3)), "b": jnp.zeros((1, 3))}),
+        "the core's initial(2) has made (1, 3); (2, ...) works, a row for each environment",
     ),
     "no batch": (wrong(lambda params, x, state: (x[0], state)), "has made (8,) of features (1, 8); (1, width) works"),
 }

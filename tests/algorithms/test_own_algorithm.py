@@ -112,7 +112,9 @@ def test_its_runs_are_evaluated_and_repeated_by_naming_it(
     run_dir: Path, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["evaluate", str(run_dir), "--episodes", "2"]) == 2
-    assert "unknown algorithm 'RWR'" in (err := capsys.readouterr().err) and "for its runs --algorithm FILE.py" in err
+    assert "unknown algorithm 'RWR'" in (err := capsys.readouterr().err) and "RUN_DIR --algorithm FILE.py`" in err
+    with pytest.raises(ConfigError, match=r"`load_policy\(run_dir, MyPPO\)` in Python, .* --algorithm FILE.py` on"):
+        jaxrl_dist.load_policy(run_dir)
     assert cli.main(["evaluate", str(run_dir), "--episodes", "2", "--algorithm", str(file)]) == 0
     summary = runs.read_json(run_dir / "summary.json")["evaluation"]
     assert f"return {summary['return_mean']:.4g} " in capsys.readouterr().out

@@ -283,7 +283,8 @@ def test_a_fault_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert message in err and err.count("\n") == 1 and not out
     assert cli.main(["check-algorithm", str(file), "--env", "CartPole-v1"]) == 1
     out, err = capsys.readouterr()
-    assert out.startswith(f"{file}: policy (my_algo.py, line 45) returned") and out.count("\n") == 1 and not err
+    assert out.startswith(f"{file}: policy (my_algo.py, line 45) returned") and out.count("\n") == 1
+    assert err == "jaxrl-dist: tracing its functions ...\n"
 
 
 @pytest.mark.parametrize("fault", EXECUTED)
@@ -339,10 +340,12 @@ ENVS = {**dict.fromkeys(["ddpg", "td3", "sac"], "Pendulum-v1"), "qmix": "team:Me
 
 
 @pytest.mark.slow
-def test_nothing_is_wrong_with_what_is_documented() -> None:
+def test_nothing_is_wrong_with_what_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
     for page, env in {"adding-an-algorithm": "CartPole-v1", "adding-an-off-policy-algorithm": "CartPole-v1"}.items():
         config, source = resolved(jaxrl_dist.preset(algorithm_of(blocks(f"docs/{page}.md")[0]), env))
         assert check(config, source.spec).lines(page, "")[0].startswith(f"{page}: no fault found")
+        phases = [line.split()[1] for line in capsys.readouterr().err.splitlines()]
+        assert phases == ["tracing", "training", "comparing", "training", "trying"]
 
 
 @pytest.mark.slow

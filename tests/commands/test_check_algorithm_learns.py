@@ -42,8 +42,11 @@ def judged(step: float, **traits: bool) -> list[str]:
     return [*found.faults.values(), *found.notes]
 
 
-def test_only_what_avoids_rewards_is_a_fault() -> None:
-    assert not judged(0.01) and not judged(0.0) and not judged(np.nan)
+def test_only_what_avoids_rewards_is_a_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not judged(0.01)
+    phase = "training with rewards that grow with the action, and with rewards that fall with it"
+    assert capsys.readouterr() == ("", f"jaxrl-dist: {phase} ...\n")
+    assert not judged(0.0) and not judged(np.nan)
     (told,) = judged(-0.01)
     start = "after 100 updates with rewards that grow with the action, actions are at "
     assert told.startswith(f"{start}55% of their range, and at 95% with rewards that fall with it: the sign of a loss")

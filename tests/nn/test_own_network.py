@@ -157,6 +157,7 @@ def test_a_run_and_its_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 REFUSED: dict[str, tuple[Any, str]] = {
     "an unknown name": ("lstm", "unknown torso 'lstm'; these work: auto, mlp, minatar, nature, impala"),
     "one function": (jnp.tanh, "torso must be a name, or a pair of functions (init, apply), not"),
+    "a class": (Linen, "torso must be an instance, such as Linen(), not the class Linen"),
     "no functions": ((1, 2), "torso must be a name, or a pair of functions (init, apply), not (1, 2)"),
     "no batch": ((lambda key, x: {}, lambda params, x: x[0]), "has made (3,) of observations (1, 3); (1, width) works"),
 }

@@ -216,6 +216,14 @@ def test_a_population_from_trained_variables_is_resumed_twice(tmp_path: pathlib.
         assert all(member.env_steps >= total for member in last.members)
 
 
+def test_the_save_of_trained_members_is_said_once() -> None:
+    said: list[int] = []
+    begin = prepare(config(seeds=3)).once_trained([0, 1, 2], said.append)
+    for ended_by in ("stop_at_return", "total_env_steps", "total_env_steps"):
+        begin(report(1, ended_by=ended_by, wall_time_s=1.0))
+    assert said == [3]
+
+
 def test_damaged_results_are_not_half_read(tmp_path: pathlib.Path) -> None:
     run = prepare(config(tmp_path, seeds=2))
     kept = [dataclasses.asdict(row) | {"env_steps": 9} for row in run.rows]
@@ -439,7 +447,9 @@ def test_the_results_of_members_that_are_resumed_one_by_one(tmp_path: pathlib.Pa
         assert row["episode_return"] == [x for line in reported if (x := line["episode/recent_return"]) is not None][-1]
         assert row["evaluation_return"] == summary["evaluation"]["return_mean"]
 
-    list(jaxrl_dist.train(config(tmp_path, seeds=2, total=64)))
+    said: list[int] = []
+    list(prepare(config(tmp_path, seeds=2, total=64)).reports(saving=said.append))
+    assert said == [2]
     list(jaxrl_dist.resume(tmp_path / "members" / "000", total_env_steps=300))
     *_, last = jaxrl_dist.resume(tmp_path, total_env_steps=300)
     assert last.updates == sum(lines(tmp_path / "members" / name)[-1]["updates"] for name in ("000", "001"))

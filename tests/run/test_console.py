@@ -110,6 +110,12 @@ def test_a_table_of_members_says_that_it_counts_all_of_them(capsys: pytest.Captu
     assert lines[1].startswith("2 members' env steps  training return") and lines[2].split()[0] == "10,000"
 
 
+def test_the_save_of_members_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for episodes in (0, 5):
+        console.Display(episodes).saving(16)
+    assert capsys.readouterr().out == "saving: 16 members\nsaving and evaluating: 16 members\n"
+
+
 def test_the_head_comes_again_and_rows_do_not_come_too_often(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

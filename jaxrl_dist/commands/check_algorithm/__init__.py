@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class CheckAlgorithm:
     """Traces each function of an algorithm and prints one line per fault.
 
-    FLAGS are those of `jaxrl-dist train`. Nothing is written.
+    FLAGS are those of `jaxrl-dist train`. Nothing is written. Lines on stderr say what is being done.
     """
 
 
@@ -45,7 +45,7 @@ def run(args: Sequence[str]) -> int:
 
 
 def check(config: Train[Any], spec: EnvSpec) -> Check:
-    """Checks the algorithm of a resolved config.
+    """Checks the algorithm of a resolved config; says on stderr what it is doing.
 
     Raises:
       ConfigError: it does not support the environment.
@@ -59,6 +59,7 @@ def check(config: Train[Any], spec: EnvSpec) -> Check:
     try:
         algorithm = contract.of_algorithm(result, config, spec, 1)
         tried = trial.train(result, config, algorithm, spec)
+        result.begin("trying its functions one by one")
         functions.check_functions(result, tried)
         result.steps = tried.updates
         if "devices" in result.faults:  # often a symptom of another

@@ -42,6 +42,7 @@ def check_learns(
     """
     if algorithm.searches or algorithm.episodic:
         return  # a model of the environment teaches it, or the returns of more environments than there are here
+    check.begin("training with rewards that grow with the action, and with rewards that fall with it")
     for scale in SCALES:
         for rate in RATES:
             pay, cost = (_trained(factor, rate, begin, acting, update, state, key) for factor in (scale, -scale))

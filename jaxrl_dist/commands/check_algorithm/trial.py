@@ -71,6 +71,7 @@ def train(check: Check, config: Train[Any], algorithm: Algorithm, spec: EnvSpec)
         first, env_step = np.int32(0), state.env_step
         return check.call("acting", acting, state.variables, actor, state.iteration, env_step, first)[:2]
 
+    check.begin("training for some updates on random numbers")
     for _ in range(ITERATIONS + (algorithm.window or 0) // config.rollout_length):
         actor, experience = rollout(actor, state)
         done = int(state.updates[""])
@@ -84,6 +85,7 @@ def train(check: Check, config: Train[Any], algorithm: Algorithm, spec: EnvSpec)
     if len(devices) < 2:
         check.note("JAX has begun with one device, so two have not been compared; the command begins with two")
     else:
+        check.begin("comparing an update on one device and on two")
         still = _still(state)
         single = jax.device_get(update(still, experience, learn_key))
         double = check.call("on two devices an update", compile_update(learner, both), still, experience, learn_key)

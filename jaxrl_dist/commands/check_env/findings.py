@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl_dist.envs.contract import Contract, Stop, shown
 from jaxrl_dist.envs.native import Mask
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, say
 from jaxrl_dist.spaces import too_wide
 
 STEPS = 1000
@@ -47,6 +47,9 @@ class Check(Contract):
 
     def note(self, text: str) -> None:
         self.notes.append(text)
+
+    def begin(self, phase: str) -> None:
+        say(f"{phase} ...")
 
     def lines(self, name: str, done: str) -> list[str]:
         """Returns all findings as lines for the terminal; ``done``: what was tried if there is no fault."""

@@ -126,7 +126,8 @@ def _latex(rows: Sequence[Sequence[str]], notes: Sequence[str]) -> list[str]:
 
 
 MEANS = {
-    "training": "the mean of the reports in the last tenth of each run, weighted by their episodes or else env steps",
+    "training": "the mean of the reports in the last tenth of each run, weighted by their episodes or else env steps; "
+    "a last report of less than half an interval is joined to the one before",
     "evaluation": "the mean over the episodes of the evaluation that ends each run",
 }
 """What the final score of a run is, by ``Plot.score``."""
