@@ -223,6 +223,17 @@ def test_evaluation_ends_without_an_agent_that_never_joins() -> None:
     assert console.played(summary).splitlines()[1] == "b: no episode has begun"
 
 
+def test_several_policies_play_as_many_whole_games_as_they_are_asked_for() -> None:
+    """Four games of three birds in three environments, of which the first plays two."""
+    source = find("flock:Flock", wrappers=Wrappers(policies={"b": "bird_*", "a": "late"}))
+    nothing: Any = None
+    algorithms = dict.fromkeys("ab", Algorithm(nothing, still, nothing, nothing, nothing))
+    for episodes in (10, 12):
+        evaluator = Evaluator(algorithms, source, episodes, 0, num_envs=3)
+        summary = evaluator.play(dict.fromkeys("ab", Variables((), ()))).summary()
+        assert (summary["episodes"], summary["a/episodes"], summary["b/episodes"]) == (12, 4, 8)
+
+
 def test_masks_and_observations_of_several_kinds() -> None:
     part = find("flock:Flock", {"masks": "part"}).spec
     assert (
