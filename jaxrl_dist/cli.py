@@ -56,13 +56,15 @@ def _explained(error: BaseException) -> tuple[str, int] | None:
             return f"Python code of yours has called sys.exit({error.code!r})", 2
         case ConfigError():
             return error.with_flags, 2
+        case CheckpointError():
+            return str(error), 2
         case Interrupted() | ProcessError():
             return str(error), error.exit_code
         case KeyboardInterrupt():
             return "interrupted", 130
         case OSError():
             return f"{error.filename}: {error.strerror}" if error.filename else str(error), 1
-        case EnvError() | DivergedError() | CheckpointError():
+        case EnvError() | DivergedError():
             return str(error), 1
     if "RESOURCE_EXHAUSTED" in str(error):  # XLA's name for it
         return f"out of memory; fewer --num-envs or a shorter --rollout-length need less ({error})", 1

@@ -175,7 +175,7 @@ def synonyms(_: str | None) -> str:
     """Returns a table of our flags and their names in other libraries."""
     rows = []
     for fields, names in SYNONYMS.items():
-        ours = " or ".join(f"`{flag(field)}`" for field in fields.split() if field != "seeds")
+        ours = " or ".join(f"`{flag(field)}`" for field in fields.split())
         rows.append((ours, ", ".join(f"`{name}`" for name in names.split())))
     return table(("here", "elsewhere"), rows)
 

@@ -27,7 +27,7 @@ import runs
 from jaxrl_dist import cli
 from jaxrl_dist.commands import COMMANDS, accelerators, request
 from jaxrl_dist.config.train import Train
-from jaxrl_dist.errors import ConfigError, ConfigWarning, FileWarning
+from jaxrl_dist.errors import ConfigError, ConfigWarning, EnvWarning, FileWarning
 from jaxrl_dist.hosts import start
 from jaxrl_dist.play.policy import load_policy
 from jaxrl_dist.run import checkpoint, console, saving
@@ -304,7 +304,7 @@ BAD = {
     "profile ppo --env CartPole-v1 --plan-memory here": "only `train` accepts --plan-memory",
     # evaluate
     "evaluate": "which run?",
-    "evaluate {runs}": "{runs} is not a run directory: it has no config.json",
+    "evaluate {runs}": "{runs} is not a run directory: it has no config.json; name a run in it, such as {runs}/",
     "evaluate {runs}/nowhere": "{runs}/nowhere is not a run directory: it does not exist",
     "evaluate {runs}/unfinished": "holds no trained variables",
     "evaluate {runs}/damaged": "older ones are damaged, too; put back a copy, or `jaxrl-dist train --config",
@@ -419,6 +419,14 @@ def test_names_from_files_do_not_move_the_cursor(name: str, tmp_path: Path, caps
     assert shown in written.out
     assert written.err.count(shown) == 2 and len(written.err) < 4200
     assert (written.out + written.err).replace("\n", "").isprintable()
+
+
+def test_quiet_leaves_out_advice_and_not_what_has_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    with start.one_line_warnings(quiet=True):
+        for category in (ConfigWarning, EnvWarning, FileWarning):
+            warnings.warn(category.__name__, category, stacklevel=1)
+    shown = [line.removeprefix("jaxrl-dist: warning: ") for line in capsys.readouterr().err.splitlines()]
+    assert shown == ["EnvWarning", "FileWarning"]
 
 
 def _enough(*args: object) -> None:

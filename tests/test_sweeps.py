@@ -13,7 +13,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import probes  # noqa: F401  # registers Probe-v0
@@ -91,6 +93,39 @@ def test_ray_cannot_compare_runs_of_records(
     assert "--plan offline has none; --tuner optuna works" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "flags, score",
+    {
+        "": "greedy return",
+        "--evaluation-policy sampled": "sampled return",
+        "--evaluation-episodes 0": "training return",
+    }.items(),
+)
+def test_trials_are_headed_by_what_ranks_them(
+    flags: str, score: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trial = SimpleNamespace(number=0, value=9.0, params={"learning-rate": 0.1}, user_attrs={tuning.RUN: "trials/0000"})
+    told = list[Any]()
+    study = SimpleNamespace(
+        ask=lambda: trial, tell=lambda *result, state: told.append(trial), get_trials=lambda states: [*told],
+        best_value=9.0, best_params=trial.params,
+    )  # fmt: skip
+    trial.set_user_attr = trial.user_attrs.__setitem__
+    trial.suggest_float = lambda name, low, high, log: trial.params[name]
+    optuna, states = MagicMock(), SimpleNamespace(RUNNING=0, COMPLETE=1, PRUNED=2)
+    optuna.create_study.return_value = study
+    monkeypatch.setitem(sys.modules, "optuna", optuna)
+    monkeypatch.setitem(sys.modules, "optuna.trial", SimpleNamespace(TrialState=states))  # type: ignore[arg-type]
+    monkeypatch.setattr(tuning, "_scores", lambda run, trials, run_dir, stop: [(9.0, run_dir)])
+    monkeypatch.setattr(tuning, "check", lambda *command: None)  # whether it is installed
+    command = f"sweep ppo --env CartPole-v1 --tuner optuna --vary learning-rate=1e-5:1 --trials 1 {flags} --run-dir"
+    assert cli.main([*command.split(), str(tmp_path / "run")]) == 0
+    _, batch, *lines = capsys.readouterr().out.splitlines()
+    assert batch == f"1 trials, best {score} 9 with --learning-rate 0.1"
+    head, row = (re.split("  +", line.strip()) for line in lines)
+    assert head == [score, "learning-rate", "run"] and row == ["9", "0.1", "trials/0000"]
+
+
 def test_ranges_and_choices_of_a_tuner() -> None:
     config, _ = request.parse(["ppo", "--env", "CartPole-v1"]).resolved()
     vary = {"learning-rate": "1e-5:1:log", "num-epochs": "1:4", "activation": "tanh,relu", "gae-lambda": "0:1"}
@@ -108,7 +143,7 @@ def test_a_sweep_by_optuna_survives_a_kill(tmp_path: Path) -> None:
     command = sweep("--tuner", "optuna", "--trials", 6, "--total-env-steps", 2000, "--run-dir", path)
     with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline().startswith("6 trials by optuna, 2 at a time")
-        assert process.stdout.readline().startswith("2 trials, best return ")
+        assert process.stdout.readline().startswith("2 trials, best greedy return ")
         study = None
         while study is None or len(study.trials) < 4:  # the second batch has begun
             study = optuna.load_study(study_name="ppo", storage=f"sqlite:///{path / tuning.STUDY}")
@@ -122,7 +157,7 @@ def test_a_sweep_by_optuna_survives_a_kill(tmp_path: Path) -> None:
     assert [trial.value for trial in trials[:2]] == before and all(math.isfinite(x.value) for x in trials[4:])
     assert [trial.params for trial in trials[4:6]] == asked
     head, *ranking = map(str.split, done.splitlines()[3:])
-    assert head == ["return", "learning-rate", "run"] and len(ranking) == 6
+    assert head == ["greedy", "return", "learning-rate", "run"] and len(ranking) == 6
     best = max(trials, key=lambda trial: trial.value or -math.inf)
     assert ranking[0] == [f"{best.value:.4g}", f"{best.params['learning-rate']:.4g}", best.user_attrs["run"]]
     stored = json.loads((path / best.user_attrs["run"] / "config.json").read_text())

@@ -156,6 +156,11 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
         return jnp.concatenate([rollout.extras["value"], bootstrap[None]])
 
     def examples(rollout: Rollout, **fields: jax.Array) -> dict[str, PyTree]:
+        steps = rollout.reward.shape
+        for name, x in ((name, x) for name, field in fields.items() for x in jax.tree.leaves(field)):
+            if jnp.shape(x)[:2] != steps:
+                wanted = f"[T, B, ...], here [{steps[0]}, {steps[1]}, ...]"
+                raise ValueError(f"the field {name!r} of examples has shape {list(jnp.shape(x))}; it needs {wanted}")
         fields |= {"obs": rollout.obs_before, "action": rollout.action, "valid": rollout.valid}
         if inputs.size:
             fields["core_inputs"] = rollout.extras["core_inputs"]

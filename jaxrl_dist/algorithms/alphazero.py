@@ -6,21 +6,25 @@ import dataclasses
 
 from jaxrl_dist.algorithms import searching
 from jaxrl_dist.algorithms.actor_critic import ActorCriticConfig, actor_critic
-from jaxrl_dist.algorithms.replayed import num_actions
+from jaxrl_dist.algorithms.replayed import n_step_replay, num_actions
 from jaxrl_dist.checks import MAX_SIZE, check_used
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import distributions, jax, jnp, observations, optax, returns
+from jaxrl_dist.memory.config import ReplayConfig
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Simulator, Variables
 
 
 @dataclasses.dataclass(frozen=True)
 class AlphaZero(
     searching.SearchConfig,
+    ReplayConfig,
     ActorCriticConfig,
     hidden_sizes=(128, 128),
     activation="relu",
-    discount=0.99,
+    replay_ratio=1 / 32,
+    learning_starts=0,
+    n_step=16,
     value_coefficient=1.0,
     entropy_coefficient=0.0,
     max_gradient_norm=10.0,
@@ -31,6 +35,9 @@ class AlphaZero(
 
     presets = "alphazero"
 
+    replay_capacity: int | None = setting(None, low=1)  # type: ignore[assignment]  # the others always replay
+    """Steps that a memory holds, of which updates draw windows of `--n-step` steps; None: it learns from each rollout,
+    on policy."""
     gae_lambda: float = setting(0.95, low=0, high=1)
     """Decay of the returns that values learn: 1 is the outcome of the episode, less gives the values of later searches
     weight."""
@@ -49,12 +56,23 @@ class AlphaZero(
         super().validate()
         if self.core != "none":
             raise ConfigError("--core does not work with alphazero, whose searches would need its states: remove it")
+        replays = self.replay_capacity is not None
+        memory = "batch_size", "replay_ratio", "learning_starts", "n_step", "priority_exponent"
+        check_used(self, *memory, active=replays, needed="--replay-capacity")
+        check_used(
+            self,
+            "num_epochs",
+            "num_minibatches",
+            active=not replays,
+            needed="learning on policy: remove --replay-capacity",
+        )
         check_used(self, "temperature_moves", active=self.temperature > 0, needed="--temperature above 0")
 
     def make(self, spec: EnvSpec) -> Algorithm:
         searching.check_installed(self)
         num_actions(self, spec)
         net, counts = actor_critic(self, spec), self.temperature_moves is not None
+        replays = self.replay_capacity is not None
 
         def predict(params: PyTree, obs: PyTree) -> tuple[jax.Array, jax.Array]:
             choices, value = net.evaluate(params, {"obs": obs, "core": ()})
@@ -104,15 +122,23 @@ class AlphaZero(
             return action, core + 1 if counts else core, {**told, "turn": turn}
 
         def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
-            told, last = rollout.extras, predict(variables.params, rollout.last_obs)[1]
-            values = jnp.concatenate([told["value"], last[None]])
+            told, outcomes = rollout.extras, rollout.outcomes
+            if replays:  # the last step of a window only supplies the value of its observation
+                values = told["value"]
+                told, outcomes = jax.tree.map(lambda x: x[:-1], (told, outcomes))
+            else:
+                values = jnp.concatenate([told["value"], predict(variables.params, rollout.last_obs)[1][None]])
             # What a random action leads to says nothing of the state before it: its search's value stands for both.
             random = jnp.concatenate([told["random"][1:], jnp.zeros_like(told["random"][:1])])
             decay = jnp.where(random, 0.0, self.gae_lambda)
-            target = returns.lambda_returns(*rollout.outcomes, values, self.discount * told["turn"], decay)
+            target = returns.lambda_returns(*outcomes, values, self.discount * told["turn"], decay)
             target = jnp.where(told["random"], told["value"], target)
             fields = {"weights": told["weights"], "depth": told["depth"], "root_value": told["value"]}
-            return net.examples(rollout._replace(core=(), final_core=()), **fields, value_target=target)
+            fields["value_target"] = target
+            if replays:  # its first step is the example
+                fields |= {"obs": rollout.obs, "valid": rollout.valid}
+                return {**jax.tree.map(lambda x: x[0], fields), "core": ()}
+            return net.examples(rollout._replace(core=(), final_core=()), **fields)
 
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
             choices, value = net.evaluate(variables.params, batch)
@@ -121,17 +147,18 @@ class AlphaZero(
             value_loss = jnp.square(value - batch["value_target"])
             found = {"search/depth": batch["depth"], "search/value": batch["root_value"]}
             total, metrics = self.combined(policy_loss, value_loss, choices.entropy(), **found)
-            return total, batch["valid"], Aux(metrics)
+            priority = returns.constant(jnp.abs(value - batch["value_target"])) if replays else None
+            return total, batch["valid"], Aux(metrics, priority)
 
+        source = (
+            n_step_replay(self) if replays else {"num_epochs": self.num_epochs, "num_minibatches": self.num_minibatches}
+        )
         return Algorithm(
+            **source | {"window": self.n_step + 1 if replays else 1, "postprocess": postprocess},
             init=net.init,
             policy=policy,
-            postprocess=postprocess,
             loss=loss,
             optimizer=self.clipped_optimizer("adam"),
-            window=1,
-            num_epochs=self.num_epochs,
-            num_minibatches=self.num_minibatches,
             initial_core=lambda num_envs: jnp.zeros(num_envs, jnp.int32) if counts else (),
             searches=self.num_simulations > 0,
         )

@@ -11,7 +11,7 @@ from jaxrl_dist.algorithms.replayed import num_actions, value_learner
 from jaxrl_dist.checks import MAX_SIZE, check_used
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.lazy import jax, jnp, models, observations, optax, returns
+from jaxrl_dist.lazy import jax, jnp, mesh, models, observations, optax, returns
 from jaxrl_dist.memory.config import ReplayConfig
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables, swap_axes
 
@@ -46,6 +46,9 @@ class MuZero(
     """Values that end n-step returns: those of the searches that acted, or the target network's."""
     target_period: int = setting(200, low=1)
     """Updates between copies of the parameters to the target network."""
+    reanalyse: float = setting(0.0, low=0, high=1)
+    """Share of the windows whose policies a new search replaces, by the newest parameters (appendix H: 0.8). It takes
+    ``unroll_steps + 1`` searches for each."""
     temperature_start: float = setting(1.0, low=0)
     """Temperature of actions at the start; see ``temperature_end``."""
     temperature_end: float = setting(1.0, low=0)
@@ -107,6 +110,20 @@ class MuZero(
             found = searching.search(self, imagine, variables.params, *roots)
             return found.action, core, {"weights": found.weights, "value": found.value}
 
+        def searched_anew(variables: Variables, rollout: Rollout, keys: jax.Array) -> jax.Array:
+            """Returns the policies ``[K + 1, N, A]`` of windows, a share of them by the newest parameters."""
+            if jax.lax.axis_size(mesh.DATA) > 1:
+                raise ConfigError("--reanalyse searches on one device: --num-devices 1")
+            steps, weights = self.unroll_steps + 1, rollout.extras["weights"]
+            count = round(self.reanalyse * weights.shape[1])  # draws are random, so the first ones are any
+            obs = jax.tree.map(lambda x: x[:steps, :count].reshape(-1, *x.shape[2:]), rollout.obs)
+            state = model.represent(variables.params, obs)
+            logits, value = predict(variables.params, state)
+            keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, 1), steps))(keys[:count])
+            roots = logits, value, state, observations.legal(spec, obs), keys.T.reshape(-1)
+            found = searching.search(self, imagine, variables.params, *roots)
+            return weights[:steps].at[:, :count].set(found.weights.reshape(steps, count, -1))
+
         def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
             outcomes, values = rollout.outcomes, rollout.extras["value"]
             if stored:  # the last step only supplies the value of its observation
@@ -117,13 +134,16 @@ class MuZero(
             value = returns.n_step(*outcomes, values, self.discount, self.n_step)
             last = self.unroll_steps + 1
             acts, ended = returns.unroll_masks(*outcomes[1:], self.unroll_steps)
+            weights = rollout.extras["weights"][:last]
+            if self.reanalyse:
+                weights = searched_anew(variables, rollout, context.keys)
             draw = jax.vmap(lambda key: jax.random.randint(key, (self.unroll_steps,), 0, size))
             fields = {
                 # After an end, any action leads nowhere.
                 "action": jnp.where(ended[:-1], draw(context.keys).T, rollout.action[: last - 1]),
                 "reward": jnp.where(acts[:-1], rollout.reward[: last - 1], 0.0),
                 "value": jnp.where(acts, value[:last], 0.0),
-                "weights": rollout.extras["weights"][:last],
+                "weights": weights,
                 "acts": acts,
                 "known": acts | ended,
             }

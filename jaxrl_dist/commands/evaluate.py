@@ -202,4 +202,5 @@ def _columns(evaluation: Mapping[str, float | int]) -> dict[str, str]:
             columns[f"{policy} {kind} return, mean".lstrip()] = f"{numbers['return_mean']:.4g}"
         if numbers["episodes"] > 1:
             columns[f"{policy} std over episodes".lstrip()] = f"{numbers['return_std']:.4g}"
+        columns |= {f"{policy} {x}".lstrip(): f"{y:.4g}" for x, y in numbers.items() if x.startswith("info/")}
     return columns

@@ -22,6 +22,7 @@ HELP = ("-h", "--help", "--help-all")
 _LIKE_A_FLAG = re.compile("--|-(?!inf|nan)[a-z]", re.IGNORECASE)
 """How a flag begins; a negative number is a value."""
 _MANY = sys.maxsize
+_SEEDS = "; --seeds 3 runs three seeds, and --seed 7 the one of that number"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Command(Train[Config]):
     """Print the memory that the run needs, and do not train. The value is a device: here, h200, v5e:2x4 ..., as for
     jaxrl-dist doctor --compile-for."""
     quiet: bool = False
-    """Print nothing but errors."""
+    """Print nothing but errors, and warnings of what has failed, such as a damaged file."""
     verbose: bool = False
     """Print every report, with all its metrics."""
 
@@ -177,7 +178,7 @@ def read(args: Sequence[str], hints: Mapping[str, Any], algorithm: str | None = 
             raise ConfigError(f"{token} is given twice" if earlier == spelling else f"{token} contradicts {earlier}")
         texts.setdefault(definition.field, []).extend(definition.texts(token, values))
         loose += [(value, token, definition.most) for value in values[definition.most :]]
-    texts |= _by_place(loose, [argument for spelling, argument in known.items() if not spelling.startswith("-")])
+    texts |= _by_place(loose, known)
     return {name: _value(name, texts[name], hint) for name, hint in hints.items() if name in texts}
 
 
@@ -230,28 +231,30 @@ def _flag_of(token: str, known: Mapping[str, _Flag], algorithm: str | None) -> t
     raise ConfigError(f"{f'{token} is not a flag of {algorithm}' if of_others else f'unknown flag {token}'}{instead}")
 
 
-def _by_place(loose: Sequence[tuple[str, str, int]], arguments: Sequence[_Flag]) -> dict[str, list[str]]:
+def _by_place(loose: Sequence[tuple[str, str, int]], known: Mapping[str, _Flag]) -> dict[str, list[str]]:
     """Returns the texts of the arguments that have no flag, given each text, the flag before it and what that takes.
 
     Raises:
       ConfigError: there are too many.
     """
     texts = {}
-    for field, most, *_ in arguments:
-        if loose:
+    for spelling, (field, most, *_) in known.items():
+        if loose and not spelling.startswith("-"):
             texts[field], loose = [value for value, *_ in loose[:most]], loose[most:]
     if not loose:
         return texts
     value, token, most = loose[0]
     if not token:
         raise ConfigError(f"{shown(value)} is neither a flag nor the value of one; --help lists all")
-    off = "" if most or token.startswith("--no-") else f"; --no-{token[2:]} turns it off"
-    raise ConfigError(f"{token} takes {'one' if most else 'no'} value, so {shown(value)} is too much{off}")
+    more = "" if most or token.startswith("--no-") else f"; --no-{token[2:]} turns it off"
+    if token == "--seed" and "--seeds" in known:
+        more = _SEEDS
+    raise ConfigError(f"{token} takes {'one' if most else 'no'} value, so {shown(value)} is too much{more}")
 
 
 def _value(name: str, texts: Sequence[str], hint: Any) -> Any:
     try:
         return from_texts(name, texts, hint)
     except ConfigError as error:
-        more = "; --seeds 3 runs three seeds, and --seed 7 the one of that number" if name == "seeds" else ""
+        more = _SEEDS if name == "seeds" else ""
         raise ConfigError(error.with_flags + more) from None

@@ -94,7 +94,7 @@ def heading(run: Mapping[str, Any], relation: str) -> str:
 
 def lines(profile: Profile) -> list[str]:
     """Formats a profile for reading."""
-    from jaxrl_dist.profiling import timing
+    from jaxrl_dist.profiling.advice import bound
 
     whole = profile.iteration_seconds
     shown = [
@@ -111,7 +111,7 @@ def lines(profile: Profile) -> list[str]:
             if len(layers) > 1:
                 largest = [f"{layer} {part:.0%}" for layer, part in layers.items()][:LAYERS]
                 shown.append(f"    products: {', '.join(largest)}{', ...' * (len(layers) > LAYERS)}")
-    thread, _, share, advice = timing.bound(profile)
+    thread, _, share, advice = bound(profile.threads, profile.iteration_seconds, profile.flags)
     whose = f" of the {thread}, which waits least" if len(profile.threads) > 1 else ""
     return [*shown, "", f"{share:.0%} of the time{whose}: {advice}"]
 

@@ -100,7 +100,11 @@ def _tune(sweep: Sweep, run: request.Request, args: Sequence[str], stop: signals
 
         show(f"{counted(sweep.trials, 'trial')} by {tuner}, {sweep.jobs} at a time, in {path}")
         if tuner == "optuna":
-            tuning.by_optuna(run, space, path, sweep.trials, sweep.jobs, stop, show)
+            from jaxrl_dist.training.results import score_name
+
+            field = "evaluation_return" if config.evaluation_episodes else "episode_return"
+            ranked_by = score_name(field, config.evaluation_policy)
+            tuning.by_optuna(run, space, path, sweep.trials, sweep.jobs, stop, show, ranked_by)
         else:
             tuning.by_ray(args, config, space, path, sweep.trials, sweep.jobs, show)
     if stop():
@@ -164,10 +168,10 @@ def _claimed(path: pathlib.Path, config: Mapping[str, Any]) -> IO[bytes]:
     Raises:
       ConfigError: it holds another run, or another process is at it.
     """
-    config = json.loads(json.dumps(config))
+    config = {**json.loads(json.dumps(config)), "sweep": True}
     if (path / CONFIG_FILE).exists():
-        # An older version stored no clock; members with several agents then refuse to continue.
-        stored = {"clock": config["clock"], **storage.read_json(path / CONFIG_FILE)}
+        # An older version stored neither; members with several agents then refuse to continue without a clock.
+        stored = {"clock": config["clock"], "sweep": True, **storage.read_json(path / CONFIG_FILE)}
         if {name: stored.get(name) for name in config} != config:
             raise ConfigError(f"--run-dir {path} holds a run with other flags; name another directory")
         return run_files.lock(str(path))

@@ -106,11 +106,15 @@ def by_optuna(
     jobs: int,
     stop: Callable[[], bool],
     show: Callable[[str], None],
+    ranked_by: str,
 ) -> None:
     """Runs Optuna's study in ``run_dir`` until it has finished ``trials`` trials, or until ``stop``.
 
     Optuna proposes the values of ``jobs`` trials, which train as one population, and receives their returns. Trials
     that were not finished when a sweep ended are repeated. One that diverges or cannot run counts as pruned.
+
+    Args:
+      ranked_by: what the returns are in words, such as ``greedy return``.
     """
     import optuna
     from optuna.trial import TrialState
@@ -136,8 +140,8 @@ def by_optuna(
         for trial, (score, member) in zip(batch, scores, strict=True):
             trial.set_user_attr(RUN, str(member.relative_to(run_dir)))
             study.tell(trial, score, state=TrialState.PRUNED if score is None else TrialState.COMPLETE)
-        show(f"{done + len(batch)} trials, {_best(study)}")
-    show(_ranking(study))
+        show(f"{done + len(batch)} trials, {_best(study, ranked_by)}")
+    show(_ranking(study, ranked_by))
 
 
 def _suggested(trial: optuna.Trial, name: str, space: Space) -> Any:
@@ -170,15 +174,15 @@ def _scores(
     return [of_values[str(values)] for values in trials]
 
 
-def _best(study: optuna.Study) -> str:
+def _best(study: optuna.Study, ranked_by: str) -> str:
     try:
-        return f"best return {study.best_value:.4g} with {_flags(study.best_params)}"
+        return f"best {ranked_by} {study.best_value:.4g} with {_flags(study.best_params)}"
     except ValueError:
-        return "and none has a return"
+        return f"and none has a {ranked_by}"
 
 
-def _ranking(study: optuna.Study) -> str:
-    """Returns a table of the ten best trials: return, values, and the run to go on with."""
+def _ranking(study: optuna.Study, ranked_by: str) -> str:
+    """Returns a table of the ten best trials: score, values, and the run to go on with."""
     from optuna.trial import TrialState
 
     from jaxrl_dist.training.results import aligned
@@ -186,9 +190,9 @@ def _ranking(study: optuna.Study) -> str:
     trials = study.get_trials(states=[TrialState.COMPLETE])
     best = sorted((trial for trial in trials if trial.value is not None), key=lambda trial: -trial.value)[:10]
     if not best:
-        return "no trial has a return"
+        return f"no trial has a {ranked_by}"
     rows = [(f"{x.value:.4g}", *map(_short, x.params.values()), x.user_attrs.get(RUN, "-")) for x in best]
-    return aligned([("return", *best[0].params, "run"), *rows])
+    return aligned([(ranked_by, *best[0].params, "run"), *rows])
 
 
 def _short(value: Any) -> str:

@@ -36,7 +36,8 @@ OF_RUN: dict[str, str] = {
     "run_dir": "log_dir logdir log_folder save_dir output_dir out_dir train_dir storage_path experiment exp_name",
     "wandb": "track use_wandb with_wandb",
     "tensorboard": "tensorboard_log tb use_tensorboard",
-    "seeds seed": "num_seeds n_seeds random_seed",
+    "seeds": "num_seeds n_seeds",
+    "seed": "random_seed",
     "normalize_observations": "norm_obs obs_norm normalize_obs normalize_observation normalize normalize_input "
     "observation_filter",
     "scale_rewards": "norm_reward norm_rew normalize_reward normalize_rewards normalize_returns reward_scale "
@@ -103,9 +104,17 @@ SYNONYMS: dict[str, str] = {
     "core_size": "rnn_size rnn_hidden_size lstm_cell_size lstm_hidden_size",
 }
 
+VALUES = {
+    "evaluation_policy": ", greedy (deterministic) or sampled (stochastic)",
+    "num_minibatches": ", the number of minibatches in a rollout, not their size",
+}
+"""What else to say of a field whose values differ from those of its names elsewhere."""
+
 _ACCELERATOR = "training uses every accelerator that JAX finds; --num-devices N uses fewer, and JAX_PLATFORMS=cpu none"
 _OPTIMIZER = "--optimizer takes optax's defaults; an algorithm file of yours can name others"
 _VIDEO = "`jaxrl-dist video RUN_DIR FILE.gif` films a trained policy, and --video-interval during training"
+_PROGRESS = "commands show progress by themselves and --quiet hides it; in Python it is "
+"jaxrl_dist.display(jaxrl_dist.train(config), config.total)"
 _STATE_DEPENDENT = "--noise-correlation 0.6 makes noise last, which is what state-dependent exploration is used for"
 _ALGORITHM = "the algorithm comes first: `jaxrl-dist train ppo --env CartPole-v1`"
 INSTEAD: dict[str, str] = {
@@ -113,9 +122,11 @@ INSTEAD: dict[str, str] = {
     **dict.fromkeys(("gpu", "cuda", "device", "use_cuda", "gpu_id", "accelerator", "platform"), _ACCELERATOR),
     **dict.fromkeys(("adam_eps", "adam_epsilon", "optimizer_kwargs", "momentum", "beta1", "beta2"), _OPTIMIZER),
     **dict.fromkeys(("render", "render_mode", "capture_video", "record_video", "save_video", "gif"), _VIDEO),
-    **dict.fromkeys(("use_sde", "sde_sample_freq", "gsde"), _STATE_DEPENDENT),
+    **dict.fromkeys(("sde", "use_sde", "sde_sample_freq", "gsde"), _STATE_DEPENDENT),
     **dict.fromkeys(("algo", "algorithm", "agent", "alg", "model"), _ALGORITHM),
     **dict.fromkeys(("resume", "resume_from", "continue"), "`jaxrl-dist resume RUN_DIR` continues a run"),
+    **dict.fromkeys(("progress_bar", "progress", "show_progress", "tqdm"), _PROGRESS),
+    "save_model": "a run saves its policy in its --run-dir",
     "policy": "--torso chooses a network; several policies are --policy NAME=ALGO:AGENTS, in the algorithm's place",
     "torch_deterministic": "a seed gives the same numbers without it",
 }
@@ -124,21 +135,25 @@ INSTEAD: dict[str, str] = {
 _TRAIN = "for report in jaxrl_dist.train(jaxrl_dist.Train('{}', env='{}', run_dir='runs/mine')): ..."
 _ACT = "policy(obs)[0] of policy = jaxrl_dist.load_policy(run_dir) has the actions for a batch obs [B, ...]"
 _LOOP = "a callback is the body of `for report in jaxrl_dist.train(config)`"
+_NETWORK = "fields of the algorithm choose its network: jaxrl_dist.preset('ppo', 'CartPole-v1', hidden_sizes=(64, 64))"
+_EVALUATE = "policy.evaluate(episodes=100) of policy = jaxrl_dist.load_policy(run_dir) plays episodes"
 _ENVS = "training makes its environments itself: jaxrl_dist.Train(..., env='CartPole-v1', num_envs=8)"
 METHODS: dict[str, str] = {
     "predict": f"{_ACT}, so obs[None] for one observation; policy(obs, core, key) samples",
     "learn": f"training is `{_TRAIN.format('ppo', 'CartPole-v1')}`",
-    "evaluate_policy": "policy.evaluate(episodes=100) of policy = jaxrl_dist.load_policy(run_dir) plays episodes",
+    **dict.fromkeys(("evaluate", "evaluate_policy"), _EVALUATE),
+    "plot": "it is plot(['runs/mine'], 'curves.png') of jaxrl_dist.commands.plot",
     "save": "a run saves its policy in the run_dir of its jaxrl_dist.Train",
     "load": "jaxrl_dist.load_policy(run_dir) loads a trained policy, and jaxrl_dist.resume(run_dir) trains it further",
     "get_env": "policy.source.spec describes the environment",
     "deterministic": "policy(obs) takes the best actions, and policy(obs, core, key) samples",
     "EvalCallback": f"{_LOOP}; evaluation_interval=10_000 evaluates, and keep_best='evaluation' keeps the best",
-    **dict.fromkeys(("make_vec_env", "DummyVecEnv", "VecMonitor", "Monitor"), _ENVS),
+    **dict.fromkeys(("make", "make_vec_env", "DummyVecEnv", "VecMonitor", "Monitor"), _ENVS),
     "SubprocVecEnv": f"{_ENVS}; env_workers='processes' steps them in processes",
     "VecNormalize": "it is normalize_observations=True and scale_rewards=True of jaxrl_dist.Train",
     "CheckpointCallback": f"{_LOOP}; checkpoint_interval=10_000 saves on the way",
-    **dict.fromkeys(("BaseCallback", "CallbackList"), _LOOP),
+    **dict.fromkeys(("callbacks", "BaseCallback", "CallbackList"), _LOOP),
+    **dict.fromkeys(("MlpPolicy", "CnnPolicy", "MultiInputPolicy"), _NETWORK),
 }
 """What replaces functions, methods, classes and arguments of Stable-Baselines3."""
 _DISCRETE, _CONTINUOUS = ("A2C", "DQN", "PPO"), ("DDPG", "SAC", "TD3")
@@ -187,8 +202,7 @@ def hint(name: str, known: Collection[str], others: Callable[[str], str] = lambd
     plain = name.removeprefix("no_")
     meant = MEANT.get(plain, ())
     if ours := next((field for field in meant if field in known), None):
-        counts = ours == "num_minibatches" and plain.endswith("_size")
-        more = ", the number of minibatches in a rollout, not their size" if counts else ""
+        more = "" if ours == "num_minibatches" and not plain.endswith("_size") else VALUES.get(ours, "")
         return f"; it is {flag(ours)} here{more}"
     if plain in INSTEAD:
         return f"; {INSTEAD[plain]}"

@@ -179,7 +179,10 @@ def _text(name: str, value: Any, part: str = "") -> str:
             return str(value)
     if isinstance(value, bytes):
         raise ConfigError(f"{flag(name)}{part} must be text, not bytes: {shown(value)}.decode() is text")
-    raise ConfigError(f"{flag(name)}{part} must be text or a number, not {shown(value)}")
+    joined = ""
+    if isinstance(value, tuple | list) and value and all(isinstance(x, str) for x in value):
+        joined = f"; as text it is {shown(','.join(value))}"
+    raise ConfigError(f"{flag(name)}{part} must be text or a number, not {shown(value)}{joined}")
 
 
 def _choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:

@@ -168,7 +168,7 @@ def find(
 def _check_settings(name: str, spec: EnvSpec, workers: str, atari_preset: str | None, wrappers: Wrappers) -> None:
     """Raises ``ConfigError`` for settings of several agents where there is one, and for those of another backend."""
     if wrappers.policies and not spec.policies:
-        raise ConfigError(f"--policies are for environments of several agents, and {name} has one")
+        raise ConfigError(f"several policies are for environments of several agents, and {name} has one")
     if wrappers.agent_ids and spec.num_agents == 1 and not (spec.policies or wrappers.joint):
         raise ConfigError(f"--agent-ids is for environments of several agents, and {name} has one")
     if workers != "threads" and spec.backend != "gymnasium":

@@ -276,16 +276,16 @@ def no_stdout() -> Iterator[None]:
 def one_line_warnings(quiet: bool = False) -> Iterator[None]:
     """Shows this package's warnings in one line each, as it shows errors; other warnings stay as they are.
 
-    Each process has environments and warns of them; all other warnings are those of process 0.
+    Each process warns of its environments; other warnings are those of process 0. ``quiet``: only of what has failed.
     """
-    process = "" if peers.first() else f"process {peers.index()}: "
+    process, hidden = "" if peers.first() else f"process {peers.index()}: ", ConfigWarning if quiet else ()
     with warnings.catch_warnings():
         show = warnings.showwarning
 
         def one_line(message: Any, category: type[Warning], *where: Any, **options: Any) -> None:
             if not issubclass(category, ConfigWarning | EnvWarning | FileWarning):
                 show(message, category, *where, **options)
-            elif not quiet and (peers.first() or issubclass(category, EnvWarning)):
+            elif issubclass(category, EnvWarning) or (peers.first() and not issubclass(category, hidden)):
                 text = message.with_flags if isinstance(message, ConfigWarning) else message
                 print(visible(f"jaxrl-dist: warning: {process}{text}", 2_000), file=sys.stderr)
 

@@ -29,6 +29,7 @@ from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.profiling import peaks
 from jaxrl_dist.profiling import stages as parts
+from jaxrl_dist.profiling.advice import REST, bound
 from jaxrl_dist.protocols import Traits
 from jaxrl_dist.run.storage import replacing
 from jaxrl_dist.settings.members import is_population
@@ -36,8 +37,6 @@ from jaxrl_dist.settings.policies import by_policy, label
 from jaxrl_dist.training import setup
 from jaxrl_dist.types import Algorithms, Report
 
-REST = "rest"
-"""The stage for all time that belongs to no other one."""
 UPDATE = "update"
 """The stage of a host thread that updates; it is divided into the learner's stages."""
 HOST_STAGES = {
@@ -49,26 +48,6 @@ HOST_STAGES = {
     "waiting": "waiting for actors",
 }
 """Stages of host threads by their names in reports; stages that are not here keep their names."""
-WAITING = "waiting for"
-"""Begins the names of the stages in which a thread does nothing."""
-ADVICE = {
-    "environment": "the environments bind: more --num-envs step more in each call; actors in threads overlap them with "
-    "learning (--plan asynchronous); environments that JAX compiles are faster",
-    "policy": "choosing actions binds: more --num-envs make each call do more; smaller --hidden-sizes make it cheaper",
-    "replay": "sampling binds: a smaller --batch-size samples less; a lower --replay-ratio samples less often",
-    "postprocess": "the postprocessor binds: it computes targets and advantages of every example",
-    "shuffle": "dividing the rollout into minibatches binds: fewer --num-epochs shuffle less often",
-    "gradient": "the loss and its gradient bind: fewer --num-epochs compute less; a lower --replay-ratio computes "
-    "less; smaller --hidden-sizes compute less; --precision bfloat16 computes faster on accelerators",
-    "optimizer": "the optimiser binds: fewer --num-minibatches call it less often; a lower --replay-ratio, with a "
-    "larger --batch-size, calls it less often",
-    REST: "no stage binds: starting loops and kernels, and moving data, take most; more --num-envs do more with each",
-}
-"""For each stage that may bind a run: that it does, and what would speed it up."""
-MARGIN = 1.25
-"""A stage binds a run if it takes at least this many times as long as the thread's next one: closer ones change places
-with the load of the machine, and to speed up one of them alone helps little."""
-FLAG = re.compile("--[a-z-]+")
 LONG = 10**8
 """Minimum env steps of the run, so that its seconds end it."""
 LEAST_SECONDS, MOST_CALLS = 0.02, 64
@@ -316,34 +295,15 @@ def described(config: Train[Any], devices: Sequence[jax.Device]) -> dict[str, An
     }
 
 
-def bound(profile: Profile) -> tuple[str, str, float, str]:
-    """Returns the thread and the stage that bind a run, the stage's share of an iteration, and what would help.
-
-    With several threads, the one that waits least for the others binds. Where the stage leads by less than ``MARGIN``,
-    the last says instead that none binds, and which are near.
-    """
-
-    busy = {
-        thread: {stage: seconds for stage, seconds in stages.items() if not stage.startswith(WAITING)}
-        for thread, stages in profile.threads.items()
-    }
-    thread = max(busy, key=lambda thread: sum(busy[thread].values()))
-    stages = busy[thread]
-    stage, *others = sorted(stages, key=stages.__getitem__, reverse=True)
-    share = stages[stage] / profile.iteration_seconds
-    if others and stages[stage] < MARGIN * stages[others[0]]:
-        near = [other for other in others if stages[stage] < MARGIN * stages[other]]
-        shares = ", ".join(f"{other} {stages[other] / profile.iteration_seconds:.0%}" for other in near)
-        return thread, stage, share, f"no stage binds: {stage} takes the most, and {shares} nearly as much"
-    cause, *rest = ADVICE.get(stage.rpartition("/")[2], f"{stage} binds, in thread {thread}").split(": ")
-    remedies = [text for part in rest for text in part.split("; ") if {*FLAG.findall(text)} <= {*profile.flags}]
-    advice = ": ".join(filter(None, (cause, "; ".join(remedies))))
-    return thread, stage, share, advice
-
-
 def to_json(profile: Profile) -> dict[str, Any]:
     """Returns a profile for JSON, with the stage that binds the run."""
     return {
         **profile._asdict(),
-        "bound": dict(zip(("thread", "stage", "share", "advice"), bound(profile), strict=True)),
+        "bound": dict(
+            zip(
+                ("thread", "stage", "share", "advice"),
+                bound(profile.threads, profile.iteration_seconds, profile.flags),
+                strict=True,
+            )
+        ),
     }

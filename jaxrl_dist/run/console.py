@@ -152,6 +152,10 @@ class Display:
                         shown = time.monotonic()
                         self._row(report, total_steps)
                     yield report
+        except KeyboardInterrupt:  # as in a notebook; the command line has handlers of its own
+            _close(reports)
+            self.print("interrupted: a run with a run_dir is saved, and jaxrl_dist.resume(run_dir) continues it")
+            raise
         finally:
             _close(reports)
 
@@ -280,7 +284,10 @@ def _plotted(reports: Iterable[Report], output: Any) -> Iterator[Report]:
 
     figure = Figure(figsize=(6, 3), layout="constrained")
     axes = figure.add_subplot(ylabel="episode return")
-    (trained,), (evaluated,) = axes.plot([], [], label="training"), axes.plot([], [], "o", label="evaluation")
+    (trained,), (evaluated,) = (
+        axes.plot([], [], label="episode/recent_return"),
+        axes.plot([], [], "o", label="evaluation"),
+    )
     handle, drawn = None, -PLOT_SECONDS
     points: dict[Any, tuple[list[int], list[float]]] = {trained: ([], []), evaluated: ([], [])}
     try:

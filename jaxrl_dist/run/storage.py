@@ -38,7 +38,13 @@ def check_run_dir(run_dir: pathlib.Path) -> None:
         problem = "is not a directory" if run_dir.exists() else "does not exist"
         raise ConfigError(f"{run_dir} is not a run directory: it {problem}")
     if not (run_dir / CONFIG_FILE).exists():
-        raise ConfigError(f"{run_dir} is not a run directory: it has no {CONFIG_FILE}")
+        inside = f"; name a run in it, such as {held[0]}" if (held := runs_in(run_dir)) else ""
+        raise ConfigError(f"{run_dir} is not a run directory: it has no {CONFIG_FILE}{inside}")
+
+
+def runs_in(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the run directories in a folder."""
+    return sorted(path.parent for path in folder.glob(f"*/{CONFIG_FILE}"))
 
 
 def check_no_link(path: pathlib.Path) -> None:

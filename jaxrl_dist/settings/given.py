@@ -208,11 +208,12 @@ def rounded(config: Train[Any], sources: Mapping[str, str], spec: EnvSpec) -> Tr
         return config
     rows, traits, actors = config.num_envs * spec.num_agents, Traits.of(config.algorithm), config.num_actors
     sizes: dict[str, float] = {}
+    replays = isinstance(traits.replay_capacity, int)  # what may replay, and does not, leaves the other fields unused
     if isinstance(traits.replay_capacity, int) and traits.replay_capacity > rows and by_nobody("replay_capacity"):
         sizes["replay_capacity"] = traits.replay_capacity // rows * rows
-    if isinstance(traits.replay_ratio, int | float) and by_nobody("replay_ratio"):
+    if replays and isinstance(traits.replay_ratio, int | float) and by_nobody("replay_ratio"):
         sizes["replay_ratio"] = whole_updates_below(traits.replay_ratio, rows * config.rollout_length)
-    if isinstance(traits.num_minibatches, int) and by_nobody("num_minibatches"):
+    if not replays and isinstance(traits.num_minibatches, int) and by_nobody("num_minibatches"):
         sizes["num_minibatches"] = _minibatches(traits.num_minibatches, config, spec)
     if actors is not None and by_nobody("num_actors"):
         actors = divisor_below(actors, config.num_envs)

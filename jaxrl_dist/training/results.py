@@ -52,13 +52,16 @@ class Row:
     lineage: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     """With population-based training: env steps, iteration, parent and new hyperparameters of each copy."""
     updates: int = 0
+    evaluation_info: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Metrics of the info in the newest evaluation, by their names in ``metrics.jsonl``."""
 
     def take(self, report: Report) -> None:
-        """Takes the returns of the member's newest report."""
+        """Takes the returns, and metrics of the info, of the member's newest report."""
         if (value := recent_return(report.metrics)) is not None:
             self.episode_return = value
         if report.evaluation is not None:
             self.evaluation_return = report.evaluation.get("return_mean")
+            self.evaluation_info = {_EVALUATION + name: x for name, x in report.evaluation.items() if "info/" in name}
 
 
 def refill(row: Row, run_dir: pathlib.Path, until: float = math.inf) -> Report | None:
@@ -72,7 +75,7 @@ def refill(row: Row, run_dir: pathlib.Path, until: float = math.inf) -> Report |
     last = None
     for report in _reports(run_dir, until):
         if last is None:
-            row.episode_return = row.evaluation_return = None
+            row.episode_return, row.evaluation_return, row.evaluation_info = None, None, {}
         row.take(report)
         last = report
     return last
@@ -101,8 +104,7 @@ def _report(line: Mapping[str, Any]) -> Report:
     """Returns the report of a line of ``metrics.jsonl``."""
     env_steps, updates, iteration = (int(line[name]) for name in _COUNTS)
     evaluation = {name.removeprefix(_EVALUATION): x for name, x in line.items() if name.startswith(_EVALUATION)}
-    names = [name for name in line if not name.startswith(_EVALUATION) and name not in _COUNTS]
-    others = {name: storage.finite(line[name]) for name in names}
+    others = {x: storage.finite(y) for x, y in line.items() if not x.startswith(_EVALUATION) and x not in _COUNTS}
     seconds, agent_steps = others.pop("wall_time_s") or 0.0, others.pop("agent_steps", None)
     metrics = {**dict.fromkeys(("episode/return", "time/compile_s", "time/env_steps_per_second")), **others}
     report = Report(env_steps, updates, iteration, seconds, metrics, _past, _past, _known(evaluation))
@@ -301,17 +303,14 @@ def table(rows: Sequence[Row], policy: str = "greedy") -> str:
     names = {"iqm": f"{score_name(summaries[0]['score'], policy)}, iqm", "mean": "mean", "min": "min", "max": "max"}
     lines = [[*x["values"].values(), x["seeds"], *(x[name] for name in names)] for x in summaries]
     shown = [[*summaries[0]["values"], "seeds", *names.values()], *([_cell(x) for x in line] for line in lines)]
-    return "\n".join([aligned(shown), *([UNTRIMMED] if any(0 < x["seeds"] < 4 for x in summaries) else [])])
+    untrimmed = "The interquartile mean (iqm) of fewer than 4 is the mean: nothing is trimmed."
+    return "\n".join([aligned(shown), *([untrimmed] if any(0 < x["seeds"] < 4 for x in summaries) else [])])
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
     """Returns the rows of a table as lines of text."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.rjust, line, widths)) for line in rows)
-
-
-UNTRIMMED = "The interquartile mean (iqm) of fewer than 4 is the mean: nothing is trimmed."
-"""What tables say below such means."""
 
 
 def score_name(field: str, policy: str) -> str:
@@ -327,8 +326,8 @@ def read_rows(run_dir: pathlib.Path, begun: Sequence[Row]) -> list[Row]:
     """Returns the rows of a population's last session; copies of ``begun`` if its file is lost or damaged."""
     fields = {field.name for field in dataclasses.fields(Row)} - {"member", "seed", "values"}
     with contextlib.suppress(ConfigError, LookupError, TypeError, AttributeError, ValueError):
-        stored = [{"updates": 0, **x} for x in storage.read_json(run_dir / POPULATION)["members"]]
-        rows = zip(begun, stored, strict=True)
+        stored = storage.read_json(run_dir / POPULATION)["members"]
+        rows = zip(begun, ({"updates": 0, "evaluation_info": {}, **x} for x in stored), strict=True)
         return [dataclasses.replace(row, **{name: fields_of[name] for name in fields}) for row, fields_of in rows]
     return [dataclasses.replace(row) for row in begun]
 
@@ -343,8 +342,9 @@ def write_results(path: pathlib.Path, rows: Sequence[Row]) -> None:
     storage.write_json(path / POPULATION, {"format": _FORMAT, "members": members, "settings": settings(rows)})
     table = io.StringIO()
     counts = "env_steps", "updates", "episode_return", "evaluation_return"
-    columns = ["member", "seed", *rows[0].values, "status", *counts]
+    info = dict.fromkeys(itertools.chain(*(row.evaluation_info for row in rows)))
+    columns = ["member", "seed", *rows[0].values, "status", *counts, *info]
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows([getattr(row, name, row.values.get(name)) for name in columns] for row in rows)
+    writer.writerows([{**row.evaluation_info, **row.values, **vars(row)}.get(name) for name in columns] for row in rows)
     storage.write_text(path / RESULTS, table.getvalue())

@@ -46,13 +46,17 @@ def prepare_resume(
     for name in sorted(changes.keys() - set(allowed)):
         instead = ALLOWS if name == "env_options" else f"{', '.join(RESUMABLE)} can"
         raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {instead}")
+    stored = stored_content(run_dir / CONFIG_FILE)
+    if stored.get("sweep"):
+        one = f"`jaxrl-dist resume {shlex.quote(str(run_dir / run_files.MEMBERS / '000'))}` continues one of them"
+        text = f"{run_dir} is a sweep, whose members train by themselves: its own command with --run-dir {run_dir}"
+        raise ConfigError(f"{text} continues it, and {one}")
     with contextlib.ExitStack() as files:
         # The first process locks it for all processes of this run: another run might resume it, too.
         file = files.enter_context(run_files.lock(str(run_dir))) if peers.first() else None
         config = dataclasses.replace(config, run_dir=str(run_dir))
         initial: dict[str, Any] = {"init_from": config.init_from, "init_parts": config.init_parts}
         new, source = resolved(dataclasses.replace(config, init_from=None, init_parts=None), changes)
-        stored = stored_content(run_dir / CONFIG_FILE)
         _check_config(dataclasses.replace(new, **initial), source.spec, stored, allowed)
         _check_devices(new, source)
         run = prepare(new, source)

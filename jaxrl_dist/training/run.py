@@ -21,7 +21,7 @@ from jaxrl_dist.checks import counted
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train, env_name, module_of_user, split_env
 from jaxrl_dist.envs.agents.groups import team_size
-from jaxrl_dist.errors import DivergedError, FileWarning
+from jaxrl_dist.errors import ConfigWarning, DivergedError, FileWarning
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.plans.evolve import Selection, halving, pbt
 from jaxrl_dist.plans.job import Job
@@ -112,9 +112,13 @@ class Run:
         """
         self._evaluating, self._stop = evaluating, stop
         file = self.file if is_population(self.config) else self.members[0].file
-        return _started(self.config, file, self._reports)
+        reports = _started(self.config, file, self._reports)
+        self._unread = weakref.finalize(reports, _warn_unread)
+        self._unread.atexit = False
+        return reports
 
     def _reports(self) -> Generator[Report]:
+        self._unread.detach()
         if not is_population(self.config):
             yield from self.members[0].reports(self._evaluating, self._stop)
             return
@@ -246,6 +250,11 @@ def _started(config: Train[Any], file: IO[bytes] | None, begin: Callable[[], Gen
             run_files.check_free(config.run_dir)
     _UNFINISHED.add(reports := begin())
     return reports
+
+
+def _warn_unread() -> None:
+    text = "nothing has been trained: a run advances only while a loop takes its reports, as in `for report in "
+    warnings.warn(f"{text}jaxrl_dist.train(config): pass`", ConfigWarning, stacklevel=3)
 
 
 def resume_command(config: Train[Any]) -> str:

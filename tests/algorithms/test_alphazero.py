@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import own
 import pytest
-from probes import box, spec
+from probes import assert_close, box, spec
 
 import jaxrl_dist
 from jaxrl_dist.algorithms.alphazero import AlphaZero
@@ -47,10 +47,11 @@ def rollout() -> Rollout:
 
 def naive(x: Rollout, last: np.ndarray) -> np.ndarray:
     """Value targets ``[T, B]``; ``last``: values of the last observations."""
-    targets = np.zeros((T, B))
+    steps = len(x.reward)
+    targets = np.zeros((steps, B))
     values = np.concatenate([x.extras["value"], last[None]]).astype(np.float64)
     for b in range(B):
-        for t in range(T):
+        for t in range(steps):
             if x.extras["random"][t, b] or not x.valid[t, b]:
                 targets[t, b] = values[t, b]
                 continue
@@ -60,7 +61,7 @@ def naive(x: Rollout, last: np.ndarray) -> np.ndarray:
                 weight *= DISCOUNT * x.extras["turn"][s, b]
                 if x.terminated[s, b]:
                     break
-                goes_on = s + 1 < T and not x.truncated[s, b] and not x.extras["random"][s + 1, b]
+                goes_on = s + 1 < steps and not x.truncated[s, b] and not x.extras["random"][s + 1, b]
                 decay = DECAY if goes_on else 0.0
                 total += weight * (1 - decay) * values[s + 1, b]
                 weight *= decay
@@ -83,6 +84,27 @@ def test_value_targets_are_signed_lambda_returns_over_searched_values() -> None:
     losses, mask, aux = algorithm.loss(variables, batch, Context())
     assert np.isfinite(losses).all() and (mask == x.valid.T.reshape(-1)).all()
     assert {"search/depth", "search/value", "loss/policy", "loss/value"} <= aux.metrics.keys()
+
+
+def test_a_replayed_window_learns_from_its_first_step() -> None:
+    """Its target is that of the whole window, whose last step supplies the value of its search."""
+    replay = {"replay_capacity": 1_000, "n_step": T - 1}
+    algorithm = AlphaZero(**TINY, **replay, discount=DISCOUNT, gae_lambda=DECAY).make(spec())
+    assert algorithm.window == T and algorithm.replay is not None
+    variables, x = algorithm.init(jax.random.key(0)), rollout()
+    batch = jax.jit(algorithm.postprocess)(variables, jax.tree.map(jnp.asarray, x), Context())
+    short = jax.tree.map(lambda y: y[:-1], x)
+    np.testing.assert_allclose(batch["value_target"], naive(short, x.extras["value"][-1])[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(batch["obs"], x.obs[0])
+    losses, mask, aux = algorithm.loss(variables, batch, Context())
+    assert np.isfinite(losses).all() and (mask == x.valid[0]).all() and (np.asarray(aux.priority) >= 0).all()
+
+
+def test_flags_of_replay_and_of_passes_exclude_each_other() -> None:
+    with pytest.raises(ConfigError, match="batch_size does nothing without replay_capacity"):
+        AlphaZero(batch_size=8).validate()
+    with pytest.raises(ConfigError, match=r"num_epochs does nothing .*remove replay_capacity"):
+        AlphaZero(replay_capacity=8, num_epochs=2).validate()
 
 
 @functools.cache
@@ -173,6 +195,20 @@ def test_results_do_not_depend_on_devices(devices: int) -> None:
         assert one[0][0][name] == pytest.approx(several[0][0][name], rel=1e-4), name
     for x, y in zip(*(jax.tree.leaves(reports[1][1]) for reports in (one, several)), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.case  # test_a_replayed_window_learns_from_its_first_step
+def test_it_learns_from_replay_as_on_one_device_so_on_eight() -> None:
+    seen = []
+    fields = {**RUN, "replay_capacity": 256, "n_step": 4, "batch_size": 8, "replay_ratio": 1 / 32}
+    fields = {name: value for name, value in fields.items() if name not in ("num_epochs", "num_minibatches")}
+    for devices in (1, 8):
+        config = jaxrl_dist.preset("alphazero", own.Turns(), **fields, num_devices=devices, epsilon=0.2)
+        *_, last = jaxrl_dist.train(config)
+        seen.append(last)
+    one, eight = seen
+    assert one.updates == eight.updates > 0
+    assert_close(one.variables(), eight.variables(), 1e-3)
 
 
 @pytest.mark.case  # test_without_simulations_the_network_acts_alone

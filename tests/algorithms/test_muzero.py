@@ -15,7 +15,7 @@ import pytest
 from probes import assert_close, box, perturbed, random_rollout, spec, squash
 
 import jaxrl_dist
-from jaxrl_dist import returns
+from jaxrl_dist import mesh, returns
 from jaxrl_dist.algorithms import searching
 from jaxrl_dist.algorithms.muzero import MuZero
 from jaxrl_dist.errors import ConfigError
@@ -108,6 +108,27 @@ def problem(bootstrap: str) -> tuple[Any, ...]:
         logits = jax.vmap(lambda obs: model.predict(target, model.represent(target, obs))[1])(rollout.obs)
         values = np.vectorize(unscaled)(np.float64(jax.nn.softmax(logits)) @ ATOMS)
     return params, rollout, jax.device_get(batch), loss, [Steps(rollout, values, i) for i in range(len(keys))]
+
+
+def test_reanalysis_searches_a_share_of_the_windows_anew() -> None:
+    """With the newest parameters; the other windows keep the policies of the searches that acted."""
+    made = MuZero(**TINY, reanalyse=0.5).make(ENV)
+    params = perturbed(made.init(jax.random.key(0)).params, 1)
+    rollout = random_rollout(made, ENV, made.window, 6, end_chance=0.2)
+    keys = jax.random.split(jax.random.key(3), 6)
+    batch = mesh.by_hand(made.postprocess)(Variables(params, ()), rollout, Context(keys, target=params))
+    old = np.moveaxis(rollout.extras["weights"][: K + 1], 0, 1)
+    np.testing.assert_array_equal(batch["weights"][3:], old[3:])
+    again = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, 1), K + 1))(keys[:3])
+    for window, step in np.ndindex(3, K + 1):
+        acted = made.policy(
+            Variables(params, ()),
+            rollout.obs[step, window][None],
+            (),
+            Context(again[window, step][None], jnp.float32(0)),
+        )
+        np.testing.assert_allclose(batch["weights"][window, step], acted[2]["weights"][0], atol=1e-5)
+    assert not np.allclose(batch["weights"][:3], old[:3])
 
 
 ATOMS = np.linspace(-squash(3.0), squash(3.0), 9)
@@ -361,6 +382,16 @@ def test_small_differences_count_little_where_the_tree_is_the_scale() -> None:
 
 
 # --- Runs -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.case  # test_reanalysis_searches_a_share_of_the_windows_anew
+def test_reanalysis_runs_on_one_device_and_is_refused_on_more() -> None:
+    fields = {**RUN, "total_env_steps": 128, "reanalyse": 0.5}
+    *_, last = jaxrl_dist.train(jaxrl_dist.preset("muzero", own.Walk(), **fields))
+    assert last.updates > 0 and np.isfinite(last.metrics["loss/policy"])
+    with pytest.raises(ConfigError, match="reanalyse searches on one device"):
+        list(jaxrl_dist.train(jaxrl_dist.preset("muzero", own.Walk(), **{**fields, "num_devices": 2})))
+
 
 RUN: dict[str, Any] = {**TINY, "num_envs": 8, "rollout_length": 4, "num_devices": 1, "report_interval": 32}
 RUN |= {"learning_starts": 32, "batch_size": 8, "replay_ratio": 1 / 16, "replay_capacity": 512}

@@ -13,11 +13,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 import runs
+from probes import random_rollout, spec
 from test_docs import blocks
 
 import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.algorithms import from_file, name_of
+from jaxrl_dist.algorithms.actor_critic import actor_critic
 from jaxrl_dist.algorithms.pg import PG
 from jaxrl_dist.config.train import RUN_DEFAULTS
 from jaxrl_dist.envs.source import find
@@ -267,3 +269,13 @@ def test_a_file_without_an_algorithm_is_refused(text: str, tmp_path: Path, capsy
 def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "nowhere/mine.py", "--env", "CartPole-v1"]) == 2
     assert "there is no file nowhere/mine.py" in capsys.readouterr().err
+
+
+def test_fields_of_examples_that_lack_an_axis_are_named() -> None:
+    env = spec()
+    net = actor_critic(PG(hidden_sizes=(4,)), env)
+    rollout = random_rollout(PG(hidden_sizes=(4,)).make(env), env, 3, 2)
+    with pytest.raises(
+        ValueError, match=r"the field 'weight' of examples has shape \[\]; it needs \[T, B, ...\], here \[3, 2"
+    ):
+        net.examples(rollout, weight=jnp.ones(()))

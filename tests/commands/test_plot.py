@@ -292,6 +292,8 @@ def test_the_backend_of_a_notebook_stays_its_own(tmp_path: Path) -> None:
     [
         ("", "which runs?"),
         ("{runs}/nowhere", "nowhere is not a run directory"),
+        ("{runs}", "is not a run directory: it has no config.json; the runs in it are {runs}/*"),
+        ("{runs} --kind table --score evaluation", "is not a run directory: it has no config.json; the runs in it"),
         ("{runs}/good --metric episode/retur", "did you mean 'episode/return'?"),
         ("{runs}/good --x hours", "hours"),
         ("{runs}/good -o {runs}/nowhere/x.png", "nowhere/x.png cannot be written"),
@@ -308,6 +310,10 @@ def test_the_backend_of_a_notebook_stays_its_own(tmp_path: Path) -> None:
         ("{runs}/good --score evaluation", "--score does nothing without --kind table, profile or improvement"),
         ("{runs}/good --kind table --score evaluation", "good has no evaluation at its end"),
         ("{runs}/good --width 3", "--width must be one of one, two, not '3'"),
+        (
+            "{runs}/good --kind table -o {runs}/x.txt",
+            "x.txt cannot be written: its extension names no format of tables; ",
+        ),
         ("{runs}/good --smooth 0", "--smooth must be >= 1, not 0"),
     ],
 )
@@ -318,7 +324,7 @@ def test_bad_input(args: str, message: str, tmp_path: Path, capsys: pytest.Captu
     (make_run(tmp_path, "damaged", [1.0, 2.0]) / "metrics.jsonl").write_text("{\n{}\n")
     assert cli.main(["plot", *args.format(runs=tmp_path).split()]) == 2
     error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
+    assert message.format(runs=tmp_path) in error and error.count("\n") == 1
 
 
 def test_a_full_disk_leaves_the_picture_that_was_there(
@@ -461,6 +467,21 @@ def test_a_table_of_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert rows[5][:4] == ["all environments, scaled", "ppo", "3", "0.4"]  # 0, 0.2 and 1
 
 
+def test_a_table_for_latex(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, f"{seed}", [-1.0 - seed], seed, run={"env": "gymnax:a_b"}) for seed in (0, 1)]
+    plot.plot(runs, tmp_path / "x.tex", kind="table", labels=[r"50% & #1^2 {\x}"])
+    needs, *lines = (tmp_path / "x.tex").read_text().splitlines()
+    assert needs == r"% Needs \usepackage{booktabs}."
+    assert lines[:3] == [
+        r"\begin{tabular}{llrrrrr}",
+        r"\toprule",
+        r"environment & group & runs & final episode/return, mean & std & final episode/return, IQM & 95\% interval \\",
+    ]
+    row = r"a\_b & 50\% \& \#1\^{}2 \{\textbackslash{}x\} & 2 & $-$1.5 & 0.7071 & $-$1.5 & $-$2 .. $-$1 \\"
+    assert lines[3:7] == [r"\midrule", row, r"\bottomrule", r"\end{tabular}"]
+    assert lines[7].startswith("% Final episode/return: the mean of") and all(x.startswith("% ") for x in lines[7:])
+
+
 def test_a_table_of_evaluations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It ranks as the end of `train` does, by the summaries of the runs."""
     scores = {(1e-3, 0): (9.0, 20.0), (1e-3, 1): (8.0, 30.0), (1e-2, 0): (7.0, 40.0), (1e-2, 1): (6.0, 50.0)}
@@ -539,6 +560,15 @@ def test_pictures_look_as_they_did(name: str, tmp_path: Path) -> None:
     other = PICTURES["column" if name == "algorithms" else "algorithms"]
     plot.plot(pictured(tmp_path / "other", other[0]), tmp_path / "other.png", **other[1])
     assert np.sqrt(np.mean((reduced(tmp_path / "other.png") - before) ** 2)) > TOLERANCE, "the tolerance is too wide"
+
+
+def test_a_caption_says_what_is_smoothed_and_names_an_own_environment_as_its_user_does(tmp_path: Path) -> None:
+    own = make_run(tmp_path, "own", [1.0], run={"env": "gymnax:rocket:Rocket"})
+    plot.plot([own], tmp_path / "x.svg", smooth=5)
+    caption = (tmp_path / "x.caption.txt").read_text()
+    smoothed = "each point is the mean of the newest 5 reports up to it, of fewer at the start."
+    assert caption.startswith(f"episode/return by environment steps; {smoothed}")
+    assert "\nrocket:Rocket, ppo: ppo, 1 run" in caption and "gymnax" not in caption
 
 
 def test_a_sweep_has_a_line_for_each_value(tmp_path: Path, figures: list[Figure]) -> None:

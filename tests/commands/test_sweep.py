@@ -227,6 +227,22 @@ def test_a_start_that_fails_leaves_the_directory_free(tmp_path: pathlib.Path, mo
     assert [*tmp_path.iterdir()] == []
 
 
+def test_resume_leaves_a_sweep_to_its_own_command(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its members have their own checkpoints, which a population's would have to share."""
+    monkeypatch.setattr(subprocesses, "run_all", lambda *args: None)
+    run_dir = tmp_path / "run"
+    command = ["sweep", "ppo", "--env", "CartPole-v1", "--seeds", "2", "--run-dir", str(run_dir), "--quiet"]
+    main(command)
+    kept = run_dir / "members" / "000" / "kept"
+    kept.parent.mkdir()
+    kept.touch()
+    assert main(["resume", str(run_dir)]) == 2
+    assert f"its own command with --run-dir {run_dir} continues it" in capsys.readouterr().err and kept.exists()
+    main(command)  # which holds its flags
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_a_sweep_is_stopped_and_goes_on(number: signal.Signals, code: int, tmp_path: pathlib.Path) -> None:

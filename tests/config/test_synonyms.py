@@ -27,8 +27,7 @@ COMMANDS = {"episodes"}  # of evaluate
 
 def test_every_synonym_means_a_field_that_there_is() -> None:
     fields = TRAIN.union(COMMANDS, *OWN.values())
-    planned = {"seeds"}
-    unknown = {field for names in MEANT.values() for field in names} - fields - planned
+    unknown = {field for names in MEANT.values() for field in names} - fields
     assert not unknown
     names = [name for names in SYNONYMS.values() for name in names.split()]
     assert len(set(names)) == len(names), "one name means two things"
@@ -81,7 +80,13 @@ CALLS = {
     "train td3 --env Pendulum-v1 --policy-delay 2": "it is --actor-period here",
     "train sac --env Pendulum-v1 --ent-coef auto": "it is --temperature here",
     "train --algo ppo --env CartPole-v1": "which algorithm? Such as: jaxrl-dist train ppo --env CartPole-v1",
+    PPO_ON + "--num-seeds 3": "it is --seeds here",
+    PPO_ON + "--random-seed 3": "it is --seed here",
+    PPO_ON + "--progress-bar": "commands show progress by themselves and --quiet hides it",
+    PPO_ON + "--sde": "--noise-correlation 0.6 makes noise last",
+    PPO_ON + "--deterministic": "it is --evaluation-policy here, greedy (deterministic) or sampled (stochastic)",
     # CleanRL
+    PPO_ON + "--save-model": "a run saves its policy in its --run-dir",
     "train ppo --env-id CartPole-v1": "it is --env here",
     PPO_ON + "--num-steps 128": "it is --rollout-length here",
     PPO_ON + "--update-epochs 4": "it is --num-epochs here",
@@ -110,7 +115,8 @@ CALLS = {
     PPO_ON + "--use-rnn": "it is --core here",
     PPO_ON + "--adam-eps 1e-8": "--optimizer takes optax's defaults; an algorithm file of yours can name others",
     PPO_ON + "--resume": "`jaxrl-dist resume RUN_DIR` continues a run",
-    PPO_ON + "--buffer-size 9": "it is --replay-capacity here, and only dqn, rainbow, r2d2, muzero, qmix, ddpg, td3",
+    PPO_ON
+    + "--buffer-size 9": "it is --replay-capacity here, and only dqn, rainbow, r2d2, alphazero, muzero, qmix, ddpg, td3",
     "train pqn --env CartPole-v1 --core gru": "--core is not a flag of pqn; ppo, a2c, pg, impala, appo",
     "train pqn --env CartPole-v1 --use-lstm": "it is --core here, and only ppo",
     DQN_ON + "--gae-lambda 1": "--gae-lambda is not a flag of dqn; ppo, a2c, appo, alphazero and a3c have it",
@@ -120,7 +126,7 @@ CALLS = {
     # values
     PPO_ON + "--core rnn": "--core must be one of none, gru, lstm, attention, linear, not 'rnn'",
     PPO_ON + "--plan ondevice": "not 'ondevice' (did you mean 'on_device'?)",
-    PPO_ON + "--seed 0 1 2": "--seed takes one value, so '1' is too much",
+    PPO_ON + "--seed 0 1 2": "--seed takes one value, so '1' is too much; --seeds 3 runs three seeds, and --seed 7",
     PPO_ON + "--normalize-advantages false": "takes no value, so 'false' is too much; --no-normalize-advantages",
     PPO_ON + "--no-normalize-advantages 0": "--no-normalize-advantages takes no value, so '0' is too much",
     PPO_ON + "--hidden-sizes 64,x": "--hidden-sizes: 'x' is not a whole number",
@@ -128,6 +134,7 @@ CALLS = {
     "evaluate runs/x --stochastic": "it is --evaluation-policy here",
     "evaluate runs/x --n-episodes 5": "it is --episodes here",
     "video runs/x x.gif --frames 9": "unknown flag --frames; --help lists all",
+    "evaluate runs/x --seed 0 1": "--seed takes one value, so '1' is too much\n",
     "evaluate nothing": "nothing is not a run directory: it does not exist",
     "evaluate .": ". is not a run directory: it has no config.json",
     "tune ppo": "unknown command 'tune'",
@@ -281,6 +288,16 @@ def test_what_users_of_stable_baselines_type_is_one_line_away() -> None:
         object.__new__(jaxrl_dist.Policy)(None, deterministic=True)
     with pytest.raises(TypeError, match=r"^this policy has no argument 'nothing'$"):
         object.__new__(jaxrl_dist.Policy)(None, nothing=1)
+    with pytest.raises(AttributeError, match=r"no attribute 'evaluate'; policy.evaluate\(episodes=100\) of"):
+        jaxrl_dist.evaluate("runs/mine")
+    with pytest.raises(AttributeError, match=r"no attribute 'plot'; it is plot\(\['runs/mine'\], "):
+        jaxrl_dist.plot("runs/mine")
+    with pytest.raises(AttributeError, match=r"no attribute 'make'; training makes its environments itself: "):
+        jaxrl_dist.make("CartPole-v1")
+    with pytest.raises(ImportError, match=r"no attribute 'callbacks'; a callback is the body of `for report in"):
+        from jaxrl_dist import callbacks  # noqa: F401
+    with pytest.raises(ImportError, match=r"no attribute 'MlpPolicy'; fields .* hidden_sizes=\(64, 64\)\)$"):
+        from jaxrl_dist import MlpPolicy  # noqa: F401
     with pytest.raises(AttributeError, match=r"^module 'jaxrl_dist' has no attribute 'nothing'$"):
         jaxrl_dist.nothing()
 

@@ -88,6 +88,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "nothing": ({"env_timeout": None}, "env_timeout must be a number, not None"),
     "nothing for options": ({"env_options": None}, "env_options must be a dictionary of names and values, not None"),
     "a list as an option": ({"env_options": {"a": [1]}}, "env_options a must be text or a number, not [1]"),
+    "a tuple of names": (
+        {"info_metrics": ("success", "task/score")},
+        "info_metrics must be text or a number, not ('success', 'task/score'); as text it is 'success,task/score'",
+    ),
     "one size": ({"hidden_sizes": 64}, "hidden_sizes must be a tuple, not 64"),
     "text among sizes": ({"hidden_sizes": [4, "4"]}, "hidden_sizes must be a whole number, not '4'"),
     "bytes for a name": (

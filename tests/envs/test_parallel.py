@@ -252,7 +252,7 @@ def test_masks_and_observations_of_several_kinds() -> None:
 
 def test_what_does_not_work_is_refused_in_one_line() -> None:
     with pytest.raises(
-        ConfigError, match=r"agents with different actions .*bird_1: Discrete.*late: Discrete.*policies g"
+        ConfigError, match=r"agents with different actions .*bird_1: Discrete.*late: Discrete.*several policies"
     ):
         find("flock:Unequal")
     with pytest.raises(ConfigError, match=r"action_repeat works for environments with one agent, and .* has 3"):

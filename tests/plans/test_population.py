@@ -35,7 +35,7 @@ from jaxrl_dist.plans.synchronous import HostPopulation
 from jaxrl_dist.run import checkpoint
 from jaxrl_dist.run.storage import read_json
 from jaxrl_dist.settings.members import members, programs
-from jaxrl_dist.training.results import Row, merged_rows, read_rows, refill, scored, settings, table
+from jaxrl_dist.training.results import Row, merged_rows, read_rows, refill, scored, settings, table, write_results
 from jaxrl_dist.training.setup import make_job, prepare
 from jaxrl_dist.types import Report
 
@@ -650,6 +650,18 @@ def test_a_table_says_which_returns_rank_the_settings() -> None:
     head, best, *_ = table(rows).splitlines()
     assert "training return, iqm" in head and best.split()[:3] == ["1", "3", "3"]
     assert [x["score"] for x in settings(rows)] == ["episode_return"] * 2
+
+
+def test_results_have_the_metrics_of_the_info_in_each_members_evaluation(tmp_path: pathlib.Path) -> None:
+    rows = [Row("000", 0, {"learning_rate": 0.1}), Row("001", 1, {"learning_rate": 0.2})]
+    evaluation = {"episodes": 2, "cut": 0, "return_mean": 5.0, "info/success": 0.5, "prey/info/caught": 2.0}
+    rows[1].take(report(1, wall_time_s=0.0, evaluation=evaluation))
+    write_results(tmp_path, rows)
+    head, *lines = (line.split(",") for line in (tmp_path / "results.csv").read_text().splitlines())
+    assert head[-3:] == ["evaluation_return", "evaluation/info/success", "evaluation/prey/info/caught"]
+    assert [line[1:3] + line[-3:] for line in lines] == [["0", "0.1", "", "", ""], ["1", "0.2", "5.0", "0.5", "2.0"]]
+    again = [Row("000", 0, {"learning_rate": 0.1}), Row("001", 1, {"learning_rate": 0.2})]
+    assert read_rows(tmp_path, again) == rows
 
 
 @pytest.mark.slow

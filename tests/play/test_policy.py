@@ -17,6 +17,7 @@ import runs
 import jaxrl_dist
 from jaxrl_dist import cli, rng
 from jaxrl_dist.algorithms.ppo import PPO
+from jaxrl_dist.commands import evaluate
 from jaxrl_dist.spaces import Box, Discrete
 
 RUNS = {"discrete": runs.CARTPOLE, "envpool": runs.ENVPOOL, "recurrent": runs.RECURRENT}
@@ -85,6 +86,16 @@ def test_all_members_of_a_population_are_evaluated(tmp_path: Path, capsys: pytes
     assert [row.split() for row in rows] == [["000", "7", "0.1", "3", mean, std], ["001", "8", "0.1", "3", mean, std]]
     about = "mean and standard deviation of 6 greedy episodes; 0 between the means of the 2 members"
     assert last == f"return {mean} +- {std} ({about})"
+
+
+def test_the_table_of_members_has_metrics_of_the_info() -> None:
+    numbers = {"episodes": 1, "cut": 0, "return_mean": 5.0, "info/success": 0.25}
+    columns = {"episodes": "1", "greedy return, mean": "5", "info/success": "0.25"}
+    assert evaluate._columns(numbers) == columns
+    of_policies = {**numbers, **{f"prey/{name}": x for name, x in numbers.items()}}
+    assert evaluate._columns(of_policies) == {
+        "episodes": "1", "prey greedy return, mean": "5", "prey info/success": "0.25",
+    }  # fmt: skip
 
 
 def test_greedy_without_a_key_and_sampled_with_one(policy: jaxrl_dist.Policy) -> None:

@@ -23,6 +23,7 @@ from jaxrl_dist.commands import profile
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.profiling import costs, timing
 from jaxrl_dist.profiling import stages as parts
+from jaxrl_dist.profiling.advice import bound
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training import setup
 from jaxrl_dist.types import Algorithm
@@ -249,7 +250,7 @@ def test_advice_names_flags_that_the_run_has() -> None:
     threads = {"device": {"gradient": 1.0}}
     found = timing.Profile({}, 1.0, 2.0, threads, {}, {}, 1.0, {}, 1.0, ["--replay-ratio", "--precision"])
     advice = "a lower --replay-ratio computes less; --precision bfloat16 computes faster on accelerators"
-    assert timing.bound(found)[3] == f"the loss and its gradient bind: {advice}"
+    assert bound(found.threads, found.iteration_seconds, found.flags)[3] == f"the loss and its gradient bind: {advice}"
 
 
 @pytest.mark.parametrize(
@@ -375,8 +376,11 @@ def test_what_cannot_be_profiled_is_said_in_one_line(
 @pytest.mark.parametrize("largest, binds", [(0.34, False), (0.5, True)])
 def test_a_stage_binds_only_if_it_takes_clearly_the_most(largest: float, binds: bool) -> None:
     threads = {"main": {"policy": 0.305, "environment": largest, "gradient": 0.306, "rest": 0.05}}
-    found = timing.Profile({}, 1.0, 1.0, threads, {}, {}, 1.0, {}, 1.0)
-    thread, stage, share, advice = timing.bound(found)
+    found = timing.Profile({}, 1.0, 1.0, threads, {}, {}, 1.0, {}, 1.0, ["--num-envs", "--hidden-sizes"])
+    thread, stage, share, advice = bound(found.threads, found.iteration_seconds, found.flags)
     assert (thread, stage, share) == ("main", "environment", largest)
     near = "no stage binds: environment takes the most, and gradient 31%, policy 30% nearly as much"
     assert advice.startswith("the environments bind: ") if binds else advice == near
+    two = {"main": {"policy": 0.45, "environment": 0.45, "rest": 0.1}}
+    advice = bound(two, 1.0, found.flags)[3]
+    assert advice.endswith("environment 45% nearly as much; more --num-envs would help all of them")

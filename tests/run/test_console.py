@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -55,6 +56,21 @@ def test_reports_are_rows_of_a_table(capsys: pytest.CaptureFixture[str], monkeyp
         )
     ]
     assert ends[0] == ends[1], "titles end where their numbers do"
+
+
+def test_an_interrupt_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    closed = []
+
+    def reports() -> Iterator[Report]:
+        try:
+            yield report(4_000)
+            raise KeyboardInterrupt
+        finally:
+            closed.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        list(console.Display(2).watch(reports(), 10_000))
+    assert closed and "jaxrl_dist.resume(run_dir) continues it" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_each_of_several_policies_has_its_return(

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+import jaxrl_dist
+from jaxrl_dist.errors import ConfigWarning
 from jaxrl_dist.training.member import Member
 from jaxrl_dist.training.reports import StopState
 
@@ -42,6 +44,18 @@ def test_an_interrupt_between_two_reports_lets_the_run_save(when: str) -> None:
     with pytest.raises(KeyboardInterrupt):
         list(Member._passed(member, stages(), ending))
     assert saved == [2 if when == "before" else 3]
+
+
+def test_reports_that_no_loop_takes_are_said() -> None:
+    config = jaxrl_dist.preset("ppo", "CartPole-v1", hidden_sizes=(4,), num_devices=1)
+    with pytest.warns(
+        ConfigWarning, match="nothing has been trained: a run advances only while a loop takes its reports"
+    ):
+        jaxrl_dist.train(config)
+    reports = jaxrl_dist.train(config)
+    reports.close()  # type: ignore[attr-defined]
+    with pytest.warns(ConfigWarning, match="nothing has been trained"):
+        del reports
 
 
 @pytest.mark.case  # an own process, which compiles

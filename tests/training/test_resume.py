@@ -564,7 +564,7 @@ def test_a_run_without_a_whole_checkpoint_is_not_begun_anew(run_dir: Path, capsy
     for path in checkpoint.saved(run_dir):
         damage(path, "cut", random.Random(0))
     for _ in range(2):
-        assert cli.main(["resume", str(run_dir), "--total-env-steps", "9999"]) == 1
+        assert cli.main(["resume", str(run_dir), "--total-env-steps", "9999"]) == 2
         captured = capsys.readouterr()
         assert captured.err.startswith("jaxrl-dist: error: ") and captured.err.count("\n") == 1
         assert captured.out == "" and (run_dir / "metrics.jsonl").read_bytes() == before
@@ -833,7 +833,7 @@ def test_a_hostile_directory_is_refused_and_runs_nothing(
     code = cli.main(["resume", str(run_dir), "--total-env-steps", "9999"])
     assert time.process_time() - began < 5
     err = capsys.readouterr().err
-    assert code == 1 and err.startswith("jaxrl-dist: error: ") and err.count("\n") == 1 and len(err) < 600, err
+    assert code == 2 and err.startswith("jaxrl-dist: error: ") and err.count("\n") == 1 and len(err) < 600, err
     assert not canary.exists() and (run_dir / "metrics.jsonl").read_bytes() == before
 
 

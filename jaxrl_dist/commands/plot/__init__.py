@@ -10,11 +10,11 @@ from typing import Any
 from jaxrl_dist.checks import check_used
 from jaxrl_dist.commands import flags
 from jaxrl_dist.commands.plot import reading
-from jaxrl_dist.commands.plot.reading import AXES, FINAL, Curve, Group, Plot, middle, read_curve
+from jaxrl_dist.commands.plot.reading import AXES, FINAL, FORMS, Curve, Group, Plot, middle, read_curve
 from jaxrl_dist.config.train import CONFIG_FILE
 from jaxrl_dist.config.values import check_declared, plain
 from jaxrl_dist.errors import ConfigError, ConfigWarning, visible
-from jaxrl_dist.run.storage import replacing
+from jaxrl_dist.run.storage import replacing, runs_in
 from jaxrl_dist.settings.policies import Policies
 from jaxrl_dist.settings.stored import stored_content
 
@@ -52,6 +52,11 @@ def plot(run_dirs: Sequence[str | pathlib.Path], out: str | pathlib.Path | None 
     wanted = plain(Plot(tuple(run_dirs), out, **options))  # type: ignore[arg-type]
     check_declared(wanted)
     check_used(wanted, "score", active=wanted.kind != "curve", needed="--kind table, profile or improvement")
+    written = pathlib.Path(wanted.out or ("curves.png" if wanted.kind != "table" else "table.md"))
+    if wanted.kind == "table" and written.suffix[1:].lower() not in FORMS:
+        raise ConfigError(
+            f"{written} cannot be written: its extension names no format of tables; .md, .csv and .tex do"
+        )
     if not run_dirs:
         raise ConfigError("which runs? Name their directories, as in: jaxrl-dist plot runs/* -o curves.png")
     curves, configs = _read(wanted)
@@ -62,9 +67,8 @@ def plot(run_dirs: Sequence[str | pathlib.Path], out: str | pathlib.Path | None 
     from jaxrl_dist.commands.plot import drawing, tables
 
     score = _score(wanted, configs)
-    written = pathlib.Path(wanted.out or "curves.png")
     if wanted.kind == "table":
-        text = tables.table(groups, curves, score, wanted.score, as_csv=written.suffix == ".csv")
+        text = tables.table(groups, curves, score, wanted.score, written.suffix[1:].lower())
         if wanted.out is None:
             return text
         with replacing(written) as partial:
@@ -136,6 +140,9 @@ def _read(wanted: Plot) -> tuple[dict[str, Curve], dict[str, Mapping[str, Any]]]
     without: list[reading.NoValueError] = []
     read = read_curve if wanted.score == "training" else reading.read_evaluation
     for run_dir in map(pathlib.Path, reading.with_members(wanted.run_dirs)):
+        if not (run_dir / CONFIG_FILE).exists() and runs_in(run_dir):
+            text = f"{run_dir} is not a run directory: it has no {CONFIG_FILE}"
+            raise ConfigError(f"{text}; the runs in it are {run_dir}/*")
         for policy, metric in _metrics_of(run_dir, wanted.metric).items():
             name = f"{run_dir}: {policy}" if policy else str(run_dir)
             try:

@@ -26,6 +26,8 @@ AXES = {
     "time": ("wall_time_s", "seconds since the start"),
 }
 """Choices for the horizontal axis: the field of ``metrics.jsonl`` and the label."""
+FORMS = "md", "csv", "tex"
+"""Forms of tables, by the extensions of their files: Markdown, CSV and LaTeX."""
 SAME_CURVE = {*RESUMABLE, "seed", "run_dir"}
 """Fields of ``Train`` in which the runs of a group may differ: only the seed changes how a run learns."""
 LARGEST = 1e100
@@ -46,8 +48,8 @@ class Plot:
     run_dirs: Annotated[tuple[str, ...], help.Argument("RUN_DIR ...")] = ()
     """Directories of runs or of populations; runs without a value of the metric are skipped with a warning."""
     out: Annotated[str | None, help.Alias("-o")] = None
-    """The file to write; its extension sets the format: png, pdf, svg ..., for tables md or csv. None: curves.png, or
-    the terminal for a table."""
+    """The file to write; its extension sets the format: png, pdf, svg ..., for tables md, csv or tex. None: curves.png,
+    or the terminal for a table."""
     kind: Literal["curve", "profile", "improvement", "table"] = "curve"
     """Learning curves; or of final scores the performance profile, the probability of improvement, or a table."""
     labels: tuple[str, ...] = ()
@@ -61,8 +63,8 @@ class Plot:
     x: Literal["steps", "updates", "time"] = "steps"
     """Horizontal axis of curves: environment steps, updates or seconds."""
     smooth: int = setting(1, low=1)
-    """Number of reports in the moving average that is drawn; 1 draws each report by itself. A last report of less than
-    half an interval is always joined to the one before."""
+    """Each point of a curve is the mean of so many of the newest reports up to it, of fewer at the start; 1 draws each
+    report by itself. A last report of less than half an interval is always joined to the one before."""
     width: Literal["one", "two"] = "two"
     """Width of the picture: 'one' column of a page with two columns (3.3 inches), or 'two' (6.9 inches)."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,6 +41,12 @@ def env_names(groups: Sequence[Group]) -> dict[str, str]:
     return dict(zip(envs, short if len(set(short)) == len(short) else envs, strict=True))
 
 
+def _full_name(env: str) -> str:
+    """Returns an environment's name with its backend, or the user's own as ``MODULE:NAME``."""
+    name = env.partition(":")[2]
+    return name if ":" in name else env
+
+
 def scores(groups: Sequence[Group], curves: Mapping[str, Curve]) -> dict[str, dict[str, np.ndarray]]:
     """Returns the final scores ``[N]`` of each label's N runs, by environment; scaled if there are several."""
     labels = _finals(groups, curves)
@@ -61,15 +68,16 @@ def _finals(groups: Sequence[Group], curves: Mapping[str, Curve]) -> dict[str, d
 
 
 def table(
-    groups: Sequence[Group], curves: Mapping[str, Curve], name: str, score: str = "training", *, as_csv: bool = False
+    groups: Sequence[Group], curves: Mapping[str, Curve], name: str, score: str = "training", form: str = "md"
 ) -> str:
-    """Returns the mean, the interquartile mean and its interval of final scores, as Markdown or CSV.
+    """Returns the mean, the interquartile mean and its interval of final scores.
 
     In each environment, the highest interquartile mean comes first.
 
     Args:
       name: what the scores are.
       score: as ``Plot.score``.
+      form: one of ``reading.FORMS``.
     """
     rows: list[tuple[str, ...]] = []
     envs, labels = env_names(groups), _finals(groups, curves)
@@ -78,7 +86,7 @@ def table(
     if len(envs) > 1:
         rows += _ranked(ALL, {label: list(finals.values()) for label, finals in scores(groups, curves).items()})
     head = ("environment", "group", "runs", f"{name}, mean", "std", f"{name}, IQM", "low", "high")
-    if as_csv:
+    if form == "csv":
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([head, *rows])
         return text.getvalue().rstrip()
@@ -90,7 +98,8 @@ def table(
         "std: standard deviation of the runs, whose variance is divided by their number less one.",
         "IQM: interquartile mean; of fewer than 4 runs nothing is trimmed, so it is the mean.",
     ]
-    return "\n".join([*_markdown(lines), "", *_meaning(name, score, len(envs)), *terms])
+    notes = [*_meaning(name, score, len(envs)), *terms]
+    return "\n".join(_latex(lines, notes) if form == "tex" else [*_markdown(lines), "", *notes])
 
 
 def _markdown(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -99,6 +108,21 @@ def _markdown(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells]
     return [lines[0], "|" + "|".join("-" * (n + 2) for n in widths) + "|", *lines[1:]]
+
+
+_LATEX = str.maketrans(
+    {**{x: f"\\{x}" for x in "%_&#${}"}, "^": r"\^{}", "~": r"\~{}", "\\": r"\textbackslash{}", "|": r"\textbar{}",
+     "<": r"\textless{}", ">": r"\textgreater{}"}
+)  # fmt: skip
+
+
+def _latex(rows: Sequence[Sequence[str]], notes: Sequence[str]) -> list[str]:
+    """Returns the lines of a table whose first row is its head, and the notes as comments."""
+    texts = [[re.sub(r"(?<!\w)-(?=\d)", "$-$", cell.translate(_LATEX)) for cell in row] for row in rows]
+    head, *body = (" & ".join(row) + r" \\" for row in texts)
+    begin = rf"\begin{{tabular}}{{ll{'r' * (len(rows[0]) - 2)}}}"
+    lines = [r"% Needs \usepackage{booktabs}.", begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule"]
+    return [*lines, r"\end{tabular}", *(f"% {note}" for note in notes)]
 
 
 MEANS = {
@@ -140,7 +164,8 @@ def caption(
       score: what the scores are.
     """
     axis = AXES[plot.x][1]
-    average = f", as a moving average over {plot.smooth} reports" if plot.smooth > 1 else ""
+    newest = f"the mean of the newest {plot.smooth} reports up to it, of fewer at the start"
+    average = f"; each point is {newest}" if plot.smooth > 1 else ""
     tells = TELLS[plot.kind].format(interval=f"{statistics.CONFIDENCE:.0%} bootstrap interval (Agarwal et al. 2021)")
     meaning = _meaning(score, plot.score, len({group.env for group in groups}))
     lines = [f"{plot.metric} by {axis}{average}.{JOINED}", tells] if plot.kind == "curve" else [tells, *meaning]
@@ -154,7 +179,7 @@ def caption(
         shown = [f"{key}={json.dumps(value)}" for key, value in settings.items() if key not in {*SAME_CURVE, "env"}]
         lines += [
             "",
-            f"{group.env}, {group.label}: {config['algorithm']}, {counted(len(group.runs), 'run')} "
+            f"{_full_name(group.env)}, {group.label}: {config['algorithm']}, {counted(len(group.runs), 'run')} "
             f"(seeds {' '.join(seeds)}), {until}{last:{number}} {unit}.",
             f"  {' '.join(shown)}",
         ]
