@@ -172,16 +172,17 @@ class Evaluator:
 
     @property
     def _quota(self) -> np.ndarray:
-        """Episodes that each row plays, ``[B]``; with several policies, all rows play the same number.
+        """Episodes that each row plays, ``[B]``, as in ``Episodes``.
 
-        With metrics of the info, all agents of an environment do: some are those of its whole episode.
+        With several policies, all agents of an environment play the same number, so that each policy plays whole games;
+        also with metrics of the info: some are those of the environment's whole episode.
         """
-        common, extra = divmod(self._episodes, self._num_envs)
-        if self._source.spec.info_metrics:
-            extra = -(-extra // self._source.spec.num_agents) * self._source.spec.num_agents
-        if self._source.spec.policies:
-            extra = self._num_envs if extra else 0
-        return common + (np.arange(self._num_envs) < extra)
+        spec, (common, extra) = self._source.spec, divmod(self._episodes, self._num_envs)
+        if not (spec.policies or spec.info_metrics):
+            return common + (np.arange(self._num_envs) < extra)
+        one_more = np.arange(self._num_envs // spec.num_agents) < -(-extra // spec.num_agents)  # of environments
+        counts = [spec.by_policy[policy].num_agents for policy in steps.row_slices(spec, self._num_envs)]
+        return common + np.concatenate([one_more.repeat(count) for count in counts])
 
     def play(
         self,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import pathlib
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -73,7 +75,17 @@ def run(args: Sequence[str]) -> int:
     fields = {name: getattr(options, name) for name in names}
     sampled = options.evaluation_policy == "sampled"
     env_options = options.env_options or None
-    played = match(*options.players, **fields, env_options=env_options, algorithm=kind, sampled=sampled)
+    pairs = list(itertools.combinations(options.players, 2))
+
+    def progress(done: int) -> None:
+        number = done // options.games
+        if len(pairs) > 1:
+            line = f"{' against '.join(pairs[number - 1])} has ended: {number} of {len(pairs)} pairs of players"
+            print(visible(line), file=sys.stderr, flush=True)
+
+    played = match(
+        *options.players, **fields, env_options=env_options, algorithm=kind, sampled=sampled, progress=progress
+    )
     print(json.dumps(played.summary(), indent=2) if options.json else visible("\n".join(lines(played))))
     return 0
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_dist.envs.agents.groups import team_size
 from jaxrl_dist.envs.base import label_of
 from jaxrl_dist.envs.contract import of_library
 from jaxrl_dist.envs.native import picture
@@ -37,8 +38,14 @@ def check(spec: EnvSpec, render: Callable[[Any], Any] | None) -> None:
       ConfigError: it has no ``render``, is not of classic control, and its observations are not images.
     """
     drawn = render is not None or spec.family == "classic_control"
-    if not drawn and all(len(part.shape) not in (2, 3) for part in leaves(spec.observation).values()):
+    if not drawn and not _images(spec, spec.observation):
         raise _without_pictures(spec)
+
+
+def _images(spec: EnvSpec, obs: PyTree) -> list[Any]:
+    """Returns the parts of an observation, or of its space, that are images; those of a team are all its agents'."""
+    alone = {name: part for name, part in spec.keyed(obs).items() if not team_size(spec.by_policy[name])}
+    return [part for part in leaves(alone).values() if len(part.shape) in (2, 3)]
 
 
 def _without_pictures(spec: EnvSpec) -> ConfigError:
@@ -69,7 +76,7 @@ def draw(spec: EnvSpec, state: Any, obs: PyTree, render: Callable[[Any], Any] | 
         for fields, line_drawing in _PICTURES.items():
             if {*fields} <= {*dir(state)}:
                 return line_drawing(*(float(getattr(state, field)) for field in fields))
-    images = [part for part in leaves(obs).values() if part.ndim in (2, 3)]
+    images = _images(spec, obs)
     if not images:
         raise _without_pictures(spec)
     return _image(images[0])

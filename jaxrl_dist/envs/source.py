@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
@@ -167,7 +168,7 @@ def find(
 def _check_settings(name: str, spec: EnvSpec, workers: str, atari_preset: str | None, wrappers: Wrappers) -> None:
     """Raises ``ConfigError`` for settings of several agents where there is one, and for those of another backend."""
     if wrappers.policies and not spec.policies:
-        raise ConfigError(f"--policies are for environments of several agents, and {name} has one")
+        raise ConfigError(f"several policies are for environments of several agents, and {name} has one")
     if wrappers.agent_ids and spec.num_agents == 1 and not (spec.policies or wrappers.joint):
         raise ConfigError(f"--agent-ids is for environments of several agents, and {name} has one")
     if workers != "threads" and spec.backend != "gymnasium":
@@ -211,9 +212,8 @@ def locate(env: str) -> Located:
             return Located(backend, env_id)
     known = [known_id for name in backends for known_id in BACKENDS[name].ids()]
     where = prefix or "gymnax, envpool or gymnasium"
-    raise ConfigError(
-        f"--env {env}: {where} has no such environment{did_you_mean(env_id, known)}; see: jaxrl-dist list envs"
-    )
+    near = did_you_mean(env_id, known) if prefix else _near(env_id, known)
+    raise ConfigError(f"--env {env}: {where} has no such environment{near}; see: jaxrl-dist list envs")
 
 
 def _check_envpool(env: str, prefix: str | None, env_id: str) -> None:
@@ -230,10 +230,26 @@ def _check_envpool(env: str, prefix: str | None, env_id: str) -> None:
     missing = f"not installed: {install_extra('envpool')}"
     if prefix:
         raise ConfigError(f"--env {env}: EnvPool is {missing}")
-    near = did_you_mean(env_id, gymnax.ids())
+    near = "" if env_id.endswith("-v5") else _near(env_id, gymnax.ids())  # EnvPool's Atari games end so
     other = f", or name gymnasium:{env_id}" if env_id in gymnasium.ids() else ""
     text = f"gymnax has no such environment{near}, and EnvPool, which is tried next, is {missing}{other}"
     raise ConfigError(f"--env {env}: {text}")
+
+
+def _near(env_id: str, known: Sequence[str]) -> str:
+    """Returns a hint: the name nearest to one without a prefix, or the same name in another library, if there is one.
+
+    That search imports libraries, which takes seconds: it begins where no name is near, or where the name has an
+    underscore, as theirs do.
+    """
+    near = did_you_mean(env_id, known)
+    if near and "_" not in env_id:
+        return near
+    for library in filter(libraries.installed, LIBRARIES):
+        with contextlib.suppress(ConfigError):  # it cannot be imported
+            if env_id in libraries.load(library).ids():
+                return f" (did you mean '{library}:{env_id}'?)"
+    return near
 
 
 def _adapted(

@@ -51,9 +51,9 @@ def by_policy(config: Train[Any]) -> dict[str, Train[Any]]:
 
 
 def learner(config: Train[Any]) -> str | None:
-    """Returns the policy of a run whose other policies are copies of it; None: it is another run."""
+    """Returns the only policy of several that trains; None: the run has one policy, or several train."""
     kinds = {name: part.algorithm for name, part in by_policy(config).items()}
-    learning = [name for name, kind in kinds.items() if not isinstance(kind, Copy)]
+    learning = [name for name, kind in kinds.items() if not isinstance(kind, Still)]
     return learning[0] if len(learning) == 1 < len(kinds) else None
 
 
@@ -134,7 +134,7 @@ class Fixed(Still):
     run_dir: str = ""
     """Its directory."""
     policy: str | None = None
-    """Which policy of that run; None: its only one, or the one that all others are copies of."""
+    """Which policy of that run; None: its only one, or the only one that trains."""
     checkpoint: str | None = None
     """Env steps of a checkpoint of that run, or "best", as for ``load_policy``; None: its trained variables."""
 

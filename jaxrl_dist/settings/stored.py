@@ -268,7 +268,7 @@ NAMED = "; fixed(RUN_DIR,POLICY) or fixed(RUN_DIR@CHECKPOINT,POLICY) names one"
 def acting_config(run_dir: str, policy: str | None, env: Any) -> tuple[Train[Any], str | None]:
     """Returns the config of a finished run, or of one of its policies, with another environment; and the policy's name.
 
-    Without a name it is the run's only policy, or the one that all others are copies of.
+    Without a name it is the run's only policy, or the only one that trains.
 
     Raises:
       ConfigError: there is no such run or policy, or its files are damaged.

@@ -20,6 +20,7 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist.checks import counted
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train, env_name, module_of_user, split_env
+from jaxrl_dist.envs.agents.groups import team_size
 from jaxrl_dist.errors import ConfigWarning, DivergedError, FileWarning
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.plans.evolve import Selection, halving, pbt
@@ -31,7 +32,7 @@ from jaxrl_dist.settings.stored import to_json
 from jaxrl_dist.training.member import Member, open_files
 from jaxrl_dist.training.reports import StopState
 from jaxrl_dist.training.results import ENDED, Row, merged_rows, write_results
-from jaxrl_dist.types import Report
+from jaxrl_dist.types import EnvSpec, Report
 
 
 class Run:
@@ -82,8 +83,7 @@ class Run:
         env = env_name(first.env)
         _, module, made_by = split_env(env)
         env = f"{module}:{made_by}" if module else env  # the user's own name for it
-        count = job.source.spec.num_agents
-        agents = f"{counted(count, 'agent')} x " if count > 1 else ""
+        agents = agents_of(job.source.spec)
         programs = f" in {counted(len(self.groups), 'program')}" if len(self.groups) > 1 else ""
         members = f"{counted(len(self.members), 'member')}{programs}, each " if is_population(self.config) else ""
         work = (
@@ -286,6 +286,16 @@ def resume_command(config: Train[Any]) -> str:
     if kind is not Policies and algorithms.name_of(kind) not in algorithms.ALGORITHMS:
         words += ["--algorithm", getattr(sys.modules.get(kind.__module__), "__file__", None) or "FILE.py"]
     return shlex.join([*words, *(["--wandb"] if config.wandb else [])])
+
+
+def agents_of(spec: EnvSpec) -> str:
+    """Returns the agents of an environment as ``Run.describe`` counts them; "" if it has one."""
+    teams = {name: team_size(part) for name, part in spec.by_policy.items()}
+    alone = sum(part.num_agents for name, part in spec.by_policy.items() if not teams[name])
+    words = [f"a team of {counted(size, 'agent')}" for size in teams.values() if size]
+    if alone > (not words):
+        words.append(counted(alone, "agent"))
+    return f"({' and '.join(words)}) x " if len(words) > 1 else f"{words[0]} x " if words else ""
 
 
 def selection(config: Train[Any], job: Job) -> Selection | None:

@@ -21,6 +21,7 @@ from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.nn.networks import mixing_network
 from jaxrl_dist.settings.resolve import resolved
+from jaxrl_dist.training.run import agents_of
 from jaxrl_dist.training.setup import make_algorithm
 from jaxrl_dist.types import Context
 
@@ -263,6 +264,18 @@ def test_agent_ids_say_who_sees() -> None:
     np.testing.assert_array_equal(obs["b"]["agent"], np.tile(np.eye(2), (2, 1)))
     with pytest.raises(ConfigError, match="agent_ids is for environments of several agents, and CartPole-v1 has one"):
         find("CartPole-v1", wrappers=Wrappers(agent_ids=True))
+
+
+def test_the_first_line_of_a_run_counts_the_agents_of_a_team() -> None:
+    policies = {"team": "pole_0,pole_2", "other": "pole_1"}
+    for wrappers, expected in [
+        (Wrappers(), "3 agents x "),
+        (JOINT, "a team of 3 agents x "),
+        (Wrappers(policies=policies), "3 agents x "),
+        (Wrappers(policies=policies, joint=("team",)), "(a team of 2 agents and 1 agent) x "),
+    ]:
+        assert agents_of(find("team:CartPoles", {"num_agents": "3"}, wrappers=wrappers).spec) == expected
+    assert agents_of(find("CartPole-v1").spec) == ""
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -8,6 +8,7 @@ import errno
 import itertools
 import json
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,17 @@ def test_the_axis_of_evaluations_names_the_policy(tmp_path: Path, figures: list[
         assert figures[-1].axes[0].get_ylabel() == f"{name} return"
     plot.plot([make_run(tmp_path, "trained", [1.0])], tmp_path / "x.png")
     assert figures[-1].axes[0].get_ylabel() == "episode/return"
+
+
+def test_the_legend_names_the_policy_of_a_metric_or_else_the_algorithms(tmp_path: Path) -> None:
+    parts = {name: {"algorithm": kind, "hyperparameters": {}} for name, kind in {"new": "ppo", "old": "Copy"}.items()}
+    run = make_run(tmp_path, "run", [1.0], algorithm="Policies", **parts)
+    line = {"env_steps": 100, "wall_time_s": 1.0, "episode/return": 1.0, "new/elo": 1500.0, "loss/policy": 0.5}
+    (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    for metric, label in {"new/elo": "new (ppo)", "*/elo": "new (ppo)", "episode/return": "ppo+copy"}.items():
+        with warnings.catch_warnings(action="ignore"):  # old has no Elo rating
+            table = plot.plot([run], kind="table", metric=metric)
+        assert f" {label} " in table and "Policies" not in table
 
 
 def test_labels_name_the_groups_in_the_order_of_their_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.config.train import LIBRARIES
 from jaxrl_dist.envs.base import Wrappers, parse_options
-from jaxrl_dist.envs.device import libraries
+from jaxrl_dist.envs.device import gymnax, libraries
 from jaxrl_dist.envs.device.libraries import Adapted, Step
 from jaxrl_dist.envs.source import find, locate
 from jaxrl_dist.errors import ConfigError
@@ -149,7 +149,10 @@ def test_a_missing_library_is_one_line_with_the_command(
             "Ant-v5",
             "which is tried next, is not installed: pip install 'jaxrl-dist[envpool]', or name gymnasium:Ant-v5",
         ),
-        ("Pong-v5", "which is tried next, is not installed: pip install 'jaxrl-dist[envpool]'"),
+        (
+            "Pong-v5",
+            "gymnax has no such environment, and EnvPool, which is tried next, is not installed: pip install",
+        ),
         ("CartPol-v1", "gymnax has no such environment (did you mean 'CartPole-v1'?), and EnvPool"),
     ],
 )
@@ -162,6 +165,18 @@ def test_without_envpool_no_other_library_takes_its_names(
     assert message in line and line.startswith(f"jaxrl-dist: error: --env {env}: ")
     assert locate("CartPole-v1") == ("gymnax", "CartPole-v1", None)
     assert locate("gymnasium:Ant-v5") == ("gymnasium", "Ant-v5", None)
+
+
+@pytest.mark.usefixtures("walk")
+@pytest.mark.parametrize("name", ["walk", "walk_on"])
+def test_a_name_without_its_library_is_answered_with_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where another library has a name that is near: none there has an underscore."""
+    monkeypatch.setattr(Walk, "ids", lambda: [name])
+    monkeypatch.setattr(gymnax, "ids", lambda: ["WalkOn-v1"] if "_" in name else [])
+    for present in ({"brax"}, {"brax", "envpool"}):
+        monkeypatch.setattr(libraries, "installed", present.__contains__)
+        with pytest.raises(ConfigError, match=re.escape(f"(did you mean 'brax:{name}'?)")):
+            find(name)
 
 
 def test_the_list_says_how_to_install_envpool(

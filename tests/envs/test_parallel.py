@@ -223,6 +223,17 @@ def test_evaluation_ends_without_an_agent_that_never_joins() -> None:
     assert console.played(summary).splitlines()[1] == "b: no episode has begun"
 
 
+def test_several_policies_play_as_many_whole_games_as_they_are_asked_for() -> None:
+    """Four games of three birds in three environments, of which the first plays two."""
+    source = find("flock:Flock", wrappers=Wrappers(policies={"b": "bird_*", "a": "late"}))
+    nothing: Any = None
+    algorithms = dict.fromkeys("ab", Algorithm(nothing, still, nothing, nothing, nothing))
+    for episodes in (10, 12):
+        evaluator = Evaluator(algorithms, source, episodes, 0, num_envs=3)
+        summary = evaluator.play(dict.fromkeys("ab", Variables((), ()))).summary()
+        assert (summary["episodes"], summary["a/episodes"], summary["b/episodes"]) == (12, 4, 8)
+
+
 def test_masks_and_observations_of_several_kinds() -> None:
     part = find("flock:Flock", {"masks": "part"}).spec
     assert (
@@ -241,7 +252,7 @@ def test_masks_and_observations_of_several_kinds() -> None:
 
 def test_what_does_not_work_is_refused_in_one_line() -> None:
     with pytest.raises(
-        ConfigError, match=r"agents with different actions .*bird_1: Discrete.*late: Discrete.*policies g"
+        ConfigError, match=r"agents with different actions .*bird_1: Discrete.*late: Discrete.*several policies"
     ):
         find("flock:Unequal")
     with pytest.raises(ConfigError, match=r"action_repeat works for environments with one agent, and .* has 3"):

@@ -205,6 +205,22 @@ def test_policies_of_other_games_are_refused() -> None:
         match("random", "random", games=3)
 
 
+def test_a_match_of_several_tells_how_far_it_has_come(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def played(*players: str, games: int, progress: Any, **fields: Any) -> Any:
+        for number in range(1, len(players) * (len(players) - 1) // 2 + 1):
+            progress(number * games)
+        raise ConfigError("the end")
+
+    monkeypatch.setattr(matches, "match", played)
+    for players, lines in {("random", "random"): 1, ("random", "random", "random"): 4}.items():
+        assert cli.main(["match", *players, "--games", "2", "--env", GAME]) == 2
+        told = capsys.readouterr().err.splitlines()
+        assert len(told) == lines
+    assert told[1] == "random against random has ended: 2 of 3 pairs of players"
+
+
 CONNECT_FOUR = (
     "ppo --env pgx:connect_four --num-envs 16 --rollout-length 16 --hidden-sizes 16 --num-devices 1 "
     "--total-env-steps 60000 --evaluation-episodes 0 --checkpoint-interval 20000 --keep-checkpoints 9"

@@ -23,6 +23,7 @@ from PIL import Image
 import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.actors.evaluate import Evaluator
+from jaxrl_dist.envs.base import Wrappers
 from jaxrl_dist.envs.drawing import draw
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
@@ -217,6 +218,15 @@ def test_it_is_refused_before_anything_is_compiled() -> None:
     with pytest.raises(ConfigError, match="own:Walk cannot be drawn"):
         find("own:Walk").host(1, 0, drawn=True)
     find("test_video:Drawn").host(1, 0, drawn=True).close()
+
+
+@pytest.mark.parametrize("policies", [{}, {"team": "pole_0,pole_2", "other": "pole_1"}])
+def test_what_the_agents_of_a_team_see_is_no_image(policies: dict[str, str]) -> None:
+    """Their observations side by side have two axes, and so have their numbers, one-hot."""
+    wrappers = Wrappers(policies=policies, joint=("team" if policies else "",))
+    source = find("team:CartPoles", {"num_agents": "3"}, wrappers=wrappers)
+    with pytest.raises(ConfigError, match="team:CartPoles cannot be drawn: its observations are not images"):
+        source.host(1, 0, drawn=True)
 
 
 def test_what_does_not_fit_leaves_the_film_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

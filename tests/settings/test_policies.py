@@ -34,7 +34,7 @@ from jaxrl_dist.mesh import by_hand
 from jaxrl_dist.run import checkpoint, saving
 from jaxrl_dist.run.console import played
 from jaxrl_dist.run.storage import write_json
-from jaxrl_dist.settings.policies import STILL, Fixed, Policies, Random, still
+from jaxrl_dist.settings.policies import STILL, Copy, Fixed, Policies, Random, learner, still
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.stored import NAMED, acting_config, of_policy, stored_config, to_json
 from jaxrl_dist.spaces import Box, MultiDiscrete, zeros
@@ -234,6 +234,16 @@ def test_a_fixed_policy_of_several_must_be_named() -> None:
     ways = r"fixed\(RUN_DIR,POLICY\) or fixed\(RUN_DIR@CHECKPOINT,POLICY\) names one"
     with pytest.raises(ConfigError, match=rf"^r: which policy\? It has a, b; {ways}$"):
         of_policy(several, None, "r", NAMED)
+
+
+def test_the_only_policy_that_trains_needs_no_name() -> None:
+    """In ``fixed(RUN_DIR)`` and ``match``."""
+    for others in ({"b": Fixed("r")}, {"b": Random()}, {"b": Fixed("r"), "c": Copy("a")}):
+        parts = {name: Train(kind) for name, kind in {**others, "a": PPO_}.items()}
+        assert learner(Train(Policies(parts))) == "a"
+    for kinds in ({"a": PPO_, "b": DQN_}, {"a": Random(), "b": Fixed("r")}):
+        assert learner(Train(Policies({name: Train(kind) for name, kind in kinds.items()}))) is None
+    assert learner(Train(PPO_)) is None
 
 
 def test_a_fixed_run_whose_other_policies_are_copies_is_its_learner(tmp_path: Path) -> None:
@@ -442,7 +452,7 @@ WRONG = {
     "--policy a=ppo:short": "agents without a policy: long_1, long_2; the agents of .* are short, long_1, long_2",
     "--policy a=ppo:short --policy b=dqn:*": "agent short has the policies a and b; it can have one",
     "--policy a=ppo:shirt,long_*": r"policy a: no agent is named shirt \(did you mean 'short'\?\); the agents of",
-    "--policy a=ppo:*": r"agents with different observations \(short: Box\[1\]; long_1, long_2: Box\[2\]\)",
+    "--policy a=ppo:*": r"different observations \(short: Box\[1\]; long_1, long_2: Box\[2\]\).* --policy NAME=A",
     "--policy a=ppoo:short --policy b=ppo:long_*": r"policy a: unknown algorithm 'ppoo' \(did you mean 'ppo'\?\)",
     "--policy a:short": "--policy a:short is not a NAME=ALGO:AGENTS, such as prey=ppo:agent_0",
     "--policy a=ppo:short --policy a=ppo:long_*": "names the policy a twice",
@@ -489,7 +499,7 @@ def test_what_is_wrong_exits_2_in_one_line(flags: str, capsys: pytest.CaptureFix
 def test_in_python_the_message_names_fields() -> None:
     with pytest.raises(ConfigError, match="policy b has no agents; policies b=AGENTS names them"):
         train({"a": PPO_, "b": DQN_}, policies={"a": "*"})
-    with pytest.raises(ConfigError, match="policies are for environments of several agents, and CartPole-v1 has one"):
+    with pytest.raises(ConfigError, match="several policies are for environments of several agents, and Cart"):
         train({"a": PPO_}, "CartPole-v1", policies={"a": "*"})
     pools = {"a": PPO_, "b": "copy(a,9,2)", "c": "copy(a,9,3)"}
     with pytest.raises(ConfigError, match="policy b: a has 2 pools of copies; one works"):

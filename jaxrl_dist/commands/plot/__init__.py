@@ -153,7 +153,8 @@ def _read(wanted: Plot) -> tuple[dict[str, Curve], dict[str, Mapping[str, Any]]]
                 config = _read_config(run_dir)
                 if config.get("clock") == "updates" and wanted.x == "steps":
                     raise ConfigError(f"{run_dir} has learnt from records, without env steps: --x updates draws it")
-                configs[name] = {**config, "algorithm": policy or config["algorithm"]}
+                algorithms = "+".join(_algorithms(config).values()).lower()
+                configs[name] = {**config, "algorithm": policy or algorithms or config["algorithm"]}
     if not curves:
         raise without[0]
     for reason in without:
@@ -162,19 +163,24 @@ def _read(wanted: Plot) -> tuple[dict[str, Curve], dict[str, Mapping[str, Any]]]
 
 
 def _metrics_of(run_dir: pathlib.Path, metric: str) -> dict[str, str]:
-    """Returns the metrics that a run's curves show: of ``*/NAME``, that of each policy, by what names the policy.
+    """Returns the metrics that a run's curves show, by what names their policy: of ``*/NAME``, that of each policy.
+
+    One that belongs to no policy of several has the name "".
 
     Raises:
-      ConfigError: the run has one policy.
+      ConfigError: ``*`` is given, and the run has one policy.
     """
-    if not metric.startswith("*/"):
-        return {"": metric}
-    config = _read_config(run_dir)
-    if config["algorithm"] != Policies.stored_as:
-        raise ConfigError(f"{run_dir} has one policy, whose metric is {metric[2:]}; * stands for each of several")
+    names, (first, _, rest) = _algorithms(_read_config(run_dir)), metric.partition("/")
+    if first == "*" and not names:
+        raise ConfigError(f"{run_dir} has one policy, whose metric is {rest}; * stands for each of several")
+    wanted = [name for name in names if first in ("*", name)]
+    return {f"{policy} ({names[policy]})": f"{policy}/{rest}" for policy in wanted} or {"": metric}
+
+
+def _algorithms(config: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the algorithm of each of several policies, from a config of ``_read_config``; {} if there is one."""
     settings = config["hyperparameters"].items()
-    names = {name.removesuffix(".algorithm"): value for name, value in settings if name.endswith(".algorithm")}
-    return {f"{policy} ({algorithm})": f"{policy}/{metric[2:]}" for policy, algorithm in names.items()}
+    return {name.removesuffix(".algorithm"): value for name, value in settings if name.endswith(".algorithm")}
 
 
 def _read_config(run_dir: pathlib.Path) -> Mapping[str, Any]:

@@ -194,7 +194,7 @@ def check_wrappers(wrappers: Wrappers, agents: Sequence[Any], name: str) -> None
         raise ConfigError(f"--action-repeat works for environments with one agent, and {name} has {len(agents)}")
     for field in ("hide", "frame_stack") if wrappers.policies else ():
         if getattr(wrappers, field) is not None:
-            raise ConfigError(f"{flag(field)} works for environments with one policy; remove it, or --policies")
+            raise ConfigError(f"{flag(field)} works for environments with one policy; remove it, or train one")
     if wrappers.joint and wrappers.frame_stack is not None:
         # Frames are stacked along the first axis, which is that of the agents here.
         raise ConfigError(f"--frame-stack does not work for agents that act as one, as the {len(agents)} of {name} do")
@@ -277,6 +277,13 @@ def joined(name: str, observation: Any, action: Any, count: int, mask: Mask) -> 
     return {AGENTS: jax.tree.map(several, observation)}, MultiDiscrete((action.n,) * count)
 
 
+def team_size(spec: EnvSpec) -> int:
+    """Returns how many agents act as one in each row of a policy; 0: a row is one agent's."""
+    parts, action = spec.observation, spec.action
+    joint = isinstance(parts, dict) and STATE in parts and isinstance(parts.get(AGENTS), dict)
+    return len(action.nvec) if joint and isinstance(action, MultiDiscrete) else 0
+
+
 def stacked(agents: Sequence[Any], values: Mapping[Any, PyTree]) -> PyTree:
     """Stacks the values of these agents, ``[B, ...]`` each: ``[B, k, ...]``."""
     first = jax.tree.leaves(values[agents[0]])[0]
@@ -314,7 +321,7 @@ def check_same(name: str, role: str, native: Mapping[Any, PlainSpace]) -> None:
         listed = "; ".join(f"{', '.join(agents)}: {kind}" for kind, agents in kinds.items())
         raise ConfigError(
             f"{name} has agents with different {role} ({listed}); one policy needs agents with equal ones, "
-            "and --policies gives others to others"
+            "and several policies take the others, as in `jaxrl-dist train --policy NAME=ALGO:AGENTS`"
         )
 
 
