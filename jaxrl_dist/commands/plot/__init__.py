@@ -170,7 +170,10 @@ def _metrics_of(run_dir: pathlib.Path, metric: str) -> dict[str, str]:
     Raises:
       ConfigError: ``*`` is given, and the run has one policy.
     """
-    names, (first, _, rest) = _algorithms(_read_config(run_dir)), metric.partition("/")
+    first, _, rest = metric.partition("/")
+    if first != "*" and not (run_dir / CONFIG_FILE).exists():
+        return {"": metric}  # the reader of the curve says what is missing
+    names = _algorithms(_read_config(run_dir))
     if first == "*" and not names:
         raise ConfigError(f"{run_dir} has one policy, whose metric is {rest}; * stands for each of several")
     wanted = [name for name in names if first in ("*", name)]
