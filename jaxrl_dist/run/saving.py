@@ -50,13 +50,20 @@ class Saver:
     """Env steps of this session's newest checkpoint on disk; None: there is none yet, or another process knows."""
 
     def __init__(
-        self, run_dir: pathlib.Path, keep: int, about: Mapping[str, Any] | None = None, clock: str = "env_steps"
+        self,
+        run_dir: pathlib.Path,
+        keep: int,
+        about: Mapping[str, Any] | None = None,
+        clock: str = "env_steps",
+        since: int | None = None,
     ) -> None:
         """Process 0 takes over from an earlier session, if there was one.
 
         Args:
           about: facts of the run for each ``run.json``, such as its config.
           clock: the count in a checkpoint's progress by which it is numbered.
+          since: number of the checkpoint that the run continues from: newer ones are damaged, and make room. None: none
+            is newer.
 
         Raises:
           ConfigError: the run directory's ``checkpoints`` is a link.
@@ -74,7 +81,9 @@ class Saver:
                 path.rename(path.with_name(name[1]))
             else:
                 storage.delete(path)
-        self._returns = {number_of(path): episode_return(path) for path in saved(run_dir)}
+        numbers = {number_of(path): path for path in saved(run_dir)}
+        whole = {number: path for number, path in numbers.items() if since is None or number <= since}
+        self._returns = {number: episode_return(path) for number, path in whole.items()}
         storage.remove(self._folder / FINAL)  # of a finished session, whose run trains further
 
     def busy(self) -> bool:
@@ -109,8 +118,8 @@ class Saver:
         self.newest = step
         self._returns[step] = content["episode_return"]
         numbers = [number_of(path) for path in saved(self._folder.parent)]
-        # Later checkpoints are from an earlier session: they were damaged, so the run was resumed from an older one.
-        ours = [number for number in numbers if number <= step]
+        # Others are from an earlier session: they were damaged, so the run was resumed from an older one.
+        ours = [number for number in numbers if number <= step and number in self._returns]
         for number in set(numbers) - _checkpoints_to_keep(self._returns, ours, self._keep):
             storage.remove(_named(self._folder, number))
 

@@ -185,7 +185,7 @@ class Member:
         if peers.first():
             files = open_files(stack, self.config, stored, self.file, self.job.progress.get("reported", {}))
         about = {"config": stored, "versions": machine.versions(), "judge": self.config.judge}
-        saver = Saver(self.folder, self.config.keep_checkpoints, about, self.config.clock)
+        saver = Saver(self.folder, self.config.keep_checkpoints, about, self.config.clock, self.job.step)
         return files, stack.enter_context(contextlib.closing(saver))
 
     def _check_shared(self) -> None:

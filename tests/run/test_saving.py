@@ -31,7 +31,7 @@ from jaxrl_dist import cli, plans
 from jaxrl_dist.algorithms.pg import PG
 from jaxrl_dist.commands import train
 from jaxrl_dist.config.train import Train
-from jaxrl_dist.errors import DivergedError, EnvError, FileWarning
+from jaxrl_dist.errors import ConfigWarning, DivergedError, EnvError, FileWarning
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.run import arrays, checkpoint, saving, signals, trackers
 from jaxrl_dist.run import files as run_files
@@ -304,7 +304,8 @@ def test_a_directory_that_is_renamed_is_told_once(what: str, fake: Fake, tmp_pat
 
 def test_reports_that_nobody_takes_leave_the_directory_free(fake: Fake) -> None:
     first, run_dir = fake(99, fail)
-    del first
+    with pytest.warns(ConfigWarning, match="nothing has been trained"):
+        del first
     reports, _ = fake(99, fail)
     assert steps(reports)[-1] == 200 and saved(run_dir) == [200]
 

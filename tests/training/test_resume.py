@@ -325,6 +325,11 @@ def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
     saver.close()
     assert [int(path.name) for path in checkpoint.saved(tmp_path)] == [65, 40]
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"000000000065", "000000000040"}
+    saver = saving.Saver(tmp_path, 2, since=40)  # 65 was damaged
+    saver.save(Checkpoint(state, (), {"env_steps": 70}), 0.0)
+    saver.finish()
+    saver.close()
+    assert [int(path.name) for path in checkpoint.saved(tmp_path)] == [70, 40]
 
 
 def test_checkpoint_is_chosen_by_env_steps_or_best(tmp_path: Path) -> None:
