@@ -285,8 +285,10 @@ def init_variables(config: Train[Any], algorithm: Algorithms) -> Any:
     """
     if config.init_from is None:
         return None
-    variables = weights.load(config.init_from, variable_shapes(algorithm), config.init_parts)
-    kinds = {name: part.algorithm for name, part in by_policy(config).items()}
+    kinds, shapes = {name: part.algorithm for name, part in by_policy(config).items()}, variable_shapes(algorithm)
+    fixed = {name: shapes[name] for name, kind in kinds.items() if isinstance(kind, Fixed)}  # they have their own run
+    wanted = {name: x for name, x in shapes.items() if name not in fixed}
+    variables = weights.load(config.init_from, wanted, config.init_parts, some=bool(fixed)) | fixed
     copies = {name: kind.policy for name, kind in kinds.items() if isinstance(kind, Copy)}
     return weights.with_copies(variables, copies) if copies else variables
 

@@ -18,13 +18,14 @@ CORES = ("gru", "lstm", "attention", "linear", "core")
 """Names of recurrent cores among the parameters; ``--init-parts core`` stands for any of them."""
 
 
-def load(run_dir: str, shapes: Any, parts: str | None) -> Any:
+def load(run_dir: str, shapes: Any, parts: str | None, *, some: bool = False) -> Any:
     """Reads the variables of a run, or some of them.
 
     Args:
       run_dir: ``--init-from``.
       shapes: of all variables of the new run; with several policies, a dict keyed by policy.
       parts: ``--init-parts``: names of parameters or paths to them, separated by commas; None: all.
+      some: the run may hold variables of other policies, which are not read.
 
     Returns:
       Numpy arrays in the structure of ``shapes``, and the shapes themselves where nothing is read.
@@ -34,7 +35,7 @@ def load(run_dir: str, shapes: Any, parts: str | None) -> Any:
         damaged.
     """
     if parts is None:
-        return checkpoint.load_variables(run_dir, shapes)
+        return checkpoint.load_variables(run_dir, shapes, some=some)
     names, leaves = arrays.names(shapes), jax.tree.leaves(shapes)
     chosen = set[str]()
     for part in map(str.strip, parts.split(",")):

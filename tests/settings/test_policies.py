@@ -213,6 +213,10 @@ def test_a_fixed_policy_stays_at_its_checkpoint(tmp_path: Path) -> None:
     *_, resumed = jaxrl_dist.resume(again, env=team.Unlike(), total_env_steps=192)
     for report in (last, resumed):
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(report.variables()["y"]), expected)
+    # A run that starts from that one's networks has the opponent that it names, not that one's.
+    *_, begun = train({"x": PPO_, "y": f"fixed({run}@320,b)"}, policies=policies, total_env_steps=64, init_from=again)
+    newer = jaxrl_dist.load_policy(run, env=team.Unlike(), policy="b", checkpoint=320).variables
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(begun.variables()["y"]), newer)
     best = resolved(Train({"x": PPO_, "y": f"fixed({run}@best,b)"}, env=team.Unlike(), policies=policies))[0]
     steps = best.algorithm.parts["y"].algorithm.checkpoint
     assert steps == str(checkpoint.number_of(checkpoint.chosen(run, "best"))), "another one may become the best"
