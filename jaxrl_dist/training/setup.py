@@ -32,7 +32,7 @@ from jaxrl_dist.plans.job import Job, ProgramCache
 from jaxrl_dist.protocols import Traits
 from jaxrl_dist.run import checkpoint, trackers
 from jaxrl_dist.settings import members as populations
-from jaxrl_dist.settings.policies import Copy, Fixed, Still, by_policy, naming
+from jaxrl_dist.settings.policies import Copy, Fixed, Still, by_policy, learner, naming
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.stored import acting_config, differences, to_json
 from jaxrl_dist.spaces import describe
@@ -288,7 +288,11 @@ def init_variables(config: Train[Any], algorithm: Algorithms) -> Any:
     kinds, shapes = {name: part.algorithm for name, part in by_policy(config).items()}, variable_shapes(algorithm)
     fixed = {name: shapes[name] for name, kind in kinds.items() if isinstance(kind, Fixed)}  # they have their own run
     wanted = {name: x for name, x in shapes.items() if name not in fixed}
-    variables = weights.load(config.init_from, wanted, config.init_parts, some=bool(fixed)) | fixed
+    one = learner(config)
+    if one is not None and weights.of_one_policy(config.init_from):  # from which the policy that trains goes on
+        variables = shapes | {one: weights.load(config.init_from, {"": shapes[one]}, config.init_parts)[""]}
+    else:
+        variables = weights.load(config.init_from, wanted, config.init_parts, some=bool(fixed)) | fixed
     copies = {name: kind.policy for name, kind in kinds.items() if isinstance(kind, Copy)}
     return weights.with_copies(variables, copies) if copies else variables
 

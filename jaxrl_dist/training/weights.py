@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,9 +10,12 @@ import jax
 import numpy as np
 
 from jaxrl_dist.checks import did_you_mean
+from jaxrl_dist.config.train import CONFIG_FILE
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners.league import Pool
 from jaxrl_dist.run import arrays, checkpoint
+from jaxrl_dist.settings.policies import Policies
+from jaxrl_dist.settings.stored import stored_content
 from jaxrl_dist.types import PyTree, Variables
 
 CORES = ("gru", "lstm", "attention", "linear", "core")
@@ -50,6 +54,12 @@ def load(run_dir: str, shapes: Any, parts: str | None, *, some: bool = False) ->
     like = {name: leaf for name, leaf in zip(names, leaves, strict=True) if name in chosen}
     read = checkpoint.load_variables(run_dir, like, some=True)
     return jax.tree.unflatten(jax.tree.structure(shapes), [read.get(x, y) for x, y in zip(names, leaves, strict=True)])
+
+
+def of_one_policy(run_dir: str) -> bool:
+    """Returns whether the config of a run says that it has one policy."""
+    path = pathlib.Path(run_dir, CONFIG_FILE)
+    return path.exists() and stored_content(path)["algorithm"] != Policies.stored_as
 
 
 def with_copies(variables: dict[str, Variables], copies: Mapping[str, str]) -> dict[str, Variables]:

@@ -83,6 +83,18 @@ def test_copies_begin_with_init_parts_of_their_source(size: int, tmp_path: Path)
         np.testing.assert_array_equal(mine, np.full((size, *theirs.shape)[size == 1 :], 7))
 
 
+def test_the_policy_that_trains_goes_on_from_a_run_of_one_policy(tmp_path: Path) -> None:
+    fields = {"env": team.CartPoles(2), "num_devices": 1, "num_envs": 2, "rollout_length": 4, "total_env_steps": 8}
+    alone = jaxrl_dist.Train(DQN(hidden_sizes=(8,)), **fields, run_dir=str(tmp_path / "run"), evaluation_episodes=0)
+    *_, last = jaxrl_dist.train(alone)
+    kinds, policies = {"new": DQN(hidden_sizes=(8,)), "old": "copy(new,4,2)"}, {"new": "pole_0", "old": "pole_1"}
+    league = jaxrl_dist.Train(kinds, **fields, policies=policies, init_from=str(tmp_path / "run"))
+    variables = make_job(*resolved(league)).initial_state().variables
+    for name, copies in {"new": 1, "old": 2}.items():
+        for mine, theirs in zip(*map(jax.tree.leaves, (variables[name].params, last.variables().params)), strict=True):
+            np.testing.assert_array_equal(mine, np.broadcast_to(theirs, (copies, *theirs.shape)[copies == 1 :]))
+
+
 @pytest.mark.parametrize(
     "parts, message",
     [
