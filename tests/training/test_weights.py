@@ -83,6 +83,7 @@ def test_copies_begin_with_init_parts_of_their_source(size: int, tmp_path: Path)
         np.testing.assert_array_equal(mine, np.full((size, *theirs.shape)[size == 1 :], 7))
 
 
+@pytest.mark.case  # test_copies_begin_with_init_parts_of_their_source
 def test_the_policy_that_trains_goes_on_from_a_run_of_one_policy(tmp_path: Path) -> None:
     fields = {"env": team.CartPoles(2), "num_devices": 1, "num_envs": 2, "rollout_length": 4, "total_env_steps": 8}
     alone = jaxrl_dist.Train(DQN(hidden_sizes=(8,)), **fields, run_dir=str(tmp_path / "run"), evaluation_episodes=0)
