@@ -115,14 +115,17 @@ class MuZero(
             if jax.lax.axis_size(mesh.DATA) > 1:
                 raise ConfigError("--reanalyse searches on one device: --num-devices 1")
             steps, weights = self.unroll_steps + 1, rollout.extras["weights"]
-            count = round(self.reanalyse * weights.shape[1])  # draws are random, so the first ones are any
-            obs = jax.tree.map(lambda x: x[:steps, :count].reshape(-1, *x.shape[2:]), rollout.obs)
+            # Windows come in the order of their environments, so those searched are drawn.
+            chance, *searching_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, 1), 1 + steps))(
+                keys
+            ).T
+            rows = jnp.argsort(jax.vmap(jax.random.uniform)(chance))[: max(1, round(self.reanalyse * len(chance)))]
+            obs = jax.tree.map(lambda x: x[:steps, rows].reshape(-1, *x.shape[2:]), rollout.obs)
             state = model.represent(variables.params, obs)
             logits, value = predict(variables.params, state)
-            keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, 1), steps))(keys[:count])
-            roots = logits, value, state, observations.legal(spec, obs), keys.T.reshape(-1)
+            roots = logits, value, state, observations.legal(spec, obs), jnp.stack(searching_keys)[:, rows].reshape(-1)
             found = searching.search(self, imagine, variables.params, *roots)
-            return weights[:steps].at[:, :count].set(found.weights.reshape(steps, count, -1))
+            return weights[:steps].at[:, rows].set(found.weights.reshape(steps, len(rows), -1))
 
         def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
             outcomes, values = rollout.outcomes, rollout.extras["value"]

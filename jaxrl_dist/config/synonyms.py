@@ -113,8 +113,9 @@ VALUES = {
 _ACCELERATOR = "training uses every accelerator that JAX finds; --num-devices N uses fewer, and JAX_PLATFORMS=cpu none"
 _OPTIMIZER = "--optimizer takes optax's defaults; an algorithm file of yours can name others"
 _VIDEO = "`jaxrl-dist video RUN_DIR FILE.gif` films a trained policy, and --video-interval during training"
-_PROGRESS = "commands show progress by themselves and --quiet hides it; in Python it is "
-"jaxrl_dist.display(jaxrl_dist.train(config), config.total)"
+_PROGRESS = (
+    "commands show progress by themselves and --quiet hides it; in Python jaxrl_dist.display(reports, total) does"
+)
 _STATE_DEPENDENT = "--noise-correlation 0.6 makes noise last, which is what state-dependent exploration is used for"
 _ALGORITHM = "the algorithm comes first: `jaxrl-dist train ppo --env CartPole-v1`"
 INSTEAD: dict[str, str] = {

@@ -297,13 +297,5 @@ def described(config: Train[Any], devices: Sequence[jax.Device]) -> dict[str, An
 
 def to_json(profile: Profile) -> dict[str, Any]:
     """Returns a profile for JSON, with the stage that binds the run."""
-    return {
-        **profile._asdict(),
-        "bound": dict(
-            zip(
-                ("thread", "stage", "share", "advice"),
-                bound(profile.threads, profile.iteration_seconds, profile.flags),
-                strict=True,
-            )
-        ),
-    }
+    found = bound(profile.threads, profile.iteration_seconds, profile.flags)
+    return {**profile._asdict(), "bound": dict(zip(("thread", "stage", "share", "advice"), found, strict=True))}

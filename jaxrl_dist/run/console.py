@@ -288,10 +288,8 @@ def _plotted(reports: Iterable[Report], output: Any) -> Iterator[Report]:
 
     figure = Figure(figsize=(6, 3), layout="constrained")
     axes = figure.add_subplot(ylabel="episode return")
-    (trained,), (evaluated,) = (
-        axes.plot([], [], label="episode/recent_return"),
-        axes.plot([], [], "o", label="evaluation"),
-    )
+    (trained,) = axes.plot([], [], label="episode/recent_return")
+    (evaluated,) = axes.plot([], [], "o", label="evaluation")
     handle, drawn = None, -PLOT_SECONDS
     points: dict[Any, tuple[list[int], list[float]]] = {trained: ([], []), evaluated: ([], [])}
     try:

@@ -81,9 +81,8 @@ class Saver:
                 path.rename(path.with_name(name[1]))
             else:
                 storage.delete(path)
-        numbers = {number_of(path): path for path in saved(run_dir)}
-        whole = {number: path for number, path in numbers.items() if since is None or number <= since}
-        self._returns = {number: episode_return(path) for number, path in whole.items()}
+        ours = [path for path in saved(run_dir) if since is None or number_of(path) <= since]
+        self._returns = {number_of(path): episode_return(path) for path in ours}
         storage.remove(self._folder / FINAL)  # of a finished session, whose run trains further
 
     def busy(self) -> bool:
@@ -119,7 +118,7 @@ class Saver:
         self._returns[step] = content["episode_return"]
         numbers = [number_of(path) for path in saved(self._folder.parent)]
         # Others are from an earlier session: they were damaged, so the run was resumed from an older one.
-        ours = [number for number in numbers if number <= step and number in self._returns]
+        ours = [number for number in numbers if number in self._returns]
         for number in set(numbers) - _checkpoints_to_keep(self._returns, ours, self._keep):
             storage.remove(_named(self._folder, number))
 

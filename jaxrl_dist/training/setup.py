@@ -286,13 +286,12 @@ def init_variables(config: Train[Any], algorithm: Algorithms) -> Any:
     if config.init_from is None:
         return None
     kinds, shapes = {name: part.algorithm for name, part in by_policy(config).items()}, variable_shapes(algorithm)
-    fixed = {name: shapes[name] for name, kind in kinds.items() if isinstance(kind, Fixed)}  # they have their own run
-    wanted = {name: x for name, x in shapes.items() if name not in fixed}
     one = learner(config)
     if one is not None and weights.of_one_policy(config.init_from):  # from which the policy that trains goes on
         variables = shapes | {one: weights.load(config.init_from, {"": shapes[one]}, config.init_parts)[""]}
-    else:
-        variables = weights.load(config.init_from, wanted, config.init_parts, some=bool(fixed)) | fixed
+    else:  # fixed policies have a run of their own
+        wanted = {name: x for name, x in shapes.items() if not isinstance(kinds[name], Fixed)}
+        variables = shapes | weights.load(config.init_from, wanted, config.init_parts, some=len(wanted) < len(shapes))
     copies = {name: kind.policy for name, kind in kinds.items() if isinstance(kind, Copy)}
     return weights.with_copies(variables, copies) if copies else variables
 

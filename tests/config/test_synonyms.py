@@ -82,7 +82,7 @@ CALLS = {
     "train --algo ppo --env CartPole-v1": "which algorithm? Such as: jaxrl-dist train ppo --env CartPole-v1",
     PPO_ON + "--num-seeds 3": "it is --seeds here",
     PPO_ON + "--random-seed 3": "it is --seed here",
-    PPO_ON + "--progress-bar": "commands show progress by themselves and --quiet hides it",
+    PPO_ON + "--progress-bar": "and --quiet hides it; in Python jaxrl_dist.display(reports, total) does",
     PPO_ON + "--sde": "--noise-correlation 0.6 makes noise last",
     PPO_ON + "--deterministic": "it is --evaluation-policy here, greedy (deterministic) or sampled (stochastic)",
     # CleanRL

@@ -319,7 +319,7 @@ def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
     saver.close()
     assert [int(path.name) for path in checkpoint.saved(tmp_path)] == [70, 60, 40]
     (tmp_path / "checkpoints" / ".000000000080.new").mkdir()
-    saver = saving.Saver(tmp_path, 1)  # as by a run that continues from 60
+    saver = saving.Saver(tmp_path, 1, since=60)
     saver.save(Checkpoint(state, (), {"env_steps": 65}), 0.0)
     saver.finish()
     saver.close()

@@ -69,10 +69,8 @@ class Trained(NamedTuple):
 
 
 def _told(pay: Trained, cost: Trained) -> str:
-    text = (
-        f"after {pay.updates} updates with rewards that grow with the action, actions are at {pay.size:.0%} of their "
-    )
-    return f"{text}range, and at {cost.size:.0%} with rewards that fall with it"
+    where = f"actions are at {pay.size:.0%} of their range, and at {cost.size:.0%} with rewards that fall with it"
+    return f"after {pay.updates} updates with rewards that grow with the action, {where}"
 
 
 def _trained(
