@@ -138,4 +138,4 @@ def test_what_only_the_critic_sees_must_be_there() -> None:
     for family in ("jaxmarl", "other"):
         with pytest.raises(ConfigError, match="its observation has no parts") as error:
             observations.input_space(dataclasses.replace(plain, family=family), ("state",))
-        assert ("; --env-options state=true gives it one" in str(error.value)) == (family == "jaxmarl")
+        assert ("; --env-options state=true gives it one" in error.value.with_flags) == (family == "jaxmarl")
