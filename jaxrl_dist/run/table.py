@@ -21,7 +21,7 @@ COLUMNS = {
     "policy/entropy": "entropy",
     "async/lag": "lag",
 }
-"""Metrics that the table shows if a run has them, and their titles; ``_titles`` adds those of each policy and of the info."""
+"""Metrics that the table shows if a run has them, and their titles; ``_titles`` adds others."""
 _RETURN = "episode/recent_return"
 _TAKEN = {*COLUMNS.values(), "env steps", "agent steps", "updates", "steps/s", "left"}
 """Titles that no metric of ``--info-metrics`` gets."""
@@ -43,7 +43,7 @@ def progress(metrics: Mapping[str, float | None]) -> dict[str, str]:
 
 
 def _titles(metrics: Mapping[str, float | None]) -> dict[str, str]:
-    """Returns the metrics that the table shows if a run has them, and their titles; those of the info were asked for."""
+    """Returns the metrics that the table may show, also those of ``--info-metrics``, and their titles."""
     titles = progress(metrics)
     for policy in _policies(metrics) or [""]:
         info = f"{policy}/info/".lstrip("/")
