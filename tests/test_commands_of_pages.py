@@ -58,7 +58,7 @@ DEVICES = {"sebulba:1+3": 4}
 RUN_OF = {
     "--env my_module:make": "*my_module*",
     "export RUN_DIR": "CartPole-v1__ppo*",
-    "video RUN_DIR film.gif": "CartPole-v1__ppo*",  # JaxMARL's games cannot be drawn
+    "video RUN_DIR film.gif": "CartPole-v1__ppo*",
     "RUN_DIR --kind table --score evaluation": "*before",
 }
 """Which runs ``RUN_DIR`` stands for in commands with such a part, instead of the newest."""

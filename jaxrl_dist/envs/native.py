@@ -269,6 +269,8 @@ def env_label(backend: str, env_id: str) -> str:
 
 def advice_on(env_id: str) -> str:
     """Returns how to install what a family of PettingZoo's games needs; empty for other environments."""
+    if env_id.startswith("pettingzoo.mpe."):  # PettingZoo's own error says that it has moved, and how to install it
+        return f"; with it, --env mpe2.{env_id.removeprefix('pettingzoo.mpe.')} works"
     family = re.match(r"pettingzoo\.(\w+)\.", env_id)
     return f"; pip install 'pettingzoo[{family[1]}]'" if family else ""
 

@@ -36,6 +36,8 @@ def input_space(spec: EnvSpec, hidden: Sequence[str] = ()) -> Space:
     for name in hidden:
         if name not in parts:
             names = f"its parts are {', '.join(parts)}" if parts else "its observation has no parts"
+            if name == "state" and (spec.family == "jaxmarl" or (spec.backend == "pgx" and spec.num_agents > 1)):
+                names += "; --env-options state=true gives it one"
             raise ConfigError(f"--critic-sees {name}: {spec.id} has no such part to observe; {names}")
     visible = {name: part for name, part in parts.items() if name not in hidden}
     if parts and not visible:

@@ -521,3 +521,31 @@ def test_the_time_limit_of_a_game_in_rounds_is_a_truncation() -> None:
             state, step, _ = jax.jit(env.step)(state, np.zeros(2, int), keys)
             ended.append((step.terminated.any(), step.truncated.all(), step.valid.all()))
     assert ended == [(False, False, True)] * 5 + [(False, True, True), (False, False, False)]
+
+
+@pytest.mark.case  # test_the_state_of_particles_is_drawn
+@pytest.mark.filterwarnings("ignore")  # of jaxmarl
+@pytest.mark.parametrize("name", ["MPE_simple_reference_v3", "MPE_simple_push_v3", "SMAX", "HeuristicEnemySMAX"])
+def test_all_of_mpe_and_smax_is_drawn(name: str) -> None:
+    draw_two_states_of(name)
+
+
+@pytest.mark.filterwarnings("ignore")  # of jaxmarl
+def test_the_state_of_particles_is_drawn() -> None:
+    draw_two_states_of("MPE_simple_spread_v3")
+
+
+def draw_two_states_of(name: str) -> None:
+    pytest.importorskip("jaxmarl")
+    with jax.numpy_rank_promotion("allow"):
+        team = libraries.make("jaxmarl", name, {})
+        states = [team.env.reset(jax.random.PRNGKey(seed))[1] for seed in range(2)]
+    one, other = (team.render(jax.tree.map(np.asarray, state)) for state in states)
+    assert one.shape == other.shape == (320, 320, 3) and one.dtype == np.uint8
+    assert (one != other).any() and (one == 255).all(axis=2).mean() > 0.7
+
+
+def test_what_nothing_draws_is_refused() -> None:
+    pytest.importorskip("jaxmarl")
+    with pytest.raises(ConfigError, match="jaxmarl:switch_riddle cannot be drawn"):
+        find("jaxmarl:switch_riddle").host(3, 0, drawn=True)

@@ -376,6 +376,8 @@ def test_pettingzoo_is_a_library_whose_modules_files_may_name() -> None:
     assert module_of_user("pettingzoo.utils:wrappers") == "pettingzoo.utils"
     assert module_of_user("flock:parallel_env") == "flock"
     assert advice_on("pettingzoo.classic.go_v5:parallel_env") == "; pip install 'pettingzoo[classic]'"
+    moved = advice_on("pettingzoo.mpe.simple_spread_v3:parallel_env")
+    assert moved == "; with it, --env mpe2.simple_spread_v3:parallel_env works"
     assert not advice_on("flock:Flock")
     with pytest.raises(ConfigError, match="or has no such environment: pip install pettingzoo"):
         find("pettingzoo:butterfly/pistonbowl_v6")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -134,3 +135,7 @@ def test_what_only_the_critic_sees_must_be_there() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             observations.input_space(spec, hidden)
+    for family in ("jaxmarl", "other"):
+        with pytest.raises(ConfigError, match="its observation has no parts") as error:
+            observations.input_space(dataclasses.replace(plain, family=family), ("state",))
+        assert ("; --env-options state=true gives it one" in error.value.with_flags) == (family == "jaxmarl")

@@ -65,7 +65,8 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers, contrac
     size = jax.eval_shape(lambda obs: groups.whole_state(jax.tree.map(lambda x: x[None], obs), agents), obs).size
     divided = groups.divided(agents, name, wrappers, alone, size, shows_state=team.shows_state)
     rows = _Rows(env, divided, limit)
-    return DeviceEnv(divided.spec, rows.reset, rows.step, own_render(env), rows.simulate if rows.can_simulate else None)
+    simulate = rows.simulate if rows.can_simulate else None
+    return DeviceEnv(divided.spec, rows.reset, rows.step, team.render or own_render(env), simulate)
 
 
 class _Rows:

@@ -43,6 +43,8 @@ class Team:
     """Env steps after which an episode is truncated; the environment itself ends it later, or never."""
     shows_state: bool = False
     """Whether observations have a part ``state``: the environment's own, or all agents' observations side by side."""
+    render: Callable[[Any], Any] | None = None
+    """Draws one state, ``[H, W, 3]`` uint8, in place of the environment's own ``render``."""
 
 
 class Group(NamedTuple):

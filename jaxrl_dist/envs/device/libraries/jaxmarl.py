@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
+import jax
 import jaxmarl
+import numpy as np
+from jaxmarl.environments.mpe.simple import SimpleMPE
 from jaxmarl.environments.smax import smax_env
+from jaxmarl.environments.smax.heuristic_enemy_smax_env import EnemySMAX
 
 from jaxrl_dist.checks import shown
 from jaxrl_dist.envs.agents.groups import Team
@@ -71,7 +76,9 @@ def make(env_id: str, options: Mapping[str, str]) -> Team:
         env = jaxmarl.make(env_id, **values, **clock)
     except TypeError:  # a few have a limit that no argument sets
         env = jaxmarl.make(env_id, **values)
-    return Team(Battle(env) if hasattr(env, "num_allies") else env, "jaxmarl", limit, shows_state)
+    draw = next((draw for kind, draw in DRAWN.items() if isinstance(env, kind)), None)
+    render = None if draw is None else partial(_picture, partial(draw, env))
+    return Team(Battle(env) if hasattr(env, "num_allies") else env, "jaxmarl", limit, shows_state, render)
 
 
 def _parameters(env: Any) -> dict[str, Any]:
@@ -92,3 +99,48 @@ def _scenario(name: str, map_name: str) -> Any:
     if map_name not in maps:
         raise ConfigError(f"{name} has no scenario {shown(map_name)}; it has: {', '.join(maps)}")
     return maps[map_name]
+
+
+# --- Pictures -----------------------------------------------------------------------------------------
+
+
+def _particles(env: Any, state: Any, ax: Any) -> None:
+    """Draws as the library's ``MPEVisualizer``, which works on a window of pyplot; small circles lie on large ones."""
+    from matplotlib.patches import Circle
+
+    ax.set(xlim=(-2, 2), ylim=(-2, 2), aspect="equal", title=f"Step {state.step}")
+    circles = zip(state.p_pos, env.rad.tolist(), env.colour, strict=False)
+    for place, radius, colour in circles:  # the colours of push's landmarks are plain numbers, one too many
+        ax.add_patch(Circle(place, radius, color=np.broadcast_to(colour, 3) / 255, zorder=1 / radius))
+    senders = [agent for agent, silent in enumerate(env.silent) if not silent]
+    said = [f"{env.agents[agent]} sends {chr(ord('A') + state.c[agent].argmax())}" for agent in senders]
+    ax.text(-1.95, -1.95, "\n".join(said))
+
+
+def _battle(env: Any, state: Any, ax: Any) -> None:
+    """Draws by the library's own function; shots of the step are half way to their targets."""
+    state = getattr(state, "state", state)
+    agents = getattr(env, "all_agents", env.agents)
+    actions = dict(zip(agents, state.prev_attack_actions, strict=True))
+    with jax.numpy_rank_promotion("allow"), jax.disable_jit():  # else it compiles its branches for each picture
+        shown = env.init_render(ax, (None, state, actions), env.world_steps_per_env_step / 2, state.step)
+    shown.remove()  # a copy of the picture within it
+
+
+DRAWN: Mapping[type, Callable[[Any, Any, Any], None]] = {
+    SimpleMPE: _particles,
+    smax_env.SMAX: _battle,
+    EnemySMAX: _battle,
+}
+"""What draws a state ``(env, state, axes)``, by the class of the games."""
+
+
+def _picture(draw: Callable[[Any, Any], None], state: Any) -> np.ndarray:
+    """Returns what ``draw`` puts on axes, ``[320, 320, 3]`` uint8."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    canvas = FigureCanvasAgg(Figure((4, 4), dpi=80, layout="tight"))
+    draw(state, canvas.figure.add_subplot())
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3]
