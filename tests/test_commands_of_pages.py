@@ -33,7 +33,7 @@ ELSEWHERE = {
     "XLA_FLAGS=--xla_gpu": "needs a GPU",
     "--learner-devices 2-7": "needs eight devices: forced ones of a CPU take a quarter of an hour; tests/plans",
     "--checkpoint 1000000": "needs a run of so many steps; tests/commands",
-    "@402927": "needs a run of so many steps; tests/play",
+    "@403162": "needs a run of so many steps; tests/play",
     "--metric own/": "needs a metric of one's own; tests/training",
 }
 """Parts of commands that are not run here, with the reason and what tests them."""

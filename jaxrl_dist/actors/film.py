@@ -28,28 +28,35 @@ def film(
       The evaluation, and the pictures (of Pillow) of all environments, one environment after the other; None if it was
       stopped.
     """
-    from PIL import Image
-
     pictures: list[list[Any]] = [[] for _ in range(num_envs)]
 
     def watch(env: DrawnEnv, indices: np.ndarray) -> None:
         # An environment is filmed until the last agent's episode is over.
         for index in sorted({env_of(spec, int(row), num_envs * spec.num_agents) for row in indices}):
-            image = Image.fromarray(env.render(index * spec.num_agents))
-            # A palette per picture cuts it to a third of the memory.
-            pictures[index].append(image.convert("P", palette=Image.Palette.ADAPTIVE))
+            pictures[index].append(picture(env, index * spec.num_agents))
 
     evaluation = evaluator.play(variables, progress, stop=stop, watch=watch)
     return None if evaluation is None else (evaluation, [image for episode in pictures for image in episode])
 
 
-def speed(spec: EnvSpec) -> float:
-    """Returns the frames per second of a film: those of the environment, but no more than players of GIF show."""
-    return min(spec.fps or FPS, MAX_FPS)
+def picture(env: DrawnEnv, index: int) -> Any:
+    """Returns the picture (of Pillow) of an environment; the argument and the errors are those of ``env.render``."""
+    from PIL import Image
+
+    # A palette per picture cuts it to a third of the memory.
+    return Image.fromarray(env.render(index)).convert("P", palette=Image.Palette.ADAPTIVE)
 
 
-FPS, MAX_FPS = 30, 50
-"""Where the environment does not say, and at most: many players show a picture of a GIF for 20 ms or longer."""
+def speed(spec: EnvSpec, otherwise: float = 30) -> float:
+    """Returns the frames per second of a film: those of the environment, but no more than players of GIF show.
+
+    ``otherwise``: those where the environment does not say.
+    """
+    return min(spec.fps or otherwise, MAX_FPS)
+
+
+MAX_FPS = 50
+"""Frames per second at most: many players show a picture of a GIF for 20 ms or longer."""
 
 
 def write_gif(pictures: Sequence[Any], file: pathlib.Path | IO[bytes], fps: float) -> None:

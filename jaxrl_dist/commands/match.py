@@ -28,7 +28,7 @@ EXAMPLE = "jaxrl-dist match runs/new runs/old@500000 random"
 @dataclasses.dataclass(frozen=True)
 class Games:
     """Plays games between policies, in pairs with sides swapped, and says which plays better; with three and more
-    players, every two play, and each gets an Elo rating."""
+    players, every two play, a table shows their scores, and each gets an Elo rating."""
 
     players: Annotated[tuple[str, ...], help.Argument("PLAYER")] = ()
     """RUN_DIR or RUN_DIR@CHECKPOINT, with ,POLICY for one of several policies; or random. CHECKPOINT is "best" or env
@@ -51,6 +51,9 @@ class Games:
     """Options of the game instead of the first run's."""
     algorithm: str | None = None
     """File of the algorithm, if the runs trained your own."""
+    film: str | None = None
+    """Film the first game of the first two players, as its first player sees it: a file that ends in .gif or .mp4. A
+    film is of 1,000 steps at most."""
     json: bool = False
     """Print JSON."""
 
@@ -71,7 +74,7 @@ def run(args: Sequence[str]) -> int:
 
     from jaxrl_dist.play.match import match
 
-    names = "games", "opening_moves", "seed", "checkpoint", "env", "num_simulations"
+    names = "games", "opening_moves", "seed", "checkpoint", "env", "num_simulations", "film"
     fields = {name: getattr(options, name) for name in names}
     sampled = options.evaluation_policy == "sampled"
     env_options = options.env_options or None
@@ -86,19 +89,82 @@ def run(args: Sequence[str]) -> int:
     played = match(
         *options.players, **fields, env_options=env_options, algorithm=kind, sampled=sampled, progress=progress
     )
-    print(json.dumps(played.summary(), indent=2) if options.json else visible("\n".join(lines(played))))
+    if options.json:
+        print(json.dumps(played.summary(), indent=2))
+    else:
+        text = [*lines(played), *([] if options.film is None else ["", _filmed(options.film, played.results[0])])]
+        print(visible("\n".join(text)))
     return 0
 
 
 def lines(match: Match) -> Iterator[str]:
     """Formats a match for reading."""
-    for result in match.results:
-        yield from (*_of_pair(match.env, result), "")
-    width = max(map(len, match.players))
+    several, names = len(match.players) > 2, match.players
+    if several:
+        names = tuple(f"{number} {name}" for number, name in enumerate(names, 1))
+    yield from (*(_of_several(match, names) if several else _of_pair(match.env, match.results[0])), "")
+    width = max(map(len, names))
     yield f"{'':{width}}  {'Elo':>6}  {'95 %':>14}"
     for number in match.elo.argsort()[::-1]:
         low, high = match.intervals[number]
-        yield f"{match.players[number]:{width}}  {match.elo[number]:6.0f}  {f'{low:.0f} to {high:.0f}':>14}"
+        yield f"{names[number]:{width}}  {match.elo[number]:6.0f}  {f'{low:.0f} to {high:.0f}':>14}"
+    yield from _unclear(match)
+
+
+def _of_several(match: Match, names: Sequence[str]) -> Iterator[str]:
+    """Formats the scores of three and more players: a table of each against each, and a line for every two."""
+    between, numbers = _between(match), range(len(names))
+    scores = {pair: result.score for pair, result in between.items()}
+    scores |= {(b, a): 1 - score for (a, b), score in scores.items()}
+    width = max(map(len, names))
+    yield f"score of the row's player against the column's in {match.env}"
+    yield f"{'':{width}}" + "".join(f"{number + 1:7}" for number in numbers)
+    for a, name in enumerate(names):
+        cells = (f"{'-':>7}" if a == b else f"{scores[a, b]:7.3f}" for b in numbers)
+        yield f"{name:{width}}{''.join(cells)}"
+    yield ""
+    title = f"{match.results[0].scores.size} games each"
+    pair = max(len(title), 2 * len(str(len(names))) + len(" against "))
+    yield f"{title:{pair}}  {'score':>5}  {'95 %':>14}     won  drawn   lost  distinct"
+    for (a, b), result in between.items():
+        low, high = result.interval
+        won, drawn, lost = result.counts()
+        cut = f"  {result.cut} cut before they had ended" if result.cut else ""
+        score = f"{result.score:.3f}  {low:.3f} to {high:.3f}"
+        yield f"{f'{a + 1} against {b + 1}':{pair}}  {score}  {won:6} {drawn:6} {lost:6}  {result.distinct:8}{cut}"
+
+
+def _between(match: Match) -> dict[tuple[int, int], Result]:
+    return dict(zip(itertools.combinations(range(len(match.players)), 2), match.results, strict=True))
+
+
+def _unclear(match: Match) -> Iterator[str]:
+    """Says so where the games do not tell the two players of the highest ratings apart."""
+    first, second = (int(number) for number in match.elo.argsort()[::-1][:2])
+    result = _between(match)[min(first, second), max(first, second)]
+    score, (low, high) = result.score, result.interval
+    if first > second:
+        score, low, high = 1 - score, 1 - high, 1 - low
+    reasons = []
+    if match.intervals[first, 0] <= match.intervals[second, 1]:
+        reasons.append("their Elo intervals overlap")
+    best, next_best = match.players[first], match.players[second]
+    if low <= 0.5:
+        above = "below" if high < 0.5 else "not clearly above"
+        reasons.append(f"{best} scored {score:.3f} ({low:.3f} to {high:.3f}) in their own games, {above} 0.5")
+    if reasons:
+        yield ""
+        yield f"{best} and {next_best} do not differ clearly: {', and '.join(reasons)}"
+
+
+def _filmed(file: str, result: Result) -> str:
+    """Says which game a film shows, who plays which side in it, and how it ends."""
+    a, b = result.players
+    own, other = result.sides if result.first[0, 0] else result.sides[::-1]
+    outcome = {1.0: f"{a} won", 0.5: "it was drawn", 0.0: f"{b} won"}[float(result.scores[0, 0])]
+    return (
+        f"wrote {file}: the first game of {a} ({own}) and {b} ({other}); {outcome} after {result.lengths[0, 0]} steps"
+    )
 
 
 def _of_pair(env: str, result: Result) -> Iterator[str]:

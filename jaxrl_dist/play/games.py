@@ -15,7 +15,9 @@ import numpy as np
 
 from jaxrl_dist import rng
 from jaxrl_dist.actors.evaluate import MAX_EPISODE_STEPS
+from jaxrl_dist.actors.film import picture
 from jaxrl_dist.envs.base import DeviceEnv, label_of
+from jaxrl_dist.envs.device.gymnax import HostGymnax
 from jaxrl_dist.errors import EnvError
 from jaxrl_dist.play import ratings
 from jaxrl_dist.settings.policies import Random
@@ -24,6 +26,8 @@ from jaxrl_dist.types import Context, EnvSpec, PyTree, Timestep, Variables
 
 _STEPS = 32
 """Steps of a dispatch."""
+FILMED_STEPS = 1000
+"""Steps of a game that a film shows, at most."""
 
 
 class Player(NamedTuple):
@@ -71,6 +75,11 @@ class Result(NamedTuple):
         begins = self.first.reshape(-1) ^ (np.arange(len(games)) % 2 == 1)  # whether the first seat does
         return len(np.unique(np.where(begins[:, None, None], games, games[..., ::-1]), axis=0))
 
+    @property
+    def lengths(self) -> np.ndarray:
+        """The steps of each game, ``[P, 2]``."""
+        return (self.moves[..., 0] >= 0).sum(axis=-1)
+
     def counts(self, side: int | None = None) -> tuple[int, int, int]:
         """Returns the games that the first player won, drew and lost: all, or as one of the ``sides``."""
         scores = self.scores if side is None else self.scores[self.first == (side == 0)]
@@ -104,8 +113,7 @@ def program(
     back = np.argsort(rows.reshape(-1))
     pair = np.repeat(game // 2, 2)
     seat = 2 * pair + np.tile([0, 1], games)
-    key = rng.stream(seed, rng.Stream.EVALUATE)
-    env_key, act_key = rng.stream(key, rng.Stream.ENV), rng.stream(key, rng.Stream.ACT)
+    env_key, act_key = (_key(seed, purpose) for purpose in (rng.Stream.ENV, rng.Stream.ACT))
 
     def keys(key: jax.Array, step: jax.Array | int, index: np.ndarray) -> jax.Array:
         return rng.per_index(jax.random.fold_in(key, step), jnp.asarray(index, jnp.int32))
@@ -166,6 +174,30 @@ def program(
         return _result(spec, (players[0].name, players[1].name), np.asarray(choices), moves, reward, over)
 
     return play
+
+
+def pictures(env: DeviceEnv, result: Result, seed: int) -> list[Any]:
+    """Draws the first game of ``result`` as its first player sees it: its start, and each of its first steps.
+
+    The game is played again, with its moves and with the environment's chances that ``program`` drew by this seed.
+
+    Returns:
+      The pictures (of Pillow), one more than steps; of those, at most ``FILMED_STEPS``.
+
+    Raises:
+      ConfigError: as ``DrawnEnv.render``.
+    """
+    again = HostGymnax(env, 2, _key(seed, rng.Stream.ENV))
+    again.reset()
+    drawn = [picture(again, 0)]
+    for action in result.moves[0, 0, : min(result.lengths[0, 0], FILMED_STEPS)]:
+        again.step(action)
+        drawn.append(picture(again, 0))
+    return drawn
+
+
+def _key(seed: int, purpose: rng.Stream) -> jax.Array:
+    return rng.stream(rng.stream(seed, rng.Stream.EVALUATE), purpose)
 
 
 def _result(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,22 +13,29 @@ import numpy as np
 
 from jaxrl_dist import spaces
 from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES, check_samples
+from jaxrl_dist.actors.film import speed
 from jaxrl_dist.checks import counted
 from jaxrl_dist.config.train import OWN, Train, env_name
+from jaxrl_dist.envs import drawing
 from jaxrl_dist.envs.base import DeviceEnv, label_of
 from jaxrl_dist.envs.source import EnvSource, find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.play import ratings
-from jaxrl_dist.play.games import Player, Result, program
+from jaxrl_dist.play.games import Player, Result, pictures, program
 from jaxrl_dist.play.policy import Policy, load_policy
+from jaxrl_dist.play.video import writer
 from jaxrl_dist.protocols import Hyperparameters, Traits
-from jaxrl_dist.settings.policies import Random, learner, of_run
+from jaxrl_dist.run.storage import replacing
+from jaxrl_dist.settings.policies import Random, by_policy, learner, of_run
+from jaxrl_dist.settings.stored import stored_config
 from jaxrl_dist.types import Context, EnvSpec, PyTree
 
 RANDOM = "random"
 """The player that chooses legal moves at random."""
 VIEWS = ("opponents", "state")
 """Options of Pgx that say how an agent sees a game, and not which game it is."""
+FPS = 2
+"""Pictures per second of a film, where the environment does not say: a board is looked at."""
 
 
 class Match(NamedTuple):
@@ -62,6 +69,7 @@ def match(
     sampled: bool = False,
     num_simulations: int | None = None,
     progress: Callable[[int], None] = lambda done: None,
+    film: str | pathlib.Path | None = None,
 ) -> Match:
     """Plays every player against every other, in a game of two players that self-play trains, such as those of Pgx.
 
@@ -82,18 +90,25 @@ def match(
       sampled: policies sample their actions; else they take the best ones.
       num_simulations: of the runs whose algorithms plan, as for ``load_policy``.
       progress: called with the number of finished games.
+      film: the file, which ends in ``.gif`` or ``.mp4``, that shows the first game of the first two players, as
+        ``games.pictures``; where the environment names no speed, a step is shown for half a second.
 
     Raises:
       ConfigError: fewer than two players, an odd number of games, a run that cannot be loaded, players of different
-        games, or a game that is not one of two players with equal spaces, discrete actions and pure functions.
+        games, or a game that is not one of two players with equal spaces, discrete actions and pure functions; with
+        ``film``, a game that cannot be drawn, or a file as ``video.writer`` refuses.
       EnvError: the game's rewards are not finite.
+      OSError: the film cannot be written.
     """
     if len(players) < 2:
         raise ConfigError('a match needs two or more players, such as "runs/new", "runs/old@100000" and "random"')
     if games < 2 or games % 2:
         raise ConfigError(f"games are played in pairs, with sides swapped: games={games}; {max(2, games + 1)} works")
+    write = None if film is None else writer(pathlib.Path(film))
     loaded = [_loaded(player, checkpoint, env, algorithm, num_simulations) for player in players]
     made = _game([player for _, player in loaded], env, env_options)
+    if film is not None:
+        drawing.check(made.spec, made.render)
     acting = dict[str, Player]()
     entrants = [_player(name, player, made.spec, acting, sampled=sampled) for name, player in loaded]
     programs = dict[Any, Callable[[tuple[Player, Player]], Result]]()
@@ -105,6 +120,9 @@ def match(
             programs[key] = program(made, pair, games, opening_moves, seed)
         results.append(programs[key](pair))
         scores[a, b] = results[-1].scores.mean(axis=1)
+        if number == 0 and film is not None and write is not None:
+            with replacing(pathlib.Path(film)) as partial:
+                write(pictures(made, results[0], seed), partial, speed(made.spec, FPS))
         progress((number + 1) * games)
     elo, intervals = ratings.elo_table(len(entrants), scores)
     return Match(label_of(made.spec), tuple(player.name for player in entrants), tuple(results), elo, intervals)
@@ -130,12 +148,11 @@ def _loaded(
     which = checkpoint if run.checkpoint is None else run.checkpoint
     if which is not None and run.checkpoint is None:
         name = f"{run.run_dir}@{which}{f',{run.policy}' if run.policy else ''}"
-    load = partial(load_policy, run.run_dir, algorithm, env=env, checkpoint=which)
-    policy, wanted = load(policy=run.policy), run.policy
-    if (learns := learner(policy.config)) is not None:
-        policy, wanted = load(policy=learns), learns
-    if num_simulations is not None and hasattr(policy.config.algorithm, "num_simulations"):
-        policy = load(policy=wanted, num_simulations=num_simulations)
+    config = stored_config(run.run_dir, algorithm, env)
+    wanted = run.policy or learner(config)
+    plans = hasattr(getattr(by_policy(config).get(wanted or ""), "algorithm", None), "num_simulations")
+    simulations = num_simulations if plans else None
+    policy = load_policy(run.run_dir, algorithm, env=env, policy=wanted, checkpoint=which, num_simulations=simulations)
     return name, policy
 
 

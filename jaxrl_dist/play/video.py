@@ -50,18 +50,28 @@ def record(
     """
     spec, out = policy.source.spec, pathlib.Path(out)
     evaluator = policy.evaluator(episodes * spec.num_agents, seed, max_steps, sampled)
-    write = {".gif": write_gif, ".mp4": write_mp4}.get(out.suffix.lower())
-    if write is None:
-        raise ConfigError(f"{out} must end in .gif or .mp4: these are what is written")
-    if write is write_mp4:
-        _ffmpeg()
-    check_place(out)
+    write = writer(out)
     filmed = film(evaluator, spec, spec.keyed(policy.variables), episodes, progress)
     assert filmed is not None, "nothing stops it"
     evaluation, pictures = filmed
     with replacing(out) as partial:
         write(pictures, partial, fps or speed(spec))
     return evaluation, len(pictures)
+
+
+def writer(out: pathlib.Path) -> Callable[[Sequence[Any], pathlib.Path, float], None]:
+    """Returns what writes ``(pictures, file, fps)`` as the file's name says, once it is known that it can be written.
+
+    Raises:
+      ConfigError: the file's directory or the package is missing, or the file has another ending.
+    """
+    write = {".gif": write_gif, ".mp4": write_mp4}.get(out.suffix.lower())
+    if write is None:
+        raise ConfigError(f"{out} must end in .gif or .mp4: these are what is written")
+    if write is write_mp4:
+        _ffmpeg()
+    check_place(out)
+    return write
 
 
 def write_mp4(pictures: Sequence[Any], file: pathlib.Path, fps: float) -> None:

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from jaxrl_dist.checks import counted, unit
 from jaxrl_dist.errors import ConfigError, FileWarning, visible
+from jaxrl_dist.run import table
 from jaxrl_dist.types import Report
 
 ROW_SECONDS = 2.0
@@ -25,23 +26,10 @@ PLOT_SECONDS = 2.0
 """Minimum seconds between two drawings of the plot."""
 HEAD_ROWS = 30
 """Rows of the table after which its head is shown again."""
-COLUMNS = {
-    "episode/recent_return": "training return",
-    "population/return_best": "best",
-    "population/return_iqm": "IQM",
-    "population/done": "done",
-    "episode/recent_length": "length",
-    "loss/total": "loss",
-    "loss/policy": "policy loss",
-    "loss/value": "value loss",
-    "q/mean": "Q",
-    "policy/approx_kl": "KL",
-    "policy/entropy": "entropy",
-    "async/lag": "lag",
-}
-"""Metrics that the table shows if a run has them, and their titles."""
-_RETURN = "/episode/recent_return"
-"""Ends the name of the metric that the table shows for each of several policies."""
+COMPILE_SECONDS = 10.0
+"""Seconds after which the compilation of a program gets a line of its own."""
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+"""JAX's event at the end of a compilation."""
 
 
 def discard_output() -> None:
@@ -106,7 +94,7 @@ class Display:
         self._episodes = episodes
         self._verbose = verbose
         self._rows = 0
-        self._return: float | None = None
+        self._progress: dict[str, float | None] = {}
         self._evaluated = ""
         self.live = Progress(
             TextColumn("{task.description:<10}"),
@@ -136,7 +124,7 @@ class Display:
         # Without a total the bar pulses: XLA does not tell how long it will compile.
         training = self.live.add_task("compiling", total=None, status="")
         try:
-            with self.live:
+            with self.live, self._compiling():
                 if not self.console.is_terminal:
                     self.print(f"compiling{rate}")
                 shown = -ROW_SECONDS
@@ -159,19 +147,39 @@ class Display:
         finally:
             _close(reports)
 
+    @contextlib.contextmanager
+    def _compiling(self) -> Iterator[None]:
+        """Says without bars when a program that took long has been compiled; JAX tells the seconds of each."""
+
+        def say(event: str, duration_secs: float, **_: Any) -> None:
+            if event == _COMPILED and duration_secs >= COMPILE_SECONDS:
+                self.print(f"compiled a program in {table.duration(duration_secs)}")
+
+        if self.console.quiet or self.console.is_terminal:
+            yield
+            return
+        import jax  # is slow, and trains already
+
+        jax.monitoring.register_event_duration_secs_listener(say)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ValueError):  # other code has cleared JAX's listeners
+                jax.monitoring.unregister_event_duration_listener(say)
+
     def _row(self, report: Report, total_steps: int) -> None:
         """Adds a row to the table of reports."""
-        cells = _cells(report, total_steps)
+        cells = table.cells(report, total_steps)
         widths = [
             max(len(title), len(f"{total_steps:,}") if title.endswith((" steps", "updates")) else 9) for title in cells
         ]
         if self._rows % HEAD_ROWS == 0:
-            self.print(_line(cells, widths))
+            self.print(table.line(cells, widths))
         self._rows += 1
         evaluated = self._evaluated if report.evaluation or not self._evaluated else "  evaluation -"
-        self.print(f"{_line(cells.values(), widths)}{evaluated}{_restarts(report)}")
+        self.print(f"{table.line(cells.values(), widths)}{evaluated}{_restarts(report)}")
         if self._verbose:
-            self.print("  " + "  ".join(f"{name} {_number(value)}" for name, value in report.metrics.items()))
+            self.print("  " + "  ".join(f"{name} {table.number(value)}" for name, value in report.metrics.items()))
 
     def evaluating(self, done: int) -> None:
         """Shows how many evaluation episodes are done."""
@@ -189,8 +197,9 @@ class Display:
 
     def _status(self, report: Report) -> str:
         rate = report.metrics.get(f"time/{report.clock}_per_second") or 0.0
-        value = report.metrics.get("episode/recent_return")
-        self._return = self._return if value is None else value  # the last return is shown until another episode ends
+        for name, title in table.progress(report.metrics).items():  # the last value is shown until another episode ends
+            value = report.metrics.get(name)
+            self._progress[title] = self._progress.get(title) if value is None else value
         if report.evaluation:
             whole, *policies = of_each_policy(report.evaluation).items()
             means = {policy: numbers.get("return_mean") for policy, numbers in policies or [whole]}
@@ -199,37 +208,8 @@ class Display:
         rest = f"{_members(report)}{self._evaluated}{_restarts(report)}"  # the newest evaluation, like the return
         done = f"{report.step:,} {unit(report.clock)}"
         done += f" of {len(report.members)} members" if report.members else ""
-        return visible(f"{done}  {rate:,.0f}/s  training return {_number(self._return)}{rest}")
-
-
-def _cells(report: Report, total_steps: int) -> dict[str, str]:
-    """Returns a row of the table by the titles of its columns."""
-    metrics, counts = report.metrics, {unit(report.clock): report.step, "agent steps": report.agent_steps}
-    if report.members:  # the sum over them, as is the total
-        counts = {f"{len(report.members)} members' {title}": count for title, count in counts.items()}
-    titles = COLUMNS | {name: name.removesuffix(_RETURN) for name in metrics if name.endswith(_RETURN)}
-    rate, left = metrics.get(f"time/{report.clock}_per_second") or 0.0, max(total_steps - report.step, 0)
-    cells = {title: f"{count:,}" for title, count in counts.items() if count is not None}
-    cells |= {title: _number(metrics[name]) for name, title in titles.items() if name in metrics}
-    return cells | {"steps/s": f"{rate:,.0f}", "left": _duration(left / rate if rate else None if left else 0.0)}
-
-
-def _line(cells: Iterable[str], widths: Iterable[int]) -> str:
-    return "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
-
-
-def _duration(seconds: float | None) -> str:
-    """Formats a time in its largest unit."""
-    if seconds is None:
-        return "-"
-    for letters, length in (("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.1f} {letters}"
-    return f"{seconds:.0f} s"
+        progress = ", ".join(f"{title} {table.number(x)}" for title, x in self._progress.items())
+        return visible(f"{done}  {rate:,.0f}/s  {progress}{rest}")
 
 
 def _restarts(report: Report) -> str:

@@ -16,19 +16,21 @@ import numpy as np
 import pytest
 import runs
 import scipy.optimize
+from PIL import Image, ImageSequence
 
 import jaxrl_dist
 from jaxrl_dist import Train, cli, load_policy
 from jaxrl_dist.algorithms.muzero import MuZero
 from jaxrl_dist.algorithms.ppo import PPO
+from jaxrl_dist.envs.drawing import draw
+from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.play import match as matches
 from jaxrl_dist.play import ratings
 from jaxrl_dist.play.games import Player, Result
 from jaxrl_dist.play.match import Match, match
 from jaxrl_dist.play.policy import Policy
-from jaxrl_dist.settings import policies
-from jaxrl_dist.settings.policies import Copy
+from jaxrl_dist.settings.policies import Copy, Policies
 from jaxrl_dist.settings.resolve import resolved
 
 LINES = [[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 3, 6], [1, 4, 7], [2, 5, 8], [0, 4, 8], [2, 4, 6]]
@@ -182,6 +184,9 @@ WRONG = {
     "random random": r"which game\? Such as --env pgx:connect_four",
     "random nowhere": "nowhere is not a run directory",
     "random random --env CartPole-v1": "CartPole-v1 has 1 player, which .* games of two players on the device do",
+    f"random random --env {GAME} --film game.png": r"game\.png must end in \.gif or \.mp4",
+    f"random random --env {GAME} --film nowhere/game.gif": "there is no directory nowhere",
+    "random random --env pgx:kuhn_poker --film game.gif": "pgx:kuhn_poker cannot be drawn",
     "random random --env team:Unlike": "has 3 players|different observations",
 }
 
@@ -221,6 +226,24 @@ def test_a_match_of_several_tells_how_far_it_has_come(
     assert told[1] == "random against random has ended: 2 of 3 pairs of players"
 
 
+def test_the_film_is_the_first_game(tmp_path: Path) -> None:
+    """Its pictures are those of the board by the rules, as the first player sees it."""
+    pytest.importorskip("pgx")
+    file, spec = tmp_path / "game.gif", find(GAME).spec
+    (result,) = match("random", LOWEST, env=GAME, games=4, seed=5, opening_moves=3, film=file).results
+    fields, score = replayed(result, 0, 0)
+    assert score == result.scores[0, 0] and len(fields) == result.lengths[0, 0]
+    boards, board = [], np.zeros((9, 2), bool)
+    for turn, field in enumerate([None, *fields]):
+        if field is not None:
+            board[field, int((turn % 2 == 0) == result.first[0, 0])] = True
+        boards.append(draw(spec, None, {"observation": board.reshape(3, 3, 2), "mask": np.ones(9, bool)}))
+    with Image.open(file) as film:
+        shown = [np.array(picture.convert("RGB")) for picture in ImageSequence.Iterator(film)]
+        assert film.info["duration"] == 500, "milliseconds"
+    np.testing.assert_array_equal(shown, boards)
+
+
 CONNECT_FOUR = (
     "ppo --env pgx:connect_four --num-envs 16 --rollout-length 16 --hidden-sizes 16 --num-devices 1 "
     "--total-env-steps 60000 --evaluation-episodes 0 --checkpoint-interval 20000 --keep-checkpoints 9"
@@ -241,17 +264,21 @@ def test_of_a_policy_and_its_copy_the_one_that_learns_plays(tmp_path: Path) -> N
 
 def test_the_policy_that_learns_beside_its_copies_takes_the_simulations(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds: dict[str, Any] = {"new": MuZero(), "old": Copy("new", 1, 2)}
+    loads = []
 
     def load(run_dir: str, *args: Any, policy: str | None, num_simulations: int | None = None, **fields: Any) -> Any:
-        parts = {name: SimpleNamespace(algorithm=kind) for name, kind in kinds.items()}
-        config = SimpleNamespace(algorithm=None, parts=parts) if policy is None else parts[policy]
-        return SimpleNamespace(config=config, policy=policy, num_simulations=num_simulations)
+        loads.append(policy)
+        return SimpleNamespace(policy=policy, num_simulations=num_simulations)
 
     monkeypatch.setattr(matches, "load_policy", load)
-    monkeypatch.setattr(policies, "by_policy", lambda config: getattr(config, "parts", {"": config}))
-    for player in ("runs/x", "runs/x,new"):
+    stored = Train(Policies({name: Train(kind) for name, kind in kinds.items()}))
+    monkeypatch.setattr(matches, "stored_config", lambda *args: stored)
+    for player in ("runs/x", "runs/x,new", "runs/x,old"):
+        loads.clear()
         _, loaded = matches._loaded(player, None, None, None, 7)
-        assert (loaded.policy, loaded.num_simulations) == ("new", 7)
+        learns = not player.endswith("old")
+        assert (loaded.policy, loaded.num_simulations) == (("new", 7) if learns else ("old", None))
+        assert len(loads) == 1, "a policy is read once"
 
 
 @pytest.mark.slow

@@ -6,10 +6,12 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
 from jaxrl_dist import cli
-from jaxrl_dist.run import console
+from jaxrl_dist.run import console, table
 from jaxrl_dist.types import Report
 
 METRICS = {
@@ -82,9 +84,9 @@ def test_each_of_several_policies_has_its_return(
     evaluation = {**own, **{f"{policy}/{name}": x for policy in ("prey", "hunter") for name, x in own.items()}}
     evaluation["hunter/return_mean"] = 6.5
     lines = shown([dataclasses.replace(report(10_000, evaluation, **returns), agent_steps=29_000)], capsys)
-    assert lines[1].split()[:4] == ["env", "steps", "agent", "steps"] and lines[2].split()[:2] == ["10,000", "29,000"]
-    assert lines[1].split()[-4:] == ["prey", "hunter", "steps/s", "left"]
-    assert lines[2].split()[-10:-6] == ["-3.25", "7", "200", "0"]
+    head = "env steps agent steps prey return hunter return length loss KL steps/s left"
+    assert " ".join(lines[1].split()) == head, "without the mean over all agents"
+    assert lines[2].split()[:5] == ["10,000", "29,000", "-3.25", "7", "171"]
     assert lines[2].endswith("evaluation prey 4.5, hunter 6.5")
     about = "(mean and standard deviation of 2 greedy episodes)"
     assert console.played(evaluation).splitlines() == [
@@ -103,6 +105,56 @@ def test_each_of_several_policies_has_its_return(
     none = {"episodes": 0, "cut": 0}
     assert shown([report(10_000, none)], capsys)[-1].endswith("evaluation without an episode")
     assert console.played(none) == "no episode has begun"
+
+
+def test_a_policy_against_a_pool_shows_its_rating(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    returns = {"new/episode/recent_return": 0.5, "old/episode/recent_return": -0.5}
+    rated, unrated = report(4_000, **returns, **{"new/elo": 1512.25}), report(8_000, **dict.fromkeys(returns))
+    lines = shown([rated], capsys)
+    assert " ".join(lines[1].split()).startswith("env steps new return old return new elo length")
+    assert lines[2].split()[1:4] == ["0.5", "-0.5", "1512"]
+    display = console.Display(2)
+    assert "  new return 0.5, old return -0.5, new elo 1512" in display._status(rated)
+    assert "  new return 0.5, old return -0.5, new elo 1512" in display._status(unrated), "until an episode ends"
+    assert "training return" not in display._status(unrated)
+
+
+def test_a_metric_of_the_info_has_a_column(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = {"info/won": 0.75, "info/task/score:sum": None, "info/length": 3.0}
+    lines = shown([report(4_000, **asked)], capsys)
+    head = "env steps training return won task/score:sum info/length length loss KL steps/s left"
+    assert " ".join(lines[1].split()) == head
+    assert lines[2].split()[1:6] == ["171.5", "0.75", "-", "3", "171"]
+    returns = {"prey/episode/recent_return": -3.25, "hunter/episode/recent_return": 7.0}
+    each = {"prey/info/won": 0.25, "hunter/info/won": 0.5}
+    lines = shown([report(4_000, **returns, **each, **{"info/won": 0.375})], capsys)
+    head = "env steps prey return hunter return prey won hunter won length loss KL steps/s left"
+    assert " ".join(lines[1].split()) == head and lines[2].split()[1:5] == ["-3.25", "7", "0.25", "0.5"]
+
+
+def test_a_long_compilation_has_a_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without bars; a compilation of this display's threads or of others."""
+
+    def reports(seconds: float) -> Iterator[Report]:
+        jax.monitoring.record_event_duration_secs(console._COMPILED, seconds)
+        yield report(10_000)
+
+    list(console.Display(2).watch(reports(95.0), 10_000))
+    jax.monitoring.record_event_duration_secs(console._COMPILED, 95.0)  # after the run
+    assert capsys.readouterr().out.splitlines()[:2] == ["compiling", "compiled a program in 1.6 min"]
+    for seconds, quiet in ((0.5, False), (95.0, True)):
+        list(console.Display(2, quiet=quiet).watch(reports(seconds), 10_000))
+    assert "compiled a program" not in capsys.readouterr().out
+    monkeypatch.setattr(console, "COMPILE_SECONDS", 0.0)
+
+    def compiles() -> Iterator[Report]:
+        jax.jit(lambda x: x * 3.0 + 1.0).lower(np.float32(2.0)).compile()
+        yield report(10_000)
+
+    list(console.Display(2).watch(compiles(), 10_000))
+    assert "compiled a program in 0 s" in capsys.readouterr().out.splitlines(), "the event of this version of JAX"
 
 
 def test_a_table_of_members_says_that_it_counts_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,4 +202,4 @@ def test_verbose_shows_every_metric_and_quiet_nothing(capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("seconds, text", [(None, "-"), (0.4, "0 s"), (59, "59 s"), (90, "1.5 min"), (9000, "2.5 h")])
 def test_times_have_their_largest_unit(seconds: float | None, text: str) -> None:
-    assert console._duration(seconds) == text
+    assert table.duration(seconds) == text
