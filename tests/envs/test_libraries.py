@@ -540,12 +540,12 @@ def draw_two_states_of(name: str) -> None:
     with jax.numpy_rank_promotion("allow"):
         team = libraries.make("jaxmarl", name, {})
         states = [team.env.reset(jax.random.PRNGKey(seed))[1] for seed in range(2)]
-    one, other = (team.render(jax.tree.map(np.asarray, state)) for state in states)
+        one, other = (team.render(jax.tree.map(np.asarray, state)) for state in states)
     assert one.shape == other.shape == (320, 320, 3) and one.dtype == np.uint8
     assert (one != other).any() and (one == 255).all(axis=2).mean() > 0.7
 
 
 def test_what_nothing_draws_is_refused() -> None:
     pytest.importorskip("jaxmarl")
-    with pytest.raises(ConfigError, match="jaxmarl:switch_riddle cannot be drawn"):
-        find("jaxmarl:switch_riddle").host(3, 0, drawn=True)
+    with pytest.raises(ConfigError, match="jaxmarl:coin_game cannot be drawn"), jax.numpy_rank_promotion("allow"):
+        find("jaxmarl:coin_game").host(2, 0, drawn=True)

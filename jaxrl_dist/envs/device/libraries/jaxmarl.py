@@ -122,7 +122,7 @@ def _battle(env: Any, state: Any, ax: Any) -> None:
     state = getattr(state, "state", state)
     agents = getattr(env, "all_agents", env.agents)
     actions = dict(zip(agents, state.prev_attack_actions, strict=True))
-    with jax.numpy_rank_promotion("allow"), jax.disable_jit():  # else it compiles its branches for each picture
+    with jax.disable_jit():  # else it compiles its branches for each picture
         shown = env.init_render(ax, (None, state, actions), env.world_steps_per_env_step / 2, state.step)
     shown.remove()  # a copy of the picture within it
 
