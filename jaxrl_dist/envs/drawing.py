@@ -91,7 +91,8 @@ def _image(obs: np.ndarray) -> np.ndarray:
     if shown.shape[2] == 1:
         shown = np.repeat(shown, 3, axis=2)
     elif not (shown.shape[2] == 3 and obs.dtype == np.uint8):
-        colors = colormaps["tab20"](np.arange(shown.shape[2]) % 20)[:, :3]
+        # The colours of tab20 are in pairs that look alike, such as those of a board's two players.
+        colors = colormaps["tab10" if shown.shape[2] <= 10 else "tab20"](np.arange(shown.shape[2]) % 20)[:, :3]
         shown = (shown[..., None] * colors).max(axis=2)
     times = max(1, SIDE // max(shown.shape[:2]))
     return (255 * shown).astype(np.uint8).repeat(times, axis=0).repeat(times, axis=1)
