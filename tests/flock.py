@@ -252,3 +252,40 @@ class Knockout:
 
     def close(self) -> None:
         pass
+
+
+class Sticks:
+    """Two players in turn take one to three of seven to ten sticks; who takes the last one wins."""
+
+    metadata: ClassVar[dict[str, Any]] = {}
+    possible_agents = ("first", "second")
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        seen = spaces.Box(0, 10, (1,), np.float32)
+        return spaces.Dict({"observation": seen, "action_mask": spaces.Box(0, 1, (3,), np.int8)})
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(3)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.rng = np.random.default_rng(seed) if seed is not None else self.rng
+        self.sticks, self.turn, self.agents = int(self.rng.integers(7, 11)), 0, list(self.possible_agents)
+        return self.seen(), {agent: {} for agent in self.agents}
+
+    def step(self, actions: Any) -> Any:
+        there, moving = list(self.agents), self.possible_agents[self.turn]
+        self.sticks, self.turn = self.sticks - 1 - int(actions[moving]), 1 - self.turn
+        over = dict.fromkeys(there, self.sticks == 0)
+        rewards = {agent: (1.0 if agent == moving else -1.0) * over[agent] for agent in there}
+        obs = self.seen()
+        self.agents = [] if self.sticks == 0 else there
+        return obs, rewards, over, dict.fromkeys(there, False), {agent: {} for agent in there}
+
+    def seen(self) -> Any:
+        legal = {agent: np.array([1, 0, 0], np.int8) for agent in self.agents}  # who waits
+        legal[self.possible_agents[self.turn]] = (np.arange(3) < max(self.sticks, 1)).astype(np.int8)
+        sticks = np.array([self.sticks], np.float32)
+        return {agent: {"observation": sticks, "action_mask": legal[agent]} for agent in self.agents}
+
+    def close(self) -> None:
+        pass

@@ -120,7 +120,7 @@ class Evaluator:
         agents = source.spec.num_agents
         self._num_envs = -(-min(episodes, most * agents) // agents) * agents
         self._max_steps = max_steps or max(MAX_EPISODE_STEPS, source.spec.max_episode_steps or 0)
-        self._seed, self._hyper, self._sampled = _seed(seed), dict[str, float](), sampled
+        self._seed, self._hyper, self._sampled = evaluation_seed(seed), dict[str, float](), sampled
         variant = variant or (lambda hyper: algorithm)
 
         @jax.jit
@@ -167,7 +167,7 @@ class Evaluator:
             the highest of several means is too high.
         """
         other = copy.copy(self)
-        other._seed, other._hyper = _seed(seed, fresh=fresh), dict(hyper)
+        other._seed, other._hyper = evaluation_seed(seed, fresh=fresh), dict(hyper)
         return other
 
     @property
@@ -278,7 +278,7 @@ class Evaluator:
         return self._evaluation(state.episodes)
 
 
-def _seed(seed: int, *, fresh: bool = False) -> int:
+def evaluation_seed(seed: int, *, fresh: bool = False) -> int:
     """Returns the seed of the evaluation's environments, for a run's seed; ``fresh`` as for ``of_member``."""
     stream = rng.Stream.CONFIRM if fresh else rng.Stream.EVALUATE
     return int(jax.random.bits(rng.stream(seed, stream))) & 0x7FFFFFFF

@@ -7,6 +7,7 @@ both float32, as ``Core.unroll`` does; ``cores`` says what the core holds.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jaxrl_dist.nn.layers import LayerNorm
+from jaxrl_dist.nn.layers import LayerNorm, multiply
 from jaxrl_dist.types import PyTree
 
 
@@ -72,12 +73,7 @@ class GatedAttention(nn.Module):
         normal = LayerNorm(1, self.dtype, name="norm_attention")(inputs)
         query, key, value = head("query", normal[window:]), head("key", normal), head("value", normal)
         position = self.param("position", nn.initializers.normal(0.02), (window + 1, *split), jnp.float32)
-        rows = jnp.arange(steps)[:, None] + jnp.arange(window + 1)[None]  # what each step sees: [T, window + 1]
-        places = jnp.broadcast_to(position.astype(self.dtype)[None, :, None], key[rows].shape)
-        scores = jnp.einsum("tbhd,twbhd->tbhw", query, key[rows] + places) / math.sqrt(split[1])
-        visible = jnp.moveaxis(episode[rows] == episode[window : window + steps, None], 1, -1)[:, :, None]
-        weights = nn.softmax(jnp.where(visible, scores.astype(jnp.float32), -jnp.inf), axis=-1)
-        attended = jnp.einsum("tbhw,twbhd->tbhd", weights.astype(self.dtype), value[rows])
+        attended = _attended(query, key, value, position.astype(self.dtype), episode[:-1])
 
         x = _Gate(self.dtype, name="gate_attention")(x, nn.relu(layer("join", attended.reshape(x.shape))))
         hidden = nn.relu(layer("hidden", LayerNorm(1, self.dtype, name="norm_mlp")(x)))
@@ -86,6 +82,44 @@ class GatedAttention(nn.Module):
         exists = (episode[steps : steps + window] == episode[-1:]).T
         newest = jnp.where(exists[..., None], jnp.swapaxes(inputs[steps:], 0, 1), 0.0)
         return x, {"inputs": newest, "there": exists.astype(jnp.float32)}
+
+
+def _attended(query: jax.Array, key: jax.Array, value: jax.Array, position: jax.Array, episode: jax.Array) -> jax.Array:
+    """What each step reads of itself and of the ``W`` steps before it, as far as they are of its episode.
+
+    Steps are taken in blocks, so that a block's keys are one array: ``W`` keys and those of its own steps.
+
+    Args:
+      query: ``[T, B, heads, D]``.
+      key, value: ``[W + T, B, heads, D]``.
+      position: ``[W + 1, heads, D]``, added to the keys: of the oldest step that is seen to the step itself.
+      episode: ``[W + T, B]``, the number of each step's episode.
+
+    Returns:
+      ``[T, B, heads, D]``.
+    """
+    steps, window = len(query), len(position) - 1
+    size = min(steps, max(window, 1))
+    more = -steps % size  # further steps, which see each other, fill the last block
+    query, key, value = (jnp.pad(x, ((0, more), *[(0, 0)] * 3)) for x in (query, key, value))
+    episode = jnp.pad(episode, ((0, more), (0, 0)), mode="edge")
+    first = jnp.arange(0, steps, size)[:, None]
+    rows, seen = first + window + jnp.arange(size)[None], first + jnp.arange(window + size)[None]
+
+    query = query[rows - window]
+    places = jnp.einsum("nqbhd,whd->nbhqw", query, position)
+    # The place of the key w of query q is column q + w: with so much padding, each row begins one column further.
+    places = jnp.pad(places, ((0, 0),) * 4 + ((0, size),))
+    places = places.reshape(*places.shape[:3], -1)[..., : size * (window + size)]
+    places = places.reshape(*places.shape[:3], size, window + size)
+    scores = (jnp.einsum("nqbhd,nkbhd->nbhqk", query, key[seen]) + places) / math.sqrt(query.shape[-1])
+    ahead = jnp.arange(window + size)[None] - jnp.arange(size)[:, None]
+    same = episode[rows][:, :, None] == episode[seen][:, None]  # [N, size, window + size, B]
+    visible = jnp.moveaxis(same, -1, 1)
+    visible &= jnp.broadcast_to((ahead >= 0) & (ahead <= window), visible.shape)
+    weights = nn.softmax(jnp.where(visible[:, :, None], scores.astype(jnp.float32), -jnp.inf), axis=-1)
+    attended = jnp.einsum("nbhqk,nkbhd->nqbhd", weights.astype(query.dtype), value[seen])
+    return attended.reshape(-1, *attended.shape[2:])[:steps]
 
 
 class LinearRecurrence(nn.Module):
@@ -129,12 +163,98 @@ class LinearRecurrence(nn.Module):
         factor = jnp.where(goes_on, jnp.broadcast_to(decay, shape), 0)
         driven = driven.at[0].add(factor[0] * jax.lax.complex(core[:, 0], core[:, 1]))
 
-        def compose(first: Any, second: Any) -> Any:
-            return first[0] * second[0], first[1] * second[0] + second[1]
-
-        _, states = jax.lax.associative_scan(compose, (factor, driven))
+        states = jax.lax.platform_dependent(factor, driven, cpu=_step_by_step, default=_in_parallel)
         parts = jnp.stack([states.real, states.imag], axis=2)  # [T, B, 2, size]
         read = layer("read", parts.reshape(*valid.shape, 2 * self.size))
         output = nn.gelu(read + layer("skip", features))
         output = output * nn.sigmoid(layer("gate", output))
         return output, jnp.where(valid[-1][:, None, None], parts[-1], 0.0)
+
+
+def _step_by_step(factor: jax.Array, driven: jax.Array) -> jax.Array:
+    """Returns ``x[t] = factor[t] x[t - 1] + driven[t]``, ``[T, ...]``, from 0; on a CPU the fastest way."""
+
+    def step(x: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        x = inputs[0] * x + inputs[1]
+        return x, x
+
+    return jax.lax.scan(step, jnp.zeros_like(factor[0] * driven[0]), (factor, driven))[1]
+
+
+def _in_parallel(factor: jax.Array, driven: jax.Array) -> jax.Array:
+    """Returns what ``_step_by_step`` does, in steps whose number grows with the logarithm of ``T``."""
+
+    def compose(first: Any, second: Any) -> Any:
+        return first[0] * second[0], first[1] * second[0] + second[1]
+
+    states: jax.Array = jax.lax.associative_scan(compose, (factor, driven))[1]
+    return states
+
+
+@jax.custom_jvp
+def gru(
+    driven: jax.Array, core: jax.Array, kernel: jax.Array, bias: jax.Array, valid: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Unrolls a gated recurrent unit (Cho et al. 2014, arXiv:1406.1078) whose inputs have been multiplied already.
+
+    The derivative of a scan of ``flax.linen.GRUCell`` adds the kernel's gradient up step by step. Here that is one
+    product over all steps: of the derivative, only what is linear in the state's tangent is a scan.
+
+    Args:
+      driven: ``[T, B, 3 H]``, the inputs' parts of reset gate, update gate and candidate, with their biases.
+      core: ``[B, H]`` float32.
+      kernel: ``[H, 3 H]``, the same three parts of the recurrent kernel.
+      bias: ``[H]``, the recurrent bias of the candidate.
+      valid: ``[T, B]``; the state is 0 after a step that is not.
+
+    Returns:
+      The output ``[T, B, H]`` and the state after the last step ``[B, H]``, both float32.
+    """
+    output, last, _ = _gates(driven, core, kernel, bias, valid)
+    return output, last
+
+
+def _gates(driven: jax.Array, core: jax.Array, kernel: jax.Array, bias: jax.Array, valid: jax.Array) -> Any:
+    """Returns the output, the last state, and of each step what the derivative needs."""
+
+    def step(core: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> Any:
+        driven, valid = inputs
+        parts = [jnp.split(x, 3, axis=-1) for x in (driven, core.astype(kernel.dtype) @ kernel)]
+        reset, update = (nn.sigmoid(x + y) for x, y in zip(*(part[:2] for part in parts), strict=True))
+        inner = parts[1][2] + jnp.broadcast_to(bias, reset.shape)
+        new = nn.tanh(parts[0][2] + reset * inner)
+        output = (1 - update) * new + update * core
+        return jnp.where(valid[:, None], output, 0), (output, (core, reset, update, inner, new))
+
+    last, (output, kept) = jax.lax.scan(step, core, (driven, valid))
+    return output, last, kept
+
+
+@gru.defjvp
+def _(primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]) -> Any:
+    _, _, kernel, _, valid = primals
+    of_driven, of_core, of_kernel, of_bias, _ = tangents
+    output, last, (core, reset, update, inner, new) = _gates(*primals)
+    by_new = (1 - update) * (1 - new * new)
+    by_gates = jnp.concatenate([by_new * inner * reset * (1 - reset), (core - new) * update * (1 - update)], axis=-1)
+    by_driven, by_product = (jnp.concatenate([by_gates, x], axis=-1) for x in (by_new, by_new * reset))
+
+    def total(parts: jax.Array) -> jax.Array:
+        return parts.reshape(*parts.shape[:-1], 3, -1).sum(axis=-2)
+
+    of_product = jax.jvp(partial(multiply, core.astype(kernel.dtype)), (kernel,), (of_kernel,))[1]
+    added = total(by_driven * of_driven + by_product * of_product)
+    added = (added + by_new * reset * jnp.broadcast_to(of_bias, reset.shape)).astype(core.dtype)
+
+    # What does not depend on the tangent stays outside of the loop: JAX would compute it in a loop of its own.
+    goes_on = jnp.concatenate([jnp.ones_like(valid[:1]), valid[:-1]])[..., None]
+    update, by_product = (jnp.where(goes_on, x, 0) for x in (update, by_product))
+    stored = jax.lax.optimization_barrier(kernel.T).T  # a gradient multiplies by the transpose at each step
+
+    def step(core: jax.Array, inputs: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        update, by_product, added = inputs
+        output = update * core + total(by_product * (core.astype(kernel.dtype) @ stored)) + added
+        return output, output
+
+    of_last, of_output = jax.lax.scan(step, of_core, (update, by_product, added))
+    return (output, last), (of_output, jnp.where(valid[-1][:, None], of_last, 0))

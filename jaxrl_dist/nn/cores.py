@@ -15,8 +15,10 @@ from jax.typing import DTypeLike
 from jaxrl_dist import spaces
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.mesh import vary_as
+from jaxrl_dist.nn import blocks
 from jaxrl_dist.nn.blocks import GatedAttention, LinearRecurrence
 from jaxrl_dist.nn.config import CoreConfig
+from jaxrl_dist.nn.layers import multiply
 from jaxrl_dist.nn.observations import preprocess, side_by_side
 from jaxrl_dist.types import Array, EnvSpec, PyTree, Timestep
 
@@ -115,7 +117,20 @@ def gru(size: int, dtype: DTypeLike) -> Core:
 
     Its layers compute in ``dtype``; its state and its output ``[..., size]`` are float32.
     """
-    return _cell("gru", nn.GRUCell(size, dtype=dtype), lambda num_envs: jnp.zeros((num_envs, size), jnp.float32))
+    cell = _cell("gru", nn.GRUCell(size, dtype=dtype), lambda num_envs: jnp.zeros((num_envs, size), jnp.float32))
+
+    def unroll(params: PyTree, features: jax.Array, core: jax.Array, valid: jax.Array) -> tuple[jax.Array, jax.Array]:
+        weights, core = vary_as((params["gru"]["params"], core), features)
+
+        def joined(name: str, *layers: str) -> jax.Array:
+            return jnp.concatenate([weights[layer][name] for layer in layers], axis=-1).astype(dtype)
+
+        inputs = "ir", "iz", "in"
+        driven = multiply(features.astype(dtype), joined("kernel", *inputs))
+        driven = driven + jnp.broadcast_to(joined("bias", *inputs), driven.shape)
+        return blocks.gru(driven, core, joined("kernel", "hr", "hz", "hn"), joined("bias", "hn"), valid)
+
+    return cell._replace(unroll=unroll)
 
 
 def lstm(size: int, dtype: DTypeLike) -> Core:

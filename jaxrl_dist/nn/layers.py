@@ -162,12 +162,17 @@ def max_pool(x: jax.Array, size: int, stride: int) -> jax.Array:
 
 
 def dot_general(x: jax.Array, kernel: jax.Array, dimension_numbers: Any, precision: Any = None) -> jax.Array:
-    """Multiplies ``x [..., D]`` by ``kernel [D, F]``, for ``flax.linen.Dense``.
+    """``multiply``, for ``flax.linen.Dense``."""
+    assert dimension_numbers == (((x.ndim - 1,), (0,)), ((), ())), "flax's Dense contracts the last axis with the first"
+    return multiply(x, kernel)
+
+
+def multiply(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Multiplies ``x [..., D]`` by ``kernel [D, F]``.
 
     On the CPU, XLA multiplies a transposed matrix more slowly than others, and the gradient of the kernel is such a
     product: there the transpose is stored first.
     """
-    assert dimension_numbers == (((x.ndim - 1,), (0,)), ((), ())), "flax's Dense contracts the last axis with the first"
     x, kernel = vary_as(x, kernel), vary_as(kernel, x)  # custom_vjp needs gradients that vary as the inputs do
     rows = x.reshape(-1, x.shape[-1])
     number = rows.shape[0]  # no int in a program for any number of rows, which an export is

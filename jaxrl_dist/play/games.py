@@ -1,4 +1,4 @@
-"""Games of two players: what plays, the compiled program that plays all games at once, and who has won.
+"""Games of two players: what plays, the programs that play all games at once, and who has won.
 
 Both games of a pair begin with the same random moves, by the same chances of the environment, and the players have
 changed seats. So neither the opening nor the side favours a player.
@@ -6,7 +6,9 @@ changed seats. So neither the opening nor the side favours a player.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import itertools
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 import jax
@@ -14,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import rng
-from jaxrl_dist.actors.evaluate import MAX_EPISODE_STEPS
+from jaxrl_dist.actors.evaluate import MAX_EPISODE_STEPS, evaluation_seed
 from jaxrl_dist.actors.film import picture
 from jaxrl_dist.envs.base import DeviceEnv, label_of
 from jaxrl_dist.envs.device.gymnax import HostGymnax
+from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import EnvError
 from jaxrl_dist.play import ratings
 from jaxrl_dist.settings.policies import Random
@@ -103,77 +106,151 @@ class Result(NamedTuple):
         }
 
 
+class _Acting:
+    """What two players do in ``games`` games at once; the seats of game ``g`` are the rows ``2 g`` and ``2 g + 1``."""
+
+    def __init__(self, spec: EnvSpec, players: tuple[Player, Player], games: int, opening_moves: int, key: jax.Array):
+        """``key``: that of all chances of both players."""
+        self.spec, self.players, self.games = spec, players, games
+        self._opening_moves, self._key, self._chance = opening_moves, key, Random().make(spec)
+        game = np.arange(games)
+        self._rows = np.stack([2 * game + game % 2, 2 * game + 1 - game % 2])  # [2, G], of each player
+        self._back = np.argsort(self._rows.reshape(-1))
+        self.pair = np.repeat(game // 2, 2)
+        self._seat = 2 * self.pair + np.tile([0, 1], games)
+
+    def legal(self, obs: PyTree) -> jax.Array:
+        """The legal actions of every seat, ``[2 G, n]`` bool."""
+        size, mask = self.spec.action.n, self.spec.mask  # type: ignore[union-attr]
+        return jnp.ones((2 * self.games, size), bool) if mask is None else jnp.asarray(obs[mask], bool)
+
+    def begin(self, obs: PyTree) -> tuple[PyTree, jax.Array]:
+        """Returns the players' first states, and which seats have a choice at the start, ``[G, 2]``."""
+        choices = self.legal(obs).sum(axis=1).reshape(self.games, 2) > 1
+        return tuple(player.initial_state(self.games) for player in self.players), choices
+
+    def choose(
+        self, variables: PyTree, obs: PyTree, states: PyTree, step: jax.Array, simulator: Simulator | None = None
+    ) -> tuple[jax.Array, PyTree]:
+        """Returns the actions of all seats ``[2 G]``, and the players' states before they see what these lead to."""
+        legal, chosen = self.legal(obs), []
+        for number, player in enumerate(self.players):
+            mine = self._of(number, obs), self._of(number, legal), states[number]
+            drawn: Any = _keys(rng.of_policy(self._key, 1 + number), step, np.arange(self.games))
+            if player.searches and simulator is not None:
+                drawn = drawn, simulator._replace(state=self._of(number, simulator.state))
+            else:
+                drawn = (drawn,)
+            chosen.append(player.act(variables[number], *mine, *drawn))
+        opening = Context(_keys(self._key, step, self._seat), jnp.float32(0))
+        at_random = self._chance.policy(Variables({}, ()), obs, (), opening)[0]
+        acted = jnp.concatenate([jnp.asarray(action, at_random.dtype) for action, _ in chosen])[self._back]
+        action = jnp.where(step < self._opening_moves, at_random, acted)
+        return action, tuple(state for _, state in chosen)
+
+    def see(self, states: PyTree, action: jax.Array, now: Timestep) -> tuple[PyTree, PyTree]:
+        """Returns the players' states, and of each seat its action, its reward and whether its episode ends."""
+        states = tuple(
+            player.feedback(states[number], self._of(number, action), self._of(number, now))
+            for number, player in enumerate(self.players)
+        )
+        told = action, jnp.where(now.valid, now.reward, 0.0), now.terminated | now.truncated
+        return states, jax.tree.map(lambda x: x.reshape(self.games, 2), told)
+
+    def _of(self, player: int, tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda x: x[self._rows[player]], tree)
+
+
 def program(
-    env: DeviceEnv, players: tuple[Player, Player], games: int, opening_moves: int, seed: int
+    source: EnvSource, players: tuple[Player, Player], games: int, opening_moves: int, seed: int
 ) -> Callable[[tuple[Player, Player]], Result]:
     """Compiles the games of two players, and returns a function that plays them with the variables of such players."""
-    spec, chance = env.spec, Random().make(env.spec)
-    game = np.arange(games)
-    rows = np.stack([2 * game + game % 2, 2 * game + 1 - game % 2])  # [2, G], of each player
-    back = np.argsort(rows.reshape(-1))
-    pair = np.repeat(game // 2, 2)
-    seat = 2 * pair + np.tile([0, 1], games)
-    env_key, act_key = (_key(seed, purpose) for purpose in (rng.Stream.ENV, rng.Stream.ACT))
+    acting = _Acting(source.spec, players, games, opening_moves, _key(seed, rng.Stream.ACT))
+    play = (_on_device if source.is_pure else _on_host)(source, acting, seed)
+    limit = max(MAX_EPISODE_STEPS, source.spec.max_episode_steps or 0)
 
-    def keys(key: jax.Array, step: jax.Array | int, index: np.ndarray) -> jax.Array:
-        return rng.per_index(jax.random.fold_in(key, step), jnp.asarray(index, jnp.int32))
+    def played(players: tuple[Player, Player]) -> Result:
+        told: list[Any] = []
+        ended = np.zeros((games, 2), bool)
+        with contextlib.closing(play((players[0].variables, players[1].variables))) as steps:
+            choices = next(steps)
+            for some in steps:
+                told.append(some)
+                ended |= some[2].any(axis=0)
+                if ended.all() or sum(len(x[0]) for x in told) >= limit:
+                    break
+        moves, reward, over = (np.concatenate(x) for x in zip(*told, strict=True))
+        return _result(source.spec, (players[0].name, players[1].name), np.asarray(choices), moves, reward, over)
 
-    def legal_of(obs: PyTree) -> jax.Array:
-        size = spec.action.n  # type: ignore[union-attr]
-        return jnp.ones((2 * games, size), bool) if spec.mask is None else obs[spec.mask].astype(bool)
+    return played
 
-    def of(player: int, tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda x: x[rows[player]], tree)
 
-    def planned(player: int, env_state: PyTree) -> tuple[Simulator, ...]:
-        if not players[player].searches or env.simulate is None:
-            return ()
-        simulator = env.simulate(env_state)
-        return (simulator._replace(state=of(player, simulator.state)),)
+Steps = Generator[Any, None, None]
+"""First which seats have a choice at the start, ``[G, 2]``; then some steps of all games at a time, ``[T, G, 2]``:
+actions, rewards, and where a seat's episode ends."""
+
+
+def _on_device(source: EnvSource, acting: _Acting, seed: int) -> Callable[[PyTree], Steps]:
+    """Plays games whose environment is compiled."""
+    env, key = source.device(), _key(seed, rng.Stream.ENV)
 
     @jax.jit
     def begin() -> PyTree:
-        state, obs = env.reset(keys(env_key, rng.RESET, pair))
-        choices = legal_of(obs).sum(axis=1).reshape(games, 2) > 1
-        return (state, obs, tuple(player.initial_state(games) for player in players), jnp.int32(0)), choices
+        state, obs = env.reset(_keys(key, rng.RESET, acting.pair))
+        states, choices = acting.begin(obs)
+        return (state, obs, states, jnp.int32(0)), choices
 
     @jax.jit
-    def play_on(variables: tuple[PyTree, PyTree], under_way: PyTree) -> PyTree:
+    def play_on(variables: PyTree, under_way: PyTree) -> PyTree:
         def one_step(carry: PyTree, _: Any) -> Any:
             env_state, obs, states, step = carry
-            legal, chosen = legal_of(obs), []
-            for number, player in enumerate(players):
-                mine = of(number, obs), of(number, legal), states[number]
-                drawn = keys(rng.of_policy(act_key, 1 + number), step, game)
-                chosen.append(player.act(variables[number], *mine, drawn, *planned(number, env_state)))
-            opening = Context(keys(act_key, step, seat), jnp.float32(0))
-            at_random = chance.policy(Variables({}, ()), obs, (), opening)[0]
-            acted = jnp.concatenate([jnp.asarray(action, at_random.dtype) for action, _ in chosen])[back]
-            action = jnp.where(step < opening_moves, at_random, acted)
-            env_state, now, *_ = env.step(env_state, action, keys(env_key, step, pair))
-            states = tuple(
-                player.feedback(chosen[number][1], of(number, action), of(number, now))
-                for number, player in enumerate(players)
-            )
-            told = action, jnp.where(now.valid, now.reward, 0.0), now.terminated | now.truncated
-            return (env_state, now.obs, states, step + 1), jax.tree.map(lambda x: x.reshape(games, 2), told)
+            searches = any(player.searches for player in acting.players) and env.simulate is not None
+            simulator = env.simulate(env_state) if searches else None  # type: ignore[misc]
+            action, states = acting.choose(variables, obs, states, step, simulator)
+            env_state, now, *_ = env.step(env_state, action, _keys(key, step, acting.pair))
+            states, told = acting.see(states, action, now)
+            return (env_state, now.obs, states, step + 1), told
 
         return jax.lax.scan(one_step, under_way, None, length=_STEPS)
 
-    limit = max(MAX_EPISODE_STEPS, spec.max_episode_steps or 0)
-
-    def play(players: tuple[Player, Player]) -> Result:
+    def play(variables: PyTree) -> Steps:
         under_way, choices = begin()
-        told: list[Any] = []
-        ended = np.zeros((games, 2), bool)
-        while not ended.all() and len(told) * _STEPS < limit:
-            under_way, steps = play_on((players[0].variables, players[1].variables), under_way)
-            told.append(jax.device_get(steps))
-            ended |= told[-1][2].any(axis=0)
-        moves, reward, over = (np.concatenate(x) for x in zip(*told, strict=True))
-        return _result(spec, (players[0].name, players[1].name), np.asarray(choices), moves, reward, over)
+        yield choices
+        while True:
+            under_way, told = play_on(variables, under_way)
+            yield jax.device_get(told)
 
     return play
+
+
+def _on_host(source: EnvSource, acting: _Acting, seed: int) -> Callable[[PyTree], Steps]:
+    """Plays games that are stepped on the host, such as PettingZoo's."""
+    # The environments of two runs of one seed: the first games of all pairs, then their second games.
+    pairs = acting.games // 2
+    place = np.arange(2 * acting.games).reshape(2, pairs, 2).swapaxes(0, 1).reshape(-1)
+    back = np.argsort(place)
+    begin, choose, see = jax.jit(acting.begin), jax.jit(acting.choose), jax.jit(acting.see)
+
+    def in_place(tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda x: x[place], tree)
+
+    def play(variables: PyTree) -> Steps:
+        with contextlib.closing(source.host(acting.games, [evaluation_seed(seed)] * 2, training=False)) as env:
+            obs = in_place(env.reset())
+            states, choices = begin(obs)
+            yield choices
+            for step in itertools.count():
+                action, states = choose(variables, obs, states, jnp.int32(step))
+                now = in_place(env.step(np.asarray(action)[back])[0])
+                states, told = see(states, action, now)
+                obs = now.obs
+                yield tuple(x[None] for x in jax.device_get(told))
+
+    return play
+
+
+def _keys(key: jax.Array, step: jax.Array | int, index: np.ndarray) -> jax.Array:
+    return rng.per_index(jax.random.fold_in(key, step), jnp.asarray(index, jnp.int32))
 
 
 def pictures(env: DeviceEnv, result: Result, seed: int) -> list[Any]:

@@ -17,7 +17,7 @@ from jaxrl_dist.actors.film import speed
 from jaxrl_dist.checks import counted
 from jaxrl_dist.config.train import OWN, Train, env_name
 from jaxrl_dist.envs import drawing
-from jaxrl_dist.envs.base import DeviceEnv, label_of
+from jaxrl_dist.envs.base import label_of
 from jaxrl_dist.envs.source import EnvSource, find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.play import ratings
@@ -95,8 +95,9 @@ def match(
 
     Raises:
       ConfigError: fewer than two players, an odd number of games, a run that cannot be loaded, players of different
-        games, or a game that is not one of two players with equal spaces, discrete actions and pure functions; with
-        ``film``, a game that cannot be drawn, or a file as ``video.writer`` refuses.
+        games, a game that is not one of two players with equal spaces and discrete actions, or a player that searches
+        a game on the host; with ``film``, a game that cannot be drawn or runs on the host, or a file as
+        ``video.writer`` refuses.
       EnvError: the game's rewards are not finite.
       OSError: the film cannot be written.
     """
@@ -108,9 +109,16 @@ def match(
     loaded = [_loaded(player, checkpoint, env, algorithm, num_simulations) for player in players]
     made = _game([player for _, player in loaded], env, env_options)
     if film is not None:
-        drawing.check(made.spec, made.render)
+        if not made.is_pure:
+            raise ConfigError(f"{label_of(made.spec)} runs on the host, and --film shows games on the device")
+        drawing.check(made.spec, made.device().render)
     acting = dict[str, Player]()
     entrants = [_player(name, player, made.spec, acting, sampled=sampled) for name, player in loaded]
+    if searching := [player.name for player in entrants if player.searches and not made.is_pure]:
+        raise ConfigError(
+            f"{searching[0]} searches, and {label_of(made.spec)} runs on the host, where nothing can be tried ahead; "
+            "--num-simulations 0 lets its network play alone"
+        )
     programs = dict[Any, Callable[[tuple[Player, Player]], Result]]()
     results, scores = [], {}
     for number, (a, b) in enumerate(itertools.combinations(range(len(entrants)), 2)):
@@ -122,7 +130,7 @@ def match(
         scores[a, b] = results[-1].scores.mean(axis=1)
         if number == 0 and film is not None and write is not None:
             with replacing(pathlib.Path(film)) as partial:
-                write(pictures(made, results[0], seed), partial, speed(made.spec, FPS))
+                write(pictures(made.device(), results[0], seed), partial, speed(made.spec, FPS))
         progress((number + 1) * games)
     elo, intervals = ratings.elo_table(len(entrants), scores)
     return Match(label_of(made.spec), tuple(player.name for player in entrants), tuple(results), elo, intervals)
@@ -156,7 +164,7 @@ def _loaded(
     return name, policy
 
 
-def _game(players: Sequence[Any], env: Any, env_options: Mapping[str, str] | None) -> DeviceEnv:
+def _game(players: Sequence[Any], env: Any, env_options: Mapping[str, str] | None) -> EnvSource:
     """Makes the game that all players have learnt.
 
     Raises:
@@ -172,15 +180,14 @@ def _game(players: Sequence[Any], env: Any, env_options: Mapping[str, str] | Non
     known = learnt[0] if learnt else (env, {})
     source = find(known[0] if env is None else env, known[1] if env_options is None else env_options)
     _check_game(source)
-    return source.device()
+    return source
 
 
 def _check_game(source: EnvSource) -> None:
     """Raises ``ConfigError`` for a game that does not work in a match."""
-    spec, works = source.spec, "games of two players on the device do, such as pgx:connect_four"
+    spec, works = source.spec, "games of two players do, such as pgx:connect_four"
     problems = {
         f"has {counted(spec.num_agents, 'player')}": spec.num_agents != 2,
-        "runs on the host": not source.is_pure,
         f"has the actions {spaces.describe(spec.action)}": not isinstance(spec.action, spaces.Discrete),
     }
     for problem in filter(problems.get, problems):

@@ -18,7 +18,7 @@ import team
 
 import jaxrl_dist
 from jaxrl_dist import cli
-from jaxrl_dist.actors.evaluate import Evaluator, _seed
+from jaxrl_dist.actors.evaluate import Evaluator, evaluation_seed
 from jaxrl_dist.actors.played import Episodes
 from jaxrl_dist.checks import flag
 from jaxrl_dist.commands.plot import read_curve
@@ -146,7 +146,7 @@ def test_evaluations_choose_the_best_checkpoint(
 
 
 def test_fresh_episodes_are_none_of_any_seed_of_training() -> None:
-    assert not {_seed(seed) for seed in range(20)} & {_seed(seed, fresh=True) for seed in range(20)}
+    assert not {evaluation_seed(seed) for seed in range(20)} & {evaluation_seed(seed, fresh=True) for seed in range(20)}
 
 
 @pytest.mark.case  # test_a_resumed_run_evaluates_where_it_would_have

@@ -126,6 +126,30 @@ def test_policies_take_their_best_moves() -> None:
     np.testing.assert_array_equal(swapped.scores, 1 - result.scores[:, ::-1])
 
 
+def test_games_on_the_host_are_played_as_on_the_device() -> None:
+    """Pairs begin alike; then each move is the policy's, and who takes the last stick wins."""
+    players = [untrained(seed, "flock:Sticks") for seed in (0, 1)]
+    (result,) = match(*players, games=12, opening_moves=2, seed=3).results
+    beginnings = set()
+    for pair in range(6):
+        begun = []
+        for game in (0, 1):
+            taken = 1 + result.moves[pair, game, : result.lengths[pair, game]]
+            taken = taken[np.arange(len(taken)), np.arange(len(taken)) % 2]  # of the seat whose turn it is
+            begun.append((int(taken.sum()), *taken[:2].tolist()))
+            for turn in range(2, len(taken)):
+                sticks = taken[turn:].sum()
+                seen = {"observation": np.float32([[sticks]]), "action_mask": np.arange(3)[None] < sticks}
+                policy = players[0 if (turn % 2 == 0) == result.first[pair, game] else 1]
+                assert 1 + policy(seen)[0][0] == taken[turn]
+            assert (len(taken) % 2 == 1) == (result.first[pair, game] == (result.scores[pair, game] == 1))
+        assert begun[0] == begun[1] and result.first[pair].tolist() == [True, False]
+        beginnings.add(begun[0])
+    assert len(beginnings) > 3 and all(7 <= sticks <= 10 for sticks, *_ in beginnings)
+    again = match(*players, games=12, opening_moves=2, seed=3).results[0]
+    np.testing.assert_array_equal(again.moves, result.moves)
+
+
 def test_ratings_are_those_of_maximum_likelihood() -> None:
     games = np.array([[0, 40, 20], [40, 0, 60], [20, 60, 0]])
     points = np.array([[0, 30, 20], [10, 0, 33.5], [0, 26.5, 0]])
@@ -183,7 +207,8 @@ WRONG = {
     "random random --games 7": r"--games 7: games are played in pairs, .* 6 and 8 work",
     "random random": r"which game\? Such as --env pgx:connect_four",
     "random nowhere": "nowhere is not a run directory",
-    "random random --env CartPole-v1": "CartPole-v1 has 1 player, which .* games of two players on the device do",
+    "random random --env CartPole-v1": "CartPole-v1 has 1 player, which .* games of two players do",
+    "random random --env flock:Sticks --film game.gif": "flock:Sticks runs on the host, and --film shows games on the",
     f"random random --env {GAME} --film game.png": r"game\.png must end in \.gif or \.mp4",
     f"random random --env {GAME} --film nowhere/game.gif": "there is no directory nowhere",
     "random random --env pgx:kuhn_poker --film game.gif": "pgx:kuhn_poker cannot be drawn",
