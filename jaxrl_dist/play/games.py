@@ -57,7 +57,7 @@ class Result(NamedTuple):
     players: tuple[str, str]
     scores: np.ndarray  # [P, 2] float64, of the first player: 1 won, 0.5 drawn, 0 lost
     first: np.ndarray  # [P, 2] bool: whether the first player had the first of the ``sides``
-    moves: np.ndarray  # [P, 2, T, 2] int32, the actions of both seats; -1 after the end of the game
+    moves: np.ndarray  # [P, 2, T, 2] int32, the actions by seat and not by player; -1 after the game
     sides: tuple[str, str] = ("moving first", "moving second")
     cut: int = 0  # games that had not ended within the step limit; their rewards until then count
 

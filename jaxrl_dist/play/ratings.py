@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 MEAN = 1500.0
@@ -65,17 +67,25 @@ def _laplacian(weight: np.ndarray) -> np.ndarray:
 def elo_table(count: int, scores: dict[tuple[int, int], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Returns the ratings ``[n]`` of players who have all met, and their intervals of 95 %, ``[n, 2]``.
 
-    The variance of a score is that between pairs of games, those of ``padded`` among them.
+    The variance of a score is that between pairs of games, those of ``padded`` among them. The rating of
+    who has won nearly all games has hardly a bound away from ``MEAN``, where the likelihood is flat. Towards ``MEAN``
+    it has one: on that side, the error is that of ratings to which the pairs of ``padded`` count, too.
 
     Args:
       count: number of players.
       scores: those of ``[P]`` pairs of games, each 0 to 1, by two players, for the first of them.
     """
-    games, points, variance = np.zeros((3, count, count))
-    for (a, b), of_pairs in scores.items():
-        size = len(of_pairs)
-        games[a, b] = games[b, a] = 2 * size
-        points[a, b], points[b, a] = 2 * of_pairs.sum(), 2 * (1 - of_pairs).sum()
-        variance[a, b] = variance[b, a] = 4 * size * padded(of_pairs).var(ddof=1)
-    ratings, errors = elo(games, points, variance)
-    return ratings, np.stack([ratings - Z95 * errors, ratings + Z95 * errors], axis=1)
+
+    def fitted(more: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        games, points, variance = np.zeros((3, count, count))
+        for (a, b), of_pairs in scores.items():
+            counted = more(of_pairs)
+            games[a, b] = games[b, a] = 2 * len(counted)
+            points[a, b], points[b, a] = 2 * counted.sum(), 2 * (1 - counted).sum()
+            variance[a, b] = variance[b, a] = 4 * len(counted) * padded(of_pairs).var(ddof=1)
+        return elo(games, points, variance)
+
+    ratings, outwards = fitted(np.asarray)
+    _, inwards = fitted(padded)
+    below, above = np.where(ratings >= MEAN, (inwards, outwards), (outwards, inwards))
+    return ratings, np.stack([ratings - Z95 * below, ratings + Z95 * above], axis=1)

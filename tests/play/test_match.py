@@ -187,9 +187,29 @@ def test_intervals_of_ratings_are_around_them_and_hold_the_truth_in_95_of_100() 
     for _ in range(300):
         scores = {(a, b): (draw.random((100, 2)) < chance[a, b]).mean(1) for a in range(4) for b in range(a + 1, 4)}
         elo, intervals = ratings.elo_table(4, scores)
-        np.testing.assert_allclose(intervals.mean(axis=1), elo)
+        assert ((intervals[:, 0] < elo) & (elo < intervals[:, 1])).all()
         inside.append((intervals[:, 0] <= truth) & (truth <= intervals[:, 1]))
     assert 0.93 < np.mean(inside) < 0.98 and np.ptp(intervals, axis=1).max() < 120
+
+
+def test_a_clean_sweep_tells_two_players_apart() -> None:
+    widths = []
+    for pairs in (10, 20, 100):
+        (low, high), (others_low, others_high) = ratings.elo_table(2, {(0, 1): np.ones(pairs)})[1]
+        assert low > others_high and high - low == pytest.approx(others_high - others_low)
+        widths.append(low - others_high)
+    assert widths == sorted(widths)
+
+
+def test_intervals_of_unequal_players_hold_the_truth() -> None:
+    draw = np.random.default_rng(0)
+    for pairs in (10, 100):
+        inside = []
+        for _ in range(300):
+            scores = (draw.random((pairs, 2)) < 1 / (1 + 10 ** (-500 / 400))).mean(axis=1)
+            (low, high), _ = ratings.elo_table(2, {(0, 1): scores})[1]
+            inside.append(low <= 1750 <= high)
+        assert np.mean(inside) > 0.92
 
 
 def test_ratings_of_a_player_who_won_all_games_have_an_interval() -> None:
