@@ -174,7 +174,8 @@ def make(library: str, env_id: str, options: Mapping[str, str]) -> Adapted:
 def theirs() -> Iterator[None]:
     """Runs the libraries' own code: hides its output and warnings, and allows rank promotion."""
     silent, first = cast(Any, io.StringIO()), sys.__stdout__
-    with warnings.catch_warnings(), contextlib.redirect_stdout(silent), jax.numpy_rank_promotion("allow"):
+    own = contextlib.redirect_stderr(sys.stderr)  # the import of JaxMARL leaves that of the process, not a notebook's
+    with warnings.catch_warnings(), contextlib.redirect_stdout(silent), own, jax.numpy_rank_promotion("allow"):
         warnings.simplefilter("ignore")
         sys.__stdout__ = silent  # type: ignore[misc] # where the import of JaxMARL prints to
         try:
