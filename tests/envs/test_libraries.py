@@ -107,7 +107,7 @@ def test_check_env_plays_a_library(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_libraries_print_is_hidden_and_what_we_print_is_not(capfd: pytest.CaptureFixture[str]) -> None:
-    """Also where a library prints to the first stdout of the process, and leaves its stderr, as JaxMARL's import does."""
+    """Also where a library prints to the first stdout and leaves the first stderr, as JaxMARL's import does."""
     own = sys.stderr
     with libraries.theirs():
         print("theirs")
