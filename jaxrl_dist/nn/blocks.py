@@ -219,10 +219,10 @@ def _gates(driven: jax.Array, core: jax.Array, kernel: jax.Array, bias: jax.Arra
 
     def step(core: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> Any:
         driven, valid = inputs
-        parts = [jnp.split(x, 3, axis=-1) for x in (driven, core.astype(kernel.dtype) @ kernel)]
-        reset, update = (nn.sigmoid(x + y) for x, y in zip(*(part[:2] for part in parts), strict=True))
-        inner = parts[1][2] + jnp.broadcast_to(bias, reset.shape)
-        new = nn.tanh(parts[0][2] + reset * inner)
+        of_inputs, of_core = (jnp.split(x, 3, axis=-1) for x in (driven, core.astype(kernel.dtype) @ kernel))
+        reset, update = nn.sigmoid(of_inputs[0] + of_core[0]), nn.sigmoid(of_inputs[1] + of_core[1])
+        inner = of_core[2] + jnp.broadcast_to(bias, reset.shape)
+        new = nn.tanh(of_inputs[2] + reset * inner)
         output = (1 - update) * new + update * core
         return jnp.where(valid[:, None], output, 0), (output, (core, reset, update, inner, new))
 

@@ -136,12 +136,9 @@ class _Acting:
         legal, chosen = self.legal(obs), []
         for number, player in enumerate(self.players):
             mine = self._of(number, obs), self._of(number, legal), states[number]
-            drawn: Any = _keys(rng.of_policy(self._key, 1 + number), step, np.arange(self.games))
-            if player.searches and simulator is not None:
-                drawn = drawn, simulator._replace(state=self._of(number, simulator.state))
-            else:
-                drawn = (drawn,)
-            chosen.append(player.act(variables[number], *mine, *drawn))
+            drawn = _keys(rng.of_policy(self._key, 1 + number), step, np.arange(self.games))
+            tried = [] if simulator is None or not player.searches else [self._tried(number, simulator)]
+            chosen.append(player.act(variables[number], *mine, drawn, *tried))
         opening = Context(_keys(self._key, step, self._seat), jnp.float32(0))
         at_random = self._chance.policy(Variables({}, ()), obs, (), opening)[0]
         acted = jnp.concatenate([jnp.asarray(action, at_random.dtype) for action, _ in chosen])[self._back]
@@ -156,6 +153,9 @@ class _Acting:
         )
         told = action, jnp.where(now.valid, now.reward, 0.0), now.terminated | now.truncated
         return states, jax.tree.map(lambda x: x.reshape(self.games, 2), told)
+
+    def _tried(self, player: int, simulator: Simulator) -> Simulator:
+        return simulator._replace(state=self._of(player, simulator.state))
 
     def _of(self, player: int, tree: PyTree) -> PyTree:
         return jax.tree.map(lambda x: x[self._rows[player]], tree)
