@@ -119,6 +119,7 @@ def gru(size: int, dtype: DTypeLike) -> Core:
     """
     cell = _cell("gru", nn.GRUCell(size, dtype=dtype), lambda num_envs: jnp.zeros((num_envs, size), jnp.float32))
 
+    @jax.named_scope("GRUCell")  # as flax names the layers of a step, for profiles
     def unroll(params: PyTree, features: jax.Array, core: jax.Array, valid: jax.Array) -> tuple[jax.Array, jax.Array]:
         weights, core = vary_as((params["gru"]["params"], core), features)
 

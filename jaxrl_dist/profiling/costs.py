@@ -142,4 +142,6 @@ def _inside(eqn: Any) -> Iterator[Any]:
 def _layer(scopes: str) -> str:
     """Returns the scopes of a layer's forward pass, without those of transformations and loops."""
     words = re.sub(r"\w+\(|\)", "", scopes).split("/")
-    return "/".join(word for word in words if word and word not in ("shard_map", *SCOPES)) or "other"
+    named = [word for word in words if word and word not in ("shard_map", *SCOPES)]
+    # A custom derivative that takes one itself has its scope's name twice.
+    return "/".join(word for word, _ in itertools.groupby(named)) or "other"

@@ -21,6 +21,7 @@ import jaxrl_dist
 from jaxrl_dist import cli, mesh
 from jaxrl_dist.commands import profile
 from jaxrl_dist.config.train import Train
+from jaxrl_dist.nn import cores
 from jaxrl_dist.profiling import costs, timing
 from jaxrl_dist.profiling import stages as parts
 from jaxrl_dist.profiling.advice import bound
@@ -280,6 +281,21 @@ def test_an_actor_whose_rollouts_outlast_the_reports_has_no_negative_rest() -> N
     divided = timing._divided({"environment": 3.0, "policy": 1.0, "idle": 0.0}, {}, 2.0)
     assert divided == {"environment": 1.5, "policy": 0.5, "rest": 0.0}
     assert timing._divided({"environment": 1.5}, {}, 2.0) == {"environment": 1.5, "rest": 0.5}
+
+
+@pytest.mark.parametrize("name", ["gru", "lstm", "linear"])
+def test_products_of_a_core_belong_to_its_layers(name: str) -> None:
+    core = getattr(cores, name)(8, jnp.float32)
+    features, state, valid = jnp.ones((5, 3, 4)), core.initial(3), jnp.ones((5, 3), bool)
+    params = core.init(jax.random.key(0), features[0])[0]
+    module = {"gru": "GRUCell", "lstm": "OptimizedLSTMCell", "linear": "LinearRecurrence"}[name]
+    for function in (
+        lambda params: core.unroll(params, features, state, valid)[0].sum(),
+        lambda params: core.step(params, features[0], state)[0].sum(),
+    ):
+        layers = costs.of_products(jax.make_jaxpr(jax.grad(function))(params).jaxpr)
+        assert layers and {layer.split("/")[0] for layer in layers} == {module}
+        assert not any(layer.endswith(f"/{module}") for layer in layers)
 
 
 @pytest.mark.case  # test_a_stage_that_sleeps_is_the_one_that_takes_longer
