@@ -25,7 +25,9 @@ ITERATIONS = 1, 3, 10, 30, 100, 300, 1000
 
 def config(seed: int, steps: int, run_dir: str) -> jaxrl_dist.Train:
     """Returns the run's config; it keeps 100 checkpoints."""
-    ppo = jaxrl_dist.algorithms.config_class("ppo")(
+    ppo = jaxrl_dist.preset(
+        "ppo",
+        ENV,
         discount=1.0,
         gae_lambda=1.0,
         hidden_sizes=(32,),
@@ -33,7 +35,7 @@ def config(seed: int, steps: int, run_dir: str) -> jaxrl_dist.Train:
         learning_rate_schedule="linear",
         learning_rate_steps=steps,
         entropy_coefficient=0.05,
-    )
+    ).algorithm
     return jaxrl_dist.Train(
         {"new": ppo, "old": "copy(new,50,10)"},
         env=ENV,
