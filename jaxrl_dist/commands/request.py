@@ -12,6 +12,7 @@ from jaxrl_dist.algorithms import config_class, from_file
 from jaxrl_dist.commands import find_modules, flags, help, help_text, policies
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.settings import members as populations
 from jaxrl_dist.settings import placements
 from jaxrl_dist.settings.policies import Policies, label
 from jaxrl_dist.settings.resolve import settled
@@ -47,6 +48,10 @@ class Request(NamedTuple):
 
     def settled(self) -> tuple[Train[Any], EnvSource, Mapping[str, str]]:
         """Returns the complete config, its environment, and the sources of its values; see ``resolve.settled``."""
+        if (members := populations.number_of_members(self.fields)) > 1:
+            from jaxrl_dist.plans import devices
+
+            devices.divide_cpu(members)
         if "env" not in self.stored:
             find_modules(self.fields.get("env"))
         config, source, sources = settled(Train(self.algorithm), self.fields, self.stored)

@@ -16,6 +16,7 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import start
 from jaxrl_dist.run import signals, trackers
 from jaxrl_dist.run.storage import check_run_dir
+from jaxrl_dist.settings import members as populations
 from jaxrl_dist.settings.policies import label
 from jaxrl_dist.settings.stored import stored_config
 
@@ -54,9 +55,11 @@ def run(args: Sequence[str]) -> int:
     output = request.output_flags(user_values)
     dataclasses.replace(before, **changes).validate()
 
+    from jaxrl_dist.plans import devices
     from jaxrl_dist.training import resuming
 
     with signals.stopping() as stop, joined("resume", user_values, stop), start.one_line_warnings(output["quiet"]):
+        devices.divide_cpu(populations.number_of_members(vars(before)))
         find_modules(env)
         change = options.change_env_options
         prepared = resuming.prepare_resume(before, run_dir, changes, change_env_options=change)

@@ -7,6 +7,7 @@ import csv
 import dataclasses
 import io
 import itertools
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, get_args, get_type_hints
@@ -37,6 +38,13 @@ class MemberConfig(NamedTuple):
 def is_population(config: Train[Any]) -> bool:
     """Returns whether a config asks for several runs."""
     return config.seeds > 1 or bool(config.vary)
+
+
+def number_of_members(fields: Mapping[str, Any]) -> int:
+    """Returns the number of runs that fields of ``Train`` ask for, before their values are read."""
+    counts = [len(text.split(",")) for text in (fields.get("vary") or {}).values()]
+    settings = max(counts, default=1) if fields.get("zip") else math.prod(counts)
+    return int(settings * fields.get("seeds", 1))
 
 
 def members(config: Train[Any]) -> list[MemberConfig]:

@@ -264,7 +264,7 @@ def make_job(
     """
     key = None if devices is not None else _computed(config, num_members)
     job = None if key is None else _job_cache.pop(key, None)
-    devices = learner_devices(config) if devices is None else devices
+    devices = learner_devices(config, num_members) if devices is None else devices
     if job is None:
         job = _new_job(config, source, num_members, devices)
     else:  # its run may have been shorter, and has warned already

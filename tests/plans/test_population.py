@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 import shutil
 import statistics
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Sequence
@@ -18,6 +21,7 @@ import jax
 import numpy as np
 import probes
 import pytest
+import runs
 
 import jaxrl_dist
 from jaxrl_dist import Train, preset
@@ -27,14 +31,16 @@ from jaxrl_dist.algorithms.a2c import A2C
 from jaxrl_dist.algorithms.appo import APPO
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
+from jaxrl_dist.commands import request
 from jaxrl_dist.commands.plot.reading import with_members
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import CheckpointError, ConfigError, DivergedError, FileWarning
 from jaxrl_dist.plans import compiled
+from jaxrl_dist.plans.devices import divide_cpu
 from jaxrl_dist.plans.synchronous import HostPopulation
 from jaxrl_dist.run import checkpoint
 from jaxrl_dist.run.storage import read_json
-from jaxrl_dist.settings.members import members, programs
+from jaxrl_dist.settings.members import members, number_of_members, programs
 from jaxrl_dist.training.results import Row, merged_rows, read_rows, refill, scored, settings, table, write_results
 from jaxrl_dist.training.setup import make_job, prepare
 from jaxrl_dist.types import Report
@@ -537,6 +543,66 @@ def test_what_cannot_be_trained_together_is_refused(asked: Any, message: str) ->
 def test_members_divide_over_devices_or_devices_over_members() -> None:
     with pytest.raises(ConfigError, match=r"6 members do not divide over 4 devices; nearest that work: 4 or 8 members"):
         prepare(config(seeds=6, num_devices=4, num_envs=8))
+
+
+@pytest.mark.parametrize("seeds, devices", [(2, 8), (3, 6), (5, 5), (16, 8)])
+def test_of_a_cpu_members_take_as_many_devices_as_divide(seeds: int, devices: int) -> None:
+    assert prepare(config(seeds=seeds, num_envs=8, num_devices=None)).job.mesh.size == devices
+
+
+@pytest.mark.parametrize(
+    "members, cores, devices", [(1, 4, None), (2, 4, 2), (8, 2, 2), (6, 4, 6), (5, 2, 5), (12, 4, 4), (127, 4, 4)]
+)
+def test_the_cpu_is_divided_for_a_population(
+    members: int, cores: int, devices: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_to = dict[str, int]()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(cores))
+    monkeypatch.setattr(type(jax.config), "update", lambda self, name, value: set_to.update({name: value}))
+    divide_cpu(members)
+    assert not set_to, "JAX_NUM_CPU_DEVICES is set in tests, so the user has chosen"
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES")
+    divide_cpu(members)
+    assert set_to.get("jax_num_cpu_devices") == devices
+
+
+def test_dividing_the_cpu_after_jax_has_begun_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = jax.device_count()
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES")
+    divide_cpu(5)
+    assert jax.device_count() == before == 8
+
+
+@pytest.mark.case  # test_the_cpu_is_divided_for_a_population
+@pytest.mark.parametrize("seeds, devices", [(1, 1), (5, 5)])
+def test_a_population_on_the_command_line_has_a_device_for_each_core(
+    seeds: int, devices: int, tmp_path: pathlib.Path
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"}
+    environment |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(runs.ROOT)}
+
+    def said(command: str) -> str:
+        words = [sys.executable, "-m", "jaxrl_dist.cli", *command.split()]
+        return subprocess.run(words, check=True, env=environment, capture_output=True, text=True).stdout
+
+    run_dir = tmp_path / "run"
+    command = f"train ppo --env CartPole-v1 --seeds {seeds} {runs.TINY} --run-dir {run_dir}"
+    assert f"{devices} cpu device" in said(command.replace("--num-devices 1", ""))
+    total = read_json(run_dir / "config.json")["run"]["total_env_steps"]
+    assert f"{devices} cpu device" in said(f"resume {run_dir} --total-env-steps {2 * total}")
+
+
+@pytest.mark.parametrize(
+    "flags, expected",
+    [
+        ("", 1),
+        ("--seeds 4", 4),
+        ("--seeds 2 --vary discount=0.9,0.99 num-epochs=1,2,3", 12),
+        ("--vary discount=0.9,0.99 num-epochs=1,2 --zip", 2),
+    ],
+)
+def test_members_are_counted_before_jax_is_used(flags: str, expected: int) -> None:
+    assert number_of_members(request.parse(f"ppo --env CartPole-v1 {flags}".split()).fields) == expected
 
 
 def test_settings_are_a_product_or_go_in_step() -> None:
