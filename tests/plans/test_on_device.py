@@ -13,6 +13,7 @@ import pytest
 from gymnax.environments import environment, spaces
 from probes import assert_close, learner_of, make_job, make_mesh
 
+import jaxrl_dist
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.pool import PoolOptions
 from jaxrl_dist.algorithms.a2c import A2C
@@ -24,6 +25,7 @@ from jaxrl_dist.learners import sgd
 from jaxrl_dist.learners.policies import combined_learner
 from jaxrl_dist.plans import asynchronous, averaging, compiled, on_device
 from jaxrl_dist.plans.job import Job
+from jaxrl_dist.training import setup
 from jaxrl_dist.types import Report
 
 
@@ -208,3 +210,13 @@ def test_a_replay_memory_is_not_copied(members: int, priority_exponent: float | 
     made = make_job(algorithm, source, num_envs=4, rollout_length=1)
     size = members * algorithm.replay.capacity * np.dtype(np.float32).itemsize  # of priorities, or of rewards
     assert compiled.lower(made, members).compile().memory_analysis().temp_size_in_bytes < size / 2
+
+
+@pytest.mark.parametrize(
+    "num_devices, num_envs, seeds, slower", [(1, 8, 1, False), (4, 8, 1, True), (2, 64, 1, False), (8, 8, 8, False)]
+)
+def test_a_run_says_where_one_device_of_a_cpu_is_faster(
+    num_devices: int, num_envs: int, seeds: int, slower: bool
+) -> None:
+    config = jaxrl_dist.preset("ppo", "CartPole-v1", num_devices=num_devices, num_envs=num_envs, seeds=seeds)
+    assert ("one alone is faster: --num-devices 1" in setup.prepare(config).describe()) == slower
