@@ -16,8 +16,11 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import runs
+
+from jaxrl_dist.data.dataset import Dataset
 
 PAGES = ["README.md", *sorted(str(path.relative_to(runs.ROOT)) for path in (runs.ROOT / "docs").rglob("*.md"))]
 ELSEWHERE = {
@@ -33,6 +36,7 @@ ELSEWHERE = {
     "XLA_FLAGS=--xla_gpu": "needs a GPU",
     "--learner-devices 2-7": "needs eight devices: forced ones of a CPU take a quarter of an hour; tests/plans",
     "--checkpoint 1000000": "needs a run of so many steps; tests/commands",
+    "@100000": "needs a run of so many steps; tests/play",
     "@403162": "needs a run of so many steps; tests/play",
     "--metric own/": "needs a metric of one's own; tests/training",
 }
@@ -59,7 +63,8 @@ RUN_OF = {
     "--env my_module:make": "*my_module*",
     "export RUN_DIR": "CartPole-v1__ppo*",
     "video RUN_DIR film.gif": "CartPole-v1__ppo*",
-    "RUN_DIR --kind table --score evaluation": "*before",
+    "RUN_DIR --kind table --score evaluation": "CartPole*before",
+    "exact RUN_DIR": "FrozenLake-v1__ppo*",
 }
 """Which runs ``RUN_DIR`` stands for in commands with such a part, instead of the newest."""
 MY_MODULE = '''
@@ -173,18 +178,22 @@ def execute(command: str, folder: Path, limit: float = 900) -> tuple[int, str]:
 def reader(tmp_path: Path) -> Path:
     """A folder with what the pages take for granted: some files of the reader's, and finished runs."""
     (tmp_path / "path" / "to").mkdir(parents=True)
-    own, rem, curious = (
+    pages = "adding-an-algorithm.md", "adding-an-off-policy-algorithm.md", "exploration.md", "planning.md"
+    own, rem, curious, cem = (
         re.findall(r"```python\n(.*?)```", (runs.ROOT / "docs" / page).read_text(encoding="utf-8"), re.DOTALL)[0]
-        for page in ("adding-an-algorithm.md", "adding-an-off-policy-algorithm.md", "exploration.md")
+        for page in pages
     )
     texts = {"my_module.py": MY_MODULE, "my_algorithm.py": own, "path/to/my_algo.py": own, "curious_ppo.py": curious}
-    texts["path/to/rem.py"] = rem
+    texts |= {"path/to/rem.py": rem, "cem.py": cem}
     for name, text in texts.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     (tmp_path / "scripts").symlink_to(runs.ROOT / "scripts")
-    for algorithm in ("ppo", "a2c"):
-        command = f"{algorithm} --env CartPole-v1 {runs.TINY} --tensorboard"
-        shutil.copytree(runs.finished(command), tmp_path / "runs" / f"CartPole-v1__{algorithm}__0__before")
+    for env, algorithm in ("FrozenLake-v1", "ppo"), ("CartPole-v1", "ppo"), ("CartPole-v1", "a2c"):
+        command = f"{algorithm} --env {env} {runs.TINY} --tensorboard"
+        shutil.copytree(runs.finished(command), tmp_path / "runs" / f"{env}__{algorithm}__0__before")
+    rng = np.random.default_rng(0)
+    hopper = {"obs": rng.normal(size=(65, 11)), "action": rng.uniform(-1, 1, (64, 3)), "reward": np.ones(64)}
+    Dataset.from_episodes([{**hopper, "terminated": False}]).save(tmp_path / "data" / "NAME")
     (tmp_path / "runs" / "NAME").symlink_to("CartPole-v1__ppo__0__before")
     return tmp_path
 
