@@ -379,8 +379,23 @@ def test_pettingzoo_is_a_library_whose_modules_files_may_name() -> None:
     moved = advice_on("pettingzoo.mpe.simple_spread_v3:parallel_env")
     assert moved == "; with it, --env mpe2.simple_spread_v3:parallel_env works"
     assert not advice_on("flock:Flock")
-    with pytest.raises(ConfigError, match="or has no such environment: pip install pettingzoo"):
-        find("pettingzoo:butterfly/pistonbowl_v6")
+
+
+def test_an_environment_that_pettingzoo_lacks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("pettingzoo", "pettingzoo.classic"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match="not installed, or has no such environment: pip install pettingzoo"):
+        find("pettingzoo:classic/chess_v5")
+    for name in ("pettingzoo", "pettingzoo.classic"):
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "pettingzoo" / "classic").mkdir(parents=True)
+    for file in ("__init__.py", "classic/__init__.py", "classic/chess.py", "classic/chess_v6.py"):
+        (tmp_path / "pettingzoo" / file).touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"PettingZoo has no such environment \(did you mean 'chess_v6'\?\)"):
+        find("pettingzoo:classic/chess_v5")
+    for name in ("pettingzoo", "pettingzoo.classic"):
+        monkeypatch.delitem(sys.modules, name)
 
 
 @pytest.mark.parametrize("policies", [{}, {"a": "bird_*", "b": "late"}])

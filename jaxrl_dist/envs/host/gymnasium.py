@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
+import pkgutil
+import re
 import sys
 import threading
 import traceback
@@ -183,9 +186,7 @@ def _function(env_id: str) -> tuple[Callable[..., Any], dict[str, Any]]:
         if not f"{module}.".startswith(f"{error.name}."):
             raise  # the module exists, but lacks another module
         if module.startswith("pettingzoo."):
-            raise ConfigError(
-                f"--env {env_id}: PettingZoo is not installed, or has no such environment: pip install pettingzoo"
-            ) from None
+            raise ConfigError(f"--env {env_id}: {_missing_from_pettingzoo(module)}") from None
         near = did_you_mean(module, [*BACKENDS, *LIBRARIES])
         raise ConfigError(
             f"--env {env_id}: unknown backend {module!r}{near}, and no module of that name can be imported"
@@ -199,6 +200,17 @@ def _function(env_id: str) -> tuple[Callable[..., Any], dict[str, Any]]:
         return entry or gymnasium.make, {"max_episode_steps": limit, **spec.kwargs}
     near = did_you_mean(name, dict(inspect.getmembers(sys.modules[module], callable)))
     raise ConfigError(f"--env {env_id}: the module {module} has no function {name!r}{near}")
+
+
+def _missing_from_pettingzoo(module: str) -> str:
+    """Says why PettingZoo has no module of this name, such as ``pettingzoo.classic.chess_v0``."""
+    family, _, name = module.rpartition(".")
+    try:
+        package = importlib.import_module(family)
+    except ModuleNotFoundError:
+        return "PettingZoo is not installed, or has no such environment: pip install pettingzoo"
+    games = [game.name for game in pkgutil.iter_modules(package.__path__) if re.search(r"_v\d+$", game.name)]
+    return f"PettingZoo has no such environment{did_you_mean(name, games)}"
 
 
 def _guess(text: str) -> int | float | bool | str:
