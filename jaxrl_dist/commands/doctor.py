@@ -106,6 +106,8 @@ def _software() -> Iterator[tuple[str, str]]:
         yield PROBLEM, f"{', '.join(packages)} must be installed: {accelerators.install(*packages)}"
     for extra, packages in missing.items():
         yield f"extra {extra}", f"without {', '.join(packages)}" if packages else "installed"
+    if any(missing.values()):
+        yield "extras", f"pip install '{PACKAGE}[NAME]' installs the packages of one"
 
 
 # --- The machine --------------------------------------------------------------------------------------
