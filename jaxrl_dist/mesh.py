@@ -50,19 +50,14 @@ def make_mesh(devices: Sequence[jax.Device], rows: int = 1) -> Mesh:
     return Mesh(np.asarray(devices).reshape(rows, -1), (AGENT, DATA))
 
 
-def is_grid(members: int, num_devices: int) -> bool:
-    """Returns whether each device can have whole members, or each member a row of devices."""
-    return members % num_devices == 0 or num_devices % members == 0
-
-
 def rows_of(members: int, num_devices: int) -> int:
     """Returns the rows of a mesh for a population: each device has whole members, or each member a row of devices.
 
     Raises:
       ConfigError: neither number divides the other; the message names the nearest that work.
     """
-    if not is_grid(members, num_devices):
-        works = [n for n in range(1, members + num_devices) if is_grid(n, num_devices)]
+    if members % num_devices and num_devices % members:
+        works = [n for n in range(1, members + num_devices) if not (n % num_devices and num_devices % n)]
         near = sorted({max(n for n in works if n < members), min(n for n in works if n > members)})
         raise ConfigError(
             f"{members} members do not divide over {num_devices} devices; nearest that work: "

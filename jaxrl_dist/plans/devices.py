@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 
-from jaxrl_dist import mesh as meshes
 from jaxrl_dist.checks import check_divides, counted, flag, parse_devices
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
@@ -75,8 +74,8 @@ def divide_cpu(members: int) -> None:
             jax.config.update("jax_num_cpu_devices", count)
 
 
-def learner_devices(config: Train[Any], members: int = 1) -> list[jax.Device]:
-    """Returns the devices that learn; by default all, and of a CPU as many as divide over several members.
+def learner_devices(config: Train[Any], members: int | None = None) -> list[jax.Device]:
+    """Returns the devices that learn; by default all, and of a CPU as many as have whole ``members`` of a population.
 
     Raises:
       ConfigError: there are fewer than the config asks for.
@@ -84,8 +83,8 @@ def learner_devices(config: Train[Any], members: int = 1) -> list[jax.Device]:
     numbers = parse_devices("learner_devices", config.learner_devices)
     if numbers is None:
         devices = first_devices(config.num_devices)
-        if config.num_devices is None and members > 1 and devices[0].platform == "cpu" and not peers.world():
-            devices = devices[: max(n for n in range(1, len(devices) + 1) if meshes.is_grid(members, n))]
+        if members and config.num_devices is None and devices[0].platform == "cpu" and not peers.world():
+            devices = devices[: max(n for n in range(1, len(devices) + 1) if members % n == 0)]
     elif config.num_devices in (None, len(numbers)):
         devices = numbered("learner_devices", numbers)
     else:

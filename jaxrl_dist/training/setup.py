@@ -124,7 +124,7 @@ def _prepared(config: Train[Any], source: EnvSource) -> Run:
     _check_one_program(config, groups, population[0].values, hyper)
     members = dict[int, Member]()
     for group in groups:
-        base = _checked(make_job(population[group[0]].config, source, len(group)))
+        base = _checked(make_job(population[group[0]].config, source, len(group) if several else None))
         shared = ProgramShared(base, resume_command(config))
         members |= {number: _member(number, population[number], base, shared, hyper) for number in group}
     return Run(config if several else members[0].config, [members[number] for number in sorted(members)], groups)
@@ -251,12 +251,15 @@ def copied(config: Train[Any], copy: Copy, copy_spec: EnvSpec, spec: EnvSpec) ->
 
 
 def make_job(
-    config: Train[Any], source: EnvSource, num_members: int = 1, devices: Sequence[jax.Device] | None = None
+    config: Train[Any],
+    source: EnvSource,
+    num_members: int | None = None,
+    devices: Sequence[jax.Device] | None = None,
 ) -> Job:
     """Returns the job that a plan executes for a resolved config.
 
     Args:
-      num_members: members of a population that share the job's program.
+      num_members: members of a population that share the job's program; None: a single run.
       devices: the devices that learn, which need not be of this machine; None: those that the config names.
 
     Raises:
@@ -266,7 +269,7 @@ def make_job(
     job = None if key is None else _job_cache.pop(key, None)
     devices = learner_devices(config, num_members) if devices is None else devices
     if job is None:
-        job = _new_job(config, source, num_members, devices)
+        job = _new_job(config, source, num_members or 1, devices)
     else:  # its run may have been shorter, and has warned already
         _pool(config, job.algorithm, job.source, devices)
         check_sizes(config, job.algorithm, job.source.spec, job.mesh.shape[meshes.DATA])
@@ -328,7 +331,7 @@ def _names(config: Train[Any]) -> dict[str, str]:
     return {policy: algorithms.name_of(part.algorithm) for policy, part in by_policy(config).items()}
 
 
-def _computed(config: Train[Any], num_members: int) -> str | None:
+def _computed(config: Train[Any], num_members: int | None) -> str | None:
     """Returns a text that is equal for configs whose programs are equal; None: they depend on the user's code.
 
     JAX's own settings count, too, such as ``jax.default_matmul_precision``.

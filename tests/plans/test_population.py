@@ -545,9 +545,20 @@ def test_members_divide_over_devices_or_devices_over_members() -> None:
         prepare(config(seeds=6, num_devices=4, num_envs=8))
 
 
-@pytest.mark.parametrize("seeds, devices", [(2, 8), (3, 6), (5, 5), (16, 8)])
-def test_of_a_cpu_members_take_as_many_devices_as_divide(seeds: int, devices: int) -> None:
-    assert prepare(config(seeds=seeds, num_envs=8, num_devices=None)).job.mesh.size == devices
+@pytest.mark.parametrize(
+    "fields, devices",
+    [
+        ({"seeds": 2}, 2),
+        ({"seeds": 5}, 5),
+        ({"seeds": 9}, 3),
+        ({"seeds": 16}, 8),
+        ({"vary": {"num_epochs": "1,2"}}, 1),
+        ({"seeds": 2, "plan": "synchronous"}, 2),
+        ({}, 8),
+    ],
+)
+def test_of_a_cpu_members_take_as_many_devices_as_divide_them(fields: Any, devices: int) -> None:
+    assert prepare(config(**fields, num_envs=8, num_devices=None)).job.mesh.size == devices
 
 
 @pytest.mark.parametrize(
