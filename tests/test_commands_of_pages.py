@@ -194,7 +194,8 @@ def reader(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
     hopper = {"obs": rng.normal(size=(65, 11)), "action": rng.uniform(-1, 1, (64, 3)), "reward": np.ones(64)}
     Dataset.from_episodes([{**hopper, "terminated": False}]).save(tmp_path / "data" / "NAME")
-    (tmp_path / "runs" / "NAME").symlink_to("CartPole-v1__ppo__0__before")
+    for name in ("NAME", "ippo0", "mappo0"):
+        (tmp_path / "runs" / name).symlink_to("CartPole-v1__ppo__0__before")
     return tmp_path
 
 

@@ -108,7 +108,8 @@ def _tune(sweep: Sweep, run: request.Request, args: Sequence[str], stop: signals
         else:
             tuning.by_ray(args, config, space, path, sweep.trials, sweep.jobs, show)
     if stop():
-        raise stop.interrupted(f"interrupted; the same command with --run-dir {path} continues it")
+        again = "continues it" if tuner == "optuna" else "begins it again"
+        raise stop.interrupted(f"interrupted; the same command with --run-dir {path} {again}")
 
 
 def _check(config: Train[Any]) -> None:

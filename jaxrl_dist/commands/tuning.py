@@ -260,5 +260,8 @@ def by_ray(
         ).fit()
     finally:
         ray.shutdown()
+    if not any("episode_return" in (result.metrics or {}) for result in results):
+        show("no trial has a return")
+        return
     best = results.get_best_result()
     show(f"{len(results)} trials, best return {best.metrics['episode_return']:.4g} with {_flags(best.config)}")
