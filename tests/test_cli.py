@@ -306,6 +306,7 @@ BAD = {
     "evaluate": "which run?",
     "evaluate {runs}": "{runs} is not a run directory: it has no config.json; name a run in it, such as {runs}/",
     "evaluate {runs}/nowhere": "{runs}/nowhere is not a run directory: it does not exist",
+    "evaluate {runs}/done@7": "the commands that take a checkpoint of {runs}/done have --checkpoint 7",
     "evaluate {runs}/unfinished": "holds no trained variables",
     "evaluate {runs}/damaged": "older ones are damaged, too; put back a copy, or `jaxrl-dist train --config",
     "evaluate {runs}/done {runs}/done": "is neither a flag nor the value of one",

@@ -144,6 +144,7 @@ def execute(command: str, folder: Path, limit: float = 900) -> tuple[int, str]:
     }
     env |= {
         "JAX_PLATFORMS": "cpu",
+        "MINARI_DATASETS_PATH": str(folder / "minari"),  # not among the user's
         "JAX_NUM_CPU_DEVICES": str(next((n for part, n in DEVICES.items() if part in command), 1)),
         "PATH": f"{Path(sys.executable).parent}:{env['PATH']}",
         "PYTHONPATH": f"{runs.ROOT / 'tests'}:{os.environ.get('PYTHONPATH', '')}",  # no clone: a wheel may be tried
@@ -194,8 +195,8 @@ def reader(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
     hopper = {"obs": rng.normal(size=(65, 11)), "action": rng.uniform(-1, 1, (64, 3)), "reward": np.ones(64)}
     Dataset.from_episodes([{**hopper, "terminated": False}]).save(tmp_path / "data" / "NAME")
-    for name in ("NAME", "ippo0", "mappo0"):
-        (tmp_path / "runs" / name).symlink_to("CartPole-v1__ppo__0__before")
+    for name, algorithm in {"NAME": "ppo", "ippo0": "ppo", "mappo0": "a2c"}.items():
+        (tmp_path / "runs" / name).symlink_to(f"CartPole-v1__{algorithm}__0__before")
     return tmp_path
 
 

@@ -36,6 +36,9 @@ def check_run_dir(run_dir: pathlib.Path) -> None:
     """
     if not run_dir.is_dir():
         problem = "is not a directory" if run_dir.exists() else "does not exist"
+        path, at, number = str(run_dir).rpartition("@")
+        if at and pathlib.Path(path).is_dir():  # as players of `match` are named
+            problem += f"; the commands that take a checkpoint of {path} have --checkpoint {number}"
         raise ConfigError(f"{run_dir} is not a run directory: it {problem}")
     if not (run_dir / CONFIG_FILE).exists():
         inside = f"; name a run in it, such as {held[0]}" if (held := runs_in(run_dir)) else ""
