@@ -82,7 +82,9 @@ def run(args: Sequence[str]) -> int:
 
     def progress(done: int) -> None:
         number = done // options.games
-        if len(pairs) > 1:
+        if not number:
+            print(f"compiling, and playing {options.games} games of each two players", file=sys.stderr, flush=True)
+        elif len(pairs) > 1:
             line = f"{' against '.join(pairs[number - 1])} has ended: {number} of {len(pairs)} pairs of players"
             print(visible(line), file=sys.stderr, flush=True)
 

@@ -89,7 +89,7 @@ def match(
       algorithm: as for ``load_policy``.
       sampled: policies sample their actions; else they take the best ones.
       num_simulations: of the runs whose algorithms plan, as for ``load_policy``.
-      progress: called with the number of finished games.
+      progress: called with the number of finished games, with 0 before the first one.
       film: the file, which ends in ``.gif`` or ``.mp4``, that shows the first game of the first two players, as
         ``games.pictures``; where the environment names no speed, a step is shown for half a second.
 
@@ -121,6 +121,7 @@ def match(
         )
     programs = dict[Any, Callable[[tuple[Player, Player]], Result]]()
     results, scores = [], {}
+    progress(0)
     for number, (a, b) in enumerate(itertools.combinations(range(len(entrants)), 2)):
         pair = entrants[a], entrants[b]
         key = tuple(player._replace(name="", variables=()) for player in pair)

@@ -259,16 +259,17 @@ def test_a_match_of_several_tells_how_far_it_has_come(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def played(*players: str, games: int, progress: Any, **fields: Any) -> Any:
-        for number in range(1, len(players) * (len(players) - 1) // 2 + 1):
+        for number in range(len(players) * (len(players) - 1) // 2 + 1):
             progress(number * games)
         raise ConfigError("the end")
 
     monkeypatch.setattr(matches, "match", played)
-    for players, lines in {("random", "random"): 1, ("random", "random", "random"): 4}.items():
+    for players, lines in {("random", "random"): 2, ("random", "random", "random"): 5}.items():
         assert cli.main(["match", *players, "--games", "2", "--env", GAME]) == 2
         told = capsys.readouterr().err.splitlines()
         assert len(told) == lines
-    assert told[1] == "random against random has ended: 2 of 3 pairs of players"
+        assert told[0] == "compiling, and playing 2 games of each two players"
+    assert told[2] == "random against random has ended: 2 of 3 pairs of players"
 
 
 def test_the_film_is_the_first_game(tmp_path: Path) -> None:
