@@ -315,8 +315,7 @@ def _new_job(config: Train[Any], source: EnvSource, num_members: int, devices: S
         algorithm = make_algorithm(other, source.spec)
         return algorithm, make_learner(other, algorithm, source.spec, member_devices, members_per_row)
 
-    mesh = meshes.make_mesh(devices, rows)
-    job = Job(config, algorithm, learner, source, mesh, vary=vary, pool=pool)
+    job = Job(config, algorithm, learner, source, meshes.make_mesh(devices, rows), vary=vary, pool=pool)
     if config.data is None:
         return job
     data = recorded(config, algorithm, source.spec, len(member_devices))
