@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from jaxrl_dist.checks import check_divides, counted, flag, parse_devices
+from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import peers
@@ -75,7 +76,7 @@ def divide_cpu(members: int) -> None:
 
 
 def learner_devices(config: Train[Any], members: int | None = None) -> list[jax.Device]:
-    """Returns the devices that learn; by default all, and of a CPU as many as have whole ``members`` of a population.
+    """Returns the devices that learn; by default all, and of a CPU as many as have whole ``members`` of a program.
 
     Raises:
       ConfigError: there are fewer than the config asks for.
@@ -84,7 +85,9 @@ def learner_devices(config: Train[Any], members: int | None = None) -> list[jax.
     if numbers is None:
         devices = first_devices(config.num_devices)
         if members and config.num_devices is None and devices[0].platform == "cpu" and not peers.world():
-            devices = devices[: max(n for n in range(1, len(devices) + 1) if members % n == 0)]
+            # Where environments are on the host, the members act in one call, and several devices make it slower.
+            most = len(devices) if PLANS[config.plan].compiled else 1
+            devices = devices[: max(n for n in range(1, most + 1) if members % n == 0)]
     elif config.num_devices in (None, len(numbers)):
         devices = numbered("learner_devices", numbers)
     else:

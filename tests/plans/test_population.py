@@ -553,7 +553,7 @@ def test_members_divide_over_devices_or_devices_over_members() -> None:
         ({"seeds": 9}, 3),
         ({"seeds": 16}, 8),
         ({"vary": {"num_epochs": "1,2"}}, 1),
-        ({"seeds": 2, "plan": "synchronous"}, 2),
+        ({"seeds": 2, "plan": "synchronous"}, 1),
         ({}, 8),
     ],
 )
