@@ -178,3 +178,13 @@ def test_a_sweep_by_ray_ends_bad_trials_early(tmp_path: Path) -> None:
     lines = [file.read_text().splitlines() for file in path.glob("trials/*/members/000/metrics.jsonl")]
     ended = [json.loads(x[-1])["env_steps"] for x in lines]
     assert len(ended) == 4 and min(ended) < 3600 <= max(ended)
+
+
+def test_a_sweep_by_ray_says_that_no_trial_has_a_return(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ray = MagicMock()
+    ray.tune.Tuner.return_value.fit.return_value = [SimpleNamespace(metrics=x) for x in (None, {"time": 1.0})]
+    for name, module in {"ray": ray, "ray.tune": ray.tune, "ray.tune.schedulers": ray.tune.schedulers}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    config, said = jaxrl_dist.preset("ppo", "Probe-v0", total_env_steps=90), list[str]()
+    tuning.by_ray(["ppo"], config, {"learning_rate": tuning.Range(1e-4, 1e-2, True)}, tmp_path, 2, 1, said.append)
+    assert said == ["no trial has a return"] and ray.shutdown.called
