@@ -285,7 +285,8 @@ class Population(abc.ABC):
         selected = {"hyper": dict(job.hyper), "halved": member in self.halved}
         if keep:
             variables = copied(state.variables, "variables", row=own_row)
-            state, actor = copied((saved(job, state), actor), "checkpoint", arrays.pieces, row=own_row)
+            held = saved(job, state) if job.config.run_dir else state._replace(memory=())  # which nothing would save
+            state, actor = copied((held, actor), "checkpoint", arrays.pieces, row=own_row)
             state = state._replace(variables=variables)
         return report(
             job,

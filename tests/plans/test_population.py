@@ -35,7 +35,7 @@ from jaxrl_dist.commands import request
 from jaxrl_dist.commands.plot.reading import with_members
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import CheckpointError, ConfigError, DivergedError, FileWarning
-from jaxrl_dist.plans import compiled
+from jaxrl_dist.plans import compiled, population
 from jaxrl_dist.plans.devices import divide_cpu
 from jaxrl_dist.plans.synchronous import HostPopulation
 from jaxrl_dist.run import checkpoint
@@ -753,6 +753,27 @@ def test_results_have_the_metrics_of_the_info_in_each_members_evaluation(tmp_pat
     assert [line[1:3] + line[-3:] for line in lines] == [["0", "0.1", "", "", ""], ["1", "0.2", "5.0", "0.5", "2.0"]]
     again = [Row("000", 0, {"learning_rate": 0.1}), Row("001", 1, {"learning_rate": 0.2})]
     assert read_rows(tmp_path, again) == rows
+
+
+def test_a_member_that_ends_before_others_keeps_a_memory_only_to_save_it(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, pieces = list[int](), population.arrays.pieces
+
+    def watched(tree: Any) -> Any:
+        kept.append(max(x.size for x in jax.tree.leaves(tree)))
+        return pieces(tree)
+
+    monkeypatch.setattr(population.arrays, "pieces", watched)
+    dqn = DQN(hidden_sizes=(4,), learning_starts=64, batch_size=8, replay_capacity=4096)
+    asked, found = Train(dqn, "CartPole-v1", seeds=3, total_env_steps=600, **SMALL), []
+    *_, last = jaxrl_dist.train(asked)
+    apart = max(member.env_steps for member in last.members)  # that others reach an iteration later
+    for run_dir in (None, str(tmp_path / "run")):
+        kept.clear()
+        list(jaxrl_dist.train(dataclasses.replace(asked, total_env_steps=apart, run_dir=run_dir)))
+        found.append(max(kept))
+    assert found[0] < 4096 < found[1]  # the largest array, and the memory's number of steps
 
 
 @pytest.mark.slow
