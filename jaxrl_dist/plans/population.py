@@ -18,7 +18,7 @@ from jaxrl_dist.plans import initial
 from jaxrl_dist.plans.clock import Clock
 from jaxrl_dist.plans.evolve import Selection
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.report import IntervalSums, copied, diverged, report, saved
+from jaxrl_dist.plans.report import IntervalSums, copied, diverged, report
 from jaxrl_dist.plans.window import Window
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Report, TrainState
@@ -93,7 +93,7 @@ class Population(abc.ABC):
         """Yields the reports of a member; ``job`` is its job, with the functions of its run.
 
         The members advance together: the caller takes the next report of every member before it takes a second one of
-        any. Those of members that are done stay valid.
+        any. The variables of members that are done stay valid; their checkpoints are saved before.
         """
         self._jobs[member] = job._replace(hyper=self._jobs[member].hyper)  # which a selection may have changed
         if not self._started:
@@ -200,7 +200,7 @@ class Population(abc.ABC):
             self._iterations = 0
 
     def _offer(self, members: Iterable[int], numbers: ReportNumbers) -> None:
-        """Makes reports, which stay valid for members that are done while others advance."""
+        """Makes reports. The variables of members that are done stay valid while others advance."""
         for member in members:
             self._due[member] = self._now(member, numbers, keep=self._done[member] and not all(self._done))
 
@@ -277,17 +277,14 @@ class Population(abc.ABC):
         return self._sums(), arrays.fetch(Counts(state.updates, state.iteration, state.skipped))
 
     def _now(self, member: int, numbers: ReportNumbers, *, keep: bool = False) -> Report:
-        """Returns a member's report; ``keep`` copies its state at once, so that the others can advance."""
+        """Returns a member's report; ``keep`` copies its variables, which others' advance would overwrite."""
         job, row = self._jobs[member], self._rows.index(member)
         since, counts = numbers[0][row], self._part(numbers[1], row)
         state = self._state._replace(**counts._asdict())
         actor, own_row = self._actor, row if self._axis else None
         selected = {"hyper": dict(job.hyper), "halved": member in self.halved}
         if keep:
-            variables = copied(state.variables, "variables", row=own_row)
-            held = saved(job, state) if job.config.run_dir else state._replace(memory=())  # which nothing would save
-            state, actor = copied((held, actor), "checkpoint", arrays.pieces, row=own_row)
-            state = state._replace(variables=variables)
+            state = state._replace(variables=copied(state.variables, "variables", row=own_row))
         return report(
             job,
             state,
