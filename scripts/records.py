@@ -81,7 +81,10 @@ LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {
     "rebrac": ("rebrac", {"batch_size": 256}),  # the paper's 1,024 is for accelerators
 }
 OF_TASK: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
-    ("cartpole", "cql"): ("dqn", {"cql_weight": 0.5, "n_step": 1, "target_period": 100, "layer_norm": True}),
+    ("cartpole", "cql"): (
+        "dqn",
+        {"cql_weight": 0.5, "n_step": 1, "target_period": 100, "layer_norm": True, "ema_steps": 5000},
+    ),
     ("pendulum", "iql"): ("iql", {**SCALED, **FAST}),
     ("pendulum", "td3+bc"): ("td3+bc", FAST),
     ("pendulum", "cql"): ("sac", {"cql_weight": 1.0, **FAST}),

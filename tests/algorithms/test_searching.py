@@ -26,10 +26,10 @@ class Config(searching.SearchConfig):
 
 
 class Tables(NamedTuple):
-    """Deterministic MDPs; each state has an illegal action, which the simulator pays well."""
+    """MDPs whose outcomes are equally likely; each state has an illegal action, which the simulator pays well."""
 
     reward: np.ndarray  # [M, S, A]
-    then: np.ndarray  # [M, S, A]
+    then: np.ndarray  # [M, S, A, outcomes]
     legal: np.ndarray  # [M, S, A]
 
 
@@ -53,52 +53,51 @@ FAULTS = {
 
 
 @functools.cache
-def tables() -> Tables:
+def tables(outcomes: int) -> Tables:
     rng = np.random.default_rng(0)
     shape = MDPS, STATES, ACTIONS
     illegal = np.arange(ACTIONS) == rng.integers(ACTIONS, size=(MDPS, STATES, 1))
     reward = np.where(illegal, 2.0, rng.uniform(size=shape))
-    return Tables(reward, rng.integers(STATES, size=shape), ~illegal)
+    return Tables(reward, rng.integers(STATES, size=(*shape, outcomes)), ~illegal)
 
 
-def action_values(values: np.ndarray) -> np.ndarray:
+def action_values(values: np.ndarray, outcomes: int) -> np.ndarray:
     """``[M, S, A]`` from ``[M, S]``."""
-    reward, then, legal = tables()
-    q = reward + DISCOUNT * np.take_along_axis(values[:, :, None], then.reshape(MDPS, -1)[..., None], 1).reshape(
-        then.shape
-    )
-    return np.where(legal, q, ILLEGAL_VALUE)
+    reward, then, legal = tables(outcomes)
+    later = values[np.arange(MDPS)[:, None, None, None], then].mean(axis=3)
+    return np.where(legal, reward + DISCOUNT * later, ILLEGAL_VALUE)
 
 
-def values_of(policy: np.ndarray) -> np.ndarray:
+def values_of(policy: np.ndarray, outcomes: int) -> np.ndarray:
     """The exact values ``[M, S]`` of a policy ``[M, S, A]``, by a linear solve in float64."""
-    reward, then, legal = tables()
+    reward, then, legal = tables(outcomes)
     paid = np.where(legal, reward, ILLEGAL_VALUE)
-    on = np.where(legal, policy * DISCOUNT, 0.0)[..., None] * np.eye(STATES)[then]
+    on = np.where(legal, policy * DISCOUNT, 0.0)[..., None] * np.eye(STATES)[then].mean(axis=3)
     return np.linalg.solve(np.eye(STATES) - on.sum(axis=2), (policy * paid).sum(axis=2)[..., None])[..., 0]
 
 
 @functools.cache
-def prior(kind: str) -> np.ndarray:
+def prior(kind: str, outcomes: int) -> np.ndarray:
     """Probabilities ``[M, S, A]``: random ones, or good ones, softmax of 10 Q*; illegal actions have none."""
     best = np.zeros((MDPS, STATES))
     for _ in range(400):
-        best = action_values(best).max(axis=2)
+        best = action_values(best, outcomes).max(axis=2)
     random = np.random.default_rng(1).normal(size=(MDPS, STATES, ACTIONS))
-    logits = np.where(tables().legal, 10 * action_values(best) if kind == "good" else random, -np.inf)
+    logits = np.where(tables(outcomes).legal, 10 * action_values(best, outcomes) if kind == "good" else random, -np.inf)
     weights = np.exp(logits - logits.max(axis=2, keepdims=True))
     return weights / weights.sum(axis=2, keepdims=True)
 
 
 @functools.cache
-def search() -> Any:
-    reward, then, legal = map(jnp.asarray, tables())
+def search(outcomes: int) -> Any:
+    reward, then, legal = map(jnp.asarray, tables(outcomes))
 
     @jax.jit
     def run(probs: jax.Array, values: jax.Array, fault: Fault) -> searching.Found:
         def step(params: PyTree, keys: jax.Array, action: jax.Array, state: PyTree) -> tuple[Any, ...]:
             mdp, now = state
-            new = then[mdp, now, action]
+            chance = jax.vmap(lambda key: jax.random.randint(key, (), 0, outcomes))(keys)
+            new = then[mdp, now, action, chance]
             logits = jnp.log(jnp.maximum(probs[mdp, new], 1e-30))
             ahead = jnp.full(action.shape, fault.sign * fault.discount)
             return (
@@ -120,11 +119,12 @@ def search() -> Any:
     return run
 
 
-def worse(kind: str, fault: Fault) -> float:
+def worse(kind: str, fault: Fault, outcomes: int = 1) -> float:
     """The share of MDPs in which the policy that the search finds is worse than the prior in some state."""
-    values = values_of(prior(kind))
-    found = search()(jnp.float32(prior(kind)), jnp.float32(values), jax.tree.map(jnp.asarray, fault))
-    improved = values_of(np.asarray(found.weights, np.float64).reshape(MDPS, STATES, ACTIONS))
+    values = values_of(prior(kind, outcomes), outcomes)
+    given = map(jnp.float32, (prior(kind, outcomes), values))
+    found = search(outcomes)(*given, jax.tree.map(jnp.asarray, fault))
+    improved = values_of(np.asarray(found.weights, np.float64).reshape(MDPS, STATES, ACTIONS), outcomes)
     return float((improved < values - 1e-4).any(axis=1).mean())
 
 
@@ -132,6 +132,13 @@ def worse(kind: str, fault: Fault) -> float:
 def test_search_is_nowhere_worse_than_its_prior(kind: str) -> None:
     """Danihelka et al. (2022), section 3.2, in all states of 300 deterministic MDPs, with exact values."""
     assert worse(kind, Fault()) == 0
+
+
+@pytest.mark.parametrize("outcomes, good, random", [(2, 0.55, 0.94), (3, 0.42, 0.93)])
+def test_where_chance_decides_search_improves_a_part(outcomes: int, good: float, random: float) -> None:
+    """The shares in docs/planning.md: a tree keeps one outcome of each action, and plans as if chance were known."""
+    shares = [1 - worse(kind, Fault(), outcomes) for kind in ("good", "random")]
+    assert shares == pytest.approx([good, random], abs=0.03)
 
 
 @pytest.mark.parametrize("name", FAULTS)
