@@ -3,7 +3,8 @@
 It trains behaviours, records them under ``--data`` (a scratch directory), and trains each row of ``ROWS`` as a
 population of seeds in one program. ``--only NAME`` runs the rows whose names contain it, ``--missing`` those that
 ``docs/records/results.json`` lacks, and ``--draw`` only rewrites the table of ``docs/records.md``. Rows are stored as
-they end, so ``--missing`` continues an interrupted command. The exit code is 1 if a goal is missed.
+they end, and an interrupted one goes on from its checkpoint, so ``--missing`` continues an interrupted command. The
+exit code is 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import importlib
 import json
 import pathlib
 import shlex
+import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -206,10 +207,9 @@ def mean_of(path: pathlib.Path) -> float:
 
 
 def measure(row: Row, folder: pathlib.Path) -> dict[str, Any]:
-    """Trains the row's population, and returns its entry in the results."""
-    task, path = TASKS[row.task], folder / row.task / row.kind
+    """Trains the row's population, or goes on with it, and returns its entry in the results."""
+    task, path, run_dir = TASKS[row.task], folder / row.task / row.kind, folder / "rows" / row.name
     data = jaxrl_dist.Dataset.load(path)
-    began = time.perf_counter()
     config = jaxrl_dist.preset(
         row.algorithm[0],
         task.env,
@@ -218,16 +218,18 @@ def measure(row: Row, folder: pathlib.Path) -> dict[str, Any]:
         report_interval=max(1, row.updates // 20),
         seeds=task.seeds,
         num_devices=1,
+        run_dir=str(run_dir),
         **row.flags,
     )
-    *_, last = jaxrl_dist.train(config)
+    *_, last = jaxrl_dist.resume(run_dir) if (run_dir / "population.json").exists() else jaxrl_dist.train(config)
+    shutil.rmtree(run_dir)
     evaluations = [member.evaluation for member in last.members or (last,)]
     return {
         "command": row.command(),
         "updates": row.updates,
         "data": {"steps": data.steps, "mean": round(float(data.returns.mean()), 3), **ends(data)},
         "returns": [round(float(x["return_mean"]), 3) for x in evaluations if x is not None],
-        "seconds": round(time.perf_counter() - began),
+        "seconds": round(last.wall_time_s),
         "versions": learning.versions(),
     }
 
