@@ -159,6 +159,8 @@ class Population(abc.ABC):
         """Runs some iterations, and makes the reports that are due after them."""
         running = self._running()
         assert not any(member in self._due for member in running), "a report has not been taken"
+        if self._iterations == 0 and self.halved.intersection(self._rows):
+            self._shrink()  # not before the reports have been taken
         count = self._iterate(running)
         self._iterations += count
         for member in running:  # of the plans that do not act, where an iteration is an update
@@ -193,8 +195,6 @@ class Population(abc.ABC):
         self._end(stopped)
         self._offer(due, (since, counts))
         self._parents = list(range(len(self._jobs)))
-        if self.halved.intersection(due):
-            self._shrink()
         if interval_over:
             self._restart()
             self._iterations = 0
@@ -267,7 +267,10 @@ class Population(abc.ABC):
         if not len(index) or len(index) % self._jobs[0].mesh.shape[meshes.AGENT]:
             return  # none is left, or the rest does not divide over the devices: all are computed
         self._rows = [self._rows[row] for row in index]
-        self._state, self._actor = self._gathered((self._state, self._actor), index)
+        before = self._state, self._actor
+        self._state, self._actor = self._gathered(before, index)
+        for x in jax.tree.leaves(before):
+            x.delete()  # reports hold it, too
         self._put_inputs()
         self._keep(index)
 
