@@ -18,7 +18,7 @@ from jaxrl_dist.plans import initial
 from jaxrl_dist.plans.clock import Clock
 from jaxrl_dist.plans.evolve import Selection
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.report import IntervalSums, copied, diverged, report
+from jaxrl_dist.plans.report import IntervalSums, copied, diverged, report, saved
 from jaxrl_dist.plans.window import Window
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Report, TrainState
@@ -93,7 +93,7 @@ class Population(abc.ABC):
         """Yields the reports of a member; ``job`` is its job, with the functions of its run.
 
         The members advance together: the caller takes the next report of every member before it takes a second one of
-        any. The variables of members that are done stay valid; their checkpoints are saved before.
+        any. Those of members that are done stay valid.
         """
         self._jobs[member] = job._replace(hyper=self._jobs[member].hyper)  # which a selection may have changed
         if not self._started:
@@ -159,8 +159,6 @@ class Population(abc.ABC):
         """Runs some iterations, and makes the reports that are due after them."""
         running = self._running()
         assert not any(member in self._due for member in running), "a report has not been taken"
-        if self._iterations == 0 and self.halved.intersection(self._rows):
-            self._shrink()  # not before the reports have been taken
         count = self._iterate(running)
         self._iterations += count
         for member in running:  # of the plans that do not act, where an iteration is an update
@@ -195,12 +193,14 @@ class Population(abc.ABC):
         self._end(stopped)
         self._offer(due, (since, counts))
         self._parents = list(range(len(self._jobs)))
+        if self.halved.intersection(due):
+            self._shrink()
         if interval_over:
             self._restart()
             self._iterations = 0
 
     def _offer(self, members: Iterable[int], numbers: ReportNumbers) -> None:
-        """Makes reports. The variables of members that are done stay valid while others advance."""
+        """Makes reports, which stay valid for members that are done while others advance."""
         for member in members:
             self._due[member] = self._now(member, numbers, keep=self._done[member] and not all(self._done))
 
@@ -267,10 +267,7 @@ class Population(abc.ABC):
         if not len(index) or len(index) % self._jobs[0].mesh.shape[meshes.AGENT]:
             return  # none is left, or the rest does not divide over the devices: all are computed
         self._rows = [self._rows[row] for row in index]
-        before = self._state, self._actor
-        self._state, self._actor = self._gathered(before, index)
-        for x in jax.tree.leaves(before):
-            x.delete()  # reports hold it, too
+        self._state, self._actor = self._gathered((self._state, self._actor), index)
         self._put_inputs()
         self._keep(index)
 
@@ -280,14 +277,17 @@ class Population(abc.ABC):
         return self._sums(), arrays.fetch(Counts(state.updates, state.iteration, state.skipped))
 
     def _now(self, member: int, numbers: ReportNumbers, *, keep: bool = False) -> Report:
-        """Returns a member's report; ``keep`` copies its variables, which others' advance would overwrite."""
+        """Returns a member's report; ``keep`` copies its state at once, so that the others can advance."""
         job, row = self._jobs[member], self._rows.index(member)
         since, counts = numbers[0][row], self._part(numbers[1], row)
         state = self._state._replace(**counts._asdict())
         actor, own_row = self._actor, row if self._axis else None
         selected = {"hyper": dict(job.hyper), "halved": member in self.halved}
         if keep:
-            state = state._replace(variables=copied(state.variables, "variables", row=own_row))
+            variables = copied(state.variables, "variables", row=own_row)
+            held = saved(job, state) if job.config.run_dir else state._replace(memory=())  # which nothing would save
+            state, actor = copied((held, actor), "checkpoint", arrays.pieces, row=own_row)
+            state = state._replace(variables=variables)
         return report(
             job,
             state,

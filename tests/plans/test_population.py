@@ -36,6 +36,7 @@ from jaxrl_dist.commands.plot.reading import with_members
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import CheckpointError, ConfigError, DivergedError, FileWarning
 from jaxrl_dist.plans import compiled
+from jaxrl_dist.plans import population as populations
 from jaxrl_dist.plans.devices import divide_cpu
 from jaxrl_dist.plans.synchronous import HostPopulation
 from jaxrl_dist.run import checkpoint
@@ -755,21 +756,37 @@ def test_results_have_the_metrics_of_the_info_in_each_members_evaluation(tmp_pat
     assert read_rows(tmp_path, again) == rows
 
 
-def test_a_member_that_ends_before_others_leaves_no_copy_of_its_memory(tmp_path: pathlib.Path) -> None:
-    """Its last report lives until all have ended. By then its checkpoint has been saved."""
-    dqn = DQN(hidden_sizes=(4,), learning_starts=64, batch_size=8, replay_capacity=4096)
-    asked = Train(dqn, "CartPole-v1", seeds=3, total_env_steps=600, **SMALL)
+def test_a_member_that_ends_before_one_with_a_smaller_number_is_saved(tmp_path: pathlib.Path) -> None:
+    """It ends between two reports, and the others advance before its last report is taken."""
+    asked = config(seeds=4, seed=1)
     *_, last = jaxrl_dist.train(asked)
     most = max(member.env_steps for member in last.members)  # others need a further iteration
-    *_, last = jaxrl_dist.train(dataclasses.replace(asked, total_env_steps=most, run_dir=str(tmp_path / "run")))
-    first = min(range(3), key=lambda at: last.members[at].iteration)
-    assert last.members[first].iteration < last.iteration
-    with pytest.raises(RuntimeError, match="this report is past"):
-        last.members[first].checkpoint()
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(last.members[first].variables()))
-    member = tmp_path / "run" / "members" / f"{first:03d}"
-    *_, resumed = jaxrl_dist.resume(member, total_env_steps=most + 64)
-    assert resumed.updates > last.members[first].updates
+    *_, last = jaxrl_dist.train(config(tmp_path, seeds=4, seed=1, total=most, report_interval=16 * 64))
+    iterations = [member.iteration for member in last.members]
+    first = max(at for at in range(4) if iterations[at] == min(iterations))
+    assert max(iterations[:first]) > iterations[first]
+    assert checkpoint.saved(tmp_path / "members" / f"{first:03d}")
+
+
+def test_a_member_that_ends_before_others_keeps_a_memory_only_to_save_it(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, pieces = list[int](), populations.arrays.pieces
+
+    def watched(tree: Any) -> Any:
+        kept.append(max(x.size for x in jax.tree.leaves(tree)))
+        return pieces(tree)
+
+    monkeypatch.setattr(populations.arrays, "pieces", watched)
+    dqn = DQN(hidden_sizes=(4,), learning_starts=64, batch_size=8, replay_capacity=4096)
+    asked, found = Train(dqn, "CartPole-v1", seeds=3, total_env_steps=600, **SMALL), []
+    *_, last = jaxrl_dist.train(asked)
+    apart = max(member.env_steps for member in last.members)  # that others reach an iteration later
+    for run_dir in (None, str(tmp_path / "run")):
+        kept.clear()
+        list(jaxrl_dist.train(dataclasses.replace(asked, total_env_steps=apart, run_dir=run_dir)))
+        found.append(max(kept))
+    assert found[0] < 4096 < found[1]  # the largest array, and the memory's number of steps
 
 
 @pytest.mark.slow
