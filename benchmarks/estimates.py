@@ -39,7 +39,7 @@ ROWS = (
     (10, 2, 0.1, 0.99, 0.8, 2000),
 )
 """States, actions, mean probability that a step ends the episode, discount, the target's share in the behaviour, and
-episodes of a data set."""
+episodes of a data set: more where the behaviour is far from the target, so that few of them count."""
 
 
 def play(table: Table, rng: np.random.Generator, behaviour: np.ndarray, episodes: int) -> Dataset:
