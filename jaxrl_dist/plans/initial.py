@@ -35,6 +35,11 @@ def member_keys(jobs: Sequence[Job], stream: Stream) -> jax.Array:
     return meshes.put(keys, jobs[0].mesh, MEMBERS)
 
 
+def stacked_hyper(jobs: Sequence[Job], dtype: Any = np.float64) -> dict[str, np.ndarray]:
+    """Returns the members' hyperparameters, each ``[M]``."""
+    return {name: np.array([job.hyper[name] for job in jobs], dtype) for name in jobs[0].hyper}
+
+
 def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
     """Maps a function over the members without batching it, so results equal those of single runs bit for bit."""
 

@@ -119,5 +119,5 @@ class DevicePopulation(Population):
         self._since = self._blank
 
     def _keep(self, index: np.ndarray) -> None:
-        self._blank = self._put_sums(jax.tree.map(lambda x: x[index], arrays.fetch(self._blank)))
+        self._since = self._blank = self._put_sums(jax.tree.map(lambda x: x[index], arrays.fetch(self._blank)))
         self._compile(*self._iteration())

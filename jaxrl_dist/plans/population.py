@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,10 +19,10 @@ from jaxrl_dist.plans import initial
 from jaxrl_dist.plans.clock import Clock
 from jaxrl_dist.plans.evolve import Selection
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.report import IntervalSums, copied, diverged, report, saved
+from jaxrl_dist.plans.report import IntervalSums, copied, diverged, held, report
 from jaxrl_dist.plans.window import Window
 from jaxrl_dist.rng import Stream
-from jaxrl_dist.types import Report, TrainState
+from jaxrl_dist.types import Checkpoint, Report, TrainState
 
 
 class Counts(NamedTuple):
@@ -34,10 +35,6 @@ class Counts(NamedTuple):
 
 ReportNumbers = tuple[Sequence[IntervalSums], Counts]
 """What the members' reports need: the sums of each row since the last report, and the rows' counts."""
-
-
-def _stacked_hyper(jobs: Sequence[Job], dtype: Any = np.float64) -> dict[str, np.ndarray]:
-    return {name: np.array([job.hyper[name] for job in jobs], dtype) for name in jobs[0].hyper}
 
 
 class Population(abc.ABC):
@@ -81,6 +78,7 @@ class Population(abc.ABC):
         self.halved: set[int] = set()
         """The members that a selection has ended."""
         self._due: dict[int, Report] = {}
+        self._held: dict[int, Checkpoint] = {}  # of members that are done, and whose reports wait while others advance
         self._small: dict[str, tuple[Any, jax.Array]] = {}
         trained = range(len(jobs)) if training is None else training
         self._ended = [at for at in trained if jobs[at].ended_by(jobs[at].step, jobs[at].score)]
@@ -93,7 +91,7 @@ class Population(abc.ABC):
         """Yields the reports of a member; ``job`` is its job, with the functions of its run.
 
         The members advance together: the caller takes the next report of every member before it takes a second one of
-        any. Those of members that are done stay valid.
+        any. The variables of members that are done stay valid.
         """
         self._jobs[member] = job._replace(hyper=self._jobs[member].hyper)  # which a selection may have changed
         if not self._started:
@@ -108,6 +106,7 @@ class Population(abc.ABC):
                 yield self._due.pop(member)
         finally:
             self._done[member] = True  # also if the caller stops early
+            self._held.pop(member, None)
 
     def _check(self) -> None:
         if self.error is not None:
@@ -134,7 +133,7 @@ class Population(abc.ABC):
         """Puts the keys and hyperparameters of the program's members on the mesh."""
         jobs = [self._jobs[member] for member in self._rows]
         self._keys = tuple(initial.member_keys(jobs, stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
-        self._hyper = meshes.put(_stacked_hyper(jobs, np.float32), jobs[0].mesh, initial.MEMBERS)
+        self._hyper = meshes.put(initial.stacked_hyper(jobs, np.float32), jobs[0].mesh, initial.MEMBERS)
 
     def _excluded_seconds(self, member: int) -> float:
         return self._jobs[member].excluded_seconds()
@@ -159,11 +158,21 @@ class Population(abc.ABC):
         """Runs some iterations, and makes the reports that are due after them."""
         running = self._running()
         assert not any(member in self._due for member in running), "a report has not been taken"
+        self._hold()
+        if self._iterations == 0 and self.halved.intersection(self._rows):
+            self._shrink()  # not before the reports have been taken
         count = self._iterate(running)
         self._iterations += count
         for member in running:  # of the plans that do not act, where an iteration is an update
             self._updates[member] += count
         self._report(running)
+
+    def _hold(self) -> None:
+        """Copies what the checkpoints of waiting reports need, until these have been taken and saved."""
+        for member, due in self._due.items():
+            if self._jobs[member].config.run_dir and member not in self._held:  # else nothing saves a replay memory
+                self._held[member] = due.checkpoint()
+                self._due[member] = dataclasses.replace(due, checkpoint=partial(held, self._held, member))
 
     def _count(self, steps: np.ndarray) -> None:
         """Adds the env steps and agent steps of each row, ``[M, 2]``, to those of its member."""
@@ -193,14 +202,12 @@ class Population(abc.ABC):
         self._end(stopped)
         self._offer(due, (since, counts))
         self._parents = list(range(len(self._jobs)))
-        if self.halved.intersection(due):
-            self._shrink()
         if interval_over:
             self._restart()
             self._iterations = 0
 
     def _offer(self, members: Iterable[int], numbers: ReportNumbers) -> None:
-        """Makes reports, which stay valid for members that are done while others advance."""
+        """Makes reports. The variables of members that are done stay valid while others advance."""
         for member in members:
             self._due[member] = self._now(member, numbers, keep=self._done[member] and not all(self._done))
 
@@ -235,7 +242,7 @@ class Population(abc.ABC):
         iteration = int(self._part(counts.iteration, rows.index(members[0])))
         if not selection.due(iteration - self._iterations, iteration):
             return counts
-        hyper = _stacked_hyper([jobs[member] for member in members])
+        hyper = initial.stacked_hyper([jobs[member] for member in members])
         scores = np.array([self._windows[member].score for member in members])
         source, chosen = selection.evolve(selection.rng(iteration), scores, hyper)
         if len(source) < len(members):
@@ -267,7 +274,10 @@ class Population(abc.ABC):
         if not len(index) or len(index) % self._jobs[0].mesh.shape[meshes.AGENT]:
             return  # none is left, or the rest does not divide over the devices: all are computed
         self._rows = [self._rows[row] for row in index]
-        self._state, self._actor = self._gathered((self._state, self._actor), index)
+        before = self._state, self._actor
+        self._state, self._actor = self._gathered(before, index)
+        for x in jax.tree.leaves(before):
+            x.delete()  # reports hold it, too
         self._put_inputs()
         self._keep(index)
 
@@ -277,17 +287,14 @@ class Population(abc.ABC):
         return self._sums(), arrays.fetch(Counts(state.updates, state.iteration, state.skipped))
 
     def _now(self, member: int, numbers: ReportNumbers, *, keep: bool = False) -> Report:
-        """Returns a member's report; ``keep`` copies its state at once, so that the others can advance."""
+        """Returns a member's report; ``keep`` copies its variables, which others' advance would overwrite."""
         job, row = self._jobs[member], self._rows.index(member)
         since, counts = numbers[0][row], self._part(numbers[1], row)
         state = self._state._replace(**counts._asdict())
         actor, own_row = self._actor, row if self._axis else None
         selected = {"hyper": dict(job.hyper), "halved": member in self.halved}
         if keep:
-            variables = copied(state.variables, "variables", row=own_row)
-            held = saved(job, state) if job.config.run_dir else state._replace(memory=())  # which nothing would save
-            state, actor = copied((held, actor), "checkpoint", arrays.pieces, row=own_row)
-            state = state._replace(variables=variables)
+            state = state._replace(variables=copied(state.variables, "variables", row=own_row))
         return report(
             job,
             state,

@@ -307,6 +307,21 @@ def saved(job: Job, state: TrainState) -> TrainState:
     return state._replace(memory=()) if job.config.checkpoint_replay is False else state
 
 
+def held(checkpoints: Mapping[int, Checkpoint], member: int) -> Checkpoint:
+    """Returns a member's checkpoint that has been copied.
+
+    Raises:
+      RuntimeError: as ``copied``.
+    """
+    if member not in checkpoints:
+        raise _past("checkpoint")
+    return checkpoints[member]
+
+
+def _past(method: str) -> RuntimeError:
+    return RuntimeError(f"this report is past: ask for report.{method}() before taking the next one")
+
+
 def copied(tree: Any, method: str, to_host: Callable[[Any], Any] = arrays.copied, *, row: int | None = None) -> Any:
     """Copies the arrays of a report to the host.
 
@@ -321,7 +336,7 @@ def copied(tree: Any, method: str, to_host: Callable[[Any], Any] = arrays.copied
     leaves, structure = jax.tree.flatten(tree)
     on_devices = {at: x for at, x in enumerate(leaves) if isinstance(x, jax.Array)}
     if any(x.is_deleted() for x in on_devices.values()):
-        raise RuntimeError(f"this report is past: ask for report.{method}() before taking the next one")
+        raise _past(method)
     if row is not None and on_devices:
         parts = _row_of(on_devices, np.int32(row))
         leaves = [parts.get(at, x) for at, x in enumerate(leaves)]

@@ -249,6 +249,9 @@ def test_halving_ends_the_worse_half_again_and_again(plan: str, tmp_path: pathli
     assert ended == [2, 2, 4, 8]
     (winner,) = (row for row in rows if row["status"] == "done")
     assert winner["env_steps"] >= 640 and last.metrics["population/done"] == 1
+    for member in sorted(last.members, key=lambda member: member.iteration)[:-1]:
+        with pytest.raises(RuntimeError, match="this report is past"):  # it holds no state of all members
+            member.checkpoint()
     for row in rows:
         there = tmp_path / "run" / "members" / row["member"]
         assert jaxrl_dist.load_policy(there) is not None
