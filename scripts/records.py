@@ -67,7 +67,7 @@ TASKS = {
     ),
     "pendulum": Task("gymnax:Pendulum-v1", PENDULUM, 20_000, PENDULUM, 20_000, 8, SMALL),
     "hopper": Task(
-        "envpool:Hopper-v4", behaviour("sac --replay-capacity 200000", 200_000, 10_000), 100_000, None, 100_000, 4
+        "envpool:Hopper-v4", behaviour("sac --replay-capacity 200000", 200_000, 10_000), 100_000, None, 30_000, 4
     ),
 }
 SCALED = {"scale_rewards": True}
