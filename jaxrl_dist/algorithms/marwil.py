@@ -41,11 +41,15 @@ class MARWIL(
     def validate(self) -> None:
         super().validate()
         check_used(self, "max_weight", active=self.beta > 0, needed="--beta above 0")
+        learns_values = self.beta > 0 or self.value_coefficient > 0
+        check_used(self, "priority_exponent", active=learns_values, needed="--value-coefficient above 0")
         if self.core != "none":
             raise ConfigError(f"--core does not work with {name_of(self)}: remove it")
 
     def make(self, spec: EnvSpec) -> Algorithm:
         net = actor_critic(self, spec)
+        # Behavioural cloning needs no values. A traced scalar is not a float.
+        imitates = all(isinstance(x, float) and x == 0 for x in (self.beta, self.value_coefficient))
 
         def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
             action, core, _ = net.policy(variables, obs, core, context)  # data of others holds no extras
@@ -54,12 +58,24 @@ class MARWIL(
         def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
             blank = net.initial_core(rollout.reward.shape[1])  # replayed windows carry none
             windows = rollout._replace(extras=(), core=blank, final_core=blank)
+            if imitates:
+                return {"windows": windows.env_major()}
             values = net.unroll(variables.params, windows)[1]
             value_target = returns.lambda_returns(*rollout.outcomes, values, self.discount, 1.0)
             advantage = value_target - values[:-1]
             size = jnp.sqrt(mesh.global_mean(jnp.square(advantage), rollout.valid) + 1e-8)
             weight = jnp.minimum(jnp.exp(self.beta * advantage / size), self.max_weight)
             return {"windows": windows.env_major(), **swap_axes({"value_target": value_target, "weight": weight})}
+
+        def imitation(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
+            windows: Rollout = batch["windows"]
+            examples = net.examples(windows.env_major())
+            distribution, _ = net.evaluate(variables.params, examples)
+            shape, choices = windows.valid.shape, examples["action"]
+            metrics = {"loss/policy": -distribution.log_prob(choices), "policy/entropy": distribution.entropy()}
+            metrics = {name: x.reshape(shape) for name, x in metrics.items()}
+            total = metrics["loss/policy"] - self.entropy_coefficient * metrics["policy/entropy"]
+            return total, windows.valid, Aux(metrics)
 
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
             windows: Rollout = batch["windows"].env_major()
@@ -76,7 +92,7 @@ class MARWIL(
             return total, batch["windows"].valid, Aux(metrics, priority)
 
         return Algorithm(
-            loss=loss,
+            loss=imitation if imitates else loss,
             optimizer=self.clipped_optimizer("adam", eps=1e-5),
             **net.acting() | n_step_replay(self) | {"policy": policy, "postprocess": postprocess},
         )

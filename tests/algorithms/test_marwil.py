@@ -111,15 +111,28 @@ def test_gradients_are_those_of_fixed_weights_and_targets() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), found, wanted)
 
 
-def test_bc_weighs_all_actions_alike_and_learns_no_value() -> None:
-    params, loss, w, policy, _ = problem("continuous", BC(**NET))
+@pytest.mark.parametrize("kind", ENVS)
+def test_bc_is_marwil_without_values(kind: str) -> None:
+    """It computes none: the gradient is that of weights of 1, with values that weigh nothing."""
+    sizes = {**NET, "n_step": T, "entropy_coefficient": 0.1}
+    params, loss, w, policy, _ = problem(kind, BC(**sizes))
     losses, mask, aux = loss(params)
-    assert losses.shape == (N, 1) and (aux.metrics["policy/weight"] == 1).all()
     np.testing.assert_array_equal(mask.T, w.valid)
-    np.testing.assert_allclose(losses.T, -np.float64(policy.log_prob(w.action)), rtol=1e-4)
-    gradient = jax.grad(lambda params: loss(params)[0].mean())(params)
-    moved = {name for name, x in gradient.items() if any(np.any(leaf != 0) for leaf in jax.tree.leaves(x))}
+    expected = -np.float64(policy.log_prob(w.action)) - 0.1 * np.float64(policy.entropy())
+    np.testing.assert_allclose(losses.T[w.valid], expected[w.valid], rtol=1e-4, atol=1e-5)
+    assert aux.priority is None and not any("value" in name for name in aux.metrics)
+
+    whole = MARWIL(**sizes, beta=np.float32(0), value_coefficient=np.float32(0))  # as those that vary are
+    _, general, *_ = problem(kind, whole)
+    found, wanted = (jax.grad(lambda params, f=f: (f(params)[0] * mask).sum())(params) for f in (loss, general))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), found, wanted)
+    moved = {name for name, x in found.items() if any(np.any(leaf != 0) for leaf in jax.tree.leaves(x))}
     assert moved and not any("value" in name for name in moved)
+
+
+def test_bc_has_no_priorities() -> None:
+    with pytest.raises(ConfigError, match="without value_coefficient above 0"):
+        BC(priority_exponent=0.5).validate()
 
 
 def test_a_core_is_refused() -> None:
