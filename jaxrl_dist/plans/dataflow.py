@@ -21,6 +21,7 @@ from jaxrl_dist.plans.clock import Clock
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.recording import acting, recorded
 from jaxrl_dist.plans.report import updates_of
+from jaxrl_dist.plans.window import Window
 from jaxrl_dist.types import Algorithms, Report, TrainState
 
 
@@ -100,7 +101,7 @@ def dataflow(job: Job, training: Training, programs: Sequence[meshes.Program], e
             stages.mark("publishing")
             if not turn.last:
                 continue
-            if tally.ends(tally.env_steps):
+            if tally.ends():
                 break
             if tally.due:
                 yield now()
@@ -134,7 +135,9 @@ class Tally(reports.HostInterval):
     """The ``HostInterval`` of plans with actor threads, which also counts samples and their lags."""
 
     def __init__(self, job: Job, pool: ActorPool, store: ParamStore, length: int) -> None:
-        super().__init__(job, length)
+        """``length`` is that of an interval, in iterations."""
+        super().__init__(job)
+        self._length, self._window = length, Window(job)
         self._steps = np.array(job.steps)  # of samples learned from or dropped as too old
         self._pool, self._store, self._max_lag = pool, store, job.config.max_lag
         self._trained = 0
@@ -145,6 +148,17 @@ class Tally(reports.HostInterval):
     def env_steps(self) -> int:
         """Env steps of the run so far."""
         return int(self._steps[0])
+
+    @property
+    def due(self) -> bool:
+        """Whether the interval is complete."""
+        return self.iterations >= self._length
+
+    def ends(self) -> bool:
+        """Returns whether the run ends after this iteration."""
+        if self.due:
+            self._window.add(self.since().episodes)
+        return self._job.ended_by(self.env_steps, self._window.score) is not None or self._job.stop()
 
     def fresh(self, sample: Sample | None) -> Sample | None:
         """Returns a sample whose policy is recent enough to learn from; otherwise counts its steps and episodes."""
@@ -212,7 +226,7 @@ class Tally(reports.HostInterval):
             clock,
             self.since(),
             due=self.due,
-            window=self.window,
+            window=self._window,
             extra_metrics={**metrics, **times},
             extra_progress={"restarts": restarts},
         )

@@ -84,13 +84,16 @@ class Selection(NamedTuple):
         return last > passed
 
     @staticmethod
-    def checked(config: Any, values: Mapping[str, float], current: Mapping[str, float]) -> Mapping[str, float]:
-        """Returns hyperparameters, but a member's current ones if its algorithm may not have these values."""
-        try:
-            varied(config.algorithm, values).validate()
-        except ConfigError:
-            return current
-        return values
+    def checked(config: Any, values: Mapping[str, float], parents: Mapping[str, float]) -> Mapping[str, float]:
+        """Returns hyperparameters, with the parent's value in place of each that the algorithm may not have."""
+        checked = dict(parents)
+        for name, value in values.items():
+            try:
+                varied(config.algorithm, {**checked, name: value}).validate()
+            except ConfigError:
+                continue
+            checked[name] = value
+        return checked
 
     def rng(self, iteration: int) -> np.random.Generator:
         """Returns the random numbers of the selection after this many iterations."""

@@ -40,7 +40,7 @@ class DevicePopulation(Population):
     """The members' numbers after the newest dispatch, on the host; None: they may have changed since."""
 
     def _begin(self) -> None:
-        jobs = self._jobs
+        jobs = self.jobs
         job = jobs[0]
         self._state = initial.states(jobs, self._hyper, equal=self._average_every is not None)
         self._actor = initial.actors(jobs, self._hyper)
@@ -59,11 +59,11 @@ class DevicePopulation(Population):
 
     def _iteration(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         members = len(self._rows)
-        return self._jobs[0].once(("iteration", members), lambda job: compiled.make_iteration(job, members))
+        return self.jobs[0].once(("iteration", members), lambda job: compiled.make_iteration(job, members))
 
     def _compile(self, act: Callable[..., Any], learn: Callable[..., Any]) -> None:
         every = self._average_every
-        name, job = ("program", len(self._rows), every), self._jobs[0]
+        name, job = ("program", len(self._rows), every), self.jobs[0]
         self.program = job.once(name, lambda job: compiled.make_program(job, act, learn, every))
         """The compiled program; see ``compiled.make_program``."""
         self._layout = compiled.layout(job, self._state, self._blank)
@@ -71,7 +71,7 @@ class DevicePopulation(Population):
 
     def _put_sums(self, sums: IntervalSums) -> IntervalSums:
         """Puts sums on the mesh once: the program does not donate them."""
-        placed: IntervalSums = arrays.put(sums, meshes.shardings(self._jobs[0].mesh, compiled.SUMS))
+        placed: IntervalSums = arrays.put(sums, meshes.shardings(self.jobs[0].mesh, compiled.SUMS))
         return placed
 
     def inputs(self, count: int) -> tuple[Any, ...]:
@@ -80,9 +80,9 @@ class DevicePopulation(Population):
         return self._state, self._actor, self._since, self._keys, self._hyper, self._goes_on(), limit, self._data
 
     def _iterate(self, running: Sequence[int]) -> int:
-        job, program = self._jobs[0], self.program
+        job, program = self.jobs[0], self.program
         # No member reaches its end before the last of these iterations.
-        left = min(self._jobs[member].config.total - self._step(member) for member in running)
+        left = min(self.jobs[member].config.total - self._step(member) for member in running)
         left = -(-left // job.steps_per_iteration)
         count = min(self._per_dispatch, max(1, job.iterations_per_report - self._iterations), left)
         if self._feed is not None:

@@ -41,7 +41,8 @@ class Population(abc.ABC):
     """Runs that differ only in seed and ``hyper``, called members, in the same programs.
 
     Every array of the programs has a leading axis of members. A member learns the same as a single run, up to rounding.
-    Once it is done, further results for it are ignored. Each plan's subclass defines how members advance.
+    Once it is done, further results for it are ignored. Each plan's subclass defines how members advance. The members'
+    ``jobs`` have the hyperparameters that selections have given them.
     """
 
     _state: TrainState
@@ -70,7 +71,7 @@ class Population(abc.ABC):
           average_every: iterations after which the members' networks become their mean; None: never.
         """
         self._names = range(len(jobs)) if numbers is None else numbers
-        self._jobs, self._selection, self._average_every = list(jobs), selection, average_every
+        self.jobs, self._selection, self._average_every = list(jobs), selection, average_every
         self._rows = list(range(len(jobs)))  # the members of the program's arrays
         self._parents = list(range(len(jobs)))  # whose parameters each member has since its last report
         most = None if selection is None else selection.interval // jobs[0].iterations_per_report
@@ -93,7 +94,7 @@ class Population(abc.ABC):
         The members advance together: the caller takes the next report of every member before it takes a second one of
         any. The variables of members that are done stay valid.
         """
-        self._jobs[member] = job._replace(hyper=self._jobs[member].hyper)  # which a selection may have changed
+        self.jobs[member] = job._replace(hyper=self.jobs[member].hyper)  # which a selection may have changed
         if not self._started:
             self._check()
             self._start()
@@ -113,7 +114,7 @@ class Population(abc.ABC):
             raise self.error
 
     def _start(self) -> None:
-        jobs = self._jobs
+        jobs = self.jobs
         self._clocks = [Clock(job.progress, partial(self._excluded_seconds, at)) for at, job in enumerate(jobs)]
         self._put_inputs()
         self._steps = np.array([job.steps for job in jobs])
@@ -131,12 +132,12 @@ class Population(abc.ABC):
 
     def _put_inputs(self) -> None:
         """Puts the keys and hyperparameters of the program's members on the mesh."""
-        jobs = [self._jobs[member] for member in self._rows]
+        jobs = [self.jobs[member] for member in self._rows]
         self._keys = tuple(initial.member_keys(jobs, stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
         self._hyper = meshes.put(initial.stacked_hyper(jobs, np.float32), jobs[0].mesh, initial.MEMBERS)
 
     def _excluded_seconds(self, member: int) -> float:
-        return self._jobs[member].excluded_seconds()
+        return self.jobs[member].excluded_seconds()
 
     def _running(self) -> list[int]:
         return [member for member, done in enumerate(self._done) if not done]
@@ -151,7 +152,7 @@ class Population(abc.ABC):
     def _placed(self, name: str, value: Any, spec: PartitionSpec) -> jax.Array:
         """Returns a small value on the mesh, placed only when it has changed: placing takes as long as a dispatch."""
         if name not in self._small or self._small[name][0] != value:
-            self._small[name] = value, meshes.put(np.asarray(value), self._jobs[0].mesh, spec)
+            self._small[name] = value, meshes.put(np.asarray(value), self.jobs[0].mesh, spec)
         return self._small[name][1]
 
     def _advance(self) -> None:
@@ -170,7 +171,7 @@ class Population(abc.ABC):
     def _hold(self) -> None:
         """Copies what the checkpoints of waiting reports need, until these have been taken and saved."""
         for member, due in self._due.items():
-            if self._jobs[member].config.run_dir and member not in self._held:  # else nothing saves a replay memory
+            if self.jobs[member].config.run_dir and member not in self._held:  # else nothing saves a replay memory
                 self._held[member] = due.checkpoint()
                 self._due[member] = dataclasses.replace(due, checkpoint=partial(held, self._held, member))
 
@@ -181,16 +182,16 @@ class Population(abc.ABC):
 
     def _step(self, member: int) -> int:
         """Returns what the member's clock says."""
-        return int(self._steps[member, 0]) if self._jobs[member].acts else self._updates[member]
+        return int(self._steps[member, 0]) if self.jobs[member].acts else self._updates[member]
 
     def _report(self, running: Sequence[int]) -> None:
         """Makes the reports of members that are done, and of all members after an interval."""
-        interval_over = self._iterations >= self._jobs[0].iterations_per_report
+        interval_over = self._iterations >= self.jobs[0].iterations_per_report
         numbers = None
         if interval_over:
             numbers = self._numbers()
             self._score(running, numbers[0])
-        ended = [x for x in running if self._jobs[x].ended_by(self._step(x), self._windows[x].score)]
+        ended = [x for x in running if self.jobs[x].ended_by(self._step(x), self._windows[x].score)]
         stopped = self._stopped(running)
         due = running if interval_over else sorted({*ended, *stopped})
         if not due:
@@ -201,7 +202,7 @@ class Population(abc.ABC):
             counts = self._select(counts)  # also among those that stop: a resume goes on after it
         self._end(stopped)
         self._offer(due, (since, counts))
-        self._parents = list(range(len(self._jobs)))
+        self._parents = list(range(len(self.jobs)))
         if interval_over:
             self._restart()
             self._iterations = 0
@@ -225,7 +226,7 @@ class Population(abc.ABC):
 
         A signal that comes between two questions ends all after the next iteration: they resume from a shared one.
         """
-        jobs = self._jobs
+        jobs = self.jobs
         stopped = [member for member in running if jobs[member].stop()]
         others = [member for member in running if member not in stopped]
         return [] if stopped and others and jobs[others[0]].stop() else stopped
@@ -235,16 +236,16 @@ class Population(abc.ABC):
 
         Returns the counts after it. A member that has diverged takes no part: its report ends it, and it has no copies.
         """
-        rows, selection, jobs = self._rows, self._selection, self._jobs
+        rows, selection, jobs = self._rows, self._selection, self.jobs
         members = [x for x in self._running() if not diverged(self._part(counts.skipped, rows.index(x)))]
         if selection is None or len(members) < 2:
             return counts
         iteration = int(self._part(counts.iteration, rows.index(members[0])))
         if not selection.due(iteration - self._iterations, iteration):
             return counts
-        hyper = initial.stacked_hyper([jobs[member] for member in members])
+        before = [jobs[member] for member in members]
         scores = np.array([self._windows[member].score for member in members])
-        source, chosen = selection.evolve(selection.rng(iteration), scores, hyper)
+        source, chosen = selection.evolve(selection.rng(iteration), scores, initial.stacked_hyper(before))
         if len(source) < len(members):
             self.halved.update(np.delete(members, source).tolist())
             self._end(self.halved)
@@ -252,7 +253,7 @@ class Population(abc.ABC):
         for place, member in enumerate(members):
             job, self._parents[member] = jobs[member], members[source[place]]
             values = {name: float(x[place]) for name, x in chosen.items()}
-            jobs[member] = job._replace(hyper=selection.checked(job.config, values, job.hyper))
+            jobs[member] = job._replace(hyper=selection.checked(job.config, values, before[source[place]].hyper))
         return self._copy_parents(counts)
 
     def _copy_parents(self, counts: Counts) -> Counts:
@@ -271,7 +272,7 @@ class Population(abc.ABC):
     def _shrink(self) -> None:
         """Removes the members that are done from the programs, which are compiled again."""
         index = np.array([row for row, member in enumerate(self._rows) if not self._done[member]])
-        if not len(index) or len(index) % self._jobs[0].mesh.shape[meshes.AGENT]:
+        if not len(index) or len(index) % self.jobs[0].mesh.shape[meshes.AGENT]:
             return  # none is left, or the rest does not divide over the devices: all are computed
         self._rows = [self._rows[row] for row in index]
         before = self._state, self._actor
@@ -288,7 +289,7 @@ class Population(abc.ABC):
 
     def _now(self, member: int, numbers: ReportNumbers, *, keep: bool = False) -> Report:
         """Returns a member's report; ``keep`` copies its variables, which others' advance would overwrite."""
-        job, row = self._jobs[member], self._rows.index(member)
+        job, row = self.jobs[member], self._rows.index(member)
         since, counts = numbers[0][row], self._part(numbers[1], row)
         state = self._state._replace(**counts._asdict())
         actor, own_row = self._actor, row if self._axis else None
@@ -313,7 +314,7 @@ class Population(abc.ABC):
         """Returns the metrics of selection: whose parameters the member has, and its hyperparameters from now on."""
         if self._selection is None:
             return {}
-        hyper = {f"hyper/{name}": value for name, value in self._jobs[member].hyper.items()}
+        hyper = {f"hyper/{name}": value for name, value in self.jobs[member].hyper.items()}
         return {"population/parent": float(self._names[self._parents[member]]), **hyper}
 
     # --- Defined by each plan ---------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -101,9 +102,8 @@ def check_progress(progress: Mapping[str, Any]) -> None:
 class HostInterval:
     """Sums an interval's iterations on the host, as ``on_device`` does on the devices."""
 
-    def __init__(self, job: Job, length: int) -> None:
-        """``length`` is that of an interval, in iterations."""
-        self._job, self._length, self.window = job, length, Window(job)
+    def __init__(self, job: Job) -> None:
+        self._job = job
         self._begin(job.progress)
 
     def _begin(self, progress: Mapping[str, Any]) -> None:
@@ -147,17 +147,6 @@ class HostInterval:
         self._episodes = [over_policies(EpisodeStats.merge)(EpisodeStats.stack(self._episodes))]
         return IntervalSums(np.int32(self.iterations), self._learned, self._sums, self._episodes[0])
 
-    @property
-    def due(self) -> bool:
-        """Whether the interval is complete."""
-        return self.iterations >= self._length
-
-    def ends(self, env_steps: int) -> bool:
-        """Returns whether the run ends after this iteration."""
-        if self.due:
-            self.window.add(self.since().episodes)
-        return self._job.ended_by(env_steps, self.window.score) is not None or self._job.stop()
-
     def restart(self) -> None:
         """Begins the next interval."""
         self._begin({})
@@ -190,7 +179,8 @@ def with_info(episodes: EpisodeStats, none: EpisodeStats) -> EpisodeStats:
 
 
 def _ratio(total: Array, number: Array, count: Array) -> float | None:
-    return float(total) / float(number) if count else None
+    mean = float(total) / float(number) if count else math.nan
+    return None if math.isnan(mean) else mean  # as of losses of an update that was skipped
 
 
 def episode_metrics(episodes: EpisodeStats, ratio: Callable[..., Any] = _ratio) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class HostPopulation(Population):
     """A population on one batch of host environments, those of the first member first."""
 
     def _begin(self) -> None:
-        jobs, job = self._jobs, self._jobs[0]
+        jobs, job = self.jobs, self.jobs[0]
         self._axis = len(jobs) > 1 or bool(job.hyper)  # a program without the axis has no hyperparameters as inputs
         self._here = arrays.own_part(job.mesh)
         self._env = job.source.host(job.share, [job.session_seed for job in jobs])
@@ -53,13 +53,13 @@ class HostPopulation(Population):
             self._state = initial.states(jobs, self._hyper, equal=equal, restarted=True)
         else:
             self._state = job.initial_state()
-        self._intervals = [HostInterval(job, job.iterations_per_report) for job in jobs]
+        self._intervals = [HostInterval(job) for job in jobs]
         self._data, self._record = job.put_data(), recording.recorder(job, job.share.first)
         self._update_seconds, self._key = 0.0, job.key(Stream.LEARN)
         self._act_compiled = 0.0  # seconds, of programs that have been replaced
 
     def _compile(self) -> programs.Programs:
-        job, members, every = self._jobs[0], len(self._rows), self._average_every
+        job, members, every = self.jobs[0], len(self._rows), self._average_every
         mesh, length, spec = self._here, job.rollout_length, job.source.spec
         if self._axis:
             acting = job.once(
@@ -81,7 +81,7 @@ class HostPopulation(Population):
         return acting
 
     def _iterate(self, running: Sequence[int]) -> int:
-        mesh, state = self._jobs[0].mesh, self._state
+        mesh, state = self.jobs[0].mesh, self._state
         member_inputs = [(self._keys[0], self._hyper)] if self._axis else []
         inputs = [self._keys[-1], self._hyper, self._goes_on(), self._data] if self._axis else [self._key]
         inputs += [self._data] if self._data and not self._axis else []
@@ -92,7 +92,7 @@ class HostPopulation(Population):
         )
         rollout = self._record(rollout)
         began = time.perf_counter()
-        specs = meshes.rollout_specs(self._jobs[0].algorithm)
+        specs = meshes.rollout_specs(self.jobs[0].algorithm)
         self._state, metrics = self._update(state, arrays.as_global(rollout, mesh, specs), *inputs)
         jax.block_until_ready(self._state)
         self._update_seconds += time.perf_counter() - began

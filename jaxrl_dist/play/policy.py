@@ -15,14 +15,15 @@ from jaxrl_dist import spaces
 from jaxrl_dist.actors.evaluate import MAX_ENVS, Evaluation, Evaluator
 from jaxrl_dist.config.synonyms import missing
 from jaxrl_dist.config.train import Train
+from jaxrl_dist.config.values import varied
 from jaxrl_dist.envs.base import clipped, label_of
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.protocols import CoreLike, Hyperparameters, TorsoLike, Traits
-from jaxrl_dist.run.checkpoint import load_variables
+from jaxrl_dist.run.checkpoint import load_variables, progress
 from jaxrl_dist.run.files import members_of
 from jaxrl_dist.run.storage import check_run_dir
-from jaxrl_dist.settings.members import best_of
+from jaxrl_dist.settings.members import best_of, tunable
 from jaxrl_dist.settings.policies import label, learner
 from jaxrl_dist.settings.resolve import find_env, resolved, with_simulations
 from jaxrl_dist.settings.stored import of_policy, stored_config
@@ -242,7 +243,7 @@ def load_policy(
     check_run_dir(path)
     if members := members_of(path):
         raise ConfigError(f"{run_dir} is a population; name one of its members, such as {best_of(path, members)}")
-    config = stored_config(run_dir, algorithm, env, torso=torso, core=core)
+    config = _with_selected(stored_config(run_dir, algorithm, env, torso=torso, core=core), path, checkpoint)
     part, changes = policy, {} if env_options is None else {"env_options": env_options}
     learns = learner(config) if policy is None else None
     if env_options is not None and learns is not None:
@@ -259,3 +260,10 @@ def load_policy(
     variables = load_variables(run_dir, shapes, part, which=checkpoint)
     variables = jax.device_put(source.spec.bare(variables), jax.local_devices()[0])
     return Policy(config, source, variables, fresh=checkpoint is not None and config.judge == "evaluation")
+
+
+def _with_selected(config: Train[Any], run_dir: pathlib.Path, checkpoint: str | int | None) -> Train[Any]:
+    """Returns the config of a member of a population with the hyperparameters that a selection has given it."""
+    (newest, *_) = [*progress(run_dir, checkpoint), {}]
+    hyper = {name: x for name, x in newest.get("hyper", {}).items() if name in tunable(config) and isinstance(x, float)}
+    return dataclasses.replace(config, algorithm=varied(config.algorithm, hyper))

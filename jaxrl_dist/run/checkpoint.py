@@ -122,19 +122,25 @@ def load_memory(run_dir: str | pathlib.Path, like: Any, which: str | int | None 
     return _newest(run_dir, saved(run_dir) if which is None else [chosen(run_dir, which)], read)
 
 
-def progress(run_dir: pathlib.Path) -> list[Mapping[str, Any]]:
-    """Returns the progress of a run's intact checkpoints, newest first, with its counts and its score."""
+def progress(run_dir: pathlib.Path, which: str | int | None = None) -> list[Mapping[str, Any]]:
+    """Returns the progress of a run's intact checkpoints, newest first, with its counts and its score.
 
-    def read(path: pathlib.Path) -> Mapping[str, Any] | None:
-        with contextlib.suppress(DamageError, LookupError, TypeError, ValueError):
-            verify(path, None)
-            progress = _read_object(path / RUN)["progress"]
-            float.fromhex(progress.get("score", "0"))
-            if isinstance(progress["iteration"], int) and isinstance(progress["env_steps"], int):
-                return progress
-        return None
+    Args:
+      which: as for ``load_variables``; None: all of them.
+    """
+    paths = saved(run_dir) if which is None else [chosen(run_dir, which)]
+    return [progress for progress in map(_progress, paths) if progress is not None]
 
-    return [progress for progress in map(read, saved(run_dir)) if progress is not None]
+
+def _progress(path: pathlib.Path) -> Mapping[str, Any] | None:
+    """Returns the progress of a checkpoint; None: it is damaged."""
+    with contextlib.suppress(DamageError, LookupError, TypeError, ValueError):
+        verify(path, None)
+        progress = _read_object(path / RUN)["progress"]
+        float.fromhex(progress.get("score", "0"))
+        if isinstance(progress["iteration"], int) and isinstance(progress["env_steps"], int):
+            return progress
+    return None
 
 
 def load(

@@ -99,6 +99,11 @@ class Member:
         return pathlib.Path(str(self.config.run_dir))
 
     @property
+    def hyper(self) -> Mapping[str, float]:
+        """The hyperparameters in which it differs from other members, as the newest selection has set them."""
+        return (self.job if self.program is None else self.program.jobs[self.place]).hyper
+
+    @property
     def halved(self) -> bool:
         """Whether a selection has ended it."""
         return self.program is not None and self.place in self.program.halved
@@ -128,9 +133,7 @@ class Member:
             self.newest = dataclasses.replace(self.newest, evaluation=None, ended_by=None)
         elif self.newest is not None and self.row.status in ENDED and state is not None:
             self.newest = dataclasses.replace(
-                self.newest,
-                variables=lambda: state.state.variables,
-                checkpoint=lambda: state,
+                self.newest, variables=lambda: state.state.variables, checkpoint=lambda: state
             )
 
     def reports(self, evaluating: Callable[[int], None], stop: Callable[[], bool]) -> Generator[Report]:
@@ -213,7 +216,7 @@ class Member:
             publish_latest=offered.append,
             record=self.recorder,
         )
-        evaluate = partial(self._evaluate, shared.evaluator.of_member(config.seed, job.hyper), ending.ends_here)
+        evaluate = partial(self._evaluate, ending.ends_here)
         judged = config.judge == "evaluation"
 
         def newest() -> Report | None:
@@ -239,7 +242,8 @@ class Member:
         evaluations = Evaluations(config, job.progress.get("evaluated", reported), ending, together)
         plan: Any = plans.execute(job) if self.program is None else self.program.reports(self.place, job)
         stack.enter_context(contextlib.closing(plan))
-        reports = evaluations.on_the_way(measuring(with_final_report(plan, newest, ending), shared, job), evaluate)
+        measured = measuring(plan, shared, job, lambda: self.hyper)
+        reports = evaluations.on_the_way(with_final_report(measured, newest, ending), evaluate)
         last, films = partial(evaluate, progress=evaluating), partial(self._film, ending.ends_here)
         if config.run_dir:
             done = None if job.resumed is None else (job.step, job.updates)
@@ -261,21 +265,18 @@ class Member:
             error.add_note(f"the run is saved: {way_on}")
 
     def _evaluate(
-        self,
-        evaluator: Evaluator,
-        stop: Callable[[], bool],
-        report: Report,
-        progress: Callable[[int], None] = lambda done: None,
+        self, stop: Callable[[], bool], report: Report, progress: Callable[[int], None] = lambda done: None
     ) -> Report:
         """Adds an evaluation, as ``_play``."""
         variables = self.job.source.spec.keyed(report.variables())  # other processes may hold parts of them
-        played = self._play(evaluator, variables, progress, stop)
+        played = self._play(variables, progress, stop)
         return report if played is None else dataclasses.replace(report, evaluation=played)
 
     def _play(
-        self, evaluator: Evaluator, variables: Any, progress: Callable[[int], None], stop: Callable[[], bool]
+        self, variables: Any, progress: Callable[[int], None], stop: Callable[[], bool], *, fresh: bool = False
     ) -> Mapping[str, float | int] | None:
-        """Returns the numbers of an evaluation; None: stopped, by another process, or failed under ``restart``."""
+        """Returns the numbers of an evaluation, or of a ``fresh`` one; None: stopped, failed, or of another process."""
+        evaluator = self.shared.evaluator.of_member(self.config.seed, self.hyper, fresh=fresh)
         began, played = time.perf_counter(), None
         try:
             if peers.first():
@@ -294,14 +295,13 @@ class Member:
         variables = self.job.source.spec.keyed(report.variables())  # other processes may hold parts of them
         if not peers.first():
             return report
-        evaluator = self.shared.evaluator.of_member(self.config.seed, self.job.hyper, fresh=True)
         try:
             number = checkpoint.number_of(checkpoint.chosen(self.folder, "best"))
             best = checkpoint.load_variables(self.folder, variables, which=number)
         except ConfigError as error:
             warnings.warn(f"the best checkpoint is not evaluated: {error}", FileWarning, stacklevel=2)
             return report
-        if (played := self._play(evaluator, best, progress, stop)) is None:
+        if (played := self._play(best, progress, stop, fresh=True)) is None:
             return report
         return dataclasses.replace(report, best_evaluation={"checkpoint": number, **played})
 
@@ -313,7 +313,7 @@ class Member:
         variables = spec.keyed(report.variables())  # other processes may hold parts of them
         try:
             if self.files is not None:
-                evaluator = self.shared.filmed().of_member(self.config.seed, self.job.hyper)
+                evaluator = self.shared.filmed().of_member(self.config.seed, self.hyper)
                 if (filmed := film(evaluator, spec, variables, 1, stop=stop)) is not None:
                     write_gif(filmed[1], gif := io.BytesIO(), speed(spec))
                     self.files.film(report.step, gif.getvalue(), filmed[1][0].size)

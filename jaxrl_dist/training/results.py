@@ -126,7 +126,7 @@ def merged_rows(
 ) -> Report:
     """Joins the members' newest reports: counts are sums, metrics as ``JOINED`` says, evaluations as in ``_joined``.
 
-    Variables and checkpoint are those of the member with the highest return.
+    Variables and checkpoint (past if it has ended before others) are those of the member with the highest return.
 
     Args:
       new: members that have just reported; the rate of the population is the sum of theirs.
@@ -177,7 +177,7 @@ def _metrics(
         else:
             joined[name] = _metric(standing, name)
     joined.pop("population/parent", None)  # which only a member has
-    return joined | {_RATE: _metric([newest[number] for number in new], _RATE) or 0.0}
+    return joined | {x: _metric([newest[number] for number in new], x) or 0.0 for x in joined if re.fullmatch(_RATE, x)}
 
 
 def _metric(reports: Sequence[Report], name: str) -> float | None:
@@ -187,7 +187,7 @@ def _metric(reports: Sequence[Report], name: str) -> float | None:
     return join(values) if values else None
 
 
-_SECONDS, _RATE = "time/.*_s", "time/env_steps_per_second"
+_SECONDS, _RATE = "time/.*_s", "time/(env_steps|updates)_per_second"
 JOINED: Mapping[str, Callable[[Sequence[float]], float | None]] = {
     "(.+/)?episode/count": sum,
     "(.+/)?episode/return_min": min,

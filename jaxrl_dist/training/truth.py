@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, Protocol
 
+from jaxrl_dist.config.values import varied
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.exact.listing import discrete, of_source
 from jaxrl_dist.exact.measure import Measure, Truth
@@ -30,23 +31,24 @@ class Exact:
         """
         discrete(job.source.spec)
         self._table = of_source(job.source) if peers.first() else None
-        self._measures: dict[int, Measure] = {}
+        self._measures: dict[Hashable, Measure] = {}
         self._truths: dict[float, Truth] = {}
         self.of(job)
 
-    def of(self, job: Job) -> Callable[[Any], dict[str, float]]:
-        """Returns ``(variables) -> numbers`` for the policy of a job."""
-        table, discount = self._table, Traits.of(job.config.algorithm).discount
+    def of(self, job: Job, hyper: Mapping[str, float] = {}) -> Callable[[Any], dict[str, float]]:
+        """Returns ``(variables) -> numbers`` for the policy of a job with these hyperparameters."""
+        table, discount = self._table, Traits.of(varied(job.config.algorithm, hyper)).discount
         if discount is None:
             raise ConfigError("--exact needs an algorithm with a discount")
         if table is None:
             return lambda variables: {}
         (algorithm,) = job.algorithm.values()
-        if id(algorithm) not in self._measures:
-            self._measures[id(algorithm)] = Measure(algorithm, table)
+        if (key := (id(algorithm), *hyper.items())) not in self._measures:
+            (algorithm,) = job.variant(hyper)[0].values()
+            self._measures[key] = Measure(algorithm, table)
         if discount not in self._truths:
             self._truths[discount] = Truth.of(table, discount, job.source.spec.max_episode_steps)
-        measure, truth = self._measures[id(algorithm)], self._truths[discount]
+        measure, truth = self._measures[key], self._truths[discount]
         return lambda variables: measure(variables, truth)
 
 
@@ -57,12 +59,18 @@ class Shared(Protocol):
     excluded_seconds: float
 
 
-def measuring(reports: Iterator[Report], shared: Shared, job: Job) -> Iterator[Report]:
-    """Adds exact measures to each report, if they are wanted, and their seconds as ``time/exact_s``."""
-    measure = None if shared.exact is None else shared.exact.of(job)
+def measuring(
+    reports: Iterator[Report], shared: Shared, job: Job, hyper: Callable[[], Mapping[str, float]]
+) -> Iterator[Report]:
+    """Adds exact measures to each report, if they are wanted, and their seconds as ``time/exact_s``.
+
+    Args:
+      hyper: returns the member's hyperparameters, which selections change.
+    """
     for report in reports:
-        if measure is not None:
+        if shared.exact is not None:
             began = time.perf_counter()
+            measure = shared.exact.of(job, hyper())
             numbers = {f"exact/{name}": x for name, x in measure(report.variables()).items()}
             seconds = time.perf_counter() - began
             shared.excluded_seconds += seconds

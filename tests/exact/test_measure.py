@@ -12,13 +12,26 @@ import numpy as np
 import pytest
 import runs
 
+import jaxrl_dist
 from jaxrl_dist import cli, exact, load_policy
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.exact import solve
 from jaxrl_dist.exact.heat import cells
 from jaxrl_dist.exact.measure import Measure, Truth
+from jaxrl_dist.run import checkpoint
 from jaxrl_dist.types import Algorithm, Variables
 
+SMALL: dict[str, Any] = {
+    "num_devices": 1,
+    "num_envs": 4,
+    "rollout_length": 8,
+    "hidden_sizes": (4,),
+    "total_env_steps": 640,
+    "report_interval": 64,
+    "learning_starts": 64,
+    "batch_size": 8,
+    "evaluation_episodes": 0,
+}
 LAKE = f"dqn --env gymnasium:FrozenLake-v1 --plan synchronous {runs.TINY}"
 
 
@@ -147,6 +160,24 @@ def test_runs_report_the_truth(flags: str, tmp_path: Path) -> None:
         measured = exact.measure(load_policy(member)).numbers
         assert {name: last[f"exact/{name}"] for name in measured} == pytest.approx(measured)
     assert lines[0]["exact/q_error"] != lines[-1]["exact/q_error"]
+
+
+def test_a_run_whose_measure_fails_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, measured = iter(range(9)), Measure.__call__
+
+    def failing(self: Measure, *arguments: Any) -> dict[str, float]:
+        if next(calls) == 2:
+            raise MemoryError("no memory for the linear solve")
+        return measured(self, *arguments)
+
+    monkeypatch.setattr(Measure, "__call__", failing)
+    config = jaxrl_dist.preset("dqn", "gymnasium:FrozenLake-v1", **SMALL, exact=True, run_dir=str(tmp_path / "run"))
+    steps = list[int]()
+    with pytest.raises(MemoryError) as caught:
+        steps.extend(report.env_steps for report in jaxrl_dist.train(config))
+    assert len(steps) == 2 and any("continues from" in note for note in caught.value.__notes__)
+    (saved,) = checkpoint.saved(tmp_path / "run")
+    assert checkpoint.number_of(saved) > steps[-1]
 
 
 def test_environments_without_a_table_are_refused_before_training(tmp_path: Path) -> None:

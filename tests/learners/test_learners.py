@@ -36,10 +36,12 @@ from jaxrl_dist.algorithms.qmix import QMIX
 from jaxrl_dist.algorithms.rainbow import Rainbow
 from jaxrl_dist.algorithms.sac import SAC
 from jaxrl_dist.algorithms.td3 import TD3
+from jaxrl_dist.envs.episodes import no_episodes
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import gradients, off_policy, sgd
 from jaxrl_dist.learners.on_policy import check_sizes, envs_per_group
 from jaxrl_dist.learners.sharded import compile_update
+from jaxrl_dist.plans.report import IntervalSums, metrics_of
 from jaxrl_dist.spaces import MultiDiscrete
 from jaxrl_dist.types import Algorithm, Aux, Context, EnvSpec, Replay, Rollout, TrainState, Variables
 
@@ -560,6 +562,14 @@ def test_non_finite_gradient_is_skipped_and_counted(algorithm: Any, num_devices:
     again, metrics = updated(made, [good, bad, good] if made.replay is None else [good], num_devices)
     assert again.skipped == 0
     assert metrics["gradient/skipped"] == 0.0
+
+
+def test_a_mean_over_a_skipped_update_is_missing() -> None:
+    since = IntervalSums(
+        np.int32(4), {"": np.int32(4)}, {"": {"loss/total": np.nan, "loss/other": 2.0}}, {"": no_episodes(1)}
+    )
+    metrics = metrics_of(since)
+    assert metrics["loss/total"] is None and metrics["loss/other"] == 0.5
 
 
 def test_non_finite_loss_with_finite_gradient_is_skipped() -> None:

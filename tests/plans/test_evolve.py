@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import pathlib
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 
 import jaxrl_dist
 from jaxrl_dist import Train
+from jaxrl_dist.actors.evaluate import Evaluator
+from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.plans.evolve import Hyper, Selection, halving, pbt, perturbed
@@ -219,14 +222,14 @@ def test_a_stop_between_two_selections_is_not_a_copy(tmp_path: pathlib.Path) -> 
         assert copied == [copy["iteration"] for copy in row["lineage"]]
 
 
-def test_member_keeps_hyperparameters_if_new_ones_are_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_takes_its_parents_value_where_the_new_one_is_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
     def evolve(rng: np.random.Generator, scores: np.ndarray, hyper: Hyper) -> tuple[np.ndarray, Hyper]:
-        return np.zeros(4, int), {"learning_rate": np.array([-1.0, 0.25, 0.5, 0.75])}
+        return np.zeros(4, int), {"learning_rate": np.array([0.1, 0.25, 0.5, -1.0])}
 
     monkeypatch.setattr(training_run, "pbt", evolve)
     asked = config(seeds=2, vary={"learning_rate": "1e-1,1e-4"}, evolve="pbt", evolve_interval=64, total=64)
     *_, last = jaxrl_dist.train(asked)
-    assert [member.metrics["hyper/learning_rate"] for member in last.members] == [0.1, 0.25, 0.5, 0.75]
+    assert [member.metrics["hyper/learning_rate"] for member in last.members] == [0.1, 0.25, 0.5, 0.1]
 
 
 @pytest.mark.filterwarnings("ignore:member 00. has ended")
@@ -237,6 +240,32 @@ def test_no_member_becomes_one_that_has_diverged(tmp_path: pathlib.Path) -> None
     rows = read_json(tmp_path / "population.json")["members"]
     assert [row["status"] for row in rows] == ["done", "diverged"] * 2
     assert {copy["parent"] for row in rows for copy in row["lineage"]} <= {"000", "002"}
+
+
+@pytest.mark.case  # test_population_based_training_goes_on_as_if_never_stopped
+def test_a_copy_is_evaluated_measured_and_loaded_with_its_new_hyperparameters(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acted, of_member = list[dict[str, float]](), Evaluator.of_member
+
+    def watched(self: Evaluator, seed: int, hyper: Any, **options: Any) -> Evaluator:
+        acted.append(dict(hyper))
+        return of_member(self, seed, hyper, **options)
+
+    monkeypatch.setattr(Evaluator, "of_member", watched)
+    algorithm = DQN(hidden_sizes=(4,), learning_starts=64, batch_size=8, replay_capacity=1024)
+    vary = {"discount": [0.5, 0.97], "epsilon_end": [0.1, 0.4]}
+    asked = config(tmp_path, total=1280, vary=vary, evolve="pbt", evolve_interval=64, exact=True, seed=1)
+    asked = dataclasses.replace(asked, algorithm=algorithm, env="gymnax:FrozenLake-misc", evaluation_policy="sampled")
+    *_, last = jaxrl_dist.train(dataclasses.replace(asked, evaluation_episodes=2))
+    now = [{name: report.metrics[f"hyper/{name}"] for name in vary} for report in last.members]
+    assert [tuple(x.values()) for x in now] != [*itertools.product(*vary.values())]  # one was copied
+    assert acted[-4:] == now
+    for member, report in enumerate(last.members):
+        policy = jaxrl_dist.load_policy(tmp_path / "members" / f"{member:03d}")
+        assert {name: getattr(policy.config.algorithm, name) for name in vary} == now[member]
+        truth = jaxrl_dist.exact.measure(policy).numbers
+        assert report.metrics["exact/value_optimal"] == pytest.approx(truth["value_optimal"])
 
 
 @pytest.mark.case  # test_population_based_training_goes_on_as_if_never_stopped
