@@ -111,8 +111,8 @@ def _handled(actions: Any) -> str:
     return {
         spaces.Discrete: "dqn, rainbow, pqn, sac and ppo handle discrete ones",
         spaces.Box: "sac, td3, ddpg and ppo handle vectors of numbers",
-        spaces.MultiDiscrete: "ppo handles vectors of integers",
-        dict: "ppo handles Dict actions",
+        spaces.MultiDiscrete: "ppo, marwil and bc handle vectors of integers",
+        dict: "ppo, marwil and bc handle Dict actions",
     }[type(actions)]
 
 

@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
+from jaxrl_dist.checks import MAX_RETURN
 from jaxrl_dist.commands import flags, help
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError, visible
@@ -28,9 +29,9 @@ class Data:
     returns."""
     best: float | None = setting(None, above=0, high=1)
     """Share of the episodes to take, those with the highest returns: 0.1 takes a tenth."""
-    random: float | None = setting(None)
+    random: float | None = setting(None, low=-MAX_RETURN, high=MAX_RETURN)
     """Mean return of random actions, which is 0 in the normalised scores of what learns from the data; to store."""
-    expert: float | None = setting(None)
+    expert: float | None = setting(None, low=-MAX_RETURN, high=MAX_RETURN)
     """Mean return of an expert, which is 100 in normalised scores; to store."""
 
 
@@ -52,9 +53,9 @@ def run(args: Sequence[str]) -> int:
         raise ConfigError(f"the returns of random actions and of the expert are both {data.about['random']:g}")
     makes = options.out is not None and not options.out.endswith(".png")
     if ends and not makes:
-        if len(options.data) > 1 or options.best is not None:
+        if len(options.data) > 1 or options.best is not None or options.data[0].startswith(MINARI):
             raise ConfigError(
-                "--random and --expert change one data set in place: name one alone, or a new one with -o"
+                "--random and --expert change one data set in place, not of Minari: name one alone, or a new one with -o"
             )
         files.describe(pathlib.Path(options.data[0]), ends)
     if options.out is not None:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from jaxrl_dist import spaces
+from jaxrl_dist.checks import MAX_SIZE
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
 from jaxrl_dist.types import PyTree
 
@@ -56,16 +58,43 @@ def _problem_in(x: np.ndarray, part: Any) -> str | None:
         return "has a value that is neither True nor False"
     if isinstance(part, Box):
         return None
-    most = part.n if isinstance(part, Discrete) else np.asarray(part.nvec)
+    most = np.asarray(part.n if isinstance(part, Discrete) else part.nvec)
+    if (most > MAX_SIZE).any():
+        return f"has integers up to {most.max() - 1}, which are no categories: give it as floats"
     return f"has a value that {spaces.describe(part)} has not" if (x < 0).any() or (x >= most).any() else None
 
 
-def space_of(tree: PyTree) -> Space:
-    """Returns the space of arrays ``[L, ...]``: integers count from 0, and the bounds of numbers are the data's."""
+def arrays(tree: Any) -> PyTree:
+    """Returns a tree of numpy arrays; anything but a dict becomes one.
+
+    Raises:
+      ConfigError: it has parts that are not arrays of numbers.
+    """
     if isinstance(tree, dict):
-        return {name: space_of(part) for name, part in tree.items()}
+        return {name: arrays(part) for name, part in tree.items()}
+    try:
+        x = np.asarray(tree)
+    except ValueError:  # as of lists of several lengths
+        x = np.array(None)
+    if x.dtype.kind not in "biuf" or not x.ndim:
+        raise ConfigError("a data set is made of arrays of numbers, one entry for each step, or of dicts of these")
+    return x
+
+
+def entries(tree: PyTree) -> Any:
+    """Returns the shapes of the entries of arrays ``[L, ...]``."""
+    return {name: entries(part) for name, part in tree.items()} if isinstance(tree, dict) else tree.shape[1:]
+
+
+def space_of(tree: PyTree, *, actions: bool = False) -> Space:
+    """Returns the space of arrays ``[L, ...]``: integers count from 0, and the bounds of numbers are the data's.
+
+    Bytes are integers as ``actions``; as observations they are parts of images.
+    """
+    if isinstance(tree, dict):
+        return {name: space_of(part, actions=actions) for name, part in tree.items()}
     x = np.asarray(tree)
-    if np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8 and x.ndim <= 2:
+    if np.issubdtype(x.dtype, np.integer) and (actions or x.dtype != np.uint8) and x.ndim <= 2:
         if x.ndim == 1:
             return Discrete(int(x.max()) + 1)
         return MultiDiscrete(tuple(int(most) + 1 for most in x.max(axis=0)))
@@ -73,8 +102,29 @@ def space_of(tree: PyTree) -> Space:
     return Box(x.shape[1:], np.dtype(dtype), x.min(axis=0).astype(dtype), x.max(axis=0).astype(dtype))
 
 
-def cast(tree: PyTree, space: Space) -> PyTree:
-    """Returns arrays of a space in its dtypes."""
+def cast(tree: PyTree, space: Space, name: str) -> PyTree:
+    """Returns arrays of a space in its dtypes.
+
+    Raises:
+      ConfigError: the arrays have other parts, or an integer would have another value.
+    """
     if isinstance(space, dict):
-        return {name: cast(tree[name], part) for name, part in space.items()}
-    return np.asarray(tree).astype(space.dtype)
+        if not isinstance(tree, dict) or tree.keys() != space.keys():
+            raise ConfigError(f"{name} has not the parts of {spaces.describe(space)}")
+        return {part: cast(tree[part], space[part], f"{name} {part}") for part in space}
+    x = np.asarray(tree)
+    with np.errstate(invalid="ignore"):  # of a NaN
+        found = x.astype(space.dtype)
+    if not np.issubdtype(space.dtype, np.floating) and not np.array_equal(found, x):
+        raise ConfigError(f"{name} has values that {spaces.describe(space)} cannot hold, such as {x[found != x][0]}")
+    return found
+
+
+def hull(space: Space, *others: Space) -> Space:
+    """Returns the space of the values of all these spaces, which differ in the bounds of numbers alone."""
+    if isinstance(space, dict):
+        return {name: hull(part, *(other[name] for other in others)) for name, part in space.items()}  # type: ignore[index]
+    if not isinstance(space, Box):
+        return space
+    low, high = (np.stack([getattr(x, end) for x in (space, *others)]) for end in ("low", "high"))
+    return Box(space.shape, space.dtype, low.min(axis=0), high.max(axis=0))

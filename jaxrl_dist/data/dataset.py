@@ -12,12 +12,11 @@ import jax
 import numpy as np
 
 from jaxrl_dist import spaces
+from jaxrl_dist.checks import MAX_RETURN
 from jaxrl_dist.data import columns, farama, files
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import Space
 from jaxrl_dist.types import PyTree, Rollout
-
-_MAX_RETURN = 1e30
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -109,7 +108,7 @@ class Dataset:
 
     def best(self, share: float) -> Dataset:
         """Returns the share of the episodes with the highest returns, rounded up, in the order of their recording."""
-        count = math.ceil(share * len(self.ends))
+        count = math.ceil(share * len(self.ends) - 1e-9)  # 0.07 x 100 is a little more than 7
         return self.episodes(np.sort(np.argsort(-self.returns, kind="stable")[:count]))
 
     def _map(self, function: Any, *others: Dataset) -> Dataset:
@@ -147,14 +146,16 @@ class Dataset:
         """
         before, after = np.append(False, valid[:-1]), np.append(valid[1:], False)
         keep, terminated = valid | before, terminated & valid
+        if not keep.any():
+            raise ConfigError("no step of the data set has a successor")
         fields = {"obs": obs, "action": action, "reward": np.where(valid, reward, 0).astype(np.float32)}
         fields |= {"terminated": terminated, "truncated": valid & ~after & ~terminated, "valid": valid}
         fields |= {} if log_prob is None else {"log_prob": np.where(valid, log_prob, 0).astype(np.float32)}
         fields = {name: jax.tree.map(lambda x: np.asarray(x)[keep], field) for name, field in fields.items()}
         observation_space = observation_space or columns.space_of(fields["obs"])
-        action_space = action_space or columns.space_of(fields["action"])
+        action_space = action_space or columns.space_of(fields["action"], actions=True)
         for name, space in (("obs", observation_space), ("action", action_space)):
-            fields[name] = columns.cast(fields[name], space)
+            fields[name] = columns.cast(fields[name], space, name)
         return checked(cls(**fields, observation_space=observation_space, action_space=action_space, about=about))
 
     @classmethod
@@ -167,9 +168,10 @@ class Dataset:
         timeouts: Any = None,
         *,
         next_obs: PyTree = None,
+        log_prob: Any = None,
         **others: Any,
     ) -> Dataset:
-        """Makes a data set of flat arrays ``[N, ...]``, as D4RL has them; ``others`` as for ``of_rows``.
+        """Makes a data set of flat arrays ``[N, ...]``, as D4RL has them; ``log_prob``, ``others`` as for ``of_rows``.
 
         An episode ends where ``terminals`` or ``timeouts`` is True. Without ``next_obs``, the successor of an episode's
         last step is unknown: a step that is cut by a time-out, or by the end, then only gives its observation, and a
@@ -179,11 +181,16 @@ class Dataset:
           ConfigError: arrays have other lengths, or no algorithm could learn from them.
         """
         terminals = np.asarray(terminals, bool).reshape(-1)
-        ends = terminals.copy() if timeouts is None else terminals | np.asarray(timeouts, bool).reshape(-1)
-        obs, action, reward = jax.tree.map(np.asarray, (obs, action, np.asarray(reward).reshape(-1)))
-        lengths = {len(x) for x in jax.tree.leaves((obs, action, reward, terminals, ends, next_obs))}
+        timeouts = np.zeros_like(terminals) if timeouts is None else np.asarray(timeouts, bool).reshape(-1)
+        given = obs, action, reward, log_prob, next_obs
+        obs, action, reward, log_prob, next_obs = (None if x is None else columns.arrays(x) for x in given)
+        reward, log_prob = (None if x is None else x.reshape(-1) for x in (reward, log_prob))
+        lengths = {len(x) for x in jax.tree.leaves((obs, action, reward, terminals, timeouts, log_prob, next_obs))}
         if len(lengths) != 1 or not len(reward):
             raise ConfigError(f"a data set's arrays have one length, 1 or more, and these have {sorted(lengths)}")
+        if next_obs is not None and columns.entries(next_obs) != columns.entries(obs):
+            raise ConfigError("next_obs has other shapes than obs")
+        ends = terminals | timeouts
         ends[-1] = True
         lost = ends & ~terminals if next_obs is None else np.zeros_like(ends)
         repeats = 1 + (ends & ~lost)
@@ -196,8 +203,8 @@ class Dataset:
             return x
 
         obs = jax.tree.map(with_successors, obs, obs if next_obs is None else next_obs)
-        action = jax.tree.map(lambda x: x[rows], action)
-        return cls.of_rows(obs, action, reward[rows], terminals[rows], ~added & ~lost[rows], **others)
+        action, reward, terminals, log_prob = jax.tree.map(lambda x: x[rows], (action, reward, terminals, log_prob))
+        return cls.of_rows(obs, action, reward, terminals, ~added & ~lost[rows], log_prob=log_prob, **others)
 
     @classmethod
     def from_episodes(cls, episodes: Sequence[Mapping[str, PyTree]], **others: Any) -> Dataset:
@@ -212,24 +219,27 @@ class Dataset:
         """
         if not episodes:
             raise ConfigError("a data set needs one or more episodes")
-        sizes = [len(np.asarray(episode["reward"]).reshape(-1)) for episode in episodes]
-        for number, (size, episode) in enumerate(zip(sizes, episodes, strict=True)):
-            lengths = [{len(x) for x in jax.tree.leaves(episode[name])} for name in ("obs", "action")]
-            if not size or lengths != [{size + 1}, {size}]:
+        names = ["action", *(["log_prob"] if all("log_prob" in x for x in episodes) else []), "obs", "reward"]
+        arrays = [{name: columns.arrays(episode[name]) for name in names} for episode in episodes]
+        flags = [np.asarray(episode["terminated"]) for episode in episodes]
+        sizes, first = [len(episode["reward"].reshape(-1)) for episode in arrays], columns.entries(arrays[0])
+        for number, (size, episode, flag) in enumerate(zip(sizes, arrays, flags, strict=True)):
+            lengths = [{len(x) for x in jax.tree.leaves(episode[name])} for name in names]
+            if not size or lengths != [{size + (name == "obs")} for name in names]:
                 needed = "it needs as many actions and one more observation, 1 or more steps"
                 raise ConfigError(f"episode {number} has {size} rewards: {needed}")
+            if columns.entries(episode) != first or flag.ndim:
+                raise ConfigError(f"episode {number} has other parts or shapes than the first, or several ends")
 
         def joined(name: str) -> PyTree:
-            def padded(*parts: Any) -> np.ndarray:
-                return np.concatenate([np.append(x, np.zeros_like(x[:1]), axis=0) for x in map(np.asarray, parts)])
+            padded = (jax.tree.map(lambda x: np.append(x, np.zeros_like(x[:1]), axis=0), x[name]) for x in arrays)
+            return jax.tree.map(lambda *x: np.concatenate(x), *padded)
 
-            return jax.tree.map(padded, *(episode[name] for episode in episodes))
-
-        obs = jax.tree.map(lambda *x: np.concatenate(list(map(np.asarray, x))), *(x["obs"] for x in episodes))
+        obs = jax.tree.map(lambda *x: np.concatenate(x), *(x["obs"] for x in arrays))
         ends = np.cumsum([size + 1 for size in sizes]) - 1
         valid, terminated = np.ones(ends[-1] + 1, bool), np.zeros(ends[-1] + 1, bool)
-        valid[ends], terminated[ends - 1] = False, [bool(episode["terminated"]) for episode in episodes]
-        if all("log_prob" in episode for episode in episodes):
+        valid[ends], terminated[ends - 1] = False, flags
+        if "log_prob" in names:
             others["log_prob"] = joined("log_prob")
         return cls.of_rows(obs, joined("action"), joined("reward"), terminated, valid, **others)
 
@@ -278,9 +288,10 @@ class Dataset:
             check_spaces("the data sets", part, first.observation_space, first.action_space)
         abouts = [part.about for part in parts]
         about = {name: x for name, x in abouts[0].items() if all(other.get(name) == x for other in abouts)}
-        return dataclasses.replace(
-            first._map(lambda *x: np.concatenate(x), *parts[1:]), about={**about, "parts": abouts}
-        )
+        names = "observation_space", "action_space"
+        hulls: Any = {name: columns.hull(*(getattr(part, name) for part in parts)) for name in names}
+        whole = first._map(lambda *x: np.concatenate(x), *parts[1:])
+        return dataclasses.replace(whole, about={**about, "parts": abouts}, **hulls)
 
     # --- Files --------------------------------------------------------------------------------------------
 
@@ -322,7 +333,7 @@ def checked(data: Dataset, name: str = "the data set") -> Dataset:
 
 def _problem_about(about: Mapping[str, Any]) -> str | None:
     for end in ("random", "expert"):
-        if not isinstance(x := about.get(end, 0.0), int | float) or not abs(x) < _MAX_RETURN:
+        if not isinstance(x := about.get(end, 0.0), int | float) or not abs(x) <= MAX_RETURN:
             return f"the return of its {end} policy is not a number"
     return None if isinstance(about.get("behaviour", {}), Mapping) else "its behaviour is not a dict"
 

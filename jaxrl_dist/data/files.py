@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_dist import spaces
-from jaxrl_dist.checks import shown
+from jaxrl_dist.checks import MAX_SIZE, shown
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import storage
 from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
@@ -261,6 +261,6 @@ def _bound_from_json(value: Any, shape: tuple[int, ...], dtype: str) -> np.ndarr
 
 
 def _count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 2**20:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MAX_SIZE:
         raise ValueError("not a size")
     return value

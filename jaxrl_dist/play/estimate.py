@@ -166,6 +166,11 @@ def _checked(policy: Policy, data: Dataset, discount: float | None, refits: int,
         raise ConfigError("estimates of a policy with a recurrent core are not possible; a run without --core works")
     if sampled:
         check_samples({"": policy.algorithm})
+        if jax.tree.leaves(policy.initial_core(1)):
+            raise ConfigError(
+                "this run explores by actions or noise that last for several steps, which an estimate does not follow; "
+                "--evaluation-policy greedy works"
+            )
     check_spaces("the data set", data, spec.observation, spec.action)
     discount = getattr(policy.config.algorithm, "discount", None) if discount is None else discount
     if discount is None:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import spaces
-from jaxrl_dist.actors.evaluate import MAX_ENVS, Evaluation, Evaluator
+from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES, MAX_ENVS, Evaluation, Evaluator
 from jaxrl_dist.config.synonyms import missing
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.config.values import varied
@@ -182,7 +182,7 @@ class Policy:
     def _choose(
         self, variables: Variables, obs: PyTree, core: PyTree, keys: jax.Array | None
     ) -> tuple[jax.Array, PyTree]:
-        context = Context(keys, jnp.float32(self.config.total))
+        context = Context(keys, jnp.float32(END_OF_SCHEDULES))
         action, core, _ = self.algorithm.policy(variables, obs, core, context)
         return clipped(self.source.spec.action, action), core
 

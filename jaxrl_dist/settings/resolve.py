@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_dist.algorithms import having, name_of
-from jaxrl_dist.checks import did_you_mean, flag, shown
+from jaxrl_dist.checks import check_used, did_you_mean, flag, shown
 from jaxrl_dist.config.plans import PLANS, default_plan
 from jaxrl_dist.config.train import OWN, RUN_DEFAULTS, Train, named_env
 from jaxrl_dist.envs.native import env_label
@@ -32,6 +32,9 @@ from jaxrl_dist.settings.stored import acting_config
 
 if TYPE_CHECKING:
     from jaxrl_dist.envs.source import EnvSource
+
+_OF_ENV = "atari_preset", "frame_stack", "action_repeat", "time_limit", "hide", "info_metrics", "agent_ids"
+"""Fields that change what an environment gives."""
 
 
 def resolved(
@@ -119,6 +122,8 @@ def find_env(config: Train[Any]) -> EnvSource:
         from jaxrl_dist.data.dataset import Dataset
         from jaxrl_dist.types import EnvSpec
 
+        options = ["env_options"] if config.env_options else []
+        check_used(config, *options, *_OF_ENV, active=False, needed="--env")
         data = Dataset.load(config.data)
         return EnvSource(EnvSpec(config.data, RECORDS, RECORDS, data.observation_space, data.action_space, None), {})
 

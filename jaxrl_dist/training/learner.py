@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,8 @@ from jaxrl_dist.checks import check_divides, counted
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.data.dataset import Dataset, check_spaces
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.envs.base import label_of
+from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.learners import off_policy, on_policy, policies
 from jaxrl_dist.learners.league import Copies
@@ -203,9 +205,24 @@ def recorded(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_devic
     check_spaces(f"--data {config.data}", data, spec.observation, spec.action)
     if data.steps < (least := math.lcm(ROWS, num_devices)):
         raise ConfigError(f"--data {config.data} has {data.steps} steps; {least} or more work")
+    _check_bounds(str(config.data), data, spec)
     record = data.rollout()
     if config.scale_rewards and config.clock == "updates":
         if not (span := float(np.ptp(data.returns))):
             raise ConfigError(f"--scale-rewards: all episodes of --data {config.data} have the same return; remove it")
         record = record._replace(reward=(record.reward * (RETURN_SPAN / span)).astype(np.float32))
     return source(record, trained.window, num_devices)
+
+
+def _check_bounds(name: str, data: Dataset, spec: EnvSpec) -> None:
+    """Warns of actions that no policy can take in the environment: an unclipped policy may have recorded its own."""
+    actions, kinds = spaces.leaves(data.action), spaces.leaves(spec.action)
+    for path, kind in kinds.items():
+        if isinstance(kind, spaces.Box) and np.issubdtype(kind.dtype, np.floating):
+            slack = 1e-3 * np.maximum(kind.high - kind.low, 1e-6)
+            beyond = (actions[path] < kind.low - slack) | (actions[path] > kind.high + slack)
+            if share := float(beyond.reshape(len(beyond), -1).any(axis=1)[data.valid].mean()):
+                text = (
+                    f"{share:.0%} of its actions are beyond the bounds of {label_of(spec)}, within which policies act"
+                )
+                warnings.warn(f"--data {name}: {text}; clip them if the environment did", ConfigWarning, stacklevel=2)

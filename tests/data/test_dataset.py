@@ -238,3 +238,90 @@ def test_what_no_algorithm_can_learn_from_is_refused():
         Dataset.from_episodes([{**episodes()[0], "action": np.zeros(2, int)}])
     with pytest.raises(ConfigError, match="actions"):
         Dataset.joined([Dataset.from_episodes(episodes()), Dataset.from_episodes(episodes(), action_space=Discrete(5))])
+
+
+def test_joined_bounds_are_those_of_all_parts():
+    def of(size):
+        actions = np.linspace(-size, size, 6, dtype=np.float32)[:, None]
+        return Dataset.from_arrays({"x": actions * 2}, actions, np.ones(6), np.arange(6) == 5)
+
+    for parts in ([of(0.1), of(0.9)], [of(0.9), of(0.1)]):
+        data = Dataset.joined(parts)
+        np.testing.assert_array_equal([data.action_space.low, data.action_space.high], np.float32([[-0.9], [0.9]]))
+        np.testing.assert_array_equal(data.observation_space["x"].high, np.float32([1.8]))
+
+
+def test_shares_are_exact():
+    data = Dataset.from_arrays(np.ones((100, 1)), np.zeros(100, int), np.arange(100), np.ones(100, bool))
+    taken = {share: len(data.best(share).ends) for share in (0.07, 0.14, 0.55, 0.071)}
+    assert taken == {0.07: 7, 0.14: 14, 0.55: 55, 0.071: 8}
+
+
+def test_probabilities_of_flat_arrays_follow_their_steps():
+    obs, ends, known = np.arange(6.0)[:, None], np.array([0, 1, 0, 0, 0, 1], bool), -np.arange(6.0)
+    arrays = obs, np.zeros(6, int), np.ones(6), ends
+    for data in (
+        Dataset.from_arrays(*arrays, log_prob=known),
+        Dataset.from_arrays(*arrays, next_obs=obs, log_prob=known),
+    ):
+        assert data.log_prob[data.valid].tolist() == known.tolist()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int64])
+def test_integer_actions_are_categories(dtype):
+    data = Dataset.from_arrays(np.ones((4, 1)), np.array([0, 2, 1, 0], dtype), np.ones(4), np.ones(4, bool))
+    assert data.action_space == Discrete(3) and data.action.dtype == np.int32
+
+
+FLAT = {"obs": np.ones((4, 1)), "action": np.zeros(4, int), "reward": np.ones(4), "terminals": np.arange(4) == 3}
+WRONG = {
+    "a time-out for all": ({"timeouts": [True]}, "one length"),
+    "fewer time-outs": ({"timeouts": [True, False, False]}, "one length"),
+    "no step with a successor": ({"terminals": np.zeros(4, bool), "timeouts": np.ones(4, bool)}, "has a successor"),
+    "fewer probabilities": ({"log_prob": np.zeros(3)}, "one length"),
+    "successors of another width": ({"next_obs": np.ones((4, 2))}, "next_obs has other shapes"),
+    "successors of other parts": ({"next_obs": {"x": np.ones((4, 1))}}, "next_obs has other shapes"),
+    "text": ({"obs": np.array([["a"], ["b"], ["c"], ["d"]])}, "arrays of numbers"),
+    "ragged lists": ({"obs": [[1], [1, 2], [1], [1]]}, "arrays of numbers"),
+    "a number": ({"action": 1}, "arrays of numbers"),
+    "fractions of categories": (
+        {"action": [0.2, 1.7, 0.9, 0.0], "action_space": Discrete(2)},
+        "cannot hold, such as 0.2",
+    ),
+    "a category beyond 32 bits": (
+        {"action": [0, 0, 2**32 + 1, 0], "action_space": Discrete(2)},
+        "cannot hold, such as 4",
+    ),
+    "a pixel beyond 255": (
+        {
+            "obs": [[300], [0], [0], [0]],
+            "observation_space": Box((1,), np.dtype(np.uint8), np.array([0]), np.array([255])),
+        },
+        "cannot hold, such as 300",
+    ),
+    "time stamps": ({"obs": np.array([[1], [2**21], [0], [0]])}, "integers up to 2097152"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_arrays_that_would_be_misread_are_refused(name):
+    changes, message = WRONG[name]
+    with pytest.raises(ConfigError, match=message):
+        Dataset.from_arrays(**{**FLAT, **changes})
+
+
+def test_lists_are_arrays():
+    lists = {name: np.asarray(x).tolist() for name, x in FLAT.items()}
+    for one, other in zip(
+        Dataset.from_arrays(**lists).rollout()[:6], Dataset.from_arrays(**FLAT).rollout()[:6], strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"obs": np.ones((3, 5))}, {"terminated": np.zeros(2, bool)}, {"log_prob": np.zeros(1)}]
+)
+def test_episodes_unlike_the_others_are_refused(changes):
+    first, second = episodes()
+    with pytest.raises(ConfigError, match="episode 1 has"):
+        Dataset.from_episodes([first, {**second, **changes}])

@@ -15,7 +15,7 @@ import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.data import files
 from jaxrl_dist.data.dataset import Dataset
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.profiling import timing
 from jaxrl_dist.run import checkpoint
 from jaxrl_dist.settings.resolve import resolved
@@ -207,12 +207,22 @@ def test_ends_are_checked(tmp_path, capsys):
     dataset(path, episodes=10)
     for words, message in {
         ("--random", "nan"): "--random",
+        ("--random", "1e40"): "--random",
         ("--random", "1", "--expert", "1"): "are both 1",
         ("--random", "1", "--best", "0.5"): "change one data set in place",
         (path, "--expert", "1"): "change one data set in place",
     }.items():
         assert cli.main(["data", path, *words]) == 2
         assert message in capsys.readouterr().err
+    assert cli.main(["data", path, "--random", "1"]) == 0  # it is as it was
+
+
+def test_actions_beyond_the_bounds_of_the_environment_are_told(tmp_path):
+    actions = np.linspace(-5, 5, 100, dtype=np.float32)[:, None]
+    ends = np.arange(100) % 10 == 9
+    Dataset.from_arrays(np.ones((100, 3), np.float32), actions, np.arange(100), ends).save(tmp_path / "wide")
+    with pytest.warns(ConfigWarning, match="60% of its actions are beyond the bounds of gymnax:Pendulum-v1"):
+        make_job(*resolved(config(tmp_path / "wide", "td3", env="gymnax:Pendulum-v1")))
 
 
 def test_a_trained_policy_makes_no_random_start(tmp_path):
@@ -295,6 +305,9 @@ def test_records_beside_new_experience(tmp_path):
         ({"rollout_length": 3}, "rollout_length does nothing under plan offline"),
         ({"data_share": 0.5}, "total_updates does nothing without"),
         ({"env": "", "evaluation_episodes": 5}, "evaluation_episodes needs env"),
+        ({"env": "", "hide": "1,3"}, "hide does nothing without env"),
+        ({"env": "", "frame_stack": 4}, "frame_stack does nothing without env"),
+        ({"env": "", "env_options": {"foo": "3"}}, "env_options does nothing without env"),
         ({"data_memory": "host", "seeds": 2}, "data_memory does nothing without a single run under"),
         ({"data_memory": "host", "normalize_observations": True}, "give no running statistics"),
         ({"batch_size": 33, "num_devices": 2}, "must be a multiple of 2 devices"),

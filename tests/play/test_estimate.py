@@ -129,6 +129,17 @@ def test_the_command_says_what_holds(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert message in error and error.count("\n") == 1
 
 
+def test_actions_that_last_for_several_steps_are_refused(tmp_path: Path) -> None:
+    """Their probability is not a function of the observation."""
+    data, _, _ = episodes()
+    obs = np.zeros((len(data.reward), 4), np.float32)
+    data = Dataset.of_rows(obs, data.action, data.reward, data.terminated, data.valid, log_prob=data.log_prob)
+    run = runs.finished(f"dqn --env CartPole-v1 {runs.TINY} --ez-greedy --learning-starts 100")
+    with pytest.raises(ConfigError, match="evaluation_policy greedy works"):
+        jaxrl_dist.estimate(run, data, sampled=True)
+    assert "fqe" in jaxrl_dist.estimate(run, data, updates=2, refits=2, hidden_sizes=(4,)).estimates
+
+
 def test_time_limits_leave_no_value_without_a_discount(tables: dict[str, Any]) -> None:
     data, _, _ = episodes()
     policy = tables["policy_of"](np.full((2, 2), 0.5), 1.0)
