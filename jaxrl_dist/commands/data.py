@@ -55,7 +55,7 @@ def run(args: Sequence[str]) -> int:
     if ends and not makes:
         if len(options.data) > 1 or options.best is not None or options.data[0].startswith(MINARI):
             raise ConfigError(
-                "--random and --expert change one data set in place, not of Minari: name one alone, or a new one with -o"
+                "--random and --expert change one data set in place, none of Minari: name one alone, or -o a new one"
             )
         files.describe(pathlib.Path(options.data[0]), ends)
     if options.out is not None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pathlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from jaxrl_dist.checks import MAX_SIZE, counted
+from jaxrl_dist.checks import MAX_SIZE, check_used, counted
 from jaxrl_dist.commands import evaluate, flags, help
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError, visible
@@ -52,15 +53,19 @@ def run(args: Sequence[str]) -> int:
         raise ConfigError("--grid takes two numbers, rows and columns, as in --grid 4 12")
     policy = options.load(env_options=options.env_options)
 
+    from jaxrl_dist.exact.heat import check_path
     from jaxrl_dist.exact.measure import of_game, of_policy
 
     limits = {name: getattr(options, name) for name in ("max_states", "tries", "starts", "seed")}
     if policy.source.spec.both_sides:
+        check_used(options, "out", "grid", "discount", active=False, needed="an environment of one side")
         played = of_game([*_past(options), policy], **limits)
         print(json.dumps(played._asdict(), indent=2) if options.json else visible("\n".join(of_sides(played))))
         return 0
     if options.mixture:
         raise ConfigError("--mixture is of games of two sides: --env-options opponents=self")
+    if options.out is not None:
+        check_path(options.out)
     measured = of_policy(policy, discount=options.discount, **limits)
     if options.out is not None:
         measured.draw(options.out, options.grid or None)
@@ -69,13 +74,16 @@ def run(args: Sequence[str]) -> int:
 
 
 def _past(options: Exact) -> list[Policy]:
-    """Returns the policies of all checkpoints, if their mixture is wanted, the oldest first."""
+    """Returns the policies of all checkpoints but the measured one, if their mixture is wanted, the oldest first."""
     if not options.mixture:
         return []
 
     from jaxrl_dist.run import checkpoint
 
-    numbers = [checkpoint.number_of(path) for path in reversed(checkpoint.saved(options.run_dir))]
+    run_dir = pathlib.Path(options.run_dir)
+    paths = checkpoint.saved(run_dir)
+    measured = paths[0] if options.checkpoint is None else checkpoint.chosen(run_dir, options.checkpoint)
+    numbers = [checkpoint.number_of(path) for path in reversed(paths) if path != measured]
     return [dataclasses.replace(options, checkpoint=str(x)).load(env_options=options.env_options) for x in numbers]
 
 
@@ -106,9 +114,11 @@ def lines(measured: Measured) -> Iterator[str]:
     }.items():
         rows.append([title, *(f"{numbers[name]:.5g}" if name in numbers else "-" for name in names)])
     yield aligned(rows)
-    yield f"regret of the greedy policy, discounted: {numbers['regret']:.3g}"
-    shares = f"{numbers['agreement']:.1%} of states, and in {numbers['agreement_visited']:.1%} of its visits"
-    yield f"its action is optimal in {shares}"
+    visited = ""
+    if "regret" in numbers:
+        yield f"regret of the greedy policy, discounted: {numbers['regret']:.3g}"
+        visited = f", and in {numbers['agreement_visited']:.1%} of its visits"
+    yield f"its action is optimal in {numbers['agreement']:.1%} of states{visited}"
     if "q_error" in numbers:
         soft = f" (with the entropy at temperature {numbers['temperature']:.3g})" if "temperature" in numbers else ""
         yield (

@@ -1,6 +1,6 @@
 """Games of two players, zero sum: best responses over histories, and exploitability.
 
-A player knows what it has seen and done itself, so hidden cards stay hidden, and it remembers all of it.
+A player knows what it has seen and done itself, and how many moves both have made. Hidden cards stay hidden.
 Source: Zinkevich et al. (2007), https://papers.nips.cc/paper/3306; Lanctot et al. (2017), https://arxiv.org/abs/1711.00832.
 """
 
@@ -55,7 +55,8 @@ class Game:
             live = (table.probability[state] > 0) & (table.going[state] != 0)
             parent, action, outcome = np.nonzero(live)
             memory = memory[:, parent]
-            memory[mover[parent], np.arange(len(parent))] = known[parent] * table.shape[1] + action
+            fresh = memory.max(initial=0) + 1 + known[parent] * table.shape[1] + action  # unlike those of before
+            memory[mover[parent], np.arange(len(parent))] = fresh
             memory = np.stack([_numbered(row) for row in memory])
             chance = chance[parent] * table.probability[state[parent], action, outcome]
             turns = table.going[state[parent], action, outcome] < 0

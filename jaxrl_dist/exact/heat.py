@@ -36,13 +36,32 @@ def cells(obs: PyTree, grid: tuple[int, ...] | None = None) -> np.ndarray:
     raise ConfigError("no map: the observations are no categories, vectors of row and column, or one-hot images")
 
 
+def check_path(path: str | pathlib.Path) -> None:
+    """Checks that a picture can be written.
+
+    Raises:
+      ConfigError: the extension names no format, or there is no such directory.
+    """
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    path = pathlib.Path(path)
+    if path.suffix[1:].lower() not in FigureCanvasBase.get_supported_filetypes():
+        raise ConfigError(f"{path} cannot be written: its extension names no format of pictures; .png and .svg do")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path} cannot be written: there is no directory {path.parent}")
+
+
 def draw(path: str | pathlib.Path, maps: Mapping[str, tuple[np.ndarray, bool]], where: np.ndarray) -> None:
     """Draws maps side by side into an image file.
 
     Args:
       maps: by title the numbers ``[S]`` of states, and whether those of a cell are added up, or else averaged.
       where: as ``cells`` returns it.
+
+    Raises:
+      ConfigError: as ``check_path``.
     """
+    check_path(path)
     from matplotlib.figure import Figure
 
     height, width = where.max(axis=0) + 1

@@ -182,6 +182,7 @@ class _Listing:
         """Returns the probabilities of the first states, what of them is sampled, and these."""
         if self.env.starts is not None:
             probability, *first = _to_host(self.env.starts())
+            _check_probabilities(self.env, "starts", probability[None])
         else:
             keys = jax.random.split(jax.random.fold_in(self.key, 1), self.starts)
             first, probability = _to_host(jax.jit(self.reset)(keys)), np.ones(self.starts)
@@ -228,7 +229,9 @@ class _Listing:
         padded = jax.tree.map(lambda x: np.repeat(x[np.arange(size) % count], actions, axis=0), state)
         action = np.tile(np.arange(actions, dtype=np.int32), size)
         probability, *after = _to_host(self.branch(padded, action, jax.random.fold_in(self.key, 2 + first)))
-        probability = probability[: count * actions] * legal.reshape(-1, 1)
+        probability = probability[: count * actions]
+        _check_probabilities(self.env, "outcomes", probability[legal.reshape(-1)])
+        probability = np.where(legal.reshape(-1, 1), probability, 0)
         outcomes = probability.shape[1]
         rows = np.flatnonzero(probability)
         after, obs, reward, going = _rows(after, rows)
@@ -237,6 +240,18 @@ class _Listing:
         pair = first * actions + rows // outcomes
         numbers = (x.astype(np.float64) for x in (probability.ravel()[rows], reward, going))
         return new, (pair, target, *numbers)
+
+
+def _check_probabilities(env: DeviceEnv, method: str, probability: np.ndarray) -> None:
+    """Checks the probabilities ``[N, K]`` that an environment names.
+
+    Raises:
+      ConfigError: they are not.
+    """
+    wrong = (probability < 0).any(axis=1) | ~(np.abs(probability.sum(axis=1, dtype=np.float64) - 1) < 1e-3)
+    if wrong.any():
+        found = probability[wrong][0].tolist()
+        raise ConfigError(f"{method} of {label_of(env.spec)} gives the probabilities {found}, whose sum must be 1")
 
 
 def _merged(columns: tuple[np.ndarray, ...], start: np.ndarray, legal: np.ndarray, obs: PyTree) -> Table:

@@ -54,10 +54,12 @@ class Truth(NamedTuple):
         """The best discounted return from the first states."""
         return solve.start_value(self.table, solve.state_values(self.table, self.q))
 
-    def returns(self, policy: np.ndarray) -> tuple[float, float]:
-        """Returns a policy's return from the first states: discounted, and that of episodes, undiscounted."""
-        value = solve.start_value(self.table, solve.values(self.table, policy, self.discount))
-        return value, solve.episode_return(self.table, policy, self.steps)
+    def value(self, policy: np.ndarray) -> float | None:
+        """Returns a policy's discounted return from the first states; None where it does not exist."""
+        try:
+            return solve.start_value(self.table, solve.values(self.table, policy, self.discount))
+        except solve.NoValues:
+            return None
 
     def agreement(self, policy: np.ndarray) -> np.ndarray:
         """Returns the probability ``[S]`` with which a policy takes an optimal action."""
@@ -134,36 +136,39 @@ class Measure:
         """Returns the numbers, by name.
 
         ``optimum`` and ``return`` are those of episodes; ``value``, ``value_optimal`` and ``regret``, their difference,
-        are discounted. ``return_sampled`` and ``value_sampled`` are of sampled actions, if their probabilities are
-        known. ``q_error_max`` is over states and legal actions, ``q_error`` the mean over the actions that the greedy
-        policy takes, by its discounted visits. ``agreement`` is the share of states where the greedy action is optimal,
-        and ``agreement_visited`` that of visits.
+        are discounted; those of a policy are missing where they do not exist, as with discount 1 where episodes need
+        not end. ``return_sampled`` and ``value_sampled`` are of sampled actions, if their probabilities are known.
+        ``q_error_max`` is over states and legal actions, ``q_error`` the mean over the actions that the greedy policy
+        takes, by its discounted visits. ``agreement`` is the share of states where the greedy action is optimal, and
+        ``agreement_visited`` that of visits.
         """
         return numbers(truth, self.learnt(variables))
 
 
 def numbers(truth: Truth, learnt: Learnt) -> dict[str, float]:
     """Returns the numbers of ``Measure``."""
-    table, discount = truth.table, truth.discount
-    value, episode = truth.returns(learnt.greedy)
-    visits = solve.visits(table, learnt.greedy, discount)
-    agreement, share = truth.agreement(learnt.greedy), visits.sum(axis=1) / visits.sum()
+    table, discount, visits = truth.table, truth.discount, None
+    agreement = truth.agreement(learnt.greedy)
     made = {
         "optimum": truth.best,
-        "return": episode,
+        "return": solve.episode_return(table, learnt.greedy, truth.steps),
         "value_optimal": truth.optimum,
-        "value": value,
-        "regret": truth.optimum - value,
         "agreement": float(agreement.mean()),
-        "agreement_visited": float(share @ agreement),
     }
+    if (value := truth.value(learnt.greedy)) is not None:
+        visits = solve.visits(table, learnt.greedy, discount)
+        share = visits.sum(axis=1) / visits.sum()
+        made |= {"value": value, "regret": truth.optimum - value, "agreement_visited": float(share @ agreement)}
     if learnt.sampled is not None:
-        made["value_sampled"], made["return_sampled"] = truth.returns(learnt.sampled)
+        made["return_sampled"] = solve.episode_return(table, learnt.sampled, truth.steps)
+        if (value := truth.value(learnt.sampled)) is not None:
+            made["value_sampled"] = value
     if learnt.q is not None:
         soft = learnt.temperature > 0
         best = solve.optimal(table, discount, temperature=learnt.temperature) if soft else truth.q
         error = np.where(table.legal, np.abs(learnt.q - best), 0)
-        made["q_error"] = float((error * visits).sum() / visits.sum())
+        if visits is not None:
+            made["q_error"] = float((error * visits).sum() / visits.sum())
         made["q_error_max"] = float(error.max())
         made["q_largest"] = float(np.abs(best[table.legal]).max())
         if soft:
@@ -228,12 +233,14 @@ def of_policy(policy: Any, *, discount: float | None = None, **limits: int) -> M
     """
     spec = policy.source.spec
     discrete(spec)
-    discount = Traits.of(policy.config.algorithm).discount if discount is None else discount
+    learnt_with = Traits.of(policy.config.algorithm).discount
+    discount = learnt_with if discount is None else discount
     if discount is None:
         raise ConfigError("this algorithm has no discount, so --discount is missing")
     table = of_source(policy.source, **limits)
     measure = Measure(policy.algorithm, table)
     learnt, truth = measure.learnt(policy.variables), Truth.of(table, discount, spec.max_episode_steps)
+    learnt = learnt if discount == learnt_with else learnt._replace(q=None)  # its values are of another discount
     return Measured(label_of(spec), truth, learnt, numbers(truth, learnt))
 
 
@@ -247,6 +254,14 @@ class Played(NamedTuple):
     drawn: float | None  # against its drawn actions; None: their probabilities are not known
     mixture: float | None  # against one of all policies, drawn for each game; None: there is one policy
     policies: int
+
+
+def exploited(game: games.Game, learnt: Learnt) -> dict[str, float]:
+    """Returns the ``exploitability`` of a policy's best actions, and ``exploitability_sampled`` if it draws some."""
+    numbers = {"exploitability": game.exploitability(learnt.greedy)}
+    if learnt.sampled is not None:
+        numbers["exploitability_sampled"] = game.exploitability(learnt.sampled)
+    return numbers
 
 
 def of_game(policies: Sequence[Any], **limits: int) -> Played:
@@ -264,12 +279,13 @@ def of_game(policies: Sequence[Any], **limits: int) -> Played:
     game, measure = games.Game(table), Measure(algorithm, table)
     learnt = [measure.learnt(policy.variables) for policy in policies]
     plays = np.stack([x.greedy if x.sampled is None else x.sampled for x in learnt])
+    newest = exploited(game, learnt[-1])
     return Played(
         label_of(source.spec),
         sum(len(level.state) for level in game.levels),
         table.sampled,
-        game.exploitability(learnt[-1].greedy),
-        None if learnt[-1].sampled is None else game.exploitability(plays[-1]),
+        newest["exploitability"],
+        newest.get("exploitability_sampled"),
         game.exploitability(plays) if len(plays) > 1 else None,
         len(plays),
     )

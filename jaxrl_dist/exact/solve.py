@@ -14,6 +14,11 @@ from scipy.special import logsumexp
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.exact.table import Table
 
+
+class NoValues(ConfigError):
+    """A policy's values do not exist: with discount 1, its episodes need not end."""
+
+
 TOLERANCE = 1e-9
 """Largest residual of optimal values."""
 MAX_SWEEPS = 1_000_000
@@ -110,7 +115,7 @@ def values(table: Table, policy: np.ndarray, discount: float, temperature: float
     """Returns the values ``[S]`` of a policy, by solving its linear equations; with the entropy's, as SAC's critics.
 
     Raises:
-      ConfigError: the discount is 1, and episodes need not end.
+      NoValues: the discount is 1, and episodes need not end.
     """
     reward = (policy * table.reward).sum(axis=1)
     if temperature:
@@ -148,7 +153,7 @@ def _solved(table: Table, chain: sparse.csr_array, discount: float, right: np.nd
     """Solves ``(1 - discount chain) x = right``.
 
     Raises:
-      ConfigError: it has no solution.
+      NoValues: it has no solution.
     """
     system = sparse.csc_array(sparse.eye_array(len(right)) - discount * chain)
     try:
@@ -158,7 +163,7 @@ def _solved(table: Table, chain: sparse.csr_array, discount: float, right: np.nd
             return solution
     except RuntimeError:  # singular
         pass
-    raise ConfigError(f"this policy's values do not exist with discount {discount:g}: a smaller discount works")
+    raise NoValues(f"this policy's values do not exist with discount {discount:g}: a smaller discount works")
 
 
 def start_value(table: Table, value: np.ndarray) -> float:

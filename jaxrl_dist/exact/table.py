@@ -16,6 +16,9 @@ from scipy import sparse
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.types import PyTree
 
+_HARMLESS = "TimeLimit", "OrderEnforcing", "PassiveEnvChecker"
+"""Gymnasium's wrappers that leave rewards, observations and ends of the task as they are."""
+
 
 class Table(NamedTuple):
     """``S`` states, ``A`` actions in each, and at most ``K`` outcomes of an action.
@@ -83,15 +86,22 @@ class Table(NamedTuple):
             raise ConfigError(f"probability has shape {probability.shape}; {wanted} works")
         states, actions, outcomes = probability.shape
         legal = np.ones((states, actions), bool) if legal is None else np.asarray(legal, bool)
-        probability = probability * legal[:, :, None]
-        reward = np.asarray(reward, np.float64)
+        if legal.shape != (states, actions):
+            raise ConfigError(f"legal has shape {legal.shape}; {(states, actions)} works")
+        probability = np.where(legal[:, :, None], probability, 0)
+        reward, going = np.asarray(reward, np.float64), np.asarray(1 if going is None else going, np.float64)
         if reward.shape == probability.shape:
             reward = np.einsum("sak,sak->sa", probability, reward)
+        try:
+            going = np.broadcast_to(going, probability.shape)
+        except ValueError:
+            raise ConfigError(f"going has shape {going.shape}; {probability.shape} works") from None
+        obs = jax.tree.map(np.asarray, obs, is_leaf=lambda x: not isinstance(x, dict)) if obs is not None else None
         fields: dict[str, Any] = {
             "next": np.broadcast_to(np.arange(outcomes), probability.shape) if next is None else np.asarray(next),
             "probability": probability,
             "reward": reward,
-            "going": np.broadcast_to(np.asarray(1 if going is None else going, np.float64), probability.shape),
+            "going": going,
             "start": np.full(states, 1 / states) if start is None else np.asarray(start, np.float64),
             "legal": legal,
         }
@@ -109,6 +119,10 @@ class Table(NamedTuple):
         for name, shape in shapes.items():
             if getattr(self, name).shape != shape:
                 raise ConfigError(f"{name} has shape {getattr(self, name).shape}; {shape} works")
+        if any(np.shape(x)[:1] != (states,) for x in jax.tree.leaves(self.obs)):
+            raise ConfigError(f"obs has not an entry for each of {states} states")
+        if not np.issubdtype(self.next.dtype, np.integer):
+            raise ConfigError(f"next has numbers of {self.next.dtype}; integers work")
         used = self.probability > 0
         wrong = {
             "probability must have the sum 1 over outcomes": self.legal
@@ -139,7 +153,14 @@ class Table(NamedTuple):
         Raises:
           ConfigError: it has no ``P``, or its first states are not known.
         """
+        wrapped = env
+        while wrapped is not env.unwrapped:
+            if type(wrapped).__name__ not in _HARMLESS or not type(wrapped).__module__.startswith("gymnasium."):
+                raise ConfigError(f"{type(wrapped).__name__} wraps {type(env.unwrapped).__name__}, whose P has it not")
+            wrapped = wrapped.env
         env = env.unwrapped
+        if getattr(env, "fickle_passenger", False):
+            raise ConfigError(f"P of {type(env).__name__} has not its fickle_passenger")
         transitions, start = getattr(env, "P", None), getattr(env, "initial_state_distrib", None)
         if not isinstance(transitions, Mapping) or start is None:
             missing = "P" if not isinstance(transitions, Mapping) else "initial_state_distrib"

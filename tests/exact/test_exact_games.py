@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,56 @@ def test_exploitability_of_kuhn_poker_is_known() -> None:
     policy = np.stack([bets[tuple(table.obs.T)], 1 - bets[tuple(table.obs.T)]], axis=1)
     assert game.exploitability(policy) == pytest.approx(0, abs=1e-12)
     assert game.best_response(policy[None], 0) == pytest.approx(-1 / 18)  # the value of the game
+
+
+def best_answer(table: Table, policy: np.ndarray, responder: int) -> float:
+    """The best of all answers, tried one by one: an action for all that its player knows."""
+    known: dict[Any, np.ndarray] = {}
+
+    def walk(choice: dict[Any, int], state: int, mover: int, memory: tuple[Any, Any], depth: int) -> float:
+        key = memory[mover], int(table.obs[state]), depth
+        if mover == responder:
+            known[key] = np.flatnonzero(table.legal[state])
+        mine = mover == responder
+        actions = [(choice[key], 1.0)] if mine and choice else list(enumerate(np.ones(2) if mine else policy[state]))
+        total = 0.0
+        for action, chance in actions:
+            value = table.reward[state, action] * (1 if mine else -1)
+            if going := table.going[state, action, 0]:
+                kept = [*memory]
+                kept[mover] = (*memory[mover], (key[1], depth, action))
+                other = mover if going > 0 else 1 - mover
+                value += walk(choice, table.next[state, action, 0], other, (kept[0], kept[1]), depth + 1)
+            total += chance * value
+        return total
+
+    def mean(choice: dict[Any, int]) -> float:
+        return sum(table.start[state] * walk(choice, state, 0, ((), ()), 0) for state in np.flatnonzero(table.start))
+
+    mean({})
+    return max(mean(dict(zip(known, chosen, strict=True))) for chosen in itertools.product(*known.values()))
+
+
+def test_answers_are_the_best_where_sides_do_not_alternate() -> None:
+    """Games of three layers of states, where a side may move twice, and knows what it knew when."""
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        following, going = np.zeros((10, 2, 1), int), np.zeros((10, 2, 1))
+        following[:2], following[2:6] = rng.integers(2, 6, (2, 2, 1)), rng.integers(6, 10, (4, 2, 1))
+        going[:6] = rng.choice([-1, 1], (6, 2, 1))
+        going[0, 0] = -1
+        table = Table.of_arrays(
+            np.ones((10, 2, 1)),
+            rng.integers(-3, 4, (10, 2)),
+            next=following,
+            going=going,
+            start=np.repeat([0.5, 0.0], [2, 8]),
+            obs=rng.integers(0, 2, 10),
+        )
+        policy, game = rng.dirichlet([1, 1], size=10), Game(table)
+        for responder in (0, 1):
+            found = game.best_response(policy[None], responder)
+            assert found == pytest.approx(best_answer(table, policy, responder))
 
 
 def test_mixtures_play_whole_games() -> None:

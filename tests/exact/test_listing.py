@@ -10,11 +10,16 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+import jaxrl_dist
 from jaxrl_dist import exact
+from jaxrl_dist.algorithms.alphazero import AlphaZero
 from jaxrl_dist.envs import source
+from jaxrl_dist.envs.base import Wrappers
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.exact import solve
+from jaxrl_dist.exact.games import Game
 from jaxrl_dist.exact.listing import table_of
+from jaxrl_dist.exact.measure import Measure, exploited
 
 
 class State(NamedTuple):
@@ -93,6 +98,94 @@ def test_sampled_outcomes_are_near_and_said_to_be_sampled(small: exact.Table) ->
     np.add.at(weight, (*np.indices(found.next.shape)[:2], order[found.next]), found.probability * found.going)
     np.testing.assert_allclose(weight, (small.probability * small.going)[order], atol=0.05)
     assert np.abs(weight - small.probability[order]).max() > 0.1  # with the ends, they are others
+
+
+class Dice(Hidden):
+    """A race of two sides to the end of a corridor of 3 places; the mover moves on by chance, and names it."""
+
+    least = 0
+
+    def reset_env(self, key: jax.Array, params: int) -> Any:
+        return jnp.int32(0), {"place": jnp.int32(0), "side": jnp.int32(0)}
+
+    def side_to_move(self, state: Any) -> jax.Array:
+        return state["side"]
+
+    def _after(self, state: Any, steps: Any) -> Any:
+        new = {"place": state["place"] + steps, "side": 1 - state["side"]}
+        over = new["place"] >= 2
+        return jnp.minimum(new["place"], 2), new, jnp.where(over, 1.0, 0.0), over
+
+    def step_env(self, key: jax.Array, state: Any, action: jax.Array, params: int) -> Any:
+        return *self._after(state, jnp.where(jax.random.bernoulli(key, 0.25), action + 1, self.least)), {}
+
+    def is_truncated(self, state: Any, params: int) -> jax.Array:
+        return jnp.bool_(False)
+
+
+class Named(Dice):
+    def outcomes(self, state: Any, action: jax.Array, params: int) -> Any:
+        after = [self._after(state, steps) for steps in (jnp.int32(self.least), action + 1)]
+        return jnp.array([0.75, 0.25]), *jax.tree.map(lambda *x: jnp.stack(x), *after)
+
+
+def test_a_game_that_names_its_outcomes_keeps_its_sides() -> None:
+    """Who moves last by two wins at once with a quarter: v = 1/4 - 3/4 v d, whose d is the discount."""
+    named, sampled = exact.table(Named()), exact.table(Dice(), tries=4000)
+    assert named.sampled == "" and (named.going < 0).any()
+    values = [solve.start_value(x, solve.state_values(x, solve.optimal(x, 0.9))) for x in (named, sampled)]
+    assert values[0] == pytest.approx(0.25 / (1 + 0.75 * 0.9)) == pytest.approx(values[1], abs=0.02)
+
+
+class Finite(Named):
+    least = 1
+
+
+class Unsure(Named):
+    given: Any = None
+
+    def outcomes(self, state: Any, action: jax.Array, params: int) -> Any:
+        after = super().outcomes(state, action, params)[1:]
+        return after if self.given is None else (jnp.asarray(self.given), *after)
+
+
+@pytest.mark.parametrize(
+    "given, says", [([0.8, 0.1], "sum must be 1"), ([1.2, -0.2], "sum must be 1"), (None, "returns")]
+)
+def test_outcomes_without_probabilities_are_refused(given: Any, says: str) -> None:
+    env = Unsure()
+    env.given = given
+    with pytest.raises(ConfigError, match=f"outcomes .*{says}"):
+        exact.table(env)
+
+
+def test_first_states_without_probabilities_are_refused() -> None:
+    env = Named()
+    state = {"place": jnp.array([0, 1]), "side": jnp.array([0, 0])}
+    env.starts = lambda params: (jnp.array([0.5, 0.1]), state["place"], state)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"starts .*must be 1"):
+        exact.table(env)
+
+
+def test_runs_of_games_report_their_exploitability() -> None:
+    pytest.importorskip("mctx")
+    search = AlphaZero(hidden_sizes=(4,), num_simulations=2, num_minibatches=2, num_epochs=1)
+    sizes: dict[str, Any] = {"num_envs": 4, "rollout_length": 16, "num_devices": 1, "evaluation_episodes": 0}
+    config = jaxrl_dist.Train(search, Finite(), exact=True, total_env_steps=256, report_interval=128, **sizes)
+    *_, last = jaxrl_dist.train(config)
+    table = exact.table(Finite())
+    learnt = Measure(search.make(source.find(Finite()).spec), table).learnt(last.variables())
+    expected = {f"exact/{name}": x for name, x in exploited(Game(table), learnt).items()}
+    assert {name: x for name, x in last.metrics.items() if name.startswith("exact/")} == pytest.approx(expected)
+    assert [*expected] == ["exact/exploitability"]
+
+
+def test_repeated_actions_know_no_time_limit() -> None:
+    """A simulator goes on at a time limit, so its clock does not tell states apart."""
+    assert exact.table("gymnax:FrozenLake-misc").shape[0] == 11
+    env = source.find("gymnax:FrozenLake-misc", wrappers=Wrappers(action_repeat=2)).device()
+    table = table_of(env, max_states=50, tries=200)
+    assert table.shape[0] <= 11
 
 
 def test_what_cannot_be_listed_is_refused_in_a_line(small: exact.Table) -> None:

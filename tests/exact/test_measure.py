@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from jaxrl_dist import cli, exact, load_policy
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.exact import solve
 from jaxrl_dist.exact.heat import cells
-from jaxrl_dist.exact.measure import Measure, Truth
+from jaxrl_dist.exact.measure import Learnt, Measure, Truth, numbers
+from jaxrl_dist.exact.table import Table
 from jaxrl_dist.run import checkpoint
 from jaxrl_dist.types import Algorithm, Variables
 
@@ -82,6 +84,16 @@ def test_errors_are_those_that_were_made(truth: Truth) -> None:
     assert numbers["return_sampled"] == pytest.approx(solve.episode_return(truth.table, weight, 20), rel=1e-5)
 
 
+def test_what_a_policy_that_never_ends_has_without_a_discount() -> None:
+    """It walks on the spot: its value does not exist, the return of its episodes does."""
+    table = Table.of_gymnasium(gymnasium.make("FrozenLake-v1", is_slippery=False))
+    truth = Truth.of(table, 1.0, 100)
+    left = np.eye(4)[np.zeros(11, int)]
+    made = numbers(truth, Learnt(left, left, None, 0.0))
+    assert made["return"] == 0 and made["optimum"] == made["value_optimal"] == 1 and 0 <= made["agreement"] < 1
+    assert not made.keys() & {"value", "regret", "agreement_visited", "value_sampled"}
+
+
 def test_values_with_entropy_are_held_to_soft_ones(truth: Truth) -> None:
     soft = solve.optimal(truth.table, 0.9, temperature=0.3)
     algorithm, variables = tabular(soft, 0.3)
@@ -112,6 +124,7 @@ def test_the_command_prints_the_truth_and_draws_it(tmp_path: Path, capsys: pytes
     assert cli.main(["exact", run, "--json", "--discount", "0.5"]) == 0
     numbers = json.loads(capsys.readouterr().out)
     assert numbers["states"] == 11 and numbers["discount"] == 0.5 and numbers["sampled"] == ""
+    assert "q_error" not in numbers  # the network's values are of another discount
     policy = load_policy(run)
     measured = exact.measure(policy)
     assert measured.numbers["return"] == pytest.approx(numbers["return"])
@@ -126,6 +139,8 @@ def test_the_command_refuses_in_a_line(tmp_path: Path, capsys: pytest.CaptureFix
         f"{lake} --grid 4": "--grid takes two numbers",
         f"{cart} --max-states 50": "gymnax:CartPole-v1 has more than 50 states",
         f"{lake} --discount 2": "--discount must be >= 0 and <= 1, not 2",
+        f"{lake} -o heat.xyz": "its extension names no format",
+        f"{lake} -o {tmp_path}/none/heat.png": "there is no directory",
     }.items():
         assert cli.main(["exact", *args.split()]) == 2
         error = capsys.readouterr().err

@@ -159,6 +159,10 @@ def test_the_other_side_moves_where_signs_turn() -> None:
         ("going", 2.0, "-1 to 1"),
         ("start", [0.5, 0.6], "sum 1, not 1.1"),
         ("legal", [[True, False], [False, False]], "allow an action"),
+        ("legal", np.ones((3, 2), bool), r"legal has shape \(3, 2\)"),
+        ("going", np.ones(5), r"going has shape \(5,\)"),
+        ("next", np.full((2, 2, 2), 0.7), "integers work"),
+        ("obs", np.zeros(3), "an entry for each of 2 states"),
     ],
 )
 def test_arrays_that_are_no_table_are_refused(field: str, value: Any, says: str) -> None:
@@ -167,3 +171,20 @@ def test_arrays_that_are_no_table_are_refused(field: str, value: Any, says: str)
         Table.of_arrays(**fields)
     with pytest.raises(ConfigError, match="CartPoleEnv has no table: its attribute P"):
         Table.of_gymnasium(gymnasium.make("CartPole-v1"))
+
+
+def test_what_an_action_that_is_not_legal_does_is_no_matter() -> None:
+    probability, legal = np.full((2, 2, 2), 0.5), np.array([[True, False], [True, True]])
+    probability[0, 1] = np.nan
+    table = Table.of_arrays(probability, np.ones((2, 2)), legal=legal, obs=[0, 1])
+    np.testing.assert_allclose(solve.state_values(table, solve.optimal(table, 0.5)), [2, 2])
+    assert table.mixed() == 0
+
+
+def test_gymnasiums_tables_know_no_wrappers_and_no_hidden_chance() -> None:
+    lake = gymnasium.make("FrozenLake-v1")
+    assert Table.of_gymnasium(lake).shape == (11, 4)
+    with pytest.raises(ConfigError, match="TransformReward wraps FrozenLakeEnv, whose P"):
+        Table.of_gymnasium(gymnasium.wrappers.TransformReward(lake, lambda reward: reward - 0.01))
+    with pytest.raises(ConfigError, match="fickle_passenger"):
+        Table.of_gymnasium(gymnasium.make("Taxi-v4", fickle_passenger=True))

@@ -162,7 +162,7 @@ def _one_agent(
         over = terminated, env.is_truncated(env_state, params)
         return observe(obs, env_state), env_state, jnp.float32(reward), *over, reported(info)
 
-    def step_one(key: jax.Array, env_state: PyTree, action: PyTree) -> tuple[PyTree, ...]:
+    def step_one(key: jax.Array, env_state: PyTree, action: PyTree, *, limited: bool = True) -> tuple[PyTree, ...]:
         action = base.clipped(action_space, action)
         if wrappers.action_repeat == 1:
             return step_once(key, env_state, action)
@@ -171,7 +171,7 @@ def _one_agent(
         def again(now: tuple[PyTree, ...], key: jax.Array) -> tuple[tuple[PyTree, ...], None]:
             _, state, reward, terminated, truncated, info = now
             obs, state, more, *flags, news = step_once(key, state, action)
-            over = terminated | truncated  # the episode has ended: keep its outcome
+            over = terminated | truncated if limited else terminated  # the episode has ended: keep its outcome
             new = obs, state, reward + more, *flags, episodes.advanced(info, news)
             return jax.tree.map(lambda x, y: jnp.where(over, x, y), now, new), None
 
@@ -198,23 +198,27 @@ def _one_agent(
         new_state = State(env_state, obs, ended, episode_return, episode_length, info)
         return new_state, Timestep(obs, reward, terminated, truncated, valid), statistics
 
+    def discount(state: PyTree, new: PyTree, over: jax.Array) -> jax.Array:
+        turns = side_to_move is not None and side_to_move(state) != side_to_move(new)
+        return jnp.where(over, 0.0, jnp.where(turns, -1.0, 1.0))
+
     def simulated(state: PyTree, action: PyTree, key: jax.Array) -> Simulated:
-        obs, new, reward, terminated, *_ = step_one(key, state, action)
-        turn = 1.0 if side_to_move is None else jnp.where(side_to_move(state) == side_to_move(new), 1.0, -1.0)
-        return Simulated(new, obs, reward, jnp.where(terminated, 0.0, turn))
+        obs, new, reward, terminated, *_ = step_one(key, state, action, limited=False)
+        return Simulated(new, obs, reward, discount(state, new, terminated))
 
     simulate = jax.tree_util.Partial(simulated)
 
     named: Any = env  # its methods ``outcomes`` and ``starts`` are optional
 
     def outcomes(state: PyTree, action: PyTree) -> tuple[jax.Array, Simulated]:
-        probability, obs, new, reward, over = named.outcomes(state, unnamed(native_action, action), params)
+        given = named.outcomes(state, unnamed(native_action, action), params)
+        probability, obs, new, reward, over = _parts(given, "outcomes", "probability, obs, state, reward, terminated")
         obs, new = jax.tree.map(lambda x, like: jnp.asarray(x).astype(like.dtype), (obs, new), tuple(first))
-        going = jnp.where(over, 0.0, 1.0)
+        going = jax.vmap(discount, (None, 0, 0))(state, new, jnp.asarray(over))
         return probability, Simulated(new, jax.vmap(observe)(obs, new), jnp.float32(reward), going)
 
     def starts() -> tuple[jax.Array, PyTree, PyTree]:
-        probability, obs, state = named.starts(params)
+        probability, obs, state = _parts(named.starts(params), "starts", "probability, obs, state")
         return probability, state, jax.vmap(observe)(obs, state)
 
     return DeviceEnv(
@@ -222,6 +226,17 @@ def _one_agent(
         outcomes if hasattr(env, "outcomes") and wrappers.action_repeat == 1 else None,
         starts if hasattr(env, "starts") else None,
     )  # fmt: skip
+
+
+def _parts(given: Any, method: str, names: str) -> tuple[Any, ...]:
+    """Returns the parts that an environment's optional method has returned.
+
+    Raises:
+      ConfigError: it has returned others.
+    """
+    if not isinstance(given, tuple) or len(given) != names.count(",") + 1:
+        raise ConfigError(f"{method} of an environment returns ({names})")
+    return given
 
 
 def _fps(env: Any, params: Any, family: str, action_repeat: int) -> float | None:
