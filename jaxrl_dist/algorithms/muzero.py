@@ -174,7 +174,8 @@ class MuZero(
             summed = {name: sum(parts[1:], parts[0]) for name, parts in losses.items()}
             total = summed["policy"] + self.value_coefficient * summed["value"] + summed["reward"]
             metrics = {f"loss/{name}": x for name, x in summed.items()} | {"value/mean": first}
-            priority = returns.constant(jnp.abs(first - batch["value"][:, 0]))  # appendix G
+            # Appendix G takes the value of the search that acted; this one follows what has been learnt since.
+            priority = returns.constant(jnp.abs(first - batch["value"][:, 0]))
             return total, batch["valid"], Aux(metrics, priority)
 
         learner = value_learner(self, model)

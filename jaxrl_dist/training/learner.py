@@ -209,7 +209,9 @@ def recorded(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_devic
     record = data.rollout()
     if config.scale_rewards and config.clock == "updates":
         if not (span := float(np.ptp(data.returns))):
-            raise ConfigError(f"--scale-rewards: all episodes of --data {config.data} have the same return; remove it")
+            raise ConfigError(
+                f"--scale-rewards: all episodes of --data {config.data} have the same return; --no-scale-rewards works"
+            )
         record = record._replace(reward=(record.reward * (RETURN_SPAN / span)).astype(np.float32))
     return source(record, trained.window, num_devices)
 

@@ -184,7 +184,7 @@ def test_rewards_are_scaled_so_that_the_returns_span_a_thousand(tmp_path):
     rewards = make_job(*resolved(scaled)).data.rows().steps.reward
     np.testing.assert_allclose(np.unique(rewards), [0, 1000 / np.ptp(data.returns)], rtol=1e-6)
     data.best(0.01).save(tmp_path / "one")
-    with pytest.raises(ConfigError, match="have the same return; remove it"):
+    with pytest.raises(ConfigError, match="have the same return; scale_rewards=False works"):
         make_job(*resolved(dataclasses.replace(scaled, data=str(tmp_path / "one"))))
 
 
