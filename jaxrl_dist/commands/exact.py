@@ -82,8 +82,8 @@ def _past(options: Exact) -> list[Policy]:
 
     run_dir = pathlib.Path(options.run_dir)
     paths = checkpoint.saved(run_dir)
-    measured = paths[0] if options.checkpoint is None else checkpoint.chosen(run_dir, options.checkpoint)
-    numbers = [checkpoint.number_of(path) for path in reversed(paths) if path != measured]
+    measured = paths[:1] if options.checkpoint is None else [checkpoint.chosen(run_dir, options.checkpoint)]
+    numbers = [checkpoint.number_of(path) for path in reversed(paths) if path not in measured]
     return [dataclasses.replace(options, checkpoint=str(x)).load(env_options=options.env_options) for x in numbers]
 
 

@@ -110,7 +110,7 @@ def cast(tree: PyTree, space: Space, name: str) -> PyTree:
     """
     if isinstance(space, dict):
         if not isinstance(tree, dict) or tree.keys() != space.keys():
-            raise ConfigError(f"{name} has not the parts of {spaces.describe(space)}")
+            raise ConfigError(f"{name} needs the parts of {spaces.describe(space)}")
         return {part: cast(tree[part], space[part], f"{name} {part}") for part in space}
     x = np.asarray(tree)
     with np.errstate(invalid="ignore"):  # of a NaN

@@ -120,7 +120,7 @@ class Table(NamedTuple):
             if getattr(self, name).shape != shape:
                 raise ConfigError(f"{name} has shape {getattr(self, name).shape}; {shape} works")
         if any(np.shape(x)[:1] != (states,) for x in jax.tree.leaves(self.obs)):
-            raise ConfigError(f"obs has not an entry for each of {states} states")
+            raise ConfigError(f"obs needs an entry for each of {states} states")
         if not np.issubdtype(self.next.dtype, np.integer):
             raise ConfigError(f"next has numbers of {self.next.dtype}; integers work")
         used = self.probability > 0
@@ -156,11 +156,13 @@ class Table(NamedTuple):
         wrapped = env
         while wrapped is not env.unwrapped:
             if type(wrapped).__name__ not in _HARMLESS or not type(wrapped).__module__.startswith("gymnasium."):
-                raise ConfigError(f"{type(wrapped).__name__} wraps {type(env.unwrapped).__name__}, whose P has it not")
+                raise ConfigError(
+                    f"{type(wrapped).__name__} changes {type(env.unwrapped).__name__}, and not its table P"
+                )
             wrapped = wrapped.env
         env = env.unwrapped
         if getattr(env, "fickle_passenger", False):
-            raise ConfigError(f"P of {type(env).__name__} has not its fickle_passenger")
+            raise ConfigError(f"the table P of {type(env).__name__} does not know of fickle_passenger")
         transitions, start = getattr(env, "P", None), getattr(env, "initial_state_distrib", None)
         if not isinstance(transitions, Mapping) or start is None:
             missing = "P" if not isinstance(transitions, Mapping) else "initial_state_distrib"

@@ -20,7 +20,7 @@ from jaxrl_dist.envs.base import clipped, label_of
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.protocols import CoreLike, Hyperparameters, TorsoLike, Traits
-from jaxrl_dist.run.checkpoint import load_variables, progress
+from jaxrl_dist.run.checkpoint import load_variables, selected_hyper
 from jaxrl_dist.run.files import members_of
 from jaxrl_dist.run.storage import check_run_dir
 from jaxrl_dist.settings.members import best_of, tunable
@@ -264,6 +264,5 @@ def load_policy(
 
 def _with_selected(config: Train[Any], run_dir: pathlib.Path, checkpoint: str | int | None) -> Train[Any]:
     """Returns the config of a member of a population with the hyperparameters that a selection has given it."""
-    (newest, *_) = [*progress(run_dir, checkpoint), {}]
-    hyper = {name: x for name, x in newest.get("hyper", {}).items() if name in tunable(config) and isinstance(x, float)}
+    hyper = {name: x for name, x in selected_hyper(run_dir, checkpoint).items() if name in tunable(config)}
     return dataclasses.replace(config, algorithm=varied(config.algorithm, hyper))

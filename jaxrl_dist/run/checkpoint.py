@@ -122,25 +122,31 @@ def load_memory(run_dir: str | pathlib.Path, like: Any, which: str | int | None 
     return _newest(run_dir, saved(run_dir) if which is None else [chosen(run_dir, which)], read)
 
 
-def progress(run_dir: pathlib.Path, which: str | int | None = None) -> list[Mapping[str, Any]]:
-    """Returns the progress of a run's intact checkpoints, newest first, with its counts and its score.
+def progress(run_dir: pathlib.Path) -> list[Mapping[str, Any]]:
+    """Returns the progress of a run's intact checkpoints, newest first, with its counts and its score."""
 
-    Args:
-      which: as for ``load_variables``; None: all of them.
+    def read(path: pathlib.Path) -> Mapping[str, Any] | None:
+        with contextlib.suppress(DamageError, LookupError, TypeError, ValueError):
+            verify(path, None)
+            progress = _read_object(path / RUN)["progress"]
+            float.fromhex(progress.get("score", "0"))
+            if isinstance(progress["iteration"], int) and isinstance(progress["env_steps"], int):
+                return progress
+        return None
+
+    return [progress for progress in map(read, saved(run_dir)) if progress is not None]
+
+
+def selected_hyper(run_dir: pathlib.Path, which: str | int | None = None) -> dict[str, float]:
+    """Returns the hyperparameters of a population's member at its newest checkpoint, or at ``which``; {}: it is none.
+
+    Where a selection has changed them, the member's config has those of the start.
     """
-    paths = saved(run_dir) if which is None else [chosen(run_dir, which)]
-    return [progress for progress in map(_progress, paths) if progress is not None]
-
-
-def _progress(path: pathlib.Path) -> Mapping[str, Any] | None:
-    """Returns the progress of a checkpoint; None: it is damaged."""
-    with contextlib.suppress(DamageError, LookupError, TypeError, ValueError):
-        verify(path, None)
-        progress = _read_object(path / RUN)["progress"]
-        float.fromhex(progress.get("score", "0"))
-        if isinstance(progress["iteration"], int) and isinstance(progress["env_steps"], int):
-            return progress
-    return None
+    for path in saved(run_dir) if which is None else [chosen(run_dir, which)]:
+        with contextlib.suppress(ConfigError, LookupError, TypeError, AttributeError):  # a damaged one
+            hyper = _read_object(path / RUN)["progress"].get("hyper", {})
+            return {name: x for name, x in hyper.items() if isinstance(x, float)}
+    return {}
 
 
 def load(

@@ -162,7 +162,7 @@ def test_the_other_side_moves_where_signs_turn() -> None:
         ("legal", np.ones((3, 2), bool), r"legal has shape \(3, 2\)"),
         ("going", np.ones(5), r"going has shape \(5,\)"),
         ("next", np.full((2, 2, 2), 0.7), "integers work"),
-        ("obs", np.zeros(3), "an entry for each of 2 states"),
+        ("obs", np.zeros(3), "needs an entry for each of 2 states"),
     ],
 )
 def test_arrays_that_are_no_table_are_refused(field: str, value: Any, says: str) -> None:
@@ -184,7 +184,7 @@ def test_what_an_action_that_is_not_legal_does_is_no_matter() -> None:
 def test_gymnasiums_tables_know_no_wrappers_and_no_hidden_chance() -> None:
     lake = gymnasium.make("FrozenLake-v1")
     assert Table.of_gymnasium(lake).shape == (11, 4)
-    with pytest.raises(ConfigError, match="TransformReward wraps FrozenLakeEnv, whose P"):
+    with pytest.raises(ConfigError, match="TransformReward changes FrozenLakeEnv, and not its table P"):
         Table.of_gymnasium(gymnasium.wrappers.TransformReward(lake, lambda reward: reward - 0.01))
     with pytest.raises(ConfigError, match="fickle_passenger"):
         Table.of_gymnasium(gymnasium.make("Taxi-v4", fickle_passenger=True))
