@@ -26,7 +26,7 @@ class Episodes(NamedTuple):
     lengths: Array  # [B, E] int; 0: no episode
     info: Mapping[str, Array]  # [B, E] float, by metric of the info; NaN if the episode reported none
     running: Array  # [3, B] float, return, length and steps of waiting of the episodes under way
-    counted: Array  # [2, B] float, return and length that cut episodes have already been credited with
+    rest: Array  # [B] bool, whether the episode under way is the rest of one that was cut, and counts for nothing
     cut: Array  # [B] int
 
     @classmethod
@@ -39,17 +39,21 @@ class Episodes(NamedTuple):
         shape, none = (len(quota), max(quota)), xp.zeros((3, len(quota)), float)
         info = {metric: xp.full(shape, xp.nan) for metric in metrics}
         done, cut = xp.zeros((2, len(quota)), int)
-        return cls(done, xp.zeros(shape, float), xp.zeros(shape, int), info, none, none[:2], cut)
+        return cls(done, xp.zeros(shape, float), xp.zeros(shape, int), info, none, done > 0, cut)
 
     def after(self, step: Timestep, ended: EpisodeStats, quota: np.ndarray, max_steps: int) -> Episodes:
-        """Returns the state after a step of all rows; arrays of numpy are written into."""
+        """Returns the state after a step of all rows; arrays of numpy are written into.
+
+        An episode is cut after ``max_steps``, and the environment plays it to its end. If the rest is as long again, it
+        counts as another episode: a policy may never end one.
+        """
         xp, rows = step.reward.__array_namespace__(), np.arange(len(quota))
         valid = step.valid.astype(self.running.dtype)
         running = self.running + xp.stack([step.reward, valid, 1 - valid])
         over = ended.episodes > 0
         endless = ~over & ((running[1] >= max_steps) | (running[2] > max_steps))
-        totals = xp.where(over, xp.stack([ended.return_sum, ended.length_sum]) - self.counted, running[:2])
-        new = (over | endless) & (self.done < quota)
+        totals = xp.where(over, xp.stack([ended.return_sum, ended.length_sum]), running[:2])
+        new = ((over & ~self.rest) | endless) & (self.done < quota)
 
         done = self.done + new
 
@@ -72,7 +76,7 @@ class Episodes(NamedTuple):
             lengths=put(self.lengths, totals[1]),
             info={metric: put_info(self.info[metric], *pair) for metric, pair in ended.info.items()},
             running=xp.where(over | endless, 0, running),
-            counted=xp.where(over, 0, self.counted + xp.where(endless, running[:2], 0)),
+            rest=~over & (self.rest | (endless & (running[1] > 0))),
             cut=self.cut + (new & endless & (totals[1] > 0)),
         )
 

@@ -165,7 +165,7 @@ def _of_team(network: Any, team: _Team, rewards: int) -> Any:
             return None
         size = read.shape[-1] - rewards
         rest = jnp.repeat(read[:, size:], team.size, axis=0)
-        return jnp.concatenate([read[:, :size].reshape(len(rest), -1), rest], axis=-1)
+        return jnp.concatenate([read[:, :size].reshape(rest.shape[0], size // team.size), rest], axis=-1)
 
     def of_agents(obs: PyTree) -> PyTree:
         if not isinstance(obs, observations.View):

@@ -22,6 +22,7 @@ from jaxrl_dist.nn import observations
 from jaxrl_dist.play import fitted
 from jaxrl_dist.play.importance import Episodes, quotient
 from jaxrl_dist.play.policy import Policy, load_policy
+from jaxrl_dist.play.recording import reads_of_core
 from jaxrl_dist.spaces import Box, Discrete
 from jaxrl_dist.training.compile_cache import keep_programs
 from jaxrl_dist.types import Array, Context, PyTree
@@ -166,7 +167,7 @@ def _checked(policy: Policy, data: Dataset, discount: float | None, refits: int,
         raise ConfigError("estimates of a policy with a recurrent core are not possible; a run without --core works")
     if sampled:
         check_samples({"": policy.algorithm})
-        if jax.tree.leaves(policy.initial_core(1)):
+        if reads_of_core(policy)[0]:
             raise ConfigError(
                 "this run explores by actions or noise that last for several steps, which an estimate does not follow; "
                 "--evaluation-policy greedy works"

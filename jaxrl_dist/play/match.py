@@ -14,6 +14,7 @@ import numpy as np
 from jaxrl_dist import spaces
 from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES, check_samples
 from jaxrl_dist.actors.film import speed
+from jaxrl_dist.algorithms import having
 from jaxrl_dist.checks import counted
 from jaxrl_dist.config.train import OWN, Train, env_name
 from jaxrl_dist.envs import drawing
@@ -107,6 +108,10 @@ def match(
         raise ConfigError(f"games are played in pairs, with sides swapped: games={games}; {max(2, games + 1)} works")
     write = None if film is None else writer(pathlib.Path(film))
     loaded = [_loaded(player, checkpoint, env, algorithm, num_simulations) for player in players]
+    if num_simulations is not None and not any(isinstance(x, Policy) and _plans(x.config) for _, x in loaded):
+        raise ConfigError(
+            f"--num-simulations {num_simulations}: no player searches; {having('num_simulations')} this flag"
+        )
     made = _game([player for _, player in loaded], env, env_options)
     if film is not None:
         if not made.is_pure:
@@ -159,10 +164,14 @@ def _loaded(
         name = f"{run.run_dir}@{which}{f',{run.policy}' if run.policy else ''}"
     config = stored_config(run.run_dir, algorithm, env)
     wanted = run.policy or learner(config)
-    plans = hasattr(getattr(by_policy(config).get(wanted or ""), "algorithm", None), "num_simulations")
-    simulations = num_simulations if plans else None
+    simulations = num_simulations if _plans(by_policy(config).get(wanted or "")) else None
     policy = load_policy(run.run_dir, algorithm, env=env, policy=wanted, checkpoint=which, num_simulations=simulations)
     return name, policy
+
+
+def _plans(config: Any) -> bool:
+    """Returns whether the algorithm of a config searches; None: there is none."""
+    return hasattr(getattr(config, "algorithm", None), "num_simulations")
 
 
 def _game(players: Sequence[Any], env: Any, env_options: Mapping[str, str] | None) -> EnvSource:

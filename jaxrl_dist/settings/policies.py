@@ -221,6 +221,8 @@ def still(text: str) -> Still | None:
 
 def of_run(text: str) -> Fixed:
     """Reads ``RUN_DIR[@CHECKPOINT][,POLICY]``; a directory whose own name has an ``@`` is taken whole."""
+    if not text:
+        raise ConfigError("a run's directory is missing, as in runs/NAME")
     run_dir, policy = re.fullmatch(r"(.+?)(?:,([\w-]+))?", text, re.DOTALL).groups()  # type: ignore[union-attr]
     at = None if os.path.isdir(run_dir) else re.fullmatch(r"(.+)@([^@/]+)", run_dir, re.DOTALL)
     return Fixed(at[1], policy, at[2]) if at else Fixed(run_dir, policy)

@@ -98,6 +98,7 @@ def _same(wanted: str, stored: str) -> bool:
 def _offered(names: Sequence[str]) -> set[str]:
     """Returns the parts that a user may name: groups of arrays in the networks, and the statistics."""
     paths = [name.split("/") for name in names]
+    paths = [path if path[0] in ("params", "stats") else path[1:] for path in paths]  # without the policy's name
     inner = {
         "/".join(path[1 : path.index("params", 1)]) for path in paths if "params" in path[1:] and path[0] != "stats"
     }

@@ -334,12 +334,14 @@ VARIABLES = Variables({"action": jnp.int32(0)}, ())
 
 
 def test_episodes_are_cut_and_count_as_far_as_they_came() -> None:
-    """130 episodes of 128 environments, so that two go on after the cut: their second one is the rest of the first."""
+    """130 episodes of 128 environments, so that two play another one, after the rest of the first, which is not one."""
     source = find((Endless(), 50))
     played = Evaluator({"": algorithm()}, source, 130, 0, max_steps=30).play({"": VARIABLES})
-    assert played.lengths.tolist() == [30, 20] * 2 + [30] * 126
+    assert played.lengths.tolist() == [30] * 130
     np.testing.assert_array_equal(played.returns, -played.lengths)
-    assert played.cut == 128 and played.summary()["cut"] == 128
+    assert played.cut == 130 and played.summary()["cut"] == 130
+    longer = Evaluator({"": algorithm()}, source, 258, 0, max_steps=20).play({"": VARIABLES})
+    assert set(longer.lengths.tolist()) == {20} and longer.cut == 258  # 20 of the rest of 30 count as an episode
 
 
 @pytest.mark.parametrize("watch", [None, lambda env, indices: None], ids=["in one program", "step by step"])

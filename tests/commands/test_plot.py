@@ -24,6 +24,7 @@ from jaxrl_dist.commands import plot
 from jaxrl_dist.commands.plot import Curve, drawing, reading, statistics
 from jaxrl_dist.config.train import RESUMABLE, Train
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.run.storage import write_json
 from jaxrl_dist.training import results
 
 
@@ -148,9 +149,56 @@ def test_what_cannot_change_a_curve_splits_no_group(tmp_path: Path) -> None:
     fields = {field.name for field in dataclasses.fields(Train)}
     assert {"total_env_steps", "report_interval", "wandb", "checkpoint_interval", "env_timeout"} <= set(RESUMABLE)
     assert fields >= reading.SAME_CURVE
-    other = {name: "another" for name in (*RESUMABLE, "run_dir")}
+    other = {name: "another" for name in (*RESUMABLE, "run_dir") if name != "data"}
     runs = [make_run(tmp_path, "a", [1.0], run=dict.fromkeys(other)), make_run(tmp_path, "b", [1.0], 1, run=other)]
     assert grouped(runs) == {"ppo": ["a", "b"]}
+
+
+def test_what_is_learnt_from_and_how_it_is_judged_split_groups(tmp_path: Path) -> None:
+    files = [make_run(tmp_path, name, [1.0], run={"data": name}) for name in ("good", "bad")]
+    assert grouped(files) == {"data=good": ["good"], "data=bad": ["bad"]}
+    policies = "greedy", "sampled"
+    runs = [make_run(tmp_path, name, [1.0], run={"evaluation_policy": name}) for name in policies]
+    assert grouped(runs) == {"ppo": [*policies]}  # by what they return in training
+    for run in runs:
+        write_json(run / "summary.json", {"env_steps": 9, "evaluation": {"episodes": 1, "return_mean": 1.0}})
+    text = plot.plot(runs, kind="table", score="evaluation")
+    assert "evaluation_policy=greedy" in text and "evaluation_policy=sampled" in text
+
+
+def test_a_spike_changes_no_other_point() -> None:
+    curve = reading.Curve(np.arange(5.0), np.array([29.5, 3e17, 26.7, 11.5, 20.8]))
+    np.testing.assert_array_equal(curve.smoothed(1).y, curve.y)
+    np.testing.assert_allclose(curve.smoothed(2).y[3:], [(26.7 + 11.5) / 2, (11.5 + 20.8) / 2])
+
+
+def test_options_that_do_nothing_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(make_run(tmp_path, "a", [1.0]))
+    for flags in ("--kind table --smooth 5", "--kind table --width one", "--kind profile --smooth 5"):
+        assert cli.main(["plot", run, *flags.split()]) == 2
+        assert "does nothing without --kind" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seed", [None, "1", [1]])
+def test_a_config_without_a_seed_is_damaged(seed: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path, "a", [1.0], run={"seed": seed})
+    assert cli.main(["plot", str(run), "-o", str(tmp_path / "x.png")]) == 2
+    assert "is damaged: seed is missing" in capsys.readouterr().err and not (tmp_path / "x.png").exists()
+
+
+def test_intervals_of_improvements_are_those_of_all_resamples() -> None:
+    """Of three and four runs there are 27 x 256; more are drawn, some at a time, by the same numbers."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=3), rng.normal(size=4)
+    drawn = itertools.product(itertools.product(x, repeat=3), itertools.product(y, repeat=4))
+    every = [np.mean(np.greater.outer(np.array(a), np.array(b))) for a, b in drawn]
+    expected = np.quantile(every, (0.025, 0.975), method="inverted_cdf")
+    np.testing.assert_allclose(statistics.interval([x, y], statistics.improvement, statistics.NUMBER), expected)
+    big = rng.normal(size=(2, 40))
+    once = statistics.interval([*big], statistics.improvement, 3_000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(statistics, "CHUNK", 10**9)
+        np.testing.assert_array_equal(once, statistics.interval([*big], statistics.improvement, 3_000))
 
 
 def test_a_label_names_what_tells_runs_apart_and_no_more(tmp_path: Path) -> None:
@@ -464,7 +512,9 @@ def test_a_table_of_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert rows[0][6:] == ["low", "high"] and rows[1][:4] == ["Acrobot-v1", "dqn", "1", "4"]
     assert rows[1][6:] == ["", ""] and rows[3] == ["CartPole-v1", "ppo", "3", "3", "2.646", "3", "1", "6"]
     assert rows[4][:4] == ["all environments, scaled", "dqn", "2", "0.4"]  # 0.8, and 0: the only one of its environment
-    assert rows[5][:4] == ["all environments, scaled", "ppo", "3", "0.4"]  # 0, 0.2 and 1
+    assert len(rows) == 5  # PPO has no run in the other one
+    assert cli.main(["plot", str(tmp_path / "e"), *command[1:]]) == 0
+    assert "over all environments, ppo is left out" in capsys.readouterr().out
 
 
 def test_a_table_for_latex(tmp_path: Path) -> None:

@@ -71,7 +71,8 @@ def test_against_a_plain_loop(env: str, workers: Any, repeat: int) -> None:
 
 @pytest.mark.parametrize("repeat", [pytest.param(1, marks=pytest.mark.case), 2])
 def test_envpools_parts_of_the_reward_add_up_to_the_return(repeat: int) -> None:
-    metrics = Wrappers(action_repeat=repeat, time_limit=3, info_metrics="reward_run:sum,reward_ctrl:sum,x_position")
+    names = ("reward_run:sum", "reward_ctrl:sum", "x_position", "x_position:sum")
+    metrics = Wrappers(action_repeat=repeat, time_limit=3, info_metrics=", ".join(names))
     with closing(find("envpool:HalfCheetah-v4", wrappers=metrics).host(2, 0)) as host:
         host.reset()
         steps = [host.step(np.full((2, 6), 0.3, np.float32))[1] for _ in range(8)]
@@ -79,6 +80,12 @@ def test_envpools_parts_of_the_reward_add_up_to_the_return(repeat: int) -> None:
     assert episodes.episodes == 4 == episodes.info["x_position"][1]
     run, control = (episodes.info[f"reward_{name}:sum"][0] for name in ("run", "ctrl"))
     np.testing.assert_allclose(run + control, episodes.return_sum, rtol=1e-5)
+    with closing(
+        find("envpool:HalfCheetah-v4", wrappers=metrics._replace(info_metrics="x_position")).host(2, 0)
+    ) as host:
+        host.reset()
+        steps = [host.step(np.full((2, 6), 0.3, np.float32))[1] for _ in range(8)]
+    np.testing.assert_array_equal(EpisodeStats.stack(steps).merge().info["x_position"], episodes.info["x_position"])
 
 
 REFUSED = {

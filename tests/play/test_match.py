@@ -243,8 +243,15 @@ def test_what_is_wrong_exits_2_in_one_line(flags: str, capsys: pytest.CaptureFix
     assert message.count("\n") == 1 and re.search(WRONG[flags], message), message
 
 
+def test_a_run_without_a_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["match", "", "random"]) == 2
+    assert "a run's directory is missing" in capsys.readouterr().err
+
+
 def test_policies_of_other_games_are_refused() -> None:
     pytest.importorskip("pgx")
+    with pytest.raises(ConfigError, match="num_simulations 5: no player searches; alphazero"):
+        match(untrained(0), "random", num_simulations=5)
     with pytest.raises(ConfigError, match=r"play one game, and these have learnt pgx:tic_tac_toe and .*CartPole-v1"):
         match(untrained(0), untrained(0, "CartPole-v1"))
     with pytest.raises(

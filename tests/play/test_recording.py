@@ -13,6 +13,7 @@ import runs
 import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.data.dataset import Dataset
+from jaxrl_dist.play.recording import reads_of_core
 from jaxrl_dist.types import Context
 
 
@@ -35,6 +36,25 @@ def test_the_probabilities_are_those_of_the_mixture(policy: jaxrl_dist.Policy) -
     expected = 0.75 * own[rows, action] + 0.25 * 0.5
     assert data.log_prob is not None
     np.testing.assert_allclose(np.exp(data.log_prob[data.valid]), expected, rtol=1e-5)
+
+
+LASTING = {
+    f"ppo --env Pendulum-v1 {runs.TINY} --noise-correlation 0.5": False,
+    f"ppo --env CartPole-v1 {runs.TINY} --scale-rewards": True,
+}
+
+
+@pytest.mark.parametrize("flags", LASTING)
+def test_probabilities_are_known_unless_actions_depend_on_what_these_do_not(flags: str) -> None:
+    """Correlated noise is part of the policy's state, as is the return that scales rewards; only the first one acts."""
+    own, known = jaxrl_dist.load_policy(runs.finished(flags)), LASTING[flags]
+    assert jax.tree.leaves(own.initial_core(1))
+    drawn, given = reads_of_core(own)
+    assert bool(drawn) != known and not given
+    data = jaxrl_dist.record(own, 20, num_envs=2)
+    assert (data.log_prob is not None) == known
+    if known:
+        jaxrl_dist.estimate(own, data, sampled=True, updates=1, refits=2, hidden_sizes=(4,))
 
 
 def test_whole_episodes_are_recorded_as_the_environment_plays_them(policy: jaxrl_dist.Policy) -> None:

@@ -17,7 +17,7 @@ from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.run import arrays, checkpoint, saving
 from jaxrl_dist.settings.resolve import find_env, resolved
 from jaxrl_dist.training.setup import make_algorithm, make_job, variable_shapes
-from jaxrl_dist.training.weights import load
+from jaxrl_dist.training.weights import _offered, load
 from jaxrl_dist.types import Variables
 
 
@@ -94,6 +94,11 @@ def test_the_policy_that_trains_goes_on_from_a_run_of_one_policy(tmp_path: Path)
     for name, copies in {"new": 1, "old": 2}.items():
         for mine, theirs in zip(*map(jax.tree.leaves, (variables[name].params, last.variables().params)), strict=True):
             np.testing.assert_array_equal(mine, np.broadcast_to(theirs, (copies, *theirs.shape)[copies == 1 :]))
+
+
+def test_parts_of_several_policies_are_offered_without_their_names() -> None:
+    names = "a/params/policy/params/bias", "a/params/value_torso/mlp/params/bias", "b/stats/mean"
+    assert _offered(names) == {"policy", "value_torso/mlp", "stats"} == _offered([name[2:] for name in names])
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,8 @@ def plot(run_dirs: Sequence[str | pathlib.Path], out: str | pathlib.Path | None 
     """
     wanted = plain(Plot(tuple(run_dirs), out, **options))  # type: ignore[arg-type]
     check_declared(wanted)
+    check_used(wanted, "smooth", active=wanted.kind == "curve", needed="--kind curve")
+    check_used(wanted, "width", active=wanted.kind != "table", needed="--kind curve, profile or improvement")
     check_used(wanted, "score", active=wanted.kind != "curve", needed="--kind table, profile or improvement")
     written = pathlib.Path(wanted.out or ("curves.png" if wanted.kind != "table" else "table.md"))
     if wanted.kind == "table" and written.suffix[1:].lower() not in FORMS:
@@ -60,7 +62,9 @@ def plot(run_dirs: Sequence[str | pathlib.Path], out: str | pathlib.Path | None 
     if not run_dirs:
         raise ConfigError("which runs? Name their directories, as in: jaxrl-dist plot runs/* -o curves.png")
     curves, configs = _read(wanted)
-    groups = _labelled(reading.group(configs), wanted.labels, list(configs))
+    evaluated = wanted.score == "evaluation" or wanted.metric.startswith("evaluation/")
+    same = reading.SAME_CURVE - (reading.OF_EVALUATION if evaluated else set())
+    groups = _labelled(reading.group(configs, same), wanted.labels, list(configs))
     if wanted.kind != "curve" and wanted.x == "steps":
         _warn_of_ages(groups, curves)
 
@@ -80,11 +84,17 @@ def plot(run_dirs: Sequence[str | pathlib.Path], out: str | pathlib.Path | None 
         figure = drawing.curves(groups, smoothed, label, AXES[wanted.x][1], wanted.width)
     else:
         draw = {"profile": drawing.profiles, "improvement": drawing.improvements}[wanted.kind]
-        figure = draw(tables.scores(groups, curves), score, wanted.width)
+        finals = tables.scores(groups, curves)
+        if wanted.kind == "profile":
+            finals, partial_ones = tables.complete(finals)
+            if partial_ones:
+                warnings.warn(tables.left_out(partial_ones), ConfigWarning, stacklevel=2)
+        figure = draw(finals, score, wanted.width)
+    text = tables.caption(wanted, groups, curves, configs, score)
     drawing.save(figure, written)
     caption = written.with_suffix(".caption.txt")
     with replacing(caption) as partial:
-        partial.write_text(tables.caption(wanted, groups, curves, configs, score), encoding="utf-8")
+        partial.write_text(text, encoding="utf-8")
     return f"wrote {written} and its caption {caption}"
 
 
@@ -196,8 +206,9 @@ def _read_config(run_dir: pathlib.Path) -> Mapping[str, Any]:
     """
     path = run_dir / CONFIG_FILE
     config = stored_content(path)
-    if not isinstance(config["run"].get("env"), str):
-        raise ConfigError(f"{path} is damaged: env is missing")
+    for name, kind in {"env": str, "seed": int}.items():
+        if not isinstance(config["run"].get(name), kind):
+            raise ConfigError(f"{path} is damaged: {name} is missing")
     if config["algorithm"] != Policies.stored_as:
         return config
     settings = {

@@ -28,8 +28,10 @@ AXES = {
 """Choices for the horizontal axis: the field of ``metrics.jsonl`` and the label."""
 FORMS = "md", "csv", "tex"
 """Forms of tables, by the extensions of their files: Markdown, CSV and LaTeX."""
-SAME_CURVE = {*RESUMABLE, "seed", "run_dir"}
+SAME_CURVE = {*RESUMABLE, "seed", "run_dir"} - {"data"}
 """Fields of ``Train`` in which the runs of a group may differ: only the seed changes how a run learns."""
+OF_EVALUATION = {"evaluation_policy", "evaluation_max_steps"}
+"""Those that change what an evaluation measures."""
 LARGEST = 1e100
 """Larger numbers are rejected: their sums and differences would overflow."""
 POINTS = 200
@@ -79,10 +81,8 @@ class Curve(NamedTuple):
 
     def smoothed(self, reports: int) -> Curve:
         """Returns the trailing moving average over so many reports, of fewer at the start."""
-        sums = np.concatenate([[0.0], np.cumsum(self.y)])
-        ends = np.arange(1, len(self.y) + 1)
-        starts = np.maximum(ends - reports, 0)
-        return self._replace(y=(sums[ends] - sums[starts]) / (ends - starts))
+        ends = range(1, len(self.y) + 1)  # a difference of sums would be wrong after a large number
+        return self._replace(y=np.array([self.y[max(end - reports, 0) : end].mean() for end in ends]))
 
     def final(self) -> float:
         """Returns the run's final score: the mean by ``weight`` of the reports in the last tenth of the run.
@@ -290,7 +290,7 @@ def _joined(ends: Sequence[float], intervals: Sequence[float]) -> np.ndarray:
     return joined
 
 
-def group(configs: Mapping[str, Mapping[str, Any]]) -> list[Group]:
+def group(configs: Mapping[str, Mapping[str, Any]], same: Collection[str] = SAME_CURVE) -> list[Group]:
     """Groups runs that differ only in the seed and in settings that do not change learning.
 
     A label is the algorithm, if there are several, and the settings in which runs of the same algorithm and environment
@@ -298,6 +298,7 @@ def group(configs: Mapping[str, Mapping[str, Any]]) -> list[Group]:
 
     Args:
       configs: ``config.json`` of each run, by its directory.
+      same: the settings in which the runs of a group may differ.
     """
     kinds: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     for name, config in configs.items():
@@ -306,7 +307,7 @@ def group(configs: Mapping[str, Mapping[str, Any]]) -> list[Group]:
     several = len({algorithm for _, algorithm in kinds}) > 1
     groups: dict[tuple[str, str], list[str]] = {}
     for (env, algorithm), runs in kinds.items():
-        differ = _differing(list(runs.values()))
+        differ = _differing(list(runs.values()), same)
         for name, settings in runs.items():
             parts = [algorithm] if several or not differ else []
             parts += [f"{key}={_text(settings[key])}" for key in differ]
@@ -314,9 +315,9 @@ def group(configs: Mapping[str, Mapping[str, Any]]) -> list[Group]:
     return [Group(env, label, names) for (env, label), names in groups.items()]
 
 
-def _differing(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the names of the settings that all runs have, that change learning, and in which the runs differ."""
-    shared = sorted(set.intersection(*map(set, runs)) - SAME_CURVE)
+def _differing(runs: Sequence[Mapping[str, Any]], same: Collection[str]) -> list[str]:
+    """Returns the names of the settings that all runs have, and in which they differ, without the ``same``."""
+    shared = sorted(set.intersection(*map(set, runs)) - {*same})
     return [key for key in shared if len({json.dumps(settings[key], sort_keys=True) for settings in runs}) > 1]
 
 

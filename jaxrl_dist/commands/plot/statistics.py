@@ -6,6 +6,7 @@ the stratified bootstrap over runs (section 3).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -14,8 +15,8 @@ from scipy import stats
 
 CONFIDENCE = 0.95
 """Confidence level of intervals."""
-BAND, NUMBER = 1_000, 50_000
-"""Bootstrap resamples of an interval that is drawn, and of one that is printed."""
+BAND, NUMBER, CHUNK = 1_000, 50_000, 1_000
+"""Bootstrap resamples of an interval that is drawn, of one that is printed, and of those that are computed at once."""
 Strata: TypeAlias = Sequence[np.ndarray]
 
 
@@ -53,22 +54,28 @@ def interval(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the bootstrap interval ``(low, high)`` of a statistic; the same numbers each time.
 
-    Of one environment's runs, all ``N ** N`` resamples count where they are no more than ``resamples``: it is exact.
+    All resamples count, each once, where they are no more than ``resamples``: the interval is exact. Of one stratum of
+    N runs there are ``N ** N``, of several the product.
 
     Args:
       strata: ``[..., N]`` for each environment; runs are drawn along the last axis.
       statistic: maps strata ``[R, ..., N]`` to ``[R, ...]``.
       resamples: how many to draw at random.
     """
-    rng = np.random.default_rng(0)
-    drawn = []
-    for x in strata:
-        size = x.shape[-1]
-        if len(strata) == 1 and size**size <= resamples:
-            rows = np.indices((size,) * size).reshape(size, -1).T
-        else:
-            rows = rng.integers(size, size=(resamples, size))
-        drawn.append(np.moveaxis(x[..., rows], -2, 0))
+    rng, sizes = np.random.default_rng(0), [x.shape[-1] for x in strata]
+    if (every := math.prod(size**size for size in sizes)) <= resamples:
+        resamples = every
+        places = np.unravel_index(np.arange(every), [size**size for size in sizes])
+        rows = [
+            np.indices((size,) * size).reshape(size, -1).T[place] for size, place in zip(sizes, places, strict=True)
+        ]
+    else:
+        rows = [rng.integers(size, size=(resamples, size)) for size in sizes]
+
+    def of(chunk: slice) -> np.ndarray:
+        return statistic([np.moveaxis(x[..., drawn[chunk]], -2, 0) for x, drawn in zip(strata, rows, strict=True)])
+
+    values = np.concatenate([of(slice(first, first + CHUNK)) for first in range(0, resamples, CHUNK)])
     tails = 0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2
-    low, high = np.quantile(statistic(drawn), tails, axis=0, method="inverted_cdf")  # few runs have few values
+    low, high = np.quantile(values, tails, axis=0, method="inverted_cdf")  # few runs have few values
     return low, high

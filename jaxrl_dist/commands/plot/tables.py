@@ -59,6 +59,18 @@ def scores(groups: Sequence[Group], curves: Mapping[str, Curve]) -> dict[str, di
     return labels
 
 
+def complete(scores: Mapping[str, dict[str, np.ndarray]]) -> tuple[dict[str, dict[str, np.ndarray]], list[str]]:
+    """Returns the labels with scores in all environments, and the names of the others."""
+    envs = {env for finals in scores.values() for env in finals}
+    whole = {label: finals for label, finals in scores.items() if finals.keys() == envs}
+    return whole or dict(scores), [label for label in scores if whole and label not in whole]
+
+
+def left_out(labels: Sequence[str]) -> str:
+    """Says which labels are left out where those with all environments are compared."""
+    return f"over all environments, {', '.join(labels)} is left out: some have no run of it"
+
+
 def _finals(groups: Sequence[Group], curves: Mapping[str, Curve]) -> dict[str, dict[str, np.ndarray]]:
     """As ``scores``, never scaled."""
     labels: dict[str, dict[str, np.ndarray]] = {}
@@ -83,8 +95,9 @@ def table(
     envs, labels = env_names(groups), _finals(groups, curves)
     for env, shown in envs.items():
         rows += _ranked(shown, {label: [finals[env]] for label, finals in labels.items() if env in finals})
+    whole, partial = complete(scores(groups, curves))
     if len(envs) > 1:
-        rows += _ranked(ALL, {label: list(finals.values()) for label, finals in scores(groups, curves).items()})
+        rows += _ranked(ALL, {label: list(finals.values()) for label, finals in whole.items()})
     head = ("environment", "group", "runs", f"{name}, mean", "std", f"{name}, IQM", "low", "high")
     if form == "csv":
         text = io.StringIO()
@@ -98,7 +111,7 @@ def table(
         "std: standard deviation of the runs, whose variance is divided by their number less one.",
         "IQM: interquartile mean; of fewer than 4 runs nothing is trimmed, so it is the mean.",
     ]
-    notes = [*_meaning(name, score, len(envs)), *terms]
+    notes = [*_meaning(name, score, len(envs)), *([f"{left_out(partial)}."] if partial else []), *terms]
     return "\n".join(_latex(lines, notes) if form == "tex" else [*_markdown(lines), "", *notes])
 
 

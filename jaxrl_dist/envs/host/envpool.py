@@ -257,8 +257,9 @@ class EnvPool:
         self._ended = terminated | truncated
         raw_reward, over = reward, self._ended
         if self.spec.family == "atari":  # info holds the unclipped reward, and whether the whole game is over
-            raw_reward, over = info["reward"], truncated | (terminated & (info["terminated"] != 0))
-        metrics = {metric: info[episodes.field(metric)] for metric in self.spec.info_metrics}
+            raw_reward = info.get(f"reward{episodes.SUM}", info["reward"])
+            over = truncated | (terminated & (info["terminated"] != 0))
+        metrics = {metric: info.get(metric, info[episodes.field(metric)]) for metric in self.spec.info_metrics}
         ended = self._episodes.add(raw_reward, valid, over, metrics)
         reward = np.where(valid, reward, 0).astype(np.float32)
         observation = self._observation(obs, info, ~valid)
@@ -288,7 +289,8 @@ class EnvPool:
         obs, reward, terminated, truncated = jax.tree.map(np.copy, stepped)  # see _observation
         info = {name: x.copy() for name, x in info.items() if isinstance(x, np.ndarray)}
         going = ~self._ended
-        sums = {"reward", *(x.removesuffix(episodes.SUM) for x in self.spec.info_metrics if x.endswith(episodes.SUM))}
+        names = {f"reward{episodes.SUM}", *(x for x in self.spec.info_metrics if x.endswith(episodes.SUM))}
+        sums = {name: info[field].copy() for name in names if (field := episodes.field(name)) in info}
         for _ in range(self._action_repeat - 1):
             going &= ~(terminated | truncated)
             if not going.any():
@@ -297,9 +299,11 @@ class EnvPool:
             newest, more, terminated[ids], truncated[ids], news = self._envs.step(action[ids], ids)
             write_rows(ids, obs, newest)
             reward[ids] += more
+            for name, x in sums.items():
+                x[ids] += news[episodes.field(name)]
             for name, x in info.items():
-                x[ids] = news[name] + (x[ids] if name in sums else 0)
-        return obs, reward, terminated, truncated, info
+                x[ids] = news[name]
+        return obs, reward, terminated, truncated, info | sums
 
     def _first(self, action: np.ndarray) -> tuple[Any, ...]:
         """Steps EnvPool once; resets the environments whose episode it has not ended itself."""
