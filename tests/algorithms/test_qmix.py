@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import team
+from jax import export as jax_export
 from probes import naive_gru, random_rollout, squash, unsquash
 
 import jaxrl_dist
@@ -139,6 +141,20 @@ def naive_sequence(params: Any, w: Any, row: int, agent: int) -> np.ndarray:
         values.append(dense(params["heads"][0], core))
         core = core * going
     return np.stack(values)
+
+
+@pytest.mark.parametrize("core_inputs", ["action", "action,reward"])
+def test_a_recurrent_team_acts_in_any_number_of_environments(core_inputs: str) -> None:
+    """As an exported policy does, whose number of rows is a symbol."""
+    spec = find(team.Meeting(), wrappers=JOINT).spec
+    algorithm = dataclasses.replace(SMALL, core="gru", core_size=3, core_inputs=core_inputs).make(spec)
+    (count,) = jax_export.symbolic_shape("b")
+    obs, core = random_rollout(algorithm, spec, 1, 2).last_obs, algorithm.initial_core(2)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), (obs, core))
+    variables = algorithm.init(jax.random.key(0))
+    exported = jax_export.export(jax.jit(lambda *x: algorithm.policy(variables, *x, Context())[:2]))(*shapes)
+    for found, wanted in zip(exported.call(obs, core), algorithm.policy(variables, obs, core, Context()), strict=False):
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, wanted)
 
 
 @pytest.mark.parametrize("mixer", [pytest.param("qmix"), pytest.param("vdn", marks=pytest.mark.case)])
