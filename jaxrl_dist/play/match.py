@@ -14,7 +14,6 @@ import numpy as np
 from jaxrl_dist import spaces
 from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES, check_samples
 from jaxrl_dist.actors.film import speed
-from jaxrl_dist.algorithms import having
 from jaxrl_dist.checks import counted
 from jaxrl_dist.config.train import OWN, Train, env_name
 from jaxrl_dist.envs import drawing
@@ -109,9 +108,7 @@ def match(
     write = None if film is None else writer(pathlib.Path(film))
     loaded = [_loaded(player, checkpoint, env, algorithm, num_simulations) for player in players]
     if num_simulations is not None and not any(isinstance(x, Policy) and _plans(x.config) for _, x in loaded):
-        raise ConfigError(
-            f"--num-simulations {num_simulations}: no player searches; {having('num_simulations')} this flag"
-        )
+        raise ConfigError(f"--num-simulations {num_simulations}: no player searches")
     made = _game([player for _, player in loaded], env, env_options)
     if film is not None:
         if not made.is_pure:

@@ -280,7 +280,10 @@ def test_on_policy_heads_have_the_same_scale() -> None:
     "action, message",
     [
         (None, "td3 needs .* which Test-v0 lacks; dqn, rainbow, pqn, sac and ppo handle discrete ones"),
-        (MultiDiscrete((2, 3)), "td3 needs actions that are vectors of numbers, .*; ppo handles vectors of integers"),
+        (
+            MultiDiscrete((2, 3)),
+            "td3 needs actions that are vectors of numbers, .*; ppo, marwil and bc handle vectors of integers",
+        ),
         (box(2, 2, bound=1), "td3 needs actions that are vectors of numbers, which Test-v0 lacks"),
         (box(2, dtype=np.int32, bound=1), "td3 needs actions that are vectors of numbers, which Test-v0 lacks"),
         (box(2), "td3 needs bounded actions, which Test-v0 lacks; ppo handles unbounded ones"),
