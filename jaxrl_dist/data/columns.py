@@ -81,9 +81,9 @@ def arrays(tree: Any) -> PyTree:
     return x
 
 
-def entries(tree: PyTree) -> Any:
-    """Returns the shapes of the entries of arrays ``[L, ...]``."""
-    return {name: entries(part) for name, part in tree.items()} if isinstance(tree, dict) else tree.shape[1:]
+def entries(tree: PyTree) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the entries of arrays ``[L, ...]``, by their paths."""
+    return {path: part.shape[1:] for path, part in spaces.leaves(tree).items()}
 
 
 def space_of(tree: PyTree, *, actions: bool = False) -> Space:
