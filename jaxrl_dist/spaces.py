@@ -16,6 +16,9 @@ class Discrete:
     """Integers ``0 .. n - 1``, as int32 scalars."""
 
     n: int
+    start: int = dataclasses.field(default=0, compare=False, repr=False)
+    """What the environment calls 0."""
+    native_shape: ClassVar[tuple[int, ...]] = ()
     shape: ClassVar[tuple[int, ...]] = ()
     dtype: ClassVar[np.dtype] = np.dtype(np.int32)
 
@@ -25,11 +28,19 @@ class MultiDiscrete:
     """One integer ``0 .. nvec[i] - 1`` for each ``i``, as an int32 vector."""
 
     nvec: tuple[int, ...]
+    start: tuple[int, ...] = dataclasses.field(default=(), compare=False, repr=False)
+    """What the environment calls 0, for each ``i``; empty: 0."""
+    axes: tuple[int, ...] = dataclasses.field(default=(), compare=False, repr=False)
+    """The shape in which the environment has the vector; empty: as a vector."""
     dtype: ClassVar[np.dtype] = np.dtype(np.int32)
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (len(self.nvec),)
+
+    @property
+    def native_shape(self) -> tuple[int, ...]:
+        return self.axes or self.shape
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,6 +51,10 @@ class Box:
     dtype: np.dtype
     low: np.ndarray
     high: np.ndarray
+
+    @property
+    def native_shape(self) -> tuple[int, ...]:
+        return self.shape
 
 
 Part = Discrete | MultiDiscrete | Box
@@ -88,6 +103,33 @@ def too_wide(values: np.ndarray, dtype: np.dtype) -> str:
     bounds = np.iinfo(dtype)
     wide = values[(values < bounds.min) | (values > bounds.max)]
     return f"holds {wide[0]}, which {bounds.bits}-bit integers cannot; a Box of floats can" if wide.size else ""
+
+
+def counted(part: Part, values: Any) -> Any:
+    """Returns discrete values ``[B, ...]`` of an environment on the host as policies see them."""
+    if isinstance(part, Box):
+        return values
+    return values.reshape(values.shape[0], *part.shape) - _start(part)
+
+
+def native(part: Part, values: Any) -> Any:
+    """Returns discrete values ``[B, ...]`` of policies as the environment has them, the inverse of ``counted``."""
+    if isinstance(part, Box):
+        return values
+    return (values + _start(part)).reshape(values.shape[0], *part.native_shape)
+
+
+def _start(part: Discrete | MultiDiscrete) -> np.ndarray:
+    """Returns what the environment calls 0, int32, with as many axes as a batch of values or none."""
+    return np.asarray([part.start] if part.start and part.shape else part.start or 0, part.dtype)
+
+
+def holds(part: Part, values: np.ndarray) -> bool:
+    """Returns whether a discrete space has all of these values; those of a ``Box`` are not looked at."""
+    if isinstance(part, Box):
+        return True
+    most = np.asarray(part.n if isinstance(part, Discrete) else part.nvec)
+    return bool(((values >= 0) & (values < most)).all())
 
 
 def num_choices(action: Space) -> list[int]:

@@ -269,13 +269,9 @@ def doctor(sizes: Sizes, _: pathlib.Path) -> Any:
 def to_the_end(sizes: Sizes, folder: pathlib.Path) -> Any:
     """Trains until ten greedy episodes have a mean return of the target; continues the run of an earlier call."""
     run_dir = folder / "run"
-    if (run_dir / "config.json").exists():
-        command = ["resume", str(run_dir), "--total-env-steps", str(10**8)]
-    else:
-        command = ["train", "impala", "--env", sizes.atari, "--num-envs", str(sizes.atari_envs)]
-        command += ["--evaluation-episodes", "10", "--evaluation-interval", str(10**6 if sizes is FULL else 2000)]
-        command += ["--total-env-steps", str(10**8), "--checkpoint-minutes", "1", "--run-dir", str(run_dir)]
-        command += list(sizes.extra)
+    command = ["train", "impala", "--env", sizes.atari, "--num-envs", str(sizes.atari_envs), "--resume-or-start"]
+    command += ["--evaluation-episodes", "10", "--evaluation-interval", str(10**6 if sizes is FULL else 2000)]
+    command += ["--total-env-steps", str(10**8), "--checkpoint-minutes", "1", "--run-dir", str(run_dir), *sizes.extra]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     process = subprocess.Popen(
         [*CLI, *command, "--quiet"], env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE, text=True
@@ -291,7 +287,6 @@ def to_the_end(sizes: Sizes, folder: pathlib.Path) -> Any:
     finally:
         signal.signal(signal.SIGTERM, before)
     if process.returncode not in (0, 143):
-        shutil.rmtree(run_dir, ignore_errors=True)  # it cannot be resumed
         raise RuntimeError(said.strip()[-500:])
     reached = best(run_dir)
     rows = list(learned(run_dir / "metrics.jsonl"))
@@ -396,7 +391,9 @@ def day(
             found = {**found, "failures": found.get("failures", 0) + 1, "error": f"{type(error).__name__}: {error}"}
         found["seconds"] = time.monotonic() - began
         results = {**load(out), task.name: found}
-        (out / RESULTS).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        partial = out / f"{RESULTS}.partial"
+        partial.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        partial.replace(out / RESULTS)  # a kill leaves the old or the new
         print(f"{task.name}: {found.get('error', 'done') if not found.get('done') else 'done'}", flush=True)
     draw(out)
     return load(out)
@@ -470,6 +467,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     elif args.draw:
         draw(args.out)
     else:
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the task is ended, too
         day(args.out, args.minutes, sizes)
 
 

@@ -180,6 +180,51 @@ def test_a_sweep_by_ray_ends_bad_trials_early(tmp_path: Path) -> None:
     assert len(ended) == 4 and min(ended) < 3600 <= max(ended)
 
 
+def test_a_value_that_cannot_run_leaves_the_other_trials_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = request.parse(runs.CARTPOLE.removesuffix(" --num-minibatches 2").split())
+    trials = [{"num-minibatches": value} for value in (2, 3, 2)]
+    first, refused, again = tuning._scores(command, trials, tmp_path / "0000", lambda: False)
+    assert first == again and first[0] is not None and first[1] == tmp_path / "0000/members/000"
+    assert refused[0] is None
+    said = capsys.readouterr().err
+    assert "the trial with --num-minibatches 3 is left out: " in said and said.count("\n") == 1
+    assert tuning._scores(command, trials[1:2], tmp_path / "0001", lambda: False) == [(None, tmp_path / "0001")]
+
+
+def test_what_no_value_could_mend_ends_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told, optuna, trial = [], MagicMock(), SimpleNamespace(number=0)
+    trial.suggest_float = lambda name, low, high, log: 0.1
+    states = SimpleNamespace(RUNNING=0, COMPLETE=1, PRUNED=2, FAIL=3)
+    optuna.create_study.return_value = SimpleNamespace(
+        ask=lambda: trial, tell=lambda number, state: told.append(state), get_trials=lambda states: []
+    )
+    monkeypatch.setitem(sys.modules, "optuna", optuna)
+    monkeypatch.setitem(sys.modules, "optuna.trial", SimpleNamespace(TrialState=states))  # type: ignore[arg-type]
+    command = request.parse(runs.CARTPOLE.replace("--num-devices 1", "--num-devices 99").split())
+    space = {"learning-rate": tuning.Range(0.01, 0.1, False)}
+    with pytest.raises(jaxrl_dist.ConfigError, match="99"):
+        tuning.by_optuna(command, space, tmp_path, 2, 2, lambda: False, print, "return")
+    assert told == [states.FAIL] * 2
+
+
+def test_ray_hears_of_a_trial_from_its_first_return_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A 0 before that would be more than any return of many environments."""
+    ray, heard = MagicMock(), list[Any]()
+    for name, module in {"ray": ray, "ray.tune": ray.tune, "ray.tune.schedulers": ray.tune.schedulers}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    ray.tune.report = heard.append
+    ray.tune.get_context.return_value.get_trial_name.return_value = "trial"
+    ray.tune.Tuner.side_effect = lambda trial, **_: SimpleNamespace(fit=lambda: trial({"learning-rate": 0.1}) or [])
+    words = runs.CARTPOLE.replace("CartPole-v1", "gymnax:Pendulum-v1").split()
+    config, _ = request.parse(words).resolved()
+    tuning.by_ray(words, config, {"learning-rate": tuning.Range(0.01, 0.1, False)}, tmp_path, 1, 1, print)
+    reports = [json.loads(line) for line in next(tmp_path.glob("trials/*/**/metrics.jsonl")).read_text().splitlines()]
+    assert len(heard) == sum(x["episode/recent_return"] is not None for x in reports)
+    assert all(x["episode_return"] < 0 for x in heard)
+
+
 def test_a_sweep_by_ray_says_that_no_trial_has_a_return(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ray = MagicMock()
     ray.tune.Tuner.return_value.fit.return_value = [SimpleNamespace(metrics=x) for x in (None, {"time": 1.0})]

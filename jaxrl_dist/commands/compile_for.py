@@ -40,9 +40,11 @@ def run(args: Sequence[str]) -> int:
     """
     try:
         options, args = flags.split(CompileFor, args, "jaxrl-dist doctor --compile-for TARGET ALGO --env ID")
-    except ConfigError:
+    except ConfigError as error:
         from jaxrl_dist.profiling import accelerators as targets
 
+        if not error.with_flags.startswith(FLAG):
+            raise
         raise ConfigError(f"{FLAG} which accelerator? Such as {targets.EXAMPLES}") from None
     if not args:
         raise ConfigError(f"which run? Such as: jaxrl-dist doctor {FLAG} {options.compile_for} ppo --env CartPole-v1")

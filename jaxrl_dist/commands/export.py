@@ -52,5 +52,7 @@ def run(args: Sequence[str]) -> int:
         lines.append(f"the parts of obs: {', '.join(f'{path} {kind}' for path, kind in done.parts.items())}")
     if done.core and format == "stablehlo":
         lines.append(f"the layout of core: {done.core}")
+    if policy.algorithm.searches:
+        lines.append("it acts without the search, as evaluate --num-simulations 0 does")
     print(visible("\n".join(lines)))
     return 0

@@ -60,7 +60,7 @@ def run(args: Sequence[str]) -> int:
             return 0
         config, source = population.resolved()
 
-        from jaxrl_dist.training.results import Row, table
+        from jaxrl_dist.training.results import Row, read_rows, table
 
         _check(config)
         config = population.in_run_dir(config)
@@ -69,6 +69,7 @@ def run(args: Sequence[str]) -> int:
         rows = [Row(f"{number:03d}", member.config.seed, member.values) for number, member in enumerate(configs)]
         progress = _Progress(path, rows, config.evaluation_policy, quiet=output["quiet"])
         with _claimed(path, to_json(config, source.spec)):
+            rows[:] = read_rows(path, rows)  # of an earlier session; those that end now replace theirs
             progress.print(f"{counted(len(rows), 'member')}, {sweep.jobs} at a time, in {path}")
             logs = list(map(progress.log, range(len(rows))))
             logs[0].parent.mkdir(exist_ok=True)

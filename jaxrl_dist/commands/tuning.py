@@ -8,6 +8,7 @@ import importlib.util
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_dist.checks import flag, install_extra
@@ -134,7 +135,12 @@ def by_optuna(
     while (done := len(study.get_trials(states=finished))) < trials and not stop():
         batch = [study.ask() for _ in range(min(jobs, trials - done))]
         proposed = [{name: _suggested(trial, name, x) for name, x in space.items()} for trial in batch]
-        scores = _scores(run, proposed, run_dir / TRIALS / f"{batch[0].number:04d}", stop)
+        try:
+            scores = _scores(run, proposed, run_dir / TRIALS / f"{batch[0].number:04d}", stop)
+        except ConfigError:  # which has nothing to do with the values
+            for trial in batch:
+                study.tell(trial.number, state=TrialState.FAIL)
+            raise
         if stop():
             return
         for trial, (score, member) in zip(batch, scores, strict=True):
@@ -157,21 +163,38 @@ def _scores(
     """Trains a batch of trials, equal ones once, and returns for each its score and its run.
 
     The score is None if it has diverged or cannot run.
+
+    Raises:
+      ConfigError: none can run, for a reason that has nothing to do with their values.
     """
     from jaxrl_dist.training.results import scored
+    from jaxrl_dist.training.setup import prepare
 
     different = {str(values): values for values in trials}
-    try:
-        population = _prepared(run, list(different.values()), run_dir)
-    except ConfigError as error:  # such as a number of minibatches within the range that does not divide
-        say(f"the trials of {run_dir} are left out: {error.with_flags}")
+    problems = {text: _problem(partial(_prepared, run, [values], run_dir)) for text, values in different.items()}
+    for text, problem in problems.items():
+        if problem is not None:  # such as a number of minibatches within the range that does not divide
+            if problem == _problem(lambda: prepare(*run.resolved())):
+                raise ConfigError(problem)
+            say(f"the trial with {_flags(different.pop(text))} is left out: {problem}")
+    if not different:
         return [(None, run_dir)] * len(trials)
+    population = _prepared(run, list(different.values()), run_dir)
     with contextlib.suppress(DivergedError):  # all of them
         for _ in population.reports(stop=stop):
             pass
     scores = zip(scored(population.rows)[1], members_of(run_dir), strict=True)
     of_values = dict(zip(different, scores, strict=True))
-    return [of_values[str(values)] for values in trials]
+    return [of_values.get(str(values), (None, run_dir)) for values in trials]
+
+
+def _problem(prepared: Callable[[], Any]) -> str | None:
+    """Returns why a run cannot be prepared; None: it can."""
+    try:
+        prepared()
+    except ConfigError as error:
+        return error.with_flags
+    return None
 
 
 def _best(study: optuna.Study, ranked_by: str) -> str:
@@ -235,11 +258,12 @@ def by_ray(
         run, name = parse(args), tune.get_context().get_trial_name()
         output_flags(run.fields)
         run = run._replace(fields={**few, **run.fields})
-        episode_return = 0.0
+        episode_return = None  # a trial is compared from its first episode's end on
         for report in _prepared(run, [values], run_dir / TRIALS / str(name)).reports():
             if (value := report.metrics["episode/recent_return"]) is not None:
                 episode_return = value
-            tune.report({"episode_return": episode_return, "env_steps": report.env_steps})
+            if episode_return is not None:
+                tune.report({"episode_return": episode_return, "env_steps": report.env_steps})
 
     def chosen(space: Space) -> Any:
         if not isinstance(space, Range):

@@ -61,7 +61,7 @@ def _problem_in(x: np.ndarray, part: Any) -> str | None:
     most = np.asarray(part.n if isinstance(part, Discrete) else part.nvec)
     if (most > MAX_SIZE).any():
         return f"has integers up to {most.max() - 1}, which are no categories: give it as floats"
-    return f"has a value that {spaces.describe(part)} has not" if (x < 0).any() or (x >= most).any() else None
+    return None if spaces.holds(part, x) else f"has a value that {spaces.describe(part)} has not"
 
 
 def arrays(tree: Any) -> PyTree:

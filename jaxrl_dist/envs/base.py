@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl_dist import mesh
 from jaxrl_dist.checks import MAX_SIZE, did_you_mean
-from jaxrl_dist.envs.native import PlainSpace, env_label, named, plain
+from jaxrl_dist.envs.native import PlainSpace, check_counted, env_label, named, plain
 from jaxrl_dist.errors import ConfigError, EnvError
 from jaxrl_dist.simulator import Simulated, Simulator
 from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Part, Space, leaves, num_choices
@@ -152,8 +152,8 @@ def space_of(space: PlainSpace, name: str, role: str, kinds: Sequence[str] = KIN
     if space.kind == "Box":
         return _box(space)
     if space.kind == "Discrete":
-        return Discrete(space.sizes[0])
-    return MultiDiscrete(tuple(space.sizes or [2] * math.prod(space.shape)))
+        return Discrete(space.sizes[0], space.start)
+    return MultiDiscrete(tuple(space.sizes or [2] * math.prod(space.shape)), tuple(space.start or ()), space.shape)
 
 
 def _supported(space: PlainSpace, kinds: Sequence[str], role: str) -> str:
@@ -185,7 +185,7 @@ def policy_space(native: Any, name: str, role: str, value: Any = None) -> Space:
             return known
         return known._replace(shape=tuple(value.shape), dtype=np.dtype(value.dtype).name)
 
-    known = plain(native)
+    known = check_counted(plain(native), name, role)
     if value is not None:
         known = overridden(known, named(native, value))
     return space_of(known, name, role)

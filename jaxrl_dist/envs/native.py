@@ -12,6 +12,7 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 from jaxrl_dist import checks
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.heavy import np
 
 
@@ -29,6 +30,8 @@ class PlainSpace(NamedTuple):
     """Number of values of each component of a ``Discrete`` or ``MultiDiscrete`` space."""
     parts: Any = None
     """``PlainSpace`` of each part of a ``Dict`` or ``Tuple``, by name."""
+    start: Any = 0
+    """The least value of a ``Discrete`` space, or of each component of a ``MultiDiscrete`` one; 0: all count from 0."""
 
     @classmethod
     def restored(cls, stored: Any) -> PlainSpace:
@@ -52,19 +55,38 @@ def plain(space: Any) -> PlainSpace:
         shape = tuple(int(size) for size in np.atleast_1d(space.shape))  # one number in some libraries
         return PlainSpace(kind, shape, np.dtype(space.dtype).name, _bound(space.low), _bound(space.high))
     if kind == "Discrete":
-        return PlainSpace(kind, sizes=[int(space.n)])
+        return PlainSpace(kind, sizes=[int(space.n)], start=int(getattr(space, "start", 0)))
     if kind == "MultiDiscrete":
-        return PlainSpace(kind, sizes=[int(n) for n in space.nvec.flat])
+        start = [int(x) for x in np.ravel(getattr(space, "start", 0))]
+        return PlainSpace(
+            kind, np.shape(space.nvec), sizes=[int(n) for n in np.ravel(space.nvec)], start=start if any(start) else 0
+        )
     if kind == "MultiBinary":
         return PlainSpace(kind, tuple(space.shape))
     return PlainSpace(kind)
+
+
+def check_counted(space: PlainSpace, name: str, role: str) -> PlainSpace:
+    """Returns the space if nobody has to convert its discrete values, as workers do; arguments as of ``space_of``.
+
+    Raises:
+      ConfigError: they do not count from 0, or are not vectors.
+    """
+    for part in (space.parts or {}).values():
+        check_counted(part, name, role)
+    if np.any(space.start) or (space.kind.startswith("Multi") and len(space.shape) != 1):
+        what = "that do not count from 0" if np.any(space.start) else "that are not vectors"
+        raise ConfigError(f"{name} has {space.kind} {role} {what}, which work in Gymnasium's and PettingZoo's only")
+    return space
 
 
 def counted(space: PlainSpace) -> PlainSpace:
     """Returns ``MultiDiscrete`` for a ``Box`` that holds a vector of integers from 0 on."""
     if space.kind != "Box" or np.dtype(space.dtype).kind not in "iu" or len(space.shape) != 1 or np.any(space.low):
         return space
-    return PlainSpace("MultiDiscrete", sizes=[int(high) + 1 for high in np.broadcast_to(space.high, space.shape)])
+    return PlainSpace(
+        "MultiDiscrete", space.shape, sizes=[int(high) + 1 for high in np.broadcast_to(space.high, space.shape)]
+    )
 
 
 def _bound(bound: Any) -> Any:
@@ -75,6 +97,7 @@ def _bound(bound: Any) -> Any:
 
 def alike(one: PlainSpace, other: PlainSpace) -> bool:
     """Returns whether two spaces hold the same values."""
+    one, other = one._replace(start=0), other._replace(start=0)  # which policies do not see
     if one._replace(low=None, high=None, parts=None) != other._replace(low=None, high=None, parts=None):
         return False
     parts, others = one.parts or {}, other.parts or {}

@@ -6,6 +6,7 @@ Where all devices of a mesh belong to this process, each function is JAX's own c
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from jaxrl_dist.errors import ProcessError
+from jaxrl_dist.errors import ConfigError, ProcessError
 from jaxrl_dist.hosts import peers
 
 
@@ -45,6 +46,25 @@ def connect() -> None:
             f"the devices of the processes have not reached each other; start all processes again, where the machine "
             f"is less busy ({line})"
         ) from None
+
+
+def check_equal(tree: Any, about: str) -> None:
+    """Checks that the numpy arrays of ``tree`` are equal in all processes, each of which has read them by itself.
+
+    Raises:
+      ConfigError: they differ.
+    """
+    digest = hashlib.sha256()
+    if peers.world() is not None:
+        for leaf in jax.tree.leaves(tree):
+            if isinstance(leaf, np.ndarray | np.generic):
+                digest.update(np.ascontiguousarray(leaf).data)
+    for process, theirs in enumerate(peers.all_gather(digest.hexdigest(), about)):
+        if theirs != digest.hexdigest():
+            raise ConfigError(
+                f"process {process} has read other values of {about} than process {peers.index()}: all need the same "
+                "files, on a file system that all hosts share, and of a run that does not go on"
+            )
 
 
 def own_devices(devices: Sequence[jax.Device]) -> list[jax.Device]:

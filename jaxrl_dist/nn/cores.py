@@ -147,7 +147,7 @@ def _sequential(name: str, module: Any, initial: Callable[[int], PyTree]) -> Cor
     """A core made of a module that reads sequences, such as those of ``blocks``; a step is a sequence of length 1."""
 
     def valid(features: jax.Array) -> jax.Array:
-        return jnp.ones((1, len(features)), bool)
+        return jnp.ones((1, features.shape[0]), bool)  # an export's batch has no number
 
     def init(key: jax.Array, features: jax.Array) -> tuple[dict[str, PyTree], jax.Array]:
         (output, _), params = module.init_with_output(key, features[None], initial(1), valid(features))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import flax.linen as nn
@@ -160,6 +160,11 @@ def make_torso(config: TorsoConfig, observation: Space, dtype: DTypeLike) -> Any
     return _CNNS[name][1](layer_norm=config.layer_norm, dtype=dtype)
 
 
+def _unused(name: str, images: Collection[str]) -> str:
+    """Returns the name of a layer in the parameters, unlike those of the images that the environment names."""
+    return _unused(f"{name}_", images) if name in images else name
+
+
 class _Parts:
     """Reads named parts: each image by a CNN, all others side by side by an MLP; one more dense layer joins these.
 
@@ -176,8 +181,9 @@ class _Parts:
             for path, name in chosen.items()
             if name != "mlp"
         }
+        self._mlp, self._joint = _unused("mlp", self._torsos), _unused("join", self._torsos)
         if self._flat:
-            self._torsos["mlp"] = make_mlp(config, 1, dtype)
+            self._torsos[self._mlp] = make_mlp(config, 1, dtype)
         self._join: Any = None
         if len(self._torsos) > 1:
             self._join = make_mlp(dataclasses.replace(config, hidden_sizes=config.hidden_sizes[-1:]), 1, dtype)
@@ -187,7 +193,7 @@ class _Parts:
         if not self._flat:
             return parts
         flat, kinds = ({path: tree[path] for path in self._flat} for tree in (parts, self._space))
-        return {**parts, "mlp": side_by_side(flat, kinds)}
+        return {**parts, self._mlp: side_by_side(flat, kinds)}
 
     def init(self, key: jax.Array, x: PyTree) -> PyTree:
         inputs, keys = self._inputs(x), jax.random.split(key, len(self._torsos) + 1)
@@ -196,13 +202,15 @@ class _Parts:
             output, params[name] = torso.init_with_output(torso_key, inputs[name])
             features.append(output)
         if self._join is not None:
-            params["join"] = self._join.init(keys[0], jnp.concatenate(features, -1))
+            params[self._joint] = self._join.init(keys[0], jnp.concatenate(features, -1))
         return params
 
     def apply(self, params: PyTree, x: PyTree) -> jax.Array:
         inputs = self._inputs(x)
         features = [torso.apply(params[name], inputs[name]) for name, torso in self._torsos.items()]
-        return features[0] if self._join is None else self._join.apply(params["join"], jnp.concatenate(features, -1))
+        return (
+            features[0] if self._join is None else self._join.apply(params[self._joint], jnp.concatenate(features, -1))
+        )
 
 
 class _OwnTorso:

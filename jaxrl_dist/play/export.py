@@ -69,7 +69,7 @@ def export(
 
     Raises:
       ConfigError: ``format`` contradicts the file's ending, a package or the file's directory is missing, or the policy
-        reads rewards, or cannot be exported for any number of environments or for these platforms.
+        reads rewards or only plans, or cannot be exported for any number of environments or for these platforms.
       OSError: the file cannot be written; an older file stays unchanged.
     """
     format = format_of(out, format)
@@ -112,6 +112,8 @@ def _check(policy: Policy, platforms: tuple[str, ...], format: str) -> None:
     if names := list(policy.source.spec.policies):
         known = ", ".join(names)
         raise ConfigError(f"a file acts as one policy, and the run has {known}; name one, as in --policy {names[0]}")
+    if problem := policy.unable():
+        raise ConfigError(f"{problem}: it cannot be exported")
     read = Traits.of(policy.config.algorithm).core_inputs
     if "reward" in read:
         raise ConfigError(
@@ -138,7 +140,7 @@ def _exported(
     mask = None if policy.source.is_pure else policy.source.spec.mask
 
     def argument(path: str, part: Part) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((size, *part.shape), np.dtype(np.int8) if path == mask else part.dtype)
+        return jax.ShapeDtypeStruct((size, *part.native_shape), np.dtype(np.int8) if path == mask else part.dtype)
 
     obs = jax.tree.map(argument, spaces.paths(observation), observation)
     act, core = _acting(policy, obs, size)

@@ -90,14 +90,21 @@ class Policy:
 
         Raises:
           TypeError: there is another argument.
-          ValueError: ``obs`` is not a batch of the environment's observations, ``key`` is not a key, a reward is
-            missing, this policy only samples and there is no key, or this object holds several policies.
+          ValueError: ``obs`` is not a batch of the environment's observations, ``core`` and ``reward`` are not of the
+            same batch, ``key`` is not a key, a reward is missing, this policy only samples and there is no key, it
+            plans with the environment's simulator alone, or this object holds several policies.
         """
         for name in others:
             raise TypeError(missing("this policy", name, "argument"))
         if names := ", ".join(self.source.spec.policies):
             raise ValueError(f"these are the policies {names}; load_policy(run_dir, policy=...) loads one that acts")
         obs, num_envs = self._checked(obs)
+        if problem := self.unable():
+            raise ValueError(f"{problem}; evaluate() plays with it")
+        if core is not None and any((*np.shape(x), None)[0] != num_envs for x in jax.tree.leaves(core)):
+            raise ValueError(f"the core is not of {num_envs} environments, as the observations are")
+        if reward is not None and np.shape(reward) != (num_envs,):
+            raise ValueError(f"rewards have shape [{num_envs}] here, not {list(np.shape(reward))}")
         if reward is None and core is not None and "reward" in Traits.of(self.config.algorithm).core_inputs:
             raise ValueError("this policy reads the reward of its last action: policy(obs, core, key, reward) takes it")
         core = self.initial_core(num_envs) if core is None else core
@@ -108,17 +115,25 @@ class Policy:
         keys = None if key is None else jax.random.split(_checked_key(key), num_envs)
         return self._act(self.variables, obs, core, keys)
 
+    def unable(self) -> str:
+        """Says why observations are not enough for this policy to act; empty: they are."""
+        if not self.algorithm.searches or hasattr(self.config.algorithm, "num_simulations"):
+            return ""
+        return "this policy only plans with its environment's simulator, which observations do not hold"
+
     def _checked(self, obs: PyTree) -> tuple[PyTree, int]:
-        """Returns the observations and the batch size B; missing parts that only the critic sees become 0.
+        """Returns the observations as policies see them, and the batch size B; missing parts that only the critic sees
+        become 0.
 
         Raises:
           ValueError: as ``__call__``.
         """
         space = self.source.spec.observation
         obs = self._all_parts(obs, space) if isinstance(space, dict) else obs
+        given = spaces.leaves(obs)
         for path, part in spaces.leaves(space).items():
-            value = spaces.leaves(obs)[path]
-            shape, wanted, dtype = np.shape(value), part.shape, jax.dtypes.result_type(value)
+            value = given[path] if isinstance(given[path], jax.Array | np.ndarray) else np.asarray(given[path])
+            shape, wanted, dtype = np.shape(value), part.native_shape, value.dtype
             if jnp.issubdtype(dtype, jnp.floating) and not jnp.issubdtype(part.dtype, jnp.floating):
                 raise ValueError(f"observations{path and f' {path}'} are {part.dtype} here, not {dtype}")
             if len(shape) != len(wanted) + 1 or shape[1:] != wanted:
@@ -127,7 +142,10 @@ class Policy:
                     f"observations{path and f' {path}'} have shape [{', '.join(map(str, ('B', *wanted)))}] here, not "
                     f"{list(shape)}{f'; {batch} makes one observation a batch' if shape == wanted else ''}"
                 )
-        return obs, shape[0]
+            given[path] = spaces.counted(part, value)
+            if isinstance(value, np.ndarray) and not spaces.holds(part, given[path]):
+                raise ValueError(f"observations{path and f' {path}'} hold values that the environment's do not")
+        return spaces.nested(space, given), shape[0]
 
     def _all_parts(self, obs: PyTree, space: dict[str, Any]) -> dict[str, PyTree]:
         """Returns the observations with the parts of ``space``; those that only the critic sees may be missing.
@@ -184,7 +202,10 @@ class Policy:
     ) -> tuple[jax.Array, PyTree]:
         context = Context(keys, jnp.float32(END_OF_SCHEDULES))
         action, core, _ = self.algorithm.policy(variables, obs, core, context)
-        return clipped(self.source.spec.action, action), core
+        space = self.source.spec.action
+        parts = spaces.leaves(clipped(space, action))
+        native = {path: spaces.native(part, parts[path]) for path, part in spaces.leaves(space).items()}
+        return spaces.nested(space, native), core
 
 
 def _restored(config: Train[Any], variables: Variables, fresh: bool) -> Policy:
@@ -194,7 +215,7 @@ def _restored(config: Train[Any], variables: Variables, fresh: bool) -> Policy:
 
 def _blank(space: Space, num_envs: int) -> PyTree:
     """Returns zeros ``[num_envs, ...]``; in an export, ``num_envs`` is symbolic."""
-    return jax.tree.map(lambda part: jnp.zeros((num_envs, *part.shape), part.dtype), space)
+    return jax.tree.map(lambda part: jnp.zeros((num_envs, *part.native_shape), part.dtype), space)
 
 
 def _checked_key(key: Any) -> jax.Array:

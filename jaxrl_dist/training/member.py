@@ -307,12 +307,12 @@ class Member:
 
     def _film(self, stop: Callable[[], bool], report: Report) -> None:
         """Sends a film of an episode to the trackers. A failure is a warning, once, and ends the films, not the run."""
-        if not self.shared.films:
-            return
         began, spec = time.perf_counter(), self.job.source.spec
-        variables = spec.keyed(report.variables())  # other processes may hold parts of them
+        variables = spec.keyed(
+            report.variables()
+        )  # also where films have ended: other processes may hold parts of them
         try:
-            if self.files is not None:
+            if self.shared.films and self.files is not None:
                 evaluator = self.shared.filmed().of_member(self.config.seed, self.hyper)
                 if (filmed := film(evaluator, spec, variables, 1, stop=stop)) is not None:
                     write_gif(filmed[1], gif := io.BytesIO(), speed(spec))

@@ -23,6 +23,7 @@ from jaxrl_dist.config.train import Train, env_name, module_of_user, split_env
 from jaxrl_dist.envs.agents.groups import team_size
 from jaxrl_dist.errors import ConfigWarning, DivergedError, FileWarning
 from jaxrl_dist.hosts import peers, start
+from jaxrl_dist.hosts.arrays import check_equal
 from jaxrl_dist.plans.evolve import Selection, halving, pbt
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.run import files as run_files
@@ -140,6 +141,12 @@ class Run:
 
     def _reports(self) -> Generator[Report]:
         self._unread.detach()
+        jobs = [member.job for member in self.members]
+        with start.failing():
+            read = [
+                (x.init_variables, x.resumed and (x.resumed.state.variables, x.resumed.state.updates)) for x in jobs
+            ]
+            check_equal(read, "what the run starts from")
         if not is_population(self.config):
             yield from self.members[0].reports(self._evaluating, self._stop)
             return

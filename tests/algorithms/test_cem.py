@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 import runs
 from own import Target
 
 import jaxrl_dist
+from jaxrl_dist.play.export import export
+from jaxrl_dist.settings.resolve import find_env
+from jaxrl_dist.training.setup import make_algorithm
 
 
 def cem() -> Any:
@@ -32,6 +38,16 @@ def test_it_finds_the_action_that_pays_most() -> None:
     """Zero actions would return -0.2."""
     sizes = {"horizon": 2, "num_candidates": 32, "num_elites": 4, "num_rounds": 6}
     assert returned(Target([-1.0, 0.0], [1.0, 5.0]), **sizes) > -0.05
+
+
+def test_observations_are_not_enough_for_it(tmp_path: Path) -> None:
+    config = jaxrl_dist.Train(cem()(), "gymnax:Pendulum-v1")
+    source = find_env(config)
+    policy = jaxrl_dist.Policy(config, source, make_algorithm(config, source.spec)[""].init(jax.random.key(0)))
+    with pytest.raises(ValueError, match="plans with its environment's simulator"):
+        policy(np.zeros((1, 3), np.float32))
+    with pytest.raises(jaxrl_dist.ConfigError, match="plans with its environment's simulator"):
+        export(policy, tmp_path / "policy")
 
 
 @pytest.mark.case  # test_it_finds_the_action_that_pays_most

@@ -207,7 +207,8 @@ def test_a_member_that_diverges_ends_alone_in_the_results(
             files.lock(str(tmp_path))
 
     monkeypatch.setattr(subprocesses, "run_all", run_all)
-    assert main(["sweep", "ppo", "--env", "CartPole-v1", "--seeds", "3", "--run-dir", str(tmp_path), "--quiet"]) == 1
+    command = ["sweep", "ppo", "--env", "CartPole-v1", "--seeds", "3", "--run-dir", str(tmp_path), "--quiet"]
+    assert main(command) == 1
     assert capsys.readouterr().err.splitlines() == [
         f"jaxrl-dist: member 000 has diverged, the others continue: training has diverged by environment step 9; see "
         f"{tmp_path}/members/000.log",
@@ -216,6 +217,10 @@ def test_a_member_that_diverges_ends_alone_in_the_results(
     ]
     rows = read_json(tmp_path / "population.json")["members"]
     assert [row["status"] for row in rows] == ["diverged", "failed", "done"]
+    monkeypatch.setattr(subprocesses, "run_all", lambda *given: given[4](0))  # the next session ends early
+    assert main(command) == 1
+    rows = read_json(tmp_path / "population.json")["members"]
+    assert [row["status"] for row in rows] == ["done", "failed", "done"]
 
 
 def test_a_start_that_fails_leaves_the_directory_free(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,6 +171,16 @@ class Bits(own.Walk):
         return gymnasium.spaces.MultiBinary(2**40)
 
 
+class Shifted(own.Walk):
+    def action_space(self, params: Any) -> Any:
+        return gymnasium.spaces.Discrete(2, start=1)
+
+
+class Square(own.Walk):
+    def observation_space(self, params: Any) -> Any:
+        return gymnasium.spaces.Dict(bits=gymnasium.spaces.MultiBinary((2, 2)))
+
+
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a number": (
         3,
@@ -197,6 +207,8 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "the other way round": ("gymnax:faulty:make", {}, "env gymnax:faulty:make makes no gymnax environment"),
     "too many values": (Wide(), {}, "Discrete observations with 1099511627776 values; up to 1048576 work, and a Box"),
     "too many bits": (Bits(), {}, "MultiBinary observations with 2199023255552 values; up to 1048576 work, and a Box"),
+    "actions from 1": (Shifted(), {}, "Discrete actions that do not count from 0, which work in Gymnasium's"),
+    "a table of bits": (Square(), {}, "MultiBinary observations that are not vectors, which work in Gymnasium's"),
     "an unknown option": ("own:cartpole", {"env_options": {"lenth": "1"}}, "did you mean 'length'?"),
 }
 

@@ -63,11 +63,17 @@ class Ended(NamedTuple):
 
 @contextlib.contextmanager
 def started(
-    words: Sequence[str], processes: int, devices: int, last: Sequence[str] = (), missing: int | None = None
+    words: Sequence[str],
+    processes: int,
+    devices: int,
+    last: Sequence[str] = (),
+    missing: int | None = None,
+    folders: Sequence[Path] | None = None,
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """Processes of one run on this machine, with so many devices each.
 
-    ``last`` are more words of the last one, and ``missing`` is the number of one that is not started.
+    ``last`` are more words of the last one, ``missing`` is the number of one that is not started, and each starts in
+    its own of the ``folders``.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -86,6 +92,7 @@ def started(
                 *(last if number == processes - 1 else ()),
             ],
             env={**environment, "TEST_PROCESS": str(number)},
+            cwd=folders and folders[number],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -315,6 +322,20 @@ def test_other_flags_in_another_process_are_refused(other: str, said: str, tmp_p
     for process in done:
         assert process.code == 2 and process.err.count("\n") == 1 and said in process.err, done
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_processes_that_start_from_other_values_are_refused(tmp_path: Path) -> None:
+    """Each reads the variables by itself, and the directory of one host may not be that of another."""
+    folders = [tmp_path / "0", tmp_path / "1"]
+    for seed, folder in enumerate(folders):
+        words = COMMANDS["ppo"].replace("--seed 3", f"--seed {seed}").split()
+        assert cli.main(["train", *words, "--run-dir", str(folder / "parent"), "--quiet"]) == 0
+    with started(["train", *COMMANDS["ppo"].split(), "--init-from", "parent"], 2, 4, folders=folders) as there:
+        done = ends(there)
+    for process in done:
+        assert process.code == 2 and process.err.count("\n") == 1, done
+        assert "has read other values of what the run starts from" in process.err, done
 
 
 @pytest.mark.slow

@@ -44,20 +44,24 @@ def test_vectors_are_read_side_by_side_as_one() -> None:
         np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-6)
 
 
-def test_every_part_matters_together_with_the_others() -> None:
-    """Linear heads over separate features could not represent a product of two parts; the joining layer can."""
-    network = networks.policy_network(NET, SPACE, 1)
+@pytest.mark.parametrize("name", ["camera", "mlp", "join"])
+def test_every_part_matters_together_with_the_others(name: str) -> None:
+    """Linear heads over separate features could not represent a product of two parts; the joining layer can.
+
+    An image may have the name of one of our layers."""
+    space = {name if part == "camera" else part: inner for part, inner in SPACE.items()}
+    network = networks.policy_network(NET, space, 1)
     params = network.init(jax.random.key(0))
-    obs, other = sample(SPACE, 4), sample(SPACE, 4, seed=1)
+    obs, other = sample(space, 4), sample(space, 4, seed=1)
 
     def output(**changed: Any) -> np.ndarray:
         return np.asarray(network.apply(params, {**obs, **changed}))
 
     plain = output()
-    for name in SPACE:
-        assert not np.allclose(output(**{name: other[name]}), plain)
-    both = output(speed=other["speed"], camera=other["camera"])
-    assert not np.allclose(both - plain, output(speed=other["speed"]) + output(camera=other["camera"]) - 2 * plain)
+    for part in space:
+        assert not np.allclose(output(**{part: other[part]}), plain)
+    both = output(speed=other["speed"], **{name: other[name]})
+    assert not np.allclose(both - plain, output(speed=other["speed"]) + output(**{name: other[name]}) - 2 * plain)
 
 
 @pytest.mark.parametrize("space", [SPACE, VECTORS, {"only": IMAGE}])

@@ -159,6 +159,19 @@ def test_what_only_exploration_keeps_is_not_exported(tmp_path: Path) -> None:
     assert check_exported(policy, tmp_path / "policy") == ""
 
 
+@pytest.mark.parametrize("core", ["linear", "attention", pytest.param("lstm", marks=pytest.mark.case)])
+def test_every_core_can_be_exported(core: str, tmp_path: Path) -> None:
+    pytest.importorskip("flatbuffers")
+    assert check_exported(untrained("ppo", "CartPole-v1", core=core, core_size=8), tmp_path / "policy")
+
+
+def test_a_search_with_the_simulator_stays_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("flatbuffers")
+    run_dir = runs.finished(f"alphazero --env CartPole-v1 {runs.TINY}")
+    assert cli.main(["export", str(run_dir), "-o", str(tmp_path / "policy")]) == 0
+    assert "without the search, as evaluate --num-simulations 0 does" in capsys.readouterr().out
+
+
 @pytest.mark.case  # the test before it stands in for it
 @pytest.mark.parametrize("format", ["stablehlo", pytest.param("onnx", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", [name for name in (*ALGORITHMS, *PRESETS) if data_of(name) is None])

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import faulty
 import jax
 import numpy as np
 import pytest
@@ -16,9 +17,13 @@ import runs
 
 import jaxrl_dist
 from jaxrl_dist import cli, rng
+from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.commands import evaluate
+from jaxrl_dist.play.export import export
+from jaxrl_dist.settings.resolve import find_env
 from jaxrl_dist.spaces import Box, Discrete
+from jaxrl_dist.training.setup import make_algorithm
 
 RUNS = {"discrete": runs.CARTPOLE, "envpool": runs.ENVPOOL, "recurrent": runs.RECURRENT}
 
@@ -152,6 +157,54 @@ def test_observations_of_another_shape_are_refused(policy: jaxrl_dist.Policy) ->
         with pytest.raises(ValueError, match=r"observations have shape \[B, .*\]") as error:
             policy(wrong)
         assert str(error.value).endswith("; obs[None] makes one observation a batch") == (wrong.shape == obs.shape[1:])
+
+
+@pytest.mark.parametrize("kind", ["Discrete", "MultiDiscrete", "MultiBinary", "Narrow"])
+def test_it_speaks_the_environments_language(kind: str, tmp_path: Path) -> None:
+    """Categories may count from any number, and vectors of them may have several axes."""
+    native, options = faulty.spaced(kind, kind), {"observation": kind, "action": kind}
+    config = jaxrl_dist.preset("ppo", "faulty:spaced", hidden_sizes=(8,), env_options=options)
+    source = find_env(config)
+    variables = source.spec.bare(make_algorithm(config, source.spec)).init(jax.random.key(0))
+    policy = jaxrl_dist.Policy(config, source, variables)
+    exported = tmp_path / "policy"
+    pytest.importorskip("flatbuffers")
+    export(policy, exported)
+    call = jax.export.deserialize(bytearray(exported.read_bytes())).call
+    obs, _ = native.reset(seed=0)
+    for _ in range(20):
+        actions, _ = policy(np.asarray(obs)[None], key=jax.random.key(1))
+        obs, *_ = native.step(np.asarray(actions)[0].astype(native.action_space.dtype))  # which refuses others
+        seen = np.asarray(obs)[None]
+        acted = call(seen.astype(policy.observation.dtype), (), np.ones(1, bool))[0]
+        np.testing.assert_allclose(acted, policy(seen)[0], rtol=1e-5)
+    if kind != "Narrow":
+        with pytest.raises(ValueError, match="hold values that the environment's do not"):
+            policy(np.full((1, *native.observation_space.shape), 9))
+
+
+@pytest.mark.parametrize(
+    "core, reward, message",
+    [
+        (2, np.zeros(3), "the core is not of 3 environments"),
+        (3, np.float32(0), r"rewards have shape \[3\] here, not \[\]"),
+        (3, np.zeros((3, 1)), r"rewards have shape \[3\] here, not \[3, 1\]"),
+        (3, np.zeros(2), r"rewards have shape \[3\] here, not \[2\]"),
+    ],
+)
+def test_cores_and_rewards_of_another_batch_are_refused(core: int, reward: Any, message: str) -> None:
+    config = jaxrl_dist.preset("ppo", "CartPole-v1", core="gru", core_size=4, core_inputs="action,reward")
+    source = find_env(config)
+    variables = source.spec.bare(make_algorithm(config, source.spec)).init(jax.random.key(0))
+    policy = jaxrl_dist.Policy(config, source, variables)
+    policy(np.zeros((3, 4)), policy.initial_core(3), None, np.zeros(3))
+    with pytest.raises(ValueError, match=message):
+        policy(np.zeros((3, 4)), policy.initial_core(core), None, reward)
+
+
+def test_another_algorithm_than_the_runs_is_refused() -> None:
+    with pytest.raises(jaxrl_dist.ConfigError, match="this is a run of ppo, not of dqn"):
+        jaxrl_dist.load_policy(runs.finished(runs.CARTPOLE), DQN)
 
 
 def test_one_observation_of_several_parts_is_told_how_to_become_a_batch() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from jaxrl_dist.envs import base, episodes, masks
 from jaxrl_dist.envs.base import UNWRAPPED, Wrappers
 from jaxrl_dist.envs.host.calls import Caller
-from jaxrl_dist.envs.native import counted, plain
+from jaxrl_dist.envs.native import check_counted, counted, plain
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.memory.frames import Frame
 from jaxrl_dist.spaces import write_rows
@@ -94,10 +94,9 @@ def spec(env_id: str, options: Mapping[str, Any], wrappers: Wrappers = UNWRAPPED
             raise ConfigError(f"{name} cannot be made with these --env-options: {error}") from error
         except ImportError as error:  # such as Procgen without Qt
             raise ConfigError(f"{name} cannot be made on this machine: {error}") from error
-    if any(np.any(getattr(space, "start", 0)) for space in spaces):
-        raise ConfigError(f"{name} has categories that do not count from 0")
     kinds = "Discrete", "MultiDiscrete", "Box", "Dict"
-    plain_observation, plain_action = masks.with_arrays(plain(spaces[0])), counted(plain(spaces[1]))
+    plain_observation = check_counted(masks.with_arrays(plain(spaces[0])), name, "observations")
+    plain_action = check_counted(counted(plain(spaces[1])), name, "actions")
     observation = base.space_of(plain_observation, name, "observations", kinds)
     action = base.space_of(plain_action, name, "actions", kinds)
     native_mask = masks.of_parts(plain_observation, plain_action)
