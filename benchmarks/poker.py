@@ -1,8 +1,8 @@
 """How exploitable self-play leaves a policy of Kuhn poker: ``python benchmarks/poker.py [--seeds N] [--steps N]``.
 
-PPO plays against a pool of its past selves. Each line of the output is JSON: the exploitability of the mixture of all
-checkpoints so far, one of which is drawn for each game, and of the newest alone, at tenths of the run. A last line has
-that of counterfactual regret minimisation by iterations.
+PPO plays against copies of itself, which ``--opponent`` names. Each line of the output is JSON: the exploitability of
+the mixture of all checkpoints so far, one of which is drawn for each game, and of the newest alone, at tenths of the
+run. A last line has that of counterfactual regret minimisation by iterations.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ ENV = "pgx:kuhn_poker"
 ITERATIONS = 1, 3, 10, 30, 100, 300, 1000
 
 
-def config(seed: int, steps: int, run_dir: str) -> jaxrl_dist.Train:
-    """Returns the run's config; it keeps 100 checkpoints."""
+def config(seed: int, steps: int, opponent: str, run_dir: str) -> jaxrl_dist.Train:
+    """Returns the run's config; it keeps 100 checkpoints.
+
+    The step size falls to zero at the end: schedules count resets too, which are a third of these steps.
+    """
     ppo = jaxrl_dist.preset(
         "ppo",
         ENV,
@@ -33,14 +36,14 @@ def config(seed: int, steps: int, run_dir: str) -> jaxrl_dist.Train:
         hidden_sizes=(32,),
         learning_rate=1e-3,
         learning_rate_schedule="linear",
-        learning_rate_steps=steps,
-        entropy_coefficient=0.05,
+        learning_rate_steps=steps * 3 // 2,
+        entropy_coefficient=0.1,
     ).algorithm
     return jaxrl_dist.Train(
-        {"new": ppo, "old": "copy(new,50,10)"},
+        {"new": ppo, "old": opponent},
         env=ENV,
         policies={"new": "player_0", "old": "player_1"},
-        num_envs=64,
+        num_envs=256,
         rollout_length=16,
         total_env_steps=steps,
         checkpoint_interval=steps // 100,
@@ -54,13 +57,14 @@ def config(seed: int, steps: int, run_dir: str) -> jaxrl_dist.Train:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=8_000_000)
+    parser.add_argument("--steps", type=int, default=12_000_000)
+    parser.add_argument("--opponent", default="copy(new,1)", help="as in --policy")
     options = parser.parse_args()
     for seed in range(options.seeds):
         with tempfile.TemporaryDirectory() as folder:
             began, cpu = time.perf_counter(), time.process_time()
             run_dir = f"{folder}/run"
-            list(jaxrl_dist.train(config(seed, options.steps, run_dir)))
+            list(jaxrl_dist.train(config(seed, options.steps, options.opponent, run_dir)))
             said = {"seed": seed, "wall_s": time.perf_counter() - began, "cpu_s": time.process_time() - cpu}
             numbers = [checkpoint.number_of(path) for path in reversed(checkpoint.saved(run_dir))]
             policies = [

@@ -157,7 +157,8 @@ def _of_presets(user: Given, source: EnvSource) -> tuple[dict[str, Any], dict[st
     spec, kind = source.spec, kind_of(user.config.algorithm)
     traits = Traits.of(kind)
     preset = traits.preset(spec)
-    if user.hyperparameters.get("core", traits.core) != "none":
+    cores = user.config.vary.get("core", user.hyperparameters.get("core", traits.core))
+    if any(core != "none" for core in str(cores).split(",")):  # members share the preset
         preset = traits.recurrent_preset(preset)
     offline = user.config.clock == "updates"
     plan = offline_plan() if offline else default_plan(is_pure=source.is_pure)

@@ -22,6 +22,7 @@ from jaxrl_dist.config.named import data_of
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.settings import given, resolve
+from jaxrl_dist.settings.members import members
 from jaxrl_dist.spaces import Box, Discrete
 from jaxrl_dist.training.learner import check_sizes
 from jaxrl_dist.training.setup import make_algorithm
@@ -104,6 +105,17 @@ def test_an_algorithm_with_a_core_keeps_its_sizes_with_another() -> None:
         resolve.resolved(Train("r2d2", env="CartPole-v1"), fields)[0].algorithm for fields in ({}, {"core": "lstm"})
     )
     assert (own.batch_size, own.replay_ratio) == (other.batch_size, other.replay_ratio) and other.core == "lstm"
+
+
+@pytest.mark.parametrize("cores", ["gru,lstm", "none,gru"])
+def test_members_with_cores_have_the_sizes_of_a_run_with_one(cores: str) -> None:
+    alone = jaxrl_dist.preset("ppo", "CartPole-v1", core="gru")
+    population = members(jaxrl_dist.preset("ppo", "CartPole-v1", vary={"core": cores}))
+    for core, member in zip(cores.split(","), population, strict=True):
+        config = dataclasses.replace(member.config, algorithm=dataclasses.replace(member.config.algorithm, core="gru"))
+        assert member.config.algorithm.core == core
+        assert config.algorithm == alone.algorithm
+        assert (config.num_envs, config.rollout_length) == (alone.num_envs, alone.rollout_length)
 
 
 def test_preset_values_without_effect_are_dropped() -> None:
