@@ -106,22 +106,24 @@ def too_wide(values: np.ndarray, dtype: np.dtype) -> str:
 
 
 def counted(part: Part, values: Any) -> Any:
-    """Returns discrete values ``[B, ...]`` of an environment on the host as policies see them."""
+    """Returns values ``[B, ...]`` of an environment on the host as policies see them: vectors that count from 0."""
     if isinstance(part, Box):
         return values
-    return values.reshape(values.shape[0], *part.shape) - _start(part)
+    values = values.reshape(values.shape[0], *part.shape)
+    return values - _start(part) if part.start else values
 
 
 def native(part: Part, values: Any) -> Any:
-    """Returns discrete values ``[B, ...]`` of policies as the environment has them, the inverse of ``counted``."""
+    """Returns values ``[B, ...]`` of policies as the environment has them: the inverse of ``counted``."""
     if isinstance(part, Box):
         return values
-    return (values + _start(part)).reshape(values.shape[0], *part.native_shape)
+    values = values + _start(part) if part.start else values
+    return values.reshape(values.shape[0], *part.native_shape)
 
 
 def _start(part: Discrete | MultiDiscrete) -> np.ndarray:
-    """Returns what the environment calls 0, int32, with as many axes as a batch of values or none."""
-    return np.asarray([part.start] if part.start and part.shape else part.start or 0, part.dtype)
+    """Returns what the environment calls 0, with as many axes as a batch of values, or none."""
+    return np.asarray([part.start] if part.shape else part.start, part.dtype)
 
 
 def holds(part: Part, values: np.ndarray) -> bool:

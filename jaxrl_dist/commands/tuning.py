@@ -171,12 +171,14 @@ def _scores(
     from jaxrl_dist.training.setup import prepare
 
     different = {str(values): values for values in trials}
-    problems = {text: _problem(partial(_prepared, run, [values], run_dir)) for text, values in different.items()}
-    for text, problem in problems.items():
-        if problem is not None:  # such as a number of minibatches within the range that does not divide
+    if _problem(lambda: _prepared(run, list(different.values()), run_dir)) is not None:
+        for text, values in list(different.items()):
+            if (problem := _problem(partial(_prepared, run, [values], run_dir))) is None:
+                continue
             if problem == _problem(lambda: prepare(*run.resolved())):
                 raise ConfigError(problem)
-            say(f"the trial with {_flags(different.pop(text))} is left out: {problem}")
+            del different[text]  # such as a number of minibatches within the range that does not divide
+            say(f"the trial with {_flags(values)} is left out: {problem}")
     if not different:
         return [(None, run_dir)] * len(trials)
     population = _prepared(run, list(different.values()), run_dir)

@@ -57,10 +57,8 @@ def plain(space: Any) -> PlainSpace:
     if kind == "Discrete":
         return PlainSpace(kind, sizes=[int(space.n)], start=int(getattr(space, "start", 0)))
     if kind == "MultiDiscrete":
-        start = [int(x) for x in np.ravel(getattr(space, "start", 0))]
-        return PlainSpace(
-            kind, np.shape(space.nvec), sizes=[int(n) for n in np.ravel(space.nvec)], start=start if any(start) else 0
-        )
+        sizes, start = (np.ravel(x).tolist() for x in (space.nvec, getattr(space, "start", 0)))
+        return PlainSpace(kind, np.shape(space.nvec), sizes=sizes, start=start if any(start) else 0)
     if kind == "MultiBinary":
         return PlainSpace(kind, tuple(space.shape))
     return PlainSpace(kind)
@@ -84,9 +82,8 @@ def counted(space: PlainSpace) -> PlainSpace:
     """Returns ``MultiDiscrete`` for a ``Box`` that holds a vector of integers from 0 on."""
     if space.kind != "Box" or np.dtype(space.dtype).kind not in "iu" or len(space.shape) != 1 or np.any(space.low):
         return space
-    return PlainSpace(
-        "MultiDiscrete", space.shape, sizes=[int(high) + 1 for high in np.broadcast_to(space.high, space.shape)]
-    )
+    sizes = [int(high) + 1 for high in np.broadcast_to(space.high, space.shape)]
+    return PlainSpace("MultiDiscrete", space.shape, sizes=sizes)
 
 
 def _bound(bound: Any) -> Any:

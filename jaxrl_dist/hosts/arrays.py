@@ -63,7 +63,7 @@ def check_equal(tree: Any, about: str) -> None:
         if theirs != digest.hexdigest():
             raise ConfigError(
                 f"process {process} has read other values of {about} than process {peers.index()}: all need the same "
-                "files, on a file system that all hosts share, and of a run that does not go on"
+                "files, on a file system that all hosts share, which no other run changes"
             )
 
 

@@ -208,9 +208,9 @@ class _Parts:
     def apply(self, params: PyTree, x: PyTree) -> jax.Array:
         inputs = self._inputs(x)
         features = [torso.apply(params[name], inputs[name]) for name, torso in self._torsos.items()]
-        return (
-            features[0] if self._join is None else self._join.apply(params[self._joint], jnp.concatenate(features, -1))
-        )
+        if self._join is None:
+            return features[0]
+        return self._join.apply(params[self._joint], jnp.concatenate(features, -1))
 
 
 class _OwnTorso:
