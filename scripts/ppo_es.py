@@ -18,7 +18,8 @@ from jaxrl_dist import preset, train
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.learners.policies import state_of
-from jaxrl_dist.plans import compiled, initial
+from jaxrl_dist.plans import initial
+from jaxrl_dist.plans.iteration import make_iteration
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.settings.members import members
 from jaxrl_dist.training.setup import make_job
@@ -30,7 +31,7 @@ def evolve(
     """Yields the env steps of all ``size`` members, and their mean return, after each generation."""
     config = preset(PPO, env, num_devices=1, seed=seed * size, seeds=size, **options)
     jobs = [make_job(member.config, find(env), size) for member in members(config)]
-    act, learn = compiled.make_iteration(jobs[0], size)
+    act, learn = make_iteration(jobs[0], size)
     state, actor = initial.states(jobs, {}), initial.actors(jobs, {})
     keys = tuple(initial.member_keys(jobs, stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
     weights = jnp.maximum(jnp.log((size + 1) / 2) - jnp.log(jnp.arange(1, size + 1)), 0)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,16 +17,12 @@ from jaxrl_dist.envs.base import EnvSlice
 from jaxrl_dist.envs.episodes import no_episodes
 from jaxrl_dist.plans.averaging import averaging
 from jaxrl_dist.plans.initial import BATCH, MEMBERS, STATE, stack, start
+from jaxrl_dist.plans.iteration import SUMS, in_turn, learn_in_turn, learn_together, learned, make_iteration
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import IntervalSums, with_info
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.spaces import zeros
-from jaxrl_dist.types import Array, EnvSpec, EpisodeStats, PyTree, Rollout, TrainState, Variables
-
-LEARN_TOGETHER = 16
-"""Members that learn together on a CPU: the activations of more would not fit into its caches (docs/speed.md)."""
-SUMS: Any = IntervalSums._make([MEMBERS] * 3 + [BATCH])
-"""Sharding of the members' sums."""
+from jaxrl_dist.types import Array, EnvSpec, EpisodeStats, PyTree, Rollout, TrainState
 
 
 def lower(job: Job, members: int = 1) -> Any:
@@ -149,86 +143,6 @@ def _squeeze_member(tree: Any) -> Any:
     return jax.tree.map(lambda x: x[0], tree) if len(jax.tree.leaves(tree)[0]) == 1 else tree
 
 
-def make_iteration(job: Job, members: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Returns the two functions of an iteration on whole arrays of all members: acting and learning.
-
-    The arrays of a single member have no axis of members.
-
-    They are ``(state, actor, keys, hyper) -> (actor, experience, (steps, episodes, fault))`` and ``(state, experience,
-    keys, hyper, data) -> (state, metrics)``; ``steps``, ``episodes`` and ``fault`` have an entry for each device of
-    each member. Both are traced once, however many programs use them.
-    """
-    one, state = meshes.REPLICATED, meshes.STATE
-    act = _acting(job, members) if job.acts else _idling(job, members)
-    experience = meshes.rollout_specs(job.algorithm) if job.acts else one
-    specs = (state, experience, one, one), (state, one)
-    if members > 1:
-        specs = meshes.of_members(specs)
-    learns = _learn_together(job) if members > 1 else partial(_learn, job)
-    learns = meshes.learning(learns, job.mesh, (*specs[0], job.data_spec), specs[1])
-
-    def learn(state: TrainState, experience: Any, keys: tuple[jax.Array, ...], hyper: Any, data: PyTree = ()) -> Any:
-        return learns(state, experience, keys[-1], hyper, data)
-
-    return jax.jit(act, inline=True), jax.jit(learn, inline=True)
-
-
-def _acting(job: Job, members: int) -> Callable[..., Any]:
-    env, rollout_length = job.source.device(), job.rollout_length
-    packed = packing.starts_kernel_per_array(job.mesh.devices.flat[0])
-
-    def local_act(
-        variables: Variables, actor: device.ActorState, keys: Any, hyper: Any, iteration: jax.Array, env_step: jax.Array
-    ) -> tuple[Any, ...]:
-        rollout = device.make_rollout(job.variant(hyper)[0], env, rollout_length, packed=packed)
-        actor, experience, episodes = rollout(variables, actor, *keys, iteration, env_step)
-        fault = device.Fault(iteration, device.fault_of(experience))
-        counts = device.steps_of(env.spec, experience), episodes, fault
-        return actor, experience, jax.tree.map(lambda x: x[None], counts)
-
-    one, batch = meshes.REPLICATED, meshes.BATCH
-    specs = (one, batch, one, one, one, one), (batch, meshes.rollout_specs(job.algorithm), batch)
-    if members == 1:
-        acts = meshes.acting(local_act, job.mesh, *specs)
-    else:
-        acts = meshes.acting(meshes.over_members(local_act), job.mesh, *meshes.of_members(specs))
-
-    def act(state: TrainState, actor: device.ActorState, keys: tuple[jax.Array, ...], hyper: Any) -> Any:
-        return acts(state.variables, actor, keys[:-1], hyper, state.iteration, state.env_step)
-
-    return act
-
-
-def _idling(job: Job, members: int) -> Callable[..., Any]:
-    """Returns the acting of a plan that does not act: no steps, no episodes and no fault."""
-    devices = job.mesh.shape[meshes.DATA]
-
-    def act(state: TrainState, actor: Any, keys: Any, hyper: Any) -> Any:
-        episodes = dict.fromkeys(job.algorithm, no_episodes(devices, job.source.spec.info_metrics))
-        fault = device.Fault(jnp.zeros(devices, jnp.int32), jnp.full(devices, NO_FAULT))
-        counts = jnp.zeros((devices, 2), jnp.int32), episodes, fault
-        if members > 1:
-            counts = jax.tree.map(lambda x: jnp.broadcast_to(x, (members, *x.shape)), counts)
-        return actor, dict.fromkeys(job.algorithm, ()), counts
-
-    return act
-
-
-def _learn(
-    job: Job, state: TrainState, experience: Rollout, key: jax.Array, hyper: Any, data: PyTree
-) -> tuple[Any, ...]:
-    return job.variant(hyper)[1].update(state, experience, key, data=data)
-
-
-def _learn_together(job: Job) -> Callable[..., Any]:
-    most = LEARN_TOGETHER if job.mesh.devices.flat[0].platform == "cpu" else None
-
-    def learn(state: TrainState, experience: Rollout, key: jax.Array, hyper: Any, data: PyTree) -> Any:
-        return meshes.over_members(partial(_learn, job, data=data), most)(state, experience, key, hyper)
-
-    return learn
-
-
 def compile_update(job: Job, average_every: int | None = None) -> meshes.Program:
     """``(state, rollout, keys, hyper, running, data) -> (state, metrics)`` for members; the state is donated.
 
@@ -236,7 +150,7 @@ def compile_update(job: Job, average_every: int | None = None) -> meshes.Program
       average_every: as for ``make_program``.
     """
     inputs = STATE, meshes.of_members(meshes.rollout_specs(job.algorithm)), MEMBERS, MEMBERS
-    learn = meshes.learning(_learn_together(job), job.mesh, (*inputs, meshes.BATCH), (STATE, MEMBERS))
+    learn = meshes.learning(learn_together(job), job.mesh, (*inputs, meshes.BATCH), (STATE, MEMBERS))
 
     def update(
         state: TrainState, rollout: Rollout, keys: jax.Array, hyper: Any, running: jax.Array, data: PyTree
@@ -246,33 +160,6 @@ def compile_update(job: Job, average_every: int | None = None) -> meshes.Program
 
     specs = *inputs, MEMBERS, meshes.BATCH
     return meshes.Program(update, job.mesh, specs, (STATE, MEMBERS), donate=(0,), mapped=meshes.whole)
-
-
-def _added(
-    grew: jax.Array, learned: jax.Array, sums: Any, episodes: EpisodeStats, metrics: Any, ended: EpisodeStats
-) -> tuple[Any, ...]:
-    """Adds an iteration to the sums of a policy: ``learned, sums, episodes``; ``grew``: it made updates."""
-    total = jax.tree.map(lambda *x: jnp.stack(x), episodes, ended)
-    sums = jax.tree.map(lambda s, x: s + jnp.where(grew, x, 0), sums, metrics)
-    return learned + grew, sums, total.merge(axis=0)
-
-
-def learned(
-    update: Callable[..., Any],
-    state: TrainState,
-    since: IntervalSums,
-    experience: Rollout,
-    episodes: Mapping[str, EpisodeStats],
-    keys: tuple[jax.Array, ...],
-    hyper: Mapping[str, jax.Array],
-    data: PyTree = (),
-) -> tuple[TrainState, IntervalSums]:
-    """Learns from an iteration's experience, and adds its metrics and finished episodes to the sums."""
-    updates = state.updates
-    state, metrics = update(state, experience, keys, hyper, data)
-    grew = jax.tree.map(operator.gt, state.updates, updates)
-    parts = meshes.over_policies(_added, 3)(grew, *since[1:], metrics, episodes)
-    return state, IntervalSums(since.iterations + 1, *parts)
 
 
 def make_program(
@@ -325,7 +212,11 @@ def make_program(
         zeros = jnp.zeros((*running.shape, 2), jnp.int32)
         begin = state, actor, since, zeros, jnp.zeros((), jnp.int32), none
         with jax.named_scope("iteration"):
-            state, actor, since, steps, _, fault = jax.lax.while_loop(more, body, begin)
+            if average_every is None and in_turn(job, state, members):
+                steps, fault = zeros, none
+                state, since = learn_in_turn(job)(state, since, keys, hyper, count, data)
+            else:
+                state, actor, since, steps, _, fault = jax.lax.while_loop(more, body, begin)
         outputs: Any = state, actor, since, steps, fault
         state, actor, since, steps, fault = jax.tree.map(lambda x: x[None], outputs) if members == 1 else outputs
         numbers = Numbers.of(state, since, steps, fault)

@@ -16,7 +16,7 @@ import numpy as np
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors import device
 from jaxrl_dist.hosts import arrays, peers
-from jaxrl_dist.plans import compiled, initial
+from jaxrl_dist.plans import compiled, initial, iteration
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.population import Counts, Population, ReportNumbers
 from jaxrl_dist.plans.report import IntervalSums
@@ -59,7 +59,7 @@ class DevicePopulation(Population):
 
     def _iteration(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         members = len(self._rows)
-        return self.jobs[0].once(("iteration", members), lambda job: compiled.make_iteration(job, members))
+        return self.jobs[0].once(("iteration", members), lambda job: iteration.make_iteration(job, members))
 
     def _compile(self, act: Callable[..., Any], learn: Callable[..., Any]) -> None:
         every = self._average_every
@@ -71,7 +71,7 @@ class DevicePopulation(Population):
 
     def _put_sums(self, sums: IntervalSums) -> IntervalSums:
         """Puts sums on the mesh once: the program does not donate them."""
-        placed: IntervalSums = arrays.put(sums, meshes.shardings(self.jobs[0].mesh, compiled.SUMS))
+        placed: IntervalSums = arrays.put(sums, meshes.shardings(self.jobs[0].mesh, iteration.SUMS))
         return placed
 
     def inputs(self, count: int) -> tuple[Any, ...]:

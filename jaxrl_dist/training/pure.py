@@ -16,7 +16,7 @@ from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.synonyms import hint
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.plans import compiled, initial
+from jaxrl_dist.plans import compiled, initial, iteration
 from jaxrl_dist.plans.report import metrics_of
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.settings.members import tunable
@@ -85,7 +85,7 @@ def make_train(config: Train[Any]) -> PureTrain:
         if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
             key = jax.random.wrap_key_data(key)
         keys = tuple(rng.stream(key, stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
-        act, learn = compiled.make_iteration(job, 1)
+        act, learn = iteration.make_iteration(job, 1)
         actor = initial.start(job)(keys[1], hyper)
         state = job.variant(hyper)[1].init(rng.stream(key, Stream.INIT))
         inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), (state, actor, keys, hyper))
@@ -94,7 +94,7 @@ def make_train(config: Train[Any]) -> PureTrain:
         def iterate(_: Array, carry: Any) -> Any:
             state, actor, since, steps, faults = carry
             actor, experience, (new_steps, episodes, fault) = act(state, actor, keys, hyper)
-            state, since = compiled.learned(learn, state, since, experience, episodes, keys, hyper)
+            state, since = iteration.learned(learn, state, since, experience, episodes, keys, hyper)
             faulty = jnp.any(fault.where != NO_FAULT)
             return state, actor, since, steps + new_steps.sum(axis=0), faults + faulty
 

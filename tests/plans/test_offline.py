@@ -6,19 +6,23 @@ import dataclasses
 import itertools
 import subprocess
 import sys
+from collections import OrderedDict
 
 import jax
 import numpy as np
 import pytest
 
 import jaxrl_dist
-from jaxrl_dist import cli
+from jaxrl_dist import cli, mesh
 from jaxrl_dist.data import files
 from jaxrl_dist.data.dataset import Dataset
 from jaxrl_dist.errors import ConfigError, ConfigWarning
+from jaxrl_dist.plans import compiled, iteration
 from jaxrl_dist.profiling import timing
 from jaxrl_dist.run import checkpoint
+from jaxrl_dist.settings.members import members
 from jaxrl_dist.settings.resolve import resolved
+from jaxrl_dist.training import setup
 from jaxrl_dist.training.setup import make_job
 
 SIZES = {"batch_size": 32, "hidden_sizes": (16,), "num_devices": 1}
@@ -166,6 +170,33 @@ def test_members_share_the_data_and_learn_what_lone_runs_do(tmp_path):
     lone = final(jaxrl_dist.train(config(tmp_path / "data", seed=1)))[0]
     assert report.members[1].metrics["loss/q"] == pytest.approx(lone.metrics["loss/q"], rel=1e-4)
     assert report.step == 40 and report.env_steps == 0
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_members_that_learn_in_turn_learn_what_lone_runs_do(tmp_path, devices, monkeypatch):
+    """Large networks on a CPU: each makes all updates of a dispatch before the next one begins."""
+    dataset(tmp_path / "data")
+    changes = {"seeds": 4, "vary": {"learning_rate": "1e-3,1e-4"}, "num_devices": devices, "ema_steps": 4}
+    together = final(jaxrl_dist.train(config(tmp_path / "data", **changes)))[0]
+    taken = []
+    monkeypatch.setattr(compiled, "learn_in_turn", lambda job: taken.append(job) or iteration.learn_in_turn(job))
+    monkeypatch.setattr(setup, "_job_cache", OrderedDict())  # with the program of the members that learn together
+    monkeypatch.setattr(mesh, "LIGHT", 0)
+    run_dir = str(tmp_path / "run")
+    list(jaxrl_dist.train(config(tmp_path / "data", **changes, total_updates=10, run_dir=run_dir)))
+    *_, report = jaxrl_dist.resume(run_dir, total_updates=20)
+    assert taken
+    lone = final(jaxrl_dist.train(config(tmp_path / "data", seed=1, learning_rate=1e-4, ema_steps=4)))
+    number = next(x for x, member in enumerate(members(config(tmp_path / "data", **changes))) if is_lone(member.config))
+    for name, value in lone[0].metrics.items():
+        if not name.startswith("time/") and value is not None:
+            assert report.members[number].metrics[name] == pytest.approx(value, rel=1e-6), name
+            assert together.members[number].metrics[name] == pytest.approx(value, rel=1e-4), name
+    assert_equal(report.members[number].checkpoint().state.variables, lone[2].state.variables, rtol=1e-6, atol=1e-7)
+
+
+def is_lone(member):
+    return member.seed == 1 and member.algorithm.learning_rate == 1e-4
 
 
 def test_statistics_of_observations_are_those_of_the_data(tmp_path):

@@ -23,7 +23,7 @@ from jaxrl_dist.envs.source import find
 from jaxrl_dist.hosts import arrays
 from jaxrl_dist.learners import sgd
 from jaxrl_dist.learners.policies import combined_learner
-from jaxrl_dist.plans import asynchronous, averaging, compiled, on_device
+from jaxrl_dist.plans import asynchronous, averaging, compiled, iteration, on_device
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.training import setup
 from jaxrl_dist.types import Report
@@ -109,7 +109,7 @@ def test_members_of_a_population_are_their_lone_runs(
 
 @pytest.mark.case  # test_rng_mesh.py::test_members_may_be_computed_in_groups
 def test_members_that_learn_in_groups_are_their_lone_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "LEARN_TOGETHER", 2)
+    monkeypatch.setattr(iteration, "LEARN_TOGETHER", 2)
     check_members("ppo", 4, 1, 1)
 
 
