@@ -55,11 +55,13 @@ class Trained:
         """Loads the policy; ``policy`` names one of several.
 
         Raises:
-          ConfigError: the directory holds no run, or no policy.
+          ConfigError: the directory holds no run, or no policy, or ``algorithm`` has nothing to do with it.
         """
         kind = from_file(self.algorithm) if self.algorithm else None
         check_run_dir(pathlib.Path(self.run_dir))
-        stored_fields(pathlib.Path(self.run_dir), kind, self.env)  # fails before JAX is imported
+        trained, fields = stored_fields(pathlib.Path(self.run_dir), kind, self.env)  # fails before JAX is imported
+        if kind is not None and "parts" not in fields and trained != kind.__name__:
+            raise ConfigError(f"{self.run_dir} is a run of {trained}, not of {kind.__name__}: remove --algorithm")
         find_modules(self.env)
 
         from jaxrl_dist.play.policy import load_policy

@@ -132,8 +132,8 @@ def stored_fields(
       objects: hyperparameters that the caller sets to the user's objects; the file's values are ignored.
 
     Raises:
-      ConfigError: the file is missing or damaged, has unknown names, names a module to import, which no file may,
-        needs an object, which no file can hold, or is of another algorithm than ``user_class``.
+      ConfigError: the file is missing or damaged, has unknown names, names a module to import, which no file may, or
+        needs an object, which no file can hold.
     """
     path = file_of(path)
     content = stored_content(path)
@@ -144,9 +144,6 @@ def stored_fields(
         hyperparameters = _without_objects(hyperparameters, objects, kind)
         if several:
             hyperparameters = {"parts": _parts(hyperparameters, user_class)}
-        trained = [type(part.algorithm) for part in hyperparameters["parts"].values()] if several else [kind]
-        if user_class is not None and user_class not in trained:
-            raise ConfigError(f"this is a run of {', '.join(map(name_of, trained))}, not of {name_of(user_class)}")
         _check_known(run, _KEPT)
         _check_known(hyperparameters, marked(kind))
         config = plain(Train(plain(kind(**hyperparameters)), **run))

@@ -17,7 +17,6 @@ import runs
 
 import jaxrl_dist
 from jaxrl_dist import cli, rng
-from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.commands import evaluate
 from jaxrl_dist.play.export import export
@@ -200,11 +199,6 @@ def test_cores_and_rewards_of_another_batch_are_refused(core: int, reward: Any, 
     policy(np.zeros((3, 4)), policy.initial_core(3), None, np.zeros(3))
     with pytest.raises(ValueError, match=message):
         policy(np.zeros((3, 4)), policy.initial_core(core), None, reward)
-
-
-def test_another_algorithm_than_the_runs_is_refused() -> None:
-    with pytest.raises(jaxrl_dist.ConfigError, match="this is a run of ppo, not of dqn"):
-        jaxrl_dist.load_policy(runs.finished(runs.CARTPOLE), DQN)
 
 
 def test_one_observation_of_several_parts_is_told_how_to_become_a_batch() -> None:
