@@ -22,6 +22,8 @@ from jaxrl_dist.types import EpisodeStats, PyTree, Rollout, TrainState, Variable
 
 LEARN_TOGETHER = 16
 """Members that learn together on a CPU: the activations of more would not fit into its caches (docs/speed.md)."""
+CACHED = 2**20
+"""Elements in the states of a device's members up to which the caches of a CPU keep them all."""
 SUMS: Any = IntervalSums._make([MEMBERS] * 3 + [BATCH])
 """Sharding of the members' sums."""
 
@@ -126,7 +128,7 @@ def learn_in_turn(job: Job) -> Callable[..., Any]:
 
 def in_turn(job: Job, state: TrainState, members: int) -> bool:
     """Returns whether members learn faster one after the other: where their variables fill the caches of a CPU."""
-    large = sum(x.size for x in jax.tree.leaves(state)) > meshes.LIGHT * job.mesh.shape[meshes.AGENT]
+    large = sum(x.size for x in jax.tree.leaves(state)) > CACHED * job.mesh.shape[meshes.AGENT]
     return not job.acts and members > job.mesh.size and large and job.mesh.devices.flat[0].platform == "cpu"
 
 

@@ -308,9 +308,8 @@ class Member:
     def _film(self, stop: Callable[[], bool], report: Report) -> None:
         """Sends a film of an episode to the trackers. A failure is a warning, once, and ends the films, not the run."""
         began, spec = time.perf_counter(), self.job.source.spec
-        variables = spec.keyed(
-            report.variables()
-        )  # also where films have ended: other processes may hold parts of them
+        # Also where films have ended, which the others do not know: each process may hold parts of the variables.
+        variables = spec.keyed(report.variables())
         try:
             if self.shared.films and self.files is not None:
                 evaluator = self.shared.filmed().of_member(self.config.seed, self.hyper)

@@ -143,10 +143,8 @@ class Run:
         self._unread.detach()
         jobs = [member.job for member in self.members]
         with start.failing():
-            read = [
-                (x.init_variables, x.resumed and (x.resumed.state.variables, x.resumed.state.updates)) for x in jobs
-            ]
-            check_equal(read, "what the run starts from")
+            resumed = [job.resumed and (job.resumed.state.variables, job.resumed.state.updates) for job in jobs]
+            check_equal((resumed, [job.init_variables for job in jobs]), "what the run starts from")
         if not is_population(self.config):
             yield from self.members[0].reports(self._evaluating, self._stop)
             return

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import jaxrl_dist
-from jaxrl_dist import cli, mesh
+from jaxrl_dist import cli
 from jaxrl_dist.data import files
 from jaxrl_dist.data.dataset import Dataset
 from jaxrl_dist.errors import ConfigError, ConfigWarning
@@ -181,7 +181,7 @@ def test_members_that_learn_in_turn_learn_what_lone_runs_do(tmp_path, devices, m
     taken = []
     monkeypatch.setattr(compiled, "learn_in_turn", lambda job: taken.append(job) or iteration.learn_in_turn(job))
     monkeypatch.setattr(setup, "_job_cache", OrderedDict())  # with the program of the members that learn together
-    monkeypatch.setattr(mesh, "LIGHT", 0)
+    monkeypatch.setattr(iteration, "CACHED", 0)
     run_dir = str(tmp_path / "run")
     list(jaxrl_dist.train(config(tmp_path / "data", **changes, total_updates=10, run_dir=run_dir)))
     *_, report = jaxrl_dist.resume(run_dir, total_updates=20)
