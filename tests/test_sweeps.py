@@ -217,11 +217,11 @@ def test_ray_hears_of_a_trial_from_its_first_return_on(monkeypatch: pytest.Monke
     ray.tune.report = heard.append
     ray.tune.get_context.return_value.get_trial_name.return_value = "trial"
     ray.tune.Tuner.side_effect = lambda trial, **_: SimpleNamespace(fit=lambda: trial({"learning-rate": 0.1}) or [])
-    words = runs.CARTPOLE.replace("CartPole-v1", "gymnax:Pendulum-v1").split()
+    words = runs.CARTPOLE.replace("CartPole-v1", "gymnax:Pendulum-v1").replace(" 384 ", " 2048 ").split()
     config, _ = request.parse(words).resolved()
     tuning.by_ray(words, config, {"learning-rate": tuning.Range(0.01, 0.1, False)}, tmp_path, 1, 1, print)
     reports = [json.loads(line) for line in next(tmp_path.glob("trials/*/**/metrics.jsonl")).read_text().splitlines()]
-    assert len(heard) == sum(x["episode/recent_return"] is not None for x in reports)
+    assert 0 < len(heard) == sum(x["episode/recent_return"] is not None for x in reports) < len(reports)
     assert all(x["episode_return"] < 0 for x in heard)
 
 
