@@ -81,7 +81,8 @@ def put(tree: Any, mesh: Mesh, spec: PartitionSpec) -> Any:
     return arrays.put(tree, NamedSharding(mesh, spec))
 
 
-def _jit_disabled() -> bool:
+def jit_disabled() -> bool:
+    """Returns whether this thread runs without compiling."""
     config: Any = jax.config  # the types of jax.config lack this option
     return bool(config.jax_disable_jit)
 
@@ -213,7 +214,7 @@ class Program:
 
     def __call__(self, *args: Any) -> Any:
         """Raises ``ConfigError`` under ``jax.disable_jit`` if the mesh has several devices."""
-        if _jit_disabled():  # runs uncompiled: ``print`` shows numbers, and errors name their line
+        if jit_disabled():  # runs uncompiled: ``print`` shows numbers, and errors name their line
             if self._num_devices > 1:
                 raise ConfigError(f"jax.disable_jit works on one device, not on {self._num_devices}: --num-devices 1")
             return self._map()(*args)

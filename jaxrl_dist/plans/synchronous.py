@@ -14,6 +14,8 @@ import numpy as np
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors import host, programs
+from jaxrl_dist.actors.step import Rollouts
+from jaxrl_dist.envs.host.calls import Caller
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.sharded import compile_update
 from jaxrl_dist.plans import compiled, initial, recording
@@ -21,7 +23,7 @@ from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.population import Population
 from jaxrl_dist.plans.report import HostInterval, IntervalSums, of_all
 from jaxrl_dist.rng import Stream
-from jaxrl_dist.types import Report
+from jaxrl_dist.types import PyTree, Report
 
 
 def synchronous(job: Job) -> Iterator[Report]:
@@ -33,11 +35,16 @@ def synchronous(job: Job) -> Iterator[Report]:
 class HostPopulation(Population):
     """A population on one batch of host environments, those of the first member first."""
 
+    _thread: Caller | None = None
+    """Fills the rollouts of environments whose every step would need a thread otherwise."""
+
     def _begin(self) -> None:
         jobs, job = self.jobs, self.jobs[0]
         self._axis = len(jobs) > 1 or bool(job.hyper)  # a program without the axis has no hyperparameters as inputs
         self._here = arrays.own_part(job.mesh)
         self._env = job.source.host(job.share, [job.session_seed for job in jobs])
+        if self._env.spec.backend == "envpool" and not meshes.jit_disabled():  # which holds for this thread only
+            self._thread = Caller("the environments")
         members = [job.variant(job.hyper)[0] for job in jobs] if self._axis else []
         self._acting = host.HostActor(
             recording.acting(job),
@@ -88,7 +95,7 @@ class HostPopulation(Population):
         updates = arrays.fetch(state.updates)
         variables, iteration, env_step = arrays.as_local((state.variables, state.iteration, state.env_step), mesh)
         rollout, episodes, steps = peers.run_everywhere(
-            partial(self._acting.rollout, variables, iteration, env_step, *member_inputs), "the environments"
+            partial(self._rollout, variables, iteration, env_step, *member_inputs), "the environments"
         )
         rollout = self._record(rollout)
         began = time.perf_counter()
@@ -110,6 +117,10 @@ class HostPopulation(Population):
         self._count(counts)
         return 1
 
+    def _rollout(self, *inputs: PyTree) -> tuple[Rollouts, PyTree, np.ndarray]:
+        fill = partial(self._acting.rollout, *inputs)
+        return fill() if self._thread is None else self._thread.call(fill)
+
     def _sums(self) -> Sequence[IntervalSums]:
         return [interval.since() for interval in self._intervals]
 
@@ -130,3 +141,8 @@ class HostPopulation(Population):
             "time/acting_s": stages.get("acting", 0.0) - self._act_compiled - self._act.compile_seconds,
             "time/env_s": stages.get("env", 0.0),
         }
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.stop()
+        super().close()

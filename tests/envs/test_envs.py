@@ -9,6 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from typing import Any
 
 import gymnax
@@ -472,6 +473,45 @@ def test_worker_hands_over_exceptions() -> None:
     release.set()
     worker.stop()
     assert not worker._thread.is_alive()
+
+
+def test_calls_within_a_call_need_no_thread_of_their_own() -> None:
+    inner, outer, release = Caller("inner", 0.5), Caller("outer"), threading.Event()
+
+    def several(*times: float) -> list[threading.Thread]:
+        return [inner.call(lambda: time.sleep(x) or threading.current_thread()) for x in times]
+
+    assert outer.call(lambda: several(0.2, 0.2, 0.2, 0.2)) == [outer._thread] * 4  # together more than one may take
+    assert several(0.0) == [inner._thread]
+    with pytest.raises(ZeroDivisionError):
+        outer.call(lambda: inner.call(lambda: 1 / 0))
+    outer.call(lambda: time.sleep(0.7))  # nobody says how long
+    began = time.perf_counter()
+    with pytest.raises(TimeoutError, match=r"inner has not answered for 0\.5 s"):
+        outer.call(lambda: inner.call(release.wait))
+    assert 0.5 <= time.perf_counter() - began < 2 and inner.hangs and outer.hangs
+    release.set()
+    outer.stop()
+    inner.stop()
+    assert not outer._thread.is_alive() and not inner._thread.is_alive()
+
+
+def test_a_caller_that_stops_refuses_calls_within() -> None:
+    """As where the user's Ctrl-C ends the wait for a rollout, which then goes on."""
+    inner, outer, refused, stops = Caller("inner", 60), Caller("the steps"), [], threading.Event()
+
+    def several() -> None:
+        stops.wait()
+        try:
+            inner.call(lambda: None)
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    outer._calls.put((several, futures.Future()))
+    threading.Timer(0.2, stops.set).start()
+    outer.stop()
+    assert refused == ["the steps are being closed"] and not outer._thread.is_alive()
+    inner.stop()
 
 
 # --- Atari --------------------------------------------------------------------------------------------

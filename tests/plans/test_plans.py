@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast, get_args, get_type_hints
@@ -34,6 +36,7 @@ from jaxrl_dist.algorithms.td3 import TD3
 from jaxrl_dist.config import plans as table
 from jaxrl_dist.config.named import data_of
 from jaxrl_dist.config.train import BACKENDS, Train
+from jaxrl_dist.envs.host import envpool
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.mesh import Program
@@ -436,7 +439,7 @@ def test_a_run_from_outside(plan: str, job: Job, caplog: pytest.LogCaptureFixtur
     seen = list(traces)
     assert set(names) <= set(seen)
     if plan == "synchronous":
-        assert len(threading.enumerate()) == len(before) + 1
+        assert len(threading.enumerate()) == len(before) + 2  # EnvPool's, and the one that fills rollouts
     with jax.log_compiles(), caplog.at_level(logging.DEBUG):
         second, last = run  # the latter is of one iteration, not two
     assert [record.message for record in caplog.records if "ompil" in record.message] == []
@@ -470,6 +473,28 @@ def test_an_error_ends_the_threads() -> None:
     with pytest.raises(ValueError, match=r"envpool:CartPole-v1: action . of environment 0 at step 0 lies outside"):
         next(synchronous(make_job(dataclasses.replace(algorithm, policy=policy), source)))
     assert threading.enumerate() == before
+
+
+def test_environments_that_hang_in_a_rollout_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the time of one step, however long rollouts take; nothing is closed that still runs."""
+    source = find("envpool:CartPole-v1", timeout=1.0)
+    advance, calls, release = envpool.EnvPool._advance, itertools.count(), threading.Event()
+
+    def slow(self: envpool.EnvPool, action: np.ndarray) -> Any:
+        if next(calls) == 21:
+            release.wait()
+        time.sleep(0.12)  # 10 steps take longer than one may
+        return advance(self, action)
+
+    monkeypatch.setattr(envpool.EnvPool, "_advance", slow)
+    job = make_job(PG(hidden_sizes=(4,)).make(source.spec), source, rollout_length=10, total_env_steps=10_000)
+    run = synchronous(job)
+    next(run)
+    began = time.perf_counter()
+    with pytest.raises(TimeoutError, match="envpool:CartPole-v1 has not answered for 1 s"):
+        list(run)
+    assert time.perf_counter() - began < 20
+    release.set()
 
 
 def test_nothing_goes_through_the_host() -> None:

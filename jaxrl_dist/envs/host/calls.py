@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
-from jaxrl_dist.envs.base import awaited
+from jaxrl_dist.envs.base import NAPS
+
+_LONGEST_NAP = 0.1  # seconds, of a caller whose own calls may take any time
 
 
 class Caller:
-    """A daemon thread that runs one call at a time and returns its result or raises its exception."""
+    """A daemon thread that runs one call at a time and returns its result or raises its exception.
 
-    def __init__(self, name: str, timeout: float) -> None:
+    A call that another caller's thread makes runs in that thread, without a hand-over. Whoever waits for that thread
+    watches each such call.
+    """
+
+    def __init__(self, name: str, timeout: float = math.inf) -> None:
         self.hangs = False
-        self._name, self._timeout = name, timeout
+        self._name, self._timeout, self._ends = name, timeout, False
+        self._own = self._running = _Running(self)
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
+        _HERE.caller = self
         while (task := self._calls.get()) is not None:
             function, future = task
             try:
@@ -34,16 +43,54 @@ class Caller:
         """Runs ``function`` in the thread.
 
         Raises:
-          TimeoutError: the function did not return in time.
+          TimeoutError: the function, or another caller's call within it, did not return within that caller's time.
         """
+        if (outer := getattr(_HERE, "caller", self)) is not self:
+            return outer._within(self, function)
         future: Future[Any] = Future()
         self._calls.put((function, future))
-        if not awaited(lambda nap: futures.wait([future], nap).done, self._timeout):
-            self.hangs = True
-            raise TimeoutError(f"{self._name} has not answered for {self._timeout:g} s (--env-timeout)")
+        if late := self._late(future):
+            late.hangs = self.hangs = True
+            raise TimeoutError(f"{late._name} has not answered for {late._timeout:g} s (--env-timeout)")
         return future.result()
 
+    def _within(self, inner: Caller, function: Callable[[], Any]) -> Any:
+        if self._ends:
+            raise RuntimeError(f"{self._name} are being closed")
+        self._running = _Running(inner)
+        try:
+            return function()
+        finally:
+            self._running = self._own
+
+    def _late(self, future: Future[Any]) -> Caller | None:
+        """Waits for a result; returns None, or whose call has not returned in time.
+
+        It waits in short naps, and counts those in which the same call runs. If this process is stopped meanwhile, as
+        by Ctrl-Z, it loses one nap and not the whole time: the other side may have been stopped with it.
+        """
+        nap, seen, naps = min(self._timeout / NAPS, _LONGEST_NAP), self._running, 0
+        while not futures.wait([future], nap).done:
+            running = self._running
+            seen, naps = running, naps + 1 if running is seen else 0
+            if naps * nap >= seen.caller._timeout:
+                return seen.caller
+        return None
+
     def stop(self) -> None:
-        """Ends the thread once it is idle."""
+        """Ends the thread once it is idle, and refuses further calls of other callers in it."""
+        self._ends = True
         self._calls.put(None)
         self._thread.join(timeout=1 if self.hangs else 5)
+        if self._thread.is_alive():
+            self._running.caller.hangs = True
+
+
+class _Running(NamedTuple):
+    """A call, told from others by identity, and whose time it has."""
+
+    caller: Caller
+
+
+_HERE = threading.local()
+"""``caller``: the one whose thread this is."""
