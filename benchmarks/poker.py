@@ -16,7 +16,7 @@ import time
 
 import jaxrl_dist
 from jaxrl_dist.exact.games import Game
-from jaxrl_dist.exact.measure import of_game
+from jaxrl_dist.exact.measuring import of_game
 from jaxrl_dist.run import checkpoint
 
 ENV = "pgx:kuhn_poker"

@@ -21,7 +21,7 @@ from gymnasium import spaces
 
 import jaxrl_dist
 from jaxrl_dist import exact
-from jaxrl_dist.exact.measure import Measure, Truth
+from jaxrl_dist.exact.measuring import Measure, Truth
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training.setup import make_algorithm
 

@@ -81,6 +81,16 @@ def put(tree: Any, mesh: Mesh, spec: PartitionSpec) -> Any:
     return arrays.put(tree, NamedSharding(mesh, spec))
 
 
+def rows(tree: Any, index: np.ndarray) -> Any:
+    """Returns rows of arrays, placed as the arrays are."""
+    shardings = jax.tree.map(lambda x: x.sharding, tree)
+    return jax.jit(_rows, out_shardings=shardings)(tree, index)
+
+
+def _rows(tree: Any, index: jax.Array) -> Any:
+    return jax.tree.map(lambda x: x[index], tree)
+
+
 def jit_disabled() -> bool:
     """Returns whether this thread runs without compiling."""
     config: Any = jax.config  # the types of jax.config lack this option

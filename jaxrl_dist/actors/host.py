@@ -161,9 +161,7 @@ class HostActor:
         self._action = jax.tree.map(np.array, self._action)  # which may be read-only
         self._lead, self._programs = (len(index),), programs
         arrays = self._initial_core, self._core, self._stacks
-        where = jax.tree.map(lambda x: x.sharding, arrays)
-        selected = jax.jit(lambda tree: jax.tree.map(lambda x: x[index], tree), out_shardings=where)(arrays)
-        self._initial_core, self._core, self._stacks = selected
+        self._initial_core, self._core, self._stacks = meshes.rows(arrays, index)
 
     def close(self) -> None:
         """Closes the environments."""

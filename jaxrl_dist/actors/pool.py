@@ -90,7 +90,6 @@ def _copied(tree: PyTree) -> PyTree:
 class Sample(NamedTuple):
     """One actor's processed rollout."""
 
-    actor: int
     version: int  # of the policy that acted
     content: PyTree  # the result of the actor's ``Deliver``
     episodes: Mapping[str, EpisodeStats]  # of each policy's episodes that ended in the rollout
@@ -206,7 +205,7 @@ class ActorPool:
                 if not iteration:  # the first rollout has compiled the programs
                     stages.merge("start")
                 try:
-                    yield Sample(index, snapshot.version, content, episodes, steps)
+                    yield Sample(snapshot.version, content, episodes, steps)
                 finally:  # also if the pool is closed here
                     stages.mark("blocked")
 

@@ -14,7 +14,7 @@ from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError, visible
 
 if TYPE_CHECKING:
-    from jaxrl_dist.exact.measure import Measured, Played
+    from jaxrl_dist.exact.measuring import Measured, Played
     from jaxrl_dist.play.policy import Policy
 
 
@@ -54,7 +54,7 @@ def run(args: Sequence[str]) -> int:
     policy = options.load(env_options=options.env_options)
 
     from jaxrl_dist.exact.heat import check_path
-    from jaxrl_dist.exact.measure import of_game, of_policy
+    from jaxrl_dist.exact.measuring import of_game, of_policy
 
     limits = {name: getattr(options, name) for name in ("max_states", "tries", "starts", "seed")}
     if policy.source.spec.both_sides:

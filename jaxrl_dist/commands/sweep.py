@@ -88,6 +88,7 @@ def _tune(sweep: Sweep, run: request.Request, args: Sequence[str], stop: signals
     tuning.check(tuner, run)
     vary = run.fields.pop("vary")
     config, source = run.resolved()
+    _check_record(config)
     if tuner == "ray" and config.clock == "updates":
         raise ConfigError("--tuner ray compares returns of training, and --plan offline has none; --tuner optuna works")
     space, config = tuning.spaces(config, vary), run.in_run_dir(config)
@@ -117,12 +118,19 @@ def _check(config: Train[Any]) -> None:
     """Checks that a run has members that do without each other.
 
     Raises:
-      ConfigError: it has none, or they are selected or averaged.
+      ConfigError: it has none, or they are selected or averaged, or would record one data set.
     """
     if not is_population(config) or config.evolve is not None:
         raise ConfigError("a sweep needs members, by --seeds or --vary, which are not selected by --evolve")
     if config.average_every is not None:
         raise ConfigError("only `train` accepts --average-every: the members of a sweep do not communicate")
+    _check_record(config)
+
+
+def _check_record(config: Train[Any]) -> None:
+    if config.record is not None:
+        instead = "a sweep has several experiences; `jaxrl-dist record` works afterwards"
+        raise ConfigError(f"--record {config.record} does not work here: {instead}")
 
 
 @dataclasses.dataclass

@@ -6,9 +6,11 @@ Others may have written them: no file names code, and nothing is read that the i
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import math
+import os
 import pathlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -37,16 +39,16 @@ class Writer:
         """``kinds`` are the spaces of the arrays, by name.
 
         Raises:
-          ConfigError: the directory exists, or cannot be written.
+          ConfigError: the directory exists, or cannot be written, or another process writes it.
         """
         if path.exists():
             raise ConfigError(f"{path} exists; a data set needs a new directory")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError, NotADirectoryError):  # which ``check_place`` tells
+            path.parent.mkdir(parents=True, exist_ok=True)
         storage.check_place(path)
         self.path, self.rows, self._kinds = path, 0, kinds
         self._temporary = path.with_name(f".{path.name}.new")
-        storage.delete(self._temporary)
-        self._temporary.mkdir()
+        self._lock = _claimed(self._temporary, path)
         parts = {name: spaces.leaves(space) for name, space in kinds.items()}
         self._parts = {(name, part): kind for name, space in parts.items() for part, kind in space.items()}
         self._files = {place: (self._temporary / _file_of(*place)).open("xb") for place in self._parts}
@@ -77,6 +79,7 @@ class Writer:
             with contextlib.suppress(OSError):
                 file.close()
         storage.delete(self._temporary)
+        os.close(self._lock)
 
     def _heads(self) -> None:
         """Writes the header of each array, which is as long for any number of rows, and cuts what follows them."""
@@ -87,6 +90,31 @@ class Writer:
             np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
             file.seek(math.prod(shape) * kind.dtype.itemsize, 1)
             file.truncate()
+
+
+def _claimed(folder: pathlib.Path, path: pathlib.Path) -> int:
+    """Makes the directory in which ``path`` grows, or empties what a killed process has left of it.
+
+    Returns:
+      A file descriptor that locks it against other processes until it is closed.
+
+    Raises:
+      ConfigError: another process has locked it.
+    """
+    if folder.is_symlink() or not folder.is_dir():
+        storage.delete(folder)
+        folder.mkdir()
+    lock = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise ConfigError(f"another process writes {path}; a data set needs a directory of its own") from None
+    except OSError:  # some cluster file systems have no locks
+        pass
+    for left in folder.iterdir():
+        storage.delete(left)
+    return lock
 
 
 def write(path: pathlib.Path, columns: Mapping[str, Any], kinds: Mapping[str, Space], about: Mapping[str, Any]) -> None:
@@ -111,8 +139,10 @@ def scored(evaluation: Mapping[str, Any], path: str | None) -> dict[str, Any]:
 
     It is ``100 (return - random) / (expert - random)``. Source: Fu et al. (2020), D4RL, arXiv:2004.07219, section 6.
     """
+    if path is None:
+        return dict(evaluation)
     try:
-        about = storage.read_json(pathlib.Path(path or "") / INDEX)["about"]
+        about = storage.read_json(pathlib.Path(path) / INDEX)["about"]
         random, expert = (storage.finite(about.get(end)) for end in ENDS)
     except (ConfigError, LookupError, TypeError, AttributeError):
         return dict(evaluation)

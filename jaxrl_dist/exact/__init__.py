@@ -13,8 +13,8 @@ from typing import Any
 from jaxrl_dist.envs import source
 from jaxrl_dist.exact.environment import TableEnv
 from jaxrl_dist.exact.listing import of_source
-from jaxrl_dist.exact.measure import Measured
-from jaxrl_dist.exact.measure import of_policy as measure
+from jaxrl_dist.exact.measuring import Measured
+from jaxrl_dist.exact.measuring import of_policy as measure
 from jaxrl_dist.exact.solve import (
     action_values,
     backup,

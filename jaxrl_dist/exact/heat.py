@@ -33,7 +33,7 @@ def cells(obs: PyTree, grid: tuple[int, ...] | None = None) -> np.ndarray:
         flat = np.abs(seen.reshape(*seen.shape[:3], -1).astype(np.float64)).sum(axis=3).reshape(len(seen), -1)
         if (np.count_nonzero(flat, axis=1) == 1).all():
             return np.stack(np.divmod(flat.argmax(axis=1), seen.shape[2]), axis=1)
-    raise ConfigError("no map: the observations are no categories, vectors of row and column, or one-hot images")
+    raise ConfigError("no map: the observations are not categories, vectors of row and column, or one-hot images")
 
 
 def check_path(path: str | pathlib.Path) -> None:

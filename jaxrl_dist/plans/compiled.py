@@ -19,7 +19,7 @@ from jaxrl_dist.plans.averaging import averaging
 from jaxrl_dist.plans.initial import BATCH, MEMBERS, STATE, stack, start
 from jaxrl_dist.plans.iteration import SUMS, in_turn, learn_in_turn, learn_together, learned, make_iteration
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.report import IntervalSums, with_info
+from jaxrl_dist.plans.report import Counts, IntervalSums, with_info
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.spaces import zeros
 from jaxrl_dist.types import Array, EnvSpec, EpisodeStats, PyTree, Rollout, TrainState
@@ -115,23 +115,16 @@ class Numbers(NamedTuple):
     """What the host reads after a dispatch: one array, however many metrics there are."""
 
     since: IntervalSums
-    updates: Any
-    iteration: Array
-    skipped: Any
-    """The fields of ``TrainState``."""
+    counts: Counts
     steps: Array  # [2], env steps and agent steps
     fault: device.Fault  # [devices]
-
-    @staticmethod
-    def of(state: TrainState, since: IntervalSums, steps: Any, fault: Any) -> Numbers:
-        return Numbers(since, state.updates, state.iteration, state.skipped, steps, fault)
 
 
 def layout(job: Job, state: TrainState, since: IntervalSums) -> packing.Packing:
     """Returns how a member's ``Numbers`` lie in what the program returns; the arguments have an axis of members."""
     devices = job.mesh.shape[meshes.DATA]
     fault = device.Fault(np.zeros((1, devices), np.int32), np.full((1, devices), NO_FAULT))
-    numbers = Numbers.of(state, since, np.zeros((1, 2), np.int32), fault)
+    numbers = Numbers(since, Counts.of(state), np.zeros((1, 2), np.int32), fault)
     return packing.Packing.of(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), numbers))
 
 
@@ -219,7 +212,7 @@ def make_program(
                 state, actor, since, steps, _, fault = jax.lax.while_loop(more, body, begin)
         outputs: Any = state, actor, since, steps, fault
         state, actor, since, steps, fault = jax.tree.map(lambda x: x[None], outputs) if members == 1 else outputs
-        numbers = Numbers.of(state, since, steps, fault)
+        numbers = Numbers(since, Counts.of(state), steps, fault)
         return state, actor, since, jax.vmap(lambda one: packing.Packing.of(one).pack(one))(numbers)
 
     in_specs = (STATE, BATCH, SUMS, MEMBERS, MEMBERS, MEMBERS, meshes.REPLICATED, job.data_spec)

@@ -200,11 +200,6 @@ class Job(NamedTuple):
         return {} if self.resumed is None else self.resumed.progress
 
     @property
-    def env_steps(self) -> int:
-        """Env steps before this session."""
-        return self.steps[0]
-
-    @property
     def steps(self) -> tuple[int, int]:
         """Env steps and agent steps before this session."""
         done = self.progress.get("env_steps", 0)

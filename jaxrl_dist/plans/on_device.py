@@ -18,7 +18,7 @@ from jaxrl_dist.actors import device
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.plans import compiled, initial, iteration
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.population import Counts, Population, ReportNumbers
+from jaxrl_dist.plans.population import Population, ReportNumbers
 from jaxrl_dist.plans.report import IntervalSums
 from jaxrl_dist.plans.streaming import Feed
 from jaxrl_dist.types import Report
@@ -109,7 +109,7 @@ class DevicePopulation(Population):
         read, self._read = self._read, None
         if read is None:
             return super()._numbers()
-        return self._sums(read.since), Counts(read.updates, read.iteration, read.skipped)
+        return self._sums(read.since), read.counts
 
     def _sums(self, since: IntervalSums | None = None) -> Sequence[IntervalSums]:
         since = arrays.fetch(self._since) if since is None else since

@@ -6,7 +6,7 @@ import abc
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,19 +19,10 @@ from jaxrl_dist.plans import initial
 from jaxrl_dist.plans.clock import Clock
 from jaxrl_dist.plans.evolve import Selection
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.report import IntervalSums, copied, diverged, held, report
+from jaxrl_dist.plans.report import Counts, IntervalSums, copied, diverged, held, report
 from jaxrl_dist.plans.window import Window
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Checkpoint, Report, TrainState
-
-
-class Counts(NamedTuple):
-    """Fields of the members' ``TrainState`` on the host; the first and last are dicts keyed by policy."""
-
-    updates: Any
-    iteration: Any
-    skipped: Any
-
 
 ReportNumbers = tuple[Sequence[IntervalSums], Counts]
 """What the members' reports need: the sums of each row since the last report, and the rows' counts."""
@@ -260,14 +251,9 @@ class Population(abc.ABC):
         """Gives each member the state and the counts of its parent; each keeps its experience."""
         index = np.array([self._rows.index(self._parents[member]) for member in self._rows])
         memory = self._state.memory
-        self._state = self._gathered(self._state._replace(memory=()), index)._replace(memory=memory)
+        self._state = meshes.rows(self._state._replace(memory=()), index)._replace(memory=memory)
         self._put_inputs()
         return jax.tree.map(lambda x: x[index], counts)
-
-    def _gathered(self, tree: Any, index: np.ndarray) -> Any:
-        """Returns rows of arrays of members; ``tree`` has the placement of the state without its memory."""
-        shardings = jax.tree.map(lambda x: x.sharding, tree)
-        return jax.jit(lambda tree, index: jax.tree.map(lambda x: x[index], tree), out_shardings=shardings)(tree, index)
 
     def _shrink(self) -> None:
         """Removes the members that are done from the programs, which are compiled again."""
@@ -276,7 +262,7 @@ class Population(abc.ABC):
             return  # none is left, or the rest does not divide over the devices: all are computed
         self._rows = [self._rows[row] for row in index]
         before = self._state, self._actor
-        self._state, self._actor = self._gathered(before, index)
+        self._state, self._actor = meshes.rows(before, index)
         for x in jax.tree.leaves(before):
             x.delete()  # reports hold it, too
         self._put_inputs()
@@ -285,7 +271,7 @@ class Population(abc.ABC):
     def _numbers(self) -> ReportNumbers:
         """Fetches the numbers of all members' reports."""
         state = self._state
-        return self._sums(), arrays.fetch(Counts(state.updates, state.iteration, state.skipped))
+        return self._sums(), arrays.fetch(Counts.of(state))
 
     def _now(self, member: int, numbers: ReportNumbers, *, keep: bool = False) -> Report:
         """Returns a member's report; ``keep`` copies its variables, which others' advance would overwrite."""

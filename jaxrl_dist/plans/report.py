@@ -22,6 +22,18 @@ if TYPE_CHECKING:
     from jaxrl_dist.plans.job import Job
 
 
+class Counts(NamedTuple):
+    """Counts of a ``TrainState``; the first and last are dicts keyed by policy."""
+
+    updates: Any
+    iteration: Any
+    skipped: Any
+
+    @staticmethod
+    def of(state: TrainState) -> Counts:
+        return Counts(state.updates, state.iteration, state.skipped)
+
+
 class IntervalSums(NamedTuple):
     """Sums over the interval since the last report, held by programs, checkpoints and reports.
 

@@ -134,7 +134,12 @@ def prioritize(job: Job, on: Mesh) -> Deliver:
     """
     stream = rng.stream(job.session_seed, rng.Stream.PRIORITIZE)
     keys = meshes.put(keys_of(job.algorithm, stream), on, meshes.REPLICATED)
-    programs = {name: compile_priority(part, on) for name, part in job.algorithm.items() if prioritizes({name: part})}
+    programs = job.once(
+        ("priorities", on),
+        lambda job: {
+            name: compile_priority(part, on) for name, part in job.algorithm.items() if prioritizes({name: part})
+        },
+    )
 
     def priorities(snapshot: Snapshot, rollouts: Rollouts, number: np.int32) -> PyTree:
         return {

@@ -69,8 +69,8 @@ def _cpu() -> str:
 
 def _delete_old(folder: pathlib.Path) -> None:
     limit = time.time() - MAX_AGE_DAYS * 86400
-    with contextlib.suppress(OSError):  # another run deletes it, too
-        for path in folder.iterdir():
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):  # another run deletes it, too
             state = path.stat()
             if max(state.st_atime, state.st_mtime) < limit:
                 path.unlink(missing_ok=True)

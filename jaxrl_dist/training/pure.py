@@ -26,12 +26,12 @@ from jaxrl_dist.training.setup import make_job
 from jaxrl_dist.types import Array, TrainState
 
 IMPURE = {
-    **dict.fromkeys(("run_dir", "tensorboard", "wandb"), "writes nothing"),
+    **dict.fromkeys(("run_dir", "tensorboard", "wandb", "record", "video_interval", "keep_best"), "writes nothing"),
     **dict.fromkeys(("seeds", "vary"), "trains one member, and jax.vmap maps it over keys and hyperparameters"),
     "data": "learns from new experience alone",
     "coordinator": "runs in one process",
     "stop_at_return": "makes a fixed number of iterations",
-    "evaluation_interval": "makes no evaluations",
+    **dict.fromkeys(("evaluation_interval", "exact"), "makes no evaluations"),
     "init_from": "begins with its key alone",
 }
 """Fields of ``Train`` for what a pure function does not do, with what it does."""

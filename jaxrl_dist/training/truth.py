@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from jaxrl_dist.config.values import varied
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.exact.games import Game
 from jaxrl_dist.exact.listing import discrete, of_source
-from jaxrl_dist.exact.measure import Measure, Truth, exploited
+from jaxrl_dist.exact.measuring import Measure, Truth, exploited
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.protocols import Traits
@@ -33,7 +33,7 @@ class Exact:
         discrete(job.source.spec)
         self._table = of_source(job.source) if peers.first() else None
         self._game = Game(self._table) if self._table is not None and job.source.spec.both_sides else None
-        self._measures: dict[Hashable, Measure] = {}
+        self._measure: Measure | None = None
         self._truths: dict[float, Truth] = {}
         self.of(job)
 
@@ -44,17 +44,15 @@ class Exact:
             raise ConfigError("--exact needs an algorithm with a discount")
         if table is None:
             return lambda variables: {}
-        (algorithm,) = job.algorithm.values()
-        if (key := (id(algorithm), *hyper.items())) not in self._measures:
-            (algorithm,) = job.variant(hyper)[0].values()
-            self._measures[key] = Measure(algorithm, table)
+        if (measure := self._measure) is None:
+            ((name, algorithm),) = job.algorithm.items()
+            measure = self._measure = Measure(algorithm, table, lambda hyper: job.variant(hyper)[0][name])
         if (game := self._game) is not None:
-            asked = self._measures[key]
-            return lambda variables: exploited(game, asked.learnt(variables))
+            return lambda variables: exploited(game, measure.learnt(variables, hyper))
         if discount not in self._truths:
             self._truths[discount] = Truth.of(table, discount, job.source.spec.max_episode_steps)
-        measure, truth = self._measures[key], self._truths[discount]
-        return lambda variables: measure(variables, truth)
+        truth = self._truths[discount]
+        return lambda variables: measure(variables, truth, hyper)
 
 
 class Shared(Protocol):

@@ -9,6 +9,7 @@ import runs  # noqa: F401  which sets up the devices
 
 from jaxrl_dist.data import files, recorder
 from jaxrl_dist.data.dataset import Dataset
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.play.recording import of_rollout
 from jaxrl_dist.spaces import Box, Discrete
 from jaxrl_dist.types import EnvSpec, Rollout
@@ -38,6 +39,30 @@ def part(rollout, start, stop):
 def recording(path, **options):
     writer = files.Writer(path, recorder.kinds(SPEC, known=True))
     return recorder.Recorder(writer, SPEC, {"env": "x"}, **{"episodic": False, **options})
+
+
+def test_two_recorders_of_one_directory_do_not_mix(tmp_path):
+    """The second is refused at once, in whatever process; what a killed one has left is overwritten."""
+    rollout, record = played(8), recording(tmp_path / "data")
+    with pytest.raises(ConfigError, match=r"another process writes .*data; a data set needs a directory of its own"):
+        recording(tmp_path / "data")
+    record(7, part(rollout, 0, 8))
+    record.close()
+    assert len(Dataset.load(tmp_path / "data").returns) and not list(tmp_path.glob(".*"))
+    left = tmp_path / ".next.new"
+    left.mkdir()
+    (left / "reward.npy").write_bytes(b"of a killed process")
+    record = recording(tmp_path / "next")
+    record(7, part(rollout, 0, 8))
+    record.close()
+    Dataset.load(tmp_path / "next")
+
+
+def test_a_file_in_the_place_of_a_directory_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file" / "data", tmp_path / "file" / "deeper" / "data"):
+        with pytest.raises(ConfigError, match="cannot be written: there is no directory"):
+            recording(path)
 
 
 @pytest.mark.parametrize("most", [recorder.MAX_STEPS, 4])

@@ -19,7 +19,7 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.exact import solve
 from jaxrl_dist.exact.games import Game
 from jaxrl_dist.exact.listing import table_of
-from jaxrl_dist.exact.measure import Measure, exploited
+from jaxrl_dist.exact.measuring import Measure, exploited
 
 
 class State(NamedTuple):

@@ -16,9 +16,9 @@ import runs
 import jaxrl_dist
 from jaxrl_dist import cli, exact, load_policy
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.exact import solve
+from jaxrl_dist.exact import heat, solve
 from jaxrl_dist.exact.heat import cells
-from jaxrl_dist.exact.measure import Learnt, Measure, Truth, numbers
+from jaxrl_dist.exact.measuring import Learnt, Measure, Measured, Truth, numbers
 from jaxrl_dist.exact.table import Table
 from jaxrl_dist.run import checkpoint
 from jaxrl_dist.types import Algorithm, Variables
@@ -100,6 +100,35 @@ def test_values_with_entropy_are_held_to_soft_ones(truth: Truth) -> None:
     assert Measure(algorithm, truth.table)(variables, truth)["q_error_max"] < 1e-5
     hard, _ = tabular(soft)
     assert Measure(hard, truth.table)(variables, truth)["q_error_max"] > 0.1
+
+
+def test_the_map_of_errors_is_that_of_the_printed_number(
+    truth: Truth, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algorithm, variables = tabular(solve.optimal(truth.table, 0.9, temperature=0.3), 0.3)
+    learnt, drawn = Measure(algorithm, truth.table).learnt(variables), dict[str, Any]()
+    monkeypatch.setattr(heat, "cells", lambda obs, grid: None)
+    monkeypatch.setattr(heat, "draw", lambda path, maps, cells: drawn.update(maps))
+    Measured("x", truth, learnt, numbers(truth, learnt)).draw(tmp_path / "map.png")
+    assert drawn["largest error of Q"][0].max() == numbers(truth, learnt)["q_error_max"] < 1e-5
+
+
+def test_members_with_their_own_hyperparameters_are_measured_by_one_program(truth: Truth) -> None:
+    traces = list[Any]()
+
+    def vary(hyper: Any) -> Algorithm:
+        def values(variables: Variables, obs: Any) -> Any:
+            traces.append(hyper)
+            return variables.params[jnp.argmax(obs, axis=-1)] * hyper["scale"], 0.0
+
+        return dataclasses.replace(algorithm, action_values=values)
+
+    algorithm, variables = tabular(truth.q)
+    measure = Measure(algorithm, truth.table, vary)
+    for scale in (1.0, 2.0, 3.0):
+        np.testing.assert_allclose(measure.learnt(variables, {"scale": scale}).q, truth.q * scale, rtol=1e-5)
+    assert len(traces) == 1
+    np.testing.assert_allclose(measure.learnt(variables).q, truth.q, rtol=1e-5)  # without any: as it was made
 
 
 def test_policies_that_remember_are_refused(truth: Truth) -> None:

@@ -521,7 +521,7 @@ def test_missing_rollout_changes_nothing(name: str) -> None:
     algorithm, key = with_sgd(job.algorithm[""]), jax.random.key(5)
     none = EpisodeStats(*np.zeros(5))
     contents = [random_rollout(algorithm, job.source.spec, LENGTH, SIZE, seed) for seed in range(2)]
-    samples = [Sample(actor, 0, [content], none, np.zeros(2)) for actor, content in enumerate(contents)]
+    samples = [Sample(0, [content], none, np.zeros(2)) for content in contents]
     updated = []
     for there in ((samples[0], None, samples[1]), samples):
         (rollout,) = joiner(job.mesh, len(there), [meshes.ROLLOUT])(there)
@@ -540,8 +540,8 @@ def test_rollouts_are_sent_to_their_learner_devices(actors: int, devices: int) -
     mesh, none = make_mesh(devices), EpisodeStats(*np.zeros(5))
     rollouts = [random_rollout(job.algorithm[""], job.source.spec, LENGTH, 4, seed) for seed in range(actors)]
     samples = [
-        Sample(actor, 0, sender(home, [meshes.ROLLOUT])(cast(Any, None), rollout, np.int32(0)), none, np.zeros(2))
-        for actor, (home, rollout) in enumerate(zip(homes(mesh, actors), rollouts, strict=True))
+        Sample(0, sender(home, [meshes.ROLLOUT])(cast(Any, None), rollout, np.int32(0)), none, np.zeros(2))
+        for home, rollout in zip(homes(mesh, actors), rollouts, strict=True)
     ]
     join = joiner(mesh, actors, [meshes.ROLLOUT])
     (joined,) = join(samples)
@@ -569,7 +569,7 @@ def test_rounds_in_which_all_is_too_old_are_skipped() -> None:
 
     def samples(actor: int) -> list[Sample]:
         none, steps = EpisodeStats(*np.zeros(5)), np.array([7, 9])
-        return [Sample(actor, version, (), none, steps) for version in (0, 0, actor + 2)]
+        return [Sample(version, (), none, steps) for version in (0, 0, actor + 2)]
 
     job = make(num_actors=2, max_lag=0, gather=2)
     fake: Any = type("Pool", (), {"streams": flow.Parallel([samples(0), samples(1)], in_flight=3)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import subprocess
@@ -226,6 +227,8 @@ def test_scores_are_normalised_where_both_ends_are_known(tmp_path, capsys):
     assert cli.main(["data", path, "--random", "10", "--expert", "110"]) == 0
     assert "random policy 10\nexpert policy 110" in capsys.readouterr().out
     assert files.scored({"return_mean": 60.0}, path)["normalized_score"] == 50
+    with contextlib.chdir(path):  # which is not the data set of a run that has none
+        assert files.scored({"return_mean": 60.0}, None) == {"return_mean": 60}
     run = config(path, total_updates=1, evaluation_episodes=2, evaluation_max_steps=5, run_dir=str(tmp_path / "run"))
     evaluation = final(jaxrl_dist.train(run))[0].evaluation
     assert evaluation["normalized_score"] == pytest.approx(evaluation["return_mean"] - 10)

@@ -52,6 +52,18 @@ def test_the_user_s_own_directory_counts(tmp_path: Path) -> None:
     assert done.stdout.split() == ["0", "0", "0"] and any((tmp_path / "own").iterdir())
 
 
+def test_old_programs_are_deleted_whatever_else_happens_to_them(tmp_path: Path) -> None:
+    """A link to nothing stands for one that another run deletes meanwhile."""
+    for number in range(9):
+        path = tmp_path / f"{number}-cache"
+        path.write_text("")
+        os.utime(path, (0, 0))
+        (tmp_path / f"gone-{number}").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "new-cache").write_text("")
+    compile_cache._delete_old(tmp_path)
+    assert [path.name for path in tmp_path.iterdir() if not path.is_symlink()] == ["new-cache"]
+
+
 def test_each_version_and_each_cpu_has_a_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     here = compile_cache.cache_dir()
@@ -121,10 +133,14 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> list[mesh.Program]:
     return found
 
 
-def returns(env: object = "gymnax:CartPole-v1", plan: str = "on_device", **fields: object) -> list[object]:
+def returns(
+    env: object = "gymnax:CartPole-v1", plan: str = "on_device", algorithm: str = "a2c", **fields: object
+) -> list[object]:
     """Trains, and returns what the reports say without times."""
     sizes = {"num_envs": 8, "rollout_length": 6, "hidden_sizes": (8,), "num_devices": 1, "evaluation_episodes": 2}
-    config = jaxrl_dist.preset("a2c", env, plan=plan, report_interval=48, **{"total_env_steps": 96, **sizes, **fields})
+    config = jaxrl_dist.preset(
+        algorithm, env, plan=plan, report_interval=48, **{"total_env_steps": 96, **sizes, **fields}
+    )
     reports = list(jaxrl_dist.train(config))
     assert all(report.metrics["time/compile_s"] < report.wall_time_s for report in reports)
     return [
@@ -150,6 +166,15 @@ def test_a_second_run_of_a_process_compiles_nothing(plan: str, lowered: list[mes
     with jax.default_matmul_precision("bfloat16"):
         returns()
     assert len(lowered) > made, "JAX's settings decide what is compiled"
+
+
+def test_a_second_run_with_priorities_compiles_nothing(lowered: list[mesh.Program]) -> None:
+    """Which actors compute on their way to the learner."""
+    fields: dict[str, object] = {"learning_starts": 48, "batch_size": 8, "priority_exponent": 0.6, "num_actors": 2}
+    for again in (False, True):
+        made = len(lowered)
+        returns(plan="asynchronous", algorithm="dqn", **fields)
+        assert (len(lowered) == made) == again
 
 
 @pytest.mark.case  # test_a_second_run_of_a_process_compiles_nothing

@@ -85,6 +85,9 @@ def test_the_derivative_by_the_learning_rate_is_a_difference_of_runs(name: str) 
     "changes, message",
     [
         ({"run_dir": "runs/x"}, "make_train makes a pure function, which writes nothing: remove run_dir"),
+        ({"record": "data/x"}, "make_train makes a pure function, which writes nothing: remove record"),
+        ({"video_interval": 64}, "make_train makes a pure function, which writes nothing: remove video_interval"),
+        ({"exact": True}, "make_train makes a pure function, which makes no evaluations: remove exact"),
         ({"seeds": 4}, "trains one member, and jax.vmap maps it over keys and hyperparameters: remove seeds"),
         ({"stop_at_return": 9.0}, "makes a fixed number of iterations: remove stop_at_return"),
         (

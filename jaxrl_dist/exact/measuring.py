@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -61,6 +62,12 @@ class Truth(NamedTuple):
         except solve.NoValues:
             return None
 
+    def sought(self, learnt: Learnt) -> np.ndarray:
+        """Returns the optimal action values ``[S, A]`` of the values that an algorithm learns: with its entropy."""
+        if learnt.temperature > 0:
+            return solve.optimal(self.table, self.discount, temperature=learnt.temperature)
+        return self.q
+
     def agreement(self, policy: np.ndarray) -> np.ndarray:
         """Returns the probability ``[S]`` with which a policy takes an optimal action."""
         q = solve.masked(self.table, self.q)
@@ -80,8 +87,13 @@ class Learnt(NamedTuple):
 class Measure:
     """Asks an algorithm for what it does in all states of a table, and compares it with the truth."""
 
-    def __init__(self, algorithm: Algorithm, table: Table) -> None:
+    def __init__(
+        self, algorithm: Algorithm, table: Table, vary: Callable[[Mapping[str, Any]], Algorithm] | None = None
+    ) -> None:
         """Traces the algorithm's functions.
+
+        Args:
+          vary: returns the algorithm with other hyperparameters, which may be traced scalars.
 
         Raises:
           ConfigError: its actions depend on more than the observation.
@@ -94,10 +106,10 @@ class Measure:
         self._rows = rows
         chosen = np.tile(np.arange(actions, dtype=np.int32)[:, None], (1, size))
 
-        def act(variables: Variables, obs: PyTree, core: PyTree) -> jax.Array:
+        def act(algorithm: Algorithm, variables: Variables, obs: PyTree, core: PyTree) -> jax.Array:
             return algorithm.policy(variables, obs, core, Context(None, jnp.float32(END_OF_SCHEDULES)))[0]
 
-        def log_probs(variables: Variables, obs: PyTree, core: PyTree) -> jax.Array:
+        def log_probs(algorithm: Algorithm, variables: Variables, obs: PyTree, core: PyTree) -> jax.Array:
             assert algorithm.log_prob is not None
             context = Context(jax.random.split(jax.random.key(0), size), jnp.float32(END_OF_SCHEDULES))
             columns = [algorithm.log_prob(variables, obs, core, jnp.asarray(action), context) for action in chosen]
@@ -105,23 +117,24 @@ class Measure:
 
         shapes = jax.eval_shape(algorithm.init, jax.random.key(0)), self._batch(rows[0]), core
         memory = slice(len(jax.tree.leaves(shapes[:2])), None)
-        if any(read_by(act, *shapes)[memory]):
+        if any(read_by(partial(act, algorithm), *shapes)[memory]):
             raise ConfigError("this policy acts by its memory, and a table's states do not hold one")
-        samples = algorithm.log_prob is not None and not any(read_by(log_probs, *shapes)[memory])
+        samples = algorithm.log_prob is not None and not any(read_by(partial(log_probs, algorithm), *shapes)[memory])
 
         @jax.jit
-        def ask(variables: Variables, obs: PyTree) -> tuple[Any, ...]:
-            q = (None, None) if algorithm.action_values is None else algorithm.action_values(variables, obs)
-            return act(variables, obs, core), log_probs(variables, obs, core) if samples else None, *q
+        def ask(hyper: Mapping[str, Any], variables: Variables, obs: PyTree) -> tuple[Any, ...]:
+            made = vary(hyper) if hyper and vary is not None else algorithm
+            q = (None, None) if made.action_values is None else made.action_values(variables, obs)
+            return act(made, variables, obs, core), log_probs(made, variables, obs, core) if samples else None, *q
 
         self._ask = ask
 
     def _batch(self, rows: np.ndarray) -> PyTree:
         return jax.tree.map(lambda x: x[rows], self.table.obs)
 
-    def learnt(self, variables: Variables) -> Learnt:
-        """Returns what the algorithm does and believes with these variables."""
-        parts = [jax.device_get(self._ask(variables, self._batch(rows))) for rows in self._rows]
+    def learnt(self, variables: Variables, hyper: Mapping[str, Any] = {}) -> Learnt:
+        """Returns what the algorithm does and believes with these variables, and these other hyperparameters."""
+        parts = [jax.device_get(self._ask(dict(hyper), variables, self._batch(rows))) for rows in self._rows]
         states, actions = self.table.shape
         temperature = 0.0 if parts[0][3] is None else float(parts[0][3])
         action, log_prob, q = jax.tree.map(lambda *x: np.concatenate(x)[:states], *(part[:3] for part in parts))
@@ -132,8 +145,8 @@ class Measure:
         q = None if q is None else q.astype(np.float64)
         return Learnt(np.eye(actions)[action], sampled, q, temperature)
 
-    def __call__(self, variables: Variables, truth: Truth) -> dict[str, float]:
-        """Returns the numbers, by name.
+    def __call__(self, variables: Variables, truth: Truth, hyper: Mapping[str, Any] = {}) -> dict[str, float]:
+        """Returns the numbers, by name, of what ``learnt`` returns.
 
         ``optimum`` and ``return`` are those of episodes; ``value``, ``value_optimal`` and ``regret``, their difference,
         are discounted; those of a policy are missing where they do not exist, as with discount 1 where episodes need
@@ -142,7 +155,7 @@ class Measure:
         takes, by its discounted visits. ``agreement`` is the share of states where the greedy action is optimal, and
         ``agreement_visited`` that of visits.
         """
-        return numbers(truth, self.learnt(variables))
+        return numbers(truth, self.learnt(variables, hyper))
 
 
 def numbers(truth: Truth, learnt: Learnt) -> dict[str, float]:
@@ -164,14 +177,13 @@ def numbers(truth: Truth, learnt: Learnt) -> dict[str, float]:
         if (value := truth.value(learnt.sampled)) is not None:
             made["value_sampled"] = value
     if learnt.q is not None:
-        soft = learnt.temperature > 0
-        best = solve.optimal(table, discount, temperature=learnt.temperature) if soft else truth.q
+        best = truth.sought(learnt)
         error = np.where(table.legal, np.abs(learnt.q - best), 0)
         if visits is not None:
             made["q_error"] = float((error * visits).sum() / visits.sum())
         made["q_error_max"] = float(error.max())
         made["q_largest"] = float(np.abs(best[table.legal]).max())
-        if soft:
+        if learnt.temperature > 0:
             made["temperature"] = learnt.temperature
     return made
 
@@ -215,7 +227,7 @@ class Measured(NamedTuple):
             "its visits": (solve.visits(table, self.learnt.greedy, discount).sum(axis=1), True),
         }
         if self.learnt.q is not None:
-            error = np.where(table.legal, np.abs(self.learnt.q - self.truth.q), 0)
+            error = np.where(table.legal, np.abs(self.learnt.q - self.truth.sought(self.learnt)), 0)
             maps["largest error of Q"] = error.max(axis=1), False
         heat.draw(path, maps, heat.cells(table.obs, grid))
 
