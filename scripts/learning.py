@@ -18,28 +18,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from scipy import stats
 
 import jaxrl_dist
+from jaxrl_dist.commands.flags import written
+from jaxrl_dist.commands.plot import statistics
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))  # for the tasks of ``tasks.py``
 DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
 RESULTS = "results.json"
 POINTS = 50
 """Points of a curve: each is the mean return of the episodes that ended in a fiftieth of the run."""
-
-
-def spelled(name: str, value: object) -> str:
-    """Formats a field as on the command line."""
-    name = name.replace("_", "-")
-    if isinstance(value, Mapping):
-        return f"--{name} " + " ".join(f"{key}={text}" for key, text in value.items())
-    return f"--{'' if value else 'no-'}{name}" if isinstance(value, bool) else f"--{name} {value}"
 
 
 class Bar(NamedTuple):
@@ -65,7 +57,7 @@ class Bar(NamedTuple):
 
     def command(self) -> str:
         """Returns the command line of one run."""
-        flags = "".join(f" {spelled(name, value)}" for name, value in self.flags.items())
+        flags = "".join(f" {word}" for name, value in self.flags.items() for word in written(name, value))
         flags += f" --seeds {self.seeds}" if self.together else ""
         devices = f"JAX_NUM_CPU_DEVICES={self.devices} " if self.devices > 1 else ""
         return f"{devices}jaxrl-dist train {self.algorithm} --env {self.env} --total-env-steps {self.steps}{flags}"
@@ -445,9 +437,7 @@ def draw(bar: Bar, result: Mapping[str, Any], path: pathlib.Path) -> None:
     curves = np.array(result["curves"], dtype=float)  # None becomes NaN
     steps = (np.arange(POINTS) + 0.5) / POINTS * result["steps"]
     middle = [
-        (x, stats.trim_mean(y[~np.isnan(y)], 0.25))
-        for x, y in zip(steps, curves.T, strict=True)
-        if np.isfinite(y).any()
+        (x, interquartile_mean(y[~np.isnan(y)])) for x, y in zip(steps, curves.T, strict=True) if np.isfinite(y).any()
     ]
     fig, ax = plt.subplots(figsize=(6, 3.6), layout="constrained")
     for curve in curves:
@@ -589,21 +579,17 @@ def published(bar: Bar, returns: Sequence[float]) -> str:
     return f"{value:g} ({source}){', **behind**' if behind else ''}"
 
 
-def interquartile_mean(returns: Sequence[float]) -> float:
+def interquartile_mean(returns: Sequence[float] | np.ndarray) -> float:
     """Returns the mean without the lowest and the highest quarter, each rounded down (Agarwal et al. 2021)."""
-    return float(stats.trim_mean(returns, 0.25))
+    return float(statistics.iqm([np.asarray(returns)]))
 
 
 def interval(returns: Sequence[float]) -> str:
-    """Returns the cell of the interquartile mean's 95 % interval; empty for fewer than three seeds.
-
-    The percentile bootstrap over seeds, as Agarwal et al. (2021), section 4.1.
-    """
+    """Returns the cell of the interquartile mean's 95 % interval, as ``jaxrl-dist plot``; empty below three seeds."""
     if len(returns) < 3:
         return ""
-    middle = partial(stats.trim_mean, proportiontocut=0.25)
-    bootstrap = stats.bootstrap((returns,), middle, method="percentile", rng=0)
-    return f"{bootstrap.confidence_interval.low:.4g} to {bootstrap.confidence_interval.high:.4g}"
+    low, high = statistics.interval([np.array(returns)], statistics.iqm, statistics.NUMBER)
+    return f"{low:.4g} to {high:.4g}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

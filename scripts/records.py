@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import jaxrl_dist
+from jaxrl_dist.commands.flags import written
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 learning: Any = importlib.import_module("learning")
@@ -124,14 +125,9 @@ class Row(NamedTuple):
     def command(self) -> str:
         """Returns the command line of the row, with a short name for the data."""
         task = TASKS[self.task]
-        flags = "".join(f" {spelled(name, value)}" for name, value in self.flags.items())
+        flags = "".join(f" {word}" for name, value in self.flags.items() for word in written(name, value))
         head = f"jaxrl-dist train {self.algorithm[0]} --data {self.task}/{self.kind} --env {task.env}"
         return f"{head} --total-updates {self.updates} --seeds {task.seeds}{flags}"
-
-
-def spelled(name: str, value: Any) -> str:
-    """Formats a field as on the command line."""
-    return learning.spelled(name, " ".join(map(str, value)) if isinstance(value, tuple) else value)
 
 
 KINDS = "replay", "medium", "expert"

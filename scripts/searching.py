@@ -1,4 +1,4 @@
-"""Measures searches by their number of simulations: ``python scripts/searching.py`` writes ``docs/searching.json``.
+"""Measures searches by their number of simulations: ``python scripts/searching.py`` prints a row of JSON for each.
 
 For each number of simulations, a policy of MuZero with the preset's model acts on all its environments at once, as in
 training. A row holds steps a second of one process (the best of five times), and the bytes that one compiled call needs
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import pathlib
 import sys
 import time
 from typing import Any
@@ -23,7 +22,6 @@ from jaxrl_dist.algorithms.muzero import MuZero
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.types import Context
 
-FILE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "searching.json"
 SIMULATIONS = 1, 8, 16, 32, 64
 ENVS = {"CartPole-v1": 16, "Breakout-MinAtar": 64}
 """Environments, and how many act at once."""
@@ -70,8 +68,6 @@ def main(arguments: list[str]) -> None:
     ]
     for row in rows:
         print(json.dumps(row))
-    if not flags.memory:
-        FILE.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

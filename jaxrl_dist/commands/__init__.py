@@ -66,6 +66,7 @@ def find_modules(env: str | None) -> None:
     if module is None:
         return
     name, directory = module.partition(".")[0], pathlib.Path.cwd()
-    sys.path.append(str(directory))
+    if str(directory) not in sys.path:
+        sys.path.append(str(directory))
     if any((directory / file).is_file() for file in (f"{name}.py", f"{name}/__init__.py")) and not is_here(name):
         raise ConfigError(f"--env {env}: Python has another module {name}, so rename the one in this directory")

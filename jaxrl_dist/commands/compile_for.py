@@ -41,7 +41,7 @@ def run(args: Sequence[str]) -> int:
     try:
         options, args = flags.split(CompileFor, args, "jaxrl-dist doctor --compile-for TARGET ALGO --env ID")
     except ConfigError as error:
-        from jaxrl_dist.profiling import accelerators as targets
+        from jaxrl_dist.profiling import targets
 
         if not error.with_flags.startswith(FLAG):
             raise
@@ -65,7 +65,7 @@ def report(name: str, train: request.Request) -> dict[str, Any]:
       ConfigError: the target is unknown, its compiler is not installed, the plan is not ``on_device``, or the run is a
         population, names devices of this machine, or does not divide over the target's devices.
     """
-    from jaxrl_dist.profiling import accelerators as targets
+    from jaxrl_dist.profiling import targets
 
     target = targets.target(name)
     extras = [extra for extra in accelerators.PLUGINS if target.platform and extra.startswith(target.platform)]

@@ -16,6 +16,7 @@ from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError, say, visible
 from jaxrl_dist.run.files import MEMBERS, members_of
 from jaxrl_dist.run.storage import check_run_dir
+from jaxrl_dist.settings.policies import Policies
 from jaxrl_dist.settings.stored import stored_fields
 
 if TYPE_CHECKING:
@@ -59,8 +60,8 @@ class Trained:
         """
         kind = from_file(self.algorithm) if self.algorithm else None
         check_run_dir(pathlib.Path(self.run_dir))
-        trained, fields = stored_fields(pathlib.Path(self.run_dir), kind, self.env)  # fails before JAX is imported
-        if kind is not None and "parts" not in fields and trained != kind.__name__:
+        trained, _ = stored_fields(pathlib.Path(self.run_dir), kind, self.env)  # fails before JAX is imported
+        if kind is not None and trained not in (Policies.stored_as, kind.__name__):
             raise ConfigError(f"{self.run_dir} is a run of {trained}, not of {kind.__name__}: remove --algorithm")
         find_modules(self.env)
 

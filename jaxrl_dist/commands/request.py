@@ -37,7 +37,7 @@ class Request(NamedTuple):
     """The file or run directory of ``--config``."""
 
     def resolved(self) -> tuple[Train[Any], EnvSource]:
-        """Returns the complete config, and its environment."""
+        """Returns the complete config, and its environment; prepares the process as ``settled`` does."""
         return self.settled()[:2]
 
     def in_run_dir(self, config: Train[Any]) -> Train[Any]:
@@ -47,7 +47,10 @@ class Request(NamedTuple):
         return dataclasses.replace(config, run_dir=default_run_dir(self.fields["env"], self.name, config.seed))
 
     def settled(self) -> tuple[Train[Any], EnvSource, Mapping[str, str]]:
-        """Returns the complete config, its environment, and the sources of its values; see ``resolve.settled``."""
+        """Returns the complete config, its environment, and the sources of its values; see ``resolve.settled``.
+
+        It prepares this process for the run: CPU devices for its members, the user's module, memory on GPUs.
+        """
         if (members := populations.number_of_members(self.fields)) > 1:
             from jaxrl_dist.plans import devices
 
@@ -103,7 +106,7 @@ def _stored(algorithm: str | type | None, args: Sequence[str]) -> tuple[str | ty
         return algorithm, {}
     kind = algorithm if isinstance(algorithm, type) else None
     name, fields = stored_fields(pathlib.Path(config_file), kind, flags.value_of(args, "--env"))
-    parts = fields.pop("parts", None)
+    parts = fields.pop("parts") if name == Policies.stored_as else None
     stored = name if parts is None else Policies(parts)
     of_a_policy = kind is not None and parts is not None  # the file of one of the stored policies
     if algorithm is not None and _name(algorithm) != _name(stored) and not of_a_policy:

@@ -293,9 +293,17 @@ _FROM_TEXT: Mapping[Any, Callable[[str], Any]] = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """The configs of several policies in place of one algorithm's hyperparameters."""
+
+    parts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """For each policy, a ``Train`` of which only the algorithm and the fields ``OWN`` count."""
+
+
 def varied(algorithm: Any, values: Mapping[str, Any]) -> Any:
     """Returns hyperparameters with other values; with several policies, names are ``POLICY.FIELD``."""
-    if not hasattr(algorithm, "parts"):
+    if not isinstance(algorithm, Parts):
         return dataclasses.replace(algorithm, **values)
     parts = dict(algorithm.parts)
     for name, value in values.items():

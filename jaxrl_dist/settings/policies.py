@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NoReturn
 
 from jaxrl_dist.algorithms import having, name_of
 from jaxrl_dist.config.train import OWN, Train
+from jaxrl_dist.config.values import Parts
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import distributions, jax, jnp, np, observations, optax, spaces
 from jaxrl_dist.protocols import Traits
@@ -24,13 +25,11 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
 @dataclasses.dataclass(frozen=True)
-class Policies:
+class Policies(Parts):
     """The algorithms of several policies; it takes the place of a single policy's hyperparameters."""
 
     stored_as: ClassVar[str] = "Policies"
     """Its name in ``config.json``."""
-    parts: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """For each policy, a ``Train`` of which only the algorithm and the fields ``OWN`` count."""
 
     def validate(self) -> None:
         """Raises ``ConfigError`` if a value of a policy is out of range."""

@@ -109,7 +109,7 @@ def _check_changes(config: Train[Any], changes: Mapping[str, Any], stored: Colle
 
 
 def find_env(config: Train[Any]) -> EnvSource:
-    """Finds the environment of a config.
+    """Finds the environment of a config, for which it reserves the memory of GPUs that the config asks for.
 
     Raises:
       ConfigError: no environment has this name, or it does not have these options.

@@ -21,9 +21,11 @@ from jaxrl_dist import cli
 from jaxrl_dist.algorithms import from_file, name_of
 from jaxrl_dist.algorithms.actor_critic import actor_critic
 from jaxrl_dist.algorithms.pg import PG
+from jaxrl_dist.commands import request
 from jaxrl_dist.config.train import RUN_DEFAULTS
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.settings.members import members
 from jaxrl_dist.settings.stored import stored_config, to_json
 from jaxrl_dist.training.setup import prepare
 from jaxrl_dist.types import Acted, Algorithm, Context, EnvSpec, Replay, Variables
@@ -174,6 +176,29 @@ def prepared(fields: dict[str, Any], **parts: Any) -> Any:
 
     sizes = {"num_devices": 1, "num_envs": 8, "rollout_length": 4}
     return prepare(jaxrl_dist.preset(Own, "CartPole-v1", **sizes, **fields))
+
+
+PARTS = """
+import dataclasses
+
+from jaxrl_dist.algorithms.pg import PG
+
+@dataclasses.dataclass(frozen=True)
+class Mine(PG):
+    parts: int = 3
+    scale: float = 1.0
+"""
+
+
+def test_a_field_called_parts_does_not_make_several_policies(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(PARTS)
+    kind, env = from_file(str(file)), "gymnax:CartPole-v1"
+    (tmp_path / "config.json").write_text(json.dumps(to_json(jaxrl_dist.preset(kind, env, parts=4), find(env).spec)))
+    parsed = request.parse([str(file), "--config", str(tmp_path / "config.json")])
+    assert name_of(parsed.algorithm) == "Mine" and parsed.resolved()[0].algorithm.parts == 4
+    varied = jaxrl_dist.preset(kind, env, vary={"scale": "1,2"})
+    assert [x.config.algorithm.scale for x in members(varied)] == [1, 2]
 
 
 def test_rewards_are_not_scaled_without_a_discount() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from jaxrl_dist import cli
 from jaxrl_dist.commands import accelerators, compile_for
-from jaxrl_dist.profiling import accelerators as targets
+from jaxrl_dist.profiling import targets
 
 RUN = "ppo --env CartPole-v1 --num-envs 8 --rollout-length 16 --hidden-sizes 8 --num-epochs 2 --num-minibatches 2"
 

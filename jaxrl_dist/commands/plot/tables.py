@@ -19,8 +19,7 @@ ALL = "all environments, scaled"
 """Row of a table over several environments."""
 TELLS = {
     "curve": "Thick lines and bands: interquartile mean over the seeds of a group, and its {interval}; dotted where "
-    "only some of them have values, as others have not begun or have ended; thin lines: runs. "
-    "A run's last report of less than half an interval is joined to the one before.",
+    "only some of them have values, as others have not begun or have ended; thin lines: runs.",
     "profile": "Fraction of runs whose final score is above the score on the axis; bands: {interval}.",
     "improvement": "Probability that a run of the first group has a higher final score than one of the second, the "
     "mean over environments; bars: {interval}. At 0.5 neither is better.",
