@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters import partial_eval
 
-from jaxrl_dist import rng
+from jaxrl_dist import rng, spaces
 from jaxrl_dist.envs.base import DeviceEnv, EnvSlice, HostEnv
 from jaxrl_dist.envs.device.gymnax import HostGymnax
 from jaxrl_dist.envs.source import EnvSource
@@ -90,6 +91,37 @@ def searched(algorithm: Algorithms, env: HostEnv) -> PyTree:
     if isinstance(env, HostGymnax) and any(policy.searches for policy in algorithm.values()):
         return env.state
     return ()
+
+
+def read_by(function: Callable[..., Any], *arguments: PyTree) -> list[bool]:
+    """Returns for each leaf of the arguments whether the outputs of a function depend on it."""
+    program = jax.make_jaxpr(function)(*arguments).jaxpr
+    return list(partial_eval.dce_jaxpr(program, [True] * len(program.outvars))[1])
+
+
+def reads_of_core(algorithm: Algorithm, spec: EnvSpec, variables: Variables) -> tuple[set[int], set[int]]:
+    """Returns the numbers of the core's arrays on which drawn actions depend, and those that ``log_prob`` reads.
+
+    Of ``variables``, only shapes and dtypes count.
+    """
+    obs, action = (jax.tree.map(jnp.asarray, spaces.zeros(space, 2)) for space in (spec.observation, spec.action))
+    given = variables, obs, algorithm.initial_core(2)
+    first = len(jax.tree.leaves(given[:2]))
+
+    def read(function: Callable[..., Any] | None, *more: PyTree) -> set[int]:
+        context = Context(jax.random.split(jax.random.key(0), 2), jnp.zeros(()))
+        used = [] if function is None else read_by(lambda *x: function(*x, *more, context), *given)[first:]
+        return {at for at, reads in enumerate(used) if reads}
+
+    return read(lambda *x: algorithm.policy(*x)[0]), read(algorithm.log_prob, action)
+
+
+def probabilities_known(algorithm: Algorithm, spec: EnvSpec, variables: Variables) -> bool:
+    """Returns whether ``log_prob`` is that of drawn actions: it is not where their noise is correlated in time."""
+    if algorithm.log_prob is None:
+        return False
+    drawn, given = reads_of_core(algorithm, spec, variables)
+    return drawn <= given
 
 
 def num_parts(algorithm: Algorithm, variables: Variables, num_envs: int) -> int:

@@ -13,6 +13,7 @@ import math
 import os
 import pathlib
 from collections.abc import Collection, Mapping, Sequence
+from io import FileIO
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ INDEX = "dataset.json"
 ENDS = "random", "expert"
 """Policies whose mean returns are the ends of a normalised score."""
 _DTYPES = {np.dtype(code).name for code in "?bBhHiIqQefd"}
+_RESERVED = 2**16  # bytes of an index, beside the spaces
 _MAX_HEADER = 1000  # characters; those of data sets are below 200
 
 
@@ -40,6 +42,7 @@ class Writer:
 
         Raises:
           ConfigError: the directory exists, or cannot be written, or another process writes it.
+          OSError: the disk is full.
         """
         if path.exists():
             raise ConfigError(f"{path} exists; a data set needs a new directory")
@@ -51,15 +54,27 @@ class Writer:
         self._lock = _claimed(self._temporary, path)
         parts = {name: spaces.leaves(space) for name, space in kinds.items()}
         self._parts = {(name, part): kind for name, space in parts.items() for part, kind in space.items()}
-        self._files = {place: (self._temporary / _file_of(*place)).open("xb") for place in self._parts}
-        self._heads()
+        self._spaces = {name: _space_to_json(kinds[name]) for name in ("obs", "action")}
+        self._files = dict[tuple[str, str], FileIO]()
+        try:
+            with storage.naming(path):
+                for place in self._parts:
+                    self._files[place] = FileIO(self._temporary / _file_of(*place), "x")
+                self._heads()
+                reserve = _RESERVED + len(json.dumps(self._spaces, indent=2))  # so that a full disk has room for it
+                (self._temporary / INDEX).write_bytes(bytes(reserve))
+        except BaseException:
+            self.close()
+            raise
 
     def append(self, columns: Mapping[str, Any]) -> None:
         """Appends rows to all arrays. Raises ``OSError`` if the disk is full; the directory is then as before."""
         arrays = {(name, part): x for name, tree in columns.items() for part, x in spaces.leaves(tree).items()}
         for place, file in self._files.items():
             with storage.naming(self.path):
-                file.write(np.ascontiguousarray(arrays[place]).data.cast("B"))
+                rest = np.ascontiguousarray(arrays[place]).data.cast("B")
+                while rest:
+                    rest = rest[file.write(rest) :]
         self.rows += len(next(iter(arrays.values())))
 
     def commit(self, about: Mapping[str, Any]) -> None:
@@ -68,9 +83,10 @@ class Writer:
             self._heads()
             for file in self._files.values():
                 file.close()
-            stored = {name: _space_to_json(self._kinds[name]) for name in ("obs", "action")}
-            content = {"format": FORMAT, **about, "spaces": stored, "files": storage.digests(self._temporary)}
-            (self._temporary / INDEX).write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+            digests = storage.digests(self._temporary, without=[INDEX])
+            content = {"format": FORMAT, **about, "spaces": self._spaces, "files": digests}
+            with FileIO(self._temporary / INDEX, "r+") as index:
+                index.truncate(index.write((json.dumps(content, indent=2, allow_nan=False) + "\n").encode()))
             storage.commit(self._temporary, self.path, self.path.with_name(f".{self.path.name}.old"))
 
     def close(self) -> None:
@@ -166,7 +182,10 @@ def read(
     """
     path = path.resolve()  # a link that the user names is followed, and none below it
     content, kinds = _index(path)
-    if storage.digests(path, without=[INDEX]) != content["files"]:
+    found = storage.digests(path, without=[INDEX])
+    if more := sorted(found.keys() - content["files"].keys()):
+        raise ConfigError(f"{path} holds {shown(more[0])}, which {INDEX} does not name: remove it")
+    if found != content["files"]:
         raise ConfigError(f"{path} is damaged: its arrays are not those that {INDEX} names")
     kept = {name: kind for name, kind in rows.items() if name not in optional or _file_of(name) in content["files"]}
     first, size, fields = next(iter(rows)), 0, {}

@@ -7,7 +7,6 @@ that nobody sees does. A program that reads no random key is deterministic, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import partial_eval
 
+from jaxrl_dist.actors.step import read_by
 from jaxrl_dist.envs.base import DeviceEnv, label_of
 from jaxrl_dist.envs.host import gymnasium
 from jaxrl_dist.envs.making import construct
@@ -292,12 +292,6 @@ def _plausible(share: np.ndarray, count: int) -> tuple[np.ndarray, bool]:
 
     equal = count >= 5 * len(share) and chisquare(share * count).pvalue > PLAUSIBLE
     return (np.full(len(share), 1 / len(share)) if equal else share), bool(equal)
-
-
-def read_by(function: Callable[..., Any], *arguments: PyTree) -> list[bool]:
-    """Returns for each leaf of the arguments whether the outputs of a function depend on it."""
-    program = jax.make_jaxpr(function)(*arguments).jaxpr
-    return list(partial_eval.dce_jaxpr(program, [True] * len(program.outvars))[1])
 
 
 def _keys_in(state: PyTree) -> dict[int, bool]:

@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES, MAX_EPISODE_STEPS
+from jaxrl_dist.actors.step import read_by
 from jaxrl_dist.envs.base import label_of
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.exact import games, heat, solve
-from jaxrl_dist.exact.listing import discrete, of_source, read_by
+from jaxrl_dist.exact.listing import discrete, of_source
 from jaxrl_dist.exact.table import Table
 from jaxrl_dist.protocols import Traits
 from jaxrl_dist.types import Algorithm, Context, PyTree, Variables

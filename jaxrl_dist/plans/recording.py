@@ -6,20 +6,26 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+
 from jaxrl_dist.actors.pool import Deliver, Snapshot
-from jaxrl_dist.actors.step import Rollouts
+from jaxrl_dist.actors.step import Rollouts, probabilities_known
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.types import Acted, Algorithm, Algorithms, Context, PyTree, Variables
+from jaxrl_dist.types import Acted, Algorithm, Algorithms, Context, EnvSpec, PyTree, Variables
 
 
 def acting(job: Job) -> Algorithms:
     """Returns the algorithms that act; if rollouts are recorded, these hold log-probabilities until ``recorder``."""
-    return job.algorithm if job.record is None else {name: _known(x) for name, x in job.algorithm.items()}
+    if job.record is None:
+        return job.algorithm
+    return {name: _known(x, job.source.spec) for name, x in job.algorithm.items()}
 
 
-def _known(algorithm: Algorithm) -> Algorithm:
+def _known(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
     """Returns the algorithm with extras of ``(log_prob, extras)``, or of ``((), extras)`` if it is not known."""
-    policy, log_prob = algorithm.policy, algorithm.log_prob
+    variables = jax.eval_shape(algorithm.init, jax.random.key(0))
+    policy = algorithm.policy
+    log_prob = algorithm.log_prob if probabilities_known(algorithm, spec, variables) else None
 
     def acted(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
         action, after, extras = policy(variables, obs, core, context)

@@ -15,6 +15,7 @@ from scipy import special
 
 from jaxrl_dist import rng, spaces
 from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES, check_samples
+from jaxrl_dist.actors.step import reads_of_core
 from jaxrl_dist.data.dataset import Dataset, check_spaces
 from jaxrl_dist.envs.base import clipped
 from jaxrl_dist.errors import ConfigError
@@ -22,7 +23,6 @@ from jaxrl_dist.nn import observations
 from jaxrl_dist.play import fitted
 from jaxrl_dist.play.importance import Episodes, quotient
 from jaxrl_dist.play.policy import Policy, load_policy
-from jaxrl_dist.play.recording import reads_of_core
 from jaxrl_dist.spaces import Box, Discrete
 from jaxrl_dist.training.compile_cache import keep_programs
 from jaxrl_dist.types import Array, Context, PyTree
@@ -31,6 +31,8 @@ RESAMPLES = 1000
 """Data sets, drawn from the episodes with replacement, whose estimates give an interval where nothing is fitted."""
 DRAWS = 4
 """Actions that the target draws in each state, where they are not categories."""
+RARE = 0.001
+"""Share of steps without a choice that ratios bear: probabilities of a confident policy round to 1."""
 LOWEST = 0.01
 """Importance ratio of a step below which the target hardly ever takes its action."""
 NAMES = {
@@ -109,11 +111,12 @@ def estimate(
     sampled = policy.config.evaluation_policy == "sampled" if sampled is None else sampled
     discount = _checked(policy, data, discount, refits, sampled=sampled)
     log_prob, choices = _target(policy, data, seed, sampled=sampled)
-    known = sampled and log_prob is not None and data.log_prob is not None
+    lost = _never_tried(policy, data, log_prob)
+    known = sampled and log_prob is not None and data.log_prob is not None and not lost
     record = Episodes(data, discount, log_prob if known else None)
     generator = np.random.default_rng(seed)
     made = _resampled(record, generator, ("behaviour", "is", "pdis", "wis", "pdwis") if known else ("behaviour",))
-    lines = _assumptions(policy, data, record, updates, sampled=sampled, known=known)
+    lines = _assumptions(policy, data, record, updates, lost, sampled=sampled, known=known)
     if discount == 1.0 and data.truncated.any():
         lines.append("time limits cut episodes, so the values of discount 1 have no end: no fqe")
         return Estimates(discount, record.size, made, tuple(lines))
@@ -167,7 +170,7 @@ def _checked(policy: Policy, data: Dataset, discount: float | None, refits: int,
         raise ConfigError("estimates of a policy with a recurrent core are not possible; a run without --core works")
     if sampled:
         check_samples({"": policy.algorithm})
-        if reads_of_core(policy)[0]:
+        if reads_of_core(policy.algorithm, spec, policy.variables)[0]:
             raise ConfigError(
                 "this run explores by actions or noise that last for several steps, which an estimate does not follow; "
                 "--evaluation-policy greedy works"
@@ -218,6 +221,15 @@ def _target(policy: Policy, data: Dataset, seed: int, *, sampled: bool) -> tuple
     return (None if log_prob is None else known), choices
 
 
+def _never_tried(policy: Policy, data: Dataset, log_prob: np.ndarray | None) -> float:
+    """Returns the share of steps whose action had all the probability, while the target takes others; 0 if ``RARE``."""
+    parts = spaces.leaves(policy.source.spec.action).values()
+    if data.log_prob is None or log_prob is None or any(isinstance(part, Box) for part in parts):
+        return 0.0
+    share = float(np.mean((data.log_prob >= 0) & (log_prob < math.log1p(-LOWEST)), where=data.valid))
+    return share if share > RARE else 0.0
+
+
 def _vectors(action: PyTree, space: spaces.Space) -> jax.Array:
     """Returns actions as vectors ``[..., A]``, in which categories are one-hot."""
     return observations.side_by_side(observations.preprocess(action, space, jnp.float32), space)
@@ -233,7 +245,7 @@ def _steps(policy: Policy, data: Dataset, record: Episodes, choices: np.ndarray)
 
 
 def _assumptions(
-    policy: Policy, data: Dataset, record: Episodes, updates: int, *, sampled: bool, known: bool
+    policy: Policy, data: Dataset, record: Episodes, updates: int, lost: float, *, sampled: bool, known: bool
 ) -> list[str]:
     """Says what the estimates rest on."""
     lines = []
@@ -241,6 +253,11 @@ def _assumptions(
         lines.append(
             "the target is deterministic, so its ratios are 0 from the first other action on, or densities that do not "
             "exist: only fqe; --evaluation-policy sampled estimates the policy that samples"
+        )
+    elif lost:
+        lines.append(
+            f"the behaviour had no choice in {lost:.1%} of the steps, as where it repeats actions, and the target "
+            "takes others there, of which ratios know nothing: only fqe; `record --random-share` gives them a chance"
         )
     elif not known:
         lacks = "the data lack the behaviour's" if data.log_prob is None else "the target has no closed form of its"

@@ -18,7 +18,6 @@ from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES, MAX_EPISODE_STEPS
 from jaxrl_dist.data.dataset import Dataset
 from jaxrl_dist.envs.base import EnvSlice, clipped
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.exact.listing import read_by
 from jaxrl_dist.play.policy import Policy
 from jaxrl_dist.run.checkpoint import load_memory
 from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
@@ -93,10 +92,9 @@ def _acting(
 ) -> tuple[Callable[..., tuple[PyTree, PyTree, jax.Array]], bool]:
     """Returns ``(variables, obs, core, key, env_state) -> (action, core, log_prob)``, and whether that is known."""
     algorithm, spec = policy.algorithm, policy.source.spec
-    log_prob = None if greedy else algorithm.log_prob
-    if log_prob is not None:
-        drawn, given = reads_of_core(policy)
-        log_prob = log_prob if drawn <= given else None  # as where noise is correlated in time
+    log_prob = (
+        None if greedy or not steps.probabilities_known(algorithm, spec, policy.variables) else algorithm.log_prob
+    )
     known = log_prob is not None or (greedy and random_share > 0 and isinstance(spec.action, Discrete))
     uniform = _uniform(spec.action) if random_share else None
 
@@ -124,21 +122,6 @@ def _acting(
         return action, after, probability
 
     return jax.jit(act), known
-
-
-def reads_of_core(policy: Policy) -> tuple[set[int], set[int]]:
-    """Returns the numbers of the core's arrays on which drawn actions depend, and those that ``log_prob`` reads."""
-    algorithm, spec = policy.algorithm, policy.source.spec
-    obs, action = (jax.tree.map(jnp.asarray, spaces.zeros(space, 2)) for space in (spec.observation, spec.action))
-    given = policy.variables, obs, algorithm.initial_core(2)
-    first = len(jax.tree.leaves(given[:2]))
-
-    def read(function: Callable[..., Any] | None, *more: PyTree) -> set[int]:
-        context = Context(jax.random.split(jax.random.key(0), 2), jnp.float32(END_OF_SCHEDULES))
-        used = [] if function is None else read_by(lambda *x: function(*x, *more, context), *given)[first:]
-        return {at for at, reads in enumerate(used) if reads}
-
-    return read(lambda *x: algorithm.policy(*x)[0]), read(algorithm.log_prob, action)
 
 
 def of_memory(

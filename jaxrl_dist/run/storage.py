@@ -257,11 +257,15 @@ def write_text(path: pathlib.Path, text: str) -> None:
     temporary = path.with_suffix(".tmp")
     with naming(path):
         temporary.unlink(missing_ok=True)
-        with temporary.open("x", encoding="utf-8") as file:  # "x" follows no link
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        try:
+            with temporary.open("x", encoding="utf-8") as file:  # "x" follows no link
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
         sync(path.parent)
 
 

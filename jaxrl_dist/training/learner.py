@@ -72,7 +72,9 @@ def _learner(
 
     like = jax.eval_shape(shapes, jax.random.key(0))
     if config.data is not None and jax.tree.leaves(like.extras):
-        raise ConfigError(f"--data {config.data}: records hold no {', '.join(like.extras)}, such as a recurrent core's")
+        raise ConfigError(
+            f"--data {config.data}: records hold no {', '.join(like.extras)}, which this run stores as it acts"
+        )
     if not offline:
         check_memory(algorithm.replay, like, devices, spec.frame_stack, members)
     recorded = algorithm.replay.batch_size if offline else round((config.data_share or 0) * algorithm.replay.batch_size)
@@ -134,9 +136,10 @@ def check_recorded(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_
     for size in (recorded, replay.batch_size - recorded):
         if size % num_devices or not (size or config.data_share is None):
             of = "" if config.data_share is None else f"--data-share {config.data_share} of "
+            needed = f"a multiple of {num_devices} devices" if num_devices > 1 else "one or more"
             raise ConfigError(
                 f"{of}--batch-size {replay.batch_size} makes {recorded} records and {replay.batch_size - recorded} new "
-                f"steps: each must be a multiple of {num_devices} devices"
+                f"steps: each must be {needed}"
             )
 
 

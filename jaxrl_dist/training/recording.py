@@ -6,6 +6,9 @@ import itertools
 import pathlib
 from typing import Any
 
+import jax
+
+from jaxrl_dist.actors.step import probabilities_known
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.data.files import Writer
@@ -55,6 +58,6 @@ def recorder(job: Job, *, resumed: bool) -> Recorder:
     while resumed and path.exists():
         path = named.with_name(f"{named.name}-{next(numbers)}")
     about = {"env": spec.id, "behaviour": {"run": config.run_dir, "training": label(config.algorithm)}}
-    return Recorder(
-        Writer(path, kinds(spec, known=algorithm.log_prob is not None)), spec, about, episodic=algorithm.episodic
-    )
+    known = probabilities_known(algorithm, spec, jax.eval_shape(algorithm.init, jax.random.key(0)))
+    writer = Writer(path, kinds(spec, known=known))
+    return Recorder(writer, spec, about, episodic=algorithm.episodic)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
+import time
+
 import jax
 import numpy as np
 import pytest
@@ -56,6 +61,66 @@ def test_two_recorders_of_one_directory_do_not_mix(tmp_path):
     record(7, part(rollout, 0, 8))
     record.close()
     Dataset.load(tmp_path / "next")
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """A disk whose ``room`` for further bytes is what a test sets; what a file has already may be written again."""
+
+    class Disk(io.FileIO):
+        room = 2**30
+
+        def write(self, data):
+            place = self.tell()
+            fits = max(os.fstat(self.fileno()).st_size - place, 0) + Disk.room
+            if not fits:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            written = super().write(bytes(data)[:fits])
+            Disk.room -= max(place + written - max(place, place + fits - Disk.room), 0)
+            return written
+
+    monkeypatch.setattr(files, "FileIO", Disk)
+    return Disk
+
+
+def test_a_disk_that_is_full_keeps_what_was_recorded(tmp_path, monkeypatch, disk):
+    """Whatever has filled it: the index has its room from the start."""
+    monkeypatch.setattr(recorder, "BLOCK", 4)
+    rollout, record = played(60), recording(tmp_path / "data")
+    record(7, part(rollout, 0, 40))
+    while not record._writer.rows:
+        time.sleep(0.01)
+    kept, disk.room = record._writer.rows, 5
+    record(7, part(rollout, 40, 60))
+    with pytest.raises(OSError, match="No space left on device"):
+        record.close()
+    data = Dataset.load(tmp_path / "data")
+    assert data.steps + len(data.returns) == kept and not list(tmp_path.glob(".*"))
+
+
+def test_a_disk_that_is_full_from_the_start_is_named(tmp_path, disk):
+    disk.room = 100
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        recording(tmp_path / "data")
+    assert caught.value.filename == str(tmp_path / "data") and not list(tmp_path.iterdir())
+
+
+def test_what_does_not_belong_to_a_data_set_is_named(tmp_path, monkeypatch):
+    rollout, record = played(8), recording(tmp_path / "data")
+    record(7, part(rollout, 0, 8))
+    record.close()
+
+    def full(number):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left on device"):
+            files.describe(tmp_path / "data", {"random": 3.0})
+    Dataset.load(tmp_path / "data")
+    (tmp_path / "data" / "notes.txt").write_text("x")
+    with pytest.raises(ConfigError, match=r"data holds 'notes.txt', which dataset.json does not name: remove it"):
+        Dataset.load(tmp_path / "data")
 
 
 def test_a_file_in_the_place_of_a_directory_is_told(tmp_path):

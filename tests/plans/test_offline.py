@@ -345,6 +345,10 @@ def test_records_beside_new_experience(tmp_path):
         ({"data_memory": "host", "seeds": 2}, "data_memory does nothing without a single run under"),
         ({"data_memory": "host", "normalize_observations": True}, "give no running statistics"),
         ({"batch_size": 33, "num_devices": 2}, "must be a multiple of 2 devices"),
+        (
+            {"total_updates": None, "data_share": 0.01, "plan": "on_device"},
+            "makes 0 records and .* each must be one or more",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(tmp_path, changes, message):

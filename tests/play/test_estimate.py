@@ -104,6 +104,19 @@ def test_the_truth_of_a_linear_solve_lies_in_every_interval(tables: dict[str, An
     json.dumps(made.summary(), allow_nan=False)
 
 
+def test_ratios_need_a_behaviour_that_might_have_acted_otherwise(tmp_path: Path) -> None:
+    """A repeated action of ez-greedy has all the probability: what the target would do instead was never tried."""
+    flags = f"dqn --env CartPole-v1 {runs.TINY} --epsilon-start 1 --epsilon-end 1"
+    few: dict[str, Any] = {"sampled": True, "updates": 1, "refits": 2, "hidden_sizes": (4,)}
+    target, repeats = (jaxrl_dist.load_policy(runs.finished(f"{flags} --{x}ez-greedy")) for x in ("no-", ""))
+    made = jaxrl_dist.estimate(target, jaxrl_dist.record(repeats, 400, num_envs=4), **few)
+    assert [*made.estimates] == ["behaviour", "fqe"]
+    assert "the behaviour had no choice in" in made.assumptions[0] and "`record --random-share`" in made.assumptions[0]
+    mixed = jaxrl_dist.estimate(target, jaxrl_dist.record(repeats, 400, num_envs=4, random_share=0.5), **few)
+    same = jaxrl_dist.estimate(target, jaxrl_dist.record(target, 400, num_envs=4), **few)
+    assert [*mixed.estimates] == [*same.estimates] == ["behaviour", "is", "pdis", "wis", "pdwis", "fqe", "dr"]
+
+
 def test_the_command_says_what_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, out = str(runs.finished(f"ppo --env CartPole-v1 {runs.TINY}")), str(tmp_path / "data")
     assert cli.main(["record", run, "-o", out, "--steps", "100", "--num-envs", "4", "--random-share", "0.5"]) == 0

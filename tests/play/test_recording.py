@@ -12,8 +12,8 @@ import runs
 
 import jaxrl_dist
 from jaxrl_dist import cli
+from jaxrl_dist.actors.step import reads_of_core
 from jaxrl_dist.data.dataset import Dataset
-from jaxrl_dist.play.recording import reads_of_core
 from jaxrl_dist.types import Context
 
 
@@ -49,7 +49,7 @@ def test_probabilities_are_known_unless_actions_depend_on_what_these_do_not(flag
     """Correlated noise is part of the policy's state, as is the return that scales rewards; only the first one acts."""
     own, known = jaxrl_dist.load_policy(runs.finished(flags)), LASTING[flags]
     assert jax.tree.leaves(own.initial_core(1))
-    drawn, given = reads_of_core(own)
+    drawn, given = reads_of_core(own.algorithm, own.source.spec, own.variables)
     assert bool(drawn) != known and not given
     data = jaxrl_dist.record(own, 20, num_envs=2)
     assert (data.log_prob is not None) == known

@@ -36,6 +36,15 @@ def test_recording_changes_nothing_and_a_resumed_run_records_apart(tmp_path):
     assert Dataset.load(f"{path}-2").steps == more.env_steps - report.env_steps
 
 
+@pytest.mark.parametrize("correlation", [None, 0.5])
+def test_probabilities_of_correlated_noise_are_not_recorded(tmp_path, correlation):
+    changes = {"num_epochs": 1, "num_minibatches": 1, "noise_correlation": correlation, **SIZES}
+    path = str(tmp_path / "data")
+    run = jaxrl_dist.preset("ppo", "gymnax:Pendulum-v1", plan="synchronous", record=path, **changes)
+    *_, _ = jaxrl_dist.train(run)
+    assert (Dataset.load(path).log_prob is None) == bool(correlation)
+
+
 def test_a_run_that_is_left_has_recorded_what_its_actors_played(tmp_path):
     epsilon = {"epsilon_start": 0.5, "epsilon_end": 0.5, "learning_starts": 64, "replay_capacity": 512}
     dqn = config("dqn", plan="asynchronous", num_actors=2, record=str(tmp_path / "data"), **epsilon, batch_size=32)
