@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_dist.algorithms import exploration
 from jaxrl_dist.algorithms.presets import TablePresets
+from jaxrl_dist.checks import check_used
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.lazy import cores, distributions, jax, jnp, networks, observations, optax, packing, returns, torsos
 from jaxrl_dist.nn.config import CriticConfig, NetworkConfig, NoiseConfig
@@ -111,6 +112,7 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
         critic_sees=critic_space if config.hidden else None,
         core_inputs=inputs.size,
     )
+    check_used(config, "initial_std", active=bool(head.log_std_size), needed="continuous actions")
     recurrent, noise_size = config.core != "none", config.noise_size(head.log_std_size)
 
     def choices(outputs: jax.Array, obs: PyTree) -> distributions.Distribution:

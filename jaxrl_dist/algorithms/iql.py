@@ -40,7 +40,7 @@ class IQL(
     """tau: a state's value is this expectile of its actions' values; towards 1 it is their maximum (equation 5)."""
     beta: float = setting(3.0, low=0)
     """Inverse temperature: how strongly the policy prefers actions of large advantage (equation 7)."""
-    max_weight: float = setting(100.0, above=0)
+    max_weight: float = setting(100.0, above=0, needs="beta")
     """Largest weight ``exp(beta A)`` of an action in the policy's loss (the authors' code)."""
 
     def make(self, spec: EnvSpec) -> Algorithm:

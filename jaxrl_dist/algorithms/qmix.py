@@ -35,7 +35,7 @@ class QMIX(DQN, n_step=1):
     def validate(self) -> None:
         super().validate()
         check_used(self, "mixing_size", active=self.mixer == "qmix", needed="--mixer qmix")
-        others = {"num_atoms": 1, "noisy": False, "parameter_noise": False}
+        others = {"num_atoms": 1, "noisy": False, "parameter_noise": False, "cql_weight": None}
         for name, value in others.items():
             if getattr(self, name) != value:
                 raise ConfigError(f"{flag(name)} does not work with a mixer: remove it, or train dqn")

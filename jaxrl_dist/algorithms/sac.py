@@ -63,7 +63,8 @@ class SAC(
         def init(key: jax.Array) -> Variables:
             actor_key, critic_key = jax.random.split(key)
             params = {"actor": actor.init(actor_key), "critic": kind.critic.init(critic_key)}
-            return Variables(params | {"log_temperature": jnp.log(jnp.float32(self.temperature or 1.0))}, ())
+            temperature = jnp.float32(1.0 if self.temperature is None else self.temperature)
+            return Variables(params | {"log_temperature": jnp.log(temperature)}, ())
 
         def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
             chosen = choose(variables.params["actor"], obs)

@@ -37,7 +37,7 @@ class TD3(
     """Critic updates per update of the actor and the targets (section 5.2)."""
     target_noise: float = setting(0.2, low=0, high=1000)
     """Standard deviation of the noise on target actions, which span -1 .. 1 (section 5.3)."""
-    target_noise_clip: float = setting(0.5, low=0, high=1000)
+    target_noise_clip: float = setting(0.5, low=0, high=1000, needs="target_noise")
     """Largest magnitude of the noise on target actions."""
     noise: Literal["gaussian", "ornstein_uhlenbeck", "parameter"] = "gaussian"
     """Exploration noise: on the actions, independent at each step or correlated in time (Lillicrap et al. 2016), or on
@@ -63,8 +63,9 @@ class TD3(
         super().validate()
         active = self.behaviour_weight is not None
         check_used(self, "behaviour_penalty", active=active, needed="--behaviour-weight")
-        for name in ("critic_behaviour_weight", "normalize_q"):
-            if self.core != "none" and getattr(self, name) not in (None, False):
+        refused = {"critic_behaviour_weight": self.critic_behaviour_weight is not None, "normalize_q": self.normalize_q}
+        for name, used in refused.items():
+            if self.core != "none" and used:
                 raise ConfigError(f"{flag(name)} does not work with --core: remove one of them")
         if self.noise == "parameter" and self.core != "none":
             raise ConfigError("--noise parameter does not work with --core: remove one of them")

@@ -26,6 +26,8 @@ class Estimate(evaluate.Trained):
     """Discount of the returns; None: that of the run."""
     evaluation_policy: Literal["greedy", "sampled"] | None = None
     """Take the best actions or sample them; None: as the run's evaluations did. Ratios need a policy that samples."""
+    num_simulations: int | None = setting(None, low=0, high=10**4)
+    """0: the network of an algorithm that plans acts alone, which is all that can be estimated."""
     refits: int = setting(20, low=2, high=1000)
     """Networks fitted to resampled episodes, for the intervals of fqe and dr."""
     updates: int = setting(5000, low=1, high=10**9)
@@ -45,7 +47,7 @@ def run(args: Sequence[str]) -> int:
         missing = "from which data set" if options.run_dir else "which run, and from which data set"
         example = f"jaxrl-dist estimate {options.run_dir or 'runs/NAME'} --data data/NAME"
         raise ConfigError(f"{missing}? As in: {example}")
-    policy = options.load()
+    policy = options.load(num_simulations=options.num_simulations)
 
     from jaxrl_dist.data.dataset import Dataset
     from jaxrl_dist.play.estimate import estimate

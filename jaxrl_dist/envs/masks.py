@@ -19,7 +19,7 @@ from jaxrl_dist.types import EnvSpec, PyTree, Timestep
 
 NAMES = (
     *("action_mask", "action_masks", "legal_action_mask", "legal_actions", "avail_actions"),
-    *("get_action_mask", "get_legal_actions", "get_avail_actions"),
+    *("get_action_mask", "get_legal_actions", "get_legal_moves", "get_avail_actions"),
 )
 """Names of action masks, as parts of observations, keys of infos, methods or fields of states."""
 PART = "mask"

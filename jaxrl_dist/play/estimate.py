@@ -168,6 +168,11 @@ def _checked(policy: Policy, data: Dataset, discount: float | None, refits: int,
         raise ConfigError("estimates are of one agent's policy, without stacked frames")
     if getattr(policy.config.algorithm, "core", "none") != "none":
         raise ConfigError("estimates of a policy with a recurrent core are not possible; a run without --core works")
+    if policy.algorithm.searches:
+        raise ConfigError(
+            "this policy searches before it acts, which an estimate does not; --num-simulations 0 takes its network "
+            "alone, and load_policy(run_dir, num_simulations=0) in Python"
+        )
     if sampled:
         check_samples({"": policy.algorithm})
         if reads_of_core(policy.algorithm, spec, policy.variables)[0]:

@@ -129,14 +129,20 @@ class Policy:
           ValueError: as ``__call__``.
         """
         space = self.source.spec.observation
-        obs = self._all_parts(obs, space) if isinstance(space, dict) else obs
+        if isinstance(space, dict):
+            obs = self._all_parts(obs, space)
+        elif isinstance(obs, dict) or (isinstance(obs, tuple) and any(isinstance(part, dict) for part in obs)):
+            instead = "a dict" if isinstance(obs, dict) else "(obs, info), as reset returns them"
+            raise ValueError(f"observations are arrays here, not {instead}")
         given = spaces.leaves(obs)
+        if unlike := sorted(given.keys() ^ spaces.leaves(space).keys()):
+            raise ValueError(f"observations have the parts {', '.join(spaces.leaves(space))}; {unlike[0]} differs")
         for path, part in spaces.leaves(space).items():
             value = given[path] if isinstance(given[path], jax.Array | np.ndarray) else np.asarray(given[path])
             shape, wanted, dtype = np.shape(value), part.native_shape, value.dtype
             if jnp.issubdtype(dtype, jnp.floating) and not jnp.issubdtype(part.dtype, jnp.floating):
                 raise ValueError(f"observations{path and f' {path}'} are {part.dtype} here, not {dtype}")
-            if len(shape) != len(wanted) + 1 or shape[1:] != wanted:
+            if len(shape) != len(wanted) + 1 or shape[1:] != wanted or not shape[0]:
                 batch = "jax.tree.map(lambda x: x[None], obs)" if path else "obs[None]"
                 raise ValueError(
                     f"observations{path and f' {path}'} have shape [{', '.join(map(str, ('B', *wanted)))}] here, not "

@@ -18,9 +18,12 @@ from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES, MAX_EPISODE_STEPS
 from jaxrl_dist.data.dataset import Dataset
 from jaxrl_dist.envs.base import EnvSlice, clipped
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.nn import observations
+from jaxrl_dist.nn.distributions import policy_head
 from jaxrl_dist.play.policy import Policy
 from jaxrl_dist.run.checkpoint import load_memory
-from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
+from jaxrl_dist.settings.policies import Random
+from jaxrl_dist.spaces import Box, Discrete
 from jaxrl_dist.training.setup import make_job
 from jaxrl_dist.types import Array, Context, EnvSpec, PyTree, Rollout, Timestep
 
@@ -92,11 +95,10 @@ def _acting(
 ) -> tuple[Callable[..., tuple[PyTree, PyTree, jax.Array]], bool]:
     """Returns ``(variables, obs, core, key, env_state) -> (action, core, log_prob)``, and whether that is known."""
     algorithm, spec = policy.algorithm, policy.source.spec
-    log_prob = (
-        None if greedy or not steps.probabilities_known(algorithm, spec, policy.variables) else algorithm.log_prob
-    )
+    drawn = not greedy and steps.probabilities_known(algorithm, spec, policy.variables)
+    log_prob = algorithm.log_prob if drawn else None
     known = log_prob is not None or (greedy and random_share > 0 and isinstance(spec.action, Discrete))
-    uniform = _uniform(spec.action) if random_share else None
+    uniform = _uniform(spec) if random_share else None
 
     def act(
         variables: Any, obs: PyTree, core: PyTree, key: jax.Array, env_state: PyTree
@@ -108,8 +110,7 @@ def _acting(
         chosen = action = clipped(spec.action, action)
         if uniform is not None:
             chance = jax.vmap(lambda key: jax.random.uniform(key) < random_share)(which)
-            drawn, density = jax.vmap(uniform)(draw)
-            action = jax.tree.map(lambda x, y: jnp.where(_like(chance, x), x, y), drawn, action)
+            action = jax.tree.map(lambda x, y: jnp.where(_like(chance, x), x, y), uniform[0](obs, draw), action)
         if not known:
             return action, after, jnp.zeros(num_envs)
         if log_prob is not None:
@@ -117,7 +118,7 @@ def _acting(
         else:  # the best action has all of it
             probability = jnp.where(action == chosen, 0.0, -jnp.inf)
         if uniform is not None:
-            own, other = probability + jnp.log1p(-random_share), jnp.log(random_share) + density
+            own, other = probability + jnp.log1p(-random_share), jnp.log(random_share) + uniform[1](obs, action)
             probability = jnp.logaddexp(own, other)
         return action, after, probability
 
@@ -178,31 +179,27 @@ def _like(flag: jax.Array, x: jax.Array) -> jax.Array:
     return flag.reshape(-1, *(1,) * (x.ndim - 1))
 
 
-def _uniform(space: Space) -> Callable[[jax.Array], tuple[PyTree, jax.Array]]:
-    """Returns ``key -> (action, log-density)`` of uniform actions.
+def _uniform(spec: EnvSpec) -> tuple[Callable[..., PyTree], Callable[[PyTree, PyTree], jax.Array]]:
+    """Returns ``(obs, keys) -> action`` of uniform legal actions, and ``(obs, action) -> log_prob`` of these.
 
     Raises:
       ConfigError: an action has no bounds.
     """
-    parts = spaces.leaves(space)
-    if any(isinstance(part, Box) and not np.isfinite([part.low, part.high]).all() for part in parts.values()):
+    parts = list(spaces.leaves(spec.action).values())
+    if any(isinstance(part, Box) and not np.isfinite([part.low, part.high]).all() for part in parts):
         raise ConfigError("--random-share needs actions between two bounds")
+    random, head = Random().make(spec), policy_head(spec.action)
 
-    def of_part(part: Space, key: jax.Array) -> tuple[jax.Array, Any]:
-        if isinstance(part, Discrete):
-            return jax.random.randint(key, (), 0, part.n), -np.log(part.n)
-        if isinstance(part, MultiDiscrete):
-            sizes = np.asarray(part.nvec)
-            return jax.random.randint(key, sizes.shape, 0, sizes), -np.log(sizes).sum()
-        assert isinstance(part, Box)
-        drawn = jax.random.uniform(key, part.shape, minval=part.low, maxval=part.high)
-        return drawn, -np.log(np.asarray(part.high, np.float64) - part.low).sum()
+    def draw(obs: PyTree, keys: jax.Array) -> PyTree:
+        return random.policy(random.init(keys[0]), obs, (), Context(keys, jnp.zeros(())))[0]
 
-    def draw(key: jax.Array) -> tuple[PyTree, jax.Array]:
-        keys = jax.random.split(key, len(parts))
-        drawn = {path: of_part(part, keys[i]) for i, (path, part) in enumerate(parts.items())}
-        actions = {path: action for path, (action, _) in drawn.items()}
-        total = jnp.float32(sum(density for _, density in drawn.values()))
-        return spaces.nested(space, actions), total
+    def log_prob(obs: PyTree, action: PyTree) -> jax.Array:
+        if (legal := observations.legal(spec, obs)) is not None:  # then all parts are categories
+            return head.distribution(jnp.zeros(legal.shape), legal).log_prob(action)
+        sizes = [
+            np.asarray(part.high, np.float64) - part.low if isinstance(part, Box) else spaces.num_choices(part)
+            for part in parts
+        ]
+        return jnp.float32(-sum(np.log(size).sum() for size in sizes))
 
-    return draw
+    return draw, log_prob

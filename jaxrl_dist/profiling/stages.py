@@ -39,7 +39,7 @@ class Part(NamedTuple):
     layers: Mapping[str, int]
     """Floating-point operations of its matrix products and convolutions by layer, on all devices."""
     moved: int
-    """Bytes that it reads and writes on all devices, as ``counts.of_memory`` counts them."""
+    """Bytes that it reads and writes on all devices, as ``costs.of_memory`` counts them."""
 
 
 def make_parts(job: Job) -> dict[str, Part]:

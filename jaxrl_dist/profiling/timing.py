@@ -74,7 +74,7 @@ class Profile(NamedTuple):
     matmul_ceiling: float
     """Operations per second of one large matrix product on each device."""
     memory_rates: Mapping[str, float]
-    """Bytes per second that a stage reads and writes, as ``counts.of_memory`` counts them."""
+    """Bytes per second that a stage reads and writes, as ``costs.of_memory`` counts them."""
     memory_ceiling: float
     """Bytes per second of reading and writing one large array on each device."""
     flags: Sequence[str] = ()

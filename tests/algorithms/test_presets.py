@@ -135,6 +135,25 @@ def test_user_value_without_effect_is_refused() -> None:
         resolve.resolved(Train("a2c", env="Breakout-MinAtar"), {"rms_decay": 0.9})
 
 
+USELESS = {
+    ("ddpg", "Pendulum-v1"): {"target_noise_clip": 0.3},
+    ("iql", "Pendulum-v1"): {"beta": 0.0, "max_weight": 10.0},
+    ("ppo", "CartPole-v1"): {"initial_std": 0.5},
+}
+
+
+@pytest.mark.parametrize("name, env", USELESS)
+def test_what_would_change_nothing_is_refused(name: str, env: str) -> None:
+    changes = USELESS[name, env]
+
+    def make() -> None:
+        config, source = resolve.resolved(Train(name, env=env), changes)
+        make_algorithm(config, source.spec)
+
+    with pytest.raises(ConfigError, match=f"{[*changes][-1]} does nothing without"):
+        make()
+
+
 def test_values_are_checked_with_and_without_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     checked = list[float]()
     monkeypatch.setattr(PPO, "validate", lambda self: checked.append(self.learning_rate))

@@ -295,7 +295,7 @@ def test_the_first_line_of_a_run_counts_the_agents_of_a_team() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    for field, value in (("num_atoms", 51), ("noisy", True), ("parameter_noise", True)):
+    for field, value in (("num_atoms", 51), ("noisy", True), ("parameter_noise", True), ("cql_weight", 0.0)):
         with pytest.raises(ConfigError, match=f"{field} does not work with a mixer"):
             dataclasses.replace(SMALL, **{field: value}).validate()
     with pytest.raises(ConfigError, match="mixing_size does nothing without mixer qmix"):

@@ -173,7 +173,7 @@ def test_the_behaviour_moves_the_actor_by_a_fixed_scale_of_values(name: str) -> 
 
 
 def test_what_needs_the_batch_does_not_work_with_a_core() -> None:
-    for fields in ({"normalize_q": True}, {"critic_behaviour_weight": 0.1}):
+    for fields in ({"normalize_q": True}, {"critic_behaviour_weight": 0.1}, {"critic_behaviour_weight": 0.0}):
         with pytest.raises(ConfigError, match="does not work with core: remove one of them"):
             TD3(core="gru", **fields).validate()
     TD3(core="gru", behaviour_weight=0.1).validate()

@@ -152,6 +152,15 @@ def test_agent_observations_hold_masks_and_state() -> None:
         assert host.step(np.array([2, 0, 1, 1]))[0].obs["observation"][:, 0].tolist() == [1, 3, 0, 4]
 
 
+@pytest.mark.parametrize("name", ["get_legal_moves", "get_legal_actions", "action_mask"])
+def test_masks_of_a_team_have_the_names_that_others_have(name: str) -> None:
+    class Renamed(team.Meeting):
+        get_avail_actions = None  # type: ignore[assignment]
+
+    setattr(Renamed, name, team.Meeting.get_avail_actions)
+    assert find(Renamed()).spec.mask == "mask"
+
+
 @pytest.mark.parametrize(
     "plan, name",
     [

@@ -117,6 +117,15 @@ def test_ratios_need_a_behaviour_that_might_have_acted_otherwise(tmp_path: Path)
     assert [*mixed.estimates] == [*same.estimates] == ["behaviour", "is", "pdis", "wis", "pdwis", "fqe", "dr"]
 
 
+def test_a_search_is_not_estimated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, out = str(runs.finished(f"alphazero --env CartPole-v1 {runs.TINY}")), str(tmp_path / "data")
+    jaxrl_dist.record(jaxrl_dist.load_policy(run, num_simulations=0), 50, num_envs=4).save(out)
+    few = ["--updates", "2", "--refits", "2", "--hidden-sizes", "8"]
+    assert cli.main(["estimate", run, "--data", out, *few]) == 2
+    assert "this policy searches before it acts, which an estimate does not" in capsys.readouterr().err
+    assert cli.main(["estimate", run, "--data", out, *few, "--num-simulations", "0"]) == 0
+
+
 def test_the_command_says_what_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, out = str(runs.finished(f"ppo --env CartPole-v1 {runs.TINY}")), str(tmp_path / "data")
     assert cli.main(["record", run, "-o", out, "--steps", "100", "--num-envs", "4", "--random-share", "0.5"]) == 0

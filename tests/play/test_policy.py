@@ -158,6 +158,19 @@ def test_observations_of_another_shape_are_refused(policy: jaxrl_dist.Policy) ->
         assert str(error.value).endswith("; obs[None] makes one observation a batch") == (wrong.shape == obs.shape[1:])
 
 
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        (lambda obs: {"x": obs}, "observations are arrays here, not a dict"),
+        (lambda obs: (obs[0], {}), r"observations are arrays here, not \(obs, info\), as reset returns them"),
+        (lambda obs: obs[:0], r"observations have shape \[B, \d\] here, not \[0, \d\]"),
+    ],
+)
+def test_observations_of_another_kind_are_refused(policy: jaxrl_dist.Policy, wrong: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        policy(wrong(observations(policy, 1)))
+
+
 @pytest.mark.parametrize("kind", ["Discrete", "MultiDiscrete", "MultiBinary", "Narrow"])
 def test_it_speaks_the_environments_language(kind: str, tmp_path: Path) -> None:
     """Categories may count from any number, and vectors of them may have several axes."""

@@ -38,6 +38,24 @@ def test_the_probabilities_are_those_of_the_mixture(policy: jaxrl_dist.Policy) -
     np.testing.assert_allclose(np.exp(data.log_prob[data.valid]), expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("greedy", [False, True])
+def test_random_actions_are_legal_and_their_probabilities_count_the_legal_ones(greedy: bool) -> None:
+    own = jaxrl_dist.load_policy(runs.finished(f"ppo --env gymnasium:Taxi-v4 --plan synchronous {runs.TINY}"))
+    data = jaxrl_dist.record(own, 100, num_envs=4, random_share=0.5, greedy=greedy)
+    obs = jax.tree.map(lambda x: x[data.valid], data.obs)
+    legal, action, rows = obs["mask"].astype(bool), data.action[data.valid], np.arange(data.steps)
+    assert legal[rows, action].all() and not legal.all()
+    none = own.initial_core(data.steps)
+    if greedy:
+        given = own.algorithm.policy(own.variables, obs, none, Context(None, jnp.zeros(())))[0] == action
+    else:
+        given = np.exp(own.algorithm.log_prob(own.variables, obs, none, action, Context(None, jnp.zeros(()))))
+    assert data.log_prob is not None
+    np.testing.assert_allclose(
+        np.exp(data.log_prob[data.valid]), 0.5 * np.asarray(given) + 0.5 / legal.sum(axis=1), rtol=1e-4
+    )
+
+
 LASTING = {
     f"ppo --env Pendulum-v1 {runs.TINY} --noise-correlation 0.5": False,
     f"ppo --env CartPole-v1 {runs.TINY} --scale-rewards": True,

@@ -220,8 +220,8 @@ def _spaces(env: Any, agents: Sequence[Any], obs: PyTree, state: PyTree, name: s
 
 def _legal_actions(env: Any, state: PyTree) -> tuple[str, PyTree] | None:
     """Returns the name of the environment's method for legal actions, if it has one that works, and their shapes."""
-    for name in ("get_avail_actions", "get_legal_moves"):
-        if (method := getattr(env, name, None)) is not None:
+    for name in masks.NAMES:
+        if callable(method := getattr(env, name, None)):
             with contextlib.suppress(NotImplementedError):
                 return name, jax.eval_shape(method, state)
     return None
