@@ -72,9 +72,7 @@ class Writer:
         arrays = {(name, part): x for name, tree in columns.items() for part, x in spaces.leaves(tree).items()}
         for place, file in self._files.items():
             with storage.naming(self.path):
-                rest = np.ascontiguousarray(arrays[place]).data.cast("B")
-                while rest:
-                    rest = rest[file.write(rest) :]
+                _write(file, np.ascontiguousarray(arrays[place]).data.cast("B"))
         self.rows += len(next(iter(arrays.values())))
 
     def commit(self, about: Mapping[str, Any]) -> None:
@@ -86,7 +84,8 @@ class Writer:
             digests = storage.digests(self._temporary, without=[INDEX])
             content = {"format": FORMAT, **about, "spaces": self._spaces, "files": digests}
             with FileIO(self._temporary / INDEX, "r+") as index:
-                index.truncate(index.write((json.dumps(content, indent=2, allow_nan=False) + "\n").encode()))
+                _write(index, memoryview((json.dumps(content, indent=2, allow_nan=False) + "\n").encode()))
+                index.truncate()
             storage.commit(self._temporary, self.path, self.path.with_name(f".{self.path.name}.old"))
 
     def close(self) -> None:
@@ -106,6 +105,12 @@ class Writer:
             np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
             file.seek(math.prod(shape) * kind.dtype.itemsize, 1)
             file.truncate()
+
+
+def _write(file: FileIO, content: memoryview) -> None:
+    """Writes all of it, without a buffer that a full disk would leave half written."""
+    while content:
+        content = content[file.write(content) :]
 
 
 def _claimed(folder: pathlib.Path, path: pathlib.Path) -> int:
