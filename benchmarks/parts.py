@@ -15,6 +15,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import envpool
@@ -25,6 +26,7 @@ from jaxrl_dist.actors.host import HostActor
 from jaxrl_dist.actors.programs import compile_acting
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.envs.host import envpool as adapter
+from jaxrl_dist.envs.host.calls import Caller
 from jaxrl_dist.learners.sharded import compile_update
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.rng import Stream
@@ -91,7 +93,7 @@ def make_stages(job: Job, env: Any) -> dict[str, Callable[[], object]]:
     programs = compile_acting(job.algorithm, env.spec, job.mesh, job.rollout_length, job.key(Stream.ACT))
     actor = HostActor(job.algorithm, env, job.mesh, job.rollout_length, programs)
     update, key = compile_update(job.learner, job.mesh), job.key(Stream.LEARN)
-    state = job.initial_state()
+    state, thread = job.initial_state(), Caller("the environments")
     rollout, _, _ = actor.rollout(state.variables, state.iteration, state.env_step)
 
     def step_env() -> None:
@@ -108,7 +110,8 @@ def make_stages(job: Job, env: Any) -> dict[str, Callable[[], object]]:
 
     def whole() -> None:
         nonlocal rollout
-        rollout, _, _ = actor.rollout(state.variables, state.iteration, state.env_step)
+        fill = partial(actor.rollout, state.variables, state.iteration, state.env_step)
+        rollout, _, _ = thread.call(fill)  # as the plan does
         learn()
 
     return {"env": step_env, "inference": infer, "update": learn, "whole": whole}
