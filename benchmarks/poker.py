@@ -57,7 +57,7 @@ def config(seed: int, steps: int, opponent: str, run_dir: str) -> jaxrl_dist.Tra
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=24_000_000)
+    parser.add_argument("--steps", type=int, default=60_000_000)
     parser.add_argument("--opponent", default="copy(new,1)", help="as in --policy")
     options = parser.parse_args()
     for seed in range(options.seeds):
