@@ -149,6 +149,7 @@ class EpisodeCounter:
         """Env steps of the running episodes, ``[B]``."""
         shape = (num_envs, len(agents)) if agents else (num_envs,)
         self._info = {metric: np.full(shape, np.nan, np.float32) for metric in metrics}
+        self._none = no_episodes(num_envs)
 
     def add(
         self, reward: np.ndarray, valid: np.ndarray, over: np.ndarray, info: Mapping[str, np.ndarray] = {}
@@ -164,6 +165,8 @@ class EpisodeCounter:
         self.length += valid
         new = {metric: np.where(rows(valid, x), info[metric], np.nan) for metric, x in self._info.items()}
         self._info = advanced(self._info, {metric: x.astype(np.float32) for metric, x in new.items()})
+        if not self._info and not over.any():  # as in most steps
+            return self._none
         episodes = ended_episodes(over, self._return, self.length, self._info)
         self._return = np.where(over, 0, self._return).astype(np.float32)
         self.length = np.where(over, 0, self.length).astype(np.int32)
