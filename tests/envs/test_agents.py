@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import closing
 from typing import Any
 
@@ -157,8 +158,13 @@ def test_masks_of_a_team_have_the_names_that_others_have(name: str) -> None:
     class Renamed(team.Meeting):
         get_avail_actions = None  # type: ignore[assignment]
 
-    setattr(Renamed, name, team.Meeting.get_avail_actions)
+    setattr(Renamed, name, functools.partial(jax.jit, static_argnums=0)(team.Meeting.get_avail_actions))
     assert find(Renamed()).spec.mask == "mask"
+    setattr(Renamed, name, lambda self, state, agent: None)  # about one agent: another thing of this name
+    assert find(Renamed()).spec.mask is None and not find(Renamed()).spec.unread_mask
+    setattr(Renamed, name, lambda self, state: jnp.ones(3, bool))
+    assert find(Renamed()).spec.mask is None
+    assert find(Renamed()).spec.unread_mask == f"its {name} does not answer for each agent: not read"
 
 
 @pytest.mark.parametrize(

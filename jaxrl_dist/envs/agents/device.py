@@ -8,6 +8,7 @@ ended while the others go on has ``valid`` False until the environment resets.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -212,8 +213,10 @@ def _spaces(env: Any, agents: Sequence[Any], obs: PyTree, state: PyTree, name: s
     legal = _legal_actions(env, state) if isinstance(action, Discrete) and not mask.where else None
     if legal is not None and isinstance(action, Discrete):
         method, shapes = legal
-        mask, sizes = Mask("method", method), {shapes[agent].size for agent in agents}
-        if sizes != {action.n}:
+        mask = Mask("method", method)
+        if not isinstance(shapes, dict) or not shapes.keys() >= set(agents):
+            return observation, action, mask._replace(unread=f"its {method} does not answer for each agent: not read")
+        if (sizes := {shapes[agent].size for agent in agents}) != {action.n}:
             mask = mask._replace(unread=masks.misfit(f"its {method}", max(sizes), native_action))
     return observation, action, mask
 
@@ -221,10 +224,19 @@ def _spaces(env: Any, agents: Sequence[Any], obs: PyTree, state: PyTree, name: s
 def _legal_actions(env: Any, state: PyTree) -> tuple[str, PyTree] | None:
     """Returns the name of the environment's method for legal actions, if it has one that works, and their shapes."""
     for name in masks.NAMES:
-        if callable(method := getattr(env, name, None)):
+        if callable(method := getattr(env, name, None)) and _takes_one(method):
             with contextlib.suppress(NotImplementedError):
                 return name, jax.eval_shape(method, state)
     return None
+
+
+def _takes_one(method: Any) -> bool:
+    """Returns whether a method can be called with the state alone; another one may be about one agent."""
+    try:
+        inspect.signature(method).bind(None)
+    except TypeError:
+        return False
+    return True
 
 
 def _traced(contract: Contract, env: Any) -> tuple[PyTree, PyTree, PyTree]:
