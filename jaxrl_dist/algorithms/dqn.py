@@ -20,6 +20,7 @@ from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Va
 @dataclasses.dataclass(frozen=True)
 class DQN(
     TablePresets,
+    exploration.EpsilonConfig,
     ReplayConfig,
     hidden_sizes=(128, 128),
     activation="relu",
@@ -34,12 +35,6 @@ class DQN(
 
     target_period: int = setting(250, low=1)
     """Updates between copies of the parameters to the target network."""
-    epsilon_start: float = setting(1.0, low=0, high=1)
-    """Probability of a random action at the start."""
-    epsilon_end: float = setting(0.01, low=0, high=1)
-    """Probability of a random action after ``epsilon_steps``."""
-    epsilon_steps: int = setting(10_000, low=0)
-    """Env steps over which epsilon falls linearly."""
     epsilon_ladder: bool = False
     """Give each environment its own constant epsilon (Horgan et al. 2018, Ape-X)."""
     epsilon_base: float = setting(0.4, low=0, high=1)
@@ -86,7 +81,7 @@ class DQN(
         check_used(self, *annealing, active=annealed, needed="--no-epsilon-ladder")
         check_used(self, "epsilon_base", "epsilon_exponent", active=not annealed, needed="--epsilon-ladder")
         random = self.epsilon_start > 0 or self.epsilon_end > 0
-        check_used(self, "epsilon_steps", "ez_greedy", active=random, needed="--epsilon-start or --epsilon-end above 0")
+        check_used(self, "ez_greedy", active=random, needed="--epsilon-start or --epsilon-end above 0")
         check_used(self, "ez_greedy", active=not self.parameter_noise, needed="--no-parameter-noise")
         others = [flag(name) for name in ("noisy", "epsilon_ladder") if getattr(self, name)]
         others += ["--core"] if self.core != "none" else []
@@ -126,10 +121,6 @@ class DQN(
         if self.epsilon_ladder:
             return lambda num_envs: exploration.ape_x_epsilon(num_envs, self.epsilon_base, self.epsilon_exponent)
         return Algorithm.initial_core
-
-    def epsilon(self, env_step: jax.Array) -> jax.Array:
-        """Returns the probability of a random action, of all environments alike."""
-        return optax.linear_schedule(self.epsilon_start, self.epsilon_end, max(self.epsilon_steps, 1))(env_step)
 
     def act(
         self, q: jax.Array, legal: jax.Array | None, keys: jax.Array | None, core: PyTree, env_step: jax.Array

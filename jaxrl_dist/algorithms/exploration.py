@@ -7,8 +7,32 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from jaxrl_dist.algorithms import wrappers
-from jaxrl_dist.lazy import distributions, jax, jnp, mesh, packing, perturbation, rng
+from jaxrl_dist.checks import check_used
+from jaxrl_dist.config.inherit import Inherits
+from jaxrl_dist.config.values import setting
+from jaxrl_dist.lazy import distributions, jax, jnp, mesh, optax, packing, perturbation, rng
 from jaxrl_dist.types import Algorithm, Aux, Context, PyTree, Rollout, Variables
+
+
+@dataclasses.dataclass(frozen=True)
+class EpsilonConfig(Inherits):
+    """Flags of random actions, whose probability epsilon falls during the run."""
+
+    epsilon_start: float = setting(1.0, low=0, high=1)
+    """Probability of a random action at the start."""
+    epsilon_end: float = setting(0.01, low=0, high=1)
+    """Probability of a random action after ``epsilon_steps``."""
+    epsilon_steps: int = setting(10_000, low=0)
+    """Env steps over which epsilon falls linearly."""
+
+    def validate(self) -> None:
+        super().validate()
+        falls = self.epsilon_start != self.epsilon_end
+        check_used(self, "epsilon_steps", active=falls, needed="--epsilon-start and --epsilon-end that differ")
+
+    def epsilon(self, env_step: jax.Array) -> jax.Array:
+        """Returns the probability of a random action, of all environments alike."""
+        return optax.linear_schedule(self.epsilon_start, self.epsilon_end, max(self.epsilon_steps, 1))(env_step)
 
 
 def ape_x_epsilon(num_envs: int, base: float, exponent: float) -> jax.Array:

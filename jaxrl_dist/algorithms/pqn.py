@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from jaxrl_dist.algorithms import exploration
 from jaxrl_dist.algorithms.presets import TablePresets
 from jaxrl_dist.algorithms.replayed import num_actions
 from jaxrl_dist.config.values import setting
@@ -14,7 +15,17 @@ from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Ro
 
 
 @dataclasses.dataclass(frozen=True)
-class PQN(TablePresets, TorsoConfig, OptimizerConfig, hidden_sizes=(128, 128), activation="relu", layer_norm=True):
+class PQN(
+    TablePresets,
+    exploration.EpsilonConfig,
+    TorsoConfig,
+    OptimizerConfig,
+    hidden_sizes=(128, 128),
+    activation="relu",
+    layer_norm=True,
+    epsilon_end=0.05,
+    epsilon_steps=100_000,
+):
     """Parallelised Q-network (Gallici et al. 2024): Q(lambda) without replay or target network.
 
     Layer normalisation keeps learning stable instead (section 3).
@@ -32,19 +43,12 @@ class PQN(TablePresets, TorsoConfig, OptimizerConfig, hidden_sizes=(128, 128), a
     """Passes over each rollout."""
     num_minibatches: int = setting(4, low=1)
     """Minibatches of each pass; each makes one update."""
-    epsilon_start: float = setting(1.0, low=0, high=1)
-    """Probability of a random action at the start."""
-    epsilon_end: float = setting(0.05, low=0, high=1)
-    """Probability of a random action after ``epsilon_steps``."""
-    epsilon_steps: int = setting(100_000, low=0)
-    """Env steps over which epsilon falls linearly."""
     max_gradient_norm: float = setting(10.0, above=0)
     """Largest global norm of a gradient; larger gradients are scaled down."""
 
     def make(self, spec: EnvSpec) -> Algorithm:
         size, space = num_actions(self, spec), observations.input_space(spec)
         network = networks.q_network(self, space, size, num_atoms=1, dueling=False, noisy=False)
-        schedule = optax.linear_schedule(self.epsilon_start, self.epsilon_end, max(self.epsilon_steps, 1))
 
         def values(params: PyTree, obs: PyTree) -> jax.Array:
             return network.apply(params, obs, None)[..., 0]
@@ -53,7 +57,7 @@ class PQN(TablePresets, TorsoConfig, OptimizerConfig, hidden_sizes=(128, 128), a
             return observations.masked(q, observations.legal(spec, obs)).max(axis=-1)
 
         def choices(q: jax.Array, obs: PyTree, context: Context) -> distributions.EpsilonGreedy:
-            return distributions.EpsilonGreedy(q, schedule(context.env_step), observations.legal(spec, obs))
+            return distributions.EpsilonGreedy(q, self.epsilon(context.env_step), observations.legal(spec, obs))
 
         def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
             q = values(variables.params, obs)

@@ -178,7 +178,7 @@ def _of_presets(user: Given, source: EnvSource) -> tuple[dict[str, Any], dict[st
         fields = {name: value for name, value in fields.items() if name != "atari_preset" or is_atari}
         values |= fields
         sources |= dict.fromkeys(fields, layer)
-    trained = _of_trained(user.config, values)
+    trained = _of_trained(user.config, {**values, **user.hyperparameters})
     return values | trained, sources | dict.fromkeys(trained, "preset")
 
 

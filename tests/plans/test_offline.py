@@ -265,7 +265,9 @@ def test_a_trained_policy_makes_no_random_start(tmp_path):
     assert dqn.algorithm.epsilon_start == dqn.algorithm.epsilon_end == 0.05
     given = jaxrl_dist.preset("dqn", "gymnax:CartPole-v1", init_from=run_dir, epsilon_start=0.5)
     parts = jaxrl_dist.preset("dqn", "gymnax:CartPole-v1", init_from=run_dir, init_parts="torso")
-    assert (given.algorithm.epsilon_start, parts.algorithm.epsilon_start) == (0.5, 1.0)
+    later = jaxrl_dist.preset("dqn", "gymnax:CartPole-v1", init_from=run_dir, epsilon_end=0.2)
+    starts = [run.algorithm.epsilon_start for run in (given, parts, later)]
+    assert starts == [0.5, 1.0, 0.2]
     sac, new = (jaxrl_dist.preset("sac", "Pendulum-v1", init_from=x).algorithm for x in (run_dir, None))
     assert [new.acts_randomly(step) for step in (0, 999, 1000)] == [True, True, False] and not sac.acts_randomly(0)
 
