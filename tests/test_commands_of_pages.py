@@ -36,8 +36,8 @@ ELSEWHERE = {
     "XLA_FLAGS=--xla_gpu": "needs a GPU",
     "--learner-devices 2-7": "needs eight devices: forced ones of a CPU take a quarter of an hour; tests/plans",
     "exact RUN_DIR": "needs a run in a small environment; docs/exact.md has one",
-    "--checkpoint 1000000": "needs a run of so many steps; tests/commands",
-    "@100000": "needs a run of so many steps; tests/play",
+    "--checkpoint 1003162": "needs a run of so many steps; tests/commands",
+    "@100352": "needs a run of so many steps; tests/play",
     "@403162": "needs a run of so many steps; tests/play",
     "--metric own/": "needs a metric of one's own; tests/training",
 }

@@ -39,6 +39,7 @@ from jaxrl_dist.commands import compile_for, help, profile, resume, sweep
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.learners.on_policy import on_policy
 from jaxrl_dist.nn import networks
+from jaxrl_dist.run import table
 from jaxrl_dist.types import Context, Report
 
 
@@ -339,6 +340,19 @@ def test_pictures_are_those_of_the_measurements(tmp_path: Path) -> None:
         json.loads((runs.ROOT / "docs" / "speed" / "results.json").read_text(encoding="utf-8"))["rows"]
     )
     assert len(speeds) == len(script["PEERS"]) and all(0.5 < ratio < 5 for ratio in speeds.values())
+
+
+def test_the_page_on_runs_names_each_metric() -> None:
+    text = (runs.ROOT / "docs/runs.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?) \| (.*?) \|", text[text.index("### Metrics") :], re.MULTILINE)
+    named = {name: titles for names, titles in rows for name in re.findall(r"`([^`]+)`", names)}
+    for name, title in table.COLUMNS.items():
+        assert title in named[name], name
+    replays = f"dqn --env CartPole-v1 {runs.TINY} --learning-starts 64 --replay-capacity 256"
+    for command in (runs.CARTPOLE, runs.ENVPOOL, replays):
+        written = {name for line in runs.read_metrics(runs.finished(command)) for name in line}
+        own = {name for name in written if name == "env_steps" or name.startswith("loss/")}  # of algorithms
+        assert written - own <= named.keys()
 
 
 def test_the_glossary_explains_the_words_of_our_own() -> None:

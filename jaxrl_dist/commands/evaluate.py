@@ -165,14 +165,16 @@ def _of_members(options: Evaluate, members: Sequence[pathlib.Path]) -> str:
     if not evaluations:
         raise problems[0]
     statuses = {name: row["status"] for name, row in results_of(pathlib.Path(options.run_dir)).items()}
-    if options.checkpoint is None and (left := [name for name in evaluations if statuses.get(name) == "training"]):
+    left = [name for name in evaluations if statuses.get(name) == "training"]
+    if options.checkpoint is None and left:
         say(f"warning: these members have not finished, and play as of their newest checkpoints: {', '.join(left)}")
     together = joined(list(evaluations.values()))
     if options.json:
         for problem in problems:
             say(f"warning: {problem.with_flags}")
         known = {x.name: {**options.taken(x), **evaluations[x.name]} for x in members if x.name in evaluations}
-        return json.dumps({**together, "by_member": {x.name: known.get(x.name) for x in members}}, indent=2)
+        by_member = {x.name: known.get(x.name) for x in members}
+        return json.dumps({"finished": not left, **together, "by_member": by_member}, indent=2)
     text = _table(options, evaluations)
     return "\n".join([text, *map(str, problems), played(together)])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shutil
 from pathlib import Path
@@ -76,8 +77,8 @@ def test_all_members_of_a_population_are_evaluated(tmp_path: Path, capsys: pytes
     population = shutil.copytree(run_dir, tmp_path / "population")
     for member in ("000", "001"):
         shutil.copytree(run_dir, population / "members" / member)
-    head = "member,seed,learning_rate,status,env_steps,iteration,episode_return,evaluation_return"
-    (population / "results.csv").write_text(f"{head}\n000,7,0.1,done,9,3,20,\n001,8,0.1,done,9,3,21,\n")
+    head_of_file = "member,seed,learning_rate,status,env_steps,iteration,episode_return,evaluation_return"
+    (population / "results.csv").write_text(f"{head_of_file}\n000,7,0.1,done,9,3,20,\n001,8,0.1,done,9,3,21,\n")
     with pytest.raises(jaxrl_dist.ConfigError, match=r"such as .*members/001, the best by its training return"):
         jaxrl_dist.load_policy(population)
     assert cli.main(["evaluate", str(population), "--episodes", "3"]) == 0
@@ -90,6 +91,11 @@ def test_all_members_of_a_population_are_evaluated(tmp_path: Path, capsys: pytes
     assert [row.split() for row in rows] == [["000", "7", "0.1", "3", mean, std], ["001", "8", "0.1", "3", mean, std]]
     about = "mean and standard deviation of 6 greedy episodes; 0 between the means of the 2 members"
     assert last == f"return {mean} +- {std} ({about})"
+    for status, finished in {"done": True, "training": False}.items():
+        (population / "results.csv").write_text(f"{head_of_file}\n000,7,0.1,done,9,3,20,\n001,8,0.1,{status},9,3,21,\n")
+        assert cli.main(["evaluate", str(population), "--episodes", "3", "--json"]) == 0
+        printed = json.loads(capsys.readouterr().out)
+        assert printed["finished"] is finished and set(printed["by_member"]) == {"000", "001"}
 
 
 def test_the_table_of_members_has_metrics_of_the_info() -> None:
