@@ -107,7 +107,7 @@ def test_trials_are_headed_by_what_ranks_them(
     trial = SimpleNamespace(number=0, value=9.0, params={"learning-rate": 0.1}, user_attrs={tuning.RUN: "trials/0000"})
     told = list[Any]()
     study = SimpleNamespace(
-        ask=lambda: trial, tell=lambda *result, state: told.append(trial), get_trials=lambda states: [*told],
+        ask=lambda: trial, tell=lambda *result, state: told.append(trial), get_trials=lambda states=None: [*told],
         best_value=9.0, best_params=trial.params,
     )  # fmt: skip
     trial.set_user_attr = trial.user_attrs.__setitem__
@@ -174,7 +174,9 @@ def test_a_sweep_by_ray_ends_bad_trials_early(tmp_path: Path) -> None:
     environment = {**ENVIRONMENT, "HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"^4 trials, best return \d\S* with --learning-rate \S+$", done.stdout, re.M)
+    assert re.search(r"^4 trials, of which 4 with a return, [1-3] after all env steps$", done.stdout, re.M)
+    best = path / done.stdout.splitlines()[-1].split()[-1]
+    assert cli.main(["evaluate", str(best), "--episodes", "2"]) == 0
     lines = [file.read_text().splitlines() for file in path.glob("trials/*/members/000/metrics.jsonl")]
     ended = [json.loads(x[-1])["env_steps"] for x in lines]
     assert len(ended) == 4 and min(ended) < 3600 <= max(ended)
@@ -198,38 +200,168 @@ def test_what_no_value_could_mend_ends_a_sweep(tmp_path: Path, monkeypatch: pyte
     trial.suggest_float = lambda name, low, high, log: 0.1
     states = SimpleNamespace(RUNNING=0, COMPLETE=1, PRUNED=2, FAIL=3)
     optuna.create_study.return_value = SimpleNamespace(
-        ask=lambda: trial, tell=lambda number, state: told.append(state), get_trials=lambda states: []
+        ask=lambda: trial, tell=lambda number, state: told.append(state), get_trials=lambda states=None: []
     )
     monkeypatch.setitem(sys.modules, "optuna", optuna)
     monkeypatch.setitem(sys.modules, "optuna.trial", SimpleNamespace(TrialState=states))  # type: ignore[arg-type]
     command = request.parse(runs.CARTPOLE.replace("--num-devices 1", "--num-devices 99").split())
     space = {"learning-rate": tuning.Range(0.01, 0.1, False)}
     with pytest.raises(jaxrl_dist.ConfigError, match="99"):
-        tuning.by_optuna(command, space, tmp_path, 2, 2, lambda: False, print, "return")
+        tuning.by_optuna(command, space, tmp_path, 2, 2, lambda: False, print, "return", 0)
     assert told == [states.FAIL] * 2
+
+
+class Study:
+    """As much of Optuna's as a sweep uses."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, proposals: list[float]) -> None:
+        self.trials, self.proposals, optuna = list[Any](), proposals, MagicMock()
+        optuna.create_study.return_value = self
+        states = SimpleNamespace(RUNNING=0, COMPLETE=1, PRUNED=2, FAIL=3)
+        monkeypatch.setitem(sys.modules, "optuna", optuna)
+        monkeypatch.setitem(sys.modules, "optuna.trial", SimpleNamespace(TrialState=states))  # type: ignore[arg-type]
+
+    def get_trials(self, states: tuple[int, ...] = (0, 1, 2, 3)) -> list[Any]:
+        return [trial for trial in self.trials if trial.state in states]
+
+    def ask(self) -> Any:
+        params = {"learning-rate": self.proposals.pop(0)}
+        trial = SimpleNamespace(number=len(self.trials), params=params, state=0, value=None, user_attrs={})
+        trial.set_user_attr = trial.user_attrs.__setitem__
+        trial.suggest_float = lambda name, low, high, log: params[name]
+        self.trials.append(trial)
+        return trial
+
+    def tell(self, trial: Any, value: float | None = None, *, state: int) -> None:
+        trial = self.trials[trial] if isinstance(trial, int) else trial
+        trial.value, trial.state = value, state
+
+    @property
+    def best_value(self) -> float:
+        raise ValueError
+
+    def sweep(self, tmp_path: Path, trials: int, said: list[str]) -> bool:
+        command, space = request.parse(runs.CARTPOLE.split()), {"learning-rate": tuning.Range(0.01, 0.1, False)}
+        return tuning.by_optuna(command, space, tmp_path, trials, 2, lambda: False, said.append, "return", 0)
+
+
+def test_equal_values_train_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained, said = list[Any](), list[str]()
+
+    def scores(run: Any, trials: list[Any], run_dir: Path, stop: Any) -> list[Any]:
+        trained.extend(trials)
+        return [(100 * trial["learning-rate"], run_dir / f"{trial['learning-rate']}") for trial in trials]
+
+    monkeypatch.setattr(tuning, "_scores", scores)
+    study = Study(monkeypatch, [0.1, 0.2, 0.2, 0.3, 0.1, 0.2])
+    assert study.sweep(tmp_path, 6, said)
+    assert [trial["learning-rate"] for trial in trained] == [0.1, 0.2, 0.3]
+    assert [trial.value for trial in study.trials] == pytest.approx([10, 20, 20, 30, 10, 20])
+    _, *rows = said[-1].splitlines()
+    assert [row.split()[-1] for row in rows] == ["trials/0002/0.3", "trials/0000/0.2", "trials/0000/0.1"]
+
+
+def test_an_environment_that_fails_costs_one_batch_and_ends_a_sweep_if_it_fails_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fails = [True, False, True, True]
+
+    def scores(run: Any, trials: list[Any], run_dir: Path, stop: Any) -> list[Any]:
+        if fails.pop(0):
+            raise jaxrl_dist.EnvError("step 3 broke")
+        return [(1.0, run_dir / str(number)) for number in range(len(trials))]
+
+    monkeypatch.setattr(tuning, "_scores", scores)
+    study = Study(monkeypatch, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8])
+    with pytest.raises(jaxrl_dist.EnvError):
+        study.sweep(tmp_path, 8, [])
+    assert [trial.state for trial in study.trials] == [2, 2, 1, 1, 2, 2, 3, 3]
+    left_out = f"jaxrl-dist: the trials in {tmp_path}/trials/0000 are left out: EnvError: step 3 broke"
+    assert capsys.readouterr().err.splitlines()[0] == left_out
+
+
+def test_a_sweep_in_which_no_trial_has_a_return_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tuning, "check", lambda *command: None)  # whether it is installed
+    monkeypatch.setattr(tuning, "_scores", lambda run, trials, run_dir, stop: [(None, run_dir)] * len(trials))
+    Study(monkeypatch, [0.1, 0.2])
+    command = "sweep ppo --env CartPole-v1 --tuner optuna --vary learning-rate=1e-5:1 --trials 2 --run-dir"
+    assert cli.main([*command.split(), str(tmp_path / "run")]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "no trial has a greedy return"
+
+
+def fake_ray(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
+    """Ray's modules, of which a test says what ``Tuner`` does."""
+    ray = MagicMock()
+    ray.tune.Stopper = object
+    names = "ray ray.tune ray.tune.schedulers ray.tune.search ray.tune.search.basic_variant"
+    for name in names.split():
+        monkeypatch.setitem(sys.modules, name, ray.tune if name == "ray.tune" else ray)
+    return ray
 
 
 def test_ray_hears_of_a_trial_from_its_first_return_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A 0 before that would be more than any return of many environments."""
-    ray, heard = MagicMock(), list[Any]()
-    for name, module in {"ray": ray, "ray.tune": ray.tune, "ray.tune.schedulers": ray.tune.schedulers}.items():
-        monkeypatch.setitem(sys.modules, name, module)
+    ray, heard = fake_ray(monkeypatch), list[Any]()
     ray.tune.report = heard.append
     ray.tune.get_context.return_value.get_trial_name.return_value = "trial"
     ray.tune.Tuner.side_effect = lambda trial, **_: SimpleNamespace(fit=lambda: trial({"learning-rate": 0.1}) or [])
     words = runs.CARTPOLE.replace("CartPole-v1", "gymnax:Pendulum-v1").replace(" 384 ", " 2048 ").split()
     config, _ = request.parse(words).resolved()
-    tuning.by_ray(words, config, {"learning-rate": tuning.Range(0.01, 0.1, False)}, tmp_path, 1, 1, print)
+    tuning.by_ray(
+        words, config, {"learning-rate": tuning.Range(0.01, 0.1, False)}, tmp_path, 1, 1, lambda: False, print
+    )
     reports = [json.loads(line) for line in next(tmp_path.glob("trials/*/**/metrics.jsonl")).read_text().splitlines()]
     assert 0 < len(heard) == sum(x["episode/recent_return"] is not None for x in reports) < len(reports)
     assert all(x["episode_return"] < 0 for x in heard)
 
 
+def test_what_a_trial_of_ray_cannot_do_is_told_as_a_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ray, heard = fake_ray(monkeypatch), list[Any]()
+    ray.tune.report = heard.append
+    ray.tune.get_context.return_value.get_trial_name.return_value = "trial"
+    ray.tune.Tuner.side_effect = lambda trial, **_: SimpleNamespace(fit=lambda: trial({"num-minibatches": 7}) or [])
+    words = runs.CARTPOLE.removesuffix(" --num-minibatches 2").split()
+    config, _ = request.parse(words).resolved()
+    assert not tuning.by_ray(words, config, {"num-minibatches": ("7",)}, tmp_path, 1, 1, lambda: False, print)
+    (told,) = heard
+    assert told["episode_return"] == tuning.LOWEST and told[tuning.PROBLEM].startswith("--num-minibatches 7 does not")
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_ray_s_best_is_of_the_trials_that_ended(
+    whole: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A return after fewer env steps may be higher, and is of a run that was stopped as bad."""
+    ray, said = fake_ray(monkeypatch), list[str]()
+    results = [
+        SimpleNamespace(metrics={"episode_return": 9.0, "env_steps": 30, "run": "early"}, config={"lr": 0.1}),
+        SimpleNamespace(
+            metrics={"episode_return": 7.0, "env_steps": 96 if whole else 30, "run": "a"}, config={"lr": 1}
+        ),
+        SimpleNamespace(
+            metrics={"episode_return": 8.0, "env_steps": 95 if whole else 30, "run": "b"}, config={"lr": 2}
+        ),
+        SimpleNamespace(metrics={"episode_return": tuning.LOWEST, "env_steps": 0, "problem": "no"}, config={"lr": 3}),
+        SimpleNamespace(metrics=None, config=None),
+    ]
+    ray.tune.Tuner.return_value.fit.return_value = results
+    config = jaxrl_dist.preset("ppo", "Probe-v0", total_env_steps=90)
+    assert tuning.by_ray(["ppo"], config, {}, tmp_path, 5, 1, lambda: False, said.append)
+    assert said[0] == f"5 trials, of which 3 with a return, {2 if whole else 3} after all env steps"
+    _, *rows = (line.split() for line in said[1].splitlines())
+    assert [row[-1] for row in rows] == [
+        f"trials/{x}/members/000" for x in (["b", "a"] if whole else ["early", "b", "a"])
+    ]
+    assert capsys.readouterr().err == "jaxrl-dist: the trial with --lr 3 is left out: no\n"
+
+
 def test_a_sweep_by_ray_says_that_no_trial_has_a_return(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    ray = MagicMock()
-    ray.tune.Tuner.return_value.fit.return_value = [SimpleNamespace(metrics=x) for x in (None, {"time": 1.0})]
-    for name, module in {"ray": ray, "ray.tune": ray.tune, "ray.tune.schedulers": ray.tune.schedulers}.items():
-        monkeypatch.setitem(sys.modules, name, module)
+    ray = fake_ray(monkeypatch)
+    results = [SimpleNamespace(metrics=x, config=None) for x in (None, {"time": 1.0})]
+    ray.tune.Tuner.return_value.fit.return_value = results
     config, said = jaxrl_dist.preset("ppo", "Probe-v0", total_env_steps=90), list[str]()
-    tuning.by_ray(["ppo"], config, {"learning_rate": tuning.Range(1e-4, 1e-2, True)}, tmp_path, 2, 1, said.append)
-    assert said == ["no trial has a return"] and ray.shutdown.called
+    space = {"learning_rate": tuning.Range(1e-4, 1e-2, True)}
+    assert not tuning.by_ray(["ppo"], config, space, tmp_path, 2, 1, lambda: False, said.append)
+    assert said[-1] == "no trial has a training return" and ray.shutdown.called

@@ -56,8 +56,7 @@ def run(args: Sequence[str]) -> int:
         raise ConfigError("only `train` accepts --verbose: a sweep prints one line for each member")
     with signals.stopping() as stop:
         if sweep.tuner is not None:
-            _tune(sweep, population, args, stop, quiet=output["quiet"])
-            return 0
+            return int(not _tune(sweep, population, args, stop, quiet=output["quiet"]))
         config, source = population.resolved()
 
         from jaxrl_dist.training.results import Row, read_rows, table
@@ -82,8 +81,8 @@ def run(args: Sequence[str]) -> int:
     return int(any(row.status in ("diverged", "failed") for row in rows))
 
 
-def _tune(sweep: Sweep, run: request.Request, args: Sequence[str], stop: signals.Stop, *, quiet: bool) -> None:
-    """Lets ``sweep.tuner`` choose the values of the runs."""
+def _tune(sweep: Sweep, run: request.Request, args: Sequence[str], stop: signals.Stop, *, quiet: bool) -> bool:
+    """Lets ``sweep.tuner`` choose the values of the runs; returns whether any trial has a return."""
     tuner = str(sweep.tuner)
     tuning.check(tuner, run)
     vary = run.fields.pop("vary")
@@ -106,12 +105,13 @@ def _tune(sweep: Sweep, run: request.Request, args: Sequence[str], stop: signals
 
             field = "evaluation_return" if config.evaluation_episodes else "episode_return"
             ranked_by = score_name(field, config.evaluation_policy)
-            tuning.by_optuna(run, space, path, sweep.trials, sweep.jobs, stop, show, ranked_by)
+            known = tuning.by_optuna(run, space, path, sweep.trials, sweep.jobs, stop, show, ranked_by, config.seed)
         else:
-            tuning.by_ray(args, config, space, path, sweep.trials, sweep.jobs, show)
+            known = tuning.by_ray(args, config, space, path, sweep.trials, sweep.jobs, stop, show)
     if stop():
         again = "continues it" if tuner == "optuna" else "begins it again"
         raise stop.interrupted(f"interrupted; the same command with --run-dir {path} {again}")
+    return known
 
 
 def _check(config: Train[Any]) -> None:

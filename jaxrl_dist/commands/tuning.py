@@ -7,15 +7,18 @@ import dataclasses
 import importlib.util
 import os
 import pathlib
+import signal
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxrl_dist.checks import flag, install_extra
+from jaxrl_dist.checks import counted, flag, install_extra
 from jaxrl_dist.commands.request import Request, output_flags, parse
 from jaxrl_dist.config.train import ALONE, Train
-from jaxrl_dist.errors import ConfigError, DivergedError, say
-from jaxrl_dist.run.files import members_of
+from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, one_line, say
+from jaxrl_dist.run import signals
+from jaxrl_dist.run.files import MEMBERS, members_of
 from jaxrl_dist.settings.members import members
 
 if TYPE_CHECKING:
@@ -27,8 +30,8 @@ STUDY = "optuna.db"
 """File of the run directory that holds Optuna's study."""
 TRIALS = "trials"
 """Folder of the run directory with a folder for each run of trials."""
-RUN = "run"
-"""Attribute of Optuna's trials: the run that trained with its values, within the run directory."""
+RUN, PROBLEM = "run", "problem"
+"""Of a trial: the run that trained with its values, and why it has no return."""
 
 
 class Range(NamedTuple):
@@ -39,6 +42,7 @@ class Range(NamedTuple):
     log: bool
 
 
+LOWEST = -1e300  # stands for the return of a trial that has none
 Space = Range | tuple[str, ...]
 Values = Mapping[str, Any]
 """The values of one trial, by the names in ``--vary``."""
@@ -108,46 +112,66 @@ def by_optuna(
     stop: Callable[[], bool],
     show: Callable[[str], None],
     ranked_by: str,
-) -> None:
+    seed: int,
+) -> bool:
     """Runs Optuna's study in ``run_dir`` until it has finished ``trials`` trials, or until ``stop``.
 
     Optuna proposes the values of ``jobs`` trials, which train as one population, and receives their returns. Trials
-    that were not finished when a sweep ended are repeated. One that diverges or cannot run counts as pruned.
+    that were not finished when a sweep ended are repeated. One that diverges or cannot run counts as pruned, as do
+    those of a batch whose environment fails.
 
     Args:
       ranked_by: what the returns are in words, such as ``greedy return``.
+      seed: of what Optuna draws; a study that goes on draws anew.
+
+    Returns:
+      Whether any trial has a return.
+
+    Raises:
+      EnvError: the environment has failed in two batches, one after the other.
     """
     import optuna
     from optuna.trial import TrialState
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(
-        storage=f"sqlite:///{run_dir / STUDY}",
-        study_name=run.name,
-        direction="maximize",
-        load_if_exists=True,
-        sampler=optuna.samplers.TPESampler(constant_liar=True),  # keeps the trials of a batch apart
+        storage=f"sqlite:///{run_dir / STUDY}", study_name=run.name, direction="maximize", load_if_exists=True
     )
+    seed += len(study.get_trials())
+    study.sampler = optuna.samplers.TPESampler(constant_liar=True, seed=seed)  # keeps the trials of a batch apart
     for unfinished in study.get_trials(states=[TrialState.RUNNING]):
         study.tell(unfinished.number, state=TrialState.FAIL)
         study.enqueue_trial(unfinished.params)
-    finished = (TrialState.COMPLETE, TrialState.PRUNED)
+    finished, failed = (TrialState.COMPLETE, TrialState.PRUNED), False
     while (done := len(study.get_trials(states=finished))) < trials and not stop():
+        trained = {str(x.params): x for x in study.get_trials(states=[TrialState.COMPLETE])}
         batch = [study.ask() for _ in range(min(jobs, trials - done))]
         proposed = [{name: _suggested(trial, name, x) for name, x in space.items()} for trial in batch]
+        fresh, path = [x for x in proposed if str(x) not in trained], run_dir / TRIALS / f"{batch[0].number:04d}"
         try:
-            scores = _scores(run, proposed, run_dir / TRIALS / f"{batch[0].number:04d}", stop)
-        except ConfigError:  # which has nothing to do with the values
-            for trial in batch:
-                study.tell(trial.number, state=TrialState.FAIL)
-            raise
+            scores = dict(zip(map(str, fresh), _scores(run, fresh, path, stop) if fresh else (), strict=True))
+            failed = False
+        except (ConfigError, EnvError) as error:
+            if failed or isinstance(error, ConfigError):  # which has nothing to do with the values
+                for trial in batch:
+                    study.tell(trial.number, state=TrialState.FAIL)
+                raise
+            failed, scores = True, dict.fromkeys(map(str, fresh), (None, path))
+            say(f"the trials in {path} are left out: {one_line(error)}")
         if stop():
-            return
-        for trial, (score, member) in zip(batch, scores, strict=True):
-            trial.set_user_attr(RUN, str(member.relative_to(run_dir)))
+            return False
+        for trial, values in zip(batch, proposed, strict=True):
+            if (known := trained.get(str(values))) is not None:  # it would train alike
+                score, member = known.value, known.user_attrs.get(RUN, "-")
+            else:
+                score, member = scores[str(values)][0], str(scores[str(values)][1].relative_to(run_dir))
+            trial.set_user_attr(RUN, member)
             study.tell(trial, score, state=TrialState.PRUNED if score is None else TrialState.COMPLETE)
         show(f"{done + len(batch)} trials, {_best(study, ranked_by)}")
-    show(_ranking(study, ranked_by))
+    ended = study.get_trials(states=[TrialState.COMPLETE])
+    rows = {x.user_attrs.get(RUN, "-"): (x.value, x.params) for x in ended if x.value is not None}
+    show(_ranking([(score, values, path) for path, (score, values) in rows.items()], ranked_by))
+    return bool(rows)
 
 
 def _suggested(trial: optuna.Trial, name: str, space: Space) -> Any:
@@ -206,18 +230,15 @@ def _best(study: optuna.Study, ranked_by: str) -> str:
         return f"and none has a {ranked_by}"
 
 
-def _ranking(study: optuna.Study, ranked_by: str) -> str:
+def _ranking(trials: Sequence[tuple[float, Values, str]], ranked_by: str) -> str:
     """Returns a table of the ten best trials: score, values, and the run to go on with."""
-    from optuna.trial import TrialState
-
     from jaxrl_dist.training.results import aligned
 
-    trials = study.get_trials(states=[TrialState.COMPLETE])
-    best = sorted((trial for trial in trials if trial.value is not None), key=lambda trial: -trial.value)[:10]
-    if not best:
+    if not trials:
         return f"no trial has a {ranked_by}"
-    rows = [(f"{x.value:.4g}", *map(_short, x.params.values()), x.user_attrs.get(RUN, "-")) for x in best]
-    return aligned([(ranked_by, *best[0].params, "run"), *rows])
+    best = sorted(trials, key=lambda trial: -trial[0])[:10]
+    rows = [(f"{score:.4g}", *map(_short, values.values()), path) for score, values, path in best]
+    return aligned([(ranked_by, *best[0][1], "run"), *rows])
 
 
 def _short(value: Any) -> str:
@@ -238,9 +259,10 @@ def by_ray(
     run_dir: pathlib.Path,
     trials: int,
     jobs: int,
+    stop: Callable[[], bool],
     show: Callable[[str], None],
-) -> None:
-    """Runs ``trials`` trials by Ray Tune on this machine, each in a process, ``jobs`` at a time.
+) -> bool:
+    """Runs ``trials`` trials by Ray Tune on this machine, each in a process, ``jobs`` at a time, or until ``stop``.
 
     ASHA (Li et al. 2020, https://arxiv.org/abs/1810.05934) compares the trials at rungs of env steps, and ends those
     whose return is not among the best third.
@@ -248,24 +270,37 @@ def by_ray(
     Args:
       args: the command, which each process reads again.
       config: of one trial.
+
+    Returns:
+      Whether any trial has a return.
     """
     import ray
     from ray import tune
     from ray.tune.schedulers import ASHAScheduler
+    from ray.tune.search.basic_variant import BasicVariantGenerator
 
     total, run_dir = config.total_env_steps, run_dir.absolute()
-    few = {"report_interval": max(1, total // 18), "evaluation_episodes": 0, "num_devices": 1}
+    often = max(1, total // 18)
+    few = {"report_interval": often, "checkpoint_interval": often, "evaluation_episodes": 0, "num_devices": 1}
 
     def trial(values: dict[str, Any]) -> None:
-        run, name = parse(args), tune.get_context().get_trial_name()
+        run, name = parse(args), str(tune.get_context().get_trial_name())
         output_flags(run.fields)
         run = run._replace(fields={**few, **run.fields})
-        episode_return = None  # a trial is compared from its first episode's end on
-        for report in _prepared(run, [values], run_dir / TRIALS / str(name)).reports():
-            if (value := report.metrics["episode/recent_return"]) is not None:
-                episode_return = value
-            if episode_return is not None:
-                tune.report({"episode_return": episode_return, "env_steps": report.env_steps})
+        episode_return = told = None  # a trial is compared from its first episode's end on
+        try:
+            for report in _prepared(run, [values], run_dir / TRIALS / name).reports():
+                if told is not None:  # only now, when the run has saved what it says: ASHA may kill this process
+                    tune.report(told)
+                if (value := report.metrics["episode/recent_return"]) is not None:
+                    episode_return = value
+                if episode_return is not None:
+                    told = {"episode_return": episode_return, "env_steps": report.env_steps, RUN: name}
+        except (ConfigError, DivergedError, EnvError) as error:
+            text = error.with_flags if isinstance(error, ConfigError) else one_line(error)
+            told = {"episode_return": LOWEST, "env_steps": 0, RUN: name, PROBLEM: text}
+        if told is not None:
+            tune.report(told)
 
     def chosen(space: Space) -> Any:
         if not isinstance(space, Range):
@@ -274,20 +309,42 @@ def by_ray(
             return (tune.loguniform if space.log else tune.uniform)(space.low, space.high)
         return (tune.lograndint if space.log else tune.randint)(space.low, space.high + 1)
 
+    class Stopped(tune.Stopper):
+        def __call__(self, trial_id: str, result: Mapping[str, Any]) -> bool:
+            return False
+
+        def stop_all(self) -> bool:
+            return stop()
+
     rungs = ASHAScheduler("env_steps", max_t=total, grace_period=max(1, total // 9), reduction_factor=3)
+    compared = {"metric": "episode_return", "mode": "max", "scheduler": rungs, "num_samples": trials}
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"  # files of the user's are found from the current directory
-    ray.init(num_cpus=jobs, include_dashboard=False)
+    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
+    handlers = {number: signal.getsignal(number) for number in signals.SIGNALS}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")  # to start programs, which JAX survives
+        ray.init(num_cpus=jobs, include_dashboard=False, logging_level="ERROR")
+    for number, handler in handlers.items():  # Ray's would end this process at once
+        signal.signal(number, handler)
     try:
         results = tune.Tuner(
             trial,
             param_space={name: chosen(x) for name, x in space.items()},
-            tune_config=tune.TuneConfig(metric="episode_return", mode="max", scheduler=rungs, num_samples=trials),
-            run_config=tune.RunConfig(storage_path=str(run_dir), name="ray", verbose=0),
+            tune_config=tune.TuneConfig(**compared, search_alg=BasicVariantGenerator(random_state=config.seed)),
+            run_config=tune.RunConfig(storage_path=str(run_dir), name="ray", verbose=0, stop=Stopped()),
         ).fit()
     finally:
         ray.shutdown()
-    if not any("episode_return" in (result.metrics or {}) for result in results):
-        show("no trial has a return")
-        return
-    best = results.get_best_result()
-    show(f"{len(results)} trials, best return {best.metrics['episode_return']:.4g} with {_flags(best.config)}")
+    if stop():
+        return False
+    ended = [(result.metrics or {}, result.config or {}) for result in results]
+    for metrics, values in ended:
+        if PROBLEM in metrics:
+            say(f"the trial with {_flags(values)} is left out: {metrics[PROBLEM]}")
+    known = [(x, values) for x, values in ended if x.get("episode_return", LOWEST) > LOWEST]
+    # A return after fewer env steps than others have made says nothing of theirs.
+    whole = [(x, values) for x, values in known if x["env_steps"] >= total] or known
+    ranked = [(x["episode_return"], values, f"{TRIALS}/{x[RUN]}/{MEMBERS}/000") for x, values in whole]
+    show(f"{counted(len(ended), 'trial')}, of which {len(known)} with a return, {len(whole)} after all env steps")
+    show(_ranking(ranked, "training return"))
+    return bool(known)

@@ -102,7 +102,8 @@ def _attended(query: jax.Array, key: jax.Array, value: jax.Array, position: jax.
     size = min(steps, max(window, 1))
     more = -steps % size  # further steps, which see each other, fill the last block
     query, key, value = (jnp.pad(x, ((0, more), *[(0, 0)] * 3)) for x in (query, key, value))
-    episode = jnp.pad(episode, ((0, more), (0, 0)), mode="edge")
+    if more:  # ONNX has no padding by nothing
+        episode = jnp.pad(episode, ((0, more), (0, 0)), mode="edge")
     first = jnp.arange(0, steps, size)[:, None]
     rows, seen = first + window + jnp.arange(size)[None], first + jnp.arange(window + size)[None]
 

@@ -120,6 +120,8 @@ def _check(policy: Policy, platforms: tuple[str, ...], format: str) -> None:
             f"an exported function takes no reward, and this policy was trained with --core-inputs {read}: train one "
             "with --core-inputs action or none, or call this one in Python, as policy(obs, core, key, reward)"
         )
+    if format == "onnx" and Traits.of(policy.config.algorithm).core == "linear":
+        raise ConfigError("--core linear computes with complex numbers, which ONNX lacks: export to a .stablehlo file")
     if format == "stablehlo" and importlib.util.find_spec("flatbuffers") is None:
         raise ConfigError("an export needs a package that is not installed: pip install flatbuffers")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ def converted(function: Callable[..., Any], specs: Sequence[Any], inputs: list[s
 
     Raises:
       ConfigError: jax2onnx, or what it needs, is not installed.
-      Exception: it cannot convert the function.
+      Exception: it cannot convert the function, or to something that is not valid.
     """
     try:
         installed = importlib.metadata.version("jax2onnx")
@@ -37,13 +38,21 @@ def converted(function: Callable[..., Any], specs: Sequence[Any], inputs: list[s
             least = ".".join(map(str, OLDEST))
             raise ConfigError(f"--format onnx needs jax2onnx {least}, and {installed} is installed: {INSTALL}")
         import jax2onnx
+        import onnx
     except ImportError as error:
         raise ConfigError(f"--format onnx needs {error.name}, which is not installed: {INSTALL}") from None
 
     def inlined(*args: Any) -> list[Any]:
         return _evaluate(jax.make_jaxpr(function)(*args), *args)
 
-    model = jax2onnx.to_onnx(inlined, specs, model_name="policy", input_names=inputs, output_names=outputs)
+    logger = logging.getLogger("onnx_ir")  # warns of each shape with a name in it
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        model = jax2onnx.to_onnx(inlined, specs, model_name="policy", input_names=inputs, output_names=outputs)
+    finally:
+        logger.setLevel(level)
+    onnx.checker.check_model(model, full_check=True)
     return model.SerializeToString()
 
 

@@ -165,6 +165,20 @@ def test_every_core_can_be_exported(core: str, tmp_path: Path) -> None:
     assert check_exported(untrained("ppo", "CartPole-v1", core=core, core_size=8), tmp_path / "policy")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("core", ["gru", "lstm", "attention"])
+def test_cores_can_be_exported_as_onnx(core: str, tmp_path: Path) -> None:
+    pytest.importorskip("jax2onnx")
+    policy = untrained("ppo", "CartPole-v1", core=core, core_size=8)
+    assert check_exported(policy, tmp_path / "policy.onnx", format="onnx")
+
+
+def test_complex_numbers_are_not_exported_as_onnx(tmp_path: Path) -> None:
+    policy = untrained("ppo", "CartPole-v1", core="linear", core_size=8)
+    with pytest.raises(jaxrl_dist.ConfigError, match="complex numbers, which ONNX lacks"):
+        export(policy, tmp_path / "policy.onnx")
+
+
 def test_a_search_with_the_simulator_stays_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("flatbuffers")
     run_dir = runs.finished(f"alphazero --env CartPole-v1 {runs.TINY}")
