@@ -35,7 +35,13 @@ TASKS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "tic_tac_toe": (
         "alphazero",
         "pgx:tic_tac_toe",
-        {"env_options": SELF, "num_simulations": 32, "total_env_steps": 300_000},
+        {
+            "env_options": SELF,
+            "num_simulations": 32,
+            "total_env_steps": 300_000,
+            "hidden_sizes": (256, 256),
+            "num_epochs": 8,
+        },
     ),
     "connect_four": (
         "alphazero",
