@@ -4,7 +4,7 @@ Tasks, each of which trains and then judges the network alone and its search:
 
 - ``tic_tac_toe``: games lost among all games that an opponent's every reply can make of them, from both sides.
 - ``connect_four``: games won of 200 against full searches of 1 to ``--depth`` moves, from random openings.
-- ``cartpole`` of AlphaZero, ``cartpole_muzero``, ``catch_muzero`` and ``fourrooms_muzero``: return of 100 episodes.
+- ``cartpole``: return of 100 greedy episodes.
 
 ``--run RUN_DIR`` judges a run that has been trained already. Each line of the output is JSON.
 """
@@ -31,29 +31,16 @@ from jaxrl_dist.simulator import Simulator
 from jaxrl_dist.types import Context, PyTree
 
 SELF = {"opponents": "self"}
-TASKS: dict[str, tuple[str, str, dict[str, Any]]] = {
+SIZES = {"hidden_sizes": (256, 256), "num_epochs": 8}
+TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "tic_tac_toe": (
-        "alphazero",
         "pgx:tic_tac_toe",
-        {
-            "env_options": SELF,
-            "num_simulations": 32,
-            "total_env_steps": 300_000,
-            "hidden_sizes": (256, 256),
-            "num_epochs": 8,
-        },
+        {"env_options": SELF, "num_simulations": 32, "total_env_steps": 300_000, **SIZES},
     ),
-    "connect_four": (
-        "alphazero",
-        "pgx:connect_four",
-        {"env_options": SELF, "num_simulations": 32, "total_env_steps": 1_000_000},
-    ),
-    "cartpole": ("alphazero", "gymnax:CartPole-v1", {"num_simulations": 16, "total_env_steps": 20_480}),
-    "cartpole_muzero": ("muzero", "gymnax:CartPole-v1", {"total_env_steps": 100_000}),
-    "catch_muzero": ("muzero", "gymnax:Catch-bsuite", {"total_env_steps": 40_000}),
-    "fourrooms_muzero": ("muzero", "gymnax:FourRooms-misc", {"total_env_steps": 60_000}),
+    "connect_four": ("pgx:connect_four", {"env_options": SELF, "num_simulations": 32, "total_env_steps": 1_000_000}),
+    "cartpole": ("gymnax:CartPole-v1", {"num_simulations": 16, "total_env_steps": 20_480}),
 }
-"""Algorithm and environment of each task, and the fields that differ from its preset."""
+"""The environment of each task, and the fields that differ from AlphaZero's preset."""
 
 
 def full_search(depth: int) -> Player:
@@ -137,7 +124,7 @@ def judge(task: str, run_dir: str, simulations: int, depth: int) -> dict[str, An
     policy = jaxrl_dist.load_policy(run_dir, num_simulations=simulations)
     if task == "tic_tac_toe":
         return dict(lost_games(policy))
-    if not TASKS[task][2].get("env_options"):
+    if task == "cartpole":
         return {"return": float(policy.evaluate(100).returns.mean())}
     won = {}
     for plies in range(1, depth + 1):
@@ -156,15 +143,16 @@ def main() -> None:
     parser.add_argument("--simulations", type=int, nargs="+", default=[0, 32])
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="other hyperparameters")
     options = parser.parse_args()
-    algorithm, env, fields = TASKS[options.task]
+    env, fields = TASKS[options.task]
     fields = fields | {name: json.loads(text) for name, text in (pair.split("=") for pair in options.set)}
     for seed in range(options.first_seed, options.first_seed + (1 if options.run else options.seeds)):
         with tempfile.TemporaryDirectory() as folder:
             began, cpu = time.perf_counter(), time.process_time()
             run_dir = options.run or f"{folder}/run"
             if not options.run:
-                own = {**fields, "seed": seed, "run_dir": run_dir, "evaluation_episodes": 0}
-                config = jaxrl_dist.preset(algorithm, env, **own)
+                config = jaxrl_dist.preset(
+                    "alphazero", env, **fields, seed=seed, run_dir=run_dir, evaluation_episodes=0
+                )
                 list(jaxrl_dist.train(config))
             said = {"task": options.task, "seed": seed, **{k: v for k, v in fields.items() if k != "env_options"}}
             said |= {"wall_s": time.perf_counter() - began, "cpu_s": time.process_time() - cpu}

@@ -144,27 +144,27 @@ def by_optuna(
         study.enqueue_trial(unfinished.params)
     finished, failed = (TrialState.COMPLETE, TrialState.PRUNED), False
     while (done := len(study.get_trials(states=finished))) < trials and not stop():
-        trained = {str(x.params): x for x in study.get_trials(states=[TrialState.COMPLETE])}
+        ended = study.get_trials(states=[TrialState.COMPLETE])
+        # Equal values train once; a stored trial may have them in another order.
+        known = {str({name: x.params[name] for name in space}): (x.value, x.user_attrs.get(RUN, "-")) for x in ended}
         batch = [study.ask() for _ in range(min(jobs, trials - done))]
         proposed = [{name: _suggested(trial, name, x) for name, x in space.items()} for trial in batch]
-        fresh, path = [x for x in proposed if str(x) not in trained], run_dir / TRIALS / f"{batch[0].number:04d}"
+        fresh, path = [x for x in proposed if str(x) not in known], run_dir / TRIALS / f"{batch[0].number:04d}"
         try:
-            scores = dict(zip(map(str, fresh), _scores(run, fresh, path, stop) if fresh else (), strict=True))
-            failed = False
+            scores, failed = _scores(run, fresh, path, stop) if fresh else [], False
         except (ConfigError, EnvError) as error:
             if failed or isinstance(error, ConfigError):  # which has nothing to do with the values
                 for trial in batch:
                     study.tell(trial.number, state=TrialState.FAIL)
                 raise
-            failed, scores = True, dict.fromkeys(map(str, fresh), (None, path))
+            failed, scores = True, [(None, path)] * len(fresh)
             say(f"the trials in {path} are left out: {one_line(error)}")
         if stop():
             return False
+        for values, (score, member) in zip(fresh, scores, strict=True):
+            known[str(values)] = score, str(member.relative_to(run_dir))
         for trial, values in zip(batch, proposed, strict=True):
-            if (known := trained.get(str(values))) is not None:  # it would train alike
-                score, member = known.value, known.user_attrs.get(RUN, "-")
-            else:
-                score, member = scores[str(values)][0], str(scores[str(values)][1].relative_to(run_dir))
+            score, member = known[str(values)]
             trial.set_user_attr(RUN, member)
             study.tell(trial, score, state=TrialState.PRUNED if score is None else TrialState.COMPLETE)
         show(f"{done + len(batch)} trials, {_best(study, ranked_by)}")
@@ -342,8 +342,7 @@ def by_ray(
         if PROBLEM in metrics:
             say(f"the trial with {_flags(values)} is left out: {metrics[PROBLEM]}")
     known = [(x, values) for x, values in ended if x.get("episode_return", LOWEST) > LOWEST]
-    # A return after fewer env steps than others have made says nothing of theirs.
-    whole = [(x, values) for x, values in known if x["env_steps"] >= total] or known
+    whole = [(x, values) for x, values in known if x["env_steps"] >= total] or known  # others ended early, as bad
     ranked = [(x["episode_return"], values, f"{TRIALS}/{x[RUN]}/{MEMBERS}/000") for x, values in whole]
     show(f"{counted(len(ended), 'trial')}, of which {len(known)} with a return, {len(whole)} after all env steps")
     show(_ranking(ranked, "training return"))
