@@ -1,4 +1,4 @@
-"""Fewer kernels: loops whose state is one long array, and sums, norms and lookups that take one kernel each.
+"""Fewer kernels: loops whose state is one long array or that take one kernel, and sums, norms and lookups that do.
 
 A GPU starts a kernel for each array that a pass of a loop makes, and starting one takes longer than computing a small
 one. XLA computes all parts of a concatenation by one kernel. The host also reads one array faster than many.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +20,8 @@ from jaxrl_dist.types import PyTree
 
 LARGEST = 2**20
 """Arrays of more bytes are not packed: their kernels run for longer than they take to start."""
+LARGEST_KERNEL = 128
+"""Steps of a recursion that one kernel computes: XLA takes long to compile kernels of many more."""
 
 
 def starts_kernel_per_array(device: jax.Device) -> bool:
@@ -100,6 +103,15 @@ def scan(
     arrays, ys = jax.lax.scan(packed_body, state.pack(carry), xs)
     assert outputs is not None, "scan has traced the body"
     return state.unpack(arrays), outputs.unpack(ys, leading=1)
+
+
+def recursion(
+    step: Callable[[Any, Any], tuple[Any, Any]], carry: PyTree, xs: PyTree, *, reverse: bool = False
+) -> tuple[PyTree, PyTree]:
+    """Does what ``jax.lax.scan`` does, for steps that treat all elements alike: a GPU computes many at once."""
+    scan = partial(jax.lax.scan, step, reverse=reverse)
+    unroll = min(len(jax.tree.leaves(xs)[0]), LARGEST_KERNEL)
+    return jax.lax.platform_dependent(carry, xs, cuda=partial(scan, unroll=unroll), default=scan)
 
 
 def as_one(function: Callable[[jax.Array], jax.Array], tree: PyTree, leading: int = 0) -> PyTree:

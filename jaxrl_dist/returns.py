@@ -25,6 +25,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from jaxrl_dist import packing
+
 T = TypeVar("T")
 Scalar = jax.Array | float
 
@@ -220,7 +222,8 @@ def _accumulate(delta: jax.Array, decay: jax.Array) -> jax.Array:
 
     # A constant zero would lack the mesh axes over which the data varies, and shard_map would refuse the scan.
     zero = jnp.zeros_like(delta[0] + decay[0])
-    return jax.lax.scan(step, zero, (delta, decay), reverse=True)[1]
+    accumulated: jax.Array = packing.recursion(step, zero, (delta, decay), reverse=True)[1]
+    return accumulated
 
 
 def window_return(

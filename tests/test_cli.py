@@ -505,6 +505,11 @@ def test_what_needs_no_environment_imports_nothing_heavy(tmp_path: Path) -> None
     assert imported_by(heavy, list(codes), tmp_path) == [f"{command}: {code}" for command, code in codes.items()]
 
 
+def test_a_run_imports_nothing_that_it_does_not_need(tmp_path: Path) -> None:
+    command = "train ppo --env CartPole-v1 --total-env-steps 256 --evaluation-episodes 0"
+    assert imported_by("jaxrl_dist.exact scipy.sparse seaborn pandas", [command], tmp_path)[-1] == f"{command}: 0"
+
+
 def test_wrong_env_is_refused_before_heavy_imports(tmp_path: Path) -> None:
     codes = {"list envs": 0, "train ppo --env CartPol-v1": 2}
     heavy = "jaxrl_dist.training.setup jaxrl_dist.plans orbax"

@@ -107,6 +107,29 @@ def test_what_a_gpu_computes_together_is_equal(monkeypatch: pytest.MonkeyPatch) 
     assert_close(everything(), plain, 1e-6)
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_recursion_is_equal_and_no_loop_where_a_gpu_computes_it_at_once(
+    reverse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(carry: jax.Array, x: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return x[0] + x[1] * carry, carry
+
+    def accumulated(length: int) -> tuple[Any, str]:
+        xs = jnp.split(jax.random.uniform(jax.random.key(length), (length, 2, 3)), 2, axis=1)
+        compiled = jax.jit(lambda first, *xs: packing.recursion(step, first, xs, reverse=reverse)).lower
+        compiled = compiled(jnp.ones((1, 3)), *xs).compile()
+        return compiled(jnp.ones((1, 3)), *xs), compiled.as_text()
+
+    lengths = 1, 7, packing.LARGEST_KERNEL, 2 * packing.LARGEST_KERNEL + 44
+    plain = [accumulated(length) for length in lengths]
+    monkeypatch.setattr(jax.lax, "platform_dependent", on_gpu)
+    for length, (expected, looped) in zip(lengths, plain, strict=True):
+        found, text = accumulated(length)
+        assert_close(found, expected, 1e-6)
+        assert ("while(" in text) == (length > packing.LARGEST_KERNEL), length
+        assert "while(" in looped or length == 1
+
+
 @pytest.mark.case  # test_what_a_gpu_computes_together_is_equal
 @pytest.mark.parametrize("name", ["ppo", "dqn", "rainbow"])
 def test_a_run_in_the_form_for_gpus_is_equal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

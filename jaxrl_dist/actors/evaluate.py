@@ -120,7 +120,7 @@ class Evaluator:
         agents = source.spec.num_agents
         self._num_envs = -(-min(episodes, most * agents) // agents) * agents
         self._max_steps = max_steps or max(MAX_EPISODE_STEPS, source.spec.max_episode_steps or 0)
-        self._seed, self._hyper, self._sampled = evaluation_seed(seed), dict[str, float](), sampled
+        self._run_seed, self._fresh, self._hyper, self._sampled = seed, False, dict[str, float](), sampled
         variant = variant or (lambda hyper: algorithm)
 
         @jax.jit
@@ -167,8 +167,13 @@ class Evaluator:
             the highest of several means is too high.
         """
         other = copy.copy(self)
-        other._seed, other._hyper = evaluation_seed(seed, fresh=fresh), dict(hyper)
+        other._run_seed, other._fresh, other._hyper = seed, fresh, dict(hyper)
         return other
+
+    @property
+    def _seed(self) -> int:
+        """Computed only when it is needed: a run need not wait for its program."""
+        return evaluation_seed(self._run_seed, fresh=self._fresh)
 
     @property
     def _quota(self) -> np.ndarray:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.lazy import jax, jnp, mesh, np, optax, spaces
+from jaxrl_dist.lazy import jax, jnp, mesh, np, optax, packing, spaces
 from jaxrl_dist.simulator import Simulated
 from jaxrl_dist.types import Acted, Algorithm, Array, Aux, Context, EnvSpec, PyTree, Rollout, Timestep, Variables
 
@@ -253,7 +253,7 @@ def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorith
             total = jnp.where(valid, discount * total + reward, 0.0)
             return total, total
 
-        _, returns = jax.lax.scan(step, rollout.core[0], (rollout.reward, rollout.valid))
+        _, returns = packing.recursion(step, rollout.core[0], (rollout.reward, rollout.valid))
         stats, others = inner.updated_stats(variables, rollout, context)
         return stats.merge(returns, rollout.valid), others
 
