@@ -3,19 +3,21 @@
 Tasks, each of which trains and then judges the network alone and its search:
 
 - ``tic_tac_toe``: games lost among all games that an opponent's every reply can make of them, from both sides.
-- ``connect_four``: games won of 200 against full searches of 1 to ``--depth`` moves, from random openings.
+- ``connect_four``: games won of 200 against full searches of ``--depths`` moves, from random openings.
 - ``cartpole``: return of 100 greedy episodes.
 
-``--run RUN_DIR`` judges a run that has been trained already. Each line of the output is JSON.
+``--run RUN_DIR`` judges a run that has been trained already, and ``--checkpoints`` those of its checkpoints; where its
+policy does not plan, ``--simulations`` takes no number. Each line of the output is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -32,12 +34,16 @@ from jaxrl_dist.types import Context, PyTree
 
 SELF = {"opponents": "self"}
 SIZES = {"hidden_sizes": (256, 256), "num_epochs": 8}
+SETTLES = {"learning_rate_schedule": "linear", "learning_rate_steps": 9_000_000, "ema_steps": 200_000}
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "tic_tac_toe": (
         "pgx:tic_tac_toe",
         {"env_options": SELF, "num_simulations": 32, "total_env_steps": 300_000, **SIZES},
     ),
-    "connect_four": ("pgx:connect_four", {"env_options": SELF, "num_simulations": 32, "total_env_steps": 1_000_000}),
+    "connect_four": (
+        "pgx:connect_four",
+        {"env_options": SELF, "num_simulations": 32, "total_env_steps": 9_000_000, "torso": "minatar", **SETTLES},
+    ),
     "cartpole": ("gymnax:CartPole-v1", {"num_simulations": 16, "total_env_steps": 20_480}),
 }
 """The environment of each task, and the fields that differ from AlphaZero's preset."""
@@ -119,15 +125,18 @@ def lost_games(policy: Policy) -> dict[str, int]:
     return counts
 
 
-def judge(task: str, run_dir: str, simulations: int, depth: int) -> dict[str, Any]:
-    """Returns what a run's policy does with this number of simulations."""
-    policy = jaxrl_dist.load_policy(run_dir, num_simulations=simulations)
+def judge(
+    task: str, run_dir: str, checkpoint: int | None, simulations: int | None, depths: Sequence[int]
+) -> dict[str, Any]:
+    """Returns what a run's policy, or that of a checkpoint, does with this number of simulations."""
+    options = TASKS[task][1].get("env_options")
+    policy = jaxrl_dist.load_policy(run_dir, checkpoint=checkpoint, num_simulations=simulations, env_options=options)
     if task == "tic_tac_toe":
         return dict(lost_games(policy))
     if task == "cartpole":
         return {"return": float(policy.evaluate(100).returns.mean())}
     won = {}
-    for plies in range(1, depth + 1):
+    for plies in depths:
         (result,) = match(policy, full_search(plies), games=200).results
         won[f"won drawn lost, search of {plies}"] = result.counts()
     return won
@@ -138,9 +147,10 @@ def main() -> None:
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--depth", type=int, default=2, help="of the deepest search to play against")
+    parser.add_argument("--depths", type=int, nargs="+", default=[1, 2], help="of the searches to play against")
     parser.add_argument("--run", help="a run that has been trained")
-    parser.add_argument("--simulations", type=int, nargs="+", default=[0, 32])
+    parser.add_argument("--checkpoints", type=int, nargs="+", default=[None], metavar="STEPS", help="of that run")
+    parser.add_argument("--simulations", type=int, nargs="*", default=[0, 32])
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="other hyperparameters")
     options = parser.parse_args()
     env, fields = TASKS[options.task]
@@ -148,17 +158,19 @@ def main() -> None:
     for seed in range(options.first_seed, options.first_seed + (1 if options.run else options.seeds)):
         with tempfile.TemporaryDirectory() as folder:
             began, cpu = time.perf_counter(), time.process_time()
-            run_dir = options.run or f"{folder}/run"
-            if not options.run:
+            run_dir, said = options.run or f"{folder}/run", dict[str, Any](task=options.task)
+            if options.run:
+                said["run"] = run_dir
+            else:
                 config = jaxrl_dist.preset(
                     "alphazero", env, **fields, seed=seed, run_dir=run_dir, evaluation_episodes=0
                 )
                 list(jaxrl_dist.train(config))
-            said = {"task": options.task, "seed": seed, **{k: v for k, v in fields.items() if k != "env_options"}}
-            said |= {"wall_s": time.perf_counter() - began, "cpu_s": time.process_time() - cpu}
-            for simulations in options.simulations:
-                judged = judge(options.task, run_dir, simulations, options.depth)
-                print(json.dumps({**said, "played_with": simulations, **judged}), flush=True)
+                said |= {"seed": seed, **{k: v for k, v in fields.items() if k != "env_options"}}
+                said |= {"wall_s": time.perf_counter() - began, "cpu_s": time.process_time() - cpu}
+            for checkpoint, simulations in itertools.product(options.checkpoints, options.simulations or [None]):
+                judged = judge(options.task, run_dir, checkpoint, simulations, options.depths)
+                print(json.dumps({**said, "checkpoint": checkpoint, "played_with": simulations, **judged}), flush=True)
 
 
 if __name__ == "__main__":

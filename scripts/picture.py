@@ -1,4 +1,4 @@
-"""Draws docs/overview.png and docs/learning/ppo-es.png from the measurements in docs/."""
+"""Draws docs/overview.png, docs/learning/ppo-es.png and connect-four.png there from the measurements in docs/."""
 
 from __future__ import annotations
 
@@ -86,6 +86,22 @@ def draw_ppo_es(out: pathlib.Path) -> None:
     drawing.save(fig, out)
 
 
+def draw_connect_four(out: pathlib.Path) -> None:
+    """Draws the judgements of benchmarks/planning.py: games won by the steps of the simulator in training."""
+    found = json.loads((DOCS / "learning" / "connect-four.json").read_text(encoding="utf-8"))
+    fig, (ax,) = drawing.figure("one", 1)
+    for color, (name, points) in zip(drawing.COLORS, found.items(), strict=False):
+        ax.plot(*zip(*points, strict=True), color=color, marker=".", label=name)
+    ax.legend(loc="upper left", fontsize=6)
+    ax.set_ylim(top=240)
+    ax.set_title("Connect Four against a search of two moves", fontsize=7)
+    ax.set_xscale("log")
+    ax.set_xlabel("simulator steps in training, with those of searches")
+    ax.set_ylabel("games won of 200")
+    drawing.save(fig, out)
+
+
 if __name__ == "__main__":
     draw(DOCS / "overview.png")
     draw_ppo_es(DOCS / "learning" / "ppo-es.png")
+    draw_connect_four(DOCS / "learning" / "connect-four.png")

@@ -329,11 +329,12 @@ def test_the_page_on_speed_has_the_table_of_the_benchmark(tmp_path: Path) -> Non
 
 def test_pictures_are_those_of_the_measurements(tmp_path: Path) -> None:
     script = runpy.run_path(str(runs.ROOT / "scripts" / "picture.py"))
-    for draw, name in (("draw", "overview.png"), ("draw_ppo_es", "learning/ppo-es.png")):
+    names = {"draw": "overview", "draw_ppo_es": "learning/ppo-es", "draw_connect_four": "learning/connect-four"}
+    for draw, name in names.items():
         script[draw](tmp_path / "now.png")
         now, kept = (
             np.asarray(Image.open(path).convert("L").resize((230, 57), Image.Resampling.BOX), float)
-            for path in (tmp_path / "now.png", runs.ROOT / "docs" / name)
+            for path in (tmp_path / "now.png", runs.ROOT / "docs" / f"{name}.png")
         )
         assert np.sqrt(np.mean((now - kept) ** 2)) < 4, name  # fonts differ a little between versions of matplotlib
     speeds = script["rates"](
