@@ -37,7 +37,11 @@ if TYPE_CHECKING:
     import jax.numpy as jnp
     import numpy as np
     import optax as optax
+    from scipy import sparse as sparse
+    from scipy import special as special
+    from scipy.sparse import linalg as linalg
 else:
     jax, jnp, np, optax = map(Module, ("jax", "jax.numpy", "numpy", "optax"))
+    sparse, special, linalg = map(Module, ("scipy.sparse", "scipy.special", "scipy.sparse.linalg"))
 
-__all__ = ["Module", "jax", "jnp", "np", "optax", "postponed"]
+__all__ = ["Module", "jax", "jnp", "linalg", "np", "optax", "postponed", "sparse", "special"]

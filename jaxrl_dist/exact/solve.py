@@ -7,12 +7,10 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy import sparse
-from scipy.sparse.linalg import splu
-from scipy.special import logsumexp
 
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.exact.table import Table
+from jaxrl_dist.heavy import linalg, sparse, special
 
 
 class NoValues(ConfigError):
@@ -37,7 +35,7 @@ def greedy(table: Table, q: np.ndarray) -> np.ndarray:
 def log_softmax(table: Table, q: np.ndarray, temperature: float) -> np.ndarray:
     """Returns the log-probabilities ``[S, A]`` of the policy proportional to ``exp(q / temperature)``."""
     logits = masked(table, q) / temperature
-    return logits - logsumexp(logits, axis=1, keepdims=True)
+    return logits - special.logsumexp(logits, axis=1, keepdims=True)
 
 
 def state_values(table: Table, q: np.ndarray, temperature: float = 0.0) -> np.ndarray:
@@ -48,7 +46,7 @@ def state_values(table: Table, q: np.ndarray, temperature: float = 0.0) -> np.nd
     """
     if temperature == 0:
         return masked(table, q).max(axis=1)
-    return temperature * logsumexp(masked(table, q) / temperature, axis=1)
+    return temperature * special.logsumexp(masked(table, q) / temperature, axis=1)
 
 
 def backup(
@@ -157,7 +155,7 @@ def _solved(table: Table, chain: sparse.csr_array, discount: float, right: np.nd
     """
     system = sparse.csc_array(sparse.eye_array(len(right)) - discount * chain)
     try:
-        solution = splu(system).solve(right)
+        solution = linalg.splu(system).solve(right)
         residual = np.max(np.abs(system @ solution - right)) / max(1.0, np.max(np.abs(solution)))
         if np.isfinite(residual) and residual < TOLERANCE:
             return solution

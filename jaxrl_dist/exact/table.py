@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from scipy import sparse
 
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.heavy import sparse
 from jaxrl_dist.types import PyTree
 
 _HARMLESS = "TimeLimit", "OrderEnforcing", "PassiveEnvChecker"

@@ -5,20 +5,17 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from jaxrl_dist.config.values import varied
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.heavy import Module
+from jaxrl_dist.exact.games import Game
+from jaxrl_dist.exact.listing import discrete, of_source
+from jaxrl_dist.exact.measuring import Measure, Truth, exploited
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.protocols import Traits
 from jaxrl_dist.types import Report
-
-if TYPE_CHECKING:
-    from jaxrl_dist import exact
-else:  # imported on first use: with SciPy it takes a quarter of a second, which most runs need not wait for
-    exact = Module("jaxrl_dist.exact")
 
 
 class Exact:
@@ -33,11 +30,11 @@ class Exact:
         Raises:
           ConfigError: the environment has no table, or the algorithm no discount or a memory.
         """
-        exact.listing.discrete(job.source.spec)
-        self._table = exact.listing.of_source(job.source) if peers.first() else None
-        self._game = exact.games.Game(self._table) if self._table is not None and job.source.spec.both_sides else None
-        self._measure: exact.measuring.Measure | None = None
-        self._truths: dict[float, exact.measuring.Truth] = {}
+        discrete(job.source.spec)
+        self._table = of_source(job.source) if peers.first() else None
+        self._game = Game(self._table) if self._table is not None and job.source.spec.both_sides else None
+        self._measure: Measure | None = None
+        self._truths: dict[float, Truth] = {}
         self.of(job)
 
     def of(self, job: Job, hyper: Mapping[str, float] = {}) -> Callable[[Any], dict[str, float]]:
@@ -49,13 +46,11 @@ class Exact:
             return lambda variables: {}
         if (measure := self._measure) is None:
             ((name, algorithm),) = job.algorithm.items()
-            measure = self._measure = exact.measuring.Measure(
-                algorithm, table, lambda hyper: job.variant(hyper)[0][name]
-            )
+            measure = self._measure = Measure(algorithm, table, lambda hyper: job.variant(hyper)[0][name])
         if (game := self._game) is not None:
-            return lambda variables: exact.measuring.exploited(game, measure.learnt(variables, hyper))
+            return lambda variables: exploited(game, measure.learnt(variables, hyper))
         if discount not in self._truths:
-            self._truths[discount] = exact.measuring.Truth.of(table, discount, job.source.spec.max_episode_steps)
+            self._truths[discount] = Truth.of(table, discount, job.source.spec.max_episode_steps)
         truth = self._truths[discount]
         return lambda variables: measure(variables, truth, hyper)
 
