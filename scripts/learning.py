@@ -145,6 +145,7 @@ BARS = (
     Bar("muzero-cartpole", "muzero", "gymnax:CartPole-v1", 100_000, 475, 5, 5),
     Bar("muzero-catch", "muzero", "gymnax:Catch-bsuite", 40_000, 0.95, 3, 3),
     Bar("muzero-fourrooms", "muzero", "gymnax:FourRooms-misc", 60_000, 0.9, 3, 3),
+    Bar("muzero-breakout", "muzero", "gymnax:Breakout-MinAtar", 420_000, 33, 1, 1),  # DQN's, after 2 million
     Bar("ppo-catch", "ppo", "gymnax:Catch-bsuite", 100_000, 0.95, 3, 3, published=(1, "gymnax-blines, 64k")),
     Bar("ppo-frozenlake", "ppo", "gymnax:FrozenLake-misc", 200_000, 0.65, 3, 3),
     *both("dqn-short", "dqn", "CartPole-v1", 50_000, 150, published=zoo(500, "50k")),

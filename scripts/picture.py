@@ -1,4 +1,4 @@
-"""Draws docs/overview.png, docs/learning/ppo-es.png and connect-four.png there from the measurements in docs/."""
+"""Draws docs/overview.png, and the pictures of docs/learning that no run draws, from the measurements in docs/."""
 
 from __future__ import annotations
 
@@ -101,7 +101,23 @@ def draw_connect_four(out: pathlib.Path) -> None:
     drawing.save(fig, out)
 
 
+def draw_muzero_dqn(out: pathlib.Path) -> None:
+    """Draws the training returns of MuZero beside those of DQN, for as many env steps as MuZero has."""
+    results = json.loads((DOCS / "learning" / "results.json").read_text(encoding="utf-8"))
+    steps = results["muzero-breakout"]["steps"]
+    fig, (ax,) = drawing.figure("one", 1)
+    for color, (name, label) in zip(drawing.COLORS, {"muzero-breakout": "MuZero", "dqn-breakout": "DQN"}.items()):
+        (curve,) = curves(results[name])
+        ax.plot(curve.x[curve.x <= steps], curve.y[curve.x <= steps], color=color, label=label)
+    ax.legend(loc="lower right", fontsize=6)
+    ax.set_title("Breakout of MinAtar, exploring", fontsize=7)
+    ax.set_xlabel("environment steps")
+    ax.set_ylabel("episode return")
+    drawing.save(fig, out)
+
+
 if __name__ == "__main__":
     draw(DOCS / "overview.png")
     draw_ppo_es(DOCS / "learning" / "ppo-es.png")
     draw_connect_four(DOCS / "learning" / "connect-four.png")
+    draw_muzero_dqn(DOCS / "learning" / "muzero-dqn.png")

@@ -329,7 +329,12 @@ def test_the_page_on_speed_has_the_table_of_the_benchmark(tmp_path: Path) -> Non
 
 def test_pictures_are_those_of_the_measurements(tmp_path: Path) -> None:
     script = runpy.run_path(str(runs.ROOT / "scripts" / "picture.py"))
-    names = {"draw": "overview", "draw_ppo_es": "learning/ppo-es", "draw_connect_four": "learning/connect-four"}
+    names = {
+        "draw": "overview",
+        "draw_ppo_es": "learning/ppo-es",
+        "draw_connect_four": "learning/connect-four",
+        "draw_muzero_dqn": "learning/muzero-dqn",
+    }
     for draw, name in names.items():
         script[draw](tmp_path / "now.png")
         now, kept = (
