@@ -120,6 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     notebook = json.loads(path.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         sys.path.insert(0, "")  # as in Jupyter: modules that a notebook writes can be imported
+        tempfile.tempdir = folder  # where the notebooks make theirs
         try:
             execute(notebook)
         except Exception:

@@ -106,7 +106,8 @@ def draw_muzero_dqn(out: pathlib.Path) -> None:
     results = json.loads((DOCS / "learning" / "results.json").read_text(encoding="utf-8"))
     steps = results["muzero-breakout"]["steps"]
     fig, (ax,) = drawing.figure("one", 1)
-    for color, (name, label) in zip(drawing.COLORS, {"muzero-breakout": "MuZero", "dqn-breakout": "DQN"}.items()):
+    labels = {"muzero-breakout": "MuZero", "dqn-breakout": "DQN"}
+    for color, (name, label) in zip(drawing.COLORS, labels.items(), strict=False):
         (curve,) = curves(results[name])
         ax.plot(curve.x[curve.x <= steps], curve.y[curve.x <= steps], color=color, label=label)
     ax.legend(loc="lower right", fontsize=6)
