@@ -1,4 +1,4 @@
-"""Draws docs/overview.png, and the pictures of docs/learning that no run draws, from the measurements in docs/."""
+"""Draws docs/overview.png and the pictures of docs/learning that compare algorithms, from the measurements in docs/."""
 
 from __future__ import annotations
 
