@@ -11,7 +11,7 @@ from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.commands import COMMANDS, accelerators, help_text
 from jaxrl_dist.errors import CheckpointError, ConfigError, DivergedError, EnvError, ProcessError, say, visible
 from jaxrl_dist.hosts import start
-from jaxrl_dist.run.signals import Interrupted
+from jaxrl_dist.run import signals
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,7 +58,7 @@ def _explained(error: BaseException) -> tuple[str, int] | None:
             return error.with_flags, 2
         case CheckpointError():
             return str(error), 2
-        case Interrupted() | ProcessError():
+        case signals.Interrupted() | ProcessError():
             return str(error), error.exit_code
         case KeyboardInterrupt():
             return "interrupted", 130
@@ -83,7 +83,7 @@ def _run(args: list[str]) -> int:
     if name not in COMMANDS:
         similar = did_you_mean(name, [*COMMANDS, "--version", "--help"])
         raise ConfigError(f"unknown command {name!r}{similar}; see: jaxrl-dist --help")
-    with start.one_line_warnings():
+    with start.one_line_warnings(), signals.raising():  # until ``train`` and others do more
         code: int = importlib.import_module(f"jaxrl_dist.commands.{name.replace('-', '_')}").run(rest)
     return code
 

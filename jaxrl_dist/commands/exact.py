@@ -53,7 +53,6 @@ def run(args: Sequence[str]) -> int:
         raise ConfigError("--grid takes two numbers, rows and columns, as in --grid 4 12")
     policy = options.load(env_options=options.env_options)
 
-    from jaxrl_dist.exact.heat import check_path
     from jaxrl_dist.exact.measuring import of_game, of_policy
 
     limits = {name: getattr(options, name) for name in ("max_states", "tries", "starts", "seed")}
@@ -64,11 +63,14 @@ def run(args: Sequence[str]) -> int:
         return 0
     if options.mixture:
         raise ConfigError("--mixture is of games of two sides: --env-options opponents=self")
+    check_used(options, "grid", active=options.out is not None, needed="a map, as in -o heat.png")
     if options.out is not None:
-        check_path(options.out)
+        from jaxrl_dist.commands.plot import drawing
+
+        drawing.check(pathlib.Path(options.out))
     measured = of_policy(policy, discount=options.discount, **limits)
     if options.out is not None:
-        measured.draw(options.out, options.grid or None)
+        drawing.save(measured.figure(options.grid or None), pathlib.Path(options.out))
     print(json.dumps(measured.summary(), indent=2) if options.json else visible("\n".join(lines(measured))))
     return 0
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import pathlib
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from jaxrl_dist.checks import check_used
 from jaxrl_dist.commands import evaluate, flags, help
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError, visible
+
+if TYPE_CHECKING:
+    from jaxrl_dist.data.dataset import Dataset
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +44,19 @@ def run(args: Sequence[str]) -> int:
     if not options.run_dir or not options.out:
         missing = "where to" if options.run_dir else "which run, and where to"
         raise ConfigError(f"{missing}? As in: jaxrl-dist record {options.run_dir or 'runs/NAME'} -o data/NAME")
-    out = pathlib.Path(options.out)
-    if out.exists():
-        raise ConfigError(f"{out} exists; a data set needs a new directory")
     playing = "steps", "num_envs", "seed", "random_share", "greedy"
     check_used(options, *playing, active=not options.replay, needed="playing, and --replay stores a memory")
+
+    from jaxrl_dist.data.writing import Place
+
+    with contextlib.closing(Place(options.out)) as place:  # before hours of playing
+        data = _experience(options)
+        path = data.save(place)
+    print(visible(f"{data.summary()}\nwrote {path}"))
+    return 0
+
+
+def _experience(options: Record) -> Dataset:
     policy = options.load(env_options=options.env_options)
 
     from jaxrl_dist.play import recording
@@ -53,21 +64,17 @@ def run(args: Sequence[str]) -> int:
 
     about = {"env": policy.source.spec.id, "behaviour": {"run": options.run_dir, "checkpoint": options.checkpoint}}
     if options.replay:
-        data = recording.of_memory(policy, options.run_dir, about, options.checkpoint)
-    else:
-        display = Display(0)
-        with display.live:
-            task = display.live.add_task("recording", total=options.steps, status="")
-            data = recording.record(
-                policy,
-                options.steps,
-                num_envs=options.num_envs,
-                seed=options.seed,
-                random_share=options.random_share,
-                greedy=options.greedy,
-                about=about,
-                progress=lambda done: display.live.update(task, completed=min(done, options.steps)),
-            )
-    data.save(out)
-    print(visible(f"{data.summary()}\nwrote {out}"))
-    return 0
+        return recording.of_memory(policy, options.run_dir, about, options.checkpoint)
+    display = Display(0)
+    with display.live:
+        task = display.live.add_task("recording", total=options.steps, status="")
+        return recording.record(
+            policy,
+            options.steps,
+            num_envs=options.num_envs,
+            seed=options.seed,
+            random_share=options.random_share,
+            greedy=options.greedy,
+            about=about,
+            progress=lambda done: display.live.update(task, completed=min(done, options.steps)),
+        )

@@ -183,8 +183,8 @@ def _summary(run: Run, last: Report) -> Iterator[str]:
         at = last.best_evaluation.get("checkpoint")
         name = "best checkpoints" if at is None else f"best checkpoint ({at:,} {unit(last.clock)})"
         yield played(last.best_evaluation, f"{name} by evaluation, in fresh episodes")
-    if (recorder := run.members[0].recorder) is not None and recorder.path.exists():
-        yield f"wrote {recorder.path}"
+    if (recorder := run.members[0].recorder) is not None and recorder.place.path.exists():
+        yield f"wrote {recorder.place.path}"
     if is_population(run.config):
         yield table(run.rows, run.config.evaluation_policy)
 

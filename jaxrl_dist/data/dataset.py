@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxrl_dist import spaces
 from jaxrl_dist.checks import MAX_RETURN
-from jaxrl_dist.data import columns, farama, files
+from jaxrl_dist.data import columns, farama, files, writing
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import Space
 from jaxrl_dist.types import PyTree, Rollout
@@ -295,8 +295,8 @@ class Dataset:
 
     # --- Files --------------------------------------------------------------------------------------------
 
-    def save(self, path: str | pathlib.Path) -> None:
-        """Writes the data set as a new directory, whole or not at all; see ``data.files``.
+    def save(self, path: str | pathlib.Path | writing.Place) -> pathlib.Path:
+        """Writes a new directory, whole or not at all; returns it, as ``data.writing.Place.commit`` names it.
 
         Raises:
           ConfigError: the directory exists, or cannot be written.
@@ -305,7 +305,7 @@ class Dataset:
         about = {"steps": self.steps, "episodes": len(self.ends), "about": dict(self.about)}
         known = self.columns
         kinds = {name: kind for name, kind in self.kinds.items() if name in known}
-        files.write(pathlib.Path(path), known, kinds, about)
+        return writing.write(path, known, kinds, about)
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> Dataset:

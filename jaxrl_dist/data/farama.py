@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pathlib
 import warnings
 from collections.abc import Iterator, Mapping
@@ -27,6 +28,8 @@ OURS = "jaxrl_dist"
 """Where the metadata of data sets that we have made hold ``Dataset.about``."""
 LOG_PROB = "log_prob"
 """Where log-probabilities lie in the ``infos`` of an episode, which has one entry more than steps."""
+
+_HDF5_BYTES = 4096  # of a file for each array of an episode, beside its values; 2,900 were measured
 
 
 def read(source: Any) -> tuple[list[Mapping[str, PyTree]], Space, Space, dict[str, Any]]:
@@ -55,15 +58,29 @@ def read(source: Any) -> tuple[list[Mapping[str, PyTree]], Space, Space, dict[st
 
 def _loaded(name: str) -> Any:
     import minari
-    from minari.storage.datasets_root_dir import get_dataset_path
 
-    path = pathlib.Path(get_dataset_path(name), "data")
+    path = _place_of(name) / "data"
     if not path.is_dir():
         raise ConfigError(f"there is no Minari data set {name} here; `minari download {name}` fetches a published one")
     metadata = storage.read_json(path / "metadata.json")
     if not isinstance(metadata, dict) or not {"observation_space", "action_space"} <= metadata.keys():
         raise ConfigError(f"minari:{name} names its spaces by code that makes an environment, and that is not run")
     return minari.MinariDataset(path)
+
+
+def _place_of(name: str) -> pathlib.Path:
+    """Returns the directory of a data set.
+
+    Raises:
+      ConfigError: Minari does not take the name, which might lead elsewhere.
+    """
+    from minari.dataset.minari_dataset import DATASET_ID_RE
+    from minari.storage.datasets_root_dir import get_dataset_path
+
+    match = DATASET_ID_RE.fullmatch(name)
+    if match is None or match["version"] is None:
+        raise ConfigError(f"minari:{name} is not a name as Minari has them, such as minari:cartpole/medium-v0")
+    return pathlib.Path(get_dataset_path(name))
 
 
 @contextlib.contextmanager
@@ -73,11 +90,20 @@ def _failing(source: Any) -> Iterator[None]:
         yield
     except ConfigError:
         raise
+    except OSError as error:
+        if error.errno is not None and error.filename is not None:  # not one that HDF5 has found in a file
+            raise
+        raise ConfigError(f"{_label(source)} cannot be converted: {first_line(error)}") from None
     except ImportError:
         raise ConfigError(f"Minari is not installed: {install_extra('minari')}") from None
     except Exception as error:  # whatever a file makes them raise
-        name = source if isinstance(source, str) else "the Minari data set"
-        raise ConfigError(f"{name} cannot be converted: {type(error).__name__}: {first_line(error)}") from None
+        raise ConfigError(
+            f"{_label(source)} cannot be converted: {type(error).__name__}: {first_line(error)}"
+        ) from None
+
+
+def _label(source: Any) -> str:
+    return source if isinstance(source, str) else "the Minari data set"
 
 
 def _from(native: Any, values: Any) -> PyTree:
@@ -117,24 +143,48 @@ def write(
 
     Raises:
       ConfigError: it exists, or the name is not one.
+      OSError: the disk is full; nothing is left of the data set.
     """
     with _failing(f"minari:{name}"), warnings.catch_warnings():
         import minari
         from minari.data_collector import EpisodeBuffer
 
         warnings.simplefilter("ignore")  # it recommends an author, a link to code, and more
-        buffers = []
+        buffers, arrays = [], list[np.ndarray]()
         for episode in episodes:
             ends = np.zeros((2, len(episode["reward"])), bool)
             ends[int(not episode["terminated"]), -1] = True
             known = {LOG_PROB: np.append(episode[LOG_PROB], np.float32(0))} if LOG_PROB in episode else None
             columns = {"observations": episode["obs"], "actions": episode["action"], "rewards": episode["reward"]}
+            arrays += [*jax.tree.leaves((columns, known)), *ends]
             buffers.append(EpisodeBuffer(**columns, terminations=ends[0], truncations=ends[1], infos=known))
         spaces = {"observation_space": _native(observation), "action_space": _native(action)}
-        data = minari.create_dataset_from_buffers(name, buffers, **spaces, jpeg_encoding=False, **options)
-        scores = {"ref_min_score": about.get("random"), "ref_max_score": about.get("expert"), OURS: dict(about)}
-        data.storage.update_metadata({name: x for name, x in scores.items() if x is not None})
+        with _whole(_place_of(name), arrays):
+            data = minari.create_dataset_from_buffers(name, buffers, **spaces, jpeg_encoding=False, **options)
+            scores = {"ref_min_score": about.get("random"), "ref_max_score": about.get("expert"), OURS: dict(about)}
+            data.storage.update_metadata({name: x for name, x in scores.items() if x is not None})
         return data
+
+
+@contextlib.contextmanager
+def _whole(place: pathlib.Path, arrays: list[np.ndarray]) -> Iterator[None]:
+    """Deletes what Minari has left in a new directory if the context ends with an error.
+
+    Raises:
+      ConfigError: the directory exists.
+      OSError: the disk has no room for these arrays: HDF5 ends the process where it meets a full disk.
+    """
+    if os.path.lexists(place):
+        raise ConfigError(f"the Minari data set {place} exists; choose another name or version")
+    place.mkdir(parents=True)
+    try:
+        with storage.naming(place):
+            storage.check_room(place / "room", sum(x.nbytes * 9 // 8 + _HDF5_BYTES for x in arrays))
+            place.rmdir()  # Minari makes it
+            yield
+    except BaseException:
+        storage.delete(place)
+        raise
 
 
 def _native(space: Space) -> Any:

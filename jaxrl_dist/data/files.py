@@ -5,21 +5,17 @@ Others may have written them: no file names code, and nothing is read that the i
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
 import math
-import os
 import pathlib
 from collections.abc import Collection, Mapping, Sequence
-from io import FileIO
 from typing import Any
 
 import numpy as np
 
 from jaxrl_dist import spaces
-from jaxrl_dist.checks import MAX_SIZE, shown
+from jaxrl_dist.checks import MAX_SIZE, MINARI, shown
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import storage
 from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
@@ -30,119 +26,7 @@ INDEX = "dataset.json"
 ENDS = "random", "expert"
 """Policies whose mean returns are the ends of a normalised score."""
 _DTYPES = {np.dtype(code).name for code in "?bBhHiIqQefd"}
-_RESERVED = 2**16  # bytes of an index, beside the spaces
 _MAX_HEADER = 1000  # characters; those of data sets are below 200
-
-
-class Writer:
-    """Writes a new directory, whole or not at all, whose arrays grow by what is appended."""
-
-    def __init__(self, path: pathlib.Path, kinds: Mapping[str, Space]) -> None:
-        """``kinds`` are the spaces of the arrays, by name.
-
-        Raises:
-          ConfigError: the directory exists, or cannot be written, or another process writes it.
-          OSError: the disk is full.
-        """
-        if path.exists():
-            raise ConfigError(f"{path} exists; a data set needs a new directory")
-        with contextlib.suppress(FileExistsError, NotADirectoryError):  # which ``check_place`` tells
-            path.parent.mkdir(parents=True, exist_ok=True)
-        storage.check_place(path)
-        self.path, self.rows, self._kinds = path, 0, kinds
-        self._temporary = path.with_name(f".{path.name}.new")
-        self._lock = _claimed(self._temporary, path)
-        parts = {name: spaces.leaves(space) for name, space in kinds.items()}
-        self._parts = {(name, part): kind for name, space in parts.items() for part, kind in space.items()}
-        self._spaces = {name: _space_to_json(kinds[name]) for name in ("obs", "action")}
-        self._files = dict[tuple[str, str], FileIO]()
-        try:
-            with storage.naming(path):
-                for place in self._parts:
-                    self._files[place] = FileIO(self._temporary / _file_of(*place), "x")
-                self._heads()
-                reserve = _RESERVED + len(json.dumps(self._spaces, indent=2))  # so that a full disk has room for it
-                (self._temporary / INDEX).write_bytes(bytes(reserve))
-        except BaseException:
-            self.close()
-            raise
-
-    def append(self, columns: Mapping[str, Any]) -> None:
-        """Appends rows to all arrays. Raises ``OSError`` if the disk is full; the directory is then as before."""
-        arrays = {(name, part): x for name, tree in columns.items() for part, x in spaces.leaves(tree).items()}
-        for place, file in self._files.items():
-            with storage.naming(self.path):
-                _write(file, np.ascontiguousarray(arrays[place]).data.cast("B"))
-        self.rows += len(next(iter(arrays.values())))
-
-    def commit(self, about: Mapping[str, Any]) -> None:
-        """Gives the directory its name; ``about`` is more for the index, in JSON. Raises as ``append``."""
-        with storage.naming(self.path):
-            self._heads()
-            for file in self._files.values():
-                file.close()
-            digests = storage.digests(self._temporary, without=[INDEX])
-            content = {"format": FORMAT, **about, "spaces": self._spaces, "files": digests}
-            with FileIO(self._temporary / INDEX, "r+") as index:
-                _write(index, memoryview((json.dumps(content, indent=2, allow_nan=False) + "\n").encode()))
-                index.truncate()
-            storage.commit(self._temporary, self.path, self.path.with_name(f".{self.path.name}.old"))
-
-    def close(self) -> None:
-        """Deletes what has not got its name."""
-        for file in self._files.values():
-            with contextlib.suppress(OSError):
-                file.close()
-        storage.delete(self._temporary)
-        os.close(self._lock)
-
-    def _heads(self) -> None:
-        """Writes the header of each array, which is as long for any number of rows, and cuts what follows them."""
-        for (name, part), file in self._files.items():
-            kind = self._parts[name, part]
-            shape, descr = (self.rows, *kind.shape), np.lib.format.dtype_to_descr(kind.dtype)
-            file.seek(0)
-            np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
-            file.seek(math.prod(shape) * kind.dtype.itemsize, 1)
-            file.truncate()
-
-
-def _write(file: FileIO, content: memoryview) -> None:
-    """Writes all of it, without a buffer that a full disk would leave half written."""
-    while content:
-        content = content[file.write(content) :]
-
-
-def _claimed(folder: pathlib.Path, path: pathlib.Path) -> int:
-    """Makes the directory in which ``path`` grows, or empties what a killed process has left of it.
-
-    Returns:
-      A file descriptor that locks it against other processes until it is closed.
-
-    Raises:
-      ConfigError: another process has locked it.
-    """
-    if folder.is_symlink() or not folder.is_dir():
-        storage.delete(folder)
-        folder.mkdir()
-    lock = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise ConfigError(f"another process writes {path}; a data set needs a directory of its own") from None
-    except OSError:  # some cluster file systems have no locks
-        pass
-    for left in folder.iterdir():
-        storage.delete(left)
-    return lock
-
-
-def write(path: pathlib.Path, columns: Mapping[str, Any], kinds: Mapping[str, Space], about: Mapping[str, Any]) -> None:
-    """Writes arrays as a new directory, whole or not at all; the arguments and errors are those of ``Writer``."""
-    with contextlib.closing(Writer(path, kinds)) as writer:
-        writer.append(columns)
-        writer.commit(about)
 
 
 def describe(path: pathlib.Path, about: Mapping[str, Any]) -> None:
@@ -192,10 +76,10 @@ def read(
         raise ConfigError(f"{path} holds {shown(more[0])}, which {INDEX} does not name: remove it")
     if found != content["files"]:
         raise ConfigError(f"{path} is damaged: its arrays are not those that {INDEX} names")
-    kept = {name: kind for name, kind in rows.items() if name not in optional or _file_of(name) in content["files"]}
+    kept = {name: kind for name, kind in rows.items() if name not in optional or file_of(name) in content["files"]}
     first, size, fields = next(iter(rows)), 0, {}
     for name, space in {first: rows[first], **kept, **kinds}.items():
-        parts = {part: _array(path / _file_of(name, part), kind, size) for part, kind in spaces.leaves(space).items()}
+        parts = {part: _array(path / file_of(name, part), kind, size) for part, kind in spaces.leaves(space).items()}
         fields[name] = spaces.nested(space, parts)
         size = len(fields[first])
     return fields, kinds, content
@@ -215,6 +99,9 @@ def identity(path: str | pathlib.Path) -> str:
 def _index(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Space]]:
     """Returns the index of a directory, and the spaces in it. Raises as ``read``."""
     if not (path / INDEX).is_file():
+        if any(part.startswith(MINARI) for part in path.parts):
+            way = f"`jaxrl-dist data {MINARI}NAME -o DIR` makes one of a data set of Minari"
+            raise ConfigError(f"{path} is not a directory: {way}")
         text = f"it has no {INDEX}; `jaxrl-dist record RUN_DIR -o {path}` makes one"
         raise ConfigError(f"{path} is not a data set: {text}")
     try:
@@ -232,7 +119,7 @@ def _index(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Space]]:
     return content, kinds
 
 
-def _file_of(name: str, part: str = "") -> str:
+def file_of(name: str, part: str = "") -> str:
     """Returns the name of a file, in which no path of the part's name counts."""
     return f"{name}.{part.replace('%', '%25').replace('/', '%2F')}.npy" if part else f"{name}.npy"
 
@@ -257,9 +144,10 @@ def _array(file: pathlib.Path, kind: Any, size: int) -> np.ndarray:
     raise ConfigError(f"{file} is damaged: it does not hold {kind.dtype}[{sizes}]")
 
 
-def _space_to_json(space: Space) -> Any:
+def space_to_json(space: Space) -> Any:
+    """Returns a space as the index holds it."""
     if isinstance(space, dict):
-        return {"parts": {name: _space_to_json(part) for name, part in space.items()}}
+        return {"parts": {name: space_to_json(part) for name, part in space.items()}}
     if isinstance(space, Discrete):
         return {"n": space.n}
     if isinstance(space, MultiDiscrete):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxrl_dist.data import columns, files
+from jaxrl_dist.data import columns
 from jaxrl_dist.data.dataset import Dataset
+from jaxrl_dist.data.writing import Writer
 from jaxrl_dist.types import EnvSpec, PyTree, Rollout
 
 WAKE_SECONDS = 0.5
@@ -25,10 +26,20 @@ MAX_STEPS = 2**17
 """Steps of an episode that are kept until it ends; a longer one is cut."""
 
 
+@contextlib.contextmanager
+def advising() -> Iterator[None]:
+    """Adds to the error of a disk how the run goes on that is recorded there."""
+    try:
+        yield
+    except OSError as error:
+        error.add_note("--record None trains on without a record, and --record DIR with one elsewhere")
+        raise
+
+
 class Recorder:
     """A thread that writes rollouts as a data set: episodes as they end, and at the end what is left of the others."""
 
-    def __init__(self, writer: files.Writer, spec: EnvSpec, about: Mapping[str, Any], *, episodic: bool) -> None:
+    def __init__(self, writer: Writer, spec: EnvSpec, about: Mapping[str, Any], *, episodic: bool) -> None:
         """Starts the thread.
 
         Args:
@@ -36,7 +47,7 @@ class Recorder:
           about: as ``Dataset.about``.
           episodic: each rollout begins with new episodes.
         """
-        self.path = writer.path
+        self.place = writer.place
         self._writer, self._spec, self._about, self._episodic = writer, spec, about, episodic
         self._pending = dict[int, list[PyTree]]()  # pieces of the episode under way in each environment
         self._held = dict[int, list[Rollout]]()  # rollouts that are not yet divided into episodes
@@ -65,13 +76,17 @@ class Recorder:
 
     def _run(self) -> None:
         try:
+            self._take_all()
+        except BaseException as error:
+            self._error = error
+
+    def _take_all(self) -> None:
+        with advising():
             while (item := self._queue.get()) is not None:
                 self._take(*item)
             for first in list(self._held):
                 self._divide(first)
             self._append([piece for env in sorted(self._pending) for piece in self._ended(env)])
-        except BaseException as error:
-            self._error = error
 
     def close(self) -> None:
         """Ends the episodes under way, and completes the data set; without a step there is none.
@@ -87,7 +102,8 @@ class Recorder:
         try:
             if self._writer.rows:
                 steps = self._writer.rows - self._episodes  # each has one row more than steps
-                self._writer.commit({"steps": steps, "episodes": self._episodes, "about": dict(self._about)})
+                with advising():
+                    self._writer.commit({"steps": steps, "episodes": self._episodes, "about": dict(self._about)})
         finally:
             self._writer.close()
         if self._error is not None and raised is None:

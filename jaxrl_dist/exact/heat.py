@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-import pathlib
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.types import PyTree
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def cells(obs: PyTree, grid: tuple[int, ...] | None = None) -> np.ndarray:
@@ -22,11 +25,17 @@ def cells(obs: PyTree, grid: tuple[int, ...] | None = None) -> np.ndarray:
       grid: rows and columns of categories; None: as many of both.
 
     Raises:
-      ConfigError: they show none of these.
+      ConfigError: they show none of these, or ``grid`` is not of categories, or has too few cells for them.
     """
     seen = np.asarray(jax.tree.leaves(obs.get("observation", obs) if isinstance(obs, dict) else obs)[0])
     if seen.ndim == 1 and np.issubdtype(seen.dtype, np.integer):
+        if grid and seen.max() >= math.prod(grid):
+            raise ConfigError(
+                f"--grid {grid[0]} {grid[1]} has {math.prod(grid)} cells, and there is a cell {seen.max()}"
+            )
         return np.stack(np.divmod(seen, grid[1] if grid else math.isqrt(int(seen.max())) + 1), axis=1)
+    if grid:
+        raise ConfigError("--grid is of observations that are categories, and these show their rows and columns")
     if seen.ndim == 2 and np.issubdtype(seen.dtype, np.integer) and seen.shape[1] > 1:
         return seen[:, :2].astype(np.int64)
     if seen.ndim > 2:
@@ -36,32 +45,13 @@ def cells(obs: PyTree, grid: tuple[int, ...] | None = None) -> np.ndarray:
     raise ConfigError("no map: the observations are not categories, vectors of row and column, or one-hot images")
 
 
-def check_path(path: str | pathlib.Path) -> None:
-    """Checks that a picture can be written.
-
-    Raises:
-      ConfigError: the extension names no format, or there is no such directory.
-    """
-    from matplotlib.backend_bases import FigureCanvasBase
-
-    path = pathlib.Path(path)
-    if path.suffix[1:].lower() not in FigureCanvasBase.get_supported_filetypes():
-        raise ConfigError(f"{path} cannot be written: its extension names no format of pictures; .png and .svg do")
-    if not path.parent.is_dir():
-        raise ConfigError(f"{path} cannot be written: there is no directory {path.parent}")
-
-
-def draw(path: str | pathlib.Path, maps: Mapping[str, tuple[np.ndarray, bool]], where: np.ndarray) -> None:
-    """Draws maps side by side into an image file.
+def figure(maps: Mapping[str, tuple[np.ndarray, bool]], where: np.ndarray) -> Figure:
+    """Draws maps side by side.
 
     Args:
       maps: by title the numbers ``[S]`` of states, and whether those of a cell are added up, or else averaged.
       where: as ``cells`` returns it.
-
-    Raises:
-      ConfigError: as ``check_path``.
     """
-    check_path(path)
     from matplotlib.figure import Figure
 
     height, width = where.max(axis=0) + 1
@@ -74,4 +64,4 @@ def draw(path: str | pathlib.Path, maps: Mapping[str, tuple[np.ndarray, bool]], 
         shown = axes.imshow(np.where(here > 0, total, np.nan).reshape(height, width))
         axes.set(title=title, xticks=[], yticks=[])
         figure.colorbar(shown, ax=axes)
-    figure.savefig(path)
+    return figure

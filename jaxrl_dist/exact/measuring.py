@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +19,9 @@ from jaxrl_dist.exact.listing import discrete, of_source
 from jaxrl_dist.exact.table import Table
 from jaxrl_dist.protocols import Traits
 from jaxrl_dist.types import Algorithm, Context, PyTree, Variables
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 BATCH = 4096
 """States whose actions and values are computed at a time."""
@@ -215,7 +217,7 @@ class Measured(NamedTuple):
             **self.numbers,
         }
 
-    def draw(self, path: str | pathlib.Path, grid: tuple[int, ...] | None = None) -> None:
+    def figure(self, grid: tuple[int, ...] | None = None) -> Figure:
         """Draws maps of optimal values, of the greedy policy's values and visits, and of the errors of action values.
 
         Raises:
@@ -230,7 +232,7 @@ class Measured(NamedTuple):
         if self.learnt.q is not None:
             error = np.where(table.legal, np.abs(self.learnt.q - self.truth.sought(self.learnt)), 0)
             maps["largest error of Q"] = error.max(axis=1), False
-        heat.draw(path, maps, heat.cells(table.obs, grid))
+        return heat.figure(maps, heat.cells(table.obs, grid))
 
 
 def of_policy(policy: Any, *, discount: float | None = None, **limits: int) -> Measured:

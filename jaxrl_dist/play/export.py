@@ -16,7 +16,7 @@ from jaxrl_dist.errors import ConfigError, one_line
 from jaxrl_dist.play import onnx
 from jaxrl_dist.play.policy import Policy
 from jaxrl_dist.protocols import Traits
-from jaxrl_dist.run.storage import replacing
+from jaxrl_dist.run.storage import check_place, replacing
 from jaxrl_dist.spaces import Part
 from jaxrl_dist.types import PyTree
 
@@ -73,6 +73,7 @@ def export(
       OSError: the file cannot be written; an older file stays unchanged.
     """
     format = format_of(out, format)
+    check_place(pathlib.Path(out))
     _check(policy, platforms, format)
     try:
         content, args, results = _exported(policy, batch, platforms, format)

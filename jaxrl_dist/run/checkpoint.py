@@ -273,13 +273,14 @@ def _newest(
         for problem in problems:
             warnings.warn(f"{problem}; {path} is used instead", FileWarning, stacklevel=3)
         return content
-    again = f"`jaxrl-dist train --config {run_dir}` starts it again"
+    again = f"`jaxrl-dist train --config {run_dir}` starts it again in a new directory"
     if problems:
         more = "; older ones are damaged, too" if len(problems) > 1 else ""
         way_on = _others(run_dir, paths) or f"; put back a copy, or {again}"
         raise CheckpointError(f"{problems[0]}{more}{way_on}")
-    wait = "wait for one if it still runs, or else"
-    raise CheckpointError(f"{run_dir} holds no trained variables: its run has saved no checkpoint; {wait} {again}")
+    here = "its own command with --resume-or-start does in this one"
+    ways = f"wait for one if it still runs, or else {again}, and {here}"
+    raise CheckpointError(f"{run_dir} holds no trained variables: its run has saved no checkpoint; {ways}")
 
 
 # --- The manifest -------------------------------------------------------------------------------------

@@ -41,7 +41,8 @@ def claim(run_dir: str) -> None:
                 raise FileExistsError
         (path / METRICS).touch(exist_ok=False)  # fails for all but one of several processes
     except FileExistsError:
-        again = f"holds a run already; `jaxrl-dist resume {run_dir}` continues it, or"
+        anew = "`jaxrl-dist train --resume-or-start` starts one without a checkpoint anew"
+        again = f"holds a run already; `jaxrl-dist resume {run_dir}` continues it, {anew}, or"
         holds = again if path.is_dir() else "is a file;"
         if (path / CHECKPOINTS).is_symlink():
             holds = f"has a link in the place of {CHECKPOINTS};"

@@ -1,14 +1,18 @@
-"""Handles Ctrl-C, SIGTERM and SIGHUP: the first one ends a run gracefully, a second one ends it at once."""
+"""Handles Ctrl-C, SIGTERM and SIGHUP: the first one ends a run gracefully, a second one ends it at once; all other
+commands end with the first, and delete what they have half written.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 from jaxrl_dist.errors import say
 
@@ -16,9 +20,12 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SECOND_SECONDS = 1.0
 """Seconds after the first signal in which more are ignored: some tools send two, or one to each process of a group."""
 
+AGAIN_SECONDS = 0.05
+"""Seconds until a signal is raised again whose exception was dropped."""
+
 
 class Interrupted(KeyboardInterrupt):
-    """A signal has ended the run."""
+    """A signal has ended the run, or another command."""
 
     def __init__(self, number: int, message: str) -> None:
         super().__init__(message)
@@ -91,6 +98,40 @@ def stopping() -> Iterator[Stop]:
         os.close(writing)
         thread.join()
         os.close(reading)
+
+
+@contextlib.contextmanager
+def raising() -> Iterator[None]:
+    """Makes the signals raise ``Interrupted`` in the main thread, except those that the process was started to ignore.
+
+    One that is raised where Python drops exceptions, as in a finaliser or in JAX's callback of the garbage collector,
+    is raised again.
+    """
+    if threading.current_thread() is not threading.main_thread():  # only it may set handlers
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        raise Interrupted(number, "interrupted")
+
+    def dropped(about: Any) -> None:
+        if isinstance(about.exc_value, Interrupted):  # not from here, where it would be dropped, too
+            number = about.exc_value.exit_code - 128
+            threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), number)).start()
+        else:
+            report(about)
+
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    handled = [number for number in SIGNALS if before[number] is not signal.SIG_IGN]
+    report, sys.unraisablehook = sys.unraisablehook, dropped
+    for number in handled:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        sys.unraisablehook = report
+        for number in handled:
+            signal.signal(number, before[number])
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -101,6 +102,31 @@ def commit(temporary: pathlib.Path, path: pathlib.Path, previous: pathlib.Path) 
     temporary.rename(path)
     sync(path.parent)
     delete(previous)
+
+
+def free(path: pathlib.Path) -> pathlib.Path:
+    """Returns a path that does not exist: this one, or else with the first number from 2 on after its name."""
+    numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    return next(place for place in itertools.chain([path], numbered) if not os.path.lexists(place))
+
+
+def commit_new(temporary: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
+    """As ``commit``, but keeps what has this name already: returns the path that is ``free``, and now the directory's.
+
+    Raises:
+      OSError: as ``sync``, or it cannot be renamed.
+    """
+    sync_all(temporary)
+    while True:
+        place = free(path)
+        try:
+            temporary.rename(place)
+        except OSError:
+            if not os.path.lexists(place):
+                raise
+            continue  # another process has just made it
+        sync(path.parent)
+        return place
 
 
 def appears(path: pathlib.Path, within: float = 60.0) -> bool:

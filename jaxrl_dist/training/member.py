@@ -141,7 +141,7 @@ class Member:
         ending = StopState(lambda: stop() or self.halved)
         with start.failing():
             try:
-                with contextlib.ExitStack() as stack:
+                with self.file or contextlib.nullcontext(), contextlib.ExitStack() as stack:
                     if self.config.record is not None:
                         self.recorder = recorder(self.job, resumed=self.file is not None)
                         stack.enter_context(contextlib.closing(self.recorder))
@@ -254,7 +254,7 @@ class Member:
     def _add_way_on(self, error: BaseException) -> None:
         """Adds a note that tells how to continue from the state that a failed run has saved, if it has saved one."""
         notes = getattr(error, "__notes__", ())  # by another member
-        newest = None if self.saver is None else self.saver.newest or (self.job.resumed and self.job.step)
+        newest = (self.saver and self.saver.newest) or (self.job.resumed and self.job.step)
         if newest is None or any(self.shared.command in note for note in notes):
             return
         run_dir = shlex.quote(str(self.config.run_dir))

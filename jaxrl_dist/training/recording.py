@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import pathlib
 from typing import Any
 
@@ -11,11 +10,12 @@ import jax
 from jaxrl_dist.actors.step import probabilities_known
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train
-from jaxrl_dist.data.files import Writer
-from jaxrl_dist.data.recorder import Recorder, kinds
+from jaxrl_dist.data.recorder import Recorder, advising, kinds
+from jaxrl_dist.data.writing import Place, Writer
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.plans.job import Job
+from jaxrl_dist.run import storage
 from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.policies import label
 from jaxrl_dist.types import EnvSpec
@@ -53,11 +53,11 @@ def recorder(job: Job, *, resumed: bool) -> Recorder:
       ConfigError: the directory exists, or cannot be written.
     """
     config, spec, ((_, algorithm),) = job.config, job.source.spec, job.algorithm.items()
-    path = named = pathlib.Path(str(config.record))
-    numbers = itertools.count(2)
-    while resumed and path.exists():
-        path = named.with_name(f"{named.name}-{next(numbers)}")
+    path = pathlib.Path(str(config.record))
+    if resumed and path.name not in ("", ".."):  # which are directories, and no names
+        path = storage.free(path)
     about = {"env": spec.id, "behaviour": {"run": config.run_dir, "training": label(config.algorithm)}}
     known = probabilities_known(algorithm, spec, jax.eval_shape(algorithm.init, jax.random.key(0)))
-    writer = Writer(path, kinds(spec, known=known))
+    with advising():
+        writer = Writer(Place(path), kinds(spec, known=known))
     return Recorder(writer, spec, about, episodic=algorithm.episodic)

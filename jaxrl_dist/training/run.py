@@ -6,6 +6,7 @@ import atexit
 import concurrent.futures.thread as _registered_first  # noqa: F401
 import contextlib
 import dataclasses
+import pathlib
 import shlex
 import sys
 import threading
@@ -20,6 +21,7 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist.checks import counted
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train, env_name, module_of_user, split_env
+from jaxrl_dist.data.writing import check_new
 from jaxrl_dist.envs.agents.groups import team_size
 from jaxrl_dist.errors import ConfigWarning, DivergedError, FileWarning
 from jaxrl_dist.hosts import peers, start
@@ -282,9 +284,11 @@ def _started(config: Train[Any], file: IO[bytes] | None, begin: Callable[[], Gen
       file: open ``metrics.jsonl`` of a resumed one.
 
     Raises:
-      ConfigError: the run directory cannot be written or holds a run already.
+      ConfigError: the run directory cannot be written or holds a run already, or that of its record exists.
     """
     with start.failing():
+        if file is None and config.record is not None:
+            check_new(pathlib.Path(config.record))
         if file is None and config.run_dir and peers.first():
             run_files.check_free(config.run_dir)
     _UNFINISHED.add(reports := begin())

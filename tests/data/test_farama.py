@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import pathlib
 
 import jax
@@ -47,7 +49,7 @@ def test_a_data_set_comes_back_from_minari(action):
     for x, y in zip(jax.tree.leaves(data.columns), jax.tree.leaves(again.columns), strict=True):
         np.testing.assert_array_equal(x, y)
     assert again.about == data.about and repr(again.kinds) == repr(data.kinds)
-    with pytest.raises(ConfigError, match="ab/c-v0 cannot be converted: ValueError: A Minari dataset"):
+    with pytest.raises(ConfigError, match=r"minari/ab/c-v0 exists; choose another name"):
         data.to_minari("ab/c-v0")
 
 
@@ -95,3 +97,45 @@ def test_the_command_converts_both_ways(tmp_path, capsys):
     assert cli.main(["data", "minari:z-v0", "-o", str(tmp_path / "again")]) == 0
     assert "9 steps in 3 episodes" in capsys.readouterr().out
     assert (tmp_path / "again" / "obs.a.npy").read_bytes() == (tmp_path / "data" / "obs.a.npy").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["../x-v0", "/x-v0", "cart", "", "x/../../y-v0"])
+def test_names_that_lead_elsewhere_are_refused_before_anything_is_made(tmp_path, name):
+    data = Dataset.from_episodes(episodes())
+    for use in (data.to_minari, Dataset.from_minari):
+        with pytest.raises(ConfigError, match=f"^minari:{name} is not a name as Minari has them"):
+            use(name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_without_room_is_told_before_anything_is_written(tmp_path, monkeypatch):
+    """HDF5 ends the process where it meets a full disk."""
+    asked = []
+
+    def full(number, start, size):
+        asked.append(size)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        Dataset.from_episodes(episodes()).to_minari("ab/x-v0")
+    assert caught.value.filename == str(tmp_path / "minari" / "ab" / "x-v0")
+    monkeypatch.undo()
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    Dataset.from_episodes(episodes()).to_minari("ab/x-v0")
+    files = [path for path in (tmp_path / "minari").rglob("*") if path.is_file()]
+    assert asked[0] > sum(path.stat().st_size for path in files)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, "bad disk"), OSError("HDF5 says no")])
+def test_an_unfinished_data_set_does_not_block_its_name(monkeypatch, error):
+    def update(self, metadata):
+        raise error
+
+    data = Dataset.from_episodes(episodes())
+    with monkeypatch.context() as patch:
+        patch.setattr(minari.dataset.minari_storage.MinariStorage, "update_metadata", update)
+        with pytest.raises((KeyboardInterrupt, OSError, ConfigError)):
+            data.to_minari("x-v0")
+    Dataset.from_episodes(episodes()).to_minari("x-v0")
+    assert Dataset.from_minari("x-v0").steps == 9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -12,9 +13,9 @@ import numpy as np
 import pytest
 import runs  # noqa: F401  which sets up the devices
 
-from jaxrl_dist.data import files, recorder
+from jaxrl_dist.data import files, recorder, writing
 from jaxrl_dist.data.dataset import Dataset
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, FileWarning
 from jaxrl_dist.play.recording import of_rollout
 from jaxrl_dist.spaces import Box, Discrete
 from jaxrl_dist.types import EnvSpec, Rollout
@@ -42,7 +43,7 @@ def part(rollout, start, stop):
 
 
 def recording(path, **options):
-    writer = files.Writer(path, recorder.kinds(SPEC, known=True))
+    writer = writing.Writer(writing.Place(path), recorder.kinds(SPEC, known=True))
     return recorder.Recorder(writer, SPEC, {"env": "x"}, **{"episodic": False, **options})
 
 
@@ -79,7 +80,7 @@ def disk(monkeypatch):
             Disk.room -= max(place + written - max(place, place + fits - Disk.room), 0)
             return written
 
-    monkeypatch.setattr(files, "FileIO", Disk)
+    monkeypatch.setattr(writing, "FileIO", Disk)
     return Disk
 
 
@@ -167,3 +168,53 @@ def test_rollouts_of_whole_episodes_end_with_them(tmp_path):
         record(0, rollout)
     record.close()
     assert Dataset.load(tmp_path / "data").steps == 2 * rollout.valid.sum()
+
+
+def kept(path):
+    """Makes a directory of someone else's, and returns its content."""
+    path.mkdir()
+    (path / "theirs.txt").write_text("theirs")
+    return lambda: (path / "theirs.txt").read_text() == "theirs" and len(list(path.iterdir())) == 1
+
+
+def test_a_directory_that_takes_the_name_meanwhile_is_kept(tmp_path):
+    record = recording(tmp_path / "data")
+    same, next_one = kept(tmp_path / "data"), kept(tmp_path / "data-2")
+    record(7, played(8))
+    with pytest.warns(FileWarning, match=r"data has appeared while its data set was written, .*data-3 now"):
+        record.close()
+    assert record.place.path == tmp_path / "data-3" and Dataset.load(record.place.path).steps
+    assert same() and next_one() and not list(tmp_path.glob(".*"))
+
+
+def test_saving_keeps_what_has_the_name_meanwhile(tmp_path):
+    data = of_rollout(played(8), SPEC, {})
+    with contextlib.closing(writing.Place(tmp_path / "data")) as place:
+        same = kept(tmp_path / "data")
+        with pytest.warns(FileWarning, match="has appeared"):
+            path = data.save(place)
+    assert path == tmp_path / "data-2" and Dataset.load(path).steps == data.steps and same()
+
+
+def test_a_claimed_place_is_refused_to_others_and_left_empty(tmp_path):
+    with contextlib.closing(writing.Place(tmp_path / "data")), pytest.raises(ConfigError, match="another process"):
+        of_rollout(played(8), SPEC, {}).save(tmp_path / "data")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_of_minari_is_not_a_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="minari:x-v0 is not a directory: `jaxrl-dist data DIR -o minari:x-v0`"):
+        of_rollout(played(8), SPEC, {}).save("minari:x-v0")
+    with pytest.raises(ConfigError, match=r"minari:a/x-v0 is not a directory: .* -o DIR"):
+        Dataset.load("minari:a/x-v0")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_is_full_says_how_to_go_on(tmp_path, disk):
+    record = recording(tmp_path / "data")
+    disk.room = 0
+    record(7, played(8))
+    with pytest.raises(OSError, match="No space left") as caught:
+        record.close()
+    assert any("--record None" in note for note in caught.value.__notes__)

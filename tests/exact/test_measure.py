@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -102,14 +104,12 @@ def test_values_with_entropy_are_held_to_soft_ones(truth: Truth) -> None:
     assert Measure(hard, truth.table)(variables, truth)["q_error_max"] > 0.1
 
 
-def test_the_map_of_errors_is_that_of_the_printed_number(
-    truth: Truth, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_map_of_errors_is_that_of_the_printed_number(truth: Truth, monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm, variables = tabular(solve.optimal(truth.table, 0.9, temperature=0.3), 0.3)
     learnt, drawn = Measure(algorithm, truth.table).learnt(variables), dict[str, Any]()
     monkeypatch.setattr(heat, "cells", lambda obs, grid: None)
-    monkeypatch.setattr(heat, "draw", lambda path, maps, cells: drawn.update(maps))
-    Measured("x", truth, learnt, numbers(truth, learnt)).draw(tmp_path / "map.png")
+    monkeypatch.setattr(heat, "figure", lambda maps, cells: drawn.update(maps))
+    Measured("x", truth, learnt, numbers(truth, learnt)).figure()
     assert drawn["largest error of Q"][0].max() == numbers(truth, learnt)["q_error_max"] < 1e-5
 
 
@@ -168,12 +168,29 @@ def test_the_command_refuses_in_a_line(tmp_path: Path, capsys: pytest.CaptureFix
         f"{lake} --grid 4": "--grid takes two numbers",
         f"{cart} --max-states 50": "gymnax:CartPole-v1 has more than 50 states",
         f"{lake} --discount 2": "--discount must be >= 0 and <= 1, not 2",
+        f"{lake} --grid 4 4": "--grid",
+        f"{lake} -o {tmp_path}/heat.png --grid 2 2": "--grid 2 2 has 4 cells, and there is a cell 14",
         f"{lake} -o heat.xyz": "its extension names no format",
+        f"{lake} -o heat.pgf": "its extension names no format",
         f"{lake} -o {tmp_path}/none/heat.png": "there is no directory",
     }.items():
         assert cli.main(["exact", *args.split()]) == 2
         error = capsys.readouterr().err
         assert says in error and error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_keeps_the_old_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "heat.png"
+    out.write_text("old")
+
+    def full(figure: Any, file: Path, **options: Any) -> None:
+        Path(file).write_text("half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    assert cli.main(["exact", str(runs.finished(LAKE)), "-o", str(out)]) == 1
+    assert out.read_text() == "old" and list(tmp_path.iterdir()) == [out]
 
 
 def test_cells_of_grids() -> None:
@@ -181,6 +198,8 @@ def test_cells_of_grids() -> None:
     np.testing.assert_array_equal(cells(np.array([0, 13]), (4, 12)), [[0, 0], [1, 1]])
     np.testing.assert_array_equal(cells({"observation": np.array([[3, 1, 9]]), "mask": 0}), [[3, 1]])
     np.testing.assert_array_equal(cells(np.eye(6).reshape(6, 2, 3)[4:]), [[1, 1], [1, 2]])
+    with pytest.raises(ConfigError, match="of observations that are categories"):
+        cells(np.array([[3, 1, 9]]), (4, 12))
     with pytest.raises(ConfigError, match="no map"):
         cells(np.zeros((3, 2), np.float32))
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import jax
 import numpy as np
 import pytest
@@ -32,8 +35,34 @@ def test_recording_changes_nothing_and_a_resumed_run_records_apart(tmp_path):
     assert data.log_prob is not None and (data.log_prob[data.valid] < 0).all()
     with pytest.raises(ConfigError, match="data exists; a data set needs a new directory"):
         list(jaxrl_dist.train(config(record=path)))
+    with pytest.raises(ConfigError, match="data exists"):
+        jaxrl_dist.train(config(record=path, run_dir=str(tmp_path / "other")))
+    assert not (tmp_path / "other").exists()  # and nothing is compiled before
     *_, more = jaxrl_dist.resume(run_dir, total_env_steps=512)
     assert Dataset.load(f"{path}-2").steps == more.env_steps - report.env_steps
+
+
+@pytest.mark.parametrize("record", ["", "/", "."])
+def test_a_resumed_run_records_where_a_directory_can_be_made(tmp_path, monkeypatch, capsys, record):
+    monkeypatch.chdir(tmp_path)
+    run = str(runs.train(f"ppo --env CartPole-v1 --plan synchronous {runs.TINY}", tmp_path / "run"))
+    command = ["resume", run, "--total-env-steps", "100000", "--record", record]
+    assert cli.main(command) == 2 and "exists; a data set needs a new directory" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_full_disk_of_the_record_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+    run = str(runs.train(f"ppo --env CartPole-v1 --plan synchronous {runs.TINY}", tmp_path / "run"))
+
+    def full(*args, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("jaxrl_dist.data.writing.FileIO", full)
+    command = ["resume", run, "--total-env-steps", "100000", "--record", str(tmp_path / "data")]
+    assert cli.main(command) == 1
+    error = capsys.readouterr().err
+    assert f"{tmp_path}/data: No space left on device" in error and "--record None trains on" in error
+    assert f"`jaxrl-dist resume {run}` continues from" in error
 
 
 @pytest.mark.parametrize("correlation", [None, 0.5])

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure  # not pyplot: its backend belongs to the caller, such as a notebook
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter
@@ -19,7 +20,7 @@ from jaxrl_dist.commands.plot import statistics
 from jaxrl_dist.commands.plot.reading import Curve, Group, middle
 from jaxrl_dist.commands.plot.tables import env_names
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.run.storage import replacing
+from jaxrl_dist.run.storage import check_place, replacing
 
 COLORS = ("#0072B2", "#E69F00", "#000000", "#56B4E9", "#D55E00", "#009E73", "#CC79A7")
 """The palette of Okabe and Ito (2008), which colour-blind readers can tell apart, without its yellow, pale on paper.
@@ -152,16 +153,31 @@ def histogram(values: np.ndarray, axis: str, counts: str) -> Figure:
     return fig
 
 
+def names_picture(out: str | pathlib.Path) -> bool:
+    """Returns whether the extension names a format of pictures."""
+    return pathlib.Path(out).suffix[1:].lower() in FigureCanvasBase.get_supported_filetypes()
+
+
+def check(out: pathlib.Path) -> None:
+    """Checks that a picture can be written there.
+
+    Raises:
+      ConfigError: the format is unknown, or the file's directory is missing or read-only.
+    """
+    if not names_picture(out) or out.suffix.lower() == ".pgf":  # which needs TeX
+        raise ConfigError(f"{out} cannot be written: its extension names no format of pictures; .png, .svg and .pdf do")
+    check_place(out)
+
+
 def save(fig: Figure, out: pathlib.Path) -> None:
     """Writes the picture; the extension sets its format.
 
     Raises:
-      ConfigError: the format is unknown, or the file's directory is missing.
+      ConfigError: as ``check``.
       OSError: the file cannot be written; an older file stays unchanged.
     """
+    check(out)
     kind = out.suffix[1:].lower()
-    if kind not in fig.canvas.get_supported_filetypes():
-        raise ConfigError(f"{out} cannot be written: its extension names no format of pictures; .png, .svg and .pdf do")
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
     with matplotlib.rc_context(STYLE), replacing(out) as partial:
         fig.savefig(partial, format=kind, dpi=200, metadata=undated)
