@@ -9,21 +9,22 @@ from typing import TYPE_CHECKING
 
 from jaxrl_dist.heavy import Module, jax, jnp, np, optax
 
+_NETWORKS = "core_inputs", "cores", "distributions", "models", "networks", "observations", "perturbation", "torsos"
+
 if TYPE_CHECKING:
     import mctx
 
     from jaxrl_dist import mesh, packing, returns, rng, spaces
-    from jaxrl_dist.nn import cores, distributions, models, networks, observations, perturbation, torsos
+    from jaxrl_dist.nn import core_inputs, cores, distributions, models, networks, observations, perturbation, torsos
 else:
     mctx = Module("mctx")
     mesh, packing, returns, rng, spaces = (
         Module(f"jaxrl_dist.{name}") for name in ("mesh", "packing", "returns", "rng", "spaces")
     )
-    cores, distributions, models, networks, observations, perturbation, torsos = (
-        Module(f"jaxrl_dist.nn.{name}")
-        for name in ("cores", "distributions", "models", "networks", "observations", "perturbation", "torsos")
+    core_inputs, cores, distributions, models, networks, observations, perturbation, torsos = (
+        Module(f"jaxrl_dist.nn.{name}") for name in _NETWORKS
     )
 
 __all__ = ["jax", "jnp", "mctx", "np", "optax"]
 __all__ += ["mesh", "packing", "returns", "rng", "spaces"]
-__all__ += ["cores", "distributions", "models", "networks", "observations", "perturbation", "torsos"]
+__all__ += ["core_inputs", "cores", "distributions", "models", "networks", "observations", "perturbation", "torsos"]

@@ -244,8 +244,7 @@ class Algorithm:
     """Updates into which the learner divides each pass."""
     done: Callable[[Mapping[str, jax.Array]], jax.Array] | None = None
     """``(means of an update's metrics) -> bool``: True skips it and the rollout's later updates; None: never."""
-    corrects_lag: bool = False
-    """Whether the loss allows for experience of older policy versions, as replayed experience always is."""
+    corrects_lag: bool = False  # whether the loss allows for experience of older policies, as replayed one always is
     target: Callable[[PyTree, PyTree, jax.Array], PyTree] = lambda params, target, updates: target
     """``(params, target, updates) -> target`` after each update: periodic copy, Polyak average; default: keep."""
     initial_target: Callable[[PyTree], PyTree] = lambda params: ()
@@ -265,13 +264,14 @@ class Algorithm:
     trains: bool = True  # whether it learns; of one that does not, only the functions that act are called
     searches: bool = False  # whether its policy needs ``context.simulator`` to train
     action_values: Callable[[Variables, PyTree], tuple[jax.Array, Array]] | None = None
-    """``(variables, obs [B, ...]) -> (values [B, A], temperature)`` of discrete actions, by raw rewards; the
-    temperature weighs the entropy in them, 0 if there is none. None: it has no action values."""
+    """``(variables, obs [B, ...]) -> (values [B, A], temperature)`` of discrete actions, by raw rewards, and with the
+    entropy at this temperature or at 0. None: it has no action values."""
+    recorded: Callable[[Rollout], Rollout] | None = None
+    """``(windows [window, N, ...]) -> windows`` of a data set: adds the extras that acting would store; None: none."""
     log_prob: Callable[[Variables, PyTree, PyTree, PyTree, Context], jax.Array] | None = None
     """``(variables, obs [B, ...], core, action [B, ...], context) -> [B]`` float32: the log-probability with which the
     policy, acting with keys, draws these actions from this core at ``context.env_step``. Of continuous ones it is a
-    density in the environment's units, before its bounds clip them; correlated noise counts as independent. None: the
-    draws have none, or it has no closed form."""
+    density in the environment's units, before bounds clip it; correlated noise counts as independent. None: unknown."""
 
     def updated_stats(self, variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         """Returns the running statistics after a rollout."""

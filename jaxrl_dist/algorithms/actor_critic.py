@@ -10,7 +10,18 @@ from jaxrl_dist.algorithms import exploration
 from jaxrl_dist.algorithms.presets import TablePresets
 from jaxrl_dist.checks import check_used
 from jaxrl_dist.config.values import setting
-from jaxrl_dist.lazy import cores, distributions, jax, jnp, networks, observations, optax, packing, returns, torsos
+from jaxrl_dist.lazy import (
+    core_inputs,
+    distributions,
+    jax,
+    jnp,
+    networks,
+    observations,
+    optax,
+    packing,
+    returns,
+    torsos,
+)
 from jaxrl_dist.nn.config import CriticConfig, NetworkConfig, NoiseConfig
 from jaxrl_dist.nn.optimizers import OptimizerConfig
 from jaxrl_dist.types import (
@@ -88,6 +99,10 @@ class ActorCritic(NamedTuple):
     unroll: Callable[[PyTree, Rollout], tuple[distributions.Distribution, jax.Array]]
     """``(params, rollout) -> (distribution [T, B], values [T + 1, B])`` under these parameters, not the acting ones."""
 
+    from_start: Callable[[Rollout], Rollout]
+    """``(rollout) -> rollout`` for ``unroll`` and ``examples``: its core becomes that of an episode's start, its extras
+    the core's inputs, if it reads any. For windows that hold neither."""
+
     def acting(self) -> dict[str, Any]:
         """Returns the fields of an ``Algorithm`` that acts by this policy."""
         names = "init", "policy", "log_prob", "initial_core", "feedback", "window"
@@ -102,7 +117,7 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
     """
     head = distributions.policy_head(spec.action)
     space, critic_space = observations.input_space(spec, config.hidden), observations.input_space(spec)
-    inputs = cores.CoreInputs.of(config, spec)
+    inputs = core_inputs.CoreInputs.of(config, spec)
     network = networks.actor_critic(
         config,
         space,
@@ -188,6 +203,15 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
         outputs, values, _ = network.unroll(params, rollout.obs, inputs.memory(core), valid, core_inputs=read)
         return choices(outputs[:-1], rollout.obs_before), values
 
+    def from_start(rollout: Rollout) -> Rollout:
+        core, before = initial_core(rollout.reward.shape[1]), inputs.of_steps(rollout)
+        read = inputs.read(before)
+        if read is None:
+            return rollout._replace(extras={}, core=core, final_core=core)
+        noise, rest = split(core)
+        final = joined(noise, {**rest, **{name: x[-1] for name, x in before.items()}})
+        return rollout._replace(extras={"core_inputs": read[:-1]}, core=core, final_core=final)
+
     return ActorCritic(
         init=lambda key: Variables(network.init(key), ()),
         policy=policy,
@@ -199,6 +223,7 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
         examples=examples,
         evaluate=evaluate,
         unroll=unroll,
+        from_start=from_start,
     )
 
 

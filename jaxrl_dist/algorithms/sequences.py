@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxrl_dist.lazy import cores, jax, jnp, observations, returns
+from jaxrl_dist.lazy import core_inputs, cores, jax, jnp, observations, returns
 from jaxrl_dist.memory.config import ReplayConfig
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Timestep, Variables, swap_axes
 
@@ -16,7 +16,7 @@ def recurrence(config: ReplayConfig, spec: EnvSpec) -> Any:
     if config.core == "none":
         return None
     core = cores.make_core(config, jnp.dtype(config.precision))
-    return cores.Recurrence(core, config.burn_in, cores.CoreInputs.of(config, spec).size)
+    return cores.Recurrence(core, config.burn_in, core_inputs.CoreInputs.of(config, spec).size)
 
 
 def stored(rollout: Rollout) -> tuple[Rollout, PyTree, jax.Array | None]:
@@ -54,7 +54,7 @@ def sequences(
     """
     if config.core == "none":
         return algorithm
-    inputs, length = cores.CoreInputs.of(config, spec), config.sequence_length
+    inputs, length = core_inputs.CoreInputs.of(config, spec), config.sequence_length
     # Burn-in, training steps, the steps that the last return's bootstrap needs, and one that only supplies inputs.
     window = config.burn_in + length + config.n_step - 1 + (config.core_inputs != "none")
 
@@ -84,6 +84,14 @@ def sequences(
 
     def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
         return inputs.feedback(core[0], action, step), algorithm.feedback(core[1], action, step)
+
+    def recorded(windows: Rollout) -> Rollout:
+        """Lets each window begin with the core of an episode's start: the burn-in brings it up to date."""
+        length, size = windows.reward.shape
+        memory = {name: network.initial_core(size) for name, network in networks.items()}
+        extras = {"core": jax.tree.map(lambda x: jnp.broadcast_to(x, (length, *x.shape)), memory)}
+        read = inputs.read(inputs.of_steps(windows))
+        return windows._replace(extras=extras if read is None else {**extras, "core_inputs": read[:-1]})
 
     def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         steps, core, read = stored(rollout)
@@ -141,5 +149,6 @@ def sequences(
         loss=loss,
         initial_core=initial_core,
         feedback=feedback,
+        recorded=recorded,
         window=window,
     )

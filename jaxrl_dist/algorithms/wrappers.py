@@ -296,11 +296,16 @@ def clip_rewards(algorithm: Algorithm, low: float, high: float) -> Algorithm:
         reward = jnp.where(step.valid, jnp.clip(step.reward, low, high), 0.0)
         return algorithm.feedback(core, action, step._replace(reward=reward))
 
+    def recorded(windows: Rollout) -> Rollout:
+        assert algorithm.recorded is not None
+        return windows._replace(extras=algorithm.recorded(clipped(windows)).extras)
+
     with_stats = None if algorithm.update_stats is None else update_stats
     return dataclasses.replace(
         algorithm,
         policy=policy,
         action_values=None,  # they are of clipped rewards
+        recorded=None if algorithm.recorded is None else recorded,
         postprocess=postprocess,
         feedback=feedback,
         update_stats=with_stats,

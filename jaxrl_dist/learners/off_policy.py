@@ -66,6 +66,10 @@ def off_policy(
             examples = jnp.concatenate([examples, new * devices + mesh.global_index(old)])
         return drawn, of_data, *(rng.per_index(key, examples) for key in keys)
 
+    def recorded_windows(data: PyTree, index: ring.Index) -> Rollout:
+        windows = ring.gather(data.steps, index, window, frame_stack)
+        return windows if algorithm.recorded is None else mesh.vary(algorithm.recorded(windows))
+
     def one_update(
         data: PyTree, state: TrainState, drawn: tuple[Any, ...]
     ) -> tuple[TrainState, Mapping[str, jax.Array]]:
@@ -75,7 +79,7 @@ def off_policy(
             index, probability = ring.draw_prioritized(state.memory, index, len(loss_keys))
             weight = importance_weights(probability, replay.importance_exponent)
         parts = [ring.gather(state.memory.steps, index, window, frame_stack)] if index else []
-        parts += [ring.gather(data.steps, of_data, window, frame_stack)] if of_data else []
+        parts += [recorded_windows(data, of_data)] if of_data else []
         windows = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *parts) if len(parts) > 1 else parts[0]
         batch = algorithm.postprocess(state.variables, windows, state.context(postprocess_keys))
         grads, metrics, priority = sgd.gradient(algorithm, state, batch, loss_keys, weight)

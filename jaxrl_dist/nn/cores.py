@@ -12,15 +12,13 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jaxrl_dist import spaces
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.mesh import vary_as
 from jaxrl_dist.nn import blocks
 from jaxrl_dist.nn.blocks import GatedAttention, LinearRecurrence
 from jaxrl_dist.nn.config import CoreConfig
 from jaxrl_dist.nn.layers import multiply
-from jaxrl_dist.nn.observations import preprocess, side_by_side
-from jaxrl_dist.types import Array, EnvSpec, PyTree, Timestep
+from jaxrl_dist.types import Array, PyTree
 
 
 class Core(NamedTuple):
@@ -282,61 +280,3 @@ def make_core(config: CoreConfig, dtype: DTypeLike) -> Core:
     if config.core not in kinds:
         raise ConfigError(f"unknown --core {config.core!r}; these work: {', '.join(kinds)}")
     return kinds[config.core]()
-
-
-class CoreInputs(NamedTuple):
-    """The inputs that ``CoreConfig.core_inputs`` names, as numbers; they are 0 at the start of an episode.
-
-    The policy's state is then a dict: the core's state as ``memory``, and each input as float32 ``[B, size]``. Without
-    inputs it is only the core's state. Sources: Kapturowski et al. (2019), section 2.3; Ni et al. (2022),
-    https://arxiv.org/abs/2110.05038, section 4.
-    """
-
-    sizes: dict[str, int]
-    """Size of each input; empty: the core reads none."""
-    actions: Any
-    """The space of actions."""
-
-    @classmethod
-    def of(cls, config: CoreConfig, spec: EnvSpec) -> CoreInputs:
-        """Returns the inputs of a config; actions are encoded like observations of the same space, without scaling."""
-        sizes = {}
-        if "action" in config.core_inputs:
-            sizes["action"] = jax.eval_shape(lambda: _encoded(spec.action, spaces.zeros(spec.action, 1))).shape[1]
-        if "reward" in config.core_inputs:
-            sizes["reward"] = 1
-        return cls(sizes, spec.action)
-
-    @property
-    def size(self) -> int:
-        """Number of values that the core reads beside the features."""
-        return sum(self.sizes.values())
-
-    def initial(self, memory: PyTree, num_envs: int) -> PyTree:
-        """Returns the policy's state ``[num_envs, ...]`` at the start of an episode."""
-        zeros = {name: jnp.zeros((num_envs, size)) for name, size in self.sizes.items()}
-        return {"memory": memory, **zeros} if zeros else memory
-
-    def memory(self, core: PyTree) -> PyTree:
-        """Returns the core's part of the policy's state."""
-        return core["memory"] if self.sizes else core
-
-    def read(self, core: PyTree) -> jax.Array | None:
-        """Returns the core's inputs beside the features, float32 ``[B, size]``; None: it has none."""
-        return jnp.concatenate([core[name] for name in self.sizes], axis=-1) if self.sizes else None
-
-    def acted(self, core: PyTree, memory: PyTree, action: PyTree) -> PyTree:
-        """Returns the policy's state after an action, which the next step reads."""
-        if not self.sizes:
-            return memory
-        new = {"action": _encoded(self.actions, action)} if "action" in self.sizes else {}
-        return {**core, "memory": memory, **new}
-
-    def feedback(self, core: PyTree, action: PyTree, step: Timestep) -> PyTree:
-        """As ``Algorithm.feedback``: the next step reads the reward, in the environment's units or clipped."""
-        del action
-        return {**core, "reward": step.reward[:, None]} if "reward" in self.sizes else core
-
-
-def _encoded(space: Any, action: PyTree) -> jax.Array:
-    return side_by_side(preprocess(action, space, jnp.float32), space)

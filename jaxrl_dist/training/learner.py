@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from jaxrl_dist.learners.league import Copies
 from jaxrl_dist.learners.sgd import Learner
 from jaxrl_dist.memory import ring
 from jaxrl_dist.memory.records import ROWS, Source, source
+from jaxrl_dist.protocols import Traits
 from jaxrl_dist.run.machine import memory_size
 from jaxrl_dist.settings.policies import Copy, by_policy, naming
 from jaxrl_dist.types import Algorithm, Algorithms, EnvSpec, Replay, Rollout
@@ -71,14 +72,23 @@ def _learner(
         return blank_rollout(algorithm, algorithm.init(key), obs, algorithm.initial_core(num_envs), length)
 
     like = jax.eval_shape(shapes, jax.random.key(0))
-    if config.data is not None and jax.tree.leaves(like.extras):
-        raise ConfigError(
-            f"--data {config.data}: records hold no {', '.join(like.extras)}, which this run stores as it acts"
-        )
+    if config.data is not None:
+        _check_extras(config, algorithm, like)
     if not offline:
         check_memory(algorithm.replay, like, devices, spec.frame_stack, members)
     recorded = algorithm.replay.batch_size if offline else round((config.data_share or 0) * algorithm.replay.batch_size)
     return off_policy.off_policy(algorithm, like, spec.frame_stack, spec.num_agents, recorded=recorded, packed=packed)
+
+
+def _check_extras(config: Train[Any], algorithm: Algorithm, like: Rollout) -> None:
+    """Raises ``ConfigError`` if the algorithm learns from what it stores as it acts, and cannot add it to records."""
+    added: Mapping[str, Any] = {}
+    if algorithm.recorded is not None:
+        added = jax.eval_shape(algorithm.recorded, like._replace(extras={})).extras
+    if lacking := [name for name in like.extras if name not in added]:
+        raise ConfigError(
+            f"--data {config.data}: records hold no {', '.join(lacking)}, which this run stores as it acts"
+        )
 
 
 def check_sizes(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_devices: int) -> None:
@@ -124,6 +134,9 @@ def check_recorded(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_
         "are drawn uniformly, without --priority-exponent": replay is not None and replay.priority_exponent is not None,
         "are those of one agent": bool(spec.policies) or spec.num_agents > 1,
         "hold no stacked frames": spec.frame_stack > 1,
+        "are scaled by --scale-rewards, and --core-inputs reads rewards that are not: --no-scale-rewards works": (
+            config.scale_rewards and config.clock == "updates" and "reward" in Traits.of(config.algorithm).core_inputs
+        ),
         "are not for --plan gradients": PLANS[config.plan].sends_gradients,
         "are for runs of one process": peers.count() > 1,
         "on the host (--data-memory) give no running statistics: --normalize-observations and --ema-steps need "

@@ -19,6 +19,7 @@ from jaxrl_dist.algorithms import config_class
 from jaxrl_dist.algorithms.a2c import A2C
 from jaxrl_dist.algorithms.actor_critic import actor_critic
 from jaxrl_dist.algorithms.r2d2 import R2D2
+from jaxrl_dist.algorithms.wrappers import clip_rewards
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.nn import networks
 from jaxrl_dist.nn.cores import make_core, reset_core
@@ -42,6 +43,24 @@ def previous(rollout: Rollout) -> np.ndarray:
     both = np.concatenate([np.eye(3)[np.asarray(rollout.action)], rollout.reward[..., None]], -1)
     both = np.where(rollout.valid[..., None], both, 0.0).astype(np.float32)
     return np.concatenate([np.zeros_like(both[:1]), both[:-1]])
+
+
+@pytest.mark.parametrize("core", runs.cases(CORES, "inputs"))
+def test_records_get_what_acting_would_have_stored(core: str) -> None:
+    """The core of an episode's start, and the core's inputs, of which a loss takes clipped rewards."""
+    config = config_class("dqn")(**NET, **CORES[core], **WINDOWED)
+    algorithm = clip_rewards(config.make(SPEC), -0.1, 0.1)
+    assert algorithm.recorded is not None
+    variables = jax.jit(algorithm.init)(jax.random.key(0))
+    rollout = acted(algorithm, variables, random_rollout(algorithm, SPEC, 12, 6))
+    made = jax.jit(algorithm.recorded)(rollout._replace(extras={}))
+    assert_close(made._replace(extras={}), rollout._replace(extras={}))
+    assert jax.tree.map(jnp.shape, made.extras) == jax.tree.map(jnp.shape, rollout.extras)
+    for x, y in zip(jax.tree.leaves(made.extras["core"]), jax.tree.leaves(rollout.extras["core"]), strict=True):
+        np.testing.assert_array_equal(x[0], y[0])
+    if core == "inputs":
+        np.testing.assert_array_equal(made.extras["core_inputs"], rollout.extras["core_inputs"])
+        assert np.abs(made.extras["core_inputs"][..., -1]).max() == np.float32(0.1)
 
 
 @pytest.mark.parametrize("core", runs.cases(CORES, "inputs"))

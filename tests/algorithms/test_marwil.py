@@ -135,6 +135,41 @@ def test_bc_has_no_priorities() -> None:
         BC(priority_exponent=0.5).validate()
 
 
-def test_a_core_is_refused() -> None:
-    with pytest.raises(ConfigError, match="core does not work with bc: remove it"):
-        BC(core="gru").validate()
+CORE: dict[str, Any] = {"core": "gru", "core_size": 4, "core_inputs": "action,reward", "burn_in": 2}
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.5])
+def test_a_core_begins_each_window_as_an_episode_and_its_burn_in_is_no_example(beta: float) -> None:
+    env = ENVS["discrete"]
+    config = MARWIL(**NET, **CORE, n_step=T, beta=beta, value_coefficient=beta, entropy_coefficient=0.0)
+    algorithm = config.make(env)
+    assert algorithm.window == 2 + T
+    params = perturbed(jax.jit(algorithm.init)(jax.random.key(0)).params)
+    windows = random_rollout(algorithm, env, 2 + T, N, end_chance=0.3)._replace(core=(), final_core=(), extras={})
+    variables = Variables(params, ())
+    batch = jax.jit(by_hand(algorithm.postprocess))(variables, windows, Context())
+    total, mask, aux = jax.jit(algorithm.loss)(variables, batch, Context())
+    wanted = windows.valid.T.copy()
+    wanted[:, :2] = False
+    np.testing.assert_array_equal(mask, wanted)
+
+    log_prob, core = np.zeros((2 + T, N)), algorithm.initial_core(N)
+    act = jax.jit(lambda obs, core: algorithm.policy(variables, obs, core, Context())[1])
+    seen = jax.jit(lambda obs, core, action: algorithm.log_prob(variables, obs, core, action, Context()))
+    for t in range(2 + T):  # as acting would, with the actions of the windows
+        obs, action = windows.obs[t], windows.action[t]
+        log_prob[t] = seen(obs, core, action)
+        after = act(obs, core) | {"action": np.eye(3, dtype=np.float32)[action], "reward": windows.reward[t][:, None]}
+        core = jax.tree.map(functools.partial(_unless_reset, windows.valid[t]), after, algorithm.initial_core(N))
+    expected = -log_prob.T * (np.asarray(batch["weight"]) if beta else 1.0)
+    np.testing.assert_allclose(aux.metrics["loss/policy"][wanted], expected[wanted], rtol=2e-5, atol=2e-6)
+    assert np.isfinite(total[wanted]).all()
+
+
+def _unless_reset(valid: np.ndarray, after: np.ndarray, initial: np.ndarray) -> np.ndarray:
+    return np.where(valid.reshape(-1, *(1,) * (np.ndim(after) - 1)), after, initial)
+
+
+def test_with_a_core_n_step_is_the_length() -> None:
+    with pytest.raises(ConfigError, match="sequence_length does nothing without another algorithm"):
+        BC(core="gru", sequence_length=4).validate()

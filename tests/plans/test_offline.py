@@ -27,6 +27,7 @@ from jaxrl_dist.training import setup
 from jaxrl_dist.training.setup import make_job
 
 SIZES = {"batch_size": 32, "hidden_sizes": (16,), "num_devices": 1}
+CORE = {"core": "gru", "core_size": 4, "core_inputs": "action,reward", "burn_in": 2, "sequence_length": 4}
 
 
 def dataset(path, episodes=30):
@@ -78,11 +79,12 @@ def test_the_clock_is_updates(tmp_path):
     assert reports[-1].ended_by == "total_updates" and reports[-1].metrics["time/updates_per_second"] > 0
 
 
-def test_a_resumed_run_equals_one_without_a_stop_bit_for_bit(tmp_path):
+@pytest.mark.parametrize("core", [{}, pytest.param(CORE, marks=pytest.mark.case)])
+def test_a_resumed_run_equals_one_without_a_stop_bit_for_bit(tmp_path, core):
     dataset(tmp_path / "data")
-    whole = final(jaxrl_dist.train(config(tmp_path / "data")))
+    whole = final(jaxrl_dist.train(config(tmp_path / "data", **core)))
     run_dir = tmp_path / "run"
-    first = jaxrl_dist.train(config(tmp_path / "data", run_dir=str(run_dir), total_updates=11))
+    first = jaxrl_dist.train(config(tmp_path / "data", run_dir=str(run_dir), total_updates=11, **core))
     assert final(first)[0].step == 11
     assert (run_dir / "checkpoints" / "000000000011").is_dir()
     resumed = final(jaxrl_dist.resume(run_dir, total_updates=20))
@@ -120,12 +122,15 @@ def test_a_resumed_run_has_the_same_records_wherever_they_lie(tmp_path):
     assert [report.updates for report in reports] == [10]
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(8, marks=pytest.mark.case)])
-def test_data_on_the_host_give_the_same_numbers(tmp_path, devices, optimized):
+@pytest.mark.parametrize(
+    "devices, core",
+    [(1, {}), pytest.param(8, {}, marks=pytest.mark.case), pytest.param(1, CORE, marks=pytest.mark.case)],
+)
+def test_data_on_the_host_give_the_same_numbers(tmp_path, devices, core, optimized):
     """Also those that the host gathers after the first 256 updates of a session."""
     dataset(tmp_path / "data")
-    resident = final(jaxrl_dist.train(config(tmp_path / "data", num_devices=devices, total_updates=300)))
-    host, run_dir = {"data_memory": "host", "num_devices": devices}, str(tmp_path / "run")
+    resident = final(jaxrl_dist.train(config(tmp_path / "data", num_devices=devices, total_updates=300, **core)))
+    host, run_dir = {"data_memory": "host", "num_devices": devices, **core}, str(tmp_path / "run")
     final(jaxrl_dist.train(config(tmp_path / "data", **host, total_updates=7, run_dir=run_dir)))
     streamed = final(jaxrl_dist.resume(run_dir, total_updates=300))
     assert_equal(resident[1], streamed[1])
@@ -157,11 +162,18 @@ def test_64_members_hold_one_copy_of_a_million_steps(tmp_path):
     assert kilobytes(1000) - kilobytes(8) < 1.4 * copy
 
 
-@pytest.mark.case
-def test_several_devices_learn_what_one_does(tmp_path):
+@pytest.mark.parametrize(
+    "algorithm, core",
+    [
+        pytest.param("dqn", {}, marks=pytest.mark.case),
+        ("dqn", CORE),
+        pytest.param("marwil", {**CORE, "sequence_length": None}, marks=pytest.mark.case),
+    ],
+)
+def test_several_devices_learn_what_one_does(tmp_path, algorithm, core):
     dataset(tmp_path / "data")
-    one = final(jaxrl_dist.train(config(tmp_path / "data")))
-    eight = final(jaxrl_dist.train(config(tmp_path / "data", num_devices=8)))
+    one = final(jaxrl_dist.train(config(tmp_path / "data", algorithm, **core)))
+    eight = final(jaxrl_dist.train(config(tmp_path / "data", algorithm, **{**core, "num_devices": 8})))
     assert_equal(one[1], eight[1], rtol=1e-5, atol=1e-6)
 
 
@@ -312,7 +324,8 @@ def test_fields_that_are_left_out_by_name_are_not_refused(tmp_path):
     )  # as a sweep gives its members
 
 
-def test_records_beside_new_experience(tmp_path):
+@pytest.mark.parametrize("core", [{}, CORE])
+def test_records_beside_new_experience(tmp_path, core):
     dataset(tmp_path / "data")
     changes = {"total_updates": jaxrl_dist.Train.total_updates, "data_share": 0.5, "total_env_steps": 256}
     changes |= {
@@ -322,7 +335,7 @@ def test_records_beside_new_experience(tmp_path):
         "replay_capacity": 512,
         "replay_ratio": 0.125,
     }
-    mixed = config(tmp_path / "data", **changes)
+    mixed = config(tmp_path / "data", **changes, **core)
     report, variables, _ = final(jaxrl_dist.train(mixed))
     assert report.env_steps >= 256 and report.updates > 0 and mixed.plan == "on_device"
     host = final(jaxrl_dist.train(dataclasses.replace(mixed, plan="synchronous")))
@@ -346,6 +359,7 @@ def test_records_beside_new_experience(tmp_path):
         ({"env": "", "env_options": {"foo": "3"}}, "env_options does nothing without env"),
         ({"data_memory": "host", "seeds": 2}, "data_memory does nothing without a single run under"),
         ({"data_memory": "host", "normalize_observations": True}, "give no running statistics"),
+        ({**CORE, "scale_rewards": True}, "core_inputs reads rewards that are not: scale_rewards=False works"),
         ({"batch_size": 33, "num_devices": 2}, "must be a multiple of 2 devices"),
         (
             {"total_updates": None, "data_share": 0.01, "plan": "on_device"},
