@@ -98,7 +98,6 @@ class ActorCritic(NamedTuple):
     """``(params, batch) -> (distribution, value)``, shaped as the batch's fields."""
     unroll: Callable[[PyTree, Rollout], tuple[distributions.Distribution, jax.Array]]
     """``(params, rollout) -> (distribution [T, B], values [T + 1, B])`` under these parameters, not the acting ones."""
-
     from_start: Callable[[Rollout], Rollout]
     """``(rollout) -> rollout`` for ``unroll`` and ``examples``: its core becomes that of an episode's start, its extras
     the core's inputs, if it reads any. For windows that hold neither."""

@@ -47,7 +47,8 @@ class MARWIL(
         check_used(self, "max_weight", active=self.beta > 0, needed="--beta above 0")
         learns_values = self.beta > 0 or self.value_coefficient > 0
         check_used(self, "priority_exponent", active=learns_values, needed="--value-coefficient above 0")
-        check_used(self, "sequence_length", active=False, needed="another algorithm; --n-step is that of a window here")
+        instead = "another algorithm: --n-step is the length of a sequence here, and its priority the mean error"
+        check_used(self, "sequence_length", "max_priority_share", active=False, needed=instead)
 
     def make(self, spec: EnvSpec) -> Algorithm:
         net = actor_critic(self, spec)
