@@ -44,7 +44,8 @@ class Request(NamedTuple):
         """Returns the resolved config with a run directory: a new one if the user names none."""
         if config.run_dir is not None:
             return config
-        return dataclasses.replace(config, run_dir=default_run_dir(self.fields["env"], self.name, config.seed))
+        where = self.fields.get("env") or pathlib.Path(str(config.data)).resolve().name  # data may come without one
+        return dataclasses.replace(config, run_dir=default_run_dir(where, self.name, config.seed))
 
     def settled(self) -> tuple[Train[Any], EnvSource, Mapping[str, str]]:
         """Returns the complete config, its environment, and the sources of its values; see ``resolve.settled``.

@@ -79,7 +79,8 @@ def _place_of(name: str) -> pathlib.Path:
 
     match = DATASET_ID_RE.fullmatch(name)
     if match is None or match["version"] is None:
-        raise ConfigError(f"minari:{name} is not a name as Minari has them, such as minari:cartpole/medium-v0")
+        form = "such as minari:cartpole/medium-v0, with two letters or more before the /"
+        raise ConfigError(f"minari:{name} is not a name as Minari has them, {form}")
     return pathlib.Path(get_dataset_path(name))
 
 

@@ -129,9 +129,10 @@ def check_recorded(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_
     if config.data is None:
         return
     replay = algorithm.replay
+    prioritized = replay is not None and replay.priority_exponent is not None
     problems = {
         "are for algorithms that replay experience": replay is None or algorithm.window is None,
-        "are drawn uniformly, without --priority-exponent": replay is not None and replay.priority_exponent is not None,
+        "are drawn uniformly: --priority-exponent None works": prioritized,
         "are those of one agent": bool(spec.policies) or spec.num_agents > 1,
         "hold no stacked frames": spec.frame_stack > 1,
         "are scaled by --scale-rewards, and --core-inputs reads rewards that are not: --no-scale-rewards works": (

@@ -309,6 +309,15 @@ def test_without_an_environment_the_data_say_what_there_is(tmp_path):
     assert report.evaluation is None
 
 
+def test_a_command_without_an_environment_names_its_run_by_the_data(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    dataset(tmp_path / "records")
+    flags = "--data records --total-updates 3 --hidden-sizes 4 --num-devices 1"
+    assert cli.main(["train", "bc", *flags.split()]) == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    assert run.name.startswith("records__bc__0__") and f"writing runs/{run.name}" in capsys.readouterr().out
+
+
 def test_fields_that_are_left_out_by_name_are_not_refused(tmp_path):
     dataset(tmp_path / "data", episodes=10)
     assert (

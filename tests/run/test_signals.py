@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -23,8 +24,8 @@ def wait() -> None:
 
 
 @contextlib.contextmanager
-def ignored(number: int) -> Iterator[None]:
-    before = signal.signal(number, signal.SIG_IGN)
+def handled(number: int, handler: Any) -> Iterator[None]:
+    before = signal.signal(number, handler)
     try:
         yield
     finally:
@@ -45,11 +46,11 @@ def test_a_signal_ends_a_command_in_a_line(
             done.append("cleaned up")
         return 0
 
-    before = signal.getsignal(number)
     monkeypatch.setattr(data, "run", run)
-    assert cli.main(["data", "x"]) == 128 + number
+    with handled(number, signal.SIG_DFL):  # `nohup` ignores SIGHUP, and a shell SIGINT in the background
+        assert cli.main(["data", "x"]) == 128 + number
+        assert signal.getsignal(number) == signal.SIG_DFL
     assert capsys.readouterr().err == "jaxrl-dist: error: interrupted\n" and done == ["cleaned up"]
-    assert signal.getsignal(number) == before
 
 
 def test_a_signal_in_a_finaliser_is_not_lost(capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,12 +68,12 @@ def test_a_signal_in_a_finaliser_is_not_lost(capsys: pytest.CaptureFixture[str])
         wait()
 
     hook = sys.unraisablehook
-    with pytest.raises(signals.Interrupted, match="interrupted"):
+    with handled(signal.SIGINT, signal.SIG_DFL), pytest.raises(signals.Interrupted, match="interrupted"):
         work()
     assert sys.unraisablehook is hook and not capsys.readouterr().err
 
 
 def test_a_signal_that_the_process_was_started_to_ignore_stays_so() -> None:
-    with ignored(signal.SIGHUP), signals.raising():
+    with handled(signal.SIGHUP, signal.SIG_IGN), signals.raising():
         os.kill(os.getpid(), signal.SIGHUP)
         time.sleep(0.01)
