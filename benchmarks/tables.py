@@ -36,9 +36,19 @@ REPLAYS: dict[str, Any] = {
 }
 """A million env steps: 60,000 have 750 outcomes of each action, whose mean itself is off by a percent."""
 EXPLORES: dict[str, Any] = {"epsilon_end": 1.0}
+UNBIASED: dict[str, Any] = {"noisy": False, "priority_exponent": None}
+"""Noisy layers take the action that looks best, and leave the others' values open; priorities bias means of outcomes."""
 FLAGS: dict[str, dict[str, Any]] = {
     "dqn": {**REPLAYS, **EXPLORES, "n_step": 1, "target_period": 100},
-    "rainbow": {**REPLAYS, "n_step": 1, "value_min": 0.0, "value_max": 10.0, "target_period": 100},
+    "rainbow": {
+        **REPLAYS,
+        **EXPLORES,
+        **UNBIASED,
+        "n_step": 1,
+        "value_min": 0.0,
+        "value_max": 10.0,
+        "target_period": 100,
+    },
     "pqn": {**EXPLORES, "q_lambda": 0.0},
     "sac": {**REPLAYS, "temperature": 0.5, "n_step": 1, "actor_learning_rate": 1e-3},
 }
