@@ -36,8 +36,9 @@ REPLAYS: dict[str, Any] = {
 }
 """A million env steps: 60,000 have 750 outcomes of each action, whose mean itself is off by a percent."""
 EXPLORES: dict[str, Any] = {"epsilon_end": 1.0}
-UNBIASED: dict[str, Any] = {"noisy": False, "priority_exponent": None}
-"""Noisy layers take the action that looks best, and leave the others' values open; priorities bias means of outcomes."""
+PLAIN: dict[str, Any] = {"noisy": False, "priority_exponent": None}
+"""Noisy layers take the action that looks best, so the others' values stay open; priorities bias means of outcomes."""
+VALUES: dict[str, Any] = {"value_min": 0.0, "value_max": 10.0}
 FLAGS: dict[str, dict[str, Any]] = {
     "dqn": {**REPLAYS, **EXPLORES, "n_step": 1, "target_period": 100},
     "rainbow": {
