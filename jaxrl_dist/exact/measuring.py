@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -233,6 +234,10 @@ class Measured(NamedTuple):
             error = np.where(table.legal, np.abs(self.learnt.q - self.truth.sought(self.learnt)), 0)
             maps["largest error of Q"] = error.max(axis=1), False
         return heat.figure(maps, heat.cells(table.obs, grid))
+
+    def draw(self, path: str | pathlib.Path, grid: tuple[int, ...] | None = None) -> None:
+        """Writes the ``figure`` as an image file, whose extension sets its format."""
+        self.figure(grid).savefig(path)
 
 
 def of_policy(policy: Any, *, discount: float | None = None, **limits: int) -> Measured:
