@@ -83,7 +83,7 @@ def _run(args: list[str]) -> int:
     if name not in COMMANDS:
         similar = did_you_mean(name, [*COMMANDS, "--version", "--help"])
         raise ConfigError(f"unknown command {name!r}{similar}; see: jaxrl-dist --help")
-    with start.one_line_warnings(), signals.raising():  # until ``train`` and others do more
+    with start.one_line_warnings(), signals.raising():  # unless the command handles them itself
         code: int = importlib.import_module(f"jaxrl_dist.commands.{name.replace('-', '_')}").run(rest)
     return code
 

@@ -141,7 +141,8 @@ CORE: dict[str, Any] = {"core": "gru", "core_size": 4, "core_inputs": "action,re
 @pytest.mark.parametrize("beta", [0.0, 1.5])
 def test_a_core_begins_each_window_as_an_episode_and_its_burn_in_is_no_example(beta: float) -> None:
     env = ENVS["discrete"]
-    config = MARWIL(**NET, **CORE, n_step=T, beta=beta, value_coefficient=beta, entropy_coefficient=0.0)
+    coefficients = {"beta": beta, "value_coefficient": beta, "entropy_coefficient": 0.0, "max_weight": 1e9}
+    config = MARWIL(**NET, **CORE, n_step=T, **coefficients)
     algorithm = config.make(env)
     assert algorithm.window == 2 + T
     params = perturbed(jax.jit(algorithm.init)(jax.random.key(0)).params)
@@ -164,6 +165,10 @@ def test_a_core_begins_each_window_as_an_episode_and_its_burn_in_is_no_example(b
     expected = -log_prob.T * (np.asarray(batch["weight"]) if beta else 1.0)
     np.testing.assert_allclose(aux.metrics["loss/policy"][wanted], expected[wanted], rtol=2e-5, atol=2e-6)
     assert np.isfinite(total[wanted]).all()
+    if beta:  # the values' error counts in units of the advantages that are learnt from
+        advantage = np.log(np.asarray(batch["weight"])[wanted]) / beta
+        assert np.mean(advantage**2) == pytest.approx(1.0, rel=1e-4)
+        np.testing.assert_allclose(aux.metrics["loss/value"][wanted], 0.5 * advantage**2, rtol=1e-4, atol=1e-6)
 
 
 def _unless_reset(valid: np.ndarray, after: np.ndarray, initial: np.ndarray) -> np.ndarray:

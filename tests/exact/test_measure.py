@@ -168,7 +168,7 @@ def test_the_command_refuses_in_a_line(tmp_path: Path, capsys: pytest.CaptureFix
         f"{lake} --grid 4": "--grid takes two numbers",
         f"{cart} --max-states 50": "gymnax:CartPole-v1 has more than 50 states",
         f"{lake} --discount 2": "--discount must be >= 0 and <= 1, not 2",
-        f"{lake} --grid 4 4": "--grid",
+        f"{lake} --grid 4 4": "--grid does nothing without a map, as in -o heat.png",
         f"{lake} -o {tmp_path}/heat.png --grid 2 2": "--grid 2 2 has 4 cells, and there is a cell 14",
         f"{lake} -o heat.xyz": "its extension names no format",
         f"{lake} -o heat.pgf": "its extension names no format",

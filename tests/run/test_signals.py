@@ -77,3 +77,4 @@ def test_a_signal_that_the_process_was_started_to_ignore_stays_so() -> None:
     with handled(signal.SIGHUP, signal.SIG_IGN), signals.raising():
         os.kill(os.getpid(), signal.SIGHUP)
         time.sleep(0.01)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
