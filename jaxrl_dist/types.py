@@ -193,6 +193,7 @@ class Replay:
     learning_starts: int  # env steps before the first update
     priority_exponent: float | None = None  # alpha of prioritised replay (Schaul et al. 2016, eq. 1); None: uniform
     importance_exponent: float | jax.Array = 0.0  # beta of its importance weights (section 3.4), 0 .. 1
+    return_discount: float | None = None  # of ``extras["return"]``, which recorded steps then hold; None: they do not
 
 
 class Policy(Protocol):
@@ -331,8 +332,7 @@ class Report:
     """In the last report if evaluations ``keep_best``: that of the best ``checkpoint``, in episodes that chose none."""
     ended_by: str | None = None
     """Field of ``Train`` that ends the run with this report: its total or ``stop_at_return``."""
-    diverged: bool = False
-    """Whether training has diverged and ends: too many gradients in a row were not finite."""
+    diverged: bool = False  # whether training ends because too many gradients in a row were not finite
     log: Callable[[Mapping[str, float | None]], None] = lambda values: None
     """Adds numbers to its line in ``metrics.jsonl`` and to the trackers, before the next report is taken; without a
     ``run_dir``, nothing. Raises ``ConfigError`` for names that the line has, and for what is not a number."""

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 from jaxrl_dist.algorithms import exploration, sequences
+from jaxrl_dist.algorithms.conservative import ConservativeConfig
 from jaxrl_dist.algorithms.presets import TablePresets
 from jaxrl_dist.algorithms.replayed import num_actions, value_learner
 from jaxrl_dist.checks import MAX_SIZE, check_used, flag
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, packing, returns
-from jaxrl_dist.memory.config import ReplayConfig
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Variables
 
 
@@ -21,7 +21,7 @@ from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Va
 class DQN(
     TablePresets,
     exploration.EpsilonConfig,
-    ReplayConfig,
+    ConservativeConfig,
     hidden_sizes=(128, 128),
     activation="relu",
     learning_rate=5e-4,
@@ -61,9 +61,6 @@ class DQN(
     """Return of the lowest atom."""
     value_max: float = setting(10.0, low=-1e9, high=1e9)
     """Return of the highest atom."""
-    cql_weight: float | None = setting(None, low=0)
-    """alpha of conservative Q-learning, which lowers the values of actions that the data lacks (Kumar et al. 2020,
-    equation 4); None: none."""
     noisy: bool = False
     """Explore with noisy layers (Fortunato et al. 2018), in addition to epsilon."""
     parameter_noise: bool = False
@@ -94,7 +91,7 @@ class DQN(
         """Returns the loss of each temporal-difference error."""
         return (optax.losses.huber_loss if self.td_loss == "huber" else optax.losses.l2_loss)(error)
 
-    def bellman(self, reward: jax.Array, discount: jax.Array, value: jax.Array) -> jax.Array:
+    def bellman(self, reward: jax.Array, discount: jax.Array | float, value: jax.Array | float) -> jax.Array:
         """Returns ``h(reward + discount h^-1(value))``, without ``rescale_values`` ``reward + discount value``.
 
         Source: Kapturowski et al. (2019), section 2.3.
@@ -210,7 +207,12 @@ class DQN(
                 priority = jnp.maximum(losses - entropy, 0.0)
             metrics = {"loss/q": losses, "q/mean": q}
             if self.cql_weight is not None:
-                known = observations.masked(values(online), observations.legal(spec, batch["obs"]))
+                known = values(online)
+                if self.cql_floor:
+                    least = self.bellman(batch["return"], 0.0, 0.0)[:, None]
+                    metrics["q/floored"] = jnp.mean(known < least, axis=-1)
+                    known = jnp.maximum(known, least)
+                known = observations.masked(known, observations.legal(spec, batch["obs"]))
                 metrics["loss/cql"] = jax.scipy.special.logsumexp(known, axis=-1) - q
                 losses += self.cql_weight * metrics["loss/cql"]
             return losses, batch["valid"], Aux(metrics, returns.constant(priority))
@@ -223,6 +225,7 @@ class DQN(
             **value_learner(self, network),
             initial_core=self.exploration_state(),
         )
+        algorithm = self.with_floor(algorithm)
         if not self.parameter_noise:
             return sequences.sequences(self, spec, algorithm, {"q": network}, lambda params: {"q": params})
 

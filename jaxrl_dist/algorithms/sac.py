@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxrl_dist.algorithms import exploration, sequences
+from jaxrl_dist.algorithms.conservative import ConservativeConfig
 from jaxrl_dist.algorithms.presets import TablePresets
 from jaxrl_dist.algorithms.replayed import ActionScale, copied, n_step_replay, num_actions
 from jaxrl_dist.config.values import setting
@@ -23,6 +24,7 @@ CQL_DRAWS = 10
 @dataclasses.dataclass(frozen=True)
 class SAC(
     TablePresets,
+    ConservativeConfig,
     RandomStartConfig,
     CriticConfig,
     NoiseConfig,
@@ -45,9 +47,6 @@ class SAC(
     target_entropy: float | None = setting(None, low=-1e6, high=1e6)
     """Target entropy in nats; None: minus the number of action components, which are scaled to -1 .. 1 (table 1), or
     0.5 log n for n legal discrete actions."""
-    cql_weight: float | None = setting(None, low=0)
-    """alpha of conservative Q-learning, which lowers the values of actions that the data lacks (Kumar et al. 2020,
-    equation 4); None: none."""
 
     def make(self, spec: EnvSpec) -> Algorithm:
         discrete = isinstance(spec.action, spaces.Discrete)
@@ -103,8 +102,9 @@ class SAC(
             critic_loss = 0.5 * jnp.sum(jnp.square(error), axis=0)
             cql: dict[str, jax.Array] = {}
             if self.cql_weight is not None:
-                policies = choose(frozen["actor"], batch["obs"]), chosen
-                gap = jnp.sum(kind.log_sum(params["critic"], batch["obs"], policies, context.keys) - q, axis=0)
+                policies, least = (choose(frozen["actor"], batch["obs"]), chosen), batch.get("return")
+                log_sum = kind.log_sum(params["critic"], batch["obs"], policies, context.keys, least)
+                gap = jnp.sum(log_sum - q, axis=0)
                 cql, critic_loss = {"loss/cql": gap}, critic_loss + self.cql_weight * gap
 
             # Equation 7
@@ -127,6 +127,8 @@ class SAC(
                 "q/mean": q.mean(axis=0),
                 **cql,
             }
+            if self.cql_floor:
+                metrics["q/floored"] = (new_q < batch["return"]).astype(jnp.float32)
             priority = returns.constant(jnp.abs(error).mean(axis=0))
             return critic_loss + actor_loss + temperature_loss, batch["valid"], Aux(metrics, priority)
 
@@ -153,7 +155,7 @@ class SAC(
             initial_core=lambda num_envs: jnp.zeros((num_envs, kind.noise_size)) if kind.noise_size else (),
         )
         networks_of = {"actor": actor, "critic": kind.critic}
-        return sequences.sequences(self, spec, algorithm, networks_of, lambda params: params)
+        return sequences.sequences(self, spec, self.with_floor(algorithm), networks_of, lambda params: params)
 
 
 class _Continuous:
@@ -203,11 +205,14 @@ class _Continuous:
         action, log_prob = chosen.sample_and_log_prob(keys)
         return self.critic.apply(params, obs, action).min(axis=0), -log_prob
 
-    def log_sum(self, params: PyTree, obs: PyTree, policies: Sequence[Any], keys: jax.Array) -> jax.Array:
+    def log_sum(
+        self, params: PyTree, obs: PyTree, policies: Sequence[Any], keys: jax.Array, least: jax.Array | None
+    ) -> jax.Array:
         """Returns the logarithm ``[2, N]`` of the integral of ``exp Q`` over actions, but for a constant.
 
         It is estimated by uniform actions and those of ``policies``, ``CQL_DRAWS`` of each, divided by the densities
-        with which they are drawn (Kumar et al. 2020, appendix F).
+        with which they are drawn (Kumar et al. 2020, appendix F). Values of the policies' actions count as ``least
+        [N]`` at least, if it is given (Nakamoto et al. 2023, and their code).
         """
         count = CQL_DRAWS * (1 + len(policies))
         keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, 2), count), out_axes=1)(keys)
@@ -217,6 +222,8 @@ class _Continuous:
         drawn += [jax.vmap(chosen.sample_and_log_prob)(part) for chosen, part in zip(policies, others, strict=True)]
         actions, log_probs = jax.tree.map(lambda *x: jnp.concatenate(x), *drawn)
         q = jax.vmap(lambda action: self.critic.apply(params, obs, action), out_axes=1)(actions)
+        if least is not None:
+            q = jnp.concatenate([q[:, :CQL_DRAWS], jnp.maximum(q[:, CQL_DRAWS:], least[None, None])], axis=1)
         return jax.scipy.special.logsumexp(q - log_probs[None], axis=1)
 
 
@@ -262,7 +269,10 @@ class _Discrete:
         q = self.critic.apply(params, obs).min(axis=0)
         return jnp.sum(jax.nn.softmax(chosen.logits) * q, axis=-1), chosen.entropy()
 
-    def log_sum(self, params: PyTree, obs: PyTree, policies: Sequence[Any], keys: jax.Array) -> jax.Array:
+    def log_sum(
+        self, params: PyTree, obs: PyTree, policies: Sequence[Any], keys: jax.Array, least: jax.Array | None
+    ) -> jax.Array:
         legal, q = observations.legal(self.spec, obs), self.critic.apply(params, obs)
+        q = q if least is None else jnp.maximum(q, least[None, :, None])
         legal = None if legal is None else jnp.broadcast_to(legal[None], q.shape)
         return jax.scipy.special.logsumexp(observations.masked(q, legal), axis=-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -62,6 +63,26 @@ def _problem_in(x: np.ndarray, part: Any) -> str | None:
     if (most > MAX_SIZE).any():
         return f"has integers up to {most.max() - 1}, which are no categories: give it as floats"
     return None if spaces.holds(part, x) else f"has a value that {spaces.describe(part)} has not"
+
+
+def returns_to_go(reward: np.ndarray, ends: np.ndarray, terminated: np.ndarray, discount: float) -> np.ndarray:
+    """Returns the discounted sum of an episode's rewards from each step on, ``[L]`` float32.
+
+    After a time limit its mean reward goes on for ever, as in AntMaze's unsuccessful episodes in the code of Nakamoto et
+    al. (2023); without a discount the rest is then unknown, which counts as -infinity.
+
+    Args:
+      reward: ``[L]``, as the other columns.
+      ends: the last steps of the episodes.
+    """
+    found = np.zeros(len(reward), np.float32)
+    for begin, end in zip(np.append(0, ends[:-1] + 2), ends, strict=True):
+        mean = reward[begin : end + 1].mean(dtype=np.float64)
+        rest = 0.0 if terminated[end] else mean / (1.0 - discount) if discount < 1 else -math.inf
+        for step in range(end, begin - 1, -1):
+            rest = float(reward[step]) + discount * rest
+            found[step] = rest
+    return found
 
 
 def arrays(tree: Any) -> PyTree:

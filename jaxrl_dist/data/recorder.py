@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from jaxrl_dist.types import EnvSpec, PyTree, Rollout
 WAKE_SECONDS = 0.5
 """Longest single wait."""
 WAITING = 2
-"""Rollouts that may wait to be written: whoever plays more waits, too."""
+"""Calls whose rollouts may wait to be written: whoever plays more waits, too."""
 BLOCK = 128
 """Steps of an environment that are divided into episodes at a time: a rollout may have one."""
 MAX_STEPS = 2**17
@@ -54,22 +54,23 @@ class Recorder:
         self._last = dict[int, PyTree]()  # the observation after them
         self._episodes = 0
         self._error: BaseException | None = None
-        self._queue = queue.Queue[tuple[int, Rollout] | None](WAITING)
+        self._queue = queue.Queue[tuple[int, Iterable[Rollout]] | None](WAITING)
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
 
-    def __call__(self, first: int, rollout: Rollout) -> None:
-        """Takes a rollout ``[T, B, ...]`` on any device; the rollouts of an environment come in their order.
+    def __call__(self, first: int, rollouts: Iterable[Rollout]) -> None:
+        """Takes rollouts ``[T, B, ...]`` on any device; those of an environment come in their order.
 
         Args:
-          first: index of its first environment.
+          first: index of their first environment.
+          rollouts: the thread takes one after the other, so that a generator may fetch them.
 
         Raises:
           Exception: an earlier one could not be written.
         """
         while self._thread.is_alive():
             with contextlib.suppress(queue.Full):
-                self._queue.put((first, rollout), timeout=WAKE_SECONDS)
+                self._queue.put((first, rollouts), timeout=WAKE_SECONDS)
                 return
         if self._error is not None:
             raise self._error
@@ -83,7 +84,8 @@ class Recorder:
     def _take_all(self) -> None:
         with advising():
             while (item := self._queue.get()) is not None:
-                self._take(*item)
+                for rollout in item[1]:
+                    self._take(item[0], rollout)
             for first in list(self._held):
                 self._divide(first)
             self._append([piece for env in sorted(self._pending) for piece in self._ended(env)])
@@ -111,7 +113,7 @@ class Recorder:
 
     def _take(self, first: int, rollout: Rollout) -> None:
         held = self._held.setdefault(first, [])
-        held.append(jax.tree.map(np.asarray, rollout._replace(core=(), final_core=())))
+        held.append(jax.tree.map(np.asarray, rollout))
         if self._episodic or sum(len(x.reward) for x in held) >= BLOCK:
             self._divide(first)
 

@@ -37,6 +37,10 @@ class Windows(NamedTuple):
     number: Array  # [] int32, the iteration of the first update; in an update, which of them it is
 
 
+def _whole(shape: tuple[int, ...], part: Callable[[tuple[slice, ...]], np.ndarray]) -> np.ndarray:
+    return part((slice(None),) * len(shape))
+
+
 class Source(NamedTuple):
     """A record on the host, where it may lie in mapped files, and how it is cut into the rows of ``Records``."""
 
@@ -71,17 +75,29 @@ class Source(NamedTuple):
         sizes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (self.starts, self.sizes))
         return Records(jax.tree.map(shape, self.record), *sizes)
 
-    def rows(self, put: Callable[[np.ndarray], Any] = lambda x: x) -> Records:
-        """Returns the rows; ``put`` takes one array after the other, so that the host holds one of them at a time."""
+    def rows(self, make: Callable[..., Any] = _whole) -> Records:
+        """Returns the rows.
+
+        Args:
+          make: makes an array from its shape and a function of an index, which gives that part of it. Each array is
+            made after the other, so that the host holds one at a time, and only of the rows that are asked for.
+        """
 
         def cut(x: np.ndarray) -> Any:
-            pieces = np.zeros((len(self.begin), self.length, *x.shape[1:]), x.dtype)
-            for piece, at in zip(pieces, self.begin, strict=True):
-                part = x[at : at + self.length]
-                piece[: len(part)] = part
-            return put(pieces)
+            def part(index: tuple[slice, ...]) -> np.ndarray:
+                begin = self.begin[index[0]]
+                pieces = np.zeros((len(begin), self.length, *x.shape[1:]), x.dtype)
+                for piece, at in zip(pieces, begin, strict=True):
+                    steps = x[at : at + self.length]
+                    piece[: len(steps)] = steps
+                return pieces
 
-        return Records(jax.tree.map(cut, self.record), put(self.starts), put(self.sizes))
+            return make((len(self.begin), self.length, *x.shape[1:]), part)
+
+        def of_rows(x: np.ndarray) -> Any:
+            return make(x.shape, lambda index: x[index])
+
+        return Records(jax.tree.map(cut, self.record), of_rows(self.starts), of_rows(self.sizes))
 
 
 def source(record: Rollout, window: int, num_devices: int) -> Source:

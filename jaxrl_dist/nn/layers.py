@@ -96,13 +96,39 @@ def _conv2d(stride: int, padding: str, x: jax.Array, kernel: jax.Array) -> jax.A
     return _convolve(x, kernel, (stride, stride), padding)
 
 
-_conv2d_of_cpu = jax.custom_vjp(_conv2d, nondiff_argnums=(0, 1))
+PATCH, IMAGES = 100, 512
+"""Numbers that an output pixel sees, up to which a product with all patches is faster on the CPU than XLA's convolution
+(docs/speed.md); and images whose patches are stored at a time."""
+
+
+def _conv2d_or_product(stride: int, padding: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    size, _, channels, features = kernel.shape
+    number = x.shape[0]  # no int in a program for any number of images, which an export is
+    if size * size * channels > PATCH or not isinstance(number, int):
+        return _conv2d(stride, padding, x, kernel)
+    pads = jax.lax.padtype_to_pads(x.shape[1:3], (size, size), (stride, stride), padding)
+    spans = [(n + low + high - size) // stride * stride + 1 for n, (low, high) in zip(x.shape[1:3], pads, strict=True)]
+
+    def product(x: jax.Array) -> jax.Array:
+        x = jnp.pad(x, [(0, 0), *pads, (0, 0)])
+        seen = [x[:, i : i + spans[0] : stride, j : j + spans[1] : stride] for i in range(size) for j in range(size)]
+        patches = jnp.concatenate(seen, axis=-1)
+        outputs = patches.reshape(-1, patches.shape[-1]) @ kernel.reshape(-1, features)
+        return outputs.reshape(*patches.shape[:-1], features)
+
+    if number <= IMAGES:
+        return product(x)
+    outputs = jax.lax.map(product, _parts(x, IMAGES))
+    return outputs.reshape(-1, *outputs.shape[2:])[:number]
+
+
+_conv2d_of_cpu = jax.custom_vjp(_conv2d_or_product, nondiff_argnums=(0, 1))
 
 
 def _conv2d_forward(
     stride: int, padding: str, x: jax.Array, kernel: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _conv2d(stride, padding, x, kernel), (x, kernel)
+    return _conv2d_or_product(stride, padding, x, kernel), (x, kernel)
 
 
 def _conv2d_backward(

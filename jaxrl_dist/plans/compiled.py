@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import packing, rng
@@ -16,6 +17,7 @@ from jaxrl_dist.actors.step import NO_FAULT, initial_core
 from jaxrl_dist.envs.base import EnvSlice
 from jaxrl_dist.envs.episodes import no_episodes
 from jaxrl_dist.plans.averaging import averaging
+from jaxrl_dist.plans import recording
 from jaxrl_dist.plans.initial import BATCH, MEMBERS, STATE, stack, start
 from jaxrl_dist.plans.iteration import SUMS, in_turn, learn_in_turn, learn_together, learned, make_iteration
 from jaxrl_dist.plans.job import Job
@@ -83,7 +85,7 @@ def blank_sums(job: Job, act: Callable[..., Any], learn: Callable[..., Any], *in
     """Returns a member's zero sums of all metrics, with episodes for each of its devices, as numpy arrays."""
 
     def metrics(data: PyTree, *inputs: Any) -> Any:
-        state, actor, keys, hyper = _squeeze_member(inputs)
+        state, actor, keys, hyper = squeeze_member(inputs)
         return learn(state, act(state, actor, keys, hyper)[1], keys, hyper, data)[1]
 
     sums = jax.tree.map(lambda x: np.zeros((), x.dtype), jax.eval_shape(metrics, job.data_shapes, *inputs))
@@ -110,6 +112,9 @@ def reset_interval(since: IntervalSums, blank: IntervalSums) -> IntervalSums:
 
 # --- The program --------------------------------------------------------------------------------------
 
+KEPT = PartitionSpec(None, None, meshes.DATA)
+"""Sharding of the rollouts that a program keeps, ``[K, T, B, ...]``."""
+
 
 class Numbers(NamedTuple):
     """What the host reads after a dispatch: one array, however many metrics there are."""
@@ -128,7 +133,7 @@ def layout(job: Job, state: TrainState, since: IntervalSums) -> packing.Packing:
     return packing.Packing.of(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), numbers))
 
 
-def _squeeze_member(tree: Any) -> Any:
+def squeeze_member(tree: Any) -> Any:
     """Removes the axis of members if there is one member.
 
     A loop would copy a replay memory in each iteration if its body removed the axis.
@@ -156,9 +161,9 @@ def compile_update(job: Job, average_every: int | None = None) -> meshes.Program
 
 
 def make_program(
-    job: Job, act: Callable[..., Any], update: Callable[..., Any], average_every: int | None = None
+    job: Job, act: Callable[..., Any], update: Callable[..., Any], average_every: int | None = None, keeps: int = 0
 ) -> meshes.Program:
-    """Returns ``(state, actor, since, keys, hyper, running, count, data) -> (state, actor, since, numbers)``.
+    """Returns ``(state, actor, since, keys, hyper, running, count, data) -> (state, actor, since, numbers, kept)``.
 
     The program donates the first two. It runs ``count`` iterations, and adds their sums to ``since``; ``numbers [M,
     ...]`` are the members' ``Numbers`` as in ``layout``, on all devices.
@@ -167,6 +172,8 @@ def make_program(
 
     Args:
       average_every: iterations after which the networks of all members become their mean; None: never.
+      keeps: the largest ``count`` of a run that is recorded. Then ``kept`` is what ``recording.divided`` keeps of each
+        iteration, ``[keeps, ...]``; 0: it is (), and ``count`` has no limit.
     """
 
     def run(
@@ -178,9 +185,9 @@ def make_program(
         running: jax.Array,
         count: jax.Array,
         data: PyTree,
-    ) -> tuple[TrainState, device.ActorState, IntervalSums, list[jax.Array]]:
+    ) -> tuple[TrainState, device.ActorState, IntervalSums, list[jax.Array], PyTree]:
         members = len(running)
-        state, actor, since, keys, hyper, running = _squeeze_member((state, actor, since, keys, hyper, running))
+        state, actor, since, keys, hyper, running = squeeze_member((state, actor, since, keys, hyper, running))
 
         def finite(fault: device.Fault) -> jax.Array:
             return jnp.all((fault.where == NO_FAULT) | ~running[..., None])
@@ -190,31 +197,37 @@ def make_program(
             return (done < count) & finite(fault)
 
         def body(carry: Any) -> Any:
-            state, actor, since, steps, done, _ = carry
+            state, actor, since, steps, kept, done, _ = carry
             acted, experience, (new_steps, episodes, fault) = act(state, actor, keys, hyper)
+            if keeps:
+                kept = jax.tree.map(lambda all, x: all.at[done].set(x), kept, recording.divided(experience)[0])
 
             def learn(state: TrainState, _: Any, since: IntervalSums, steps: jax.Array) -> Any:
                 state, since = learned(update, state, since, experience, episodes, keys, hyper, data)
                 return averaging(state, running, average_every), acted, since, steps + new_steps.sum(axis=-2)
 
             updated = jax.lax.cond(finite(fault), learn, lambda *before: before, state, actor, since, steps)
-            return *updated, done + 1, fault
+            return *updated, kept, done + 1, fault
 
         shape = *running.shape, job.mesh.shape[meshes.DATA]
         none = device.Fault(jnp.zeros(shape, jnp.int32), jnp.full(shape, NO_FAULT))
         zeros = jnp.zeros((*running.shape, 2), jnp.int32)
-        begin = state, actor, since, zeros, jnp.zeros((), jnp.int32), none
+        kept: PyTree = ()
+        if keeps:
+            one = recording.divided(jax.eval_shape(act, state, actor, keys, hyper)[1])[0]
+            kept = jax.tree.map(lambda x: jnp.zeros((keeps, *x.shape), x.dtype), one)
+        begin = state, actor, since, zeros, kept, jnp.zeros((), jnp.int32), none
         with jax.named_scope("iteration"):
             if average_every is None and in_turn(job, state, members):
                 steps, fault = zeros, none
                 state, since = learn_in_turn(job)(state, since, keys, hyper, count, data)
             else:
-                state, actor, since, steps, _, fault = jax.lax.while_loop(more, body, begin)
+                state, actor, since, steps, kept, _, fault = jax.lax.while_loop(more, body, begin)
         outputs: Any = state, actor, since, steps, fault
         state, actor, since, steps, fault = jax.tree.map(lambda x: x[None], outputs) if members == 1 else outputs
         numbers = Numbers(since, Counts.of(state), steps, fault)
-        return state, actor, since, jax.vmap(lambda one: packing.Packing.of(one).pack(one))(numbers)
+        return state, actor, since, jax.vmap(lambda one: packing.Packing.of(one).pack(one))(numbers), kept
 
     in_specs = (STATE, BATCH, SUMS, MEMBERS, MEMBERS, MEMBERS, meshes.REPLICATED, job.data_spec)
-    out_specs = (STATE, BATCH, SUMS, meshes.REPLICATED)
+    out_specs = (STATE, BATCH, SUMS, meshes.REPLICATED, KEPT)
     return meshes.Program(run, job.mesh, in_specs, out_specs, donate=(0, 1), mapped=meshes.whole)

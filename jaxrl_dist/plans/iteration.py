@@ -15,6 +15,7 @@ from jaxrl_dist import packing
 from jaxrl_dist.actors import device
 from jaxrl_dist.actors.step import NO_FAULT
 from jaxrl_dist.envs.episodes import no_episodes
+from jaxrl_dist.plans import recording
 from jaxrl_dist.plans.initial import BATCH, MEMBERS, STATE
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import IntervalSums
@@ -28,7 +29,7 @@ SUMS: Any = IntervalSums._make([MEMBERS] * 3 + [BATCH])
 """Sharding of the members' sums."""
 
 
-def make_iteration(job: Job, members: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def make_iteration(job: Job, members: int, *, recorded: bool = False) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Returns the two functions of an iteration on whole arrays of all members: acting and learning.
 
     The arrays of a single member have no axis of members.
@@ -36,9 +37,12 @@ def make_iteration(job: Job, members: int) -> tuple[Callable[..., Any], Callable
     They are ``(state, actor, keys, hyper) -> (actor, experience, (steps, episodes, fault))`` and ``(state, experience,
     keys, hyper, data) -> (state, metrics)``; ``steps``, ``episodes`` and ``fault`` have an entry for each device of
     each member. Both are traced once, however many programs use them.
+
+    Args:
+      recorded: the experience is as of ``recording.with_probabilities``.
     """
     one, state = meshes.REPLICATED, meshes.STATE
-    act = _acting(job, members) if job.acts else _idling(job, members)
+    act = _acting(job, members, recorded) if job.acts else _idling(job, members)
     experience = meshes.rollout_specs(job.algorithm) if job.acts else one
     specs = (state, experience, one, one), (state, one)
     if members > 1:
@@ -47,19 +51,23 @@ def make_iteration(job: Job, members: int) -> tuple[Callable[..., Any], Callable
     learns = meshes.learning(learns, job.mesh, (*specs[0], job.data_spec), specs[1])
 
     def learn(state: TrainState, experience: Any, keys: tuple[jax.Array, ...], hyper: Any, data: PyTree = ()) -> Any:
-        return learns(state, experience, keys[-1], hyper, data)
+        own = recording.divided(experience)[1] if recorded else experience
+        return learns(state, own, keys[-1], hyper, data)
 
     return jax.jit(act, inline=True), jax.jit(learn, inline=True)
 
 
-def _acting(job: Job, members: int) -> Callable[..., Any]:
+def _acting(job: Job, members: int, recorded: bool) -> Callable[..., Any]:
     env, rollout_length = job.source.device(), job.rollout_length
     packed = packing.starts_kernel_per_array(job.mesh.devices.flat[0])
 
     def local_act(
         variables: Variables, actor: device.ActorState, keys: Any, hyper: Any, iteration: jax.Array, env_step: jax.Array
     ) -> tuple[Any, ...]:
-        rollout = device.make_rollout(job.variant(hyper)[0], env, rollout_length, packed=packed)
+        algorithm = job.variant(hyper)[0]
+        if recorded:
+            algorithm = recording.with_probabilities(algorithm, env.spec)
+        rollout = device.make_rollout(algorithm, env, rollout_length, packed=packed)
         actor, experience, episodes = rollout(variables, actor, *keys, iteration, env_step)
         fault = device.Fault(iteration, device.fault_of(experience))
         counts = device.steps_of(env.spec, experience), episodes, fault

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -72,8 +72,8 @@ class Job(NamedTuple):
     excluded_seconds: Callable[[], float] = lambda: 0.0  # not spent on training, but on evaluations and the like
     # Called before the first update with a function that reports the newest state, even after the plan has failed.
     publish_latest: Callable[[Callable[[], Report]], None] = lambda newest: None
-    # Takes all experience, as ``(index of the first environment, rollout [T, B, ...])``; None: nothing does.
-    record: Callable[[int, Rollout], None] | None = None
+    # Takes all experience, as ``(index of the first environment, rollouts [T, B, ...])``; None: nothing does.
+    record: Callable[[int, Iterable[Rollout]], None] | None = None
     cache: ProgramCache | None = None  # None: nothing is shared
     data: Source | None = None  # the data set, whose rows ``put_data`` puts on the devices; None: there is none
     data_identity: str | None = None  # as ``data.files.identity`` returns it; None: there is no data set
@@ -90,8 +90,11 @@ class Job(NamedTuple):
         return make(bare) if self.cache is None else self.cache.once((name, tuple(self.hyper)), lambda: make(bare))
 
     def put_data(self) -> PyTree:
-        """Returns the data set on the mesh; () if there is none."""
-        return () if self.data is None else self.data.rows(lambda x: meshes.put(x, self.mesh, meshes.BATCH))
+        """Returns the data set on the mesh, of which each process reads its devices' rows; () if there is none."""
+        if self.data is None:
+            return ()
+        sharding = meshes.shardings(self.mesh, meshes.BATCH)
+        return self.data.rows(lambda shape, part: jax.make_array_from_callback(shape, sharding, part))
 
     @property
     def data_shapes(self) -> PyTree:

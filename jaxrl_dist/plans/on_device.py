@@ -16,7 +16,7 @@ import numpy as np
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors import device
 from jaxrl_dist.hosts import arrays, peers
-from jaxrl_dist.plans import compiled, initial, iteration
+from jaxrl_dist.plans import compiled, initial, iteration, recording
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.population import Population, ReportNumbers
 from jaxrl_dist.plans.report import IntervalSums
@@ -58,13 +58,18 @@ class DevicePopulation(Population):
         self._compile(act, learn)
 
     def _iteration(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        members = len(self._rows)
-        return self.jobs[0].once(("iteration", members), lambda job: iteration.make_iteration(job, members))
+        members, recorded = len(self._rows), self.jobs[0].record is not None
+        name = "iteration", members, recorded
+        return self.jobs[0].once(name, lambda job: iteration.make_iteration(job, members, recorded=recorded))
 
     def _compile(self, act: Callable[..., Any], learn: Callable[..., Any]) -> None:
-        every = self._average_every
-        name, job = ("program", len(self._rows), every), self.jobs[0]
-        self.program = job.once(name, lambda job: compiled.make_program(job, act, learn, every))
+        every, job, keeps = self._average_every, self.jobs[0], 0
+        if job.record is not None:
+            inputs = self._state, self._actor, self._keys, self._hyper
+            experience = jax.eval_shape(lambda *inputs: act(*compiled.squeeze_member(inputs))[1], *inputs)
+            keeps = recording.kept_iterations(job, experience)
+        name, self._keeps = ("program", len(self._rows), every, keeps), keeps
+        self.program = job.once(name, lambda job: compiled.make_program(job, act, learn, every, keeps))
         """The compiled program; see ``compiled.make_program``."""
         self._layout = compiled.layout(job, self._state, self._blank)
         self._ready(self.program)
@@ -89,12 +94,16 @@ class DevicePopulation(Population):
             count = min(count, job.updates_ahead)
             self._data = self._feed.windows
             self._feed.ahead(count)
+        if self._keeps:
+            count = min(count, self._keeps)
         began, self._read = time.perf_counter() - program.compile_seconds, None
-        self._state, self._actor, self._since, packed = program(*self.inputs(count))
+        self._state, self._actor, self._since, packed, kept = program(*self.inputs(count))
         if self._feed is not None:
             self._feed.gather()
         self._read = numbers = self._layout.unpack(arrays.fetch(packed), leading=1)
         self._count(numbers.steps)
+        if job.record is not None:
+            job.record(0, recording.taken(kept, int(numbers.since.iterations[0]) - self._iterations))
         for row in (row for row, member in enumerate(self._rows) if not self._done[member]):
             # The program stops before the faulty iteration, so that a resumed run meets the fault again.
             first = device.Fault(numbers.fault.iteration[row], numbers.fault.where[row])

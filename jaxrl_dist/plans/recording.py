@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -11,14 +11,17 @@ import jax
 from jaxrl_dist.actors.pool import Deliver, Snapshot
 from jaxrl_dist.actors.step import Rollouts, probabilities_known
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.types import Acted, Algorithm, Algorithms, Context, EnvSpec, PyTree, Variables
+from jaxrl_dist.types import Acted, Algorithm, Algorithms, Context, EnvSpec, PyTree, Rollout, Variables
 
 
 def acting(job: Job) -> Algorithms:
-    """Returns the algorithms that act; if rollouts are recorded, these hold log-probabilities until ``recorder``."""
-    if job.record is None:
-        return job.algorithm
-    return {name: _known(x, job.source.spec) for name, x in job.algorithm.items()}
+    """Returns the algorithms that act: if their rollouts are recorded, as ``with_probabilities``."""
+    return job.algorithm if job.record is None else with_probabilities(job.algorithm, job.source.spec)
+
+
+def with_probabilities(algorithms: Algorithms, spec: EnvSpec) -> Algorithms:
+    """Returns algorithms whose rollouts hold the log-probability of each action until ``divided``."""
+    return {name: _known(algorithm, spec) for name, algorithm in algorithms.items()}
 
 
 def _known(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
@@ -35,6 +38,14 @@ def _known(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
     return dataclasses.replace(algorithm, policy=acted)
 
 
+def divided(rollouts: Rollouts) -> tuple[Rollout, Rollouts]:
+    """Returns what is recorded of rollouts of ``with_probabilities``, and the rollouts of the algorithms themselves."""
+    ((name, rollout),) = rollouts.items()
+    known, extras = rollout.extras
+    kept = rollout._replace(extras={} if isinstance(known, tuple) else {"log_prob": known}, core=(), final_core=())
+    return kept, {name: rollout._replace(extras=extras)}
+
+
 def recorder(job: Job, first: int) -> Callable[[Rollouts], Rollouts]:
     """Returns a function that hands rollouts of ``acting`` to ``job.record``, and returns them for the learner.
 
@@ -45,12 +56,32 @@ def recorder(job: Job, first: int) -> Callable[[Rollouts], Rollouts]:
         return lambda rollouts: rollouts
 
     def recording(rollouts: Rollouts) -> Rollouts:
-        ((name, rollout),) = rollouts.items()
-        known, extras = rollout.extras
-        record(first, rollout._replace(extras={} if isinstance(known, tuple) else {"log_prob": known}))
-        return {name: rollout._replace(extras=extras)}
+        kept, rollouts = divided(rollouts)
+        record(first, [kept])
+        return rollouts
 
     return recording
+
+
+MOST_BYTES = 2**26
+"""Bytes of experience that a program keeps before the host takes it, unless an iteration has more."""
+
+
+def kept_iterations(job: Job, experience: Any) -> int:
+    """Returns the iterations whose experience a program keeps before the host takes it.
+
+    Args:
+      experience: shapes and dtypes of an iteration's experience.
+    """
+    nbytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(divided(experience)[0]))
+    return max(1, min(MOST_BYTES // nbytes, job.iterations_per_report))
+
+
+def taken(kept: Rollout, count: int) -> Iterator[Rollout]:
+    """Yields the rollouts of the first ``count`` iterations that a program has kept, ``[K, ...]``, from the host."""
+    here = jax.device_get(kept)
+    for iteration in range(count):
+        yield jax.tree.map(lambda x, at=iteration: x[at], here)
 
 
 def recorded(job: Job, send: Sequence[Deliver]) -> Sequence[Deliver]:

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxrl_dist import mesh as meshes
+from jaxrl_dist.hosts import arrays
 from jaxrl_dist.memory import records, ring
 from jaxrl_dist.plans.job import WINDOWS, Job
 from jaxrl_dist.rng import Stream
@@ -43,14 +44,17 @@ class Feed:
         self._index = self._drawn()
 
     def gather(self) -> None:
-        """Gathers these windows as ``windows``."""
+        """Gathers these windows as ``windows``: each process those of its devices."""
         mesh, source = self._job.mesh, self._source
-        devices = mesh.shape[meshes.DATA]
+        here, rows = arrays.own_part(mesh), len(source.begin) // mesh.size
         # [K, N] to the rows of each device, one after the other.
-        row, slot = (x.reshape(len(x), devices, -1).swapaxes(0, 1) for x in jax.device_get(self._index))
-        row = row + np.arange(0, len(source.begin), len(source.begin) // devices)[:, None, None]  # it counts from 0
+        index = jax.device_get(arrays.as_local(self._index, mesh))
+        row, slot = (x.reshape(len(x), here.size, -1).swapaxes(0, 1) for x in index)
+        first = list(mesh.devices.flat).index(here.devices.flat[0])
+        row = row + rows * (first + np.arange(here.size))[:, None, None]  # it counts from 0
         windows = records.Windows(source.windows(row.reshape(-1), slot.reshape(-1)), np.int32(self._first))
-        self.windows = records.Windows._make(map(jax.device_put, windows, meshes.shardings(mesh, WINDOWS)))
+        placed = map(jax.device_put, windows, meshes.shardings(here, WINDOWS))
+        self.windows = arrays.as_global(records.Windows._make(placed), mesh, WINDOWS)
 
     def _drawn(self) -> ring.Index:
         drawn: ring.Index = self.program(np.int32(self._first), self._key, self._records)

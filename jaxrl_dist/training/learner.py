@@ -15,10 +15,12 @@ from jaxrl_dist.actors.step import blank_rollout
 from jaxrl_dist.checks import check_divides, counted
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train
+from jaxrl_dist.data.columns import returns_to_go
 from jaxrl_dist.data.dataset import Dataset, check_spaces
+from jaxrl_dist.data.files import identity
 from jaxrl_dist.envs.base import label_of
 from jaxrl_dist.errors import ConfigError, ConfigWarning
-from jaxrl_dist.hosts import peers
+from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners import off_policy, on_policy, policies
 from jaxrl_dist.learners.league import Copies
 from jaxrl_dist.learners.sgd import Learner
@@ -82,7 +84,7 @@ def _learner(
 
 def _check_extras(config: Train[Any], algorithm: Algorithm, like: Rollout) -> None:
     """Raises ``ConfigError`` if the algorithm learns from what it stores as it acts, and cannot add it to records."""
-    added: Mapping[str, Any] = {}
+    added: Mapping[str, Any] = {} if _return_discount(algorithm) is None else {"return": like.reward}
     if algorithm.recorded is not None:
         added = jax.eval_shape(algorithm.recorded, like._replace(extras={})).extras
     if lacking := [name for name in like.extras if name not in added]:
@@ -126,9 +128,11 @@ def check_recorded(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_
     Raises:
       ConfigError: it cannot.
     """
-    if config.data is None:
-        return
     replay = algorithm.replay
+    if config.data is None:
+        if _return_discount(algorithm) is not None:
+            raise ConfigError("--cql-floor takes returns from a data set: --data names one")
+        return
     prioritized = replay is not None and replay.priority_exponent is not None
     problems = {
         "are for algorithms that replay experience": replay is None or algorithm.window is None,
@@ -138,8 +142,10 @@ def check_recorded(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_
         "are scaled by --scale-rewards, and --core-inputs reads rewards that are not: --no-scale-rewards works": (
             config.scale_rewards and config.clock == "updates" and "reward" in Traits.of(config.algorithm).core_inputs
         ),
+        "have returns, to which --cql-floor compares values, of raw rewards: --clip-rewards None and --no-scale-rewards "
+        "work": _return_discount(algorithm) is not None
+        and (config.clip_rewards is not None or (config.scale_rewards and config.clock == "env_steps")),
         "are not for --plan gradients": PLANS[config.plan].sends_gradients,
-        "are for runs of one process": peers.count() > 1,
         "on the host (--data-memory) give no running statistics: --normalize-observations and --ema-steps need "
         "--data-memory device": config.data_memory == "host" and algorithm.update_stats is not None,
     }
@@ -211,13 +217,15 @@ def check_memory(
         )
 
 
-def recorded(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_devices: int) -> Source:
-    """Returns the windows of the data set of a run.
+def recorded(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_devices: int) -> tuple[Source, str]:
+    """Returns the windows of the data set of a run, and the identity of the set as ``data.files.identity`` has it.
 
     Raises:
-      ConfigError: it cannot be read, is too small, or has other spaces.
+      ConfigError: it cannot be read, is too small, has other spaces, or is another one in another process.
     """
     (trained,) = algorithm.values()
+    name = identity(str(config.data))
+    arrays.check_equal(np.frombuffer(name.encode(), np.uint8), f"--data {config.data}")
     data = Dataset.load(str(config.data))
     check_spaces(f"--data {config.data}", data, spec.observation, spec.action)
     if data.steps < (least := math.lcm(ROWS, num_devices)):
@@ -230,7 +238,14 @@ def recorded(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_devic
                 f"--scale-rewards: all episodes of --data {config.data} have the same return; --no-scale-rewards works"
             )
         record = record._replace(reward=(record.reward * (RETURN_SPAN / span)).astype(np.float32))
-    return source(record, trained.window, num_devices)
+    if (discount := _return_discount(trained)) is not None:
+        returned = returns_to_go(record.reward, data.ends, data.terminated, discount)
+        record = record._replace(extras={"return": returned})
+    return source(record, trained.window, num_devices), name
+
+
+def _return_discount(algorithm: Algorithm) -> float | None:
+    return None if algorithm.replay is None else algorithm.replay.return_discount
 
 
 def _check_bounds(name: str, data: Dataset, spec: EnvSpec) -> None:

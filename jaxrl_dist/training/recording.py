@@ -29,10 +29,7 @@ def check(config: Train[Any], spec: EnvSpec) -> None:
     """
     if config.record is None:
         return
-    plans = " or ".join(name for name, plan in PLANS.items() if not plan.compiled and plan.clock == "env_steps")
-    stays = f"--plan {config.plan} keeps experience in its program: choose --plan {plans}, or train without --record "
     problems = {
-        f"{stays}and use `jaxrl-dist record RUN_DIR`, with --replay for the replay memory": PLANS[config.plan].compiled,
         "--plan offline makes no experience": PLANS[config.plan].clock == "updates",
         "a population has several experiences; `jaxrl-dist record` works afterwards": is_population(config),
         "it works in one process": peers.count() > 1,

@@ -20,7 +20,6 @@ from jaxrl_dist.checks import did_you_mean, flag, parse_bounds
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import LIBRARIES, Train, split_env
 from jaxrl_dist.config.values import marked, varied
-from jaxrl_dist.data.files import identity
 from jaxrl_dist.envs.base import label_of
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError, ConfigWarning, EnvWarning
@@ -318,8 +317,8 @@ def _new_job(config: Train[Any], source: EnvSource, num_members: int, devices: S
     job = Job(config, algorithm, learner, source, meshes.make_mesh(devices, rows), vary=vary, pool=pool)
     if config.data is None:
         return job
-    data = recorded(config, algorithm, source.spec, len(member_devices))
-    return job._replace(data=data, data_identity=identity(config.data))
+    data, data_identity = recorded(config, algorithm, source.spec, len(member_devices))
+    return job._replace(data=data, data_identity=data_identity)
 
 
 def _pool(config: Train[Any], algorithm: Algorithms, source: EnvSource, devices: Sequence[jax.Device]) -> PoolOptions:

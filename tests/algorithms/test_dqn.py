@@ -92,6 +92,21 @@ def test_conservative_term(num_atoms: int) -> None:
     np.testing.assert_allclose(found, plain + 0.7 * gap, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("rescaled", [False, True])
+def test_values_under_the_floor_are_not_lowered(rescaled: bool) -> None:
+    """Nakamoto et al. (2023), section 5; new experience has no floor."""
+    fields: dict[str, Any] = {"hidden_sizes": (8,), "rescale_values": rescaled, "cql_weight": 0.7}
+    floor = np.where(np.arange(N) % 4, np.random.default_rng(5).normal(size=N), -np.inf).astype(np.float32)
+    w = windows(3)._replace(extras={"return": np.stack([floor, floor + 5, floor + 5])})
+    _, aux, params, _ = losses(DQN(**fields, cql_floor=True), w)
+    q = q_values(params, w.obs[0])[..., 0]
+    least = np.sign(floor) * (np.sqrt(np.abs(floor) + 1) - 1) + 1e-3 * floor if rescaled else floor
+    gap = np.log(np.exp(np.maximum(q, least[:, None])).sum(axis=1)) - q[np.arange(N), w.action[0]]
+    np.testing.assert_allclose(aux.metrics["loss/cql"], gap, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(aux.metrics["q/floored"], (q < least[:, None]).mean(axis=1))
+    assert 0 < np.mean(aux.metrics["q/floored"]) < 0.75
+
+
 @functools.cache
 def compiled_network(num_atoms: int, noisy: bool) -> Any:
     config = TorsoConfig(hidden_sizes=(8,), activation="relu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -40,7 +41,11 @@ def problem(config: SAC, env: EnvSpec) -> Problem:
     algorithm = config.make(env)
     params = algorithm.init(jax.random.key(0)).params
     target, params = perturbed(algorithm.initial_target(params), 1), perturbed(params, 2)
-    windows = random_rollout(algorithm, env, config.n_step, N, end_chance=0.4)
+    plain = dataclasses.replace(config, cql_floor=False).make(env)
+    windows = random_rollout(plain, env, config.n_step, N, end_chance=0.4)
+    if config.cql_floor:
+        returned = np.random.default_rng(4).normal(size=windows.reward.shape).astype(np.float32)
+        windows = windows._replace(extras={"return": returned})
     assert windows.terminated.any() and windows.truncated.any() and not windows.valid[0].all()
     keys = jax.random.split(jax.random.key(3), N)
 
@@ -160,10 +165,11 @@ def test_an_update_moves_each_group_at_its_own_rate() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), after.target, expected)
 
 
+@pytest.mark.parametrize("floor", [False, True])
 @pytest.mark.parametrize("env", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
-def test_conservative_term(env: EnvSpec) -> None:
+def test_conservative_term(env: EnvSpec, floor: bool) -> None:
     """It is added to the loss and moves the critics only; of discrete actions it is the sum over all."""
-    p, plain = problem(SAC(**NET, cql_weight=0.7), env), problem(SAC(**NET), env)
+    p, plain = problem(SAC(**NET, cql_weight=0.7, cql_floor=floor), env), problem(SAC(**NET), env)
     (found, _, aux), (before, _, _) = p.loss(p.params), plain.loss(p.params)
     np.testing.assert_allclose(found, before + 0.7 * aux.metrics["loss/cql"], rtol=1e-4, atol=1e-4)
     slopes = jax.jit(jax.grad(lambda params: p.loss(params)[2].metrics["loss/cql"].sum()))(p.params)
@@ -171,13 +177,15 @@ def test_conservative_term(env: EnvSpec) -> None:
     if env is DISCRETE:
         critic = networks.critic_network(SAC(**NET), env.observation, 2, num_actions=3)
         q = np.float64(critic.apply(p.params["critic"], p.windows.obs[0]))
-        gap = np.log(np.exp(q).sum(axis=-1)) - q[:, np.arange(N), p.windows.action[0]]
+        known = np.maximum(q, p.windows.extras["return"][0][:, None]) if floor else q
+        gap = np.log(np.exp(known).sum(axis=-1)) - q[:, np.arange(N), p.windows.action[0]]
         np.testing.assert_allclose(aux.metrics["loss/cql"], gap.sum(axis=0), rtol=1e-4, atol=1e-5)
 
 
-def test_conservative_draws_are_weighted_by_their_densities() -> None:
+@pytest.mark.parametrize("floor", [False, True])
+def test_conservative_draws_are_weighted_by_their_densities(floor: bool) -> None:
     """A loop over 10 uniform actions, 10 of the policy, and 10 of the policy at the next observation."""
-    config = SAC(**NET, cql_weight=0.7)
+    config = SAC(**NET, cql_weight=0.7, cql_floor=floor)
     p = problem(config, CONTINUOUS)
     actor = networks.policy_network(config, CONTINUOUS.observation, 4)
     critic = networks.critic_network(config, CONTINUOUS.observation, 2, action_size=2)
@@ -195,7 +203,10 @@ def test_conservative_draws_are_weighted_by_their_densities() -> None:
             noise = np.stack([jax.random.normal(key, (2,)) for key in keys[:, k]])
             action = np.tanh(mean + np.exp(log_std) * noise)
             density = (-0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi) - np.log(1 - action**2)).sum(axis=-1)
-        terms.append(np.float64(critic.apply(p.params["critic"], w.obs[0], np.float32(action))) - density)
+        q = np.float64(critic.apply(p.params["critic"], w.obs[0], np.float32(action)))
+        if floor and k >= 10:
+            q = np.maximum(q, w.extras["return"][0])
+        terms.append(q - density)
     taken = np.float64(critic.apply(p.params["critic"], w.obs[0], (w.action[0] - LOW) / (HIGH - LOW) * 2 - 1))
     expected = (np.log(np.exp(terms).sum(axis=0)) - taken).sum(axis=0)
     np.testing.assert_allclose(aux.metrics["loss/cql"], expected, rtol=1e-3, atol=1e-3)

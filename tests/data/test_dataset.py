@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import runs  # noqa: F401  which sets up the devices
 
+from jaxrl_dist.data import columns
 from jaxrl_dist.data.dataset import Dataset
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import Box, Discrete
@@ -41,6 +42,18 @@ def test_episodes_lie_one_after_the_other_with_their_last_observations():
     assert data.returns.tolist() == [6, 3] and data.lengths.tolist() == [3, 2] and data.steps == 5
     np.testing.assert_array_equal(data.obs, np.concatenate([episode["obs"] for episode in episodes()]))
     assert isinstance(data.action_space, Discrete) and isinstance(data.observation_space, Box)
+
+
+@pytest.mark.parametrize("discount", [0.0, 0.9, 1.0])
+def test_returns_to_go_are_sums_over_the_rest_of_an_episode(discount):
+    """Its mean reward goes on after a time limit, if a discount makes that a number."""
+    data = Dataset.from_episodes(episodes())
+    found = columns.returns_to_go(data.reward, data.ends, data.terminated, discount)
+    rest = 1.5 / (1 - discount) if discount < 1 else -np.inf
+    expected = [sum(discount**k * r for k, r in enumerate(rewards)) for rewards in ([1, 2, 3], [2, 3], [3])]
+    tails = [r + discount * rest if discount else r for r in (2.0,)]
+    tails = [1 + discount * tails[0], *tails]
+    np.testing.assert_allclose(found[data.valid], [*expected, *tails], rtol=1e-6)
 
 
 def test_flat_arrays_as_d4rl_has_them_lose_the_last_step_of_a_time_out():

@@ -52,14 +52,14 @@ def test_two_recorders_of_one_directory_do_not_mix(tmp_path):
     rollout, record = played(8), recording(tmp_path / "data")
     with pytest.raises(ConfigError, match=r"another process writes .*data; a data set needs a directory of its own"):
         recording(tmp_path / "data")
-    record(7, part(rollout, 0, 8))
+    record(7, [part(rollout, 0, 8)])
     record.close()
     assert len(Dataset.load(tmp_path / "data").returns) and not list(tmp_path.glob(".*"))
     left = tmp_path / ".next.new"
     left.mkdir()
     (left / "reward.npy").write_bytes(b"of a killed process")
     record = recording(tmp_path / "next")
-    record(7, part(rollout, 0, 8))
+    record(7, [part(rollout, 0, 8)])
     record.close()
     Dataset.load(tmp_path / "next")
 
@@ -88,11 +88,11 @@ def test_a_disk_that_is_full_keeps_what_was_recorded(tmp_path, monkeypatch, disk
     """Whatever has filled it: the index has its room from the start."""
     monkeypatch.setattr(recorder, "BLOCK", 4)
     rollout, record = played(60), recording(tmp_path / "data")
-    record(7, part(rollout, 0, 40))
+    record(7, [part(rollout, 0, 40)])
     while not record._writer.rows:
         time.sleep(0.01)
     kept, disk.room = record._writer.rows, 5
-    record(7, part(rollout, 40, 60))
+    record(7, [part(rollout, 40, 60)])
     with pytest.raises(OSError, match="No space left on device"):
         record.close()
     data = Dataset.load(tmp_path / "data")
@@ -108,7 +108,7 @@ def test_a_disk_that_is_full_from_the_start_is_named(tmp_path, disk):
 
 def test_what_does_not_belong_to_a_data_set_is_named(tmp_path, monkeypatch):
     rollout, record = played(8), recording(tmp_path / "data")
-    record(7, part(rollout, 0, 8))
+    record(7, [part(rollout, 0, 8)])
     record.close()
 
     def full(number):
@@ -137,7 +137,7 @@ def test_episodes_are_those_that_were_played(tmp_path, monkeypatch, most):
     monkeypatch.setattr(recorder, "BLOCK", 8)
     rollout, record = played(60), recording(tmp_path / "data")
     for start in range(0, 60, 4):
-        record(7, part(rollout, start, start + 4))
+        record(7, [part(rollout, start, start + 4)])
     record.close()
     data, whole = Dataset.load(tmp_path / "data"), of_rollout(rollout, SPEC, {})
     order, others = np.argsort(data.obs[data.valid, 0]), np.argsort(whole.obs[whole.valid, 0])
@@ -155,8 +155,8 @@ def test_nothing_played_is_no_data_set_and_an_error_keeps_what_was_written(tmp_p
     recording(tmp_path / "none").close()
     assert not list(tmp_path.iterdir())
     record, rollout = recording(tmp_path / "data"), played(60)
-    record(0, rollout)
-    record(0, rollout._replace(action=rollout.action + 3))  # cannot be learnt from
+    record(0, [rollout])
+    record(0, [rollout._replace(action=rollout.action + 3)])  # cannot be learnt from
     with pytest.raises(Exception, match="has not"):
         record.close()
     assert Dataset.load(tmp_path / "data").steps == record._writer.rows - record._episodes > 0
@@ -165,7 +165,7 @@ def test_nothing_played_is_no_data_set_and_an_error_keeps_what_was_written(tmp_p
 def test_rollouts_of_whole_episodes_end_with_them(tmp_path):
     record, rollout = recording(tmp_path / "data", episodic=True), played(12)
     for _ in range(2):
-        record(0, rollout)
+        record(0, [rollout])
     record.close()
     assert Dataset.load(tmp_path / "data").steps == 2 * rollout.valid.sum()
 
@@ -180,7 +180,7 @@ def kept(path):
 def test_a_directory_that_takes_the_name_meanwhile_is_kept(tmp_path):
     record = recording(tmp_path / "data")
     same, next_one = kept(tmp_path / "data"), kept(tmp_path / "data-2")
-    record(7, played(8))
+    record(7, [played(8)])
     with pytest.warns(FileWarning, match=r"data has appeared while its data set was written, .*data-3 now"):
         record.close()
     assert record.place.path == tmp_path / "data-3" and Dataset.load(record.place.path).steps
@@ -214,7 +214,7 @@ def test_a_name_of_minari_is_not_a_directory(tmp_path, monkeypatch):
 def test_a_disk_that_is_full_says_how_to_go_on(tmp_path, disk):
     record = recording(tmp_path / "data")
     disk.room = 0
-    record(7, played(8))
+    record(7, [played(8)])
     with pytest.raises(OSError, match="No space left") as caught:
         record.close()
     assert any("--record None" in note for note in caught.value.__notes__)

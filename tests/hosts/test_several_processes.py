@@ -23,6 +23,7 @@ import runs
 import tensorstore
 
 from jaxrl_dist import cli
+from jaxrl_dist.data.dataset import Dataset
 from jaxrl_dist.run import checkpoint
 
 SECONDS = 400
@@ -48,6 +49,16 @@ COMMANDS = {
     "--a.hidden-sizes 8 --a.num-epochs 2 --a.num-minibatches 2 "
     "--b.hidden-sizes 8 --b.batch-size 16 --b.replay-capacity 512 --b.replay-ratio 0.03125 --b.learning-starts 128",
     "population": f"ppo --env CartPole-v1 {SIZES} --num-epochs 1 --num-minibatches 2 --seeds 2",
+}
+OFFLINE = (
+    "--env CartPole-v1 --data {records} --batch-size 16 --hidden-sizes 8 --total-updates 40 --report-interval 16 "
+    "--evaluation-episodes 2 --seed 3"
+)
+COMMANDS |= {
+    "iql": f"iql {OFFLINE} --normalize-observations",
+    "marwil-host": f"marwil {OFFLINE} --data-memory host",
+    "dqn-data": f"dqn --env CartPole-v1 {SIZES} --batch-size 32 --replay-capacity 512 --replay-ratio 0.03125 "
+    "--learning-starts 128 --data {records} --data-share 0.5",
 }
 COMMANDS["ppo-best"] = f"{COMMANDS['ppo']} --keep-best evaluation --evaluation-interval 256"
 COMMANDS["policies-synchronous"] = f"{COMMANDS['policies']} --plan synchronous"
@@ -126,7 +137,7 @@ def ended(process: subprocess.Popen[str], code: int, seconds: float) -> Ended:
 
 
 def train(name: str, processes: int, devices: int, run_dir: Path) -> list[Ended]:
-    with started(["train", *COMMANDS[name].split(), "--run-dir", str(run_dir)], processes, devices) as there:
+    with started(["train", *words_of(name, run_dir)], processes, devices) as there:
         done = ends(there)
     assert [process.code for process in done] == [0] * processes, done
     for process in done[1:]:
@@ -138,7 +149,29 @@ def train(name: str, processes: int, devices: int, run_dir: Path) -> list[Ended]
 
 def alone(name: str, run_dir: Path) -> None:
     """The same run on eight devices of this process."""
-    assert cli.main(["train", *COMMANDS[name].split(), "--run-dir", str(run_dir), "--quiet"]) == 0
+    assert cli.main(["train", *words_of(name, run_dir), "--quiet"]) == 0
+
+
+def words_of(name: str, run_dir: Path) -> list[str]:
+    """Its data set, if it has one, lies beside the directory of the run."""
+    return [*COMMANDS[name].format(records=run_dir.parent / "records").split(), "--run-dir", str(run_dir)]
+
+
+def make_records(path: Path, seed: int = 0) -> None:
+    """A data set of CartPole's spaces, with episodes of several lengths."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(3, 20, 60)
+    Dataset.from_episodes(
+        [
+            {
+                "obs": rng.normal(size=(length + 1, 4)).astype(np.float32),
+                "action": rng.integers(0, 2, length),
+                "reward": np.ones(length),
+                "terminated": bool(length % 2),
+            }
+            for length in lengths
+        ]
+    ).save(path)
 
 
 def arrays(run_dir: Path) -> dict[str, np.ndarray]:
@@ -208,6 +241,7 @@ def assert_alike(one: Path, other: Path) -> None:
     ],
 )
 def test_several_processes_are_as_one(name: str, processes: int, tmp_path: Path) -> None:
+    make_records(tmp_path / "records")
     done = train(name, processes, 8 // processes, tmp_path / "several")
     assert "8 cpu devices" in done[0].out
     alone(name, tmp_path / "alone")
@@ -336,6 +370,19 @@ def test_processes_that_start_from_other_values_are_refused(tmp_path: Path) -> N
     for process in done:
         assert process.code == 2 and process.err.count("\n") == 1, done
         assert "has read other values of what the run starts from" in process.err, done
+
+
+@pytest.mark.slow
+def test_processes_with_other_records_are_refused(tmp_path: Path) -> None:
+    folders = [tmp_path / "0", tmp_path / "1"]
+    for seed, folder in enumerate(folders):
+        make_records(folder / "records", seed)
+    words = COMMANDS["iql"].format(records="records").split()
+    with started(["train", *words, "--run-dir", str(tmp_path / "run")], 2, 4, folders=folders) as there:
+        done = ends(there)
+    for process in done:
+        assert process.code == 2 and process.err.count("\n") == 1, done
+        assert "has read other values of --data records" in process.err, done
 
 
 @pytest.mark.slow

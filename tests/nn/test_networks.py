@@ -128,7 +128,8 @@ def xla_conv(x: jax.Array, kernel: jax.Array, stride: int, padding: str) -> jax.
         ((2, 11, 8, 3), 4, 5, 3, "SAME"),
         ((2, 5, 5, 3), 1, 2, 2, "SAME"),
         ((1, 84, 84, 3), 8, 4, 4, "SAME"),
-        ((131, 6, 6, 2), 3, 3, 1, "SAME"),  # the CPU's gradient takes these in parts, of which the last is shorter
+        ((1030, 4, 4, 2), 3, 3, 1, "SAME"),  # more than the CPU takes at a time
+        ((131, 6, 6, 12), 3, 3, 1, "SAME"),  # the CPU's gradient takes these in parts, of which the last is shorter
     ],
 )
 def test_convolution_equals_xlas(shape: tuple[int, ...], size: int, features: int, stride: int, padding: str) -> None:
@@ -149,10 +150,17 @@ def test_convolution_equals_xlas(shape: tuple[int, ...], size: int, features: in
 def test_gradient_of_convolution_is_chosen_by_platform(platform: str, fast: int) -> None:
     """On the CPU all three have the layout that is fast in loops; elsewhere XLA derives two of them as it likes."""
     gradients = jax.jit(jax.grad(lambda x, kernel: jnp.sum(jnp.sin(conv2d(x, kernel, 2, "SAME"))), argnums=(0, 1)))
-    exported = jax.export.export(gradients, platforms=[platform])(jnp.ones((2, 8, 8, 3)), jnp.ones((3, 3, 3, 4)))
+    exported = jax.export.export(gradients, platforms=[platform])(jnp.ones((2, 8, 8, 12)), jnp.ones((3, 3, 12, 4)))
     layouts = re.findall(r"stablehlo\.convolution.*dim_numbers = (.*), window", exported.mlir_module())
     assert len(layouts) == 3
     assert layouts.count("[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]") == fast
+
+
+@pytest.mark.parametrize("platform, channels, count", [("cpu", 10, 0), ("cpu", 12, 1), ("cuda", 10, 1)])
+def test_few_channels_are_a_product_on_the_cpu(platform: str, channels: int, count: int) -> None:
+    inputs = jnp.ones((2, 10, 10, channels)), jnp.ones((3, 3, channels, 16))
+    exported = jax.export.export(jax.jit(lambda *inputs: conv2d(*inputs, 1, "VALID")), platforms=[platform])(*inputs)
+    assert exported.mlir_module().count("stablehlo.convolution") == count
 
 
 def test_convolution_of_accelerators_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

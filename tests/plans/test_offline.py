@@ -15,7 +15,7 @@ import pytest
 
 import jaxrl_dist
 from jaxrl_dist import cli
-from jaxrl_dist.data import files
+from jaxrl_dist.data import columns, files
 from jaxrl_dist.data.dataset import Dataset
 from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.plans import compiled, iteration
@@ -333,7 +333,7 @@ def test_fields_that_are_left_out_by_name_are_not_refused(tmp_path):
     )  # as a sweep gives its members
 
 
-@pytest.mark.parametrize("core", [{}, CORE])
+@pytest.mark.parametrize("core", [{}, CORE, {"cql_weight": 0.5, "cql_floor": True}])
 def test_records_beside_new_experience(tmp_path, core):
     dataset(tmp_path / "data")
     changes = {"total_updates": jaxrl_dist.Train.total_updates, "data_share": 0.5, "total_env_steps": 256}
@@ -369,6 +369,10 @@ def test_records_beside_new_experience(tmp_path, core):
         ({"data_memory": "host", "seeds": 2}, "data_memory does nothing without a single run under"),
         ({"data_memory": "host", "normalize_observations": True}, "give no running statistics"),
         ({**CORE, "scale_rewards": True}, "core_inputs reads rewards that are not: scale_rewards=False works"),
+        ({"cql_floor": True}, "cql_floor does nothing without cql_weight"),
+        ({"cql_weight": 1.0, "cql_floor": True, **CORE}, "cql_floor does not work with core"),
+        ({"cql_weight": 1.0, "cql_floor": True, "clip_rewards": "-1,1"}, "of raw rewards: clip_rewards None"),
+        ({"data": None, "total_updates": None, "cql_weight": 1.0, "cql_floor": True}, "data names one"),
         ({"batch_size": 33, "num_devices": 2}, "must be a multiple of 2 devices"),
         (
             {"total_updates": None, "data_share": 0.01, "plan": "on_device"},
@@ -393,6 +397,21 @@ def test_what_needs_an_environment_says_so(tmp_path):
     assert jaxrl_dist.load_policy(run_dir, env="gymnax:CartPole-v1").evaluate(episodes=1).returns.size == 1
     with pytest.raises(ConfigError, match="remove data"):
         timing.profile(config(tmp_path / "data"), policy.source, seconds=1.0)
+
+
+@pytest.mark.parametrize("memory", ["device", "host"])
+def test_each_member_has_the_floor_of_its_discount(tmp_path, memory):
+    data, cql = dataset(tmp_path / "data"), {"cql_weight": 0.5, "cql_floor": True}
+    lone = config(tmp_path / "data", **cql, discount=0.5, data_memory=memory)
+    job = make_job(*resolved(lone))
+    expected = columns.returns_to_go(data.reward, data.ends, data.terminated, 0.5)
+    np.testing.assert_array_equal(job.data.record.extras["return"], expected)
+    report = final(jaxrl_dist.train(lone))[0]
+    assert 0 < report.metrics["q/floored"] <= 1
+    varied = config(tmp_path / "data", **cql, vary={"discount": "0.5,0.9"})
+    first, second = final(jaxrl_dist.train(varied))[0].members
+    assert first.metrics["loss/cql"] == pytest.approx(report.metrics["loss/cql"], rel=1e-4)
+    assert second.metrics["loss/cql"] > first.metrics["loss/cql"] + 0.1
 
 
 @pytest.mark.parametrize("share", [None, pytest.param(0.5, marks=pytest.mark.case)])
