@@ -9,7 +9,7 @@ import dataclasses
 
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.lazy import jax, jnp
+from jaxrl_dist.lazy import jnp
 from jaxrl_dist.memory.config import ReplayConfig
 from jaxrl_dist.types import Acted, Algorithm, Context, PyTree, Rollout, Variables
 
@@ -31,8 +31,7 @@ class ConservativeConfig(ReplayConfig):
             raise ConfigError("--cql-floor does not work with --core: remove one of them")
 
     def with_floor(self, algorithm: Algorithm) -> Algorithm:
-        """Adds ``return [N]`` to batches of transitions: -infinity of the run's own, whose episodes may not have ended.
-        """
+        """Adds ``return [N]`` to batches of transitions: -infinity of the run's own, whose episodes may go on."""
         if not self.cql_floor:
             return algorithm
         assert algorithm.replay is not None

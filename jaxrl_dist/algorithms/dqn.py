@@ -91,7 +91,7 @@ class DQN(
         """Returns the loss of each temporal-difference error."""
         return (optax.losses.huber_loss if self.td_loss == "huber" else optax.losses.l2_loss)(error)
 
-    def bellman(self, reward: jax.Array, discount: jax.Array | float, value: jax.Array | float) -> jax.Array:
+    def bellman(self, reward: jax.Array, discount: jax.Array, value: jax.Array) -> jax.Array:
         """Returns ``h(reward + discount h^-1(value))``, without ``rescale_values`` ``reward + discount value``.
 
         Source: Kapturowski et al. (2019), section 2.3.
@@ -209,7 +209,8 @@ class DQN(
             if self.cql_weight is not None:
                 known = values(online)
                 if self.cql_floor:
-                    least = self.bellman(batch["return"], 0.0, 0.0)[:, None]
+                    returned = batch["return"][:, None]
+                    least = returns.rescale(returned) if self.rescale_values else returned
                     metrics["q/floored"] = jnp.mean(known < least, axis=-1)
                     known = jnp.maximum(known, least)
                 known = observations.masked(known, observations.legal(spec, batch["obs"]))

@@ -68,8 +68,8 @@ def _problem_in(x: np.ndarray, part: Any) -> str | None:
 def returns_to_go(reward: np.ndarray, ends: np.ndarray, terminated: np.ndarray, discount: float) -> np.ndarray:
     """Returns the discounted sum of an episode's rewards from each step on, ``[L]`` float32.
 
-    After a time limit its mean reward goes on for ever, as in AntMaze's unsuccessful episodes in the code of Nakamoto et
-    al. (2023); without a discount the rest is then unknown, which counts as -infinity.
+    After a time limit its mean reward goes on for ever, as in AntMaze's unsuccessful episodes in the code of Nakamoto
+    et al. (2023); without a discount the rest is then unknown, which counts as -infinity.
 
     Args:
       reward: ``[L]``, as the other columns.

@@ -16,8 +16,8 @@ from jaxrl_dist.actors import device, programs
 from jaxrl_dist.actors.step import NO_FAULT, initial_core
 from jaxrl_dist.envs.base import EnvSlice
 from jaxrl_dist.envs.episodes import no_episodes
-from jaxrl_dist.plans.averaging import averaging
 from jaxrl_dist.plans import recording
+from jaxrl_dist.plans.averaging import averaging
 from jaxrl_dist.plans.initial import BATCH, MEMBERS, STATE, stack, start
 from jaxrl_dist.plans.iteration import SUMS, in_turn, learn_in_turn, learn_together, learned, make_iteration
 from jaxrl_dist.plans.job import Job

@@ -134,6 +134,7 @@ def check_recorded(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_
             raise ConfigError("--cql-floor takes returns from a data set: --data names one")
         return
     prioritized = replay is not None and replay.priority_exponent is not None
+    changed = config.clip_rewards is not None or (config.scale_rewards and config.clock == "env_steps")
     problems = {
         "are for algorithms that replay experience": replay is None or algorithm.window is None,
         "are drawn uniformly: --priority-exponent None works": prioritized,
@@ -142,9 +143,9 @@ def check_recorded(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_
         "are scaled by --scale-rewards, and --core-inputs reads rewards that are not: --no-scale-rewards works": (
             config.scale_rewards and config.clock == "updates" and "reward" in Traits.of(config.algorithm).core_inputs
         ),
-        "have returns, to which --cql-floor compares values, of raw rewards: --clip-rewards None and --no-scale-rewards "
-        "work": _return_discount(algorithm) is not None
-        and (config.clip_rewards is not None or (config.scale_rewards and config.clock == "env_steps")),
+        "have returns of raw rewards, which --cql-floor needs: --clip-rewards None and --no-scale-rewards work": (
+            _return_discount(algorithm) is not None and changed
+        ),
         "are not for --plan gradients": PLANS[config.plan].sends_gradients,
         "on the host (--data-memory) give no running statistics: --normalize-observations and --ema-steps need "
         "--data-memory device": config.data_memory == "host" and algorithm.update_stats is not None,
@@ -239,7 +240,7 @@ def recorded(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_devic
             )
         record = record._replace(reward=(record.reward * (RETURN_SPAN / span)).astype(np.float32))
     if (discount := _return_discount(trained)) is not None:
-        returned = returns_to_go(record.reward, data.ends, data.terminated, discount)
+        returned = returns_to_go(np.asarray(record.reward), data.ends, data.terminated, discount)
         record = record._replace(extras={"return": returned})
     return source(record, trained.window, num_devices), name
 
