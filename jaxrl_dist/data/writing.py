@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import math
 import os
 import pathlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from io import FileIO
 from typing import Any
 
@@ -49,7 +50,7 @@ class Place:
         """
         self.path = path = pathlib.Path(path)
         check_new(path)
-        with contextlib.suppress(FileExistsError, NotADirectoryError):  # which ``check_place`` tells
+        with _placing(path, f"there is no directory {path.parent}, and none can be made"):
             path.parent.mkdir(parents=True, exist_ok=True)
         storage.check_place(path)
         self.temporary = path.with_name(f".{path.name}.new")
@@ -146,6 +147,17 @@ def _write(file: FileIO, content: memoryview) -> None:
         content = content[file.write(content) :]
 
 
+@contextlib.contextmanager
+def _placing(path: pathlib.Path, problem: str) -> Iterator[None]:
+    """Says why a directory cannot be made as a ``ConfigError``, unless the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ConfigError(f"{path} cannot be written: {problem}: {error.strerror}") from None
+
+
 def _claimed(folder: pathlib.Path, path: pathlib.Path) -> int:
     """Makes the directory in which ``path`` grows, or empties what a killed process has left of it.
 
@@ -153,11 +165,12 @@ def _claimed(folder: pathlib.Path, path: pathlib.Path) -> int:
       A file descriptor that locks it against other processes until it is closed.
 
     Raises:
-      ConfigError: another process has locked it.
+      ConfigError: it cannot be made, or another process has locked it.
     """
     if folder.is_symlink() or not folder.is_dir():
         storage.delete(folder)
-        folder.mkdir()
+        with _placing(path, f"no directory can be made in {path.parent}"):
+            folder.mkdir()
     lock = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

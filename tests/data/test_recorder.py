@@ -124,11 +124,13 @@ def test_what_does_not_belong_to_a_data_set_is_named(tmp_path, monkeypatch):
         Dataset.load(tmp_path / "data")
 
 
-def test_a_file_in_the_place_of_a_directory_is_told(tmp_path):
+def test_a_place_without_a_directory_is_told(tmp_path):
     (tmp_path / "file").write_text("")
-    for path in (tmp_path / "file" / "data", tmp_path / "file" / "deeper" / "data"):
+    for path in (tmp_path / "file" / "data", tmp_path / "file" / "deeper" / "data", "/proc/nowhere/deeper/data"):
         with pytest.raises(ConfigError, match="cannot be written: there is no directory"):
             recording(path)
+    with pytest.raises(ConfigError, match="/proc/data cannot be written: "):  # root may write, and cannot
+        recording("/proc/data")
 
 
 @pytest.mark.parametrize("most", [recorder.MAX_STEPS, 4])
