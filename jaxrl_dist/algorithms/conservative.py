@@ -28,7 +28,7 @@ class ConservativeConfig(ReplayConfig):
     def validate(self) -> None:
         super().validate()
         if self.cql_floor and self.core != "none":
-            raise ConfigError("--cql-floor does not work with --core: remove one of them")
+            raise ConfigError(f"--cql-floor does not work with --core {self.core}: remove one of them")
 
     def with_floor(self, algorithm: Algorithm) -> Algorithm:
         """Adds ``return [N]`` to batches of transitions: -infinity of the run's own, whose episodes may go on."""
@@ -38,7 +38,7 @@ class ConservativeConfig(ReplayConfig):
 
         def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
             action, core, extras = algorithm.policy(variables, obs, core, context)
-            return action, core, {**extras, "return": jnp.full(len(action), -jnp.inf)}
+            return action, core, {**extras, "return": jnp.full(action.shape[:1], -jnp.inf)}
 
         def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
             batch = algorithm.postprocess(variables, rollout._replace(extras={}), context)

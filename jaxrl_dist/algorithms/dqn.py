@@ -207,13 +207,13 @@ class DQN(
                 priority = jnp.maximum(losses - entropy, 0.0)
             metrics = {"loss/q": losses, "q/mean": q}
             if self.cql_weight is not None:
-                known = values(online)
+                known, legal = values(online), observations.legal(spec, batch["obs"])
                 if self.cql_floor:
                     returned = batch["return"][:, None]
                     least = returns.rescale(returned) if self.rescale_values else returned
-                    metrics["q/floored"] = jnp.mean(known < least, axis=-1)
+                    metrics["q/floored"] = jnp.mean(known < least, axis=-1, where=legal)
                     known = jnp.maximum(known, least)
-                known = observations.masked(known, observations.legal(spec, batch["obs"]))
+                known = observations.masked(known, legal)
                 metrics["loss/cql"] = jax.scipy.special.logsumexp(known, axis=-1) - q
                 losses += self.cql_weight * metrics["loss/cql"]
             return losses, batch["valid"], Aux(metrics, returns.constant(priority))

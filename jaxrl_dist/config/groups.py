@@ -56,8 +56,8 @@ class Data:
     data_memory: Literal["device", "host"] = setting("device", needs="data", resumable=True)
     """Where the data lie: on the devices, or on the host, which then gathers each batch; the numbers are the same."""
     record: str | None = setting(None, resumable=True, compiled=False)
-    """Directory to make for a data set of all that is played, with the probability of each action; a resumed run adds a
-    number to its name."""
+    """Directory to make for a data set of all that is played, with the probability of each action, if it is known; a
+    resumed run adds a number to its name."""
     data_share: float | None = setting(None, above=0, below=1, needs="data")
     """Share of each batch that comes from the data set (Ball et al. 2023); the rest comes from replayed experience."""
 

@@ -155,7 +155,9 @@ def _placing(path: pathlib.Path, problem: str) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise ConfigError(f"{path} cannot be written: {problem}: {error.strerror}") from None
+        taken = error.errno in (errno.EEXIST, errno.ENOTDIR)
+        why = "a file is in its place" if taken else error.strerror
+        raise ConfigError(f"{path} cannot be written: {problem}: {why}") from None
 
 
 def _claimed(folder: pathlib.Path, path: pathlib.Path) -> int:

@@ -143,7 +143,7 @@ def check_recorded(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_
         "are scaled by --scale-rewards, and --core-inputs reads rewards that are not: --no-scale-rewards works": (
             config.scale_rewards and config.clock == "updates" and "reward" in Traits.of(config.algorithm).core_inputs
         ),
-        "have returns of raw rewards, which --cql-floor needs: --clip-rewards None and --no-scale-rewards work": (
+        "have returns of raw rewards, as --cql-floor needs: it works without --clip-rewards and --scale-rewards": (
             _return_discount(algorithm) is not None and changed
         ),
         "are not for --plan gradients": PLANS[config.plan].sends_gradients,

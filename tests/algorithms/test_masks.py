@@ -124,6 +124,7 @@ ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
     "pqn": ("pqn", {}),
     "dqn": ("dqn", {"double": True}),
     "dqn-cql": ("dqn", {"cql_weight": 1.0}),
+    "dqn-cql-floor": ("dqn", {"cql_weight": 1.0, "cql_floor": True}),
     "dqn-single": ("dqn", {"double": False}),
     "dqn-atoms": ("dqn", {"num_atoms": 5, "value_min": -5.0, "value_max": 5.0}),
     "r2d2": ("r2d2", {"dueling": False, "burn_in": 2, "sequence_length": 3, "n_step": 2, "core_size": 5}),

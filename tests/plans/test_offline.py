@@ -370,10 +370,10 @@ def test_records_beside_new_experience(tmp_path, core):
         ({"data_memory": "host", "normalize_observations": True}, "give no running statistics"),
         ({**CORE, "scale_rewards": True}, "core_inputs reads rewards that are not: scale_rewards=False works"),
         ({"cql_floor": True}, "cql_floor does nothing without cql_weight"),
-        ({"cql_weight": 1.0, "cql_floor": True, **CORE}, "cql_floor does not work with core"),
+        ({"cql_weight": 1.0, "cql_floor": True, **CORE}, "cql_floor does not work with core gru"),
         (
             {"cql_weight": 1.0, "cql_floor": True, "clip_rewards": "-1,1"},
-            "of raw rewards, which cql_floor needs: clip_rewards None",
+            "of raw rewards, as cql_floor needs: it works without clip_rewards and scale_rewards",
         ),
         ({"data": None, "total_updates": None, "cql_weight": 1.0, "cql_floor": True}, "data names one"),
         ({"batch_size": 33, "num_devices": 2}, "must be a multiple of 2 devices"),

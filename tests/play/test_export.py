@@ -193,7 +193,7 @@ def test_every_algorithm_can_be_exported(name: str, format: str, tmp_path: Path)
     pytest.importorskip("flatbuffers" if format == "stablehlo" else "jax2onnx")
     exported = 0
     for env in ("CartPole-v1", "Pendulum-v1"):
-        for options in ({}, {"core": "gru", "core_size": 8}):
+        for options in ({}, {"core": "gru", "core_size": 8}, {"cql_weight": 1.0, "cql_floor": True}):
             try:
                 policy = untrained(name, env, **options)
             except jaxrl_dist.ConfigError:
