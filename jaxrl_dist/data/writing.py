@@ -30,12 +30,16 @@ def check_new(path: pathlib.Path) -> None:
     """Checks that a data set can get this name.
 
     Raises:
-      ConfigError: something has it, or it is a name of Minari's.
+      ConfigError: something has it, it is a name of Minari's, or it lies in what is not a directory or is read-only.
     """
     if str(path).startswith(MINARI):
         raise ConfigError(f"{path} is not a directory: `jaxrl-dist data DIR -o {path}` makes one of Minari of it")
     if os.path.lexists(path):
         raise ConfigError(f"{path} exists; a data set needs a new directory")
+    above = next(parent for parent in path.absolute().parents if os.path.exists(parent))
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        problem = "is read-only" if above.is_dir() else "is not a directory"
+        raise ConfigError(f"{path} cannot be written: {above} {problem}")
 
 
 class Place:
@@ -52,7 +56,6 @@ class Place:
         check_new(path)
         with _placing(path, f"there is no directory {path.parent}, and none can be made"):
             path.parent.mkdir(parents=True, exist_ok=True)
-        storage.check_place(path)
         self.temporary = path.with_name(f".{path.name}.new")
         """Where the directory grows until it is complete."""
         self._lock: int | None = _claimed(self.temporary, path)
@@ -155,9 +158,7 @@ def _placing(path: pathlib.Path, problem: str) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
-        taken = error.errno in (errno.EEXIST, errno.ENOTDIR)
-        why = "a file is in its place" if taken else error.strerror
-        raise ConfigError(f"{path} cannot be written: {problem}: {why}") from None
+        raise ConfigError(f"{path} cannot be written: {problem}: {error.strerror}") from None
 
 
 def _claimed(folder: pathlib.Path, path: pathlib.Path) -> int:

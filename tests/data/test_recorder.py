@@ -126,9 +126,11 @@ def test_what_does_not_belong_to_a_data_set_is_named(tmp_path, monkeypatch):
 
 def test_a_place_without_a_directory_is_told(tmp_path):
     (tmp_path / "file").write_text("")
-    for path in (tmp_path / "file" / "data", tmp_path / "file" / "deeper" / "data", "/proc/nowhere/deeper/data"):
-        with pytest.raises(ConfigError, match="cannot be written: there is no directory"):
+    for path in (tmp_path / "file" / "data", tmp_path / "file" / "deeper" / "data"):
+        with pytest.raises(ConfigError, match=rf"data cannot be written: {tmp_path}/file is not a directory"):
             recording(path)
+    with pytest.raises(ConfigError, match="cannot be written: there is no directory"):
+        recording("/proc/nowhere/deeper/data")
     with pytest.raises(ConfigError, match="/proc/data cannot be written: "):  # root may write, and cannot
         recording("/proc/data")
 

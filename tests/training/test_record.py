@@ -43,6 +43,8 @@ def test_recording_changes_nothing_and_a_resumed_run_records_apart(tmp_path, pla
         list(jaxrl_dist.train(config(record=path)))
     with pytest.raises(ConfigError, match="data exists"):
         jaxrl_dist.train(config(record=path, run_dir=str(tmp_path / "other")))
+    with pytest.raises(ConfigError, match="is not a directory"):
+        jaxrl_dist.train(config(record=f"{path}/dataset.json/more", run_dir=str(tmp_path / "other")))
     assert not (tmp_path / "other").exists()  # and nothing is compiled before
     *_, more = jaxrl_dist.resume(run_dir, total_env_steps=512)
     assert Dataset.load(f"{path}-2").steps == more.env_steps - report.env_steps
