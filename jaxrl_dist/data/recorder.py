@@ -125,7 +125,7 @@ class Recorder:
         table = jax.tree.map(lambda *x: np.concatenate(x), *parts)
         for row in range(table["valid"].shape[1]):
             env, rows = first + row, jax.tree.map(lambda x, row=row: x[:, row], table)
-            self._last[env] = jax.tree.map(lambda x, row=row: x[-1, row], held[-1].obs)
+            self._last[env] = jax.tree.map(lambda x, row=row: x[-1, row].copy(), held[-1].obs)
             cut = int(np.flatnonzero(~rows["valid"]).max(initial=-1)) + 1  # after the last episode that has ended
             if cut:
                 done += [*self._pending.pop(env, []), jax.tree.map(lambda x, cut=cut: x[:cut], rows)]

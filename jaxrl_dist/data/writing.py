@@ -30,15 +30,15 @@ def check_new(path: pathlib.Path) -> None:
     """Checks that a data set can get this name.
 
     Raises:
-      ConfigError: something has it, it is a name of Minari's, or it lies in what is not a directory or is read-only.
+      ConfigError: something has it, it is a name of Minari's, or it lies in what is no writable directory.
     """
     if str(path).startswith(MINARI):
         raise ConfigError(f"{path} is not a directory: `jaxrl-dist data DIR -o {path}` makes one of Minari of it")
     if os.path.lexists(path):
         raise ConfigError(f"{path} exists; a data set needs a new directory")
     above = next(parent for parent in path.absolute().parents if os.path.exists(parent))
-    if not above.is_dir() or not os.access(above, os.W_OK):
-        problem = "is read-only" if above.is_dir() else "is not a directory"
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        problem = "is not writable" if above.is_dir() else "is not a directory"
         raise ConfigError(f"{path} cannot be written: {above} {problem}")
 
 
@@ -170,11 +170,11 @@ def _claimed(folder: pathlib.Path, path: pathlib.Path) -> int:
     Raises:
       ConfigError: it cannot be made, or another process has locked it.
     """
-    if folder.is_symlink() or not folder.is_dir():
-        storage.delete(folder)
-        with _placing(path, f"no directory can be made in {path.parent}"):
+    with _placing(path, f"no directory can be made in {path.parent}"):
+        if folder.is_symlink() or not folder.is_dir():
+            storage.delete(folder)
             folder.mkdir()
-    lock = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+        lock = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

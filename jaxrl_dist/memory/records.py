@@ -79,8 +79,8 @@ class Source(NamedTuple):
         """Returns the rows.
 
         Args:
-          make: makes an array from its shape and a function of an index, which gives that part of it. Each array is
-            made after the other, so that the host holds one at a time, and only of the rows that are asked for.
+          make: makes an array from its shape and a function of an index, which gives that part of it. Arrays are made
+            one after the other, so that the host holds one at a time, and of it the rows that are asked for.
         """
 
         def cut(x: np.ndarray) -> Any:

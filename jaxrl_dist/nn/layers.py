@@ -107,7 +107,8 @@ def _conv2d_or_product(stride: int, padding: str, x: jax.Array, kernel: jax.Arra
     if size * size * channels > PATCH or not isinstance(number, int):
         return _conv2d(stride, padding, x, kernel)
     pads = jax.lax.padtype_to_pads(x.shape[1:3], (size, size), (stride, stride), padding)
-    spans = [(n + low + high - size) // stride * stride + 1 for n, (low, high) in zip(x.shape[1:3], pads, strict=True)]
+    rests = [n + low + high - size for n, (low, high) in zip(x.shape[1:3], pads, strict=True)]
+    spans = [max(0, rest // stride * stride + 1) for rest in rests]
 
     def product(x: jax.Array) -> jax.Array:
         x = jnp.pad(x, [(0, 0), *pads, (0, 0)])

@@ -94,7 +94,18 @@ class Job(NamedTuple):
         if self.data is None:
             return ()
         sharding = meshes.shardings(self.mesh, meshes.BATCH)
-        return self.data.rows(lambda shape, part: jax.make_array_from_callback(shape, sharding, part))
+
+        def make(shape: tuple[int, ...], part: Callable[[tuple[slice, ...]], np.ndarray]) -> jax.Array:
+            made = dict[int | None, np.ndarray]()  # by the first row: rows of the mesh with other members share them
+
+            def once(index: Any) -> np.ndarray:
+                if (first := index[0].start) not in made:
+                    made[first] = part(index)
+                return made[first]
+
+            return jax.make_array_from_callback(shape, sharding, once)
+
+        return self.data.rows(make)
 
     @property
     def data_shapes(self) -> PyTree:

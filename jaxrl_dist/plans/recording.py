@@ -79,7 +79,7 @@ def kept_iterations(job: Job, experience: Any) -> int:
 
 def taken(kept: Rollout, count: int) -> Iterator[Rollout]:
     """Yields the rollouts of the first ``count`` iterations that a program has kept, ``[K, ...]``, from the host."""
-    here = jax.device_get(kept)
+    here = jax.tree.map(lambda x: x[:count].copy(), jax.device_get(kept))  # else each rollout would hold all of it
     for iteration in range(count):
         yield jax.tree.map(lambda x, at=iteration: x[at], here)
 

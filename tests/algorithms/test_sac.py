@@ -180,6 +180,12 @@ def test_conservative_term(env: EnvSpec, floor: bool) -> None:
         known = np.maximum(q, p.windows.extras["return"][0][:, None]) if floor else q
         gap = np.log(np.exp(known).sum(axis=-1)) - q[:, np.arange(N), p.windows.action[0]]
         np.testing.assert_allclose(aux.metrics["loss/cql"], gap.sum(axis=0), rtol=1e-4, atol=1e-5)
+        if floor:
+            actor = networks.policy_network(SAC(**NET), env.observation, 3)
+            probs = jax.nn.softmax(actor.apply(p.params["actor"], p.windows.obs[0]))
+            below = (probs * q.min(axis=0)).sum(axis=-1) < p.windows.extras["return"][0]
+            np.testing.assert_array_equal(aux.metrics["q/floored"], below)
+            assert 0 < below.mean() < 1
 
 
 @pytest.mark.parametrize("floor", [False, True])
