@@ -180,14 +180,18 @@ def test_close_ends_streams_in_their_own_threads() -> None:
 
 
 def test_an_error_of_the_stop_itself_disturbs_nobody() -> None:
+    raised = []
+
     def stream() -> Iterator[int]:
         try:
             yield 0
         finally:
+            raised.append(True)
             raise OSError("closing went wrong")
 
     with closing(Parallel([stream()])) as streams:
         until(lambda: streams.count()[0])
+    assert raised
 
 
 def test_a_stuck_stream_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,6 @@ class ConservativeConfig(ReplayConfig):
             batch = algorithm.postprocess(variables, rollout._replace(extras={}), context)
             return {**batch, "return": rollout.extras["return"][0]}
 
-        # As a number: members of a population that differ in it have data of their own.
+        # A number, and an error if it is traced: members of a population that differ in it have data of their own.
         replay = dataclasses.replace(algorithm.replay, return_discount=float(self.discount))
         return dataclasses.replace(algorithm, policy=policy, postprocess=postprocess, replay=replay)

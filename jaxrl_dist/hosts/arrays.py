@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -106,6 +106,22 @@ def _put(x: Any, sharding: NamedSharding) -> jax.Array:
             return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
     value = np.asarray(x)
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+
+def from_rows(shape: tuple[int, ...], rows: Callable[[slice], np.ndarray], *, sharding: NamedSharding) -> jax.Array:
+    """Makes an array whose first axis is divided, of the rows that the devices of this process hold.
+
+    Args:
+      rows: makes those of a slice; called once for each slice, however many devices hold it.
+    """
+    made = dict[int | None, np.ndarray]()
+
+    def part(index: Any) -> np.ndarray:
+        if (first := index[0].start) not in made:
+            made[first] = rows(index[0])
+        return made[first]
+
+    return jax.make_array_from_callback(shape, sharding, part)
 
 
 def fetch(tree: Any) -> Any:

@@ -37,10 +37,6 @@ class Windows(NamedTuple):
     number: Array  # [] int32, the iteration of the first update; in an update, which of them it is
 
 
-def _whole(shape: tuple[int, ...], part: Callable[[tuple[slice, ...]], np.ndarray]) -> np.ndarray:
-    return part((slice(None),) * len(shape))
-
-
 class Source(NamedTuple):
     """A record on the host, where it may lie in mapped files, and how it is cut into the rows of ``Records``."""
 
@@ -75,17 +71,17 @@ class Source(NamedTuple):
         sizes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (self.starts, self.sizes))
         return Records(jax.tree.map(shape, self.record), *sizes)
 
-    def rows(self, make: Callable[..., Any] = _whole) -> Records:
+    def rows(self, make: Callable[[tuple[int, ...], Callable[[slice], np.ndarray]], Any]) -> Records:
         """Returns the rows.
 
         Args:
-          make: makes an array from its shape and a function of an index, which gives that part of it. Arrays are made
-            one after the other, so that the host holds one at a time, and of it the rows that are asked for.
+          make: makes an array from its shape and a function that returns a slice of its rows. Arrays are made one after
+            the other, so that the host holds one at a time, and of it the rows that are asked for.
         """
 
         def cut(x: np.ndarray) -> Any:
-            def part(index: tuple[slice, ...]) -> np.ndarray:
-                begin = self.begin[index[0]]
+            def part(rows: slice) -> np.ndarray:
+                begin = self.begin[rows]
                 pieces = np.zeros((len(begin), self.length, *x.shape[1:]), x.dtype)
                 for piece, at in zip(pieces, begin, strict=True):
                     steps = x[at : at + self.length]
@@ -95,7 +91,7 @@ class Source(NamedTuple):
             return make((len(self.begin), self.length, *x.shape[1:]), part)
 
         def of_rows(x: np.ndarray) -> Any:
-            return make(x.shape, lambda index: x[index])
+            return make(x.shape, lambda rows: x[rows])
 
         return Records(jax.tree.map(cut, self.record), of_rows(self.starts), of_rows(self.sizes))
 

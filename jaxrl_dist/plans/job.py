@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -93,19 +94,7 @@ class Job(NamedTuple):
         """Returns the data set on the mesh, of which each process reads its devices' rows; () if there is none."""
         if self.data is None:
             return ()
-        sharding = meshes.shardings(self.mesh, meshes.BATCH)
-
-        def make(shape: tuple[int, ...], part: Callable[[tuple[slice, ...]], np.ndarray]) -> jax.Array:
-            made = dict[int | None, np.ndarray]()  # by the first row: rows of the mesh with other members share them
-
-            def once(index: Any) -> np.ndarray:
-                if (first := index[0].start) not in made:
-                    made[first] = part(index)
-                return made[first]
-
-            return jax.make_array_from_callback(shape, sharding, once)
-
-        return self.data.rows(make)
+        return self.data.rows(partial(arrays.from_rows, sharding=meshes.shardings(self.mesh, meshes.BATCH)))
 
     @property
     def data_shapes(self) -> PyTree:

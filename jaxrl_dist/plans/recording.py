@@ -63,7 +63,7 @@ def recorder(job: Job, first: int) -> Callable[[Rollouts], Rollouts]:
     return recording
 
 
-MOST_BYTES = 2**26
+KEPT_BYTES = 2**26
 """Bytes of experience that a program keeps before the host takes it, unless an iteration has more."""
 
 
@@ -74,7 +74,7 @@ def kept_iterations(job: Job, experience: Any) -> int:
       experience: shapes and dtypes of an iteration's experience.
     """
     nbytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(divided(experience)[0]))
-    return max(1, min(MOST_BYTES // nbytes, job.iterations_per_report))
+    return max(1, min(KEPT_BYTES // nbytes, job.iterations_per_report))
 
 
 def taken(kept: Rollout, count: int) -> Iterator[Rollout]:

@@ -51,9 +51,8 @@ def test_returns_to_go_are_sums_over_the_rest_of_an_episode(discount):
     found = columns.returns_to_go(data.reward, data.ends, data.terminated, discount)
     rest = 1.5 / (1 - discount) if discount < 1 else -np.inf
     expected = [sum(discount**k * r for k, r in enumerate(rewards)) for rewards in ([1, 2, 3], [2, 3], [3])]
-    tails = [r + discount * rest if discount else r for r in (2.0,)]
-    tails = [1 + discount * tails[0], *tails]
-    np.testing.assert_allclose(found[data.valid], [*expected, *tails], rtol=1e-6)
+    last = 2 + discount * rest
+    np.testing.assert_allclose(found[data.valid], [*expected, 1 + discount * last, last], rtol=1e-6)
 
 
 def test_flat_arrays_as_d4rl_has_them_lose_the_last_step_of_a_time_out():

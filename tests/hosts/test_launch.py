@@ -461,3 +461,16 @@ def test_one_process_needs_no_copies() -> None:
     assert arrays.own_part(mesh) is mesh and arrays.whole({"x": x})["x"] is x
     assert arrays.as_local(x, mesh) is x and arrays.as_global(x, mesh, meshes.BATCH) is x
     np.testing.assert_array_equal(arrays.fetch(x), np.arange(16.0))
+
+
+def test_rows_that_several_devices_hold_are_made_once() -> None:
+    values, made = np.arange(24.0).reshape(8, 3), list[slice]()
+
+    def rows(part: slice) -> np.ndarray:
+        made.append(part)
+        return values[part]
+
+    sharding = meshes.shardings(meshes.make_mesh(jax.devices()[:8], rows=2), meshes.BATCH)
+    found = arrays.from_rows(values.shape, rows, sharding=sharding)
+    np.testing.assert_array_equal(found, values)
+    assert found.sharding == sharding and sorted(part.start for part in made) == [0, 2, 4, 6]

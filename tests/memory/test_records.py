@@ -24,10 +24,14 @@ def dataset(lengths=(5, 1, 7, 2, 9, 3, 1, 12)):
     return Dataset.from_episodes(episodes)
 
 
+def whole(shape, rows):
+    return rows(slice(None))
+
+
 def drawn(num_devices, window, batch_size=64, draws=200):
     mesh = runs.mesh(num_devices) if hasattr(runs, "mesh") else meshes.make_mesh(jax.devices()[:num_devices])
     data = dataset()
-    packed = records.source(data.rollout(), window, num_devices).rows()
+    packed = records.source(data.rollout(), window, num_devices).rows(whole)
 
     def draw(packed, keys):
         def one(key):
@@ -69,7 +73,7 @@ def test_all_steps_are_counted_once():
     data = dataset()
     for num_devices in (1, 8):
         mesh = meshes.make_mesh(jax.devices()[:num_devices])
-        packed = records.source(data.rollout(), 3, num_devices).rows()
+        packed = records.source(data.rollout(), 3, num_devices).rows(whole)
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, 1, *x.shape[1:]), x.dtype), data.rollout())
 
         def total(packed, like=like):

@@ -225,7 +225,7 @@ def test_statistics_of_observations_are_those_of_the_data(tmp_path):
 def test_rewards_are_scaled_so_that_the_returns_span_a_thousand(tmp_path):
     data = dataset(tmp_path / "data")
     scaled = config(tmp_path / "data", scale_rewards=True)
-    rewards = make_job(*resolved(scaled)).data.rows().steps.reward
+    rewards = make_job(*resolved(scaled)).put_data().steps.reward
     np.testing.assert_allclose(np.unique(rewards), [0, 1000 / np.ptp(data.returns)], rtol=1e-6)
     data.best(0.01).save(tmp_path / "one")
     with pytest.raises(ConfigError, match="have the same return; scale_rewards=False works"):

@@ -54,7 +54,7 @@ def test_recording_changes_nothing_and_a_resumed_run_records_apart(tmp_path, pla
 @pytest.mark.parametrize("num_devices, kept", [(1, 2**26), (1, 10_000), (4, 1)])
 def test_all_plans_record_the_same(tmp_path, monkeypatch, algorithm, num_devices, kept):
     """The program keeps the iterations between two reports, some of them, or one."""
-    monkeypatch.setattr("jaxrl_dist.plans.recording.MOST_BYTES", kept)
+    monkeypatch.setattr("jaxrl_dist.plans.recording.KEPT_BYTES", kept)
     changes = {"total_env_steps": 1024, "report_interval": 512}
     if algorithm == "dqn":
         changes |= {"rollout_length": 2, "batch_size": 32, "replay_capacity": 512, "learning_starts": 64}
