@@ -7,11 +7,11 @@
 
 ``PYTHONPATH`` is the root of a source tree, such as a git worktree of the commit before. ``record`` makes the runs of
 ``RUNS`` in some ten minutes; those of several agents need the extras jaxmarl and pgx. It keeps each run's reports
-without times (``metrics.jsonl``) and its variables after the first and the last report (``.npz``), of a session of
-commands the last ones; ``manifest.json`` has the commands and the errors of failed runs. With the same versions and
-machine, all of this is reproducible bit for bit. ``compare`` prints for each run whether it is equal bit for bit, or
-where it differs first and by how much. The exit code is 1 if a run has failed or differs (with ``--tolerance X``, by
-more than X), and 2 if files or flags are wrong.
+without times (``metrics.jsonl``) and its variables after the first and the last report (``.npz``). A session keeps its
+last variables and the numbers that its commands print. ``manifest.json`` has the commands and the errors of failed
+runs. With the same versions and machine, all of this is reproducible bit for bit. ``compare`` prints for each run
+whether it is equal bit for bit, or where it differs first and by how much. The exit code is 1 if a run has failed or
+differs (with ``--tolerance X``, by more than X), and 2 if files or flags are wrong.
 
 A difference is relative to the largest number of its array, or to ``FLOOR``. ``--first-update`` compares only first
 reports, where rounding differences have not yet led to different actions.
@@ -20,7 +20,9 @@ reports, where rounding differences have not yet led to different actions.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
+import io
 import itertools
 import json
 import pathlib
@@ -181,30 +183,28 @@ async-dqn gradients envpool:CartPole-v1 8
 
 
 class Session(NamedTuple):
-    """Commands that train and resume in one run directory, for what a single run of one policy does not show."""
+    """Commands one after the other, for what a single run of one policy does not show."""
 
     title: str
-    env: str
-    devices: str
-    flags: str
+    steps: str
+    """Commands with their arguments, separated by ``"; "``. RUN is a new directory; see also ``DATA``."""
 
     @property
     def name(self) -> str:
         return f"session-{self.title}"
 
     @property
-    def commands(self) -> list[list[str]]:
-        """The arguments of ``jaxrl-dist`` for each command, without the run directory."""
-        flags, *resumed = self.flags.split(" then ")
-        common = COMMON.replace("--evaluation-episodes 0", "--evaluation-episodes 2")
-        if "--policy" in flags:
-            common = common.replace("--hidden-sizes 16 ", "")
-        train = f"train {flags} --env {self.env} --num-devices {self.devices} {common}"
-        return [command.split() for command in (train, *resumed)]
-
-    @property
     def command(self) -> str:
-        return "; ".join(f"JAX_NUM_CPU_DEVICES=8 jaxrl-dist {' '.join(command)}" for command in self.commands)
+        calls = self.steps.split("; ")
+        return "; ".join(f"JAX_NUM_CPU_DEVICES=8 jaxrl-dist {call}" for call in calls)
+
+    def commands(self, folder: pathlib.Path) -> list[list[str]]:
+        """Returns the arguments of ``jaxrl-dist`` for each command, with its places in ``folder``."""
+
+        def placed(word: str) -> str:
+            return re.sub("^(RUN|DATA)", lambda place: str(folder / place[1].lower()), word)
+
+        return [list(map(placed, call.split())) for call in self.steps.split("; ")]
 
 
 WORDS = {
@@ -216,9 +216,25 @@ WORDS = {
         "--prey.num-epochs 2 --prey.num-minibatches 2 --hunter.batch-size 16 --hunter.replay-capacity 1920 "
         "--hunter.replay-ratio 0.03125 --hunter.learning-starts 96"
     ),
+    "ONLINE": f"{COMMON.replace('--hidden-sizes 16 ', '')} --num-devices 1 --run-dir RUN/played",
+    "LEARN": (
+        "--hidden-sizes 16 --batch-size 16 --total-updates 60 --report-interval 20 --evaluation-episodes 0 --seed 7 "
+        "--num-devices 1 --run-dir RUN/learnt"
+    ),
+    "WIDE": "--hidden-sizes 16",
+    "FURTHER": "resume RUN/played --total-env-steps 400",
+    "PACE": (
+        "--env jaxmarl:MPE_simple_spread_v3 --a.hidden-sizes 16 --b.hidden-sizes 16 --num-actors 1 --num-envs 8 "
+        "--rollout-length 8 --total-env-steps 64 --report-interval 1 --evaluation-episodes 0 --seed 7 --num-devices 1 "
+        "--run-dir RUN/played"
+    ),
+    "PRINT": "--episodes 20 --json",
+    "SAMPLE": "--evaluation-policy sampled",
+    "FITTED": "--data DATA/discrete --updates 50 --refits 3 --hidden-sizes 8 --json",
+    "ON": "resume RUN/learnt --total-updates 80",
     "GAME": "--policy new=ppo:player_0 --new.hidden-sizes 16 --new.num-epochs 2 --new.num-minibatches 2",
 }
-"""What stands for the words in capitals in ``SESSIONS``."""
+"""What stands for the words in capitals in ``SESSIONS`` and ``STUDIES``."""
 SESSIONS = """\
 ppo gymnax:CartPole-v1 8 PPO --normalize-observations MORE
 dqn gymnax:CartPole-v1 1 DQN --priority-exponent 0.6 --n-step 3 MORE
@@ -240,15 +256,53 @@ random pgx:tic_tac_toe 8 GAME --policy old=random:player_1 --seeds 2
 """
 
 
+STUDIES = """\
+offline-dqn train dqn --data DATA/discrete LEARN --cql-weight 1 --n-step 2; ON
+offline-iql train iql --data DATA/continuous LEARN --normalize-observations; ON
+offline-marwil train marwil --data DATA/discrete LEARN --n-step 4; ON
+offline-bc train bc --data DATA/continuous LEARN --seeds 2; ON
+offline-td3+bc train td3+bc --data DATA/continuous LEARN; ON
+offline-gru train dqn --data DATA/discrete LEARN --core gru --core-size 8 --burn-in 1 --sequence-length 3; ON
+offline-host train dqn --data DATA/discrete LEARN --data-memory host; ON
+data-share train DQN WIDE --data DATA/discrete --data-share 0.5 --env gymnax:CartPole-v1 ONLINE; FURTHER
+recorded train DQN WIDE --env gymnax:Catch-bsuite ONLINE --record DATA/played; train iql --data DATA/played LEARN
+own-pace train --policy a=ppo:agent_0 --policy b=a2c:agent_1,agent_2 --plan own_pace PACE
+evaluate train PPO WIDE --env gymnax:CartPole-v1 ONLINE; evaluate RUN/played PRINT; evaluate RUN/played SAMPLE PRINT
+match train GAME --policy old=random:player_1 --env pgx:tic_tac_toe ONLINE; match RUN/played random --games 40 --json
+estimate train PPO WIDE --env gymnax:CartPole-v1 ONLINE; estimate RUN/played SAMPLE FITTED
+exact train DQN WIDE --env gymnax:Catch-bsuite ONLINE --exact; exact RUN/played --json
+"""
+"""Titles and commands: records in ``DATA``, and numbers that commands print."""
+DATA_EPISODES = 12
+"""Episodes of each data set in ``DATA``; the first has 3 steps, and each further one a step more."""
+
+
+def expanded(text: str) -> str:
+    """Returns a text with what its words in capitals stand for."""
+    return " ".join(WORDS.get(word.rstrip(";"), word.rstrip(";")) + ";" * word.endswith(";") for word in text.split())
+
+
 def session(line: str) -> Session:
     """Reads a line of ``SESSIONS``."""
-    words = " ".join(WORDS.get(word, word) for word in line.split())
-    return Session(*words.split(maxsplit=3))
+    title, env, devices, text = expanded(line).split(maxsplit=3)
+    flags, *resumed = text.split(" then ")
+    common = COMMON.replace("--evaluation-episodes 0", "--evaluation-episodes 2")
+    if "--policy" in flags:
+        common = common.replace("--hidden-sizes 16 ", "")
+    train = f"train {flags} --env {env} --num-devices {devices} {common} --run-dir RUN"
+    again = [call.replace("resume", "resume RUN", 1) for call in resumed]
+    return Session(title, "; ".join([train, *again]))
+
+
+def study(line: str) -> Session:
+    """Reads a line of ``STUDIES``."""
+    return Session(*expanded(line).split(maxsplit=1))
 
 
 RUNS: list[Run | Session] = [
     *(Run(*line.split(maxsplit=4)) for line in TABLE.splitlines()),
     *map(session, SESSIONS.splitlines()),
+    *map(study, STUDIES.splitlines()),
 ]
 
 # --- Recording ----------------------------------------------------------------------------------------
@@ -293,17 +347,56 @@ def record_run(run: Run, folder: pathlib.Path) -> int:
     return len(lines)
 
 
+def write_data(folder: pathlib.Path) -> None:
+    """Writes the data sets of ``DATA``: random episodes of CartPole's spaces, with discrete and continuous actions."""
+    rng = np.random.default_rng(7)
+    for name in ("discrete", "continuous"):
+        episodes = []
+        for number in range(DATA_EPISODES):
+            steps = 3 + number
+            discrete = name == "discrete"
+            action = rng.integers(0, 2, steps) if discrete else rng.uniform(-1, 1, (steps, 1)).astype(np.float32)
+            episode = {
+                "obs": rng.normal(size=(steps + 1, 4)).astype(np.float32),
+                "action": action,
+                "reward": rng.normal(size=steps).astype(np.float32),
+                "terminated": number % 2 == 0,
+                "log_prob": np.full(steps, np.log(0.5), np.float32),
+            }
+            episodes.append(episode)
+        jaxrl_dist.Dataset.from_episodes(episodes).save(folder / name)
+
+
+def numbers(printed: Any, name: str = "") -> dict[str, float]:
+    """Returns the numbers in JSON by their paths, without times."""
+    if isinstance(printed, Mapping | Sequence) and not isinstance(printed, str):
+        items = printed.items() if isinstance(printed, Mapping) else enumerate(printed)
+        found: dict[str, float] = {}
+        for key, value in items:
+            found |= numbers(value, f"{name}/{key}")
+        return found
+    return {name: printed} if isinstance(printed, int | float) and "time" not in name else {}
+
+
 def record_session(session: Session, folder: pathlib.Path) -> int:
-    """Runs a session's commands, and keeps the reports and trained variables of all runs that it leaves."""
+    """Runs a session's commands, and keeps what they print as JSON, and all runs' reports and trained variables."""
     folder.mkdir()
     reports: list[str] = []
     variables: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as made:
-        where = pathlib.Path(made) / "run"
-        for name, *flags in session.commands:
-            arguments = [str(where), *flags] if name == "resume" else [*flags, "--run-dir", str(where)]
-            if code := jaxrl_dist.cli.main([name, *arguments, "--quiet"]):
+        place = pathlib.Path(made)
+        where = place / "run"
+        write_data(place / "data")
+        for number, (name, *flags) in enumerate(session.commands(place), 1):
+            quiet = ["--quiet"] if name in ("train", "resume") else []
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                code = jaxrl_dist.cli.main([name, *flags, *quiet])
+            if code:
                 raise RuntimeError(f"{name} has ended with {code}")
+            if "--json" in flags:
+                found = numbers(json.loads(printed.getvalue()), f"{number}, {name}")
+                reports.append(json.dumps(found) + "\n")
         for file in sorted(where.rglob("metrics.jsonl")):
             run = file.parent.relative_to(where).as_posix()
             for line in file.read_text(encoding="utf-8").splitlines():
@@ -326,6 +419,7 @@ def record(directory: pathlib.Path, only: str) -> int:
     """Makes the runs, writes ``manifest.json`` after each, and returns 1 if one has failed."""
     directory.mkdir(parents=True)
     jax.config.update("jax_num_cpu_devices", 8)
+    jax.devices()  # once JAX has begun, no command chooses another number of devices
     packages = ("jaxrl-dist", "jax", "jaxlib", "flax", "optax", "numpy", "gymnax", "envpool", "gymnasium")
     versions = {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}
     entries: dict[str, dict[str, str]] = {}

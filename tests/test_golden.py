@@ -129,6 +129,20 @@ def test_the_runs_cover_every_algorithm_under_every_plan():
     assert covered >= {(name, more["plan"]) for name, (_, more) in PRESETS.items() if more["plan"] != "offline"}
 
 
+def test_studies_keep_what_records_and_commands_say():
+    commands = [run.command for run in GOLDEN["RUNS"] if isinstance(run, GOLDEN["Session"])]
+    offline = " ".join(x for x in commands if "--data DATA" in x)
+    assert all(f"train {name} --data" in offline for name in ("dqn", "iql", "marwil", "bc", "td3+bc"))
+    printed = " ".join(commands)
+    assert all(f"jaxrl-dist {name} RUN/played" in printed for name in ("evaluate", "match", "estimate", "exact"))
+    assert "--plan own_pace" in printed and "--data-share" in printed
+
+
+def test_numbers_are_named_by_their_place_in_json():
+    printed = {"a": [1, {"b": 2.5, "time_s": 9}], "text": "x", "nothing": None}
+    assert GOLDEN["numbers"](printed, "exact") == {"exact/a/0": 1, "exact/a/1/b": 2.5}
+
+
 def test_a_run_has_each_flag_once_as_a_command_and_as_fields():
     run = GOLDEN["Run"](
         "dqn", "gradients", "E", "8", "--core gru --no-noisy --batch-size 32 --replay-ratio 0.5 --dueling"
