@@ -92,6 +92,8 @@ def arrays(tree: Any) -> PyTree:
       ConfigError: it has parts that are not arrays of numbers.
     """
     if isinstance(tree, dict):
+        if not all(isinstance(name, str) for name in tree):
+            raise ConfigError("the parts of a dict of arrays have names that are text")
         return {name: arrays(part) for name, part in tree.items()}
     try:
         x = np.asarray(tree)
@@ -100,6 +102,34 @@ def arrays(tree: Any) -> PyTree:
     if x.dtype.kind not in "biuf" or not x.ndim:
         raise ConfigError("a data set is made of arrays of numbers, one entry for each step, or of dicts of these")
     return x
+
+
+def flags(values: Any, name: str) -> np.ndarray:
+    """Returns an array of flags, bool.
+
+    Raises:
+      ConfigError: it has other values than True and False, or 1 and 0.
+    """
+    x = np.asarray(values)
+    if x.dtype.kind not in "biuf" or not np.isin(x, (0, 1)).all():
+        raise ConfigError(f"{name} is made of True and False, or of 1 and 0")
+    return x.astype(bool)
+
+
+def equal_rows(a: PyTree, b: PyTree) -> np.ndarray:
+    """Returns for each row of arrays ``[L, ...]`` of equal parts whether a data set would hold it alike, bool ``[L]``.
+
+    Floats are compared as float32: the observations and the successors of one file may have two precisions.
+    """
+
+    def alike(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        if "f" in (x.dtype.kind, y.dtype.kind):
+            x = x.astype(np.float32)
+            y = y.astype(np.float32)
+        return (x == y).reshape(len(x), -1).all(axis=1)
+
+    others = spaces.leaves(b)
+    return np.logical_and.reduce([alike(x, others[path]) for path, x in spaces.leaves(a).items()])
 
 
 def entries(tree: PyTree) -> dict[str, tuple[int, ...]]:
@@ -116,8 +146,18 @@ def space_of(tree: PyTree, *, actions: bool = False) -> Space:
         return {name: space_of(part, actions=actions) for name, part in tree.items()}
     x = np.asarray(tree)
     if np.issubdtype(x.dtype, np.integer) and (actions or x.dtype != np.uint8) and x.ndim <= 2:
+        if x.min() < 0:
+            raise ConfigError(
+                "integers are categories, which count from 0, and some are negative; give numbers as "
+                "floats, or the space of the environment as action_space= or observation_space="
+            )
         if x.ndim == 1:
             return Discrete(int(x.max()) + 1)
+        if actions and x.shape[1] == 1:
+            raise ConfigError(
+                "integer actions [N, 1] may be Discrete or a MultiDiscrete of one; give action[:, 0] "
+                "for Discrete, or the space as action_space="
+            )
         return MultiDiscrete(tuple(int(most) + 1 for most in x.max(axis=0)))
     dtype = x.dtype if x.dtype in (np.uint8, np.bool_) else np.dtype(np.float32)
     return Box(x.shape[1:], np.dtype(dtype), x.min(axis=0).astype(dtype), x.max(axis=0).astype(dtype))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import os
 import pathlib
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,8 +17,8 @@ import numpy as np
 from jaxrl_dist import spaces
 from jaxrl_dist.checks import MAX_RETURN
 from jaxrl_dist.data import columns, farama, files, writing
-from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.spaces import Space
+from jaxrl_dist.errors import ConfigError, ConfigWarning
+from jaxrl_dist.spaces import Discrete, MultiDiscrete, Space
 from jaxrl_dist.types import PyTree, Rollout
 
 
@@ -70,8 +73,12 @@ class Dataset:
     @property
     def returns(self) -> np.ndarray:
         """Sum of the rewards of each episode, float64 ``[E]``."""
-        totals = np.cumsum(np.where(self.valid, self.reward, 0.0), dtype=np.float64)
-        return np.diff(totals[self.ends], prepend=0.0)
+        return np.add.reduceat(np.where(self.valid, self.reward, np.float64(0)), self._firsts)
+
+    @property
+    def _firsts(self) -> np.ndarray:
+        """Indices of the first steps of the episodes, int64 ``[E]``."""
+        return np.append(0, self.ends[:-1] + 2)
 
     @property
     def lengths(self) -> np.ndarray:
@@ -101,13 +108,27 @@ class Dataset:
         return Rollout._make(parts)
 
     def episodes(self, chosen: np.ndarray) -> Dataset:
-        """Returns the data set of these episodes, by their numbers, in the order of the numbers."""
-        first = np.concatenate([[0], self.ends[:-1] + 2])
-        rows = np.concatenate([np.arange(first[i], self.ends[i] + 2) for i in chosen])
+        """Returns the data set of these episodes, by their numbers, in the order of the numbers.
+
+        Raises:
+          ConfigError: there is none, or not one of these numbers.
+        """
+        count = len(self.ends)
+        numbers = np.asarray(chosen)
+        if not numbers.size or numbers.dtype.kind not in "iu" or not np.isin(numbers, range(count)).all():
+            raise ConfigError(f"episodes are chosen by their numbers; give one or more of 0 to {count - 1}")
+        firsts = self._firsts
+        rows = np.concatenate([np.arange(firsts[i], self.ends[i] + 2) for i in numbers])
         return self._map(lambda x: x[rows])
 
     def best(self, share: float) -> Dataset:
-        """Returns the share of the episodes with the highest returns, rounded up, in the order of their recording."""
+        """Returns the share of the episodes with the highest returns, rounded up, in the order of their recording.
+
+        Raises:
+          ConfigError: ``share`` is not above 0 and at most 1.
+        """
+        if not 0 < share <= 1:
+            raise ConfigError(f"the share of the best episodes is above 0 and at most 1, and not {share}")
         count = math.ceil(share * len(self.ends) - 1e-9)  # 0.07 x 100 is a little more than 7
         return self.episodes(np.sort(np.argsort(-self.returns, kind="stable")[:count]))
 
@@ -173,17 +194,22 @@ class Dataset:
     ) -> Dataset:
         """Makes a data set of flat arrays ``[N, ...]``, as D4RL has them; ``log_prob``, ``others`` as for ``of_rows``.
 
-        An episode ends where ``terminals`` or ``timeouts`` is True. Without ``next_obs``, the successor of an episode's
-        last step is unknown: a step that is cut by a time-out, or by the end, then only gives its observation, and a
-        terminal one, whose successor counts for nothing, repeats its own.
+        An episode ends where ``terminals`` or ``timeouts`` is True, and where ``next_obs`` is not the observation of
+        the row below, as in rows that are shuffled: such a step keeps the successor that ``next_obs`` gives it, and
+        counts as truncated. Without ``next_obs``, the successor of an episode's last step is unknown: a step that is
+        cut by a time-out, or by the end, then only gives its observation, and a terminal one, whose successor counts
+        for nothing, repeats its own.
+
+        Warns:
+          ConfigWarning: more than half of the rows are not followed by the row that ``next_obs`` names.
 
         Raises:
           ConfigError: arrays have other lengths, or no algorithm could learn from them.
         """
-        terminals = np.asarray(terminals, bool).reshape(-1)
-        timeouts = np.zeros_like(terminals) if timeouts is None else np.asarray(timeouts, bool).reshape(-1)
-        given = obs, action, reward, log_prob, next_obs
-        obs, action, reward, log_prob, next_obs = (None if x is None else columns.arrays(x) for x in given)
+        terminals = columns.flags(terminals, "terminals").reshape(-1)
+        timeouts = np.zeros_like(terminals) if timeouts is None else columns.flags(timeouts, "timeouts").reshape(-1)
+        obs, action, reward = columns.arrays(obs), columns.arrays(action), columns.arrays(reward)
+        log_prob, next_obs = (None if x is None else columns.arrays(x) for x in (log_prob, next_obs))
         reward, log_prob = (None if x is None else x.reshape(-1) for x in (reward, log_prob))
         lengths = {len(x) for x in jax.tree.leaves((obs, action, reward, terminals, timeouts, log_prob, next_obs))}
         if len(lengths) != 1 or not len(reward):
@@ -191,6 +217,13 @@ class Dataset:
         if next_obs is not None and columns.entries(next_obs) != columns.entries(obs):
             raise ConfigError("next_obs has other shapes than obs")
         ends = terminals | timeouts
+        if next_obs is not None:
+            following = jax.tree.map(lambda x: np.roll(x, -1, axis=0), obs)
+            torn = ~ends & ~columns.equal_rows(next_obs, following)
+            torn[-1] = False  # nothing follows it
+            ends |= torn
+            if np.count_nonzero(torn) > len(torn) / 2:
+                warnings.warn(_torn(torn), ConfigWarning, stacklevel=2)
         ends[-1] = True
         lost = ends & ~terminals if next_obs is None else np.zeros_like(ends)
         repeats = 1 + (ends & ~lost)
@@ -217,11 +250,16 @@ class Dataset:
         Raises:
           ConfigError: there is no episode, lengths do not fit, or no algorithm could learn from it.
         """
+        if isinstance(episodes, Mapping) or not all(isinstance(episode, Mapping) for episode in episodes):
+            raise ConfigError("a data set is made of a list of episodes, each of which is a dict")
         if not episodes:
             raise ConfigError("a data set needs one or more episodes")
+        for number, episode in enumerate(episodes):
+            if missing := {"obs", "action", "reward", "terminated"} - episode.keys():
+                raise ConfigError(f"episode {number} has no {min(missing)}; each episode needs one")
         names = ["action", *(["log_prob"] if all("log_prob" in x for x in episodes) else []), "obs", "reward"]
         arrays = [{name: columns.arrays(episode[name]) for name in names} for episode in episodes]
-        flags = [np.asarray(episode["terminated"]) for episode in episodes]
+        flags = [columns.flags(episode["terminated"], "terminated") for episode in episodes]
         sizes, first = [len(episode["reward"].reshape(-1)) for episode in arrays], columns.entries(arrays[0])
         for number, (size, episode, flag) in enumerate(zip(sizes, arrays, flags, strict=True)):
             lengths = [{len(x) for x in jax.tree.leaves(episode[name])} for name in names]
@@ -266,8 +304,8 @@ class Dataset:
         Raises:
           ConfigError: there is one of this name, or this is not a name.
         """
-        first, episodes = np.append(0, self.ends[:-1] + 2), list[Mapping[str, PyTree]]()
-        for start, end in zip(first, self.ends, strict=True):
+        episodes = list[Mapping[str, PyTree]]()
+        for start, end in zip(self._firsts, self.ends, strict=True):
             steps = slice(start, end + 1)
             whole = {"obs": jax.tree.map(lambda x, a=start, b=end: x[a : b + 2], self.obs)}
             parts = {"action": self.action, "reward": self.reward}
@@ -281,8 +319,10 @@ class Dataset:
         """Joins data sets of equal spaces.
 
         Raises:
-          ConfigError: their spaces differ.
+          ConfigError: there is none, or their spaces differ.
         """
+        if not parts:
+            raise ConfigError("there is no data set to join; give one or more")
         first = parts[0]
         for part in parts[1:]:
             check_spaces("the data sets", part, first.observation_space, first.action_space)
@@ -314,6 +354,8 @@ class Dataset:
         Raises:
           ConfigError: there is no data set, or it is damaged.
         """
+        if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
+            raise ConfigError(f"the path of a data set is text, and not {path!r}")
         fields, kinds, content = files.read(pathlib.Path(path), columns.ROWS, ("log_prob",))
         about = content["about"]
         data = cls(**fields, observation_space=kinds["obs"], action_space=kinds["action"], about=about)
@@ -331,7 +373,18 @@ def checked(data: Dataset, name: str = "the data set") -> Dataset:
     return data
 
 
+def _torn(torn: np.ndarray) -> str:
+    return (
+        f"{np.count_nonzero(torn)} of {len(torn)} rows are not followed by the row that next_obs names, "
+        "so episodes are pieces: returns, --best and estimates of this data set mean little"
+    )
+
+
 def _problem_about(about: Mapping[str, Any]) -> str | None:
+    try:
+        json.dumps(dict(about), allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return "what it is about is not JSON"
     for end in ("random", "expert"):
         if not isinstance(x := about.get(end, 0.0), int | float) or not abs(x) <= MAX_RETURN:
             return f"the return of its {end} policy is not a number"
@@ -347,4 +400,7 @@ def check_spaces(name: str, data: Dataset, observation: Space, action: Space) ->
     pairs = {"observations": (data.observation_space, observation), "actions": (data.action_space, action)}
     for role, (mine, wanted) in pairs.items():
         if spaces.describe(mine) != spaces.describe(wanted):
-            raise ConfigError(f"{name} has the {role} {spaces.describe(mine)}, and not {spaces.describe(wanted)}")
+            problem = f"{name} has the {role} {spaces.describe(mine)}, and not {spaces.describe(wanted)}"
+            if isinstance(mine, Discrete | MultiDiscrete):
+                problem += f"; if values never occur in the data, give {role[:-1]}_space= to the Dataset"
+            raise ConfigError(problem)

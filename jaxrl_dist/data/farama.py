@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from jaxrl_dist.checks import install_extra
-from jaxrl_dist.envs.base import space_of
+from jaxrl_dist.envs.base import KINDS, space_of
 from jaxrl_dist.envs.native import named, named_spaces, plain
 from jaxrl_dist.errors import ConfigError, first_line
 from jaxrl_dist.run import storage
@@ -27,7 +27,8 @@ from jaxrl_dist.types import PyTree
 OURS = "jaxrl_dist"
 """Where the metadata of data sets that we have made hold ``Dataset.about``."""
 LOG_PROB = "log_prob"
-"""Where log-probabilities lie in the ``infos`` of an episode, which has one entry more than steps."""
+"""Where log-probabilities lie in the ``infos`` of an episode of ours, which has one entry more than steps. In infos of
+others the first entry may be that of the reset, or a name may mean something else, so these are not read."""
 
 _HDF5_BYTES = 4096  # of a file for each array of an episode, beside its values; 2,900 were measured
 
@@ -44,16 +45,33 @@ def read(source: Any) -> tuple[list[Mapping[str, PyTree]], Space, Space, dict[st
     with _failing(source):
         data = _loaded(source) if isinstance(source, str) else source
         native = {"obs": data.observation_space, "action": data.action_space}
+        metadata = data.storage.metadata
         label = f"minari:{data.spec.dataset_id}"
-        observation = space_of(plain(native["obs"]), label, "observations")
-        action = space_of(plain(native["action"]), label, "actions")
+        observation = _space_of(native["obs"], label, "observations")
+        action = _space_of(native["action"], label, "actions")
         episodes = list[Mapping[str, PyTree]]()
         for episode in data.iterate_episodes():
+            if np.any(episode.terminations[:-1]) or np.any(episode.truncations[:-1]):
+                raise ConfigError(f"episode {episode.id} of {label} ends before its last step; divide it there")
             columns = {"obs": _from(native["obs"], episode.observations)}
             columns |= {"action": _from(native["action"], episode.actions), "reward": episode.rewards}
-            known = {LOG_PROB: episode.infos[LOG_PROB][:-1]} if LOG_PROB in (episode.infos or {}) else {}
+            known = {}
+            if OURS in metadata and LOG_PROB in (episode.infos or {}):
+                known[LOG_PROB] = episode.infos[LOG_PROB][:-1]
             episodes.append(columns | known | {"terminated": bool(episode.terminations[-1])})
-        return episodes, observation, action, _about(data.storage.metadata, data.spec.dataset_id)
+        return episodes, observation, action, _about(metadata, data.spec.dataset_id)
+
+
+def _space_of(native: Any, label: str, role: str) -> Space:
+    """Converts a space as ``envs.base.space_of`` does."""
+    space = plain(native)
+    for name, part in (space.parts or {"": space}).items():
+        if part.kind not in KINDS:
+            raise ConfigError(
+                f"{label} has {role} {name} of the kind {part.kind}, which no policy reads; make a "
+                "copy of the set without them by minari.create_dataset_from_buffers"
+            )
+    return space_of(space, label, role)
 
 
 def _loaded(name: str) -> Any:

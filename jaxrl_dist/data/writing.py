@@ -34,6 +34,8 @@ def check_new(path: pathlib.Path) -> None:
     """
     if str(path).startswith(MINARI):
         raise ConfigError(f"{path} is not a directory: `jaxrl-dist data DIR -o {path}` makes one of Minari of it")
+    if path.name in ("", "..") or "\0" in path.name:
+        raise ConfigError(f"{str(path)!r} has no name for a new directory; add one")
     if os.path.lexists(path):
         raise ConfigError(f"{path} exists; a data set needs a new directory")
     above = next(parent for parent in path.absolute().parents if os.path.exists(parent))

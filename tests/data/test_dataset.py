@@ -8,14 +8,15 @@ import io
 import json
 import pickle
 import tracemalloc
+import warnings
 
 import numpy as np
 import pytest
 import runs  # noqa: F401  which sets up the devices
 
 from jaxrl_dist.data import columns
-from jaxrl_dist.data.dataset import Dataset
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.data.dataset import Dataset, check_spaces
+from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.spaces import Box, Discrete
 
 
@@ -70,9 +71,9 @@ def test_flat_arrays_as_d4rl_has_them_lose_the_last_step_of_a_time_out():
     ]
     assert data.terminated.tolist() == [False, True, *[False] * 4] and np.flatnonzero(data.truncated).tolist() == [4]
     with_next = Dataset.from_arrays(
-        obs, np.zeros((6, 1), np.float32), np.ones(6), terminals, timeouts, next_obs=obs + 10
+        obs, np.zeros((6, 1), np.float32), np.ones(6), terminals, timeouts, next_obs=obs + np.eye(6)[:, 1:2] * 10 + 1
     )
-    assert with_next.obs[:, 0].tolist() == [0, 1, 11, 2, 3, 4, 14, 5, 15]
+    assert with_next.obs[:, 0].tolist() == [0, 1, 12, 2, 3, 4, 5, 5, 6]
 
 
 def test_a_data_set_survives_its_files_and_joins_and_sorts(tmp_path):
@@ -274,7 +275,7 @@ def test_probabilities_of_flat_arrays_follow_their_steps():
     arrays = obs, np.zeros(6, int), np.ones(6), ends
     for data in (
         Dataset.from_arrays(*arrays, log_prob=known),
-        Dataset.from_arrays(*arrays, next_obs=obs, log_prob=known),
+        Dataset.from_arrays(*arrays, next_obs=obs + 1, log_prob=known),
     ):
         assert data.log_prob[data.valid].tolist() == known.tolist()
 
@@ -337,3 +338,94 @@ def test_episodes_unlike_the_others_are_refused(changes):
     first, second = episodes()
     with pytest.raises(ConfigError, match="episode 1 has"):
         Dataset.from_episodes([first, {**second, **changes}])
+
+
+def transitions(data):
+    """The rows ``(s, a, r, s', done)`` of a data set with flat observations, in any order."""
+    steps = np.flatnonzero(data.valid)
+    columns_ = data.obs[steps], data.action[steps], data.reward[steps], data.obs[steps + 1], data.terminated[steps]
+    return sorted(zip(*(x.reshape(len(steps), -1).tolist() for x in columns_), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.uint8])
+@pytest.mark.parametrize("seed", range(4))
+def test_given_successors_are_kept_in_any_order_of_rows(seed, dtype):
+    rng = np.random.default_rng(seed)
+    first = [rng.integers(0, 200, (size + 1, 2)) / (1 if dtype == np.uint8 else 7) for size in (4, 1, 3, 5)]
+    obs, after = (np.concatenate([x[part] for x in first]).astype(dtype) for part in (slice(-1), slice(1, None)))
+    terminals = np.isin(np.arange(13), (3, 7))  # the second and the last episode are cut, which no flag says
+    order = rng.permutation(13) if seed else np.arange(13)
+    rows = obs, np.arange(13) % 3, np.arange(13.0), terminals
+    given = [x[order] for x in rows]
+    with warnings.catch_warnings(action="ignore"):
+        data = Dataset.from_arrays(*given, next_obs=after[order])
+    stored = data.obs.dtype
+    wanted = zip(obs.astype(stored), rows[1], rows[2], after.astype(stored), terminals, strict=True)
+    wanted = [[np.ravel(x).tolist() for x in row] for row in wanted]
+    assert transitions(data) == sorted(map(tuple, wanted))
+    if not seed:
+        assert data.lengths.tolist() == [4, 1, 3, 5] and np.flatnonzero(data.truncated).tolist() == [5, 15]
+
+
+def test_successors_of_dicts_in_two_precisions_continue_an_episode():
+    obs = {"a": np.linspace(0, 1, 6)[:5, None], "b": np.arange(5)[:, None] * 0.1}
+    after = {"a": np.linspace(0, 1, 6)[1:, None].astype(np.float32), "b": np.arange(1, 6)[:, None] * 0.1}
+    assert Dataset.from_arrays(obs, np.zeros(5, int), np.ones(5), np.zeros(5), next_obs=after).lengths.tolist() == [5]
+    after["b"][1] += 1
+    data = Dataset.from_arrays(obs, np.zeros(5, int), np.ones(5), np.zeros(5), next_obs=after)
+    assert data.lengths.tolist() == [2, 3] and data.obs["b"][2] == after["b"][1].astype(np.float32)
+
+
+def test_shuffled_rows_are_told_to_be_pieces():
+    obs = np.arange(8.0)[::-1, None]
+    with pytest.warns(ConfigWarning, match="7 of 8 rows.*best"):
+        Dataset.from_arrays(obs, np.zeros(8, int), np.ones(8), np.zeros(8), next_obs=obs + 1)
+
+
+def test_returns_of_small_episodes_follow_a_huge_one():
+    rewards = np.array([2e17, 1, 1, 2, 2])
+    data = Dataset.from_arrays(np.ones((5, 1)), np.zeros(5, int), rewards, [1, 0, 1, 0, 1])
+    assert data.returns[1:].tolist() == [2, 4]
+
+
+MISUSED = {
+    "text for episodes": (lambda data: Dataset.from_episodes("ab"), "list of episodes"),
+    "one episode alone": (lambda data: Dataset.from_episodes(episodes()[0]), "list of episodes"),
+    "no observations": (lambda data: Dataset.from_episodes([{"action": [0]}]), "has no obs"),
+    "no end": (lambda data: Dataset.from_episodes([{"obs": [0], "action": [0], "reward": [1]}]), "no terminated"),
+    "an end in words": (lambda data: Dataset.from_episodes([{**episodes()[0], "terminated": "False"}]), "True and"),
+    "an end of 2": (lambda data: Dataset.from_episodes([{**episodes()[0], "terminated": 2}]), "True and False"),
+    "an end of None": (lambda data: Dataset.from_episodes([{**episodes()[0], "terminated": None}]), "True and False"),
+    "parts without names": (lambda data: Dataset.from_arrays(**{**FLAT, "obs": {1: FLAT["obs"]}}), "names"),
+    "nothing observed": (lambda data: Dataset.from_arrays(**{**FLAT, "obs": None}), "arrays of numbers"),
+    "ends in words": (lambda data: Dataset.from_arrays(**{**FLAT, "terminals": ["False"] * 4}), "terminals is made"),
+    "a note that is not JSON": (lambda data: Dataset.from_arrays(**FLAT, about={"x": object()}), "not JSON"),
+    "nothing to join": (lambda data: Dataset.joined([]), "no data set to join"),
+    "no share": (lambda data: data.best(0), "at most 1"),
+    "a share of NaN": (lambda data: data.best(float("nan")), "at most 1"),
+    "a negative share": (lambda data: data.best(-1), "at most 1"),
+    "a share of 2": (lambda data: data.best(2), "at most 1"),
+    "no episodes": (lambda data: data.episodes([]), "0 to 1"),
+    "an episode that is not there": (lambda data: data.episodes([2]), "0 to 1"),
+    "a number for a path": (lambda data: Dataset.load(5), "path"),
+    "a path with a NUL": (lambda data: Dataset.load("a\0b"), "path"),
+    "a name that leads upward": (lambda data: data.save("a/.."), "name"),
+    "a name with a NUL": (lambda data: data.save("a\0b"), "name"),
+    "a vector of one action": (lambda data: Dataset.from_arrays(**{**FLAT, "action": np.ones((4, 1), int)}), "N, 1"),
+    "negative actions": (lambda data: Dataset.from_arrays(**{**FLAT, "action": [-1, 0, 1, 0]}), "action_space="),
+}
+
+
+@pytest.mark.parametrize("name", MISUSED)
+def test_misuse_is_refused_in_one_line(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    call, message = MISUSED[name]
+    with pytest.raises(ConfigError, match=message) as refused:
+        call(Dataset.from_episodes(episodes()))
+    assert "\n" not in str(refused.value) and not list(tmp_path.iterdir())
+
+
+def test_states_that_never_occur_name_the_space_to_give():
+    data = Dataset.from_arrays(np.arange(4), np.zeros(4, int), np.ones(4), np.ones(4))
+    with pytest.raises(ConfigError, match=r"Discrete\(4\), and not Discrete\(16\).*observation_space="):
+        check_spaces("data", data, Discrete(16), data.action_space)

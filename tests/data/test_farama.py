@@ -139,3 +139,45 @@ def test_an_unfinished_data_set_does_not_block_its_name(monkeypatch, error):
             data.to_minari("x-v0")
     Dataset.from_episodes(episodes()).to_minari("x-v0")
     assert Dataset.from_minari("x-v0").steps == 9
+
+
+def made_elsewhere(name, observation_space, **changes):
+    """Makes a data set of one episode of three steps by Minari alone."""
+    from gymnasium import spaces
+
+    ends = np.array([False, False, True])
+    columns = {"observations": np.zeros((4, 2), np.float32), "actions": np.zeros(3, int), "rewards": np.ones(3)}
+    columns |= {"terminations": ends, "truncations": np.zeros(3, bool)} | changes
+    buffer = minari.data_collector.EpisodeBuffer(**columns)
+    return minari.create_dataset_from_buffers(
+        name, [buffer], observation_space=observation_space, action_space=spaces.Discrete(2)
+    )
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("flag", ["terminations", "truncations"])
+def test_an_end_inside_an_episode_is_refused(flag):
+    from gymnasium import spaces
+
+    data = made_elsewhere(f"ab/{flag}-v0", spaces.Box(-1, 1, (2,)), **{flag: np.array([False, True, True])})
+    with pytest.raises(ConfigError, match=r"episode 0 of minari:ab/.* ends before its last step"):
+        Dataset.from_minari(data)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_infos_of_others_are_not_probabilities():
+    from gymnasium import spaces
+
+    infos = {"log_prob": np.float32([0, -1, -2, -3])}  # Gymnasium's: that of the reset comes first
+    assert Dataset.from_minari(made_elsewhere("ab/infos-v0", spaces.Box(-1, 1, (2,)), infos=infos)).log_prob is None
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_text_part_is_refused_with_a_way_out():
+    from gymnasium import spaces
+
+    space = spaces.Dict(image=spaces.Box(-1, 1, (2,)), mission=spaces.Text(9))
+    observations = {"image": np.zeros((4, 2), np.float32), "mission": ["go"] * 4}
+    data = made_elsewhere("ab/mission-v0", space, observations=observations)
+    with pytest.raises(ConfigError, match=r"observations mission of the kind Text.*create_dataset_from_buffers"):
+        Dataset.from_minari(data)
