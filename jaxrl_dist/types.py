@@ -269,6 +269,9 @@ class Algorithm:
     entropy at this temperature or at 0. None: it has no action values."""
     recorded: Callable[[Rollout], Rollout] | None = None
     """``(windows [window, N, ...]) -> windows`` of a data set: adds the extras that acting would store; None: none."""
+    whole_windows: bool = False
+    """Whether the loss of a window covers more of its steps than the first: windows of a data set then also begin
+    before the data and on steps without a successor, so that each recorded step counts equally often."""
     log_prob: Callable[[Variables, PyTree, PyTree, PyTree, Context], jax.Array] | None = None
     """``(variables, obs [B, ...], core, action [B, ...], context) -> [B]`` float32: the log-probability with which the
     policy, acting with keys, draws these actions from this core at ``context.env_step``. Of continuous ones it is a

@@ -194,10 +194,12 @@ def parameter_noise(
             batch = jax.tree.map(lambda x: x[None], obs)
             return distance(plain, perturbed(variables, noise), batch)[0]
 
-        rows = rollout.core[0]["noise"], jax.tree.map(lambda x: x[0], rollout.obs)
-        at_once = min(perturbation.copies_at_once(plain), len(rows[0]))
-        mean = mesh.global_mean(jax.lax.map(apart, rows, batch_size=at_once), rollout.valid[0])
-        std = jnp.where(mean > limit(context.env_step), std / ADAPTATION, std * ADAPTATION)
-        return std, others
+        noise = rollout.core[0]["noise"]
+        rows = noise, jax.tree.map(lambda x: x[0], rollout.obs)
+        at_once = min(perturbation.copies_at_once(plain), len(noise))
+        acted = rollout.valid[0] & jnp.any(noise != 0, axis=1)  # a data set is not played with noise
+        mean = mesh.global_mean(jax.lax.map(apart, rows, batch_size=at_once), acted)
+        adapted = jnp.where(mean > limit(context.env_step), std / ADAPTATION, std * ADAPTATION)
+        return jnp.where(mesh.global_sum(jnp.sum(acted)) > 0, adapted, std), others
 
     return dataclasses.replace(inner, behaviour=behaviour, loss=loss, update_stats=update_stats)

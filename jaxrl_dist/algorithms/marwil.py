@@ -108,5 +108,6 @@ class MARWIL(
         return Algorithm(
             loss=imitation if imitates else loss,
             optimizer=self.clipped_optimizer("adam", eps=1e-5),
+            whole_windows=True,
             **net.acting() | n_step_replay(self) | replaced,
         )

@@ -150,5 +150,6 @@ def sequences(
         initial_core=initial_core,
         feedback=feedback,
         recorded=recorded,
+        whole_windows=True,
         window=window,
     )

@@ -1,7 +1,9 @@
 """Recorded experience on the devices: the windows of a data set, each drawn equally often.
 
-It lies beside a replay memory in the layout of ``memory.ring`` and is never written. The record is cut into ``ROWS``
-pieces with equally many windows, which are divided over the devices, so a draw is the same on 1, 2, 4 and 8 of them.
+It lies beside a replay memory in the layout of ``memory.ring`` and is never written. Windows start with the recorded
+steps. Where every step of a window is learnt from, they start at every slot, from ``window - 1`` before the record on,
+so that each recorded step is at each place of a window equally often. The record is cut into ``ROWS`` pieces with
+equally many windows, which are divided over the devices, so a draw is the same on 1, 2, 4 and 8 of them.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ class Records(NamedTuple):
     """A data set. Every leaf is ``[R, ...]``, divided over the devices by row."""
 
     steps: Rollout  # [R, C, ...]; its core fields are ()
-    starts: Array  # [R, S] int32, the slots of the steps with which a window may start: the valid ones
+    starts: Array  # [R, S] int32, the slots at which a window may start
     sizes: Array  # [R] int32, how many of them each row has; rows differ by one at most
 
 
@@ -41,7 +43,7 @@ class Source(NamedTuple):
     """A record on the host, where it may lie in mapped files, and how it is cut into the rows of ``Records``."""
 
     record: Rollout  # [L, ...] numpy arrays; an episode's last observation lies on an invalid step
-    begin: np.ndarray  # [R] int64, the first step of each row
+    begin: np.ndarray  # [R] int64, the first step of each row; negative: the row begins before the record
     length: int  # C
     starts: np.ndarray  # [R, S] int32
     sizes: np.ndarray  # [R] int32
@@ -51,7 +53,8 @@ class Source(NamedTuple):
         """Returns the windows ``[N, window + 1, ...]`` that start in these slots ``[N]`` of these rows."""
         size = len(self.record.reward)
         at = (self.begin[row] + slot)[:, None] + np.arange(self.window + 1)
-        beyond, at = at >= size, np.minimum(at, size - 1)
+        beyond = (at < 0) | (at >= size)
+        at = np.clip(at, 0, size - 1)
 
         def read(x: np.ndarray) -> np.ndarray:
             values = x[at]
@@ -84,8 +87,9 @@ class Source(NamedTuple):
                 begin = self.begin[rows]
                 pieces = np.zeros((len(begin), self.length, *x.shape[1:]), x.dtype)
                 for piece, at in zip(pieces, begin, strict=True):
-                    steps = x[at : at + self.length]
-                    piece[: len(steps)] = steps
+                    before = max(0, -at)
+                    steps = x[at + before : at + self.length]
+                    piece[before : before + len(steps)] = steps
                 return pieces
 
             return make((len(self.begin), self.length, *x.shape[1:]), part)
@@ -96,24 +100,27 @@ class Source(NamedTuple):
         return Records(jax.tree.map(cut, self.record), of_rows(self.starts), of_rows(self.sizes))
 
 
-def source(record: Rollout, window: int, num_devices: int) -> Source:
+def source(record: Rollout, window: int, num_devices: int, *, whole_windows: bool = False) -> Source:
     """Cuts a record into rows with equally many windows; copies nothing.
 
     Args:
       record: as in ``Source``.
       window: steps of a window.
       num_devices: devices over which the rows are divided.
+      whole_windows: see ``Algorithm.whole_windows``.
     """
-    valid = np.flatnonzero(record.valid)
+    slots = np.flatnonzero(record.valid)
+    if whole_windows and window > 1:
+        slots = np.arange(1 - window, slots[-1] + 1)
     rows = math.lcm(ROWS, num_devices)
-    count = np.diff(np.arange(rows + 1, dtype=np.int64) * len(valid) // rows).astype(np.int32)
+    count = np.diff(np.arange(rows + 1, dtype=np.int64) * len(slots) // rows).astype(np.int32)
     first = np.cumsum(count) - count
-    begin = valid[np.minimum(first, len(valid) - 1)]
-    end = valid[np.maximum(first + count - 1, 0)] + window + 1
+    begin = slots[np.minimum(first, len(slots) - 1)]
+    end = slots[np.maximum(first + count - 1, 0)] + window + 1
     length = int(np.max(np.where(count > 0, end - begin, 1)))
     starts = np.zeros((rows, count.max()), np.int32)
     for row, (at, number) in enumerate(zip(first, count, strict=True)):
-        starts[row, :number] = valid[at : at + number] - begin[row]
+        starts[row, :number] = slots[at : at + number] - begin[row]
     return Source(record, begin, length, starts, count, window)
 
 
@@ -124,9 +131,8 @@ def draw(records: Records | Windows, key: jax.Array, batch_size: int) -> ring.In
     """
     if isinstance(records, Windows):  # drawn by the host, with the same key
         return ring.Index(records.number * batch_size + jnp.arange(batch_size), jnp.zeros(batch_size, jnp.int32))
-    row, part = ring.stratified(key, batch_size, len(records.sizes))
-    count = records.sizes[row]
-    number = jnp.minimum((part * count.astype(jnp.float32)).astype(jnp.int32), count - 1)
+    rows, most = records.starts.shape
+    row, number = ring.stratified(key, batch_size, rows, lambda row: records.sizes[row], most)
     return ring.Index(row, records.starts[row, number])
 
 
@@ -137,7 +143,7 @@ def once(records: Records, like: Rollout) -> Rollout:
       like: a rollout whose ``core`` and ``extras`` have the structure that the algorithm expects.
     """
     rows, slots = records.steps.reward.shape
-    last = records.starts[jnp.arange(rows), records.sizes - 1]
+    last = jnp.where(records.sizes > 0, records.starts[jnp.arange(rows), records.sizes - 1], -1)
     first_of_next = jnp.arange(slots)[None] > last[:, None]
     steps = records.steps._replace(valid=records.steps.valid & ~first_of_next)
     steps = jax.tree.map(lambda x: x.swapaxes(0, 1), steps)

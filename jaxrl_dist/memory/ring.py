@@ -13,6 +13,7 @@ is not drawn once one of them is overwritten. The first observation that is adde
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -166,11 +167,12 @@ def draw_uniform(memory: Memory, key: jax.Array, batch_size: int, window: int, f
     """
     num_envs, slots = memory.steps.reward.shape
     newest, oldest = memory.added[0] - window, jnp.maximum(memory.added[0] - slots + frame_stack, 0)
-    live = (newest - oldest + 1).astype(jnp.float32)
+    live = newest - oldest + 1
 
     def draw(attempt: jax.Array) -> Index:
-        env, part = stratified(jax.random.fold_in(key, attempt), batch_size, num_envs)
-        return Index(env, (oldest + (part * live).astype(jnp.int32)) % slots)
+        key_of_attempt = jax.random.fold_in(key, attempt)
+        env, number = stratified(key_of_attempt, batch_size, num_envs, lambda env: live, slots)
+        return Index(env, (oldest + number) % slots)
 
     def on_reset(index: Index) -> jax.Array:
         return ~memory.steps.valid[index.env, index.slot]
@@ -199,14 +201,24 @@ def draw_uniform(memory: Memory, key: jax.Array, batch_size: int, window: int, f
     return jax.lax.platform_dependent(cpu=until_none_is_on_a_reset, default=all_at_once)
 
 
-def stratified(key: jax.Array, batch_size: int, num_rows: int) -> tuple[jax.Array, jax.Array]:
-    """Draws a row of this device's ``num_rows`` for each of its ``batch_size`` examples, each row equally often.
+FLOAT_DRAWS = 2**22
+"""Rows of fewer entries draw theirs by a float32, which has 2^23 values between 0 and 1; longer ones by integers."""
 
-    The global index of an example determines its row and its key, so that the draws are the same on any number of
-    devices.
+
+def stratified(
+    key: jax.Array, batch_size: int, num_rows: int, counts: Callable[[jax.Array], jax.Array], most: int
+) -> tuple[jax.Array, jax.Array]:
+    """Draws a row of this device's ``num_rows``, and one of its entries, for each of its ``batch_size`` examples.
+
+    Rows are drawn equally often, and so are the entries of a row. The global index of an example determines its row and
+    its key, so that the draws are the same on any number of devices.
+
+    Args:
+      counts: ``(rows [N]) -> count``, int32 ``[N]`` or ``[]``: entries of these rows.
+      most: at least as large as each count.
 
     Returns:
-      The rows, int32 ``[N]``, and another number between 0 and 1 for each, float32 ``[N]``.
+      The rows and the numbers of their entries, both int32 ``[N]``.
     """
     # On the host: the products may exceed int32, the widest integer on the devices.
     wholes, rests = np.divmod(np.arange(batch_size, dtype=np.int64) * num_rows, batch_size)
@@ -214,7 +226,12 @@ def stratified(key: jax.Array, batch_size: int, num_rows: int) -> tuple[jax.Arra
     draws = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
     # floor((example + draw) * num_rows / batch_size), rounded the same for any number of examples before.
     rest = rests.astype(np.float32) / batch_size + draws[:, 0] * (num_rows / batch_size)
-    return jnp.minimum(wholes.astype(np.int32) + rest.astype(jnp.int32), num_rows - 1), draws[:, 1]
+    row = jnp.minimum(wholes.astype(np.int32) + rest.astype(jnp.int32), num_rows - 1)
+    count = jnp.broadcast_to(counts(row), row.shape)
+    if most < FLOAT_DRAWS:
+        entry = (draws[:, 1] * count.astype(jnp.float32)).astype(jnp.int32)
+        return row, jnp.minimum(entry, count - 1)
+    return row, jax.vmap(lambda key, count: jax.random.randint(key, (), 0, count))(keys, count)
 
 
 def draw_prioritized(memory: Memory, key: jax.Array, batch_size: int) -> tuple[Index, jax.Array]:

@@ -242,7 +242,7 @@ def recorded(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_devic
     if (discount := _return_discount(trained)) is not None:
         returned = returns_to_go(np.asarray(record.reward), data.ends, data.terminated, discount)
         record = record._replace(extras={"return": returned})
-    return source(record, trained.window, num_devices), name
+    return source(record, trained.window, num_devices, whole_windows=trained.whole_windows), name
 
 
 def _return_discount(algorithm: Algorithm) -> float | None:

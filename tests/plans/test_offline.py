@@ -429,3 +429,34 @@ def test_one_program_trains_members_that_vary(tmp_path, share):
     lone = final(jaxrl_dist.train(config(tmp_path / "data", **changes, learning_rate=1e-4)))[0]
     assert varied.members[1].metrics["loss/q"] == pytest.approx(lone.metrics["loss/q"], rel=1e-4)
     assert len(list((tmp_path / "run" / "members").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "algorithm, changes", [("dqn", {"parameter_noise": True, "noisy": False}), ("ddpg", {"noise": "parameter"})]
+)
+def test_parameter_noise_keeps_its_deviation_without_acting(tmp_path, algorithm, changes):
+    data = dataset(tmp_path / "data")
+    if algorithm == "ddpg":
+        columns_ = data.obs, np.sin(np.arange(len(data.valid)))[:, None], data.reward, data.terminated, data.valid
+        Dataset.of_rows(*columns_).save(tmp_path / "moved")
+    path = tmp_path / ("data" if algorithm == "dqn" else "moved")
+    reports = list(jaxrl_dist.train(config(path, algorithm, env="", **changes)))
+    assert {report.metrics["noise/std"] for report in reports} == {reports[0].metrics["noise/std"]}
+    assert reports[0].metrics["noise/std"] == pytest.approx(0.1)
+
+
+def test_marwil_learns_the_first_step_as_often_as_the_last(tmp_path):
+    rng = np.random.default_rng(0)
+    obs = rng.normal(size=(25, 3)).astype(np.float32)
+    obs[0] = obs[23] = 2.0
+    action = rng.integers(0, 2, 24)
+    action[0], action[23] = 0, 1
+    Dataset.from_episodes([{"obs": obs, "action": action, "reward": np.ones(24), "terminated": True}]).save(
+        tmp_path / "data"
+    )
+    changes = {"beta": 0.0, "value_coefficient": 0.0, "learning_rate": 3e-3, "total_updates": 600}
+    whole = {**changes, "hidden_sizes": (32,), "report_interval": 600, "run_dir": str(tmp_path / "run")}
+    final(jaxrl_dist.train(config(tmp_path / "data", "marwil", env="", **whole)))
+    policy = jaxrl_dist.load_policy(tmp_path / "run")
+    drawn, _ = policy(np.full((4000, 3), 2.0, np.float32), key=jax.random.key(0))
+    assert np.mean(drawn) == pytest.approx(0.5, abs=0.05)
