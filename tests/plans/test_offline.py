@@ -442,7 +442,7 @@ def test_parameter_noise_keeps_its_deviation_without_acting(tmp_path, algorithm,
     path = tmp_path / ("data" if algorithm == "dqn" else "moved")
     reports = list(jaxrl_dist.train(config(path, algorithm, env="", **changes)))
     assert {report.metrics["noise/std"] for report in reports} == {reports[0].metrics["noise/std"]}
-    assert reports[0].metrics["noise/std"] == pytest.approx(0.1)
+    assert reports[0].metrics["noise/std"] == pytest.approx(0.1 if algorithm == "dqn" else 0.2)
 
 
 def test_marwil_learns_the_first_step_as_often_as_the_last(tmp_path):
