@@ -141,6 +141,20 @@ def num_choices(action: Space) -> list[int]:
     return list(action.nvec) if isinstance(action, MultiDiscrete) else []
 
 
+def clipped(space: Space, action: Any) -> Any:
+    """Returns actions ``[..., *shape]`` as an environment executes them: with numbers between their bounds.
+
+    Works on numpy and on JAX arrays.
+    """
+    if isinstance(space, dict):
+        return {name: clipped(part, action[name]) for name, part in space.items()}
+    if not isinstance(space, Box):
+        return action
+    xp = action.__array_namespace__()
+    low, high = (xp.broadcast_to(bound, action.shape) for bound in (space.low, space.high))
+    return xp.clip(action, low, high)
+
+
 def zeros(space: Space, num_envs: int) -> Any:
     """Returns values ``[num_envs, ...]`` of a space, all zero."""
     if isinstance(space, dict):
@@ -149,8 +163,18 @@ def zeros(space: Space, num_envs: int) -> Any:
 
 
 def is_image(space: Space) -> bool:
-    """Returns True for arrays of three axes."""
-    return isinstance(space, Box) and len(space.shape) == 3
+    """Returns True for arrays of three axes, and for grey images."""
+    return is_grey(space) or (isinstance(space, Box) and len(space.shape) == 3)
+
+
+def is_grey(space: Space) -> bool:
+    """Returns True for images without an axis of channels: matrices of bytes from 0 to 255.
+
+    Gymnasium's ``GrayscaleObservation`` makes them by default.
+    """
+    if not isinstance(space, Box) or len(space.shape) != 2 or space.dtype != np.uint8:
+        return False
+    return int(np.max(space.high)) == 255
 
 
 def describe(space: Space) -> str:

@@ -162,6 +162,7 @@ def spaced(observation: str = "Box", action: str = "Discrete") -> gymnasium.Env:
     kinds = {
         "Box": spaces.Box(-1, 1, (2, 3), np.float64),
         "Image": spaces.Box(0, 255, (4, 4, 3), np.uint8),
+        "Grey": spaces.Box(0, 255, (12, 14), np.uint8),
         "Whole": spaces.Box(-3, 3, (2,), np.int64),
         "Wide": spaces.Box(2**31, 2**40, (2,), np.int64),
         "Narrow": spaces.Box(-0.1, 0.1, (2,), np.float64),
@@ -189,6 +190,28 @@ def spaced(observation: str = "Box", action: str = "Discrete") -> gymnasium.Env:
             return self.shown[-1], np.sum(action), False, False, {}
 
     return Spaced()
+
+
+class Halving(gymnasium.Env):
+    """Halves its action in place, as simulators do that rescale it, and pays the sum of what it was given."""
+
+    observation_space = spaces.Box(-1, 1, (1,))
+
+    def __init__(self, parts: str = "") -> None:
+        box = spaces.Box(-1, 1, (2,))
+        self.action_space: Any = {"Dict": spaces.Dict(a=box, b=box), "Tuple": spaces.Tuple((box, box))}.get(parts, box)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        arrays = list(action.values()) if isinstance(action, dict) else action
+        arrays = arrays if isinstance(arrays, list | tuple) else [action]
+        given = float(sum(x.sum() for x in arrays))
+        for x in arrays:
+            x *= 0.5
+        return np.zeros(1, np.float32), given, False, False, {}
 
 
 def vector() -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl_dist import spaces
 from jaxrl_dist.data import columns
 from jaxrl_dist.data.dataset import Dataset
 from jaxrl_dist.data.writing import Writer
@@ -147,6 +148,7 @@ class Recorder:
         if not any(piece["valid"].any() for piece in pieces):
             return
         rows = jax.tree.map(lambda *x: np.concatenate(x), *pieces)
+        rows["action"] = spaces.clipped(self._spec.action, rows["action"])
         data = Dataset.of_rows(**rows, observation_space=self._spec.observation, action_space=self._spec.action)
         self._writer.append(data.columns)
         self._episodes += len(data.ends)

@@ -269,17 +269,6 @@ def _checked_part(spec: EnvSpec, space: Part, action: np.ndarray, step: int) -> 
     return action
 
 
-def clipped(space: Space, action: PyTree) -> PyTree:
-    """Clips the continuous parts of actions ``[..., *shape]`` to their bounds, in a compiled program."""
-
-    def clip(space: Part, action: jax.Array) -> jax.Array:
-        if not isinstance(space, Box):
-            return action
-        return jnp.clip(action, *(jnp.broadcast_to(bound, action.shape) for bound in (space.low, space.high)))
-
-    return jax.tree.map(clip, space, action)
-
-
 def check_finite(spec: EnvSpec, step: int, field: str, values: PyTree) -> None:
     """Checks that observations or rewards of host environments are finite; integers always are.
 

@@ -14,7 +14,7 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.memory import frames
 from jaxrl_dist.memory.frames import Frame
 from jaxrl_dist.simulator import Simulated, Simulator
-from jaxrl_dist.spaces import Box, Part, describe, paths
+from jaxrl_dist.spaces import Box, Part, describe, is_grey, paths
 from jaxrl_dist.types import Array, EnvSpec, EpisodeStats, PyTree, Timestep
 
 VELOCITIES: dict[str, tuple[int, ...]] = {
@@ -48,9 +48,14 @@ def wrapped(spec: EnvSpec, wrappers: Wrappers) -> tuple[EnvSpec, View | None]:
     if frame_stack is not None and stacks:
         spec = _stacked(spec, frame_stack)
 
+    def with_channel(x: Array, space: Part) -> Array:
+        return x[:, None] if is_grey(space) else x
+
     def view(obs: PyTree, fresh: Array) -> PyTree:
         obs = obs if hide is None else obs[:, visible]
-        return Frame(obs, fresh) if stacks else obs
+        if not stacks:
+            return obs
+        return Frame(jax.tree.map(with_channel, obs, native.observation), fresh)
 
     return spec, None if spec is native else view
 
@@ -160,6 +165,8 @@ def _stacked(spec: EnvSpec, frame_stack: int) -> EnvSpec:
                 f"--frame-stack {frame_stack} needs observations that are arrays of numbers, and {name} has "
                 f"{describe(space)}{where}"
             )
+        if is_grey(space):  # its frames become channels
+            space = Box((1, *space.shape), space.dtype, space.low[None], space.high[None])
         axis = frames.channel_axis(space.shape)
         low, high = (np.concatenate([bound] * frame_stack, axis) for bound in (space.low, space.high))
         if frames.channel_axis(low.shape) != axis:

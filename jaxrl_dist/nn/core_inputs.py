@@ -66,8 +66,12 @@ class CoreInputs(NamedTuple):
         return {**core, "memory": memory, **new}
 
     def feedback(self, core: PyTree, action: PyTree, step: Timestep) -> PyTree:
-        """As ``Algorithm.feedback``: the next step reads the reward, in the environment's units or clipped."""
-        del action
+        """As ``Algorithm.feedback``: the next step reads the reward, in the environment's units or clipped.
+
+        It reads the action that was taken, which need not be the policy's; ``()``: the one that the policy chose.
+        """
+        if "action" in self.sizes and not isinstance(action, tuple):
+            core = {**core, "action": _encoded(self.actions, action)}
         return {**core, "reward": step.reward[:, None]} if "reward" in self.sizes else core
 
     def of_steps(self, rollout: Rollout) -> dict[str, jax.Array]:
@@ -87,4 +91,5 @@ class CoreInputs(NamedTuple):
 
 
 def _encoded(space: Any, action: PyTree) -> jax.Array:
+    action = spaces.clipped(space, action)
     return side_by_side(preprocess(action, space, jnp.float32), space)

@@ -49,8 +49,8 @@ def preprocess(obs: PyTree, space: Space, dtype: DTypeLike) -> PyTree:
     """Turns observations ``[..., *space.shape]`` into the input of a torso, as ``dtype``.
 
     Discrete: one-hot ``[..., n]``. MultiDiscrete: one-hots side by side, ``[..., sum(nvec)]``. Box: the same shape,
-    divided by the largest upper bound if it is uint8; channels of an image (rank 3) move to the last axis. Named parts:
-    a dict of those that ``space`` has.
+    divided by the largest upper bound if it is uint8; channels of an image move to the last axis, and a grey image gets
+    one. Named parts: a dict of those that ``space`` has.
     """
     if isinstance(space, dict):
         return {name: preprocess(obs[name], part, dtype) for name, part in space.items()}
@@ -62,11 +62,15 @@ def preprocess(obs: PyTree, space: Space, dtype: DTypeLike) -> PyTree:
     x = jnp.asarray(obs, dtype)
     if space.dtype == np.uint8:
         x = x / max(int(space.high.max()), 1)
+    if spaces.is_grey(space):
+        return x[..., None]
     return jnp.moveaxis(x, -3, -1) if channels_first(space.shape) else x
 
 
 def rank(space: Part) -> int:
     """Returns the rank of one preprocessed observation."""
+    if spaces.is_grey(space):
+        return 3
     return len(space.shape) if isinstance(space, spaces.Box) else 1
 
 

@@ -113,6 +113,8 @@ def choose_torso(torso: str | TorsoLike, observation: Space) -> str:
         misfit, fits = f"and no part of the observations {spaces.describe(observation)} is one", list[str]()
         if not isinstance(observation, dict):
             misfit, fits = f"but observations have shape {observation.shape}", _fitting(observation)
+            if isinstance(observation, spaces.Box) and len(observation.shape) == 2 and not fits:
+                misfit += ", without an axis for the channels"
         raise ConfigError(
             f"--torso {torso} reads images of {_CNNS[torso][0]} or more pixels a side, {misfit}; "
             f"--torso {' or '.join(['auto', 'mlp', *fits])} can read them"

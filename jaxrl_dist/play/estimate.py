@@ -17,13 +17,12 @@ from jaxrl_dist import rng, spaces
 from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES, check_samples
 from jaxrl_dist.actors.step import reads_of_core
 from jaxrl_dist.data.dataset import Dataset, check_spaces
-from jaxrl_dist.envs.base import clipped
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.nn import observations
 from jaxrl_dist.play import fitted
 from jaxrl_dist.play.importance import Episodes, quotient
 from jaxrl_dist.play.policy import Policy, load_policy
-from jaxrl_dist.spaces import Box, Discrete
+from jaxrl_dist.spaces import Box, Discrete, clipped
 from jaxrl_dist.training.compile_cache import keep_programs
 from jaxrl_dist.types import Array, Context, PyTree
 

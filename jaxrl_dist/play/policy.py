@@ -16,7 +16,7 @@ from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES, MAX_ENVS, Evaluation, E
 from jaxrl_dist.config.synonyms import missing
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.config.values import varied
-from jaxrl_dist.envs.base import clipped, label_of
+from jaxrl_dist.envs.base import label_of
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.protocols import CoreLike, Hyperparameters, TorsoLike, Traits
@@ -27,7 +27,7 @@ from jaxrl_dist.settings.members import best_of, tunable
 from jaxrl_dist.settings.policies import label, learner
 from jaxrl_dist.settings.resolve import find_env, resolved, with_simulations
 from jaxrl_dist.settings.stored import of_policy, stored_config
-from jaxrl_dist.spaces import Space
+from jaxrl_dist.spaces import Space, clipped
 from jaxrl_dist.training.setup import make_algorithm, variable_shapes
 from jaxrl_dist.types import Context, PyTree, Timestep, Variables
 

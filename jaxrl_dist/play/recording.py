@@ -16,14 +16,14 @@ from jaxrl_dist import rng, spaces
 from jaxrl_dist.actors import step as steps
 from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES, MAX_EPISODE_STEPS
 from jaxrl_dist.data.dataset import Dataset
-from jaxrl_dist.envs.base import EnvSlice, clipped
+from jaxrl_dist.envs.base import EnvSlice
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.nn import observations
 from jaxrl_dist.nn.distributions import policy_head
 from jaxrl_dist.play.policy import Policy
 from jaxrl_dist.run.checkpoint import load_memory
 from jaxrl_dist.settings.policies import Random
-from jaxrl_dist.spaces import Box, Discrete
+from jaxrl_dist.spaces import Box, Discrete, clipped
 from jaxrl_dist.training.setup import make_job
 from jaxrl_dist.types import Array, Context, EnvSpec, PyTree, Rollout, Timestep
 
@@ -164,7 +164,7 @@ def of_rollout(rollout: Rollout, spec: EnvSpec, about: Mapping[str, Any]) -> Dat
     log_prob = rollout.extras.get("log_prob")
     return Dataset.of_rows(
         jax.tree.map(row, rollout.obs),
-        jax.tree.map(row, rollout.action),
+        clipped(spec.action, jax.tree.map(row, rollout.action)),
         row(rollout.reward),
         row(rollout.terminated).astype(bool),
         row(rollout.valid).astype(bool),

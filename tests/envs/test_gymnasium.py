@@ -27,6 +27,7 @@ from test_envs import check_contract, random_actions
 import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.config.train import split_env
+from jaxrl_dist.envs.base import Wrappers
 from jaxrl_dist.envs.host import gymnasium as adapter
 from jaxrl_dist.envs.host import vector
 from jaxrl_dist.envs.host import worker as env_worker
@@ -203,6 +204,19 @@ def test_spaces_that_no_policy_handles(kind: str) -> None:
         message += "and wrappers such as Flatten" if what == "observation" else "and a gymnasium.ActionWrapper can"
         with pytest.raises(ConfigError, match=message):
             find("faulty:spaced", {what: kind})
+
+
+@pytest.mark.parametrize("parts", ["", "Dict", "Tuple"])
+@pytest.mark.parametrize("workers", WORKERS)
+def test_repeats_get_the_action_whatever_became_of_a_copy(workers: str, parts: str) -> None:
+    source = find("faulty:Halving", {"parts": parts}, None, workers, 60, wrappers=Wrappers(action_repeat=4))
+    action = np.full((2, 2), 0.8, np.float32)
+    whole = {"Dict": {"a": action, "b": action}, "Tuple": {"0": action, "1": action}}.get(parts, action)
+    with contextlib.closing(source.host(2, 0)) as host:
+        host.reset()
+        for _ in range(2):
+            step, _ = host.step(whole)
+            np.testing.assert_allclose(step.reward, 4 * 2 * 0.8 * (2 if parts else 1), rtol=1e-6)
 
 
 def test_bad_actions_are_refused_and_large_ones_clipped(make: Any) -> None:

@@ -234,6 +234,22 @@ def test_images_are_stacked_along_their_channels(env: Any) -> None:
             np.testing.assert_array_equal(again.valid, step.valid)
 
 
+def test_grey_images_become_channels_of_a_stack() -> None:
+    single, source = (
+        find("faulty:spaced", {"observation": "Grey"}, wrappers=Wrappers(frame_stack=k)) for k in (None, 3)
+    )
+    assert source.spec.observation.shape == (3, 12, 14)
+    with contextlib.closing(single.host(2, SEED)) as one, contextlib.closing(source.host(2, SEED)) as three:
+        stack = [one.reset()] * 3
+        before, obs = shown(three.reset(), frames.blank(source.spec, 2))
+        np.testing.assert_array_equal(obs, np.stack(stack, 1))
+        action = np.zeros(2, np.int32)
+        for _ in range(4):
+            stack = [*stack[1:], one.step(action)[0].obs]
+            before, obs = shown(three.step(action)[0].obs, before)
+            np.testing.assert_array_equal(obs, np.stack(stack, 1))
+
+
 def test_a_walk_in_a_compiled_program() -> None:
     """A step with repeated actions stops at an end, and both kinds of limit count as they should."""
     env = find((own.Walk(), 7), wrappers=Wrappers(action_repeat=2, time_limit=3)).device()

@@ -143,3 +143,26 @@ def test_what_only_the_critic_sees_must_be_there() -> None:
         with pytest.raises(ConfigError, match="its observation has no parts") as error:
             observations.input_space(dataclasses.replace(plain, family=family), ("state",))
         assert ("; --env-options state=true gives it one" in error.value.with_flags) == (family == "jaxmarl")
+
+
+def grey(*shape: int, high: int = 255) -> Box:
+    return Box(shape, np.dtype(np.uint8), np.zeros(shape, np.uint8), np.full(shape, high, np.uint8))
+
+
+def test_a_grey_image_is_read_as_one_channel() -> None:
+    """With the parameters of a CNN of one channel; a board of small numbers stays a vector."""
+    obs = np.random.default_rng(0).integers(0, 256, (5, 84, 84)).astype(np.uint8)
+    assert choose_torso("auto", grey(84, 84)) == choose_torso("nature", grey(84, 84)) == "nature"
+    network = networks.policy_network(NET, grey(84, 84), 2)
+    params = network.init(jax.random.key(0))
+    wanted = networks.policy_network(NET, grey(84, 84, 1), 2).apply(params, obs[..., None])
+    np.testing.assert_array_equal(network.apply(params, obs), wanted)
+    assert choose_torso("auto", grey(84, 84, high=12)) == "mlp"
+    with pytest.raises(ConfigError, match="without an axis for the channels"):
+        choose_torso("nature", grey(84, 84, high=12))
+
+
+def test_a_grey_part_is_read_beside_others() -> None:
+    space: dict[str, Space] = {"camera": grey(12, 12), "speed": box(2)}
+    network = networks.actor_critic(NET, space, 2, shared_torso=True)
+    assert {x.ndim for x in jax.tree.leaves(network.init(jax.random.key(0)))} >= {2, 4}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -110,3 +113,35 @@ def test_the_commands_record_join_and_choose(tmp_path: Path, capsys: pytest.Capt
         assert cli.main(list(words)) == 2
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1
+
+
+def test_a_core_reads_the_actions_that_were_taken() -> None:
+    """Half of them are random; the core's next input is then not what the policy has chosen."""
+    own = jaxrl_dist.load_policy(
+        runs.finished(f"pg --env CartPole-v1 {runs.TINY} --core gru --core-size 4 --core-inputs action")
+    )
+    seen: list[tuple[np.ndarray, np.ndarray]] = []
+    policy = own.algorithm.policy
+
+    def watched(variables: Any, obs: Any, core: Any, context: Context) -> Any:
+        (read,) = (x for path, x in jax.tree.leaves_with_path(core) if "action" in jax.tree_util.keystr(path))
+        jax.debug.callback(lambda obs, read: seen.append((np.array(obs), np.array(read))), obs, read)
+        return policy(variables, obs, core, context)
+
+    watching = copy.copy(own)
+    watching.algorithm = dataclasses.replace(own.algorithm, policy=watched)
+    data = jaxrl_dist.record(watching, 200, num_envs=1, random_share=0.5)
+    jax.effects_barrier()
+    read = {obs.tobytes(): action[0] for obs, action in seen}
+    begins = np.append(True, ~data.valid[:-1])
+    for at in np.flatnonzero(data.valid):
+        wanted = np.zeros(2) if begins[at] else np.eye(2)[data.action[at - 1]]
+        np.testing.assert_array_equal(read[data.obs[at : at + 1].tobytes()], wanted)
+
+
+def test_a_memory_is_stored_with_the_actions_that_were_executed(tmp_path: Path) -> None:
+    unbounded = f"marwil --env Pendulum-v1 {runs.TINY} --initial-std 3 --run-dir {tmp_path / 'run'}"
+    assert cli.main(["train", *unbounded.split(), "--checkpoint-replay"]) == 0
+    assert cli.main(["record", str(tmp_path / "run"), "--replay", "-o", str(tmp_path / "data")]) == 0
+    action = Dataset.load(tmp_path / "data").action
+    assert np.abs(action).max() == 2

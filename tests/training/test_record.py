@@ -136,3 +136,18 @@ def test_what_cannot_be_recorded_is_refused(tmp_path, capsys, changes, message):
     command = [*runs.CARTPOLE.split(), *words, "--record", str(tmp_path / "data"), "--run-dir", str(tmp_path / "run")]
     assert cli.main(["train", *command]) == 2
     assert message in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("plan", ["on_device", "synchronous", "asynchronous"])
+def test_recorded_actions_are_those_that_were_executed(tmp_path, plan):
+    """Within bounds, although the density stays that of what the policy drew."""
+    name = "appo" if plan == "asynchronous" else "ppo"
+    changes = {"num_epochs": 1, "num_minibatches": 1, "initial_std": 3.0, "noise_correlation": None, **SIZES}
+    path = str(tmp_path / "data")
+    *_, _ = jaxrl_dist.train(jaxrl_dist.preset(name, "gymnax:Pendulum-v1", plan=plan, record=path, **changes))
+    data = Dataset.load(path)
+    action = data.action[data.valid, 0]
+    assert np.abs(action).max() == 2
+    beyond = np.abs(action) == 2
+    assert 0.3 < beyond.mean() < 0.9  # of a normal distribution of deviation 3
+    assert len(set(data.log_prob[data.valid][beyond])) > beyond.sum() / 2  # they differ as the drawn actions did

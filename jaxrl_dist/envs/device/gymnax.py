@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_dist import rng
+from jaxrl_dist import rng, spaces
 from jaxrl_dist.envs import base, episodes, masks
 from jaxrl_dist.envs.agents import device
 from jaxrl_dist.envs.agents.groups import Team
@@ -163,7 +163,7 @@ def _one_agent(
         return observe(obs, env_state), env_state, jnp.float32(reward), *over, reported(info)
 
     def step_one(key: jax.Array, env_state: PyTree, action: PyTree, *, limited: bool = True) -> tuple[PyTree, ...]:
-        action = base.clipped(action_space, action)
+        action = spaces.clipped(action_space, action)
         if wrappers.action_repeat == 1:
             return step_once(key, env_state, action)
         keys = jax.random.split(key, wrappers.action_repeat)

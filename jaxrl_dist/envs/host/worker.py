@@ -76,9 +76,10 @@ class _Env:
             self._seed = None
             reward, terminated, truncated = 0.0, False, False
         else:
-            action, total = self._native(index), 0.0
+            total = 0.0
             metrics: Mapping[str, Any] = dict.fromkeys(self._metrics, np.float32(np.nan))
             for _ in range(self._action_repeat):
+                action = self._native(index)  # for each repeat: an environment may change its copy in place
                 values = native.returned("step", self._env.step(action), native.STEP)
                 observation, reward, terminated, truncated, info = values
                 metrics = self._metrics_after(info, metrics)
