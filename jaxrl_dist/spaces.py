@@ -32,6 +32,8 @@ class MultiDiscrete:
     """What the environment calls 0, for each ``i``; empty: 0."""
     axes: tuple[int, ...] = dataclasses.field(default=(), compare=False, repr=False)
     """The shape in which the environment has the vector; empty: as a vector."""
+    binary: bool = dataclasses.field(default=False, compare=False, repr=False)
+    """Whether the environment has it as ``MultiBinary``."""
     dtype: ClassVar[np.dtype] = np.dtype(np.int32)
 
     @property
@@ -60,6 +62,35 @@ class Box:
 Part = Discrete | MultiDiscrete | Box
 """A space whose values are single arrays."""
 Space = Part | dict[str, "Space"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Interface:
+    """What belongs to the spaces of one agent: a part of ``EnvSpec``, which a data set keeps."""
+
+    observation: Space
+    action: Space
+    mask: str | None = None
+    """Part of the observation that says which actions are legal; None: all are."""
+    both_sides: bool = False
+    """Whether the agent moves for both sides of a game."""
+    tuples: tuple[str, ...] = ()
+    """Paths of the dicts that the environment has as a ``Tuple``, each below ``observation`` or ``action``."""
+
+    @property
+    def kinds(self) -> dict[str, Space]:
+        """The spaces by the names of the arrays in which rollouts and data sets hold their values."""
+        return {"obs": self.observation, "action": self.action}
+
+    def problem(self) -> str | None:
+        """Says why the mask cannot be one; None: it can, or there is none."""
+        if self.mask is None:
+            return None
+        size = sum(num_choices(self.action))
+        part = self.observation.get(self.mask) if isinstance(self.observation, dict) else None
+        if size and isinstance(part, Part) and part.shape == (size,):
+            return None
+        return f"mask {self.mask!r} is not a part of the observations with a flag for each of {size} actions"
 
 
 def leaves(tree: Any, path: str = "") -> dict[str, Any]:
@@ -177,16 +208,21 @@ def is_grey(space: Space) -> bool:
     return int(np.max(space.high)) == 255
 
 
-def describe(space: Space) -> str:
+def describe(space: Space, *, starts: bool = False) -> str:
     """Describes a space in a word, without its bounds: ``float32[4]``, ``Discrete(2)`` or ``MultiDiscrete(3, 2)``.
 
     Named parts look like ``{camera: uint8[64, 64, 3], speed: float32[2]}``.
+
+    Args:
+      starts: say also what the environment calls 0, if it is not 0: ``Discrete(2) from 1``.
     """
     if isinstance(space, dict):
-        return "{" + ", ".join(f"{name}: {describe(part)}" for name, part in space.items()) + "}"
+        parts = (f"{name}: {describe(part, starts=starts)}" for name, part in space.items())
+        return "{" + ", ".join(parts) + "}"
     if isinstance(space, Box):
         return f"{space.dtype}{list(space.shape)}"
-    return f"Discrete({space.n})" if isinstance(space, Discrete) else f"MultiDiscrete{tuple(space.nvec)}"
+    text = f"Discrete({space.n})" if isinstance(space, Discrete) else f"MultiDiscrete{tuple(space.nvec)}"
+    return f"{text} from {space.start}" if starts and np.any(space.start) else text
 
 
 def channels_first(shape: tuple[int, ...]) -> bool:

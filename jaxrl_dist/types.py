@@ -15,7 +15,7 @@ from jaxrl_dist.heavy import jax, np, optax
 from jaxrl_dist.simulator import Simulator as Simulator
 
 if TYPE_CHECKING:  # ``--help`` reads algorithm files, which name these types, without numpy
-    from jaxrl_dist.spaces import Space
+    from jaxrl_dist.spaces import Interface, Space
 
 PyTree = Any
 """A nest of arrays; each use says what it holds."""
@@ -54,8 +54,17 @@ class EnvSpec:
     """Numbers of its info that episode statistics include, as ``envs.episodes.parse`` returns them."""
     fps: float | None = None  # steps that a film shows in a second; None: the environment does not say
     both_sides: bool = False  # the agent moves for both sides of a game: rewards and observations are the mover's
+    tuples: tuple[str, ...] = ()
+    """Paths of the dicts that the environment has as a ``Tuple``, each below ``observation`` or ``action``."""
     policies: Mapping[str, EnvSpec] = dataclasses.field(default_factory=dict, hash=False)
     """The spec of each of several policies; then the spaces above are dicts keyed by policy. Empty: one policy."""
+
+    @property
+    def interface(self) -> Interface:
+        """The part of it that belongs to its spaces."""
+        from jaxrl_dist.spaces import Interface
+
+        return Interface(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Interface)})
 
     @property
     def by_policy(self) -> Mapping[str, EnvSpec]:
@@ -264,6 +273,8 @@ class Algorithm:
     paired: bool = False  # whether environments ``2 i`` and ``2 i + 1`` belong together: their number must be even
     trains: bool = True  # whether it learns; of one that does not, only the functions that act are called
     searches: bool = False  # whether its policy needs ``context.simulator`` to train
+    imitates: bool = False
+    """Whether it learns from actions alone, whatever they were rewarded with."""
     action_values: Callable[[Variables, PyTree], tuple[jax.Array, Array]] | None = None
     """``(variables, obs [B, ...]) -> (values [B, A], temperature)`` of discrete actions, by raw rewards, and with the
     entropy at this temperature or at 0. None: it has no action values."""

@@ -109,5 +109,6 @@ class MARWIL(
             loss=imitation if imitates else loss,
             optimizer=self.clipped_optimizer("adam", eps=1e-5),
             whole_windows=True,
+            imitates=imitates,
             **net.acting() | n_step_replay(self) | replaced,
         )

@@ -62,7 +62,7 @@ def _problem_in(x: np.ndarray, part: Any) -> str | None:
     most = np.asarray(part.n if isinstance(part, Discrete) else part.nvec)
     if (most > MAX_SIZE).any():
         return f"has integers up to {most.max() - 1}, which are no categories: give it as floats"
-    return None if spaces.holds(part, x) else f"has a value that {spaces.describe(part)} has not"
+    return None if spaces.holds(part, x) else f"has a value that {spaces.describe(part, starts=True)} has not"
 
 
 def returns_to_go(reward: np.ndarray, ends: np.ndarray, terminated: np.ndarray, discount: float) -> np.ndarray:

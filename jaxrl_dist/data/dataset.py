@@ -16,9 +16,9 @@ import numpy as np
 
 from jaxrl_dist import spaces
 from jaxrl_dist.checks import MAX_RETURN
-from jaxrl_dist.data import columns, farama, files, writing
+from jaxrl_dist.data import columns, declared, farama, files, writing
 from jaxrl_dist.errors import ConfigError, ConfigWarning
-from jaxrl_dist.spaces import Discrete, MultiDiscrete, Space
+from jaxrl_dist.spaces import Discrete, Interface, MultiDiscrete, Space
 from jaxrl_dist.types import PyTree, Rollout
 
 
@@ -40,14 +40,23 @@ class Dataset:
     """bool: a time limit, or the end of the record, cut the episode after this step."""
     valid: np.ndarray
     """bool: False on the step that holds an episode's last observation."""
-    observation_space: Space
-    action_space: Space
+    interface: Interface
     log_prob: np.ndarray | None = None
     """float32: logarithm of the probability, or of the density, with which the behaviour took each action; None: it is
     unknown, or the behaviour is deterministic."""
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Where it comes from, in JSON: ``env``, the ``behaviour``, and the mean returns of a ``random`` and of an
     ``expert`` policy, if they are known."""
+
+    @property
+    def observation_space(self) -> Space:
+        """The space of observations as policies see them."""
+        return self.interface.observation
+
+    @property
+    def action_space(self) -> Space:
+        """The space of actions as policies see them."""
+        return self.interface.action
 
     @property
     def steps(self) -> int:
@@ -63,7 +72,7 @@ class Dataset:
     @property
     def kinds(self) -> dict[str, Space]:
         """The spaces of the ``columns``."""
-        return {"obs": self.observation_space, "action": self.action_space, **columns.ROWS}
+        return {**self.interface.kinds, **columns.ROWS}
 
     @property
     def ends(self) -> np.ndarray:
@@ -93,8 +102,13 @@ class Dataset:
             f"{self.steps:,} steps in {len(returns):,} episodes, {self.lengths.mean():.4g} steps each",
             f"returns {returns.mean():.6g} on average, standard deviation {returns.std():.4g}, "
             f"{returns.min():.6g} to {returns.max():.6g}",
-            f"observations {spaces.describe(self.observation_space)}, actions {spaces.describe(self.action_space)}",
+            f"observations {spaces.describe(self.observation_space, starts=True)}, "
+            f"actions {spaces.describe(self.action_space, starts=True)}",
         ]
+        if self.interface.mask is not None:
+            lines.append(f"legal actions are in the part {self.interface.mask}")
+        if self.interface.both_sides:
+            lines.append("the agent moves for both sides of a game")
         lines += [f"environment {about['env']}"] if "env" in about else []
         lines += [f"behaviour {', '.join(f'{name} {x}' for name, x in behaviour.items())}"] if behaviour else []
         lines += [f"{end} policy {about[end]:.6g}" for end in files.ENDS if end in about]
@@ -150,17 +164,16 @@ class Dataset:
         valid: np.ndarray,
         *,
         log_prob: np.ndarray | None = None,
-        observation_space: Space | None = None,
-        action_space: Space | None = None,
+        interface: Interface | None = None,
         about: Mapping[str, Any] = {},
     ) -> Dataset:
         """Makes a data set of rows, of which the invalid ones hold the last observations of episodes.
 
         A step before an invalid row that has not terminated is truncated. An invalid row that follows no step goes.
+        Observations and actions are as policies see them: integers count from 0, and a tuple is a dict.
 
         Args:
-          observation_space: None: its bounds are those of the data.
-          action_space: as ``observation_space``.
+          interface: None: that of the data, as for ``from_arrays`` without spaces.
 
         Raises:
           ConfigError: no algorithm could learn from it.
@@ -173,11 +186,10 @@ class Dataset:
         fields |= {"terminated": terminated, "truncated": valid & ~after & ~terminated, "valid": valid}
         fields |= {} if log_prob is None else {"log_prob": np.where(valid, log_prob, 0).astype(np.float32)}
         fields = {name: jax.tree.map(lambda x: np.asarray(x)[keep], field) for name, field in fields.items()}
-        observation_space = observation_space or columns.space_of(fields["obs"])
-        action_space = action_space or columns.space_of(fields["action"], actions=True)
-        for name, space in (("obs", observation_space), ("action", action_space)):
+        interface = interface or declared.interface(fields["obs"], fields["action"])
+        for name, space in interface.kinds.items():
             fields[name] = columns.cast(fields[name], space, name)
-        return checked(cls(**fields, observation_space=observation_space, action_space=action_space, about=about))
+        return checked(cls(**fields, interface=interface, about=about))
 
     @classmethod
     def from_arrays(
@@ -190,15 +202,28 @@ class Dataset:
         *,
         next_obs: PyTree = None,
         log_prob: Any = None,
-        **others: Any,
+        observation_space: Any = None,
+        action_space: Any = None,
+        mask: str | None = None,
+        both_sides: bool = False,
+        about: Mapping[str, Any] = {},
     ) -> Dataset:
-        """Makes a data set of flat arrays ``[N, ...]``, as D4RL has them; ``log_prob``, ``others`` as for ``of_rows``.
+        """Makes a data set of flat arrays ``[N, ...]``, as D4RL has them; ``log_prob``, ``about`` as for ``of_rows``.
 
         An episode ends where ``terminals`` or ``timeouts`` is True, and where ``next_obs`` is not the observation of
         the row below, as in rows that are shuffled: such a step keeps the successor that ``next_obs`` gives it, and
         counts as truncated. Without ``next_obs``, the successor of an episode's last step is unknown: a step that is
         cut by a time-out, or by the end, then only gives its observation, and a terminal one, whose successor counts
         for nothing, repeats its own.
+
+        Args:
+          observation_space: a space of ours or of Gymnasium, of which ``obs`` and ``next_obs`` hold the environment's
+            own values: a ``Discrete(3, start=1)`` has 1, 2 and 3. None: integers count from 0, and bounds are the
+            data's.
+          action_space: as ``observation_space``.
+          mask: the part of the observations that says which actions are legal. None: the one with the name of a mask,
+            as in environments; empty: all are legal.
+          both_sides: one agent moved for both sides of a game; only ``bc`` learns from it.
 
         Warns:
           ConfigWarning: more than half of the rows are not followed by the row that ``next_obs`` names.
@@ -208,8 +233,10 @@ class Dataset:
         """
         terminals = columns.flags(terminals, "terminals").reshape(-1)
         timeouts = np.zeros_like(terminals) if timeouts is None else columns.flags(timeouts, "timeouts").reshape(-1)
-        obs, action, reward = columns.arrays(obs), columns.arrays(action), columns.arrays(reward)
-        log_prob, next_obs = (None if x is None else columns.arrays(x) for x in (log_prob, next_obs))
+        seen, taken = declared.form(observation_space, "observations"), declared.form(action_space, "actions")
+        obs, action, reward = seen.read(obs), taken.read(action), columns.arrays(reward)
+        next_obs = None if next_obs is None else seen.read(next_obs)
+        log_prob = None if log_prob is None else columns.arrays(log_prob)
         reward, log_prob = (None if x is None else x.reshape(-1) for x in (reward, log_prob))
         lengths = {len(x) for x in jax.tree.leaves((obs, action, reward, terminals, timeouts, log_prob, next_obs))}
         if len(lengths) != 1 or not len(reward):
@@ -237,11 +264,22 @@ class Dataset:
 
         obs = jax.tree.map(with_successors, obs, obs if next_obs is None else next_obs)
         action, reward, terminals, log_prob = jax.tree.map(lambda x: x[rows], (action, reward, terminals, log_prob))
-        return cls.of_rows(obs, action, reward, terminals, ~added & ~lost[rows], log_prob=log_prob, **others)
+        interface = declared.interface(obs, action, seen, taken, mask=mask, both_sides=both_sides)
+        valid = ~added & ~lost[rows]
+        return cls.of_rows(obs, action, reward, terminals, valid, log_prob=log_prob, interface=interface, about=about)
 
     @classmethod
-    def from_episodes(cls, episodes: Sequence[Mapping[str, PyTree]], **others: Any) -> Dataset:
-        """Makes a data set of episodes; ``others`` as for ``of_rows``.
+    def from_episodes(
+        cls,
+        episodes: Sequence[Mapping[str, PyTree]],
+        *,
+        observation_space: Any = None,
+        action_space: Any = None,
+        mask: str | None = None,
+        both_sides: bool = False,
+        about: Mapping[str, Any] = {},
+    ) -> Dataset:
+        """Makes a data set of episodes; spaces, ``mask``, ``both_sides`` and ``about`` as for ``from_arrays``.
 
         Args:
           episodes: dicts of ``obs [T + 1, ...]``, ``action [T, ...]``, ``reward [T]``, the flag ``terminated`` (False:
@@ -258,7 +296,9 @@ class Dataset:
             if missing := {"obs", "action", "reward", "terminated"} - episode.keys():
                 raise ConfigError(f"episode {number} has no {min(missing)}; each episode needs one")
         names = ["action", *(["log_prob"] if all("log_prob" in x for x in episodes) else []), "obs", "reward"]
-        arrays = [{name: columns.arrays(episode[name]) for name in names} for episode in episodes]
+        seen, taken = declared.form(observation_space, "observations"), declared.form(action_space, "actions")
+        read = {"obs": seen.read, "action": taken.read}
+        arrays = [{name: read.get(name, columns.arrays)(episode[name]) for name in names} for episode in episodes]
         flags = [columns.flags(episode["terminated"], "terminated") for episode in episodes]
         sizes, first = [len(episode["reward"].reshape(-1)) for episode in arrays], columns.entries(arrays[0])
         for number, (size, episode, flag) in enumerate(zip(sizes, arrays, flags, strict=True)):
@@ -277,9 +317,18 @@ class Dataset:
         ends = np.cumsum([size + 1 for size in sizes]) - 1
         valid, terminated = np.ones(ends[-1] + 1, bool), np.zeros(ends[-1] + 1, bool)
         valid[ends], terminated[ends - 1] = False, flags
-        if "log_prob" in names:
-            others["log_prob"] = joined("log_prob")
-        return cls.of_rows(obs, joined("action"), joined("reward"), terminated, valid, **others)
+        action = joined("action")
+        interface = declared.interface(obs, action, seen, taken, mask=mask, both_sides=both_sides)
+        return cls.of_rows(
+            obs,
+            action,
+            joined("reward"),
+            terminated,
+            valid,
+            log_prob=joined("log_prob") if "log_prob" in names else None,
+            interface=interface,
+            about=about,
+        )
 
     @classmethod
     def from_minari(cls, source: Any) -> Dataset:
@@ -291,8 +340,7 @@ class Dataset:
         Raises:
           ConfigError: there is none, it is damaged, or no algorithm could learn from it.
         """
-        episodes, observation, action, about = farama.read(source)
-        return cls.from_episodes(episodes, observation_space=observation, action_space=action, about=about)
+        return cls.from_episodes(**farama.read(source))
 
     def to_minari(self, name: str, **options: Any) -> Any:
         """Makes a ``minari.MinariDataset`` of it on this machine, and returns that.
@@ -312,7 +360,7 @@ class Dataset:
             parts |= {} if self.log_prob is None else {"log_prob": self.log_prob}
             cut = jax.tree.map(lambda x, steps=steps: x[steps], parts)
             episodes.append(whole | cut | {"terminated": bool(self.terminated[end])})
-        return farama.write(name, episodes, self.observation_space, self.action_space, self.about, **options)
+        return farama.write(name, episodes, self.interface, self.about, **options)
 
     @classmethod
     def joined(cls, parts: Sequence[Dataset]) -> Dataset:
@@ -326,12 +374,19 @@ class Dataset:
         first = parts[0]
         for part in parts[1:]:
             check_spaces("the data sets", part, first.observation_space, first.action_space)
+            own, other = ((each.mask, each.both_sides) for each in (part.interface, first.interface))
+            if own != other:
+                raise ConfigError("the data sets differ in their masks, or in whether one agent moves for both sides")
         abouts = [part.about for part in parts]
         about = {name: x for name, x in abouts[0].items() if all(other.get(name) == x for other in abouts)}
-        names = "observation_space", "action_space"
-        hulls: Any = {name: columns.hull(*(getattr(part, name) for part in parts)) for name in names}
+        interfaces = [part.interface for part in parts]
+        interface = dataclasses.replace(
+            first.interface,
+            observation=columns.hull(*(each.observation for each in interfaces)),
+            action=columns.hull(*(each.action for each in interfaces)),
+        )
         whole = first._map(lambda *x: np.concatenate(x), *parts[1:])
-        return dataclasses.replace(whole, about={**about, "parts": abouts}, **hulls)
+        return dataclasses.replace(whole, about={**about, "parts": abouts}, interface=interface)
 
     # --- Files --------------------------------------------------------------------------------------------
 
@@ -345,7 +400,7 @@ class Dataset:
         about = {"steps": self.steps, "episodes": len(self.ends), "about": dict(self.about)}
         known = self.columns
         kinds = {name: kind for name, kind in self.kinds.items() if name in known}
-        return writing.write(path, known, kinds, about)
+        return writing.write(path, known, kinds, self.interface, about)
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> Dataset:
@@ -356,9 +411,8 @@ class Dataset:
         """
         if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
             raise ConfigError(f"the path of a data set is text, and not {path!r}")
-        fields, kinds, content = files.read(pathlib.Path(path), columns.ROWS, ("log_prob",))
-        about = content["about"]
-        data = cls(**fields, observation_space=kinds["obs"], action_space=kinds["action"], about=about)
+        fields, interface, content = files.read(pathlib.Path(path), columns.ROWS, ("log_prob",))
+        data = cls(**fields, interface=interface, about=content["about"])
         return checked(data, str(path))
 
 
@@ -368,7 +422,8 @@ def checked(data: Dataset, name: str = "the data set") -> Dataset:
     Raises:
       ConfigError: they do not.
     """
-    if (problem := _problem_about(data.about) or columns.problem(data.columns, data.kinds)) is not None:
+    problem = _problem_about(data.about) or data.interface.problem() or columns.problem(data.columns, data.kinds)
+    if problem is not None:
         raise ConfigError(f"{name} cannot be learnt from: {problem}")
     return data
 
@@ -392,15 +447,16 @@ def _problem_about(about: Mapping[str, Any]) -> str | None:
 
 
 def check_spaces(name: str, data: Dataset, observation: Space, action: Space) -> None:
-    """Checks that a data set has these spaces, of which the bounds of numbers may differ.
+    """Checks that a data set has these spaces, of which the bounds of numbers may differ; starts count.
 
     Raises:
       ConfigError: it has not.
     """
     pairs = {"observations": (data.observation_space, observation), "actions": (data.action_space, action)}
     for role, (mine, wanted) in pairs.items():
-        if spaces.describe(mine) != spaces.describe(wanted):
-            problem = f"{name} has the {role} {spaces.describe(mine)}, and not {spaces.describe(wanted)}"
+        own, other = (spaces.describe(space, starts=True) for space in (mine, wanted))
+        if own != other:
+            problem = f"{name} has the {role} {own}, and not {other}"
             if isinstance(mine, Discrete | MultiDiscrete):
                 problem += f"; if values never occur in the data, give {role[:-1]}_space= to the Dataset"
             raise ConfigError(problem)

@@ -16,16 +16,19 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl_dist import spaces
 from jaxrl_dist.checks import install_extra
-from jaxrl_dist.envs.base import KINDS, space_of
-from jaxrl_dist.envs.native import named, named_spaces, plain
+from jaxrl_dist.envs.base import KINDS
+from jaxrl_dist.envs.native import plain
 from jaxrl_dist.errors import ConfigError, first_line
 from jaxrl_dist.run import storage
-from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
+from jaxrl_dist.spaces import Box, Discrete, Interface, MultiDiscrete, Space
 from jaxrl_dist.types import PyTree
 
 OURS = "jaxrl_dist"
 """Where the metadata of data sets that we have made hold ``Dataset.about``."""
+INTERFACE = "jaxrl_dist_interface"
+"""Where they hold what Minari's spaces do not say."""
 LOG_PROB = "log_prob"
 """Where log-probabilities lie in the ``infos`` of an episode of ours, which has one entry more than steps. In infos of
 others the first entry may be that of the reset, or a name may mean something else, so these are not read."""
@@ -33,8 +36,8 @@ others the first entry may be that of the reset, or a name may mean something el
 _HDF5_BYTES = 4096  # of a file for each array of an episode, beside its values; 2,900 were measured
 
 
-def read(source: Any) -> tuple[list[Mapping[str, PyTree]], Space, Space, dict[str, Any]]:
-    """Returns the episodes of a data set as ``Dataset.from_episodes`` takes them, its spaces, and ``Dataset.about``.
+def read(source: Any) -> dict[str, Any]:
+    """Returns a data set as arguments of ``Dataset.from_episodes``.
 
     Args:
       source: a ``minari.MinariDataset``, or the name of one on this machine.
@@ -47,23 +50,28 @@ def read(source: Any) -> tuple[list[Mapping[str, PyTree]], Space, Space, dict[st
         native = {"obs": data.observation_space, "action": data.action_space}
         metadata = data.storage.metadata
         label = f"minari:{data.spec.dataset_id}"
-        observation = _space_of(native["obs"], label, "observations")
-        action = _space_of(native["action"], label, "actions")
+        _check_kinds(native["obs"], label, "observations")
+        _check_kinds(native["action"], label, "actions")
         episodes = list[Mapping[str, PyTree]]()
         for episode in data.iterate_episodes():
             if np.any(episode.terminations[:-1]) or np.any(episode.truncations[:-1]):
                 raise ConfigError(f"episode {episode.id} of {label} ends before its last step; divide it there")
-            columns = {"obs": _from(native["obs"], episode.observations)}
-            columns |= {"action": _from(native["action"], episode.actions), "reward": episode.rewards}
+            columns = {"obs": episode.observations, "action": episode.actions, "reward": episode.rewards}
             known = {}
             if OURS in metadata and LOG_PROB in (episode.infos or {}):
                 known[LOG_PROB] = episode.infos[LOG_PROB][:-1]
             episodes.append(columns | known | {"terminated": bool(episode.terminations[-1])})
-        return episodes, observation, action, _about(metadata, data.spec.dataset_id)
+        ours = metadata.get(INTERFACE) if OURS in metadata else None
+        return {
+            "episodes": episodes,
+            "observation_space": native["obs"],
+            "action_space": native["action"],
+            **(ours if isinstance(ours, dict) else {}),
+            "about": _about(metadata, data.spec.dataset_id),
+        }
 
 
-def _space_of(native: Any, label: str, role: str) -> Space:
-    """Converts a space as ``envs.base.space_of`` does."""
+def _check_kinds(native: Any, label: str, role: str) -> None:
     space = plain(native)
     for name, part in (space.parts or {"": space}).items():
         if part.kind not in KINDS:
@@ -71,7 +79,6 @@ def _space_of(native: Any, label: str, role: str) -> Space:
                 f"{label} has {role} {name} of the kind {part.kind}, which no policy reads; make a "
                 "copy of the set without them by minari.create_dataset_from_buffers"
             )
-    return space_of(space, label, role)
 
 
 def _loaded(name: str) -> Any:
@@ -125,19 +132,6 @@ def _label(source: Any) -> str:
     return source if isinstance(source, str) else "the Minari data set"
 
 
-def _from(native: Any, values: Any) -> PyTree:
-    """Returns values ``[T, ...]`` of a Gymnasium space in the form that policies see."""
-
-    def part(space: Any, x: Any) -> np.ndarray:
-        x = np.asarray(x)
-        if type(space).__name__ == "Box":
-            return x
-        x = x - getattr(space, "start", 0)  # ours begin at 0
-        return x.reshape(len(x)) if type(space).__name__ == "Discrete" else x.reshape(len(x), -1)
-
-    return jax.tree.map(part, named_spaces(native), named(native, values))
-
-
 def _about(metadata: Mapping[str, Any], name: str) -> dict[str, Any]:
     if isinstance(ours := metadata.get(OURS), dict):
         json.dumps(ours, allow_nan=False)  # so that a data set can hold it
@@ -153,12 +147,11 @@ def _about(metadata: Mapping[str, Any], name: str) -> dict[str, Any]:
 def write(
     name: str,
     episodes: list[Mapping[str, PyTree]],
-    observation: Space,
-    action: Space,
+    interface: Interface,
     about: Mapping[str, Any],
     **options: Any,
 ) -> Any:
-    """Makes a data set on this machine, and returns it; the arguments are what ``read`` returns.
+    """Makes a data set on this machine, and returns it; values of ``episodes`` are as policies see them.
 
     Raises:
       ConfigError: it exists, or the name is not one.
@@ -174,13 +167,18 @@ def write(
             ends = np.zeros((2, len(episode["reward"])), bool)
             ends[int(not episode["terminated"]), -1] = True
             known = {LOG_PROB: np.append(episode[LOG_PROB], np.float32(0))} if LOG_PROB in episode else None
-            columns = {"observations": episode["obs"], "actions": episode["action"], "rewards": episode["reward"]}
+            columns = {
+                "observations": _valued(interface, "observation", episode["obs"]),
+                "actions": _valued(interface, "action", episode["action"]),
+                "rewards": episode["reward"],
+            }
             arrays += [*jax.tree.leaves((columns, known)), *ends]
             buffers.append(EpisodeBuffer(**columns, terminations=ends[0], truncations=ends[1], infos=known))
-        spaces = {"observation_space": _native(observation), "action_space": _native(action)}
+        native = {f"{role}_space": _native(interface, role) for role in ("observation", "action")}
         with _whole(_place_of(name), arrays):
-            data = minari.create_dataset_from_buffers(name, buffers, **spaces, jpeg_encoding=False, **options)
+            data = minari.create_dataset_from_buffers(name, buffers, **native, jpeg_encoding=False, **options)
             scores = {"ref_min_score": about.get("random"), "ref_max_score": about.get("expert"), OURS: dict(about)}
+            scores[INTERFACE] = {"mask": interface.mask or "", "both_sides": interface.both_sides}
             data.storage.update_metadata({name: x for name, x in scores.items() if x is not None})
         return data
 
@@ -206,14 +204,39 @@ def _whole(place: pathlib.Path, arrays: list[np.ndarray]) -> Iterator[None]:
         raise
 
 
-def _native(space: Space) -> Any:
-    from gymnasium import spaces
+def _native(interface: Interface, role: str) -> Any:
+    """Returns Gymnasium's space of the observations or actions of an environment."""
+    from gymnasium import spaces as kinds
 
-    if isinstance(space, dict):
-        return spaces.Dict({name: _native(part) for name, part in space.items()})
-    if isinstance(space, Box):
-        return spaces.Box(space.low, space.high, space.shape, space.dtype.type)
-    if isinstance(space, MultiDiscrete):
-        return spaces.MultiDiscrete(list(space.nvec))
-    assert isinstance(space, Discrete)
-    return spaces.Discrete(space.n)
+    def native(space: Space, path: str) -> Any:
+        if isinstance(space, dict):
+            parts = {name: native(part, f"{path}/{name}") for name, part in space.items()}
+            if path in interface.tuples:
+                return kinds.Tuple([parts[str(number)] for number in range(len(parts))])
+            return kinds.Dict(parts)
+        if isinstance(space, Box):
+            return kinds.Box(space.low, space.high, space.shape, space.dtype.type)
+        if isinstance(space, MultiDiscrete):
+            if space.binary:
+                return kinds.MultiBinary(space.axes or len(space.nvec))
+            start = np.reshape(space.start or np.zeros(len(space.nvec), int), space.native_shape)
+            return kinds.MultiDiscrete(np.reshape(space.nvec, space.native_shape), start=start)
+        assert isinstance(space, Discrete)
+        return kinds.Discrete(space.n, start=space.start)
+
+    return native(getattr(interface, role), role)
+
+
+def _valued(interface: Interface, role: str, values: PyTree) -> Any:
+    """Returns values ``[T, ...]`` as the environment has them."""
+
+    def valued(space: Space, values: PyTree, path: str) -> Any:
+        if isinstance(space, dict):
+            parts = {name: valued(part, values[name], f"{path}/{name}") for name, part in space.items()}
+            if path in interface.tuples:
+                return tuple(parts[str(number)] for number in range(len(parts)))
+            return parts
+        own = spaces.native(space, values)
+        return own.astype(np.int8) if isinstance(space, MultiDiscrete) and space.binary else own
+
+    return valued(getattr(interface, role), values, role)

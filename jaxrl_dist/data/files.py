@@ -18,9 +18,9 @@ from jaxrl_dist import spaces
 from jaxrl_dist.checks import MAX_SIZE, MINARI, shown
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import storage
-from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
+from jaxrl_dist.spaces import Box, Discrete, Interface, MultiDiscrete, Space
 
-FORMAT = 1
+FORMAT = 2
 """Format number of ``dataset.json``; a reader refuses unknown numbers."""
 INDEX = "dataset.json"
 ENDS = "random", "expert"
@@ -59,8 +59,8 @@ def scored(evaluation: Mapping[str, Any], path: str | None) -> dict[str, Any]:
 
 def read(
     path: pathlib.Path, rows: Mapping[str, Box], optional: Sequence[str]
-) -> tuple[dict[str, Any], dict[str, Space], dict[str, Any]]:
-    """Reads a directory: its arrays, which stay on the disk until they are used, its spaces, and its index.
+) -> tuple[dict[str, Any], Interface, dict[str, Any]]:
+    """Reads a directory: its arrays, which stay on the disk until they are used, its interface, and its index.
 
     Args:
       rows: the spaces of the arrays for which the index has none.
@@ -70,7 +70,7 @@ def read(
       ConfigError: there is no data set, or it is damaged.
     """
     path = path.resolve()  # a link that the user names is followed, and none below it
-    content, kinds = _index(path)
+    content, interface = _index(path)
     found = storage.digests(path, without=[INDEX])
     if more := sorted(found.keys() - content["files"].keys()):
         raise ConfigError(f"{path} holds {shown(more[0])}, which {INDEX} does not name: remove it")
@@ -78,11 +78,11 @@ def read(
         raise ConfigError(f"{path} is damaged: its arrays are not those that {INDEX} names")
     kept = {name: kind for name, kind in rows.items() if name not in optional or file_of(name) in content["files"]}
     first, size, fields = next(iter(rows)), 0, {}
-    for name, space in {first: rows[first], **kept, **kinds}.items():
+    for name, space in {first: rows[first], **kept, **interface.kinds}.items():
         parts = {part: _array(path / file_of(name, part), kind, size) for part, kind in spaces.leaves(space).items()}
         fields[name] = spaces.nested(space, parts)
         size = len(fields[first])
-    return fields, kinds, content
+    return fields, interface, content
 
 
 def identity(path: str | pathlib.Path) -> str:
@@ -92,12 +92,12 @@ def identity(path: str | pathlib.Path) -> str:
       ConfigError: there is no data set, or its index is damaged.
     """
     content, _ = _index(pathlib.Path(path).resolve())
-    same = json.dumps([content["spaces"], content["files"]], sort_keys=True)
+    same = json.dumps([content["interface"], content["files"]], sort_keys=True)
     return hashlib.sha256(same.encode()).hexdigest()
 
 
-def _index(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Space]]:
-    """Returns the index of a directory, and the spaces in it. Raises as ``read``."""
+def _index(path: pathlib.Path) -> tuple[dict[str, Any], Interface]:
+    """Returns the index of a directory, and the interface in it. Raises as ``read``."""
     if not (path / INDEX).is_file():
         if any(part.startswith(MINARI) for part in path.parts):
             way = f"`jaxrl-dist data {MINARI}NAME -o DIR` makes one of a data set of Minari"
@@ -107,8 +107,11 @@ def _index(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Space]]:
     try:
         content = storage.read_json(path / INDEX)
         if content["format"] != FORMAT:
-            raise ConfigError(f"{path} has format {shown(content['format'])}, and this version reads {FORMAT}")
-        kinds = {name: _space_from_json(content["spaces"][name]) for name in ("obs", "action")}
+            raise ConfigError(
+                f"{path} has format {shown(content['format'])}, and this version reads {FORMAT}; make the data set "
+                "again, by jaxrl-dist record or Dataset.save"
+            )
+        interface = interface_from_json(content["interface"])
         if not isinstance(content["about"], dict) or not isinstance(content["files"], dict):
             raise TypeError
         json.dumps(content["about"], allow_nan=False)  # so that it can be written again
@@ -116,7 +119,7 @@ def _index(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Space]]:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
         raise ConfigError(f"{path / INDEX} is damaged, or not of a data set") from None
-    return content, kinds
+    return content, interface
 
 
 def file_of(name: str, part: str = "") -> str:
@@ -144,14 +147,55 @@ def _array(file: pathlib.Path, kind: Any, size: int) -> np.ndarray:
     raise ConfigError(f"{file} is damaged: it does not hold {kind.dtype}[{sizes}]")
 
 
-def space_to_json(space: Space) -> Any:
-    """Returns a space as the index holds it."""
+def interface_to_json(interface: Interface) -> dict[str, Any]:
+    """Returns an interface as the index holds it."""
+    return {
+        "observation": _space_to_json(interface.observation),
+        "action": _space_to_json(interface.action),
+        "mask": interface.mask,
+        "both_sides": interface.both_sides,
+        "tuples": list(interface.tuples),
+    }
+
+
+def interface_from_json(stored: Any) -> Interface:
+    """The inverse of ``interface_to_json``.
+
+    Raises:
+      ValueError, TypeError, LookupError, AttributeError, OverflowError: somebody else has written it.
+    """
+    observation = _space_from_json(stored["observation"])
+    action = _space_from_json(stored["action"])
+    mask, both_sides, tuples = stored["mask"], stored["both_sides"], stored["tuples"]
+    if not isinstance(mask, str | None) or not isinstance(both_sides, bool):
+        raise TypeError("not the name of a mask, or not a flag")
+    dicts = _dicts({"observation": observation, "action": action})
+    for path in tuples:
+        if dicts[path].keys() != set(map(str, range(len(dicts[path])))):
+            raise ValueError("not the parts of a tuple")
+    interface = Interface(observation, action, mask, both_sides, tuple(tuples))
+    if interface.problem() is not None:
+        raise ValueError("not a mask")
+    return interface
+
+
+def _dicts(parts: dict[str, Space], above: str = "") -> dict[str, dict[str, Space]]:
+    """Returns the spaces of named parts, by path."""
+    found: dict[str, dict[str, Space]] = {}
+    for name, space in parts.items():
+        if isinstance(space, dict):
+            found |= {above + name: space, **_dicts(space, f"{above}{name}/")}
+    return found
+
+
+def _space_to_json(space: Space) -> Any:
     if isinstance(space, dict):
-        return {"parts": {name: space_to_json(part) for name, part in space.items()}}
+        return {"parts": {name: _space_to_json(part) for name, part in space.items()}}
     if isinstance(space, Discrete):
-        return {"n": space.n}
+        return {"n": space.n, "start": space.start}
     if isinstance(space, MultiDiscrete):
-        return {"nvec": list(space.nvec)}
+        native = {"start": list(space.start), "axes": list(space.axes), "binary": space.binary}
+        return {"nvec": list(space.nvec), **native}
     bounds = {side: _bound(getattr(space, side)) for side in ("low", "high")}
     return {"shape": list(space.shape), "dtype": space.dtype.name, **bounds}
 
@@ -171,9 +215,18 @@ def _space_from_json(stored: Any) -> Space:
         _check_names(stored["parts"].keys())
         return {name: _space_from_json(part) for name, part in stored["parts"].items()}
     if "n" in stored:
-        return Discrete(_count(stored["n"]))
+        size = _count(stored["n"])
+        return Discrete(size, _start(stored["start"]))
     if "nvec" in stored:
-        return MultiDiscrete(tuple(map(_count, stored["nvec"][:] or [0])))
+        sizes = tuple(map(_count, stored["nvec"][:] or [0]))
+        start = tuple(map(_start, stored["start"]))
+        axes = tuple(map(_count, stored["axes"]))
+        binary = stored["binary"]
+        if len(start) not in (0, len(sizes)) or not isinstance(binary, bool):
+            raise ValueError("not the starts of these sizes, or not a flag")
+        if axes and math.prod(axes) != len(sizes):
+            raise ValueError("not the axes of so many values")
+        return MultiDiscrete(sizes, start, axes, binary)
     return _box_from_json(stored)
 
 
@@ -200,6 +253,12 @@ def _bound_from_json(value: Any, shape: tuple[int, ...], dtype: str) -> np.ndarr
     with np.errstate(over="ignore", invalid="ignore"):
         values = values.astype(dtype)
     return values.reshape(shape if isinstance(value, list) else ())
+
+
+def _start(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not -(2**30) <= value <= 2**30:
+        raise ValueError("not a start")
+    return value
 
 
 def _count(value: Any) -> int:

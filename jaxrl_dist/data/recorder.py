@@ -149,12 +149,24 @@ class Recorder:
             return
         rows = jax.tree.map(lambda *x: np.concatenate(x), *pieces)
         rows["action"] = spaces.clipped(self._spec.action, rows["action"])
-        data = Dataset.of_rows(**rows, observation_space=self._spec.observation, action_space=self._spec.action)
+        data = Dataset.of_rows(**rows, interface=self._spec.interface)
         self._writer.append(data.columns)
         self._episodes += len(data.ends)
+
+
+def unrecordable(spec: EnvSpec) -> str | None:
+    """Says why the experience in an environment makes no data set, and what would; None: it does."""
+    if spec.policies or spec.num_agents > 1:
+        return (
+            "a data set holds the steps of one agent; --env-options opponents=random leaves one in a "
+            "game, and Dataset.from_episodes takes the episodes of each agent from Python"
+        )
+    if spec.frame_stack > 1:
+        return "a data set holds no stacked frames; record a run without a frame stack"
+    return None
 
 
 def kinds(spec: EnvSpec, *, known: bool) -> dict[str, Any]:
     """Returns the spaces of the arrays of experience in an environment; ``known``: with ``log_prob``."""
     rows = {name: kind for name, kind in columns.ROWS.items() if known or name != "log_prob"}
-    return {"obs": spec.observation, "action": spec.action, **rows}
+    return {**spec.interface.kinds, **rows}

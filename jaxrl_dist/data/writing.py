@@ -21,7 +21,7 @@ from jaxrl_dist.checks import MINARI
 from jaxrl_dist.data import files
 from jaxrl_dist.errors import ConfigError, FileWarning
 from jaxrl_dist.run import storage
-from jaxrl_dist.spaces import Space
+from jaxrl_dist.spaces import Interface, Space
 
 _RESERVED = 2**16  # bytes of an index, beside the spaces
 
@@ -34,7 +34,7 @@ def check_new(path: pathlib.Path) -> None:
     """
     if str(path).startswith(MINARI):
         raise ConfigError(f"{path} is not a directory: `jaxrl-dist data DIR -o {path}` makes one of Minari of it")
-    if path.name in ("", "..") or "\0" in path.name:
+    if path.name == ".." or "\0" in path.name:
         raise ConfigError(f"{str(path)!r} has no name for a new directory; add one")
     if os.path.lexists(path):
         raise ConfigError(f"{path} exists; a data set needs a new directory")
@@ -84,7 +84,7 @@ class Place:
 class Writer:
     """Writes a new directory, whole or not at all, whose arrays grow by what is appended."""
 
-    def __init__(self, place: Place, kinds: Mapping[str, Space]) -> None:
+    def __init__(self, place: Place, kinds: Mapping[str, Space], interface: Interface) -> None:
         """Closes the place at the end; ``kinds`` are the spaces of the arrays, by name.
 
         Raises:
@@ -93,14 +93,14 @@ class Writer:
         self.place, self.rows, self._kinds = place, 0, kinds
         parts = {name: spaces.leaves(space) for name, space in kinds.items()}
         self._parts = {(name, part): kind for name, space in parts.items() for part, kind in space.items()}
-        self._spaces = {name: files.space_to_json(kinds[name]) for name in ("obs", "action")}
+        self._interface = files.interface_to_json(interface)
         self._files = dict[tuple[str, str], FileIO]()
         try:
             with storage.naming(place.path):
                 for name, part in self._parts:
                     self._files[name, part] = FileIO(place.temporary / files.file_of(name, part), "x")
                 self._heads()
-                reserve = _RESERVED + len(json.dumps(self._spaces, indent=2))  # so that a full disk has room for it
+                reserve = _RESERVED + len(json.dumps(self._interface, indent=2))  # so that a full disk has room for it
                 (place.temporary / files.INDEX).write_bytes(bytes(reserve))
         except BaseException:
             self.close()
@@ -122,7 +122,7 @@ class Writer:
             for file in self._files.values():
                 file.close()
             digests = storage.digests(folder, without=[files.INDEX])
-            content = {"format": files.FORMAT, **about, "spaces": self._spaces, "files": digests}
+            content = {"format": files.FORMAT, **about, "interface": self._interface, "files": digests}
             with FileIO(folder / files.INDEX, "r+") as index:
                 _write(index, memoryview((json.dumps(content, indent=2, allow_nan=False) + "\n").encode()))
                 index.truncate()
@@ -190,14 +190,18 @@ def _claimed(folder: pathlib.Path, path: pathlib.Path) -> int:
 
 
 def write(
-    path: str | pathlib.Path | Place, columns: Mapping[str, Any], kinds: Mapping[str, Space], about: Mapping[str, Any]
+    path: str | pathlib.Path | Place,
+    columns: Mapping[str, Any],
+    kinds: Mapping[str, Space],
+    interface: Interface,
+    about: Mapping[str, Any],
 ) -> pathlib.Path:
     """Writes arrays as a new directory, whole or not at all, and returns its path, as ``Place.commit`` chooses it.
 
     Other arguments and errors are those of ``Place`` and ``Writer``.
     """
     place = path if isinstance(path, Place) else Place(path)
-    with contextlib.closing(Writer(place, kinds)) as writer:
+    with contextlib.closing(Writer(place, kinds, interface)) as writer:
         writer.append(columns)
         writer.commit(about)
     return place.path

@@ -153,7 +153,8 @@ def space_of(space: PlainSpace, name: str, role: str, kinds: Sequence[str] = KIN
         return _box(space)
     if space.kind == "Discrete":
         return Discrete(space.sizes[0], space.start)
-    return MultiDiscrete(tuple(space.sizes or [2] * math.prod(space.shape)), tuple(space.start or ()), space.shape)
+    sizes = tuple(space.sizes or [2] * math.prod(space.shape))
+    return MultiDiscrete(sizes, tuple(space.start or ()), space.shape, space.kind == "MultiBinary")
 
 
 def _supported(space: PlainSpace, kinds: Sequence[str], role: str) -> str:

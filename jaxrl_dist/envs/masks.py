@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxrl_dist.envs.native import NO_MASK, Mask, PlainSpace, named
 from jaxrl_dist.heavy import jax
-from jaxrl_dist.spaces import Box, Space, num_choices
+from jaxrl_dist.spaces import Box, Interface, MultiDiscrete, Space, num_choices
 from jaxrl_dist.types import EnvSpec, PyTree, Timestep
 
 NAMES = (
@@ -40,6 +40,19 @@ def of_parts(observation: PlainSpace, action: PlainSpace) -> Mask:
         if name != PART:
             return Mask("part", name, misfit(f"part {name!r} of its observation", size, action))
     return NO_MASK
+
+
+def part_of(observation: Space, action: Space) -> str | None:
+    """Returns the name of the action mask among the parts of recorded observations; None: there is none."""
+    parts = observation if isinstance(observation, dict) else {}
+    found = (name for name in (PART, *NAMES) if Interface(observation, action, name).problem() is None)
+    return next((name for name in found if _may_be_flags(parts[name])), None)
+
+
+def _may_be_flags(part: Space) -> bool:
+    if not isinstance(part, Box):
+        return isinstance(part, MultiDiscrete) and max(part.nvec) <= 2
+    return part.dtype == np.bool_ or bool(np.all(part.low >= 0) and np.all(part.high <= 1))
 
 
 def _holds_flags(space: PlainSpace) -> bool:

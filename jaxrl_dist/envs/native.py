@@ -110,6 +110,18 @@ def parts_of(space: Any) -> dict[str, Any] | None:
     return {str(name): part for name, part in inner.items()} if kind == "Dict" and inner is not None else None
 
 
+def tuples(observation: PlainSpace, action: PlainSpace) -> tuple[str, ...]:
+    """Returns ``EnvSpec.tuples``."""
+    return tuple(tuples_in(observation, "observation") + tuples_in(action, "action"))
+
+
+def tuples_in(space: PlainSpace, path: str) -> list[str]:
+    """Returns the paths of a space's tuples, which begin with its own ``path``."""
+    parts = space.parts or {}
+    inner = [below for name, part in parts.items() for below in tuples_in(part, f"{path}/{name}")]
+    return [path, *inner] if space.kind == "Tuple" else inner
+
+
 def named(space: Any, value: Any) -> Any:
     """Returns a value of a space as nested dicts: a tuple becomes a dict with the names "0", "1" and so on.
 

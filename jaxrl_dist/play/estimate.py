@@ -180,6 +180,11 @@ def _checked(policy: Policy, data: Dataset, discount: float | None, refits: int,
                 "--evaluation-policy greedy works"
             )
     check_spaces("the data set", data, spec.observation, spec.action)
+    if spec.both_sides or data.interface.both_sides:
+        raise ConfigError(
+            "estimates are of one side of a game, and here one agent moves for both sides; `jaxrl-dist match` plays "
+            "the policy against others"
+        )
     discount = getattr(policy.config.algorithm, "discount", None) if discount is None else discount
     if discount is None:
         raise ConfigError("this run has no discount; --discount 0.99 sets one")

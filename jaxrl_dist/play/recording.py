@@ -16,6 +16,7 @@ from jaxrl_dist import rng, spaces
 from jaxrl_dist.actors import step as steps
 from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES, MAX_EPISODE_STEPS
 from jaxrl_dist.data.dataset import Dataset
+from jaxrl_dist.data.recorder import unrecordable
 from jaxrl_dist.envs.base import EnvSlice
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.nn import observations
@@ -57,8 +58,9 @@ def record(
       EnvError, TimeoutError: as ``Policy.evaluate``.
     """
     source, algorithm, spec = policy.source, policy.algorithm, policy.source.spec
-    if spec.policies or spec.num_agents > 1 or spec.frame_stack > 1:
-        raise ConfigError("a data set holds the steps of one agent, and no stacked frames")
+    problem = unrecordable(spec)
+    if problem is not None:
+        raise ConfigError(problem)
     act, known = _acting(policy, num_envs, random_share, greedy=greedy)
     start = steps.initial_core({"": algorithm}, spec, EnvSlice.all(num_envs))[""]
     after_step = jax.jit(lambda core, action, step: steps.after_step(algorithm, core, start, action, step))
@@ -140,8 +142,11 @@ def of_memory(
     config, spec = policy.config, policy.source.spec
     job = make_job(dataclasses.replace(config, init_from=None), policy.source, devices=jax.local_devices()[:1])
     shapes = jax.eval_shape(job.learner.init, jax.random.key(0))
-    if spec.policies or spec.num_agents > 1 or spec.frame_stack > 1 or not jax.tree.leaves(shapes.memory):
-        raise ConfigError(f"{run_dir}: --replay needs a run that replays the single frames of one agent")
+    problem = unrecordable(spec)
+    if problem is not None:
+        raise ConfigError(f"{run_dir}: {problem}")
+    if not jax.tree.leaves(shapes.memory):
+        raise ConfigError(f"{run_dir}: --replay needs a run of an algorithm that replays")
     memory = load_memory(run_dir, shapes.memory[""], checkpoint)
     steps, added = memory.steps, int(memory.added[0])
     count = min(added, steps.reward.shape[1] - 1)
@@ -169,8 +174,7 @@ def of_rollout(rollout: Rollout, spec: EnvSpec, about: Mapping[str, Any]) -> Dat
         row(rollout.terminated).astype(bool),
         row(rollout.valid).astype(bool),
         log_prob=None if log_prob is None else row(log_prob),
-        observation_space=spec.observation,
-        action_space=spec.action,
+        interface=spec.interface,
         about=about,
     )
 

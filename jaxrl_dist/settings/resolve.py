@@ -124,8 +124,9 @@ def find_env(config: Train[Any]) -> EnvSource:
 
         options = ["env_options"] if config.env_options else []
         check_used(config, *options, *_OF_ENV, active=False, needed="--env")
-        data = Dataset.load(config.data)
-        return EnvSource(EnvSpec(config.data, RECORDS, RECORDS, data.observation_space, data.action_space, None), {})
+        parts = dict(vars(Dataset.load(config.data).interface))
+        spec = EnvSpec(config.data, RECORDS, RECORDS, max_episode_steps=None, **parts)
+        return EnvSource(spec, {})
 
     if isinstance(config.env, str):
         locate(config.env)

@@ -65,10 +65,11 @@ def check_simulator(algorithm: Algorithms, source: EnvSource, plan: str, names: 
     spec, env = source.spec, label_of(source.spec)
     for policy, part in algorithm.items():
         with naming(policy):
-            if spec.both_sides and part.trains and not part.searches:
+            if spec.both_sides and part.trains and not (part.searches or part.imitates):
                 raise ConfigError(
                     f"{names[policy]} would learn for one side what it does for both in {env}: opponents=self needs an "
-                    "algorithm that plans, such as alphazero; opponents=agents trains others in self-play"
+                    "algorithm that plans, such as alphazero, or imitates, as bc does; opponents=agents trains others "
+                    "in self-play"
                 )
             if not part.searches:
                 continue

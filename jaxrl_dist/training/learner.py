@@ -229,6 +229,11 @@ def recorded(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_devic
     arrays.check_equal(np.frombuffer(name.encode(), np.uint8), f"--data {config.data}")
     data = Dataset.load(str(config.data))
     check_spaces(f"--data {config.data}", data, spec.observation, spec.action)
+    if data.interface.both_sides and not trained.imitates:
+        raise ConfigError(
+            f"--data {config.data}: its agent moved for both sides of a game, and algorithms learn for one side; "
+            "bc imitates its moves"
+        )
     if data.steps < (least := math.lcm(ROWS, num_devices)):
         raise ConfigError(f"--data {config.data} has {data.steps} steps; {least} or more work")
     _check_bounds(str(config.data), data, spec)

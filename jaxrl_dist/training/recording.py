@@ -10,7 +10,7 @@ import jax
 from jaxrl_dist.actors.step import probabilities_known
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train
-from jaxrl_dist.data.recorder import Recorder, advising, kinds
+from jaxrl_dist.data.recorder import Recorder, advising, kinds, unrecordable
 from jaxrl_dist.data.writing import Place, Writer
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import peers
@@ -33,9 +33,10 @@ def check(config: Train[Any], spec: EnvSpec) -> None:
         "--plan offline makes no experience": PLANS[config.plan].clock == "updates",
         "a population has several experiences; `jaxrl-dist record` works afterwards": is_population(config),
         "it works in one process": peers.count() > 1,
-        "a data set holds the steps of one agent": bool(spec.policies) or spec.num_agents > 1,
-        "a data set holds no stacked frames": spec.frame_stack > 1,
     }
+    unfit = unrecordable(spec)
+    if unfit is not None:
+        problems[unfit] = True
     for problem in filter(problems.get, problems):
         raise ConfigError(f"--record {config.record} does not work here: {problem}")
 
@@ -56,5 +57,5 @@ def recorder(job: Job, *, resumed: bool) -> Recorder:
     about = {"env": spec.id, "behaviour": {"run": config.run_dir, "training": label(config.algorithm)}}
     known = probabilities_known(algorithm, spec, jax.eval_shape(algorithm.init, jax.random.key(0)))
     with advising():
-        writer = Writer(Place(path), kinds(spec, known=known))
+        writer = Writer(Place(path), kinds(spec, known=known), spec.interface)
     return Recorder(writer, spec, about, episodic=algorithm.episodic)

@@ -10,10 +10,12 @@ import pickle
 import tracemalloc
 import warnings
 
+import gymnasium
 import numpy as np
 import pytest
 import runs  # noqa: F401  which sets up the devices
 
+from jaxrl_dist import spaces
 from jaxrl_dist.data import columns
 from jaxrl_dist.data.dataset import Dataset, check_spaces
 from jaxrl_dist.errors import ConfigError, ConfigWarning
@@ -91,7 +93,7 @@ def test_a_data_set_survives_its_files_and_joins_and_sorts(tmp_path):
 
 
 def _index(**changes):
-    """Changes the index; ``spaces={...}`` and the like replace whole entries, ``spaces__obs=...`` one below."""
+    """Changes the index; ``interface={...}`` and the like replace whole entries, ``interface__mask=...`` one below."""
 
     def change(path):
         content = json.loads((path / "dataset.json").read_text())
@@ -157,6 +159,8 @@ def _linked_index(path):
 
 
 REWARD, OBS, FLAG = np.arange(7, dtype=np.float32), np.ones((7, 4), np.float32), np.zeros(7, bool)
+INTERFACE = '"interface": {'
+VECTOR = {"nvec": [2, 3], "start": [], "axes": [], "binary": False}
 BOX, HEADER = {"shape": [4], "dtype": "float32", "low": 0, "high": 1}, _npy(REWARD)[:128]
 MUTATIONS = {
     "a truncated array": lambda path: (path / "obs.npy").write_bytes((path / "obs.npy").read_bytes()[:-8]),
@@ -169,26 +173,44 @@ MUTATIONS = {
     "a link": _link,
     "another format": _index(format=99),
     "a format of many lines": _index(format="\n" * 1000),
-    "no spaces": _index(spaces={}),
-    "spaces of nothing": _index(spaces={"obs": [], "action": None}),
-    "no parts": _index(spaces__obs={"parts": {}}),
-    "a part above": _index(spaces__obs={"parts": {"../../x": BOX}}),
-    "an absolute part": _index(spaces__obs={"parts": {"/etc/passwd": BOX}}),
-    "a part of two lines": _index(spaces__obs={"parts": {"a\nb": BOX}}),
-    "a part with a null": _index(spaces__obs={"parts": {"a\0b": BOX}}),
-    "two parts of one path": _index(spaces__obs={"parts": {"a/b": BOX, "a": {"parts": {"b": BOX}}}}),
-    "a deep space": _text('"spaces": {', '"spaces": {"obs": ' + '{"parts": {"a": ' * 40_000 + "}" * 80_000 + ","),
-    "the same space twice": _text('"spaces": {', '"spaces": {}, "spaces": {"more": {}, "obs": {"n": 3}, "x": {'),
-    "huge spaces": _index(spaces__obs=BOX | {"shape": [2**60]}),
-    "large spaces": _index(spaces__obs=BOX | {"shape": [2**20, 2**10]}),
-    "many actions": _index(spaces__action={"n": 2**40}),
+    "no spaces": _index(interface={}),
+    "spaces of nothing": _index(interface={"observation": [], "action": None}),
+    "no parts": _index(interface__observation={"parts": {}}),
+    "a part above": _index(interface__observation={"parts": {"../../x": BOX}}),
+    "an absolute part": _index(interface__observation={"parts": {"/etc/passwd": BOX}}),
+    "a part of two lines": _index(interface__observation={"parts": {"a\nb": BOX}}),
+    "a part with a null": _index(interface__observation={"parts": {"a\0b": BOX}}),
+    "two parts of one path": _index(interface__observation={"parts": {"a/b": BOX, "a": {"parts": {"b": BOX}}}}),
+    "a deep space": _text(
+        '"interface": {', '"interface": {"observation": ' + '{"parts": {"a": ' * 40_000 + "}" * 80_000 + ","
+    ),
+    "the same space twice": _text(
+        '"interface": {', '"interface": {}, "interface": {"more": {}, "observation": {"n": 3}, "x": {'
+    ),
+    "huge spaces": _index(interface__observation=BOX | {"shape": [2**60]}),
+    "large spaces": _index(interface__observation=BOX | {"shape": [2**20, 2**10]}),
+    "many actions": _index(interface__action={"n": 2**40}),
     "a huge integer": _text('"n": 2', '"n": 1' + "0" * 9999),
-    "no components": _index(spaces__action={"nvec": []}),
-    "bounds of nothing": _index(spaces__obs=BOX | {"low": "nan"}),
-    "objects": _index(spaces__obs=BOX | {"dtype": "object"}),
-    "a dtype of many": _index(spaces__obs=BOX | {"dtype": "(1000000,1000000)f4"}),
-    "other spaces": _index(spaces__obs={"n": 3}),
-    "fewer actions": _index(spaces__action={"n": 1}),
+    "no components": _index(interface__action=VECTOR | {"nvec": []}),
+    "no start": _index(interface__action={"n": 2}),
+    "a huge start": _index(interface__action={"n": 2, "start": 2**40}),
+    "a start of text": _index(interface__action={"n": 2, "start": "1"}),
+    "starts of other sizes": _index(interface__action=VECTOR | {"start": [1]}),
+    "axes of other sizes": _index(interface__action=VECTOR | {"axes": [3]}),
+    "negative axes": _index(interface__action=VECTOR | {"axes": [-1, -2]}),
+    "a flag of text": _index(interface__action=VECTOR | {"binary": "no"}),
+    "a mask that is no part": _index(interface__mask="mask"),
+    "a mask of numbers": _index(interface__mask=1),
+    "sides in words": _index(interface__both_sides="no"),
+    "a tuple that is no part": _index(interface__tuples=["observation/0"]),
+    "a tuple elsewhere": _index(interface__tuples=["mask"]),
+    "a tuple of numbers": _index(interface__tuples=[1]),
+    "no tuples": _index(interface__tuples=None),
+    "bounds of nothing": _index(interface__observation=BOX | {"low": "nan"}),
+    "objects": _index(interface__observation=BOX | {"dtype": "object"}),
+    "a dtype of many": _index(interface__observation=BOX | {"dtype": "(1000000,1000000)f4"}),
+    "other spaces": _index(interface__observation={"n": 3}),
+    "fewer actions": _index(interface__action={"n": 1}),
     "text for files": _index(files="x"),
     "files above": _index(files__x={"../../x": "0" * 64}),
     "no dict about it": _index(about=[1]),
@@ -237,8 +259,8 @@ def test_names_of_parts_lead_nowhere(tmp_path):
     assert [x.name for x in tmp_path.iterdir()] == ["in"] and [x.name for x in (tmp_path / "in").iterdir()] == ["data"]
     (tmp_path / "link").symlink_to("in/data")
     assert Dataset.load(tmp_path / "link").obs.keys() == obs.keys()
-    _index(format=2)(tmp_path / "link")
-    with pytest.raises(ConfigError, match="has format 2, and this version reads 1"):
+    _index(format=1)(tmp_path / "link")
+    with pytest.raises(ConfigError, match="has format 1, and this version reads 2; make the data set again"):
         Dataset.load(tmp_path / "link")
 
 
@@ -429,3 +451,65 @@ def test_states_that_never_occur_name_the_space_to_give():
     data = Dataset.from_arrays(np.arange(4), np.zeros(4, int), np.ones(4), np.ones(4))
     with pytest.raises(ConfigError, match=r"Discrete\(4\), and not Discrete\(16\).*observation_space="):
         check_spaces("data", data, Discrete(16), data.action_space)
+
+
+NATIVE = {
+    "a start": (gymnasium.spaces.Discrete(3, start=1), [1, 3, 2, 1], [0, 2, 1, 0]),
+    "a start of ours": (Discrete(3, 1), [1, 3, 2, 1], [0, 2, 1, 0]),
+    "a column": (gymnasium.spaces.Discrete(3), [[0], [2], [1], [0]], [0, 2, 1, 0]),
+    "starts": (gymnasium.spaces.MultiDiscrete([3, 4], start=[5, -2]), [[5, -2], [7, 1], [6, 0], [5, 0]], None),
+    "a matrix": (gymnasium.spaces.MultiBinary([2, 2]), np.eye(4, dtype=int).reshape(4, 2, 2), np.eye(4)),
+}
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_declared_actions_are_the_environments_own(name, tmp_path):
+    space, given, stored = NATIVE[name]
+    data = Dataset.from_arrays(**{**FLAT, "action": given}, action_space=space)
+    data.save(tmp_path / "data")
+    for again in (data, Dataset.load(tmp_path / "data")):
+        rows = again.action[again.valid]
+        np.testing.assert_array_equal(spaces.native(again.action_space, rows), np.reshape(given, (4, *space.shape)))
+        assert stored is None or np.array_equal(rows, stored)
+
+
+def test_an_action_below_the_declared_start_is_refused():
+    with pytest.raises(ConfigError, match=r"action has a value that Discrete\(3\) from 1 has not"):
+        Dataset.from_arrays(**{**FLAT, "action": [0, 1, 2, 1]}, action_space=gymnasium.spaces.Discrete(3, start=1))
+
+
+def test_an_undeclared_start_is_another_space():
+    data = Dataset.from_arrays(**{**FLAT, "action": [1, 2, 1, 2]})
+    with pytest.raises(ConfigError, match=r"Discrete\(3\), and not Discrete\(3\) from 1.*action_space="):
+        check_spaces("data", data, data.observation_space, Discrete(3, 1))
+
+
+@pytest.mark.parametrize("space", [5, "Discrete", {"a": 5}, {}, gymnasium.spaces.Text(3)])
+def test_what_is_no_space_is_refused(space):
+    with pytest.raises(ConfigError) as refused:
+        Dataset.from_arrays(**FLAT, action_space=space)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_mask_is_found_declared_or_denied(tmp_path):
+    legal = np.array([[1, 0], [1, 1], [0, 1], [1, 1]], bool)
+    obs = {"action_mask": legal, "place": np.ones((4, 1)), "other": ~legal}
+    flat = {**FLAT, "obs": obs, "action": [0, 1, 1, 0]}
+    data = Dataset.from_arrays(**flat)
+    data.save(tmp_path / "data")
+    assert data.interface.mask == Dataset.load(tmp_path / "data").interface.mask == "action_mask"
+    assert Dataset.joined([data, data]).best(0.5).interface.mask == "action_mask"
+    assert Dataset.from_arrays(**flat, mask="other").interface.mask == "other"
+    assert Dataset.from_arrays(**flat, mask="").interface.mask is None
+    with pytest.raises(ConfigError, match="mask 'place' is not a part of the observations with a flag for each of 2"):
+        Dataset.from_arrays(**flat, mask="place")
+    with pytest.raises(ConfigError, match="differ in their masks"):
+        Dataset.joined([data, Dataset.from_arrays(**flat, mask="")])
+
+
+def test_tuples_of_observations_are_read_as_the_environment_has_them():
+    space = gymnasium.spaces.Tuple([gymnasium.spaces.Box(-9, 9, (1,)), gymnasium.spaces.Discrete(4, start=2)])
+    values = np.ones((4, 1), np.float32), np.array([2, 3, 5, 2])
+    data = Dataset.from_arrays(**{**FLAT, "obs": values}, observation_space=space)
+    assert data.interface.tuples == ("observation",)
+    assert data.obs["1"][data.valid].tolist() == [0, 1, 3, 0]

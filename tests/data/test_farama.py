@@ -181,3 +181,25 @@ def test_a_text_part_is_refused_with_a_way_out():
     data = made_elsewhere("ab/mission-v0", space, observations=observations)
     with pytest.raises(ConfigError, match=r"observations mission of the kind Text.*create_dataset_from_buffers"):
         Dataset.from_minari(data)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("both_sides", [False, True])
+def test_what_belongs_to_spaces_comes_back_from_minari(both_sides):
+    from gymnasium import spaces
+
+    space = spaces.Dict(
+        action_mask=spaces.Box(0, 1, (3,), np.int8), at=spaces.Tuple([spaces.Discrete(4, start=-1), spaces.Box(-1, 1)])
+    )
+    place = np.array([-1, 2, 1, 0]), np.zeros((4, 1), np.float32)
+    obs = {"action_mask": np.ones((4, 3), np.int8), "at": place}
+    episode = {"obs": obs, "action": np.array([5, 7, 6]), "reward": np.ones(3), "terminated": True}
+    action = spaces.Discrete(3, start=5)
+    data = Dataset.from_episodes([episode], observation_space=space, action_space=action, both_sides=both_sides)
+    theirs = data.to_minari(f"ab/whole{both_sides}-v0")
+    assert theirs.action_space == action and theirs.observation_space["at"] == space["at"]
+    (back,) = theirs.iterate_episodes()
+    np.testing.assert_array_equal(back.actions, episode["action"])
+    np.testing.assert_array_equal(back.observations["at"][0], place[0])
+    again = Dataset.from_minari(theirs).interface
+    assert (again.mask, again.both_sides, again.tuples) == ("action_mask", both_sides, ("observation/at",))

@@ -43,7 +43,7 @@ def part(rollout, start, stop):
 
 
 def recording(path, **options):
-    writer = writing.Writer(writing.Place(path), recorder.kinds(SPEC, known=True))
+    writer = writing.Writer(writing.Place(path), recorder.kinds(SPEC, known=True), SPEC.interface)
     return recorder.Recorder(writer, SPEC, {"env": "x"}, **{"episodic": False, **options})
 
 

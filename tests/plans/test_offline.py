@@ -9,9 +9,12 @@ import subprocess
 import sys
 from collections import OrderedDict
 
+import gymnasium
 import jax
 import numpy as np
+import own
 import pytest
+from jax import export as jax_export
 
 import jaxrl_dist
 from jaxrl_dist import cli
@@ -19,6 +22,7 @@ from jaxrl_dist.data import columns, files
 from jaxrl_dist.data.dataset import Dataset
 from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.plans import compiled, iteration
+from jaxrl_dist.play.export import export
 from jaxrl_dist.profiling import timing
 from jaxrl_dist.run import checkpoint
 from jaxrl_dist.settings.members import members
@@ -460,3 +464,57 @@ def test_marwil_learns_the_first_step_as_often_as_the_last(tmp_path):
     policy = jaxrl_dist.load_policy(tmp_path / "run")
     drawn, _ = policy(np.full((4000, 3), 2.0, np.float32), key=jax.random.key(0))
     assert np.mean(drawn) == pytest.approx(0.5, abs=0.05)
+
+
+def steps_of_one(path, reward, **declared):
+    """Many episodes of one step: action ``i`` pays ``reward[i]``, and all of them begin alike."""
+    action = np.arange(300) % len(reward)
+    obs = declared.pop("obs", np.ones((300, 1), np.float32))
+    start = getattr(declared.get("action_space"), "start", 0)
+    pay = np.asarray(reward, np.float32)[action]
+    Dataset.from_arrays(obs, action + start, pay, np.ones(300), **declared).save(path)
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "iql"])
+def test_a_policy_of_records_acts_from_the_start_of_its_space(tmp_path, algorithm):
+    steps_of_one(tmp_path / "data", [0, 0, 1], action_space=gymnasium.spaces.Discrete(3, start=-1))
+    run = {"env": "", "run_dir": str(tmp_path / "run"), "total_updates": 300, "learning_rate": 3e-3}
+    final(jaxrl_dist.train(config(tmp_path / "data", algorithm, **run)))
+    action, _ = jaxrl_dist.load_policy(tmp_path / "run")(np.ones((2, 1), np.float32))
+    assert action.tolist() == [1, 1]
+    export(jaxrl_dist.load_policy(tmp_path / "run"), tmp_path / "policy.stablehlo")
+    exported = jax_export.deserialize(bytearray((tmp_path / "policy.stablehlo").read_bytes()))
+    core = jaxrl_dist.load_policy(tmp_path / "run").initial_core(2)
+    acted, _ = exported.call(np.ones((2, 1), np.float32), core, np.ones(2, bool))
+    assert acted.tolist() == [1, 1]
+
+
+def test_a_policy_of_records_knows_which_actions_were_legal(tmp_path):
+    """Legal actions cost something. The illegal one was never tried, so its value is that of the first weights, 0."""
+    obs = {"action_mask": np.tile([False, True, True], (300, 1)), "place": np.ones((300, 1), np.float32)}
+    action = 1 + np.arange(300) % 2
+    data = Dataset.from_arrays(obs, action, -2.0 / action, np.zeros(300), next_obs=obs)
+    data.save(tmp_path / "data")
+    run = {"env": "", "run_dir": str(tmp_path / "run"), "total_updates": 600, "discount": 0.5, "learning_rate": 3e-3}
+    final(jaxrl_dist.train(config(tmp_path / "data", n_step=1, target_period=20, report_interval=100, **run)))
+    policy = jaxrl_dist.load_policy(tmp_path / "run")
+    chosen, _ = policy(jax.tree.map(lambda x: x[:2], obs))
+    assert chosen.tolist() == [2, 2]
+    values, _ = policy.algorithm.action_values(policy.variables, jax.tree.map(lambda x: x[:1], obs))
+    assert values[0, 2] == pytest.approx(-2, abs=0.2)  # -1 / (1 - 0.5); with the illegal one: -1
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "iql", "marwil"])
+def test_moves_of_both_sides_are_not_learnt_as_those_of_one(tmp_path, algorithm):
+    steps_of_one(tmp_path / "data", [0, 1], both_sides=True)
+    for env in ("", own.Walk()):
+        with pytest.raises(ConfigError, match=r"both sides|for both"):
+            list(jaxrl_dist.train(config(tmp_path / "data", algorithm, env=env)))
+
+
+def test_moves_of_both_sides_can_be_imitated_and_not_estimated(tmp_path):
+    steps_of_one(tmp_path / "data", [0, 1], both_sides=True)
+    final(jaxrl_dist.train(config(tmp_path / "data", "bc", env="", run_dir=str(tmp_path / "run"))))
+    policy = jaxrl_dist.load_policy(tmp_path / "run")
+    with pytest.raises(ConfigError, match="both sides"):
+        jaxrl_dist.estimate(policy, Dataset.load(tmp_path / "data"), discount=1.0)

@@ -127,13 +127,21 @@ def test_a_run_that_is_left_has_recorded_what_its_actors_played(tmp_path):
     "changes, message",
     [
         ({"seeds": 2}, "a population has several experiences"),
-        ({"frame_stack": 2}, "no stacked frames"),
+        ({"frame_stack": 2}, "no stacked frames; record a run without"),
+        ({"env": "pgx:tic_tac_toe"}, "one agent; --env-options opponents=random"),
     ],
 )
 def test_what_cannot_be_recorded_is_refused(tmp_path, capsys, changes, message):
     flags = {"plan": "synchronous", **changes}.items()
     words = [word for name, value in flags for word in (f"--{name.replace('_', '-')}", str(value))]
-    command = [*runs.CARTPOLE.split(), *words, "--record", str(tmp_path / "data"), "--run-dir", str(tmp_path / "run")]
+    command = [
+        *runs.CARTPOLE.replace("--env CartPole-v1 " if "env" in changes else " ", " ").split(),
+        *words,
+        "--record",
+        str(tmp_path / "data"),
+        "--run-dir",
+        str(tmp_path / "run"),
+    ]
     assert cli.main(["train", *command]) == 2
     assert message in capsys.readouterr().err and not list(tmp_path.iterdir())
 

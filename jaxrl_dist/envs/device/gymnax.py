@@ -18,7 +18,7 @@ from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, Wrappers
 from jaxrl_dist.envs.contract import Contract, of_env, of_library
 from jaxrl_dist.envs.device import libraries
 from jaxrl_dist.envs.drawing import draw, own_render
-from jaxrl_dist.envs.native import env_label, family_of, is_team, plain, render_fps, unnamed
+from jaxrl_dist.envs.native import env_label, family_of, is_team, plain, render_fps, tuples, unnamed
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.heavy import postponed
 from jaxrl_dist.mesh import over_policies
@@ -134,7 +134,7 @@ def _one_agent(
     spec = EnvSpec(
         env_id, backend, family, observation, action_space, limit, mask=mask, unread_mask=native_mask.unread,
         info_metrics=metrics, fps=_fps(env, params, family, wrappers.action_repeat),
-        both_sides=side_to_move is not None,
+        both_sides=side_to_move is not None, tuples=tuples(plain(native_obs), plain(native_action)),
     )  # fmt: skip
 
     def reported(info: PyTree) -> dict[str, jax.Array]:

@@ -24,7 +24,7 @@ from jaxrl_dist.envs.base import Wrappers, awaited, check_options, parse_option,
 from jaxrl_dist.envs.host import runners
 from jaxrl_dist.envs.host import worker as env_worker
 from jaxrl_dist.envs.making import construct, creator, describe, parameters_of
-from jaxrl_dist.envs.native import Description, advice_on, env_label
+from jaxrl_dist.envs.native import Description, advice_on, env_label, tuples
 from jaxrl_dist.errors import ConfigError, EnvError
 from jaxrl_dist.spaces import Box, leaves
 from jaxrl_dist.types import EnvSpec
@@ -139,6 +139,7 @@ def spec(env_id: str, made: Description, wrappers: Wrappers) -> EnvSpec:
     return EnvSpec(
         env_id, "gymnasium", made.family, observation, action, limit, mask=mask, unread_mask=made.mask.unread,
         info_metrics=episodes.parse(wrappers.info_metrics), fps=made.fps and made.fps / wrappers.action_repeat,
+        tuples=tuples(made.observation, made.action),
     )  # fmt: skip
 
 

@@ -1,0 +1,100 @@
+"""What users say of the spaces of their arrays."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_dist import spaces
+from jaxrl_dist.data import columns
+from jaxrl_dist.envs import masks
+from jaxrl_dist.envs.base import space_of
+from jaxrl_dist.envs.native import named, plain, tuples_in
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.spaces import Box, Interface, Part, Space
+from jaxrl_dist.types import PyTree
+
+
+class Form(NamedTuple):
+    """The form in which an environment has its observations or its actions."""
+
+    space: Space | None
+    """None: the data say which."""
+    native: Any = None
+    """The space of Gymnasium from which that is made."""
+
+    def read(self, values: Any) -> PyTree:
+        """Returns values ``[L, ...]`` of the environment in the form that policies see.
+
+        Raises:
+          ConfigError: the values are not of the space.
+        """
+        if self.space is None:
+            return columns.arrays(values)
+        try:
+            tree = columns.arrays(values if self.native is None else named(self.native, values))
+            return _counted(self.space, tree)
+        except (LookupError, ValueError, AttributeError):
+            described = spaces.describe(self.space, starts=True)
+            raise ConfigError(f"a data set has values that are not of the space {described}") from None
+
+
+OF_DATA = Form(None)
+
+
+def form(space: Any, role: str) -> Form:
+    """Returns the form of a space of ours or of Gymnasium; None: of the data.
+
+    Args:
+      role: ``observations`` or ``actions``.
+
+    Raises:
+      ConfigError: it is no space, or no policy reads it.
+    """
+    if space is None:
+        return OF_DATA
+    if spaces.leaves(space) and all(isinstance(part, Part) for part in spaces.leaves(space).values()):
+        return Form(space)
+    if not hasattr(space, "contains") or not hasattr(space, "sample"):
+        raise ConfigError(f"{role} need a space of jaxrl_dist.spaces or of Gymnasium, and not {space!r:.80}")
+    return Form(space_of(plain(space), "the data set", role), space)
+
+
+def _counted(space: Space, values: PyTree) -> PyTree:
+    if isinstance(space, dict):
+        return {name: _counted(part, values[name]) for name, part in space.items()}
+    if isinstance(space, Box):
+        return values
+    return spaces.counted(space, np.asarray(values))
+
+
+def interface(
+    obs: PyTree,
+    action: PyTree,
+    seen: Form = OF_DATA,
+    taken: Form = OF_DATA,
+    *,
+    mask: str | None = None,
+    both_sides: bool = False,
+) -> Interface:
+    """Returns the interface of arrays ``[L, ...]`` in the form that policies see.
+
+    Args:
+      seen: that of the observations.
+      taken: that of the actions.
+      mask: as for ``Dataset.from_arrays``, and ``both_sides`` too.
+
+    Raises:
+      ConfigError: the mask cannot be one, or integers may mean several things.
+    """
+    observation = seen.space or columns.space_of(obs)
+    actions = taken.space or columns.space_of(action, actions=True)
+    mask = masks.part_of(observation, actions) if mask is None else mask or None
+    forms = {"observation": seen.native, "action": taken.native}
+    paths = [path for role, native in forms.items() if native is not None for path in tuples_in(plain(native), role)]
+    found = Interface(observation, actions, mask, both_sides, tuple(paths))
+    problem = found.problem()
+    if problem is not None:
+        raise ConfigError(problem)
+    return found
