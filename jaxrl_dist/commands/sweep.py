@@ -51,6 +51,7 @@ def run(args: Sequence[str]) -> int:
     """Runs ``sweep ALGO --env ID [FLAGS]``."""
     sweep, args = flags.split(Sweep, args or ["--help"], USAGE)
     population = request.parse(args)
+    population.check_asked()
     output = request.output_flags(population.fields)
     if output["verbose"]:
         raise ConfigError("only `train` accepts --verbose: a sweep prints one line for each member")
