@@ -185,6 +185,8 @@ def _claimed(path: pathlib.Path, config: Mapping[str, Any]) -> IO[bytes]:
         stored = {"clock": config["clock"], "sweep": True, **storage.read_json(path / CONFIG_FILE)}
         if {name: stored.get(name) for name in config} != config:
             raise ConfigError(f"--run-dir {path} holds a run with other flags; name another directory")
+        for name in (run_files.MEMBERS, tuning.TRIALS, tuning.STUDY, tuning.RAY):
+            storage.check_no_links(path / name)
         return run_files.lock(str(path))
     run_files.claim(str(path))
     with run_files.freeing(path):
