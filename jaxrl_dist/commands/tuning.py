@@ -137,9 +137,9 @@ def by_optuna(
     from optuna.trial import TrialState
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    path = str(run_dir / STUDY)
+    file = run_dir / STUDY
     # Not in the URL: there ? and % have a meaning, and to Optuna { and } as well.
-    engine = {"creator": partial(sqlite3.connect, path)}
+    engine = {"creator": partial(sqlite3.connect, file)}
     try:
         study = optuna.create_study(
             storage=optuna.storages.RDBStorage("sqlite://", engine),
@@ -148,7 +148,7 @@ def by_optuna(
             load_if_exists=True,
         )
     except Exception as error:  # whatever its libraries raise
-        raise ConfigError(f"{path} cannot be used as Optuna's study: {first_line(error)}") from None
+        raise ConfigError(f"{file} cannot be used as Optuna's study: {first_line(error)}") from None
     seed += len(study.get_trials())
     study.sampler = optuna.samplers.TPESampler(constant_liar=True, seed=seed)  # keeps the trials of a batch apart
     for unfinished in study.get_trials(states=[TrialState.RUNNING]):
