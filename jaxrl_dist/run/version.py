@@ -24,7 +24,7 @@ def version() -> str:
     """
     root = pathlib.Path(__file__).resolve().parents[2]
     if (root / ".git").exists():
-        git = ["git", f"--git-dir={root / '.git'}", f"--work-tree={root}"]
+        git = ["git", "--no-optional-locks", f"--git-dir={root / '.git'}", f"--work-tree={root}"]
         described = ["describe", "--tags", f"--match=v{RELEASE}", "--always", "--dirty", "--abbrev=8"]
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             done = subprocess.run([*git, *described], capture_output=True, check=True, text=True, timeout=10)
