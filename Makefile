@@ -7,7 +7,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test cases slow docs dist notebooks lint format clean
+.PHONY: help train test cases slow docs dist notebooks lint format clean python
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -27,9 +27,10 @@ slow: .venv/installed-test  ## all tests that `make test` leaves out, among them
 docs: .venv/installed-test  ## build the documentation into site/, to be read from site/index.html
 	JAX_PLATFORMS=cpu NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-dist: .venv/installed  ## build the wheel and the source archive into dist/
-	$(PIP) build
-	$(BIN)/python -m build
+dist: python  ## build the wheel and the source archive into dist/
+	"$(PYTHON)" -m venv build/venv
+	build/venv/bin/python -m pip install --disable-pip-version-check build
+	build/venv/bin/python -m build
 
 notebooks: .venv/installed-test  ## run the notebooks and store their outputs in them
 	JAX_PLATFORMS=cpu $(BIN)/python scripts/notebooks.py
@@ -47,9 +48,11 @@ clean:  ## remove .venv, caches and build outputs; runs/ stays
 	rm -rf .venv build dist site .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/installed: pyproject.toml constraints.txt
+python:
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 		{ echo 'Python >= 3.11 is needed, $(or $(PYTHON:%=and % is not),and none was found): name one with PYTHON=/path/to/python3.12' >&2; exit 1; }
+
+.venv/installed: pyproject.toml constraints.txt | python
 	"$(PYTHON)" -m venv .venv
 	$(PIP) --editable .
 	@touch $@

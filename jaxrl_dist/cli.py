@@ -11,7 +11,7 @@ from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.commands import COMMANDS, accelerators, help_text
 from jaxrl_dist.errors import CheckpointError, ConfigError, DivergedError, EnvError, ProcessError, say, visible
 from jaxrl_dist.hosts import start
-from jaxrl_dist.run import signals
+from jaxrl_dist.run import signals, version
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,7 +78,7 @@ def _run(args: list[str]) -> int:
         return 0
     name, *rest = args
     if name == "--version":
-        print(f"jaxrl-dist {version()}")
+        print(f"jaxrl-dist {version.version()}")
         return 0
     if name not in COMMANDS:
         similar = did_you_mean(name, [*COMMANDS, "--version", "--help"])
@@ -86,11 +86,6 @@ def _run(args: list[str]) -> int:
     with start.one_line_warnings(), signals.raising():  # unless the command handles them itself
         code: int = importlib.import_module(f"jaxrl_dist.commands.{name.replace('-', '_')}").run(rest)
     return code
-
-
-def version() -> str:
-    """Returns the installed version."""
-    return accelerators.version("jaxrl-dist") or "(not installed: run from its source tree)"
 
 
 if __name__ == "__main__":

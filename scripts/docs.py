@@ -20,7 +20,6 @@ import runpy
 import statistics
 import sys
 import textwrap
-import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, get_type_hints
@@ -43,6 +42,7 @@ from jaxrl_dist.config.synonyms import SYNONYMS
 from jaxrl_dist.config.train import GROUPS, LIBRARIES, split_env
 from jaxrl_dist.envs.source import BACKENDS, DeviceEnv, EnvSource, find
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.run.version import RELEASE
 from jaxrl_dist.settings import given
 from jaxrl_dist.spaces import Box, Discrete, Space
 from jaxrl_dist.training import setup
@@ -75,8 +75,7 @@ WIDE = ("learning.md", "speed.md", "accelerators.md", "tested.md")
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Shows the version of the package in the header of each page; mkdocs calls it."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    config.site_name += f" {project['version']}"
+    config.site_name += f" {RELEASE}"
     return config
 
 

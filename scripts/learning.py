@@ -401,12 +401,12 @@ def run_bar(
 
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages that the numbers depend on."""
-    packages = ("jaxrl-dist", "jax", "flax", "optax", "gymnax", "envpool", "jaxmarl")
-    known = {"python": platform.python_version()}
+    packages = ("jax", "flax", "optax", "gymnax", "envpool", "jaxmarl")
+    known = {"python": platform.python_version(), "jaxrl-dist": jaxrl_dist.__version__}
     for package in packages:
         try:
             known[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:  # run from a checkout that is not installed
+        except importlib.metadata.PackageNotFoundError:
             continue
     return known
 

@@ -26,12 +26,12 @@ def number(version: str) -> tuple[int, ...]:
 
 
 def release(root: pathlib.Path, version: str, today: datetime.date) -> None:
-    """Writes ``version`` into ``pyproject.toml`` and ``CITATION.cff``, and gives unreleased changes its name and date.
+    """Writes ``version`` into ``version.py`` and ``CITATION.cff``, and gives unreleased changes its name and date.
 
     Raises:
       ValueError: the version has a wrong form or is not above the newest released one, or there is nothing to release.
     """
-    paths = {name: root / name for name in ("pyproject.toml", "CITATION.cff", "CHANGELOG.md")}
+    paths = {name: root / name for name in ("jaxrl_dist/run/version.py", "CITATION.cff", "CHANGELOG.md")}
     texts = {name: path.read_text(encoding="utf-8") for name, path in paths.items()}
     released = re.findall(r"^## \[(\d+\.\d+\.\d+)\]", texts["CHANGELOG.md"], re.MULTILINE)
     if released and number(version) <= number(released[0]):
@@ -40,7 +40,7 @@ def release(root: pathlib.Path, version: str, today: datetime.date) -> None:
     if not after.split("\n## [")[0].strip():
         raise ValueError("CHANGELOG.md has no unreleased changes")
     patterns = {
-        "pyproject.toml": (r'^version = ".*"$', f'version = "{version}"'),
+        "jaxrl_dist/run/version.py": (r'^RELEASE = ".*"$', f'RELEASE = "{version}"'),
         "CITATION.cff": (r"^version: .*\ndate-released: .*$", f"version: {version}\ndate-released: {today}"),
         "CHANGELOG.md": (re.escape(UNRELEASED), f"{UNRELEASED}\n\n## [{version}] - {today}"),
     }

@@ -40,6 +40,7 @@ from jaxrl_dist.envs.source import find
 from jaxrl_dist.learners.on_policy import on_policy
 from jaxrl_dist.nn import networks
 from jaxrl_dist.run import table
+from jaxrl_dist.run.version import RELEASE
 from jaxrl_dist.types import Context, Report
 
 
@@ -373,18 +374,19 @@ def test_the_files_of_a_release_agree() -> None:
     project = tomllib.loads((runs.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     released = re.findall(r"^## \[(\d+\.\d+\.\d+)\] - (\S+)$", texts["CHANGELOG.md"], re.M)
     cited = re.search(r"^version: (\S+)\ndate-released: (\S+)$", texts["CITATION.cff"], re.M)
-    assert cited is not None and released[0] == cited.groups() and cited[1] == project["version"]
+    assert cited is not None and released[0] == cited.groups() and cited[1] == RELEASE
     assert [author["name"] for author in project["authors"]] == re.findall(r"- name: (.*)", texts["CITATION.cff"])
     assert "## [Unreleased]" in texts["CHANGELOG.md"] and (runs.ROOT / project["readme"]).is_file()
 
 
 def test_a_release_writes_its_version_everywhere(tmp_path: Path) -> None:
-    for name in ("pyproject.toml", "CITATION.cff"):
+    (tmp_path / "jaxrl_dist" / "run").mkdir(parents=True)
+    for name in ("jaxrl_dist/run/version.py", "CITATION.cff"):
         (tmp_path / name).write_text((runs.ROOT / name).read_text(encoding="utf-8"))
     (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## [Unreleased]\n\n### Added\n\n- A.\n")
     script = runpy.run_path(str(runs.ROOT / "scripts" / "release.py"))
     script["release"](tmp_path, "7.1.0", datetime.date(2030, 1, 2))
-    assert tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]["version"] == "7.1.0"
+    assert runpy.run_path(str(tmp_path / "jaxrl_dist" / "run" / "version.py"))["RELEASE"] == "7.1.0"
     assert "version: 7.1.0\ndate-released: 2030-01-02\n" in (tmp_path / "CITATION.cff").read_text()
     changelog = (tmp_path / "CHANGELOG.md").read_text()
     assert changelog.startswith("# Changelog\n\n## [Unreleased]\n\n## [7.1.0] - 2030-01-02\n\n### Added\n\n- A.")

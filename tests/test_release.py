@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
+import runpy
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -16,6 +19,9 @@ import pytest
 import runs
 import yaml
 from test_commands_of_pages import PAGES, commands
+
+from jaxrl_dist.run import version
+from jaxrl_dist.run.version import RELEASE
 
 PROJECT = tomllib.loads((runs.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -59,6 +65,32 @@ def test_the_image_copies_files_that_exist_and_installs_extras_that_exist() -> N
         assert shell.stdout == f"{path}\n"
 
 
+def test_a_checkout_says_its_commit(tmp_path: Path) -> None:
+    (tmp_path / "jaxrl_dist" / "run").mkdir(parents=True)
+    file = shutil.copy(runs.ROOT / "jaxrl_dist" / "run" / "version.py", tmp_path / "jaxrl_dist" / "run")
+    identity = "-c", "user.name=x", "-c", "user.email=x@y"
+
+    def check(expected: str) -> None:
+        assert re.fullmatch(expected, runpy.run_path(file)["version"]())
+
+    def git(*words: str) -> None:
+        run_in(tmp_path, "git", *identity, *words)
+
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "-m", "x")
+    check(r"0\.1\.0\+g[0-9a-f]{8}")
+    git("tag", f"v{RELEASE}")
+    check(re.escape(RELEASE))
+    git("commit", "--quiet", "--allow-empty", "-m", "y")
+    check(r"0\.1\.0\+g[0-9a-f]{8}")
+    with open(file, "a") as changed:
+        changed.write("\n")
+    check(r"0\.1\.0\+g[0-9a-f]{8}\.dirty")
+    (tmp_path / ".git" / "HEAD").unlink()
+    check(re.escape(importlib.metadata.version("jaxrl-dist")))  # git knows none
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The wheel and the source archive."""
@@ -73,6 +105,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.mark.slow
 def test_the_wheel_installs_and_trains_in_an_empty_environment(built: tuple[Path, Path], tmp_path: Path) -> None:
     run, (wheel, source) = partial(run_in, tmp_path), built
+    assert wheel.name == f"jaxrl_dist-{version.version()}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as content:
         names = content.namelist()
     assert "jaxrl_dist/py.typed" in names and "jaxrl_dist/cli.py" in names
@@ -97,7 +130,6 @@ def test_the_wheel_installs_and_trains_in_an_empty_environment(built: tuple[Path
 @pytest.mark.slow
 def test_the_cell_for_colab_keeps_the_jax_that_is_there(built: tuple[Path, Path], tmp_path: Path) -> None:
     (cell,) = re.findall(r"```python\n(.*?)```", (runs.ROOT / "docs" / "install.md").read_text(encoding="utf-8"), re.S)
-    assert built[0].name in cell
     (tmp_path / built[0].name).symlink_to(built[0])
     run_in(tmp_path, sys.executable, "-m", "venv", "colab")
     run_in(tmp_path, "colab/bin/python", "-m", "pip", "install", "--quiet", "jax==0.10.1")

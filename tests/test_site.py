@@ -12,7 +12,6 @@ import re
 import subprocess
 import sys
 import threading
-import tomllib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,8 @@ from typing import Any
 
 import pytest
 import runs
+
+from jaxrl_dist.run.version import RELEASE
 
 pytestmark = pytest.mark.slow
 
@@ -107,11 +108,10 @@ def test_the_search_finds_pages(address: str, name: str, page: Any) -> None:
 
 def test_pages_show_the_version_and_load_nothing_from_elsewhere(site: Path) -> None:
     assert (site / "search" / "search_index.js").read_text(encoding="utf-8").startswith("var __index = {")
-    version = tomllib.loads((runs.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     for file in (site / "index.html", site / "api" / "types.html"):
         text = file.read_text(encoding="utf-8")
         header = text[text.index("<header") : text.index("</header>")]
-        assert f"jaxrl_dist {version}" in header and "iframe-worker.js" in text
+        assert f"jaxrl_dist {RELEASE}" in header and "iframe-worker.js" in text
         assert not re.findall(r'<(?:script|link|img)[^>]* (?:src|href)="https?:[^"]*', text)
 
 

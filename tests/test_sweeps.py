@@ -135,6 +135,48 @@ def test_ranges_and_choices_of_a_tuner() -> None:
     }  # fmt: skip
 
 
+def by_optuna(monkeypatch: pytest.MonkeyPatch, path: Path, trials: int) -> int:
+    """The exit code of a sweep whose trials do not train."""
+    pytest.importorskip("optuna", reason="needs jaxrl-dist[optuna]")
+    monkeypatch.setattr(tuning, "_scores", lambda run, trials, run_dir, stop: [(9.0, run_dir)] * len(trials))
+    command = f"sweep ppo --env CartPole-v1 --tuner optuna --vary learning-rate=1e-5:1 --trials {trials} --run-dir"
+    return cli.main([*command.split(), str(path)])
+
+
+@pytest.mark.parametrize("name", ["a?b", "a%41", "a{b}", "a#b c", "a\n@:"])
+def test_optuna_keeps_its_study_in_the_run_directory(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert [by_optuna(monkeypatch, tmp_path / name, trials) for trials in (1, 2)] == [0, 0]
+    assert "2 trials, best greedy return 9 with" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name / tuning.STUDY).read_bytes().startswith(b"SQLite format 3")
+
+
+@pytest.mark.parametrize("name", ["optuna.db", "trials", "trials/0001", "ray", "members"])
+def test_a_sweep_follows_no_link_in_its_directory(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert by_optuna(monkeypatch, tmp_path / "run", 1) == 0
+    path, victim = tmp_path / "run" / name, tmp_path / "victim"
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(exist_ok=True)
+    path.symlink_to(victim)
+    assert by_optuna(monkeypatch, tmp_path / "run", 2) == 2
+    assert f"{path} is a link" in capsys.readouterr().err and not victim.exists()
+
+
+def test_a_damaged_study_is_told_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert by_optuna(monkeypatch, tmp_path / "run", 1) == 0
+    (tmp_path / "run" / tuning.STUDY).write_bytes(b"no database" * 1000)
+    capsys.readouterr()
+    assert by_optuna(monkeypatch, tmp_path / "run", 2) == 2
+    error = capsys.readouterr().err
+    assert "optuna.db cannot be used as Optuna's study: " in error and error.count("\n") == 1
+
+
 @pytest.mark.slow
 def test_a_sweep_by_optuna_survives_a_kill(tmp_path: Path) -> None:
     """The second command keeps what was finished, and trains again with the values of what was not."""

@@ -28,6 +28,7 @@ from jaxrl_dist.commands import accelerators, compile_for, flags
 from jaxrl_dist.config.train import BACKENDS
 from jaxrl_dist.errors import one_line, visible
 from jaxrl_dist.heavy import jax, np
+from jaxrl_dist.run import version
 from jaxrl_dist.run.machine import container_limit
 
 SECONDS = 120.0
@@ -99,7 +100,7 @@ def _software() -> Iterator[tuple[str, str]]:
         for extra, packages in extras.items()
     }
     yield "python", f"{platform.python_version()} ({sys.executable})"
-    yield PACKAGE, accelerators.version(PACKAGE) or "not installed: run from its source tree"
+    yield PACKAGE, version.version()
     for package in dict.fromkeys(extras[""]):
         yield package, accelerators.version(package) or "missing"
     if packages := missing.pop(""):

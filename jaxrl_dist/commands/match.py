@@ -30,7 +30,7 @@ class Games:
     """Plays games between policies, in pairs with sides swapped, and says which plays better; with three and more
     players, every two play, a table shows their scores, and each gets an Elo rating."""
 
-    players: Annotated[tuple[str, ...], help.Argument("PLAYER")] = ()
+    players: Annotated[tuple[str, ...], help.Argument("PLAYER ...")] = ()
     """RUN_DIR or RUN_DIR@CHECKPOINT, with ,POLICY for one of several policies; or random. CHECKPOINT is "best" or env
     steps."""
     games: int = setting(200, low=2, high=10**5)
@@ -60,7 +60,7 @@ class Games:
 
 def run(args: Sequence[str]) -> int:
     """Runs ``match PLAYER PLAYER ... [FLAGS]``."""
-    options = flags.parse(Games, args, "jaxrl-dist match")
+    options = flags.parse(Games, args, "jaxrl-dist match PLAYER")
     if len(options.players) < 2:
         raise ConfigError(f"which players? Name two or more, as in: {EXAMPLE}")
     if options.games % 2:

@@ -16,7 +16,7 @@ from jaxrl_dist.settings import members as populations
 from jaxrl_dist.settings import placements
 from jaxrl_dist.settings.policies import Policies, label
 from jaxrl_dist.settings.resolve import settled
-from jaxrl_dist.settings.stored import CLOCK, check_clock, file_of, stored_content, stored_fields
+from jaxrl_dist.settings.stored import CLOCK, check_asked, check_clock, file_of, stored_content, stored_fields
 
 if TYPE_CHECKING:
     from jaxrl_dist.envs.source import EnvSource
@@ -39,6 +39,10 @@ class Request(NamedTuple):
     def resolved(self) -> tuple[Train[Any], EnvSource]:
         """Returns the complete config, and its environment; prepares the process as ``settled`` does."""
         return self.settled()[:2]
+
+    def check_asked(self) -> None:
+        """Checks, as ``stored.check_asked``, that the user asks for what no file may choose."""
+        check_asked(self.fields, self.fields.keys() - {*self.stored})
 
     def in_run_dir(self, config: Train[Any]) -> Train[Any]:
         """Returns the resolved config with a run directory: a new one if the user names none."""

@@ -14,11 +14,11 @@ from jaxrl_dist.commands.train import joined, show
 from jaxrl_dist.config.train import RESUMABLE, Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import start
-from jaxrl_dist.run import signals, trackers
+from jaxrl_dist.run import signals
 from jaxrl_dist.run.storage import check_run_dir
 from jaxrl_dist.settings import members as populations
 from jaxrl_dist.settings.policies import label
-from jaxrl_dist.settings.stored import stored_config
+from jaxrl_dist.settings.stored import check_asked, stored_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +26,9 @@ class Resume:
     """Continues a run from its newest complete checkpoint.
 
     Stored files never name code, so name yours again: --env for an environment of the form my_module:make, --algorithm
-    for the file of your own algorithm. Nor do they choose to send metrics away: say --wandb or --no-wandb again. These
-    flags may change; `jaxrl-dist train ALGO --help` explains them: {flags}
+    for the file of your own algorithm. Nor do they choose to send metrics away, or to write a data set outside of the
+    current directory: say --wandb or --no-wandb, and --record DIR or --record None, again. These flags may change;
+    `jaxrl-dist train ALGO --help` explains them: {flags}
     """
 
     algorithm: str | None = None
@@ -51,7 +52,7 @@ def run(args: Sequence[str]) -> int:
     user_values = flags.parse_train(type(before.algorithm), args[1:])
     changeable = (*RESUMABLE, "env_options") if options.change_env_options else RESUMABLE
     changes = _changes(before, user_values, changeable, run_dir)
-    trackers.check_asked(before.wandb, user_values)
+    check_asked(vars(before), user_values)
     output = request.output_flags(user_values)
     dataclasses.replace(before, **changes).validate()
 

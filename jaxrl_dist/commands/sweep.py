@@ -51,6 +51,7 @@ def run(args: Sequence[str]) -> int:
     """Runs ``sweep ALGO --env ID [FLAGS]``."""
     sweep, args = flags.split(Sweep, args or ["--help"], USAGE)
     population = request.parse(args)
+    population.check_asked()
     output = request.output_flags(population.fields)
     if output["verbose"]:
         raise ConfigError("only `train` accepts --verbose: a sweep prints one line for each member")
@@ -184,6 +185,8 @@ def _claimed(path: pathlib.Path, config: Mapping[str, Any]) -> IO[bytes]:
         stored = {"clock": config["clock"], "sweep": True, **storage.read_json(path / CONFIG_FILE)}
         if {name: stored.get(name) for name in config} != config:
             raise ConfigError(f"--run-dir {path} holds a run with other flags; name another directory")
+        for name in (run_files.MEMBERS, tuning.TRIALS, tuning.STUDY, tuning.RAY):
+            storage.check_no_links(path / name)
         return run_files.lock(str(path))
     run_files.claim(str(path))
     with run_files.freeing(path):

@@ -16,7 +16,7 @@ from jaxrl_dist.commands import request
 from jaxrl_dist.config.train import Train, launch_of
 from jaxrl_dist.errors import ConfigError, FinishedError, visible
 from jaxrl_dist.hosts import peers, start
-from jaxrl_dist.run import signals, subprocesses, trackers
+from jaxrl_dist.run import signals, subprocesses
 
 if TYPE_CHECKING:
     from jaxrl_dist.training.run import Run
@@ -70,7 +70,7 @@ def joined(command: str, fields: Mapping[str, Any], stop: signals.Stop) -> Itera
 
 def _train(run: request.Request, stop: signals.Stop, *, again: bool, quiet: bool, verbose: bool) -> None:
     """Trains as the command line asks; ``again``: resumes the run if it has saved a checkpoint."""
-    trackers.check_asked(bool(run.fields.get("wandb")), run.fields.keys() - {*run.stored})
+    run.check_asked()
     config, source = run.resolved()
 
     from jaxrl_dist.training import setup

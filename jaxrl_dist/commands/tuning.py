@@ -8,6 +8,7 @@ import importlib.util
 import os
 import pathlib
 import signal
+import sqlite3
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jaxrl_dist.checks import counted, flag, install_extra
 from jaxrl_dist.commands.request import Request, output_flags, parse
 from jaxrl_dist.config.train import ALONE, Train
-from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, one_line, say
+from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, first_line, one_line, say
 from jaxrl_dist.run import signals
 from jaxrl_dist.run.files import MEMBERS, members_of
 from jaxrl_dist.settings.members import members
@@ -30,6 +31,8 @@ STUDY = "optuna.db"
 """File of the run directory that holds Optuna's study."""
 TRIALS = "trials"
 """Folder of the run directory with a folder for each run of trials."""
+RAY = "ray"
+"""Folder of the run directory in which Ray Tune writes."""
 RUN, PROBLEM = "run", "problem"
 """Of a trial: the run that trained with its values, and why it has no return."""
 
@@ -134,9 +137,18 @@ def by_optuna(
     from optuna.trial import TrialState
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(
-        storage=f"sqlite:///{run_dir / STUDY}", study_name=run.name, direction="maximize", load_if_exists=True
-    )
+    file = run_dir / STUDY
+    # Not in the URL: there ? and % have a meaning, and to Optuna { and } as well.
+    engine = {"creator": partial(sqlite3.connect, file)}
+    try:
+        study = optuna.create_study(
+            storage=optuna.storages.RDBStorage("sqlite://", engine),
+            study_name=run.name,
+            direction="maximize",
+            load_if_exists=True,
+        )
+    except Exception as error:  # whatever its libraries raise
+        raise ConfigError(f"{file} cannot be used as Optuna's study: {first_line(error)}") from None
     seed += len(study.get_trials())
     study.sampler = optuna.samplers.TPESampler(constant_liar=True, seed=seed)  # keeps the trials of a batch apart
     for unfinished in study.get_trials(states=[TrialState.RUNNING]):
@@ -331,7 +343,7 @@ def by_ray(
             trial,
             param_space={name: chosen(x) for name, x in space.items()},
             tune_config=tune.TuneConfig(**compared, search_alg=BasicVariantGenerator(random_state=config.seed)),
-            run_config=tune.RunConfig(storage_path=str(run_dir), name="ray", verbose=0, stop=Stopped()),
+            run_config=tune.RunConfig(storage_path=str(run_dir), name=RAY, verbose=0, stop=Stopped()),
         ).fit()
     finally:
         ray.shutdown()

@@ -173,6 +173,8 @@ def _text(name: str, value: Any, part: str = "") -> str:
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if isinstance(value, str):
+        if "\0" in value:
+            raise ConfigError(f"{flag(name)}{part} must be text without the character NUL, not {shown(value)}")
         return value
     with contextlib.suppress(ValueError):  # Python does not write out thousands of digits
         if not isinstance(value, bool) and isinstance(value, Real):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import pathlib
 import warnings
@@ -21,7 +22,7 @@ from jaxrl_dist.checks import install_extra
 from jaxrl_dist.envs.base import KINDS
 from jaxrl_dist.envs.native import plain
 from jaxrl_dist.errors import ConfigError, first_line
-from jaxrl_dist.run import storage
+from jaxrl_dist.run import machine, storage
 from jaxrl_dist.spaces import Box, Discrete, Interface, MultiDiscrete, Space
 from jaxrl_dist.types import PyTree
 
@@ -33,6 +34,8 @@ LOG_PROB = "log_prob"
 """Where log-probabilities lie in the ``infos`` of an episode of ours, which has one entry more than steps. In infos of
 others the first entry may be that of the reset, or a name may mean something else, so these are not read."""
 
+_UNPACKED = 1100
+"""Bytes of arrays that a byte of their file may announce: gzip packs zeros 1,032 to 1, and nothing tighter."""
 _HDF5_BYTES = 4096  # of a file for each array of an episode, beside its values; 2,900 were measured
 
 
@@ -47,6 +50,7 @@ def read(source: Any) -> dict[str, Any]:
     """
     with _failing(source):
         data = _loaded(source) if isinstance(source, str) else source
+        _check_files(data.storage)
         native = {"obs": data.observation_space, "action": data.action_space}
         metadata = data.storage.metadata
         label = f"minari:{data.spec.dataset_id}"
@@ -61,12 +65,15 @@ def read(source: Any) -> dict[str, Any]:
             if OURS in metadata and LOG_PROB in (episode.infos or {}):
                 known[LOG_PROB] = episode.infos[LOG_PROB][:-1]
             episodes.append(columns | known | {"terminated": bool(episode.terminations[-1])})
-        ours = metadata.get(INTERFACE) if OURS in metadata else None
+        ours = metadata.get(INTERFACE)
+        ours = ours if isinstance(ours, dict) else {}
+        mask = ours.get("mask")
         return {
             "episodes": episodes,
             "observation_space": native["obs"],
             "action_space": native["action"],
-            **(ours if isinstance(ours, dict) else {}),
+            "mask": mask if isinstance(mask, str) else None,
+            "both_sides": ours.get("both_sides") is True,
             "about": _about(metadata, data.spec.dataset_id),
         }
 
@@ -91,6 +98,56 @@ def _loaded(name: str) -> Any:
     if not isinstance(metadata, dict) or not {"observation_space", "action_space"} <= metadata.keys():
         raise ConfigError(f"minari:{name} names its spaces by code that makes an environment, and that is not run")
     return minari.MinariDataset(path)
+
+
+def _check_files(stored: Any) -> None:
+    """Checks that a data set holds all its values itself, and not more than its size and this machine's memory explain.
+
+    HDF5 follows links, and reads the bytes of an array from any file that the array names.
+
+    Args:
+      stored: a ``minari.dataset.minari_storage.MinariStorage``.
+
+    Raises:
+      ConfigError: it does not, or it has another format than HDF5.
+    """
+    if stored.FORMAT != "hdf5":
+        raise ConfigError(f"the format {stored.FORMAT} is not supported; Dataset.from_episodes takes its episodes")
+    folder = pathlib.Path(stored.data_path)
+    for file in storage.plain_files(folder.parent.resolve() / folder.name):
+        if file.suffix != ".hdf5":
+            continue
+        size = _announced(file)
+        own = file.stat().st_size
+        if size > min(_UNPACKED * own, machine.memory_size()):
+            raise ConfigError(
+                f"{file} announces {size:,} bytes, more than its {own:,} bytes or the memory here explain"
+            )
+
+
+def _announced(file: pathlib.Path) -> int:
+    """Returns the bytes that all arrays of an HDF5 file have in memory.
+
+    Raises:
+      ConfigError: one of them lies in another file, or has two names.
+    """
+    import h5py
+
+    links = dict[str, Any]()
+    size = 0
+    with h5py.File(file, "r") as content:
+        content.visititems_links(links.__setitem__)  # which follows none
+        addresses = {h5py.h5o.get_info(content.id).addr}
+        for name, link in links.items():
+            entry = content[name] if isinstance(link, h5py.HardLink) else None
+            address = entry and h5py.h5o.get_info(entry.id).addr
+            is_array = isinstance(entry, h5py.Dataset)
+            if entry is None or address in addresses or (is_array and (entry.external or entry.is_virtual)):
+                raise ConfigError(f"{file}: {name} is a link, or lies in another file; copy its values into this one")
+            addresses.add(address)
+            if is_array:
+                size += math.prod(entry.shape or ()) * entry.id.get_type().get_size()
+    return size
 
 
 def _place_of(name: str) -> pathlib.Path:

@@ -71,17 +71,20 @@ def read(
     """
     path = path.resolve()  # a link that the user names is followed, and none below it
     content, interface = _index(path)
-    found = storage.digests(path, without=[INDEX])
-    if more := sorted(found.keys() - content["files"].keys()):
+    there = {file.relative_to(path).as_posix() for file in storage.plain_files(path)} - {INDEX}
+    if more := sorted(there - content["files"].keys()):
         raise ConfigError(f"{path} holds {shown(more[0])}, which {INDEX} does not name: remove it")
-    if found != content["files"]:
-        raise ConfigError(f"{path} is damaged: its arrays are not those that {INDEX} names")
     kept = {name: kind for name, kind in rows.items() if name not in optional or file_of(name) in content["files"]}
     first, size, fields = next(iter(rows)), 0, {}
+    arrays = set[str]()
     for name, space in {first: rows[first], **kept, **interface.kinds}.items():
         parts = {part: _array(path / file_of(name, part), kind, size) for part, kind in spaces.leaves(space).items()}
         fields[name] = spaces.nested(space, parts)
         size = len(fields[first])
+        arrays |= {file_of(name, part) for part in parts}
+    # Digests last: only now has each file the size that the spaces say.
+    if there != arrays or storage.digests(path, without=[INDEX]) != content["files"]:
+        raise ConfigError(f"{path} is damaged: its arrays are not those that {INDEX} names")
     return fields, interface, content
 
 

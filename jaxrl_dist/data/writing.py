@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_dist import spaces
-from jaxrl_dist.checks import MINARI
+from jaxrl_dist.checks import MINARI, shown
 from jaxrl_dist.data import files
 from jaxrl_dist.errors import ConfigError, FileWarning
 from jaxrl_dist.run import storage
@@ -98,7 +98,7 @@ class Writer:
         try:
             with storage.naming(place.path):
                 for name, part in self._parts:
-                    self._files[name, part] = FileIO(place.temporary / files.file_of(name, part), "x")
+                    self._files[name, part] = _opened(place.temporary / files.file_of(name, part), part)
                 self._heads()
                 reserve = _RESERVED + len(json.dumps(self._interface, indent=2))  # so that a full disk has room for it
                 (place.temporary / files.INDEX).write_bytes(bytes(reserve))
@@ -146,6 +146,22 @@ class Writer:
             file.truncate()
 
 
+def _opened(file: pathlib.Path, part: str) -> FileIO:
+    """Opens the new file of an array.
+
+    Raises:
+      ConfigError: the name of the array's part is too long.
+      OSError: it cannot be opened.
+    """
+    try:
+        return FileIO(file, "x")
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            text = f"the part {shown(part)} has a name of {len(part)} letters, too many for a file; shorten it"
+            raise ConfigError(text) from None
+        raise
+
+
 def _write(file: FileIO, content: memoryview) -> None:
     """Writes all of it, without a buffer that a full disk would leave half written."""
     while content:
@@ -172,10 +188,8 @@ def _claimed(folder: pathlib.Path, path: pathlib.Path) -> int:
     Raises:
       ConfigError: it cannot be made, or another process has locked it.
     """
-    with _placing(path, f"no directory can be made in {path.parent}"):
-        if folder.is_symlink() or not folder.is_dir():
-            storage.delete(folder)
-            folder.mkdir()
+    with _placing(path, f"the directory {folder} cannot be made"):
+        folder.mkdir(exist_ok=True)
         lock = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -184,8 +198,12 @@ def _claimed(folder: pathlib.Path, path: pathlib.Path) -> int:
         raise ConfigError(f"another process writes {path}; a data set needs a directory of its own") from None
     except OSError:  # some cluster file systems have no locks
         pass
-    for left in folder.iterdir():
-        storage.delete(left)
+    left = list(folder.iterdir())
+    if foreign := [x for x in left if not (x.is_file() and (x.name == files.INDEX or x.suffix == ".npy"))]:
+        os.close(lock)
+        raise ConfigError(f"{path} cannot be written: {foreign[0]} is not of a data set; move it elsewhere")
+    for file in left:
+        file.unlink()
     return lock
 
 

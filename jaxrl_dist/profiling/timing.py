@@ -170,6 +170,8 @@ def _learning_only(config: Train[Any]) -> Train[Any]:
         run_dir=None,
         tensorboard=False,
         wandb=False,
+        record=None,
+        video_interval=None,
         evaluation_episodes=0,
         evaluation_interval=None,
         keep_best=None,

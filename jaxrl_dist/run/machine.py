@@ -8,6 +8,8 @@ import os
 import pathlib
 import platform
 
+from jaxrl_dist.run import version
+
 ROOT = pathlib.Path("/")
 """Directory that holds ``proc`` and ``sys``."""
 
@@ -44,8 +46,8 @@ def container_limit(root: pathlib.Path) -> int | None:
 
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages that a run's numbers depend on."""
-    packages = ("jaxrl-dist", "jax", "jaxlib", "flax", "optax", "gymnax", "envpool", "numpy")
-    versions = {"python": platform.python_version()}
+    packages = ("jax", "jaxlib", "flax", "optax", "gymnax", "envpool", "numpy")
+    versions = {"python": platform.python_version(), "jaxrl-dist": version.version()}
     for package in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)

@@ -10,7 +10,7 @@ import struct
 import time
 import uuid
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from jaxrl_dist.checks import check_used
@@ -47,23 +47,6 @@ def check(config: Train[Any]) -> None:
     check_used(config, "video_interval", active=config.tensorboard or config.wandb, needed="--tensorboard or --wandb")
     if config.wandb:
         _wandb()
-
-
-def check_asked(wandb: bool, user_fields: Collection[str]) -> None:
-    """Checks that the user asks for Weights & Biases, and not a file alone: metrics would go to the user's account.
-
-    Args:
-      wandb: ``Train.wandb`` of a stored run.
-      user_fields: names of the fields that the user gives.
-
-    Raises:
-      ConfigError: only the file does.
-    """
-    if wandb and "wandb" not in user_fields:
-        raise ConfigError(
-            "the stored run sends its metrics to Weights & Biases, which no file may choose for you: --wandb sends "
-            "them again, --no-wandb does not"
-        )
 
 
 def start(

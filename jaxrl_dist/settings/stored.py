@@ -10,6 +10,7 @@ import json
 import math
 import os
 import pathlib
+import shlex
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -259,6 +260,43 @@ def _naming(path: pathlib.Path) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.with_flags}") from None
+
+
+def to_ask(run: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the flags by which a run sends or writes something where no file may choose, by field.
+
+    A data set may go below the current directory, if no directory above it is hidden: programs read files in those.
+    """
+    words = {"wandb": "--wandb"} if run.get("wandb") else {}
+    if (record := run.get("record")) is not None:
+        place, here = pathlib.Path(os.path.realpath(record)), pathlib.Path.cwd()
+        below = place.relative_to(here).parts if place.is_relative_to(here) else ()
+        if not below or any(part.startswith(".") for part in below):
+            words["record"] = f"--record {shlex.quote(record)}"
+    return words
+
+
+def check_asked(run: Mapping[str, Any], user_fields: Collection[str]) -> None:
+    """Checks that the user, and not a file alone, asks for what ``to_ask`` returns.
+
+    Args:
+      run: fields of a stored run.
+      user_fields: names of the fields that the user gives.
+
+    Raises:
+      ConfigError: only the file does.
+    """
+    missing = {name: words for name, words in to_ask(run).items() if name not in user_fields}
+    if "wandb" in missing:
+        raise ConfigError(
+            "the stored run sends its metrics to Weights & Biases, which no file may choose for you: --wandb sends "
+            "them again, --no-wandb does not"
+        )
+    if "record" in missing:
+        raise ConfigError(
+            f"the stored run writes a data set to {shown(run['record'])}, and no file may choose a place outside of "
+            f"the current directory, or a hidden one: {missing['record']} writes it, --record None does not"
+        )
 
 
 NAMED = "; fixed(RUN_DIR,POLICY) or fixed(RUN_DIR@CHECKPOINT,POLICY) names one"

@@ -9,10 +9,9 @@ from typing import Any, Never
 from jaxrl_dist.config.train import Train, launch_of
 from jaxrl_dist.hosts import start
 from jaxrl_dist.protocols import CoreLike, Hyperparameters, TorsoLike
-from jaxrl_dist.run import trackers
 from jaxrl_dist.run.storage import check_run_dir
 from jaxrl_dist.settings.resolve import resolved
-from jaxrl_dist.settings.stored import stored_config
+from jaxrl_dist.settings.stored import check_asked, stored_config
 from jaxrl_dist.types import Report
 
 # The functions import what needs JAX, so that a run's config can be read without it.
@@ -63,7 +62,8 @@ def resume(
       change_env_options: allow ``env_options`` among the changes, as in a curriculum. Spaces must stay the same.
         Under ``on_device`` episodes that are under way go on with the new options.
       changes: fields of ``Train`` among ``RESUMABLE``, such as ``total_env_steps``. A run with ``wandb`` needs it
-        again, True or False: no file can choose to send metrics away.
+        again, True or False, and so does one with a ``record`` outside of the current directory, or a hidden one: no
+        file can choose to send metrics away, or where to write.
 
     Raises:
       ConfigError: at once, if the run cannot be resumed with these arguments.
@@ -75,7 +75,7 @@ def resume(
     start.start(launch_of(changes))
     with start.failing():
         config = stored_config(run_dir, algorithm, env, torso=torso, core=core)
-        trackers.check_asked(config.wandb, changes)
+        check_asked(vars(config), changes)
         return prepare_resume(config, pathlib.Path(run_dir), changes, change_env_options=change_env_options).reports()
 
 

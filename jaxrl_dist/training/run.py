@@ -31,7 +31,7 @@ from jaxrl_dist.plans.job import Job
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.policies import Policies, label
-from jaxrl_dist.settings.stored import to_json
+from jaxrl_dist.settings.stored import to_ask, to_json
 from jaxrl_dist.training.member import Member, open_files
 from jaxrl_dist.training.reports import StopState
 from jaxrl_dist.training.results import ENDED, Row, merged_rows, write_results
@@ -302,16 +302,17 @@ def _warn_unread() -> None:
 
 def resume_command(config: Train[Any]) -> str:
     """Returns the command, or in Python the call, that resumes a run, and says what no file may."""
-    run_dir = str(config.run_dir)
+    run_dir, again = str(config.run_dir), to_ask(vars(config))
     words = ["jaxrl-dist", "resume", run_dir]
     if not isinstance(config.env, str):
-        return f"jaxrl_dist.resume({run_dir!r}, env=...{', wandb=True' if config.wandb else ''})"
+        more = "".join(f", {name}={getattr(config, name)!r}" for name in again)
+        return f"jaxrl_dist.resume({run_dir!r}, env=...{more})"
     if module_of_user(config.env) is not None:
         words += ["--env", config.env]
     kind = type(config.algorithm)
     if kind is not Policies and algorithms.name_of(kind) not in algorithms.ALGORITHMS:
         words += ["--algorithm", getattr(sys.modules.get(kind.__module__), "__file__", None) or "FILE.py"]
-    return shlex.join([*words, *(["--wandb"] if config.wandb else [])])
+    return " ".join([shlex.join(words), *again.values()])
 
 
 def agents_of(spec: EnvSpec) -> str:

@@ -282,6 +282,7 @@ DAMAGES: dict[str, tuple[Any, str]] = {
         lambda c: {**c, "hyperparameters": {"hidden_sizes": ["--help"]}},
         "must be a whole number, not '--help'",
     ),
+    "a NUL in a path": (lambda c: {**c, "run": {**c["run"], "record": "a\0b"}}, "record must be text without the"),
     "a list for text": (lambda c: {**c, "run": {**c["run"], "env_options": {"a": []}}}, "env_options a must be text"),
     "text for options": (
         lambda c: {**c, "run": {**c["run"], "env_options": "a"}},

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import io
 import json
+import os
 import pickle
 import tracemalloc
 import warnings
@@ -158,12 +159,20 @@ def _linked_index(path):
     (path / "dataset.json").symlink_to(path.parent / "elsewhere.json")
 
 
+def _hole(path):
+    (path / "more.npy").touch()
+    os.truncate(path / "more.npy", 2**43)
+    _index(**{"files__more.npy": "0" * 64})(path)
+
+
 REWARD, OBS, FLAG = np.arange(7, dtype=np.float32), np.ones((7, 4), np.float32), np.zeros(7, bool)
 INTERFACE = '"interface": {'
 VECTOR = {"nvec": [2, 3], "start": [], "axes": [], "binary": False}
 BOX, HEADER = {"shape": [4], "dtype": "float32", "low": 0, "high": 1}, _npy(REWARD)[:128]
 MUTATIONS = {
     "a truncated array": lambda path: (path / "obs.npy").write_bytes((path / "obs.npy").read_bytes()[:-8]),
+    "a hole of 8 TB": lambda path: os.truncate(path / "obs.npy", 2**43),
+    "a hole of 8 TB that the index names": _hole,
     "no index": lambda path: (path / "dataset.json").unlink(),
     "an empty index": lambda path: (path / "dataset.json").write_text(""),
     "a deep index": lambda path: (path / "dataset.json").write_text("[" * 100_000),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import pathlib
 
@@ -18,7 +19,7 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import MultiDiscrete
 
 minari = pytest.importorskip("minari", reason="needs jaxrl-dist[minari]")
-pytest.importorskip("h5py")
+h5py = pytest.importorskip("h5py")
 
 
 @pytest.fixture(autouse=True)
@@ -125,6 +126,80 @@ def test_a_disk_without_room_is_told_before_anything_is_written(tmp_path, monkey
     Dataset.from_episodes(episodes()).to_minari("ab/x-v0")
     files = [path for path in (tmp_path / "minari").rglob("*") if path.is_file()]
     assert asked[0] > sum(path.stat().st_size for path in files)
+
+
+def replaced(file, **options):
+    """Makes the rewards of the first episode another array of the HDF5 file."""
+    del file["episode_0/rewards"]
+    file.create_dataset("episode_0/rewards", (3,), "f8", **options)
+
+
+HOSTILE = {
+    "external": lambda file, secret: replaced(file, external=[(str(secret), 0, 24)]),
+    "external link": lambda file, secret: file.__setitem__("episode_0/infos/x", h5py.ExternalLink(str(secret), "/x")),
+    "soft link": lambda file, secret: file.__setitem__("episode_0/infos/x", h5py.SoftLink("/episode_1/actions")),
+    "hard link": lambda file, secret: file.__setitem__("episode_3", file["episode_0"]),
+    "cycle": lambda file, secret: file.__setitem__("episode_0/infos/x", file["episode_0"]),
+    "virtual": lambda file, secret: file.create_virtual_dataset("episode_0/infos/x", layout(secret)),
+}
+
+
+def layout(secret):
+    layout = h5py.VirtualLayout((3,), "f8")
+    layout[:] = h5py.VirtualSource(str(secret), "x", (3,))
+    return layout
+
+
+@pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
+def test_a_data_set_of_minari_reads_no_other_file(tmp_path, capsys, change):
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"private!" * 3)
+    data = Dataset.from_episodes(episodes()).to_minari("x-v0")
+    with h5py.File(tmp_path / "minari" / "x-v0" / "data" / "main_data.hdf5", "a") as file:
+        change(file, secret)
+    assert cli.main(["data", "minari:x-v0", "-o", str(tmp_path / "out")]) == 2
+    assert "main_data.hdf5: episode_" in (error := capsys.readouterr().err) and error.count("\n") == 1
+    with pytest.raises(ConfigError, match="is a link, or lies in another file"):
+        Dataset.from_minari(data)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_link_in_a_data_set_of_minari_is_refused(tmp_path):
+    Dataset.from_episodes(episodes()).to_minari("x-v0")
+    folder = tmp_path / "minari" / "x-v0" / "data"
+    (folder / "main_data.hdf5").rename(tmp_path / "elsewhere")
+    (folder / "main_data.hdf5").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match=r"main_data.hdf5 is damaged: it is not a plain file"):
+        Dataset.from_minari("x-v0")
+    (folder / "main_data.hdf5").unlink()
+    (tmp_path / "elsewhere").rename(folder / "main_data.hdf5")
+    (tmp_path / "minari").rename(tmp_path / "disk")
+    (tmp_path / "minari").symlink_to(tmp_path / "disk")  # which the user names
+    assert Dataset.from_minari("x-v0").steps == 9
+
+
+def test_arrays_that_a_file_of_minari_cannot_hold_are_not_read(tmp_path, monkeypatch):
+    """Packed values pass, the tightest as well."""
+    same = [{"obs": np.zeros((10**5 + 1, 4)), "action": np.zeros(10**5, int), "reward": np.zeros(10**5)}]
+    Dataset.from_episodes([{**same[0], "terminated": True}]).to_minari("x-v0")
+    path = tmp_path / "minari" / "x-v0" / "data" / "main_data.hdf5"
+    with h5py.File(path) as old, h5py.File(tmp_path / "packed", "w") as new:
+        new.create_group("episode_0").attrs.update(old["episode_0"].attrs)
+        for name, values in old["episode_0"].items():
+            size = {"chunks": (10**5 + (name == "observations"), *values.shape[1:])}
+            new["episode_0"].create_dataset(name, data=values[:], compression="gzip", compression_opts=9, **size)
+    (tmp_path / "packed").replace(path)
+    assert path.stat().st_size < 20_000 and Dataset.from_minari("x-v0").steps == 10**5
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxrl_dist.run.machine.memory_size", lambda: 10**6)
+        with pytest.raises(ConfigError, match=r"announces [\d,]+ bytes, more than its [\d,]+ bytes or the memory"):
+            Dataset.from_minari("x-v0")
+    for shape in [(10**8, 4), (2**40, 2**40)]:
+        with h5py.File(path, "a") as file:
+            del file["episode_0/observations"]
+            file.create_dataset("episode_0/observations", shape, "f8", chunks=(1000, 4))
+        with pytest.raises(ConfigError, match=f"announces {8 * math.prod(shape) + 10**6:,} bytes"):
+            Dataset.from_minari("x-v0")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, "bad disk"), OSError("HDF5 says no")])

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import io
 import os
+import shutil
 import time
 
 import jax
@@ -62,6 +63,37 @@ def test_two_recorders_of_one_directory_do_not_mix(tmp_path):
     record(7, [part(rollout, 0, 8)])
     record.close()
     Dataset.load(tmp_path / "next")
+
+
+def test_a_place_deletes_nothing_of_the_users(tmp_path):
+    folder = tmp_path / ".data.new"
+    for name in ("thesis.txt", "thesis/chapter.npy", "reward.npy/x"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text("mine")
+        with pytest.raises(ConfigError, match=rf"\.data\.new/{name.split('/')[0]} is not of a data set; move it"):
+            writing.Place(tmp_path / "data")
+        assert (folder / name).read_text() == "mine"
+        shutil.rmtree(folder)
+    folder.write_text("mine")
+    with pytest.raises(ConfigError, match=r"the directory .*\.data\.new cannot be made: File exists"):
+        writing.Place(tmp_path / "data")
+    assert folder.read_text() == "mine"
+    folder.unlink()
+    folder.symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match=r"the directory .*\.data\.new cannot be made"):
+        writing.Place(tmp_path / "data")
+    assert folder.is_symlink()
+    folder.unlink()
+    writing.Place(tmp_path / "data").close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_part_with_too_long_a_name_is_named(tmp_path):
+    obs = {"a" * 300: np.ones((4, 2), np.float32)}
+    data = Dataset.from_arrays(obs, np.zeros(4, int), np.zeros(4), np.ones(4, bool))
+    with pytest.raises(ConfigError, match=r"the part 'a+\.\.\. has a name of 300 letters, too many for a file"):
+        data.save(tmp_path / "data")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture

@@ -352,3 +352,8 @@ def test_checkpoints_play_connect_four(tmp_path: Path, capsys: pytest.CaptureFix
     began = time.perf_counter()
     match(*words[:2], seed=1)
     assert time.perf_counter() - began < 60, "compiling included"
+
+
+def test_help_of_match_asks_for_two_players(capsys):
+    assert cli.main(["match", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: jaxrl-dist match PLAYER PLAYER ... [FLAGS]\n")

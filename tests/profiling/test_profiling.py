@@ -225,6 +225,12 @@ def test_the_bytes_that_a_program_moves_are_counted() -> None:
     assert moved(over, x, w) == product + out + w.nbytes, "each of two devices reads all of w"
 
 
+def test_a_profiled_run_writes_no_data_set_and_no_film() -> None:
+    config = jaxrl_dist.preset("ppo", "CartPole-v1", record="x", wandb=True, video_interval=1000, run_dir="y")
+    config = timing._learning_only(config)
+    assert (config.record, config.video_interval, config.run_dir, config.wandb) == (None, None, None, False)
+
+
 def test_profile_parts_are_scaled_to_the_whole() -> None:
     alone = {"postprocess": 1.0, "gradient": 3.0}
     stages = timing._divided({"environment": 2.0, "update": 2.0, "closing": 0.0}, alone, 5.0)

@@ -36,6 +36,7 @@ def test_a_stored_policy_plays_as_it_did(stored: tuple[str, Path]) -> None:
     assert summary == pytest.approx(EXPECTED[name]["evaluation"], rel=0.05)  # rounding grows from step to step
 
 
+@pytest.mark.filterwarnings("ignore:the run was saved with other versions of jaxrl-dist")
 @pytest.mark.parametrize("stored", ["single", "population"], indirect=True)
 def test_a_stored_run_resumes_as_it_did(stored: tuple[str, Path]) -> None:
     name, run_dir = stored

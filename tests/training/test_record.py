@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import pathlib
 import re
 
 import jax
@@ -16,6 +18,8 @@ import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.data.dataset import Dataset
 from jaxrl_dist.errors import ConfigError, EnvError
+from jaxrl_dist.settings.stored import stored_config
+from jaxrl_dist.training.run import resume_command
 
 SIZES = {"num_envs": 8, "rollout_length": 16, "total_env_steps": 384, "report_interval": 128, "num_devices": 1}
 SIZES |= {"hidden_sizes": (8,), "evaluation_episodes": 0}
@@ -46,8 +50,41 @@ def test_recording_changes_nothing_and_a_resumed_run_records_apart(tmp_path, pla
     with pytest.raises(ConfigError, match="is not a directory"):
         jaxrl_dist.train(config(record=f"{path}/dataset.json/more", run_dir=str(tmp_path / "other")))
     assert not (tmp_path / "other").exists()  # and nothing is compiled before
-    *_, more = jaxrl_dist.resume(run_dir, total_env_steps=512)
+    *_, more = jaxrl_dist.resume(run_dir, total_env_steps=512, record=path)
     assert Dataset.load(f"{path}-2").steps == more.env_steps - report.env_steps
+
+
+@pytest.mark.parametrize("place", ["{}/away/data", "../away/data", "link/data", ".config/data", "."])
+def test_a_file_does_not_choose_where_record_writes(tmp_path, monkeypatch, capsys, place):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "link").symlink_to(tmp_path)
+    monkeypatch.chdir(tmp_path / "here")
+    runs.train(f"ppo --env CartPole-v1 --plan synchronous {runs.TINY}", pathlib.Path("run"))
+    content = runs.read_json(pathlib.Path("run", "config.json"))
+    content["run"]["record"] = place.format(tmp_path)
+    pathlib.Path("run", "config.json").write_text(json.dumps(content))
+    before = sorted(tmp_path.rglob("*"))
+    more = ["resume", "run", "--total-env-steps", "500", "--quiet"]
+    again = ["train", "--config", "run", "--run-dir", "new", "--quiet"]
+    for command in (more, again, ["sweep", *again[1:], "--vary", "learning-rate=1e-3,1e-2"]):
+        assert cli.main(command) == 2
+        error = capsys.readouterr().err
+        assert f"--record {content['run']['record']} writes it, --record None does not" in error
+    with pytest.raises(ConfigError, match="record None does not"):
+        jaxrl_dist.resume("run", total_env_steps=500)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert cli.main([*again, "--record", "None"]) == 0
+    config = stored_config("run")
+    assert resume_command(config) == f"jaxrl-dist resume None --record {config.record}"
+
+
+def test_an_own_run_goes_on_to_record_below_the_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = f"ppo --env CartPole-v1 --plan synchronous {runs.TINY} --record data/played"
+    runs.train(command, pathlib.Path("run"))
+    assert cli.main(["resume", "run", "--total-env-steps", "500", "--quiet"]) == 0
+    assert Dataset.load("data/played").steps > Dataset.load("data/played-2").steps > 0
+    assert resume_command(stored_config("run")) == "jaxrl-dist resume None"
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "dqn", "es"])
