@@ -23,10 +23,11 @@ from jaxrl_dist.config.values import marked, varied
 from jaxrl_dist.envs.base import label_of
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError, ConfigWarning, EnvWarning
+from jaxrl_dist.heavy import in_32_bits
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.learners.sgd import Learner
 from jaxrl_dist.plans import compiled
-from jaxrl_dist.plans.devices import learner_devices
+from jaxrl_dist.plans.devices import learner_devices, undivided
 from jaxrl_dist.plans.job import Job, ProgramCache
 from jaxrl_dist.protocols import Traits
 from jaxrl_dist.run import checkpoint, trackers
@@ -48,6 +49,7 @@ KEEP = 8
 _job_cache = collections.OrderedDict[str, Job]()
 
 
+@in_32_bits
 def prepare(config: Train[Any], source: EnvSource | None = None) -> Run:
     """Checks that a config can be run, and prepares the run.
 
@@ -67,6 +69,9 @@ def prepare(config: Train[Any], source: EnvSource | None = None) -> Run:
     if source.spec.unread_mask and peers.first():
         warnings.warn(f"{label_of(source.spec)}: {source.spec.unread_mask}", EnvWarning, stacklevel=2)
     _check_schedules(config)
+    notice = undivided(config, max(map(len, prepared.groups)))
+    if notice:
+        warnings.warn(notice, ConfigWarning, stacklevel=2)
     return prepared
 
 
@@ -249,6 +254,7 @@ def copied(config: Train[Any], copy: Copy, copy_spec: EnvSpec, spec: EnvSpec) ->
     return copy.policy
 
 
+@in_32_bits
 def make_job(
     config: Train[Any],
     source: EnvSource,
