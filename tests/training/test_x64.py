@@ -113,6 +113,18 @@ def test_policy_acts_alike_in_64_bit_mode() -> None:
         check_equal(expected, acted())
 
 
+@pytest.mark.case  # test_command_line_trains_in_64_bit_mode
+def test_profile_works_in_64_bit_mode() -> None:
+    command = "profile ppo --env CartPole-v1 --num-envs 8 --hidden-sizes 4 --num-devices 1 --seconds 0.1"
+    found = subprocess.run(
+        [sys.executable, "-m", "jaxrl_dist.cli", *command.split()],
+        env={**os.environ, "JAX_ENABLE_X64": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, found.stderr
+
+
 def test_command_line_trains_in_64_bit_mode(tmp_path: Path) -> None:
     size = "--num-envs 8 --rollout-length 8 --hidden-sizes 4 --total-env-steps 128 --num-devices 1 --quiet"
     flags = f"{size} --evaluation-episodes 0 --run-dir {tmp_path / 'run'}"
