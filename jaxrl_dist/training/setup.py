@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import json
 import warnings
 from collections.abc import Mapping, Sequence
@@ -67,12 +68,17 @@ def prepare(config: Train[Any], source: EnvSource | None = None) -> Run:
         keep_programs()
     prepared = _prepared(config, source)
     if source.spec.unread_mask and peers.first():
-        warnings.warn(f"{label_of(source.spec)}: {source.spec.unread_mask}", EnvWarning, stacklevel=2)
+        warnings.warn(f"{label_of(source.spec)}: {source.spec.unread_mask}", EnvWarning, stacklevel=3)
     _check_schedules(config)
     notice = undivided(config, max(map(len, prepared.groups)))
     if notice:
-        warnings.warn(notice, ConfigWarning, stacklevel=2)
+        _warn_once(notice)
     return prepared
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    warnings.warn(text, ConfigWarning, stacklevel=5)  # names the caller of ``train``
 
 
 def _check_schedules(config: Train[Any]) -> None:
@@ -84,7 +90,7 @@ def _check_schedules(config: Train[Any]) -> None:
                 f"--learning-rate-steps {steps} is less than {flag(f'total_{config.clock}')} {config.total}: step "
                 "sizes are 0 from there to the end"
             )
-            warnings.warn(text, ConfigWarning, stacklevel=3)
+            warnings.warn(text, ConfigWarning, stacklevel=4)
 
 
 def _same(config: Train[Any]) -> Train[Any]:

@@ -44,6 +44,7 @@ from jaxrl_dist.run import checkpoint
 from jaxrl_dist.run.storage import read_json
 from jaxrl_dist.settings.members import members, number_of_members, programs
 from jaxrl_dist.settings.resolve import resolved
+from jaxrl_dist.training import setup
 from jaxrl_dist.training.results import Row, merged_rows, read_rows, refill, scored, settings, table, write_results
 from jaxrl_dist.training.setup import make_job, prepare
 from jaxrl_dist.types import Report
@@ -612,8 +613,12 @@ def test_train_names_the_way_to_several_cpu_devices(
     said = undivided(asked, members)
     assert re.findall(r"'jax_num_cpu_devices', (\d+)", said) == ([] if devices is None else [str(devices)])
     if devices is not None:
+        setup._warn_once.cache_clear()
         with pytest.warns(ConfigWarning, match="jax_num_cpu_devices"):
             prepare(asked)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ConfigWarning)
+            prepare(asked)  # says it once
 
 
 @pytest.mark.case  # test_the_cpu_is_divided_for_a_population
