@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import sys
 from collections.abc import Sequence
 
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.commands import COMMANDS, accelerators, help_text
 from jaxrl_dist.errors import CheckpointError, ConfigError, DivergedError, EnvError, ProcessError, say, visible
+from jaxrl_dist.heavy import in_32_bits
 from jaxrl_dist.hosts import start
 from jaxrl_dist.run import signals, version
 
@@ -84,7 +86,10 @@ def _run(args: list[str]) -> int:
         similar = did_you_mean(name, [*COMMANDS, "--version", "--help"])
         raise ConfigError(f"unknown command {name!r}{similar}; see: jaxrl-dist --help")
     with start.one_line_warnings(), signals.raising():  # unless the command handles them itself
-        code: int = importlib.import_module(f"jaxrl_dist.commands.{name.replace('-', '_')}").run(rest)
+        command = importlib.import_module(f"jaxrl_dist.commands.{name.replace('-', '_')}").run
+        if "JAX_ENABLE_X64" in os.environ:
+            command = in_32_bits(command)
+        code: int = command(rest)
     return code
 
 

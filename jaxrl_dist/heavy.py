@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
+import inspect
 import sys
 import types
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Module(types.ModuleType):
@@ -44,4 +49,30 @@ else:
     jax, jnp, np, optax = map(Module, ("jax", "jax.numpy", "numpy", "optax"))
     sparse, special, linalg = map(Module, ("scipy.sparse", "scipy.special", "scipy.sparse.linalg"))
 
-__all__ = ["Module", "jax", "jnp", "linalg", "np", "optax", "postponed", "sparse", "special"]
+
+def in_32_bits(function: Callable[P, T]) -> Callable[P, T]:
+    """Makes JAX compute in 32 bits within a function, even if the program has enabled its 64-bit mode.
+
+    A thread does not inherit the mode of the thread that starts it. A generator has the mode while it runs, and its
+    caller does not.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        with jax.enable_x64(False):
+            return function(*args, **kwargs)
+
+    @functools.wraps(function)
+    def generate(*args: P.args, **kwargs: P.kwargs) -> Any:
+        items: Any = function(*args, **kwargs)
+        following = in_32_bits(next)
+        try:
+            while (item := following(items, None)) is not None:
+                yield item
+        finally:
+            in_32_bits(items.close)()
+
+    return generate if inspect.isgeneratorfunction(function) else call
+
+
+__all__ = ["Module", "in_32_bits", "jax", "jnp", "linalg", "np", "optax", "postponed", "sparse", "special"]

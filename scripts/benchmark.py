@@ -193,6 +193,9 @@ def measure(
     results = load(out)
     if "machine" not in results:
         results["machine"] = {**_described(), **_run([sys.executable, ROOT / "benchmarks" / "ceilings.py"])}
+    cpu = _cpu()
+    if results["machine"].get("cpu", cpu) != cpu:
+        sys.exit(f"{out} has rounds of {results['machine']['cpu']}, not of {cpu}; name another --out")
     end, lasted = time.monotonic() + seconds, dict[str, float]()
     for number in range(rounds):
         for row in rows:
@@ -204,7 +207,7 @@ def measure(
             for peer, arguments in row.peers.items() if with_peers else ():
                 sides[peer] = _run(command(peer, arguments))
             lasted[row.name] = time.monotonic() - began
-            found.append(sides)
+            found.append({side: {"cpu": cpu, **values} for side, values in sides.items()})
             (out / RESULTS).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
             said = ", ".join(f"{side} {values.get('rate', float('nan')):,.0f}" for side, values in sides.items())
             print(f"{row.name}: {said}", flush=True)
@@ -266,14 +269,18 @@ def _backend() -> str:
     return jax.default_backend()
 
 
+def _cpu() -> str:
+    lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if sys.platform == "linux" else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{len(os.sched_getaffinity(0))} cores of {names[0] if names else platform.machine()}"
+
+
 def _described() -> dict[str, Any]:
     import jax
 
-    lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if sys.platform == "linux" else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return {
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-        "cpu": f"{len(os.sched_getaffinity(0))} cores of {names[0] if names else platform.machine()}",
+        "cpu": _cpu(),
         "python": platform.python_version(),
         "jax": jax.__version__,
     }

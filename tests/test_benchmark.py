@@ -64,12 +64,22 @@ def test_rounds_are_added_and_a_side_that_fails_costs_one_entry(
     found = json.loads((tmp_path / "results.json").read_text())
     assert [x["jaxrl_dist"]["rate"] for x in found["rows"]["first"]] == [100, 300, 200]
     assert [x["jaxrl_dist"]["rate"] for x in found["rows"]["second"]] == [7, 9, 11]
+    cpus = {values["cpu"] for rounds in found["rows"].values() for sides in rounds for values in sides.values()}
+    assert cpus == {benchmark._cpu()}
     assert benchmark.draw(tmp_path) and (tmp_path / "speed.png").stat().st_size > 10_000
     text = (tmp_path / "results.md").read_text()
     assert "| first | 200 (100 to 300) | 0.90 (0.90 to 0.90) | gradient, 50% | 40% |" in text
     assert "| first | peer | 75 (50 to 100) | 2.00 (2.00 to 2.00) |" in text, "the round without the peer's rate counts"
     assert "- memory: 1.5 GB/s" in text
     assert "second: jaxrl_dist 11" in capsys.readouterr().out
+
+
+def test_rounds_of_another_cpu_are_refused(tmp_path: Path) -> None:
+    stored = {"machine": {"cpu": "2 cores of another"}, "rows": {}}
+    (tmp_path / "results.json").write_text(json.dumps(stored))
+    with pytest.raises(SystemExit, match="2 cores of another"):
+        benchmark.measure(benchmark.ROWS, tmp_path, 60.0, 1, 1.0, with_peers=False)
+    assert json.loads((tmp_path / "results.json").read_text()) == stored
 
 
 def test_no_time_no_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from jaxrl_dist.actors.played import Episodes, Played
 from jaxrl_dist.envs.base import DrawnEnv, EnvSlice
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.heavy import in_32_bits
 from jaxrl_dist.memory import frames
 from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.types import Algorithm, Algorithms, Array, Context, PyTree, Timestep, Variables
@@ -189,6 +190,7 @@ class Evaluator:
         counts = [spec.by_policy[policy].num_agents for policy in steps.row_slices(spec, self._num_envs)]
         return common + np.concatenate([one_more.repeat(count) for count in counts])
 
+    @in_32_bits
     def play(
         self,
         variables: Variables,

@@ -27,6 +27,7 @@ from jaxrl_dist.envs.base import EnvSlice, HostEnv
 from jaxrl_dist.envs.episodes import no_episodes
 from jaxrl_dist.errors import EnvError, EnvWarning
 from jaxrl_dist.flow import WAKE_SECONDS, Parallel
+from jaxrl_dist.heavy import in_32_bits
 from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep, TrainState
 
@@ -184,6 +185,7 @@ class ActorPool:
             restarting.close()
             raise
 
+    @in_32_bits
     def _samples(self, index: int, share: EnvSlice, deliver: Deliver) -> Iterator[Sample]:
         """Yields the samples of one actor, without end."""
         stages, lag = self.stages[index], self._options.lag

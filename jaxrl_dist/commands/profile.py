@@ -94,8 +94,6 @@ def heading(run: Mapping[str, Any], relation: str) -> str:
 
 def lines(profile: Profile) -> list[str]:
     """Formats a profile for reading."""
-    from jaxrl_dist.profiling.advice import bound
-
     whole = profile.iteration_seconds
     shown = [
         heading(profile.run, "on"),
@@ -111,7 +109,9 @@ def lines(profile: Profile) -> list[str]:
             if len(layers) > 1:
                 largest = [f"{layer} {part:.0%}" for layer, part in layers.items()][:LAYERS]
                 shown.append(f"    products: {', '.join(largest)}{', ...' * (len(layers) > LAYERS)}")
-    thread, _, share, advice = bound(profile.threads, profile.iteration_seconds, profile.flags)
+    thread, _, share, advice = profile.bound
+    if profile.busy:
+        return [*shown, "", advice]
     whose = f" of the {thread}, which waits least" if len(profile.threads) > 1 else ""
     return [*shown, "", f"{share:.0%} of the time{whose}: {advice}"]
 

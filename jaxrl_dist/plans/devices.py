@@ -69,10 +69,27 @@ def divide_cpu(members: int) -> None:
     several of them, so this is for processes that train nothing else. It must be called before JAX is used.
     """
     if members > 1 and peers.world() is None and "JAX_NUM_CPU_DEVICES" not in os.environ:
-        cores = len(os.sched_getaffinity(0))
-        count = next((n for n in range(cores, PER_CORE * cores + 1) if members % n == 0), min(members, cores))
         with contextlib.suppress(RuntimeError):  # JAX has begun with the devices that it has
-            jax.config.update("jax_num_cpu_devices", count)
+            jax.config.update("jax_num_cpu_devices", cpu_devices(members))
+
+
+def cpu_devices(members: int) -> int:
+    """Returns into how many devices a CPU is divided for a population."""
+    cores = len(os.sched_getaffinity(0))
+    return next((n for n in range(cores, PER_CORE * cores + 1) if members % n == 0), min(members, cores))
+
+
+def undivided(config: Train[Any], members: int) -> str:
+    """Says how a population gets several devices where JAX has begun with one for a CPU of several cores; else ""."""
+    count = cpu_devices(members)
+    chosen = config.num_devices is not None or config.learner_devices or "JAX_NUM_CPU_DEVICES" in os.environ
+    alone = jax.device_count() == 1 and jax.devices()[0].platform == "cpu"
+    if chosen or not alone or not PLANS[config.plan].compiled or count == 1 or members % count:
+        return ""
+    return (
+        f"{members} members train on one CPU device, which may leave cores idle; "
+        f"call jax.config.update('jax_num_cpu_devices', {count}) before anything uses JAX"
+    )
 
 
 def learner_devices(config: Train[Any], members: int | None = None) -> list[jax.Device]:

@@ -18,6 +18,7 @@ from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES, check_samples
 from jaxrl_dist.actors.step import reads_of_core
 from jaxrl_dist.data.dataset import Dataset, check_spaces
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.heavy import in_32_bits
 from jaxrl_dist.nn import observations
 from jaxrl_dist.play import fitted
 from jaxrl_dist.play.importance import Episodes, quotient
@@ -67,6 +68,7 @@ class Estimates(NamedTuple):
         return {**self._asdict(), "estimates": {name: x._asdict() for name, x in self.estimates.items()}}
 
 
+@in_32_bits
 def estimate(
     policy: Policy | str | pathlib.Path,
     data: Dataset | str | pathlib.Path,

@@ -20,6 +20,7 @@ from jaxrl_dist.envs import drawing
 from jaxrl_dist.envs.base import label_of
 from jaxrl_dist.envs.source import EnvSource, find
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.heavy import in_32_bits
 from jaxrl_dist.play import ratings
 from jaxrl_dist.play.games import Player, Result, pictures, program
 from jaxrl_dist.play.policy import Policy, load_policy
@@ -57,6 +58,7 @@ class Match(NamedTuple):
         }
 
 
+@in_32_bits
 def match(
     *players: Any,
     games: int = 200,

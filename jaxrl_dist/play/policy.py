@@ -19,6 +19,7 @@ from jaxrl_dist.config.values import varied
 from jaxrl_dist.envs.base import label_of
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.heavy import in_32_bits
 from jaxrl_dist.protocols import CoreLike, Hyperparameters, TorsoLike, Traits
 from jaxrl_dist.run.checkpoint import load_variables, selected_hyper
 from jaxrl_dist.run.files import members_of
@@ -71,6 +72,7 @@ class Policy:
         """Returns the policy state at the start of an episode, for a batch of ``num_envs``; ``()`` if it has none."""
         return self.algorithm.initial_core(num_envs)
 
+    @in_32_bits
     def __call__(
         self, obs: PyTree, core: PyTree = None, key: jax.Array | None = None, reward: Any = None, **others: Never
     ) -> tuple[jax.Array, PyTree]:
@@ -233,6 +235,7 @@ def _checked_key(key: Any) -> jax.Array:
     raise ValueError(f"key must be a single key such as jax.random.key(0), not {key!r}")
 
 
+@in_32_bits
 def load_policy(
     run_dir: str | pathlib.Path,
     algorithm: type[Hyperparameters] | None = None,

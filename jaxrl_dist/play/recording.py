@@ -19,6 +19,7 @@ from jaxrl_dist.data.dataset import Dataset
 from jaxrl_dist.data.recorder import unrecordable
 from jaxrl_dist.envs.base import EnvSlice
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.heavy import in_32_bits
 from jaxrl_dist.nn import observations
 from jaxrl_dist.nn.distributions import policy_head
 from jaxrl_dist.play.policy import Policy
@@ -29,6 +30,7 @@ from jaxrl_dist.training.setup import make_job
 from jaxrl_dist.types import Array, Context, EnvSpec, PyTree, Rollout, Timestep
 
 
+@in_32_bits
 def record(
     policy: Policy,
     num_steps: int,

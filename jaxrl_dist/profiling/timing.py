@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from jaxrl_dist.checks import flag
 from jaxrl_dist.config.plans import PLANS
@@ -54,6 +55,8 @@ LEAST_SECONDS, MOST_CALLS = 0.02, 64
 """Minimum seconds for which a part is called in a round, and maximum number of calls."""
 ROUNDS = 5
 """Minimum number of times that each stage is timed; the median counts."""
+RUNNING = 0.9
+"""Least share of the time of the stages in which this process has a core: with less, another stage may seem to bind."""
 STRETCH = 1.0
 """Minimum seconds of the run between two rounds: shorter intervals would start with caches filled by the stages."""
 
@@ -79,6 +82,24 @@ class Profile(NamedTuple):
     """Bytes per second of reading and writing one large array on each device."""
     flags: Sequence[str] = ()
     """The flags that the run has and that can change as advice says."""
+    running: float = 1.0
+    """CPU seconds in each second of the stages alone, at most 1; less if other programs use the cores. 1 on GPUs."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether other programs have disturbed the measurement."""
+        return self.running < RUNNING
+
+    @property
+    def bound(self) -> tuple[str, str, float, str]:
+        """As ``advice.bound``; if the machine is busy, the advice is to profile again."""
+        thread, stage, share, advice = bound(self.threads, self.iteration_seconds, self.flags)
+        if self.busy:
+            advice = (
+                f"the machine is busy, so no stage is named: the stages had a core for {self.running:.0%} of their "
+                "time; profile again when other programs are idle"
+            )
+        return thread, stage, share, advice
 
 
 def profile(
@@ -110,7 +131,7 @@ def profile(
     progress("compiling the run and its stages")
     made = parts.make_parts(run.job)
     in_turn = not PLANS[config.plan].threaded
-    first, last, spent, alone = _timed(run.reports(), made, seconds, progress, in_turn=in_turn)
+    first, last, spent, alone, running = _timed(run.reports(), made, seconds, progress, in_turn=in_turn)
     if trace is not None:
         _trace(made, trace)
     progress("timing the peaks of the device")
@@ -128,6 +149,7 @@ def profile(
         memory_rates={name: part.moved / alone[name] for name, part in made.items()},
         memory_ceiling=peaks.memory_ceiling() * run.job.mesh.size,
         flags=_changeable(config, run.job.algorithm),
+        running=running if run.job.mesh.devices.flat[0].platform == "cpu" else 1.0,
     )
 
 
@@ -186,10 +208,11 @@ def _timed(
     progress: Callable[[str], None],
     *,
     in_turn: bool,
-) -> tuple[Report, Report, float, dict[str, float]]:
+) -> tuple[Report, Report, float, dict[str, float], float]:
     """Times a run for some seconds, starting at a report after its first updates, and its parts; ends the run.
 
-    Returns the first and the last report, the seconds between them, and the median seconds of each part.
+    Returns the first and the last report, the seconds between them, the median seconds of each part, and the CPU
+    seconds in each second of the parts, at most 1.
 
     Args:
       in_turn: run the parts once after each stretch of the run, so that drift of the machine affects all alike. This is
@@ -199,6 +222,7 @@ def _timed(
       ConfigError: the run is too short.
     """
     durations: dict[str, list[float]] = {name: [] for name in made}
+    clocks = np.zeros(2)
     updating = filter(operator.attrgetter("updates"), reports)
     first = last = _next_of(updating, seconds)
     progress(f"timing the run for {seconds:g} s, or until its next report, and each stage {ROUNDS} times")
@@ -208,10 +232,12 @@ def _timed(
         last = _next_of(updating, seconds)
         spent += time.perf_counter() - began
         if in_turn and spent >= stretch * (1 + _rounds(durations)):
-            _time_each(made, durations)
+            clocks += _time_each(made, durations)
     while _rounds(durations) < ROUNDS:
-        _time_each(made, durations)
-    return first, last, spent, {name: statistics.median(times) for name, times in durations.items()}
+        clocks += _time_each(made, durations)
+    alone = {name: statistics.median(times) for name, times in durations.items()}
+    computed, elapsed = clocks.tolist()
+    return first, last, spent, alone, min(1.0, computed / elapsed) if made else 1.0
 
 
 def _next_of(reports: Iterator[Report], seconds: float) -> Report:
@@ -225,8 +251,17 @@ def _rounds(durations: Mapping[str, Sequence[float]]) -> int:
     return min(map(len, durations.values()), default=ROUNDS)
 
 
-def _time_each(made: Mapping[str, parts.Part], durations: dict[str, list[float]]) -> None:
-    """Times each part once: calls it several times in a row, so that Python prepares one call while another runs."""
+def _clocks() -> np.ndarray:
+    """Returns the CPU seconds of this process and the seconds of the clock."""
+    return np.array([time.process_time(), time.perf_counter()])
+
+
+def _time_each(made: Mapping[str, parts.Part], durations: dict[str, list[float]]) -> np.ndarray:
+    """Times each part once: calls it several times in a row, so that Python prepares one call while another runs.
+
+    Returns by how much ``_clocks`` has advanced.
+    """
+    started = _clocks()
     for name, part in made.items():
         jax.block_until_ready(part.run())
         calls = 1 if not durations[name] else min(MOST_CALLS, math.ceil(LEAST_SECONDS / durations[name][-1]))
@@ -235,6 +270,7 @@ def _time_each(made: Mapping[str, parts.Part], durations: dict[str, list[float]]
             out = part.run()
         jax.block_until_ready(out)
         durations[name].append((time.perf_counter() - began) / calls)
+    return _clocks() - started
 
 
 def _shares(layers: Mapping[str, int]) -> dict[str, float]:
@@ -299,5 +335,4 @@ def described(config: Train[Any], devices: Sequence[jax.Device]) -> dict[str, An
 
 def to_json(profile: Profile) -> dict[str, Any]:
     """Returns a profile for JSON, with the stage that binds the run."""
-    found = bound(profile.threads, profile.iteration_seconds, profile.flags)
-    return {**profile._asdict(), "bound": dict(zip(("thread", "stage", "share", "advice"), found, strict=True))}
+    return {**profile._asdict(), "bound": dict(zip(("thread", "stage", "share", "advice"), profile.bound, strict=True))}

@@ -15,6 +15,7 @@ from jaxrl_dist.config.plans import PLANS, default_plan
 from jaxrl_dist.config.train import OWN, RUN_DEFAULTS, Train, named_env
 from jaxrl_dist.envs.native import env_label
 from jaxrl_dist.errors import ConfigError, UnusedError
+from jaxrl_dist.heavy import in_32_bits
 from jaxrl_dist.protocols import Traits
 from jaxrl_dist.settings.given import (
     RUN_FIELDS,
@@ -108,6 +109,7 @@ def _check_changes(config: Train[Any], changes: Mapping[str, Any], stored: Colle
     return hyperparameters
 
 
+@in_32_bits
 def find_env(config: Train[Any]) -> EnvSource:
     """Finds the environment of a config, for which it reserves the memory of GPUs that the config asks for.
 

@@ -16,6 +16,7 @@ from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.synonyms import hint
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.heavy import in_32_bits
 from jaxrl_dist.plans import compiled, initial, iteration
 from jaxrl_dist.plans.report import metrics_of
 from jaxrl_dist.rng import Stream
@@ -47,6 +48,7 @@ class PureTrain(Protocol):
     ) -> tuple[TrainState, dict[str, jax.Array]]: ...
 
 
+@in_32_bits
 def make_train(config: Train[Any]) -> PureTrain:
     """Returns training as a pure function ``(key, hyper) -> (state, metrics)``, for ``jax.jit``, ``vmap`` and ``jvp``.
 
@@ -110,6 +112,7 @@ def make_train(config: Train[Any]) -> PureTrain:
         (state, _, _), metrics = jax.lax.scan(interval, begin, jnp.asarray(lengths))
         return job.bare(state), metrics
 
+    @in_32_bits
     def traced(key: jax.Array, hyper: Mapping[str, Array] = {}, /) -> tuple[TrainState, dict[str, jax.Array]]:
         try:
             with returns.within_training():

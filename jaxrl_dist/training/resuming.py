@@ -18,6 +18,7 @@ from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import CONFIG_FILE, RESUMABLE, Train
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import CheckpointError, ConfigError, ConfigWarning, FileWarning, FinishedError
+from jaxrl_dist.heavy import in_32_bits
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.plans import initial
 from jaxrl_dist.plans.devices import all_devices, learner_devices
@@ -38,6 +39,7 @@ from jaxrl_dist.types import Checkpoint, EnvSpec
 ALLOWS = "--change-env-options allows it"
 
 
+@in_32_bits
 def prepare_resume(
     config: Train[Any], run_dir: pathlib.Path, changes: Mapping[str, Any], *, change_env_options: bool = False
 ) -> Run:

@@ -24,6 +24,7 @@ from jaxrl_dist.config.train import Train, env_name, module_of_user, split_env
 from jaxrl_dist.data.writing import check_new
 from jaxrl_dist.envs.agents.groups import team_size
 from jaxrl_dist.errors import ConfigWarning, DivergedError, FileWarning
+from jaxrl_dist.heavy import in_32_bits
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.hosts.arrays import check_equal
 from jaxrl_dist.plans.evolve import Selection, halving, pbt
@@ -141,6 +142,7 @@ class Run:
         self._unread.atexit = False
         return reports
 
+    @in_32_bits
     def _reports(self) -> Generator[Report]:
         self._unread.detach()
         jobs = [member.job for member in self.members]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import json
 import warnings
 from collections.abc import Mapping, Sequence
@@ -23,10 +24,11 @@ from jaxrl_dist.config.values import marked, varied
 from jaxrl_dist.envs.base import label_of
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError, ConfigWarning, EnvWarning
+from jaxrl_dist.heavy import in_32_bits
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.learners.sgd import Learner
 from jaxrl_dist.plans import compiled
-from jaxrl_dist.plans.devices import learner_devices
+from jaxrl_dist.plans.devices import learner_devices, undivided
 from jaxrl_dist.plans.job import Job, ProgramCache
 from jaxrl_dist.protocols import Traits
 from jaxrl_dist.run import checkpoint, trackers
@@ -48,6 +50,7 @@ KEEP = 8
 _job_cache = collections.OrderedDict[str, Job]()
 
 
+@in_32_bits
 def prepare(config: Train[Any], source: EnvSource | None = None) -> Run:
     """Checks that a config can be run, and prepares the run.
 
@@ -65,9 +68,17 @@ def prepare(config: Train[Any], source: EnvSource | None = None) -> Run:
         keep_programs()
     prepared = _prepared(config, source)
     if source.spec.unread_mask and peers.first():
-        warnings.warn(f"{label_of(source.spec)}: {source.spec.unread_mask}", EnvWarning, stacklevel=2)
+        warnings.warn(f"{label_of(source.spec)}: {source.spec.unread_mask}", EnvWarning, stacklevel=3)
     _check_schedules(config)
+    notice = undivided(config, max(map(len, prepared.groups)))
+    if notice:
+        _warn_once(notice)
     return prepared
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    warnings.warn(text, ConfigWarning, stacklevel=5)  # names the caller of ``train``
 
 
 def _check_schedules(config: Train[Any]) -> None:
@@ -79,7 +90,7 @@ def _check_schedules(config: Train[Any]) -> None:
                 f"--learning-rate-steps {steps} is less than {flag(f'total_{config.clock}')} {config.total}: step "
                 "sizes are 0 from there to the end"
             )
-            warnings.warn(text, ConfigWarning, stacklevel=3)
+            warnings.warn(text, ConfigWarning, stacklevel=4)
 
 
 def _same(config: Train[Any]) -> Train[Any]:
@@ -249,6 +260,7 @@ def copied(config: Train[Any], copy: Copy, copy_spec: EnvSpec, spec: EnvSpec) ->
     return copy.policy
 
 
+@in_32_bits
 def make_job(
     config: Train[Any],
     source: EnvSource,

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import shutil
 import statistics
 import subprocess
@@ -34,14 +35,16 @@ from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.commands import request
 from jaxrl_dist.commands.plot.reading import with_members
 from jaxrl_dist.envs.source import find
-from jaxrl_dist.errors import CheckpointError, ConfigError, DivergedError, FileWarning
+from jaxrl_dist.errors import CheckpointError, ConfigError, ConfigWarning, DivergedError, FileWarning
 from jaxrl_dist.plans import compiled
 from jaxrl_dist.plans import population as populations
-from jaxrl_dist.plans.devices import divide_cpu
+from jaxrl_dist.plans.devices import divide_cpu, undivided
 from jaxrl_dist.plans.synchronous import HostPopulation
 from jaxrl_dist.run import checkpoint
 from jaxrl_dist.run.storage import read_json
 from jaxrl_dist.settings.members import members, number_of_members, programs
+from jaxrl_dist.settings.resolve import resolved
+from jaxrl_dist.training import setup
 from jaxrl_dist.training.results import Row, merged_rows, read_rows, refill, scored, settings, table, write_results
 from jaxrl_dist.training.setup import make_job, prepare
 from jaxrl_dist.types import Report
@@ -585,6 +588,37 @@ def test_dividing_the_cpu_after_jax_has_begun_changes_nothing(monkeypatch: pytes
     monkeypatch.delenv("JAX_NUM_CPU_DEVICES")
     divide_cpu(5)
     assert jax.device_count() == before == 8
+
+
+@pytest.mark.parametrize(
+    "members, fields, devices",
+    [
+        (8, {}, 4),
+        (6, {}, 6),
+        (8, {"plan": "synchronous"}, None),
+        (8, {"num_devices": 1}, None),
+        (1, {}, None),
+        (127, {}, None),
+    ],
+)
+def test_train_names_the_way_to_several_cpu_devices(
+    members: int, fields: Any, devices: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(4))
+    asked, _ = resolved(config(seeds=members, **({"num_devices": None} | fields)))
+    assert undivided(asked, members) == "", "JAX_NUM_CPU_DEVICES is set in tests, so the user has chosen"
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES")
+    assert undivided(asked, members) == "", "JAX has several devices"
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    said = undivided(asked, members)
+    assert re.findall(r"'jax_num_cpu_devices', (\d+)", said) == ([] if devices is None else [str(devices)])
+    if devices is not None:
+        setup._warn_once.cache_clear()
+        with pytest.warns(ConfigWarning, match="jax_num_cpu_devices"):
+            prepare(asked)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ConfigWarning)
+            prepare(asked)  # says it once
 
 
 @pytest.mark.case  # test_the_cpu_is_divided_for_a_population

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from jaxrl_dist.envs.base import NAPS
+from jaxrl_dist.heavy import in_32_bits
 
 _LONGEST_NAP = 0.1  # seconds, of a caller whose own calls may take any time
 
@@ -30,6 +31,7 @@ class Caller:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
+    @in_32_bits
     def _run(self) -> None:
         _HERE.caller = self
         while (task := self._calls.get()) is not None:
