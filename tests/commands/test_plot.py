@@ -260,6 +260,13 @@ def test_runs_without_a_value_are_left_out_with_a_warning(tmp_path: Path, capsys
         assert line.startswith("jaxrl-dist: warning: ") and text in line and line.endswith("; this run is left out")
 
 
+@pytest.mark.parametrize("runs", [2, 3])
+def test_the_interval_of_few_runs_is_lowest_to_highest(runs: int) -> None:
+    sample = np.array([3.0, -1.0, 7.0])[:runs]
+    low, high = statistics.interval([sample], statistics.iqm, statistics.NUMBER)
+    assert (low, high) == (sample.min(), sample.max())
+
+
 @pytest.mark.parametrize("flags", ["--kind table", "-o x.png", "--kind table --score evaluation"])
 def test_plot_warns_of_runs_of_one_seed(
     flags: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -521,7 +528,8 @@ def test_a_table_of_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         "Final episode/return: the mean of the reports in the last tenth of each run, weighted by their episodes or "
         "else env steps; a last report of less than half an interval is joined to the one before.",
         "std: standard deviation of the runs, whose variance is divided by their number less one.",
-        "IQM: interquartile mean; of fewer than 4 runs nothing is trimmed, so it is the mean.",
+        "IQM: interquartile mean; of fewer than 4 runs nothing is trimmed, so it is the mean, and the interval in an "
+        "environment reaches from the lowest run to the highest.",
     ]
     assert cli.main(["plot", str(tmp_path / "e"), *command[1:], "-o", str(tmp_path / "x.csv")]) == 0
     rows = list(csv.reader((tmp_path / "x.csv").read_text().splitlines()))
