@@ -48,9 +48,14 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """Returns the choice that is spelled most like ``word``, or None if none is similar."""
+    """Returns the choice that is spelled most like ``word``, or None if none is similar.
+
+    One of twice as many letters is similar only if it begins with the word: ``her`` is not ``gather``.
+    """
+    lower = word.lower()
     by_lower = {choice.lower(): choice for choice in choices}
-    near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    similar = [choice for choice in by_lower if len(choice) < 2 * len(lower) or choice.startswith(lower)]
+    near = difflib.get_close_matches(lower, similar, n=1, cutoff=0.6)
     return by_lower[near[0]] if near else None
 
 

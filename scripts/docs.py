@@ -278,7 +278,7 @@ def battles(names: str) -> str:
             f"{100 * statistics.mean(won):.0f} % ± {100 * statistics.stdev(won):.0f}" if won else "not counted",
             f"{statistics.mean(returns):.2f} ± {statistics.stdev(returns):.2f}",
             f"{result['steps']:,}",
-            f"{max(result['seconds']) / 60:.1f}",
+            f"{statistics.median(result['seconds']) / 60:.1f}",
             f"`{result['command'].removeprefix('jaxrl-dist train ')}`",
         )
         rows.append(cells)

@@ -469,10 +469,12 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
         "Every row is a command with its default flags, once a seed (`--seed 0`, `1`, ...); a return is the mean of",
         "the 100 greedy episodes that end a run (10 on MuJoCo and Atari). *IQM* is the mean of the middle half of the",
         "seeds (of five, without the lowest and the highest),",
-        "and *95 %* its interval (percentile bootstrap over seeds). A published return is one of the source's",
+        "and *95 %* its interval (percentile bootstrap over seeds); of three seeds it reaches from the lowest to the",
+        "highest. A published return is one of the source's",
         "runs or the mean of several, after the env steps in parentheses; *behind* marks an IQM that is lower by more",
-        "than a tenth. Rows without a bar have no published number. *Minutes* are those of the slowest seed, or of the",
-        "run of all `--seeds`, on two CPU cores that other work shared. [Curves](#curves) are at the end. `tasks` is",
+        "than a tenth. Rows without a bar have no published number. *Minutes* are the median over the seeds, which",
+        "share a compiled program, or those of the run of all `--seeds`. Other work shared the two CPU cores,",
+        "so minutes do not rank algorithms. [Curves](#curves) are at the end. `tasks` is",
         "`scripts/tasks.py`. `python scripts/learning.py` runs all of it again and writes this page; after an",
         "interruption, `--missing` continues.",
         "",
@@ -556,7 +558,7 @@ def rows(bars: Sequence[Bar], results: Mapping[str, Mapping[str, Any]]) -> list[
             f"{interquartile_mean(returns):.4g}",
             interval(returns),
             published(bar, returns),
-            f"{max(seconds) / 60:.1f}" if (seconds := result.get("seconds")) else "",
+            f"{np.median(seconds) / 60:.1f}" if (seconds := result.get("seconds")) else "",
         )
         lines.append("| " + " | ".join(cells) + " |")
     return lines

@@ -37,6 +37,24 @@ class RaisesInConstructor(Right):
         raise RuntimeError("no such luck")
 
 
+class Goals(Right):
+    """Pays for reaching a goal that its observation names, in Gymnasium-Robotics' interface."""
+
+    observation_space = spaces.Dict({name: Right.observation_space for name in ("achieved_goal", "desired_goal")})
+
+    def compute_reward(self, achieved: Any, desired: Any, info: Any) -> Any:
+        return -np.linalg.norm(achieved - desired, axis=-1)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        place, info = super().reset(seed=seed)
+        return {"achieved_goal": place, "desired_goal": np.ones(2, np.float32)}, info
+
+    def step(self, action: Any) -> Any:
+        place, _, *ended = super().step(action)
+        obs = {"achieved_goal": place, "desired_goal": np.ones(2, np.float32)}
+        return obs, float(self.compute_reward(place, obs["desired_goal"], {})), *ended
+
+
 class Hangs(Right):
     def step(self, action: Any) -> Any:
         time.sleep(30)
@@ -392,7 +410,7 @@ class NaNAtTheEnd(RightJAX):
 
 BROKEN = {
     "RaisesInConstructor": "its constructor raises RuntimeError: no such luck",
-    "Hangs": "step has not come back within 1 s",
+    "Hangs": "step has not come back within 1 s; if the machine is only busy, raise --env-timeout",
     "NoEnvironment": "is a NoEnvironment, neither a gymnasium.Env nor a gymnax-style environment",
     "NoActionSpace": "its action_space is missing",
     "TextObservations": "has Text observations; Discrete, MultiDiscrete, MultiBinary, Box, Dict and Tuple work",

@@ -6,6 +6,7 @@ run is saved, so later commands find it.
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import re
@@ -213,6 +214,42 @@ def test_pages_have_commands_and_the_table_says_which_run_elsewhere() -> None:
     assert len(every) > 110 and all(lines[f"docs/algorithms/{name}.md"] for name in ("ppo", "dqn", "qmix"))
     assert not [part for part in (*ELSEWHERE, *EXTRAS, *DEVICES, *RUN_OF) if not any(part in line for line in every)]
     assert ("jaxrl-dist train dqn --env MountainCar-v0", None) in commands("docs/exploration.md")
+
+
+NIGHTLY_STUB = """#!/bin/sh
+echo "$@" >> "$LOG"
+[ "$1" = train ] || exit 0
+for last; do [ "$flag" != --run-dir ] || run_dir=$last; flag=$last; done
+mkdir -p "$run_dir" && echo '{"evaluation": {"return_mean": 1.0}}' > "$run_dir/summary.json"
+"""
+"""A ``jaxrl-dist`` that notes what it is asked for, and leaves a summary instead of a run."""
+
+
+@pytest.mark.skipif(shutil.which("flock") is None, reason="flock is of Linux")
+def test_the_nightly_script_trains_each_night(tmp_path: Path) -> None:
+    """A night has its own runs, another one at the same time is refused, and seven nights are kept."""
+    [script] = [line for line, _ in commands("docs/runs.md") if "flock" in line]
+    (tmp_path / "jaxrl-dist").write_text(NIGHTLY_STUB)
+    (tmp_path / "jaxrl-dist").chmod(0o755)
+    log = tmp_path / "log"
+    env = {**os.environ, "LOG": str(log), "PATH": f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+    def night(date: str) -> int:
+        return subprocess.run(["bash", "-c", script, "nightly.sh", date], cwd=tmp_path, env=env, check=False).returncode
+
+    for day in range(1, 10):
+        assert night(f"2030-01-0{day}") == 0
+    asked = log.read_text().splitlines()
+    for day in (1, 9):
+        for algorithm in ("ppo", "dqn", "pqn"):
+            assert any(f"train {algorithm} " in line and f"2030-01-0{day}/{algorithm}" in line for line in asked)
+    assert sum("export nightly/2030-01-09/" in line for line in asked) == 1
+    kept = sorted(path.name for path in (tmp_path / "nightly").iterdir() if path.is_dir())
+    assert kept == [f"2030-01-0{day}" for day in range(3, 10)]
+    with (tmp_path / "nightly" / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert night("2030-01-10") == 1
+    assert log.read_text().splitlines() == asked
 
 
 CASES = ("docs/index.md", "docs/algorithms/ppo.md", "docs/algorithms/pqn.md")

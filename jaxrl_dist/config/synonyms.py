@@ -117,6 +117,7 @@ _PROGRESS = (
     "commands show progress by themselves and --quiet hides it; in Python jaxrl_dist.display(reports, total) does"
 )
 _STATE_DEPENDENT = "--noise-correlation 0.6 makes noise last, which is what state-dependent exploration is used for"
+_GOALS = "hindsight replay (HER) is not supported yet; a policy sees the goal as a part of its observation"
 _ALGORITHM = "the algorithm comes first: `jaxrl-dist train ppo --env CartPole-v1`"
 INSTEAD: dict[str, str] = {
     # replacements for settings that we do not have
@@ -124,6 +125,7 @@ INSTEAD: dict[str, str] = {
     **dict.fromkeys(("adam_eps", "adam_epsilon", "optimizer_kwargs", "momentum", "beta1", "beta2"), _OPTIMIZER),
     **dict.fromkeys(("render", "render_mode", "capture_video", "record_video", "save_video", "gif"), _VIDEO),
     **dict.fromkeys(("sde", "use_sde", "sde_sample_freq", "gsde"), _STATE_DEPENDENT),
+    **dict.fromkeys(("her", "use_her", "hindsight", "goal_selection_strategy", "n_sampled_goal"), _GOALS),
     **dict.fromkeys(("algo", "algorithm", "agent", "alg", "model"), _ALGORITHM),
     **dict.fromkeys(("resume", "resume_from", "continue"), "`jaxrl-dist resume RUN_DIR` continues a run"),
     **dict.fromkeys(("progress_bar", "progress", "show_progress", "tqdm"), _PROGRESS),
@@ -154,6 +156,7 @@ METHODS: dict[str, str] = {
     "VecNormalize": "it is normalize_observations=True and scale_rewards=True of jaxrl_dist.Train",
     "CheckpointCallback": f"{_LOOP}; checkpoint_interval=10_000 saves on the way",
     **dict.fromkeys(("callbacks", "BaseCallback", "CallbackList"), _LOOP),
+    "HerReplayBuffer": _GOALS,
     **dict.fromkeys(("MlpPolicy", "CnnPolicy", "MultiInputPolicy"), _NETWORK),
 }
 """What replaces functions, methods, classes and arguments of Stable-Baselines3."""

@@ -37,6 +37,12 @@ def test_what_never_ends_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
     assert "note: no episode has ended within 1000 steps" in note and "no fault found in 1000 steps" in fine
 
 
+def test_goals_that_no_replay_uses_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check-env", "broken:Goals"]) == 0
+    note, fine = capsys.readouterr().out.splitlines()
+    assert "note: its achieved_goal and compute_reward are not used" in note and "no fault found in" in fine
+
+
 @pytest.mark.case  # test_environments_of_several_agents_are_played_too
 def test_action_masks_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
     for env, told in {

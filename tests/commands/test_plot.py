@@ -260,9 +260,33 @@ def test_runs_without_a_value_are_left_out_with_a_warning(tmp_path: Path, capsys
         assert line.startswith("jaxrl-dist: warning: ") and text in line and line.endswith("; this run is left out")
 
 
+@pytest.mark.parametrize("runs", [2, 3])
+def test_the_interval_of_few_runs_is_lowest_to_highest(runs: int) -> None:
+    sample = np.array([3.0, -1.0, 7.0])[:runs]
+    low, high = statistics.interval([sample], statistics.iqm, statistics.NUMBER)
+    assert (low, high) == (sample.min(), sample.max())
+
+
+@pytest.mark.parametrize("flags", ["--kind table", "-o x.png", "--kind table --score evaluation"])
+def test_plot_warns_of_runs_of_one_seed(
+    flags: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Runs of one seed are named, and those of another seed or other settings are not."""
+    monkeypatch.chdir(tmp_path)
+    runs = {"a": {}, "again": {}, "b": {"seed": 1}, "c": {"learning_rate": 1.0}}
+    for name, changed in runs.items():
+        make_run(tmp_path, name, [1.0, 2.0], **changed)
+        write_json(tmp_path / name / "summary.json", {"env_steps": 200, "evaluation": {"return_mean": 1.0}})
+    assert cli.main(["plot", *runs, *flags.split()]) == 0
+    [line] = capsys.readouterr().err.splitlines()
+    assert "a, again (seed 0);" in line and line.count("(seed") == 1
+    assert cli.main(["plot", "a", "b", "c", *flags.split()]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_final_scores_of_different_ages_are_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, reports in (("short", 5), ("long", 10), ("nearly", 9)):
-        make_run(tmp_path, name, [1.0] * reports)
+    for seed, (name, reports) in enumerate((("short", 5), ("long", 10), ("nearly", 9))):
+        make_run(tmp_path, name, [1.0] * reports, seed)
     folders = {name: str(tmp_path / name) for name in ("short", "long", "nearly")}
     assert cli.main(["plot", *folders.values(), "--kind", "table"]) == 0
     [line] = capsys.readouterr().err.splitlines()
@@ -504,7 +528,8 @@ def test_a_table_of_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         "Final episode/return: the mean of the reports in the last tenth of each run, weighted by their episodes or "
         "else env steps; a last report of less than half an interval is joined to the one before.",
         "std: standard deviation of the runs, whose variance is divided by their number less one.",
-        "IQM: interquartile mean; of fewer than 4 runs nothing is trimmed, so it is the mean.",
+        "IQM: interquartile mean; of fewer than 4 runs nothing is trimmed, so it is the mean, and the interval in an "
+        "environment reaches from the lowest run to the highest.",
     ]
     assert cli.main(["plot", str(tmp_path / "e"), *command[1:], "-o", str(tmp_path / "x.csv")]) == 0
     rows = list(csv.reader((tmp_path / "x.csv").read_text().splitlines()))

@@ -101,7 +101,11 @@ def check(options: CheckEnv) -> Check:
     while thread.is_alive():
         thread.join(0.02)
         if time.monotonic() - result.since > options.env_timeout:
-            result.fault("time", f"{result.doing} has not come back within {options.env_timeout:g} s")
+            result.fault(
+                "time",
+                f"{result.doing} has not come back within {options.env_timeout:g} s; "
+                "if the machine is only busy, raise --env-timeout",
+            )
             break
     if refused:
         raise refused[0]

@@ -98,6 +98,15 @@ class Check(Contract):
             }[mask.where]
             self.notes.append(f"{where} says which actions are legal, and policies will take only those")
 
+    def goals(self, env: Any) -> None:
+        """Adds the note on goals, if an environment has Gymnasium-Robotics' interface for them."""
+        parts = getattr(env.observation_space, "spaces", ())
+        if "achieved_goal" in parts or hasattr(env.unwrapped, "compute_reward"):
+            self.notes.append(
+                "its achieved_goal and compute_reward are not used: hindsight replay (HER) is not supported yet; "
+                "a policy sees the goal as a part of its observation"
+            )
+
     def legal(self, where: str, mask: Any) -> None:
         """Checks that an action mask allows an action while the episode goes on; ``where``: a call, and of whom."""
         if not np.any(mask):

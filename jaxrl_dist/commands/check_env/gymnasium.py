@@ -49,6 +49,7 @@ def check_gymnasium(check: Check, env: Any, make: Callable[[], Any], name: str) 
             if role == "action" and isinstance(part, Box) and not np.issubdtype(part.dtype, np.floating):
                 check.fault(role, f"its action_space is a Box of {part.dtype}; a Box of floats works")
     check.halt()
+    check.goals(env)
 
     scout = make()  # which is reset once more than the others
     if isinstance(scout, Parallel):

@@ -65,6 +65,7 @@ def plot(run_dirs: Sequence[str | pathlib.Path], out: str | pathlib.Path | None 
     evaluated = wanted.score == "evaluation" or wanted.metric.startswith("evaluation/")
     same = reading.SAME_CURVE - (reading.OF_EVALUATION if evaluated else set())
     groups = _labelled(reading.group(configs, same), wanted.labels, list(configs))
+    _warn_of_repeats(groups, configs)
     if wanted.kind != "curve" and wanted.x == "steps":
         _warn_of_ages(groups, curves)
 
@@ -123,6 +124,22 @@ def _warn_of_ages(groups: Sequence[Group], curves: Mapping[str, Curve]) -> None:
         if first < (1 - FINAL) * last:
             text = f"{env}: runs end between {first:,.0f} and {last:,.0f} env steps"
             warnings.warn(f"{text}, so their final scores are of different ages", ConfigWarning, stacklevel=3)
+
+
+def _warn_of_repeats(groups: Sequence[Group], configs: Mapping[str, Mapping[str, Any]]) -> None:
+    """Warns of runs with the same seed and settings, which count as several samples and are one."""
+    alike: dict[tuple[str, str, int], list[str]] = {}
+    for group in groups:
+        for name in group.runs:
+            alike.setdefault((group.env, group.label, configs[name]["run"]["seed"]), []).append(name)
+    repeated = [f"{', '.join(names)} (seed {seed})" for (_, _, seed), names in alike.items() if len(names) > 1]
+    if repeated:
+        warnings.warn(
+            f"runs with the same seed and settings count as different seeds: {'; '.join(repeated)}; "
+            "name only one of each, or deviations and intervals come out too small",
+            ConfigWarning,
+            stacklevel=3,
+        )
 
 
 def _score(wanted: Plot, configs: Mapping[str, Mapping[str, Any]]) -> str:

@@ -18,8 +18,9 @@ from jaxrl_dist.commands.plot.reading import AXES, FINAL, SAME_CURVE, Curve, Gro
 ALL = "all environments, scaled"
 """Row of a table over several environments."""
 TELLS = {
-    "curve": "Thick lines and bands: interquartile mean over the seeds of a group, and its {interval}; dotted where "
-    "only some of them have values, as others have not begun or have ended; thin lines: runs.",
+    "curve": "Thick lines and bands: interquartile mean over the seeds of a group, and its {interval} (of 2 or 3 "
+    "seeds: mean, lowest and highest); dotted where only some of them have values, as others have not begun or have "
+    "ended; thin lines: runs.",
     "profile": "Fraction of runs whose final score is above the score on the axis; bands: {interval}.",
     "improvement": "Probability that a run of the first group has a higher final score than one of the second, the "
     "mean over environments; bars: {interval}. At 0.5 neither is better.",
@@ -108,7 +109,8 @@ def table(
     ]
     terms = [
         "std: standard deviation of the runs, whose variance is divided by their number less one.",
-        "IQM: interquartile mean; of fewer than 4 runs nothing is trimmed, so it is the mean.",
+        "IQM: interquartile mean; of fewer than 4 runs nothing is trimmed, so it is the mean, and the interval in an "
+        "environment reaches from the lowest run to the highest.",
     ]
     notes = [*_meaning(name, score, len(envs)), *([f"{left_out(partial)}."] if partial else []), *terms]
     return "\n".join(_latex(lines, notes) if form == "tex" else [*_markdown(lines), "", *notes])

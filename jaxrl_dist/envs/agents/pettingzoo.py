@@ -161,7 +161,7 @@ class Parallel(gymnasium.Env[Any, Any]):
     def _legal(self, agent: Any, info: Any, going: bool) -> np.ndarray:
         """Returns which of an agent's actions are legal, ``[n]`` bool.
 
-        Without a mask, as where it is another player's turn, all are; none is for an agent whose episode has ended.
+        Without a mask all are (``InTurns`` gives one to who waits); none is for an agent whose episode has ended.
 
         Raises:
           ValueError: the agent's episode goes on, and its mask is not zeros and ones, or has changed its size.
