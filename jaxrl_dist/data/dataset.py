@@ -41,6 +41,7 @@ class Dataset:
     valid: np.ndarray
     """bool: False on the step that holds an episode's last observation."""
     interface: Interface
+    """What belongs to its spaces: the spaces themselves, the action mask, and whose moves it holds."""
     log_prob: np.ndarray | None = None
     """float32: logarithm of the probability, or of the density, with which the behaviour took each action; None: it is
     unknown, or the behaviour is deterministic."""
