@@ -9,7 +9,6 @@ for report in jaxrl_dist.train(jaxrl_dist.Train("ppo", env="CartPole-v1", total_
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -56,9 +55,11 @@ __all__ = sorted(_MODULES)
 def __getattr__(name: str) -> Any:
     # Imported when first used, so that `import jaxrl_dist` and `--help` stay fast.
     if name == "__version__":
+        from importlib import metadata  # slow
+
         try:
-            return importlib.metadata.version("jaxrl-dist")
-        except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
+            return metadata.version("jaxrl-dist")
+        except metadata.PackageNotFoundError:  # a checkout that is not installed
             return "0+unknown"
     if name not in _MODULES:
         from jaxrl_dist.config.synonyms import METHODS, absent, missing

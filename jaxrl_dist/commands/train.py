@@ -16,11 +16,15 @@ from jaxrl_dist.commands import request
 from jaxrl_dist.config.train import Train, launch_of
 from jaxrl_dist.errors import ConfigError, FinishedError, visible
 from jaxrl_dist.hosts import peers, start
-from jaxrl_dist.run import signals, subprocesses, trackers
+from jaxrl_dist.run import signals, subprocesses, trackers, watchdog
 
 if TYPE_CHECKING:
     from jaxrl_dist.training.run import Run
     from jaxrl_dist.types import Report
+
+
+HELD_SECONDS = 60.0
+"""Seconds for which code in C may hold Python's lock, besides the time limit of environments: a compiler may, too."""
 
 
 def run(args: Sequence[str]) -> int:
@@ -133,11 +137,21 @@ def show(name: str, run: Run, stop: signals.Stop, *, quiet: bool, verbose: bool)
     begun = f", from {run.steps:,} {unit(config.clock)} on" if run.steps else ""
     display.print(f"{run.describe(name)}\nwriting {config.run_dir}{begun}")
     rate = f"; a report comes every {run.members[0].config.report_interval:,} {unit(config.clock)}"
-    last = _last(display.watch(reports, run.total_steps, rate), stop)
+    with _watched(run, stop):
+        last = _last(display.watch(reports, run.total_steps, rate), stop)
     stop.number = max(peers.all_gather(stop.number or 0, "signals")) or None
     if stop() and (left := _left(run, last)):
         raise stop.interrupted(f"interrupted; {left}")
     display.print("\n".join(_summary(run, last)))
+
+
+def _watched(run: Run, stop: signals.Stop) -> contextlib.AbstractContextManager[None]:
+    """Limits the time for which environments in this process may hold Python's lock, which stops all other limits."""
+    source = run.job.source
+    if source.is_pure or source.workers == "processes" or stop.unread < 0:
+        return contextlib.nullcontext()
+    advice = f"`{run.resume_command()}` continues from the last checkpoint"
+    return watchdog.watching(source.timeout + HELD_SECONDS, stop.unread, stop, advice)
 
 
 def _last(reports: Iterator[Report], stop: signals.Stop) -> Report:
