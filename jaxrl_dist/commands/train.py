@@ -15,7 +15,7 @@ from jaxrl_dist.checks import unit
 from jaxrl_dist.commands import request
 from jaxrl_dist.config.train import Train, launch_of
 from jaxrl_dist.errors import ConfigError, FinishedError, visible
-from jaxrl_dist.hosts import peers, start
+from jaxrl_dist.hosts import peers, start, stdout
 from jaxrl_dist.run import signals, subprocesses, trackers, watchdog
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def joined(command: str, fields: Mapping[str, Any], stop: signals.Stop) -> Itera
     start.start(launch_of(fields), detect=True, waiting=check)
     if (watch := start.watch()) is not None:
         watch.stop_signal = lambda: stop.number or 0
-    with start.failing(), contextlib.nullcontext() if peers.first() else start.no_stdout():
+    with start.failing(), contextlib.nullcontext() if peers.first() else stdout.discarded():
         for process, other in enumerate(peers.all_gather(command, "the command")):
             if other != command:
                 raise ConfigError(
