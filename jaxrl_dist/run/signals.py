@@ -160,7 +160,19 @@ def _importing(frame: FrameType | None) -> bool:
     return False
 
 
-def _in_child() -> None:
+_forking = threading.local()
+"""``mask``: the signals that a thread blocked before it forked."""
+
+
+def _block() -> None:
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _detach() -> None:
     """Detaches a child of ``fork``, as of an environment's ``multiprocessing``, which ends such children by SIGTERM.
 
     The child shares the pipe of ``stopping``, so a signal for it would end the run.
@@ -170,9 +182,10 @@ def _in_child() -> None:
         signal.set_wakeup_fd(-1)
     if signal.SIGTERM in handled:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _unblock()
 
 
-os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_detach)
 
 
 @contextlib.contextmanager
