@@ -8,6 +8,7 @@ import os
 import pathlib
 import re
 import sys
+import threading
 import time
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from gymnasium import spaces
 
 FORK = multiprocessing.get_context("fork")
+FIRST = threading.Lock()
 
 
 def sleep() -> None:
@@ -44,8 +46,8 @@ class Hostile(gymnasium.Env[np.ndarray, int]):
             self.prints()
         elif self.what != "nothing" and not Hostile.done:
             time.sleep(0.003)
-            Hostile.done = any(self.checkpoints.glob("0*"))
-            if Hostile.done:
+            if any(self.checkpoints.glob("0*")) and FIRST.acquire(blocking=False):
+                Hostile.done = True
                 getattr(self, self.what)()
         return np.zeros(2, np.float32), float(action), False, self.time == 10, {}
 

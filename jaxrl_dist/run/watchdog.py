@@ -57,8 +57,9 @@ def watching(limit: float, signals: int, stop: Callable[[], bool], advice: str) 
     finally:
         ended.set()
         thread.join()
-        process.stdin.close()
+        process.kill()  # closing the pipe is not enough: children of `fork` hold it open, too
         process.wait()
+        process.stdin.close()
 
 
 def main() -> None:
