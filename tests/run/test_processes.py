@@ -177,7 +177,7 @@ def test_code_that_holds_the_lock_ends_the_run_in_time() -> None:
     assert error.count("\n") == 1 and "for 3 s" in error and error.endswith("advice\n")
 
 
-@pytest.mark.parametrize("before", [True, False], ids=["before", "during"])
+@pytest.mark.parametrize("before", runs.cases([True, False], False))
 def test_a_second_signal_ends_code_that_holds_the_lock(before: bool) -> None:
     process = script(HOLDS, 1000, 2 if before else 0)
     if not before:
@@ -192,6 +192,7 @@ def test_a_second_signal_ends_code_that_holds_the_lock(before: bool) -> None:
     assert error.count("\n") == 1 and "ended at once" in error
 
 
+@pytest.mark.case  # test_code_that_holds_the_lock_ends_the_run_in_time
 def test_the_watchdog_does_not_count_while_a_run_is_suspended() -> None:
     process = script(HOLDS, 3, 8)
     watchdog = child_of(process)
