@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from jaxrl_dist.checks import did_you_mean
-from jaxrl_dist.commands import COMMANDS, accelerators, help_text
+# All other imports are inside functions: until signals are handled, one prints a traceback.
 from jaxrl_dist.errors import CheckpointError, ConfigError, DivergedError, EnvError, ProcessError, say, visible
-from jaxrl_dist.heavy import in_32_bits
-from jaxrl_dist.hosts import start
-from jaxrl_dist.run import signals, version
+from jaxrl_dist.run import signals
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,8 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # file names may hold characters that the terminal's encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        code = _run(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()
+        with signals.raising(), failing_exits():  # unless the command handles signals itself
+            code = _run(list(sys.argv[1:] if argv is None else argv))
+            sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader of our output has closed it, as `head` does
         from jaxrl_dist.run.console import discard_output
@@ -47,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for note in getattr(error, "__notes__", ()) if code == 1 else ():  # such as an environment's traceback
             print(visible(note, 20_000), file=sys.stderr)
         say(f"error: {' '.join(message.split())}")
-        start.leave(code)
+        if (start := sys.modules.get("jaxrl_dist.hosts.start")) is not None:
+            start.leave(code)
         return code
 
 
@@ -65,16 +67,47 @@ def _explained(error: BaseException) -> tuple[str, int] | None:
         case KeyboardInterrupt():
             return "interrupted", 130
         case OSError():
-            return f"{error.filename}: {error.strerror}" if error.filename else str(error), 1
+            code = 2 if error.errno == errno.ENAMETOOLONG else 1
+            return f"{error.filename!s:.300}: {error.strerror}" if error.filename else str(error), code
         case EnvError() | DivergedError():
             return str(error), 1
     if "RESOURCE_EXHAUSTED" in str(error):  # XLA's name for it
         return f"out of memory; fewer --num-envs or a shorter --rollout-length need less ({error})", 1
+
+    from jaxrl_dist.commands import accelerators
+
     problem = accelerators.no_devices()
     return None if problem is None else (problem, 2)
 
 
+@contextlib.contextmanager
+def failing_exits() -> Iterator[None]:
+    """Makes ``os._exit(0)`` in this process an exit with a line and code 1: the command has not ended.
+
+    An environment or algorithm that calls it would make a supervisor take the run for finished.
+    """
+    process, leave = os.getpid(), os._exit
+
+    def failing(status: int) -> Any:
+        if status == 0 and os.getpid() == process:  # a child of `fork`, as of multiprocessing, ends so
+            say("error: the environment or the algorithm has ended the process by os._exit(0); remove that call")
+            status = 1
+        leave(status)
+
+    os._exit = failing
+    try:
+        yield
+    finally:
+        os._exit = leave
+
+
 def _run(args: list[str]) -> int:
+    from jaxrl_dist.checks import did_you_mean
+    from jaxrl_dist.commands import COMMANDS, help_text
+    from jaxrl_dist.heavy import in_32_bits
+    from jaxrl_dist.hosts import start
+    from jaxrl_dist.run import version
+
     if not args or args[0] in ("-h", "--help", "help"):
         print(help_text(), end="")
         return 0
@@ -85,7 +118,7 @@ def _run(args: list[str]) -> int:
     if name not in COMMANDS:
         similar = did_you_mean(name, [*COMMANDS, "--version", "--help"])
         raise ConfigError(f"unknown command {name!r}{similar}; see: jaxrl-dist --help")
-    with start.one_line_warnings(), signals.raising():  # unless the command handles them itself
+    with start.one_line_warnings():
         command = importlib.import_module(f"jaxrl_dist.commands.{name.replace('-', '_')}").run
         if "JAX_ENABLE_X64" in os.environ:
             command = in_32_bits(command)

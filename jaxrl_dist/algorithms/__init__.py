@@ -131,7 +131,9 @@ def _executed(path: str) -> types.ModuleType:
     sys.path.insert(0, str(file.parent))
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == str(file)] or [None]
         line = getattr(error, "lineno", None) or lines[-1]  # only syntax errors have one of their own

@@ -17,6 +17,7 @@ from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import ConfigError, visible
+from jaxrl_dist.hosts import stdout
 
 FLAG = "--compile-for"
 
@@ -48,9 +49,10 @@ def run(args: Sequence[str]) -> int:
         raise ConfigError(f"{FLAG} which accelerator? Such as {targets.EXAMPLES}") from None
     if not args:
         raise ConfigError(f"which run? Such as: jaxrl-dist doctor {FLAG} {options.compile_for} ppo --env CartPole-v1")
-    train = request.parse(args)
-    request.output_flags(train.fields)
-    program = report(options.compile_for, train)
+    with stdout.kept_for(options.json):
+        train = request.parse(args)
+        request.output_flags(train.fields)
+        program = report(options.compile_for, train)
     print(json.dumps(program, indent=2) if options.json else visible("\n".join(memory(program))))
     return 0
 

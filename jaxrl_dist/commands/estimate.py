@@ -11,6 +11,7 @@ from jaxrl_dist.checks import MAX_SIZE, counted
 from jaxrl_dist.commands import evaluate, flags
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError, visible
+from jaxrl_dist.hosts import stdout
 
 if TYPE_CHECKING:
     from jaxrl_dist.play.estimate import Estimates
@@ -47,6 +48,13 @@ def run(args: Sequence[str]) -> int:
         missing = "from which data set" if options.run_dir else "which run, and from which data set"
         example = f"jaxrl-dist estimate {options.run_dir or 'runs/NAME'} --data data/NAME"
         raise ConfigError(f"{missing}? As in: {example}")
+    with stdout.kept_for(options.json):
+        made = _estimated(options)
+    print(json.dumps(made.summary(), indent=2) if options.json else visible(text(made)))
+    return 0
+
+
+def _estimated(options: Estimate) -> Estimates:
     policy = options.load(num_simulations=options.num_simulations)
 
     from jaxrl_dist.data.dataset import Dataset
@@ -57,7 +65,7 @@ def run(args: Sequence[str]) -> int:
     display = Display(0, quiet=options.json)
     with display.live:
         task = display.live.add_task("fitting", total=options.updates, status="")
-        made = estimate(
+        return estimate(
             policy,
             data,
             discount=options.discount,
@@ -68,8 +76,6 @@ def run(args: Sequence[str]) -> int:
             seed=options.seed,
             progress=lambda done: display.live.update(task, completed=done),
         )
-    print(json.dumps(made.summary(), indent=2) if options.json else visible(text(made)))
-    return 0
 
 
 def text(made: Estimates) -> str:

@@ -14,6 +14,7 @@ from jaxrl_dist.checks import counted, unit
 from jaxrl_dist.commands import find_modules, flags, help
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError, say, visible
+from jaxrl_dist.hosts import stdout
 from jaxrl_dist.run.files import MEMBERS, members_of
 from jaxrl_dist.run.storage import check_run_dir
 from jaxrl_dist.settings.policies import Policies
@@ -104,9 +105,15 @@ def run(args: Sequence[str]) -> int:
     options = flags.parse(Evaluate, args, "jaxrl-dist evaluate")
     if not options.run_dir:
         raise ConfigError("which run? Name its directory, as in: jaxrl-dist evaluate runs/NAME")
-    if members := members_of(pathlib.Path(options.run_dir)):
-        print(visible(_of_members(options, members)))
-        return 0
+    members = members_of(pathlib.Path(options.run_dir))
+    with stdout.kept_for(options.json):
+        text = _of_members(options, members) if members else _of_run(options)
+    print(text if options.json else visible(text))
+    return 0
+
+
+def _of_run(options: Evaluate) -> str:
+    """Evaluates a run; returns a line or JSON."""
     policy = options.load(env_options=options.env_options, num_simulations=options.num_simulations)
 
     from jaxrl_dist.data.files import scored
@@ -126,9 +133,9 @@ def run(args: Sequence[str]) -> int:
         )
     numbers, taken = scored(result.summary(), policy.config.data), options.taken(options.run_dir)
     shown = ", ".join(f"{name} {steps:,}" for name, steps in taken.items())
-    text = json.dumps({"finished": finished, **taken, **numbers}, indent=2)
-    print(text if options.json else visible(played(numbers, shown)))
-    return 0
+    if options.json:
+        return json.dumps({"finished": finished, **taken, **numbers}, indent=2)
+    return played(numbers, shown)
 
 
 def _of_members(options: Evaluate, members: Sequence[pathlib.Path]) -> str:

@@ -12,6 +12,7 @@ from jaxrl_dist.checks import MAX_SIZE, check_used, counted
 from jaxrl_dist.commands import evaluate, flags, help
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError, visible
+from jaxrl_dist.hosts import stdout
 
 if TYPE_CHECKING:
     from jaxrl_dist.exact.measuring import Measured, Played
@@ -51,6 +52,14 @@ def run(args: Sequence[str]) -> int:
         raise ConfigError("which run? Name its directory, as in: jaxrl-dist exact runs/NAME")
     if len(options.grid) not in (0, 2):
         raise ConfigError("--grid takes two numbers, rows and columns, as in --grid 4 12")
+    with stdout.kept_for(options.json):
+        text = _measured(options)
+    print(text if options.json else visible(text))
+    return 0
+
+
+def _measured(options: Exact) -> str:
+    """Measures the policy; returns lines or JSON."""
     policy = options.load(env_options=options.env_options)
 
     from jaxrl_dist.exact.measuring import of_game, of_policy
@@ -59,8 +68,7 @@ def run(args: Sequence[str]) -> int:
     if policy.source.spec.both_sides:
         check_used(options, "out", "grid", "discount", active=False, needed="an environment of one side")
         played = of_game([*_past(options), policy], **limits)
-        print(json.dumps(played._asdict(), indent=2) if options.json else visible("\n".join(of_sides(played))))
-        return 0
+        return json.dumps(played._asdict(), indent=2) if options.json else "\n".join(of_sides(played))
     if options.mixture:
         raise ConfigError("--mixture is of games of two sides: --env-options opponents=self")
     check_used(options, "grid", active=options.out is not None, needed="a map, as in -o heat.png")
@@ -71,8 +79,7 @@ def run(args: Sequence[str]) -> int:
     measured = of_policy(policy, discount=options.discount, **limits)
     if options.out is not None:
         drawing.save(measured.figure(options.grid or None), pathlib.Path(options.out))
-    print(json.dumps(measured.summary(), indent=2) if options.json else visible("\n".join(lines(measured))))
-    return 0
+    return json.dumps(measured.summary(), indent=2) if options.json else "\n".join(lines(measured))
 
 
 def _past(options: Exact) -> list[Policy]:

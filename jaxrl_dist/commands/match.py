@@ -14,6 +14,7 @@ from jaxrl_dist.algorithms import from_file
 from jaxrl_dist.commands import find_modules, flags, help
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError, visible
+from jaxrl_dist.hosts import stdout
 from jaxrl_dist.run.storage import check_run_dir
 from jaxrl_dist.settings.policies import of_run
 from jaxrl_dist.settings.stored import stored_fields
@@ -66,7 +67,8 @@ def run(args: Sequence[str]) -> int:
     if options.games % 2:
         near = f"{options.games - 1} and {options.games + 1} work"
         raise ConfigError(f"--games {options.games}: games are played in pairs, with sides swapped; {near}")
-    kind = from_file(options.algorithm) if options.algorithm else None
+    with stdout.kept_for(options.json):
+        kind = from_file(options.algorithm) if options.algorithm else None
     for path in (pathlib.Path(of_run(player).run_dir) for player in options.players if player != "random"):
         check_run_dir(path)
         stored_fields(path, kind, options.env)  # fails before JAX is imported
@@ -88,9 +90,10 @@ def run(args: Sequence[str]) -> int:
             line = f"{' against '.join(pairs[number - 1])} has ended: {number} of {len(pairs)} pairs of players"
             print(visible(line), file=sys.stderr, flush=True)
 
-    played = match(
-        *options.players, **fields, env_options=env_options, algorithm=kind, sampled=sampled, progress=progress
-    )
+    with stdout.kept_for(options.json):
+        played = match(
+            *options.players, **fields, env_options=env_options, algorithm=kind, sampled=sampled, progress=progress
+        )
     if options.json:
         print(json.dumps(played.summary(), indent=2))
     else:

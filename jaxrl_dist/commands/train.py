@@ -15,12 +15,16 @@ from jaxrl_dist.checks import unit
 from jaxrl_dist.commands import request
 from jaxrl_dist.config.train import Train, launch_of
 from jaxrl_dist.errors import ConfigError, FinishedError, visible
-from jaxrl_dist.hosts import peers, start
-from jaxrl_dist.run import signals, subprocesses
+from jaxrl_dist.hosts import peers, start, stdout
+from jaxrl_dist.run import signals, subprocesses, watchdog
 
 if TYPE_CHECKING:
     from jaxrl_dist.training.run import Run
     from jaxrl_dist.types import Report
+
+
+HELD_SECONDS = 60.0
+"""Seconds for which code in C may hold Python's lock, besides the time limit of environments: a compiler may, too."""
 
 
 def run(args: Sequence[str]) -> int:
@@ -58,7 +62,7 @@ def joined(command: str, fields: Mapping[str, Any], stop: signals.Stop) -> Itera
     start.start(launch_of(fields), detect=True, waiting=check)
     if (watch := start.watch()) is not None:
         watch.stop_signal = lambda: stop.number or 0
-    with start.failing(), contextlib.nullcontext() if peers.first() else start.no_stdout():
+    with start.failing(), contextlib.nullcontext() if peers.first() else stdout.discarded():
         for process, other in enumerate(peers.all_gather(command, "the command")):
             if other != command:
                 raise ConfigError(
@@ -133,11 +137,21 @@ def show(name: str, run: Run, stop: signals.Stop, *, quiet: bool, verbose: bool)
     begun = f", from {run.steps:,} {unit(config.clock)} on" if run.steps else ""
     display.print(f"{run.describe(name)}\nwriting {config.run_dir}{begun}")
     rate = f"; a report comes every {run.members[0].config.report_interval:,} {unit(config.clock)}"
-    last = _last(display.watch(reports, run.total_steps, rate), stop)
+    with _watched(run, stop):
+        last = _last(display.watch(reports, run.total_steps, rate), stop)
     stop.number = max(peers.all_gather(stop.number or 0, "signals")) or None
     if stop() and (left := _left(run, last)):
         raise stop.interrupted(f"interrupted; {left}")
     display.print("\n".join(_summary(run, last)))
+
+
+def _watched(run: Run, stop: signals.Stop) -> contextlib.AbstractContextManager[None]:
+    """Limits the time for which environments in this process may hold Python's lock, which stops all other limits."""
+    source = run.job.source
+    if source.is_pure or source.workers == "processes" or stop.unread < 0:
+        return contextlib.nullcontext()
+    advice = f"`{run.resume_command()}` continues from the last checkpoint"
+    return watchdog.watching(source.timeout + HELD_SECONDS, stop.unread, stop, advice)
 
 
 def _last(reports: Iterator[Report], stop: signals.Stop) -> Report:

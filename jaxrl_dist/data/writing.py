@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import math
 import os
@@ -20,7 +19,7 @@ from jaxrl_dist import spaces
 from jaxrl_dist.checks import MINARI, shown
 from jaxrl_dist.data import files
 from jaxrl_dist.errors import ConfigError, FileWarning
-from jaxrl_dist.run import storage
+from jaxrl_dist.run import locks, storage
 from jaxrl_dist.spaces import Interface, Space
 
 _RESERVED = 2**16  # bytes of an index, beside the spaces
@@ -192,7 +191,7 @@ def _claimed(folder: pathlib.Path, path: pathlib.Path) -> int:
         folder.mkdir(exist_ok=True)
         lock = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        locks.lock(lock)
     except BlockingIOError:
         os.close(lock)
         raise ConfigError(f"another process writes {path}; a data set needs a directory of its own") from None

@@ -75,9 +75,9 @@ class Contract:
         """Reports an exception raised inside as a fault that ends the check."""
         try:
             yield
-        except (ConfigError, EnvError, Stop):
+        except (ConfigError, EnvError, Stop, KeyboardInterrupt):
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             raise self.stop(doing, f"{doing} {_raised(error)}", error) from error
 
     def call(self, doing: str, function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:

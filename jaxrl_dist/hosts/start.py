@@ -29,7 +29,7 @@ from jaxrl_dist.errors import (
     visible,
 )
 from jaxrl_dist.heavy import jax
-from jaxrl_dist.hosts import peers
+from jaxrl_dist.hosts import peers, stdout
 from jaxrl_dist.hosts.watch import Watch, end, on_terminate
 
 CLUSTERS = ("slurm", "ompi", "gcetpu", "gketpu")
@@ -254,22 +254,8 @@ def _join(launch: Processes) -> None:
     peers.join(peers.World(client, number, count, lambda: watch.problem))
     atexit.register(watch.disconnect)  # then JAX waits for the other processes, and disconnects
     peers.all_gather(None, "the start")
-    with no_stdout():
+    with stdout.discarded():
         arrays.connect()
-
-
-@contextlib.contextmanager
-def no_stdout() -> Iterator[None]:
-    """Discards what C++ prints to stdout, where gloo logs each of its connections."""
-    sys.stdout.flush()
-    stdout, null = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(null, 1)
-        yield
-    finally:
-        os.dup2(stdout, 1)
-        os.close(stdout)
-        os.close(null)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import pathlib
@@ -14,7 +13,7 @@ from typing import IO, Any
 
 from jaxrl_dist.config.train import CONFIG_FILE
 from jaxrl_dist.errors import ConfigError, FileWarning
-from jaxrl_dist.run import machine, storage
+from jaxrl_dist.run import locks, machine, storage
 from jaxrl_dist.run.storage import complete_lines, finite, naming, read_json, write_json
 from jaxrl_dist.run.trackers import Tracker
 from jaxrl_dist.types import Report
@@ -117,7 +116,7 @@ def lock(run_dir: str) -> IO[bytes]:
         file.close()
         raise ConfigError(f"{path} is not a plain file")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        locks.lock(number)
     except BlockingIOError:
         file.close()
         raise ConfigError(f"another process is at the run in {run_dir}") from None

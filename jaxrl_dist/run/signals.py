@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import threading
@@ -21,7 +22,9 @@ SECOND_SECONDS = 1.0
 """Seconds after the first signal in which more are ignored: some tools send two, or one to each process of a group."""
 
 AGAIN_SECONDS = 0.05
-"""Seconds until a signal is raised again whose exception was dropped."""
+"""Seconds until a signal is raised again that could not raise its exception, or whose exception was dropped."""
+IMPORT_SECONDS = 10.0
+"""Seconds for which a signal waits for the end of an import."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -39,6 +42,8 @@ class Stop:
         self.number: int | None = None
         self.notice: str | None = None
         """What is said on the first signal."""
+        self.unread = -1
+        """Descriptor of the pipe that holds signals until a thread of Python reads them; -1: none are handled."""
         self.last_words: Callable[[], str] = lambda: ""
         """Returns what is said once a second signal ends the process; "": nothing."""
 
@@ -68,7 +73,9 @@ def stopping() -> Iterator[Stop]:
 
     def watch() -> None:
         began = 0.0
-        while numbers := os.read(reading, 1):
+        poll = select.poll()  # without Python's lock, a blocked `os.read` would already take a signal from the pipe
+        poll.register(reading, select.POLLIN)
+        while poll.poll() and (numbers := os.read(reading, 1)):
             if numbers[0] not in SIGNALS:
                 continue
             if stop.number is None:
@@ -81,6 +88,7 @@ def stopping() -> Iterator[Stop]:
                 os._exit(128 + numbers[0])
 
     reading, writing = os.pipe()
+    stop.unread = reading
     os.set_blocking(writing, False)
     before = {number: signal.getsignal(number) for number in SIGNALS}
     handled = [number for number in SIGNALS if before[number] is not signal.SIG_IGN]
@@ -105,19 +113,29 @@ def raising() -> Iterator[None]:
     """Makes the signals raise ``Interrupted`` in the main thread, except those that the process was started to ignore.
 
     One that is raised where Python drops exceptions, as in a finaliser or in JAX's callback of the garbage collector,
-    is raised again.
+    is raised again. During an import a signal waits: libraries in C, such as jaxlib, abort the process if an exception
+    interrupts their initialisation.
     """
     if threading.current_thread() is not threading.main_thread():  # only it may set handlers
         yield
         return
 
+    deadline: float | None = None
+
     def handle(number: int, frame: FrameType | None) -> None:
-        raise Interrupted(number, "interrupted")
+        nonlocal deadline
+        if deadline is None:
+            deadline = time.monotonic() + IMPORT_SECONDS
+        if time.monotonic() > deadline or not _importing(frame):
+            raise Interrupted(number, "interrupted")
+        again(number)
+
+    def again(number: int) -> None:
+        threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), number)).start()
 
     def dropped(about: Any) -> None:
         if isinstance(about.exc_value, Interrupted):  # not from here, where it would be dropped, too
-            number = about.exc_value.exit_code - 128
-            threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), number)).start()
+            again(about.exc_value.exit_code - 128)
         else:
             report(about)
 
@@ -132,6 +150,42 @@ def raising() -> Iterator[None]:
         sys.unraisablehook = report
         for number in handled:
             signal.signal(number, before[number])
+
+
+def _importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+_forking = threading.local()
+"""``mask``: the signals that a thread blocked before it forked."""
+
+
+def _block() -> None:
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _detach() -> None:
+    """Detaches a child of ``fork``, as of an environment's ``multiprocessing``, which ends such children by SIGTERM.
+
+    The child shares the pipe of ``stopping``, so a signal for it would end the run.
+    """
+    handled = [number for number in SIGNALS if getattr(signal.getsignal(number), "__module__", "") == __name__]
+    if handled:
+        signal.set_wakeup_fd(-1)
+    if signal.SIGTERM in handled:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _unblock()
+
+
+os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_detach)
 
 
 @contextlib.contextmanager

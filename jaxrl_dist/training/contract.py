@@ -19,7 +19,7 @@ import optax
 from jaxrl_dist import mesh, spaces
 from jaxrl_dist.actors.step import blank_rollout
 from jaxrl_dist.algorithms import name_of, unannotated
-from jaxrl_dist.checks import did_you_mean
+from jaxrl_dist.checks import check_range, did_you_mean
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.envs.base import label_of
@@ -105,6 +105,7 @@ def of_algorithm(contract: Contract, config: Train[Any], spec: EnvSpec, num_devi
     if not isinstance(algorithm, Algorithm):
         text = f"make{_place(config.algorithm.make)} returned {described(algorithm)}; an Algorithm is needed"
         raise contract.stop("make", text)
+    _check_numbers(contract, algorithm, config)
     contract.begin("tracing its functions")
     variables = contract.call("init", traced, algorithm.init, _keys())
     if not isinstance(variables, Variables):
@@ -135,6 +136,23 @@ def of_algorithm(contract: Contract, config: Train[Any], spec: EnvSpec, num_devi
     _learning(contract, algorithm, (variables, rollout, target), num_examples, size, order)
     contract.halt()
     return algorithm
+
+
+def _check_numbers(contract: Contract, algorithm: Algorithm, config: Train[Any]) -> None:
+    whose = f"make{_place(config.algorithm.make)} returned an Algorithm whose"
+    window = algorithm.window
+    replay = algorithm.replay
+    try:
+        check_range(algorithm, "window", "num_epochs", "num_minibatches", low=1)
+        if replay is not None:
+            check_range(replay, "capacity", "batch_size", low=1)
+            check_range(replay, "ratio", above=0)
+            check_range(replay, "learning_starts", "priority_exponent", low=0)
+    except ConfigError as error:
+        raise contract.stop("numbers", f"{whose} {error}") from None
+    if window is not None and replay is None and window > config.rollout_length:
+        text = f"window {window} does not fit into --rollout-length {config.rollout_length}"
+        raise contract.stop("numbers", f"{whose} {text}; --rollout-length {window} works")
 
 
 def _updating(contract: Contract, algorithm: Algorithm, params: PyTree) -> PyTree:

@@ -25,6 +25,7 @@ START_SECONDS = 60.0
 """Time limit for the start of a worker process on a busy machine; ``timeout`` counts from then on."""
 CLOSE_SECONDS = 5.0
 """Time limit for closing environments; one second if they had already stopped answering."""
+_NAP = 0.05  # seconds between two looks at a worker that is to end
 
 
 def read_description(env_id: str, options: Mapping[str, Any], timeout: float) -> Description:
@@ -111,10 +112,22 @@ class Worker(NamedTuple):
         """Returns the worker's last answer, skipping unread ones; None if it does not end in time."""
         deadline, answer = time.monotonic() + patience, b""
         with contextlib.suppress(EOFError, OSError):
-            while self.connection.poll(max(0.0, deadline - time.monotonic())):
-                answer = self.connection.recv_bytes()
-            return None
+            while True:
+                # Besides the end of the pipe: an environment's children of `fork` hold that open.
+                ended = not self._runs()
+                left = max(0.0, deadline - time.monotonic())
+                if self.connection.poll(0.0 if ended else min(left, _NAP)):
+                    answer = self.connection.recv_bytes()
+                elif ended:
+                    return answer
+                elif not left:
+                    return None
         return answer
+
+    def _runs(self) -> bool:
+        if isinstance(self.runner, threading.Thread):
+            return self.runner.is_alive()
+        return self.runner.poll() is None
 
     def join(self, patience: float) -> None:
         """Waits until the worker has ended; abandons a thread that hangs, and kills a process."""

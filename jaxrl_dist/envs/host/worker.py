@@ -6,11 +6,12 @@ This module never imports JAX, so a worker process starts fast and stays small.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import select
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -265,9 +266,14 @@ def send_description(connection: Connection, env: str, options: Mapping[str, Any
 
 
 def _end_with_parent() -> None:
-    """Ends this process when its standard input is closed, even while an environment hangs."""
-    os.read(0, 1)
-    os._exit(1)
+    """Lets the kernel end this process by SIGIO when the parent's end of its standard input closes.
+
+    A thread could not do so while an environment's code in C holds Python's lock.
+    """
+    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([0], [], [], 0)[0]:  # it has closed before
+        os._exit(1)
 
 
 def main() -> None:
@@ -279,7 +285,7 @@ def main() -> None:
     # ends after it. A handler, not SIG_IGN: programs started by an environment would inherit SIG_IGN.
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, lambda *_: None)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _end_with_parent()
     descriptor, *memory = map(int, sys.argv[1:])
     connection = Connection(descriptor)
     request = json.loads(connection.recv_bytes())
