@@ -272,6 +272,25 @@ def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorith
     )
 
 
+def scaled_records(algorithm: Algorithm, factor: float) -> Algorithm:
+    """Divides action values by the factor of the rewards in a data set, so that they are of raw rewards.
+
+    The statistics hold the factor: the data may be gone when the policy is loaded.
+    """
+    inner = extended(algorithm, lambda params: jnp.asarray(factor, jnp.float32))
+
+    def action_values(variables: Variables, obs: PyTree) -> tuple[jax.Array, Array]:
+        assert inner.action_values is not None
+        q, temperature = inner.action_values(variables, obs)
+        return q / variables.stats[0], temperature / variables.stats[0]
+
+    return dataclasses.replace(
+        inner,
+        action_values=None if inner.action_values is None else action_values,
+        update_stats=None if algorithm.update_stats is None else inner.update_stats,
+    )
+
+
 def clip_rewards(algorithm: Algorithm, low: float, high: float) -> Algorithm:
     """Clips only the rewards used for learning; memory and reported returns keep the environment's rewards.
 

@@ -58,8 +58,9 @@ class Game:
             fresh = memory.max(initial=0) + 1 + known[parent] * table.shape[1] + action  # unlike those of before
             memory[mover[parent], np.arange(len(parent))] = fresh
             memory = np.stack([_numbered(row) for row in memory])
-            chance = chance[parent] * table.probability[state[parent], action, outcome]
-            turns = table.going[state[parent], action, outcome] < 0
+            going = table.going[state[parent], action, outcome]
+            chance = chance[parent] * table.probability[state[parent], action, outcome] * np.abs(going)
+            turns = going < 0
             mover = np.where(turns, 1 - mover[parent], mover[parent])
             state = table.next[state[parent], action, outcome]
 

@@ -48,6 +48,7 @@ class Source(NamedTuple):
     starts: np.ndarray  # [R, S] int32
     sizes: np.ndarray  # [R] int32
     window: int
+    reward_scale: float = 1.0  # factor of the rewards, which the record holds already
 
     def windows(self, row: np.ndarray, slot: np.ndarray) -> Rollout:
         """Returns the windows ``[N, window + 1, ...]`` that start in these slots ``[N]`` of these rows."""

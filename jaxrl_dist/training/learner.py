@@ -218,8 +218,29 @@ def check_memory(
         )
 
 
-def recorded(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_devices: int) -> tuple[Source, str]:
+def scale_of_records(config: Train[Any]) -> float:
+    """Returns the factor of the rewards of a run that learns from records alone; 1: they stay as they are.
+
+    Raises:
+      ConfigError: the data set cannot be read, or ``scale_rewards`` cannot scale it.
+    """
+    if not config.scale_rewards or config.clock != "updates":
+        return 1.0
+    span = float(np.ptp(Dataset.load(str(config.data)).returns))
+    if not span:
+        raise ConfigError(
+            f"--scale-rewards: all episodes of --data {config.data} have the same return; --no-scale-rewards works"
+        )
+    return RETURN_SPAN / span
+
+
+def recorded(
+    config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_devices: int, scale: float
+) -> tuple[Source, str]:
     """Returns the windows of the data set of a run, and the identity of the set as ``data.files.identity`` has it.
+
+    Args:
+      scale: as ``scale_of_records`` returns it.
 
     Raises:
       ConfigError: it cannot be read, is too small, has other spaces, or is another one in another process.
@@ -238,16 +259,13 @@ def recorded(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_devic
         raise ConfigError(f"--data {config.data} has {data.steps} steps; {least} or more work")
     _check_bounds(str(config.data), data, spec)
     record = data.rollout()
-    if config.scale_rewards and config.clock == "updates":
-        if not (span := float(np.ptp(data.returns))):
-            raise ConfigError(
-                f"--scale-rewards: all episodes of --data {config.data} have the same return; --no-scale-rewards works"
-            )
-        record = record._replace(reward=(record.reward * (RETURN_SPAN / span)).astype(np.float32))
+    if scale != 1:
+        record = record._replace(reward=(record.reward * scale).astype(np.float32))
     if (discount := _return_discount(trained)) is not None:
         returned = returns_to_go(np.asarray(record.reward), data.ends, data.terminated, discount)
         record = record._replace(extras={"return": returned})
-    return source(record, trained.window, num_devices, whole_windows=trained.whole_windows), name
+    windows = source(record, trained.window, num_devices, whole_windows=trained.whole_windows)
+    return windows._replace(reward_scale=scale), name
 
 
 def _return_discount(algorithm: Algorithm) -> float | None:

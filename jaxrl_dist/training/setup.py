@@ -39,7 +39,7 @@ from jaxrl_dist.settings.stored import acting_config, differences, to_json
 from jaxrl_dist.spaces import describe
 from jaxrl_dist.training import contract, recording, weights
 from jaxrl_dist.training.compile_cache import keep_programs
-from jaxrl_dist.training.learner import check_sizes, make_learner, recorded
+from jaxrl_dist.training.learner import check_sizes, make_learner, recorded, scale_of_records
 from jaxrl_dist.training.member import Member, ProgramShared
 from jaxrl_dist.training.results import Row
 from jaxrl_dist.training.run import Run, resume_command
@@ -145,7 +145,8 @@ def _member(
 ) -> Member:
     """Returns a member of the program of ``base``, whose jobs differ in ``hyper``."""
     config = dataclasses.replace(member.config, checkpoint_replay=base.config.checkpoint_replay)
-    algorithm = make_algorithm(config, base.source.spec) if hyper else base.algorithm
+    scale = 1.0 if base.data is None else base.data.reward_scale
+    algorithm = make_algorithm(config, base.source.spec, scale) if hyper else base.algorithm
     job = base._replace(config=config, algorithm=algorithm, hyper={name: member.values[name] for name in hyper})
     return Member(job, shared, Row(f"{number:03d}", config.seed, member.values))
 
@@ -185,16 +186,19 @@ def variable_shapes(algorithm: Algorithms) -> Any:
     return meshes.over_policies(lambda policy: jax.eval_shape(policy.init, jax.random.key(0)))(algorithm)
 
 
-def make_algorithm(config: Train[Any], spec: EnvSpec) -> Algorithms:
+def make_algorithm(config: Train[Any], spec: EnvSpec, record_scale: float = 1.0) -> Algorithms:
     """Returns the algorithm of each policy of a resolved config.
+
+    Args:
+      record_scale: factor of the rewards in its data set, for new variables; trained ones hold theirs.
 
     Raises:
       ConfigError: an algorithm cannot handle the environment's spaces.
     """
-    return {name: _of_policy(config, name, spec) for name in by_policy(config)}
+    return {name: _of_policy(config, name, spec, record_scale) for name in by_policy(config)}
 
 
-def _wrapped(config: Train[Any], spec: EnvSpec) -> Algorithm:
+def _wrapped(config: Train[Any], spec: EnvSpec, record_scale: float = 1.0) -> Algorithm:
     """Returns the algorithm of a policy, wrapped as the fields of the run ask; see ``algorithms.wrappers``."""
     if isinstance(config.algorithm, Fixed):
         fixed = config.algorithm
@@ -210,7 +214,9 @@ def _wrapped(config: Train[Any], spec: EnvSpec) -> Algorithm:
         algorithm = wrappers.average_parameters(algorithm, config.ema_steps, spec.num_agents, by_update=by_update)
     if config.normalize_observations:
         algorithm = wrappers.normalize_observations(algorithm, spec)
-    if config.scale_rewards and config.clock == "env_steps":  # else those of the data are
+    if config.scale_rewards and config.clock == "updates":
+        algorithm = wrappers.scaled_records(algorithm, record_scale)
+    elif config.scale_rewards:
         name = algorithms.name_of(config.algorithm)
         if algorithm.episodic:
             raise ConfigError(f"--scale-rewards changes nothing for {name}, which compares whole returns: remove it")
@@ -222,13 +228,13 @@ def _wrapped(config: Train[Any], spec: EnvSpec) -> Algorithm:
     return algorithm
 
 
-def _of_policy(config: Train[Any], policy: str, spec: EnvSpec) -> Algorithm:
+def _of_policy(config: Train[Any], policy: str, spec: EnvSpec, record_scale: float = 1.0) -> Algorithm:
     with naming(policy):
         part = by_policy(config)[policy]
         kind = part.algorithm
         if isinstance(kind, Copy):
             return kind.of(_of_policy(config, copied(config, kind, spec.policies[policy], spec), spec))
-        algorithm = _wrapped(part, spec.by_policy[policy])
+        algorithm = _wrapped(part, spec.by_policy[policy], record_scale)
         if algorithm.episodic and len(by_policy(config)) > 1:
             name = algorithms.name_of(kind)
             raise ConfigError(f"{name} restarts all environments before each rollout; it works as the only policy")
@@ -288,6 +294,8 @@ def make_job(
         _job_cache[key] = job = job._replace(cache=job.cache or ProgramCache())
         if len(_job_cache) > KEEP:
             _job_cache.popitem(last=False)
+    if config.init_from is not None and config.init_parts is None:
+        weights.check_units(config, 1.0 if job.data is None else job.data.reward_scale)
     return job._replace(config=config, init_variables=init_variables(config, job.algorithm))
 
 
@@ -314,7 +322,8 @@ def _new_job(config: Train[Any], source: EnvSource, num_members: int, devices: S
     if PLANS[config.plan].compiled:
         source.device()
     contract.check_own(config, source.spec, len(devices))
-    algorithm = make_algorithm(config, source.spec)
+    scale = scale_of_records(config)
+    algorithm = make_algorithm(config, source.spec, scale)
     contract.check_simulator(algorithm, source, config.plan, _names(config))
     pool = _pool(config, algorithm, source, devices)
     rows = meshes.rows_of(num_members, len(devices))
@@ -323,13 +332,13 @@ def _new_job(config: Train[Any], source: EnvSource, num_members: int, devices: S
 
     def vary(hyper: Mapping[str, Array]) -> tuple[Algorithms, Learner]:
         other = dataclasses.replace(config, algorithm=varied(config.algorithm, hyper))
-        algorithm = make_algorithm(other, source.spec)
+        algorithm = make_algorithm(other, source.spec, scale)
         return algorithm, make_learner(other, algorithm, source.spec, member_devices, members_per_row)
 
     job = Job(config, algorithm, learner, source, meshes.make_mesh(devices, rows), vary=vary, pool=pool)
     if config.data is None:
         return job
-    data, data_identity = recorded(config, algorithm, source.spec, len(member_devices))
+    data, data_identity = recorded(config, algorithm, source.spec, len(member_devices), scale)
     return job._replace(data=data, data_identity=data_identity)
 
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxrl_dist.checks import did_you_mean
-from jaxrl_dist.config.train import CONFIG_FILE
+from jaxrl_dist.config.train import CONFIG_FILE, Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners.league import Pool
 from jaxrl_dist.run import arrays, checkpoint
@@ -54,6 +54,30 @@ def load(run_dir: str, shapes: Any, parts: str | None, *, some: bool = False) ->
     like = {name: leaf for name, leaf in zip(names, leaves, strict=True) if name in chosen}
     read = checkpoint.load_variables(run_dir, like, some=True)
     return jax.tree.unflatten(jax.tree.structure(shapes), [read.get(x, y) for x, y in zip(names, leaves, strict=True)])
+
+
+def check_units(config: Train[Any], scale: float) -> None:
+    """Checks that the values of the run to start from are in the units of this one.
+
+    Args:
+      scale: the factor of this run's rewards, if it learns from records alone.
+
+    Raises:
+      ConfigError: they are of rewards that were multiplied by another factor.
+    """
+    path = pathlib.Path(str(config.init_from))
+    if not (path / CONFIG_FILE).exists():
+        return
+    content = stored_content(path / CONFIG_FILE)
+    theirs = 1.0
+    if content["clock"] == "updates" and content["run"].get("scale_rewards"):
+        read = checkpoint.load_variables(path, {"": Variables((), (np.zeros((), np.float32), ()))}, some=True)
+        theirs = float(read[""].stats[0])
+    if not np.isclose(theirs, scale, rtol=1e-4):
+        raise ConfigError(
+            f"--init-from {config.init_from}: --scale-rewards multiplied its rewards by {theirs:.4g}, and those of "
+            f"this run by {scale:.4g}; use the same flag and data, or load the torso alone by --init-parts torso"
+        )
 
 
 def of_one_policy(run_dir: str) -> bool:

@@ -131,6 +131,21 @@ def test_answers_are_the_best_where_sides_do_not_alternate() -> None:
             assert found == pytest.approx(best_answer(table, policy, responder))
 
 
+@pytest.mark.parametrize("going", [1.0, 0.9, 0.5])
+def test_a_game_that_chance_may_end_counts_as_often_as_it_goes_on(going: float) -> None:
+    """Matching pennies in turns: the second player does not see the first coin, and wins by the same one."""
+    table = Table.of_arrays(
+        np.ones((3, 2, 1)),
+        np.array([[0.0, 0.0], [1.0, -1.0], [-1.0, 1.0]]),
+        next=np.array([[[1], [2]], [[0], [0]], [[0], [0]]]),
+        going=np.array([[[-going], [-going]], [[0], [0]], [[0], [0]]]),
+        start=np.array([1.0, 0.0, 0.0]),
+        obs=np.array([0, 1, 1]),
+    )
+    policy = np.array([[[0.8, 0.2], [0.5, 0.5], [0.5, 0.5]]])
+    assert Game(table).best_response(policy, 1) == pytest.approx(0.6 * going)
+
+
 def test_mixtures_play_whole_games() -> None:
     """Half always bet, half always check: later moves tell which one plays, as they do not of the mean policy."""
     table, _ = kuhn()

@@ -518,3 +518,38 @@ def test_moves_of_both_sides_can_be_imitated_and_not_estimated(tmp_path):
     policy = jaxrl_dist.load_policy(tmp_path / "run")
     with pytest.raises(ConfigError, match="both sides"):
         jaxrl_dist.estimate(policy, Dataset.load(tmp_path / "data"), discount=1.0)
+
+
+@pytest.fixture(scope="module")
+def walks(tmp_path_factory):
+    """Random walks, whose returns span less than a tenth of what --scale-rewards makes of them."""
+    path = tmp_path_factory.mktemp("walks")
+    flags = {"total_env_steps": 2000, "learning_starts": 2000, "num_envs": 8, "evaluation_episodes": 0}
+    final(jaxrl_dist.train(jaxrl_dist.preset("dqn", own.Walk(), record=str(path / "data"), **flags, **SIZES)))
+    return path / "data"
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "sac"])
+def test_exact_errors_are_of_raw_rewards(walks, tmp_path, algorithm):
+    runs_of, changes = {}, {"temperature": 0.2} if algorithm == "sac" else {}
+    for scale in (False, True):
+        path = tmp_path / str(scale)
+        run = {"env": own.Walk(), "total_updates": 300, "report_interval": 300, "exact": True, "run_dir": str(path)}
+        *_, report = jaxrl_dist.train(config(walks, algorithm, scale_rewards=scale, **run, **changes))
+        runs_of[scale] = report.metrics["exact/q_largest"]
+        measured = jaxrl_dist.exact.measure(jaxrl_dist.load_policy(path, env=own.Walk())).numbers
+        assert measured["q_error"] == pytest.approx(report.metrics["exact/q_error"], rel=1e-4)
+        factor = float(jaxrl_dist.load_policy(path, env=own.Walk()).variables.stats[0]) if scale else 1.0
+        assert factor == pytest.approx(1000 / np.ptp(Dataset.load(walks).returns) if scale else 1)
+        assert measured["q_error"] < measured["q_largest"]
+        if algorithm == "sac":
+            assert measured["temperature"] == pytest.approx(0.2 / factor)
+    if algorithm == "dqn":
+        assert runs_of[True] == runs_of[False]
+
+
+def test_values_of_scaled_records_do_not_start_a_run_of_raw_rewards(walks, tmp_path):
+    scaled = {"env": own.Walk(), "scale_rewards": True, "run_dir": str(tmp_path / "first")}
+    final(jaxrl_dist.train(config(walks, **scaled)))
+    with pytest.raises(ConfigError, match="scale_rewards multiplied its rewards by 41.67"):
+        list(jaxrl_dist.train(config(walks, env=own.Walk(), init_from=str(tmp_path / "first"))))
