@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from jaxrl_dist.checks import MAX_SIZE, check_used, counted
@@ -107,6 +107,13 @@ def of_sides(played: Played) -> Iterator[str]:
             yield f"  {name:28} {value:.4f}"
 
 
+def _with_error(numbers: Mapping[str, float], name: str) -> str:
+    if name not in numbers:
+        return "-"
+    error = numbers.get(f"{name}_error")
+    return f"{numbers[name]:.5g}" if error is None else f"{numbers[name]:.3g} +- {2 * error:.2g}"
+
+
 def lines(measured: Measured) -> Iterator[str]:
     """Formats the numbers for reading."""
     from jaxrl_dist.training.results import aligned
@@ -121,8 +128,10 @@ def lines(measured: Measured) -> Iterator[str]:
         f"return of an episode of at most {truth.steps:,} steps": ("optimum", "return", "return_sampled"),
         f"return with discount {truth.discount:g}": ("value_optimal", "value", "value_sampled"),
     }.items():
-        rows.append([title, *(f"{numbers[name]:.5g}" if name in numbers else "-" for name in names)])
+        rows.append([title, *(_with_error(numbers, name) for name in names)])
     yield aligned(rows)
+    if table.parts:
+        yield "after +-: two standard errors of the tries; four times the --tries halve them"
     visited = ""
     if "regret" in numbers:
         yield f"regret of the greedy policy, discounted: {numbers['regret']:.3g}"

@@ -7,6 +7,7 @@ that nobody sees does. A program that reads no random key is deterministic, and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -25,6 +26,8 @@ from jaxrl_dist.nn import observations
 from jaxrl_dist.spaces import Discrete, describe
 from jaxrl_dist.types import EnvSpec, PyTree
 
+PARTS = 10
+"""Parts of the tries, by which the errors of numbers are known."""
 ROWS = 8192
 """Steps of a dispatch."""
 PLAUSIBLE = 1e-3
@@ -213,8 +216,12 @@ class _Listing:
             frontier = _joined(fresh)
         obs, legal = _joined(self.found)
         start = np.pad(first, (0, len(legal) - len(first)))
-        table = _merged(_joined(edges), start, legal, obs)
-        return table._replace(sampled=" and ".join(sampled))
+        *columns, tried = _joined(edges)
+        table = _merged(columns, start, legal, obs)
+        number = min(PARTS, self.tries) if self.sampled else 0
+        chosen = ([column[tried % number == part] for column in columns] for part in range(number))
+        parts = tuple(_merged(part, start, legal, obs) for part in chosen)
+        return table._replace(sampled=" and ".join(sampled), parts=parts)
 
     def _expand(
         self, state: PyTree, legal: np.ndarray, first: int, chunk: int
@@ -222,7 +229,7 @@ class _Listing:
         """Takes all actions in states numbered from ``first``.
 
         Returns:
-          The new states with their legal actions, and the columns of ``_merged``.
+          The new states with their legal actions, and the columns of ``_merged``, with the number of the try.
         """
         (count, actions), small = legal.shape, max(1, chunk // 16)
         size = chunk if count > small else small  # two programs
@@ -239,7 +246,7 @@ class _Listing:
         target[on], new = self.numbered(_rows(after, on), _rows(obs, on))
         pair = first * actions + rows // outcomes
         numbers = (x.astype(np.float64) for x in (probability.ravel()[rows], reward, going))
-        return new, (pair, target, *numbers)
+        return new, (pair, target, *numbers, rows % outcomes)
 
 
 def _check_probabilities(env: DeviceEnv, method: str, probability: np.ndarray) -> None:
@@ -254,7 +261,7 @@ def _check_probabilities(env: DeviceEnv, method: str, probability: np.ndarray) -
         raise ConfigError(f"{method} of {label_of(env.spec)} gives the probabilities {found}, whose sum must be 1")
 
 
-def _merged(columns: tuple[np.ndarray, ...], start: np.ndarray, legal: np.ndarray, obs: PyTree) -> Table:
+def _merged(columns: Sequence[np.ndarray], start: np.ndarray, legal: np.ndarray, obs: PyTree) -> Table:
     """Makes the table of outcomes, of which equal ones become one.
 
     Args:

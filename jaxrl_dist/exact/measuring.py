@@ -192,13 +192,36 @@ def numbers(truth: Truth, learnt: Learnt) -> dict[str, float]:
     return made
 
 
+def errors(truth: Truth, learnt: Learnt, made: Mapping[str, float]) -> dict[str, float]:
+    """Returns the standard errors of ``numbers`` that come from a finite number of tries, as ``NAME_error``."""
+    table, steps, discount = truth.table, truth.steps, truth.discount
+    best = solve.greedy(table, truth.q)
+
+    def value(policy: np.ndarray) -> Callable[[Table], float]:
+        return lambda part: solve.start_value(part, solve.values(part, policy, discount))
+
+    def episode(policy: np.ndarray) -> Callable[[Table], float]:
+        return lambda part: solve.episode_return(part, policy, steps)
+
+    known = {
+        "optimum": lambda part: solve.return_of_best(table, part, steps),
+        "return": episode(learnt.greedy),
+        "value_optimal": value(best),
+        "value": value(learnt.greedy),
+    }
+    if learnt.sampled is not None:
+        known |= {"return_sampled": episode(learnt.sampled), "value_sampled": value(learnt.sampled)}
+    found = {name: solve.standard_error(table, known[name]) for name in known if name in made}
+    return {f"{name}_error": error for name, error in found.items() if error is not None}
+
+
 class Measured(NamedTuple):
     """A trained policy beside the truth."""
 
     env: str
     truth: Truth
     learnt: Learnt
-    numbers: dict[str, float]  # as ``Measure`` returns them
+    numbers: dict[str, float]  # as ``Measure`` returns them, and their ``errors``
 
     @property
     def known(self) -> str:
@@ -261,7 +284,8 @@ def of_policy(policy: Any, *, discount: float | None = None, **limits: int) -> M
     measure = Measure(policy.algorithm, table)
     learnt, truth = measure.learnt(policy.variables), Truth.of(table, discount, spec.max_episode_steps)
     learnt = learnt if discount == learnt_with else learnt._replace(q=None)  # its values are of another discount
-    return Measured(label_of(spec), truth, learnt, numbers(truth, learnt))
+    made = numbers(truth, learnt)
+    return Measured(label_of(spec), truth, learnt, made | errors(truth, learnt, made))
 
 
 class Played(NamedTuple):

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from jaxrl_dist.errors import ConfigError
@@ -19,6 +21,8 @@ class NoValues(ConfigError):
 
 TOLERANCE = 1e-9
 """Largest residual of optimal values."""
+LONGEST = 1e14
+"""Most steps of an episode, in the mean, of which a policy has values without a discount."""
 MAX_SWEEPS = 1_000_000
 
 
@@ -156,8 +160,10 @@ def _solved(table: Table, chain: sparse.csr_array, discount: float, right: np.nd
     system = sparse.csc_array(sparse.eye_array(len(right)) - discount * chain)
     try:
         solution = linalg.splu(system).solve(right)
-        residual = np.max(np.abs(system @ solution - right)) / max(1.0, np.max(np.abs(solution)))
-        if np.isfinite(residual) and residual < TOLERANCE:
+        size = np.max(np.abs(solution))
+        residual = np.max(np.abs(system @ solution - right)) / max(1.0, size)
+        # A matrix that rounding alone makes regular has a solution as large as the inverse of float64's precision.
+        if np.isfinite(residual) and residual < TOLERANCE and size <= LONGEST * np.max(np.abs(right), initial=1.0):
             return solution
     except RuntimeError:  # singular
         pass
@@ -167,6 +173,32 @@ def _solved(table: Table, chain: sparse.csr_array, discount: float, right: np.nd
 def start_value(table: Table, value: np.ndarray) -> float:
     """Returns the mean of values ``[S]`` over the first states."""
     return float(table.start @ value)
+
+
+def standard_error(table: Table, number: Callable[[Table], float]) -> float | None:
+    """Returns the standard error of a number of a table, by that number in each part of the tries; None: not known."""
+    if len(table.parts) < 2:
+        return None
+    try:
+        values = [number(part) for part in table.parts]
+    except NoValues:  # in a part that has few tries
+        return None
+    return float(np.std(values, ddof=1) / np.sqrt(len(values)))
+
+
+def return_of_best(table: Table, other: Table, steps: int) -> float:
+    """Returns the return in another table of the policy that is best in ``table``, as ``episode_return`` counts."""
+    matrices = table.matrix(), other.matrix()
+    value = gained = np.zeros(table.shape[0])
+    for _ in range(steps):
+        q = masked(table, table.reward + (matrices[0] @ value).reshape(table.shape))
+        after = other.reward + (matrices[1] @ gained).reshape(table.shape)
+        best = q.argmax(axis=1)[:, None]
+        new = q.max(axis=1), np.take_along_axis(after, best, axis=1)[:, 0]
+        if np.array_equal(new[0], value) and np.array_equal(new[1], gained):
+            break
+        value, gained = new
+    return start_value(other, gained)
 
 
 def episode_return(table: Table, policy: np.ndarray | None, steps: int) -> float:

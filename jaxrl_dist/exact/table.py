@@ -35,6 +35,8 @@ class Table(NamedTuple):
     obs: PyTree = None  # [S, ...] what a policy sees in each state; None: not known
     sampled: str = ""
     """What of it is estimated from samples, for reading; empty: nothing, it is exact."""
+    parts: tuple[Table, ...] = ()
+    """The table of each part of the tries, if the outcomes of steps are estimated from tries: for errors."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -207,7 +209,7 @@ class Table(NamedTuple):
             frontier = after[~found[after]]
             found[frontier] = True
         number = np.cumsum(found) - 1
-        kept: Table = jax.tree.map(lambda x: x[found], self._replace(sampled=None))  # type: ignore[arg-type]
+        kept: Table = jax.tree.map(lambda x: x[found], self._replace(sampled=None, parts=()))  # type: ignore[arg-type]
         return kept._replace(next=np.where(edges[found], number[kept.next], 0), sampled=self.sampled)
 
     def mixed(self) -> int:

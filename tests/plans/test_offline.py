@@ -551,5 +551,5 @@ def test_exact_errors_are_of_raw_rewards(walks, tmp_path, algorithm):
 def test_values_of_scaled_records_do_not_start_a_run_of_raw_rewards(walks, tmp_path):
     scaled = {"env": own.Walk(), "scale_rewards": True, "run_dir": str(tmp_path / "first")}
     final(jaxrl_dist.train(config(walks, **scaled)))
-    with pytest.raises(ConfigError, match="scale_rewards multiplied its rewards by 41.67"):
+    with pytest.raises(ConfigError, match=r"scale_rewards multiplied its rewards by 41\.67"):
         list(jaxrl_dist.train(config(walks, env=own.Walk(), init_from=str(tmp_path / "first"))))

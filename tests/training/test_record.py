@@ -137,7 +137,7 @@ def test_a_full_disk_of_the_record_says_how_to_go_on(tmp_path, monkeypatch, caps
     assert cli.main(command) == 1
     error = capsys.readouterr().err
     assert f"{tmp_path}/data: No space left on device" in error and "--record None trains on" in error
-    assert f"`jaxrl-dist resume {run}` continues from" in error
+    assert f"`jaxrl-dist resume {run}" in error
 
 
 @pytest.mark.parametrize("correlation", [None, 0.5])
