@@ -274,6 +274,8 @@ def of_policy(policy: Any, *, discount: float | None = None, **limits: int) -> M
     Raises:
       ConfigError: its environment has no table, it acts by a memory, or there is no discount.
     """
+    if not hasattr(policy, "source"):
+        raise ConfigError(f"exact.measure takes load_policy(run_dir), and not {policy!r:.80}")
     spec = policy.source.spec
     discrete(spec)
     learnt_with = Traits.of(policy.config.algorithm).discount

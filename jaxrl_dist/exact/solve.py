@@ -94,8 +94,10 @@ def optimal(
 
     Raises:
       ConfigError: the iteration does not get there, as with discount 1 where episodes need not end, or ``munchausen``
-        lacks a temperature.
+        lacks a temperature, or that is negative.
     """
+    if not temperature >= 0:
+        raise ConfigError(f"a temperature is 0 or more, and not {temperature}")
     if munchausen and not temperature > 0:
         raise ConfigError("munchausen needs a temperature above 0")
     matrix, q = table.matrix(), np.zeros(table.shape)

@@ -110,7 +110,7 @@ def estimate(
     if policy.config.compile_cache:
         keep_programs()
     sampled = policy.config.evaluation_policy == "sampled" if sampled is None else sampled
-    discount = _checked(policy, data, discount, refits, sampled=sampled)
+    discount = _checked(policy, data, discount, refits, updates, sampled=sampled)
     log_prob, choices = _target(policy, data, seed, sampled=sampled)
     lost = _never_tried(policy, data, log_prob)
     known = sampled and log_prob is not None and data.log_prob is not None and not lost
@@ -162,7 +162,9 @@ def _refitted(values: np.ndarray, counts: np.ndarray) -> Estimate:
 # --- The target ----------------------------------------------------------------------------------------------
 
 
-def _checked(policy: Policy, data: Dataset, discount: float | None, refits: int, *, sampled: bool) -> float:
+def _checked(
+    policy: Policy, data: Dataset, discount: float | None, refits: int, updates: int, *, sampled: bool
+) -> float:
     """Returns the discount, that of the run if it is None."""
     spec = policy.source.spec
     if spec.policies or spec.num_agents > 1 or spec.frame_stack > 1 or policy.source.wrappers.policies:
@@ -192,6 +194,8 @@ def _checked(policy: Policy, data: Dataset, discount: float | None, refits: int,
         raise ConfigError("this run has no discount; --discount 0.99 sets one")
     if not 0 <= discount <= 1:
         raise ConfigError(f"--discount {discount} must be from 0 to 1")
+    if updates < 1:
+        raise ConfigError(f"--updates {updates}: networks need 1 or more")
     if refits < 2:
         raise ConfigError(f"--refits {refits}: an interval needs 2 or more")
     return discount

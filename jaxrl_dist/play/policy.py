@@ -183,6 +183,8 @@ class Policy:
         Args:
           sampled: sample actions instead of taking the best ones; None: as the run's ``evaluation_policy``.
         """
+        if episodes < 1:
+            raise ConfigError(f"an evaluation plays 1 episode or more, and not {episodes}")
         assert self.config.num_envs is not None, "the preset has it"
         evaluator = self.evaluator(episodes, seed, max_steps, sampled, self.config.num_envs)
         evaluation = evaluator.play(self.source.spec.keyed(self.variables), progress)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 import jax
@@ -80,9 +80,7 @@ def make_train(config: Train[Any]) -> PureTrain:
     lengths = np.diff([*range(0, iterations, job.iterations_per_report), iterations]).astype(np.int32)
 
     def train(key: jax.Array, hyper: Mapping[str, Array] = {}, /) -> tuple[TrainState, dict[str, jax.Array]]:
-        for name in hyper:
-            if name not in names:
-                raise ConfigError(f"{shown(name)} is not a float hyperparameter of this run{hint(name, names)}")
+        _check_arguments(key, hyper, names)
         hyper = {name: jnp.asarray(value, jnp.float32) for name, value in hyper.items()}
         if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
             key = jax.random.wrap_key_data(key)
@@ -125,6 +123,21 @@ def make_train(config: Train[Any]) -> PureTrain:
             ) from error
 
     return traced
+
+
+def _check_arguments(key: Any, hyper: Any, names: Collection[str]) -> None:
+    """Raises ``ConfigError`` for what is no key, and for hyperparameters that do not exist or are no scalars."""
+    old = getattr(key, "dtype", None) == np.uint32 and key.shape == (2,)
+    new = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ()
+    if not (old or new):
+        raise ConfigError(f"training starts from one key, as jax.random.key(0) makes it, and not from {key!r:.80}")
+    if not isinstance(hyper, Mapping):
+        raise ConfigError(f"hyperparameters are a dict of scalars by name, and not {hyper!r:.80}")
+    for name, value in hyper.items():
+        if name not in names:
+            raise ConfigError(f"{shown(name)} is not a float hyperparameter of this run{hint(name, names)}")
+        if np.shape(value):
+            raise ConfigError(f"{name} is one number, and not of shape {np.shape(value)}; vmap takes more")
 
 
 def _ratio(total: jax.Array, number: Array, count: jax.Array) -> jax.Array:

@@ -254,3 +254,17 @@ def test_what_is_no_key_is_refused() -> None:
     for key in (0, 1.5, "key", [0, 1], np.zeros(2), np.uint32(3), jax.random.split(jax.random.key(0))):
         with pytest.raises(ValueError, match=r"key must be a single key such as jax.random.key\(0\), not "):
             policy(observations(policy, 2), key=key)  # type: ignore[arg-type]
+
+
+def test_misuse_is_refused_in_one_line(policy: jaxrl_dist.Policy) -> None:
+    with pytest.raises(jaxrl_dist.ConfigError, match="plays 1 episode or more, and not 0"):
+        policy.evaluate(episodes=0)
+    with pytest.raises(jaxrl_dist.ConfigError, match=r"takes load_policy\(run_dir\), and not 'runs/lake'"):
+        jaxrl_dist.exact.measure("runs/lake")
+    table = jaxrl_dist.exact.Table.random(np.random.default_rng(0), 3, 2)
+    for temperature in (-1.0, float("nan")):
+        with pytest.raises(jaxrl_dist.ConfigError, match="a temperature is 0 or more"):
+            jaxrl_dist.exact.optimal(table, 0.9, temperature=temperature)
+    data = jaxrl_dist.record(policy, 20, num_envs=2)
+    with pytest.raises(jaxrl_dist.ConfigError, match="networks need 1 or more"):
+        jaxrl_dist.estimate(policy, data, updates=0)

@@ -112,3 +112,20 @@ def test_hyperparameters_that_cannot_be_traced_are_refused() -> None:
     }.items():
         with pytest.raises(ConfigError, match=message):
             jax.eval_shape(train, jax.random.key(0), {name: 0.5})
+
+
+MISUSED = {
+    "a number for a key": ((0,), "one key"),
+    "no key": ((None,), "one key"),
+    "several keys": ((jax.random.split(jax.random.key(0), 2),), "one key"),
+    "several old keys": ((jax.random.split(jax.random.PRNGKey(0), 2),), "one key"),
+    "no dict": ((jax.random.key(0), None), "a dict of scalars"),
+    "several rates": ((jax.random.key(0), {"learning_rate": jnp.ones(3)}), r"of shape \(3,\)"),
+}
+
+
+@pytest.mark.parametrize("name", MISUSED)
+def test_misused_arguments_are_refused_before_anything_is_traced(name: str) -> None:
+    arguments, message = MISUSED[name]
+    with pytest.raises(ConfigError, match=message):
+        jaxrl_dist.make_train(config("ppo"))(*arguments)
