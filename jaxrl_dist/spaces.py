@@ -6,6 +6,7 @@ A space of named parts is a ``dict`` of spaces. Its values are dicts of arrays: 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any, ClassVar
 
 import numpy as np
@@ -110,6 +111,27 @@ def nested(space: Space, values: dict[str, Any], path: str = "") -> Any:
         return values[path]
     inner = f"{path}/" if path else ""
     return {name: nested(part, values, inner + name) for name, part in space.items()}
+
+
+def tupled(tree: Any, tuples: Collection[str], path: str) -> Any:
+    """Returns nested dicts with tuples in place of those at the paths ``tuples``, as the environment has them.
+
+    Args:
+      path: that of the tree itself.
+    """
+    if not isinstance(tree, dict):
+        return tree
+    parts = {name: tupled(part, tuples, f"{path}/{name}") for name, part in tree.items()}
+    return tuple(parts[str(number)] for number in range(len(parts))) if path in tuples else parts
+
+
+def untupled(tree: Any, tuples: Collection[str], path: str) -> Any:
+    """The inverse of ``tupled``; dicts stay."""
+    if path in tuples and isinstance(tree, tuple | list):
+        tree = {str(number): part for number, part in enumerate(tree)}
+    if not isinstance(tree, dict):
+        return tree
+    return {name: untupled(part, tuples, f"{path}/{name}") for name, part in tree.items()}
 
 
 def write_rows(rows: np.ndarray, whole: Any, part: Any) -> Any:

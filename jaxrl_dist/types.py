@@ -50,6 +50,8 @@ class EnvSpec:
     """Agents of an environment; each is a row of the batch, next to the others of its environment."""
     unread_mask: str = ""
     """Why policies cannot use the action masks that the environment seems to have; empty: they can, or it has none."""
+    inside: str = ""
+    """What wrappers inside the environment do that policies or returns suffer from; empty: nothing."""
     info_metrics: tuple[str, ...] = ()
     """Numbers of its info that episode statistics include, as ``envs.episodes.parse`` returns them."""
     fps: float | None = None  # steps that a film shows in a second; None: the environment does not say

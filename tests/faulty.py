@@ -214,6 +214,29 @@ class Halving(gymnasium.Env):
         return np.zeros(1, np.float32), given, False, False, {}
 
 
+class Huge(gymnasium.Env):
+    """Shows a number beyond float32, after its reset."""
+
+    observation_space, action_space = spaces.Box(-np.inf, np.inf, (1,), np.float64), spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(1), {}
+
+    def step(self, action: Any) -> Any:
+        return np.full(1, 1e39), 0.0, False, False, {}
+
+
+def wrapped(wrapper: str = "") -> gymnasium.Env:
+    """CartPole in a wrapper of Gymnasium's."""
+    more = {"ClipReward": (-1.0, 1.0), "FrameStackObservation": (2,)}.get(wrapper, ())
+    return getattr(gymnasium.wrappers, wrapper)(gymnasium.make("CartPole-v1"), *more)
+
+
+def nothing() -> Any:
+    return {}
+
+
 def vector() -> Any:
     """No environment, but a vector of them."""
     return gymnasium.vector.SyncVectorEnv([make])

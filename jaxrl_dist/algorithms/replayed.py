@@ -131,7 +131,9 @@ class ActionScale(NamedTuple):
         """
         space, name = spec.action, name_of(config)
         if not isinstance(space, spaces.Box) or len(space.shape) != 1 or not np.issubdtype(space.dtype, np.floating):
-            hint = "" if isinstance(space, spaces.Box) else f"; {_handled(space)}"
+            hint = f"; {_handled(space)}"
+            if isinstance(space, spaces.Box):
+                hint = f": they have the shape {space.shape}; gymnasium.wrappers.TransformAction can flatten them"
             raise ConfigError(f"{name} needs actions that are {needed}, which {spec.id} lacks{hint}")
         if not np.isfinite([space.low, space.high]).all():
             raise ConfigError(f"{name} needs bounded actions, which {spec.id} lacks; ppo handles unbounded ones")

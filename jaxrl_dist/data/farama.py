@@ -287,13 +287,10 @@ def _native(interface: Interface, role: str) -> Any:
 def _valued(interface: Interface, role: str, values: PyTree) -> Any:
     """Returns values ``[T, ...]`` as the environment has them."""
 
-    def valued(space: Space, values: PyTree, path: str) -> Any:
+    def valued(space: Space, values: PyTree) -> Any:
         if isinstance(space, dict):
-            parts = {name: valued(part, values[name], f"{path}/{name}") for name, part in space.items()}
-            if path in interface.tuples:
-                return tuple(parts[str(number)] for number in range(len(parts)))
-            return parts
+            return {name: valued(part, values[name]) for name, part in space.items()}
         own = spaces.native(space, values)
         return own.astype(np.int8) if isinstance(space, MultiDiscrete) and space.binary else own
 
-    return valued(getattr(interface, role), values, role)
+    return spaces.tupled(valued(getattr(interface, role), values), interface.tuples, role)

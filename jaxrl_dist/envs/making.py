@@ -14,7 +14,7 @@ import gymnasium
 
 from jaxrl_dist.envs.agents.pettingzoo import Parallel, is_parallel
 from jaxrl_dist.envs.masks import of_gymnasium
-from jaxrl_dist.envs.native import Description, family_of, is_gymnax, plain, render_fps
+from jaxrl_dist.envs.native import Description, family_of, inside, is_gymnax, plain, render_fps
 
 
 def creator(env: str) -> tuple[Any, str]:
@@ -64,4 +64,4 @@ def describe(made: Any) -> Description:
     limit = made.get_wrapper_attr("_max_episode_steps") if made.has_wrapper_attr("_max_episode_steps") else None
     mask = of_gymnasium(made, observation, action)
     family, fps = family_of(made.unwrapped, "gymnasium"), render_fps(made)
-    return Description(kind, True, False, observation, action, family, limit, mask, fps=fps)
+    return Description(kind, True, False, observation, action, family, limit, mask, fps=fps, inside=inside(made))

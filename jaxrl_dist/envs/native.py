@@ -110,9 +110,11 @@ def parts_of(space: Any) -> dict[str, Any] | None:
     return {str(name): part for name, part in inner.items()} if kind == "Dict" and inner is not None else None
 
 
-def tuples(observation: PlainSpace, action: PlainSpace) -> tuple[str, ...]:
-    """Returns ``EnvSpec.tuples``."""
-    return tuple(tuples_in(observation, "observation") + tuples_in(action, "action"))
+def tuples(observation: PlainSpace, action: PlainSpace, mask: Mask) -> tuple[str, ...]:
+    """Returns ``EnvSpec.tuples``; observations to which a mask is added are dicts."""
+    found = tuples_in(observation, "observation") + tuples_in(action, "action")
+    added = bool(mask.where) and not mask.unread and mask.where != "part"
+    return tuple(path for path in found if not (added and path == "observation"))
 
 
 def tuples_in(space: PlainSpace, path: str) -> list[str]:
@@ -260,6 +262,35 @@ class Description(NamedTuple):
     Empty for other environments."""
     fps: float | None = None
     """Its ``render_fps``; None: it names none."""
+    inside: str = ""
+    """As ``EnvSpec.inside``."""
+
+
+NORMALIZING = {"NormalizeObservation": "--normalize-observations", "NormalizeReward": "--scale-rewards"}
+"""Gymnasium's wrappers that keep statistics, and the flags that do the same."""
+CHANGING_REWARDS = ("TransformReward", "ClipReward")
+
+
+def inside(env: Any) -> str:
+    """Returns what wrappers inside an environment do that policies and returns suffer from; empty: nothing."""
+    names = []
+    while hasattr(env, "env"):
+        names.append(type(env).__name__)
+        env = env.env
+    keeping = [name for name in NORMALIZING if name in names]
+    if keeping:
+        flags = " and ".join(NORMALIZING[name] for name in keeping)
+        return (
+            f"{' and '.join(keeping)} inside it begin anew in each evaluation and are not saved with the policy; "
+            f"remove them from the environment, and use {flags}"
+        )
+    changing = [name for name in CHANGING_REWARDS if name in names]
+    if changing:
+        return (
+            f"returns are of the rewards that {changing[0]} inside it makes; remove it from the environment, and use "
+            "--clip-rewards or --scale-rewards, which leave returns as they are"
+        )
+    return ""
 
 
 def render_fps(env: Any) -> float | None:

@@ -250,7 +250,9 @@ def policy_head(action_space: spaces.Space) -> PolicyHead:
 
     if len(action_space.shape) != 1 or not np.issubdtype(action_space.dtype, np.floating):
         raise ConfigError(
-            f"a Box action space must be a vector of floats, not shape {action_space.shape} of {action_space.dtype}"
+            f"a Box action space must be a vector of floats, not shape {action_space.shape} of {action_space.dtype}; "
+            "gymnasium.wrappers.TransformAction(env, lambda action: action.reshape(env.action_space.shape), "
+            "flat_box) makes one of other shapes"
         )
 
     with np.errstate(over="ignore", invalid="ignore"):  # bounds near float32's largest number do not count

@@ -131,6 +131,7 @@ class Policy:
           ValueError: as ``__call__``.
         """
         space = self.source.spec.observation
+        obs = spaces.untupled(obs, self.source.spec.tuples, "observation")
         if isinstance(space, dict):
             obs = self._all_parts(obs, space)
         elif isinstance(obs, dict) or (isinstance(obs, tuple) and any(isinstance(part, dict) for part in obs)):
@@ -215,7 +216,7 @@ class Policy:
         space = self.source.spec.action
         parts = spaces.leaves(clipped(space, action))
         native = {path: spaces.native(part, parts[path]) for path, part in spaces.leaves(space).items()}
-        return spaces.nested(space, native), core
+        return spaces.tupled(spaces.nested(space, native), self.source.spec.tuples, "action"), core
 
 
 def _restored(config: Train[Any], variables: Variables, fresh: bool) -> Policy:

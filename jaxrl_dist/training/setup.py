@@ -69,6 +69,8 @@ def prepare(config: Train[Any], source: EnvSource | None = None) -> Run:
     prepared = _prepared(config, source)
     if source.spec.unread_mask and peers.first():
         warnings.warn(f"{label_of(source.spec)}: {source.spec.unread_mask}", EnvWarning, stacklevel=3)
+    if source.spec.inside and peers.first():
+        warnings.warn(f"{label_of(source.spec)}: {source.spec.inside}", ConfigWarning, stacklevel=3)
     _check_schedules(config)
     notice = undivided(config, max(map(len, prepared.groups)))
     if notice:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from jaxrl_dist.envs.host import gymnasium as adapter
 from jaxrl_dist.envs.host import vector
 from jaxrl_dist.envs.host import worker as env_worker
 from jaxrl_dist.envs.source import find
-from jaxrl_dist.errors import ConfigError, EnvError
+from jaxrl_dist.errors import ConfigError, ConfigWarning, EnvError
 from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete
 from jaxrl_dist.types import EpisodeStats, Timestep
 
@@ -331,12 +332,44 @@ def test_a_constructor_that_raises(workers: str) -> None:
 
 
 def test_what_makes_no_environment() -> None:
-    message = "faulty:vector made a SyncVectorEnv, which is neither a gymnasium.Env nor a gymnax-style environment"
+    message = "faulty:vector made a SyncVectorEnv; it has to make one environment, and num_envs makes many"
     for workers in WORKERS:
-        with pytest.raises(ConfigError, match=rf"{message} \(reset_env, "):
+        with pytest.raises(ConfigError, match=message):
             find("faulty:vector", workers=workers)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"made a dict, which is neither a gymnasium.Env nor .* \(reset_env, "):
+        find("faulty:nothing")
     with pytest.raises(ConfigError, match=r"cannot be made here: .*a_library_that_is_not_there"):
         find("faulty:faulty/LacksALibrary-v0")
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize(
+    "wrapper, message",
+    [
+        ("NormalizeReward", "NormalizeReward inside it .*use scale_rewards"),
+        ("NormalizeObservation", "NormalizeObservation inside it .*use normalize_observations"),
+        ("ClipReward", "returns are of the rewards that ClipReward inside it makes"),
+        ("FrameStackObservation", None),
+    ],
+)
+def test_statistics_inside_an_environment_are_warned_of_once(workers: str, wrapper: str, message: str | None) -> None:
+    sizes = {"num_envs": 2, "rollout_length": 8, "total_env_steps": 16, "evaluation_episodes": 0}
+    run = jaxrl_dist.preset(
+        "a2c", "faulty:wrapped", env_options={"wrapper": wrapper}, env_workers=workers, num_devices=1, **sizes
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        list(jaxrl_dist.train(run))
+    found = [str(warning.message) for warning in caught if issubclass(warning.category, ConfigWarning)]
+    assert len(found) == (message is not None)
+    assert message is None or re.search(message, found[0])
+
+
+def test_a_number_beyond_float32_is_an_error_and_no_warning_of_numpy() -> None:
+    with contextlib.closing(find("faulty:Huge").host(1, 0)) as host:
+        host.reset()
+        with pytest.raises(EnvError, match="inf"):
+            host.step(np.zeros(1, np.int32))
 
 
 # --- Time-outs ----------------------------------------------------------------------------------------

@@ -265,6 +265,12 @@ def test_what_does_not_work_is_refused_in_one_line() -> None:
         find("flock:Flock", wrappers=Wrappers(policies={"a": "*"}, frame_stack=2))
 
 
+def test_a_game_without_a_render_mode_warns_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pettingzoo")
+    monkeypatch.delattr(flock.Knockout, "render_mode")  # a warning is an error
+    assert find("flock:Knockout").spec.num_agents == 3
+
+
 @pytest.mark.parametrize("masks", ["part", "info", "none"])
 def test_a_game_in_turns_is_played_as_by_pettingzoos_own_loop(masks: str) -> None:
     """Who is not on the move may only pass; a player may be out in another one's turn."""

@@ -268,3 +268,18 @@ def test_misuse_is_refused_in_one_line(policy: jaxrl_dist.Policy) -> None:
     data = jaxrl_dist.record(policy, 20, num_envs=2)
     with pytest.raises(jaxrl_dist.ConfigError, match="networks need 1 or more"):
         jaxrl_dist.estimate(policy, data, updates=0)
+
+
+def test_tuples_are_those_of_the_environment() -> None:
+    """Observations of a Tuple are given as such, and actions come back as one."""
+    options = "--env-options observation=Tuple action=Tuple"
+    tuples = jaxrl_dist.load_policy(
+        runs.finished(
+            f"ppo --env faulty:spaced {options} {runs.TINY.replace('384', '128').replace('episodes 2', 'episodes 0')}"
+        ),
+        env="faulty:spaced",
+    )
+    action, _ = tuples((np.array([0, 1, 1]),))
+    assert isinstance(action, tuple) and action[0].shape == (3,)
+    again, _ = tuples({"0": np.array([0, 1, 1])})
+    np.testing.assert_array_equal(action[0], again[0])

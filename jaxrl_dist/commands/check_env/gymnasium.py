@@ -16,7 +16,7 @@ from jaxrl_dist.envs import masks
 from jaxrl_dist.envs.agents.pettingzoo import OBS, Parallel
 from jaxrl_dist.envs.base import space_of
 from jaxrl_dist.envs.masks import PART
-from jaxrl_dist.envs.native import RESET, STEP, Mask, env_label, plain
+from jaxrl_dist.envs.native import RESET, STEP, Mask, env_label, inside, plain
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import Box, leaves
 from jaxrl_dist.types import PyTree
@@ -55,6 +55,8 @@ def check_gymnasium(check: Check, env: Any, make: Callable[[], Any], name: str) 
     if isinstance(scout, Parallel):
         offered, shown = scout.description().agents or {}, list(scout.masks().values())
     else:
+        if problem := inside(env):
+            check.notes.append(problem)
         spaces = plain(env.observation_space), plain(env.action_space)
         offered = {"": check.call("reset", masks.of_gymnasium, scout, *spaces)}
         shown = list(offered.values())

@@ -7,6 +7,7 @@ This module imports no JAX, because worker processes import it.
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -182,7 +183,9 @@ def _in_parallel(env: Any) -> Any:
         return env
     from pettingzoo.utils.conversions import aec_to_parallel
 
-    return aec_to_parallel(env) if env.metadata.get("is_parallelizable", False) else InTurns(env)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The base environment .* does not have a `render_mode` defined")
+        return aec_to_parallel(env) if env.metadata.get("is_parallelizable", False) else InTurns(env)
 
 
 class InTurns:

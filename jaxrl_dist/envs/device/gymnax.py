@@ -134,7 +134,7 @@ def _one_agent(
     spec = EnvSpec(
         env_id, backend, family, observation, action_space, limit, mask=mask, unread_mask=native_mask.unread,
         info_metrics=metrics, fps=_fps(env, params, family, wrappers.action_repeat),
-        both_sides=side_to_move is not None, tuples=tuples(plain(native_obs), plain(native_action)),
+        both_sides=side_to_move is not None, tuples=tuples(plain(native_obs), plain(native_action), native_mask),
     )  # fmt: skip
 
     def reported(info: PyTree) -> dict[str, jax.Array]:

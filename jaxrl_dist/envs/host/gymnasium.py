@@ -87,6 +87,8 @@ def describe_or_adapt(
     if isinstance(result, Description) and not result.gymnasium:
         if result.gymnax:
             raise ConfigError(f"--env-workers processes needs a Gymnasium environment, and {name} is not one")
+        if "VectorEnv" in result.kind:
+            raise ConfigError(f"{name} made a {result.kind}; it has to make one environment, and --num-envs makes many")
         raise ConfigError(
             f"{name} made a {result.kind}, which is neither a gymnasium.Env nor a gymnax-style environment (reset_env, "
             "step_env, is_truncated, observation_space and action_space) of one agent; docs/environments.md shows both"
@@ -139,7 +141,7 @@ def spec(env_id: str, made: Description, wrappers: Wrappers) -> EnvSpec:
     return EnvSpec(
         env_id, "gymnasium", made.family, observation, action, limit, mask=mask, unread_mask=made.mask.unread,
         info_metrics=episodes.parse(wrappers.info_metrics), fps=made.fps and made.fps / wrappers.action_repeat,
-        tuples=tuples(made.observation, made.action),
+        tuples=tuples(made.observation, made.action, made.mask), inside=made.inside,
     )  # fmt: skip
 
 

@@ -94,7 +94,9 @@ class _Env:
         parts = leaves(native.named(self._observation, observation))
         for (path, space), value in zip(self._spaces.items(), parts.values(), strict=True):
             record = records[path]
-            record[index] = _checked(path, np.asarray(value), space, record.dtype).reshape(record.shape[1:])
+            checked = _checked(path, np.asarray(value), space, record.dtype).reshape(record.shape[1:])
+            with np.errstate(over="ignore"):  # a number beyond float32 becomes infinite, which is an error later
+                record[index] = checked
         if self._mask.where:
             records[f"obs/{masks.PART}"][index] = self._legal(info)
         records["reward"][index] = reward
