@@ -221,13 +221,13 @@ def is_image(space: Space) -> bool:
 
 
 def is_grey(space: Space) -> bool:
-    """Returns True for images without an axis of channels: matrices of bytes from 0 to 255.
+    """Returns True for images without an axis of channels: matrices of bytes from 0 to 255, of 10 or more a side.
 
-    Gymnasium's ``GrayscaleObservation`` makes them by default.
+    Gymnasium's ``GrayscaleObservation`` makes them by default. A stack of an Atari game's memory has fewer rows.
     """
     if not isinstance(space, Box) or len(space.shape) != 2 or space.dtype != np.uint8:
         return False
-    return int(np.max(space.high)) == 255
+    return min(space.shape) >= 10 and int(np.min(space.low)) == 0 and int(np.max(space.high)) == 255
 
 
 def describe(space: Space, *, starts: bool = False) -> str:

@@ -59,10 +59,13 @@ def run(args: Sequence[str]) -> int:
 def _experience(options: Record) -> Dataset:
     policy = options.load(env_options=options.env_options)
 
+    from jaxrl_dist.config.train import settings_of
     from jaxrl_dist.play import recording
     from jaxrl_dist.run.console import Display
 
-    about = {"env": policy.source.spec.id, "behaviour": {"run": options.run_dir, "checkpoint": options.checkpoint}}
+    behaviour = {"run": options.run_dir, "checkpoint": options.checkpoint}
+    settings = settings_of(policy.config)
+    about = {"env": policy.source.spec.id, "settings": settings, "behaviour": behaviour}
     if options.replay:
         return recording.of_memory(policy, options.run_dir, about, options.checkpoint)
     display = Display(0)

@@ -315,6 +315,12 @@ class Train(
             raise ConfigError("--evaluation-episodes needs --env, the environment to play in")
 
 
+def settings_of(config: Train[Any]) -> dict[str, Any]:
+    """Returns what a data set notes of the form of its environment: the fields that change it, if they do."""
+    values = {name: getattr(config, name) for name in ("env_options", "action_repeat", "time_limit", "hide")}
+    return {name: value for name, value in values.items() if value and (name, value) != ("action_repeat", 1)}
+
+
 def _texts(vary: Mapping[str, Any]) -> dict[str, Any]:
     """Returns ``vary`` with lists of values written as on the command line: ``{"learning_rate": "0.0001,0.0003"}``."""
 

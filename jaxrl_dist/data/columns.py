@@ -140,7 +140,7 @@ def entries(tree: PyTree) -> dict[str, tuple[int, ...]]:
 def space_of(tree: PyTree, *, actions: bool = False) -> Space:
     """Returns the space of arrays ``[L, ...]``: integers count from 0, and the bounds of numbers are the data's.
 
-    Bytes are integers as ``actions``; as observations they are parts of images.
+    Bytes are integers as ``actions``; as observations they are parts of images, whose bounds are 0 and 255.
     """
     if isinstance(tree, dict):
         return {name: space_of(part, actions=actions) for name, part in tree.items()}
@@ -160,6 +160,8 @@ def space_of(tree: PyTree, *, actions: bool = False) -> Space:
             )
         return MultiDiscrete(tuple(int(most) + 1 for most in x.max(axis=0)))
     dtype = x.dtype if x.dtype in (np.uint8, np.bool_) else np.dtype(np.float32)
+    if dtype == np.uint8 and x.ndim > 2 and x.max() > 127:  # an image, whose brightest pixels the data may lack
+        return Box(x.shape[1:], dtype, np.zeros(x.shape[1:], dtype), np.full(x.shape[1:], 255, dtype))
     return Box(x.shape[1:], np.dtype(dtype), x.min(axis=0).astype(dtype), x.max(axis=0).astype(dtype))
 
 

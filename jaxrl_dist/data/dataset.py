@@ -46,8 +46,8 @@ class Dataset:
     """float32: logarithm of the probability, or of the density, with which the behaviour took each action; None: it is
     unknown, or the behaviour is deterministic."""
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Where it comes from, in JSON: ``env``, the ``behaviour``, and the mean returns of a ``random`` and of an
-    ``expert`` policy, if they are known."""
+    """Where it comes from, in JSON: ``env`` and its ``settings``, the ``behaviour``, and the mean returns of a
+    ``random`` and of an ``expert`` policy, if they are known."""
 
     @property
     def observation_space(self) -> Space:
@@ -111,6 +111,7 @@ class Dataset:
         if self.interface.both_sides:
             lines.append("the agent moves for both sides of a game")
         lines += [f"environment {about['env']}"] if "env" in about else []
+        lines += [f"with {name} {x}" for name, x in about.get("settings", {}).items()]
         lines += [f"behaviour {', '.join(f'{name} {x}' for name, x in behaviour.items())}"] if behaviour else []
         lines += [f"{end} policy {about[end]:.6g}" for end in files.ENDS if end in about]
         if self.log_prob is None:
@@ -374,10 +375,11 @@ class Dataset:
             raise ConfigError("there is no data set to join; give one or more")
         first = parts[0]
         for part in parts[1:]:
-            check_spaces("the data sets", part, first.observation_space, first.action_space)
-            own, other = ((each.mask, each.both_sides) for each in (part.interface, first.interface))
-            if own != other:
-                raise ConfigError("the data sets differ in their masks, or in whether one agent moves for both sides")
+            check_spaces("one of the data sets", part, first.observation_space, first.action_space)
+            if part.interface.mask != first.interface.mask:
+                raise ConfigError("the data sets differ in their masks")
+            if part.interface.both_sides != first.interface.both_sides:
+                raise ConfigError("in one of the data sets, and not in another, one agent moves for both sides")
         abouts = [part.about for part in parts]
         about = {name: x for name, x in abouts[0].items() if all(other.get(name) == x for other in abouts)}
         interfaces = [part.interface for part in parts]
@@ -444,7 +446,8 @@ def _problem_about(about: Mapping[str, Any]) -> str | None:
     for end in ("random", "expert"):
         if not isinstance(x := about.get(end, 0.0), int | float) or not abs(x) <= MAX_RETURN:
             return f"the return of its {end} policy is not a number"
-    return None if isinstance(about.get("behaviour", {}), Mapping) else "its behaviour is not a dict"
+    wrong = [name for name in ("behaviour", "settings") if not isinstance(about.get(name, {}), Mapping)]
+    return f"its {wrong[0]} is not a dict" if wrong else None
 
 
 def check_spaces(name: str, data: Dataset, observation: Space, action: Space) -> None:

@@ -35,7 +35,7 @@ class Form(NamedTuple):
         try:
             tree = columns.arrays(values if self.native is None else named(self.native, values))
             return _counted(self.space, tree)
-        except (LookupError, ValueError, AttributeError):
+        except (LookupError, ValueError, AttributeError, OverflowError):
             described = spaces.describe(self.space, starts=True)
             raise ConfigError(f"a data set has values that are not of the space {described}") from None
 
@@ -76,7 +76,7 @@ def interface(
     taken: Form = OF_DATA,
     *,
     mask: str | None = None,
-    both_sides: bool = False,
+    both_sides: object = False,
 ) -> Interface:
     """Returns the interface of arrays ``[L, ...]`` in the form that policies see.
 
@@ -88,6 +88,8 @@ def interface(
     Raises:
       ConfigError: the mask cannot be one, or integers may mean several things.
     """
+    if not isinstance(both_sides, bool):
+        raise ConfigError(f"both_sides is True or False, and not {both_sides!r:.80}")
     observation = seen.space or columns.space_of(obs)
     actions = taken.space or columns.space_of(action, actions=True)
     mask = masks.part_of(observation, actions) if mask is None else mask or None

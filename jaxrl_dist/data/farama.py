@@ -275,7 +275,8 @@ def _native(interface: Interface, role: str) -> Any:
             return kinds.Box(space.low, space.high, space.shape, space.dtype.type)
         if isinstance(space, MultiDiscrete):
             if space.binary:
-                return kinds.MultiBinary(space.axes or len(space.nvec))
+                axes = space.native_shape
+                return kinds.MultiBinary(axes if len(axes) > 1 else axes[0])
             start = np.reshape(space.start or np.zeros(len(space.nvec), int), space.native_shape)
             return kinds.MultiDiscrete(np.reshape(space.nvec, space.native_shape), start=start)
         assert isinstance(space, Discrete)

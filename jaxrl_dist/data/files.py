@@ -23,6 +23,8 @@ from jaxrl_dist.spaces import Box, Discrete, Interface, MultiDiscrete, Space
 FORMAT = 2
 """Format number of ``dataset.json``; a reader refuses unknown numbers."""
 INDEX = "dataset.json"
+MAX_AXES = 32
+"""Axes of an array of numpy; further ones in an index are not read, so that its array has another shape."""
 ENDS = "random", "expert"
 """Policies whose mean returns are the ends of a normalised score."""
 _DTYPES = {np.dtype(code).name for code in "?bBhHiIqQefd"}
@@ -223,7 +225,7 @@ def _space_from_json(stored: Any) -> Space:
     if "nvec" in stored:
         sizes = tuple(map(_count, stored["nvec"][:] or [0]))
         start = tuple(map(_start, stored["start"]))
-        axes = tuple(map(_count, stored["axes"]))
+        axes = tuple(map(_count, stored["axes"][:MAX_AXES]))
         binary = stored["binary"]
         if len(start) not in (0, len(sizes)) or not isinstance(binary, bool):
             raise ValueError("not the starts of these sizes, or not a flag")
@@ -234,7 +236,7 @@ def _space_from_json(stored: Any) -> Space:
 
 
 def _box_from_json(stored: Any) -> Box:
-    shape, name = tuple(map(_count, stored["shape"])), stored["dtype"]
+    shape, name = tuple(map(_count, stored["shape"][:MAX_AXES])), stored["dtype"]
     if name not in _DTYPES or math.prod(shape) > 2**30:
         raise ValueError("not a dtype or shape of observations")
     low, high = (_bound_from_json(stored[side], shape, name) for side in ("low", "high"))

@@ -268,29 +268,33 @@ class Description(NamedTuple):
 
 NORMALIZING = {"NormalizeObservation": "--normalize-observations", "NormalizeReward": "--scale-rewards"}
 """Gymnasium's wrappers that keep statistics, and the flags that do the same."""
+MAX_WRAPPERS = 100
 CHANGING_REWARDS = ("TransformReward", "ClipReward")
 
 
 def inside(env: Any) -> str:
     """Returns what wrappers inside an environment do that policies and returns suffer from; empty: nothing."""
-    names = []
-    while hasattr(env, "env"):
-        names.append(type(env).__name__)
+    names = set[str]()
+    for _ in range(MAX_WRAPPERS):
+        if not hasattr(env, "env"):
+            break
+        names |= {kind.__name__ for kind in type(env).__mro__}
         env = env.env
+    problems = []
     keeping = [name for name in NORMALIZING if name in names]
     if keeping:
         flags = " and ".join(NORMALIZING[name] for name in keeping)
-        return (
-            f"{' and '.join(keeping)} inside it begin anew in each evaluation and are not saved with the policy; "
-            f"remove them from the environment, and use {flags}"
+        problems.append(
+            f"the statistics of {' and '.join(keeping)} inside it begin anew in each evaluation and are not saved with "
+            f"the policy; remove them from the environment, and use {flags}"
         )
     changing = [name for name in CHANGING_REWARDS if name in names]
     if changing:
-        return (
+        problems.append(
             f"returns are of the rewards that {changing[0]} inside it makes; remove it from the environment, and use "
             "--clip-rewards or --scale-rewards, which leave returns as they are"
         )
-    return ""
+    return "; ".join(problems)
 
 
 def render_fps(env: Any) -> float | None:

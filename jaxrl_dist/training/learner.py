@@ -12,9 +12,9 @@ import numpy as np
 
 from jaxrl_dist import packing, spaces
 from jaxrl_dist.actors.step import blank_rollout
-from jaxrl_dist.checks import check_divides, counted
+from jaxrl_dist.checks import check_divides, counted, flag
 from jaxrl_dist.config.plans import PLANS
-from jaxrl_dist.config.train import Train
+from jaxrl_dist.config.train import Train, settings_of
 from jaxrl_dist.data.columns import returns_to_go
 from jaxrl_dist.data.dataset import Dataset, check_spaces
 from jaxrl_dist.data.files import identity
@@ -26,6 +26,7 @@ from jaxrl_dist.learners.league import Copies
 from jaxrl_dist.learners.sgd import Learner
 from jaxrl_dist.memory import ring
 from jaxrl_dist.memory.records import ROWS, Source, source
+from jaxrl_dist.nn import observations
 from jaxrl_dist.protocols import Traits
 from jaxrl_dist.run.machine import memory_size
 from jaxrl_dist.settings.policies import Copy, by_policy, naming
@@ -258,6 +259,8 @@ def recorded(
     if data.steps < (least := math.lcm(ROWS, num_devices)):
         raise ConfigError(f"--data {config.data} has {data.steps} steps; {least} or more work")
     _check_bounds(str(config.data), data, spec)
+    _check_legal(str(config.data), data, spec)
+    _check_settings(config, data, spec)
     record = data.rollout()
     if scale != 1:
         record = record._replace(reward=(record.reward * scale).astype(np.float32))
@@ -270,6 +273,33 @@ def recorded(
 
 def _return_discount(algorithm: Algorithm) -> float | None:
     return None if algorithm.replay is None else algorithm.replay.return_discount
+
+
+def _check_legal(name: str, data: Dataset, spec: EnvSpec) -> None:
+    """Warns of actions that the mask forbids, to which policies give no probability."""
+    if spec.mask is None:
+        return
+    legal = np.asarray(observations.legal(spec, data.obs))
+    sizes = spaces.num_choices(spec.action)
+    first = np.cumsum([0, *sizes[:-1]])
+    chosen = np.take_along_axis(legal, data.action.reshape(len(legal), -1) + first, axis=1)
+    share = 1 - float(np.mean(chosen[data.valid].all(axis=1)))
+    if share:
+        text = f"{share:.2%} of its actions are illegal by the mask {spec.mask!r}; leave their steps out to imitate it"
+        warnings.warn(f"--data {name}: {text}", ConfigWarning, stacklevel=3)
+
+
+def _check_settings(config: Train[Any], data: Dataset, spec: EnvSpec) -> None:
+    """Warns of a data set that was recorded in another form of the run's environment."""
+    theirs = data.about.get("settings")
+    if not isinstance(theirs, Mapping) or data.about.get("env") != spec.id:
+        return
+    own = settings_of(config)
+    unequal = sorted(name for name in {**theirs, **own} if theirs.get(name) != own.get(name))
+    if unequal:
+        name = unequal[0]
+        text = f"was recorded with {flag(name)} {theirs.get(name)}, and this run has {own.get(name)}"
+        warnings.warn(f"--data {config.data} {text}; give the same", ConfigWarning, stacklevel=3)
 
 
 def _check_bounds(name: str, data: Dataset, spec: EnvSpec) -> None:

@@ -9,7 +9,7 @@ import jax
 
 from jaxrl_dist.actors.step import probabilities_known
 from jaxrl_dist.config.plans import PLANS
-from jaxrl_dist.config.train import Train
+from jaxrl_dist.config.train import Train, settings_of
 from jaxrl_dist.data.recorder import Recorder, advising, kinds, unrecordable
 from jaxrl_dist.data.writing import Place, Writer
 from jaxrl_dist.errors import ConfigError
@@ -54,7 +54,8 @@ def recorder(job: Job, *, resumed: bool) -> Recorder:
     path = pathlib.Path(str(config.record))
     if resumed and path.name not in ("", ".."):  # which are directories, and no names
         path = storage.free(path)
-    about = {"env": spec.id, "behaviour": {"run": config.run_dir, "training": label(config.algorithm)}}
+    behaviour = {"run": config.run_dir, "training": label(config.algorithm)}
+    about = {"env": spec.id, "settings": settings_of(config), "behaviour": behaviour}
     known = probabilities_known(algorithm, spec, jax.eval_shape(algorithm.init, jax.random.key(0)))
     with advising():
         writer = Writer(Place(path), kinds(spec, known=known), spec.interface)

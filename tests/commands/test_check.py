@@ -99,3 +99,11 @@ def test_an_observation_may_round_past_its_bound(value: float, fault: str) -> No
     space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
     found = findings._outside(np.array([0.0, value], np.float32), space)
     assert found == (f"{fault} at [1] is not between -1.0 and 1.0" if fault else "")
+
+
+def test_a_slow_import_is_no_fault_of_the_environment(tmp_path, monkeypatch, capsys):
+    (tmp_path / "slow_to_import.py").write_text("import time; time.sleep(2)\nmake = None\n")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["check-env", "slow_to_import:make", "--env-timeout", "0.3"]) == 2
+    error = capsys.readouterr().err
+    assert "took longer than 0.3 s" in error and "--env-timeout" in error and error.count("\n") == 1

@@ -206,6 +206,8 @@ MUTATIONS = {
     "a start of text": _index(interface__action={"n": 2, "start": "1"}),
     "starts of other sizes": _index(interface__action=VECTOR | {"start": [1]}),
     "axes of other sizes": _index(interface__action=VECTOR | {"axes": [3]}),
+    "ten thousand axes": _index(interface__action=VECTOR | {"axes": [2**20] * 10**4}),
+    "an array of ten thousand axes": _index(interface__observation=BOX | {"shape": [2**20] * 10**4}),
     "negative axes": _index(interface__action=VECTOR | {"axes": [-1, -2]}),
     "a flag of text": _index(interface__action=VECTOR | {"binary": "no"}),
     "a mask that is no part": _index(interface__mask="mask"),
@@ -442,6 +444,8 @@ MISUSED = {
     "a path with a NUL": (lambda data: Dataset.load("a\0b"), "path"),
     "a name that leads upward": (lambda data: data.save("a/.."), "name"),
     "a name with a NUL": (lambda data: data.save("a\0b"), "name"),
+    "sides in words": (lambda data: Dataset.from_arrays(**FLAT, both_sides="yes"), "both_sides is True or False"),
+    "a huge start": (lambda data: Dataset.from_arrays(**FLAT, action_space=Discrete(3, 2**40)), "not of the space"),
     "a vector of one action": (lambda data: Dataset.from_arrays(**{**FLAT, "action": np.ones((4, 1), int)}), "N, 1"),
     "negative actions": (lambda data: Dataset.from_arrays(**{**FLAT, "action": [-1, 0, 1, 0]}), "action_space="),
 }
@@ -522,3 +526,14 @@ def test_tuples_of_observations_are_read_as_the_environment_has_them():
     data = Dataset.from_arrays(**{**FLAT, "obs": values}, observation_space=space)
     assert data.interface.tuples == ("observation",)
     assert data.obs["1"][data.valid].tolist() == [0, 1, 3, 0]
+
+
+@pytest.mark.parametrize("shape", [(84, 84), (12, 14, 3)])
+def test_images_have_the_bounds_of_bytes(shape):
+    """Whatever their brightest pixel is, so that they are read as those of an environment."""
+    pictures = np.zeros((4, *shape), np.uint8)
+    pictures[0] = 200
+    space = Dataset.from_arrays(**{**FLAT, "obs": pictures}).observation_space
+    assert spaces.is_image(space) and space.low.max() == 0 and space.high.min() == 255
+    board = Dataset.from_arrays(**{**FLAT, "obs": np.arange(256, dtype=np.uint8).reshape(4, 8, 8) // 32})
+    assert board.observation_space.high.max() == 7 and not spaces.is_image(board.observation_space)

@@ -216,7 +216,7 @@ def test_an_unfinished_data_set_does_not_block_its_name(monkeypatch, error):
     assert Dataset.from_minari("x-v0").steps == 9
 
 
-def made_elsewhere(name, observation_space, **changes):
+def made_elsewhere(name, observation_space, action_space=None, **changes):
     """Makes a data set of one episode of three steps by Minari alone."""
     from gymnasium import spaces
 
@@ -225,7 +225,7 @@ def made_elsewhere(name, observation_space, **changes):
     columns |= {"terminations": ends, "truncations": np.zeros(3, bool)} | changes
     buffer = minari.data_collector.EpisodeBuffer(**columns)
     return minari.create_dataset_from_buffers(
-        name, [buffer], observation_space=observation_space, action_space=spaces.Discrete(2)
+        name, [buffer], observation_space=observation_space, action_space=action_space or spaces.Discrete(2)
     )
 
 
@@ -278,3 +278,14 @@ def test_what_belongs_to_spaces_comes_back_from_minari(both_sides):
     np.testing.assert_array_equal(back.observations["at"][0], place[0])
     again = Dataset.from_minari(theirs).interface
     assert (again.mask, again.both_sides, again.tuples) == ("action_mask", both_sides, ("observation/at",))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_vector_of_bits_comes_back_from_minari():
+    from gymnasium import spaces
+
+    action = np.array([[0, 1], [1, 1], [0, 0]], np.int8)
+    data = made_elsewhere("ab/bits-v0", spaces.Box(-1, 1, (2,)), actions=action, action_space=spaces.MultiBinary(2))
+    back = Dataset.from_minari(data).to_minari("ab/bitsback-v0")
+    assert back.action_space == spaces.MultiBinary(2)
+    np.testing.assert_array_equal(next(back.iterate_episodes()).actions, action)

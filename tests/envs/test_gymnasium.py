@@ -346,7 +346,7 @@ def test_what_makes_no_environment() -> None:
 @pytest.mark.parametrize(
     "wrapper, message",
     [
-        ("NormalizeReward", "NormalizeReward inside it .*use scale_rewards"),
+        ("NormalizeReward", "statistics of NormalizeReward inside it .*use scale_rewards"),
         ("NormalizeObservation", "NormalizeObservation inside it .*use normalize_observations"),
         ("ClipReward", "returns are of the rewards that ClipReward inside it makes"),
         ("FrameStackObservation", None),

@@ -158,6 +158,7 @@ def test_a_grey_image_is_read_as_one_channel() -> None:
     wanted = networks.policy_network(NET, grey(84, 84, 1), 2).apply(params, obs[..., None])
     np.testing.assert_array_equal(network.apply(params, obs), wanted)
     assert choose_torso("auto", grey(84, 84, high=12)) == "mlp"
+    assert choose_torso("auto", grey(4, 128)) == "mlp"  # a stack of an Atari game's memory
     with pytest.raises(ConfigError, match="without an axis for the channels"):
         choose_torso("nature", grey(84, 84, high=12))
 

@@ -553,3 +553,21 @@ def test_values_of_scaled_records_do_not_start_a_run_of_raw_rewards(walks, tmp_p
     final(jaxrl_dist.train(config(walks, **scaled)))
     with pytest.raises(ConfigError, match=r"scale_rewards multiplied its rewards by 41\.67"):
         list(jaxrl_dist.train(config(walks, env=own.Walk(), init_from=str(tmp_path / "first"))))
+
+
+def test_actions_that_the_mask_forbids_are_told(tmp_path):
+    obs = {"action_mask": np.tile([False, True, True], (300, 1)), "place": np.ones((300, 1), np.float32)}
+    Dataset.from_arrays(obs, np.arange(300) % 3, np.ones(300), np.ones(300)).save(tmp_path / "data")
+    with pytest.warns(ConfigWarning, match=r"33\.33% of its actions are illegal by the mask 'action_mask'"):
+        final(jaxrl_dist.train(config(tmp_path / "data", env="")))
+
+
+def test_records_of_another_form_of_the_environment_are_told(tmp_path):
+    sizes = {"total_env_steps": 64, "num_envs": 8, "rollout_length": 8, "evaluation_episodes": 0}
+    changed = {"time_limit": 20, "record": str(tmp_path / "data"), "learning_starts": 64, **sizes, **SIZES}
+    final(jaxrl_dist.train(jaxrl_dist.preset("dqn", "gymnax:CartPole-v1", **changed)))
+    assert Dataset.load(tmp_path / "data").about["settings"] == {"time_limit": 20}
+    assert "with time_limit 20" in Dataset.load(tmp_path / "data").summary()
+    with pytest.warns(ConfigWarning, match="recorded with time_limit 20, and this run has None"):
+        final(jaxrl_dist.train(config(tmp_path / "data")))
+    final(jaxrl_dist.train(config(tmp_path / "data", time_limit=20)))  # a warning is an error

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from jaxrl_dist.commands.check_env.findings import Check
 
 
+IMPORTING = "importing its module"
+
+
 @dataclasses.dataclass(frozen=True)
 class CheckEnv:
     """Plays an environment with random actions and prints one line per fault."""
@@ -67,7 +70,7 @@ def check(options: CheckEnv) -> Check:
             return check_gymnax(result, libraries.make(backend, name, options.env_options), name, backend)
         if backend == "gymnax":
             return check_gymnax(result, gymnax.native(name, options.env_options), name, backend)
-        with result.during("importing its module"):
+        with result.during(IMPORTING):
             keywords = gymnasium.options(name, options.env_options)
 
         def make() -> Any:
@@ -101,6 +104,11 @@ def check(options: CheckEnv) -> Check:
     while thread.is_alive():
         thread.join(0.02)
         if time.monotonic() - result.since > options.env_timeout:
+            if result.doing == IMPORTING:  # which says nothing of the environment
+                raise ConfigError(
+                    f"{IMPORTING} took longer than {options.env_timeout:g} s; if the machine is only busy, try "
+                    "again or raise --env-timeout"
+                )
             result.fault(
                 "time",
                 f"{result.doing} has not come back within {options.env_timeout:g} s; "

@@ -99,7 +99,8 @@ class _Env:
                 record[index] = checked
         if self._mask.where:
             records[f"obs/{masks.PART}"][index] = self._legal(info)
-        records["reward"][index] = reward
+        with np.errstate(over="ignore"):
+            records["reward"][index] = reward
         records["terminated"][index], records["truncated"][index] = terminated, truncated
 
     def _metrics_after(self, info: Any, before: Mapping[str, Any]) -> Mapping[str, Any]:
