@@ -269,7 +269,7 @@ class Description(NamedTuple):
 NORMALIZING = {"NormalizeObservation": "--normalize-observations", "NormalizeReward": "--scale-rewards"}
 """Gymnasium's wrappers that keep statistics, and the flags that do the same."""
 MAX_WRAPPERS = 100
-CHANGING_REWARDS = ("TransformReward", "ClipReward")
+CHANGING_REWARDS = ("ClipReward", "TransformReward")
 
 
 def inside(env: Any) -> str:
