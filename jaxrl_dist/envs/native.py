@@ -285,7 +285,7 @@ def inside(env: Any) -> str:
     if keeping:
         flags = " and ".join(NORMALIZING[name] for name in keeping)
         problems.append(
-            f"the statistics of {' and '.join(keeping)} inside it begin anew in each evaluation and are not saved with "
+            f"the statistics of {' and '.join(keeping)} inside it restart in each evaluation and are not saved with "
             f"the policy; remove them from the environment, and use {flags}"
         )
     changing = [name for name in CHANGING_REWARDS if name in names]
