@@ -249,11 +249,9 @@ def policy_head(action_space: spaces.Space) -> PolicyHead:
         return PolicyHead(ends[-1], 0, multi_categorical)
 
     if len(action_space.shape) != 1 or not np.issubdtype(action_space.dtype, np.floating):
-        raise ConfigError(
-            f"a Box action space must be a vector of floats, not shape {action_space.shape} of {action_space.dtype}; "
-            "gymnasium.wrappers.TransformAction(env, lambda action: action.reshape(env.action_space.shape), "
-            "flat_box) makes one of other shapes"
-        )
+        problem = f"not shape {action_space.shape} of {action_space.dtype}"
+        remedy = "gymnasium.wrappers.TransformAction can make one of it"
+        raise ConfigError(f"a Box action space must be a vector of floats, {problem}; {remedy}")
 
     with np.errstate(over="ignore", invalid="ignore"):  # bounds near float32's largest number do not count
         low, high = (np.asarray(bound, np.float32) for bound in (action_space.low, action_space.high))

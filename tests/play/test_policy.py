@@ -223,7 +223,7 @@ def test_cores_and_rewards_of_another_batch_are_refused(core: int, reward: Any, 
 def test_one_observation_of_several_parts_is_told_how_to_become_a_batch() -> None:
     policy: Any = object.__new__(jaxrl_dist.Policy)
     space = {"at": Discrete(3), "eye": Box((2,), np.dtype(np.float32), -np.ones(2), np.ones(2))}
-    policy.source = SimpleNamespace(spec=SimpleNamespace(observation=space, policies={}))
+    policy.source = SimpleNamespace(spec=SimpleNamespace(observation=space, policies={}, tuples=()))
     policy.config = SimpleNamespace(algorithm=PPO())
     tells = r"^observations at have shape \[B\] here, not \[\]; jax\.tree\.map\(lambda x: x\[None\], obs\) makes one"
     with pytest.raises(ValueError, match=tells):
