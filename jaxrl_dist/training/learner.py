@@ -32,6 +32,8 @@ from jaxrl_dist.run.machine import memory_size
 from jaxrl_dist.settings.policies import Copy, by_policy, naming
 from jaxrl_dist.types import Algorithm, Algorithms, EnvSpec, Replay, Rollout
 
+LEGAL_BLOCK = 2**18
+"""Steps of a data set whose actions are compared with their masks at a time."""
 RETURN_SPAN = 1000.0
 """Largest minus smallest return of a data set whose rewards are scaled (the authors' code of Kostrikov et al. 2021)."""
 
@@ -279,12 +281,17 @@ def _check_legal(name: str, data: Dataset, spec: EnvSpec) -> None:
     """Warns of actions that the mask forbids, to which policies give no probability."""
     if spec.mask is None:
         return
-    legal = np.asarray(observations.legal(spec, data.obs))
     sizes = spaces.num_choices(spec.action)
     first = np.cumsum([0, *sizes[:-1]])
-    chosen = np.take_along_axis(legal, data.action.reshape(len(legal), -1) + first, axis=1)
-    share = 1 - float(np.mean(chosen[data.valid].all(axis=1)))
-    if share:
+    illegal = 0
+    for begin in range(0, len(data.valid), LEGAL_BLOCK):  # the arrays may be larger than the memory
+        rows = slice(begin, begin + LEGAL_BLOCK)
+        legal = np.asarray(observations.legal(spec, {spec.mask: data.obs[spec.mask][rows]}))
+        action = data.action[rows].reshape(len(legal), -1) + first
+        chosen = np.take_along_axis(legal, action, axis=1).all(axis=1)
+        illegal += int(np.count_nonzero(~chosen & data.valid[rows]))
+    if illegal:
+        share = illegal / data.steps
         text = f"{share:.2%} of its actions are illegal by the mask {spec.mask!r}; leave their steps out to imitate it"
         warnings.warn(f"--data {name}: {text}", ConfigWarning, stacklevel=3)
 
