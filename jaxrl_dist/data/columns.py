@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from jaxrl_dist import spaces
 from jaxrl_dist.checks import MAX_SIZE
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
 from jaxrl_dist.types import PyTree
 
@@ -18,6 +19,8 @@ FLAGS = ("terminated", "truncated", "valid")
 _DTYPES = {"reward": np.float32, "log_prob": np.float32, **dict.fromkeys(FLAGS, np.bool_)}
 ROWS = {name: Box((), np.dtype(dtype), np.array(0), np.array(0)) for name, dtype in _DTYPES.items()}
 """The spaces of the columns that are alike in all data sets."""
+COARSE = 64
+"""Least number of float32 values between the least and the largest number of a column."""
 _MAX_STEPS, _BLOCK = 2**31 - 1, 2**24  # bytes of an array that are checked at a time
 
 
@@ -145,6 +148,10 @@ def space_of(tree: PyTree, *, actions: bool = False) -> Space:
     if isinstance(tree, dict):
         return {name: space_of(part, actions=actions) for name, part in tree.items()}
     x = np.asarray(tree)
+    if actions and (x.dtype == np.bool_ or (np.issubdtype(x.dtype, np.integer) and x.ndim > 2)):
+        raise ConfigError(
+            f"actions {x.dtype}{list(x.shape)} may be MultiBinary or MultiDiscrete; give the space as action_space="
+        )
     if np.issubdtype(x.dtype, np.integer) and (actions or x.dtype != np.uint8) and x.ndim <= 2:
         if x.min() < 0:
             raise ConfigError(
@@ -162,7 +169,18 @@ def space_of(tree: PyTree, *, actions: bool = False) -> Space:
     dtype = x.dtype if x.dtype in (np.uint8, np.bool_) else np.dtype(np.float32)
     if dtype == np.uint8 and x.ndim > 2 and x.max() > 127:  # an image, whose brightest pixels the data may lack
         return Box(x.shape[1:], dtype, np.zeros(x.shape[1:], dtype), np.full(x.shape[1:], 255, dtype))
-    return Box(x.shape[1:], np.dtype(dtype), x.min(axis=0).astype(dtype), x.max(axis=0).astype(dtype))
+    low, high = x.min(axis=0), x.max(axis=0)
+    if dtype == np.float32 and x.dtype != np.float32:
+        with np.errstate(over="ignore", invalid="ignore"):
+            step = np.spacing(np.maximum(np.abs(low), np.abs(high)).astype(np.float32))
+            coarse = (high > low) & (step > (high - low) / COARSE)
+        if coarse.any():
+            warnings.warn(
+                "numbers of the data set differ by less than float32 can tell at their size; subtract a constant",
+                ConfigWarning,
+                stacklevel=5,
+            )
+    return Box(x.shape[1:], np.dtype(dtype), low.astype(dtype), high.astype(dtype))
 
 
 def cast(tree: PyTree, space: Space, name: str) -> PyTree:

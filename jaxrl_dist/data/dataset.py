@@ -21,6 +21,9 @@ from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.spaces import Discrete, Interface, MultiDiscrete, Space
 from jaxrl_dist.types import PyTree, Rollout
 
+PIECES = "pieces"
+"""Name in ``Dataset.about`` of whether most rows are not in the order in which they were played."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dataset:
@@ -212,11 +215,12 @@ class Dataset:
     ) -> Dataset:
         """Makes a data set of flat arrays ``[N, ...]``, as D4RL has them; ``log_prob``, ``about`` as for ``of_rows``.
 
-        An episode ends where ``terminals`` or ``timeouts`` is True, and where ``next_obs`` is not the observation of
-        the row below, as in rows that are shuffled: such a step keeps the successor that ``next_obs`` gives it, and
-        counts as truncated. Without ``next_obs``, the successor of an episode's last step is unknown: a step that is
-        cut by a time-out, or by the end, then only gives its observation, and a terminal one, whose successor counts
-        for nothing, repeats its own.
+        Without ``next_obs``, rows are those of one environment, in the order of time. An episode ends where
+        ``terminals``, the ends of the task alone, or ``timeouts`` is True, and where ``next_obs`` is not the
+        observation of the row below, as in rows that are shuffled: such a step keeps the successor that ``next_obs``
+        gives it, and counts as truncated. Without ``next_obs``, the successor of an episode's last step is unknown: a
+        step that is cut by a time-out, or by the end, then only gives its observation, and a terminal one, whose
+        successor counts for nothing, repeats its own.
 
         Args:
           observation_space: a space of ours or of Gymnasium, of which ``obs`` and ``next_obs`` hold the environment's
@@ -245,6 +249,10 @@ class Dataset:
             raise ConfigError(f"a data set's arrays have one length, 1 or more, and these have {sorted(lengths)}")
         if next_obs is not None and columns.entries(next_obs) != columns.entries(obs):
             raise ConfigError("next_obs has other shapes than obs")
+        if np.count_nonzero(timeouts) > 1 and terminals[timeouts].all():
+            raise ConfigError(
+                "each time-out is a terminal, too; give terminals & ~timeouts, the ends of the task alone"
+            )
         ends = terminals | timeouts
         if next_obs is not None:
             following = jax.tree.map(lambda x: np.roll(x, -1, axis=0), obs)
@@ -253,6 +261,7 @@ class Dataset:
             ends |= torn
             if np.count_nonzero(torn) > len(torn) / 2:
                 warnings.warn(_torn(torn), ConfigWarning, stacklevel=2)
+                about = {**about, PIECES: True}
         ends[-1] = True
         lost = ends & ~terminals if next_obs is None else np.zeros_like(ends)
         repeats = 1 + (ends & ~lost)
@@ -290,6 +299,7 @@ class Dataset:
         Raises:
           ConfigError: there is no episode, lengths do not fit, or no algorithm could learn from it.
         """
+        episodes = episodes if isinstance(episodes, Mapping) else list(episodes)
         if isinstance(episodes, Mapping) or not all(isinstance(episode, Mapping) for episode in episodes):
             raise ConfigError("a data set is made of a list of episodes, each of which is a dict")
         if not episodes:
@@ -442,7 +452,7 @@ def _problem_about(about: Mapping[str, Any]) -> str | None:
     try:
         json.dumps(dict(about), allow_nan=False)
     except (TypeError, ValueError, RecursionError):
-        return "what it is about is not JSON"
+        return "what it is about is no dict in JSON"
     for end in ("random", "expert"):
         if not isinstance(x := about.get(end, 0.0), int | float) or not abs(x) <= MAX_RETURN:
             return f"the return of its {end} policy is not a number"

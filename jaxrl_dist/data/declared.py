@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from jaxrl_dist.data import columns
 from jaxrl_dist.envs import masks
 from jaxrl_dist.envs.base import space_of
 from jaxrl_dist.envs.native import named, plain, tuples_in
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.spaces import Box, Interface, Part, Space
 from jaxrl_dist.types import PyTree
 
@@ -41,6 +42,10 @@ class Form(NamedTuple):
 
 
 OF_DATA = Form(None)
+UNUSED = (
+    "action 0 never occurs in the data set; if actions count from 1, give action_space=gymnasium.spaces.Discrete(n, "
+    "start=1)"
+)
 
 
 def form(space: Any, role: str) -> Form:
@@ -92,6 +97,10 @@ def interface(
         raise ConfigError(f"both_sides is True or False, and not {both_sides!r:.80}")
     observation = seen.space or columns.space_of(obs)
     actions = taken.space or columns.space_of(action, actions=True)
+    if taken.space is None:
+        for part in spaces.leaves(action).values():
+            if part.dtype.kind in "iu" and part.ndim == 1 and part.min() > 0:
+                warnings.warn(UNUSED, ConfigWarning, stacklevel=4)
     mask = masks.part_of(observation, actions) if mask is None else mask or None
     forms = {"observation": seen.native, "action": taken.native}
     paths = [path for role, native in forms.items() if native is not None for path in tuples_in(plain(native), role)]

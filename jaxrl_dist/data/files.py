@@ -114,7 +114,7 @@ def _index(path: pathlib.Path) -> tuple[dict[str, Any], Interface]:
         if content["format"] != FORMAT:
             raise ConfigError(
                 f"{path} has format {shown(content['format'])}, and this version reads {FORMAT}; make the data set "
-                "again, by jaxrl-dist record or Dataset.save"
+                "again, by jaxrl-dist record or from its episodes in Python"
             )
         interface = interface_from_json(content["interface"])
         if not isinstance(content["about"], dict) or not isinstance(content["files"], dict):

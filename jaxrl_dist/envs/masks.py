@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from jaxrl_dist.envs.native import NO_MASK, Mask, PlainSpace, named
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.heavy import jax
-from jaxrl_dist.spaces import Box, Interface, MultiDiscrete, Space, num_choices
+from jaxrl_dist.spaces import Box, Interface, MultiDiscrete, Space, describe, num_choices
 from jaxrl_dist.types import EnvSpec, PyTree, Timestep
 
 NAMES = (
@@ -43,8 +44,21 @@ def of_parts(observation: PlainSpace, action: PlainSpace) -> Mask:
 
 
 def part_of(observation: Space, action: Space) -> str | None:
-    """Returns the name of the action mask among the parts of recorded observations; None: there is none."""
+    """Returns the name of the action mask among the parts of recorded observations; None: there is none.
+
+    Raises:
+      ConfigError: a part has the name and the values of one, and another number of flags than there are actions.
+    """
     parts = observation if isinstance(observation, dict) else {}
+    for name in NAMES:
+        part = parts.get(name)
+        if isinstance(part, Box | MultiDiscrete) and len(part.shape) == 1 and _may_be_flags(part):
+            size = sum(num_choices(action))
+            if size != part.shape[0]:
+                raise ConfigError(
+                    f"{name} has {part.shape[0]} flags, and the actions are {describe(action)}; give action_space=, or "
+                    "mask='' if it says something else"
+                )
     found = (name for name in (PART, *NAMES) if Interface(observation, action, name).problem() is None)
     return next((name for name in found if _may_be_flags(parts[name])), None)
 

@@ -25,7 +25,7 @@ from jaxrl_dist.config.train import Train
 from jaxrl_dist.envs.base import label_of
 from jaxrl_dist.envs.contract import Contract, of_library, shown, traced
 from jaxrl_dist.envs.native import described
-from jaxrl_dist.envs.source import EnvSource
+from jaxrl_dist.envs.source import RECORDS, EnvSource
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners.on_policy import examples_per_env
 from jaxrl_dist.learners.sgd import losses_of
@@ -65,6 +65,10 @@ def check_simulator(algorithm: Algorithms, source: EnvSource, plan: str, names: 
     spec, env = source.spec, label_of(source.spec)
     for policy, part in algorithm.items():
         with naming(policy):
+            if spec.both_sides and part.trains and not part.imitates and spec.backend == RECORDS:
+                raise ConfigError(
+                    f"{names[policy]} would learn for one side what the agent of its data did for both; bc imitates it"
+                )
             if spec.both_sides and part.trains and not (part.searches or part.imitates):
                 raise ConfigError(
                     f"{names[policy]} would learn for one side what it does for both in {env}: opponents=self needs an "

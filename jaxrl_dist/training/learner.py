@@ -16,7 +16,7 @@ from jaxrl_dist.checks import check_divides, counted, flag
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train, settings_of
 from jaxrl_dist.data.columns import returns_to_go
-from jaxrl_dist.data.dataset import Dataset, check_spaces
+from jaxrl_dist.data.dataset import PIECES, Dataset, check_spaces
 from jaxrl_dist.data.files import identity
 from jaxrl_dist.envs.base import label_of
 from jaxrl_dist.errors import ConfigError, ConfigWarning
@@ -253,6 +253,11 @@ def recorded(
     arrays.check_equal(np.frombuffer(name.encode(), np.uint8), f"--data {config.data}")
     data = Dataset.load(str(config.data))
     check_spaces(f"--data {config.data}", data, spec.observation, spec.action)
+    if PIECES in data.about and (scale != 1 or _return_discount(trained) is not None or trained.recorded is not None):
+        raise ConfigError(
+            f"--data {config.data}: its rows are not in the order in which they were played, so that --scale-rewards, "
+            "--cql-floor and --core have no whole episodes; remove these"
+        )
     if data.interface.both_sides and not trained.imitates:
         raise ConfigError(
             f"--data {config.data}: its agent moved for both sides of a game, and algorithms learn for one side; "

@@ -432,7 +432,7 @@ MISUSED = {
     "parts without names": (lambda data: Dataset.from_arrays(**{**FLAT, "obs": {1: FLAT["obs"]}}), "names"),
     "nothing observed": (lambda data: Dataset.from_arrays(**{**FLAT, "obs": None}), "arrays of numbers"),
     "ends in words": (lambda data: Dataset.from_arrays(**{**FLAT, "terminals": ["False"] * 4}), "terminals is made"),
-    "a note that is not JSON": (lambda data: Dataset.from_arrays(**FLAT, about={"x": object()}), "not JSON"),
+    "a note that is not JSON": (lambda data: Dataset.from_arrays(**FLAT, about={"x": object()}), "no dict in JSON"),
     "nothing to join": (lambda data: Dataset.joined([]), "no data set to join"),
     "no share": (lambda data: data.best(0), "at most 1"),
     "a share of NaN": (lambda data: data.best(float("nan")), "at most 1"),
@@ -492,7 +492,8 @@ def test_an_action_below_the_declared_start_is_refused():
 
 
 def test_an_undeclared_start_is_another_space():
-    data = Dataset.from_arrays(**{**FLAT, "action": [1, 2, 1, 2]})
+    with pytest.warns(ConfigWarning, match="action 0 never occurs"):
+        data = Dataset.from_arrays(**{**FLAT, "action": [1, 2, 1, 2]})
     with pytest.raises(ConfigError, match=r"Discrete\(3\), and not Discrete\(3\) from 1.*action_space="):
         check_spaces("data", data, data.observation_space, Discrete(3, 1))
 
@@ -537,3 +538,40 @@ def test_images_have_the_bounds_of_bytes(shape):
     assert spaces.is_image(space) and space.low.max() == 0 and space.high.min() == 255
     board = Dataset.from_arrays(**{**FLAT, "obs": np.arange(256, dtype=np.uint8).reshape(4, 8, 8) // 32})
     assert board.observation_space.high.max() == 7 and not spaces.is_image(board.observation_space)
+
+
+def test_ends_that_hold_the_time_outs_are_refused():
+    """As SB3's buffers have them beside their time-outs: each cut would count as an end of the task."""
+    timeouts = np.arange(4) % 2 == 1
+    with pytest.raises(ConfigError, match="terminals & ~timeouts"):
+        Dataset.from_arrays(**{**FLAT, "terminals": timeouts, "timeouts": timeouts}, next_obs=FLAT["obs"])
+
+
+@pytest.mark.parametrize("action", [[0, 1, 1, 0], [1, 3, 2, 1]])
+@pytest.mark.filterwarnings("ignore:action 0 never occurs")
+def test_a_mask_of_another_width_is_refused(action):
+    """The last action never occurs, or actions count from 1: the mask says how many there are."""
+    obs = {"action_mask": np.array([[1, 1, 0], [0, 1, 1], [1, 1, 1], [1, 0, 1]], np.int8), "place": np.ones((4, 1))}
+    with pytest.raises(
+        ConfigError, match=r"action_mask has 3 flags, and the actions are Discrete\(\d\).*action_space="
+    ):
+        Dataset.from_arrays(**{**FLAT, "obs": obs, "action": action})
+    space = gymnasium.spaces.Discrete(3, start=min(action))
+    data = Dataset.from_arrays(**{**FLAT, "obs": obs, "action": action}, action_space=space)
+    assert data.interface.mask == "action_mask"
+
+
+def test_numbers_that_float32_cannot_tell_apart_are_told():
+    with pytest.warns(ConfigWarning, match="subtract a constant"):
+        Dataset.from_arrays(**{**FLAT, "obs": 1e8 + np.arange(4.0)[:, None]})
+    Dataset.from_arrays(**{**FLAT, "obs": 1e4 + np.arange(4.0)[:, None]})
+
+
+@pytest.mark.parametrize("action", [np.zeros((4, 2, 2), int), np.zeros((4, 2), bool), np.zeros(4, bool)])
+def test_actions_that_may_be_of_several_kinds_ask_for_their_space(action):
+    with pytest.raises(ConfigError, match=r"MultiBinary or MultiDiscrete; .*action_space="):
+        Dataset.from_arrays(**{**FLAT, "action": action})
+
+
+def test_episodes_may_come_one_by_one():
+    assert Dataset.from_episodes(iter(episodes())).lengths.tolist() == [3, 2]

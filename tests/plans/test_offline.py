@@ -493,7 +493,8 @@ def test_a_policy_of_records_knows_which_actions_were_legal(tmp_path):
     """Legal actions cost something. The illegal one was never tried, so its value is that of the first weights, 0."""
     obs = {"action_mask": np.tile([False, True, True], (300, 1)), "place": np.ones((300, 1), np.float32)}
     action = 1 + np.arange(300) % 2
-    data = Dataset.from_arrays(obs, action, -2.0 / action, np.zeros(300), next_obs=obs)
+    space = gymnasium.spaces.Discrete(3)
+    data = Dataset.from_arrays(obs, action, -2.0 / action, np.zeros(300), next_obs=obs, action_space=space)
     data.save(tmp_path / "data")
     run = {"env": "", "run_dir": str(tmp_path / "run"), "total_updates": 600, "discount": 0.5, "learning_rate": 3e-3}
     final(jaxrl_dist.train(config(tmp_path / "data", n_step=1, target_period=20, report_interval=100, **run)))
@@ -571,3 +572,14 @@ def test_records_of_another_form_of_the_environment_are_told(tmp_path):
     with pytest.warns(ConfigWarning, match="recorded with time_limit 20, and this run has None"):
         final(jaxrl_dist.train(config(tmp_path / "data")))
     final(jaxrl_dist.train(config(tmp_path / "data", time_limit=20)))  # a warning is an error
+
+
+@pytest.mark.parametrize("changes", [{"scale_rewards": True}, {"cql_weight": 1.0, "cql_floor": True}, CORE])
+def test_pieces_of_episodes_are_refused_where_whole_ones_count(tmp_path, changes):
+    obs = np.arange(40.0)[::-1, None]
+    with pytest.warns(ConfigWarning, match="are not followed"):
+        data = Dataset.from_arrays(obs, np.arange(40) % 2, np.arange(40.0), np.zeros(40), next_obs=obs + 1)
+    data.save(tmp_path / "data")
+    with pytest.raises(ConfigError, match="no whole episodes"):
+        list(jaxrl_dist.train(config(tmp_path / "data", env="", **changes)))
+    final(jaxrl_dist.train(config(tmp_path / "data", env="")))

@@ -184,7 +184,7 @@ def _in_parallel(env: Any) -> Any:
     from pettingzoo.utils.conversions import aec_to_parallel
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The base environment .* does not have a `render_mode` defined")
+        warnings.filterwarnings("ignore", "(?s)The base environment .* does not have a `render_mode` defined")
         return aec_to_parallel(env) if env.metadata.get("is_parallelizable", False) else InTurns(env)
 
 
