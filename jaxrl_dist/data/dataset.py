@@ -247,6 +247,7 @@ class Dataset:
         lengths = {len(x) for x in jax.tree.leaves((obs, action, reward, terminals, timeouts, log_prob, next_obs))}
         if len(lengths) != 1 or not len(reward):
             raise ConfigError(f"a data set's arrays have one length, 1 or more, and these have {sorted(lengths)}")
+        declared.warn_of_starts(taken, [action])
         if next_obs is not None and columns.entries(next_obs) != columns.entries(obs):
             raise ConfigError("next_obs has other shapes than obs")
         if np.count_nonzero(timeouts) > 1 and terminals[timeouts].all():
@@ -320,6 +321,8 @@ class Dataset:
                 raise ConfigError(f"episode {number} has {size} rewards: {needed}")
             if columns.entries(episode) != first or flag.ndim:
                 raise ConfigError(f"episode {number} has other parts or shapes than the first, or several ends")
+
+        declared.warn_of_starts(taken, [episode["action"] for episode in arrays])
 
         def joined(name: str) -> PyTree:
             padded = (jax.tree.map(lambda x: np.append(x, np.zeros_like(x[:1]), axis=0), x[name]) for x in arrays)

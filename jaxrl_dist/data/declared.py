@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,6 +67,19 @@ def form(space: Any, role: str) -> Form:
     return Form(space_of(plain(space), "the data set", role), space)
 
 
+def warn_of_starts(taken: Form, actions: Sequence[PyTree]) -> None:
+    """Warns of actions that may count from 1, if nobody has declared their space.
+
+    Args:
+      actions: arrays of the steps that were played, such as those of each episode.
+    """
+    if taken.space is not None:
+        return
+    parts = [part for action in actions for part in spaces.leaves(action).values()]
+    if all(part.dtype.kind in "iu" and part.ndim == 1 and part.min() > 0 for part in parts):
+        warnings.warn(UNUSED, ConfigWarning, stacklevel=3)
+
+
 def _counted(space: Space, values: PyTree) -> PyTree:
     if isinstance(space, dict):
         return {name: _counted(part, values[name]) for name, part in space.items()}
@@ -97,10 +111,6 @@ def interface(
         raise ConfigError(f"both_sides is True or False, and not {both_sides!r:.80}")
     observation = seen.space or columns.space_of(obs)
     actions = taken.space or columns.space_of(action, actions=True)
-    if taken.space is None:
-        for part in spaces.leaves(action).values():
-            if part.dtype.kind in "iu" and part.ndim == 1 and part.min() > 0:
-                warnings.warn(UNUSED, ConfigWarning, stacklevel=4)
     mask = masks.part_of(observation, actions) if mask is None else mask or None
     forms = {"observation": seen.native, "action": taken.native}
     paths = [path for role, native in forms.items() if native is not None for path in tuples_in(plain(native), role)]

@@ -575,3 +575,11 @@ def test_actions_that_may_be_of_several_kinds_ask_for_their_space(action):
 
 def test_episodes_may_come_one_by_one():
     assert Dataset.from_episodes(iter(episodes())).lengths.tolist() == [3, 2]
+
+
+def test_actions_of_episodes_that_may_count_from_1_are_told():
+    """The padding after an episode's last action is none."""
+    later = [{**episode, "action": episode["action"] + 1} for episode in episodes()]
+    with pytest.warns(ConfigWarning, match="action 0 never occurs"):
+        Dataset.from_episodes(later)
+    Dataset.from_episodes(later, action_space=Discrete(2, 1))
