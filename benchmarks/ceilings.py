@@ -9,7 +9,14 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-MATMULS = ((4, 64, 64), (128, 64, 64), (256, 256, 256), (4096, 64, 64), (16384, 256, 256), (2048, 2048, 2048))
+MATMULS = (
+    (4, 64, 64),
+    (128, 64, 64),
+    (256, 256, 256),
+    (4096, 64, 64),
+    (16384, 256, 256),
+    (2048, 2048, 2048),
+)
 """Rows, inputs and outputs of dense layers, from a small policy to a large minibatch."""
 
 
@@ -33,7 +40,10 @@ def main() -> None:
         flops = 2 * rows * inputs * outputs / fastest(lambda x=x, w=w: product(x, w))  # type: ignore[misc]
         found[f"float32 product {rows} x {inputs} x {outputs}"] = flops / 1e9, "GFLOP/s"
     large = jnp.ones(2**26, jnp.float32)
-    found["reading and writing memory"] = 2 * large.nbytes / fastest(lambda: double(large)) / 1e9, "GB/s"
+    found["reading and writing memory"] = (
+        2 * large.nbytes / fastest(lambda: double(large)) / 1e9,
+        "GB/s",
+    )
     found["starting a program"] = fastest(lambda: add(jnp.float32(0)), 300) * 1e6, "us"
     print(json.dumps({"ceilings": found}))
 

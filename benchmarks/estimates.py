@@ -1,11 +1,12 @@
-"""Do the 95 % intervals of `jaxrl-dist estimate` hold the truth? On small MDPs a linear solve in float64 knows it.
+"""Do the 95 % intervals of `jaxrl-dist estimate` hold the
+truth? On small MDPs a linear solve in float64 knows it.
 
     python benchmarks/estimates.py
 
-Each table is of an MDP, drawn at random, and a behaviour between the target and a uniform one. Every episode ends by
-itself. The table says of how many data sets the interval holds the truth, how wide it is in the median, in parts of the
-range between the returns of the worst and the best policy, and how far estimates are from the truth: in the median, and
-their mean.
+Each table is of an MDP, drawn at random, and a behaviour between the target and a uniform one.
+Every episode ends by itself. The table says of how many data sets the interval holds the truth, how
+wide it is in the median, in parts of the range between the returns of the worst and the best
+policy, and how far estimates are from the truth: in the median, and their mean.
 """
 
 from __future__ import annotations
@@ -38,15 +39,20 @@ ROWS = (
     (6, 4, 0.3, 0.99, 0.5, 1000),
     (10, 2, 0.1, 0.99, 0.8, 2000),
 )
-"""States, actions, mean probability that a step ends the episode, discount, the target's share in the behaviour, and
-episodes of a data set: more where the behaviour is far from the target, so that few of them count."""
+"""States, actions, mean probability that a step ends the episode, discount, the target's share in
+the behaviour, and episodes of a data set: more where the behaviour is far from the target, so that
+few of them count."""
 
 
 def play(table: Table, rng: np.random.Generator, behaviour: np.ndarray, episodes: int) -> Dataset:
     """Plays in a table of ``Table.random`` from uniform states, all episodes side by side."""
     states, actions = table.shape
     s, over, rows = rng.integers(states, size=episodes), np.zeros(episodes, bool), []
-    moves, policy, end = table.probability.cumsum(axis=2), behaviour.cumsum(axis=1), 1 - table.going[:, :, 0]
+    moves, policy, end = (
+        table.probability.cumsum(axis=2),
+        behaviour.cumsum(axis=1),
+        1 - table.going[:, :, 0],
+    )
     while not over.all():
         assert len(rows) < LONGEST
         a = np.minimum((rng.random(episodes)[:, None] > policy[s]).sum(1), actions - 1)
@@ -61,7 +67,14 @@ def play(table: Table, rng: np.random.Generator, behaviour: np.ndarray, episodes
         seen, acts = states_[number, :length], actions_[number, :length]
         obs = np.eye(states, dtype=np.float32)[np.append(seen, last[number, length - 1])]
         probability = np.log(behaviour[seen, acts])
-        parts.append({"obs": obs, "action": acts, "reward": rewards[number, :length], "log_prob": probability})
+        parts.append(
+            {
+                "obs": obs,
+                "action": acts,
+                "reward": rewards[number, :length],
+                "log_prob": probability,
+            }
+        )
     kinds = {"observation_space": observation(states), "action_space": Discrete(actions)}
     return Dataset.from_episodes([{**part, "terminated": True} for part in parts], **kinds)
 
@@ -69,11 +82,15 @@ def play(table: Table, rng: np.random.Generator, behaviour: np.ndarray, episodes
 def extreme(table: Table, sign: int, discount: float) -> float:
     """The mean return of the best policy (1) or the worst one (-1)."""
     signed = table._replace(reward=sign * table.reward)
-    return sign * solve.start_value(table, solve.state_values(table, solve.optimal(signed, discount)))
+    return sign * solve.start_value(
+        table, solve.state_values(table, solve.optimal(signed, discount))
+    )
 
 
 def observation(states: int) -> Box:
-    return Box((states,), np.dtype(np.float32), np.zeros(states, np.float32), np.ones(states, np.float32))
+    return Box(
+        (states,), np.dtype(np.float32), np.zeros(states, np.float32), np.ones(states, np.float32)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +107,9 @@ class Tabular(Hyperparameters):
             chosen = choices(variables, obs)
             return chosen.mode() if context.keys is None else chosen.sample(context.keys), core, {}
 
-        def log_prob(variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context) -> jax.Array:
+        def log_prob(
+            variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context
+        ) -> jax.Array:
             return choices(variables, obs).log_prob(action)
 
         def nothing(*_: Any) -> Any:
@@ -104,11 +123,15 @@ def policy_of(target: np.ndarray, discount: float) -> jaxrl_dist.Policy:
     states, actions = target.shape
     spec = EnvSpec("table", RECORDS, RECORDS, observation(states), Discrete(actions), None)
     config = jaxrl_dist.Train(Tabular(discount), env="table")
-    return jaxrl_dist.Policy(config, EnvSource(spec, {}), Variables(jnp.log(jnp.asarray(target, jnp.float32)), ()))
+    return jaxrl_dist.Policy(
+        config, EnvSource(spec, {}), Variables(jnp.log(jnp.asarray(target, jnp.float32)), ())
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, nargs="*", default=range(len(ROWS)))
     parser.add_argument("--data-sets", type=int, default=100)
     parser.add_argument("--updates", type=int, default=1500)
@@ -127,16 +150,30 @@ def main() -> None:
         for seed in range(options.data_sets):
             data = play(table, rng, share * target + (1 - share) / actions, episodes)
             sizes = {"hidden_sizes": tuple(options.hidden_sizes), "updates": options.updates}
-            for name, x in jaxrl_dist.estimate(policy, data, sampled=True, seed=seed, **sizes).estimates.items():
+            for name, x in jaxrl_dist.estimate(
+                policy, data, sampled=True, seed=seed, **sizes
+            ).estimates.items():
                 made.setdefault(name, []).append((x.value, *x.interval))
-        fields = zip(("states", "actions", "end", "discount", "target's share", "episodes"), row, strict=True)
-        print(f"\n{', '.join(f'{name} {value}' for name, value in fields)}; truth {truth:.4f}, range {spread:.4f}\n")
-        print("| estimator | covered | width / range | median error | error of the mean |\n|---|---:|---:|---:|---:|")
+        fields = zip(
+            ("states", "actions", "end", "discount", "target's share", "episodes"), row, strict=True
+        )
+        print(
+            f"\n{', '.join(f'{name} {value}' for name, value in fields)}; truth {truth:.4f}, range {spread:.4f}\n"
+        )
+        print(
+            "| estimator | covered | width / range | median error | error of the mean |\n|---|---:|---:|---:|---:|"
+        )
         for name, numbers in made.items():
             value, low, high = np.asarray(numbers).T
             covered = f"{np.sum((low <= truth) & (truth <= high))} of {len(value)}"
-            width, errors = np.median(high - low) / spread, np.abs(np.append(value, value.mean()) / truth - 1)
-            print(f"| {name} | {covered} | {width:.3f} | {np.median(errors[:-1]):.1%} | {errors[-1]:.1%} |", flush=True)
+            width, errors = (
+                np.median(high - low) / spread,
+                np.abs(np.append(value, value.mean()) / truth - 1),
+            )
+            print(
+                f"| {name} | {covered} | {width:.3f} | {np.median(errors[:-1]):.1%} | {errors[-1]:.1%} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

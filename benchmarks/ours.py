@@ -1,7 +1,8 @@
 """Times a run as a whole: ``FLAGS of train [--seconds S]``; a part of ``scripts/benchmark.py``.
 
-Without ``--seconds`` the run goes to its end, as it must over several processes, whose clocks differ. Prints JSON: env
-steps per second, and per second of CPU time, counted from the first report of an update, after compiling.
+Without ``--seconds`` the run goes to its end, as it must over several processes, whose clocks
+differ. Prints JSON: env steps per second, and per second of CPU time, counted from the first report
+of an update, after compiling.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def main() -> None:
             break
     assert first is not None, "a run has updates"
     steps = now[1] - first[1]
-    print(json.dumps({"rate": steps / (now[0] - first[0]), "cpu_rate": steps / (now[2] - first[2])}))
+    print(
+        json.dumps({"rate": steps / (now[0] - first[0]), "cpu_rate": steps / (now[2] - first[2])})
+    )
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
     python benchmarks/overlap.py impala --env envpool:Pong-v5
 
-Times only the actors (their samples are discarded), only the learner (it learns from one batch repeatedly), and both
-together under the plan ``asynchronous``, in turn. On shared cores, taking turns would give ``1 / (1/acting +
-1/learning)``, and a run should not be much slower. On separate devices, the slower of the two bounds the run.
-Flags of ``train`` may follow, such as ``--num-envs 16``.
+Times only the actors (their samples are discarded), only the learner (it learns from one batch
+repeatedly), and both together under the plan ``asynchronous``, in turn. On shared cores, taking
+turns would give ``1 / (1/acting + 1/learning)``, and a run should not be much slower. On separate
+devices, the slower of the two bounds the run. Flags of ``train`` may follow, such as
+``--num-envs 16``.
 """
 
 from __future__ import annotations
@@ -34,15 +35,28 @@ from jaxrl_dist.training import setup
 
 def main() -> None:
     """Measures and prints one table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("algorithm")
     parser.add_argument("--env", required=True)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=20, help="of each way in a round")
     args, more = parser.parse_known_args()
 
-    more += ["--env", args.env, "--plan", "asynchronous", "--total-env-steps", str(10**9), "--report-interval", "1"]
-    job = setup.prepare(*resolved(Train(args.algorithm), flags.parse_train(args.algorithm, more))).job
+    more += [
+        "--env",
+        args.env,
+        "--plan",
+        "asynchronous",
+        "--total-env-steps",
+        str(10**9),
+        "--report-interval",
+        "1",
+    ]
+    job = setup.prepare(
+        *resolved(Train(args.algorithm), flags.parse_train(args.algorithm, more))
+    ).job
     assert job.algorithm[""].replay is None, "this measures plans that learn from each rollout once"
 
     steps = args.iterations * job.steps_per_iteration
@@ -57,7 +71,9 @@ def main() -> None:
     slower = [min(pair) for pair in zip(rates["acting"], rates["learning"], strict=True)]
     for name, bounds in (("taking turns", turns), ("the slower", slower)):
         ratios = sorted(rate / bound for rate, bound in zip(rates["together"], bounds, strict=True))
-        print(f"together / {name}: {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})")
+        print(
+            f"together / {name}: {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
+        )
 
 
 def act(job: Job, iterations: int) -> float:
@@ -71,7 +87,11 @@ def act(job: Job, iterations: int) -> float:
 
 def learn(job: Job, iterations: int) -> float:
     """Returns the seconds that the updates take without the actors."""
-    state, key, update = job.initial_state(), job.key(Stream.LEARN), compile_update(job.learner, job.mesh)
+    state, key, update = (
+        job.initial_state(),
+        job.key(Stream.LEARN),
+        compile_update(job.learner, job.mesh),
+    )
     store = ParamStore(job.pool.meshes)
     store.publish(state)
     with ActorPool(job.actor_job(), job.pool, store, exchange(job).send) as pool:

@@ -1,10 +1,12 @@
-"""Compares a synchronous run with the bound of its parts: environment, inference and update, each timed separately.
+"""Compares a synchronous run with the bound of its parts: environment, inference and update,
+each timed separately.
 
     python benchmarks/parts.py ppo --env envpool:Pong-v5 --rounds 10
 
-The parts are bare: EnvPool without our adapter, the jitted policy without storage, the compiled update without a plan.
-Serial execution cannot beat ``1 / (1/env + 1/inference + 1/update)``. Parts and whole take turns, one iteration
-each, so that machine drift slows them equally; the result is the median of the rounds.
+The parts are bare: EnvPool without our adapter, the jitted policy without storage, the compiled
+update without a plan. Serial execution cannot beat ``1 / (1/env + 1/inference + 1/update)``. Parts
+and whole take turns, one iteration each, so that machine drift slows them equally; the result is
+the median of the rounds.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ from jaxrl_dist.types import Context
 
 def main() -> None:
     """Measures and prints one table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("algorithm")
     parser.add_argument("--env", required=True, help="an EnvPool environment")
     parser.add_argument("--rounds", type=int, default=10)
@@ -78,7 +82,9 @@ def make_stages(job: Job, env: Any) -> dict[str, Callable[[], object]]:
     if isinstance(spec.action, Box):
         actions = rng.uniform(spec.action.low, spec.action.high, shape).astype(np.float32)
     else:
-        actions = rng.integers(0, getattr(spec.action, "n", None) or spec.action.nvec, shape, np.int32)
+        actions = rng.integers(
+            0, getattr(spec.action, "n", None) or spec.action.nvec, shape, np.int32
+        )
 
     device, algorithm = job.mesh.devices.flat[0], job.algorithm[""]
     variables, core, keys = jax.device_put(
@@ -90,7 +96,9 @@ def make_stages(job: Job, env: Any) -> dict[str, Callable[[], object]]:
         device,
     )
     policy = jax.jit(algorithm.policy)
-    programs = compile_acting(job.algorithm, env.spec, job.mesh, job.rollout_length, job.key(Stream.ACT))
+    programs = compile_acting(
+        job.algorithm, env.spec, job.mesh, job.rollout_length, job.key(Stream.ACT)
+    )
     actor = HostActor(job.algorithm, env, job.mesh, job.rollout_length, programs)
     update, key = compile_update(job.learner, job.mesh), job.key(Stream.LEARN)
     state, thread = job.initial_state(), Caller("the environments")

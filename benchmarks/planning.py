@@ -1,13 +1,17 @@
-"""What searching algorithms learn, and how well they play: ``python benchmarks/planning.py TASK [--seeds N]``.
+"""What searching algorithms learn, and how well they play:
+``python benchmarks/planning.py TASK [--seeds N]``.
 
 Tasks, each of which trains and then judges the network alone and its search:
 
-- ``tic_tac_toe``: games lost among all games that an opponent's every reply can make of them, from both sides.
-- ``connect_four``: games won of 200 against full searches of ``--depths`` moves, from random openings.
+- ``tic_tac_toe``: games lost among all games that an opponent's every reply can make of them,
+  from both sides.
+- ``connect_four``: games won of 200 against full searches of ``--depths`` moves,
+  from random openings.
 - ``cartpole``: return of 100 greedy episodes.
 
-``--run RUN_DIR`` judges a run that has been trained already, and ``--checkpoints`` those of its checkpoints; where its
-policy does not plan, ``--simulations`` takes no number. Each line of the output is JSON.
+``--run RUN_DIR`` judges a run that has been trained already, and ``--checkpoints`` those of its
+checkpoints; where its policy does not plan, ``--simulations`` takes no number. Each line of the
+output is JSON.
 """
 
 from __future__ import annotations
@@ -34,7 +38,11 @@ from jaxrl_dist.types import Context, PyTree
 
 SELF = {"opponents": "self"}
 SIZES = {"hidden_sizes": (256, 256), "num_epochs": 8}
-SETTLES = {"learning_rate_schedule": "linear", "learning_rate_steps": 9_000_000, "ema_steps": 200_000}
+SETTLES = {
+    "learning_rate_schedule": "linear",
+    "learning_rate_steps": 9_000_000,
+    "ema_steps": 200_000,
+}
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "tic_tac_toe": (
         "pgx:tic_tac_toe",
@@ -42,7 +50,13 @@ TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "connect_four": (
         "pgx:connect_four",
-        {"env_options": SELF, "num_simulations": 32, "total_env_steps": 9_000_000, "torso": "minatar", **SETTLES},
+        {
+            "env_options": SELF,
+            "num_simulations": 32,
+            "total_env_steps": 9_000_000,
+            "torso": "minatar",
+            **SETTLES,
+        },
     ),
     "cartpole": ("gymnax:CartPole-v1", {"num_simulations": 16, "total_env_steps": 20_480}),
 }
@@ -50,19 +64,34 @@ TASKS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def full_search(depth: int) -> Player:
-    """Returns the player that searches all moves to a depth, and draws among the best; nothing is known of leaves."""
+    """Returns the player that searches all moves to a depth, and draws among the best;
+    nothing is known of leaves.
+    """
 
-    def value(step: Callable[..., Any], state: PyTree, legal: jax.Array, key: jax.Array, depth: int) -> jax.Array:
+    def value(
+        step: Callable[..., Any], state: PyTree, legal: jax.Array, key: jax.Array, depth: int
+    ) -> jax.Array:
         """The values ``[A]`` of the moves from one position."""
 
         def of_move(move: jax.Array) -> jax.Array:
             then = step(state, move, key)
-            ahead = jnp.max(value(step, then.state, then.obs["mask"], key, depth - 1)) if depth > 1 else 0.0
+            ahead = (
+                jnp.max(value(step, then.state, then.obs["mask"], key, depth - 1))
+                if depth > 1
+                else 0.0
+            )
             return then.reward + then.discount * ahead
 
         return observations.masked(jax.vmap(of_move)(jnp.arange(len(legal))), legal)
 
-    def act(variables: Any, obs: PyTree, legal: jax.Array, state: Any, keys: jax.Array, simulator: Simulator) -> Any:
+    def act(
+        variables: Any,
+        obs: PyTree,
+        legal: jax.Array,
+        state: Any,
+        keys: jax.Array,
+        simulator: Simulator,
+    ) -> Any:
         of_row = jax.vmap(lambda state, legal, key: value(simulator.step, state, legal, key, depth))
         drawn = jax.vmap(lambda key: jax.random.uniform(key, legal.shape[1:]))(keys)
         return jnp.argmax(of_row(simulator.state, legal, keys) + 1e-3 * drawn, axis=1), state
@@ -76,14 +105,18 @@ def taken(tree: PyTree, rows: np.ndarray) -> PyTree:
 
 
 def padded(rows: int) -> np.ndarray:
-    """Returns the indices of so many rows, repeated up to a power of two, so that few programs are compiled."""
+    """Returns the indices of so many rows, repeated up to a power of two,
+    so that few programs are compiled.
+    """
     return np.resize(np.arange(rows), 1 << (rows - 1).bit_length())
 
 
 def lost_games(policy: Policy) -> dict[str, int]:
-    """Counts the games of tic-tac-toe that a greedy policy loses, of all that every reply of an opponent can make.
+    """Counts the games of tic-tac-toe that a greedy policy loses,
+    of all that every reply of an opponent can make.
 
-    Games that reach a position by other moves count apart, though the policy answers equal positions alike.
+    Games that reach a position by other moves count apart,
+    though the policy answers equal positions alike.
     """
     env = policy.source.device()
     assert env.simulate is not None
@@ -104,7 +137,9 @@ def lost_games(policy: Policy) -> dict[str, int]:
             size, mine = len(games), ply % 2 == agent
             states, seen = taken((states, seen), padded(size))
             legal = seen["mask"][:size]
-            moves = np.eye(9, dtype=bool)[np.asarray(choose(states, seen))[:size]] if mine else legal
+            moves = (
+                np.eye(9, dtype=bool)[np.asarray(choose(states, seen))[:size]] if mine else legal
+            )
             rows, actions = np.nonzero(moves & legal)
             if mine:
                 assert len(rows) == size, "the policy's moves are legal"
@@ -128,9 +163,13 @@ def lost_games(policy: Policy) -> dict[str, int]:
 def judge(
     task: str, run_dir: str, checkpoint: int | None, simulations: int | None, depths: Sequence[int]
 ) -> dict[str, Any]:
-    """Returns what a run's policy, or that of a checkpoint, does with this number of simulations."""
+    """Returns what a run's policy, or that of a checkpoint, does with this number of
+    simulations.
+    """
     options = TASKS[task][1].get("env_options")
-    policy = jaxrl_dist.load_policy(run_dir, checkpoint=checkpoint, num_simulations=simulations, env_options=options)
+    policy = jaxrl_dist.load_policy(
+        run_dir, checkpoint=checkpoint, num_simulations=simulations, env_options=options
+    )
     if task == "tic_tac_toe":
         return dict(lost_games(policy))
     if task == "cartpole":
@@ -143,19 +182,31 @@ def judge(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--depths", type=int, nargs="+", default=[1, 2], help="of the searches to play against")
+    parser.add_argument(
+        "--depths", type=int, nargs="+", default=[1, 2], help="of the searches to play against"
+    )
     parser.add_argument("--run", help="a run that has been trained")
-    parser.add_argument("--checkpoints", type=int, nargs="+", default=[None], metavar="STEPS", help="of that run")
+    parser.add_argument(
+        "--checkpoints", type=int, nargs="+", default=[None], metavar="STEPS", help="of that run"
+    )
     parser.add_argument("--simulations", type=int, nargs="*", default=[0, 32])
-    parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="other hyperparameters")
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="FIELD=VALUE", help="other hyperparameters"
+    )
     options = parser.parse_args()
     env, fields = TASKS[options.task]
-    fields = fields | {name: json.loads(text) for name, text in (pair.split("=") for pair in options.set)}
-    for seed in range(options.first_seed, options.first_seed + (1 if options.run else options.seeds)):
+    fields = fields | {
+        name: json.loads(text) for name, text in (pair.split("=") for pair in options.set)
+    }
+    for seed in range(
+        options.first_seed, options.first_seed + (1 if options.run else options.seeds)
+    ):
         with tempfile.TemporaryDirectory() as folder:
             began, cpu = time.perf_counter(), time.process_time()
             run_dir, said = options.run or f"{folder}/run", dict[str, Any](task=options.task)
@@ -168,9 +219,16 @@ def main() -> None:
                 list(jaxrl_dist.train(config))
                 said |= {"seed": seed, **{k: v for k, v in fields.items() if k != "env_options"}}
                 said |= {"wall_s": time.perf_counter() - began, "cpu_s": time.process_time() - cpu}
-            for checkpoint, simulations in itertools.product(options.checkpoints, options.simulations or [None]):
+            for checkpoint, simulations in itertools.product(
+                options.checkpoints, options.simulations or [None]
+            ):
                 judged = judge(options.task, run_dir, checkpoint, simulations, options.depths)
-                print(json.dumps({**said, "checkpoint": checkpoint, "played_with": simulations, **judged}), flush=True)
+                print(
+                    json.dumps(
+                        {**said, "checkpoint": checkpoint, "played_with": simulations, **judged}
+                    ),
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Measures how much faster seeds train together than one after another: ``python benchmarks/populations.py``.
+"""Measures how much faster seeds train together than one after another:
+``python benchmarks/populations.py``.
 
-Both ways train PPO (4 environments x 128 steps) without evaluations and files, in one process, in turns. Rates are env
-steps of all seeds per second. "training" counts from the first report, after compiling. "CPU" is the same per second of
-CPU time, which other work on the machine hardly changes. "whole" includes set-up and compilation, from a warm cache on
-the disk.
+Both ways train PPO (4 environments x 128 steps) without evaluations and files, in one process, in
+turns. Rates are env steps of all seeds per second. "training" counts from the first report, after
+compiling. "CPU" is the same per second of CPU time, which other work on the machine hardly changes.
+"whole" includes set-up and compilation, from a warm cache on the disk.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ def timed(*configs: jaxrl_dist.Train) -> tuple[float, float, float]:
         first = next(reports)
         then = time.perf_counter(), time.process_time()
         *_, last = reports
-        seconds, cpu_seconds = seconds + time.perf_counter() - then[0], cpu_seconds + time.process_time() - then[1]
+        seconds, cpu_seconds = (
+            seconds + time.perf_counter() - then[0],
+            cpu_seconds + time.process_time() - then[1],
+        )
         steps, whole = steps + last.env_steps - first.env_steps, whole + last.env_steps
     return steps / seconds, steps / cpu_seconds, whole / (time.perf_counter() - began)
 
@@ -58,13 +62,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200_000, help="env steps of each seed")
     parser.add_argument("--pairs", type=int, default=5)
     args = parser.parse_args()
-    timed(config(args.env, args.steps), config(args.env, args.steps, seeds=args.seeds))  # fills the cache on the disk
+    # fills the cache on the disk
+    timed(config(args.env, args.steps), config(args.env, args.steps, seeds=args.seeds))
     pairs = []
     for _ in range(args.pairs):
         turn = timed(*(config(args.env, args.steps, seed) for seed in range(args.in_turn)))
         together = timed(config(args.env, args.steps, seeds=args.seeds))
         pairs.append((turn, together))
-    print(f"| rate | {args.in_turn} in turn | {args.seeds} together | ratio, median (range) |\n|---|---:|---:|---:|")
+    print(
+        f"| rate | {args.in_turn} in turn | {args.seeds} together | ratio, median (range) |\n|---|---:|---:|---:|"
+    )
     for name, at in (("training", 0), ("CPU", 1), ("whole", 2)):
         turns, alls = ([pair[way][at] for pair in pairs] for way in (0, 1))
         ratios = sorted(b / a for a, b in zip(turns, alls, strict=True))

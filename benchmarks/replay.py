@@ -1,8 +1,10 @@
-"""Measures what a run costs beyond its updates: ``python benchmarks/replay.py dqn --env CartPole-v1``.
+"""Measures what a run costs beyond its updates:
+``python benchmarks/replay.py dqn --env CartPole-v1``.
 
-Times the updates of an algorithm that replays experience in two ways, in turn: within a run under the plan
-``on_device``, which also steps environments, stores experience and samples windows; and bare, as one jitted update on
-the same batch repeatedly. Flags of the algorithm may follow, such as ``--num-envs 8``.
+Times the updates of an algorithm that replays experience in two ways, in turn: within a run under
+the plan ``on_device``, which also steps environments, stores experience and samples windows; and
+bare, as one jitted update on the same batch repeatedly. Flags of the algorithm may follow, such as
+``--num-envs 8``.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ from jaxrl_dist.types import TrainState
 
 def main() -> None:
     """Measures and prints one table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("algorithm")
     parser.add_argument("--env", required=True, help="a gymnax environment")
     parser.add_argument("--rounds", type=int, default=10)
@@ -63,11 +67,15 @@ def main() -> None:
     ratios = sorted(run / alone for run, alone in zip(run_rates, bare_rates, strict=True))
     print(f"run   {statistics.median(run_rates):10,.0f} updates/s")
     print(f"bare  {statistics.median(bare_rates):10,.0f} updates/s")
-    print(f"run / bare: {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f}, {args.rounds} rounds)")
+    print(
+        f"run / bare: {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f}, {args.rounds} rounds)"
+    )
 
 
 def make_bare(job: Job) -> Callable[[int], None]:
-    """Returns ``(count) -> None``, which makes ``count`` updates on one batch, one jitted call each."""
+    """Returns ``(count) -> None``, which makes ``count`` updates on one batch,
+    one jitted call each.
+    """
     algorithm, key = job.algorithm[""], jax.random.key(0)
     replay, window = algorithm.replay, algorithm.window
     assert replay is not None and window is not None
@@ -76,7 +84,9 @@ def make_bare(job: Job) -> Callable[[int], None]:
 
     def draw(state: TrainState) -> object:
         memory = state.memory._replace(added=jnp.full_like(state.memory.added, window))
-        windows = ring.gather(memory.steps, ring.draw_uniform(memory, key, replay.batch_size, window), window)
+        windows = ring.gather(
+            memory.steps, ring.draw_uniform(memory, key, replay.batch_size, window), window
+        )
         return algorithm.postprocess(state.variables, windows, state.context(keys))
 
     def update(state: TrainState, batch: object, keys: jax.Array) -> tuple[TrainState, object]:

@@ -1,10 +1,12 @@
-"""Predicts how a run scales over devices, and measures it: ``python benchmarks/scale.py --out scale.json``.
+"""Predicts how a run scales over devices, and measures it:
+``python benchmarks/scale.py --out scale.json``.
 
-The run is PPO on CartPole under ``on_device`` with a fixed number of environments in total. A profile on one device
-gives the seconds of an iteration that devices divide among them (environments, policy, postprocess, gradient) and those
-that each device spends as a whole (optimizer, rest). A program that does nothing else gives the seconds of
-an all-reduce. The model adds them up: see docs/scale.md. Devices are forced ones of this CPU, which share its cores, so
-more of them cannot be faster; they show the cost of dividing. Nothing else should use the machine.
+The run is PPO on CartPole under ``on_device`` with a fixed number of environments in total. A
+profile on one device gives the seconds of an iteration that devices divide among them
+(environments, policy, postprocess, gradient) and those that each device spends as a whole
+(optimizer, rest). A program that does nothing else gives the seconds of an all-reduce. The model
+adds them up: see docs/scale.md. Devices are forced ones of this CPU, which share its cores, so more
+of them cannot be faster; they show the cost of dividing. Nothing else should use the machine.
 """
 
 from __future__ import annotations
@@ -25,19 +27,44 @@ DIVIDED = ("environment", "policy", "postprocess", "shuffle", "gradient")
 """Stages of a profile whose work the devices share."""
 NUM_ENVS, ROLLOUT, EPOCHS, MINIBATCHES = 2048, 128, 4, 4
 FLAGS = [
-    *("ppo", "--env", "gymnax:CartPole-v1", "--num-envs", str(NUM_ENVS), "--rollout-length", str(ROLLOUT)),
-    *("--num-epochs", str(EPOCHS), "--num-minibatches", str(MINIBATCHES), "--hidden-sizes", "64", "64"),
+    *(
+        "ppo",
+        "--env",
+        "gymnax:CartPole-v1",
+        "--num-envs",
+        str(NUM_ENVS),
+        "--rollout-length",
+        str(ROLLOUT),
+    ),
+    *(
+        "--num-epochs",
+        str(EPOCHS),
+        "--num-minibatches",
+        str(MINIBATCHES),
+        "--hidden-sizes",
+        "64",
+        "64",
+    ),
 ]
-LENGTH = ["--report-interval", str(NUM_ENVS * ROLLOUT), "--total-env-steps", str(12 * NUM_ENVS * ROLLOUT)]
+LENGTH = [
+    "--report-interval",
+    str(NUM_ENVS * ROLLOUT),
+    "--total-env-steps",
+    str(12 * NUM_ENVS * ROLLOUT),
+]
 PARAMETERS = 2 * (64 * 64 + 64) + 2 * (4 * 64 + 64) + 64 * 2 + 2 + 64 + 1
 """Parameters of both networks, which an all-reduce sums in float32."""
 
 
 def main() -> None:
     """Measures one device, then several, then two processes, and prints a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("scale.json"))
-    parser.add_argument("--seconds", type=float, default=5.0, help="that the run on one device is profiled")
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="that the run on one device is profiled"
+    )
     parser.add_argument("--all-reduce", metavar="FILE", type=pathlib.Path, help=argparse.SUPPRESS)
     parser.add_argument("join", nargs="*", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -46,7 +73,10 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         one = profiled(pathlib.Path(folder), args.seconds)
-        rows = [measured(pathlib.Path(folder), *split) for split in ((1, 1), (1, 2), (1, 4), (1, 8), (2, 4))]
+        rows = [
+            measured(pathlib.Path(folder), *split)
+            for split in ((1, 1), (1, 2), (1, 4), (1, 8), (2, 4))
+        ]
     steps, updates = NUM_ENVS * ROLLOUT, EPOCHS * MINIBATCHES
     for row in rows:
         row["predicted"] = steps / (sum(one.values()) + updates * row["all_reduce"])
@@ -67,9 +97,14 @@ def table(found: dict[str, Any]) -> str:
         "|---|---:|---:|---:|---:|",
     ]
     for row in found["rows"]:
-        exchange, rates = f"{1e6 * row['all_reduce']:,.0f} us", f"{row['predicted']:,.0f} | {row['rate']:,.0f}"
+        exchange, rates = (
+            f"{1e6 * row['all_reduce']:,.0f} us",
+            f"{row['predicted']:,.0f} | {row['rate']:,.0f}",
+        )
         ratio = row["rate"] / row["predicted"]
-        text.append(f"| {row['processes']} x {row['devices']} | {exchange} | {rates} | {ratio:.2f} |")
+        text.append(
+            f"| {row['processes']} x {row['devices']} | {exchange} | {rates} | {ratio:.2f} |"
+        )
     return "\n".join(text)
 
 
@@ -82,7 +117,9 @@ def profiled(folder: pathlib.Path, seconds: float) -> dict[str, float]:
 
 
 def measured(folder: pathlib.Path, processes: int, devices: int) -> dict[str, Any]:
-    """Returns the rate of a run, and the seconds of an all-reduce, over processes with ``devices`` devices each."""
+    """Returns the rate of a run, and the seconds of an all-reduce,
+    over processes with ``devices`` devices each.
+    """
     found: dict[str, Any] = {"processes": processes, "devices": devices}
     jobs = {
         "rate": [ROOT / "benchmarks" / "ours.py", *FLAGS, *LENGTH],
@@ -92,13 +129,22 @@ def measured(folder: pathlib.Path, processes: int, devices: int) -> dict[str, An
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        joins = [(f"127.0.0.1:{port}", processes, number) for number in range(processes)] if processes > 1 else [()]
+        joins = (
+            [(f"127.0.0.1:{port}", processes, number) for number in range(processes)]
+            if processes > 1
+            else [()]
+        )
         words = ("--coordinator", "--processes", "--process") if name == "rate" else ("", "", "")
         running = [
             start(
                 devices,
                 *command,
-                *[x for word, value in zip(words, join, strict=False) for x in (word, value) if x != ""],
+                *[
+                    x
+                    for word, value in zip(words, join, strict=False)
+                    for x in (word, value)
+                    if x != ""
+                ],
             )
             for join in joins
         ]
@@ -131,8 +177,12 @@ def all_reduce(join: list[str], rounds: int = 20, times: int = 100) -> float:
 
         return jax.lax.scan(step, x, None, length=times)[0]
 
-    program = jax.jit(jax.shard_map(sums, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
-    x = jax.device_put(jnp.ones((jax.device_count(), PARAMETERS)), jax.sharding.NamedSharding(mesh, spec))
+    program = jax.jit(
+        jax.shard_map(sums, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    )
+    x = jax.device_put(
+        jnp.ones((jax.device_count(), PARAMETERS)), jax.sharding.NamedSharding(mesh, spec)
+    )
     program(x).block_until_ready()
     taken = []
     for _ in range(rounds):
@@ -145,8 +195,15 @@ def all_reduce(join: list[str], rounds: int = 20, times: int = 100) -> float:
 def start(devices: int, *command: Any) -> subprocess.Popen[str]:
     """Starts Python with this many CPU devices."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
-    return subprocess.Popen([sys.executable, *map(str, command)], env=env, stdout=subprocess.PIPE, text=True)
+    env = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": str(devices),
+    }
+    return subprocess.Popen(
+        [sys.executable, *map(str, command)], env=env, stdout=subprocess.PIPE, text=True
+    )
 
 
 def say(*command: Any) -> None:

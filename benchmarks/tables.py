@@ -2,9 +2,10 @@
 
     python benchmarks/tables.py --algorithms dqn sac
 
-A row is of an algorithm: over the MDPs, the median and the largest error of its action values in parts of the largest
-optimal value (of soft ones, where its values contain the entropy), and the largest regret of its greedy policy in parts
-of the optimum. ``--list N`` measures how long it takes to list N states instead.
+A row is of an algorithm: over the MDPs, the median and the largest error of its action values in
+parts of the largest optimal value (of soft ones, where its values contain the entropy), and the
+largest regret of its greedy policy in parts of the optimum. ``--list N`` measures how long it takes
+to list N states instead.
 """
 
 from __future__ import annotations
@@ -34,10 +35,12 @@ REPLAYS: dict[str, Any] = {
     "replay_ratio": 1 / 32,
     "batch_size": 256,
 }
-"""A million env steps: 60,000 have 750 outcomes of each action, whose mean itself is off by a percent."""
+"""A million env steps: 60,000 have 750 outcomes of each action,
+whose mean itself is off by a percent."""
 EXPLORES: dict[str, Any] = {"epsilon_end": 1.0}
 PLAIN: dict[str, Any] = {"noisy": False, "priority_exponent": None}
-"""Noisy layers take the action that looks best, so the others' values stay open; priorities bias means of outcomes."""
+"""Noisy layers take the action that looks best, so the others' values stay open;
+priorities bias means of outcomes."""
 VALUES: dict[str, Any] = {"value_min": 0.0, "value_max": 10.0}
 FLAGS: dict[str, dict[str, Any]] = {
     "dqn": {**REPLAYS, **EXPLORES, "n_step": 1, "target_period": 100},
@@ -45,7 +48,8 @@ FLAGS: dict[str, dict[str, Any]] = {
     "pqn": {**EXPLORES, "q_lambda": 0.0},
     "sac": {**REPLAYS, "temperature": 0.5, "n_step": 1, "actor_learning_rate": 1e-3},
 }
-"""Hyperparameters, besides those of ``COMMON``; the others are the presets'. Values of one step are the truth's."""
+"""Hyperparameters, besides those of ``COMMON``; the others are the presets'.
+Values of one step are the truth's."""
 
 
 class Chain:
@@ -65,7 +69,14 @@ class Chain:
         return self._seen(state), state
 
     def step_env(self, key: jax.Array, state: Any, action: jax.Array, params: int) -> Any:
-        moves = jnp.stack([state["number"] * 2, state["number"] * 2 + 1, state["number"] // 2, state["number"] + 1])
+        moves = jnp.stack(
+            [
+                state["number"] * 2,
+                state["number"] * 2 + 1,
+                state["number"] // 2,
+                state["number"] + 1,
+            ]
+        )
         new = {"number": moves[action] % 2**self.bits, "steps": state["steps"] + 1}
         return self._seen(new), new, jnp.float32(new["number"] == 1), jnp.bool_(False), {}
 
@@ -77,14 +88,18 @@ class Chain:
 
 
 def list_states(count: int) -> None:
-    """Prints how long it takes to list at least so many states, to solve them, and to evaluate a policy."""
+    """Prints how long it takes to list at least so many states, to solve them,
+    and to evaluate a policy.
+    """
     began = time.perf_counter()
     table = exact.table(Chain((count - 1).bit_length()), max_states=10**7)
     listed = time.perf_counter()
     q = exact.optimal(table, 0.99)
     solved = time.perf_counter()
     residual = np.max(np.abs(exact.backup(table, q, 0.99) - q))
-    text = f"{listed - began:.1f} s to list, {solved - listed:.1f} s to a residual of {residual:.1e}"
+    text = (
+        f"{listed - began:.1f} s to list, {solved - listed:.1f} s to a residual of {residual:.1e}"
+    )
     print(f"{table.shape[0]:,} states, {table.shape[1]} actions: {text}")
 
 
@@ -93,11 +108,18 @@ def measured(algorithm: str, table: exact.Table, steps: int, seed: int) -> dict[
     env = exact.TableEnv(table, time_limit=200)
     made = jaxrl_dist.preset(algorithm, env, **{**COMMON, **FLAGS[algorithm]})
     train = dataclasses.replace(
-        made, total_env_steps=steps, seed=seed, evaluation_episodes=0, report_interval=steps, scale_rewards=False
+        made,
+        total_env_steps=steps,
+        seed=seed,
+        evaluation_episodes=0,
+        report_interval=steps,
+        scale_rewards=False,
     )
     train = dataclasses.replace(
         train,
-        algorithm=dataclasses.replace(train.algorithm, learning_rate_schedule="linear", learning_rate_steps=steps),
+        algorithm=dataclasses.replace(
+            train.algorithm, learning_rate_schedule="linear", learning_rate_steps=steps
+        ),
     )
     for report in jaxrl_dist.train(train):
         variables = report.variables()
@@ -107,7 +129,9 @@ def measured(algorithm: str, table: exact.Table, steps: int, seed: int) -> dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--algorithms", nargs="*", default=[*FLAGS])
     parser.add_argument("--tables", type=int, default=20)
     parser.add_argument("--states", type=int, default=20)
@@ -119,7 +143,9 @@ def main() -> None:
     if options.list:
         list_states(options.list)
         return
-    print("| algorithm | MDPs | error of Q, median | largest | regret, largest | optimal actions, least |")
+    print(
+        "| algorithm | MDPs | error of Q, median | largest | regret, largest | optimal actions, least |"
+    )
     print("|---|---:|---:|---:|---:|---:|", flush=True)
     for algorithm in options.algorithms:
         rows = []

@@ -42,21 +42,30 @@ def install_extra(name: str) -> str:
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """Returns `` (did you mean 'x'?)`` for the nearest of ``choices``, or an empty string if none is near."""
+    """Returns `` (did you mean 'x'?)`` for the nearest of ``choices``,
+    or an empty string if none is near.
+    """
     near = nearest(word, choices)
-    return "" if near is None else f" (did you mean {near!r}?)"
+    if near is None:
+        return ""
+    return f" (did you mean {near!r}?)"
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
     """Returns the choice that is spelled most like ``word``, or None if none is similar.
 
-    One of twice as many letters is similar only if it begins with the word: ``her`` is not ``gather``.
+    One of twice as many letters is similar only if it begins with the word:
+    ``her`` is not ``gather``.
     """
     lower = word.lower()
     by_lower = {choice.lower(): choice for choice in choices}
-    similar = [choice for choice in by_lower if len(choice) < 2 * len(lower) or choice.startswith(lower)]
+    similar = [
+        choice for choice in by_lower if len(choice) < 2 * len(lower) or choice.startswith(lower)
+    ]
     near = difflib.get_close_matches(lower, similar, n=1, cutoff=0.6)
-    return by_lower[near[0]] if near else None
+    if near:
+        return by_lower[near[0]]
+    return None
 
 
 def check_range(
@@ -67,23 +76,28 @@ def check_range(
     above: float | None = None,
     below: float | None = None,
 ) -> None:
-    """Checks that the named fields are finite numbers with ``low <= x <= high`` and ``above < x < below``.
+    """Checks that the named fields are finite numbers with
+    ``low <= x <= high`` and ``above < x < below``.
 
-    Fields that are None are skipped, and tuples are checked element by element. A field whose type does not mention
-    float must be a whole number, and is bounded by ``MAX_COUNT`` if ``high`` is None.
+    Fields that are None are skipped, and tuples are checked element by element. A field whose type
+    does not mention float must be a whole number, and is bounded by ``MAX_COUNT`` if ``high`` is
+    None.
 
     Raises:
       ConfigError: a value is out of range; the message names its flag and the range that works.
     """
     kinds = {field.name: str(field.type) for field in dataclasses.fields(config)}
     for name in names:
-        value, whole = getattr(config, name), "float" not in kinds[name]
+        value = getattr(config, name)
+        whole = "float" not in kinds[name]
         for x in value if isinstance(value, tuple) else (value,):
             if x is None:
                 continue
             kind: Any = Integral if whole else Real
             if not isinstance(x, kind):
-                raise ConfigError(f"{flag(name)} must be a {'whole ' * whole}number, not {shown(x)}")
+                raise ConfigError(
+                    f"{flag(name)} must be a {'whole ' * whole}number, not {shown(x)}"
+                )
             most = MAX_COUNT if whole and high is None and x > MAX_COUNT else high
             check_bounds(name, x, {">=": low, ">": above, "<=": most, "<": below})
 
@@ -92,7 +106,8 @@ _HOLDS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.
 
 
 def check_bounds(name: str, x: Any, bounds: Mapping[str, float | None]) -> None:
-    """Checks that a field's number is finite and within bounds, keyed by their signs, such as ``{">=": 0}``.
+    """Checks that a field's number is finite and within bounds, keyed by their signs,
+    such as ``{">=": 0}``.
 
     Raises:
       ConfigError: it is not; the message names its flag and the range that works.
@@ -105,7 +120,8 @@ def check_bounds(name: str, x: Any, bounds: Mapping[str, float | None]) -> None:
 
 
 def check_used(config: Any, *names: str, active: bool, needed: str) -> None:
-    """Checks that the named fields have their defaults, unless the feature that uses them is ``active``.
+    """Checks that the named fields have their defaults,
+    unless the feature that uses them is ``active``.
 
     Raises:
       UnusedError: a field has another value; the message names its flag and what is ``needed``.
@@ -120,12 +136,15 @@ def check_divides(name: str, value: int, *divisors: tuple[int, str]) -> None:
     """Checks that a field's value is divisible by each divisor, such as ``(8, "devices")``.
 
     Raises:
-      ConfigError: it is not; the message names the first such divisor, and the nearest values divisible by all.
+      ConfigError: it is not; the message names the first such divisor,
+        and the nearest values divisible by all.
     """
     for divisor, unit in divisors:
         if value % divisor:
             near = multiples_near(value, math.lcm(*[divisor for divisor, _ in divisors]))
-            raise ConfigError(f"{flag(name)} {value} does not divide over {divisor} {unit}; nearest that work: {near}")
+            raise ConfigError(
+                f"{flag(name)} {value} does not divide over {divisor} {unit}; nearest that work: {near}"
+            )
 
 
 def parse_devices(name: str, text: str | None) -> list[int] | None:
@@ -140,7 +159,9 @@ def parse_devices(name: str, text: str | None) -> list[int] | None:
     for part in text.split(","):
         ends = re.fullmatch("([0-9]{1,6})(?:-([0-9]{1,6}))?", part)
         if ends is None or int(ends[1]) > int(ends[2] or ends[1]):
-            raise ConfigError(f"{flag(name)} must be device numbers such as 0,1 or 2-7, not {shown(text)}")
+            raise ConfigError(
+                f"{flag(name)} must be device numbers such as 0,1 or 2-7, not {shown(text)}"
+            )
         numbers += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
     if len(set(numbers)) < len(numbers):
         raise ConfigError(f"{flag(name)} {text} names a device twice")
@@ -148,7 +169,8 @@ def parse_devices(name: str, text: str | None) -> list[int] | None:
 
 
 def parse_bounds(name: str, text: str | None) -> tuple[float, float] | None:
-    """Reads a flag's bound, such as ``1``, or range, such as ``-1,1``, as ``(low, high)``; None stays None.
+    """Reads a flag's bound, such as ``1``, or range, such as ``-1,1``, as ``(low, high)``;
+    None stays None.
 
     Raises:
       ConfigError: the text is neither.
@@ -157,16 +179,23 @@ def parse_bounds(name: str, text: str | None) -> tuple[float, float] | None:
         return None
     try:
         numbers = [float(part) for part in str(text).split(",")]
-        low, high = numbers if len(numbers) == 2 else (-numbers[0], *numbers)
+        if len(numbers) == 2:
+            low, high = numbers
+        else:
+            low, high = (-numbers[0], *numbers)
     except ValueError:
         low = high = math.nan
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ConfigError(f"{flag(name)} must be a bound such as 1 or a range such as -1,1, not {shown(text)}")
+        raise ConfigError(
+            f"{flag(name)} must be a bound such as 1 or a range such as -1,1, not {shown(text)}"
+        )
     return low, high
 
 
 def multiples_near(value: int, of: int) -> str:
-    """Returns the positive multiples of ``of`` just below and just above ``value``, as ``8 or 16``."""
+    """Returns the positive multiples of ``of`` just below and just above ``value``, as ``8 or
+    16``.
+    """
     below = value // of * of
     return " or ".join(str(m) for m in (below, below + of) if m > 0)
 
@@ -177,10 +206,14 @@ def divisor_below(value: int, of: int) -> int:
 
 
 def whole_updates_below(ratio: float, steps: int) -> float:
-    """Returns the largest ratio up to ``ratio`` that makes a whole number of updates, at least 1, after ``steps``."""
+    """Returns the largest ratio up to ``ratio`` that makes a whole number of updates,
+    at least 1, after ``steps``.
+    """
     updates = ratio * steps
     is_whole = round(updates) >= 1 and abs(updates - round(updates)) <= UPDATES_TOLERANCE
-    return ratio if is_whole else max(1, int(updates)) / steps
+    if is_whole:
+        return ratio
+    return max(1, int(updates)) / steps
 
 
 def divisors_near(value: int, of: int) -> str:
@@ -197,21 +230,32 @@ def shown(value: Any) -> str:
         text = " ".join(repr(value).split())
     except ValueError:  # Python does not write out thousands of digits
         return "a number of thousands of digits"
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    if len(text) <= 60:
+        return text
+    return f"{text[:57]}..."
 
 
 def check_env_object(env: Any) -> None:
-    """Checks that an object is not an environment of which each of many copies would be the same one.
+    """Checks that an object is not an environment of
+    which each of many copies would be the same one.
 
     Raises:
-      ConfigError: it has ``reset`` and ``step``, as a ``gymnasium.Env``, and not the ``step_env`` of gymnax's style.
+      ConfigError: it has ``reset`` and ``step``, as a ``gymnasium.Env``,
+        and not the ``step_env`` of gymnax's style.
     """
-    if not callable(env) and not hasattr(env, "step_env") and hasattr(env, "step") and hasattr(env, "reset"):
+    if (
+        not callable(env)
+        and not hasattr(env, "step_env")
+        and hasattr(env, "step")
+        and hasattr(env, "reset")
+    ):
         raise no_env(f"not a {type(env).__name__}")
 
 
 def no_env(fault: str) -> ConfigError:
-    """Returns the refusal of an object that is no environment for training; ``fault``: what it is instead."""
+    """Returns the refusal of an object that is no environment for training; ``fault``:
+    what it is instead.
+    """
     return ConfigError(
         f"env must be a name, or a gymnax-style environment with reset_env and step_env, {fault}; to train on a "
         "gymnasium.Env, pass a function of a module or notebook that makes it: def make() and env=make"
@@ -219,7 +263,8 @@ def no_env(fault: str) -> ConfigError:
 
 
 MAX_SIZE = 2**20
-"""Maximum length of an array axis: far more than anyone uses, far below an overflow of 32-bit indices."""
+"""Maximum length of an array axis: far more than anyone uses,
+far below an overflow of 32-bit indices."""
 MINARI = "minari:"
 """How the name of a data set of Minari begins, which is not a directory."""
 MAX_RETURN = 1e30
@@ -227,7 +272,8 @@ MAX_RETURN = 1e30
 
 
 MAX_STEPS = 2**30
-"""Maximum env steps of a rollout of all environments, and of a report interval: devices count them in 32 bits."""
+"""Maximum env steps of a rollout of all environments, and of a report interval:
+devices count them in 32 bits."""
 
 
 MAX_COUNT = 10**15

@@ -1,4 +1,6 @@
-"""The command line ``jaxrl-dist``: runs a command, and turns errors into one line and an exit code."""
+"""The command line ``jaxrl-dist``: runs a command, and turns errors into one line and an exit
+code.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,28 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 # All other imports are inside functions: until signals are handled, one prints a traceback.
-from jaxrl_dist.errors import CheckpointError, ConfigError, DivergedError, EnvError, ProcessError, say, visible
+from jaxrl_dist.errors import (
+    CheckpointError,
+    ConfigError,
+    DivergedError,
+    EnvError,
+    ProcessError,
+    say,
+    visible,
+)
 from jaxrl_dist.run import signals
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code.
 
-    0: success; 1: the command failed while running, such as on a full disk, or ``check-env``, ``check-algorithm`` or
-    ``doctor`` found faults; 2: invalid input; 129: SIGHUP; 130: Ctrl-C; 143: SIGTERM. A failure prints one line to
-    stderr, after the traceback of a failed environment and the command that resumes a saved run.
+    0: success; 1: the command failed while running, such as on a full disk, or ``check-env``,
+    ``check-algorithm`` or ``doctor`` found faults; 2: invalid input; 129: SIGHUP; 130: Ctrl-C; 143:
+    SIGTERM. A failure prints one line to stderr, after the traceback of a failed environment and
+    the command that resumes a saved run.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):  # file names may hold characters that the terminal's encoding lacks
+    # file names may hold characters that the terminal's encoding lacks
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with signals.raising(), failing_exits():  # unless the command handles signals itself
@@ -41,11 +53,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (explained := _explained(error)) is None:
             # JAX's note on tracebacks would be the last that a user reads.
             error.__notes__ = [
-                note for note in getattr(error, "__notes__", ()) if "JAX_TRACEBACK_FILTERING" not in note
+                note
+                for note in getattr(error, "__notes__", ())
+                if "JAX_TRACEBACK_FILTERING" not in note
             ]
             raise
         message, code = explained
-        for note in getattr(error, "__notes__", ()) if code == 1 else ():  # such as an environment's traceback
+        # such as an environment's traceback
+        for note in getattr(error, "__notes__", ()) if code == 1 else ():
             print(visible(note, 20_000), file=sys.stderr)
         say(f"error: {' '.join(message.split())}")
         if (start := sys.modules.get("jaxrl_dist.hosts.start")) is not None:
@@ -68,29 +83,41 @@ def _explained(error: BaseException) -> tuple[str, int] | None:
             return "interrupted", 130
         case OSError():
             code = 2 if error.errno == errno.ENAMETOOLONG else 1
-            return f"{error.filename!s:.300}: {error.strerror}" if error.filename else str(error), code
+            return f"{error.filename!s:.300}: {error.strerror}" if error.filename else str(
+                error
+            ), code
         case EnvError() | DivergedError():
             return str(error), 1
     if "RESOURCE_EXHAUSTED" in str(error):  # XLA's name for it
-        return f"out of memory; fewer --num-envs or a shorter --rollout-length need less ({error})", 1
+        return (
+            f"out of memory; fewer --num-envs or a shorter --rollout-length need less ({error})",
+            1,
+        )
 
     from jaxrl_dist.commands import accelerators
 
     problem = accelerators.no_devices()
-    return None if problem is None else (problem, 2)
+    if problem is None:
+        return None
+    return (problem, 2)
 
 
 @contextlib.contextmanager
 def failing_exits() -> Iterator[None]:
-    """Makes ``os._exit(0)`` in this process an exit with a line and code 1: the command has not ended.
+    """Makes ``os._exit(0)`` in this process an exit with a line and code 1:
+    the command has not ended.
 
     An environment or algorithm that calls it would make a supervisor take the run for finished.
     """
-    process, leave = os.getpid(), os._exit
+    process = os.getpid()
+    leave = os._exit
 
     def failing(status: int) -> Any:
-        if status == 0 and os.getpid() == process:  # a child of `fork`, as of multiprocessing, ends so
-            say("error: the environment or the algorithm has ended the process by os._exit(0); remove that call")
+        # a child of `fork`, as of multiprocessing, ends so
+        if status == 0 and os.getpid() == process:
+            say(
+                "error: the environment or the algorithm has ended the process by os._exit(0); remove that call"
+            )
             status = 1
         leave(status)
 

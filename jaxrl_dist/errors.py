@@ -1,7 +1,7 @@
 """Errors and warnings for the user; each message is one line.
 
-Messages about settings name them by their flags, such as ``--num-envs``. The command line prints ``with_flags``; in
-Python, where settings are fields, ``str(error)`` says ``num_envs``.
+Messages about settings name them by their flags, such as ``--num-envs``. The command line prints
+``with_flags``; in Python, where settings are fields, ``str(error)`` says ``num_envs``.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ _COMMANDS_OR_FLAGS = re.compile(
 
 
 def visible(text: str, most: int = 10**6) -> str:
-    """Returns a text for the terminal: at most so many characters, with escapes such as ``\\x1b`` for those that move
-    the cursor or change how others look. Names and messages may come from anyone's files and environments.
+    """Returns a text for the terminal: at most so many characters, with escapes such as ``\\x1b``
+    for those that move the cursor or change how others look. Names and messages may come from
+    anyone's files and environments.
     """
     shown = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text[:most])
-    return shown if len(text) <= most else f"{shown} ... ({len(text) - most} more characters)"
+    if len(text) <= most:
+        return shown
+    return f"{shown} ... ({len(text) - most} more characters)"
 
 
 def say(message: str) -> None:
@@ -39,20 +42,26 @@ class _Message:
     @property
     def with_flags(self) -> str:
         """The message as written, which names settings by their flags."""
-        return str(self.args[0]) if self.args else ""
+        if self.args:
+            return str(self.args[0])
+        return ""
 
     def __str__(self) -> str:
         return _COMMANDS_OR_FLAGS.sub(_field, self.with_flags)
 
 
 def _field(match: re.Match[str]) -> str:
-    """Returns a flag's field, such as ``double=False`` for ``--no-double``; a command line stays as it is."""
+    """Returns a flag's field, such as ``double=False`` for ``--no-double``;
+    a command line stays as it is.
+    """
     command, negated, policy, name = match.groups()
     return command or (policy or "") + name.replace("-", "_") + ("=False" if negated else "")
 
 
 class ConfigError(_Message, ValueError):
-    """The user asked for something impossible; the message is one line that says what would work."""
+    """The user asked for something impossible; the message is one line that says what would
+    work.
+    """
 
 
 def one_line(error: BaseException, most: int = 300) -> str:
@@ -61,7 +70,9 @@ def one_line(error: BaseException, most: int = 300) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, as far as 300 characters, or the error's type if it has none."""
+    """Returns the first line of an error's message, as far as 300 characters,
+    or the error's type if it has none.
+    """
     return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
 
 
@@ -86,7 +97,9 @@ class ConfigWarning(_Message, UserWarning):
 
 
 class EnvWarning(UserWarning):
-    """An environment failed, or has a feature that no policy uses, and the run continues; the message is one line."""
+    """An environment failed, or has a feature that no policy uses, and the run continues;
+    the message is one line.
+    """
 
 
 class DivergedError(RuntimeError):
@@ -101,11 +114,15 @@ class ProcessError(RuntimeError):
 
 
 class FileWarning(UserWarning):
-    """A file of a run cannot be written or is damaged, and the run continues without it; the message is one line."""
+    """A file of a run cannot be written or is damaged, and the run continues without it;
+    the message is one line.
+    """
 
 
 class EnvError(RuntimeError):
-    """An environment's own code failed; the message is one line, and a note holds the original traceback."""
+    """An environment's own code failed; the message is one line,
+    and a note holds the original traceback.
+    """
 
     def __init__(self, message: str, traceback: str | None = None) -> None:
         super().__init__(" ".join(message.split()))

@@ -1,8 +1,9 @@
 """Streams of experience, and the operators that plans are written in.
 
-A stream is an iterator. The operators are those of RLlib Flow (Liang et al. 2021, https://arxiv.org/abs/2011.12719,
-section 4) as plain generator functions, in the manner of ``itertools``; its ``for_each`` and ``filter`` are Python's
-own ``map`` and comprehensions, and ``duplicate`` is ``itertools.tee``. Only ``Parallel`` starts threads.
+A stream is an iterator. The operators are those of RLlib Flow (Liang et al. 2021,
+https://arxiv.org/abs/2011.12719, section 4) as plain generator functions, in the manner of
+``itertools``; its ``for_each`` and ``filter`` are Python's own ``map`` and comprehensions, and
+``duplicate`` is ``itertools.tee``. Only ``Parallel`` starts threads.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ class Late(Exception):
 
 
 class Parallel(Generic[Item]):
-    """Runs streams in daemon threads; none begins an item while more than ``in_flight`` of its items wait.
+    """Runs streams in daemon threads; none begins an item
+    while more than ``in_flight`` of its items wait.
 
-    With ``in_flight`` 0 an item also counts as waiting while its consumer works on it, until the next ``take``.
+    With ``in_flight`` 0 an item also counts as waiting while its consumer works on it,
+    until the next ``take``.
 
-    An exception in a stream is raised again where items are taken. A stream may end. ``close`` closes each stream in
-    its thread and joins the threads.
+    An exception in a stream is raised again where items are taken. A stream may end. ``close``
+    closes each stream in its thread and joins the threads.
     """
 
     def __init__(
@@ -52,14 +55,18 @@ class Parallel(Generic[Item]):
         self.stopping = stopping or threading.Event()
         self._in_flight = in_flight
         self._enough = enough
-        self._size, self._sent = len(streams), 0
-        self._items: list[tuple[int, Item]] = []  # those that wait, each with its stream, oldest first
+        self._size = len(streams)
+        self._sent = 0
+        # those that wait, each with its stream, oldest first
+        self._items: list[tuple[int, Item]] = []
         self._taken: int | None = None  # the stream whose item was taken last
         self._running = set(range(len(streams)))
         self._error: BaseException | None = None
         self._changed = threading.Condition()
         self._threads = [
-            threading.Thread(target=self._run, args=(index, stream), name=f"{name}-{index}", daemon=True)
+            threading.Thread(
+                target=self._run, args=(index, stream), name=f"{name}-{index}", daemon=True
+            )
             for index, stream in enumerate(streams)
         ]
         for thread in self._threads:
@@ -74,7 +81,9 @@ class Parallel(Generic[Item]):
             return self._sent, len(self._items)
 
     def complete(self) -> bool:
-        """True if one item of each stream can be taken without waiting, or if a stream has failed."""
+        """True if one item of each stream can be taken without waiting, or if a stream has
+        failed.
+        """
         with self._changed:
             waiting = {index for index, _ in self._items}
             return self._error is not None or self._enough() or self._running <= waiting
@@ -97,7 +106,8 @@ class Parallel(Generic[Item]):
                     iterator.close()
         except BaseException as error:
             with self._changed:
-                if self._error is None and not self.stopping.is_set():  # after a stop nobody waits for it
+                # after a stop nobody waits for it
+                if self._error is None and not self.stopping.is_set():
                     self._error = error
         finally:
             with self._changed:
@@ -105,7 +115,9 @@ class Parallel(Generic[Item]):
                 self._changed.notify_all()
 
     def _send(self, index: int, item: Item) -> bool:
-        """Hands an item to ``take`` and waits until the stream may begin the next; False: it must end."""
+        """Hands an item to ``take`` and waits until the stream may begin the next; False:
+        it must end.
+        """
         with self._changed:
             if self.stopping.is_set():
                 return False
@@ -118,10 +130,15 @@ class Parallel(Generic[Item]):
 
     def _waiting(self, index: int) -> int:
         """Counts the items of a stream that wait."""
-        return sum(at == index for at, _ in self._items) + (self._in_flight == 0 and self._taken == index)
+        return sum(at == index for at, _ in self._items) + (
+            self._in_flight == 0 and self._taken == index
+        )
 
-    def take(self, wanted: Collection[int] | None = None, deadline: float | None = None) -> tuple[int, Item] | None:
-        """Takes the oldest item of the ``wanted`` streams (None: of all); returns ``(stream, item)``.
+    def take(
+        self, wanted: Collection[int] | None = None, deadline: float | None = None
+    ) -> tuple[int, Item] | None:
+        """Takes the oldest item of the ``wanted`` streams (None: of all);
+        returns ``(stream, item)``.
 
         Args:
           deadline: time of ``time.perf_counter`` at which to give up; None: never.
@@ -147,7 +164,10 @@ class Parallel(Generic[Item]):
                         return self._items.pop(place)
                 if self._running.isdisjoint(wanted) or self._enough():
                     return None
-                left = WAKE_SECONDS if deadline is None else deadline - time.perf_counter()
+                if deadline is None:
+                    left = WAKE_SECONDS
+                else:
+                    left = deadline - time.perf_counter()
                 if left <= 0:
                     raise Late
                 self._changed.wait(min(left, WAKE_SECONDS))
@@ -155,13 +175,16 @@ class Parallel(Generic[Item]):
     def close(self) -> None:
         """Ends the streams, and drops the items that nobody has taken.
 
-        A thread that is stuck in other code is left running; it is a daemon, so the process can still end.
+        A thread that is stuck in other code is left running; it is a daemon,
+        so the process can still end.
         """
         self.stopping.set()
         with self._changed:
             self._changed.notify_all()
         until = time.perf_counter() + JOIN_SECONDS
-        threads, self._threads = self._threads, []  # so that a second call does not wait for a stuck thread again
+        # so that a second call does not wait for a stuck thread again
+        threads = self._threads
+        self._threads = []
         for thread in threads:
             thread.join(max(0.0, until - time.perf_counter()))
         with self._changed:
@@ -180,12 +203,14 @@ def gather_sync(
     deadline_seconds: float = 0.0,
     busy: Callable[[], bool] = lambda: False,
 ) -> Iterator[list[Item | None] | None]:
-    """Yields rounds with one item from each stream, in the order of the streams; ends when a round cannot be filled.
+    """Yields rounds with one item from each stream, in the order of the streams;
+    ends when a round cannot be filled.
 
     Args:
-      least: items that suffice once ``deadline_seconds`` have passed since the round's first item. A stream whose item
-        is late has None in this round, and the item in the next.
-      busy: returns whether consumers have something else to do: yields None then, rather than wait for a round.
+      least: items that suffice once ``deadline_seconds`` have passed since the round's first item.
+        A stream whose item is late has None in this round, and the item in the next.
+      busy: returns whether consumers have something else to do: yields None then,
+        rather than wait for a round.
     """
     while True:
         while busy() and not streams.complete():

@@ -1,4 +1,6 @@
-"""Libraries that are slow to import, each imported on first use: ``--help`` and a rejected flag need none of them."""
+"""Libraries that are slow to import, each imported on first use:
+``--help`` and a rejected flag need none of them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Module(types.ModuleType):
 
 @contextlib.contextmanager
 def postponed(*names: str) -> Iterator[None]:
-    """Delays imports: the modules ``names`` that a library imports while the block runs are loaded on first use."""
+    """Delays imports: the modules ``names`` that a library
+    imports while the block runs are loaded on first use.
+    """
     waiting = {name: Module(name) for name in names if name not in sys.modules}
     sys.modules.update(waiting)
     try:
@@ -51,10 +55,11 @@ else:
 
 
 def in_32_bits(function: Callable[P, T]) -> Callable[P, T]:
-    """Makes JAX compute in 32 bits within a function, even if the program has enabled its 64-bit mode.
+    """Makes JAX compute in 32 bits within a function,
+    even if the program has enabled its 64-bit mode.
 
-    A thread does not inherit the mode of the thread that starts it. A generator has the mode while it runs, and its
-    caller does not.
+    A thread does not inherit the mode of the thread that starts it. A generator has the mode while
+    it runs, and its caller does not.
     """
 
     @functools.wraps(function)
@@ -72,7 +77,20 @@ def in_32_bits(function: Callable[P, T]) -> Callable[P, T]:
         finally:
             in_32_bits(items.close)()
 
-    return generate if inspect.isgeneratorfunction(function) else call
+    if inspect.isgeneratorfunction(function):
+        return generate
+    return call
 
 
-__all__ = ["Module", "in_32_bits", "jax", "jnp", "linalg", "np", "optax", "postponed", "sparse", "special"]
+__all__ = [
+    "Module",
+    "in_32_bits",
+    "jax",
+    "jnp",
+    "linalg",
+    "np",
+    "optax",
+    "postponed",
+    "sparse",
+    "special",
+]

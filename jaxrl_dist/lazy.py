@@ -1,6 +1,8 @@
-"""Modules that are imported on first use, so that ``--help``, which reads algorithm files, needs no JAX.
+"""Modules that are imported on first use, so that ``--help``, which reads algorithm files,
+needs no JAX.
 
-An algorithm file imports them from here by their usual names, so that all its imports are at the top.
+An algorithm file imports them from here by their usual names,
+so that all its imports are at the top.
 """
 
 from __future__ import annotations
@@ -9,13 +11,31 @@ from typing import TYPE_CHECKING
 
 from jaxrl_dist.heavy import Module, jax, jnp, np, optax
 
-_NETWORKS = "core_inputs", "cores", "distributions", "models", "networks", "observations", "perturbation", "torsos"
+_NETWORKS = (
+    "core_inputs",
+    "cores",
+    "distributions",
+    "models",
+    "networks",
+    "observations",
+    "perturbation",
+    "torsos",
+)
 
 if TYPE_CHECKING:
     import mctx
 
     from jaxrl_dist import mesh, packing, returns, rng, spaces
-    from jaxrl_dist.nn import core_inputs, cores, distributions, models, networks, observations, perturbation, torsos
+    from jaxrl_dist.nn import (
+        core_inputs,
+        cores,
+        distributions,
+        models,
+        networks,
+        observations,
+        perturbation,
+        torsos,
+    )
 else:
     mctx = Module("mctx")
     mesh, packing, returns, rng, spaces = (
@@ -27,4 +47,13 @@ else:
 
 __all__ = ["jax", "jnp", "mctx", "np", "optax"]
 __all__ += ["mesh", "packing", "returns", "rng", "spaces"]
-__all__ += ["core_inputs", "cores", "distributions", "models", "networks", "observations", "perturbation", "torsos"]
+__all__ += [
+    "core_inputs",
+    "cores",
+    "distributions",
+    "models",
+    "networks",
+    "observations",
+    "perturbation",
+    "torsos",
+]

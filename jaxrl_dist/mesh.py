@@ -1,10 +1,10 @@
 """The device mesh: its axes, the sharding of arrays, and sums over devices.
 
-Functions of one device's shards are mapped over a mesh with two axes: ``agent`` (members of a population; 1 unless a
-population is trained) and ``data`` (shards of environments and examples). Acting and learning are mapped
-separately (``acting``, ``learning``); code that joins them, such as a loop over both, sees whole arrays. Sums and means
-run over ``data`` only. A single device is a mesh of one, so it needs no second code path; a single run is a population
-of one.
+Functions of one device's shards are mapped over a mesh with two axes: ``agent`` (members of a
+population; 1 unless a population is trained) and ``data`` (shards of environments and examples).
+Acting and learning are mapped separately (``acting``, ``learning``); code that joins them, such as
+a loop over both, sees whole arrays. Sums and means run over ``data`` only. A single device is a
+mesh of one, so it needs no second code path; a single run is a population of one.
 """
 
 from __future__ import annotations
@@ -46,18 +46,23 @@ STATE: Any = TrainState._make([REPLICATED] * 7 + [BATCH])
 
 
 def make_mesh(devices: Sequence[jax.Device], rows: int = 1) -> Mesh:
-    """Returns a mesh with the given devices along ``data``, in ``rows`` of equal length along ``agent``."""
+    """Returns a mesh with the given devices along ``data``,
+    in ``rows`` of equal length along ``agent``.
+    """
     return Mesh(np.asarray(devices).reshape(rows, -1), (AGENT, DATA))
 
 
 def rows_of(members: int, num_devices: int) -> int:
-    """Returns the rows of a mesh for a population: each device has whole members, or each member a row of devices.
+    """Returns the rows of a mesh for a population: each device has whole members,
+    or each member a row of devices.
 
     Raises:
       ConfigError: neither number divides the other; the message names the nearest that work.
     """
     if members % num_devices and num_devices % members:
-        works = [n for n in range(1, members + num_devices) if not (n % num_devices and num_devices % n)]
+        works = [
+            n for n in range(1, members + num_devices) if not (n % num_devices and num_devices % n)
+        ]
         near = sorted({max(n for n in works if n < members), min(n for n in works if n > members)})
         raise ConfigError(
             f"{members} members do not divide over {num_devices} devices; nearest that work: "
@@ -68,12 +73,18 @@ def rows_of(members: int, num_devices: int) -> int:
 
 def of_members(specs: Any) -> Any:
     """Adds a leading axis of members to a tree of partition specs."""
-    return jax.tree.map(lambda spec: PartitionSpec(AGENT, *spec), specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
+    return jax.tree.map(
+        lambda spec: PartitionSpec(AGENT, *spec),
+        specs,
+        is_leaf=lambda x: isinstance(x, PartitionSpec),
+    )
 
 
 def shardings(mesh: Mesh, specs: Any) -> Any:
     """Converts a tree of partition specs to shardings on a mesh."""
-    return jax.tree.map(partial(NamedSharding, mesh), specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
+    return jax.tree.map(
+        partial(NamedSharding, mesh), specs, is_leaf=lambda x: isinstance(x, PartitionSpec)
+    )
 
 
 def put(tree: Any, mesh: Mesh, spec: PartitionSpec) -> Any:
@@ -97,23 +108,32 @@ def jit_disabled() -> bool:
     return bool(config.jax_disable_jit)
 
 
-def learning(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+def learning(
+    function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
     """Maps a function of shards that computes gradients or sums over devices.
 
-    ``check_vma`` proves while tracing that replicated outputs are equal on all devices, and makes the gradient of a
-    global mean correct. With one device along ``data`` it has nothing to prove and is off.
+    ``check_vma`` proves while tracing that replicated outputs are equal on all devices, and makes
+    the gradient of a global mean correct. With one device along ``data`` it has nothing to prove
+    and is off.
     """
     check_vma = mesh.shape[DATA] > 1
-    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma)
+    return jax.shard_map(
+        function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma
+    )
 
 
-def acting(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+def acting(
+    function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
     """Maps a function of shards that computes neither gradients nor sums over devices.
 
-    It needs no ``check_vma``, so environments may be written for one device: loops may start from constants, and
-    branches may return them.
+    It needs no ``check_vma``, so environments may be written for one device: loops may start from
+    constants, and branches may return them.
     """
-    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+    return jax.shard_map(
+        function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+    )
 
 
 def over_members(function: Callable[..., Any], most: int | None = None) -> Callable[..., Any]:
@@ -122,8 +142,9 @@ def over_members(function: Callable[..., Any], most: int | None = None) -> Calla
     If a device has one member, the function runs as it would for a single run.
 
     Args:
-      most: the maximum number of members that a device computes together, in equal groups one after the other; None:
-        all. Groups copy their arrays, so members with more than ``LIGHT`` elements, such as replay memories, form none.
+      most: the maximum number of members that a device computes together, in equal groups one after
+        the other; None: all. Groups copy their arrays, so members with more than ``LIGHT``
+        elements, such as replay memories, form none.
     """
 
     def together(*args: Any) -> Any:
@@ -144,13 +165,16 @@ def over_members(function: Callable[..., Any], most: int | None = None) -> Calla
 
 
 def over_policies(function: Callable[..., Any], outputs: int = 1) -> Callable[..., Any]:
-    """Maps a function of one policy over dicts keyed by policy, which have all names of the first one, in its order.
+    """Maps a function of one policy over dicts keyed by policy,
+    which have all names of the first one, in its order.
 
     With several ``outputs`` the function returns a tuple, and the mapped one a tuple of dicts.
     """
 
     def mapped(first: Mapping[str, Any], *others: Mapping[str, Any]) -> Any:
-        results = {name: function(part, *(other[name] for other in others)) for name, part in first.items()}
+        results = {
+            name: function(part, *(other[name] for other in others)) for name, part in first.items()
+        }
         if outputs == 1:
             return results
         return tuple({name: result[i] for name, result in results.items()} for i in range(outputs))
@@ -159,7 +183,9 @@ def over_policies(function: Callable[..., Any], outputs: int = 1) -> Callable[..
 
 
 def flat(policies: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Joins the policies' dicts into one with names like ``prey/loss/q``, or ``loss/q`` for the policy ``""``."""
+    """Joins the policies' dicts into one with names like ``prey/loss/q``,
+    or ``loss/q`` for the policy ``""``.
+    """
     joined: dict[str, Any] = {}
     for policy, values in policies.items():
         joined |= {f"{policy}/{name}": x for name, x in values.items()} if policy else values
@@ -172,11 +198,15 @@ def rollout_specs(policies: Iterable[str]) -> dict[str, Any]:
 
 
 def any_member(condition: jax.Array) -> jax.Array:
-    """Returns whether ``condition``, a bool scalar, holds for any of the members that share a device.
+    """Returns whether ``condition``, a bool scalar,
+    holds for any of the members that share a device.
 
-    They share one result, so a ``lax.cond`` on it stays a branch; otherwise ``vmap`` would compute both branches.
+    They share one result, so a ``lax.cond`` on it stays a branch;
+    otherwise ``vmap`` would compute both branches.
     """
-    return jax.lax.pmax(condition.astype(jnp.int32), MEMBER) > 0 if among_members() else condition
+    if among_members():
+        return jax.lax.pmax(condition.astype(jnp.int32), MEMBER) > 0
+    return condition
 
 
 def among_members() -> bool:
@@ -188,8 +218,12 @@ def among_members() -> bool:
     return True
 
 
-def whole(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-    """Returns the function unchanged: it takes and returns whole arrays, and maps its parts over the mesh."""
+def whole(
+    function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
+    """Returns the function unchanged: it takes and returns whole arrays,
+    and maps its parts over the mesh.
+    """
     del mesh, in_specs, out_specs
     return function
 
@@ -197,8 +231,8 @@ def whole(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: An
 class Program:
     """A function that its first call compiles for a mesh.
 
-    Later calls run the same executable; arguments of other shapes, dtypes or placement are an error, so nothing is
-    traced twice. Threads may share a program.
+    Later calls run the same executable; arguments of other shapes, dtypes or placement are an
+    error, so nothing is traced twice. Threads may share a program.
     """
 
     def __init__(
@@ -212,12 +246,16 @@ class Program:
     ) -> None:
         """``mapped`` (``learning``, ``acting`` or ``whole``) maps ``function`` over the mesh.
 
-        Arguments may be numpy arrays, which are placed according to ``in_specs``. Arguments in ``donate`` are donated.
+        Arguments may be numpy arrays, which are placed according to ``in_specs``.
+        Arguments in ``donate`` are donated.
         """
         self._map = partial(mapped, function, mesh, in_specs, out_specs)
-        self._num_devices, self._spans = mesh.size, arrays.spans(mesh)
+        self._num_devices = mesh.size
+        self._spans = arrays.spans(mesh)
         self._where = where = shardings(mesh, in_specs), shardings(mesh, out_specs)
-        self._jitted = jax.jit(self._map(), in_shardings=where[0], out_shardings=where[1], donate_argnums=donate)
+        self._jitted = jax.jit(
+            self._map(), in_shardings=where[0], out_shardings=where[1], donate_argnums=donate
+        )
         self._compiled: Any = None
         self._compiling = threading.Lock()
         self.compile_seconds = 0.0
@@ -226,7 +264,9 @@ class Program:
         """Raises ``ConfigError`` under ``jax.disable_jit`` if the mesh has several devices."""
         if jit_disabled():  # runs uncompiled: ``print`` shows numbers, and errors name their line
             if self._num_devices > 1:
-                raise ConfigError(f"jax.disable_jit works on one device, not on {self._num_devices}: --num-devices 1")
+                raise ConfigError(
+                    f"jax.disable_jit works on one device, not on {self._num_devices}: --num-devices 1"
+                )
             return self._map()(*args)
         if self._spans:  # JAX itself places values only where all devices belong to this process
             args = arrays.put(args, self._where[0])
@@ -235,23 +275,28 @@ class Program:
                 if self._compiled is None:
                     began = time.perf_counter()
                     self._compiled = self.lower(*args).compile()
-                    if self._spans:  # other processes may compile for longer than its collectives would wait
+                    # other processes may compile for longer than its collectives would wait
+                    if self._spans:
                         peers.all_gather(None, "a compiled program")
                     self.compile_seconds = time.perf_counter() - began
         return self._compiled(*args)
 
     def lower(self, *args: Any) -> Any:
-        """Lowers the function for arguments of these shapes and dtypes; returns a ``jax.stages.Lowered``."""
+        """Lowers the function for arguments of these shapes and dtypes;
+        returns a ``jax.stages.Lowered``.
+        """
         if peers.world() is not None and not self._spans:  # then JAX does not divide values itself
             args = arrays.put(args, self._where[0])
         return self._jitted.lower(*args)
 
 
-# --- Inside a sharded program ---------------------------------------------------------------------------
+# --- Inside a sharded program ---------------------------------------------------------------------
 
 
 def global_sum(tree: Any) -> Any:
-    """Sums each array over the devices; the result is equal on all of them. GPUs exchange one array instead of many."""
+    """Sums each array over the devices; the result is equal on all of them.
+    GPUs exchange one array instead of many.
+    """
     if jax.lax.axis_size(DATA) == 1:
         return tree
     add = partial(jax.lax.psum, axis_name=DATA)
@@ -275,11 +320,14 @@ def global_mean(x: jax.Array, mask: jax.Array) -> jax.Array:
 
 def gathered(x: jax.Array) -> jax.Array:
     """Returns the rows of ``x [N, ...]`` of all devices, in the order of their global indices."""
-    return jax.lax.all_gather(x, DATA, tiled=True) if jax.lax.axis_size(DATA) > 1 else x
+    if jax.lax.axis_size(DATA) > 1:
+        return jax.lax.all_gather(x, DATA, tiled=True)
+    return x
 
 
 def batch_key(keys: jax.Array) -> jax.Array:
-    """Returns a key that all devices share, for one draw for a whole batch; ``keys [N]`` are those of the examples.
+    """Returns a key that all devices share, for one draw for a whole batch;
+    ``keys [N]`` are those of the examples.
 
     It derives from the key of the first example of all, so it is the same on any number of devices.
     """
@@ -292,12 +340,16 @@ SHARED = 2**32 - 1
 
 
 def by_hand(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets a function that sums over devices, such as a postprocessor, run on one device outside a program.
+    """Lets a function that sums over devices, such as a postprocessor,
+    run on one device outside a program.
 
-    ``by_hand(algorithm.postprocess)(variables, rollout, context)`` has all environments in one shard.
+    ``by_hand(algorithm.postprocess)(variables, rollout, context)``
+    has all environments in one shard.
     """
     mesh = make_mesh(jax.local_devices()[:1])
-    return jax.shard_map(function, mesh=mesh, in_specs=REPLICATED, out_specs=REPLICATED, check_vma=False)
+    return jax.shard_map(
+        function, mesh=mesh, in_specs=REPLICATED, out_specs=REPLICATED, check_vma=False
+    )
 
 
 def global_index(local_size: int) -> jax.Array:
@@ -306,15 +358,20 @@ def global_index(local_size: int) -> jax.Array:
 
 
 def vary(tree: Any) -> Any:
-    """Marks arrays as varying over devices, so that a gradient with respect to them covers one device's examples."""
+    """Marks arrays as varying over devices, so that a gradient
+    with respect to them covers one device's examples.
+    """
     if jax.lax.axis_size(DATA) == 1:
         return tree
     return jax.tree.map(
-        lambda x: x if DATA in jax.typeof(x).mat.varying else jax.lax.pcast(x, DATA, to="varying"), tree
+        lambda x: x if DATA in jax.typeof(x).mat.varying else jax.lax.pcast(x, DATA, to="varying"),
+        tree,
     )
 
 
 def vary_as(tree: Any, like: Any) -> Any:
     """Marks arrays as varying over the mesh axes over which some array of ``like`` varies."""
     axes = frozenset[Any]().union(*(jax.typeof(x).mat.varying for x in jax.tree.leaves(like)))
-    return jax.tree.map(lambda x: jax.lax.pcast(x, tuple(axes - jax.typeof(x).mat.varying), to="varying"), tree)
+    return jax.tree.map(
+        lambda x: jax.lax.pcast(x, tuple(axes - jax.typeof(x).mat.varying), to="varying"), tree
+    )

@@ -1,7 +1,9 @@
-"""Fewer kernels: loops whose state is one long array or that take one kernel, and sums, norms and lookups that do.
+"""Fewer kernels: loops whose state is one long array or that take one kernel, and sums,
+norms and lookups that do.
 
-A GPU starts a kernel for each array that a pass of a loop makes, and starting one takes longer than computing a small
-one. XLA computes all parts of a concatenation by one kernel. The host also reads one array faster than many.
+A GPU starts a kernel for each array that a pass of a loop makes, and starting one takes longer than
+computing a small one. XLA computes all parts of a concatenation by one kernel. The host also reads
+one array faster than many.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ def starts_kernel_per_array(device: jax.Device) -> bool:
 
 
 class Packing(NamedTuple):
-    """How the leaves of a tree lie in fewer arrays: those that are small and have 32 bits, or are bools, in one."""
+    """How the leaves of a tree lie in fewer arrays: those that are small and have 32 bits,
+    or are bools, in one.
+    """
 
     treedef: Any
     leaves: tuple[jax.ShapeDtypeStruct, ...]
@@ -42,7 +46,10 @@ class Packing(NamedTuple):
         leaves, treedef = jax.tree.flatten(tree)
         groups: dict[Any, list[int]] = {}
         for number, leaf in enumerate(leaves):
-            small = leaf.dtype in (np.bool_, np.int32, np.uint32, np.float32) and 4 * leaf.size <= LARGEST
+            small = (
+                leaf.dtype in (np.bool_, np.int32, np.uint32, np.float32)
+                and 4 * leaf.size <= LARGEST
+            )
             # Arrays that are equal on all devices must not be mixed with others.
             groups.setdefault(jax.typeof(leaf).mat.varying if small else number, []).append(number)
         shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
@@ -51,12 +58,16 @@ class Packing(NamedTuple):
     def pack(self, tree: PyTree) -> list[jax.Array]:
         leaves = self.treedef.flatten_up_to(tree)
         return [
-            leaves[group[0]] if len(group) == 1 else jnp.concatenate([_bits(leaves[number]) for number in group])
+            leaves[group[0]]
+            if len(group) == 1
+            else jnp.concatenate([_bits(leaves[number]) for number in group])
             for group in self.groups
         ]
 
     def unpack(self, arrays: Sequence[jax.Array | np.ndarray], leading: int = 0) -> PyTree:
-        """Returns the tree of arrays, which have ``leading`` more axes in front; numpy arrays of numpy arrays."""
+        """Returns the tree of arrays, which have ``leading`` more axes in front;
+        numpy arrays of numpy arrays.
+        """
         leaves: list[Any] = [None] * len(self.leaves)
         for group, array in zip(self.groups, arrays, strict=True):
             if len(group) == 1:
@@ -64,7 +75,9 @@ class Packing(NamedTuple):
                 continue
             ends = list(itertools.accumulate(self.leaves[number].size for number in group))
             if isinstance(array, np.ndarray):
-                parts: Any = [array[..., start:end] for start, end in zip([0, *ends], ends, strict=False)]
+                parts: Any = [
+                    array[..., start:end] for start, end in zip([0, *ends], ends, strict=False)
+                ]
             else:
                 parts = jnp.split(array, ends[:-1], axis=leading)
             for number, part in zip(group, parts, strict=True):
@@ -75,7 +88,9 @@ class Packing(NamedTuple):
 def _bits(x: jax.Array) -> jax.Array:
     """Returns the 32 bits of each element, uint32 ``[size]``; a bool is 0 or 1."""
     x = x.reshape(-1)
-    return x.astype(jnp.uint32) if x.dtype == bool else jax.lax.bitcast_convert_type(x, jnp.uint32)
+    if x.dtype == bool:
+        return x.astype(jnp.uint32)
+    return jax.lax.bitcast_convert_type(x, jnp.uint32)
 
 
 def _of_bits(bits: Any, like: jax.ShapeDtypeStruct, leading: tuple[int, ...]) -> Any:
@@ -92,7 +107,8 @@ def scan(
     """
     if not packed:
         return jax.lax.scan(body, carry, xs)
-    state, outputs = Packing.of(carry), None
+    state = Packing.of(carry)
+    outputs = None
 
     def packed_body(arrays: list[jax.Array], x: PyTree) -> tuple[list[jax.Array], list[jax.Array]]:
         nonlocal outputs
@@ -108,16 +124,20 @@ def scan(
 def recursion(
     step: Callable[[Any, Any], tuple[Any, Any]], carry: PyTree, xs: PyTree, *, reverse: bool = False
 ) -> tuple[PyTree, PyTree]:
-    """Does what ``jax.lax.scan`` does, for steps that treat all elements alike: a GPU computes many at once."""
+    """Does what ``jax.lax.scan`` does, for steps that treat all elements alike:
+    a GPU computes many at once.
+    """
     scan = partial(jax.lax.scan, step, reverse=reverse)
     unroll = min(len(jax.tree.leaves(xs)[0]), LARGEST_KERNEL)
     return jax.lax.platform_dependent(carry, xs, cuda=partial(scan, unroll=unroll), default=scan)
 
 
 def as_one(function: Callable[[jax.Array], jax.Array], tree: PyTree, leading: int = 0) -> PyTree:
-    """Applies a function that treats all elements alike to all leaves of a dtype at once, as one vector.
+    """Applies a function that treats all elements alike to all leaves of a dtype at once,
+    as one vector.
 
-    The leaves' first ``leading`` axes are the first of the function's argument, and missing in its result.
+    The leaves' first ``leading`` axes are the first of the function's argument,
+    and missing in its result.
     """
     leaves, treedef = jax.tree.flatten(tree)
     groups: dict[Any, list[int]] = {}
@@ -133,12 +153,16 @@ def as_one(function: Callable[[jax.Array], jax.Array], tree: PyTree, leading: in
 
 
 def sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """Returns the sum of each array, on a GPU by one kernel for all; they have one shape and dtype."""
+    """Returns the sum of each array, on a GPU by one kernel for all; they have one shape and
+    dtype.
+    """
 
     def together(*arrays: jax.Array) -> list[jax.Array]:
         return list(jnp.sum(jnp.stack([x.reshape(-1) for x in arrays]), axis=1))
 
-    return jax.lax.platform_dependent(*arrays, cuda=together, default=lambda *arrays: [jnp.sum(x) for x in arrays])
+    return jax.lax.platform_dependent(
+        *arrays, cuda=together, default=lambda *arrays: [jnp.sum(x) for x in arrays]
+    )
 
 
 def take_along_last(values: jax.Array, index: jax.Array) -> jax.Array:
@@ -148,7 +172,9 @@ def take_along_last(values: jax.Array, index: jax.Array) -> jax.Array:
     """
 
     def add(values: jax.Array, index: jax.Array) -> jax.Array:
-        chosen = jax.lax.broadcasted_iota(index.dtype, values.shape, values.ndim - 1) == index[..., None]
+        chosen = (
+            jax.lax.broadcasted_iota(index.dtype, values.shape, values.ndim - 1) == index[..., None]
+        )
         return jnp.sum(jnp.where(chosen, values, 0), axis=-1, dtype=values.dtype)
 
     def take(values: jax.Array, index: jax.Array) -> jax.Array:
@@ -161,18 +187,23 @@ def global_norm(tree: PyTree) -> jax.Array:
     """Returns the Euclidean norm of all numbers of a tree of floats, on a GPU by one sum."""
 
     def together(tree: PyTree) -> jax.Array:
-        return jnp.sqrt(jnp.sum(jnp.square(jnp.concatenate([x.reshape(-1) for x in jax.tree.leaves(tree)]))))
+        return jnp.sqrt(
+            jnp.sum(jnp.square(jnp.concatenate([x.reshape(-1) for x in jax.tree.leaves(tree)])))
+        )
 
     return jax.lax.platform_dependent(tree, cuda=together, default=optax.tree.norm)
 
 
 def clip_by_global_norm(most: float | jax.Array) -> optax.GradientTransformation:
-    """Scales gradients down to a ``global_norm`` of ``most``, as ``optax.clip_by_global_norm`` does.
+    """Scales gradients down to a ``global_norm`` of ``most``,
+    as ``optax.clip_by_global_norm`` does.
 
     Source: Pascanu et al. (2012), https://arxiv.org/abs/1211.5063, algorithm 1.
     """
 
-    def update(grads: PyTree, state: optax.EmptyState, params: PyTree = None) -> tuple[PyTree, optax.EmptyState]:
+    def update(
+        grads: PyTree, state: optax.EmptyState, params: PyTree = None
+    ) -> tuple[PyTree, optax.EmptyState]:
         del params
         norm = global_norm(grads)
         return jax.tree.map(lambda x: jnp.where(norm < most, x, x / norm * most), grads), state

@@ -1,6 +1,8 @@
-"""What users write besides the functions of an ``Algorithm``: hyperparameters, torsos, cores, environments.
+"""What users write besides the functions of an ``Algorithm``: hyperparameters, torsos,
+cores, environments.
 
-A class of yours may inherit the protocol that it fulfils; type checkers then compare each method with it.
+A class of yours may inherit the protocol that it fulfils;
+type checkers then compare each method with it.
 """
 
 from __future__ import annotations
@@ -13,19 +15,26 @@ from jaxrl_dist.types import Algorithm, Array, EnvSpec, PyTree
 
 
 class Hyperparameters(Protocol):
-    """The config of an algorithm: a frozen dataclass whose fields become flags. It may have ``Traits``, too."""
+    """The config of an algorithm: a frozen dataclass whose fields become flags.
+    It may have ``Traits``, too.
+    """
 
     def make(self, spec: EnvSpec) -> Algorithm:
-        """Returns the algorithm for an environment; raises ``ConfigError`` if it does not support its spaces."""
+        """Returns the algorithm for an environment;
+        raises ``ConfigError`` if it does not support its spaces.
+        """
 
 
 class Traits(NamedTuple):
-    """What runs read of a config of hyperparameters: attributes that it may lack, with their values if it does."""
+    """What runs read of a config of hyperparameters: attributes that it may lack,
+    with their values if it does.
+    """
 
     validate: Callable[[], None] = lambda: None
     """Raises ``ConfigError`` if a value is out of range."""
     preset: Callable[[EnvSpec], dict[str, Any]] = lambda spec: {}
-    """Of the class: ``(spec) -> values`` of its fields and of ``Train`` that suit an environment."""
+    """Of the class: ``(spec) -> values`` of its fields and of ``Train`` that suit an
+    environment."""
     recurrent_preset: Callable[[dict[str, Any]], dict[str, Any]] = lambda preset: preset
     """Of the class: ``(preset) -> preset`` for a run that sets ``core``."""
     joint: bool = False
@@ -35,7 +44,8 @@ class Traits(NamedTuple):
     core: Any = "none"
     """The recurrent core; a name other than ``none``, or functions."""
     core_inputs: str = "none"
-    """What a core reads beside the features; who calls a trained policy passes a ``reward`` that it names."""
+    """What a core reads beside the features;
+    who calls a trained policy passes a ``reward`` that it names."""
     hidden: tuple[str, ...] = ()
     """Parts of a Dict observation that a trained policy does not need."""
     learning_rate_steps: int | None = None
@@ -43,9 +53,11 @@ class Traits(NamedTuple):
     learning_starts: int = 0
     """Env steps before the first update; a profile sets it to 0."""
     replay_capacity: int | None = None
-    """Agent steps that the memory holds; a default is rounded down to what the environments divide."""
+    """Agent steps that the memory holds; a default is rounded down to what the environments
+    divide."""
     replay_ratio: float | None = None
-    """Updates per agent step; a default is rounded down to a whole number of updates after each rollout."""
+    """Updates per agent step; a default is rounded down to
+    a whole number of updates after each rollout."""
     num_minibatches: int | None = None
     """Updates of a pass over a rollout; a default is rounded down to what divides the rollout."""
 
@@ -56,7 +68,9 @@ class Traits(NamedTuple):
 
 
 class Torso(Protocol):
-    """A network that reads preprocessed observations ``x [N, ...]``, or a dict of them; flax modules fulfil it."""
+    """A network that reads preprocessed observations ``x [N, ...]``, or a dict of them;
+    flax modules fulfil it.
+    """
 
     def init(self, key: jax.Array, x: PyTree, /) -> PyTree:
         """Returns parameters; ``x`` has one row."""
@@ -65,17 +79,23 @@ class Torso(Protocol):
         """Returns features ``[N, width]``."""
 
 
-TorsoLike: TypeAlias = "Torso | tuple[Callable[[jax.Array, PyTree], PyTree], Callable[[PyTree, PyTree], Any]]"
+TorsoLike: TypeAlias = (
+    "Torso | tuple[Callable[[jax.Array, PyTree], PyTree], Callable[[PyTree, PyTree], Any]]"
+)
 """A torso, or its methods as the pair ``(init, apply)``."""
 
 
 class Core(Protocol):
-    """A recurrent core, which gives a policy a memory; each episode begins with the state of ``initial``."""
+    """A recurrent core, which gives a policy a memory;
+    each episode begins with the state of ``initial``.
+    """
 
     def init(self, key: jax.Array, features: jax.Array, /) -> PyTree:
         """Returns parameters; ``features`` has one row."""
 
-    def step(self, params: PyTree, features: jax.Array, state: PyTree, /) -> tuple[jax.Array, PyTree]:
+    def step(
+        self, params: PyTree, features: jax.Array, state: PyTree, /
+    ) -> tuple[jax.Array, PyTree]:
         """Returns the output ``[B, H]`` and the next state ``[B, ...]`` for ``features [B, D]``."""
 
     def initial(self, num_envs: int, /) -> PyTree:
@@ -90,7 +110,8 @@ CoreLike: TypeAlias = (
 
 
 class Environment(Protocol):
-    """One environment of pure functions, in the style of gymnax; ``jaxrl-dist check-env`` checks what types cannot.
+    """One environment of pure functions, in the style of gymnax;
+    ``jaxrl-dist check-env`` checks what types cannot.
 
     States and parameters are trees of arrays. A step does not reset.
     """

@@ -2,14 +2,17 @@
 
 Functions of rollouts take time-major arrays in this order:
 
-* ``reward [T, B]`` float32, ``terminated``, ``truncated``, ``valid`` ``[T, B]`` bool: as in ``types.Rollout``;
-* ``values [T + 1, B]`` float32, where ``values[t]`` estimates the value of ``obs[t]``. The successor of step ``t`` is
-  always ``obs[t + 1]``, so ``values[t]`` of a reset step is the value of the episode's final observation;
+* ``reward [T, B]`` float32, ``terminated``, ``truncated``, ``valid`` ``[T, B]`` bool:
+  as in ``types.Rollout``;
+* ``values [T + 1, B]`` float32, where ``values[t]`` estimates the value of ``obs[t]``. The
+  successor of step ``t`` is always ``obs[t + 1]``, so ``values[t]`` of a reset step is the value of
+  the episode's final observation;
 * ``discount``: a scalar, a float or traced.
 
-A terminated step bootstraps with 0, even if it is also truncated. A truncated step and the last step of the rollout
-bootstrap with ``values[t + 1]``. Nothing accumulates across the end of an episode. An invalid step influences others
-only through such a bootstrap: its own advantage is 0, and its own return is its value.
+A terminated step bootstraps with 0, even if it is also truncated. A truncated step and the last
+step of the rollout bootstrap with ``values[t + 1]``. Nothing accumulates across the end of an
+episode. An invalid step influences others only through such a bootstrap: its own advantage is 0,
+and its own return is its value.
 
 No gradient flows through the results: they are targets, see ``constant``.
 """
@@ -31,7 +34,7 @@ T = TypeVar("T")
 Scalar = jax.Array | float
 
 
-# --- What the gradient of a loss takes as constant ------------------------------------------------------
+# --- What the gradient of a loss takes as constant ------------------------------------------------
 
 
 @jax.custom_jvp
@@ -42,20 +45,25 @@ def _constant_in_loss(x: jax.Array) -> jax.Array:
 @_constant_in_loss.defjvp
 def _(primals: tuple[jax.Array], tangents: tuple[Any]) -> tuple[jax.Array, jax.Array]:
     (x,) = primals
-    return x, jnp.zeros_like(x)  # x itself: a derivative of the whole training still passes through it
+    # x itself: a derivative of the whole training still passes through it
+    return x, jnp.zeros_like(x)
 
 
 def _of_floats(function: Callable[[jax.Array], jax.Array]) -> Callable[[Any], Any]:
-    return lambda tree: jax.tree.map(lambda x: function(x) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
+    return lambda tree: jax.tree.map(
+        lambda x: function(x) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
+    )
 
 
 _constant = contextvars.ContextVar[Callable[[Any], Any]]("constant", default=jax.lax.stop_gradient)
 
 
 def constant(tree: T) -> T:
-    """Returns arrays unchanged; the gradient of a loss takes them as constant, as with ``jax.lax.stop_gradient``.
+    """Returns arrays unchanged; the gradient of a loss takes them as constant,
+    as with ``jax.lax.stop_gradient``.
 
-    A derivative of the whole training, of ``jaxrl_dist.make_train``, does not: parameters depend on their targets.
+    A derivative of the whole training, of ``jaxrl_dist.make_train``, does not:
+    parameters depend on their targets.
     """
     made: T = _constant.get()(tree)
     return made
@@ -81,14 +89,16 @@ def within_loss() -> contextlib.AbstractContextManager[None]:
     return _as(outside if outside is jax.lax.stop_gradient else _of_floats(_constant_in_loss))
 
 
-# --- Rollouts -------------------------------------------------------------------------------------------
+# --- Rollouts -------------------------------------------------------------------------------------
 
 
 class VTrace(NamedTuple):
     """Off-policy corrected targets of an actor-critic; see ``vtrace``."""
 
-    vs: jax.Array  # [T, B] float32  targets of the value function
-    pg_advantages: jax.Array  # [T, B] float32  weights of grad log pi, importance ratio included
+    vs: jax.Array
+    """[T, B] float32  targets of the value function."""
+    pg_advantages: jax.Array
+    """[T, B] float32  weights of grad log pi, importance ratio included."""
 
 
 def gae(
@@ -100,10 +110,11 @@ def gae(
     discount: Scalar,
     gae_lambda: Scalar,
 ) -> jax.Array:
-    """Computes generalized advantage estimates ``[T, B]``; add ``values[:-1]`` for returns, as ``lambda_returns`` does.
+    """Computes generalized advantage estimates ``[T, B]``; add ``values[:-1]`` for returns,
+    as ``lambda_returns`` does.
 
-    Schulman et al. 2016, "High-Dimensional Continuous Control Using Generalized Advantage Estimation", eq. 16
-    (https://arxiv.org/abs/1506.02438).
+    Schulman et al. 2016, "High-Dimensional Continuous Control Using Generalized Advantage
+    Estimation", eq. 16 (https://arxiv.org/abs/1506.02438).
     """
     td_errors, discounts = _td_errors(reward, terminated, truncated, valid, values, discount)
     return constant(_accumulate(td_errors, gae_lambda * discounts))
@@ -118,7 +129,8 @@ def lambda_returns(
     discount: Scalar,
     gae_lambda: Scalar,
 ) -> jax.Array:
-    """Computes lambda returns ``[T, B]``; ``gae_lambda = 1`` gives Monte-Carlo returns that bootstrap at the end.
+    """Computes lambda returns ``[T, B]``; ``gae_lambda = 1``
+    gives Monte-Carlo returns that bootstrap at the end.
 
     Sutton and Barto 2018, "Reinforcement Learning: An Introduction", eq. 12.3
     (http://incompleteideas.net/book/the-book-2nd.html).
@@ -138,8 +150,8 @@ def n_step(
 ) -> jax.Array:
     """Computes n-step returns ``[T, B]``, shorter at the end of an episode or of the rollout.
 
-    Takes ``min(n, T)`` passes over the data. Sutton and Barto 2018, "Reinforcement Learning: An Introduction", eq. 7.1
-    (http://incompleteideas.net/book/the-book-2nd.html).
+    Takes ``min(n, T)`` passes over the data. Sutton and Barto 2018, "Reinforcement Learning: An
+    Introduction", eq. 7.1 (http://incompleteideas.net/book/the-book-2nd.html).
 
     Raises:
       ValueError: if ``n`` is less than 1.
@@ -174,22 +186,28 @@ def vtrace(
 ) -> VTrace:
     """Computes V-trace targets and policy-gradient advantages, both ``[T, B]``.
 
-    Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner Architectures"
-    (https://arxiv.org/abs/1802.01561): ``vs`` is eq. 1 with ``gae_lambda`` as in its remark 2, ``pg_advantages`` is
-    ``rho (r + discount v' - V)`` of section 4.2, where ``v'`` mixes the successor's ``vs`` and value by ``gae_lambda``
-    as in rlax. On-policy, the two equal ``lambda_returns`` and ``gae`` for every ``gae_lambda``.
+    Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted
+    Actor-Learner Architectures" (https://arxiv.org/abs/1802.01561): ``vs`` is eq. 1 with
+    ``gae_lambda`` as in its remark 2, ``pg_advantages`` is ``rho (r + discount v' - V)`` of section
+    4.2, where ``v'`` mixes the successor's ``vs`` and value by ``gae_lambda`` as in rlax.
+    On-policy, the two equal ``lambda_returns`` and ``gae`` for every ``gae_lambda``.
 
     Args:
-      log_rhos: ``[T, B]`` float32, log ratio of the action's probability under the target and the behaviour policy.
+      log_rhos: ``[T, B]`` float32, log ratio of the action's
+        probability under the target and the behaviour policy.
       clip_rho: rho-bar of eq. 1, which sets the fixed point of the values.
       clip_c: c-bar of eq. 1, which limits how far errors propagate back.
-      clip_pg_rho: the bound on rho in the policy gradient; None omits rho, for losses that apply it themselves.
+      clip_pg_rho: the bound on rho in the policy gradient; None omits rho,
+        for losses that apply it themselves.
     """
     chex.assert_equal_shape([reward, log_rhos])
     td_errors, discounts = _td_errors(reward, terminated, truncated, valid, values, discount)
     rhos = jnp.where(valid, jnp.exp(log_rhos), 0.0)
     decay = gae_lambda * discounts
-    corrections = _accumulate(jnp.minimum(clip_rho, rhos) * td_errors, jnp.minimum(clip_c, rhos) * decay)  # vs - V
+    # vs - V
+    corrections = _accumulate(
+        jnp.minimum(clip_rho, rhos) * td_errors, jnp.minimum(clip_c, rhos) * decay
+    )
     following = jnp.concatenate([corrections[1:], jnp.zeros_like(corrections[:1])])
     pg_advantages = td_errors + decay * following
     if clip_pg_rho is not None:
@@ -205,7 +223,9 @@ def _td_errors(
     values: jax.Array,
     discount: Scalar,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns one-step errors, 0 on reset steps, and the next errors' discounts, 0 at episode ends; both ``[T, B]``."""
+    """Returns one-step errors, 0 on reset steps, and the next errors' discounts,
+    0 at episode ends; both ``[T, B]``.
+    """
     chex.assert_equal_shape([reward, terminated, truncated, valid, values[1:]])
     bootstrap = jnp.where(terminated, 0.0, values[1:])
     td_errors = jnp.where(valid, reward + discount * bootstrap - values[:-1], 0.0)
@@ -213,14 +233,17 @@ def _td_errors(
 
 
 def _accumulate(delta: jax.Array, decay: jax.Array) -> jax.Array:
-    """Solves ``acc[t] = delta[t] + decay[t] * acc[t + 1]`` backwards from ``acc[T] = 0``; all ``[T, B]``."""
+    """Solves ``acc[t] = delta[t] + decay[t] * acc[t + 1]`` backwards from ``acc[T] = 0``;
+    all ``[T, B]``.
+    """
 
     def step(acc: jax.Array, xs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         delta, decay = xs
         acc = delta + decay * acc
         return acc, acc
 
-    # A constant zero would lack the mesh axes over which the data varies, and shard_map would refuse the scan.
+    # A constant zero would lack the mesh axes over which the data varies,
+    # and shard_map would refuse the scan.
     zero = jnp.zeros_like(delta[0] + decay[0])
     accumulated: jax.Array = packing.recursion(step, zero, (delta, decay), reverse=True)[1]
     return accumulated
@@ -233,15 +256,20 @@ def window_return(
     valid: jax.Array,
     discount: Scalar,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Computes the return of a window's first step up to the end of its episode, and the step to bootstrap from.
+    """Computes the return of a window's first step up to the end of its episode,
+    and the step to bootstrap from.
 
     Args:
-      reward: ``[n, N]``, windows of ``n`` steps, as are ``terminated``, ``truncated`` and ``valid``.
+      reward: ``[n, N]``, windows of ``n`` steps, as are ``terminated``,
+        ``truncated`` and ``valid``.
 
     Returns:
-      ``(reward [N], discount [N], last [N])``: the n-step return is ``reward + discount * V(obs[last + 1])``, where
-      ``last`` is the step (int32) at which the episode or the window ends and ``discount`` is 0 if it terminated there.
-      ``n = 1`` gives the one-step target (Sutton & Barto 2018, equation 7.1, cut at the end of the episode).
+      ``(reward [N], discount [N], last [N])``: the n-step return is
+      ``reward + discount * V(obs[last + 1])``, where
+      ``last`` is the step (int32) at which the episode or the
+      window ends and ``discount`` is 0 if it terminated there.
+      ``n = 1`` gives the one-step target (Sutton & Barto
+      2018, equation 7.1, cut at the end of the episode).
     """
     chex.assert_equal_shape([reward, terminated, truncated, valid])
     # A recreated environment resets without ending its episode.
@@ -267,9 +295,12 @@ def unroll_masks(
       terminated: ``[T, N]`` with ``T > steps``, as are ``truncated`` and ``valid``.
 
     Returns:
-      ``(acts, ended)``, both ``[steps + 1, N]`` bool. ``acts``: the state after that many steps is that of the
-      observation there. ``ended``: the task terminated on the way, so its rewards and its value are 0 (Schrittwieser et
-      al. 2020, appendix G). Where neither holds, a time limit or a reset without an end was on the way: the window does
+      ``(acts, ended)``, both ``[steps + 1, N]`` bool. ``acts``:
+      the state after that many steps is that of the
+      observation there. ``ended``: the task terminated on the way,
+        so its rewards and its value are 0 (Schrittwieser et
+      al. 2020, appendix G). Where neither holds, a time limit or
+      a reset without an end was on the way: the window does
       not say what would have followed.
     """
     over = (terminated | truncated | ~valid)[:steps]
@@ -279,10 +310,14 @@ def unroll_masks(
     return ~before & valid[: steps + 1], jnp.cumsum(jnp.concatenate([start, first]), axis=0) > 0
 
 
-def episode_return(reward: jax.Array, terminated: jax.Array, truncated: jax.Array, valid: jax.Array) -> jax.Array:
-    """Computes each environment's mean undiscounted return ``[B]`` of the episodes that ended in the rollout.
+def episode_return(
+    reward: jax.Array, terminated: jax.Array, truncated: jax.Array, valid: jax.Array
+) -> jax.Array:
+    """Computes each environment's mean undiscounted return
+    ``[B]`` of the episodes that ended in the rollout.
 
-    The rollout begins with a new episode. Where none has ended, the result is the sum of all rewards.
+    The rollout begins with a new episode. Where none has ended,
+    the result is the sum of all rewards.
     """
     chex.assert_equal_shape([reward, terminated, truncated, valid])
     ended = (terminated | truncated).astype(reward.dtype)
@@ -293,15 +328,16 @@ def episode_return(reward: jax.Array, terminated: jax.Array, truncated: jax.Arra
     return constant(jnp.where(count > 0, whole / jnp.maximum(count, 1.0), reward.sum(axis=0)))
 
 
-# --- Values of single steps -----------------------------------------------------------------------------
+# --- Values of single steps -----------------------------------------------------------------------
 
 
 def project(support: jax.Array, probs: jax.Array, atoms: jax.Array) -> jax.Array:
-    """Projects a distribution over values ``support [K]`` onto ascending ``atoms [L]``; returns probabilities ``[L]``.
+    """Projects a distribution over values ``support [K]`` onto ascending ``atoms [L]``;
+    returns probabilities ``[L]``.
 
-    Each value is clipped to the range of the atoms. Its two neighbouring atoms share its probability, the nearer one
-    getting more. Bellemare et al. 2017, "A Distributional Perspective on Reinforcement Learning", eq. 7
-    (https://arxiv.org/abs/1707.06887).
+    Each value is clipped to the range of the atoms. Its two neighbouring atoms share its
+    probability, the nearer one getting more. Bellemare et al. 2017, "A Distributional Perspective
+    on Reinforcement Learning", eq. 7 (https://arxiv.org/abs/1707.06887).
 
     Args:
       probs: ``[K]``, the probabilities of ``support``.
@@ -309,7 +345,8 @@ def project(support: jax.Array, probs: jax.Array, atoms: jax.Array) -> jax.Array
     chex.assert_equal_shape([support, probs])
     spacing = jnp.diff(atoms)
     inverse = jnp.where(spacing > 0, 1.0 / spacing, 0.0)  # a single atom has no neighbours
-    below, above = jnp.pad(inverse, (1, 0))[:, None], jnp.pad(inverse, (0, 1))[:, None]
+    below = jnp.pad(inverse, (1, 0))[:, None]
+    above = jnp.pad(inverse, (0, 1))[:, None]
     distance = jnp.clip(support, atoms[0], atoms[-1])[None, :] - atoms[:, None]  # [L, K]
     away = (distance >= 0.0).astype(probs.dtype)
     gaps = away * distance * above - (1.0 - away) * distance * below  # in spacings
@@ -322,8 +359,8 @@ RESCALE_EPSILON = 1e-3
 def rescale(x: jax.Array) -> jax.Array:
     """``h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x`` with ``epsilon = 0.001``, elementwise.
 
-    Pohlen et al. 2018, "Observe and Look Further: Achieving Consistent Performance on Atari", proposition A.2
-    (https://arxiv.org/abs/1805.11593).
+    Pohlen et al. 2018, "Observe and Look Further: Achieving Consistent Performance on Atari",
+    proposition A.2 (https://arxiv.org/abs/1805.11593).
     """
     return jnp.sign(x) * (jnp.sqrt(jnp.abs(x) + 1) - 1) + RESCALE_EPSILON * x
 
@@ -331,7 +368,7 @@ def rescale(x: jax.Array) -> jax.Array:
 def unscale(x: jax.Array) -> jax.Array:
     """The inverse of ``rescale``, elementwise: the same source, proposition A.2 (iii)."""
     size = jnp.abs(x) + 1 + RESCALE_EPSILON
-    # The root of a quadratic, in the form without a difference of large numbers: that of the paper makes small values
-    # too low in float32, by 0.3 % at a fixed point of 5-step returns.
+    # The root of a quadratic, in the form without a difference of large numbers: that of the paper
+    # makes small values too low in float32, by 0.3 % at a fixed point of 5-step returns.
     root = 2 * size / (1 + jnp.sqrt(1 + 4 * RESCALE_EPSILON * size))
     return jnp.sign(x) * (root - 1) * (root + 1)

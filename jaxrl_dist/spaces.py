@@ -1,6 +1,7 @@
 """Spaces of observations and actions.
 
-A space of named parts is a ``dict`` of spaces. Its values are dicts of arrays: trees, which JAX's functions map over.
+A space of named parts is a ``dict`` of spaces. Its values are dicts of arrays: trees,
+which JAX's functions map over.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class MultiDiscrete:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Box:
-    """Arrays of one shape and dtype between ``low`` and ``high`` (arrays of that shape; may be infinite)."""
+    """Arrays of one shape and dtype between ``low`` and
+    ``high`` (arrays of that shape; may be infinite).
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -76,11 +79,14 @@ class Interface:
     both_sides: bool = False
     """Whether the agent moves for both sides of a game."""
     tuples: tuple[str, ...] = ()
-    """Paths of the dicts that the environment has as a ``Tuple``, each below ``observation`` or ``action``."""
+    """Paths of the dicts that the environment has as a ``Tuple``,
+    each below ``observation`` or ``action``."""
 
     @property
     def kinds(self) -> dict[str, Space]:
-        """The spaces by the names of the arrays in which rollouts and data sets hold their values."""
+        """The spaces by the names of the arrays in which rollouts and data sets hold their
+        values.
+        """
         return {"obs": self.observation, "action": self.action}
 
     def problem(self) -> str | None:
@@ -88,21 +94,27 @@ class Interface:
         if self.mask is None:
             return None
         size = sum(num_choices(self.action))
-        part = self.observation.get(self.mask) if isinstance(self.observation, dict) else None
+        if isinstance(self.observation, dict):
+            part = self.observation.get(self.mask)
+        else:
+            part = None
         if size and isinstance(part, Part) and part.shape == (size,):
             return None
         return f"mask {self.mask!r} is not a part of the observations with a flag for each of {size} actions"
 
 
 def leaves(tree: Any, path: str = "") -> dict[str, Any]:
-    """Returns the parts of nested dicts by their path, in JAX's order: ``{"camera/left": ..., "speed": ...}``.
+    """Returns the parts of nested dicts by their path, in JAX's order:
+    ``{"camera/left": ..., "speed": ...}``.
 
     Anything except a dict is a part; without a dict around it, it has the path ``""``.
     """
     if not isinstance(tree, dict):
         return {path: tree}
     inner = f"{path}/" if path else ""
-    return {key: part for name in sorted(tree) for key, part in leaves(tree[name], inner + name).items()}
+    return {
+        key: part for name in sorted(tree) for key, part in leaves(tree[name], inner + name).items()
+    }
 
 
 def nested(space: Space, values: dict[str, Any], path: str = "") -> Any:
@@ -114,7 +126,8 @@ def nested(space: Space, values: dict[str, Any], path: str = "") -> Any:
 
 
 def tupled(tree: Any, tuples: Collection[str], path: str) -> Any:
-    """Returns nested dicts with tuples in place of those at the paths ``tuples``, as the environment has them.
+    """Returns nested dicts with tuples in place of those at the paths ``tuples``,
+    as the environment has them.
 
     Args:
       path: that of the tree itself.
@@ -122,7 +135,9 @@ def tupled(tree: Any, tuples: Collection[str], path: str) -> Any:
     if not isinstance(tree, dict):
         return tree
     parts = {name: tupled(part, tuples, f"{path}/{name}") for name, part in tree.items()}
-    return tuple(parts[str(number)] for number in range(len(parts))) if path in tuples else parts
+    if path in tuples:
+        return tuple(parts[str(number)] for number in range(len(parts)))
+    return parts
 
 
 def untupled(tree: Any, tuples: Collection[str], path: str) -> Any:
@@ -135,7 +150,9 @@ def untupled(tree: Any, tuples: Collection[str], path: str) -> Any:
 
 
 def write_rows(rows: np.ndarray, whole: Any, part: Any) -> Any:
-    """Writes the parts of ``part`` into these rows of the parts of ``whole``, and returns the latter."""
+    """Writes the parts of ``part`` into these rows of the parts of ``whole``,
+    and returns the latter.
+    """
     for x, values in zip(leaves(whole).values(), leaves(part).values(), strict=True):
         x[rows] = values
     return whole
@@ -155,19 +172,27 @@ def too_wide(values: np.ndarray, dtype: np.dtype) -> str:
         return ""
     bounds = np.iinfo(dtype)
     wide = values[(values < bounds.min) | (values > bounds.max)]
-    return f"holds {wide[0]}, which {bounds.bits}-bit integers cannot; a Box of floats can" if wide.size else ""
+    if wide.size:
+        return f"holds {wide[0]}, which {bounds.bits}-bit integers cannot; a Box of floats can"
+    return ""
 
 
 def counted(part: Part, values: Any) -> Any:
-    """Returns values ``[B, ...]`` of an environment on the host as policies see them: vectors that count from 0."""
+    """Returns values ``[B, ...]`` of an environment on the host as policies see them:
+    vectors that count from 0.
+    """
     if isinstance(part, Box):
         return values
     values = values.reshape(values.shape[0], *part.shape)
-    return values - _start(part) if part.start else values
+    if part.start:
+        return values - _start(part)
+    return values
 
 
 def native(part: Part, values: Any) -> Any:
-    """Returns values ``[B, ...]`` of policies as the environment has them: the inverse of ``counted``."""
+    """Returns values ``[B, ...]`` of policies as the environment has them:
+    the inverse of ``counted``.
+    """
     if isinstance(part, Box):
         return values
     values = values + _start(part) if part.start else values
@@ -180,7 +205,9 @@ def _start(part: Discrete | MultiDiscrete) -> np.ndarray:
 
 
 def holds(part: Part, values: np.ndarray) -> bool:
-    """Returns whether a discrete space has all of these values; those of a ``Box`` are not looked at."""
+    """Returns whether a discrete space has all of these values;
+    those of a ``Box`` are not looked at.
+    """
     if isinstance(part, Box):
         return True
     most = np.asarray(part.n if isinstance(part, Discrete) else part.nvec)
@@ -188,14 +215,19 @@ def holds(part: Part, values: np.ndarray) -> bool:
 
 
 def num_choices(action: Space) -> list[int]:
-    """Returns the number of values of each component of a discrete action; other actions have none."""
+    """Returns the number of values of each component of a discrete action; other actions have
+    none.
+    """
     if isinstance(action, Discrete):
         return [action.n]
-    return list(action.nvec) if isinstance(action, MultiDiscrete) else []
+    if isinstance(action, MultiDiscrete):
+        return list(action.nvec)
+    return []
 
 
 def clipped(space: Space, action: Any) -> Any:
-    """Returns actions ``[..., *shape]`` as an environment executes them: with numbers between their bounds.
+    """Returns actions ``[..., *shape]`` as an environment executes them:
+    with numbers between their bounds.
 
     Works on numpy and on JAX arrays.
     """
@@ -221,9 +253,11 @@ def is_image(space: Space) -> bool:
 
 
 def is_grey(space: Space) -> bool:
-    """Returns True for images without an axis of channels: matrices of bytes from 0 to 255, of 10 or more a side.
+    """Returns True for images without an axis of channels: matrices of bytes from 0 to 255,
+    of 10 or more a side.
 
-    Gymnasium's ``GrayscaleObservation`` makes them by default. A stack of an Atari game's memory has fewer rows.
+    Gymnasium's ``GrayscaleObservation`` makes them by default.
+    A stack of an Atari game's memory has fewer rows.
     """
     if not isinstance(space, Box) or len(space.shape) != 2 or space.dtype != np.uint8:
         return False
@@ -231,7 +265,8 @@ def is_grey(space: Space) -> bool:
 
 
 def describe(space: Space, *, starts: bool = False) -> str:
-    """Describes a space in a word, without its bounds: ``float32[4]``, ``Discrete(2)`` or ``MultiDiscrete(3, 2)``.
+    """Describes a space in a word, without its bounds: ``float32[4]``,
+    ``Discrete(2)`` or ``MultiDiscrete(3, 2)``.
 
     Named parts look like ``{camera: uint8[64, 64, 3], speed: float32[2]}``.
 
@@ -243,12 +278,18 @@ def describe(space: Space, *, starts: bool = False) -> str:
         return "{" + ", ".join(parts) + "}"
     if isinstance(space, Box):
         return f"{space.dtype}{list(space.shape)}"
-    text = f"Discrete({space.n})" if isinstance(space, Discrete) else f"MultiDiscrete{tuple(space.nvec)}"
-    return f"{text} from {space.start}" if starts and np.any(space.start) else text
+    if isinstance(space, Discrete):
+        text = f"Discrete({space.n})"
+    else:
+        text = f"MultiDiscrete{tuple(space.nvec)}"
+    if starts and np.any(space.start):
+        return f"{text} from {space.start}"
+    return text
 
 
 def channels_first(shape: tuple[int, ...]) -> bool:
-    """Returns True for an image shape such as EnvPool's Atari (4, 84, 84), not gymnax's MinAtar (10, 10, 4).
+    """Returns True for an image shape such as EnvPool's Atari (4, 84, 84),
+    not gymnax's MinAtar (10, 10, 4).
 
     A square image has two equal sides; any other image has fewer channels than rows or columns.
     """

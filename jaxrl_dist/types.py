@@ -1,8 +1,9 @@
 """The vocabulary of the package, on one page.
 
 Axes: ``T`` steps of a rollout, ``B`` environments, ``N`` independent examples that a loss sees.
-Terms: an *env step* is a step of an environment, however many agents act in it; an *agent step* is one agent's
-transition, a valid row; a reset is neither. An *update* is a gradient step, an *iteration* a rollout and its updates.
+Terms: an *env step* is a step of an environment, however many agents act in it; an *agent step* is
+one agent's transition, a valid row; a reset is neither. An *update* is a gradient step, an
+*iteration* a rollout and its updates.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ PyTree = Any
 Array = Any
 """A ``jax.Array``, or on the host a numpy array of the same shape and dtype."""
 Algorithms = Any
-"""The ``Algorithm`` of each policy in an environment, a dict keyed by policy; a single policy has the name ``""``."""
+"""The ``Algorithm`` of each policy in an environment, a dict keyed by policy;
+a single policy has the name ``""``."""
 Acted = tuple[PyTree, PyTree, PyTree]
 """Output of a policy: action, core, and extras, which are stored with the action."""
 
@@ -32,41 +34,54 @@ class EnvSpec:
     """The properties of an environment that an algorithm may use."""
 
     id: str
-    """Its id without the backend's prefix: ``CartPole-v1``, ``my_module:make``, or ``object:MyEnv`` from Python."""
+    """Its id without the backend's prefix: ``CartPole-v1``, ``my_module:make``,
+    or ``object:MyEnv`` from Python."""
     backend: str
     """``gymnax``, ``envpool``, ``gymnasium``, or one of ``config.LIBRARIES``."""
     family: str
-    """Its group in its backend, such as ``classic_control``, ``minatar`` or ``mujoco``; presets depend on it."""
+    """Its group in its backend, such as ``classic_control``, ``minatar`` or ``mujoco``;
+    presets depend on it."""
     observation: Space
     action: Space
     max_episode_steps: int | None
     """Steps after which episodes are truncated; None: the backend names no time limit."""
     frame_stack: int = 1
-    """Frames in an observation, concatenated along the channels of an image or else the first axis, newest last; if
-    there are several, host environments return single frames (``frames.Frame``)."""
+    """Frames in an observation, concatenated along the channels of an image or else the first axis,
+    newest last; if there are several, host environments return single frames (``frames.Frame``)."""
     mask: str | None = None
-    """Part of the observation that says which actions are legal, as ``observations.legal`` reads it; None: all are."""
+    """Part of the observation that says which actions are legal,
+    as ``observations.legal`` reads it; None: all are."""
     num_agents: int = 1
-    """Agents of an environment; each is a row of the batch, next to the others of its environment."""
+    """Agents of an environment; each is a row of the batch, next to the others of its
+    environment."""
     unread_mask: str = ""
-    """Why policies cannot use the action masks that the environment seems to have; empty: they can, or it has none."""
+    """Why policies cannot use the action masks that the environment seems to have; empty:
+    they can, or it has none."""
     inside: str = ""
-    """What wrappers inside the environment do that policies or returns suffer from; empty: nothing."""
+    """What wrappers inside the environment do that policies or returns suffer from; empty:
+    nothing."""
     info_metrics: tuple[str, ...] = ()
-    """Numbers of its info that episode statistics include, as ``envs.episodes.parse`` returns them."""
-    fps: float | None = None  # steps that a film shows in a second; None: the environment does not say
-    both_sides: bool = False  # the agent moves for both sides of a game: rewards and observations are the mover's
+    """Numbers of its info that episode statistics include, as ``envs.episodes.parse`` returns
+    them."""
+    fps: float | None = None
+    """Steps that a film shows in a second; None: the environment does not say."""
+    both_sides: bool = False
+    """The agent moves for both sides of a game: rewards and observations are the mover's."""
     tuples: tuple[str, ...] = ()
-    """Paths of the dicts that the environment has as a ``Tuple``, each below ``observation`` or ``action``."""
+    """Paths of the dicts that the environment has as a ``Tuple``,
+    each below ``observation`` or ``action``."""
     policies: Mapping[str, EnvSpec] = dataclasses.field(default_factory=dict, hash=False)
-    """The spec of each of several policies; then the spaces above are dicts keyed by policy. Empty: one policy."""
+    """The spec of each of several policies; then the spaces above are dicts keyed by policy.
+    Empty: one policy."""
 
     @property
     def interface(self) -> Interface:
         """The part of it that belongs to its spaces."""
         from jaxrl_dist.spaces import Interface
 
-        return Interface(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Interface)})
+        return Interface(
+            **{field.name: getattr(self, field.name) for field in dataclasses.fields(Interface)}
+        )
 
     @property
     def by_policy(self) -> Mapping[str, EnvSpec]:
@@ -74,43 +89,64 @@ class EnvSpec:
         return self.policies or {"": self}
 
     def keyed(self, tree: PyTree) -> Any:
-        """Returns what the environment takes or returns as a dict keyed by policy: with one, it has no names itself."""
-        return tree if self.policies else {"": tree}
+        """Returns what the environment takes or returns as a dict keyed by policy: with one,
+        it has no names itself.
+        """
+        if self.policies:
+            return tree
+        return {"": tree}
 
     def bare(self, tree: PyTree) -> Any:
         """The inverse of ``keyed``: what environments, reports and files have."""
-        return tree if self.policies else tree[""]
+        if self.policies:
+            return tree
+        return tree[""]
 
 
-# --- Experience ---------------------------------------------------------------------------------------
+# --- Experience -----------------------------------------------------------------------------------
 
 
 class Timestep(NamedTuple):
     """The result of one step of ``B`` environments.
 
-    Environments reset on the *next* step: after ``terminated`` or ``truncated``, the following step ignores its
-    action, has reward 0 and ``valid`` False, and its observation is the first one of the new episode.
+    Environments reset on the *next* step: after ``terminated`` or ``truncated``, the following step
+    ignores its action, has reward 0 and ``valid`` False, and its observation is the first one of
+    the new episode.
     """
 
-    obs: PyTree  # [B, ...]   the observation after the step
-    reward: Array  # [B] float32
-    terminated: Array  # [B] bool    the task ended
-    truncated: Array  # [B] bool    the time limit cut the episode
-    valid: Array  # [B] bool    False on the step in which an environment resets
+    obs: PyTree
+    """[B, ...]   the observation after the step."""
+    reward: Array
+    """[B] float32."""
+    terminated: Array
+    """[B] bool    the task ended."""
+    truncated: Array
+    """[B] bool    the time limit cut the episode."""
+    valid: Array
+    """[B] bool    False on the step in which an environment resets."""
 
 
 class Rollout(NamedTuple):
     """``T`` steps of ``B`` environments; the successor of step ``t`` is always ``obs[t + 1]``."""
 
-    obs: PyTree  # [T + 1, B, ...]
-    action: PyTree  # [T, B, ...]  in the environment's units
-    reward: jax.Array  # [T, B] float32
-    terminated: jax.Array  # [T, B] bool  the task ended: bootstrap with 0
-    truncated: jax.Array  # [T, B] bool  the time limit cut the episode: bootstrap from obs[t + 1]
-    valid: jax.Array  # [T, B] bool  False on the step in which an environment resets
-    extras: PyTree  # [T, B, ...]  the policy's other outputs (log_prob, value ...)
-    core: PyTree  # [B, ...]     policy state before step 0; () if none
-    final_core: PyTree  # [B, ...]     policy state after step T - 1, for the bootstrap
+    obs: PyTree
+    """[T + 1, B, ...]."""
+    action: PyTree
+    """[T, B, ...]  in the environment's units."""
+    reward: jax.Array
+    """[T, B] float32."""
+    terminated: jax.Array
+    """[T, B] bool  the task ended: bootstrap with 0."""
+    truncated: jax.Array
+    """[T, B] bool  the time limit cut the episode: bootstrap from obs[t + 1]."""
+    valid: jax.Array
+    """[T, B] bool  False on the step in which an environment resets."""
+    extras: PyTree
+    """[T, B, ...]  the policy's other outputs (log_prob, value ...)."""
+    core: PyTree
+    """[B, ...]     policy state before step 0; () if none."""
+    final_core: PyTree
+    """[B, ...]     policy state after step T - 1, for the bootstrap."""
 
     @property
     def obs_before(self) -> PyTree:
@@ -128,11 +164,17 @@ class Rollout(NamedTuple):
         return self.reward, self.terminated, self.truncated, self.valid
 
     def with_inner_core(self) -> Rollout:
-        """Returns it with the inner policy's state where the core is ``(own, inner)``; replayed windows carry none."""
-        return self._replace(core=self.core[1], final_core=self.final_core[1]) if self.core else self
+        """Returns it with the inner policy's state where the core is ``(own, inner)``;
+        replayed windows carry none.
+        """
+        if self.core:
+            return self._replace(core=self.core[1], final_core=self.final_core[1])
+        return self
 
     def env_major(self) -> Rollout:
-        """Returns it as ``[B, T, ...]``, an example per environment, and back; ``core`` and ``final_core`` stay."""
+        """Returns it as ``[B, T, ...]``, an example per environment, and back;
+        ``core`` and ``final_core`` stay.
+        """
         swapped: Rollout = swap_axes(self._replace(core=(), final_core=()))
         return swapped._replace(core=self.core, final_core=self.final_core)
 
@@ -146,11 +188,16 @@ class EpisodeStats(NamedTuple):
     """Sums over the episodes that ended in some experience; float32, all of one shape."""
 
     episodes: Array
-    return_sum: Array  # of raw returns: before clipping and scaling
-    length_sum: Array  # in env steps, of several agents those in which the episode's agent takes part
-    return_min: Array  # +inf if no episode ended
-    return_max: Array  # -inf if no episode ended
-    info: Mapping[str, tuple[Array, Array]] = {}  # sum of each metric of the info, and the episodes that reported it
+    return_sum: Array
+    """Of raw returns: before clipping and scaling."""
+    length_sum: Array
+    """In env steps, of several agents those in which the episode's agent takes part."""
+    return_min: Array
+    """+inf if no episode ended."""
+    return_max: Array
+    """-inf if no episode ended."""
+    info: Mapping[str, tuple[Array, Array]] = {}
+    """Sum of each metric of the info, and the episodes that reported it."""
 
     @staticmethod
     def stack(parts: Sequence[EpisodeStats]) -> EpisodeStats:
@@ -158,65 +205,92 @@ class EpisodeStats(NamedTuple):
         return jax.tree.map(lambda *fields: np.stack(fields), *parts)
 
     def merge(self, axis: int | None = None) -> EpisodeStats:
-        """Combines the statistics of all entries along an axis; None: along all axes, to scalars."""
+        """Combines the statistics of all entries along an axis; None: along all axes, to
+        scalars.
+        """
         sums = [field.sum(axis) for field in (self.episodes, self.return_sum, self.length_sum)]
-        info = {name: (total.sum(axis), count.sum(axis)) for name, (total, count) in self.info.items()}
-        return EpisodeStats._make([*sums, self.return_min.min(axis), self.return_max.max(axis), info])
+        info = {
+            name: (total.sum(axis), count.sum(axis)) for name, (total, count) in self.info.items()
+        }
+        return EpisodeStats._make(
+            [*sums, self.return_min.min(axis), self.return_max.max(axis), info]
+        )
 
 
-# --- Algorithms ---------------------------------------------------------------------------------------
+# --- Algorithms -----------------------------------------------------------------------------------
 
 
 class Variables(NamedTuple):
     """Trained parameters and running statistics, with which a policy acts."""
 
     params: PyTree
-    stats: PyTree  # () if none
+    stats: PyTree
+    """() if none."""
 
 
 class Context(NamedTuple):
-    """Further inputs that a policy, a postprocessor or a loss may use, besides the variables and its data."""
+    """Further inputs that a policy, a postprocessor or a loss may use,
+    besides the variables and its data.
+    """
 
     keys: Array = None
-    """Random keys, one for each environment ``[B]`` or example ``[N]``, one for ``behaviour``; None: act greedily."""
+    """Random keys, one for each environment ``[B]`` or example ``[N]``,
+    one for ``behaviour``; None: act greedily."""
     env_step: Array = 0.0
-    """The nominal env steps of all rollouts learned from, resets included; a float32 scalar, for schedules."""
+    """The nominal env steps of all rollouts learned from, resets included; a float32 scalar,
+    for schedules."""
     target: PyTree = ()
     """Output of ``Algorithm.target``, such as target parameters; () for a policy."""
     simulator: Simulator | None = None
-    """The environments ``[B]`` as a model to plan with, for a policy; None: there is none, as on the host."""
+    """The environments ``[B]`` as a model to plan with, for a policy; None: there is none,
+    as on the host."""
 
 
 class Aux(NamedTuple):
-    """Further outputs of a loss, besides the losses; every array is per example, shaped as the losses."""
+    """Further outputs of a loss, besides the losses; every array is per example,
+    shaped as the losses.
+    """
 
     metrics: Mapping[str, jax.Array]
-    priority: jax.Array | None = None  # [N] float32, at least 0, for prioritised replay
+    priority: jax.Array | None = None
+    """[N] float32, at least 0, for prioritised replay."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
     """The replay settings of an algorithm; sizes are totals over all devices."""
 
-    capacity: int  # agent steps that the memory holds: its rows
-    batch_size: int  # windows per update
-    ratio: float  # updates per agent step, a row of each rollout
-    learning_starts: int  # env steps before the first update
-    priority_exponent: float | None = None  # alpha of prioritised replay (Schaul et al. 2016, eq. 1); None: uniform
-    importance_exponent: float | jax.Array = 0.0  # beta of its importance weights (section 3.4), 0 .. 1
-    return_discount: float | None = None  # of ``extras["return"]``, which recorded steps then hold; None: they do not
+    capacity: int
+    """Agent steps that the memory holds: its rows."""
+    batch_size: int
+    """Windows per update."""
+    ratio: float
+    """Updates per agent step, a row of each rollout."""
+    learning_starts: int
+    """Env steps before the first update."""
+    priority_exponent: float | None = None
+    """Alpha of prioritised replay (Schaul et al. 2016, eq. 1); None: uniform."""
+    importance_exponent: float | jax.Array = 0.0
+    """Beta of its importance weights (section 3.4), 0 .. 1."""
+    return_discount: float | None = None
+    """Of ``extras["return"]``, which recorded steps then hold; None: they do not."""
 
 
 class Policy(Protocol):
-    """Acts: ``obs [B, ...]`` to ``(action [B, ...], core [B, ...], extras)``; without ``context.keys``, greedily."""
+    """Acts: ``obs [B, ...]`` to ``(action [B, ...], core [B, ...], extras)``;
+    without ``context.keys``, greedily.
+    """
 
-    def __call__(self, variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted: ...
+    def __call__(
+        self, variables: Variables, obs: PyTree, core: PyTree, context: Context
+    ) -> Acted: ...
 
 
 class Postprocess(Protocol):
     """Makes a batch, whose leading axis holds ``N`` independent examples.
 
-    They are in environment-major order: all examples of environment 0, then all of environment 1, and so on.
+    They are in environment-major order: all examples of environment 0,
+    then all of environment 1, and so on.
     """
 
     def __call__(self, variables: Variables, rollout: Rollout, context: Context) -> PyTree: ...
@@ -225,18 +299,22 @@ class Postprocess(Protocol):
 class Loss(Protocol):
     """Returns losses, a mask and ``Aux``, all per example (leading axis ``N``).
 
-    The learner forms ``sum(losses * mask) / sum(mask)`` over all devices and differentiates it with respect to
-    ``variables.params``. The mask is bool, or holds weights, which count as constants.
+    The learner forms ``sum(losses * mask) / sum(mask)`` over all devices and differentiates it with
+    respect to ``variables.params``. The mask is bool, or holds weights, which count as constants.
     """
 
-    def __call__(self, variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]: ...
+    def __call__(
+        self, variables: Variables, batch: PyTree, context: Context
+    ) -> tuple[jax.Array, jax.Array, Aux]: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
-    """An RL algorithm: a policy, a trajectory postprocessor and a loss, all pure functions (RLlib, ICML 2018).
+    """An RL algorithm: a policy, a trajectory postprocessor and a loss,
+    all pure functions (RLlib, ICML 2018).
 
-    An algorithm knows no plan, device count or environment backend. Fields with a default may be left out.
+    An algorithm knows no plan, device count or environment backend.
+    Fields with a default may be left out.
     """
 
     init: Callable[[jax.Array], Variables]
@@ -245,9 +323,11 @@ class Algorithm:
     postprocess: Postprocess
     loss: Loss
     optimizer: optax.GradientTransformation
-    """Its ``update``, if it takes more, also gets ``env_step``, as in ``Context``, and ``updates_done`` before it."""
+    """Its ``update``, if it takes more, also gets ``env_step``, as in ``Context``,
+    and ``updates_done`` before it."""
     window: int | None = None
-    """Steps of an environment that one example spans: 1 for transitions; None: the whole rollout."""
+    """Steps of an environment that one example spans: 1 for transitions; None: the whole
+    rollout."""
     replay: Replay | None = None
     """How to replay experience; None: each rollout is used once, and then discarded."""
     num_epochs: int = 1
@@ -255,44 +335,60 @@ class Algorithm:
     num_minibatches: int = 1
     """Updates into which the learner divides each pass."""
     done: Callable[[Mapping[str, jax.Array]], jax.Array] | None = None
-    """``(means of an update's metrics) -> bool``: True skips it and the rollout's later updates; None: never."""
-    corrects_lag: bool = False  # whether the loss allows for experience of older policies, as replayed one always is
+    """``(means of an update's metrics) -> bool``:
+    True skips it and the rollout's later updates; None: never."""
+    corrects_lag: bool = False
+    """Whether the loss allows for experience of older policies, as replayed one always is."""
     target: Callable[[PyTree, PyTree, jax.Array], PyTree] = lambda params, target, updates: target
-    """``(params, target, updates) -> target`` after each update: periodic copy, Polyak average; default: keep."""
+    """``(params, target, updates) -> target`` after each update: periodic copy,
+    Polyak average; default: keep."""
     initial_target: Callable[[PyTree], PyTree] = lambda params: ()
     """``(params) -> target``; default: no target."""
     update_stats: Callable[[Variables, Rollout, Context], PyTree] | None = None
-    """``(variables, rollout, context) -> stats`` after each rollout; sums are ``mesh.global_sum``. None: keeps none."""
+    """``(variables, rollout, context) -> stats`` after each rollout;
+    sums are ``mesh.global_sum``. None: keeps none."""
     initial_core: Callable[[int], PyTree] = lambda num_envs: ()
-    """``(num_envs) -> core [num_envs, ...]`` at the start of an episode (recurrent state, per-env constants)."""
+    """``(num_envs) -> core [num_envs, ...]`` at the start of
+    an episode (recurrent state, per-env constants)."""
     feedback: Callable[[PyTree, PyTree, Timestep], PyTree] = lambda core, action, step: core
-    """``(core, action, step) -> core``: stores a step's outcome in the policy state; default: stores nothing."""
+    """``(core, action, step) -> core``: stores a step's outcome in the policy state;
+    default: stores nothing."""
     behaviour: Callable[[Variables, PyTree, Context], tuple[PyTree, PyTree]] | None = None
-    """``(variables, core [B, ...], context) -> (params [B, ...], core)`` before each rollout: the parameters with which
-    each environment acts until the next one, and the core that the rollout starts with. For the core that it returned,
-    it returns the same parameters again, so they need not be kept. None: all act with ``variables.params``."""
-    episodic: bool = False  # whether each rollout begins with a new episode in every environment
-    paired: bool = False  # whether environments ``2 i`` and ``2 i + 1`` belong together: their number must be even
-    trains: bool = True  # whether it learns; of one that does not, only the functions that act are called
-    searches: bool = False  # whether its policy needs ``context.simulator`` to train
+    """``(variables, core [B, ...], context) -> (params [B, ...], core)`` before each rollout: the
+    parameters with which each environment acts until the next one, and the core that the rollout
+    starts with. For the core that it returned, it returns the same parameters again, so they need
+    not be kept. None: all act with ``variables.params``."""
+    episodic: bool = False
+    """Whether each rollout begins with a new episode in every environment."""
+    paired: bool = False
+    """Whether environments ``2 i`` and ``2 i + 1`` belong together: their number must be even."""
+    trains: bool = True
+    """Whether it learns; of one that does not, only the functions that act are called."""
+    searches: bool = False
+    """Whether its policy needs ``context.simulator`` to train."""
     imitates: bool = False
     """Whether it learns from actions alone, whatever they were rewarded with."""
     action_values: Callable[[Variables, PyTree], tuple[jax.Array, Array]] | None = None
-    """``(variables, obs [B, ...]) -> (values [B, A], temperature)`` of discrete actions, by raw rewards, and with the
-    entropy at this temperature or at 0. None: it has no action values."""
+    """``(variables, obs [B, ...]) -> (values [B, A], temperature)`` of discrete actions, by raw
+    rewards, and with the entropy at this temperature or at 0. None: it has no action values."""
     recorded: Callable[[Rollout], Rollout] | None = None
-    """``(windows [window, N, ...]) -> windows`` of a data set: adds the extras that acting would store; None: none."""
+    """``(windows [window, N, ...]) -> windows`` of a data set:
+    adds the extras that acting would store; None: none."""
     whole_windows: bool = False
-    """Whether the loss of a window covers more of its steps than the first: windows of a data set then also begin
-    before the data and on steps without a successor, so that each recorded step counts equally often."""
+    """Whether the loss of a window covers more of its steps than the first: windows of a data set
+    then also begin before the data and on steps without a successor, so that each recorded step
+    counts equally often."""
     log_prob: Callable[[Variables, PyTree, PyTree, PyTree, Context], jax.Array] | None = None
-    """``(variables, obs [B, ...], core, action [B, ...], context) -> [B]`` float32: the log-probability with which the
-    policy, acting with keys, draws these actions from this core at ``context.env_step``. Of continuous ones it is a
-    density in the environment's units, before bounds clip it; correlated noise counts as independent. None: unknown."""
+    """``(variables, obs [B, ...], core, action [B, ...], context) -> [B]`` float32: the
+    log-probability with which the policy, acting with keys, draws these actions from this core at
+    ``context.env_step``. Of continuous ones it is a density in the environment's units, before
+    bounds clip it; correlated noise counts as independent. None: unknown."""
 
     def updated_stats(self, variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         """Returns the running statistics after a rollout."""
-        return variables.stats if self.update_stats is None else self.update_stats(variables, rollout, context)
+        if self.update_stats is None:
+            return variables.stats
+        return self.update_stats(variables, rollout, context)
 
 
 class TrainState(NamedTuple):
@@ -301,11 +397,16 @@ class TrainState(NamedTuple):
     variables: Variables
     target: PyTree
     opt_state: PyTree
-    updates: jax.Array  # int32 scalar, gradient steps so far
-    iteration: jax.Array  # int32 scalar, rollouts consumed so far; keys derive from it
-    env_step: jax.Array  # float32 scalar, nominal env steps so far, for schedules
-    skipped: jax.Array  # int32 scalar, consecutive updates until now whose loss or gradient was not finite
-    memory: PyTree = ()  # [B, ...], sharded over the mesh: replayed experience; () if none
+    updates: jax.Array
+    """Int32 scalar, gradient steps so far."""
+    iteration: jax.Array
+    """Int32 scalar, rollouts consumed so far; keys derive from it."""
+    env_step: jax.Array
+    """Float32 scalar, nominal env steps so far, for schedules."""
+    skipped: jax.Array
+    """Int32 scalar, consecutive updates until now whose loss or gradient was not finite."""
+    memory: PyTree = ()
+    """[B, ...], sharded over the mesh: replayed experience; () if none."""
 
     def context(self, keys: jax.Array | None = None) -> Context:
         """Returns the context of postprocessing, loss and running statistics."""
@@ -313,11 +414,15 @@ class TrainState(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """Everything that a run needs to continue as if it had never stopped: numpy arrays and JSON values."""
+    """Everything that a run needs to continue as if it had never stopped:
+    numpy arrays and JSON values.
+    """
 
     state: TrainState
-    actor: PyTree  # state of compiled environments; () for host environments, which are restarted
-    progress: Mapping[str, Any]  # counts, times, and sums since the last report; see ``plans.report``
+    actor: PyTree
+    """State of compiled environments; () for host environments, which are restarted."""
+    progress: Mapping[str, Any]
+    """Counts, times, and sums since the last report; see ``plans.report``."""
 
     @property
     def env_steps(self) -> int:
@@ -338,27 +443,35 @@ class Report:
     metrics: Mapping[str, float | None]
     """Means since the last report; a missing value is None, not NaN."""
     variables: Callable[[], Variables]
-    """Copies the current variables as numpy arrays; must be called before the next report is taken."""
+    """Copies the current variables as numpy arrays; must be called before the next report is
+    taken."""
     checkpoint: Callable[[], Checkpoint]
-    """Copies the state that a resumed run starts from; must be called before the next report is taken."""
+    """Copies the state that a resumed run starts from;
+    must be called before the next report is taken."""
     evaluation: Mapping[str, float | int] | None = None
-    """In the last report and at the evaluation interval: ``episodes`` played, ``return_mean``, ``return_std``,
-    ``length_mean``, how many were ``cut``, and of a population ``members`` and, by n - 1, ``members_return_std``."""
+    """In the last report and at the evaluation interval: ``episodes`` played, ``return_mean``,
+    ``return_std``, ``length_mean``, how many were ``cut``, and of a population ``members`` and, by
+    n - 1, ``members_return_std``."""
     best_evaluation: Mapping[str, float | int] | None = None
-    """In the last report if evaluations ``keep_best``: that of the best ``checkpoint``, in episodes that chose none."""
+    """In the last report if evaluations ``keep_best``: that of the best ``checkpoint``,
+    in episodes that chose none."""
     ended_by: str | None = None
     """Field of ``Train`` that ends the run with this report: its total or ``stop_at_return``."""
-    diverged: bool = False  # whether training ends because too many gradients in a row were not finite
+    diverged: bool = False
+    """Whether training ends because too many gradients in a row were not finite."""
     log: Callable[[Mapping[str, float | None]], None] = lambda values: None
-    """Adds numbers to its line in ``metrics.jsonl`` and to the trackers, before the next report is taken; without a
-    ``run_dir``, nothing. Raises ``ConfigError`` for names that the line has, and for what is not a number."""
+    """Adds numbers to its line in ``metrics.jsonl`` and to the trackers, before the next report is
+    taken; without a ``run_dir``, nothing. Raises ``ConfigError`` for names that the line has, and
+    for what is not a number."""
     agent_steps: int | None = None
-    """Transitions of all agents so far, counted exactly; None if environments have one agent, or one team."""
+    """Transitions of all agents so far, counted exactly; None if environments have one agent,
+    or one team."""
     clock: str = "env_steps"
     """What the run counts: ``env_steps``, or ``updates`` if it steps no environment."""
     members: tuple[Report, ...] = ()
-    """For a population, the newest report of each member that has one. The population's counts are sums, its metrics
-    means over the members that have not diverged, and its variables those of the member with the highest return."""
+    """For a population, the newest report of each member that has one. The population's counts are
+    sums, its metrics means over the members that have not diverged, and its variables those of the
+    member with the highest return."""
 
     @property
     def step(self) -> int:

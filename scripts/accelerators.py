@@ -1,13 +1,15 @@
 #!/usr/bin/env python
-"""Compiles every algorithm for GPUs and TPUs that need not be here, and stores what their programs start.
+"""Compiles every algorithm for GPUs and TPUs that need not be here,
+and stores what their programs start.
 
     python scripts/accelerators.py                       # all of them, an hour on two cores
     python scripts/accelerators.py --only ppo --target h200
 
-Needs the packages ``jax-cuda12-plugin``, ``jax-cuda12-pjrt``, ``nvidia-cuda-nvcc-cu12`` and ``libtpu``. The counts are
-those of XLA's sequence of thunks, which its runtime for GPUs executes one by one: each is a kernel, a copy, a loop, a
-branch, or a command buffer, which holds others and is one launch (a CUDA graph). docs/accelerators.json has the counts,
-docs/accelerators.md shows them, and ``tests/test_accelerators.py`` compares new ones with them.
+Needs the packages ``jax-cuda12-plugin``, ``jax-cuda12-pjrt``, ``nvidia-cuda-nvcc-cu12`` and
+``libtpu``. The counts are those of XLA's sequence of thunks, which its runtime for GPUs executes
+one by one: each is a kernel, a copy, a loop, a branch, or a command buffer, which holds others and
+is one launch (a CUDA graph). docs/accelerators.json has the counts, docs/accelerators.md shows
+them, and ``tests/test_accelerators.py`` compares new ones with them.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 COUNTS = ROOT / "docs" / "accelerators.json"
 GPUS = {"h200": "One H200", "h200x8": "Eight H200"}
 TPUS = {"v5e:2x4": "v5e, 8 chips", "v5e:16x16": "v5e, 256 chips", "v4:4x4x8": "v4, 128 chips"}
-"""The targets, and their headings; XLA has no sequence of thunks for TPUs, so of those only the memory is kept."""
+"""The targets, and their headings; XLA has no sequence of thunks for TPUs,
+so of those only the memory is kept."""
 FLAGS = {"default": "", "captured": "--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL"}
 """``XLA_FLAGS``: by default, no loop or branch lies in a command buffer."""
 WIDE = "--num-envs 2048 --rollout-length 128"
@@ -72,17 +75,20 @@ class Thunk:
     kind: str
     number: int
     parts: dict[str, list[Thunk]] = dataclasses.field(default_factory=dict)
-    """The thunks inside: those of ``condition`` and ``body`` of a loop, of each branch, or of the only part, ``""``."""
+    """The thunks inside: those of ``condition`` and ``body`` of a loop, of each branch,
+    or of the only part, ``""``."""
 
 
 def parse(text: str) -> Thunk:
     """Returns the whole program as a thunk, from the text of its sequence of thunks."""
     path = [Thunk(-1, "kSequential", 0)]
     for line in text.splitlines():
-        label, thunk = re.fullmatch(r"( *)(\w+):\s*", line), re.match(r"( *)(\d+): (k\w+)", line)
+        label = re.fullmatch(r"( *)(\w+):\s*", line)
+        thunk = re.match(r"( *)(\d+): (k\w+)", line)
         if not (match := label or thunk):
             continue
-        while path[-1].indent >= len(match[1]) and match[2] != "condition":  # which XLA does not indent
+        # which XLA does not indent
+        while path[-1].indent >= len(match[1]) and match[2] != "condition":
             path.pop()
         parts = path[-1].parts
         if thunk:
@@ -94,24 +100,39 @@ def parse(text: str) -> Thunk:
 
 
 def loops(metadata: str, hlo: str) -> dict[int, tuple[str, int | None]]:
-    """Returns the scope of each loop and its number of passes, None if only the run knows it, by the loop's thunk."""
+    """Returns the scope of each loop and its number of passes, None if only the run knows it,
+    by the loop's thunk.
+    """
     lines = dict(re.findall(r"%([\w.-]+) = .* while\((.*)", hlo))
-    thunks = re.findall(r'annotation: "([^"]+)"\s+thunk_id: (\d+)\s+}\s+thunk_kind: "kWhile"', metadata)
-    scopes = {name: re.search(rf'op_name="[^"]*/({SCOPES})/while"', line) for name, line in lines.items()}
-    times = {name: re.search(r'"known_trip_count":{"n":"(\d+)"', line) for name, line in lines.items()}
+    thunks = re.findall(
+        r'annotation: "([^"]+)"\s+thunk_id: (\d+)\s+}\s+thunk_kind: "kWhile"', metadata
+    )
+    scopes = {
+        name: re.search(rf'op_name="[^"]*/({SCOPES})/while"', line) for name, line in lines.items()
+    }
+    times = {
+        name: re.search(r'"known_trip_count":{"n":"(\d+)"', line) for name, line in lines.items()
+    }
     return {
-        int(thunk): (scope[1] if (scope := scopes[name]) else "", int(n[1]) if (n := times[name]) else None)
+        int(thunk): (
+            scope[1] if (scope := scopes[name]) else "",
+            int(n[1]) if (n := times[name]) else None,
+        )
         for name, thunk in thunks
     }
 
 
 def count(
-    thunk: Thunk, found: Mapping[int, tuple[str, int | None]], by_scope: dict[str, Any], captured: bool = False
+    thunk: Thunk,
+    found: Mapping[int, tuple[str, int | None]],
+    by_scope: dict[str, Any],
+    captured: bool = False,
 ) -> Any:
-    """Counts what a thunk does: its operations, and of the host its launches and its waits for a value of the device.
+    """Counts what a thunk does: its operations, and of the host
+    its launches and its waits for a value of the device.
 
-    Operations are kernels, copies and collectives. Of several branches, the larger counts, and a loop whose passes only
-    the run knows, such as that of the iterations, counts once.
+    Operations are kernels, copies and collectives. Of several branches, the larger counts, and a
+    loop whose passes only the run knows, such as that of the iterations, counts once.
 
     Args:
       found: of ``loops``.
@@ -121,7 +142,9 @@ def count(
     within = functools.partial(
         count, found=found, by_scope=by_scope, captured=captured or thunk.kind == "kCommandBuffer"
     )
-    parts = {label: sum(map(within, thunks), Counter[str]()) for label, thunks in thunk.parts.items()}
+    parts = {
+        label: sum(map(within, thunks), Counter[str]()) for label, thunks in thunk.parts.items()
+    }
     waits = Counter(waits=int(not captured))
     if thunk.kind == "kWhile":
         scope, times = found[thunk.number]
@@ -136,37 +159,61 @@ def count(
         return parts[""] + Counter(launches=1)
     if parts or thunk.kind.endswith("Done"):
         return sum(parts.values(), Counter[str]())
-    return Counter(operations=1, launches=int(not captured), collectives=int(thunk.kind in COLLECTIVES))
+    return Counter(
+        operations=1, launches=int(not captured), collectives=int(thunk.kind in COLLECTIVES)
+    )
 
 
 def compiled(run: str, target: str, flags: str = "") -> tuple[int, dict[str, dict[str, int]]]:
     """Compiles a run for a target in a separate process, by ``jaxrl-dist doctor --compile-for``.
 
     Returns:
-      The bytes of memory of a device, and for a GPU what an iteration, an env step and an update do, if XLA has kept
+      The bytes of memory of a device, and for a GPU what an iteration,
+      an env step and an update do, if XLA has kept
       their loops, and what a whole dispatch of one iteration does.
 
     Raises:
       RuntimeError: the command has failed.
     """
-    command = [sys.executable, "-m", "jaxrl_dist.cli", "doctor", "--compile-for", target, *RUNS[run].split(), "--json"]
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    command = [
+        sys.executable,
+        "-m",
+        "jaxrl_dist.cli",
+        "doctor",
+        "--compile-for",
+        target,
+        *RUNS[run].split(),
+        "--json",
+    ]
+    env = {
+        name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))
+    }
     env["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [env.get("PYTHONPATH")])])
     with tempfile.TemporaryDirectory() as folder:
         if target in GPUS:
             env["XLA_FLAGS"] = f"--xla_dump_to={folder} --xla_dump_hlo_module_re=jit_run {flags}"
-        done = subprocess.run(command, env=env, capture_output=True, text=True, errors="replace", timeout=1800)
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, errors="replace", timeout=1800
+        )
         if done.returncode:
-            raise RuntimeError(f"{' '.join(command)} has ended with {done.returncode}: {done.stderr.strip()[-500:]}")
-        memory = sum(size for name, size in json.loads(done.stdout)["memory"].items() if name != "device")
+            raise RuntimeError(
+                f"{' '.join(command)} has ended with {done.returncode}: {done.stderr.strip()[-500:]}"
+            )
+        memory = sum(
+            size for name, size in json.loads(done.stdout)["memory"].items() if name != "device"
+        )
         if target not in GPUS:
             return memory, {}
         dumped = "thunk_sequence_after_thunk_passes", "thunk_metadata", "gpu_after_optimizations"
-        (sequence, metadata, hlo) = (next(pathlib.Path(folder).glob(f"*{name}.txt")).read_text() for name in dumped)
+        (sequence, metadata, hlo) = (
+            next(pathlib.Path(folder).glob(f"*{name}.txt")).read_text() for name in dumped
+        )
     found: dict[str, Any] = {}
     found["dispatch"] = count(parse(sequence), loops(metadata, hlo), found)
     return memory, {
-        name: dict(found[name]) for name in ("dispatch", "iteration", "env_step", "update") if name in found
+        name: dict(found[name])
+        for name in ("dispatch", "iteration", "env_step", "update")
+        if name in found
     }
 
 
@@ -179,8 +226,12 @@ def kept(run: str, target: str) -> dict[str, Any]:
 
 
 def load() -> dict[str, Any]:
-    """Returns the kept counts by run and target, and under ``versions`` those of the packages that compiled them."""
-    return json.loads(COUNTS.read_text(encoding="utf-8")) if COUNTS.exists() else {}
+    """Returns the kept counts by run and target,
+    and under ``versions`` those of the packages that compiled them.
+    """
+    if COUNTS.exists():
+        return json.loads(COUNTS.read_text(encoding="utf-8"))
+    return {}
 
 
 def tables() -> str:
@@ -196,12 +247,18 @@ def tables() -> str:
         ]
         for run, targets in runs.items():
             if target in targets:
-                counts, captured = targets[target]["default"], targets[target]["captured"]["iteration"]
+                counts = targets[target]["default"]
+                captured = targets[target]["captured"]["iteration"]
                 step, update, iteration = (
-                    f"{counts[name]['operations']:,} in {counts[name].get('launches', 0):,}" if name in counts else "-"
+                    f"{counts[name]['operations']:,} in {counts[name].get('launches', 0):,}"
+                    if name in counts
+                    else "-"
                     for name in ("env_step", "update", "iteration")
                 )
-                sums = counts["update"].get("collectives", 0) if "update" in counts else "-"
+                if "update" in counts:
+                    sums = counts["update"].get("collectives", 0)
+                else:
+                    sums = "-"
                 whole = f"{captured['operations']:,} in {captured.get('launches', 0):,}"
                 waits = [x.get("waits", 0) for x in (counts["iteration"], captured)]
                 shown.append(
@@ -209,7 +266,12 @@ def tables() -> str:
                     f"| {waits[1]:,} | {targets[target]['memory'] / 1e6:,.0f} MB |"
                 )
         shown.append("")
-    shown += ["## TPUs: memory of a device", "", f"| run | {' | '.join(TPUS.values())} |", "|---|---:|---:|---:|"]
+    shown += [
+        "## TPUs: memory of a device",
+        "",
+        f"| run | {' | '.join(TPUS.values())} |",
+        "|---|---:|---:|---:|",
+    ]
     for run, targets in runs.items():
         sizes = [f"{targets[x]['memory'] / 1e6:,.0f} MB" if x in targets else "-" for x in TPUS]
         shown.append(f"| `{RUNS[run]}` | {' | '.join(sizes)} |")
@@ -220,15 +282,22 @@ def main() -> None:
     """Runs the script."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", choices=RUNS, action="append", help="this run; may be given several times")
-    parser.add_argument("--target", choices=[*GPUS, *TPUS], action="append", help="this target; likewise")
+    parser.add_argument(
+        "--only", choices=RUNS, action="append", help="this run; may be given several times"
+    )
+    parser.add_argument(
+        "--target", choices=[*GPUS, *TPUS], action="append", help="this target; likewise"
+    )
     args = parser.parse_args()
     packages = "jax", "jax-cuda12-plugin", "libtpu"
     for target in args.target or [*GPUS, *TPUS]:
         for run in args.only or RUNS:
-            found, stored = kept(run, target), load()
+            found = kept(run, target)
+            stored = load()
             installed = {x.metadata["Name"]: x.version for x in importlib.metadata.distributions()}
-            stored["versions"] = stored.get("versions", {}) | {x: installed[x] for x in packages if x in installed}
+            stored["versions"] = stored.get("versions", {}) | {
+                x: installed[x] for x in packages if x in installed
+            }
             stored.setdefault("runs", {}).setdefault(run, {})[target] = found
             stored["runs"] = {name: stored["runs"][name] for name in RUNS if name in stored["runs"]}
             COUNTS.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")

@@ -1,7 +1,8 @@
-"""The hook of ``mkdocs.yml``: generates the documents' flags, presets, measurements and tests from the code.
+"""The hook of ``mkdocs.yml``: generates the documents' flags, presets,
+measurements and tests from the code.
 
-A line ``{{ name argument }}`` of a document is replaced by the result of the function of that name below, so nothing
-generated can be out of date. ``make docs`` builds the site.
+A line ``{{ name argument }}`` of a document is replaced by the result of the function of that name
+below, so nothing generated can be out of date. ``make docs`` builds the site.
 """
 
 from __future__ import annotations
@@ -93,9 +94,16 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         page.meta["hide"] = ["toc"]
     if page.file.src_uri.startswith("api/"):
         page.meta["search"] = {"boost": 0.1}  # a name in the API is in a title: guides come first
-    markdown = re.sub(r"^```math\n(.*?)\n```$", lambda found: formula(found[1]), markdown, flags=re.M | re.S)
+    markdown = re.sub(
+        r"^```math\n(.*?)\n```$", lambda found: formula(found[1]), markdown, flags=re.M | re.S
+    )
     markdown = re.sub(r"\]\((?:\.\./(notebooks/))?([\w-]+)\.ipynb\)", r"](\1\2.md)", markdown)
-    return re.sub(r"^\{\{ (\w+)(?: (\S+))? \}\}$", lambda found: PARTS[found[1]](found[2]), markdown, flags=re.M)
+    return re.sub(
+        r"^\{\{ (\w+)(?: (\S+))? \}\}$",
+        lambda found: PARTS[found[1]](found[2]),
+        markdown,
+        flags=re.M,
+    )
 
 
 def formula(latex: str) -> str:
@@ -103,11 +111,13 @@ def formula(latex: str) -> str:
     return f'<div class="formula">{to_mathml(latex, display="block")}</div>'
 
 
-# --- Flags --------------------------------------------------------------------------------------------
+# --- Flags ----------------------------------------------------------------------------------------
 
 
 def fields(path: str) -> str:
-    """Returns a table of the flags of a dataclass such as ``jaxrl_dist.commands.flags.Command``, not inherited ones."""
+    """Returns a table of the flags of a dataclass such as
+    ``jaxrl_dist.commands.flags.Command``, not inherited ones.
+    """
     module, name = path.rsplit(".", 1)
     kind = getattr(importlib.import_module(module), name)
     return flag_table(kind, help.docstrings(kind), help.defaults_of(kind))
@@ -117,19 +127,30 @@ def run_flags(_: None) -> str:
     """Returns a table for each group of a run's flags."""
     parts: list[str] = []
     for group in GROUPS:
-        parts += [f"**{inspect.cleandoc(str(group.__doc__))}**", fields(f"{group.__module__}.{group.__name__}")]
+        parts += [
+            f"**{inspect.cleandoc(str(group.__doc__))}**",
+            fields(f"{group.__module__}.{group.__name__}"),
+        ]
     return "\n\n".join(parts)
 
 
 def algorithm_flags(name: str) -> str:
-    """Returns a table for each class that defines flags of an algorithm; for a preset, a table of the flags it sets."""
+    """Returns a table for each class that defines flags of an algorithm; for a preset,
+    a table of the flags it sets.
+    """
     kind = algorithms.config_class(name)
     if name in algorithms.PRESETS:
         base, values = algorithms.PRESETS[name]
         train: Any = jaxrl_dist.Train
         texts = help.inherited_docstrings(train) | help.inherited_docstrings(kind)
-        return f"`{name}` is [`{base}`]({base}.md) with these flags; that page lists all others.\n\n" + flag_table(
-            kind, {field: texts[field] for field in values}, values, get_type_hints(train) | get_type_hints(kind)
+        return (
+            f"`{name}` is [`{base}`]({base}.md) with these flags; that page lists all others.\n\n"
+            + flag_table(
+                kind,
+                {field: texts[field] for field in values},
+                values,
+                get_type_hints(train) | get_type_hints(kind),
+            )
         )
     parts: list[str] = []
     seen: set[str] = set()
@@ -143,7 +164,10 @@ def algorithm_flags(name: str) -> str:
 
 
 def flag_table(
-    kind: Any, texts: Mapping[str, str], defaults: Mapping[str, Any], hints: Mapping[str, Any] | None = None
+    kind: Any,
+    texts: Mapping[str, str],
+    defaults: Mapping[str, Any],
+    hints: Mapping[str, Any] | None = None,
 ) -> str:
     """Returns a table with a row for each field in ``texts``, which holds docstrings by name."""
     hints = hints or get_type_hints(kind, include_extras=True)
@@ -152,22 +176,31 @@ def flag_table(
         if isinstance(hints[name], TypeVar):  # the algorithm is not a flag; its fields are
             continue
         choices = help.choices_of(hints[name])
-        listed = f" One of {', '.join(f'`{choice}`' for choice in choices)}." if choices else ""
+        if choices:
+            listed = f" One of {', '.join(f'`{choice}`' for choice in choices)}."
+        else:
+            listed = ""
         spellings = ", ".join(f"`{spelling}`" for spelling in help.spellings_of(name, hints[name]))
         rows.append((spellings, quoted(defaults[name]), text + listed))
     return table(("flag", "default", "what"), rows)
 
 
 def quoted(value: Any) -> str:
-    """Formats a default for a table, as code unless it is ``on``, ``off`` or ``none``, which nobody types."""
+    """Formats a default for a table, as code unless it is ``on``, ``off`` or ``none``,
+    which nobody types.
+    """
     text = help.spelled(value)
-    return text if isinstance(value, bool) or text == "none" else f"`{text}`"
+    if isinstance(value, bool) or text == "none":
+        return text
+    return f"`{text}`"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Formats a Markdown table."""
     lines = [head, ("---",) * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
 
 
 def synonyms(_: str | None) -> str:
@@ -179,7 +212,7 @@ def synonyms(_: str | None) -> str:
     return table(("here", "elsewhere"), rows)
 
 
-# --- Presets ------------------------------------------------------------------------------------------
+# --- Presets --------------------------------------------------------------------------------------
 
 
 def algorithm_presets(name: str) -> str:
@@ -187,7 +220,9 @@ def algorithm_presets(name: str) -> str:
     default = plain_defaults(name)
     rows = []
     for kind, env in EXAMPLES.items():
-        config, _ = given.filled(given.user_values(jaxrl_dist.Train(name, env=env, data=data_of(name))), source_of(env))
+        config, _ = given.filled(
+            given.user_values(jaxrl_dist.Train(name, env=env, data=data_of(name))), source_of(env)
+        )
         try:
             setup.make_algorithm(config, spec_of(env))
         except ConfigError as error:
@@ -214,9 +249,13 @@ def source_of(env: str) -> EnvSource:
 
     if env == EXAMPLES["game"]:
         parts: Space = {"observation": box(np.bool_, 3, 3, 2), "mask": box(np.bool_, 9)}
-        spec = EnvSpec("tic_tac_toe", "pgx", "game", parts, Discrete(9), None, mask="mask", num_agents=2)
+        spec = EnvSpec(
+            "tic_tac_toe", "pgx", "game", parts, Discrete(9), None, mask="mask", num_agents=2
+        )
     elif env == EXAMPLES["craftax"]:
-        spec = EnvSpec("Craftax-Symbolic-v1", "craftax", "craftax", box(np.float32, 8268), Discrete(43), 10_000)
+        spec = EnvSpec(
+            "Craftax-Symbolic-v1", "craftax", "craftax", box(np.float32, 8268), Discrete(43), 10_000
+        )
     else:
         return find(env)
     return EnvSource(spec, {}, pure=DeviceEnv(spec, *[_unplayed] * 2))
@@ -230,7 +269,7 @@ def spec_of(env: str) -> EnvSpec:
     return source_of(env).spec
 
 
-# --- Measurements -------------------------------------------------------------------------------------
+# --- Measurements ---------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -246,14 +285,20 @@ def algorithm_curves(name: str) -> str:
     bars = [bar for bar in script["BARS"] if bar.algorithm == name]
     measured = [bar for bar in bars if bar.name in results]
     if not measured:
-        todo = f"; `python scripts/learning.py --only {bars[0].name}` does it" if bars else ""
+        if bars:
+            todo = f"; `python scripts/learning.py --only {bars[0].name}` does it"
+        else:
+            todo = ""
         return f"Not measured yet{todo}."
-    rows, pictures = "\n".join(script["rows"](measured, results)), script["gallery"](measured, "../learning")
+    rows = "\n".join(script["rows"](measured, results))
+    pictures = script["gallery"](measured, "../learning")
     return f"[What the defaults learn](../learning.md) says how these were made.\n\n{rows}\n\n{pictures}"
 
 
 def measured(names: str) -> str:
-    """Returns some columns of ``learning.md`` for bars by name, with links to the algorithms' pages."""
+    """Returns some columns of ``learning.md`` for bars by name,
+    with links to the algorithms' pages.
+    """
     script = learning()
     results = script["load"](ROOT / "docs" / "learning" / script["RESULTS"])
     bars = [bar for name in names.split(",") for bar in script["BARS"] if bar.name == name]
@@ -261,31 +306,46 @@ def measured(names: str) -> str:
     rows = []
     for bar, line in zip(bars, script["rows"](bars, results)[2:], strict=True):
         _, command, steps, _, seeds, _, iqm, *_ = (cell.strip() for cell in line.split("|"))
-        rows.append((f"[{command}](algorithms/{bar.algorithm}.md#measured)", steps, iqm, str(len(seeds.split()))))
+        rows.append(
+            (
+                f"[{command}](algorithms/{bar.algorithm}.md#measured)",
+                steps,
+                iqm,
+                str(len(seeds.split())),
+            )
+        )
     return table(("`jaxrl-dist train ...`", "env steps", "IQM of greedy returns", "seeds"), rows)
 
 
 def battles(names: str) -> str:
-    """Returns the battles won and the returns of bars by name: mean and standard deviation over the seeds."""
+    """Returns the battles won and the returns of bars by name:
+    mean and standard deviation over the seeds.
+    """
     script = learning()
     results = script["load"](ROOT / "docs" / "learning" / script["RESULTS"])
     rows = []
     for name in names.split(","):
-        result, [bar] = results[name], [bar for bar in script["BARS"] if bar.name == name]
-        won, returns = result.get("won"), result["returns"]
+        result = results[name]
+        [bar] = [bar for bar in script["BARS"] if bar.name == name]
+        won = result.get("won")
+        returns = result["returns"]
         cells = (
             f"[{name}](algorithms/{bar.algorithm}.md#measured)",
-            f"{100 * statistics.mean(won):.0f} % ± {100 * statistics.stdev(won):.0f}" if won else "not counted",
+            f"{100 * statistics.mean(won):.0f} % ± {100 * statistics.stdev(won):.0f}"
+            if won
+            else "not counted",
             f"{statistics.mean(returns):.2f} ± {statistics.stdev(returns):.2f}",
             f"{result['steps']:,}",
             f"{statistics.median(result['seconds']) / 60:.1f}",
             f"`{result['command'].removeprefix('jaxrl-dist train ')}`",
         )
         rows.append(cells)
-    return table(("", "battles won", "greedy return", "env steps", "minutes", "`jaxrl-dist train ...`"), rows)
+    return table(
+        ("", "battles won", "greedy return", "env steps", "minutes", "`jaxrl-dist train ...`"), rows
+    )
 
 
-# --- Accelerators -------------------------------------------------------------------------------------
+# --- Accelerators ---------------------------------------------------------------------------------
 
 
 def accelerators(_: str | None) -> str:
@@ -295,13 +355,15 @@ def accelerators(_: str | None) -> str:
 
 
 def scale(_: str | None) -> str:
-    """Returns a table of predicted and measured rates of a run over several devices and processes."""
+    """Returns a table of predicted and measured rates of a run over several devices and
+    processes.
+    """
     measured = json.loads((ROOT / "docs" / "scale.json").read_text(encoding="utf-8"))
     table: str = runpy.run_path(str(ROOT / "benchmarks" / "scale.py"))["table"](measured)
     return table
 
 
-# --- Tests --------------------------------------------------------------------------------------------
+# --- Tests ----------------------------------------------------------------------------------------
 
 
 def cases(test: Callable[..., Any]) -> Iterator[dict[str, Any]]:
@@ -320,12 +382,19 @@ def cases(test: Callable[..., Any]) -> Iterator[dict[str, Any]]:
 
 
 def evidence() -> Iterator[tuple[str, str, str, str]]:
-    """Yields ``(algorithm, plan, backend, what)`` for each parametrised case of the tests that train."""
+    """Yields ``(algorithm, plan, backend, what)`` for
+    each parametrised case of the tests that train.
+    """
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "plans")]
     plans, threads, bars = (
-        importlib.import_module(name) for name in ("test_plans", "test_asynchronous", "test_learning")
+        importlib.import_module(name)
+        for name in ("test_plans", "test_asynchronous", "test_learning")
     )
-    for test in (plans.test_probe, plans.test_continuous_probe, plans.test_probes_under_the_other_plans):
+    for test in (
+        plans.test_probe,
+        plans.test_continuous_probe,
+        plans.test_probes_under_the_other_plans,
+    ):
         for case in cases(test):
             yield case["name"], case.get("plan", "on_device"), "gymnax", "probes"
     for case in cases(plans.test_every_combination_trains_or_is_refused):
@@ -338,7 +407,8 @@ def evidence() -> Iterator[tuple[str, str, str, str]]:
     for case in cases(threads.test_lockstep_repeats_bit_for_bit):
         yield case["name"], "asynchronous", backend_of(case["env_id"]), "repeats"
     for case in cases(bars.test_bar):
-        if case["bar"].env.split(":")[0] in LIBRARIES:  # the table has no columns for them, and they may be missing
+        # the table has no columns for them, and they may be missing
+        if case["bar"].env.split(":")[0] in LIBRARIES:
             continue
         config = bars.LEARNING["config_of"](case["bar"], 0)
         yield case["bar"].algorithm, config.plan, backend_of(config.env), "learns"
@@ -362,7 +432,9 @@ def refused(name: str, env: str, **fields: Any) -> str | None:
 
 
 def tested(_: str | None) -> str:
-    """Returns a table of algorithms by plan and backend: what the tests show, or why the combination is refused."""
+    """Returns a table of algorithms by plan and backend: what the tests show,
+    or why the combination is refused.
+    """
     found: dict[tuple[str, str, str], set[str]] = {}
     for name, plan, backend, what in evidence():
         found.setdefault((name, plan, backend), set()).add(what[0].upper())
@@ -371,7 +443,14 @@ def tested(_: str | None) -> str:
     reasons: list[str] = []
     rows = []
     for name in NAMES:
-        env = next((env for env in ("CartPole-v1", "Pendulum-v1") if refused(name, f"gymnax:{env}") is None), "")
+        env = next(
+            (
+                env
+                for env in ("CartPole-v1", "Pendulum-v1")
+                if refused(name, f"gymnax:{env}") is None
+            ),
+            "",
+        )
         row = [f"[`{name}`](algorithms/{name}.md)"]
         for plan, backend in columns:
             cell = " ".join(sorted(found.get((name, plan, backend), ())))
@@ -381,10 +460,12 @@ def tested(_: str | None) -> str:
             row.append(cell)
         rows.append(row)
     head = ("algorithm", *(f"{plan} {backend}" for plan, backend in columns))
-    return "\n".join([table(head, rows), "", *(f"{i}. {reason}" for i, reason in enumerate(reasons, 1))])
+    return "\n".join(
+        [table(head, rows), "", *(f"{i}. {reason}" for i, reason in enumerate(reasons, 1))]
+    )
 
 
-# --- Notebooks ----------------------------------------------------------------------------------------
+# --- Notebooks ------------------------------------------------------------------------------------
 
 
 def notebook(path: pathlib.Path) -> dict[str, str | bytes]:
@@ -408,11 +489,12 @@ def notebook(path: pathlib.Path) -> dict[str, str | bytes]:
     return {f"{path.stem}.md": "\n\n".join(parts), **found}
 
 
-# --- Documents ----------------------------------------------------------------------------------------
+# --- Documents ------------------------------------------------------------------------------------
 
 
 def source(path: str) -> str:
-    """Returns the code of ``module:function``; a method or a nested function is ``module:Class.method.nested``.
+    """Returns the code of ``module:function``; a method or a nested function is
+    ``module:Class.method.nested``.
 
     Raises:
       LookupError: there is no such function any more.

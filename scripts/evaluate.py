@@ -1,4 +1,6 @@
-"""Plays greedy episodes: ``python scripts/evaluate.py RUN_DIR``, the same as ``jaxrl-dist evaluate RUN_DIR``."""
+"""Plays greedy episodes: ``python scripts/evaluate.py RUN_DIR``, the same as
+``jaxrl-dist evaluate RUN_DIR``.
+"""
 
 import sys
 

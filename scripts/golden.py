@@ -1,20 +1,22 @@
-"""Shows whether a code change changes a number: makes short runs before and after it, and compares them.
+"""Shows whether a code change changes a number: makes short runs before and after it,
+and compares them.
 
-    PYTHONPATH=BEFORE python scripts/golden.py record /tmp/before
-    PYTHONPATH=AFTER python scripts/golden.py record /tmp/after
-    python scripts/golden.py compare /tmp/before /tmp/after
-    python scripts/golden.py compare /tmp/before /tmp/after --tolerance 1e-5 --first-update --only 'gymnax|envpool'
+    PYTHONPATH=BEFORE python scripts/golden.py record /tmp/before PYTHONPATH=AFTER python
+    scripts/golden.py record /tmp/after python scripts/golden.py compare /tmp/before /tmp/after
+    python scripts/golden.py compare /tmp/before /tmp/after --tolerance 1e-5 --first-update --only
+    'gymnax|envpool'
 
-``PYTHONPATH`` is the root of a source tree, such as a git worktree of the commit before. ``record`` makes the runs of
-``RUNS`` in some ten minutes; those of several agents need the extras jaxmarl and pgx. It keeps each run's reports
-without times (``metrics.jsonl``) and its variables after the first and the last report (``.npz``). A session keeps its
-last variables and the numbers that its commands print. ``manifest.json`` has the commands and the errors of failed
-runs. With the same versions and machine, all of this is reproducible bit for bit. ``compare`` prints for each run
-whether it is equal bit for bit, or where it differs first and by how much. The exit code is 1 if a run has failed or
-differs (with ``--tolerance X``, by more than X), and 2 if files or flags are wrong.
+``PYTHONPATH`` is the root of a source tree, such as a git worktree of the commit before. ``record``
+makes the runs of ``RUNS`` in some ten minutes; those of several agents need the extras jaxmarl and
+pgx. It keeps each run's reports without times (``metrics.jsonl``) and its variables after the first
+and the last report (``.npz``). A session keeps its last variables and the numbers that its commands
+print. ``manifest.json`` has the commands and the errors of failed runs. With the same versions and
+machine, all of this is reproducible bit for bit. ``compare`` prints for each run whether it is
+equal bit for bit, or where it differs first and by how much. The exit code is 1 if a run has failed
+or differs (with ``--tolerance X``, by more than X), and 2 if files or flags are wrong.
 
-A difference is relative to the largest number of its array, or to ``FLOOR``. ``--first-update`` compares only first
-reports, where rounding differences have not yet led to different actions.
+A difference is relative to the largest number of its array, or to ``FLOOR``. ``--first-update``
+compares only first reports, where rounding differences have not yet led to different actions.
 """
 
 from __future__ import annotations
@@ -43,11 +45,19 @@ import jaxrl_dist
 import jaxrl_dist.cli
 
 FLOOR = 1e-2
-"""Differences of smaller numbers are relative to this, because sums that cancel have few significant digits."""
-TIMED = ("time/", "async/queue", "async/sent", "async/dropped", "async/learner_idle", "async/actor_idle")
+"""Differences of smaller numbers are relative to this,
+because sums that cancel have few significant digits."""
+TIMED = (
+    "time/",
+    "async/queue",
+    "async/sent",
+    "async/dropped",
+    "async/learner_idle",
+    "async/actor_idle",
+)
 """Prefixes of metrics that depend on the clock or on the timing of threads."""
 
-# --- Runs ---------------------------------------------------------------------------------------------
+# --- Runs -----------------------------------------------------------------------------------------
 
 COMMON = (
     "--hidden-sizes 16 --num-envs 8 --rollout-length 8 --total-env-steps 300 --report-interval 1 "
@@ -60,7 +70,21 @@ REPLAY = "--batch-size 16 --replay-capacity 192 --replay-ratio 0.03125 --learnin
 OF_ALGORITHM = {
     **dict.fromkeys(("ppo", "appo", "pqn"), MINIBATCHES),
     **dict.fromkeys(
-        ("dqn", "rainbow", "qmix", "vdn", "ddpg", "td3", "sac", "iql", "marwil", "bc", "apex", "apex-ddpg"), REPLAY
+        (
+            "dqn",
+            "rainbow",
+            "qmix",
+            "vdn",
+            "ddpg",
+            "td3",
+            "sac",
+            "iql",
+            "marwil",
+            "bc",
+            "apex",
+            "apex-ddpg",
+        ),
+        REPLAY,
     ),
     "alphazero": f"{MINIBATCHES} --num-simulations 2",
     "muzero": f"{REPLAY} --num-simulations 2 --state-size 8 --num-atoms 9 --unroll-steps 2 --n-step 2",
@@ -88,7 +112,10 @@ class Run(NamedTuple):
         """All flags and their values; later layers override earlier ones."""
         layers = (COMMON, OF_ALGORITHM.get(self.algorithm), OF_PLAN.get(self.plan), self.flags)
         text = " ".join(filter(None, (f"--plan {self.plan} --num-devices {self.devices}", *layers)))
-        return {name: value for name, _, value in (part.partition(" ") for part in text[2:].split(" --"))}
+        return {
+            name: value
+            for name, _, value in (part.partition(" ") for part in text[2:].split(" --"))
+        }
 
     @property
     def command(self) -> str:
@@ -97,7 +124,9 @@ class Run(NamedTuple):
 
     @property
     def reports(self) -> int | None:
-        """Number of reports to keep, None for all; under ``gradients``, later ones depend on the timing of threads."""
+        """Number of reports to keep, None for all; under ``gradients``,
+        later ones depend on the timing of threads.
+        """
         return 1 if self.plan == "gradients" else None
 
 
@@ -187,7 +216,8 @@ class Session(NamedTuple):
 
     title: str
     steps: str
-    """Commands with their arguments, separated by ``"; "``. RUN is a new directory; see also ``DATA``."""
+    """Commands with their arguments, separated by ``"; "``. RUN is a new directory;
+    see also ``DATA``."""
 
     @property
     def name(self) -> str:
@@ -199,7 +229,9 @@ class Session(NamedTuple):
         return "; ".join(f"JAX_NUM_CPU_DEVICES=8 jaxrl-dist {call}" for call in calls)
 
     def commands(self, folder: pathlib.Path) -> list[list[str]]:
-        """Returns the arguments of ``jaxrl-dist`` for each command, with its places in ``folder``."""
+        """Returns the arguments of ``jaxrl-dist`` for each command, with its places in
+        ``folder``.
+        """
 
         def placed(word: str) -> str:
             return re.sub("^(RUN|DATA)", lambda place: str(folder / place[1].lower()), word)
@@ -274,12 +306,16 @@ exact train DQN WIDE --env gymnax:Catch-bsuite ONLINE --exact; exact RUN/played 
 """
 """Titles and commands: records in ``DATA``, and numbers that commands print."""
 DATA_EPISODES = 12
-"""Episodes of each data set in ``DATA``; the first has 3 steps, and each further one a step more."""
+"""Episodes of each data set in ``DATA``; the first has 3 steps, and each further one a step
+more."""
 
 
 def expanded(text: str) -> str:
     """Returns a text with what its words in capitals stand for."""
-    return " ".join(WORDS.get(word.rstrip(";"), word.rstrip(";")) + ";" * word.endswith(";") for word in text.split())
+    return " ".join(
+        WORDS.get(word.rstrip(";"), word.rstrip(";")) + ";" * word.endswith(";")
+        for word in text.split()
+    )
 
 
 def session(line: str) -> Session:
@@ -305,7 +341,7 @@ RUNS: list[Run | Session] = [
     *map(study, STUDIES.splitlines()),
 ]
 
-# --- Recording ----------------------------------------------------------------------------------------
+# --- Recording ------------------------------------------------------------------------------------
 
 
 def fields(settings: Mapping[str, str]) -> dict[str, Any]:
@@ -317,7 +353,10 @@ def fields(settings: Mapping[str, str]) -> dict[str, Any]:
             values[name.removeprefix("no_")] = not name.startswith("no_")
         elif re.fullmatch(r"[\d.]+", text):
             number = json.loads(text)
-            values[name] = (number,) if name == "hidden_sizes" else number
+            if name == "hidden_sizes":
+                values[name] = (number,)
+            else:
+                values[name] = number
         else:
             values[name] = text
     return values
@@ -326,7 +365,9 @@ def fields(settings: Mapping[str, str]) -> dict[str, Any]:
 def leaves(variables: Any) -> dict[str, Any]:
     """Returns arrays by path."""
     paths = jax.tree_util.tree_leaves_with_path(variables)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(x) for path, x in paths}
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(x) for path, x in paths
+    }
 
 
 def record_run(run: Run, folder: pathlib.Path) -> int:
@@ -335,9 +376,17 @@ def record_run(run: Run, folder: pathlib.Path) -> int:
     config = jaxrl_dist.preset(run.algorithm, run.env, **fields(run.settings))
     lines: list[str] = []
     for report in itertools.islice(jaxrl_dist.train(config), run.reports):
-        numbers = {"env_steps": report.env_steps, "updates": report.updates, "iteration": report.iteration}
-        metrics = {name: value for name, value in report.metrics.items() if not name.startswith(TIMED)}
-        evaluation = {f"evaluation/{name}": value for name, value in (report.evaluation or {}).items()}
+        numbers = {
+            "env_steps": report.env_steps,
+            "updates": report.updates,
+            "iteration": report.iteration,
+        }
+        metrics = {
+            name: value for name, value in report.metrics.items() if not name.startswith(TIMED)
+        }
+        evaluation = {
+            f"evaluation/{name}": value for name, value in (report.evaluation or {}).items()
+        }
         lines.append(json.dumps({**numbers, **metrics, **evaluation}) + "\n")
         variables = leaves(report.variables())
         if len(lines) == 1:
@@ -348,14 +397,19 @@ def record_run(run: Run, folder: pathlib.Path) -> int:
 
 
 def write_data(folder: pathlib.Path) -> None:
-    """Writes the data sets of ``DATA``: random episodes of CartPole's spaces, with discrete and continuous actions."""
+    """Writes the data sets of ``DATA``: random episodes of CartPole's spaces,
+    with discrete and continuous actions.
+    """
     rng = np.random.default_rng(7)
     for name in ("discrete", "continuous"):
         episodes = []
         for number in range(DATA_EPISODES):
             steps = 3 + number
             discrete = name == "discrete"
-            action = rng.integers(0, 2, steps) if discrete else rng.uniform(-1, 1, (steps, 1)).astype(np.float32)
+            if discrete:
+                action = rng.integers(0, 2, steps)
+            else:
+                action = rng.uniform(-1, 1, (steps, 1)).astype(np.float32)
             episode = {
                 "obs": rng.normal(size=(steps + 1, 4)).astype(np.float32),
                 "action": action,
@@ -370,16 +424,22 @@ def write_data(folder: pathlib.Path) -> None:
 def numbers(printed: Any, name: str = "") -> dict[str, float]:
     """Returns the numbers in JSON by their paths, without times."""
     if isinstance(printed, Mapping | Sequence) and not isinstance(printed, str):
-        items = printed.items() if isinstance(printed, Mapping) else enumerate(printed)
+        items: Any = enumerate(printed)
+        if isinstance(printed, Mapping):
+            items = printed.items()
         found: dict[str, float] = {}
         for key, value in items:
             found |= numbers(value, f"{name}/{key}")
         return found
-    return {name: printed} if isinstance(printed, int | float) and "time" not in name else {}
+    if isinstance(printed, int | float) and "time" not in name:
+        return {name: printed}
+    return {}
 
 
 def record_session(session: Session, folder: pathlib.Path) -> int:
-    """Runs a session's commands, and keeps what they print as JSON, and all runs' reports and trained variables."""
+    """Runs a session's commands, and keeps what they print as JSON,
+    and all runs' reports and trained variables.
+    """
     folder.mkdir()
     reports: list[str] = []
     variables: dict[str, Any] = {}
@@ -388,7 +448,10 @@ def record_session(session: Session, folder: pathlib.Path) -> int:
         where = place / "run"
         write_data(place / "data")
         for number, (name, *flags) in enumerate(session.commands(place), 1):
-            quiet = ["--quiet"] if name in ("train", "resume") else []
+            if name in ("train", "resume"):
+                quiet = ["--quiet"]
+            else:
+                quiet = []
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):
                 code = jaxrl_dist.cli.main([name, *flags, *quiet])
@@ -420,10 +483,28 @@ def record(directory: pathlib.Path, only: str) -> int:
     directory.mkdir(parents=True)
     jax.config.update("jax_num_cpu_devices", 8)
     jax.devices()  # once JAX has begun, no command chooses another number of devices
-    packages = ("jaxrl-dist", "jax", "jaxlib", "flax", "optax", "numpy", "gymnax", "envpool", "gymnasium")
-    versions = {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}
+    packages = (
+        "jaxrl-dist",
+        "jax",
+        "jaxlib",
+        "flax",
+        "optax",
+        "numpy",
+        "gymnax",
+        "envpool",
+        "gymnasium",
+    )
+    versions = {
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in packages},
+    }
     entries: dict[str, dict[str, str]] = {}
-    manifest = {"package": jaxrl_dist.__file__, "machine": platform.platform(), "versions": versions, "runs": entries}
+    manifest = {
+        "package": jaxrl_dist.__file__,
+        "machine": platform.platform(),
+        "versions": versions,
+        "runs": entries,
+    }
     chosen = [run for run in RUNS if re.search(only, run.name)]
     for number, run in enumerate(chosen, 1):
         began = time.perf_counter()
@@ -431,55 +512,92 @@ def record(directory: pathlib.Path, only: str) -> int:
         try:
             with warnings.catch_warnings(action="ignore"):
                 folder = directory / run.name
-                count = record_session(run, folder) if isinstance(run, Session) else record_run(run, folder)
+                if isinstance(run, Session):
+                    count = record_session(run, folder)
+                else:
+                    count = record_run(run, folder)
                 outcome = f"{count} reports"
         except Exception as error:
             outcome = entry["error"] = " ".join(f"{type(error).__name__}: {error}".split())
         entries[run.name] = entry
-        (directory / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-        print(f"{number}/{len(chosen)} {run.name}: {outcome}, {time.perf_counter() - began:.1f} s", flush=True)
+        (directory / "manifest.json").write_text(
+            json.dumps(manifest, indent=1) + "\n", encoding="utf-8"
+        )
+        print(
+            f"{number}/{len(chosen)} {run.name}: {outcome}, {time.perf_counter() - began:.1f} s",
+            flush=True,
+        )
     return int(not chosen or any("error" in entry for entry in entries.values()))
 
 
-# --- Comparing ----------------------------------------------------------------------------------------
+# --- Comparing ------------------------------------------------------------------------------------
 
 
 def places(folder: pathlib.Path, first_update: bool) -> dict[str, np.ndarray]:
-    """Returns all numbers of a run in chronological order, by names such as ``report 1, loss/total``."""
+    """Returns all numbers of a run in chronological order,
+    by names such as ``report 1, loss/total``.
+    """
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     groups = [(f"report {number}", json.loads(line)) for number, line in enumerate(lines, 1)]
     with np.load(folder / "first.npz") as first, np.load(folder / "final.npz") as final:
-        groups = [*groups[:1], ("first variables", dict(first)), *groups[1:], ("final variables", dict(final))]
+        groups = [
+            *groups[:1],
+            ("first variables", dict(first)),
+            *groups[1:],
+            ("final variables", dict(final)),
+        ]
     return {
-        f"{group}, {name}": x if isinstance(x, np.ndarray) else np.array([] if x is None else x, np.float64)
+        f"{group}, {name}": x
+        if isinstance(x, np.ndarray)
+        else np.array([] if x is None else x, np.float64)
         for group, values in groups[: 2 if first_update else None]
         for name, x in values.items()
     }
 
 
 def relative(a: np.ndarray, b: np.ndarray) -> float:
-    """Returns the largest relative difference of two arrays of equal shape; inf if NaNs or infinities differ."""
-    a, b = a.astype(np.float64), b.astype(np.float64)
+    """Returns the largest relative difference of two arrays of equal shape;
+    inf if NaNs or infinities differ.
+    """
+    a = a.astype(np.float64)
+    b = b.astype(np.float64)
     finite = np.isfinite(a) & np.isfinite(b)
     if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
         return float("inf")
-    a, b = a[finite], b[finite]
-    return float(np.abs(a - b).max(initial=0.0) / max(np.abs(a).max(initial=FLOOR), np.abs(b).max(initial=FLOOR)))
+    a = a[finite]
+    b = b[finite]
+    return float(
+        np.abs(a - b).max(initial=0.0)
+        / max(np.abs(a).max(initial=FLOOR), np.abs(b).max(initial=FLOOR))
+    )
 
 
-def differences(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> Iterator[tuple[str, float, str]]:
-    """Yields each place where two runs are not equal bit for bit, in order: place, relative difference, numbers."""
+def differences(
+    a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]
+) -> Iterator[tuple[str, float, str]]:
+    """Yields each place where two runs are not equal bit for bit, in order: place,
+    relative difference, numbers.
+    """
     for place in {**a, **b}:
         if place not in a or place not in b:
             yield place, float("inf"), f"only in {'A' if place in a else 'B'}"
         elif (a[place].dtype, a[place].shape) != (b[place].dtype, b[place].shape):
-            yield place, float("inf"), " against ".join(f"{x[place].dtype}{list(x[place].shape)}" for x in (a, b))
+            yield (
+                place,
+                float("inf"),
+                " against ".join(f"{x[place].dtype}{list(x[place].shape)}" for x in (a, b)),
+            )
         elif a[place].tobytes() != b[place].tobytes():
-            numbers = f"{a[place]} against {b[place]}" if a[place].size == 1 else f"array {list(a[place].shape)}"
+            if a[place].size == 1:
+                numbers = f"{a[place]} against {b[place]}"
+            else:
+                numbers = f"array {list(a[place].shape)}"
             yield place, relative(a[place], b[place]), numbers
 
 
-def compare_run(a: pathlib.Path, b: pathlib.Path, tolerance: float, first_update: bool) -> tuple[bool, str]:
+def compare_run(
+    a: pathlib.Path, b: pathlib.Path, tolerance: float, first_update: bool
+) -> tuple[bool, str]:
     """Returns True if two recordings of a run agree, and a line that describes the comparison."""
     unequal = list(differences(places(a, first_update), places(b, first_update)))
     if not unequal:
@@ -490,29 +608,44 @@ def compare_run(a: pathlib.Path, b: pathlib.Path, tolerance: float, first_update
         max((size for place, size, _ in unequal if place.startswith(starts)), default=0.0)
         for starts in (("report 1,", "first variables,"), "final variables,")
     )
-    sizes = f"relative, first report {first:.2g}" + ("" if first_update else f", final variables {final:.2g}")
+    sizes = f"relative, first report {first:.2g}" + (
+        "" if first_update else f", final variables {final:.2g}"
+    )
     return agree, f"{'close' if agree else 'DIFFERS'}, first at {place} ({numbers}); {sizes}"
 
 
-def compare(a: pathlib.Path, b: pathlib.Path, only: str, tolerance: float, first_update: bool) -> int:
+def compare(
+    a: pathlib.Path, b: pathlib.Path, only: str, tolerance: float, first_update: bool
+) -> int:
     """Compares two recordings, prints a line per run, and returns 1 if they do not agree."""
-    before, after = (json.loads((directory / "manifest.json").read_text(encoding="utf-8")) for directory in (a, b))
+    before, after = (
+        json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
+        for directory in (a, b)
+    )
     for name, version in before["versions"].items():
         if version != (other := after["versions"].get(name)):
             print(f"versions: {name} {version} against {other}")
     names = [name for name in {**before["runs"], **after["runs"]} if re.search(only, name)]
     failed = 0
     for name in names:
-        entries = [manifest["runs"].get(name, {"error": "not recorded"}) for manifest in (before, after)]
+        entries = [
+            manifest["runs"].get(name, {"error": "not recorded"}) for manifest in (before, after)
+        ]
         if any("error" in entry for entry in entries):
-            agree, text = False, "FAILED, " + " against ".join(entry.get("error", "recorded") for entry in entries)
+            agree = False
+            text = "FAILED, " + " against ".join(
+                entry.get("error", "recorded") for entry in entries
+            )
         elif entries[0]["command"] != entries[1]["command"]:
-            agree, text = False, "DIFFERS in its command"
+            agree = False
+            text = "DIFFERS in its command"
         else:
             try:
                 agree, text = compare_run(a / name, b / name, tolerance, first_update)
-            except (OSError, ValueError, zipfile.BadZipFile) as error:  # a file is missing or damaged
-                agree, text = False, f"FAILED, {error}"
+            except (OSError, ValueError, zipfile.BadZipFile) as error:
+                # a file is missing or damaged
+                agree = False
+                text = f"FAILED, {error}"
         failed += not agree
         print(f"{name}: {text}")
     print(f"{len(names) - failed} of {len(names)} runs agree")
@@ -521,17 +654,30 @@ def compare(a: pathlib.Path, b: pathlib.Path, only: str, tolerance: float, first
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Records or compares, and returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     recording = commands.add_parser("record", help="make the runs and keep their numbers")
-    recording.add_argument("directory", type=pathlib.Path, metavar="DIR", help="where; must not exist")
+    recording.add_argument(
+        "directory", type=pathlib.Path, metavar="DIR", help="where; must not exist"
+    )
     comparing = commands.add_parser("compare", help="compare two recordings")
     comparing.add_argument("a", type=pathlib.Path, metavar="A")
     comparing.add_argument("b", type=pathlib.Path, metavar="B")
-    comparing.add_argument("--tolerance", type=float, default=0.0, metavar="X", help="relative; 0: bit for bit")
-    comparing.add_argument("--first-update", action="store_true", help="compare first reports alone")
+    comparing.add_argument(
+        "--tolerance", type=float, default=0.0, metavar="X", help="relative; 0: bit for bit"
+    )
+    comparing.add_argument(
+        "--first-update", action="store_true", help="compare first reports alone"
+    )
     for command in (recording, comparing):
-        command.add_argument("--only", default="", metavar="PATTERN", help="regular expression that a run's name holds")
+        command.add_argument(
+            "--only",
+            default="",
+            metavar="PATTERN",
+            help="regular expression that a run's name holds",
+        )
     args = parser.parse_args(argv)
     try:
         if args.command == "record":

@@ -1,14 +1,16 @@
 #!/usr/bin/env python
 """Measures a GPU in calls of a few minutes: speed, memory, reproducibility, and Pong to the end.
 
-    python scripts/gpu_day.py --minutes 9 --out gpu     # repeat it: each call does tasks that are not done yet
-    python scripts/gpu_day.py --out gpu --draw          # only write the tables and the picture again
-    python scripts/gpu_day.py --minutes 9 --out day --rehearse   # small sizes, on any machine
+    python scripts/gpu_day.py --minutes 9 --out gpu     # repeat it: each call does tasks that are
+    not done yet python scripts/gpu_day.py --out gpu --draw          # only write the tables and the
+    picture again python scripts/gpu_day.py --minutes 9 --out day --rehearse   # small sizes, on any
+    machine
 
-The most useful tasks come first. Each runs in a separate process, so a task that fails or hangs costs one line. A task
-that does not fit into the minutes left waits for the next call. The last task trains Pong and continues the same run in
-each call. ``OUT/results.json`` holds everything, ``OUT/results.md`` the tables and ``OUT/speed.png`` the picture.
-Without a package index, the packages must be on ``PYTHONPATH``.
+The most useful tasks come first. Each runs in a separate process, so a task that fails or hangs
+costs one line. A task that does not fit into the minutes left waits for the next call. The last
+task trains Pong and continues the same run in each call. ``OUT/results.json`` holds everything,
+``OUT/results.md`` the tables and ``OUT/speed.png`` the picture. Without a package index, the
+packages must be on ``PYTHONPATH``.
 """
 
 from __future__ import annotations
@@ -57,7 +59,18 @@ class Sizes(NamedTuple):
     """Flags of every run."""
 
 
-FULL = Sizes(8.0, 240.0, (2048, 8192, 65536), 128, (1, 64, 1024), "envpool:Pong-v5", 128, "on_device", 2**20, 18.0)
+FULL = Sizes(
+    8.0,
+    240.0,
+    (2048, 8192, 65536),
+    128,
+    (1, 64, 1024),
+    "envpool:Pong-v5",
+    128,
+    "on_device",
+    2**20,
+    18.0,
+)
 SMALL = Sizes(
     0.2,
     240.0,
@@ -80,16 +93,18 @@ class Task(NamedTuple):
     run: Callable[[Sizes, pathlib.Path], Any]
     """``(sizes, folder for its files) -> result``, which JSON can hold."""
     goes_on: bool = False
-    """Whether it uses all time that is left, and continues in the next call until its result says ``done``."""
+    """Whether it uses all time that is left,
+    and continues in the next call until its result says ``done``."""
     xla_flags: str = ""
     """Value of ``XLA_FLAGS`` in the task's process; empty: as here."""
 
 
-# --- Speed --------------------------------------------------------------------------------------------
+# --- Speed ----------------------------------------------------------------------------------------
 
 
 def speed(flags: Sequence[str], sizes: Sizes) -> dict[str, Any]:
-    """Trains for some seconds, and returns what a user would see: env steps a second after compiling, and memory.
+    """Trains for some seconds, and returns what a user would see:
+    env steps a second after compiling, and memory.
 
     Args:
       flags: the flags of ``jaxrl-dist train``.
@@ -106,10 +121,15 @@ def speed(flags: Sequence[str], sizes: Sizes) -> dict[str, Any]:
     config, _ = asked.resolved()
     interval = max(config.report_interval, 4 * config.num_envs * config.rollout_length)
     config = dataclasses.replace(
-        config, total_env_steps=10**9, report_interval=interval, evaluation_episodes=0, checkpoint_minutes=0.0
+        config,
+        total_env_steps=10**9,
+        report_interval=interval,
+        evaluation_episodes=0,
+        checkpoint_minutes=0.0,
     )
     began = first = time.perf_counter()
-    counted, last = 0, None
+    counted = 0
+    last = None
     with Watch() as watch:
         for report in jaxrl_dist.train(config):
             now = time.perf_counter()
@@ -121,9 +141,14 @@ def speed(flags: Sequence[str], sizes: Sizes) -> dict[str, Any]:
                 break
     assert last is not None
     stats = jax.local_devices()[0].memory_stats() or {}
-    stages = {name: last.metrics[name] for name in last.metrics if name.startswith(("time/learner", "time/actor"))}
+    stages = {
+        name: last.metrics[name]
+        for name in last.metrics
+        if name.startswith(("time/learner", "time/actor"))
+    }
     return {
-        "flags": " ".join(flags) + (" (captured)" if os.environ.get("XLA_FLAGS") == CAPTURED else ""),
+        "flags": " ".join(flags)
+        + (" (captured)" if os.environ.get("XLA_FLAGS") == CAPTURED else ""),
         "env_steps_per_second": (last.env_steps - counted) / (now - first),
         "first_report_seconds": first - began,
         "memory": stats.get("peak_bytes_in_use"),
@@ -162,15 +187,23 @@ def of_widths(*flags: str) -> Callable[[Sizes, pathlib.Path], Any]:
     """Returns the task that measures a run with each number of environments."""
 
     def task(sizes: Sizes, _: pathlib.Path) -> Any:
-        rollout = [] if "--replay-capacity" in flags else ["--rollout-length", str(sizes.rollout)]
-        return [speed([*flags, "--num-envs", str(width), *rollout], sizes) for width in sizes.widths]
+        if "--replay-capacity" in flags:
+            rollout = []
+        else:
+            rollout = ["--rollout-length", str(sizes.rollout)]
+        return [
+            speed([*flags, "--num-envs", str(width), *rollout], sizes) for width in sizes.widths
+        ]
 
     return task
 
 
 def seeds(sizes: Sizes, _: pathlib.Path) -> Any:
     """Measures populations of PPO with its default sizes; env steps count all members."""
-    return [speed(["ppo", "--env", "gymnax:CartPole-v1", "--seeds", str(count)], sizes) for count in sizes.seeds]
+    return [
+        speed(["ppo", "--env", "gymnax:CartPole-v1", "--seeds", str(count)], sizes)
+        for count in sizes.seeds
+    ]
 
 
 def of_atari(*flags: str) -> Callable[[Sizes, pathlib.Path], Any]:
@@ -190,15 +223,22 @@ def precisions(sizes: Sizes, _: pathlib.Path) -> Any:
     for precision in ("float32", "tensorfloat32", "bfloat16"):
         with jax.default_matmul_precision(precision):
             flags = ["ppo", "--env", "gymnax:Breakout-MinAtar", "--num-envs", str(sizes.widths[0])]
-            rows.append({"precision": precision, **speed([*flags, "--rollout-length", str(sizes.rollout)], sizes)})
+            rows.append(
+                {
+                    "precision": precision,
+                    **speed([*flags, "--rollout-length", str(sizes.rollout)], sizes),
+                }
+            )
     return rows
 
 
-# --- Reproducibility ----------------------------------------------------------------------------------
+# --- Reproducibility ------------------------------------------------------------------------------
 
 
 def golden(sizes: Sizes, folder: pathlib.Path, tolerance: float, **second: str) -> dict[str, Any]:
-    """Makes golden runs twice and compares them; ``second`` sets environment variables of the second time."""
+    """Makes golden runs twice and compares them;
+    ``second`` sets environment variables of the second time.
+    """
     script = [sys.executable, str(ROOT / "scripts" / "golden.py")]
     names = ("a", "b")
     for name, env in zip(names, ({}, second), strict=True):
@@ -206,7 +246,9 @@ def golden(sizes: Sizes, folder: pathlib.Path, tolerance: float, **second: str) 
         say([*script, "record", str(folder / name), "--only", sizes.golden], **env)
     flags = ["--tolerance", str(tolerance), *(["--first-update"] if tolerance else [])]
     done = subprocess.run(
-        [*script, "compare", *(str(folder / name) for name in names), *flags], capture_output=True, text=True
+        [*script, "compare", *(str(folder / name) for name in names), *flags],
+        capture_output=True,
+        text=True,
     )
     return {"equal": done.returncode == 0, "said": done.stdout.strip().splitlines()}
 
@@ -224,8 +266,22 @@ def repeats(sizes: Sizes, folder: pathlib.Path) -> Any:
 def resumes(sizes: Sizes, folder: pathlib.Path) -> Any:
     """Compares N steps, a resume and N steps more with 2 N steps at once, bit for bit."""
     steps = sizes.resumed_steps
-    common = ["--env", "gymnax:CartPole-v1", "--num-envs", str(sizes.widths[0]), "--rollout-length", str(sizes.rollout)]
-    common += ["--evaluation-episodes", "0", "--report-interval", str(steps // 4), "--quiet", *sizes.extra]
+    common = [
+        "--env",
+        "gymnax:CartPole-v1",
+        "--num-envs",
+        str(sizes.widths[0]),
+        "--rollout-length",
+        str(sizes.rollout),
+    ]
+    common += [
+        "--evaluation-episodes",
+        "0",
+        "--report-interval",
+        str(steps // 4),
+        "--quiet",
+        *sizes.extra,
+    ]
     shutil.rmtree(folder, ignore_errors=True)
     whole, halves = (str(folder / name) for name in ("whole", "halves"))
     say([*CLI, "train", "ppo", *common, "--total-env-steps", str(2 * steps), "--run-dir", whole])
@@ -251,9 +307,13 @@ def say(command: Sequence[str], **env: str) -> str:
       RuntimeError: the command has failed; the message ends with its stderr.
     """
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path, **env}, capture_output=True, text=True)
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path, **env}, capture_output=True, text=True
+    )
     if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} has ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+        raise RuntimeError(
+            f"{' '.join(command)} has ended with {done.returncode}: {done.stderr.strip()[-500:]}"
+        )
     return done.stdout
 
 
@@ -263,20 +323,47 @@ def doctor(sizes: Sizes, _: pathlib.Path) -> Any:
     return say([*CLI, "doctor"]).splitlines()
 
 
-# --- Pong ---------------------------------------------------------------------------------------------
+# --- Pong -----------------------------------------------------------------------------------------
 
 
 def to_the_end(sizes: Sizes, folder: pathlib.Path) -> Any:
-    """Trains until ten greedy episodes have a mean return of the target; continues the run of an earlier call."""
+    """Trains until ten greedy episodes have a mean return of the target;
+    continues the run of an earlier call.
+    """
     run_dir = folder / "run"
-    command = ["train", "impala", "--env", sizes.atari, "--num-envs", str(sizes.atari_envs), "--resume-or-start"]
-    command += ["--evaluation-episodes", "10", "--evaluation-interval", str(10**6 if sizes is FULL else 2000)]
-    command += ["--total-env-steps", str(10**8), "--checkpoint-minutes", "1", "--run-dir", str(run_dir), *sizes.extra]
+    command = [
+        "train",
+        "impala",
+        "--env",
+        sizes.atari,
+        "--num-envs",
+        str(sizes.atari_envs),
+        "--resume-or-start",
+    ]
+    command += [
+        "--evaluation-episodes",
+        "10",
+        "--evaluation-interval",
+        str(10**6 if sizes is FULL else 2000),
+    ]
+    command += [
+        "--total-env-steps",
+        str(10**8),
+        "--checkpoint-minutes",
+        "1",
+        "--run-dir",
+        str(run_dir),
+        *sizes.extra,
+    ]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     process = subprocess.Popen(
-        [*CLI, *command, "--quiet"], env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE, text=True
+        [*CLI, *command, "--quiet"],
+        env={**os.environ, "PYTHONPATH": path},
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # the run saves, then ends
+    # the run saves, then ends
+    before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     try:
         while process.poll() is None:
             time.sleep(0.5)
@@ -312,14 +399,20 @@ CAPTURED = "--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL"
 TASKS = (
     Task("doctor", doctor),
     Task("ppo CartPole", of_widths("ppo", "--env", "gymnax:CartPole-v1")),
-    Task("ppo CartPole captured", of_widths("ppo", "--env", "gymnax:CartPole-v1"), xla_flags=CAPTURED),
+    Task(
+        "ppo CartPole captured", of_widths("ppo", "--env", "gymnax:CartPole-v1"), xla_flags=CAPTURED
+    ),
     Task("ppo Breakout", of_widths("ppo", "--env", "gymnax:Breakout-MinAtar")),
     Task("seeds", seeds),
     Task("impala Pong", of_atari("impala")),
     Task("ppo Pong", of_atari("ppo")),
     Task("appo Pong", of_atari("appo")),
     Task("dqn CartPole", of_widths("dqn", "--env", "gymnax:CartPole-v1", *REPLAY)),
-    Task("dqn CartPole captured", of_widths("dqn", "--env", "gymnax:CartPole-v1", *REPLAY), xla_flags=CAPTURED),
+    Task(
+        "dqn CartPole captured",
+        of_widths("dqn", "--env", "gymnax:CartPole-v1", *REPLAY),
+        xla_flags=CAPTURED,
+    ),
     Task("sac Pendulum", of_widths("sac", "--env", "gymnax:Pendulum-v1", *REPLAY)),
     Task("pqn CartPole", of_widths("pqn", "--env", "gymnax:CartPole-v1")),
     Task("as on the CPU", as_on_cpu),
@@ -330,7 +423,7 @@ TASKS = (
 )
 
 
-# --- The day ------------------------------------------------------------------------------------------
+# --- The day --------------------------------------------------------------------------------------
 
 
 def in_process(task: Task, sizes: Sizes, out: pathlib.Path, seconds: float) -> Any:
@@ -344,7 +437,11 @@ def in_process(task: Task, sizes: Sizes, out: pathlib.Path, seconds: float) -> A
     rehearse = ["--rehearse"] if sizes is SMALL else []
     command = [sys.executable, __file__, "--out", str(out), "--task", task.name, *rehearse]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {**os.environ, "PYTHONPATH": path, **({"XLA_FLAGS": task.xla_flags} if task.xla_flags else {})}
+    env = {
+        **os.environ,
+        "PYTHONPATH": path,
+        **({"XLA_FLAGS": task.xla_flags} if task.xla_flags else {}),
+    }
     with (out / "log.txt").open("a") as log:
         process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
         try:
@@ -357,7 +454,9 @@ def in_process(task: Task, sizes: Sizes, out: pathlib.Path, seconds: float) -> A
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     if not answer.exists():
-        raise RuntimeError(f"stopped after {seconds:.0f} s" if process.returncode in (-15, None) else "see log.txt")
+        raise RuntimeError(
+            f"stopped after {seconds:.0f} s" if process.returncode in (-15, None) else "see log.txt"
+        )
     return json.loads(answer.read_text(encoding="utf-8"))
 
 
@@ -368,7 +467,8 @@ def day(
     start: Callable[[Task, Sizes, pathlib.Path, float], Any] = in_process,
     tasks: Sequence[Task] = TASKS,
 ) -> dict[str, Any]:
-    """Runs the tasks that are not done, in order, until the minutes are over; returns all results so far.
+    """Runs the tasks that are not done, in order, until the minutes are over;
+    returns all results so far.
 
     The next call retries a failed task once.
     """
@@ -388,13 +488,20 @@ def day(
             done = result["done"] if task.goes_on else True
             found = {**found, "done": done, "result": result}
         except Exception as error:
-            found = {**found, "failures": found.get("failures", 0) + 1, "error": f"{type(error).__name__}: {error}"}
+            found = {
+                **found,
+                "failures": found.get("failures", 0) + 1,
+                "error": f"{type(error).__name__}: {error}",
+            }
         found["seconds"] = time.monotonic() - began
         results = {**load(out), task.name: found}
         partial = out / f"{RESULTS}.partial"
         partial.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         partial.replace(out / RESULTS)  # a kill leaves the old or the new
-        print(f"{task.name}: {found.get('error', 'done') if not found.get('done') else 'done'}", flush=True)
+        print(
+            f"{task.name}: {found.get('error', 'done') if not found.get('done') else 'done'}",
+            flush=True,
+        )
     draw(out)
     return load(out)
 
@@ -402,7 +509,9 @@ def day(
 def load(out: pathlib.Path) -> dict[str, Any]:
     """Returns the results so far."""
     path = out / RESULTS
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if path.exists():
+        return json.loads(path.read_text(encoding="utf-8"))
+    return {}
 
 
 def draw(out: pathlib.Path) -> None:
@@ -415,18 +524,32 @@ def draw(out: pathlib.Path) -> None:
         if isinstance(result, list) and result and isinstance(result[0], dict):
             rows += [{"task": name, **row} for row in result]
     if rows:
-        text += ["| run | env steps/s | first report | memory | GPU busy |", "|---|---:|---:|---:|---:|"]
+        text += [
+            "| run | env steps/s | first report | memory | GPU busy |",
+            "|---|---:|---:|---:|---:|",
+        ]
         for row in rows:
-            memory = "" if row["memory"] is None else f"{row['memory'] / 1e9:.2f} GB"
-            busy = "" if row["utilisation"] is None else f"{row['utilisation']:.0f} %"
+            if row["memory"] is None:
+                memory = ""
+            else:
+                memory = f"{row['memory'] / 1e9:.2f} GB"
+            if row["utilisation"] is None:
+                busy = ""
+            else:
+                busy = f"{row['utilisation']:.0f} %"
             label = f"`{row['flags']}`" + (f", {row['precision']}" if "precision" in row else "")
-            rate, first = row["env_steps_per_second"], row["first_report_seconds"]
+            rate = row["env_steps_per_second"]
+            first = row["first_report_seconds"]
             text.append(f"| {label} | {rate:,.0f} | {first:.1f} s | {memory} | {busy} |")
         picture(out / "speed.png", rows)
     for name, found in results.items():
         result = found.get("result")
         if isinstance(result, Mapping):
-            text += ["", f"{name}: " + ", ".join(f"{key} {value}" for key, value in result.items() if key != "said")]
+            text += [
+                "",
+                f"{name}: "
+                + ", ".join(f"{key} {value}" for key, value in result.items() if key != "said"),
+            ]
         elif isinstance(result, list) and result and isinstance(result[0], str):
             text += ["", "```text", *result, "```"]
         if "error" in found and not found.get("done"):
@@ -450,9 +573,13 @@ def picture(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the script."""
     assert __doc__ is not None
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=9.0, help="of this call")
-    parser.add_argument("--out", type=pathlib.Path, required=True, help="folder of the results; calls share it")
+    parser.add_argument(
+        "--out", type=pathlib.Path, required=True, help="folder of the results; calls share it"
+    )
     parser.add_argument("--rehearse", action="store_true", help="small sizes")
     parser.add_argument("--draw", action="store_true", help="measure nothing")
     parser.add_argument("--task", choices=[task.name for task in TASKS], help=argparse.SUPPRESS)
@@ -467,7 +594,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     elif args.draw:
         draw(args.out)
     else:
-        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the task is ended, too
+        # so that the task is ended, too
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         day(args.out, args.minutes, sizes)
 
 

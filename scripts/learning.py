@@ -1,9 +1,11 @@
-"""Checks that the default flags learn, and writes ``docs/learning.md`` and its data: ``python scripts/learning.py``.
+"""Checks that the default flags learn, and writes ``docs/learning.md`` and its data:
+``python scripts/learning.py``.
 
-``--only NAME`` runs that bar, or all whose names contain it, and keeps the results of the others; ``--seeds N``
-overrides the bars' numbers of seeds; ``--draw`` runs nothing and only rewrites page and curves. Each seed is stored as
-soon as it has ended, and ``--missing`` runs only the seeds that are not stored, which continues an interrupted command.
-All bars take about three hours on two CPU cores. The exit code is 1 if a bar fails.
+``--only NAME`` runs that bar, or all whose names contain it, and keeps the results of the others;
+``--seeds N`` overrides the bars' numbers of seeds; ``--draw`` runs nothing and only rewrites page
+and curves. Each seed is stored as soon as it has ended, and ``--missing`` runs only the seeds that
+are not stored, which continues an interrupted command. All bars take about three hours on two CPU
+cores. The exit code is 1 if a bar fails.
 """
 
 from __future__ import annotations
@@ -31,11 +33,13 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))  # for the task
 DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
 RESULTS = "results.json"
 POINTS = 50
-"""Points of a curve: each is the mean return of the episodes that ended in a fiftieth of the run."""
+"""Points of a curve: each is the mean return of the episodes that ended in a fiftieth of the
+run."""
 
 
 class Bar(NamedTuple):
-    """A goal for an algorithm with its default flags: ``needed`` of ``seeds`` runs at ``threshold`` or better.
+    """A goal for an algorithm with its default flags:
+    ``needed`` of ``seeds`` runs at ``threshold`` or better.
 
     Without a threshold the row has none to meet: nobody has published a number for this task.
     """
@@ -44,41 +48,61 @@ class Bar(NamedTuple):
     algorithm: str
     env: str
     steps: int
-    threshold: float | None  # mean return of the greedy episodes at the end
+    threshold: float | None
+    """Mean return of the greedy episodes at the end."""
     needed: int
     seeds: int
-    flags: Mapping[str, Any] = {}  # fields of the algorithm's config or of Train that differ from their defaults
+    flags: Mapping[str, Any] = {}
+    """Fields of the algorithm's config or of Train that differ from their defaults."""
     devices: int = 1
-    at_most: bool = False  # a control, which must not do better than the threshold
-    mean: float | None = None  # additional threshold for the mean of all seeds
-    published: tuple[float, str] | None = None  # a return on this task, and its source with the env steps it took
-    held_out: bool = False  # no preset was chosen by a run on this task
-    together: bool = False  # all seeds are members of one run, which a small machine steps faster
+    at_most: bool = False
+    """A control, which must not do better than the threshold."""
+    mean: float | None = None
+    """Additional threshold for the mean of all seeds."""
+    published: tuple[float, str] | None = None
+    """A return on this task, and its source with the env steps it took."""
+    held_out: bool = False
+    """No preset was chosen by a run on this task."""
+    together: bool = False
+    """All seeds are members of one run, which a small machine steps faster."""
 
     def command(self) -> str:
         """Returns the command line of one run."""
-        flags = "".join(f" {word}" for name, value in self.flags.items() for word in written(name, value))
+        flags = "".join(
+            f" {word}" for name, value in self.flags.items() for word in written(name, value)
+        )
         flags += f" --seeds {self.seeds}" if self.together else ""
-        devices = f"JAX_NUM_CPU_DEVICES={self.devices} " if self.devices > 1 else ""
+        if self.devices > 1:
+            devices = f"JAX_NUM_CPU_DEVICES={self.devices} "
+        else:
+            devices = ""
         return f"{devices}jaxrl-dist train {self.algorithm} --env {self.env} --total-env-steps {self.steps}{flags}"
 
     def counts(self) -> list[str]:
-        """Returns the names of ``--info-metrics``, whose means of the greedy episodes are stored for each seed."""
+        """Returns the names of ``--info-metrics``,
+        whose means of the greedy episodes are stored for each seed.
+        """
         return [name for name in str(self.flags.get("info_metrics", "")).split(",") if name]
 
     def met(self, result: float) -> bool:
         """Returns True if one run's return is good enough."""
         if self.threshold is None:
             return True
-        return result <= self.threshold if self.at_most else result >= self.threshold
+        if self.at_most:
+            return result <= self.threshold
+        return result >= self.threshold
 
     def passed(self, returns: Sequence[float]) -> bool:
-        """Returns True if enough seeds met the bar; another number of seeds needs the same share, rounded up."""
+        """Returns True if enough seeds met the bar;
+        another number of seeds needs the same share, rounded up.
+        """
         enough = sum(map(self.met, returns)) * self.seeds >= self.needed * len(returns)
         return enough and (self.mean is None or sum(returns) / len(returns) >= self.mean)
 
 
-def both(name: str, algorithm: str, env: str, steps: int, threshold: float, **more: Any) -> list[Bar]:
+def both(
+    name: str, algorithm: str, env: str, steps: int, threshold: float, **more: Any
+) -> list[Bar]:
     """Returns a bar for five of five seeds on gymnax, and the same on EnvPool."""
     kind = env.split("-")[0].lower()
     return [
@@ -87,32 +111,77 @@ def both(name: str, algorithm: str, env: str, steps: int, threshold: float, **mo
     ]
 
 
-MEMORY, SYNCHRONOUS, HIDDEN = {"core": "gru"}, {"plan": "synchronous"}, {"hide": "velocities"}
+MEMORY = {"core": "gru"}
+SYNCHRONOUS = {"plan": "synchronous"}
+HIDDEN = {"hide": "velocities"}
 ATTENTION = {"core": "attention", "core_window": 48}
 CHAIN = {"env_options": {"memory_length": "40"}, "rollout_length": 64}
 LAG: dict[str, Any] = {"lockstep": True, "lag": 8, "num_envs": 32, "rollout_length": 32}
-SPREAD, SMAX = "jaxmarl:MPE_simple_spread_v3", "jaxmarl:HeuristicEnemySMAX"
-STATE, SEES = {"state": "true"}, {"critic_sees": "state"}
-WON, HALF = {"info_metrics": "won"}, {"replay_ratio": 0.25}
+SPREAD = "jaxmarl:MPE_simple_spread_v3"
+SMAX = "jaxmarl:HeuristicEnemySMAX"
+STATE = {"state": "true"}
+SEES = {"critic_sees": "state"}
+WON = {"info_metrics": "won"}
+HALF = {"replay_ratio": 0.25}
 TOGETHER: dict[str, Any] = {"held_out": True, "together": True}
 LANDER = "envpool:LunarLanderContinuous-v2"
 
 
 def zoo(value: float, steps: str) -> tuple[float, str]:
-    """Returns a published return of RL Zoo's ``benchmark.md``: one run, evaluated with the deterministic policy."""
+    """Returns a published return of RL Zoo's ``benchmark.md``: one run,
+    evaluated with the deterministic policy.
+    """
     return value, f"RL Zoo, {steps}"
 
 
 BLINES = (15.4, "gymnax-blines, 1.9M")
 BARS = (
-    Bar("ppo-cartpole", "ppo", "gymnax:CartPole-v1", 150_000, 475, 10, 10, published=zoo(500, "100k")),
-    Bar("ppo-envpool-cartpole", "ppo", "envpool:CartPole-v1", 150_000, 475, 5, 5, published=zoo(500, "100k")),
+    Bar(
+        "ppo-cartpole",
+        "ppo",
+        "gymnax:CartPole-v1",
+        150_000,
+        475,
+        10,
+        10,
+        published=zoo(500, "100k"),
+    ),
+    Bar(
+        "ppo-envpool-cartpole",
+        "ppo",
+        "envpool:CartPole-v1",
+        150_000,
+        475,
+        5,
+        5,
+        published=zoo(500, "100k"),
+    ),
     Bar("ppo-8-devices-cartpole", "ppo", "gymnax:CartPole-v1", 150_000, 475, 5, 5, devices=8),
-    Bar("a2c-cartpole", "a2c", "gymnax:CartPole-v1", 500_000, 475, 5, 5, published=zoo(500, "500k")),
+    Bar(
+        "a2c-cartpole", "a2c", "gymnax:CartPole-v1", 500_000, 475, 5, 5, published=zoo(500, "500k")
+    ),
     Bar("pg-cartpole", "pg", "gymnax:CartPole-v1", 100_000, 150, 5, 5),
     Bar("pg-long-cartpole", "pg", "gymnax:CartPole-v1", 500_000, 475, 4, 5),
-    Bar("ppo-pendulum", "ppo", "gymnax:Pendulum-v1", 500_000, -300, 4, 5, published=zoo(-172, "100k")),
-    Bar("ppo-envpool-pendulum", "ppo", "envpool:Pendulum-v1", 500_000, -300, 4, 5, published=zoo(-172, "100k")),
+    Bar(
+        "ppo-pendulum",
+        "ppo",
+        "gymnax:Pendulum-v1",
+        500_000,
+        -300,
+        4,
+        5,
+        published=zoo(-172, "100k"),
+    ),
+    Bar(
+        "ppo-envpool-pendulum",
+        "ppo",
+        "envpool:Pendulum-v1",
+        500_000,
+        -300,
+        4,
+        5,
+        published=zoo(-172, "100k"),
+    ),
     Bar(
         "ppo-breakout-cnn",
         "ppo",
@@ -123,30 +192,78 @@ BARS = (
         3,
         published=BLINES,
     ),
-    Bar("ppo-breakout-mlp", "ppo", "gymnax:Breakout-MinAtar", 1_000_000, 15, 3, 3, {"torso": "mlp"}),
+    Bar(
+        "ppo-breakout-mlp", "ppo", "gymnax:Breakout-MinAtar", 1_000_000, 15, 3, 3, {"torso": "mlp"}
+    ),
     Bar("ppo-memory", "ppo", "gymnax:MemoryChain-bsuite", 500_000, 0.9, 3, 3, MEMORY),
     *(
-        Bar(f"ppo-memory-{core}", "ppo", "gymnax:MemoryChain-bsuite", 500_000, 0.9, 5, 5, {"core": core})
+        Bar(
+            f"ppo-memory-{core}",
+            "ppo",
+            "gymnax:MemoryChain-bsuite",
+            500_000,
+            0.9,
+            5,
+            5,
+            {"core": core},
+        )
         for core in ("lstm", "attention", "linear")
     ),
     *(
-        Bar(f"ppo-chain-40-{core}", "ppo", "gymnax:MemoryChain-bsuite", 200_000, 0.9, 5, 5, {"core": core, **CHAIN})
+        Bar(
+            f"ppo-chain-40-{core}",
+            "ppo",
+            "gymnax:MemoryChain-bsuite",
+            200_000,
+            0.9,
+            5,
+            5,
+            {"core": core, **CHAIN},
+        )
         for core in ("gru", "lstm", "linear")
     ),
-    Bar("ppo-chain-40-attention", "ppo", "gymnax:MemoryChain-bsuite", 200_000, 0.9, 5, 5, ATTENTION | CHAIN),
+    Bar(
+        "ppo-chain-40-attention",
+        "ppo",
+        "gymnax:MemoryChain-bsuite",
+        200_000,
+        0.9,
+        5,
+        5,
+        ATTENTION | CHAIN,
+    ),
     *(
         Bar(f"ppo-repeat-{core}", "ppo", "tasks:RepeatAfterMe", 300_000, 90, 5, 5, {"core": core})
         for core in ("gru", "lstm", "attention", "linear")
     ),
-    Bar("ppo-synchronous-memory", "ppo", "gymnax:MemoryChain-bsuite", 500_000, 0.9, 3, 3, MEMORY | SYNCHRONOUS),
+    Bar(
+        "ppo-synchronous-memory",
+        "ppo",
+        "gymnax:MemoryChain-bsuite",
+        500_000,
+        0.9,
+        3,
+        3,
+        MEMORY | SYNCHRONOUS,
+    ),
     Bar("ppo-memoryless", "ppo", "gymnax:MemoryChain-bsuite", 500_000, 0.5, 3, 3, at_most=True),
     Bar("ppo-acrobot", "ppo", "gymnax:Acrobot-v1", 200_000, -100, 3, 3),
     Bar("alphazero-cartpole", "alphazero", "gymnax:CartPole-v1", 20_000, 475, 5, 5),
     Bar("muzero-cartpole", "muzero", "gymnax:CartPole-v1", 100_000, 475, 5, 5),
     Bar("muzero-catch", "muzero", "gymnax:Catch-bsuite", 40_000, 0.95, 3, 3),
     Bar("muzero-fourrooms", "muzero", "gymnax:FourRooms-misc", 60_000, 0.9, 3, 3),
-    Bar("muzero-breakout", "muzero", "gymnax:Breakout-MinAtar", 420_000, 33, 1, 1),  # DQN's, after 2 million
-    Bar("ppo-catch", "ppo", "gymnax:Catch-bsuite", 100_000, 0.95, 3, 3, published=(1, "gymnax-blines, 64k")),
+    # DQN's, after 2 million
+    Bar("muzero-breakout", "muzero", "gymnax:Breakout-MinAtar", 420_000, 33, 1, 1),
+    Bar(
+        "ppo-catch",
+        "ppo",
+        "gymnax:Catch-bsuite",
+        100_000,
+        0.95,
+        3,
+        3,
+        published=(1, "gymnax-blines, 64k"),
+    ),
     Bar("ppo-frozenlake", "ppo", "gymnax:FrozenLake-misc", 200_000, 0.65, 3, 3),
     *both("dqn-short", "dqn", "CartPole-v1", 50_000, 150, published=zoo(500, "50k")),
     *both("dqn", "dqn", "CartPole-v1", 500_000, 475, published=(498, "CleanRL, 500k")),
@@ -174,53 +291,188 @@ BARS = (
     Bar("a3c-envpool-cartpole", "a3c", "envpool:CartPole-v1", 200_000, 150, 5, 5),
     Bar("async-dqn-envpool-cartpole", "async-dqn", "envpool:CartPole-v1", 500_000, 150, 5, 5),
     Bar("apex-ddpg-envpool-pendulum", "apex-ddpg", "envpool:Pendulum-v1", 200_000, -200, 5, 5),
-    Bar("sac-halfcheetah", "sac", "envpool:HalfCheetah-v4", 200_000, 3000, 1, 1, published=(9635, "CleanRL, 1M")),
+    Bar(
+        "sac-halfcheetah",
+        "sac",
+        "envpool:HalfCheetah-v4",
+        200_000,
+        3000,
+        1,
+        1,
+        published=(9635, "CleanRL, 1M"),
+    ),
     Bar("ppo-hidden-cartpole", "ppo", "gymnax:CartPole-v1", 2_000_000, 350, 5, 5, MEMORY | HIDDEN),
-    Bar("impala-hidden-cartpole", "impala", "gymnax:CartPole-v1", 2_000_000, 350, 5, 5, MEMORY | HIDDEN),
+    Bar(
+        "impala-hidden-cartpole",
+        "impala",
+        "gymnax:CartPole-v1",
+        2_000_000,
+        350,
+        5,
+        5,
+        MEMORY | HIDDEN,
+    ),
     Bar("r2d2-hidden-cartpole", "r2d2", "gymnax:CartPole-v1", 1_000_000, 350, 5, 5, HIDDEN),
     Bar("dqn-hidden-cartpole", "dqn", "gymnax:CartPole-v1", 1_000_000, 350, 5, 5, MEMORY | HIDDEN),
     *(
-        Bar(f"{name}-hidden-pendulum", name, "gymnax:Pendulum-v1", 100_000, -300, 5, 5, MEMORY | HIDDEN)
+        Bar(
+            f"{name}-hidden-pendulum",
+            name,
+            "gymnax:Pendulum-v1",
+            100_000,
+            -300,
+            5,
+            5,
+            MEMORY | HIDDEN,
+        )
         for name in ("sac", "td3")
     ),
     *(
-        Bar(f"{name}-memoryless-pendulum", name, "gymnax:Pendulum-v1", 100_000, -700, 3, 3, HIDDEN, at_most=True)
+        Bar(
+            f"{name}-memoryless-pendulum",
+            name,
+            "gymnax:Pendulum-v1",
+            100_000,
+            -700,
+            3,
+            3,
+            HIDDEN,
+            at_most=True,
+        )
         for name in ("sac", "td3")
     ),
     Bar("r2d2-memory", "r2d2", "gymnax:MemoryChain-bsuite", 50_000, 0.9, 3, 3),
-    Bar("r2d2-synchronous-memory", "r2d2", "gymnax:MemoryChain-bsuite", 50_000, 0.9, 3, 3, SYNCHRONOUS),
-    Bar("ppo-halfcheetah", "ppo", "envpool:HalfCheetah-v4", 1_000_000, 4000, 3, 3, published=zoo(5819, "1M")),
+    Bar(
+        "r2d2-synchronous-memory",
+        "r2d2",
+        "gymnax:MemoryChain-bsuite",
+        50_000,
+        0.9,
+        3,
+        3,
+        SYNCHRONOUS,
+    ),
+    Bar(
+        "ppo-halfcheetah",
+        "ppo",
+        "envpool:HalfCheetah-v4",
+        1_000_000,
+        4000,
+        3,
+        3,
+        published=zoo(5819, "1M"),
+    ),
     Bar("es-cartpole", "es", "gymnax:CartPole-v1", 10_000_000, 475, 5, 5),
     *both("ars", "ars", "CartPole-v1", 1_000_000, 475),
     Bar("ars-acrobot", "ars", "gymnax:Acrobot-v1", 1_000_000, -100, 5, 5),
     Bar("ars-pendulum", "ars", "gymnax:Pendulum-v1", 3_000_000, -300, 5, 5),
-    Bar("dqn-parameter-noise-cartpole", "dqn", "gymnax:CartPole-v1", 300_000, 475, 4, 5, {"parameter_noise": True}),
-    Bar("ddpg-parameter-noise-pendulum", "ddpg", "gymnax:Pendulum-v1", 30_000, -320, 5, 5, {"noise": "parameter"}),
+    Bar(
+        "dqn-parameter-noise-cartpole",
+        "dqn",
+        "gymnax:CartPole-v1",
+        300_000,
+        475,
+        4,
+        5,
+        {"parameter_noise": True},
+    ),
+    Bar(
+        "ddpg-parameter-noise-pendulum",
+        "ddpg",
+        "gymnax:Pendulum-v1",
+        30_000,
+        -320,
+        5,
+        5,
+        {"noise": "parameter"},
+    ),
     Bar("ppo-taxi", "ppo", "envpool:Taxi-v3", 500_000, 0, 3, 3),
-    Bar("ppo-long-acrobot", "ppo", "gymnax:Acrobot-v1", 500_000, -85, 4, 5, published=zoo(-74, "1M")),
-    Bar("ppo-lunarlander", "ppo", "envpool:LunarLander-v2", 1_000_000, 220, 4, 5, published=zoo(242, "1M")),
-    Bar("ppo-lunarlander-continuous", "ppo", LANDER, 1_000_000, 240, 4, 5, published=zoo(271, "1M")),
+    Bar(
+        "ppo-long-acrobot", "ppo", "gymnax:Acrobot-v1", 500_000, -85, 4, 5, published=zoo(-74, "1M")
+    ),
+    Bar(
+        "ppo-lunarlander",
+        "ppo",
+        "envpool:LunarLander-v2",
+        1_000_000,
+        220,
+        4,
+        5,
+        published=zoo(242, "1M"),
+    ),
+    Bar(
+        "ppo-lunarlander-continuous", "ppo", LANDER, 1_000_000, 240, 4, 5, published=zoo(271, "1M")
+    ),
     Bar("dqn-acrobot", "dqn", "gymnax:Acrobot-v1", 100_000, -90, 4, 5, published=zoo(-77, "100k")),
-    Bar("dqn-mountaincar", "dqn", "gymnax:MountainCar-v0", 200_000, -120, 4, 5, published=zoo(-101, "120k")),
-    Bar("dqn-lunarlander", "dqn", "envpool:LunarLander-v2", 200_000, 180, 4, 5, published=zoo(154, "100k")),
-    Bar("a2c-lunarlander", "a2c", "envpool:LunarLander-v2", 1_000_000, 150, 3, 3, published=zoo(156, "200k")),
+    Bar(
+        "dqn-mountaincar",
+        "dqn",
+        "gymnax:MountainCar-v0",
+        200_000,
+        -120,
+        4,
+        5,
+        published=zoo(-101, "120k"),
+    ),
+    Bar(
+        "dqn-lunarlander",
+        "dqn",
+        "envpool:LunarLander-v2",
+        200_000,
+        180,
+        4,
+        5,
+        published=zoo(154, "100k"),
+    ),
+    Bar(
+        "a2c-lunarlander",
+        "a2c",
+        "envpool:LunarLander-v2",
+        1_000_000,
+        150,
+        3,
+        3,
+        published=zoo(156, "200k"),
+    ),
     Bar("impala-lunarlander", "impala", "envpool:LunarLander-v2", 2_000_000, 200, 3, 3),
     Bar("appo-lunarlander", "appo", "envpool:LunarLander-v2", 2_000_000, 200, 3, 3),
-    Bar("sac-lunarlander-continuous", "sac", LANDER, 200_000, 220, 3, 3, published=zoo(260, "500k")),
-    Bar("ppo-bipedal", "ppo", "envpool:BipedalWalker-v3", 3_000_000, 220, 3, 3, published=zoo(213, "5M")),
+    Bar(
+        "sac-lunarlander-continuous", "sac", LANDER, 200_000, 220, 3, 3, published=zoo(260, "500k")
+    ),
+    Bar(
+        "ppo-bipedal",
+        "ppo",
+        "envpool:BipedalWalker-v3",
+        3_000_000,
+        220,
+        3,
+        3,
+        published=zoo(213, "5M"),
+    ),
     Bar("ppo-hopper", "ppo", "envpool:Hopper-v4", 1_000_000, 2200, 3, 3, published=zoo(2410, "1M")),
-    Bar("ppo-walker", "ppo", "envpool:Walker2d-v4", 1_000_000, 2500, 3, 3, published=zoo(3479, "1M")),
+    Bar(
+        "ppo-walker", "ppo", "envpool:Walker2d-v4", 1_000_000, 2500, 3, 3, published=zoo(3479, "1M")
+    ),
     Bar("sac-hopper", "sac", "envpool:Hopper-v4", 200_000, 2000, 2, 2, published=zoo(2326, "1M")),
     *(
         Bar(
-            f"{name}-mountaincar-continuous", name, "gymnax:MountainCarContinuous-v0", steps, bar, 4, 5, published=there
+            f"{name}-mountaincar-continuous",
+            name,
+            "gymnax:MountainCarContinuous-v0",
+            steps,
+            bar,
+            4,
+            5,
+            published=there,
         )
         for name, steps, bar, there in (
             ("ppo", 300_000, 90, zoo(88, "20k")),
             ("sac", 100_000, 92, zoo(95, "50k")),
         )
     ),
-    Bar("a2c-pendulum", "a2c", "gymnax:Pendulum-v1", 500_000, -250, 4, 5, published=zoo(-163, "1M")),
+    Bar(
+        "a2c-pendulum", "a2c", "gymnax:Pendulum-v1", 500_000, -250, 4, 5, published=zoo(-163, "1M")
+    ),
     Bar("pg-pendulum", "pg", "gymnax:Pendulum-v1", 500_000, -600, 4, 5),
     Bar("impala-pendulum", "impala", "gymnax:Pendulum-v1", 500_000, -300, 4, 5),
     Bar("appo-pendulum", "appo", "gymnax:Pendulum-v1", 500_000, -250, 4, 5),
@@ -265,9 +517,20 @@ BARS = (
         for algorithm, steps in (("dqn", 2_000_000), ("rainbow", 1_000_000), ("sac", 1_000_000))
         for game in ("Breakout", "Asterix", "SpaceInvaders")
     ),
-    # PPO on tasks that no preset has seen: within a tenth of what is published. MountainCar chose `SMALLEST_STD`.
+    # PPO on tasks that no preset has seen: within a tenth of what is published.
+    # MountainCar chose `SMALLEST_STD`.
     *(
-        Bar(f"ppo-{name}", "ppo", env, 1_000_000, bar, 3, 3, published=there, held_out=name != "mountaincar")
+        Bar(
+            f"ppo-{name}",
+            "ppo",
+            env,
+            1_000_000,
+            bar,
+            3,
+            3,
+            published=there,
+            held_out=name != "mountaincar",
+        )
         for name, env, bar, there in (
             ("swimmer", "envpool:Swimmer-v4", 254, zoo(282, "1M")),
             ("ant", "envpool:Ant-v4", 1194, zoo(1327, "1M")),
@@ -278,16 +541,48 @@ BARS = (
         )
     ),
     # 10M frames; CleanRL's PPO needs 40M for its score.
-    Bar("ppo-pong", "ppo", "envpool:Pong-v5", 2_500_000, 18, 1, 1, published=(20.4, "CleanRL, 10M"), held_out=True),
+    Bar(
+        "ppo-pong",
+        "ppo",
+        "envpool:Pong-v5",
+        2_500_000,
+        18,
+        1,
+        1,
+        published=(20.4, "CleanRL, 10M"),
+        held_out=True,
+    ),
     Bar("ppo-brax-pendulum", "ppo", "brax:inverted_pendulum", 300_000, 950, 5, 5, held_out=True),
-    # Uniform random actions get -26.4 in spread. The mixing network of QMIX was chosen there; nothing was for VDN.
+    # Uniform random actions get -26.4 in spread.
+    # The mixing network of QMIX was chosen there; nothing was for VDN.
     *(Bar(f"{name}-spread", name, SPREAD, 300_000, -18, 4, 5) for name in ("qmix", "vdn")),
-    # PPO with shared parameters is IPPO; with a critic that sees the state, it is MAPPO. JaxMARL's picture has the sum
-    # over three agents, -60, of training episodes.
-    Bar("ippo-spread", "ppo", SPREAD, 1_000_000, -22, 5, 5, published=(-20, "JaxMARL, 10M"), held_out=True),
-    Bar("mappo-spread", "ppo", SPREAD, 1_000_000, None, 5, 5, {"env_options": STATE, **SEES}, held_out=True),
-    # The best return in SMAX is 2: all damage, and the victory. VDN's is the team's, which includes the dead. Each
-    # evaluation is of 100 battles. Half the updates of QMIX's and VDN's defaults let five seeds fit into minutes.
+    # PPO with shared parameters is IPPO; with a critic that sees the state, it is MAPPO. JaxMARL's
+    # picture has the sum over three agents, -60, of training episodes.
+    Bar(
+        "ippo-spread",
+        "ppo",
+        SPREAD,
+        1_000_000,
+        -22,
+        5,
+        5,
+        published=(-20, "JaxMARL, 10M"),
+        held_out=True,
+    ),
+    Bar(
+        "mappo-spread",
+        "ppo",
+        SPREAD,
+        1_000_000,
+        None,
+        5,
+        5,
+        {"env_options": STATE, **SEES},
+        held_out=True,
+    ),
+    # The best return in SMAX is 2: all damage, and the victory. VDN's is the team's, which includes
+    # the dead. Each evaluation is of 100 battles. Half the updates of QMIX's and VDN's defaults let
+    # five seeds fit into minutes.
     *(
         Bar(
             f"{name}-{scenario}",
@@ -303,17 +598,32 @@ BARS = (
         for scenario, agents in (("3m", 3), ("2s3z", 5))
         for name, algorithm, options, flags in (
             ("ippo", "ppo", {"scenario": scenario}, {"evaluation_episodes": 100 * agents}),
-            ("mappo", "ppo", {"scenario": scenario, **STATE}, {**SEES, "evaluation_episodes": 100 * agents}),
+            (
+                "mappo",
+                "ppo",
+                {"scenario": scenario, **STATE},
+                {**SEES, "evaluation_episodes": 100 * agents},
+            ),
             ("vdn", "vdn", {"scenario": scenario}, HALF),
             ("qmix", "qmix", {"scenario": scenario}, HALF),
         )
     ),
     # Random legal actions get 1.7.
-    Bar("ppo-jumanji-snake", "ppo", "jumanji:Snake-v1", 500_000, 5.1, 2, 2, {"time_limit": 500}, held_out=True),
+    Bar(
+        "ppo-jumanji-snake",
+        "ppo",
+        "jumanji:Snake-v1",
+        500_000,
+        5.1,
+        2,
+        2,
+        {"time_limit": 500},
+        held_out=True,
+    ),
 )
 
 
-# --- Running ------------------------------------------------------------------------------------------
+# --- Running --------------------------------------------------------------------------------------
 
 
 def config_of(bar: Bar, seed: int, seeds: int = 1) -> jaxrl_dist.Train[Any]:
@@ -336,19 +646,25 @@ def run_seeds(
     """Trains once, with ``seeds`` members.
 
     Args:
-      say: receives a line after the first report, which says that the program is compiled, and after each tenth.
+      say: receives a line after the first report, which says that the program is compiled,
+        and after each tenth.
 
     Returns:
-      Of each member, the mean return of the greedy episodes at the end; the curve of training: ``POINTS`` means,
-      None where no episode ended; and the other numbers of the evaluation that the bar counts, by name.
+      Of each member, the mean return of the greedy episodes at the end;
+      the curve of training: ``POINTS`` means,
+      None where no episode ended; and the other numbers of the evaluation that the bar counts,
+      by name.
     """
     count, total = np.zeros((2, seeds, POINTS))
     began = time.perf_counter()
     for reports, joined in enumerate(jaxrl_dist.train(config_of(bar, seed, seeds))):
         if reports % 10 == 0:
-            say(f"{bar.name}: {joined.env_steps:,} env steps after {time.perf_counter() - began:.0f} s")
+            say(
+                f"{bar.name}: {joined.env_steps:,} env steps after {time.perf_counter() - began:.0f} s"
+            )
         for number, report in enumerate(members := joined.members or (joined,)):
-            mean, episodes = report.metrics["episode/return"], report.metrics["episode/count"]
+            mean = report.metrics["episode/return"]
+            episodes = report.metrics["episode/count"]
             if mean is not None and episodes is not None:
                 point = number, min((report.env_steps - 1) * POINTS // bar.steps, POINTS - 1)
                 count[point] += episodes
@@ -359,7 +675,11 @@ def run_seeds(
     ]
     evaluations = [report.evaluation for report in members]
     return [
-        (float(evaluation["return_mean"]), curve, {name: float(evaluation[f"info/{name}"]) for name in bar.counts()})
+        (
+            float(evaluation["return_mean"]),
+            curve,
+            {name: float(evaluation[f"info/{name}"]) for name in bar.counts()},
+        )
         for evaluation, curve in zip(evaluations, curves, strict=True)
         if evaluation is not None
     ]
@@ -381,16 +701,27 @@ def run_bar(
     entry: dict[str, Any] = {
         "command": bar.command(),
         "steps": bar.steps,
-        **{name: list((before or {}).get(name, ())) for name in ("returns", *bar.counts(), "curves", "seconds")},
+        **{
+            name: list((before or {}).get(name, ()))
+            for name in ("returns", *bar.counts(), "curves", "seconds")
+        },
         "versions": versions(),
     }
     seeds = seeds or bar.seeds
     for first in range(len(entry["returns"]), seeds, seeds if bar.together else 1):
         began = time.perf_counter()
-        runs = run_seeds(bar, first, seeds - first if bar.together else 1, say if bar.together else lambda text: None)
+        runs = run_seeds(
+            bar,
+            first,
+            seeds - first if bar.together else 1,
+            say if bar.together else lambda text: None,
+        )
         seconds = time.perf_counter() - began
         for seed, (result, curve, counted) in enumerate(runs, first):
-            numbers = {"returns": round(result, 3), **{name: round(counted[name], 3) for name in bar.counts()}}
+            numbers = {
+                "returns": round(result, 3),
+                **{name: round(counted[name], 3) for name in bar.counts()},
+            }
             for name, value in {**numbers, "curves": curve, "seconds": round(seconds)}.items():
                 entry[name].append(value)
             verdict = "ok" if bar.met(result) else "MISSED"
@@ -411,12 +742,15 @@ def versions() -> dict[str, str]:
     return known
 
 
-# --- Writing ------------------------------------------------------------------------------------------
+# --- Writing --------------------------------------------------------------------------------------
 
 
 def load(file: pathlib.Path) -> dict[str, Any]:
     """Returns the stored results, by name of the bar, in the order of ``BARS``."""
-    kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    if file.exists():
+        kept = json.loads(file.read_text(encoding="utf-8"))
+    else:
+        kept = {}
     return {bar.name: kept[bar.name] for bar in BARS if bar.name in kept}
 
 
@@ -433,7 +767,9 @@ def write(file: pathlib.Path, results: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def draw(bar: Bar, result: Mapping[str, Any], path: pathlib.Path) -> None:
-    """Draws return against environment steps: a thin line per seed, their interquartile mean, the bar."""
+    """Draws return against environment steps: a thin line per seed, their interquartile mean,
+    the bar.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -442,19 +778,29 @@ def draw(bar: Bar, result: Mapping[str, Any], path: pathlib.Path) -> None:
     curves = np.array(result["curves"], dtype=float)  # None becomes NaN
     steps = (np.arange(POINTS) + 0.5) / POINTS * result["steps"]
     middle = [
-        (x, interquartile_mean(y[~np.isnan(y)])) for x, y in zip(steps, curves.T, strict=True) if np.isfinite(y).any()
+        (x, interquartile_mean(y[~np.isnan(y)]))
+        for x, y in zip(steps, curves.T, strict=True)
+        if np.isfinite(y).any()
     ]
     fig, ax = plt.subplots(figsize=(6, 3.6), layout="constrained")
     for curve in curves:
         known = ~np.isnan(curve)
         ax.plot(steps[known], curve[known], color="tab:blue", linewidth=0.6, alpha=0.5)
     ax.plot(
-        *zip(*middle, strict=True), color="tab:blue", linewidth=2, label=f"interquartile mean of {len(curves)} seeds"
+        *zip(*middle, strict=True),
+        color="tab:blue",
+        linewidth=2,
+        label=f"interquartile mean of {len(curves)} seeds",
     )
     if bar.threshold is not None:
         label = f"{'at most' if bar.at_most else 'bar'} {bar.threshold:g}"
         ax.axhline(bar.threshold, color="tab:red", linestyle="--", linewidth=1, label=label)
-    ax.set(title=bar.name, xlabel="environment steps", ylabel="return of training episodes", xlim=(0, result["steps"]))
+    ax.set(
+        title=bar.name,
+        xlabel="environment steps",
+        ylabel="return of training episodes",
+        xlim=(0, result["steps"]),
+    )
     ax.legend(loc="best", fontsize="small")
     fig.savefig(path, dpi=90)
     plt.close(fig)
@@ -532,9 +878,23 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
     if missing := [f"`{bar.name}`" for bar in BARS if bar.name not in results]:
         lines += [f"Not measured with the presets as they are: {', '.join(missing)}.", ""]
     pictures = gallery(measured, "learning")
-    lines += ["## Curves", "", "Of training episodes, which sample their actions.", "", pictures, ""]
-    used = {package: version for result in results.values() for package, version in result["versions"].items()}
-    lines += ["Versions: " + ", ".join(f"{package} {version}" for package, version in used.items()) + ".", ""]
+    lines += [
+        "## Curves",
+        "",
+        "Of training episodes, which sample their actions.",
+        "",
+        pictures,
+        "",
+    ]
+    used = {
+        package: version
+        for result in results.values()
+        for package, version in result["versions"].items()
+    }
+    lines += [
+        "Versions: " + ", ".join(f"{package} {version}" for package, version in used.items()) + ".",
+        "",
+    ]
     return "\n".join(lines)
 
 
@@ -578,7 +938,9 @@ def gallery(bars: Sequence[Bar], folder: str) -> str:
 
 
 def published(bar: Bar, returns: Sequence[float]) -> str:
-    """Returns the cell of a published return, which marks ours as behind if it is lower by more than a tenth."""
+    """Returns the cell of a published return,
+    which marks ours as behind if it is lower by more than a tenth.
+    """
     if bar.published is None:
         return ""
     value, source = bar.published
@@ -587,12 +949,16 @@ def published(bar: Bar, returns: Sequence[float]) -> str:
 
 
 def interquartile_mean(returns: Sequence[float] | np.ndarray) -> float:
-    """Returns the mean without the lowest and the highest quarter, each rounded down (Agarwal et al. 2021)."""
+    """Returns the mean without the lowest and the highest quarter,
+    each rounded down (Agarwal et al. 2021).
+    """
     return float(statistics.iqm([np.asarray(returns)]))
 
 
 def interval(returns: Sequence[float]) -> str:
-    """Returns the cell of the interquartile mean's 95 % interval, as ``jaxrl-dist plot``; empty below three seeds."""
+    """Returns the cell of the interquartile mean's 95 % interval, as ``jaxrl-dist plot``;
+    empty below three seeds.
+    """
     if len(returns) < 3:
         return ""
     low, high = statistics.interval([np.array(returns)], statistics.iqm, statistics.NUMBER)
@@ -602,15 +968,25 @@ def interval(returns: Sequence[float]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the selected bars; returns 1 if one of them fails."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", metavar="NAME", help="run this bar, or all whose names contain it")
+    parser.add_argument(
+        "--only", default="", metavar="NAME", help="run this bar, or all whose names contain it"
+    )
     parser.add_argument("--seeds", type=int, metavar="N", help="seeds to run of each bar")
-    parser.add_argument("--missing", action="store_true", help="run only the seeds that results.json lacks")
-    parser.add_argument("--draw", action="store_true", help="run nothing; write page and curves from results.json")
+    parser.add_argument(
+        "--missing", action="store_true", help="run only the seeds that results.json lacks"
+    )
+    parser.add_argument(
+        "--draw", action="store_true", help="run nothing; write page and curves from results.json"
+    )
     args = parser.parse_args(argv)
-    chosen = [bar for bar in BARS if args.only == bar.name] or [bar for bar in BARS if args.only in bar.name]
+    chosen = [bar for bar in BARS if args.only == bar.name] or [
+        bar for bar in BARS if args.only in bar.name
+    ]
     chosen = [] if args.draw else chosen
     if not chosen and not args.draw:
-        parser.error(f"no bar's name contains {args.only!r}; these are: {', '.join(bar.name for bar in BARS)}")
+        parser.error(
+            f"no bar's name contains {args.only!r}; these are: {', '.join(bar.name for bar in BARS)}"
+        )
     if args.seeds is not None and args.seeds < 1:
         parser.error(f"--seeds must be >= 1, not {args.seeds}")
     if any(bar.devices > 1 for bar in chosen):
@@ -628,7 +1004,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 save(folder / RESULTS, {**load(folder / RESULTS), name: entry})
 
             before = load(folder / RESULTS).get(bar.name, {})
-            before = before if args.missing and before.get("command") == bar.command() else None
+            if args.missing and before.get("command") == bar.command():
+                before = before
+            else:
+                before = None
             result = run_bar(bar, args.seeds, lambda text: print(text, flush=True), keep, before)
             if not bar.passed(result["returns"]):
                 failed.append(bar.name)

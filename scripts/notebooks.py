@@ -1,7 +1,9 @@
-"""Runs the notebooks and stores their outputs in them: ``python scripts/notebooks.py [NOTEBOOK ...]``.
+"""Runs the notebooks and stores their outputs in them:
+``python scripts/notebooks.py [NOTEBOOK ...]``.
 
-Each runs from its first cell to its last in a separate process, in an empty directory. A Jupyter kernel would use
-sockets and take longer to start; notebooks therefore use plain Python, without IPython's ``!`` and ``%``.
+Each runs from its first cell to its last in a separate process, in an empty directory. A Jupyter
+kernel would use sockets and take longer to start; notebooks therefore use plain Python, without
+IPython's ``!`` and ``%``.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ def digest(notebook: dict[str, Any]) -> str:
 
 
 class Recorder(io.TextIOBase):
-    """Replaces the screen: records the cells' printed text, figures and last values in nbformat's format."""
+    """Replaces the screen: records the cells' printed text,
+    figures and last values in nbformat's format.
+    """
 
     def __init__(self) -> None:
         self.count = 0
@@ -45,7 +49,8 @@ class Recorder(io.TextIOBase):
 
     def next_cell(self) -> None:
         """Begins the outputs of the next cell."""
-        self.count, self.outputs = self.count + 1, []
+        self.count = self.count + 1
+        self.outputs = []
 
     def write(self, text: str) -> int:
         """Records text; ``print`` calls it."""
@@ -58,7 +63,12 @@ class Recorder(io.TextIOBase):
         """Records the value of a cell's last expression."""
         if value is not None:
             data = {"text/plain": repr(value)}
-            result = {"data": data, "execution_count": self.count, "metadata": {}, "output_type": "execute_result"}
+            result = {
+                "data": data,
+                "execution_count": self.count,
+                "metadata": {},
+                "output_type": "execute_result",
+            }
             self.outputs.append(result)
 
     def pictures(self) -> None:
@@ -67,21 +77,28 @@ class Recorder(io.TextIOBase):
 
         for number in plt.get_fignums():
             file = io.BytesIO()
-            plt.figure(number).savefig(file, format="png", dpi=75, bbox_inches="tight", metadata={"Software": None})
-            data = {"image/png": base64.b64encode(file.getvalue()).decode(), "text/plain": "<Figure>"}
+            plt.figure(number).savefig(
+                file, format="png", dpi=75, bbox_inches="tight", metadata={"Software": None}
+            )
+            data = {
+                "image/png": base64.b64encode(file.getvalue()).decode(),
+                "text/plain": "<Figure>",
+            }
             self.outputs.append({"data": data, "metadata": {}, "output_type": "display_data"})
         plt.close("all")
 
 
 def execute(notebook: dict[str, Any]) -> None:
-    """Runs the code cells in this process, in order and as one program, and puts their outputs into the notebook.
+    """Runs the code cells in this process, in order and as one program,
+    and puts their outputs into the notebook.
 
     Raises:
       Exception: raised by a cell; the cells after it have not run.
     """
     import matplotlib.pyplot as plt
 
-    screen, main = Recorder(), types.ModuleType("__main__")
+    screen = Recorder()
+    main = types.ModuleType("__main__")
     sys.modules["__main__"] = main  # Python looks up the notebook's classes here
     sys.displayhook = screen.value
     plt.switch_backend("Agg")
@@ -90,31 +107,47 @@ def execute(notebook: dict[str, Any]) -> None:
         if cell["cell_type"] != "code":
             continue
         screen.next_cell()
-        name, source = f"<cell {screen.count}>", "".join(cell["source"])
-        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)  # for tracebacks
+        name = f"<cell {screen.count}>"
+        source = "".join(cell["source"])
+        # for tracebacks
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
         tree = ast.parse(source, name)
-        last: list[ast.stmt] = [tree.body.pop()] if tree.body and isinstance(tree.body[-1], ast.Expr) else []
+        if tree.body and isinstance(tree.body[-1], ast.Expr):
+            last: list[ast.stmt] = [tree.body.pop()]
+        else:
+            last = []
         with contextlib.redirect_stdout(screen), contextlib.redirect_stderr(screen):
             exec(compile(tree, name, "exec"), main.__dict__)
-            exec(compile(ast.Interactive(last), name, "single"), main.__dict__)  # calls the display hook
+            # calls the display hook
+            exec(compile(ast.Interactive(last), name, "single"), main.__dict__)
             screen.pictures()
         for output in screen.outputs:
             if output["output_type"] == "stream":
                 output["text"] = output["text"].splitlines(keepends=True)
-        cell["execution_count"], cell["outputs"] = screen.count, screen.outputs
+        cell["execution_count"] = screen.count
+        cell["outputs"] = screen.outputs
     notebook["metadata"][CODE] = digest(notebook)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the named notebooks, or all; returns 1 if one of them fails."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("notebooks", nargs="*", type=pathlib.Path, metavar="NOTEBOOK")
-    parser.add_argument("--out", type=pathlib.Path, help="directory for the results; default: where the notebooks are")
+    parser.add_argument(
+        "--out",
+        type=pathlib.Path,
+        help="directory for the results; default: where the notebooks are",
+    )
     args = parser.parse_args(argv)
     paths = [path.resolve() for path in args.notebooks] or NOTEBOOKS
     if len(paths) > 1:  # one process each
         more = ["--out", str(args.out.resolve())] if args.out else []
-        return max(subprocess.run([sys.executable, __file__, str(path), *more]).returncode for path in paths)
+        return max(
+            subprocess.run([sys.executable, __file__, str(path), *more]).returncode
+            for path in paths
+        )
     (path,) = paths
     out = (args.out or path.parent).resolve() / path.name
     notebook = json.loads(path.read_text(encoding="utf-8"))
@@ -126,7 +159,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         except Exception:
             print(f"{path.name}:\n{traceback.format_exc()}", file=sys.stderr)
             return 1
-    out.write_text(json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+    out.write_text(
+        json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8"
+    )
     print(f"{path.name}: {os.path.getsize(out) // 1000} kB")
     return 0
 

@@ -1,4 +1,6 @@
-"""Draws docs/overview.png and the pictures of docs/learning that compare algorithms, from the measurements in docs/."""
+"""Draws docs/overview.png and the pictures of docs/learning that compare algorithms,
+from the measurements in docs/.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +38,16 @@ def curves(entry: dict[str, Any]) -> list[Curve]:
     for values in entry["curves"]:
         there = np.array([value is not None for value in values])
         x = np.linspace(0, entry["steps"], len(values) + 1)[1:]
-        found.append(Curve(x[there], np.array([value for value in values if value is not None], float)))
+        found.append(
+            Curve(x[there], np.array([value for value in values if value is not None], float))
+        )
     return found
 
 
 def rates(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, float]:
-    """Returns the median over rounds of our env steps per second divided by a peer's, for each of ``PEERS``."""
+    """Returns the median over rounds of our env steps per second divided by a peer's,
+    for each of ``PEERS``.
+    """
     found = {}
     for (run, peer), title in PEERS.items():
         ratios = [sides["jaxrl_dist"]["rate"] / sides[peer]["rate"] for sides in rows[run]]
@@ -58,8 +64,12 @@ def draw(out: pathlib.Path) -> None:
         ax.set_title(f"{title}\n{len(results[name]['curves'])} seeds", fontsize=7)
         ax.set_xlabel("environment steps")
     axes[0].set_ylabel("episode return")
-    speeds = rates(json.loads((DOCS / "speed" / "results.json").read_text(encoding="utf-8"))["rows"])
-    bars = axes[-1].barh(range(len(speeds)), list(speeds.values()), color=drawing.COLORS[0], height=0.4)
+    speeds = rates(
+        json.loads((DOCS / "speed" / "results.json").read_text(encoding="utf-8"))["rows"]
+    )
+    bars = axes[-1].barh(
+        range(len(speeds)), list(speeds.values()), color=drawing.COLORS[0], height=0.4
+    )
     axes[-1].bar_label(bars, [f" {ratio:.2f} x" for ratio in speeds.values()], fontsize=7)
     axes[-1].set_yticks([])
     for y, name in enumerate(speeds):
@@ -72,11 +82,15 @@ def draw(out: pathlib.Path) -> None:
 
 
 def draw_ppo_es(out: pathlib.Path) -> None:
-    """Draws the results of scripts/ppo_es.py: the returns of PPO-ES and of PPO, by env steps of all members."""
+    """Draws the results of scripts/ppo_es.py: the returns of PPO-ES and of PPO,
+    by env steps of all members.
+    """
     found = json.loads((DOCS / "learning" / "ppo-es.json").read_text(encoding="utf-8"))
     fig, (ax,) = drawing.figure("one", 1)
     for color, (name, seeds) in zip(drawing.COLORS, found.items(), strict=False):
-        lines = [np.array([point for point in seed if point[1] is not None], float).T for seed in seeds]
+        lines = [
+            np.array([point for point in seed if point[1] is not None], float).T for seed in seeds
+        ]
         drawing.band(ax, [Curve(x, y) for x, y in lines], color)
         ax.plot([], color=color, label=name)
     ax.legend(loc="lower right", fontsize=7)
@@ -87,7 +101,9 @@ def draw_ppo_es(out: pathlib.Path) -> None:
 
 
 def draw_connect_four(out: pathlib.Path) -> None:
-    """Draws the judgements of benchmarks/planning.py: games won by the steps of the simulator in training."""
+    """Draws the judgements of benchmarks/planning.py:
+    games won by the steps of the simulator in training.
+    """
     found = json.loads((DOCS / "learning" / "connect-four.json").read_text(encoding="utf-8"))
     fig, (ax,) = drawing.figure("one", 1)
     for color, (name, points) in zip(drawing.COLORS, found.items(), strict=False):
@@ -102,7 +118,9 @@ def draw_connect_four(out: pathlib.Path) -> None:
 
 
 def draw_muzero_dqn(out: pathlib.Path) -> None:
-    """Draws the training returns of MuZero beside those of DQN, for as many env steps as MuZero has."""
+    """Draws the training returns of MuZero beside those of DQN,
+    for as many env steps as MuZero has.
+    """
     results = json.loads((DOCS / "learning" / "results.json").read_text(encoding="utf-8"))
     steps = results["muzero-breakout"]["steps"]
     fig, (ax,) = drawing.figure("one", 1)

@@ -1,10 +1,13 @@
-"""PPO-ES: evolution in the outer loop, PPO in the inner one: ``python scripts/ppo_es.py > docs/learning/ppo-es.json``.
+"""PPO-ES: evolution in the outer loop, PPO in the inner one:
+``python scripts/ppo_es.py > docs/learning/ppo-es.json``.
 
-RLlib's hybrid (Liang et al. 2018, https://arxiv.org/abs/1712.09381). Each generation perturbs the parameters
-of one centre for every member, trains the members by PPO, and moves the centre to a mean of the better half of them,
-with the weights of Hansen (2016, https://arxiv.org/abs/1604.00772, equation 49). PPO stays as it is.
+RLlib's hybrid (Liang et al. 2018, https://arxiv.org/abs/1712.09381). Each generation perturbs the
+parameters of one centre for every member, trains the members by PPO, and moves the centre to a mean
+of the better half of them, with the weights of Hansen (2016, https://arxiv.org/abs/1604.00772,
+equation 49). PPO stays as it is.
 
-The command prints the returns of PPO-ES and of PPO on Acrobot as JSON, by environment steps of all members.
+The command prints the returns of PPO-ES and of PPO on Acrobot as JSON,
+by environment steps of all members.
 """
 
 import json
@@ -26,14 +29,25 @@ from jaxrl_dist.training.setup import make_job
 
 
 def evolve(
-    env: str, total: int, seed: int, size: int = 8, iterations: int = 4, sigma: float = 0.02, **options: Any
+    env: str,
+    total: int,
+    seed: int,
+    size: int = 8,
+    iterations: int = 4,
+    sigma: float = 0.02,
+    **options: Any,
 ) -> Iterator[tuple[int, float]]:
-    """Yields the env steps of all ``size`` members, and their mean return, after each generation."""
+    """Yields the env steps of all ``size`` members, and their mean return, after each
+    generation.
+    """
     config = preset(PPO, env, num_devices=1, seed=seed * size, seeds=size, **options)
     jobs = [make_job(member.config, find(env), size) for member in members(config)]
     act, learn = make_iteration(jobs[0], size)
-    state, actor = initial.states(jobs, {}), initial.actors(jobs, {})
-    keys = tuple(initial.member_keys(jobs, stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
+    state = initial.states(jobs, {})
+    actor = initial.actors(jobs, {})
+    keys = tuple(
+        initial.member_keys(jobs, stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN)
+    )
     weights = jnp.maximum(jnp.log((size + 1) / 2) - jnp.log(jnp.arange(1, size + 1)), 0)
 
     def perturbed(mean: jax.Array, key: jax.Array) -> jax.Array:
@@ -47,16 +61,22 @@ def evolve(
     @jax.jit
     def generation(centre: Any, state: Any, actor: Any, key: jax.Array) -> Any:
         leaves, structure = jax.tree.flatten(centre)
-        params = jax.tree.unflatten(structure, map(perturbed, leaves, jax.random.split(key, len(leaves))))
+        params = jax.tree.unflatten(
+            structure, map(perturbed, leaves, jax.random.split(key, len(leaves)))
+        )
         state = state._replace(variables={"": state.variables[""]._replace(params=params)})
-        (state, actor), (steps, episodes) = jax.lax.scan(iteration, (state, actor), length=iterations)
+        (state, actor), (steps, episodes) = jax.lax.scan(
+            iteration, (state, actor), length=iterations
+        )
         ended, total = (x.reshape(iterations, size, -1).sum((0, 2)) for x in episodes[""][:2])
         score = jnp.where(ended > 0, total / jnp.maximum(ended, 1), -jnp.inf)
         weight = jnp.zeros(size).at[jnp.argsort(-score)].set(weights / weights.sum())
         centre = jax.tree.map(lambda x: jnp.tensordot(weight, x, 1), state.variables[""].params)
         return centre, state, actor, steps.sum(), total.sum() / ended.sum()
 
-    centre, done, key = jax.tree.map(lambda x: x[0], state_of(state, "").variables.params), 0, jax.random.key(seed)
+    centre = jax.tree.map(lambda x: x[0], state_of(state, "").variables.params)
+    done = 0
+    key = jax.random.key(seed)
     while done < total:
         key, draw = jax.random.split(key)
         centre, state, actor, steps, value = generation(centre, state, actor, draw)
@@ -68,6 +88,13 @@ if __name__ == "__main__":
     curves: dict[str, list[Any]] = {"PPO-ES": [], "PPO": []}
     for seed in range(5):
         curves["PPO-ES"].append(list(evolve("Acrobot-v1", 400_000, seed)))
-        plain = preset(PPO, "Acrobot-v1", num_devices=1, seed=seed, total_env_steps=400_000, evaluation_episodes=0)
+        plain = preset(
+            PPO,
+            "Acrobot-v1",
+            num_devices=1,
+            seed=seed,
+            total_env_steps=400_000,
+            evaluation_episodes=0,
+        )
         curves["PPO"].append([(x.env_steps, x.metrics["episode/return"]) for x in train(plain)])
     print(json.dumps(curves).replace("NaN", "null"))

@@ -1,9 +1,11 @@
-"""Says where the measured numbers of the documents come from: ``python scripts/recorded.py`` writes docs/recorded.json.
+"""Says where the measured numbers of the documents come from:
+``python scripts/recorded.py`` writes docs/recorded.json.
 
-Measurements lie in the files of ``DATA``, which scripts write, and in tables of pages. Tables that no script writes are
-copied, with the command that their section names; without one they were measured by hand, as the page says.
-``recorded_at`` is the commit that brought a number into the repository, which git tells; that one was measured, or an
-older one. So this needs the repository's history.
+Measurements lie in the files of ``DATA``, which scripts write, and in tables of pages. Tables that
+no script writes are copied, with the command that their section names; without one they were
+measured by hand, as the page says. ``recorded_at`` is the commit that brought a number into the
+repository, which git tells; that one was measured, or an older one. So this needs the repository's
+history.
 """
 
 from __future__ import annotations
@@ -45,19 +47,28 @@ PEERS = {
 
 
 def git(*words: str) -> str:
-    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        ["git", *words], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
 
 
 def pages() -> list[str]:
     """The README and the pages, as paths from the root."""
-    return ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
+    return [
+        "README.md",
+        *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
+    ]
 
 
 def tables(page: str) -> Iterator[tuple[str, list[str]]]:
     """Yields the section and the rows of each table of a page that has a column of numbers."""
-    section, rows = "", list[str]()
+    section = ""
+    rows = list[str]()
     for line in [*(ROOT / page).read_text(encoding="utf-8").splitlines(), ""]:
-        section = line.strip("# ") if line.startswith("#") else section
+        if line.startswith("#"):
+            section = line.strip("# ")
+        else:
+            section = section
         if line.startswith("|"):
             rows.append(line)
         elif rows:
@@ -68,23 +79,34 @@ def tables(page: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def command_of(page: str, section: str, row: str) -> str | None:
-    """The command that a section names for the table with a row: the last one before it, or the next one."""
+    """The command that a section names for the table with a row: the last one before it,
+    or the next one.
+    """
     text = (ROOT / page).read_text(encoding="utf-8").partition(f" {section}\n")[2]
     text = re.split(r"^#", text, flags=re.MULTILINE)[0]
     before, _, after = text.partition(row)
     pattern = r"`(python (?:benchmarks|scripts)/[^`]+)`|```sh\n(jaxrl-dist train .*?)\n```"
-    named = [*reversed(re.findall(pattern, before, re.DOTALL)), *re.findall(pattern, after, re.DOTALL)]
-    return " ".join("".join(named[0]).replace("\\\n", " ").split()) if named else None
+    named = [
+        *reversed(re.findall(pattern, before, re.DOTALL)),
+        *re.findall(pattern, after, re.DOTALL),
+    ]
+    if named:
+        return " ".join("".join(named[0]).replace("\\\n", " ").split())
+    return None
 
 
 def of_line(page: str, line: str) -> dict[str, str]:
     """The newest commit that brought a line of a page."""
-    commit, date = git("log", "-1", "--abbrev=7", "--format=%h %as", f"-S{line}", "--", page).split()
+    commit, date = git(
+        "log", "-1", "--abbrev=7", "--format=%h %as", f"-S{line}", "--", page
+    ).split()
     return {"recorded_at": commit, "date": date}
 
 
 def of_data(file: str) -> dict[str, Any]:
-    """The command of a file's measurements, and the first commit that had each of them as it is now."""
+    """The command of a file's measurements,
+    and the first commit that had each of them as it is now.
+    """
     entries: dict[str, Any] = {}
     now = entries_of(json.loads((ROOT / file).read_text(encoding="utf-8")))
     for line in reversed(git("log", "--abbrev=7", "--format=%h %as", "--", file).splitlines()):

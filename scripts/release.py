@@ -1,4 +1,5 @@
-"""Prepares a release: ``python scripts/release.py 0.2.0`` sets the version in each file, and dates the changelog.
+"""Prepares a release: ``python scripts/release.py 0.2.0`` sets the version in each file,
+and dates the changelog.
 
 The page docs/releasing.md says what comes next.
 """
@@ -26,12 +27,16 @@ def number(version: str) -> tuple[int, ...]:
 
 
 def release(root: pathlib.Path, version: str, today: datetime.date) -> None:
-    """Writes ``version`` into ``version.py`` and ``CITATION.cff``, and gives unreleased changes its name and date.
+    """Writes ``version`` into ``version.py`` and ``CITATION.cff``,
+    and gives unreleased changes its name and date.
 
     Raises:
-      ValueError: the version has a wrong form or is not above the newest released one, or there is nothing to release.
+      ValueError: the version has a wrong form or is not above the newest released one,
+        or there is nothing to release.
     """
-    paths = {name: root / name for name in ("jaxrl_dist/run/version.py", "CITATION.cff", "CHANGELOG.md")}
+    paths = {
+        name: root / name for name in ("jaxrl_dist/run/version.py", "CITATION.cff", "CHANGELOG.md")
+    }
     texts = {name: path.read_text(encoding="utf-8") for name, path in paths.items()}
     released = re.findall(r"^## \[(\d+\.\d+\.\d+)\]", texts["CHANGELOG.md"], re.MULTILINE)
     if released and number(version) <= number(released[0]):
@@ -41,7 +46,10 @@ def release(root: pathlib.Path, version: str, today: datetime.date) -> None:
         raise ValueError("CHANGELOG.md has no unreleased changes")
     patterns = {
         "jaxrl_dist/run/version.py": (r'^RELEASE = ".*"$', f'RELEASE = "{version}"'),
-        "CITATION.cff": (r"^version: .*\ndate-released: .*$", f"version: {version}\ndate-released: {today}"),
+        "CITATION.cff": (
+            r"^version: .*\ndate-released: .*$",
+            f"version: {version}\ndate-released: {today}",
+        ),
         "CHANGELOG.md": (re.escape(UNRELEASED), f"{UNRELEASED}\n\n## [{version}] - {today}"),
     }
     for name, (pattern, text) in patterns.items():

@@ -13,7 +13,9 @@ STEPS = 100
 
 
 class State(NamedTuple):
-    """The symbols that were shown, ``[delay + 1]`` with the newest one first, and the steps so far."""
+    """The symbols that were shown, ``[delay + 1]`` with the newest one first, and the steps so
+    far.
+    """
 
     shown: jax.Array
     time: jax.Array
@@ -22,7 +24,8 @@ class State(NamedTuple):
 class RepeatAfterMe:
     """RLlib's task of this name: each action should repeat the symbol of ``delay`` steps ago.
 
-    A right action pays 1 and a wrong one -1. In the first ``delay`` steps, 0 is right. The best return is 100.
+    A right action pays 1 and a wrong one -1. In the first ``delay`` steps, 0 is right.
+    The best return is 100.
     """
 
     default_params = STEPS

@@ -1,4 +1,6 @@
-"""Trains an algorithm: ``python scripts/train.py ppo --env CartPole-v1``, the same as ``jaxrl-dist train ppo ...``."""
+"""Trains an algorithm: ``python scripts/train.py ppo --env CartPole-v1``, the same as
+``jaxrl-dist train ppo ...``.
+"""
 
 import sys
 

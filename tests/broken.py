@@ -1,4 +1,6 @@
-"""Environments that are wrong, each in one way: ``BROKEN`` says what ``check-env`` is to find in it."""
+"""Environments that are wrong, each in one way:
+``BROKEN`` says what ``check-env`` is to find in it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnax.environments import spaces as jax_spaces
 
-# --- Gymnasium ----------------------------------------------------------------------------------------
+# --- Gymnasium ------------------------------------------------------------------------------------
 
 
 class Right(gymnasium.Env):
@@ -27,9 +29,18 @@ class Right(gymnasium.Env):
         return self.place.copy(), {}
 
     def step(self, action: Any) -> Any:
-        self.place = self.place + np.float32(0.3) * np.array([[1, 0], [-1, 0], [0, 1], [0, -1]], np.float32)[action]
+        self.place = (
+            self.place
+            + np.float32(0.3) * np.array([[1, 0], [-1, 0], [0, 1], [0, -1]], np.float32)[action]
+        )
         self.place += self.np_random.normal(0, 0.01, 2).astype(np.float32)
-        return self.place.copy(), float(self.place[0]), bool(np.abs(self.place).max() > 1), False, {}
+        return (
+            self.place.copy(),
+            float(self.place[0]),
+            bool(np.abs(self.place).max() > 1),
+            False,
+            {},
+        )
 
 
 class RaisesInConstructor(Right):
@@ -40,7 +51,9 @@ class RaisesInConstructor(Right):
 class Goals(Right):
     """Pays for reaching a goal that its observation names, in Gymnasium-Robotics' interface."""
 
-    observation_space = spaces.Dict({name: Right.observation_space for name in ("achieved_goal", "desired_goal")})
+    observation_space = spaces.Dict(
+        {name: Right.observation_space for name in ("achieved_goal", "desired_goal")}
+    )
 
     def compute_reward(self, achieved: Any, desired: Any, info: Any) -> Any:
         return -np.linalg.norm(achieved - desired, axis=-1)
@@ -184,7 +197,9 @@ class NewGenerator(Right):
     """Whose episodes after the first are random, though its steps are not."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return super().reset(seed=int(np.random.default_rng().integers(2**31)) if seed is None else seed)
+        return super().reset(
+            seed=int(np.random.default_rng().integers(2**31)) if seed is None else seed
+        )
 
 
 class FixedSeed(Right):
@@ -227,7 +242,9 @@ class SharesItsBuffer(Right):
         return self.place, {}
 
     def step(self, action: Any) -> Any:
-        self.place += np.float32(0.3) * np.array([[1, 0], [-1, 0], [0, 1], [0, -1]], np.float32)[action]
+        self.place += (
+            np.float32(0.3) * np.array([[1, 0], [-1, 0], [0, 1], [0, -1]], np.float32)[action]
+        )
         return self.place, 0.0, bool(np.abs(self.place).max() > 1), False, {}
 
 
@@ -269,7 +286,7 @@ class Masked(Right):
         return obs, {**info, "action_mask": np.ones(3, np.int8)}
 
 
-# --- gymnax -------------------------------------------------------------------------------------------
+# --- gymnax ---------------------------------------------------------------------------------------
 
 
 class State(NamedTuple):

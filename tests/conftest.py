@@ -1,4 +1,6 @@
-"""Eight CPU devices for every test, no silent broadcasting between ranks, and programs that are compiled once."""
+"""Eight CPU devices for every test, no silent broadcasting between ranks,
+and programs that are compiled once.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,14 @@ from jax._src import compilation_cache
 
 from jaxrl_dist.heavy import postponed
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would ours
+# a shell's background job ignores it, and so would ours
+signal.signal(signal.SIGINT, signal.default_int_handler)
 jax.config.update("jax_num_cpu_devices", 8)
-os.environ["JAX_NUM_CPU_DEVICES"] = "8"  # for what tests start, too: the key of a kept program holds this number
+# for what tests start, too: the key of a kept program holds this number
+os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# --- Compiled programs ----------------------------------------------------------------------------------
+# --- Compiled programs ----------------------------------------------------------------------------
 
 KEPT = Path(__file__).resolve().parents[1] / ".cache" / "jax"
 """Programs that earlier runs of the tests compiled."""
@@ -33,7 +37,9 @@ MAX_AGE_DAYS = 14
 
 
 def link_kept(folder: Path) -> None:
-    """Gives a run the kept programs; those past ``MAX_AGE_DAYS`` are deleted, since most are of code that changed."""
+    """Gives a run the kept programs; those past ``MAX_AGE_DAYS`` are deleted,
+    since most are of code that changed.
+    """
     for path in KEPT.iterdir():
         if time.time() - path.stat().st_mtime > MAX_AGE_DAYS * 86400:
             path.unlink(missing_ok=True)
@@ -44,7 +50,8 @@ def link_kept(folder: Path) -> None:
 def keep(folder: Path) -> None:
     """Keeps what a run compiled, and deletes its folder.
 
-    JAX writes its files in place. Tests kill programs and fill disks while they write, so each file is checked.
+    JAX writes its files in place. Tests kill programs and fill disks while they write,
+    so each file is checked.
     """
     for path in folder.glob("*-cache"):
         if not (KEPT / path.name).exists():
@@ -65,9 +72,12 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(programs)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
-os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"  # else the folder's name is a part of every key
-os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # compiling takes longer than running what tests compile
-# XLA's older code generator compiles twice as fast; a version that has only the new one ignores the option.
+# else the folder's name is a part of every key
+os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"
+# compiling takes longer than running what tests compile
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+# XLA's older code generator compiles twice as fast;
+# a version that has only the new one ignores the option.
 OLD_EMITTERS = "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {OLD_EMITTERS}".strip()
 jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
@@ -76,7 +86,8 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
 jax.config.update("jax_disable_most_optimizations", True)
 
-with postponed("matplotlib.pyplot", "seaborn"):  # as the library imports it: without pandas, which takes a second
+# as the library imports it: without pandas, which takes a second
+with postponed("matplotlib.pyplot", "seaborn"):
     import gymnax  # noqa: F401
 
 
@@ -88,7 +99,7 @@ def optimized() -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", True)
 
 
-# --- What is left to `make slow` ------------------------------------------------------------------------
+# --- What is left to `make slow` ------------------------------------------------------------------
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
@@ -99,11 +110,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
-# --- How long it takes ----------------------------------------------------------------------------------
+# --- How long it takes ----------------------------------------------------------------------------
 
 
 def pytest_collection_finish() -> None:
-    """Spares the garbage collector what the imports made, which stays, and most of its runs while JAX traces."""
+    """Spares the garbage collector what the imports made, which stays,
+    and most of its runs while JAX traces.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)

@@ -1,4 +1,6 @@
-"""Gymnasium environments that fail: now and then (``make``), or when an action says so (``scripted``)."""
+"""Gymnasium environments that fail: now and then (``make``),
+or when an action says so (``scripted``).
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,20 @@ from gymnasium.wrappers import TimeLimit
 
 
 class FaultyCartPole(CartPoleEnv):
-    """CartPole that crashes and stalls, with RLlib's probabilities (``cartpole_crashing_and_stalling``)."""
+    """CartPole that crashes and stalls, with RLlib's probabilities
+    (``cartpole_crashing_and_stalling``).
+    """
 
-    def __init__(self, p_crash: tuple[float, float], p_stall: tuple[float, float], stall: tuple[float, float]) -> None:
+    def __init__(
+        self, p_crash: tuple[float, float], p_stall: tuple[float, float], stall: tuple[float, float]
+    ) -> None:
         super().__init__()
         self._p_crash, self._p_stall, self._stall = p_crash, p_stall, stall
         self._faults = np.random.default_rng()
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        if seed is not None:  # a separate stream, so that CartPole's states are those without faults
+        # a separate stream, so that CartPole's states are those without faults
+        if seed is not None:
             self._faults = np.random.default_rng(seed)
         self._fail(1)
         return super().reset(seed=seed, options=options)
@@ -50,7 +57,9 @@ def make(
     stall_max: float = 5.0,
     max_episode_steps: int = 500,
 ) -> gymnasium.Env:
-    """CartPole that crashes and stalls with these probabilities a step or a reset, for so many seconds."""
+    """CartPole that crashes and stalls with these probabilities a step or a reset,
+    for so many seconds.
+    """
     env = FaultyCartPole((p_crash, p_crash_reset), (p_stall, p_stall_reset), (stall_min, stall_max))
     return TimeLimit(env, max_episode_steps)
 
@@ -82,7 +91,9 @@ def hanging(after: int = 20) -> gymnasium.Env:
 
 
 class Scripted(gymnasium.Env):
-    """An environment in which the action says what happens: ``ACTIONS``. It shows seed, episode and step."""
+    """An environment in which the action says what happens: ``ACTIONS``. It shows seed,
+    episode and step.
+    """
 
     ACTIONS = (
         "go on", "terminate", "truncate", "terminate and truncate", "raise", "raise in reset", "exit", "hang",
@@ -93,10 +104,18 @@ class Scripted(gymnasium.Env):
     action_space = spaces.Discrete(len(ACTIONS))
 
     def __init__(
-        self, constructor: str = "", seconds: float = 60.0, closing: str = "", mask: str = "", **anything: Any
+        self,
+        constructor: str = "",
+        seconds: float = 60.0,
+        closing: str = "",
+        mask: str = "",
+        **anything: Any,
     ) -> None:
         self._seconds, self.anything = seconds, anything
-        self._closing, self._info = closing, {"action_mask": np.ones(3, bool)} if mask == "info" else {}
+        self._closing, self._info = (
+            closing,
+            {"action_mask": np.ones(3, bool)} if mask == "info" else {},
+        )
         if mask == "method":
             self.action_masks = lambda: np.ones(3, bool)
         if constructor == "segfault":
@@ -150,7 +169,13 @@ class Scripted(gymnasium.Env):
             "show nan": np.array([0, np.nan, 0]),
         }.get(what, self._show())
         reward: Any = {"pay nan": float("nan"), "pay a text": "1.5"}.get(what, self._time)
-        out = obs, reward, "False" if what == "end by a text" else terminated, what.endswith("truncate"), {}
+        out = (
+            obs,
+            reward,
+            "False" if what == "end by a text" else terminated,
+            what.endswith("truncate"),
+            {},
+        )
         return out[:4] if what == "return four" else out
 
     def _show(self) -> np.ndarray:
@@ -158,7 +183,9 @@ class Scripted(gymnasium.Env):
 
 
 def spaced(observation: str = "Box", action: str = "Discrete") -> gymnasium.Env:
-    """An environment with these kinds of spaces that shows samples of the one, and insists on the other."""
+    """An environment with these kinds of spaces that shows samples of the one,
+    and insists on the other.
+    """
     kinds = {
         "Box": spaces.Box(-1, 1, (2, 3), np.float64),
         "Image": spaces.Box(0, 255, (4, 4, 3), np.uint8),
@@ -193,13 +220,18 @@ def spaced(observation: str = "Box", action: str = "Discrete") -> gymnasium.Env:
 
 
 class Halving(gymnasium.Env):
-    """Halves its action in place, as simulators do that rescale it, and pays the sum of what it was given."""
+    """Halves its action in place, as simulators do that rescale it,
+    and pays the sum of what it was given.
+    """
 
     observation_space = spaces.Box(-1, 1, (1,))
 
     def __init__(self, parts: str = "") -> None:
         box = spaces.Box(-1, 1, (2,))
-        self.action_space: Any = {"Dict": spaces.Dict(a=box, b=box), "Tuple": spaces.Tuple((box, box))}.get(parts, box)
+        self.action_space: Any = {
+            "Dict": spaces.Dict(a=box, b=box),
+            "Tuple": spaces.Tuple((box, box)),
+        }.get(parts, box)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -217,7 +249,10 @@ class Halving(gymnasium.Env):
 class Huge(gymnasium.Env):
     """Shows a number beyond float32, after its reset."""
 
-    observation_space, action_space = spaces.Box(-np.inf, np.inf, (1,), np.float64), spaces.Discrete(2)
+    observation_space, action_space = (
+        spaces.Box(-np.inf, np.inf, (1,), np.float64),
+        spaces.Discrete(2),
+    )
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)

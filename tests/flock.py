@@ -9,9 +9,11 @@ from gymnasium import spaces
 
 
 class Flock:
-    """Birds on a line who fly home, to place 4; whoever is there leaves, and after six steps all are stopped.
+    """Birds on a line who fly home, to place 4; whoever is there leaves,
+    and after six steps all are stopped.
 
-    A bird sees its place and the time. Flying off the line is illegal. ``late`` joins after the first step.
+    A bird sees its place and the time. Flying off the line is illegal.
+    ``late`` joins after the first step.
     """
 
     metadata: ClassVar[dict[str, Any]] = {}
@@ -24,7 +26,11 @@ class Flock:
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         places = spaces.Box(0, 6, (2,), np.float32)
         mask = spaces.Box(0, 1, (3,), np.int8)
-        return spaces.Dict({"observation": places, "action_mask": mask}) if self.masks.endswith("part") else places
+        return (
+            spaces.Dict({"observation": places, "action_mask": mask})
+            if self.masks.endswith("part")
+            else places
+        )
 
     def action_space(self, agent: str) -> spaces.Space[Any]:
         return spaces.Discrete(3, start=-1)
@@ -42,7 +48,10 @@ class Flock:
             self.places[agent] = int(np.clip(self.places[agent] + move, 0, 4))
         there = list(self.agents)
         home = {agent: self.places[agent] == 4 for agent in there}
-        rewards = {agent: 1.0 if home[agent] else -0.1 * (1 + self.possible_agents.index(agent)) for agent in there}
+        rewards = {
+            agent: 1.0 if home[agent] else -0.1 * (1 + self.possible_agents.index(agent))
+            for agent in there
+        }
         late = {agent: self.time == 6 and not home[agent] for agent in there}
         self.agents = [agent for agent in there if not home[agent] and not late[agent]]
         joining = ["late"] if self.time == self.joins else []
@@ -56,12 +65,16 @@ class Flock:
         if self.masks in ("no info", "no part"):
             legal = {agent: np.zeros(3, np.int8) for agent in agents}
         if self.masks.endswith("part"):
-            return {agent: {"observation": obs[agent], "action_mask": legal[agent]} for agent in agents}, {}
+            return {
+                agent: {"observation": obs[agent], "action_mask": legal[agent]} for agent in agents
+            }, {}
         if self.masks == "indices":
             return obs, {agent: {"legal_actions": np.flatnonzero(legal[agent])} for agent in agents}
         if self.masks == "spoilt" and self.time == 2:
             legal = {agent: np.flatnonzero(legal[agent]) for agent in agents}
-        told = self.masks in ("info", "spoilt", "no info") or (self.masks == "once" and not self.time)
+        told = self.masks in ("info", "spoilt", "no info") or (
+            self.masks == "once" and not self.time
+        )
         return obs, {agent: {"action_mask": legal[agent]} if told else {} for agent in agents}
 
     def render(self) -> np.ndarray:
@@ -78,7 +91,9 @@ class Strict(Flock):
     """Raises an error at an illegal move."""
 
     def step(self, actions: Any) -> Any:
-        assert all(move >= 0 or self.places[agent] > 0 for agent, move in actions.items()), "an illegal move"
+        assert all(move >= 0 or self.places[agent] > 0 for agent, move in actions.items()), (
+            "an illegal move"
+        )
         return super().step(actions)
 
 
@@ -99,7 +114,10 @@ class Reporting(Flock):
         there = list(self.agents)
         *step, infos = super().step(actions)
         places = {agent: {"place": np.array([self.places[agent]])} for agent in there}
-        return *step, {**{agent: infos[agent] | places.get(agent, {}) for agent in infos}, "wind": self.time}
+        return *step, {
+            **{agent: infos[agent] | places.get(agent, {}) for agent in infos},
+            "wind": self.time,
+        }
 
 
 class Lingering(Flock):
@@ -112,7 +130,10 @@ class Lingering(Flock):
     def step(self, actions: Any) -> Any:
         self.agents = there = [agent for agent in self.agents if agent not in self.left]
         obs, rewards, home, late, infos = super().step({agent: actions[agent] for agent in there})
-        rewards, home = rewards | dict.fromkeys(self.left, 1.0), home | dict.fromkeys(self.left, True)
+        rewards, home = (
+            rewards | dict.fromkeys(self.left, 1.0),
+            home | dict.fromkeys(self.left, True),
+        )
         self.left += [agent for agent in there if agent not in self.agents]
         self.agents = [*self.agents, *self.left]
         return obs, rewards, home, late, infos
@@ -123,7 +144,13 @@ class Silent(Flock):
 
     def step(self, actions: Any) -> Any:
         obs, rewards, _, _, infos = super().step(actions)
-        return obs, rewards, dict.fromkeys(self.agents, False), dict.fromkeys(self.agents, False), infos
+        return (
+            obs,
+            rewards,
+            dict.fromkeys(self.agents, False),
+            dict.fromkeys(self.agents, False),
+            infos,
+        )
 
 
 class Faulty(Flock):
@@ -143,7 +170,8 @@ class Faulty(Flock):
 
     def step(self, actions: Any) -> Any:
         out = super().step(actions)
-        if self.time == 2 and self.how.startswith("part "):  # bird_1 lacks this part of what is returned
+        # bird_1 lacks this part of what is returned
+        if self.time == 2 and self.how.startswith("part "):
             del out[int(self.how[5:])]["bird_1"]
         if self.time == 1 and self.how == "blind late":
             del out[0]["late"]
@@ -171,10 +199,11 @@ class Never(Flock):
 
 
 class Knockout:
-    """A game of PettingZoo's AEC API: three players in turn add 1 or 2 to a pile; who reaches 4 is out and pays 1.
+    """A game of PettingZoo's AEC API: three players in turn add 1 or 2 to a pile;
+    who reaches 4 is out and pays 1.
 
-    The next player is out instead if the mover adds 2 to a pile of 1. The last player gets 2. Adding 2 to an empty pile
-    is illegal. A player sees the pile and its own number.
+    The next player is out instead if the mover adds 2 to a pile of 1. The last player gets 2.
+    Adding 2 to an empty pile is illegal. A player sees the pile and its own number.
     """
 
     metadata: ClassVar[dict[str, Any]] = {}
@@ -190,7 +219,11 @@ class Knockout:
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         seen = spaces.Box(0, 9, (2,), np.float32)
         mask = spaces.Box(0, 1, (2,), np.int8)
-        return spaces.Dict({"observation": seen, "action_mask": mask}) if self.masks == "part" else seen
+        return (
+            spaces.Dict({"observation": seen, "action_mask": mask})
+            if self.masks == "part"
+            else seen
+        )
 
     def action_space(self, agent: str) -> spaces.Space[Any]:
         return spaces.Discrete(2)
@@ -200,7 +233,8 @@ class Knockout:
 
     def observe(self, agent: str) -> Any:
         seen = np.array([self.pile, self.possible_agents.index(agent)], np.float32)
-        mask = self.legal() * np.int8(agent == self.agent_selection)  # as in PettingZoo's classic games
+        # as in PettingZoo's classic games
+        mask = self.legal() * np.int8(agent == self.agent_selection)
         return {"observation": seen, "action_mask": mask} if self.masks == "part" else seen
 
     def reset(self, seed: int | None = None, options: Any = None) -> None:
@@ -215,10 +249,15 @@ class Knockout:
             self.agents.remove(mover)
             for told in (self.terminations, self.truncations, self.rewards, self.infos):
                 del told[mover]
-            self.agent_selection = next(iter([x for x in self.agents if self.terminations[x]] or [self.following]), "")
+            self.agent_selection = next(
+                iter([x for x in self.agents if self.terminations[x]] or [self.following]), ""
+            )
             return
         assert self.masks == "none" or self.legal()[action]
-        nexts = [self.agents[(self.agents.index(mover) + k) % len(self.agents)] for k in range(len(self.agents))]
+        nexts = [
+            self.agents[(self.agents.index(mover) + k) % len(self.agents)]
+            for k in range(len(self.agents))
+        ]
         hit, self.pile = self.pile == 1 and action == 1, self.pile + int(action) + 1
         out = [nexts[1]] if hit else [mover] if self.pile >= 4 else []
         self.pile = 0 if out else self.pile
@@ -239,7 +278,13 @@ class Knockout:
 
     def last(self) -> Any:
         agent = self.agent_selection
-        return self.observe(agent), self.rewards[agent], self.terminations[agent], False, self.infos[agent]
+        return (
+            self.observe(agent),
+            self.rewards[agent],
+            self.terminations[agent],
+            False,
+            self.infos[agent],
+        )
 
     def render(self) -> None:
         return None
@@ -269,7 +314,11 @@ class Sticks:
 
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
         self.rng = np.random.default_rng(seed) if seed is not None else self.rng
-        self.sticks, self.turn, self.agents = int(self.rng.integers(7, 11)), 0, list(self.possible_agents)
+        self.sticks, self.turn, self.agents = (
+            int(self.rng.integers(7, 11)),
+            0,
+            list(self.possible_agents),
+        )
         return self.seen(), {agent: {} for agent in self.agents}
 
     def step(self, actions: Any) -> Any:
@@ -283,9 +332,13 @@ class Sticks:
 
     def seen(self) -> Any:
         legal = {agent: np.array([1, 0, 0], np.int8) for agent in self.agents}  # who waits
-        legal[self.possible_agents[self.turn]] = (np.arange(3) < max(self.sticks, 1)).astype(np.int8)
+        legal[self.possible_agents[self.turn]] = (np.arange(3) < max(self.sticks, 1)).astype(
+            np.int8
+        )
         sticks = np.array([self.sticks], np.float32)
-        return {agent: {"observation": sticks, "action_mask": legal[agent]} for agent in self.agents}
+        return {
+            agent: {"observation": sticks, "action_mask": legal[agent]} for agent in self.agents
+        }
 
     def close(self) -> None:
         pass

@@ -23,7 +23,9 @@ class WalkState(NamedTuple):
 
 
 class Walk:
-    """A walk from 0 that pays its place and ends at +-3; extends nothing of gymnax. Parameters: the time limit."""
+    """A walk from 0 that pays its place and ends at +-3; extends nothing of gymnax. Parameters:
+    the time limit.
+    """
 
     default_params = 7
 
@@ -32,7 +34,13 @@ class Walk:
 
     def step_env(self, key: jax.Array, state: WalkState, action: jax.Array, params: int) -> Any:
         place = state.place + 2 * action - 1
-        return jnp.float32(place)[None], WalkState(place, state.time + 1), place, jnp.abs(place) >= 3, {}
+        return (
+            jnp.float32(place)[None],
+            WalkState(place, state.time + 1),
+            place,
+            jnp.abs(place) >= 3,
+            {},
+        )
 
     def is_truncated(self, state: WalkState, params: int) -> jax.Array:
         return state.time >= params
@@ -53,12 +61,19 @@ class Masked(Walk):
 
 
 class Scored(Walk):
-    """Reports in its info whether it has reached 3, what the step has cost, and what only later steps have."""
+    """Reports in its info whether it has reached 3, what the step has cost,
+    and what only later steps have.
+    """
 
     def step_env(self, key: jax.Array, state: WalkState, action: jax.Array, params: int) -> Any:
         obs, state, *rest, _ = super().step_env(key, state, action, params)
         late = jnp.where(state.time > 5, state.place, jnp.nan)
-        info = {"success": state.place >= 3, "task": {"cost": jnp.abs(state.place)}, "late": late, "words": jnp.ones(2)}
+        info = {
+            "success": state.place >= 3,
+            "task": {"cost": jnp.abs(state.place)},
+            "late": late,
+            "words": jnp.ones(2),
+        }
         return obs, state, *rest, info
 
 
@@ -88,9 +103,13 @@ class Plain(Walk):
 
 
 class Spoilt(Walk):
-    """Shows or pays what is no finite number, by chance, whatever the actions; each episode has seven steps."""
+    """Shows or pays what is no finite number, by chance, whatever the actions;
+    each episode has seven steps.
+    """
 
-    def __init__(self, field: str = "observation", value: str = "nan", chance: float = 0.01) -> None:
+    def __init__(
+        self, field: str = "observation", value: str = "nan", chance: float = 0.01
+    ) -> None:
         self._field, self._value, self._chance = field, float(value), chance
 
     def step_env(self, key: jax.Array, state: WalkState, action: jax.Array, params: int) -> Any:
@@ -118,7 +137,9 @@ class Branching(Walk):
 
 
 class Target:
-    """Episodes of one step that pay minus the distance to 70 % of the action's bounds, in units of their distance."""
+    """Episodes of one step that pay minus the distance to 70 % of the action's bounds,
+    in units of their distance.
+    """
 
     default_params = None
 
@@ -143,7 +164,9 @@ class Target:
 
 
 class Turns(Walk):
-    """Two sides move one place: the first moves twice, then the second once. The side that reaches +-3 is paid 1."""
+    """Two sides move one place: the first moves twice, then the second once.
+    The side that reaches +-3 is paid 1.
+    """
 
     def step_env(self, key: jax.Array, state: WalkState, action: jax.Array, params: int) -> Any:
         obs, state, *_, terminated, info = super().step_env(key, state, action, params)

@@ -25,10 +25,12 @@ class State(NamedTuple):
 
 
 class Grid:
-    """A walk to the far corner: each move but the last costs 0.1, and moves off the grid are illegal.
+    """A walk to the far corner: each move but the last costs 0.1,
+    and moves off the grid are illegal.
 
-    The observation has the place as numbers, as a picture and as a number, and ``mask``; with ``where="state"`` it is
-    the place alone, and the mask is in the state. An illegal action ends the episode with a reward of -10.
+    The observation has the place as numbers, as a picture and as a number, and ``mask``; with
+    ``where="state"`` it is the place alone, and the mask is in the state. An illegal action ends
+    the episode with a reward of -10.
     """
 
     default_params = 30
@@ -37,7 +39,9 @@ class Grid:
         self.where, self.goal_in = where, goal_in
 
     def reset_env(self, key: jax.Array, params: int) -> tuple[Any, State]:
-        state = State(jnp.zeros(2, jnp.int32), jnp.int32(0), jnp.int32(0), legal(jnp.zeros(2, jnp.int32)))
+        state = State(
+            jnp.zeros(2, jnp.int32), jnp.int32(0), jnp.int32(0), legal(jnp.zeros(2, jnp.int32))
+        )
         return self.shown(state), state
 
     def step_env(self, key: jax.Array, state: State, action: jax.Array, params: int) -> Any:
@@ -66,7 +70,9 @@ class Grid:
             return numbers
         picture = jax_spaces.Box(0, 255, (6, 6, 1), jnp.uint8)
         inner = jax_spaces.Dict({"row": jax_spaces.Discrete(SIDE), "picture": picture})
-        return jax_spaces.Dict({"numbers": numbers, "inner": inner, "mask": jax_spaces.Box(0, 1, (4,), jnp.bool_)})
+        return jax_spaces.Dict(
+            {"numbers": numbers, "inner": inner, "mask": jax_spaces.Box(0, 1, (4,), jnp.bool_)}
+        )
 
     def action_space(self, params: int) -> jax_spaces.Discrete:
         return jax_spaces.Discrete(4)
@@ -87,12 +93,16 @@ class HostGrid(gymnasium.Env):
     def __init__(self, where: str = "part", wide: bool = False) -> None:
         self.where, self.wide = where, wide
         numbers = spaces.Box(0.0, 1.0, (2,), np.float64)
-        inner = spaces.Tuple((spaces.Discrete(SIDE, start=2), spaces.Box(0, 255, (6, 6, 1), np.uint8)))
+        inner = spaces.Tuple(
+            (spaces.Discrete(SIDE, start=2), spaces.Box(0, 255, (6, 6, 1), np.uint8))
+        )
         parts = {"numbers": numbers, "inner": inner}
         self.observation_space: Any = numbers
         if where == "part":
             self.observation_space = spaces.Dict({**parts, "action_mask": spaces.MultiBinary(4)})
-        self.action_space: Any = spaces.MultiDiscrete([2, 2], start=[3, 0]) if wide else spaces.Discrete(4)
+        self.action_space: Any = (
+            spaces.MultiDiscrete([2, 2], start=[3, 0]) if wide else spaces.Discrete(4)
+        )
         if where == "method":
             self.action_masks = self.mask
 
@@ -132,7 +142,10 @@ class Arms(gymnasium.Env):
 
     observation_space = spaces.Box(0.0, 1.0, (1,), np.float32)
     action_space = spaces.Dict(
-        {"arm/left": spaces.Discrete(3, start=1), "arm": spaces.Dict(right=spaces.Tuple((spaces.Discrete(9),)))}
+        {
+            "arm/left": spaces.Discrete(3, start=1),
+            "arm": spaces.Dict(right=spaces.Tuple((spaces.Discrete(9),))),
+        }
     )
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
@@ -146,7 +159,9 @@ class Arms(gymnasium.Env):
 
 
 class Secret:
-    """One step an episode: ``state`` holds the number to guess, which the policy cannot see; ``hint`` is its sign."""
+    """One step an episode: ``state`` holds the number to guess,
+    which the policy cannot see; ``hint`` is its sign.
+    """
 
     default_params = 1
 
@@ -156,7 +171,9 @@ class Secret:
 
     def step_env(self, key: jax.Array, state: Any, action: Any, params: int) -> Any:
         secret, time = state
-        error = jnp.abs(action["guess"][0] - secret[0]) + (action["sign"] != (secret[0] > 0)).astype(jnp.float32)
+        error = jnp.abs(action["guess"][0] - secret[0]) + (
+            action["sign"] != (secret[0] > 0)
+        ).astype(jnp.float32)
         state = secret, time + 1
         return {"state": secret, "hint": jnp.sign(secret)}, state, -error, jnp.array(True), {}
 
@@ -165,15 +182,21 @@ class Secret:
 
     def observation_space(self, params: int) -> Any:
         return jax_spaces.Dict(
-            {"state": jax_spaces.Box(-1, 1, (1,), jnp.float32), "hint": jax_spaces.Box(-1, 1, (1,), jnp.float32)}
+            {
+                "state": jax_spaces.Box(-1, 1, (1,), jnp.float32),
+                "hint": jax_spaces.Box(-1, 1, (1,), jnp.float32),
+            }
         )
 
     def action_space(self, params: int) -> Any:
-        return jax_spaces.Dict({"guess": jax_spaces.Box(-2, 2, (1,), jnp.float32), "sign": jax_spaces.Discrete(2)})
+        return jax_spaces.Dict(
+            {"guess": jax_spaces.Box(-2, 2, (1,), jnp.float32), "sign": jax_spaces.Discrete(2)}
+        )
 
 
 class Both:
-    """A picture with a bright side, and a number that says whether to go there or away: neither says it alone.
+    """A picture with a bright side, and a number that says whether to go there or away:
+    neither says it alone.
 
     Each of the four steps of an episode pays 1 for the right side.
     """
@@ -195,8 +218,14 @@ class Both:
 
     def shown(self, state: Any) -> Any:
         side, there = state[0]
-        picture = jnp.zeros((6, 6, 1), jnp.uint8).at[:, :3, 0].set(jnp.where(side, 0, 255).astype(jnp.uint8))
-        return picture.at[:, 3:, 0].set(jnp.where(side, 255, 0).astype(jnp.uint8)), jnp.where(there, 1.0, -1.0)[None]
+        picture = (
+            jnp.zeros((6, 6, 1), jnp.uint8)
+            .at[:, :3, 0]
+            .set(jnp.where(side, 0, 255).astype(jnp.uint8))
+        )
+        return picture.at[:, 3:, 0].set(jnp.where(side, 255, 0).astype(jnp.uint8)), jnp.where(
+            there, 1.0, -1.0
+        )[None]
 
     def observation_space(self, params: int) -> Any:
         picture = jax_spaces.Box(0, 255, (6, 6, 1), jnp.uint8)
@@ -210,7 +239,10 @@ class HostBoth(gymnasium.Env):
     """``Both`` for Gymnasium, as a Dict."""
 
     def __init__(self) -> None:
-        sides = {"picture": spaces.Box(0, 255, (6, 6, 1), np.uint8), "number": spaces.Box(-1, 1, (1,), np.float32)}
+        sides = {
+            "picture": spaces.Box(0, 255, (6, 6, 1), np.uint8),
+            "number": spaces.Box(-1, 1, (1,), np.float32),
+        }
         self.observation_space = spaces.Dict(sides)
         self.action_space = spaces.Discrete(2)
 

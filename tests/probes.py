@@ -1,8 +1,8 @@
 """Tiny environments with known answers, and what tests build runs from.
 
-``Probe-v0`` and ``ContinuousProbe-v0`` are the probe environments of Andy L. Jones ("Debugging RL, Without the
-Agonizing Pain", 2021) in one: each episode draws one of ``KINDS``, and the observation says which, so a single run
-asks all the questions. ``Clock-v0`` pays 1 a step until its time limit.
+``Probe-v0`` and ``ContinuousProbe-v0`` are the probe environments of Andy L. Jones ("Debugging RL,
+Without the Agonizing Pain", 2021) in one: each episode draws one of ``KINDS``, and the observation
+says which, so a single run asks all the questions. ``Clock-v0`` pays 1 a step until its time limit.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete
 from jaxrl_dist.training.learner import make_learner
 from jaxrl_dist.types import Algorithm, Context, EnvSpec, PyTree, Rollout, Timestep, Variables
 
-# --- Environments -------------------------------------------------------------------------------------
+# --- Environments ---------------------------------------------------------------------------------
 
 KINDS = ("constant", "from_observation", "two_steps", "from_action", "from_both")
-"""What the reward depends on: nothing; the observation; it comes after two steps; the action; both."""
+"""What the reward depends on: nothing; the observation; it comes after two steps; the action;
+both."""
 
 
 @struct.dataclass
@@ -52,9 +53,11 @@ class ProbeParams:
 
 
 class Probe(environment.Environment):
-    """Episodes of one step, or two for ``two_steps``; observations ``[6]``: the kind as a one-hot, then ``x``.
+    """Episodes of one step, or two for ``two_steps``; observations ``[6]``:
+    the kind as a one-hot, then ``x``.
 
-    The right action for ``from_action`` is 1, for ``from_both`` it is 1 where ``x`` is 1 and 0 where it is -1.
+    The right action for ``from_action`` is 1,
+    for ``from_both`` it is 1 where ``x`` is 1 and 0 where it is -1.
     """
 
     @property
@@ -64,11 +67,15 @@ class Probe(environment.Environment):
     def reset_env(self, key: jax.Array, params: ProbeParams) -> tuple[jax.Array, ProbeState]:
         kind_key, x_key = jax.random.split(key)
         kind = jax.random.randint(kind_key, (), 0, len(KINDS))
-        x = jnp.where(kind == KINDS.index("two_steps"), -1.0, jax.random.rademacher(x_key, (), jnp.float32))
+        x = jnp.where(
+            kind == KINDS.index("two_steps"), -1.0, jax.random.rademacher(x_key, (), jnp.float32)
+        )
         state = ProbeState(kind, x, jnp.int32(0))
         return self.observation(state), state
 
-    def step_env(self, key: jax.Array, state: ProbeState, action: jax.Array, params: ProbeParams) -> Any:
+    def step_env(
+        self, key: jax.Array, state: ProbeState, action: jax.Array, params: ProbeParams
+    ) -> Any:
         rewards = {
             "constant": 1.0,
             "from_observation": state.x,
@@ -107,7 +114,8 @@ class ContinuousProbe(Probe):
 class Clock(environment.Environment):
     """Observes 1 and pays 1 a step, whatever it does; only the time limit ends it.
 
-    ``dead`` makes it say so as a termination, with the time limit out of reach: the mistake to tell apart.
+    ``dead`` makes it say so as a termination, with the time limit out of reach:
+    the mistake to tell apart.
     """
 
     def __init__(self, dead: bool = False) -> None:
@@ -118,7 +126,9 @@ class Clock(environment.Environment):
     def default_params(self) -> ProbeParams:
         return ProbeParams()
 
-    def reset_env(self, key: jax.Array, params: ProbeParams) -> tuple[jax.Array, environment.EnvState]:
+    def reset_env(
+        self, key: jax.Array, params: ProbeParams
+    ) -> tuple[jax.Array, environment.EnvState]:
         return jnp.ones(1), environment.EnvState(time=jnp.int32(0))
 
     def step_env(self, key: jax.Array, state: Any, action: jax.Array, params: ProbeParams) -> Any:
@@ -132,26 +142,34 @@ class Clock(environment.Environment):
         return spaces.Discrete(2)
 
 
-for _id, _env in {"Probe-v0": Probe, "ContinuousProbe-v0": ContinuousProbe, "Clock-v0": Clock}.items():
+for _id, _env in {
+    "Probe-v0": Probe,
+    "ContinuousProbe-v0": ContinuousProbe,
+    "Clock-v0": Clock,
+}.items():
     gymnax.register(_id, _env)
 
 
-# --- Replay -------------------------------------------------------------------------------------------
+# --- Replay ---------------------------------------------------------------------------------------
 
 
-def sample_uniform(memory: Memory, key: jax.Array, size: int, window: int, frame_stack: int = 1) -> tuple[Any, ...]:
+def sample_uniform(
+    memory: Memory, key: jax.Array, size: int, window: int, frame_stack: int = 1
+) -> tuple[Any, ...]:
     """Draws windows, and returns them and where they start."""
     index = ring.draw_uniform(memory, key, size, window, frame_stack)
     return ring.gather(memory.steps, index, window, frame_stack), index
 
 
-def sample_prioritized(memory: Memory, key: jax.Array, size: int, window: int, frame_stack: int = 1) -> tuple[Any, ...]:
+def sample_prioritized(
+    memory: Memory, key: jax.Array, size: int, window: int, frame_stack: int = 1
+) -> tuple[Any, ...]:
     """Draws windows, and returns them, where they start and their probabilities."""
     index, probability = ring.draw_prioritized(memory, key, size)
     return ring.gather(memory.steps, index, window, frame_stack), index, probability
 
 
-# --- Runs ---------------------------------------------------------------------------------------------
+# --- Runs -----------------------------------------------------------------------------------------
 
 
 def make_job(
@@ -173,17 +191,25 @@ def make_job(
     return Job(
         config=Train("ppo", plan="on_device", **sizes, **steps, seed=seed),
         algorithm={"": algorithm},
-        learner=combined_learner({"": learner_of(algorithm, source.spec, num_envs, rollout_length, num_devices)}),
+        learner=combined_learner(
+            {"": learner_of(algorithm, source.spec, num_envs, rollout_length, num_devices)}
+        ),
         source=source,
         mesh=make_mesh(num_devices),
         pool=pool or PoolOptions(),
     )
 
 
-def learner_of(algorithm: Algorithm, env: EnvSpec, num_envs: int, rollout_length: int, num_devices: int = 1) -> Learner:
+def learner_of(
+    algorithm: Algorithm, env: EnvSpec, num_envs: int, rollout_length: int, num_devices: int = 1
+) -> Learner:
     """The learner that the algorithm asks for."""
-    config: Train[Any] = Train("ppo", plan="on_device", num_envs=num_envs, rollout_length=rollout_length)
-    return dict(make_learner(config, {"": algorithm}, env, jax.local_devices()[:num_devices]).parts)[""]
+    config: Train[Any] = Train(
+        "ppo", plan="on_device", num_envs=num_envs, rollout_length=rollout_length
+    )
+    return dict(
+        make_learner(config, {"": algorithm}, env, jax.local_devices()[:num_devices]).parts
+    )[""]
 
 
 def make_mesh(num_devices: int) -> jax.sharding.Mesh:
@@ -191,7 +217,9 @@ def make_mesh(num_devices: int) -> jax.sharding.Mesh:
 
 
 def with_sgd(algorithm: Algorithm, learning_rate: float = 0.1) -> Algorithm:
-    """The algorithm with plain SGD: Adam would hide a gradient that is too large by a constant factor."""
+    """The algorithm with plain SGD: Adam would hide a
+    gradient that is too large by a constant factor.
+    """
     return dataclasses.replace(algorithm, optimizer=optax.sgd(learning_rate))
 
 
@@ -200,17 +228,25 @@ def box(*shape: int, dtype: Any = np.float32, bound: float = np.inf) -> Box:
 
 
 def spec(observation: Any = None, action: Any = None) -> EnvSpec:
-    """An environment with vectors of 3 for observations and 3 actions, unless other spaces are given."""
+    """An environment with vectors of 3 for observations and 3 actions,
+    unless other spaces are given.
+    """
     return EnvSpec("Test-v0", "gymnax", "other", observation or box(3), action or Discrete(3), None)
 
 
 def random_rollout(
-    algorithm: Algorithm, env: EnvSpec, num_steps: int, num_envs: int, seed: int = 0, end_chance: Any = 0.2
+    algorithm: Algorithm,
+    env: EnvSpec,
+    num_steps: int,
+    num_envs: int,
+    seed: int = 0,
+    end_chance: Any = 0.2,
 ) -> Rollout:
-    """A rollout of random numbers, of the structure that acting with ``algorithm`` gives, as numpy arrays.
+    """A rollout of random numbers, of the structure that acting with ``algorithm`` gives,
+    as numpy arrays.
 
-    Every end is followed by a reset step, and some environments begin on one. ``end_chance`` may differ by
-    environment.
+    Every end is followed by a reset step, and some environments begin on one.
+    ``end_chance`` may differ by environment.
     """
     rng = np.random.default_rng(seed)
     shape = (num_steps, num_envs)
@@ -246,7 +282,9 @@ def random_rollout(
         extras["log_prob"] -= 1.0  # about that of a policy that has just begun
     cores: list[PyTree] = [jax.tree.map(normal, core) for _ in range(2)]
     return Rollout(
-        obs=jax.tree.map(lambda x: rng.standard_normal((num_steps + 1, *x.shape)).astype(x.dtype), obs),
+        obs=jax.tree.map(
+            lambda x: rng.standard_normal((num_steps + 1, *x.shape)).astype(x.dtype), obs
+        ),
         action=actions,
         reward=np.where(valid, rng.normal(size=shape), 0).astype(np.float32),
         terminated=terminated,
@@ -267,7 +305,9 @@ def acted(algorithm: Algorithm, variables: Variables, rollout: Rollout, seed: in
     for t, obs in enumerate(rollout.obs[:-1]):
         keys = jax.random.split(jax.random.key(1000 * seed + t), num_envs)
         action, core, extras = policy(variables, obs, core, Context(keys))
-        outcomes = (x[t] for x in (rollout.reward, rollout.terminated, rollout.truncated, rollout.valid))
+        outcomes = (
+            x[t] for x in (rollout.reward, rollout.terminated, rollout.truncated, rollout.valid)
+        )
         core = after_step(algorithm, core, initial, action, Timestep(rollout.obs[t + 1], *outcomes))
         steps.append((action, extras))
     action, extras = jax.tree.map(lambda *x: np.stack(x), *steps)
@@ -294,7 +334,9 @@ def unsquash(x: float) -> float:
 
 
 def window_return(windows: Rollout, env: int, discount: float) -> tuple[float, float, int]:
-    """Of one window's first step: rewards summed, discount of the bootstrap, last step; a loop in float64."""
+    """Of one window's first step: rewards summed, discount of the bootstrap, last step;
+    a loop in float64.
+    """
     total, factor, last = 0.0, 1.0, len(windows.reward) - 1
     for t in range(len(windows.reward)):
         total += factor * windows.reward[t, env]
@@ -310,13 +352,21 @@ def window_return(windows: Rollout, env: int, discount: float) -> tuple[float, f
 def perturbed(params: PyTree, seed: int = 0) -> PyTree:
     """Parameters away from their start, where heads put out nearly nothing; as numpy arrays."""
     rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda x: np.asarray(x + 0.3 * rng.standard_normal(x.shape), x.dtype), params)
+    return jax.tree.map(
+        lambda x: np.asarray(x + 0.3 * rng.standard_normal(x.shape), x.dtype), params
+    )
 
 
 def assert_close(actual: PyTree, expected: PyTree, tolerance: float = 1e-5) -> None:
-    """Trees of equal structure, dtypes and shapes, whose arrays differ by no more than ``tolerance``."""
+    """Trees of equal structure, dtypes and shapes,
+    whose arrays differ by no more than ``tolerance``.
+    """
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for (path, a), b in zip(jax.tree.leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
+    for (path, a), b in zip(
+        jax.tree.leaves_with_path(actual), jax.tree.leaves(expected), strict=True
+    ):
         a, b = np.asarray(a), np.asarray(b)
         assert (a.dtype, a.shape) == (b.dtype, b.shape), jax.tree_util.keystr(path)
-        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance, err_msg=jax.tree_util.keystr(path))
+        np.testing.assert_allclose(
+            a, b, rtol=tolerance, atol=tolerance, err_msg=jax.tree_util.keystr(path)
+        )

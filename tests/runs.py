@@ -28,14 +28,14 @@ TINY = (
 
 CARTPOLE = f"ppo --env CartPole-v1 {TINY} --num-epochs 2 --num-minibatches 2"
 ENVPOOL = f"a2c --env envpool:Pendulum-v1 {TINY} --normalize-observations"
-RECURRENT = (
-    f"pg --env Pendulum-v1 {TINY} --plan synchronous --core gru --core-size 8 --normalize-observations --scale-rewards"
-)
+RECURRENT = f"pg --env Pendulum-v1 {TINY} --plan synchronous --core gru --core-size 8 --normalize-observations --scale-rewards"
 
 
 def cases(values: Iterable[Any], *kept: Any) -> list[Any]:
     """Parameters of a test: ``make test`` runs those that are kept, and the others are cases."""
-    return [value if value in kept else pytest.param(value, marks=pytest.mark.case) for value in values]
+    return [
+        value if value in kept else pytest.param(value, marks=pytest.mark.case) for value in values
+    ]
 
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="jaxrl-dist-tests-")
@@ -49,10 +49,14 @@ def finished(command: str) -> Path:
 
 
 def train(command: str, run_dir: Path) -> Path:
-    """Runs ``jaxrl-dist train``, which must print nothing if it is to be quiet, and returns its run directory."""
+    """Runs ``jaxrl-dist train``, which must print nothing if it is to be quiet,
+    and returns its run directory.
+    """
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-        assert cli.main(["train", *command.split(), "--run-dir", str(run_dir), "--quiet"]) == 0, printed.getvalue()
+        assert cli.main(["train", *command.split(), "--run-dir", str(run_dir), "--quiet"]) == 0, (
+            printed.getvalue()
+        )
     assert printed.getvalue() == ""
     return run_dir
 
@@ -64,13 +68,20 @@ def read_json(path: Path) -> Any:
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """The lines of ``metrics.jsonl``."""
-    return [json.loads(line, parse_constant=_refuse) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line, parse_constant=_refuse)
+        for line in (run_dir / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def untimed(run_dir: Path) -> list[dict[str, Any]]:
     """The lines of ``metrics.jsonl`` without what differs from run to run: the clock's numbers."""
     return [
-        {name: value for name, value in line.items() if name != "wall_time_s" and not name.startswith("time/")}
+        {
+            name: value
+            for name, value in line.items()
+            if name != "wall_time_s" and not name.startswith("time/")
+        }
         for line in read_metrics(run_dir)
     ]
 

@@ -1,4 +1,6 @@
-"""``own.Scored`` for Gymnasium, in a module that worker processes import at once: it needs no JAX."""
+"""``own.Scored`` for Gymnasium, in a module that worker processes import at once: it needs no
+JAX.
+"""
 
 from __future__ import annotations
 

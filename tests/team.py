@@ -11,7 +11,9 @@ from gymnax.environments.classic_control.cartpole import CartPole
 
 
 class CartPoles:
-    """Poles side by side, each with an agent; the environment resets once all have fallen. Time limit: 500 steps."""
+    """Poles side by side, each with an agent; the environment resets once all have fallen.
+    Time limit: 500 steps.
+    """
 
     def __init__(self, num_agents: int = 2, time_limit: int = 500) -> None:
         self.agents = [f"pole_{index}" for index in range(num_agents)]
@@ -20,19 +22,32 @@ class CartPoles:
 
     def reset(self, key: jax.Array) -> Any:
         keys = [key, *jax.random.split(key, len(self.agents) - 1)]
-        made = {agent: self.env.reset_env(own, self.params) for agent, own in zip(self.agents, keys, strict=True)}
-        return self.split(made), {agent: (state, jnp.array(False)) for agent, (_, state) in made.items()}
+        made = {
+            agent: self.env.reset_env(own, self.params)
+            for agent, own in zip(self.agents, keys, strict=True)
+        }
+        return self.split(made), {
+            agent: (state, jnp.array(False)) for agent, (_, state) in made.items()
+        }
 
     def step_env(self, key: jax.Array, state: Any, actions: Any) -> Any:
         stepped, rewards, dones = {}, {}, {}
         for agent in self.agents:
             before, fallen = state[agent]
-            obs, after, reward, done, _ = self.env.step_env(key, before, actions[agent], self.params)
+            obs, after, reward, done, _ = self.env.step_env(
+                key, before, actions[agent], self.params
+            )
             stepped[agent] = obs, (after, fallen | done)
             rewards[agent] = reward
             dones[agent] = fallen | done
         dones["__all__"] = jnp.all(jnp.stack(list(dones.values())))
-        return self.split(stepped), {agent: state for agent, (_, state) in stepped.items()}, rewards, dones, {}
+        return (
+            self.split(stepped),
+            {agent: state for agent, (_, state) in stepped.items()},
+            rewards,
+            dones,
+            {},
+        )
 
     def split(self, made: Any) -> Any:
         return {agent: obs for agent, (obs, _) in made.items()}
@@ -52,7 +67,8 @@ class State(NamedTuple):
 class Meeting:
     """Two agents on a line who are paid alike for meeting at the place that only the state shows.
 
-    The observation is an agent's own place; moving off the line is illegal. ``world_state`` has the goal.
+    The observation is an agent's own place; moving off the line is illegal.
+    ``world_state`` has the goal.
     """
 
     agents = ("left", "right")
@@ -118,7 +134,8 @@ class ShortMask(Meeting):
 
 
 class Unlike:
-    """Agents that do not touch each other, with different observations and actions, paid for standing at their goals.
+    """Agents that do not touch each other, with different observations and actions,
+    paid for standing at their goals.
 
     Nothing is random, so what an agent meets does not depend on which others there are.
     """
@@ -133,14 +150,19 @@ class Unlike:
         return self.shown(places), (places, jnp.int32(0))
 
     def step_env(self, key: jax.Array, state: Any, actions: Any) -> Any:
-        places = {agent: jnp.clip(state[0][agent] + actions[agent] - 1, 0, 4) for agent in self.agents}
+        places = {
+            agent: jnp.clip(state[0][agent] + actions[agent] - 1, 0, 4) for agent in self.agents
+        }
         rewards = {agent: -jnp.abs(places[agent] - 3.0) for agent in self.agents}
         dones = dict.fromkeys((*self.agents, "__all__"), jnp.array(False))
         return self.shown(places), (places, state[1] + 1), rewards, dones, {}
 
     def shown(self, places: Any) -> Any:
         one = {agent: jnp.array([place / 4.0], jnp.float32) for agent, place in places.items()}
-        return {agent: x if agent == "short" else jnp.concatenate([x, 1 - x]) for agent, x in one.items()}
+        return {
+            agent: x if agent == "short" else jnp.concatenate([x, 1 - x])
+            for agent, x in one.items()
+        }
 
     def observation_space(self, agent: str) -> Any:
         return spaces.Box(0, 1, (1 + (agent != "short"),), jnp.float32)
@@ -170,15 +192,21 @@ class Reporting(Outlived):
     def step_env(self, key: jax.Array, state: Any, actions: Any) -> Any:
         *step, _ = super().step_env(key, state, actions)
         places, time = step[1]
-        info = {"time": time, "place": places, "places": jnp.stack([*places.values()]), "other": jnp.ones(7)}
+        info = {
+            "time": time,
+            "place": places,
+            "places": jnp.stack([*places.values()]),
+            "other": jnp.ones(7),
+        }
         return *step, {**info, "late": jnp.where(time < 2, jnp.nan, time)}
 
 
 class TwoSteps:
-    """The two-step game of Rashid et al. (2018, section 5), whose optimum is 8 and needs both agents' second action.
+    """The two-step game of Rashid et al. (2018, section 5),
+    whose optimum is 8 and needs both agents' second action.
 
-    In the first step the first agent chooses a matrix game. One pays 7 whatever the agents do; the other pays
-    ``[[0, 1], [1, 8]]``. Both agents see which step it is and which game they play.
+    In the first step the first agent chooses a matrix game. One pays 7 whatever the agents do; the
+    other pays ``[[0, 1], [1, 8]]``. Both agents see which step it is and which game they play.
     """
 
     agents = ("first", "second")
@@ -208,7 +236,9 @@ class TwoSteps:
 
 
 class Sacrifice(TwoSteps):
-    """The first agent may die in the first step; then both are paid 10 in the second, and else 6."""
+    """The first agent may die in the first step; then both are paid 10 in the second, and else
+    6.
+    """
 
     def step_env(self, key: jax.Array, state: jax.Array, actions: Any) -> Any:
         reward, done = jnp.array([0.0, 6.0, 10.0])[state], state > 0
@@ -218,11 +248,13 @@ class Sacrifice(TwoSteps):
 
 
 class Echo:
-    """Two agents see a bit each, and must name it; a step later, where both see nothing, they are paid 1 if both did.
+    """Two agents see a bit each, and must name it; a step later, where both see nothing,
+    they are paid 1 if both did.
 
-    Only the state shows what they named. So a critic without it expects the same pay after every action: one-step
-    advantages (``gae_lambda`` 0) do not depend on actions then, and its squared error in the second step is the
-    variance of the pay. With the state they are the pay's own, and the error is 0.
+    Only the state shows what they named. So a critic without it expects the same pay after every
+    action: one-step advantages (``gae_lambda`` 0) do not depend on actions then, and its squared
+    error in the second step is the variance of the pay. With the state they are the pay's own, and
+    the error is 0.
     """
 
     agents = ("left", "right")
@@ -255,7 +287,9 @@ class Echo:
 
 
 class Recall(Echo):
-    """Two agents see a bit each, and must name it two steps later, where they see nothing: 1 is paid if both do."""
+    """Two agents see a bit each, and must name it two steps later, where they see nothing:
+    1 is paid if both do.
+    """
 
     def reset(self, key: jax.Array) -> Any:
         state = jnp.append(jax.random.rademacher(key, (2,), jnp.float32), 0.0)
@@ -268,4 +302,6 @@ class Recall(Echo):
         return self.shown(state), state, dict.fromkeys(self.agents, reward), self.over(done), {}
 
     def shown(self, state: jax.Array) -> Any:
-        return super().shown(jnp.append(state[:2] * (state[2] == 0), state)) | {"world_state": state}
+        return super().shown(jnp.append(state[:2] * (state[2] == 0), state)) | {
+            "world_state": state
+        }

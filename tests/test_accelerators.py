@@ -1,4 +1,6 @@
-"""What programs for GPUs launch: the counting itself, what docs/accelerators.json claims, and new counts against it."""
+"""What programs for GPUs launch: the counting itself, what docs/accelerators.json claims,
+and new counts against it.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +45,18 @@ def test_thunks_are_counted_as_the_host_launches_them() -> None:
     by_scope: dict[str, Any] = {}
     found = {2: ("iteration", None), 4: ("env_step", 7), 13: ("", 5)}
     whole = SCRIPT["count"](SCRIPT["parse"](SEQUENCE), found, by_scope)
-    # A buffer of 7 passes with their conditions, the all-reduce, 5 passes, and the condition of the outer loop.
+    # A buffer of 7 passes with their conditions, the all-reduce, 5 passes,
+    # and the condition of the outer loop.
     assert by_scope["iteration"] == {
         "operations": 7 * 3 + 1 + 5 + 1,
         "launches": 1 + 1 + 5 + 1,
         "waits": 2,
         "collectives": 1,
     }
-    assert by_scope["env_step"] == {"operations": 3} and by_scope[""] == {"operations": 1, "launches": 1}
+    assert by_scope["env_step"] == {"operations": 3} and by_scope[""] == {
+        "operations": 1,
+        "launches": 1,
+    }
     assert whole - by_scope["iteration"] == {"operations": 1, "launches": 1}
 
 
@@ -72,9 +78,16 @@ def test_env_steps_have_no_collectives_and_no_waits() -> None:
             for name, counts in ways.items():
                 if name in SCRIPT["FLAGS"]:
                     step, update = counts.get("env_step", {}), counts.get("update", {})
-                    assert not {"collectives", "waits"} & step.keys() and "waits" not in update, (run, target, name)
-                    # Importance weights of prioritised replay, and MARWIL's advantages, are compared over devices.
-                    most = 0 if target == "h200" else 2 if run in ("rainbow", "r2d2", "marwil") else 1
+                    assert not {"collectives", "waits"} & step.keys() and "waits" not in update, (
+                        run,
+                        target,
+                        name,
+                    )
+                    # Importance weights of prioritised replay, and MARWIL's advantages,
+                    # are compared over devices.
+                    most = (
+                        0 if target == "h200" else 2 if run in ("rainbow", "r2d2", "marwil") else 1
+                    )
                     assert update.get("collectives", 0) <= most, (run, target, name)
 
 

@@ -54,22 +54,39 @@ def test_rounds_are_added_and_a_side_that_fails_costs_one_entry(
         rate = next(rates)
         return {"rate": rate, "of_bound": 0.9, "binds": "gradient", "share": 0.5, "matmul": 0.4}
 
-    sides = iter([{"ceilings": {"memory": (1.5, "GB/s")}}, {"rate": 50.0}, {"error": "no such card"}, {"rate": 100.0}])
+    sides = iter(
+        [
+            {"ceilings": {"memory": (1.5, "GB/s")}},
+            {"rate": 50.0},
+            {"error": "no such card"},
+            {"rate": 100.0},
+        ]
+    )
     monkeypatch.setattr(benchmark, "_ours", ours)
     monkeypatch.setattr(benchmark, "_run", lambda command: next(sides))
     monkeypatch.setattr(benchmark, "command", lambda peer, told: [peer, *told])
-    rows = [benchmark.Row("first", "cpu", "ppo", {"peer": ()}), benchmark.Row("second", "cpu", "dqn")]
+    rows = [
+        benchmark.Row("first", "cpu", "ppo", {"peer": ()}),
+        benchmark.Row("second", "cpu", "dqn"),
+    ]
     for rounds in (1, 3, 3):  # the last call finds all of them made
         benchmark.measure(rows, tmp_path, 60.0, rounds, 1.0, with_peers=True)
     found = json.loads((tmp_path / "results.json").read_text())
     assert [x["jaxrl_dist"]["rate"] for x in found["rows"]["first"]] == [100, 300, 200]
     assert [x["jaxrl_dist"]["rate"] for x in found["rows"]["second"]] == [7, 9, 11]
-    cpus = {values["cpu"] for rounds in found["rows"].values() for sides in rounds for values in sides.values()}
+    cpus = {
+        values["cpu"]
+        for rounds in found["rows"].values()
+        for sides in rounds
+        for values in sides.values()
+    }
     assert cpus == {benchmark._cpu()}
     assert benchmark.draw(tmp_path) and (tmp_path / "speed.png").stat().st_size > 10_000
     text = (tmp_path / "results.md").read_text()
     assert "| first | 200 (100 to 300) | 0.90 (0.90 to 0.90) | gradient, 50% | 40% |" in text
-    assert "| first | peer | 75 (50 to 100) | 2.00 (2.00 to 2.00) |" in text, "the round without the peer's rate counts"
+    assert "| first | peer | 75 (50 to 100) | 2.00 (2.00 to 2.00) |" in text, (
+        "the round without the peer's rate counts"
+    )
     assert "- memory: 1.5 GB/s" in text
     assert "second: jaxrl_dist 11" in capsys.readouterr().out
 

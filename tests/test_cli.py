@@ -103,20 +103,26 @@ BAD = {
     CARTPOLE + "--seed": "--seed needs a value",
     CARTPOLE + "--seed 1 --seed 2": "--seed is given twice",
     CARTPOLE + "--num-envs 8 --num_envs=16": "--num_envs is given twice",
-    CARTPOLE + "--normalize-advantages --no-normalize-advantages": "contradicts --normalize-advantages",
-    CARTPOLE + "--normalize-advantages 1": "takes no value, so '1' is too much; --no-normalize-advantages turns it off",
+    CARTPOLE
+    + "--normalize-advantages --no-normalize-advantages": "contradicts --normalize-advantages",
+    CARTPOLE
+    + "--normalize-advantages 1": "takes no value, so '1' is too much; --no-normalize-advantages turns it off",
     # sizes and numbers
     CARTPOLE + "--num-envs 0": "--num-envs must be >= 1 and <= 1048576, not 0",
     CARTPOLE + "--num-envs -8": "--num-envs must be >= 1",
     CARTPOLE + "--num-envs 1000000000000": "--num-envs must be >= 1 and <= 1048576",
-    CARTPOLE + "--num-envs 1048576 --rollout-length 1048576": "must be <= 1073741824, not 1099511627776",
+    CARTPOLE
+    + "--num-envs 1048576 --rollout-length 1048576": "must be <= 1073741824, not 1099511627776",
     CARTPOLE + "--num-envs 1e-3": "--num-envs: '1e-3' is not a whole number",
     CARTPOLE + "--num-envs nan": "--num-envs: 'nan' is not a whole number",
-    CARTPOLE + "--normalize-advantages=off": "takes no value, so 'off' is too much; --no-normalize-advantages turns it",
-    CARTPOLE + "--normalize-advantages=": "--normalize-advantages takes no value, so '' is too much; --no-normalize",
+    CARTPOLE
+    + "--normalize-advantages=off": "takes no value, so 'off' is too much; --no-normalize-advantages turns it",
+    CARTPOLE
+    + "--normalize-advantages=": "--normalize-advantages takes no value, so '' is too much; --no-normalize",
     CARTPOLE + "--seed 8 --num-envs 8 8": "--num-envs takes one value, so '8' is too much",
     CARTPOLE + "--num-envs 8 16": "--num-envs takes one value, so '16' is too much",
-    CARTPOLE + "--num-envs 12": "--num-envs 12 does not divide over 8 devices; nearest that work: 8 or 16",
+    CARTPOLE
+    + "--num-envs 12": "--num-envs 12 does not divide over 8 devices; nearest that work: 8 or 16",
     CARTPOLE
     + "--num-minibatches 7": "--num-minibatches 7 does not divide the 1 x 32 examples (environments x examples "
     "of each) of a device; nearest that work: 4 or 8",
@@ -124,8 +130,10 @@ BAD = {
     CARTPOLE + f"--num-envs 1{'0' * 400}": "--num-envs must be >= 1 and <= 1048576, not 1000",
     CARTPOLE + f"--seed 1{'0' * 400}": "--seed must be >= 0 and <= 2147483647, not 1000",
     CARTPOLE + f"--seed {'1' * 5000}": "is not a whole number",
-    CARTPOLE + f"--learning-rate-steps 1{'0' * 400}": "--learning-rate-steps must be >= 1 and <= 1000000000000000, n",
-    CARTPOLE + f"--actor-devices {'1' * 400}": "--actor-devices must be device numbers such as 0,1 or 2-7, not '111",
+    CARTPOLE
+    + f"--learning-rate-steps 1{'0' * 400}": "--learning-rate-steps must be >= 1 and <= 1000000000000000, n",
+    CARTPOLE
+    + f"--actor-devices {'1' * 400}": "--actor-devices must be device numbers such as 0,1 or 2-7, not '111",
     CARTPOLE + "--rollout-length 1.5": "--rollout-length: '1.5' is not a whole number",
     CARTPOLE + "--total-env-steps inf": "--total-env-steps: 'inf' is not a whole number",
     CARTPOLE + "--total-env-steps 0": "--total-env-steps must be >= 1",
@@ -135,12 +143,16 @@ BAD = {
     CARTPOLE + "--evaluation-interval 0": "--evaluation-interval must be >= 1",
     CARTPOLE + "--evaluation-max-steps 0": "--evaluation-max-steps must be >= 1",
     CARTPOLE + "--core-size 8": "--core-size does nothing without --core",
-    CARTPOLE + "--learning-rate 1e-3 --vary learning-rate=1,2": "--vary learning-rate contradicts --learning-rate: the "
+    CARTPOLE
+    + "--learning-rate 1e-3 --vary learning-rate=1,2": "--vary learning-rate contradicts --learning-rate: the "
     "members' values are those of --vary",
-    CARTPOLE + "--evaluation-episodes 0 --evaluation-interval 9": "--evaluation-interval does nothing without "
+    CARTPOLE
+    + "--evaluation-episodes 0 --evaluation-interval 9": "--evaluation-interval does nothing without "
     "--evaluation-episodes",
-    CARTPOLE + "--keep-best evaluation": "--keep-best evaluation needs --evaluation-interval; 50000 works",
-    CARTPOLE + "--keep-best evaluation --evaluation-interval 9 --evaluation-episodes 0": "episodes is 0; 20 works",
+    CARTPOLE
+    + "--keep-best evaluation": "--keep-best evaluation needs --evaluation-interval; 50000 works",
+    CARTPOLE
+    + "--keep-best evaluation --evaluation-interval 9 --evaluation-episodes 0": "episodes is 0; 20 works",
     CARTPOLE + "--num-devices 99": "--num-devices 99, but the run has 8 cpu devices",
     CARTPOLE + "--num-devices 0": "--num-devices must be >= 1",
     CARTPOLE + "--num-devices all": "--num-devices: 'all' is neither a whole number nor None",
@@ -152,17 +164,20 @@ BAD = {
     CARTPOLE + "--hidden-sizes 64 x": "--hidden-sizes: 'x' is not a whole number",
     CARTPOLE + "--hidden-sizes 64 0": "--hidden-sizes must be >= 1",
     # replay and exploration
-    DQN + "--batch-size 4096 --replay-capacity 4000": "--batch-size 4096 is larger than --replay-capacity 4000",
+    DQN
+    + "--batch-size 4096 --replay-capacity 4000": "--batch-size 4096 is larger than --replay-capacity 4000",
     DQN
     + "--n-step 2000 --replay-capacity 8000": "--replay-capacity 8000 is too small for 8 environments: rollouts of 4 "
     "steps and windows of 2000 need 16040 or more",
-    DQN + "--replay-capacity 1001": "does not divide over 8 environments; nearest that work: 1000 or 1008",
+    DQN
+    + "--replay-capacity 1001": "does not divide over 8 environments; nearest that work: 1000 or 1008",
     DQN + "--replay-capacity -8": "--replay-capacity must be >= 1, not -8",
     DQN + "--replay-capacity 15e-1": "--replay-capacity: '15e-1' is not a whole number",
     DQN + "--replay-ratio 0.3": "which is not a whole number; nearest that work: 0.28125 or 0.3125",
     DQN + "--replay-ratio 0": "--replay-ratio must be > 0, not 0.0",
     DQN + "--batch-size 0": "--batch-size must be >= 1",
-    DQN + "--batch-size 12": "--batch-size 12 does not divide over 8 devices; nearest that work: 8 or 16",
+    DQN
+    + "--batch-size 12": "--batch-size 12 does not divide over 8 devices; nearest that work: 8 or 16",
     DQN + "--n-step 0": "--n-step must be >= 1",
     DQN + "--learning-starts -1": "--learning-starts must be >= 0",
     DQN + "--priority-exponent 2": "--priority-exponent must be >= 0 and <= 1",
@@ -192,7 +207,8 @@ BAD = {
     CARTPOLE + "--plan bogus": "--plan must be one of",
     CARTPOLE + "--precision float64": "must be one of float32, bfloat16, not 'float64'",
     CARTPOLE + "--torso nature": "--torso auto or mlp can read them",
-    CARTPOLE + "--atari-preset bogus": "--atari-preset must be one of baselines, machado, None, not 'bogus'",
+    CARTPOLE
+    + "--atari-preset bogus": "--atari-preset must be one of baselines, machado, None, not 'bogus'",
     CARTPOLE + "--atari-preset machado": "needs an Atari environment",
     "train ppo --env envpool:CartPole-v1 --atari-preset machado": "needs an Atari environment",
     "train ppo --env envpool:CartPole-v1 --plan on_device": "use --plan synchronous",
@@ -206,10 +222,14 @@ BAD = {
     PONG + "--env-options stack_nm=2": "did you mean 'stack_num'?",
     PONG + "--env-options num_envs=2": "has no option 'num_envs'",
     # actors in threads
-    CARTPOLE + "--actor-devices 0": "--actor-devices does nothing without --plan asynchronous, own_pace or gradients",
-    CARTPOLE + "--max-lag 1": "--max-lag does nothing without --plan asynchronous, own_pace or gradients",
-    CARTPOLE + "--lockstep": "--lockstep does nothing without --plan asynchronous, own_pace or gradients",
-    CARTPOLE + "--gather 1": "--gather does nothing without --plan asynchronous, own_pace or gradients",
+    CARTPOLE
+    + "--actor-devices 0": "--actor-devices does nothing without --plan asynchronous, own_pace or gradients",
+    CARTPOLE
+    + "--max-lag 1": "--max-lag does nothing without --plan asynchronous, own_pace or gradients",
+    CARTPOLE
+    + "--lockstep": "--lockstep does nothing without --plan asynchronous, own_pace or gradients",
+    CARTPOLE
+    + "--gather 1": "--gather does nothing without --plan asynchronous, own_pace or gradients",
     CARTPOLE
     + "--on-actor-error restart": "--on-actor-error does nothing without --plan asynchronous, own_pace or gradients",
     IMPALA + "--actor-devices 0,0": "--actor-devices 0,0 names a device twice",
@@ -217,32 +237,42 @@ BAD = {
     IMPALA + "--actor-devices 3-1": "must be device numbers such as 0,1 or 2-7, not '3-1'",
     IMPALA + "--actor-devices gpu": "must be device numbers such as 0,1 or 2-7, not 'gpu'",
     IMPALA + "--actor-devices ''": "must be device numbers such as 0,1 or 2-7, not ''",
-    IMPALA + "--actor-devices 0-99": "--actor-devices names device 99, but the run has 8 cpu devices, counted from 0",
-    IMPALA + "--learner-devices 2-8": "--learner-devices names device 8, but the run has 8 cpu devices",
+    IMPALA
+    + "--actor-devices 0-99": "--actor-devices names device 99, but the run has 8 cpu devices, counted from 0",
+    IMPALA
+    + "--learner-devices 2-8": "--learner-devices names device 8, but the run has 8 cpu devices",
     IMPALA + "--learner-devices 2-7 --num-devices 8": "contradicts --num-devices 8",
-    IMPALA + "--learner-devices 2-7": "--num-envs 16 does not divide over 6 devices; nearest that work: 12 or 18",
-    IMPALA + "--num-actors 3": "16 does not divide over 3 actors (--num-actors); nearest that work: 24",
+    IMPALA
+    + "--learner-devices 2-7": "--num-envs 16 does not divide over 6 devices; nearest that work: 12 or 18",
+    IMPALA
+    + "--num-actors 3": "16 does not divide over 3 actors (--num-actors); nearest that work: 24",
     IMPALA + "--num-actors 0": "--num-actors must be >= 1",
     IMPALA + "--gather 3": "--gather 3 is more than --num-actors 2",
-    IMPALA + "--gather 1 --lockstep": "--gather depends on the threads' timing, and --lockstep is to rule that out",
+    IMPALA
+    + "--gather 1 --lockstep": "--gather depends on the threads' timing, and --lockstep is to rule that out",
     IMPALA + "--max-lag 1 --lockstep": "--max-lag depends on the threads' timing",
     IMPALA + "--max-lag 0 --lockstep": "--max-lag depends on the threads' timing",
     IMPALA + "--lag 2": "--lag does nothing without --lockstep",
     IMPALA + "--gather-deadline 2": "--gather-deadline does nothing without --gather",
     IMPALA + "--max-restarts 2": "--max-restarts does nothing without --on-actor-error restart",
-    IMPALA + "--on-actor-error restart": "--on-actor-error does nothing without environments on the host",
+    IMPALA
+    + "--on-actor-error restart": "--on-actor-error does nothing without environments on the host",
     "train apex --env CartPole-v1 --gather 1": "what dqn replays must be without gaps",
     "train apex --env CartPole-v1 --max-lag 1": "what dqn replays must be without gaps",
     A3C + "--lockstep": "--lockstep does not work with --plan gradients; --plan asynchronous does",
-    A3C + "--normalize-observations": "--normalize-observations does not work with --plan gradients",
+    A3C
+    + "--normalize-observations": "--normalize-observations does not work with --plan gradients",
     A3C + "--ema-steps 9": "--ema-steps does not work with --plan gradients",
     A3C + "--scale-rewards": "--scale-rewards does not work with --plan gradients",
     A3C + "--gather 1": "--gather does not work with --plan gradients; --plan asynchronous does",
-    CARTPOLE + "--plan gradients": "--num-epochs times --num-minibatches is 16; 1 works, or an algorithm without them",
+    CARTPOLE
+    + "--plan gradients": "--num-epochs times --num-minibatches is 16; 1 works, or an algorithm without them",
     A3C + "--actor-devices 0-7": "--actor-devices 0-7 are more than --num-actors 4 can use",
     IMPALA + "--actor-devices 0-": "must be device numbers such as 0,1 or 2-7, not '0-'",
-    DQN + "--importance-exponent 0.5": "--importance-exponent does nothing without --priority-exponent",
-    DQN + "--ez-greedy --epsilon-start 0 --epsilon-end 0": "--ez-greedy does nothing without --epsilon-start or",
+    DQN
+    + "--importance-exponent 0.5": "--importance-exponent does nothing without --priority-exponent",
+    DQN
+    + "--ez-greedy --epsilon-start 0 --epsilon-end 0": "--ez-greedy does nothing without --epsilon-start or",
     "train rainbow --env CartPole-v1 --epsilon-steps 9": "--epsilon-steps does nothing without --epsilon-start and",
     "train pqn --env CartPole-v1 --epsilon-start 0.05 --epsilon-steps 9": "--epsilon-end that differ",
     DQN + "--value-max 5": "--value-max does nothing without --num-atoms above 1",
@@ -252,7 +282,8 @@ BAD = {
     # files and directories
     CARTPOLE + "--checkpoint-interval -1": "--checkpoint-interval must be >= 0",
     CARTPOLE + "--keep-checkpoints 0": "--keep-checkpoints must be >= 1",
-    CARTPOLE + "--no-checkpoint-replay": "--no-checkpoint-replay does nothing without a replay memory",
+    CARTPOLE
+    + "--no-checkpoint-replay": "--no-checkpoint-replay does nothing without a replay memory",
     CARTPOLE + "--checkpoint-replay --no-checkpoint-replay": "contradicts --checkpoint-replay",
     CARTPOLE + "--run-dir {runs}/done": "holds a run already",
     CARTPOLE + "--run-dir {runs}/done/config.json": "is a file",
@@ -319,19 +350,25 @@ BAD = {
 }
 
 
-def test_without_a_terminal_a_run_says_when_reports_come(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_a_run_says_when_reports_come(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["train", *runs.CARTPOLE.split(), "--run-dir", str(tmp_path / "x")]) == 0
     every = runs.read_json(tmp_path / "x/config.json")["run"]["report_interval"]
     assert f"\ncompiling; a report comes every {every:,} env steps\n" in capsys.readouterr().out
 
 
-def test_an_evaluation_for_programs_is_json(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_evaluation_for_programs_is_json(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = ["evaluate", str(finished / "done"), "--episodes", "2"]
     assert cli.main([*command, "--json"]) == cli.main([*command, "--quiet"]) == 0
     out = capsys.readouterr().out.splitlines()
     numbers = json.loads("\n".join(out[:-1]))
     assert numbers == {"finished": True, **load_policy(finished / "done").evaluate(2).summary()}
-    assert out[-1].startswith(f"return {numbers['return_mean']:.4g} +- {numbers['return_std']:.4g} (")
+    assert out[-1].startswith(
+        f"return {numbers['return_mean']:.4g} +- {numbers['return_std']:.4g} ("
+    )
 
 
 def test_an_evaluation_of_an_unfinished_run_says_so(
@@ -342,9 +379,14 @@ def test_an_evaluation_of_an_unfinished_run_says_so(
     assert cli.main(evaluate) == 0 and capsys.readouterr().err == ""
     shutil.rmtree(run_dir / "checkpoints/final")
     assert cli.main(evaluate) == 0
-    said, total = capsys.readouterr(), runs.read_json(run_dir / "config.json")["run"]["total_env_steps"]
+    said, total = (
+        capsys.readouterr(),
+        runs.read_json(run_dir / "config.json")["run"]["total_env_steps"],
+    )
     text = f"{run_dir} has not finished its {total:,} env steps: this is the policy of its newest checkpoint"
-    assert said.err == f"jaxrl-dist: warning: {text}\n" and json.loads(said.out)["finished"] is False
+    assert (
+        said.err == f"jaxrl-dist: warning: {text}\n" and json.loads(said.out)["finished"] is False
+    )
 
 
 def test_damaged_final_variables_are_those_of_the_newest_checkpoint(
@@ -359,7 +401,9 @@ def test_damaged_final_variables_are_those_of_the_newest_checkpoint(
     assert cli.main(evaluate) == 0
     out, (warning,) = (text := capsys.readouterr()).out, text.err.splitlines()
     assert intact.out == out and warning.startswith(f"jaxrl-dist: warning: {final}/arrays/")
-    assert warning.endswith(f" is damaged: it is not what was written; {checkpoint.saved(run_dir)[0]} is used instead")
+    assert warning.endswith(
+        f" is damaged: it is not what was written; {checkpoint.saved(run_dir)[0]} is used instead"
+    )
 
 
 def assert_refused(code: int, out: str, err: str, message: str) -> None:
@@ -368,7 +412,9 @@ def assert_refused(code: int, out: str, err: str, message: str) -> None:
     assert err.startswith("jaxrl-dist: error: ")
     assert err.count("\n") == 1 and err.endswith("\n"), err
     assert message in err
-    assert len(err) < 500 and "--help" not in re.sub(r"; --help lists all|jaxrl-dist (resume )?--help", "", err)
+    assert len(err) < 500 and "--help" not in re.sub(
+        r"; --help lists all|jaxrl-dist (resume )?--help", "", err
+    )
 
 
 @pytest.mark.parametrize("command", BAD)
@@ -393,7 +439,9 @@ def test_bad_input_is_refused_in_one_line(
     assert sorted(finished.rglob("*")) == before
 
 
-def test_training_makes_an_environment_once_to_look_at_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_makes_an_environment_once_to_look_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And again for each copy that it steps, of which a run that does not begin has none."""
     (tmp_path / "counted.py").write_text(
         "import gymnasium\nmade = []\n\ndef make():\n    made.append(1)\n    return gymnasium.make('CartPole-v1')\n"
@@ -408,7 +456,9 @@ def test_training_makes_an_environment_once_to_look_at_it(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("name", ["\x1b]0;owned\x07\x9b2J\u202ex", "x" * 10**6])
-def test_names_from_files_do_not_move_the_cursor(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_from_files_do_not_move_the_cursor(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = runs.read_json(runs.finished(runs.CARTPOLE) / "config.json")
     config["run"]["env"] = name
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -423,11 +473,15 @@ def test_names_from_files_do_not_move_the_cursor(name: str, tmp_path: Path, caps
     assert (written.out + written.err).replace("\n", "").isprintable()
 
 
-def test_quiet_leaves_out_advice_and_not_what_has_failed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_leaves_out_advice_and_not_what_has_failed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with start.one_line_warnings(quiet=True):
         for category in (ConfigWarning, EnvWarning, FileWarning):
             warnings.warn(category.__name__, category, stacklevel=1)
-    shown = [line.removeprefix("jaxrl-dist: warning: ") for line in capsys.readouterr().err.splitlines()]
+    shown = [
+        line.removeprefix("jaxrl-dist: warning: ") for line in capsys.readouterr().err.splitlines()
+    ]
     assert shown == ["EnvWarning", "FileWarning"]
 
 
@@ -439,7 +493,12 @@ def run(*args: str, cwd: Path, script: str | None = None) -> subprocess.Complete
     start = [str(runs.ROOT / "scripts" / script)] if script else ["-m", "jaxrl_dist.cli"]
     env = {**os.environ, "PYTHONPATH": str(runs.ROOT)}
     return subprocess.run(
-        [sys.executable, *start, *args], cwd=cwd, env=env, capture_output=True, text=True, timeout=120
+        [sys.executable, *start, *args],
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 
@@ -450,14 +509,19 @@ def run(*args: str, cwd: Path, script: str | None = None) -> subprocess.Complete
         ("ppo --env CartPole-v1 --num-envs 0", "train.py", 2),
         ("evaluate nowhere", None, 2),
         pytest.param("ppo --env CartPol-v1", "train.py", 5, marks=pytest.mark.case),
-        pytest.param("train ppo --env CartPole-v1 --num-minibatches 7", None, 5, marks=pytest.mark.case),
+        pytest.param(
+            "train ppo --env CartPole-v1 --num-minibatches 7", None, 5, marks=pytest.mark.case
+        ),
     ],
     ids=["flag", "script", "directory", "environment", "sizes"],
 )
-def test_the_real_command_refuses_fast(command: str, script: str | None, seconds: float, tmp_path: Path) -> None:
+def test_the_real_command_refuses_fast(
+    command: str, script: str | None, seconds: float, tmp_path: Path
+) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = run(*command.split(), cwd=tmp_path, script=script)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)  # the processor's time, as other work may keep it waiting
+    # the processor's time, as other work may keep it waiting
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < seconds * SLACK
     assert_refused(done.returncode, done.stdout, done.stderr, "")
     assert list(tmp_path.iterdir()) == []
@@ -474,7 +538,9 @@ for command in sys.argv[2:]:
 
 
 def imported_by(modules: str, commands: Sequence[str], cwd: Path) -> list[str]:
-    """A line for each command: itself, its exit code, and which of these modules are imported by then."""
+    """A line for each command: itself, its exit code,
+    and which of these modules are imported by then.
+    """
     return subprocess.run(
         [sys.executable, "-c", COMMAND_BY_COMMAND, modules, *commands],
         cwd=cwd,
@@ -502,7 +568,9 @@ def test_what_needs_no_environment_imports_nothing_heavy(tmp_path: Path) -> None
         "train --config nowhere": 2,
     }
     heavy = "jax flax optax gymnax envpool gymnasium orbax numpy matplotlib"
-    assert imported_by(heavy, list(codes), tmp_path) == [f"{command}: {code}" for command, code in codes.items()]
+    assert imported_by(heavy, list(codes), tmp_path) == [
+        f"{command}: {code}" for command, code in codes.items()
+    ]
 
 
 def test_a_run_imports_nothing_that_it_does_not_need(tmp_path: Path) -> None:
@@ -513,17 +581,28 @@ def test_a_run_imports_nothing_that_it_does_not_need(tmp_path: Path) -> None:
 def test_wrong_env_is_refused_before_heavy_imports(tmp_path: Path) -> None:
     codes = {"list envs": 0, "train ppo --env CartPol-v1": 2}
     heavy = "jaxrl_dist.training.setup jaxrl_dist.plans orbax"
-    assert imported_by(heavy, list(codes), tmp_path) == [f"{command}: {code}" for command, code in codes.items()]
+    assert imported_by(heavy, list(codes), tmp_path) == [
+        f"{command}: {code}" for command, code in codes.items()
+    ]
 
 
 def test_help_and_lists(capsys: pytest.CaptureFixture[str]) -> None:
     for args, words in {
-        (): ("train ALGO", "evaluate RUN_DIR", "list algorithms|envs|plans|placements", "--version", "ppo"),
+        (): (
+            "train ALGO",
+            "evaluate RUN_DIR",
+            "list algorithms|envs|plans|placements",
+            "--version",
+            "ppo",
+        ),
         ("--help",): ("usage: jaxrl-dist",),
         ("train", "--help"): ("usage: jaxrl-dist",),
         ("train", "ppo", "--help"): ("--num-envs", "--config", "--clip-epsilon"),
         ("train", "ppo", "--help-all"): ("--num-envs", "quiet", "actors:"),
-        ("resume", "runs/x", "--help-all"): ("usage: jaxrl-dist resume RUN_DIR", "--total-env-steps"),
+        ("resume", "runs/x", "--help-all"): (
+            "usage: jaxrl-dist resume RUN_DIR",
+            "--total-env-steps",
+        ),
         ("evaluate", "--help"): ("--episodes", "--seed", "RUN_DIR"),
         ("video", "--help"): ("--fps", "--max-steps", "RUN_DIR FILE.gif"),
         ("list", "algorithms"): ("ppo", "Schulman", "a3c       a2c, --plan gradients"),
@@ -539,11 +618,16 @@ def test_help_and_lists(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_script_is_the_same_command_and_names_what_happens(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     script = str(runs.ROOT / "scripts" / "train.py")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [script, "--config", str(finished / "done"), "--run-dir", "new/run"])
+    monkeypatch.setattr(
+        sys, "argv", [script, "--config", str(finished / "done"), "--run-dir", "new/run"]
+    )
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(script, run_name="__main__")
@@ -553,12 +637,22 @@ def test_the_script_is_the_same_command_and_names_what_happens(
     assert runs.untimed(run_dir) == runs.untimed(finished / "done")
     assert (run_dir / "config.json").read_text() == (finished / "done" / "config.json").read_text()
     lines = out.splitlines()
-    assert "ppo on gymnax:CartPole-v1, plan on_device, 1 cpu device, 8 environments x 16 steps" in lines[0]
+    assert (
+        "ppo on gymnax:CartPole-v1, plan on_device, 1 cpu device, 8 environments x 16 steps"
+        in lines[0]
+    )
     assert lines[1] == "writing new/run"
     steps = runs.read_metrics(run_dir)[-1]["env_steps"]
     head = next(line.split() for line in lines if line.lstrip().startswith("env steps"))
-    assert head[2:7] == ["training", "return", "length", "loss", "policy"] and head[-2:] == ["steps/s", "left"]
-    assert any(line.split()[0] == f"{steps:,}" and line.split()[-4:-2] == ["0", "s"] for line in lines if line.strip())
+    assert head[2:7] == ["training", "return", "length", "loss", "policy"] and head[-2:] == [
+        "steps/s",
+        "left",
+    ]
+    assert any(
+        line.split()[0] == f"{steps:,}" and line.split()[-4:-2] == ["0", "s"]
+        for line in lines
+        if line.strip()
+    )
     assert "evaluating: 2 episodes" in lines
     assert "a second" in lines[-2]
     summary = runs.read_json(run_dir / "summary.json")
@@ -569,7 +663,9 @@ def test_the_script_is_the_same_command_and_names_what_happens(
 def test_evaluate_plays_as_the_run_did(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = []
     for seed in ("0", "1"):
-        assert cli.main(["evaluate", str(finished / "done"), "--episodes", "2", "--seed", seed]) == 0
+        assert (
+            cli.main(["evaluate", str(finished / "done"), "--episodes", "2", "--seed", seed]) == 0
+        )
         captured = capsys.readouterr()
         assert captured.err == ""
         lines.append(captured.out.splitlines()[-1])
@@ -581,11 +677,15 @@ def test_evaluate_plays_as_the_run_did(finished: Path, capsys: pytest.CaptureFix
 def test_ctrl_c_ends_a_run_cleanly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = f"train pg --env envpool:CartPole-v1 {runs.TINY} --run-dir x".replace("steps 384", "steps 1000000000")
+    command = f"train pg --env envpool:CartPole-v1 {runs.TINY} --run-dir x".replace(
+        "steps 384", "steps 1000000000"
+    )
     metrics_file, deadline = tmp_path / "x" / "metrics.jsonl", time.monotonic() + 100
 
     def interrupt() -> None:
-        while time.monotonic() < deadline and not (metrics_file.exists() and metrics_file.stat().st_size > 2000):
+        while time.monotonic() < deadline and not (
+            metrics_file.exists() and metrics_file.stat().st_size > 2000
+        ):
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -597,7 +697,9 @@ def test_ctrl_c_ends_a_run_cleanly(
     out, err = capsys.readouterr()
     assert code == 130
     answer, line = err.splitlines()
-    assert answer.startswith("jaxrl-dist: stopping after this update, which is saved; once more, 1 s from now or later")
+    assert answer.startswith(
+        "jaxrl-dist: stopping after this update, which is saved; once more, 1 s from now or later"
+    )
     assert line.startswith("jaxrl-dist: error: interrupted; `jaxrl-dist resume x` continues from ")
     assert "Traceback" not in out
     assert len(runs.read_metrics(tmp_path / "x")) > 2
@@ -611,7 +713,9 @@ def test_ctrl_c_ends_a_run_cleanly(
 def stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[[str], tuple[int, list[str]]]:
-    """``where -> (exit code, lines on stderr)`` of a run in ``x`` that gets SIGTERM in this method of Display."""
+    """``where -> (exit code, lines on stderr)`` of a run in
+    ``x`` that gets SIGTERM in this method of Display.
+    """
 
     def train(where: str) -> tuple[int, list[str]]:
         shown = getattr(console.Display, where)
@@ -636,7 +740,9 @@ def test_what_is_trained_is_kept_when_its_evaluation_is_stopped(
 ) -> None:
     code, lines = stopped("evaluating")
     assert code == 143 and len(lines) == 2
-    assert lines[1].endswith("interrupted; it is trained and saved, and `jaxrl-dist evaluate x` works")
+    assert lines[1].endswith(
+        "interrupted; it is trained and saved, and `jaxrl-dist evaluate x` works"
+    )
     run_dir = tmp_path / "x"
     assert runs.read_json(run_dir / "summary.json")["evaluation"] is None
     assert cli.main(["evaluate", str(run_dir), "--episodes", "2"]) == 0
@@ -644,10 +750,14 @@ def test_what_is_trained_is_kept_when_its_evaluation_is_stopped(
     before = newest.stat().st_mtime_ns, newest.read_bytes()
     assert cli.main(["resume", str(run_dir), "--quiet"]) == 0
     assert runs.read_json(run_dir / "summary.json")["evaluation"]["episodes"] == 2
-    assert (newest.stat().st_mtime_ns, newest.read_bytes()) == before, "there was nothing new to save"
+    assert (newest.stat().st_mtime_ns, newest.read_bytes()) == before, (
+        "there was nothing new to save"
+    )
 
 
-def test_a_signal_before_anything_is_begun_leaves_nothing(stopped: Callable[[str], tuple[int, list[str]]]) -> None:
+def test_a_signal_before_anything_is_begun_leaves_nothing(
+    stopped: Callable[[str], tuple[int, list[str]]],
+) -> None:
     code, lines = stopped("__init__")
     assert code == 143 and lines[-1].startswith("jaxrl-dist: error: interrupted")
 
@@ -655,7 +765,15 @@ def test_a_signal_before_anything_is_begun_leaves_nothing(stopped: Callable[[str
 @pytest.mark.case  # full; test_a_reader_that_has_enough_is_no_error
 @pytest.mark.parametrize("where", ["full", "closed"])
 def test_training_outlives_its_output(where: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "jaxrl_dist.cli", "train", *runs.CARTPOLE.split(), "--run-dir", "x"]
+    command = [
+        sys.executable,
+        "-m",
+        "jaxrl_dist.cli",
+        "train",
+        *runs.CARTPOLE.split(),
+        "--run-dir",
+        "x",
+    ]
     reading, writing = os.pipe()
     os.close(reading)
     with open("/dev/full", "wb") if where == "full" else os.fdopen(writing, "wb") as out:
@@ -670,7 +788,10 @@ def test_training_outlives_its_output(where: str, tmp_path: Path) -> None:
         )
     (line,) = done.stderr.splitlines()
     assert done.returncode == 0
-    assert line.startswith("jaxrl-dist: warning: the output cannot be written (") and "continues" in line
+    assert (
+        line.startswith("jaxrl-dist: warning: the output cannot be written (")
+        and "continues" in line
+    )
     assert runs.read_json(tmp_path / "x" / "summary.json")["evaluation"]["episodes"] == 2
 
 
@@ -681,7 +802,10 @@ def test_variables_are_saved_if_the_checkpoint_does_not_fit(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "checkpoints")
 
     monkeypatch.setattr(saving.Saver, "finish", full)
-    assert cli.main(["train", *runs.CARTPOLE.split(), "--run-dir", str(tmp_path / "x"), "--quiet"]) == 1
+    assert (
+        cli.main(["train", *runs.CARTPOLE.split(), "--run-dir", str(tmp_path / "x"), "--quiet"])
+        == 1
+    )
     assert "No space left on device" in capsys.readouterr().err
     assert cli.main(["evaluate", str(tmp_path / "x"), "--episodes", "2"]) == 0
 
@@ -693,10 +817,14 @@ FAULTY = {
     "stderr": subprocess.PIPE,
     "text": True,
 }
-THREADS = f"train impala {runs.TINY} --total-env-steps 1000000000".replace("--total-env-steps 384 ", "")
+THREADS = f"train impala {runs.TINY} --total-env-steps 1000000000".replace(
+    "--total-env-steps 384 ", ""
+)
 
 
-@pytest.mark.parametrize("attempt", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 5))])
+@pytest.mark.parametrize(
+    "attempt", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 5))]
+)
 def test_an_error_in_an_actor_is_one_line_after_its_traceback(
     attempt: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -733,13 +861,17 @@ def test_ctrl_c_ends_a_run_whose_environments_hang(tmp_path: Path) -> None:
         process.kill()
     assert process.returncode == 130
     answer, line = err.splitlines()
-    assert "stopping" in answer and line.startswith("jaxrl-dist: error: interrupted; `jaxrl-dist resume ")
+    assert "stopping" in answer and line.startswith(
+        "jaxrl-dist: error: interrupted; `jaxrl-dist resume "
+    )
 
 
 def test_uncorrected_lag_warns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """One line, and no more; the same from Python; none where there is no such lag, or nothing is to be printed."""
+    """One line, and no more; the same from Python; none where there is no such lag,
+    or nothing is to be printed.
+    """
 
     def enough(*args: object) -> None:
         raise ConfigError("enough")
@@ -761,14 +893,20 @@ def test_uncorrected_lag_warns(
         "ppo --plan asynchronous --lockstep --lag 0": None,
         "ppo --plan asynchronous --max-lag 0": None,
     }.items():
-        assert cli.main(["train", *command.split(), "--env", "CartPole-v1", "--num-devices", "1"]) == 2
+        assert (
+            cli.main(["train", *command.split(), "--env", "CartPole-v1", "--num-devices", "1"]) == 2
+        )
         *before, last = capsys.readouterr().err.splitlines()
         assert last == "jaxrl-dist: error: enough"
         assert len(before) == (expected is not None), (command, before)
         if expected:
-            assert before[0].startswith(expected) and "it may learn worse, or not at all" in before[0]
+            assert (
+                before[0].startswith(expected) and "it may learn worse, or not at all" in before[0]
+            )
     config: Train[Any] = Train("ppo", "CartPole-v1", plan="asynchronous", num_devices=1)
-    with pytest.warns(ConfigWarning, match="ppo takes all experience for that of the newest policy") as caught:
+    with pytest.warns(
+        ConfigWarning, match="ppo takes all experience for that of the newest policy"
+    ) as caught:
         setup.prepare(config)
     assert len(caught) == 1
 
@@ -792,13 +930,22 @@ def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "error, message",
     [
-        (OSError(28, "No space left on device", "x/metrics.jsonl"), "x/metrics.jsonl: No space left on device"),
+        (
+            OSError(28, "No space left on device", "x/metrics.jsonl"),
+            "x/metrics.jsonl: No space left on device",
+        ),
         (OSError("the disk\nis gone"), "the disk is gone"),
-        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes."), "out of memory; fewer --num-envs"),
+        (
+            RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes."),
+            "out of memory; fewer --num-envs",
+        ),
     ],
 )
 def test_a_failure_on_the_way_is_one_line(
-    error: Exception, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: Exception,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fail(args: list[str]) -> None:
         raise error
@@ -809,7 +956,9 @@ def test_a_failure_on_the_way_is_one_line(
     assert err.startswith(f"jaxrl-dist: error: {message}") and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("error", [AssertionError(), RuntimeError("Unable to initialize backend 'cuda'")])
+@pytest.mark.parametrize(
+    "error", [AssertionError(), RuntimeError("Unable to initialize backend 'cuda'")]
+)
 def test_jax_without_a_device_is_one_line(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -831,7 +980,11 @@ def test_jax_without_a_device_is_one_line(
             f"JAX_PLATFORMS=cuda, and JAX has no such device: an NVIDIA GPU is not seen here; install its plugin "
             f"by: {pip} 'jax[cuda12]==1.0'; unset it to use what is available",
         ),
-        ("tpu,cpu", "", f"a TPU is not seen here; install its plugin by: {pip} 'jax[tpu]==1.0'; unset it"),
+        (
+            "tpu,cpu",
+            "",
+            f"a TPU is not seen here; install its plugin by: {pip} 'jax[tpu]==1.0'; unset it",
+        ),
         ("moon", "", f"JAX_PLATFORMS=moon, and JAX has no such device: {type(error).__name__}"),
         ("", "0", "JAX_NUM_CPU_DEVICES=0 leaves JAX without a device; 1 or more works"),
         ("", "two", "JAX_NUM_CPU_DEVICES=two leaves JAX without a device; 1 or more works"),
@@ -844,15 +997,21 @@ def test_jax_without_a_device_is_one_line(
         assert err.startswith("jaxrl-dist: error: ") and message in err and err.count("\n") == 1
 
 
-def test_a_platform_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_platform_that_is_not_there_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "moon")
     done = run("train", "ppo", "--env", "CartPole-v1", cwd=tmp_path)
-    assert_refused(done.returncode, done.stdout, done.stderr, "JAX_PLATFORMS=moon, and JAX has no such device")
+    assert_refused(
+        done.returncode, done.stdout, done.stderr, "JAX_PLATFORMS=moon, and JAX has no such device"
+    )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_names_are_shown_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those that look like rich's markup, and by escapes where the terminal cannot show them."""
+    """Also those that look like rich's markup, and by escapes where the terminal cannot show
+    them.
+    """
     written = io.BytesIO()
 
     def show(args: list[str]) -> int:
@@ -874,7 +1033,10 @@ def test_names_are_shown_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("code, exit_code", [(None, 0), (0, 0), (3, 2), ("enough", 2)])
 def test_code_of_the_user_s_that_ends_python(
-    code: object, exit_code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    code: object,
+    exit_code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("jaxrl_dist.commands.list.run", lambda args: sys.exit(code))  # type: ignore[arg-type]
     assert cli.main(["list", "plans"]) == exit_code

@@ -1,7 +1,8 @@
-"""Every command of the README and of the documents runs as it stands there, in the order of its page.
+"""Every command of the README and of the documents runs as it stands there,
+in the order of its page.
 
-A command that trains reports after its first rollout (the one flag that is added), and is then stopped by Ctrl-C. Its
-run is saved, so later commands find it.
+A command that trains reports after its first rollout (the one flag that is added), and is then
+stopped by Ctrl-C. Its run is saved, so later commands find it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ import runs
 
 from jaxrl_dist.data.dataset import Dataset
 
-PAGES = ["README.md", *sorted(str(path.relative_to(runs.ROOT)) for path in (runs.ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    "README.md",
+    *sorted(str(path.relative_to(runs.ROOT)) for path in (runs.ROOT / "docs").rglob("*.md")),
+]
 ELSEWHERE = {
     "pip install": "changes this machine",
     "python3 -m venv": "changes this machine",
@@ -104,7 +108,9 @@ def CartPoles():
 
 
 def commands(page: str) -> list[tuple[str, str | None]]:
-    """The commands of a page, and what a refused one says: whole blocks with loops, and lines of the others."""
+    """The commands of a page, and what a refused one says: whole blocks with loops,
+    and lines of the others.
+    """
     text = (runs.ROOT / page).read_text(encoding="utf-8")
     found: list[tuple[str, str | None]] = []
     pattern = r"^```(?P<language>\w*)\n(?P<block>.*?)^```|`(?P<inline>jaxrl-dist [^\s`]+ [^`]+)`"
@@ -112,13 +118,21 @@ def commands(page: str) -> list[tuple[str, str | None]]:
         block = match["block"] or ""
         if match["inline"]:
             line = " ".join(match["inline"].split())
-            if not re.search(r"\.\.\.|\b(?!RUN_DIR)[A-Z_]{2,}\b|\b[NK]\b| --help|resume RUN_DIR$", line):
+            if not re.search(
+                r"\.\.\.|\b(?!RUN_DIR)[A-Z_]{2,}\b|\b[NK]\b| --help|resume RUN_DIR$", line
+            ):
                 found.append((line, None))
         elif match["language"] == "text":
             found += re.findall(r"^\$ (.+)\n(jaxrl-dist: error: .+)", block, re.MULTILINE)
         elif match["language"] == "sh":
-            block = block if "\nfor " in block else re.sub(r"\s+#.*", "", block.replace("\\\n", " "))
-            found += [(line, None) for line in ([block] if "\nfor " in block else block.splitlines()) if line]
+            block = (
+                block if "\nfor " in block else re.sub(r"\s+#.*", "", block.replace("\\\n", " "))
+            )
+            found += [
+                (line, None)
+                for line in ([block] if "\nfor " in block else block.splitlines())
+                if line
+            ]
     return found
 
 
@@ -139,16 +153,21 @@ def reported(folder: Path) -> int:
 
 
 def execute(command: str, folder: Path, limit: float = 900) -> tuple[int, str]:
-    """Runs a command line in a folder, until it reports if it trains; returns its exit code and its output."""
+    """Runs a command line in a folder, until it reports if it trains;
+    returns its exit code and its output.
+    """
     env = {
-        name: value for name, value in os.environ.items() if name not in ("JAX_DISABLE_MOST_OPTIMIZATIONS", "XLA_FLAGS")
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("JAX_DISABLE_MOST_OPTIMIZATIONS", "XLA_FLAGS")
     }
     env |= {
         "JAX_PLATFORMS": "cpu",
         "MINARI_DATASETS_PATH": str(folder / "minari"),  # not among the user's
         "JAX_NUM_CPU_DEVICES": str(next((n for part, n in DEVICES.items() if part in command), 1)),
         "PATH": f"{Path(sys.executable).parent}:{env['PATH']}",
-        "PYTHONPATH": f"{runs.ROOT / 'tests'}:{os.environ.get('PYTHONPATH', '')}",  # no clone: a wheel may be tried
+        # no clone: a wheel may be tried
+        "PYTHONPATH": f"{runs.ROOT / 'tests'}:{os.environ.get('PYTHONPATH', '')}",
     }
     before, stops = reported(folder), "\nfor " not in command
     if re.match(r"jaxrl-dist (train|sweep|resume) ", command) and "--help" not in command:
@@ -178,23 +197,45 @@ def execute(command: str, folder: Path, limit: float = 900) -> tuple[int, str]:
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Path:
-    """A folder with what the pages take for granted: some files of the reader's, and finished runs."""
+    """A folder with what the pages take for granted: some files of the reader's, and finished
+    runs.
+    """
     (tmp_path / "path" / "to").mkdir(parents=True)
-    pages = "adding-an-algorithm.md", "adding-an-off-policy-algorithm.md", "exploration.md", "planning.md"
+    pages = (
+        "adding-an-algorithm.md",
+        "adding-an-off-policy-algorithm.md",
+        "exploration.md",
+        "planning.md",
+    )
     own, rem, curious, cem = (
-        re.findall(r"```python\n(.*?)```", (runs.ROOT / "docs" / page).read_text(encoding="utf-8"), re.DOTALL)[0]
+        re.findall(
+            r"```python\n(.*?)```",
+            (runs.ROOT / "docs" / page).read_text(encoding="utf-8"),
+            re.DOTALL,
+        )[0]
         for page in pages
     )
-    texts = {"my_module.py": MY_MODULE, "my_algorithm.py": own, "path/to/my_algo.py": own, "curious_ppo.py": curious}
+    texts = {
+        "my_module.py": MY_MODULE,
+        "my_algorithm.py": own,
+        "path/to/my_algo.py": own,
+        "curious_ppo.py": curious,
+    }
     texts |= {"path/to/rem.py": rem, "cem.py": cem}
     for name, text in texts.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     (tmp_path / "scripts").symlink_to(runs.ROOT / "scripts")
     for algorithm in ("ppo", "a2c"):
         command = f"{algorithm} --env CartPole-v1 {runs.TINY} --tensorboard"
-        shutil.copytree(runs.finished(command), tmp_path / "runs" / f"CartPole-v1__{algorithm}__0__before")
+        shutil.copytree(
+            runs.finished(command), tmp_path / "runs" / f"CartPole-v1__{algorithm}__0__before"
+        )
     rng = np.random.default_rng(0)
-    hopper = {"obs": rng.normal(size=(65, 11)), "action": rng.uniform(-1, 1, (64, 3)), "reward": np.ones(64)}
+    hopper = {
+        "obs": rng.normal(size=(65, 11)),
+        "action": rng.uniform(-1, 1, (64, 3)),
+        "reward": np.ones(64),
+    }
     Dataset.from_episodes([{**hopper, "terminated": False}]).save(tmp_path / "data" / "NAME")
     for name, algorithm in {"NAME": "ppo", "ippo0": "ppo", "mappo0": "a2c"}.items():
         (tmp_path / "runs" / name).symlink_to(f"CartPole-v1__{algorithm}__0__before")
@@ -203,16 +244,28 @@ def reader(tmp_path: Path) -> Path:
 
 def newest(folder: Path, pattern: str, *, populations: bool) -> str:
     """The newest run below a folder's ``runs``."""
-    found = [path.parent for path in (folder / "runs").glob(f"{pattern}/config.json") if not path.parent.is_symlink()]
+    found = [
+        path.parent
+        for path in (folder / "runs").glob(f"{pattern}/config.json")
+        if not path.parent.is_symlink()
+    ]
     found = [path for path in found if populations or not (path / "members").exists()]
-    return str(max(found, key=lambda path: (path / "config.json").stat().st_mtime).relative_to(folder))
+    return str(
+        max(found, key=lambda path: (path / "config.json").stat().st_mtime).relative_to(folder)
+    )
 
 
 def test_pages_have_commands_and_the_table_says_which_run_elsewhere() -> None:
     lines = {page: [line for line, _ in commands(page)] for page in PAGES}
     every = [line for found in lines.values() for line in found]
-    assert len(every) > 110 and all(lines[f"docs/algorithms/{name}.md"] for name in ("ppo", "dqn", "qmix"))
-    assert not [part for part in (*ELSEWHERE, *EXTRAS, *DEVICES, *RUN_OF) if not any(part in line for line in every)]
+    assert len(every) > 110 and all(
+        lines[f"docs/algorithms/{name}.md"] for name in ("ppo", "dqn", "qmix")
+    )
+    assert not [
+        part
+        for part in (*ELSEWHERE, *EXTRAS, *DEVICES, *RUN_OF)
+        if not any(part in line for line in every)
+    ]
     assert ("jaxrl-dist train dqn --env MountainCar-v0", None) in commands("docs/exploration.md")
 
 
@@ -227,22 +280,33 @@ mkdir -p "$run_dir" && echo '{"evaluation": {"return_mean": 1.0}}' > "$run_dir/s
 
 @pytest.mark.skipif(shutil.which("flock") is None, reason="flock is of Linux")
 def test_the_nightly_script_trains_each_night(tmp_path: Path) -> None:
-    """A night has its own runs, another one at the same time is refused, and seven nights are kept."""
+    """A night has its own runs, another one at the same time is refused, and seven nights are
+    kept.
+    """
     [script] = [line for line, _ in commands("docs/runs.md") if "flock" in line]
     (tmp_path / "jaxrl-dist").write_text(NIGHTLY_STUB)
     (tmp_path / "jaxrl-dist").chmod(0o755)
     log = tmp_path / "log"
-    env = {**os.environ, "LOG": str(log), "PATH": f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    env = {
+        **os.environ,
+        "LOG": str(log),
+        "PATH": f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
 
     def night(date: str) -> int:
-        return subprocess.run(["bash", "-c", script, "nightly.sh", date], cwd=tmp_path, env=env, check=False).returncode
+        return subprocess.run(
+            ["bash", "-c", script, "nightly.sh", date], cwd=tmp_path, env=env, check=False
+        ).returncode
 
     for day in range(1, 10):
         assert night(f"2030-01-0{day}") == 0
     asked = log.read_text().splitlines()
     for day in (1, 9):
         for algorithm in ("ppo", "dqn", "pqn"):
-            assert any(f"train {algorithm} " in line and f"2030-01-0{day}/{algorithm}" in line for line in asked)
+            assert any(
+                f"train {algorithm} " in line and f"2030-01-0{day}/{algorithm}" in line
+                for line in asked
+            )
     assert sum("export nightly/2030-01-09/" in line for line in asked) == 1
     kept = sorted(path.name for path in (tmp_path / "nightly").iterdir() if path.is_dir())
     assert kept == [f"2030-01-0{day}" for day in range(3, 10)]
@@ -259,7 +323,11 @@ CASES = ("docs/index.md", "docs/algorithms/ppo.md", "docs/algorithms/pqn.md")
 @pytest.mark.slow
 @pytest.mark.parametrize(  # test_pages_have_commands_and_the_table_says_which_run_elsewhere
     "page",
-    [pytest.param(page, marks=[pytest.mark.case] if page in CASES else []) for page in PAGES if commands(page)],
+    [
+        pytest.param(page, marks=[pytest.mark.case] if page in CASES else [])
+        for page in PAGES
+        if commands(page)
+    ],
 )
 def test_the_commands_of_a_page_run(page: str, reader: Path) -> None:
     skipped: list[str] = []
@@ -269,7 +337,9 @@ def test_the_commands_of_a_page_run(page: str, reader: Path) -> None:
             continue
         if "RUN_DIR" in command:
             pattern = next((of_runs for part, of_runs in RUN_OF.items() if part in command), "*")
-            command = command.replace("RUN_DIR", newest(reader, pattern, populations="populations" in page))
+            command = command.replace(
+                "RUN_DIR", newest(reader, pattern, populations="populations" in page)
+            )
         code, output = execute(command, reader)
         told = f"{page}: {command}\nexit code {code}\n{output[-3000:]}"
         assert code == 2 if message else code in (0, 130), told

@@ -46,14 +46,19 @@ from jaxrl_dist.types import Context, Report
 
 def blocks(name: str) -> list[str]:
     """The Python blocks of a document."""
-    return re.findall(r"```python\n(.*?)```", (runs.ROOT / name).read_text(encoding="utf-8"), re.DOTALL)
+    return re.findall(
+        r"```python\n(.*?)```", (runs.ROOT / name).read_text(encoding="utf-8"), re.DOTALL
+    )
 
 
 @pytest.fixture(scope="module")
 def example() -> types.ModuleType:
     module = types.ModuleType("documented_algorithm")
     sys.modules[module.__name__] = module  # where dataclasses look up annotations
-    exec(compile(blocks("docs/adding-an-algorithm.md")[0], "docs/adding-an-algorithm.md", "exec"), module.__dict__)
+    exec(
+        compile(blocks("docs/adding-an-algorithm.md")[0], "docs/adding-an-algorithm.md", "exec"),
+        module.__dict__,
+    )
     return module
 
 
@@ -61,7 +66,12 @@ def imports(text: str) -> set[str]:
     """What a file imports of the package, ``from a import b`` as ``a.b``."""
     nodes = [*ast.walk(ast.parse(text))]
     whole = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    parts = {f"{node.module}.{x.name}" for node in nodes if isinstance(node, ast.ImportFrom) for x in node.names}
+    parts = {
+        f"{node.module}.{x.name}"
+        for node in nodes
+        if isinstance(node, ast.ImportFrom)
+        for x in node.names
+    }
     return {name for name in whole | parts if name.split(".")[0] == "jaxrl_dist"}
 
 
@@ -71,21 +81,38 @@ def test_documents_list_what_users_import() -> None:
     for path in (runs.ROOT / "notebooks").glob("*.ipynb"):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         texts += ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    texts += [(runs.ROOT / "jaxrl_dist/algorithms" / f"{name}.py").read_text(encoding="utf-8") for name in ALGORITHMS]
+    texts += [
+        (runs.ROOT / "jaxrl_dist/algorithms" / f"{name}.py").read_text(encoding="utf-8")
+        for name in ALGORITHMS
+    ]
     page = (runs.ROOT / "docs/adding-an-algorithm.md").read_text(encoding="utf-8")
-    listed = re.findall(r"`(jaxrl_dist(?:\.\w+)+)`", page.partition("## What to import")[2].partition("\n## ")[0])
-    taken = set().union(*map(imports, texts)) - {f"jaxrl_dist.{name}" for name in jaxrl_dist.__all__} - {"jaxrl_dist"}
+    listed = re.findall(
+        r"`(jaxrl_dist(?:\.\w+)+)`", page.partition("## What to import")[2].partition("\n## ")[0]
+    )
+    taken = (
+        set().union(*map(imports, texts))
+        - {f"jaxrl_dist.{name}" for name in jaxrl_dist.__all__}
+        - {"jaxrl_dist"}
+    )
     late = {name.removeprefix("jaxrl_dist.lazy.") for name in taken} & vars(lazy).keys()
     taken |= {module for module in listed if module.rpartition(".")[2] in late}
-    homes = {name: [module for module in listed if f"{name}.".startswith(f"{module}.")] for name in taken}
+    homes = {
+        name: [module for module in listed if f"{name}.".startswith(f"{module}.")] for name in taken
+    }
     assert not [name for name, modules in homes.items() if not modules]
     assert late - {"jax", "jnp", "np", "optax"} <= {module.rpartition(".")[2] for module in listed}
-    assert {*listed} - {module for modules in homes.values() for module in modules} == {"jaxrl_dist.protocols"}
+    assert {*listed} - {module for modules in homes.values() for module in modules} == {
+        "jaxrl_dist.protocols"
+    }
 
 
 def test_what_documents_import_has_a_page() -> None:
     """In the reference, or as an algorithm."""
-    texts = [block for page in (runs.ROOT / "docs").rglob("*.md") for block in blocks(str(page.relative_to(runs.ROOT)))]
+    texts = [
+        block
+        for page in (runs.ROOT / "docs").rglob("*.md")
+        for block in blocks(str(page.relative_to(runs.ROOT)))
+    ]
     pages = [path.read_text(encoding="utf-8") for path in (runs.ROOT / "docs" / "api").glob("*.md")]
     shown = {name for text in pages for name in re.findall(r"^::: (\S+)", text, re.M)}
     shown |= {f"jaxrl_dist.algorithms.{name}" for name in ALGORITHMS} | {"jaxrl_dist"}
@@ -105,9 +132,16 @@ def test_the_documented_algorithm_can_be_tried_by_hand(example: types.ModuleType
     algorithm = example.RWR(hidden_sizes=(4,)).make(spec())
     variables = algorithm.init(jax.random.key(0))
     rollout = random_rollout(algorithm, spec(), 5, 3)
-    names: dict[str, Any] = {"mesh": mesh, "algorithm": algorithm, "variables": variables, "rollout": rollout}
+    names: dict[str, Any] = {
+        "mesh": mesh,
+        "algorithm": algorithm,
+        "variables": variables,
+        "rollout": rollout,
+    }
     names["context"] = Context()
-    exec(next(block for block in blocks("docs/adding-an-algorithm.md") if "by_hand" in block), names)
+    exec(
+        next(block for block in blocks("docs/adding-an-algorithm.md") if "by_hand" in block), names
+    )
     assert names["batch"]["weight"].shape == (15,)
 
 
@@ -115,7 +149,10 @@ def test_the_documented_algorithm_can_be_tried_by_hand(example: types.ModuleType
 def test_the_documented_change_of_ppo_adds_its_penalty() -> None:
     module = types.ModuleType("documented_change")
     sys.modules[module.__name__] = module
-    exec(next(block for block in blocks("docs/adding-an-algorithm.md") if "PenalisedPPO" in block), module.__dict__)
+    exec(
+        next(block for block in blocks("docs/adding-an-algorithm.md") if "PenalisedPPO" in block),
+        module.__dict__,
+    )
     algorithm = module.PenalisedPPO(hidden_sizes=(4,), weight_penalty=0.5).make(spec())
     base = config_class("ppo")(hidden_sizes=(4,)).make(spec())
     variables = algorithm.init(jax.random.key(0))
@@ -141,8 +178,15 @@ def test_the_documented_relative_of_dqn_refuses_flags_that_it_does_not_use() -> 
 
 
 @pytest.mark.case  # test_the_documented_algorithm_can_be_tried_by_hand
-def test_the_documented_algorithm_learns_and_loads(example: types.ModuleType, tmp_path: Path) -> None:
-    sizes = {"total_env_steps": 60_000, "evaluation_episodes": 20, "num_devices": 1, "run_dir": str(tmp_path / "run")}
+def test_the_documented_algorithm_learns_and_loads(
+    example: types.ModuleType, tmp_path: Path
+) -> None:
+    sizes = {
+        "total_env_steps": 60_000,
+        "evaluation_episodes": 20,
+        "num_devices": 1,
+        "run_dir": str(tmp_path / "run"),
+    }
     config = jaxrl_dist.Train(example.RWR(), env="CartPole-v1", **sizes)
     *_, last = jaxrl_dist.train(config)
     assert last.evaluation is not None
@@ -158,7 +202,11 @@ def curious(folder: Path, **fields: Any) -> list[Report]:
     """The reports of the documented bonus on DeepSea."""
     file = folder / "curious_ppo.py"
     file.write_text(blocks("docs/exploration.md")[0], encoding="utf-8")
-    return list(jaxrl_dist.train(jaxrl_dist.preset(from_file(str(file)), "DeepSea-bsuite", num_devices=1, **fields)))
+    return list(
+        jaxrl_dist.train(
+            jaxrl_dist.preset(from_file(str(file)), "DeepSea-bsuite", num_devices=1, **fields)
+        )
+    )
 
 
 @pytest.mark.case  # test_the_documented_change_of_ppo_adds_its_penalty
@@ -166,28 +214,39 @@ def test_the_documented_bonus_falls_where_the_policy_has_been(tmp_path: Path) ->
     sizes = {"hidden_sizes": (16,), "evaluation_episodes": 0}
     reports = curious(tmp_path, total_env_steps=10_000, report_interval=1_000, **sizes)
     surprise = [report.metrics["loss/surprise"] or 0 for report in reports]
-    assert 0 < surprise[-1] < 0.5 * surprise[1]  # the first rollout's observations are not normalised yet
+    # the first rollout's observations are not normalised yet
+    assert 0 < surprise[-1] < 0.5 * surprise[1]
 
 
 @pytest.mark.case  # test_the_readme_s_python_runs
 def test_the_documented_bonus_falls_at_the_ends_of_episodes_too(tmp_path: Path) -> None:
-    (file := tmp_path / "curious_ppo.py").write_text(blocks("docs/exploration.md")[0], encoding="utf-8")
+    (file := tmp_path / "curious_ppo.py").write_text(
+        blocks("docs/exploration.md")[0], encoding="utf-8"
+    )
     sizes = {"hidden_sizes": (8,), "num_epochs": 1, "num_minibatches": 1, "learning_rate": 0.01}
     config = from_file(str(file))(**sizes)
     algorithm, t = config.make(spec()), np.arange(12)
     rollout = random_rollout(algorithm, spec(), 12, 2)
-    at = {"valid": t % 3 != 2, "terminated": t % 3 == 1, "truncated": t < 0}  # an episode has three observations
+    # an episode has three observations
+    at = {"valid": t % 3 != 2, "terminated": t % 3 == 1, "truncated": t < 0}
     at |= {"obs": np.eye(3, dtype=np.float32)[np.arange(13) % 3]}
     rollout = rollout._replace(**{name: np.repeat(x[:, None], 2, axis=1) for name, x in at.items()})
     learner = on_policy(algorithm)
-    network = networks.q_network(config, spec().observation, 32, num_atoms=1, dueling=False, noisy=False)
+    network = networks.q_network(
+        config, spec().observation, 32, num_atoms=1, dueling=False, noisy=False
+    )
 
     def surprise(variables: Any) -> Any:
-        learned, fixed = (network.apply(x, np.eye(3), None) for x in (variables.params["learned"], variables.stats))
+        learned, fixed = (
+            network.apply(x, np.eye(3), None)
+            for x in (variables.params["learned"], variables.stats)
+        )
         return np.square(learned - fixed).mean(axis=(1, 2))
 
     def learn(state: Any) -> Any:
-        return jax.lax.fori_loop(0, 100, lambda _, state: learner.update(state, rollout, jax.random.key(1))[0], state)
+        return jax.lax.fori_loop(
+            0, 100, lambda _, state: learner.update(state, rollout, jax.random.key(1))[0], state
+        )
 
     before = learner.init(jax.random.key(0))
     after = jax.jit(mesh.by_hand(learn))(before)
@@ -206,7 +265,12 @@ def test_the_documented_bonus_finds_the_treasure(tmp_path: Path) -> None:
 def test_the_documented_algorithm_runs_everywhere(example: types.ModuleType) -> None:
     kinds = [
         {"env": "envpool:CartPole-v1"},
-        {"env": "Pendulum-v1", "scale_rewards": True, "normalize_observations": True, "plan": "synchronous"},
+        {
+            "env": "Pendulum-v1",
+            "scale_rewards": True,
+            "normalize_observations": True,
+            "plan": "synchronous",
+        },
     ]
     for kind in kinds:
         sizes = {"num_envs": 32, "total_env_steps": 1024, "evaluation_episodes": 0}
@@ -216,7 +280,8 @@ def test_the_documented_algorithm_runs_everywhere(example: types.ModuleType) -> 
 
 
 FEWER = "num_devices=1, evaluation_episodes=5"
-"""What the blocks of Python that train get besides fewer steps: all of them, so that their programs are the same."""
+"""What the blocks of Python that train get besides fewer steps: all of them,
+so that their programs are the same."""
 
 
 def test_the_readme_s_python_runs(
@@ -236,18 +301,40 @@ def test_the_readme_s_python_runs(
 
 
 HOW_TO = (
-    *("README.md", "docs/index.md", "docs/environments.md", "docs/runs.md", "docs/python.md", "docs/coming-from.md"),
-    *("docs/hosts.md", "docs/glossary.md", "docs/releasing.md", "docs/tutorial.md", "docs/adding-an-algorithm.md"),
+    *(
+        "README.md",
+        "docs/index.md",
+        "docs/environments.md",
+        "docs/runs.md",
+        "docs/python.md",
+        "docs/coming-from.md",
+    ),
+    *(
+        "docs/hosts.md",
+        "docs/glossary.md",
+        "docs/releasing.md",
+        "docs/tutorial.md",
+        "docs/adding-an-algorithm.md",
+    ),
     *("docs/adding-an-off-policy-algorithm.md",),
-    *("docs/which-algorithm.md", "docs/troubleshooting.md", "docs/idle-gpu.md", "docs/ppo-in-one-page.md"),
+    *(
+        "docs/which-algorithm.md",
+        "docs/troubleshooting.md",
+        "docs/idle-gpu.md",
+        "docs/ppo-in-one-page.md",
+    ),
 )
 """Pages that are read first: short sentences only."""
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a document, of its lists and of the cells of its tables, without its code."""
+    """The sentences of a document, of its lists and of the cells of its tables, without its
+    code.
+    """
     text = re.sub(r"```.*?```", "\n\n", text, flags=re.DOTALL)
-    text = re.sub(r"^    .*$|^#.*$|^\|[-:| ]+\|$", "\n\n", text, flags=re.MULTILINE).replace("|", "\n\n")
+    text = re.sub(r"^    .*$|^#.*$|^\|[-:| ]+\|$", "\n\n", text, flags=re.MULTILINE).replace(
+        "|", "\n\n"
+    )
     text = re.sub(r"\]\([^)]*\)", "]", re.sub(r"^- |^!.*$", "\n", text, flags=re.MULTILINE))
     parts = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text)]
     return [sentence for part in parts for sentence in re.split(r"(?<=[.;:!?]) ", part) if sentence]
@@ -268,11 +355,15 @@ def test_readme_is_short_and_has_the_measured_numbers() -> None:
     assert len(text.splitlines()) <= 150
     script = runpy.run_path(str(runs.ROOT / "scripts" / "learning.py"))
     results = script["load"](runs.ROOT / "docs" / "learning" / script["RESULTS"])
-    rows = re.findall(r"^\| `(\w+) --env (?:(\w+):)?([\w-]+)` \| ([\d,]+) \| (\S+) \| (\d+) \|$", text, re.M)
+    rows = re.findall(
+        r"^\| `(\w+) --env (?:(\w+):)?([\w-]+)` \| ([\d,]+) \| (\S+) \| (\d+) \|$", text, re.M
+    )
     assert len(rows) == 4
     for algorithm, backend, env, steps, iqm, seeds in rows:
         command = f"train {algorithm} --env {backend or 'gymnax'}:{env} --total-env-steps {steps.replace(',', '')}"
-        (entry,) = [entry for entry in results.values() if entry["command"] == f"jaxrl-dist {command}"]
+        (entry,) = [
+            entry for entry in results.values() if entry["command"] == f"jaxrl-dist {command}"
+        ]
         middle = stats.trim_mean(entry["returns"], 0.25)
         assert f"{middle:.4g}".startswith(iqm) or f"{middle:.1f}" == iqm, (command, middle)
         assert int(seeds) == len(entry["returns"])
@@ -289,22 +380,41 @@ def test_measured_numbers_come_from_files_that_say_how_and_when() -> None:
     recorded = json.loads(script["FILE"].read_text(encoding="utf-8"))
     for file in script["DATA"]:
         entries, stored = recorded["data"][file]["entries"], runs.read_json(runs.ROOT / file)
-        assert entries.keys() == script["entries_of"](stored).keys(), f"{file}: {script['FILE']} is older"
+        assert entries.keys() == script["entries_of"](stored).keys(), (
+            f"{file}: {script['FILE']} is older"
+        )
         assert recorded["data"][file]["command"] == script["DATA"][file]
     entries = [entry for data in recorded["data"].values() for entry in data["entries"].values()]
     for entry in (*entries, *recorded["tables"]):
-        assert re.fullmatch("[0-9a-f]{7,}", entry["recorded_at"]) and datetime.date.fromisoformat(entry["date"])
+        assert re.fullmatch("[0-9a-f]{7,}", entry["recorded_at"]) and datetime.date.fromisoformat(
+            entry["date"]
+        )
     by_hand = [(table["page"], table["section"], table["rows"]) for table in recorded["tables"]]
     found = [(page, *table) for page in script["pages"]() for table in script["tables"](page)]
-    assert [table for table in found if table[1] not in script["WRITTEN"].get(table[0], ())] == by_hand
-    sides = {side for row in runs.read_json(runs.ROOT / "docs/speed/results.json")["rows"].values() for side in row[0]}
-    names = {name.lower().replace(" ", "") for name, version in recorded["peers"].items() if version}
-    assert {side.lower().replace("_", "").replace(" ", "") for side in sides} - {"jaxrldist"} <= names
+    assert [
+        table for table in found if table[1] not in script["WRITTEN"].get(table[0], ())
+    ] == by_hand
+    sides = {
+        side
+        for row in runs.read_json(runs.ROOT / "docs/speed/results.json")["rows"].values()
+        for side in row[0]
+    }
+    names = {
+        name.lower().replace(" ", "") for name, version in recorded["peers"].items() if version
+    }
+    assert {side.lower().replace("_", "").replace(" ", "") for side in sides} - {
+        "jaxrldist"
+    } <= names
 
 
 def test_an_algorithm_is_copied_without_a_clone(tmp_path: Path) -> None:
-    [command] = re.findall(r"`(cp [^`]* my_ppo\.py)`", (runs.ROOT / "docs/coming-from.md").read_text(encoding="utf-8"))
-    paths = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(runs.ROOT)}
+    [command] = re.findall(
+        r"`(cp [^`]* my_ppo\.py)`", (runs.ROOT / "docs/coming-from.md").read_text(encoding="utf-8")
+    )
+    paths = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(runs.ROOT),
+    }
     subprocess.run(["bash", "-c", command], cwd=tmp_path, env={**os.environ, **paths}, check=True)
     source = runs.ROOT / "jaxrl_dist/algorithms/ppo.py"
     assert (tmp_path / "my_ppo.py").read_bytes() == source.read_bytes()
@@ -312,7 +422,9 @@ def test_an_algorithm_is_copied_without_a_clone(tmp_path: Path) -> None:
 
 def measured_speeds() -> list[list[str]]:
     """The medians of all sides of each run of the benchmark."""
-    rows = json.loads((runs.ROOT / "docs" / "speed" / "results.json").read_text(encoding="utf-8"))["rows"]
+    rows = json.loads((runs.ROOT / "docs" / "speed" / "results.json").read_text(encoding="utf-8"))[
+        "rows"
+    ]
     return [
         [f"{statistics.median(sides[side]['rate'] for sides in rounds):,.0f}" for side in rounds[0]]
         for rounds in rows.values()
@@ -324,7 +436,11 @@ def test_the_page_on_speed_has_the_table_of_the_benchmark(tmp_path: Path) -> Non
     script = runpy.run_path(str(runs.ROOT / "scripts" / "benchmark.py"))
     shutil.copy(runs.ROOT / "docs" / "speed" / "results.json", tmp_path)
     script["draw"](tmp_path)
-    rows = [line for line in (tmp_path / "results.md").read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
+    rows = [
+        line
+        for line in (tmp_path / "results.md").read_text(encoding="utf-8").splitlines()
+        if line[:1] == "|"
+    ]
     assert len(rows) > 20 and all(row in text for row in rows)
 
 
@@ -342,9 +458,12 @@ def test_pictures_are_those_of_the_measurements(tmp_path: Path) -> None:
             np.asarray(Image.open(path).convert("L").resize((230, 57), Image.Resampling.BOX), float)
             for path in (tmp_path / "now.png", runs.ROOT / "docs" / f"{name}.png")
         )
-        assert np.sqrt(np.mean((now - kept) ** 2)) < 4, name  # fonts differ a little between versions of matplotlib
+        # fonts differ a little between versions of matplotlib
+        assert np.sqrt(np.mean((now - kept) ** 2)) < 4, name
     speeds = script["rates"](
-        json.loads((runs.ROOT / "docs" / "speed" / "results.json").read_text(encoding="utf-8"))["rows"]
+        json.loads((runs.ROOT / "docs" / "speed" / "results.json").read_text(encoding="utf-8"))[
+            "rows"
+        ]
     )
     assert len(speeds) == len(script["PEERS"]) and all(0.5 < ratio < 5 for ratio in speeds.values())
 
@@ -358,7 +477,8 @@ def test_the_page_on_runs_names_each_metric() -> None:
     replays = f"dqn --env CartPole-v1 {runs.TINY} --learning-starts 64 --replay-capacity 256"
     for command in (runs.CARTPOLE, runs.ENVPOOL, replays):
         written = {name for line in runs.read_metrics(runs.finished(command)) for name in line}
-        own = {name for name in written if name == "env_steps" or name.startswith("loss/")}  # of algorithms
+        # of algorithms
+        own = {name for name in written if name == "env_steps" or name.startswith("loss/")}
         assert written - own <= named.keys()
 
 
@@ -366,16 +486,31 @@ def test_the_glossary_explains_the_words_of_our_own() -> None:
     text = (runs.ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
     words = re.findall(r"^\| ([a-z ]+) \| .{20,} \|$", text, re.M)
     assert words[1:] == sorted(words[1:], key=str.lower) or words == sorted(words)
-    assert {"triple", "plan", "torso", "core", "env step", "update", "iteration", "rollout", "lag"} <= set(words)
+    assert {
+        "triple",
+        "plan",
+        "torso",
+        "core",
+        "env step",
+        "update",
+        "iteration",
+        "rollout",
+        "lag",
+    } <= set(words)
 
 
 def test_the_files_of_a_release_agree() -> None:
-    texts = {name: (runs.ROOT / name).read_text(encoding="utf-8") for name in ("CHANGELOG.md", "CITATION.cff")}
+    texts = {
+        name: (runs.ROOT / name).read_text(encoding="utf-8")
+        for name in ("CHANGELOG.md", "CITATION.cff")
+    }
     project = tomllib.loads((runs.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     released = re.findall(r"^## \[(\d+\.\d+\.\d+)\] - (\S+)$", texts["CHANGELOG.md"], re.M)
     cited = re.search(r"^version: (\S+)\ndate-released: (\S+)$", texts["CITATION.cff"], re.M)
     assert cited is not None and released[0] == cited.groups() and cited[1] == RELEASE
-    assert [author["name"] for author in project["authors"]] == re.findall(r"- name: (.*)", texts["CITATION.cff"])
+    assert [author["name"] for author in project["authors"]] == re.findall(
+        r"- name: (.*)", texts["CITATION.cff"]
+    )
     assert "## [Unreleased]" in texts["CHANGELOG.md"] and (runs.ROOT / project["readme"]).is_file()
 
 
@@ -389,7 +524,9 @@ def test_a_release_writes_its_version_everywhere(tmp_path: Path) -> None:
     assert runpy.run_path(str(tmp_path / "jaxrl_dist" / "run" / "version.py"))["RELEASE"] == "7.1.0"
     assert "version: 7.1.0\ndate-released: 2030-01-02\n" in (tmp_path / "CITATION.cff").read_text()
     changelog = (tmp_path / "CHANGELOG.md").read_text()
-    assert changelog.startswith("# Changelog\n\n## [Unreleased]\n\n## [7.1.0] - 2030-01-02\n\n### Added\n\n- A.")
+    assert changelog.startswith(
+        "# Changelog\n\n## [Unreleased]\n\n## [7.1.0] - 2030-01-02\n\n### Added\n\n- A."
+    )
     for version, message in (
         ("7.2", "is no version"),
         ("7.1.0", "not above 7.1.0"),
@@ -402,21 +539,27 @@ def test_a_release_writes_its_version_everywhere(tmp_path: Path) -> None:
 def test_links_between_documents_lead_somewhere() -> None:
     for document in [*runs.ROOT.glob("*.md"), *runs.ROOT.glob("docs/**/*.md")]:
         for link in re.findall(r"\]\(\s*([^)#\s]+)", document.read_text(encoding="utf-8")):
-            assert link.startswith("http") or (document.parent / link).exists(), f"{document.name}: {link}"
+            assert link.startswith("http") or (document.parent / link).exists(), (
+                f"{document.name}: {link}"
+            )
 
 
 def test_the_page_of_what_was_learnt_is_that_of_the_results() -> None:
     """``python scripts/learning.py --draw`` writes it again."""
     script = runpy.run_path(str(runs.ROOT / "scripts" / "learning.py"))
     results = script["load"](runs.ROOT / "docs" / "learning" / script["RESULTS"])
-    assert (runs.ROOT / "docs" / "learning.md").read_text(encoding="utf-8") == script["page"](results)
+    assert (runs.ROOT / "docs" / "learning.md").read_text(encoding="utf-8") == script["page"](
+        results
+    )
 
 
-# --- The tutorial -------------------------------------------------------------------------------------
+# --- The tutorial ---------------------------------------------------------------------------------
 
 
 @pytest.mark.case  # test_the_readme_s_python_runs
-def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tutorial_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """From its first line to its last, with fewer steps on one device."""
     monkeypatch.chdir(tmp_path)
     text = (runs.ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
@@ -440,10 +583,12 @@ def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert names["action"].shape == (1,) and names["report"].env_steps > 0
 
 
-# --- The site -----------------------------------------------------------------------------------------
+# --- The site -------------------------------------------------------------------------------------
 
 
-_EXTRAS = tomllib.loads((runs.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+_EXTRAS = tomllib.loads((runs.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+    "optional-dependencies"
+]
 _TEST_PACKAGES = {
     re.match(r"[\w-]+", need)[0].removeprefix("pytest-")  # xdist
     for need in set(_EXTRAS["test"]) - set(_EXTRAS["docs"])
@@ -459,10 +604,20 @@ cli()
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The documentation, built with what the extra ``docs`` installs; a warning fails the build, as of a dead link."""
+    """The documentation, built with what the extra ``docs`` installs; a warning fails the build,
+    as of a dead link.
+    """
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TEST_PACKAGES, "build", "--strict", "--site-dir", str(folder)],
+        [
+            sys.executable,
+            "-c",
+            WITHOUT_TEST_PACKAGES,
+            "build",
+            "--strict",
+            "--site-dir",
+            str(folder),
+        ],
         cwd=runs.ROOT,
         env={**os.environ, "JAX_PLATFORMS": "cpu", "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
@@ -487,9 +642,15 @@ def test_the_site_needs_no_network(site: Path) -> None:
     for page in pages:
         text = page.read_text(encoding="utf-8")
         loaded = re.findall(r"<(?:script|img|iframe|source)[^>]*\ssrc=\"([^\"]*)\"", text)
-        loaded += re.findall(r"<link[^>]*\srel=\"(?:stylesheet|icon|preconnect)\"[^>]*\shref=\"([^\"]*)\"", text)
-        loaded += re.findall(r"<link[^>]*\shref=\"([^\"]*)\"[^>]*\srel=\"(?:stylesheet|icon|preconnect)\"", text)
-        assert loaded and not [address for address in loaded if re.match(r"(https?:)?//", address)], page
+        loaded += re.findall(
+            r"<link[^>]*\srel=\"(?:stylesheet|icon|preconnect)\"[^>]*\shref=\"([^\"]*)\"", text
+        )
+        loaded += re.findall(
+            r"<link[^>]*\shref=\"([^\"]*)\"[^>]*\srel=\"(?:stylesheet|icon|preconnect)\"", text
+        )
+        assert loaded and not [
+            address for address in loaded if re.match(r"(https?:)?//", address)
+        ], page
         assert not re.search(r"\{\{ \w", text), page
 
 
@@ -500,7 +661,10 @@ def test_the_reference_has_every_field_of_every_record(site: Path) -> None:
         for field in kind._fields:
             assert f'id="jaxrl_dist.types.{kind.__name__}.{field}"' in page
     public = (site / "api" / "index.html").read_text(encoding="utf-8")
-    assert all(f'.{name}"' in public for name in ("train", "resume", "preset", "display", "Policy", "CheckpointError"))
+    assert all(
+        f'.{name}"' in public
+        for name in ("train", "resume", "preset", "display", "Policy", "CheckpointError")
+    )
 
 
 @pytest.mark.case  # `make docs` builds the site
@@ -519,22 +683,35 @@ def test_each_algorithm_has_a_page(site: Path, name: str) -> None:
     page = site / "algorithms" / f"{name}.html"
     found = {row[0]: row[1] for row in rows(page) if row[0].startswith("--")}
     kind = config_class(name)
-    values = PRESETS[name][1] if name in PRESETS else {f.name: f.default for f in dataclasses.fields(kind)}
+    values = (
+        PRESETS[name][1]
+        if name in PRESETS
+        else {f.name: f.default for f in dataclasses.fields(kind)}
+    )
     assert set(found) == {flag(field) for field in values}
     for field, value in values.items():
         if type(value) in (float, str):
             assert found[flag(field)] == str(value)
     text = page.read_text(encoding="utf-8")
     assert re.search(r'href="https://(arxiv|doi|openreview)\.', text)
-    for heading in ("what-it-computes", "what-differs-from-the-paper", "flags", "presets", "measured"):
+    for heading in (
+        "what-it-computes",
+        "what-differs-from-the-paper",
+        "flags",
+        "presets",
+        "measured",
+    ):
         assert f'id="{heading}' in text, heading
 
 
 @pytest.mark.case  # `make docs` builds the site
 def test_presets_are_shown_by_an_environment_of_each_kind(site: Path) -> None:
-    shown = {row[0]: row[1] for row in rows(site / "algorithms" / "ppo.html") if row[0] in KINDS.values()}
+    shown = {
+        row[0]: row[1] for row in rows(site / "algorithms" / "ppo.html") if row[0] in KINDS.values()
+    }
     assert list(shown) == list(KINDS.values())
-    assert shown.pop(KINDS["game"]) == "pgx:tic_tac_toe"  # whose library is not installed here, like the next one's
+    # whose library is not installed here, like the next one's
+    assert shown.pop(KINDS["game"]) == "pgx:tic_tac_toe"
     assert shown.pop(KINDS["craftax"]) == "craftax:Craftax-Symbolic-v1"
     assert [KINDS[kind_of(find(env).spec)] for env in shown.values()] == list(shown)
 
@@ -544,20 +721,33 @@ def test_the_table_of_what_is_tested_is_that_of_the_tests(site: Path) -> None:
     """Read once more, from the text of the tests."""
     tree = ast.parse((runs.ROOT / "tests" / "plans" / "test_plans.py").read_text(encoding="utf-8"))
     (table,) = [
-        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PROBED"
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PROBED"
     ]
     assert isinstance(table, ast.Dict)
     probed = {(ast.literal_eval(name), "on_device") for name in table.keys if name}
-    (test,) = [node for node in tree.body if getattr(node, "name", "") == "test_probes_under_the_other_plans"]
+    (test,) = [
+        node
+        for node in tree.body
+        if getattr(node, "name", "") == "test_probes_under_the_other_plans"
+    ]
     assert isinstance(test, ast.FunctionDef)
     (parameters,) = [node.args[1] for node in test.decorator_list if isinstance(node, ast.Call)]
     probed |= set(ast.literal_eval(parameters))
 
     head, *lines = [row for row in rows(site / "tested.html") if len(row) > 5]
     assert {line[0] for line in lines} == {*ALGORITHMS, *PRESETS}
-    cells = {(line[0], *where.split()): cell for line in lines for where, cell in zip(head[1:], line[1:], strict=True)}
+    cells = {
+        (line[0], *where.split()): cell
+        for line in lines
+        for where, cell in zip(head[1:], line[1:], strict=True)
+    }
     assert {(name, plan) for (name, plan, _), cell in cells.items() if "P" in cell} == probed
-    assert "R" in cells["a2c", "synchronous", "envpool"] and "L" in cells["apex", "asynchronous", "envpool"]
+    assert (
+        "R" in cells["a2c", "synchronous", "envpool"]
+        and "L" in cells["apex", "asynchronous", "envpool"]
+    )
     assert cells["rainbow", "gradients", "gymnax"].startswith("no (")
     assert cells["apex", "gradients", "gymnax"] == ""
 
@@ -565,8 +755,13 @@ def test_the_table_of_what_is_tested_is_that_of_the_tests(site: Path) -> None:
 @pytest.mark.case  # `make docs` builds the site
 def test_each_command_has_its_place(site: Path) -> None:
     described = " ".join(row[0] for row in rows(site / "commands.html"))
-    assert not [command for command in commands.COMMANDS if f"jaxrl-dist {command}" not in described]
-    pages = [help.page(kind, "") for kind in (profile.Output, resume.Resume, sweep.Sweep, compile_for.CompileFor)]
+    assert not [
+        command for command in commands.COMMANDS if f"jaxrl-dist {command}" not in described
+    ]
+    pages = [
+        help.page(kind, "")
+        for kind in (profile.Output, resume.Resume, sweep.Sweep, compile_for.CompileFor)
+    ]
     for text in (commands.help_text(), *pages):
         flags = {flag.replace("--no-", "--") for flag in re.findall(r"(?<!\w)--[a-z][a-z-]*", text)}
         missing = [flag for flag in flags if flag not in described]
@@ -578,20 +773,35 @@ def test_pages_show_parts_of_the_sources_and_measured_rows_as_they_are() -> None
     page = SimpleNamespace(file=SimpleNamespace(src_uri="own.md"), meta={})
 
     def made(name: str) -> str:
-        return hook["on_page_markdown"]((runs.ROOT / "docs" / name).read_text(encoding="utf-8"), page)
+        return hook["on_page_markdown"](
+            (runs.ROOT / "docs" / name).read_text(encoding="utf-8"), page
+        )
 
     one = made("ppo-in-one-page.md")
-    code = "\n".join(textwrap.dedent(block) for block in re.findall(r"```python\n(.*?)```", one, re.DOTALL))
-    assert {"policy", "step", "gae", "postprocess", "loss", "gradient", "apply", "update", "run"} <= {
-        node.name for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)
-    }
+    code = "\n".join(
+        textwrap.dedent(block) for block in re.findall(r"```python\n(.*?)```", one, re.DOTALL)
+    )
+    assert {
+        "policy",
+        "step",
+        "gae",
+        "postprocess",
+        "loss",
+        "gradient",
+        "apply",
+        "update",
+        "run",
+    } <= {node.name for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)}
     assert "-jnp.minimum(ratio * batch" in one and "{{" not in one
-    assert "| [`dqn --env gymnax:MountainCar-v0`](algorithms/dqn.md#measured) | 200,000 | -103.4 | 5 |" in made(
-        "which-algorithm.md"
+    assert (
+        "| [`dqn --env gymnax:MountainCar-v0`](algorithms/dqn.md#measured) | 200,000 | -103.4 | 5 |"
+        in made("which-algorithm.md")
     )
     results = runs.read_json(runs.ROOT / "docs" / "learning" / "results.json")
     won, returns = results["qmix-3m"]["won"], results["qmix-3m"]["returns"]
-    row = f"{100 * np.mean(won):.0f} % ± {100 * np.std(won, ddof=1):.0f} | {np.mean(returns):.2f} ± "
+    row = (
+        f"{100 * np.mean(won):.0f} % ± {100 * np.std(won, ddof=1):.0f} | {np.mean(returns):.2f} ± "
+    )
     assert f"| [qmix-3m](algorithms/qmix.md#measured) | {row}" in made("agents.md")
     with pytest.raises(LookupError, match="0 functions 'nothing'"):
         hook["source"]("jaxrl_dist.returns:nothing")
@@ -630,4 +840,7 @@ def test_flags_are_read_from_the_dataclass() -> None:
     with pytest.raises(KeyError, match="nothing"):
         hook["on_page_markdown"]("{{ nothing }}", page)
     formula = hook["on_page_markdown"]("```math\nx^2\n```", page)
-    assert formula.startswith('<div class="formula"><math') and "<msup><mi>x</mi><mn>2</mn></msup>" in formula
+    assert (
+        formula.startswith('<div class="formula"><math')
+        and "<msup><mi>x</mi><mn>2</mn></msup>" in formula
+    )

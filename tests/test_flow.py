@@ -1,4 +1,6 @@
-"""Streams: what each operator gives, and what ``Parallel`` does with threads, errors and the stop."""
+"""Streams: what each operator gives, and what ``Parallel`` does with threads, errors and the
+stop.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,7 @@ def no_thread_stays() -> Iterator[None]:
     until(lambda: set(threading.enumerate()) <= set(before))
 
 
-# --- Parallel -----------------------------------------------------------------------------------------
+# --- Parallel -------------------------------------------------------------------------------------
 
 
 def test_items_come_in_their_order() -> None:
@@ -91,7 +93,9 @@ def test_only_wanted_streams_are_taken_from() -> None:
 
 @pytest.mark.parametrize("in_flight", [0, 1, 3])
 def test_no_stream_runs_far_ahead(in_flight: int) -> None:
-    """While more than ``in_flight`` items wait, no other is begun; with 0, an item waits up to the next ``take``."""
+    """While more than ``in_flight`` items wait, no other is begun; with 0,
+    an item waits up to the next ``take``.
+    """
     begun: list[int] = []
 
     def stream() -> Iterator[int]:
@@ -130,7 +134,9 @@ def test_an_error_comes_out_at_once_with_its_traceback() -> None:
             streams.take()
 
 
-@pytest.mark.parametrize("error", [TimeoutError("no answer"), StopIteration(3), SystemExit(4), GeneratorExit()])
+@pytest.mark.parametrize(
+    "error", [TimeoutError("no answer"), StopIteration(3), SystemExit(4), GeneratorExit()]
+)
 def test_no_kind_of_error_is_taken_for_something_else(error: BaseException) -> None:
     """Neither a stream's time-out for a deadline nor its StopIteration for its end."""
 
@@ -138,7 +144,8 @@ def test_no_kind_of_error_is_taken_for_something_else(error: BaseException) -> N
         raise error
         yield 0
 
-    expected = RuntimeError if isinstance(error, StopIteration) else type(error)  # Python's own rule for generators
+    # Python's own rule for generators
+    expected = RuntimeError if isinstance(error, StopIteration) else type(error)
     for gather in (flow.gather_async, lambda streams: flow.gather_sync(streams, 1, 0.01)):
         with closing(gated([Gate(), fails()])) as streams, pytest.raises(expected):
             next(iter(gather(streams)))
@@ -225,7 +232,7 @@ print("done")
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
-# --- Gathering ----------------------------------------------------------------------------------------
+# --- Gathering ------------------------------------------------------------------------------------
 
 
 def test_gather_async_takes_what_comes() -> None:
@@ -238,7 +245,9 @@ def test_gather_async_takes_what_comes() -> None:
 
 
 def test_gather_sync_takes_one_of_each() -> None:
-    """In the order of the streams, whoever is first; until one of them ends, though others go on."""
+    """In the order of the streams, whoever is first; until one of them ends, though others go
+    on.
+    """
     gates = [Gate("a", 2), Gate("b").open(100), Gate("c").open(100)]
     with closing(gated(gates)) as streams:
         rounds = flow.gather_sync(streams)
@@ -248,7 +257,9 @@ def test_gather_sync_takes_one_of_each() -> None:
 
 
 def test_gather_sync_goes_on_without_those_that_are_late() -> None:
-    """Not before the deadline, nor with fewer than ``least``; what is late takes its place in a later round."""
+    """Not before the deadline, nor with fewer than ``least``;
+    what is late takes its place in a later round.
+    """
     gates = [Gate("a").open(3), Gate("b").open(3), Gate("c")]
     with closing(gated(gates)) as streams:
         rounds = flow.gather_sync(streams, least=2, deadline_seconds=0.4)
@@ -266,7 +277,7 @@ def test_gather_sync_goes_on_without_those_that_are_late() -> None:
         assert next(rounds) == [("a", 3), ("b", 3), None]
 
 
-# --- Operators ----------------------------------------------------------------------------------------
+# --- Operators ------------------------------------------------------------------------------------
 
 
 def test_concurrently() -> None:

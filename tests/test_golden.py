@@ -13,8 +13,13 @@ import pytest
 from jaxrl_dist.algorithms import ALGORITHMS, PRESETS
 
 GOLDEN = runpy.run_path(str(pathlib.Path(__file__).parent.parent / "scripts" / "golden.py"))
-REPORTS = [{"env_steps": 64 * (i + 1), "loss/total": 0.1 + i, "episode/return": None} for i in range(2)]
-VARIABLES = {"params/kernel": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3), "stats/count": np.int32(3)}
+REPORTS = [
+    {"env_steps": 64 * (i + 1), "loss/total": 0.1 + i, "episode/return": None} for i in range(2)
+]
+VARIABLES = {
+    "params/kernel": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3),
+    "stats/count": np.int32(3),
+}
 
 
 def write_run(folder, reports=REPORTS, first=VARIABLES, final=VARIABLES):
@@ -25,7 +30,9 @@ def write_run(folder, reports=REPORTS, first=VARIABLES, final=VARIABLES):
 
 
 def write_manifest(directory, **entries):
-    runs = {name: {"command": "jaxrl-dist train pg", **entries.get(name, {})} for name in ("one", "two")}
+    runs = {
+        name: {"command": "jaxrl-dist train pg", **entries.get(name, {})} for name in ("one", "two")
+    }
     (directory / "manifest.json").write_text(json.dumps({"versions": {"jax": "1"}, "runs": runs}))
 
 
@@ -57,10 +64,16 @@ def test_equal_recordings_agree(recordings, capsys):
 
 
 def test_a_flipped_bit_is_seen(recordings, capsys):
-    write_run(recordings[1] / "two", final={**VARIABLES, "params/kernel": flipped(VARIABLES["params/kernel"])})
+    write_run(
+        recordings[1] / "two",
+        final={**VARIABLES, "params/kernel": flipped(VARIABLES["params/kernel"])},
+    )
     assert compare(recordings) == 1
     out = capsys.readouterr().out
-    assert "one: equal\n" in out and "two: DIFFERS, first at final variables, params/kernel (array [2, 3])" in out
+    assert (
+        "one: equal\n" in out
+        and "two: DIFFERS, first at final variables, params/kernel (array [2, 3])" in out
+    )
     assert "first report 0, final variables 1.2e-07\n" in out
     assert compare(recordings, "--tolerance", "1e-6") == compare(recordings, "--only", "^one") == 0
     assert compare(recordings, "--first-update") == 0
@@ -70,7 +83,12 @@ def test_a_flipped_bit_is_seen(recordings, capsys):
 @pytest.mark.parametrize(
     "number, change, first_update, text",
     [
-        (1, {"loss/total": 1.1000000000000003}, 0, "report 2, loss/total (1.1 against 1.1000000000000003)"),
+        (
+            1,
+            {"loss/total": 1.1000000000000003},
+            0,
+            "report 2, loss/total (1.1 against 1.1000000000000003)",
+        ),
         (0, {"episode/return": 0.0}, 1, "report 1, episode/return (float64[0] against float64[])"),
         (0, {"loss/new": 1.0}, 1, "report 1, loss/new (only in B)"),
     ],
@@ -91,7 +109,11 @@ def test_another_number_of_reports_is_seen(recordings, report):
 
 def test_signs_types_and_nans_are_seen(recordings):
     kernel = VARIABLES["params/kernel"]
-    for before, after in [(0 * kernel, -0.0 * abs(kernel)), (kernel, kernel.astype(float)), (kernel, kernel * np.nan)]:
+    for before, after in [
+        (0 * kernel, -0.0 * abs(kernel)),
+        (kernel, kernel.astype(float)),
+        (kernel, kernel * np.nan),
+    ]:
         write_run(recordings[0] / "one", first={"params/kernel": before})
         write_run(recordings[1] / "one", first={"params/kernel": after})
         assert compare(recordings, "--first-update") == 1
@@ -109,7 +131,12 @@ def test_a_missing_run_is_seen(recordings, capsys):
     manifest = json.loads((recordings[1] / "manifest.json").read_text())
     del manifest["runs"]["two"]
     (recordings[1] / "manifest.json").write_text(json.dumps(manifest))
-    assert compare(recordings) == compare(recordings[::-1]) == compare(recordings, "--only", "neither") == 1
+    assert (
+        compare(recordings)
+        == compare(recordings[::-1])
+        == compare(recordings, "--only", "neither")
+        == 1
+    )
     assert "two: FAILED, recorded against not recorded\n" in capsys.readouterr().out
 
 
@@ -126,15 +153,22 @@ def test_the_runs_cover_every_algorithm_under_every_plan():
     plans = "on_device", "synchronous", "asynchronous"
     wanted = {(name, plan) for name in ALGORITHMS for plan in plans[: 2 if name in episodic else 3]}
     assert covered >= wanted - {("alphazero", "synchronous")}  # which has no simulator
-    assert covered >= {(name, more["plan"]) for name, (_, more) in PRESETS.items() if more["plan"] != "offline"}
+    assert covered >= {
+        (name, more["plan"]) for name, (_, more) in PRESETS.items() if more["plan"] != "offline"
+    }
 
 
 def test_studies_keep_what_records_and_commands_say():
     commands = [run.command for run in GOLDEN["RUNS"] if isinstance(run, GOLDEN["Session"])]
     offline = " ".join(x for x in commands if "--data DATA" in x)
-    assert all(f"train {name} --data" in offline for name in ("dqn", "iql", "marwil", "bc", "td3+bc"))
+    assert all(
+        f"train {name} --data" in offline for name in ("dqn", "iql", "marwil", "bc", "td3+bc")
+    )
     printed = " ".join(commands)
-    assert all(f"jaxrl-dist {name} RUN/played" in printed for name in ("evaluate", "match", "estimate", "exact"))
+    assert all(
+        f"jaxrl-dist {name} RUN/played" in printed
+        for name in ("evaluate", "match", "estimate", "exact")
+    )
     assert "--plan own_pace" in printed and "--data-share" in printed
 
 
@@ -145,7 +179,11 @@ def test_numbers_are_named_by_their_place_in_json():
 
 def test_a_run_has_each_flag_once_as_a_command_and_as_fields():
     run = GOLDEN["Run"](
-        "dqn", "gradients", "E", "8", "--core gru --no-noisy --batch-size 32 --replay-ratio 0.5 --dueling"
+        "dqn",
+        "gradients",
+        "E",
+        "8",
+        "--core gru --no-noisy --batch-size 32 --replay-ratio 0.5 --dueling",
     )
     flags = run.command.split()
     assert flags[:5] == ["JAX_NUM_CPU_DEVICES=8", "jaxrl-dist", "train", "dqn", "--env"]
@@ -153,7 +191,13 @@ def test_a_run_has_each_flag_once_as_a_command_and_as_fields():
     assert (
         GOLDEN["fields"](run.settings).items()
         >= {
-            **{"plan": "gradients", "num_devices": 8, "hidden_sizes": (16,), "num_actors": 1, "batch_size": 32},
+            **{
+                "plan": "gradients",
+                "num_devices": 8,
+                "hidden_sizes": (16,),
+                "num_actors": 1,
+                "batch_size": 32,
+            },
             **{"core": "gru", "noisy": False, "replay_ratio": 0.5, "dueling": True},
         }.items()
     )
@@ -161,20 +205,33 @@ def test_a_run_has_each_flag_once_as_a_command_and_as_fields():
 
 def test_a_run_is_recorded_and_one_that_fails_too(tmp_path, monkeypatch, capsys):
     run = GOLDEN["Run"]
-    runs = [run("pg", "on_device", "gymnax:Missing-v0", "1"), run("pg", "on_device", "gymnax:CartPole-v1", "1")]
+    runs = [
+        run("pg", "on_device", "gymnax:Missing-v0", "1"),
+        run("pg", "on_device", "gymnax:CartPole-v1", "1"),
+    ]
     monkeypatch.setitem(GOLDEN["record"].__globals__, "RUNS", runs)
     there = tmp_path / "there"
     assert GOLDEN["main"](["record", str(there)]) == 1
     manifest = json.loads((there / "manifest.json").read_text())
     failed, made = (manifest["runs"][run.name] for run in runs)
     assert failed["error"].startswith("ConfigError: ") and "error" not in made
-    lines = [json.loads(line) for line in (there / runs[1].name / "metrics.jsonl").read_text().splitlines()]
-    assert [line["iteration"] for line in lines] == list(range(1, len(lines) + 1)) and len(lines) >= 5
+    lines = [
+        json.loads(line)
+        for line in (there / runs[1].name / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert [line["iteration"] for line in lines] == list(range(1, len(lines) + 1)) and len(
+        lines
+    ) >= 5
     assert not any("time" in name for line in lines for name in line)
     places = GOLDEN["places"](there / runs[1].name, False)
-    names = {place.split(", ")[1] for place in places if place.startswith("first variables, params/")}
+    names = {
+        place.split(", ")[1] for place in places if place.startswith("first variables, params/")
+    }
     assert names
-    assert any((places[f"first variables, {name}"] != places[f"final variables, {name}"]).any() for name in names)
+    assert any(
+        (places[f"first variables, {name}"] != places[f"final variables, {name}"]).any()
+        for name in names
+    )
     assert compare((there, there), "--only", "CartPole") == 0 and compare((there, there)) == 1
     with pytest.raises(SystemExit, match="2"):
         GOLDEN["main"](["record", str(there)])

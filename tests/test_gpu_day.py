@@ -21,7 +21,9 @@ def here(task: Any, sizes: Any, out: Path, seconds: float) -> Any:
     return json.loads(json.dumps(task.run(sizes, folder)))
 
 
-def test_later_calls_do_what_earlier_ones_have_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_later_calls_do_what_earlier_ones_have_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     called: list[str] = []
 
     def task(name: str, **fields: Any) -> Any:
@@ -37,10 +39,15 @@ def test_later_calls_do_what_earlier_ones_have_not(tmp_path: Path, capsys: pytes
     for minutes in (0.1, 5, 5, 5, 5):  # the first call is too short for anything
         results = DAY["day"](tmp_path, minutes, SMALL, here, tasks)
     assert called == ["first", "broken", "long", "broken", "long", "long"]
-    assert results["first"]["done"] and results["long"]["done"] and results["broken"]["failures"] == 2
+    assert (
+        results["first"]["done"] and results["long"]["done"] and results["broken"]["failures"] == 2
+    )
     assert DAY["load"](tmp_path) == results
     text = (tmp_path / "results.md").read_text()
-    assert "broken has failed: OSError: no such card" in text and "first: done False, return 3.5" in text
+    assert (
+        "broken has failed: OSError: no such card" in text
+        and "first: done False, return 3.5" in text
+    )
     assert "broken: OSError" in capsys.readouterr().out
 
 
@@ -57,7 +64,8 @@ def test_a_task_measures(tmp_path: Path, name: str) -> None:
     (row,) = found["result"]
     assert row["env_steps_per_second"] > 0 and 0 < row["first_report_seconds"] < 300
     assert (
-        "| `ppo --env gymnax:CartPole-v1 --num-envs 16 --rollout-length 8` |" in (tmp_path / "results.md").read_text()
+        "| `ppo --env gymnax:CartPole-v1 --num-envs 16 --rollout-length 8` |"
+        in (tmp_path / "results.md").read_text()
     )
     assert (tmp_path / "speed.png").stat().st_size > 1000
 

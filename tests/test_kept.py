@@ -11,7 +11,9 @@ import pytest
 from jax._src import compilation_cache
 
 
-def test_whole_programs_are_kept_and_the_next_run_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_programs_are_kept_and_the_next_run_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept, first, second = (tmp_path / name for name in ("kept", "first", "second"))
     for folder in (kept, first, second):
         folder.mkdir()
@@ -37,4 +39,8 @@ def test_old_programs_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (kept / name).touch()
         os.utime(kept / name, (time.time() - days * 86400,) * 2)
     conftest.link_kept(folder)
-    assert [path.name for path in kept.iterdir()] == [path.name for path in folder.iterdir()] == ["new"]
+    assert (
+        [path.name for path in kept.iterdir()]
+        == [path.name for path in folder.iterdir()]
+        == ["new"]
+    )

@@ -23,16 +23,27 @@ NAMES = runpy.run_path(str(SCRIPT))
 FAST = "1-tour"
 """The one that every change runs."""
 NOTEBOOKS = {path.stem: path for path in NAMES["NOTEBOOKS"]}
-ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": str(runs.ROOT)}
+ENVIRONMENT = {
+    **os.environ,
+    "JAX_PLATFORMS": "cpu",
+    "JAX_NUM_CPU_DEVICES": "1",
+    "PYTHONPATH": str(runs.ROOT),
+}
 
 
 def cells(path: Path, kind: str = "code") -> list[dict[str, Any]]:
-    return [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == kind]
+    return [
+        cell
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]
+        if cell["cell_type"] == kind
+    ]
 
 
 def kinds(path: Path) -> list[list[str]]:
     """What each code cell gives back, in words."""
-    return [[min(output.get("data", ["text"])) for output in cell["outputs"]] for cell in cells(path)]
+    return [
+        [min(output.get("data", ["text"])) for output in cell["outputs"]] for cell in cells(path)
+    ]
 
 
 def execute(path: Path, out: Path) -> subprocess.CompletedProcess[str]:
@@ -50,7 +61,10 @@ def test_every_page_names_the_versions_of_python_that_are_supported() -> None:
     versions = re.findall(r"Programming Language :: Python :: (3\.\d+)", pyproject)
     supported = f"Python {', '.join(versions[:-1])} or {versions[-1]}"
     pages = [runs.ROOT / "README.md", *(runs.ROOT / "docs").glob("*.md"), *NOTEBOOKS.values()]
-    sentences = {path.name: re.findall(r"Python 3[\d., ]*? or 3\.\d+", path.read_text("utf-8")) for path in pages}
+    sentences = {
+        path.name: re.findall(r"Python 3[\d., ]*? or 3\.\d+", path.read_text("utf-8"))
+        for path in pages
+    }
     found = {name: texts for name, texts in sentences.items() if texts}
     assert {"README.md", "install.md", "tutorial.md", "1-tour.ipynb"} <= {*found}
     assert {text for texts in found.values() for text in texts} == {supported}
@@ -61,11 +75,15 @@ def test_what_is_stored_is_of_this_code(name: str) -> None:
     """``make notebooks`` stores it again."""
     path = NOTEBOOKS[name]
     notebook, code = json.loads(path.read_text(encoding="utf-8")), cells(path)
-    assert notebook["metadata"][NAMES["CODE"]] == NAMES["digest"](notebook), "code has changed since it was run"
+    assert notebook["metadata"][NAMES["CODE"]] == NAMES["digest"](notebook), (
+        "code has changed since it was run"
+    )
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
     outputs = [output for cell in code for output in cell["outputs"]]
     assert not [output for output in outputs if output["output_type"] == "error"]
-    pictures = [output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", ())]
+    pictures = [
+        output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", ())
+    ]
     assert all(base64.b64decode(picture).startswith(b"\x89PNG") for picture in pictures)
     assert pictures or name == "6-resume"
     assert path.stat().st_size < 300_000
@@ -80,7 +98,8 @@ def test_links_lead_somewhere(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.case if n == FAST else pytest.mark.slow) for n in NOTEBOOKS]
+    "name",
+    [pytest.param(n, marks=pytest.mark.case if n == FAST else pytest.mark.slow) for n in NOTEBOOKS],
 )
 def test_it_runs(name: str, tmp_path: Path) -> None:
     done = execute(NOTEBOOKS[name], tmp_path)
@@ -93,10 +112,22 @@ def test_it_uses_what_the_api_pages_show(name: str) -> None:
     pages = [page.read_text(encoding="utf-8") for page in (runs.ROOT / "docs" / "api").glob("*.md")]
     shown = {name for page in pages for name in re.findall("^::: (.*)", page, re.M)}
     shown |= {f"jaxrl_dist.{name}" for name in jaxrl_dist.__all__}
-    nodes = [node for cell in cells(NOTEBOOKS[name]) for node in ast.walk(ast.parse("".join(cell["source"])))]
-    imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and "jaxrl_dist" in str(node.module)]
+    nodes = [
+        node
+        for cell in cells(NOTEBOOKS[name])
+        for node in ast.walk(ast.parse("".join(cell["source"])))
+    ]
+    imports = [
+        node
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and "jaxrl_dist" in str(node.module)
+    ]
     used = {alias.name: f"{node.module}.{alias.name}" for node in imports for alias in node.names}
-    of = [(node.value.id, node.attr) for node in nodes if isinstance(node, ast.Attribute) and hasattr(node.value, "id")]
+    of = [
+        (node.value.id, node.attr)
+        for node in nodes
+        if isinstance(node, ast.Attribute) and hasattr(node.value, "id")
+    ]
     for alias, path in {"jaxrl_dist": "jaxrl_dist", **used}.items():
         if not shown & {path, path.rpartition(".")[0]}:
             parts = {f"{path}.{attribute}" for name, attribute in of if name == alias}
@@ -105,7 +136,11 @@ def test_it_uses_what_the_api_pages_show(name: str) -> None:
 
 def write(path: Path, *sources: str) -> Path:
     code = {"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": []}
-    notebook = {"cells": [{**code, "source": [source]} for source in sources], "metadata": {}, "nbformat": 4}
+    notebook = {
+        "cells": [{**code, "source": [source]} for source in sources],
+        "metadata": {},
+        "nbformat": 4,
+    }
     path.write_text(json.dumps(notebook))
     return path
 
@@ -120,7 +155,11 @@ def test_cells_run_as_one_program_and_show_what_jupyter_would(tmp_path: Path) ->
     assert execute(path, tmp_path).returncode == 0
     first, second, third = (cell["outputs"] for cell in cells(path))
     assert [output["text"] for output in first] == [["a\n", "b\n"]]
-    assert [min(output.get("data", ["text"])) for output in second] == ["image/png", "text", "text/plain"]
+    assert [min(output.get("data", ["text"])) for output in second] == [
+        "image/png",
+        "text",
+        "text/plain",
+    ]
     assert second[2]["data"] == {"text/plain": "4"} and third == []
 
 

@@ -53,7 +53,9 @@ CARRY = {
 def scanned(packed: bool) -> tuple[Any, str]:
     program = jax.jit(lambda carry, xs: packing.scan(body, carry, xs, packed=packed))
     xs = jnp.arange(10.0).reshape(5, 2)
-    return program(CARRY, xs), str(jax.make_jaxpr(lambda c, x: packing.scan(body, c, x, packed=packed))(CARRY, xs))
+    return program(CARRY, xs), str(
+        jax.make_jaxpr(lambda c, x: packing.scan(body, c, x, packed=packed))(CARRY, xs)
+    )
 
 
 def test_a_packed_loop_returns_the_same_bits() -> None:
@@ -64,14 +66,21 @@ def test_a_packed_loop_returns_the_same_bits() -> None:
         if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
             x, y = jax.random.key_data(x), jax.random.key_data(y)
         assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
-    assert "u32[12]" in traced and "u32[4]" in traced  # the carry: 1 + 6 + 1 + 2 + 2 numbers; the outputs: 1 + 2 + 1
+    # the carry: 1 + 6 + 1 + 2 + 2 numbers; the outputs: 1 + 2 + 1
+    assert "u32[12]" in traced and "u32[4]" in traced
 
 
 def test_the_host_reads_what_a_program_has_packed() -> None:
     tree = {name: jnp.stack([x, x]) for name, x in CARRY.items() if name not in ("key", "none")}
-    packing_of = packing.Packing.of(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree))
+    packing_of = packing.Packing.of(
+        jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)
+    )
     packed = jax.jit(jax.vmap(lambda one: packing.Packing.of(one).pack(one)))(tree)
-    assert [(x.shape, str(x.dtype)) for x in packed] == [((2, 12), "uint32"), ((2,), "bfloat16"), ((2, 1), "uint8")]
+    assert [(x.shape, str(x.dtype)) for x in packed] == [
+        ((2, 12), "uint32"),
+        ((2,), "bfloat16"),
+        ((2, 1), "uint8"),
+    ]
     read = packing_of.unpack(jax.device_get(packed), leading=1)
     for x, y in zip(jax.tree.leaves(tree), jax.tree.leaves(read), strict=True):
         assert isinstance(y, np.ndarray) and (x.dtype, x.shape) == (y.dtype, y.shape)
@@ -95,13 +104,20 @@ def test_what_a_gpu_computes_together_is_equal(monkeypatch: pytest.MonkeyPatch) 
     tree = {"a": jnp.arange(6.0).reshape(2, 3), "b": jnp.float32(-2), "c": (jnp.full(3, 1e-3),)}
 
     def everything() -> Any:
-        taken, gradient = jax.value_and_grad(lambda x: packing.take_along_last(x, index).sum())(values)
+        taken, gradient = jax.value_and_grad(lambda x: packing.take_along_last(x, index).sum())(
+            values
+        )
         sums = packing.sums([values[1], values[2], jnp.ones((4, 5))])
-        clipped = [packing.clip_by_global_norm(most).update(tree, optax.EmptyState())[0] for most in (0.5, 50.0)]
+        clipped = [
+            packing.clip_by_global_norm(most).update(tree, optax.EmptyState())[0]
+            for most in (0.5, 50.0)
+        ]
         return taken, gradient, sums, packing.global_norm(tree), clipped
 
     plain = everything()
-    expected = [optax.clip_by_global_norm(most).update(tree, optax.EmptyState())[0] for most in (0.5, 50.0)]
+    expected = [
+        optax.clip_by_global_norm(most).update(tree, optax.EmptyState())[0] for most in (0.5, 50.0)
+    ]
     assert_close(plain[-1], expected, 1e-7)
     monkeypatch.setattr(jax.lax, "platform_dependent", on_gpu)
     assert_close(everything(), plain, 1e-6)
@@ -116,7 +132,9 @@ def test_a_recursion_is_equal_and_no_loop_where_a_gpu_computes_it_at_once(
 
     def accumulated(length: int) -> tuple[Any, str]:
         xs = jnp.split(jax.random.uniform(jax.random.key(length), (length, 2, 3)), 2, axis=1)
-        compiled = jax.jit(lambda first, *xs: packing.recursion(step, first, xs, reverse=reverse)).lower
+        compiled = jax.jit(
+            lambda first, *xs: packing.recursion(step, first, xs, reverse=reverse)
+        ).lower
         compiled = compiled(jnp.ones((1, 3)), *xs).compile()
         return compiled(jnp.ones((1, 3)), *xs), compiled.as_text()
 
@@ -136,7 +154,13 @@ def test_a_run_in_the_form_for_gpus_is_equal(name: str, monkeypatch: pytest.Monk
     """Acting, learning and counting, on several devices, up to the rounding of sums."""
     source = find("CartPole-v1")
     sizes: dict[str, Any] = {"hidden_sizes": (8,), "max_gradient_norm": 0.01}
-    replay = {"batch_size": 8, "replay_capacity": 256, "replay_ratio": 0.0625, "learning_starts": 0, "target_period": 3}
+    replay = {
+        "batch_size": 8,
+        "replay_capacity": 256,
+        "replay_ratio": 0.0625,
+        "learning_starts": 0,
+        "target_period": 3,
+    }
     algorithm = {
         "ppo": lambda: PPO(**sizes, num_epochs=2, num_minibatches=2),
         "dqn": lambda: DQN(**sizes, **replay),
@@ -144,7 +168,13 @@ def test_a_run_in_the_form_for_gpus_is_equal(name: str, monkeypatch: pytest.Monk
     }[name]()
 
     def run() -> Any:
-        made = make_job(algorithm.make(source.spec), source, num_devices=2, total_env_steps=250, report_interval=1)
+        made = make_job(
+            algorithm.make(source.spec),
+            source,
+            num_devices=2,
+            total_env_steps=250,
+            report_interval=1,
+        )
         *_, last = on_device.on_device(made)
         metrics = {key: value for key, value in last.metrics.items() if not key.startswith("time/")}
         return last.variables().params, metrics, last.env_steps

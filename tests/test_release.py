@@ -1,4 +1,6 @@
-"""What a release gives its users: files that pip installs, and that train in an empty environment."""
+"""What a release gives its users: files that pip installs, and that train in an empty
+environment.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +31,30 @@ PYTHONS = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
 
 
 def run_in(folder: Path, *command: str | Path) -> str:
-    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "VIRTUAL_ENV")
+    }
     done = subprocess.run(
-        [str(part) for part in command], cwd=folder, env=env, capture_output=True, text=True, timeout=1800
+        [str(part) for part in command],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
 
 
 def test_the_workflow_runs_targets_that_exist_on_every_python() -> None:
-    jobs = yaml.safe_load((runs.ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))["jobs"]
-    targets = re.findall(r"^([a-z]+):.*## ", (runs.ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    jobs = yaml.safe_load(
+        (runs.ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    )["jobs"]
+    targets = re.findall(
+        r"^([a-z]+):.*## ", (runs.ROOT / "Makefile").read_text(encoding="utf-8"), re.M
+    )
     made = [
         re.fullmatch(r"make (\w+)( PYTHON=python)?", x["run"])
         for job in jobs.values()
@@ -55,19 +70,27 @@ def test_the_image_copies_files_that_exist_and_installs_extras_that_exist() -> N
     (python,) = re.findall(r"^FROM python:(\S+)-slim$", text, re.M)
     copied = [name for line in re.findall(r"^COPY (.*) \S+$", text, re.M) for name in line.split()]
     ignored = (runs.ROOT / ".dockerignore").read_text(encoding="utf-8").split()
-    assert python in PYTHONS and all((runs.ROOT / name).exists() and f"!{name}" in ignored for name in copied)
-    assert {"pyproject.toml", "jaxrl_dist", PROJECT["readme"], *PROJECT["license-files"]} <= {*copied}
+    assert python in PYTHONS and all(
+        (runs.ROOT / name).exists() and f"!{name}" in ignored for name in copied
+    )
+    assert {"pyproject.toml", "jaxrl_dist", PROJECT["readme"], *PROJECT["license-files"]} <= {
+        *copied
+    }
     (wanted,) = re.findall(r"--build-arg EXTRAS=(\S+) ", text)
     assert {*wanted.split(",")} <= PROJECT["optional-dependencies"].keys()
     (target,) = re.findall(r'^RUN pip install .* "(.*)"$', text, re.M)
     for extras, path in {"": ".", wanted: f".[{wanted}]"}.items():
-        shell = subprocess.run(["sh", "-c", f'echo "{target}"'], env={"EXTRAS": extras}, capture_output=True, text=True)
+        shell = subprocess.run(
+            ["sh", "-c", f'echo "{target}"'], env={"EXTRAS": extras}, capture_output=True, text=True
+        )
         assert shell.stdout == f"{path}\n"
 
 
 def test_a_checkout_says_its_commit(tmp_path: Path) -> None:
     (tmp_path / "jaxrl_dist" / "run").mkdir(parents=True)
-    file = shutil.copy(runs.ROOT / "jaxrl_dist" / "run" / "version.py", tmp_path / "jaxrl_dist" / "run")
+    file = shutil.copy(
+        runs.ROOT / "jaxrl_dist" / "run" / "version.py", tmp_path / "jaxrl_dist" / "run"
+    )
     identity = "-c", "user.name=x", "-c", "user.email=x@y"
 
     def check(expected: str) -> None:
@@ -103,7 +126,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.slow
-def test_the_wheel_installs_and_trains_in_an_empty_environment(built: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_wheel_installs_and_trains_in_an_empty_environment(
+    built: tuple[Path, Path], tmp_path: Path
+) -> None:
     run, (wheel, source) = partial(run_in, tmp_path), built
     assert wheel.name == f"jaxrl_dist-{version.version()}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as content:
@@ -116,26 +141,52 @@ def test_the_wheel_installs_and_trains_in_an_empty_environment(built: tuple[Path
     assert not parts & {".ci", ".offline", "runs", ".venv", ".cache"}
 
     run(sys.executable, "-m", "venv", "empty")
-    run("empty/bin/python", "-m", "pip", "install", "--quiet", "-c", runs.ROOT / "constraints.txt", wheel)
+    run(
+        "empty/bin/python",
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "-c",
+        runs.ROOT / "constraints.txt",
+        wheel,
+    )
     sizes = "--total-env-steps 2000 --evaluation-episodes 2 --no-compile-cache"
     out = run("empty/bin/jaxrl-dist", "train", "ppo", "--env", "CartPole-v1", *sizes.split())
     assert "2 greedy episodes" in out
-    assert run("empty/bin/jaxrl-dist", "--version").strip() == f"jaxrl-dist {wheel.name.split('-')[1]}"
-    documented = [line.split()[1] for page in PAGES for line, _ in commands(page) if line.startswith("jaxrl-dist ")]
+    assert (
+        run("empty/bin/jaxrl-dist", "--version").strip() == f"jaxrl-dist {wheel.name.split('-')[1]}"
+    )
+    documented = [
+        line.split()[1]
+        for page in PAGES
+        for line, _ in commands(page)
+        if line.startswith("jaxrl-dist ")
+    ]
     assert len({*documented}) > 10
     for command in {*documented}:
         assert run("empty/bin/jaxrl-dist", command, "--help").startswith("usage: ")
 
 
 @pytest.mark.slow
-def test_the_cell_for_colab_keeps_the_jax_that_is_there(built: tuple[Path, Path], tmp_path: Path) -> None:
-    (cell,) = re.findall(r"```python\n(.*?)```", (runs.ROOT / "docs" / "install.md").read_text(encoding="utf-8"), re.S)
+def test_the_cell_for_colab_keeps_the_jax_that_is_there(
+    built: tuple[Path, Path], tmp_path: Path
+) -> None:
+    (cell,) = re.findall(
+        r"```python\n(.*?)```",
+        (runs.ROOT / "docs" / "install.md").read_text(encoding="utf-8"),
+        re.S,
+    )
     (tmp_path / built[0].name).symlink_to(built[0])
     run_in(tmp_path, sys.executable, "-m", "venv", "colab")
     run_in(tmp_path, "colab/bin/python", "-m", "pip", "install", "--quiet", "jax==0.10.1")
     program = cell.replace('== "gpu"', '== "cpu"')
-    out = run_in(tmp_path, "colab/bin/python", "-c", f"{program}\nimport jaxrl_dist\nprint(jax.__version__)")
-    assert out.splitlines()[-1] == "0.10.1" and "jax==0.10.1\n" in (tmp_path / "kept.txt").read_text()
+    out = run_in(
+        tmp_path, "colab/bin/python", "-c", f"{program}\nimport jaxrl_dist\nprint(jax.__version__)"
+    )
+    assert (
+        out.splitlines()[-1] == "0.10.1" and "jax==0.10.1\n" in (tmp_path / "kept.txt").read_text()
+    )
 
 
 @pytest.fixture(scope="module")

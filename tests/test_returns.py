@@ -34,11 +34,13 @@ class Data(NamedTuple):
     values: np.ndarray
 
 
-def random_data(seed: int, num_steps: int, num_envs: int = 240, endless: bool = False) -> tuple[Data, np.ndarray]:
+def random_data(
+    seed: int, num_steps: int, num_envs: int = 240, endless: bool = False
+) -> tuple[Data, np.ndarray]:
     """Rollouts as the environments make them, and log importance ratios.
 
-    Every end is followed by a reset step; the chance of an end differs by environment and is 1 for some, half of the
-    environments begin on a reset step.
+    Every end is followed by a reset step; the chance of an end differs by environment and is 1 for
+    some, half of the environments begin on a reset step.
     """
     rng = np.random.default_rng(seed)
     shape = (num_steps, num_envs)
@@ -53,11 +55,15 @@ def random_data(seed: int, num_steps: int, num_envs: int = 240, endless: bool = 
         resetting = ended
     reward = np.where(valid, rng.normal(size=shape), 0.0).astype(np.float32)
     values = rng.normal(size=(num_steps + 1, num_envs)).astype(np.float32)
-    return Data(reward, terminated, truncated, valid, values), rng.normal(size=shape).astype(np.float32)
+    return Data(reward, terminated, truncated, valid, values), rng.normal(size=shape).astype(
+        np.float32
+    )
 
 
 def test_episode_returns_are_means_over_the_episodes_that_ended() -> None:
-    """Added up one environment and one step at a time; where none has ended, what there is so far."""
+    """Added up one environment and one step at a time; where none has ended, what there is so
+    far.
+    """
     data, _ = random_data(3, 9)
     reward, terminated, truncated, valid, _ = data
     expected = np.zeros(reward.shape[1])
@@ -73,7 +79,7 @@ def test_episode_returns_are_means_over_the_episodes_that_ended() -> None:
     np.testing.assert_allclose(returns.episode_return(*data[:4]), expected, **TOLERANCE)
 
 
-# --- The definitions: for each start step, sums that run forward to where the episode or the rollout ends -------------
+# --- The definitions: for each start step, sums that run forward to where the episode or the rollou
 
 
 class Column(NamedTuple):
@@ -88,7 +94,11 @@ class Column(NamedTuple):
     def last(self, t: int) -> int:
         """The last step that a return from step ``t`` may look at."""
         steps = range(t, len(self.reward))
-        stops = [s for s in steps if self.terminated[s] or self.truncated[s] or not all(self.valid[s + 1 : s + 2])]
+        stops = [
+            s
+            for s in steps
+            if self.terminated[s] or self.truncated[s] or not all(self.valid[s + 1 : s + 2])
+        ]
         return stops[0] if stops else steps[-1]
 
     def successor_value(self, t: int) -> float:
@@ -100,14 +110,18 @@ class Column(NamedTuple):
 
 def columns(data: Data) -> list[Column]:
     return [
-        Column(*(x[:, b].astype(np.float64 if x.dtype == np.float32 else bool).tolist() for x in data))
+        Column(
+            *(x[:, b].astype(np.float64 if x.dtype == np.float32 else bool).tolist() for x in data)
+        )
         for b in range(data.reward.shape[1])
     ]
 
 
 def naive(data: Data, of_step: Any) -> np.ndarray:
     """``of_step(column, t)`` for each environment and step, ``[T, B]`` or ``[T, B, k]``."""
-    return np.swapaxes([[of_step(column, t) for t in range(len(column.reward))] for column in columns(data)], 0, 1)
+    return np.swapaxes(
+        [[of_step(column, t) for t in range(len(column.reward))] for column in columns(data)], 0, 1
+    )
 
 
 def naive_n_step(column: Column, t: int, n: int) -> float:
@@ -124,7 +138,9 @@ def naive_lambda_return(column: Column, t: int, gae_lambda: float) -> float:
         return column.values[t]
     longest = column.last(t) - t + 1
     mixture = sum(gae_lambda ** (n - 1) * naive_n_step(column, t, n) for n in range(1, longest))
-    return (1 - gae_lambda) * mixture + gae_lambda ** (longest - 1) * naive_n_step(column, t, longest)
+    return (1 - gae_lambda) * mixture + gae_lambda ** (longest - 1) * naive_n_step(
+        column, t, longest
+    )
 
 
 def naive_gae(column: Column, t: int, gae_lambda: float) -> float:
@@ -135,7 +151,9 @@ def naive_gae(column: Column, t: int, gae_lambda: float) -> float:
     return sum((DISCOUNT * gae_lambda) ** (s - t) * column.td_error(s, DISCOUNT) for s in steps)
 
 
-def naive_vtrace(data: Data, log_rhos: np.ndarray, gae_lambda: float, rho: float, c: float, pg_rho: float) -> Any:
+def naive_vtrace(
+    data: Data, log_rhos: np.ndarray, gae_lambda: float, rho: float, c: float, pg_rho: float
+) -> Any:
     """Espeholt et al. 2018, eq. 1 with remark 2, and section 4.2; ``[T, B]`` twice."""
     all_ratios = np.exp(log_rhos.astype(np.float64)).T.tolist()
     targets = []
@@ -144,7 +162,12 @@ def naive_vtrace(data: Data, log_rhos: np.ndarray, gae_lambda: float, rho: float
         for t in range(len(ratios)):
             product = 1.0
             for s in range(t, column.last(t) + 1) if column.valid[t] else ():
-                vs[t] += DISCOUNT ** (s - t) * product * min(rho, ratios[s]) * column.td_error(s, DISCOUNT)
+                vs[t] += (
+                    DISCOUNT ** (s - t)
+                    * product
+                    * min(rho, ratios[s])
+                    * column.td_error(s, DISCOUNT)
+                )
                 product *= gae_lambda * min(c, ratios[s])
         advantages = [0.0] * len(ratios)
         for t in range(len(ratios)):
@@ -152,12 +175,14 @@ def naive_vtrace(data: Data, log_rhos: np.ndarray, gae_lambda: float, rho: float
                 after = column.successor_value(t)
                 if t < column.last(t):
                     after = gae_lambda * vs[t + 1] + (1 - gae_lambda) * after
-                advantages[t] = min(pg_rho, ratios[t]) * (column.reward[t] + DISCOUNT * after - column.values[t])
+                advantages[t] = min(pg_rho, ratios[t]) * (
+                    column.reward[t] + DISCOUNT * after - column.values[t]
+                )
         targets.append((vs[:-1], advantages))
     return np.transpose(targets, (1, 2, 0))
 
 
-# --- Against the definitions ------------------------------------------------------------------------------------------
+# --- Against the definitions ----------------------------------------------------------------------
 
 LENGTHS = (1, 2, 7, 16)
 
@@ -185,7 +210,9 @@ def test_gae_and_lambda_returns(num_steps: int, gae_lambda: float) -> None:
     data, _ = cached_data(num_steps)
     advantages = gae(*data, DISCOUNT, gae_lambda)
     assert advantages.dtype == jnp.float32
-    np.testing.assert_allclose(advantages, naive(data, lambda x, t: naive_gae(x, t, gae_lambda)), **TOLERANCE)
+    np.testing.assert_allclose(
+        advantages, naive(data, lambda x, t: naive_gae(x, t, gae_lambda)), **TOLERANCE
+    )
     expected = naive(data, lambda x, t: naive_lambda_return(x, t, gae_lambda))
     np.testing.assert_allclose(lambda_returns(*data, DISCOUNT, gae_lambda), expected, **TOLERANCE)
 
@@ -204,7 +231,8 @@ def test_n_step(num_steps: int, n: int) -> None:
 
 @pytest.mark.parametrize("num_steps", LENGTHS)
 @pytest.mark.parametrize(
-    "gae_lambda, rho, c, pg_rho", [(1.0, 1.0, 1.0, 1.0), (0.9, 1.5, 1.05, 2.0), (0.0, 1.0, 1.0, 1.0)]
+    "gae_lambda, rho, c, pg_rho",
+    [(1.0, 1.0, 1.0, 1.0), (0.9, 1.5, 1.05, 2.0), (0.0, 1.0, 1.0, 1.0)],
 )
 def test_vtrace(num_steps: int, gae_lambda: float, rho: float, c: float, pg_rho: float) -> None:
     data, log_rhos = cached_data(num_steps)
@@ -222,8 +250,12 @@ STEPS = st.tuples(NUMBERS, FLAGS, NUMBERS, st.floats(-3, 3, width=32))
 @hypothesis.settings(max_examples=200, deadline=None, derandomize=True)
 @hypothesis.given(steps=st.lists(STEPS, min_size=6, max_size=6), last_value=NUMBERS)
 def test_any_flags_at_all(steps: list[Any], last_value: float) -> None:
-    """Even flags that no environment sends: ends and rewards on reset steps, resets in mid-episode."""
-    rewards, flags, values, log_rhos = (np.array(column)[:, None] for column in zip(*steps, strict=True))
+    """Even flags that no environment sends: ends and rewards on reset steps, resets in
+    mid-episode.
+    """
+    rewards, flags, values, log_rhos = (
+        np.array(column)[:, None] for column in zip(*steps, strict=True)
+    )
     values = np.append(values, [[last_value]], axis=0).astype(np.float32)
     data = Data(rewards.astype(np.float32), *np.moveaxis(flags, -1, 0), values)
     tolerance = {"rtol": 1e-4, "atol": 1e-4}
@@ -231,10 +263,12 @@ def test_any_flags_at_all(steps: list[Any], last_value: float) -> None:
     np.testing.assert_allclose(gae(*data, DISCOUNT, 0.9), expected[..., 0], **tolerance)
     np.testing.assert_allclose(n_step(*data, DISCOUNT, 3), expected[..., 1], **tolerance)
     result = vtrace(*data, log_rhos.astype(np.float32), DISCOUNT, 0.9)
-    np.testing.assert_allclose(result, naive_vtrace(data, log_rhos, 0.9, 1.0, 1.0, 1.0), **tolerance)
+    np.testing.assert_allclose(
+        result, naive_vtrace(data, log_rhos, 0.9, 1.0, 1.0, 1.0), **tolerance
+    )
 
 
-# --- Against rlax, which knows terminations only ----------------------------------------------------------------------
+# --- Against rlax, which knows terminations only --------------------------------------------------
 
 
 def test_rlax() -> None:
@@ -254,14 +288,22 @@ def test_rlax() -> None:
 
     rlax_lambda_returns = over_envs(rlax.lambda_returns, 3)
     rlax_gae = over_envs(
-        lambda r, d, v, x: rlax.truncated_generalized_advantage_estimation(r, d, lambda_=x, values=v), 3
+        lambda r, d, v, x: rlax.truncated_generalized_advantage_estimation(
+            r, d, lambda_=x, values=v
+        ),
+        3,
     )
     rlax_vtrace = over_envs(
-        partial(rlax.vtrace_td_error_and_advantage, clip_rho_threshold=1.5, clip_pg_rho_threshold=2.0), 5
+        partial(
+            rlax.vtrace_td_error_and_advantage, clip_rho_threshold=1.5, clip_pg_rho_threshold=2.0
+        ),
+        5,
     )
     for gae_lambda in (0.0, 0.9, 1.0):
         expected = rlax_lambda_returns(data.reward, discounts, after, gae_lambda)
-        np.testing.assert_allclose(lambda_returns(*data, DISCOUNT, gae_lambda), expected, **TOLERANCE)
+        np.testing.assert_allclose(
+            lambda_returns(*data, DISCOUNT, gae_lambda), expected, **TOLERANCE
+        )
 
         expected = rlax_gae(data.reward, discounts, data.values, gae_lambda)
         np.testing.assert_allclose(gae(*data, DISCOUNT, gae_lambda), expected, **TOLERANCE)
@@ -272,7 +314,9 @@ def test_rlax() -> None:
         np.testing.assert_allclose(result.pg_advantages, expected.pg_advantage, **TOLERANCE)
 
     for n in (1, 3, 12):
-        expected = over_envs(partial(rlax.n_step_bootstrapped_returns, n=n), 3)(data.reward, discounts, after)
+        expected = over_envs(partial(rlax.n_step_bootstrapped_returns, n=n), 3)(
+            data.reward, discounts, after
+        )
         np.testing.assert_allclose(n_step(*data, DISCOUNT, n), expected, **TOLERANCE)
 
 
@@ -283,7 +327,9 @@ def test_projection_is_that_of_rlax(num_atoms: int) -> None:
 
     rng = np.random.default_rng(num_atoms)
     atoms = np.cumsum(rng.uniform(0.1, 2, num_atoms)).astype(np.float32) - 3
-    support = np.concatenate([rng.uniform(-6, 12, (20, 5)), np.tile(atoms[:1], (20, 1))], axis=1).astype(np.float32)
+    support = np.concatenate(
+        [rng.uniform(-6, 12, (20, 5)), np.tile(atoms[:1], (20, 1))], axis=1
+    ).astype(np.float32)
     probs = rng.dirichlet(np.ones(6), 20).astype(np.float32)
     found, expected = (
         jax.jit(jax.vmap(project, (0, 0, None)))(support, probs, atoms)
@@ -299,17 +345,20 @@ def test_rescaled_values_are_those_of_rlax() -> None:
     x = np.concatenate([np.linspace(-3, 3, 25), [-1e4, -200.0, 300.0, 1e5]]).astype(np.float32)
     pair = rlax.SIGNED_HYPERBOLIC_PAIR
     np.testing.assert_array_equal(jax.jit(returns.rescale)(x), jax.jit(pair.apply)(x))
-    np.testing.assert_allclose(jax.jit(returns.unscale)(x), jax.jit(pair.apply_inv)(x), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(
+        jax.jit(returns.unscale)(x), jax.jit(pair.apply_inv)(x), rtol=1e-3, atol=1e-3
+    )
 
 
 def test_rescaling_and_its_inverse_cancel() -> None:
     x = np.concatenate([np.linspace(-5, 5, 100_001), [-1e4, -200.0, 300.0, 1e5]]).astype(np.float32)
     again = np.asarray(jax.jit(lambda x: returns.unscale(returns.rescale(x)))(x), np.float64)
     np.testing.assert_allclose(again, x, rtol=1e-5, atol=1e-5)
-    assert abs(np.mean((again - x)[x > 0])) < 1e-6  # targets of n-step returns would add up what does not average out
+    # targets of n-step returns would add up what does not average out
+    assert abs(np.mean((again - x)[x > 0])) < 1e-6
 
 
-# --- Properties -------------------------------------------------------------------------------------------------------
+# --- Properties -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("gae_lambda", [0.0, 0.9, 1.0])
@@ -320,7 +369,9 @@ def test_vtrace_on_policy_is_lambda_returns_and_gae(gae_lambda: float) -> None:
     np.testing.assert_allclose(result.pg_advantages, gae(*data, DISCOUNT, gae_lambda), **TOLERANCE)
 
 
-def everything(data: Data, log_rhos: np.ndarray, discount: Any = DISCOUNT, gae_lambda: Any = 0.9) -> Any:
+def everything(
+    data: Data, log_rhos: np.ndarray, discount: Any = DISCOUNT, gae_lambda: Any = 0.9
+) -> Any:
     """What all functions return, as offsets from the value of their own step."""
     offsets = (
         returns.gae(*data, discount, gae_lambda),
@@ -348,7 +399,8 @@ def test_reset_steps_matter_only_as_bootstrap() -> None:
     np.testing.assert_array_equal(jax.jit(everything)(dirty, dirty_log_rhos), clean)
     assert (clean[:, reset] == 0).all()
 
-    # The value of a reset step is that of the terminal observation: used after a truncation, and by nothing else.
+    # The value of a reset step is that of the terminal observation: used after a truncation,
+    # and by nothing else.
     bootstraps = np.zeros((17, shape[1]), bool)
     bootstraps[1:] = data.truncated & ~data.terminated
     unused = np.append(reset, np.zeros((1, shape[1]), bool), axis=0) & ~bootstraps
@@ -362,13 +414,17 @@ def test_reset_steps_matter_only_as_bootstrap() -> None:
     by_truncation = bootstraps[1:]
     assert (changed[0][by_truncation] != clean[0][by_truncation]).all()
     never_truncated = ~by_truncation.any(axis=0)
-    np.testing.assert_array_equal(np.stack(changed)[:, :, never_truncated], clean[:, :, never_truncated])
+    np.testing.assert_array_equal(
+        np.stack(changed)[:, :, never_truncated], clean[:, :, never_truncated]
+    )
     expected = naive(dirty, lambda x, t: naive_gae(x, t, 0.9))
     np.testing.assert_allclose(changed[0], expected, rtol=1e-5, atol=1e-5 * 1e4)
 
 
 def test_truncation_is_not_a_terminal() -> None:
-    """Reward 1, time limit 10, discount 0.9, true value 10: the return is 10 from anywhere in the episode."""
+    """Reward 1, time limit 10, discount 0.9, true value 10:
+    the return is 10 from anywhere in the episode.
+    """
     column = np.ones((10, 1), np.float32)
     last = np.arange(10)[:, None] == 9
     data = Data(column, last & False, last, ~(last & False), np.full((11, 1), 10.0, np.float32))
@@ -381,7 +437,9 @@ def test_extreme_ratios_are_finite() -> None:
     for log_rho in (-1e4, 1e4):
         extreme = np.full_like(log_rhos, log_rho)
         assert np.isfinite(vtrace(*data, extreme, DISCOUNT)).all()
-        unclipped = vtrace(*data, np.where(data.valid, log_rhos, extreme), DISCOUNT, 1.0, np.inf, np.inf, np.inf)
+        unclipped = vtrace(
+            *data, np.where(data.valid, log_rhos, extreme), DISCOUNT, 1.0, np.inf, np.inf, np.inf
+        )
         assert np.isfinite(unclipped).all()
 
 
@@ -391,7 +449,8 @@ def test_no_gradient() -> None:
     def total(values: jax.Array) -> jax.Array:
         results = everything(data._replace(values=values), log_rhos)
         return sum(
-            jnp.sum(x + y) for x, y in zip(results, (0.0, values[:-1], values[:-1], values[:-1], 0.0), strict=True)
+            jnp.sum(x + y)
+            for x, y in zip(results, (0.0, values[:-1], values[:-1], values[:-1], 0.0), strict=True)
         )
 
     np.testing.assert_array_equal(jax.jit(jax.grad(total))(data.values), np.zeros_like(data.values))
@@ -402,7 +461,8 @@ def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match="n must be >= 1, not 0"):
         returns.n_step(*data, DISCOUNT, 0)
     for call in (
-        lambda: returns.gae(*data._replace(values=data.values[:-1]), DISCOUNT, 0.9),  # would broadcast for T = 2
+        # would broadcast for T = 2
+        lambda: returns.gae(*data._replace(values=data.values[:-1]), DISCOUNT, 0.9),
         lambda: returns.n_step(*data._replace(values=data.values[:-1]), DISCOUNT, 3),
         lambda: returns.vtrace(*data, log_rhos[:1], DISCOUNT),
     ):
@@ -410,7 +470,7 @@ def test_bad_arguments() -> None:
             call()
 
 
-# --- Execution --------------------------------------------------------------------------------------------------------
+# --- Execution ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_devices", [1, 8])
@@ -420,7 +480,11 @@ def test_shard_map(num_devices: int) -> None:
     time_major = P(None, "data")
     sharded = jax.jit(
         jax.shard_map(
-            everything, mesh=mesh, in_specs=(time_major, time_major, P(), P()), out_specs=time_major, check_vma=True
+            everything,
+            mesh=mesh,
+            in_specs=(time_major, time_major, P(), P()),
+            out_specs=time_major,
+            check_vma=True,
         )
     )
     result = sharded(data, log_rhos, jnp.float32(DISCOUNT), jnp.float32(0.9))
@@ -436,8 +500,12 @@ def test_shard_map_over_hyperparameters() -> None:
         return jax.tree.map(lambda x: x[None], everything(data, log_rhos, DISCOUNT, gae_lambda[0]))
 
     lambdas = jnp.array([0.5, 0.9])
-    sharded = jax.shard_map(of_agent, mesh=mesh, in_specs=P("agent"), out_specs=P("agent"), check_vma=True)
+    sharded = jax.shard_map(
+        of_agent, mesh=mesh, in_specs=P("agent"), out_specs=P("agent"), check_vma=True
+    )
     vmapped = jax.vmap(partial(everything, data, log_rhos, DISCOUNT))
     result = np.stack(jax.jit(sharded)(lambdas))
     np.testing.assert_allclose(result, jax.jit(vmapped)(lambdas), rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(result[:, 1], jax.jit(everything)(data, log_rhos), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        result[:, 1], jax.jit(everything)(data, log_rhos), rtol=1e-6, atol=1e-6
+    )

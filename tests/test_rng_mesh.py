@@ -23,15 +23,21 @@ def test_keys_are_all_different() -> None:
     steps, index = jnp.array([0, 1, 2**31, 2**32 - 2], jnp.uint32), jnp.arange(8)
     per_step = jax.jit(rng.per_step)
     keys = [
-        data(per_step(rng.stream(seed, stream), steps, index)) for seed in (0, 1, 2**31 - 1) for stream in rng.Stream
+        data(per_step(rng.stream(seed, stream), steps, index))
+        for seed in (0, 1, 2**31 - 1)
+        for stream in rng.Stream
     ]
-    keys.append(np.stack([data(rng.stream(seed, stream))[0] for seed in (0, 1) for stream in rng.Stream]))
+    keys.append(
+        np.stack([data(rng.stream(seed, stream))[0] for seed in (0, 1) for stream in rng.Stream])
+    )
     keys = np.concatenate(keys)
     assert len(np.unique(keys, axis=0)) == len(keys)
 
 
 def test_keys_say_what_they_are_for() -> None:
-    """The key of a step of an environment is found without those of others, from a seed or from its key."""
+    """The key of a step of an environment is found without those of others,
+    from a seed or from its key.
+    """
     key = rng.stream(7, rng.Stream.ACT)
     np.testing.assert_array_equal(data(rng.stream(jax.random.key(7), rng.Stream.ACT)), data(key))
     keys = rng.per_step(key, jnp.arange(3, dtype=jnp.uint32), jnp.arange(4))
@@ -64,7 +70,9 @@ def test_acting_allows_loops_from_constants() -> None:
         return jax.lax.fori_loop(0, 3, lambda _, total: total + x, jnp.zeros(2))
 
     def run(x: jax.Array) -> jax.Array:
-        learned = meshes.learning(lambda x: meshes.global_sum(x.sum()), mesh, meshes.BATCH, meshes.REPLICATED)
+        learned = meshes.learning(
+            lambda x: meshes.global_sum(x.sum()), mesh, meshes.BATCH, meshes.REPLICATED
+        )
         return learned(meshes.acting(act, mesh, meshes.BATCH, meshes.BATCH)(x)) + x.sum()
 
     x = np.arange(4, dtype=np.float32)
@@ -126,12 +134,16 @@ def test_a_key_for_the_batch_is_the_same_on_any_number_of_devices() -> None:
         return jax.random.normal(meshes.batch_key(jax.random.wrap_key_data(data)), (1,))
 
     keys = jax.random.key_data(jax.random.split(jax.random.key(0), 4))
-    one, two = (meshes.Program(draws, make_mesh(n), (meshes.BATCH,), meshes.BATCH)(keys) for n in (1, 2))
+    one, two = (
+        meshes.Program(draws, make_mesh(n), (meshes.BATCH,), meshes.BATCH)(keys) for n in (1, 2)
+    )
     np.testing.assert_array_equal(two, np.repeat(one, 2))
 
 
 def test_without_jit_a_program_runs_step_by_step() -> None:
-    """As one debugs a loss: ``print`` shows numbers, and the results are those of the compiled program."""
+    """As one debugs a loss: ``print`` shows numbers,
+    and the results are those of the compiled program.
+    """
     shown = []
 
     def function(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -140,7 +152,9 @@ def test_without_jit_a_program_runs_step_by_step() -> None:
         def loss(w: jax.Array) -> jax.Array:
             return meshes.global_mean((w * x) ** 2, x > 0)
 
-        return jax.grad(loss)(w), jax.lax.fori_loop(0, 3, lambda i, y: y + i, meshes.global_sum(loss(w)))
+        return jax.grad(loss)(w), jax.lax.fori_loop(
+            0, 3, lambda i, y: y + i, meshes.global_sum(loss(w))
+        )
 
     arguments = np.arange(4.0, dtype=np.float32), np.float32(2.0)
     specs = (meshes.BATCH, meshes.REPLICATED), (meshes.REPLICATED, meshes.REPLICATED)
@@ -158,14 +172,18 @@ def test_without_jit_a_program_runs_step_by_step() -> None:
 
 @pytest.mark.parametrize("most, loops", [(None, 0), (5, 1), (4, 1), (1, 0), (16, 0)])
 def test_members_may_be_computed_in_groups(most: int | None, loops: int) -> None:
-    """Groups of the largest size that divides their number; a single member's function is not changed by it."""
+    """Groups of the largest size that divides their number;
+    a single member's function is not changed by it.
+    """
 
     def member(x: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         return x**2, jax.random.uniform(key, (3,))
 
     x, keys = jnp.arange(12.0), jax.random.split(jax.random.key(0), 12)
     grouped = meshes.over_members(member, most)
-    for found, expected in zip(grouped(x, keys), (x**2, jax.vmap(lambda key: member(x[0], key)[1])(keys)), strict=True):
+    for found, expected in zip(
+        grouped(x, keys), (x**2, jax.vmap(lambda key: member(x[0], key)[1])(keys)), strict=True
+    ):
         np.testing.assert_array_equal(found, expected)
     assert str(jax.make_jaxpr(grouped)(x, keys)).count("scan[") == loops
     heavy = jnp.zeros((12, meshes.LIGHT + 1))  # such as a replay memory, which a loop would copy

@@ -1,6 +1,8 @@
-"""The documentation in a real browser: nothing is cut, pictures show, light and dark; its search works.
+"""The documentation in a real browser: nothing is cut, pictures show, light and dark;
+its search works.
 
-The browser needs ``pip install playwright``, and Chromium: ``playwright install chromium``, or its path in CHROMIUM.
+The browser needs ``pip install playwright``, and Chromium: ``playwright install chromium``,
+or its path in CHROMIUM.
 """
 
 from __future__ import annotations
@@ -44,8 +46,22 @@ CUT = """
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(built)]
-    env = {**os.environ, "JAX_PLATFORMS": "cpu", "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(runs.ROOT)}
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(built),
+    ]
+    env = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "NO_MKDOCS_2_WARNING": "1",
+        "PYTHONPATH": str(runs.ROOT),
+    }
     subprocess.run(command, cwd=runs.ROOT, env=env, check=True)
     return built
 
@@ -55,7 +71,8 @@ def page() -> Any:
     """One for all tests: where Chromium has one process, closing a page ends it."""
     playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as driver:
-        flags = ["--no-sandbox", "--no-zygote", "--single-process", "--disable-gpu"]  # as containers need
+        # as containers need
+        flags = ["--no-sandbox", "--no-zygote", "--single-process", "--disable-gpu"]
         try:
             opened = driver.chromium.launch(executable_path=os.environ.get("CHROMIUM"), args=flags)
         except playwright.Error as error:
@@ -66,11 +83,17 @@ def page() -> Any:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_nothing_is_cut_and_every_picture_shows(site: Path, page: Any, width: int, scheme: str) -> None:
+def test_nothing_is_cut_and_every_picture_shows(
+    site: Path, page: Any, width: int, scheme: str
+) -> None:
     page.set_viewport_size({"width": width, "height": 900})
     page.emulate_media(color_scheme=scheme)
     faults = {}
-    files = [file for file in site.rglob("*.html") if "assets" not in file.parts and file.name != "404.html"]
+    files = [
+        file
+        for file in site.rglob("*.html")
+        if "assets" not in file.parts and file.name != "404.html"
+    ]
     assert len(files) > 40
     page.goto(files[0].as_uri())
     page.evaluate("localStorage.clear()")  # the scheme that a page has chosen once
@@ -80,7 +103,10 @@ def test_nothing_is_cut_and_every_picture_shows(site: Path, page: Any, width: in
         if any(found.values()):
             faults[str(file.relative_to(site))] = found
     assert not faults
-    assert page.evaluate("document.body.dataset.mdColorScheme") == {"light": "default", "dark": "slate"}[scheme]
+    assert (
+        page.evaluate("document.body.dataset.mdColorScheme")
+        == {"light": "default", "dark": "slate"}[scheme]
+    )
 
 
 @pytest.fixture
@@ -107,7 +133,11 @@ def test_the_search_finds_pages(address: str, name: str, page: Any) -> None:
 
 
 def test_pages_show_the_version_and_load_nothing_from_elsewhere(site: Path) -> None:
-    assert (site / "search" / "search_index.js").read_text(encoding="utf-8").startswith("var __index = {")
+    assert (
+        (site / "search" / "search_index.js")
+        .read_text(encoding="utf-8")
+        .startswith("var __index = {")
+    )
     for file in (site / "index.html", site / "api" / "types.html"):
         text = file.read_text(encoding="utf-8")
         header = text[text.index("<header") : text.index("</header>")]
@@ -119,7 +149,9 @@ def test_the_search_prefers_guides_to_the_api(site: Path) -> None:
     text = (site / "search" / "search_index.js").read_text(encoding="utf-8")
     pages = json.loads(text.removeprefix("var __index = ").rstrip(";\n"))["docs"]
     boosts = {
-        page["location"].startswith("api/"): page.get("boost", 1) for page in pages if "#" not in page["location"]
+        page["location"].startswith("api/"): page.get("boost", 1)
+        for page in pages
+        if "#" not in page["location"]
     }
     assert boosts == {True: 0.1, False: 1}
 

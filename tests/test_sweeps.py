@@ -33,8 +33,14 @@ SMALL: dict[str, Any] = {"num_envs": 8, "rollout_length": 8, "hidden_sizes": (8,
 
 @pytest.mark.case  # the other tests of sweeps
 def test_ppo_es_is_short_and_learns() -> None:
-    """The mean return of the probes is at first that of random actions, 0.4, and 0.8 of the right ones."""
-    (function,) = (x for x in ast.parse((SCRIPTS / "ppo_es.py").read_text()).body if isinstance(x, ast.FunctionDef))
+    """The mean return of the probes is at first that of random actions, 0.4,
+    and 0.8 of the right ones.
+    """
+    (function,) = (
+        x
+        for x in ast.parse((SCRIPTS / "ppo_es.py").read_text()).body
+        if isinstance(x, ast.FunctionDef)
+    )
     assert function.end_lineno is not None and function.end_lineno - function.lineno < 50
     evolve = runpy.run_path(str(SCRIPTS / "ppo_es.py"))["evolve"]
     found = list(evolve("Probe-v0", 8_000, 0, size=4, iterations=4, learning_rate=0.01, **SMALL))
@@ -47,7 +53,9 @@ def test_ppo_es_is_short_and_learns() -> None:
 
 def sweep(*args: object) -> list[str]:
     sizes = "--evaluation-episodes 2 --num-envs 4 --rollout-length 16"
-    command = f"-m jaxrl_dist.cli sweep ppo --env CartPole-v1 {sizes} --vary learning-rate=1e-5:1e-1:log"
+    command = (
+        f"-m jaxrl_dist.cli sweep ppo --env CartPole-v1 {sizes} --vary learning-rate=1e-5:1e-1:log"
+    )
     return [sys.executable, *command.split(), *map(str, args)]
 
 
@@ -55,17 +63,27 @@ def sweep(*args: object) -> list[str]:
     "flags, message",
     [
         ("--vary lr=1:2", "--vary lr: ppo has no such hyperparameter; it is --learning-rate here"),
-        ("--vary learning-rate=0.1:0.01", "--vary learning-rate=0.1:0.01 is not a range of numbers; LOW:HIGH works"),
+        (
+            "--vary learning-rate=0.1:0.01",
+            "--vary learning-rate=0.1:0.01 is not a range of numbers; LOW:HIGH works",
+        ),
         ("--vary activation=tanh:relu", "--vary activation=tanh:relu is not a range of numbers"),
         ("--vary learning-rate=0:1:log", "--learning-rate must be > 0, not 0.0"),
-        ("--vary learning-rate=1:2 --seeds 2", "--seeds does not work with --tuner optuna, which chooses the values"),
-        ("", "--tuner optuna needs hyperparameters to choose, such as --vary learning-rate=1e-5:1e-1:log"),
+        (
+            "--vary learning-rate=1:2 --seeds 2",
+            "--seeds does not work with --tuner optuna, which chooses the values",
+        ),
+        (
+            "",
+            "--tuner optuna needs hyperparameters to choose, such as --vary learning-rate=1e-5:1e-1:log",
+        ),
     ],
 )
 def test_what_a_tuner_cannot_choose_is_refused(
     flags: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # as if Optuna were installed
+    # as if Optuna were installed
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     assert cli.main(f"sweep ppo --env CartPole-v1 --tuner optuna {flags}".split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"jaxrl-dist: error: {message}")
@@ -76,7 +94,19 @@ def test_a_tuner_that_is_missing_is_one_line_with_the_command(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert (
-        cli.main(["sweep", "ppo", "--env", "CartPole-v1", "--tuner", "ray", "--vary", "learning-rate=1e-4:1e-2"]) == 2
+        cli.main(
+            [
+                "sweep",
+                "ppo",
+                "--env",
+                "CartPole-v1",
+                "--tuner",
+                "ray",
+                "--vary",
+                "learning-rate=1e-4:1e-2",
+            ]
+        )
+        == 2
     )
     needed = "needs a package that is not installed: pip install 'jaxrl-dist[ray]'"
     assert capsys.readouterr().err == f"jaxrl-dist: error: --tuner ray {needed}\n"
@@ -86,9 +116,21 @@ def test_ray_cannot_compare_runs_of_records(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning, "check", lambda *command: None)  # whether it is installed
-    step = {"obs": np.zeros((11, 4), np.float32), "action": np.arange(10) % 2, "reward": np.ones(10)}
+    step = {
+        "obs": np.zeros((11, 4), np.float32),
+        "action": np.arange(10) % 2,
+        "reward": np.ones(10),
+    }
     jaxrl_dist.Dataset.from_episodes([{**step, "terminated": True}]).save(tmp_path / "data")
-    command = ["dqn", "--data", str(tmp_path / "data"), "--env", "CartPole-v1", "--vary", "learning-rate=1e-4:1e-2"]
+    command = [
+        "dqn",
+        "--data",
+        str(tmp_path / "data"),
+        "--env",
+        "CartPole-v1",
+        "--vary",
+        "learning-rate=1e-4:1e-2",
+    ]
     assert cli.main(["sweep", *command, "--tuner", "ray"]) == 2
     assert "--plan offline has none; --tuner optuna works" in capsys.readouterr().err
 
@@ -102,9 +144,15 @@ def test_ray_cannot_compare_runs_of_records(
     }.items(),
 )
 def test_trials_are_headed_by_what_ranks_them(
-    flags: str, score: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    flags: str,
+    score: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    trial = SimpleNamespace(number=0, value=9.0, params={"learning-rate": 0.1}, user_attrs={tuning.RUN: "trials/0000"})
+    trial = SimpleNamespace(
+        number=0, value=9.0, params={"learning-rate": 0.1}, user_attrs={tuning.RUN: "trials/0000"}
+    )
     told = list[Any]()
     study = SimpleNamespace(
         ask=lambda: trial, tell=lambda *result, state: told.append(trial), get_trials=lambda states=None: [*told],
@@ -128,7 +176,12 @@ def test_trials_are_headed_by_what_ranks_them(
 
 def test_ranges_and_choices_of_a_tuner() -> None:
     config, _ = request.parse(["ppo", "--env", "CartPole-v1"]).resolved()
-    vary = {"learning-rate": "1e-5:1:log", "num-epochs": "1:4", "activation": "tanh,relu", "gae-lambda": "0:1"}
+    vary = {
+        "learning-rate": "1e-5:1:log",
+        "num-epochs": "1:4",
+        "activation": "tanh,relu",
+        "gae-lambda": "0:1",
+    }
     assert tuning.spaces(config, vary) == {
         "learning-rate": (1e-5, 1.0, True), "num-epochs": (1, 4, False), "activation": ("tanh", "relu"),
         "gae-lambda": (0.0, 1.0, False),
@@ -138,7 +191,9 @@ def test_ranges_and_choices_of_a_tuner() -> None:
 def by_optuna(monkeypatch: pytest.MonkeyPatch, path: Path, trials: int) -> int:
     """The exit code of a sweep whose trials do not train."""
     pytest.importorskip("optuna", reason="needs jaxrl-dist[optuna]")
-    monkeypatch.setattr(tuning, "_scores", lambda run, trials, run_dir, stop: [(9.0, run_dir)] * len(trials))
+    monkeypatch.setattr(
+        tuning, "_scores", lambda run, trials, run_dir, stop: [(9.0, run_dir)] * len(trials)
+    )
     command = f"sweep ppo --env CartPole-v1 --tuner optuna --vary learning-rate=1e-5:1 --trials {trials} --run-dir"
     return cli.main([*command.split(), str(path)])
 
@@ -179,12 +234,18 @@ def test_a_damaged_study_is_told_in_a_line(
 
 @pytest.mark.slow
 def test_a_sweep_by_optuna_survives_a_kill(tmp_path: Path) -> None:
-    """The second command keeps what was finished, and trains again with the values of what was not."""
+    """The second command keeps what was finished, and trains again with the values of what was
+    not.
+    """
     optuna = pytest.importorskip("optuna", reason="needs jaxrl-dist[optuna]")
     path = tmp_path / "run"
-    command = sweep("--tuner", "optuna", "--trials", 6, "--total-env-steps", 2000, "--run-dir", path)
+    command = sweep(
+        "--tuner", "optuna", "--trials", 6, "--total-env-steps", 2000, "--run-dir", path
+    )
     with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline().startswith("6 trials by optuna, 2 at a time")
+        assert process.stdout is not None and process.stdout.readline().startswith(
+            "6 trials by optuna, 2 at a time"
+        )
         assert process.stdout.readline().startswith("2 trials, best greedy return ")
         study = None
         while study is None or len(study.trials) < 4:  # the second batch has begun
@@ -192,34 +253,55 @@ def test_a_sweep_by_optuna_survives_a_kill(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
     before = [trial.value for trial in study.trials[:2]]
     asked = [trial.params for trial in study.trials[2:]]
-    done = subprocess.run(command, env=ENVIRONMENT, check=True, capture_output=True, text=True, timeout=300).stdout
+    done = subprocess.run(
+        command, env=ENVIRONMENT, check=True, capture_output=True, text=True, timeout=300
+    ).stdout
     assert [line.split(",")[0] for line in done.splitlines()[1:3]] == ["4 trials", "6 trials"]
     trials = optuna.load_study(study_name="ppo", storage=f"sqlite:///{path / tuning.STUDY}").trials
-    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 2 + ["FAIL"] * 2 + ["COMPLETE"] * 4
-    assert [trial.value for trial in trials[:2]] == before and all(math.isfinite(x.value) for x in trials[4:])
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 2 + ["FAIL"] * 2 + [
+        "COMPLETE"
+    ] * 4
+    assert [trial.value for trial in trials[:2]] == before and all(
+        math.isfinite(x.value) for x in trials[4:]
+    )
     assert [trial.params for trial in trials[4:6]] == asked
     head, *ranking = map(str.split, done.splitlines()[3:])
     assert head == ["greedy", "return", "learning-rate", "run"] and len(ranking) == 6
     best = max(trials, key=lambda trial: trial.value or -math.inf)
-    assert ranking[0] == [f"{best.value:.4g}", f"{best.params['learning-rate']:.4g}", best.user_attrs["run"]]
+    assert ranking[0] == [
+        f"{best.value:.4g}",
+        f"{best.params['learning-rate']:.4g}",
+        best.user_attrs["run"],
+    ]
     stored = json.loads((path / best.user_attrs["run"] / "config.json").read_text())
     assert stored["hyperparameters"]["learning_rate"] == best.params["learning-rate"]
-    rates = [json.loads((path / f"trials/0004/members/{x}/config.json").read_text()) for x in ("000", "001")]
-    assert [x["hyperparameters"]["learning_rate"] for x in rates] == [x["learning-rate"] for x in asked]
+    rates = [
+        json.loads((path / f"trials/0004/members/{x}/config.json").read_text())
+        for x in ("000", "001")
+    ]
+    assert [x["hyperparameters"]["learning_rate"] for x in rates] == [
+        x["learning-rate"] for x in asked
+    ]
 
 
 @pytest.mark.slow
 def test_a_sweep_by_ray_ends_bad_trials_early(tmp_path: Path) -> None:
     pytest.importorskip("ray.tune", reason="needs jaxrl-dist[ray]")
     path = tmp_path / "run"
-    command = sweep("--tuner", "ray", "--trials", 4, "--jobs", 1, "--total-env-steps", 3600, "--run-dir", path)
+    command = sweep(
+        "--tuner", "ray", "--trials", 4, "--jobs", 1, "--total-env-steps", 3600, "--run-dir", path
+    )
     environment = {**ENVIRONMENT, "HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"^4 trials, of which 4 with a return, [1-3] after all env steps$", done.stdout, re.M)
+    assert re.search(
+        r"^4 trials, of which 4 with a return, [1-3] after all env steps$", done.stdout, re.M
+    )
     best = path / done.stdout.splitlines()[-1].split()[-1]
     assert cli.main(["evaluate", str(best), "--episodes", "2"]) == 0
-    lines = [file.read_text().splitlines() for file in path.glob("trials/*/members/000/metrics.jsonl")]
+    lines = [
+        file.read_text().splitlines() for file in path.glob("trials/*/members/000/metrics.jsonl")
+    ]
     ended = [json.loads(x[-1])["env_steps"] for x in lines]
     assert len(ended) == 4 and min(ended) < 3600 <= max(ended)
 
@@ -234,15 +316,21 @@ def test_a_value_that_cannot_run_leaves_the_other_trials_alone(
     assert refused[0] is None
     said = capsys.readouterr().err
     assert "the trial with --num-minibatches 3 is left out: " in said and said.count("\n") == 1
-    assert tuning._scores(command, trials[1:2], tmp_path / "0001", lambda: False) == [(None, tmp_path / "0001")]
+    assert tuning._scores(command, trials[1:2], tmp_path / "0001", lambda: False) == [
+        (None, tmp_path / "0001")
+    ]
 
 
-def test_what_no_value_could_mend_ends_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_value_could_mend_ends_a_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told, optuna, trial = [], MagicMock(), SimpleNamespace(number=0)
     trial.suggest_float = lambda name, low, high, log: 0.1
     states = SimpleNamespace(RUNNING=0, COMPLETE=1, PRUNED=2, FAIL=3)
     optuna.create_study.return_value = SimpleNamespace(
-        ask=lambda: trial, tell=lambda number, state: told.append(state), get_trials=lambda states=None: []
+        ask=lambda: trial,
+        tell=lambda number, state: told.append(state),
+        get_trials=lambda states=None: [],
     )
     monkeypatch.setitem(sys.modules, "optuna", optuna)
     monkeypatch.setitem(sys.modules, "optuna.trial", SimpleNamespace(TrialState=states))  # type: ignore[arg-type]
@@ -268,7 +356,9 @@ class Study:
 
     def ask(self) -> Any:
         params = {"learning-rate": self.proposals.pop(0)}
-        trial = SimpleNamespace(number=len(self.trials), params=params, state=0, value=None, user_attrs={})
+        trial = SimpleNamespace(
+            number=len(self.trials), params=params, state=0, value=None, user_attrs={}
+        )
         trial.set_user_attr = trial.user_attrs.__setitem__
         trial.suggest_float = lambda name, low, high, log: params[name]
         self.trials.append(trial)
@@ -283,8 +373,13 @@ class Study:
         raise ValueError
 
     def sweep(self, tmp_path: Path, trials: int, said: list[str]) -> bool:
-        command, space = request.parse(runs.CARTPOLE.split()), {"learning-rate": tuning.Range(0.01, 0.1, False)}
-        return tuning.by_optuna(command, space, tmp_path, trials, 2, lambda: False, said.append, "return", 0)
+        command, space = (
+            request.parse(runs.CARTPOLE.split()),
+            {"learning-rate": tuning.Range(0.01, 0.1, False)},
+        )
+        return tuning.by_optuna(
+            command, space, tmp_path, trials, 2, lambda: False, said.append, "return", 0
+        )
 
 
 def test_equal_values_train_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +387,10 @@ def test_equal_values_train_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     def scores(run: Any, trials: list[Any], run_dir: Path, stop: Any) -> list[Any]:
         trained.extend(trials)
-        return [(100 * trial["learning-rate"], run_dir / f"{trial['learning-rate']}") for trial in trials]
+        return [
+            (100 * trial["learning-rate"], run_dir / f"{trial['learning-rate']}")
+            for trial in trials
+        ]
 
     monkeypatch.setattr(tuning, "_scores", scores)
     study = Study(monkeypatch, [0.1, 0.2, 0.2, 0.3, 0.1, 0.2])
@@ -300,7 +398,11 @@ def test_equal_values_train_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [trial["learning-rate"] for trial in trained] == [0.1, 0.2, 0.3]
     assert [trial.value for trial in study.trials] == pytest.approx([10, 20, 20, 30, 10, 20])
     _, *rows = said[-1].splitlines()
-    assert [row.split()[-1] for row in rows] == ["trials/0002/0.3", "trials/0000/0.2", "trials/0000/0.1"]
+    assert [row.split()[-1] for row in rows] == [
+        "trials/0002/0.3",
+        "trials/0000/0.2",
+        "trials/0000/0.1",
+    ]
 
 
 def test_an_environment_that_fails_costs_one_batch_and_ends_a_sweep_if_it_fails_again(
@@ -318,7 +420,9 @@ def test_an_environment_that_fails_costs_one_batch_and_ends_a_sweep_if_it_fails_
     with pytest.raises(jaxrl_dist.EnvError):
         study.sweep(tmp_path, 8, [])
     assert [trial.state for trial in study.trials] == [2, 2, 1, 1, 2, 2, 3, 3]
-    left_out = f"jaxrl-dist: the trials in {tmp_path}/trials/0000 are left out: EnvError: step 3 broke"
+    left_out = (
+        f"jaxrl-dist: the trials in {tmp_path}/trials/0000 are left out: EnvError: step 3 broke"
+    )
     assert capsys.readouterr().err.splitlines()[0] == left_out
 
 
@@ -326,7 +430,9 @@ def test_a_sweep_in_which_no_trial_has_a_return_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tuning, "check", lambda *command: None)  # whether it is installed
-    monkeypatch.setattr(tuning, "_scores", lambda run, trials, run_dir, stop: [(None, run_dir)] * len(trials))
+    monkeypatch.setattr(
+        tuning, "_scores", lambda run, trials, run_dir, stop: [(None, run_dir)] * len(trials)
+    )
     Study(monkeypatch, [0.1, 0.2])
     command = "sweep ppo --env CartPole-v1 --tuner optuna --vary learning-rate=1e-5:1 --trials 2 --run-dir"
     assert cli.main([*command.split(), str(tmp_path / "run")]) == 1
@@ -343,32 +449,63 @@ def fake_ray(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
     return ray
 
 
-def test_ray_hears_of_a_trial_from_its_first_return_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ray_hears_of_a_trial_from_its_first_return_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A 0 before that would be more than any return of many environments."""
     ray, heard = fake_ray(monkeypatch), list[Any]()
     ray.tune.report = heard.append
     ray.tune.get_context.return_value.get_trial_name.return_value = "trial"
-    ray.tune.Tuner.side_effect = lambda trial, **_: SimpleNamespace(fit=lambda: trial({"learning-rate": 0.1}) or [])
-    words = runs.CARTPOLE.replace("CartPole-v1", "gymnax:Pendulum-v1").replace(" 384 ", " 2048 ").split()
+    ray.tune.Tuner.side_effect = lambda trial, **_: SimpleNamespace(
+        fit=lambda: trial({"learning-rate": 0.1}) or []
+    )
+    words = (
+        runs.CARTPOLE.replace("CartPole-v1", "gymnax:Pendulum-v1")
+        .replace(" 384 ", " 2048 ")
+        .split()
+    )
     config, _ = request.parse(words).resolved()
     tuning.by_ray(
-        words, config, {"learning-rate": tuning.Range(0.01, 0.1, False)}, tmp_path, 1, 1, lambda: False, print
+        words,
+        config,
+        {"learning-rate": tuning.Range(0.01, 0.1, False)},
+        tmp_path,
+        1,
+        1,
+        lambda: False,
+        print,
     )
-    reports = [json.loads(line) for line in next(tmp_path.glob("trials/*/**/metrics.jsonl")).read_text().splitlines()]
-    assert 0 < len(heard) == sum(x["episode/recent_return"] is not None for x in reports) < len(reports)
+    reports = [
+        json.loads(line)
+        for line in next(tmp_path.glob("trials/*/**/metrics.jsonl")).read_text().splitlines()
+    ]
+    assert (
+        0
+        < len(heard)
+        == sum(x["episode/recent_return"] is not None for x in reports)
+        < len(reports)
+    )
     assert all(x["episode_return"] < 0 for x in heard)
 
 
-def test_what_a_trial_of_ray_cannot_do_is_told_as_a_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_a_trial_of_ray_cannot_do_is_told_as_a_result(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     ray, heard = fake_ray(monkeypatch), list[Any]()
     ray.tune.report = heard.append
     ray.tune.get_context.return_value.get_trial_name.return_value = "trial"
-    ray.tune.Tuner.side_effect = lambda trial, **_: SimpleNamespace(fit=lambda: trial({"num-minibatches": 7}) or [])
+    ray.tune.Tuner.side_effect = lambda trial, **_: SimpleNamespace(
+        fit=lambda: trial({"num-minibatches": 7}) or []
+    )
     words = runs.CARTPOLE.removesuffix(" --num-minibatches 2").split()
     config, _ = request.parse(words).resolved()
-    assert not tuning.by_ray(words, config, {"num-minibatches": ("7",)}, tmp_path, 1, 1, lambda: False, print)
+    assert not tuning.by_ray(
+        words, config, {"num-minibatches": ("7",)}, tmp_path, 1, 1, lambda: False, print
+    )
     (told,) = heard
-    assert told["episode_return"] == tuning.LOWEST and told[tuning.PROBLEM].startswith("--num-minibatches 7 does not")
+    assert told["episode_return"] == tuning.LOWEST and told[tuning.PROBLEM].startswith(
+        "--num-minibatches 7 does not"
+    )
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -378,14 +515,21 @@ def test_ray_s_best_is_of_the_trials_that_ended(
     """A return after fewer env steps may be higher, and is of a run that was stopped as bad."""
     ray, said = fake_ray(monkeypatch), list[str]()
     results = [
-        SimpleNamespace(metrics={"episode_return": 9.0, "env_steps": 30, "run": "early"}, config={"lr": 0.1}),
         SimpleNamespace(
-            metrics={"episode_return": 7.0, "env_steps": 96 if whole else 30, "run": "a"}, config={"lr": 1}
+            metrics={"episode_return": 9.0, "env_steps": 30, "run": "early"}, config={"lr": 0.1}
         ),
         SimpleNamespace(
-            metrics={"episode_return": 8.0, "env_steps": 95 if whole else 30, "run": "b"}, config={"lr": 2}
+            metrics={"episode_return": 7.0, "env_steps": 96 if whole else 30, "run": "a"},
+            config={"lr": 1},
         ),
-        SimpleNamespace(metrics={"episode_return": tuning.LOWEST, "env_steps": 0, "problem": "no"}, config={"lr": 3}),
+        SimpleNamespace(
+            metrics={"episode_return": 8.0, "env_steps": 95 if whole else 30, "run": "b"},
+            config={"lr": 2},
+        ),
+        SimpleNamespace(
+            metrics={"episode_return": tuning.LOWEST, "env_steps": 0, "problem": "no"},
+            config={"lr": 3},
+        ),
         SimpleNamespace(metrics=None, config=None),
     ]
     ray.tune.Tuner.return_value.fit.return_value = results
@@ -399,7 +543,9 @@ def test_ray_s_best_is_of_the_trials_that_ended(
     assert capsys.readouterr().err == "jaxrl-dist: the trial with --lr 3 is left out: no\n"
 
 
-def test_a_sweep_by_ray_says_that_no_trial_has_a_return(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_sweep_by_ray_says_that_no_trial_has_a_return(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     ray = fake_ray(monkeypatch)
     results = [SimpleNamespace(metrics=x, config=None) for x in (None, {"time": 1.0})]
     ray.tune.Tuner.return_value.fit.return_value = results

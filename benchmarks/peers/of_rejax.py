@@ -1,6 +1,8 @@
-"""rejax's side of ``scripts/benchmark.py``: ``ALGORITHM ENV STEPS FIELDS``; runs in rejax's own virtual environment.
+"""rejax's side of ``scripts/benchmark.py``: ``ALGORITHM ENV STEPS FIELDS``;
+runs in rejax's own virtual environment.
 
-Prints JSON: env steps per second, and per second of CPU time, without compiling, and the seconds of compiling.
+Prints JSON: env steps per second, and per second of CPU time, without compiling,
+and the seconds of compiling.
 """
 
 import json
@@ -18,7 +20,8 @@ if "agent_kwargs" in fields:
 algorithm = get_algo(name).create(
     env=env, total_timesteps=steps, eval_freq=steps, skip_initial_evaluation=True, **fields
 )
-algorithm = algorithm.replace(eval_callback=lambda algorithm, state, key: ())  # evaluation is no part of the rate
+# evaluation is no part of the rate
+algorithm = algorithm.replace(eval_callback=lambda algorithm, state, key: ())
 train, keys = algorithm.train, jax.random.key(0)
 if seeds > 1:
     train, keys = jax.vmap(algorithm.train), jax.random.split(keys, seeds)

@@ -1,7 +1,9 @@
-"""Sample Factory's side of ``scripts/benchmark.py``: ``ENV NUM_ENVS ROLLOUT_LENGTH WARM_UP SECONDS [FLAGS]``.
+"""Sample Factory's side of ``scripts/benchmark.py``:
+``ENV NUM_ENVS ROLLOUT_LENGTH WARM_UP SECONDS [FLAGS]``.
 
-Runs in Sample Factory's own virtual environment. Its APPO, with one epoch of one minibatch, stands beside our IMPALA on
-EnvPool's Atari. Prints JSON: env steps per second, and how many CPU cores it had meanwhile.
+Runs in Sample Factory's own virtual environment. Its APPO, with one epoch of one minibatch, stands
+beside our IMPALA on EnvPool's Atari. Prints JSON: env steps per second, and how many CPU cores it
+had meanwhile.
 """
 
 from __future__ import annotations
@@ -20,10 +22,15 @@ from sample_factory.algo.runners.runner import AlgoObserver, Runner
 from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
 from sample_factory.envs.env_utils import register_env
 from sample_factory.train import make_runner
-from sf_examples.envpool.atari.envpool_atari_params import add_atari_env_args, atari_override_defaults
+from sf_examples.envpool.atari.envpool_atari_params import (
+    add_atari_env_args,
+    atari_override_defaults,
+)
 from sf_examples.envpool.envpool_wrappers import EnvPoolResetFixWrapper
 
-PROTOCOL = {  # of --atari-preset baselines; frames of 84 x 84 in grey, four skipped and four stacked, are EnvPool's own
+# of --atari-preset baselines; frames of 84 x 84 in grey, four skipped and four stacked,
+# are EnvPool's own
+PROTOCOL = {
     "repeat_action_probability": 0.0,
     "noop_max": 30,
     "use_fire_reset": True,
@@ -34,10 +41,14 @@ PROTOCOL = {  # of --atari-preset baselines; frames of 84 x 84 in grey, four ski
 
 
 def make_env(name: str, cfg: Any, env_config: Any, render_mode: str | None = None) -> gymnasium.Env:
-    """``cfg.env_agents`` environments in one, as sf_examples makes them but through EnvPool's Gymnasium interface."""
+    """``cfg.env_agents`` environments in one, as sf_examples
+    makes them but through EnvPool's Gymnasium interface.
+    """
     seed = 0 if env_config is None else env_config.env_id
     threads = min(cfg.env_agents, len(os.sched_getaffinity(0)))
-    env = envpool.make_gymnasium(name, num_envs=cfg.env_agents, seed=seed, num_threads=threads, **PROTOCOL)
+    env = envpool.make_gymnasium(
+        name, num_envs=cfg.env_agents, seed=seed, num_threads=threads, **PROTOCOL
+    )
     env.closed, env.viewer = False, None  # which Gymnasium before 1.0 looks for when it closes
     env = EnvPoolResetFixWrapper(env)
     env.num_agents = cfg.env_agents
@@ -45,7 +56,9 @@ def make_env(name: str, cfg: Any, env_config: Any, render_mode: str | None = Non
 
 
 class Stopwatch(AlgoObserver):
-    """Times the training steps from ``warm_up`` seconds after the first until ``seconds`` later, then ends the run."""
+    """Times the training steps from ``warm_up`` seconds after
+    the first until ``seconds`` later, then ends the run.
+    """
 
     def __init__(self, warm_up: float, seconds: float) -> None:
         self.warm_up, self.seconds = warm_up, seconds

@@ -16,16 +16,29 @@ from jaxrl_dist.actors import step as steps
 from jaxrl_dist.actors.step import ActorJob, Rollouts, Stages, initial_core
 from jaxrl_dist.envs.base import DeviceEnv, EnvSlice, not_finite
 from jaxrl_dist.mesh import over_policies
-from jaxrl_dist.types import Algorithm, Algorithms, Array, Context, EnvSpec, EpisodeStats, PyTree, Rollout, Variables
+from jaxrl_dist.types import (
+    Algorithm,
+    Algorithms,
+    Array,
+    Context,
+    EnvSpec,
+    EpisodeStats,
+    PyTree,
+    Rollout,
+    Variables,
+)
 
 
 class ActorState(NamedTuple):
-    """The state of acting between rollouts; every leaf is ``[B, ...]``, sharded over the devices."""
+    """The state of acting between rollouts; every leaf is ``[B, ...]``, sharded over the
+    devices.
+    """
 
     env: PyTree
     obs: PyTree
     core: PyTree
-    initial_core: PyTree  # the value of ``core`` at the start of an episode
+    initial_core: PyTree
+    """The value of ``core`` at the start of an episode."""
 
 
 def init(algorithm: Algorithms, env: DeviceEnv, share: EnvSlice, key: jax.Array) -> ActorState:
@@ -39,12 +52,12 @@ def init(algorithm: Algorithms, env: DeviceEnv, share: EnvSlice, key: jax.Array)
 def make_rollout(
     algorithm: Algorithms, env: DeviceEnv, rollout_length: int, *, packed: bool = False
 ) -> Callable[..., tuple[ActorState, Rollouts, PyTree]]:
-    """Builds ``(variables, actor_state, act_key, env_key, iteration, env_step, first = 0) -> (actor_state, rollout,
-    episodes)``; ``first`` is the global index of the first environment. Everything that belongs to a policy is
-    in a dict keyed by policy.
+    """Builds ``(variables, actor_state, act_key, env_key, iteration, env_step, first = 0) ->
+    (actor_state, rollout, episodes)``; ``first`` is the global index of the first environment.
+    Everything that belongs to a policy is in a dict keyed by policy.
 
-    It runs under ``mesh.acting``; the statistics are sums over this device's environments. ``packed`` is as in
-    ``packing.scan``.
+    It runs under ``mesh.acting``; the statistics are sums over this device's environments.
+    ``packed`` is as in ``packing.scan``.
     """
 
     def rollout(
@@ -56,31 +69,51 @@ def make_rollout(
         env_step: jax.Array,
         first: jax.Array | int = 0,
     ) -> tuple[ActorState, Rollouts, PyTree]:
-        num_envs, spec = steps.num_rows(actor.obs), env.spec
+        num_envs = steps.num_rows(actor.obs)
+        spec = env.spec
         numbers = steps.step_numbers(iteration, rollout_length)
 
         def of_envs(actor: ActorState, index: jax.Array) -> tuple[ActorState, Rollouts, PyTree]:
-            def begin(algorithm: Algorithm, key: jax.Array, index: jax.Array, *acting: PyTree) -> tuple[PyTree, ...]:
+            def begin(
+                algorithm: Algorithm, key: jax.Array, index: jax.Array, *acting: PyTree
+            ) -> tuple[PyTree, ...]:
                 variables, core, env_step = acting
-                params, core = steps.behave(algorithm, variables, core, steps.rollout_context(key, iteration, env_step))
+                params, core = steps.behave(
+                    algorithm, variables, core, steps.rollout_context(key, iteration, env_step)
+                )
                 return rng.per_step(key, numbers, index), params, core
 
             env_keys = rng.per_step(env_key, numbers, index)
             if any(policy.episodic for policy in algorithm.values()):
-                env_state, obs = env.reset(rng.per_step(env_key, rng.rollout_step(iteration)[None], index)[0])
-                actor = ActorState(env_state, spec.keyed(obs), actor.initial_core, actor.initial_core)
-            keys, rows = steps.keys_of(algorithm, act_key), steps.indices(algorithm, spec, index)
-            act_keys, params, started = over_policies(begin, 3)(algorithm, keys, rows, variables, actor.core, env_step)
+                env_state, obs = env.reset(
+                    rng.per_step(env_key, rng.rollout_step(iteration)[None], index)[0]
+                )
+                actor = ActorState(
+                    env_state, spec.keyed(obs), actor.initial_core, actor.initial_core
+                )
+            keys = steps.keys_of(algorithm, act_key)
+            rows = steps.indices(algorithm, spec, index)
+            act_keys, params, started = over_policies(begin, 3)(
+                algorithm, keys, rows, variables, actor.core, env_step
+            )
 
-            def step(carry: PyTree, keys: tuple[PyTree, jax.Array]) -> tuple[PyTree, tuple[PyTree, ...]]:
+            def step(
+                carry: PyTree, keys: tuple[PyTree, jax.Array]
+            ) -> tuple[PyTree, tuple[PyTree, ...]]:
                 env_state, obs, core = carry
                 simulator = steps.simulator(algorithm, env, env_state)
                 context = over_policies(partial(Context, simulator=simulator))(keys[0], env_step)
-                action, core, extras = over_policies(steps.act, 3)(algorithm, variables, params, obs, core, context)
+                action, core, extras = over_policies(steps.act, 3)(
+                    algorithm, variables, params, obs, core, context
+                )
                 env_state, *stepped = env.step(env_state, spec.bare(action), keys[1])
                 timestep, episodes = map(spec.keyed, stepped)
-                core = over_policies(steps.after_step)(algorithm, core, actor.initial_core, action, timestep)
-                next_obs, timestep = over_policies(lambda step: (step.obs, step._replace(obs=())), 2)(timestep)
+                core = over_policies(steps.after_step)(
+                    algorithm, core, actor.initial_core, action, timestep
+                )
+                next_obs, timestep = over_policies(
+                    lambda step: (step.obs, step._replace(obs=())), 2
+                )(timestep)
                 return (env_state, next_obs, core), (obs, action, extras, timestep, episodes)
 
             with jax.named_scope("env_step"):
@@ -97,7 +130,10 @@ def make_rollout(
 
         index = first + mesh.global_index(num_envs)
         counts = over_policies(partial(steps.num_parts, num_envs=num_envs))(algorithm, variables)
-        parts = max(counts.values()) if len(counts) == 1 else 1
+        if len(counts) == 1:
+            parts = max(counts.values())
+        else:
+            parts = 1
         if parts == 1:
             actor, experience, episodes = of_envs(actor, index)
         else:
@@ -108,43 +144,69 @@ def make_rollout(
     return rollout
 
 
-def _experience(algorithm: Algorithm, last: PyTree, observations: PyTree, *others: PyTree) -> Rollout:
+def _experience(
+    algorithm: Algorithm, last: PyTree, observations: PyTree, *others: PyTree
+) -> Rollout:
     """Joins the outputs of the scan over steps, ``[T, B, ...]``, and the last observations."""
     action, extras, step, core, final_core = others
     obs = jax.tree.map(lambda xs, x: jnp.concatenate([xs, x[None]]), observations, last)
-    return Rollout(obs, action, step.reward, step.terminated, step.truncated, step.valid, extras, core, final_core)
+    return Rollout(
+        obs,
+        action,
+        step.reward,
+        step.terminated,
+        step.truncated,
+        step.valid,
+        extras,
+        core,
+        final_core,
+    )
 
 
 def steps_of(spec: EnvSpec, experience: Rollouts) -> jax.Array:
     """Returns the env steps and the agent steps of a rollout, int32 ``[2]``."""
-    return steps.count_steps(spec, over_policies(lambda rollout: rollout.valid)(experience)).sum(axis=0)
+    return steps.count_steps(spec, over_policies(lambda rollout: rollout.valid)(experience)).sum(
+        axis=0
+    )
 
 
 class Fault(NamedTuple):
     """The first NaN or infinity from an environment of each device, ``[devices]``."""
 
-    iteration: Array  # int32
-    where: Array  # uint32, in that iteration's rollout, as ``find_fault`` counts; NO_FAULT: nowhere
+    iteration: Array
+    """Int32."""
+    where: Array
+    """Uint32, in that iteration's rollout, as ``find_fault`` counts; NO_FAULT: nowhere."""
 
 
 def fault_of(experience: Rollouts) -> jax.Array:
     """The first observation or reward of a rollout that is not finite, as ``find_fault``."""
-    return steps.find_fault(*over_policies(lambda rollout: (rollout.obs, rollout.reward), 2)(experience))
+    return steps.find_fault(
+        *over_policies(lambda rollout: (rollout.obs, rollout.reward), 2)(experience)
+    )
 
 
-def check_fault(spec: EnvSpec, fault: Fault, num_envs: int, rollout_length: int, first: int = 0) -> None:
-    """Raises for the first fault that the programs found; steps count from iteration 0, whose reset counts as step 0.
+def check_fault(
+    spec: EnvSpec, fault: Fault, num_envs: int, rollout_length: int, first: int = 0
+) -> None:
+    """Raises for the first fault that the programs found; steps count from iteration 0,
+    whose reset counts as step 0.
 
     Args:
-      num_envs: environments on all these devices; ``first`` is the index of the first of them within the run.
+      num_envs: environments on all these devices;
+        ``first`` is the index of the first of them within the run.
 
     Raises:
-      EnvError: an observation or a reward was not finite; names the environment, the step and the field.
+      EnvError: an observation or a reward was not finite; names the environment,
+        the step and the field.
     """
-    size, faults = num_envs // len(fault.where), []
+    size = num_envs // len(fault.where)
+    faults = []
     for device, (iteration, where) in enumerate(zip(fault.iteration, fault.where, strict=True)):
         if where != steps.NO_FAULT:
-            t, index, field = (int(x) for x in np.unravel_index(int(where), (rollout_length + 1, size, 2)))
+            t, index, field = (
+                int(x) for x in np.unravel_index(int(where), (rollout_length + 1, size, 2))
+            )
             row = (first + device * size) // spec.num_agents + steps.env_of(spec, index, size)
             faults.append((max(int(iteration) * rollout_length + t - 1, 0), row, field))
     if faults:
@@ -153,19 +215,33 @@ def check_fault(spec: EnvSpec, fault: Fault, num_envs: int, rollout_length: int,
 
 
 def compile_rollout(
-    algorithm: Algorithms, env: DeviceEnv, on: Mesh, rollout_length: int, act_key: jax.Array, env_key: jax.Array
+    algorithm: Algorithms,
+    env: DeviceEnv,
+    on: Mesh,
+    rollout_length: int,
+    act_key: jax.Array,
+    env_key: jax.Array,
 ) -> mesh.Program:
-    """``(variables, actor_state, iteration, env_step, first) -> (actor_state, rollout, episodes, steps, fault)``.
+    """``(variables, actor_state, iteration, env_step, first)
+    -> (actor_state, rollout, episodes, steps, fault)``.
 
-    The last three have an entry for each device, ``[devices]``; ``steps`` are from ``count_steps``, and ``fault`` is
-    from ``find_fault``.
+    The last three have an entry for each device, ``[devices]``; ``steps`` are from ``count_steps``,
+    and ``fault`` is from ``find_fault``.
     """
-    rollout = make_rollout(algorithm, env, rollout_length, packed=packing.starts_kernel_per_array(on.devices.flat[0]))
+    rollout = make_rollout(
+        algorithm, env, rollout_length, packed=packing.starts_kernel_per_array(on.devices.flat[0])
+    )
 
     def run(
-        variables: Variables, actor: ActorState, iteration: jax.Array, env_step: jax.Array, first: jax.Array
+        variables: Variables,
+        actor: ActorState,
+        iteration: jax.Array,
+        env_step: jax.Array,
+        first: jax.Array,
     ) -> tuple[ActorState, Rollouts, PyTree, jax.Array, jax.Array]:
-        actor, experience, episodes = rollout(variables, actor, act_key, env_key, iteration, env_step, first)
+        actor, experience, episodes = rollout(
+            variables, actor, act_key, env_key, iteration, env_step, first
+        )
         experience = over_policies(sent)(experience)
         counts = episodes, steps_of(env.spec, experience), fault_of(experience)
         return actor, experience, *jax.tree.map(lambda x: x[None], counts)
@@ -177,18 +253,30 @@ def compile_rollout(
 
     one, batch = mesh.REPLICATED, mesh.BATCH
     out_specs = (batch, mesh.rollout_specs(algorithm), batch, batch, batch)
-    return mesh.Program(run, on, (one, batch, one, one, one), out_specs, donate=(1,), mapped=mesh.acting)
+    return mesh.Program(
+        run, on, (one, batch, one, one, one), out_specs, donate=(1,), mapped=mesh.acting
+    )
 
 
 class DeviceActor:
-    """Fills rollouts from environments that are pure functions, with one call of a program per rollout."""
+    """Fills rollouts from environments that are pure functions,
+    with one call of a program per rollout.
+    """
 
-    def __init__(self, job: ActorJob, on: Mesh, program: mesh.Program, share: EnvSlice, stages: Stages) -> None:
+    def __init__(
+        self, job: ActorJob, on: Mesh, program: mesh.Program, share: EnvSlice, stages: Stages
+    ) -> None:
         """``program`` is ``compile_rollout``'s for the same job and mesh."""
-        env, key = job.source.device(), rng.stream(job.seed, rng.Stream.ENV)
-        self._program, self._spec, self._share, self._length = program, env.spec, share, job.rollout_length
+        env = job.source.device()
+        key = rng.stream(job.seed, rng.Stream.ENV)
+        self._program = program
+        self._spec = env.spec
+        self._share = share
+        self._length = job.rollout_length
         self._stages = stages
-        self._state = mesh.put(jax.jit(lambda key: init(job.algorithm, env, share, key))(key), on, mesh.BATCH)
+        self._state = mesh.put(
+            jax.jit(lambda key: init(job.algorithm, env, share, key))(key), on, mesh.BATCH
+        )
         self._stages.mark("start")
 
     def rollout(
@@ -201,9 +289,13 @@ class DeviceActor:
         """
         self._stages.mark("other")
         size, first = self._share.size, self._share.first
-        self._state, rollout, *counts = self._program(variables, self._state, iteration, env_step, np.int32(first))
+        self._state, rollout, *counts = self._program(
+            variables, self._state, iteration, env_step, np.int32(first)
+        )
         episodes, counted, where = jax.device_get(counts)
-        check_fault(self._spec, Fault(np.full_like(where, iteration), where), size, self._length, first)
+        check_fault(
+            self._spec, Fault(np.full_like(where, iteration), where), size, self._length, first
+        )
         self._stages.mark("acting")
         return rollout, over_policies(EpisodeStats.merge)(episodes), counted.sum(axis=0)
 

@@ -29,39 +29,56 @@ from jaxrl_dist.types import Algorithm, Algorithms, Array, Context, PyTree, Time
 END_OF_SCHEDULES = 1e15
 """Env steps of training after which schedules of exploration have ended."""
 _FIRST_STEPS = 64
-"""Steps of the first dispatch; later ones take twice as many until they last ``_DISPATCH_SECONDS``."""
+"""Steps of the first dispatch; later ones take twice as many until they last
+``_DISPATCH_SECONDS``."""
 _DISPATCH_SECONDS = 0.25
 MAX_ENVS = 128
 """Environments that play at once."""
 MAX_EPISODE_STEPS = 27_000
-"""Limit of an episode in env steps, unless the environment sets a longer one: 108,000 Atari frames, the longest of the
-usual time limits (Machado et al. 2018, section 5)."""
+"""Limit of an episode in env steps, unless the environment sets a longer one: 108,000 Atari frames,
+the longest of the usual time limits (Machado et al. 2018, section 5)."""
 
 
 class Evaluation(NamedTuple):
     """Raw returns and lengths (in env steps) of the episodes played, whole or cut."""
 
-    returns: np.ndarray  # [episodes] float64
-    lengths: np.ndarray  # [episodes] int64
-    cut: int = 0  # number of these episodes that were cut at the step limit
-    sampled: bool = False  # whether all its policies sampled actions; those that do not train always do
-    policies: Mapping[str, Evaluation] = {}  # the evaluation of each of several policies
-    info: Mapping[str, np.ndarray] = {}  # [episodes] by metric of the info; NaN where an episode reported none
+    returns: np.ndarray
+    """[episodes] float64."""
+    lengths: np.ndarray
+    """[episodes] int64."""
+    cut: int = 0
+    """Number of these episodes that were cut at the step limit."""
+    sampled: bool = False
+    """Whether all its policies sampled actions; those that do not train always do."""
+    policies: Mapping[str, Evaluation] = {}
+    """The evaluation of each of several policies."""
+    info: Mapping[str, np.ndarray] = {}
+    """[episodes] by metric of the info; NaN where an episode reported none."""
 
     def summary(self) -> dict[str, float | int]:
         """Returns the numbers stored in a run's summary, without means if there are no episodes."""
-        means = {
-            "return_mean": float(self.returns.mean()),
-            "return_std": float(self.returns.std()),
-            "length_mean": float(self.lengths.mean()),
-        } if len(self.returns) else {}  # fmt: skip
+        means = {}
+        if len(self.returns):
+            means = {
+                "return_mean": float(self.returns.mean()),
+                "return_std": float(self.returns.std()),
+                "length_mean": float(self.lengths.mean()),
+            }
         return {
             "episodes": len(self.returns),
             **means,
             "cut": self.cut,
             **({"sampled": True} if self.sampled else {}),
-            **{f"info/{x}": float(y[known].mean()) for x, y in self.info.items() if (known := ~np.isnan(y)).any()},
-            **{f"{policy}/{x}": y for policy in self.policies for x, y in self.policies[policy].summary().items()},
+            **{
+                f"info/{x}": float(y[known].mean())
+                for x, y in self.info.items()
+                if (known := ~np.isnan(y)).any()
+            },
+            **{
+                f"{policy}/{x}": y
+                for policy in self.policies
+                for x, y in self.policies[policy].summary().items()
+            },
         }
 
 
@@ -69,7 +86,8 @@ def check_samples(algorithm: Algorithms) -> None:
     """Checks that an evaluation can sample actions.
 
     Raises:
-      ConfigError: training perturbs the parameters, not the actions; with several policies, in all of them.
+      ConfigError: training perturbs the parameters, not the actions; with several policies,
+        in all of them.
     """
     if all(policy.behaviour is not None for policy in algorithm.values()):
         raise ConfigError(
@@ -79,11 +97,12 @@ def check_samples(algorithm: Algorithms) -> None:
 
 
 class Evaluator:
-    """Plays episodes on one device: the same ones each time, with programs compiled on the first call.
+    """Plays episodes on one device: the same ones each time,
+    with programs compiled on the first call.
 
-    Each environment plays a number of episodes fixed in advance: counting the first ones to finish would favour short
-    episodes. Atari games are played in full, for their unclipped score. Environments that are pure functions are
-    played by one program, unless ``watch`` is given.
+    Each environment plays a number of episodes fixed in advance: counting the first ones to finish
+    would favour short episodes. Atari games are played in full, for their unclipped score.
+    Environments that are pure functions are played by one program, unless ``watch`` is given.
     """
 
     def __init__(
@@ -102,31 +121,49 @@ class Evaluator:
         Args:
           episodes: number of episodes to play.
           seed: seed of the environments; training with the same seed sees other episodes.
-          max_steps: env steps after which an episode is cut and counted with its return so far: a greedy policy that
-            walks in circles may never end it. An agent that waits longer for an episode, such as one that never joins,
-            plays one fewer. None: ``MAX_EPISODE_STEPS``, or the environment's time limit if longer.
-          num_envs: number of environments in training. On the host, evaluation makes no more than that, because more
-            may not fit into memory. With fewer environments than episodes, each plays several in turn; which episodes
-            they play depends on this number.
-          variant: returns the algorithm with other hyperparameters (traced scalars), for ``of_member``.
-          sampled: sample actions as in training after schedules of exploration have ended; else take the best ones.
+          max_steps: env steps after which an episode is cut and counted with its return so far: a
+            greedy policy that walks in circles may never end it. An agent that waits longer for an
+            episode, such as one that never joins, plays one fewer. None: ``MAX_EPISODE_STEPS``, or
+            the environment's time limit if longer.
+          num_envs: number of environments in training. On the host, evaluation makes no more than
+            that, because more may not fit into memory. With fewer environments than episodes, each
+            plays several in turn; which episodes they play depends on this number.
+          variant: returns the algorithm with other hyperparameters (traced scalars),
+            for ``of_member``.
+          sampled: sample actions as in training after schedules of exploration have ended;
+            else take the best ones.
 
         Raises:
           ConfigError: as ``check_samples``.
         """
         if sampled:
             check_samples(algorithm)
-        self._algorithm, self._source, self._episodes = algorithm, source, episodes
-        most = MAX_ENVS if source.is_pure else min(num_envs, MAX_ENVS)  # pure environments take little memory
+        self._algorithm = algorithm
+        self._source = source
+        self._episodes = episodes
+        # pure environments take little memory
+        if source.is_pure:
+            most = MAX_ENVS
+        else:
+            most = min(num_envs, MAX_ENVS)
         agents = source.spec.num_agents
         self._num_envs = -(-min(episodes, most * agents) // agents) * agents
         self._max_steps = max_steps or max(MAX_EPISODE_STEPS, source.spec.max_episode_steps or 0)
-        self._run_seed, self._fresh, self._hyper, self._sampled = seed, False, dict[str, float](), sampled
+        self._run_seed = seed
+        self._fresh = False
+        self._hyper = dict[str, float]()
+        self._sampled = sampled
         variant = variant or (lambda hyper: algorithm)
 
         @jax.jit
         def act(
-            hyper: Any, variables: Variables, obs: PyTree, core: PyTree, stacks: PyTree, key: jax.Array, *now: PyTree
+            hyper: Any,
+            variables: Variables,
+            obs: PyTree,
+            core: PyTree,
+            stacks: PyTree,
+            key: jax.Array,
+            *now: PyTree,
         ) -> tuple[PyTree, ...]:
             step, env_state = now
             env_step = jnp.float32(END_OF_SCHEDULES if sampled else 0)
@@ -136,13 +173,20 @@ class Evaluator:
                 stacks, obs = frames.push(stacks, obs)
                 # A policy that does not train may have no best action.
                 drawn = sampled or not algorithm.trains
-                keys = rng.per_index(jax.random.fold_in(key, step), index) if drawn else None
-                action, core, _ = algorithm.policy(variables, obs, core, Context(keys, env_step, simulator=simulator))
+                if drawn:
+                    keys = rng.per_index(jax.random.fold_in(key, step), index)
+                else:
+                    keys = None
+                action, core, _ = algorithm.policy(
+                    variables, obs, core, Context(keys, env_step, simulator=simulator)
+                )
                 return action, core, stacks
 
-            algorithm, rows = variant(hyper), jnp.arange(self._num_envs, dtype=jnp.int32)
+            algorithm = variant(hyper)
+            rows = jnp.arange(self._num_envs, dtype=jnp.int32)
             simulator = steps.simulator(algorithm, source.pure, env_state)
-            keys, index = steps.keys_of(algorithm, key), steps.indices(algorithm, source.spec, rows)
+            keys = steps.keys_of(algorithm, key)
+            index = steps.indices(algorithm, source.spec, rows)
             return over_policies(act_one, 3)(algorithm, variables, obs, core, stacks, keys, index)
 
         @jax.jit
@@ -150,7 +194,8 @@ class Evaluator:
             hyper: Any, core: PyTree, start: PyTree, stacks: PyTree, action: PyTree, step: PyTree
         ) -> PyTree:
             def with_stacks(stacks: PyTree, step: Timestep) -> Timestep:
-                _, obs = frames.push(stacks, step.obs)  # stacks are discarded: ``act`` pushes this frame itself
+                # stacks are discarded: ``act`` pushes this frame itself
+                _, obs = frames.push(stacks, step.obs)
                 return step._replace(obs=obs)
 
             step = over_policies(with_stacks)(stacks, step)
@@ -158,17 +203,23 @@ class Evaluator:
 
         self._act, self._update_core = act, update_core
         if source.pure is not None and episodes:
-            self._begin, self._play_on = played.programs(source.pure, self._quota, self._max_steps, act, update_core)
+            self._begin, self._play_on = played.programs(
+                source.pure, self._quota, self._max_steps, act, update_core
+            )
 
-    def of_member(self, seed: int, hyper: Mapping[str, float] = {}, *, fresh: bool = False) -> Evaluator:
+    def of_member(
+        self, seed: int, hyper: Mapping[str, float] = {}, *, fresh: bool = False
+    ) -> Evaluator:
         """Returns an evaluator with another seed and hyperparameters; they share their programs.
 
         Args:
-          fresh: play other episodes than evaluations with any seed during training, which may have chosen the policy:
-            the highest of several means is too high.
+          fresh: play other episodes than evaluations with any seed during training, which may have
+            chosen the policy: the highest of several means is too high.
         """
         other = copy.copy(self)
-        other._run_seed, other._fresh, other._hyper = seed, fresh, dict(hyper)
+        other._run_seed = seed
+        other._fresh = fresh
+        other._hyper = dict(hyper)
         return other
 
     @property
@@ -180,14 +231,19 @@ class Evaluator:
     def _quota(self) -> np.ndarray:
         """Episodes that each row plays, ``[B]``, as in ``Episodes``.
 
-        With several policies, all agents of an environment play the same number, so that each policy plays whole games;
-        also with metrics of the info: some are those of the environment's whole episode.
+        With several policies, all agents of an environment play the same number, so that each
+        policy plays whole games; also with metrics of the info: some are those of the environment's
+        whole episode.
         """
-        spec, (common, extra) = self._source.spec, divmod(self._episodes, self._num_envs)
+        spec = self._source.spec
+        (common, extra) = divmod(self._episodes, self._num_envs)
         if not (spec.policies or spec.info_metrics):
             return common + (np.arange(self._num_envs) < extra)
-        one_more = np.arange(self._num_envs // spec.num_agents) < -(-extra // spec.num_agents)  # of environments
-        counts = [spec.by_policy[policy].num_agents for policy in steps.row_slices(spec, self._num_envs)]
+        # of environments
+        one_more = np.arange(self._num_envs // spec.num_agents) < -(-extra // spec.num_agents)
+        counts = [
+            spec.by_policy[policy].num_agents for policy in steps.row_slices(spec, self._num_envs)
+        ]
         return common + np.concatenate([one_more.repeat(count) for count in counts])
 
     @in_32_bits
@@ -204,8 +260,8 @@ class Evaluator:
         Args:
           progress: called with the number of finished episodes.
           stop: called before each step; True ends the evaluation.
-          watch: called at the start and after each step with the environments, which can be drawn, and the indices of
-            those in their first episode.
+          watch: called at the start and after each step with the environments, which can be drawn,
+            and the indices of those in their first episode.
 
         Returns:
           The evaluation; None if it was stopped.
@@ -217,21 +273,34 @@ class Evaluator:
         """
         spec, num_envs, quota = self._source.spec, self._num_envs, self._quota
         put = partial(jax.device_put, device=jax.local_devices()[0])
-        variables, start = put((variables, steps.initial_core(self._algorithm, spec, EnvSlice.all(num_envs))))
+        variables, start = put(
+            (variables, steps.initial_core(self._algorithm, spec, EnvSlice.all(num_envs)))
+        )
         if self._source.pure is not None and watch is None:
             return self._play_compiled(variables, start, progress, stop)
         stacks = put(steps.blank_stacks(spec, num_envs))
         episodes = Episodes.none(np, quota, spec.info_metrics)
-        number, key = 0, rng.stream(self._seed, rng.Stream.ACT)
-        with contextlib.closing(self._source.host(num_envs, self._seed, training=False, drawn=bool(watch))) as env:
-            obs, core = spec.keyed(env.reset()), start
+        number = 0
+        key = rng.stream(self._seed, rng.Stream.ACT)
+        with contextlib.closing(
+            self._source.host(num_envs, self._seed, training=False, drawn=bool(watch))
+        ) as env:
+            obs = spec.keyed(env.reset())
+            core = start
             progress(0)
             if watch is not None:
                 watch(env, np.arange(num_envs))
             while (episodes.done < quota).any():
                 if stop():
                     return None
-                now = put(obs), core, stacks, key, np.uint32(number), steps.searched(self._algorithm, env)
+                now = (
+                    put(obs),
+                    core,
+                    stacks,
+                    key,
+                    np.uint32(number),
+                    steps.searched(self._algorithm, env),
+                )
                 action, core, stacks = self._act(self._hyper, variables, *now)
                 number += 1
                 step, ended = map(spec.keyed, env.step(spec.bare(jax.tree.map(np.asarray, action))))
@@ -240,40 +309,56 @@ class Evaluator:
                 if watch is not None:
                     watch(env, np.flatnonzero(episodes.done == 0))
                 obs, step, ended = steps.in_rows(spec, step, ended)
-                done, episodes = episodes.done, episodes.after(step, ended, quota, self._max_steps)
+                done = episodes.done
+                episodes = episodes.after(step, ended, quota, self._max_steps)
                 if (episodes.done > done).any():
                     progress(int(episodes.done.sum()))
         return self._evaluation(episodes)
 
     def _evaluation(self, episodes: Episodes) -> Evaluation:
         """Returns the evaluation of all rows, with that of each of several policies."""
-        returns, lengths, cut, info = jax.device_get((episodes.returns, episodes.lengths, episodes.cut, episodes.info))
+        returns, lengths, cut, info = jax.device_get(
+            (episodes.returns, episodes.lengths, episodes.cut, episodes.info)
+        )
 
         def of_rows(rows: slice, sampled: bool) -> Evaluation:
             whole = lengths[rows] > 0
             ended_returns = returns[rows][whole].astype(np.float64)
             ended_lengths = lengths[rows][whole].astype(np.int64)
             reported = {metric: values[rows][whole] for metric, values in info.items()}
-            return Evaluation(ended_returns, ended_lengths, int(cut[rows].sum()), sampled, info=reported)
+            return Evaluation(
+                ended_returns, ended_lengths, int(cut[rows].sum()), sampled, info=reported
+            )
 
-        sampled = {policy: self._sampled or not made.trains for policy, made in self._algorithm.items()}
+        sampled = {
+            policy: self._sampled or not made.trains for policy, made in self._algorithm.items()
+        }
         slices = steps.row_slices(self._source.spec, self._num_envs)
-        parts = {policy: of_rows(rows, sampled[policy]) for policy, rows in slices.items() if policy}
+        parts = {
+            policy: of_rows(rows, sampled[policy]) for policy, rows in slices.items() if policy
+        }
         return of_rows(slice(None), all(sampled.values()))._replace(policies=parts)
 
     def _play_compiled(
-        self, variables: Variables, start: PyTree, progress: Callable[[int], None], stop: Callable[[], bool]
+        self,
+        variables: Variables,
+        start: PyTree,
+        progress: Callable[[int], None],
+        stop: Callable[[], bool],
     ) -> Evaluation | None:
         """Plays in one program, some steps per dispatch; as ``play``."""
         state: Played = self._begin(rng.stream(self._seed, rng.Stream.ENV), start)
-        num_steps, done, key = _FIRST_STEPS, 0, rng.stream(self._seed, rng.Stream.ACT)
+        num_steps = _FIRST_STEPS
+        done = 0
+        key = rng.stream(self._seed, rng.Stream.ACT)
         progress(0)
         while True:
             if stop():
                 return None
             began = time.perf_counter()
             state = self._play_on(self._hyper, variables, start, state, np.int32(num_steps), key)
-            before, done = done, int(state.episodes.done.sum())
+            before = done
+            done = int(state.episodes.done.sum())
             fault = Fault(*(np.asarray(x)[None] for x in (state.steps, state.fault)))
             check_fault(self._source.spec, fault, self._num_envs, rollout_length=1)
             if done > before:
@@ -286,6 +371,8 @@ class Evaluator:
 
 
 def evaluation_seed(seed: int, *, fresh: bool = False) -> int:
-    """Returns the seed of the evaluation's environments, for a run's seed; ``fresh`` as for ``of_member``."""
+    """Returns the seed of the evaluation's environments, for a run's seed;
+    ``fresh`` as for ``of_member``.
+    """
     stream = rng.Stream.CONFIRM if fresh else rng.Stream.EVALUATE
     return int(jax.random.bits(rng.stream(seed, stream))) & 0x7FFFFFFF

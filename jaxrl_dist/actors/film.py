@@ -22,25 +22,33 @@ def film(
     progress: Callable[[int], None] = lambda done: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> tuple[Evaluation, list[Any]] | None:
-    """Plays the episodes of an evaluator of ``num_envs`` environments; the arguments and errors are those of ``play``.
+    """Plays the episodes of an evaluator of ``num_envs`` environments;
+    the arguments and errors are those of ``play``.
 
     Returns:
-      The evaluation, and the pictures (of Pillow) of all environments, one environment after the other; None if it was
+      The evaluation, and the pictures (of Pillow) of all environments,
+      one environment after the other; None if it was
       stopped.
     """
     pictures: list[list[Any]] = [[] for _ in range(num_envs)]
 
     def watch(env: DrawnEnv, indices: np.ndarray) -> None:
         # An environment is filmed until the last agent's episode is over.
-        for index in sorted({env_of(spec, int(row), num_envs * spec.num_agents) for row in indices}):
+        for index in sorted(
+            {env_of(spec, int(row), num_envs * spec.num_agents) for row in indices}
+        ):
             pictures[index].append(picture(env, index * spec.num_agents))
 
     evaluation = evaluator.play(variables, progress, stop=stop, watch=watch)
-    return None if evaluation is None else (evaluation, [image for episode in pictures for image in episode])
+    if evaluation is None:
+        return None
+    return (evaluation, [image for episode in pictures for image in episode])
 
 
 def picture(env: DrawnEnv, index: int) -> Any:
-    """Returns the picture (of Pillow) of an environment; the argument and the errors are those of ``env.render``."""
+    """Returns the picture (of Pillow) of an environment;
+    the argument and the errors are those of ``env.render``.
+    """
     from PIL import Image
 
     # A palette per picture cuts it to a third of the memory.
@@ -48,7 +56,8 @@ def picture(env: DrawnEnv, index: int) -> Any:
 
 
 def speed(spec: EnvSpec, otherwise: float = 30) -> float:
-    """Returns the frames per second of a film: those of the environment, but no more than players of GIF show.
+    """Returns the frames per second of a film: those of the environment,
+    but no more than players of GIF show.
 
     ``otherwise``: those where the environment does not say.
     """
@@ -60,7 +69,8 @@ MAX_FPS = 50
 
 
 def write_gif(pictures: Sequence[Any], file: pathlib.Path | IO[bytes], fps: float) -> None:
-    """Writes pictures as an animated GIF; ``fps`` is rounded to what GIF's hundredths of a second allow.
+    """Writes pictures as an animated GIF; ``fps`` is
+    rounded to what GIF's hundredths of a second allow.
 
     Raises:
       OSError: the file cannot be written.

@@ -13,7 +13,14 @@ from jax.sharding import Mesh
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.programs import Programs
-from jaxrl_dist.actors.step import Rollouts, Stages, blank_stacks, count_steps, initial_core, row_slices
+from jaxrl_dist.actors.step import (
+    Rollouts,
+    Stages,
+    blank_stacks,
+    count_steps,
+    initial_core,
+    row_slices,
+)
 from jaxrl_dist.envs import masks
 from jaxrl_dist.envs.base import EnvSlice, HostEnv, label_of
 from jaxrl_dist.errors import EnvWarning
@@ -25,9 +32,10 @@ from jaxrl_dist.types import Algorithms, Array, EpisodeStats, PyTree, Timestep, 
 class HostActor:
     """Fills rollouts on the mesh from environments on the host.
 
-    The host sends each observation to the devices once. One call on the devices stacks its frames, stores it and
-    chooses the action; only the action is sent back. Everything that belongs to a policy, such as rollouts and
-    statistics, is in a dict keyed by policy, and one call acts with all of them.
+    The host sends each observation to the devices once. One call on the devices stacks its frames,
+    stores it and chooses the action; only the action is sent back. Everything that belongs to a
+    policy, such as rollouts and statistics, is in a dict keyed by policy, and one call acts with
+    all of them.
     """
 
     def __init__(
@@ -44,34 +52,52 @@ class HostActor:
         """Resets the environments.
 
         Args:
-          programs: from ``compile_acting`` with the same algorithm, mesh and length; for members, ``compile_members``.
+          programs: from ``compile_acting`` with the same algorithm, mesh and length;
+            for members, ``compile_members``.
           share: the actor's part of the run's environments; None: all of them.
-          members: the algorithms of a population's members. The environments of the first member come first; all arrays
-            except the environments' get a leading axis of members.
+          members: the algorithms of a population's members. The environments of the first member
+            come first; all arrays except the environments' get a leading axis of members.
         """
         self.stages = stages or Stages()
-        self._env, self._length, self._programs = env, rollout_length, programs
+        self._env = env
+        self._length = rollout_length
+        self._programs = programs
         self._episodic = any(policy.episodic for policy in algorithm.values())
         self._lead = (len(members),) if members else ()
-        self._obs, self._action = env.spec.keyed(env.reset()), dict[str, PyTree]()
+        self._obs = env.spec.keyed(env.reset())
+        self._action = dict[str, PyTree]()
         share = share or EnvSlice.all(env.num_envs // max(1, len(members)))
         rows = row_slices(env.spec, env.num_envs)
-        self._outcome = {name: np.zeros((4, part.stop - part.start), np.float32) for name, part in rows.items()}
+        self._outcome = {
+            name: np.zeros((4, part.stop - part.start), np.float32) for name, part in rows.items()
+        }
         self._rows: Any = None  # the environments' rows of the remaining members; None: all
-        self._first, self._steps, self._warned = np.int32(share.first), 0, False
+        self._first = np.int32(share.first)
+        self._steps = 0
+        self._warned = False
         cores = [initial_core(member, env.spec, share) for member in members or [algorithm]]
-        core = jax.tree.map(lambda *x: jnp.stack(x), *cores) if members else cores[0]
-        spec = meshes.of_members(meshes.BATCH) if members else meshes.BATCH
+        if members:
+            core = jax.tree.map(lambda *x: jnp.stack(x), *cores)
+        else:
+            core = cores[0]
+        if members:
+            spec = meshes.of_members(meshes.BATCH)
+        else:
+            spec = meshes.BATCH
         self._initial_core = meshes.put(core, mesh, spec)
         self._core = meshes.put(jax.tree.map(jnp.copy, core), mesh, spec)
         self._stacks = meshes.put(self._parted(blank_stacks(env.spec, env.num_envs)), mesh, spec)
         self.stages.mark("start")
 
     def _parted(self, tree: PyTree, axis: int = 0) -> PyTree:
-        """Divides an axis of environments into members and the environments of each, if there are members."""
+        """Divides an axis of environments into members and the environments of each,
+        if there are members.
+        """
         if not self._lead:
             return tree
-        return jax.tree.map(lambda x: x.reshape(*x.shape[:axis], *self._lead, -1, *x.shape[axis + 1 :]), tree)
+        return jax.tree.map(
+            lambda x: x.reshape(*x.shape[:axis], *self._lead, -1, *x.shape[axis + 1 :]), tree
+        )
 
     def rollout(
         self, variables: Variables, iteration: Array, env_step: jax.Array, *member_inputs: PyTree
@@ -82,18 +108,35 @@ class HostActor:
           member_inputs: further arguments of members' programs; see ``compile_members``.
 
         Returns:
-          The rollout on the mesh, the statistics of the episodes that ended in it, and its env steps and agent steps,
+          The rollout on the mesh, the statistics of the episodes that ended in it,
+          and its env steps and agent steps,
           ``[2]``; for members, statistics ``[M]`` and steps ``[M, 2]``.
         """
         self.stages.mark("other")
         buffer, params, self._core = self._programs.allocate(
-            *member_inputs, variables, self._stacks, self._parted(self._obs), self._core, iteration, env_step
+            *member_inputs,
+            variables,
+            self._stacks,
+            self._parted(self._obs),
+            self._core,
+            iteration,
+            env_step,
         )
-        episodes, valid = list[EpisodeStats](), list[PyTree]()
+        episodes = list[EpisodeStats]()
+        valid = list[PyTree]()
         for t in range(self._length):
-            state = params, buffer, self._core, self._stacks, self._initial_core, *self._env_inputs()
+            state = (
+                params,
+                buffer,
+                self._core,
+                self._stacks,
+                self._initial_core,
+                *self._env_inputs(),
+            )
             arguments = *member_inputs, variables, *state, iteration, env_step
-            buffer, self._core, self._stacks, action = self._programs.act(np.int32(t), self._first, *arguments)
+            buffer, self._core, self._stacks, action = self._programs.act(
+                np.int32(t), self._first, *arguments
+            )
             action = jax.tree.map(np.asarray, action)
             self.stages.mark("acting")
             step, ended = self._step(action)
@@ -102,17 +145,26 @@ class HostActor:
             self._obs, self._outcome, valid_now = over_policies(_divided, 3)(step)
             valid.append(self._parted(valid_now))
         rollout, self._core = self._programs.close_rollout(
-            *member_inputs, buffer, self._core, self._stacks, self._initial_core, *self._env_inputs()
+            *member_inputs,
+            buffer,
+            self._core,
+            self._stacks,
+            self._initial_core,
+            *self._env_inputs(),
         )
         self.stages.mark("acting")
         if self._episodic:
             self._obs = self._of_rows(self._env.spec.keyed(self._env.reset()))
             self.stages.mark("env")
         ended = EpisodeStats.stack(episodes)
-        steps = count_steps(self._env.spec, jax.tree.map(lambda *x: np.stack(x), *valid)).sum(axis=0)
+        steps = count_steps(self._env.spec, jax.tree.map(lambda *x: np.stack(x), *valid)).sum(
+            axis=0
+        )
         if not self._lead:
             return rollout, over_policies(EpisodeStats.merge)(ended), steps
-        in_rows = jax.tree.map(lambda x: np.moveaxis(self._parted(x, 1), 1, 0).reshape(*self._lead, -1), ended)
+        in_rows = jax.tree.map(
+            lambda x: np.moveaxis(self._parted(x, 1), 1, 0).reshape(*self._lead, -1), ended
+        )
         return rollout, over_policies(lambda episodes: episodes.merge(1))(in_rows), steps
 
     def _env_inputs(self) -> tuple[PyTree, PyTree]:
@@ -125,7 +177,10 @@ class HostActor:
     def _step(self, action: PyTree) -> tuple[PyTree, PyTree]:
         if self._lead:
             action = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), action)
-        self._action = action if self._rows is None else over_policies(write_rows)(self._rows, self._action, action)
+        if self._rows is None:
+            self._action = action
+        else:
+            self._action = over_policies(write_rows)(self._rows, self._action, action)
         spec = self._env.spec
         step, ended = map(spec.keyed, self._env.step(spec.bare(self._action)))
         self._steps += 1
@@ -138,7 +193,10 @@ class HostActor:
             part = self._env.spec.by_policy[name]
             if (row := masks.without_choice(part, rows)) is not None:
                 env, agent = divmod(row, part.num_agents)
-                of = f", agent {agent}{f' of policy {name}' if name else ''}" if self._env.spec.num_agents > 1 else ""
+                if self._env.spec.num_agents > 1:
+                    of = f", agent {agent}{f' of policy {name}' if name else ''}"
+                else:
+                    of = ""
                 text = f"environment {self._first + env} at step {self._steps}{of}: the action mask allows no action"
                 text = f"{label_of(self._env.spec)}: {text}, though the episode goes on; all count as legal then"
                 warnings.warn(text, EnvWarning, stacklevel=2)
@@ -146,10 +204,14 @@ class HostActor:
                 return
 
     def _of_rows(self, tree: PyTree) -> PyTree:
-        return tree if self._rows is None else over_policies(_rows_of)(self._rows, tree)
+        if self._rows is None:
+            return tree
+        return over_policies(_rows_of)(self._rows, tree)
 
     def keep(self, index: np.ndarray, programs: Programs) -> None:
-        """Keeps the members ``index``. The environments of the others repeat their last actions and are ignored."""
+        """Keeps the members ``index``. The environments of the
+        others repeat their last actions and are ignored.
+        """
 
         def left(outcome: np.ndarray) -> np.ndarray:
             return np.arange(outcome.shape[1]).reshape(*self._lead, -1)[index].reshape(-1)
@@ -157,9 +219,13 @@ class HostActor:
         rows = over_policies(left)(self._outcome)
         self._obs = over_policies(_rows_of)(rows, self._obs)
         self._outcome = over_policies(lambda rows, outcome: outcome[:, rows])(rows, self._outcome)
-        self._rows = rows if self._rows is None else over_policies(_rows_of)(rows, self._rows)
+        if self._rows is None:
+            self._rows = rows
+        else:
+            self._rows = over_policies(_rows_of)(rows, self._rows)
         self._action = jax.tree.map(np.array, self._action)  # which may be read-only
-        self._lead, self._programs = (len(index),), programs
+        self._lead = (len(index),)
+        self._programs = programs
         arrays = self._initial_core, self._core, self._stacks
         self._initial_core, self._core, self._stacks = meshes.rows(arrays, index)
 
@@ -170,7 +236,9 @@ class HostActor:
 
 def _divided(step: Timestep) -> tuple[PyTree, np.ndarray, np.ndarray]:
     """Returns the observations, the ``outcome`` for the programs, and which steps are valid."""
-    outcome = np.stack([step.reward, step.terminated, step.truncated, step.valid]).astype(np.float32)
+    outcome = np.stack([step.reward, step.terminated, step.truncated, step.valid]).astype(
+        np.float32
+    )
     return step.obs, outcome, step.valid
 
 

@@ -16,18 +16,27 @@ from jaxrl_dist.types import Array, EpisodeStats, PyTree, Timestep, Variables
 
 
 class Episodes(NamedTuple):
-    """Episodes that ``B`` rows have played, at most ``E`` each, and those under way; of numpy in 64 bits, of JAX in 32.
+    """Episodes that ``B`` rows have played, at most ``E`` each, and those under way;
+    of numpy in 64 bits, of JAX in 32.
 
     Rows are agents, and those of the policies follow each other as in ``find_fault``.
     """
 
-    done: Array  # [B] int, episodes
-    returns: Array  # [B, E] float
-    lengths: Array  # [B, E] int; 0: no episode
-    info: Mapping[str, Array]  # [B, E] float, by metric of the info; NaN if the episode reported none
-    running: Array  # [3, B] float, return, length and steps of waiting of the episodes under way
-    rest: Array  # [B] bool, whether the episode under way is the rest of one that was cut, and counts for nothing
-    cut: Array  # [B] int
+    done: Array
+    """[B] int, episodes."""
+    returns: Array
+    """[B, E] float."""
+    lengths: Array
+    """[B, E] int; 0: no episode."""
+    info: Mapping[str, Array]
+    """[B, E] float, by metric of the info; NaN if the episode reported none."""
+    running: Array
+    """[3, B] float, return, length and steps of waiting of the episodes under way."""
+    rest: Array
+    """[B] bool, whether the episode under way is the rest of one that was cut,
+    and counts for nothing."""
+    cut: Array
+    """[B] int."""
 
     @classmethod
     def none(cls, xp: Any, quota: np.ndarray, metrics: Sequence[str]) -> Episodes:
@@ -36,18 +45,22 @@ class Episodes(NamedTuple):
         Args:
           quota: episodes that each row plays, ``[B]``.
         """
-        shape, none = (len(quota), max(quota)), xp.zeros((3, len(quota)), float)
+        shape = (len(quota), max(quota))
+        none = xp.zeros((3, len(quota)), float)
         info = {metric: xp.full(shape, xp.nan) for metric in metrics}
         done, cut = xp.zeros((2, len(quota)), int)
         return cls(done, xp.zeros(shape, float), xp.zeros(shape, int), info, none, done > 0, cut)
 
-    def after(self, step: Timestep, ended: EpisodeStats, quota: np.ndarray, max_steps: int) -> Episodes:
+    def after(
+        self, step: Timestep, ended: EpisodeStats, quota: np.ndarray, max_steps: int
+    ) -> Episodes:
         """Returns the state after a step of all rows; arrays of numpy are written into.
 
-        An episode is cut after ``max_steps``, and the environment plays it to its end. If the rest is as long again, it
-        counts as another episode: a policy may never end one.
+        An episode is cut after ``max_steps``, and the environment plays it to its end. If the rest
+        is as long again, it counts as another episode: a policy may never end one.
         """
-        xp, rows = step.reward.__array_namespace__(), np.arange(len(quota))
+        xp = step.reward.__array_namespace__()
+        rows = np.arange(len(quota))
         valid = step.valid.astype(self.running.dtype)
         running = self.running + xp.stack([step.reward, valid, 1 - valid])
         over = ended.episodes > 0
@@ -58,15 +71,20 @@ class Episodes(NamedTuple):
         done = self.done + new
 
         def put(stored: Any, values: Any, known: Any = new) -> Any:
-            """Writes the values of the newest episodes into their places, where they are ``known``."""
+            """Writes the values of the newest episodes into their places, where they are
+            ``known``.
+            """
             if xp is np:
                 stored[rows[known], done[known] - 1] = values[known]
                 return stored
-            place = xp.where(known, done - 1, stored.shape[1])  # out of range, and dropped, if it is not
+            # out of range, and dropped, if it is not
+            place = xp.where(known, done - 1, stored.shape[1])
             return stored.at[rows, place].set(values.astype(stored.dtype), mode="drop")
 
         def put_info(stored: Any, total: Any, count: Any) -> Any:
-            """Writes what an environment reports at its end, also for agents whose episodes have ended before."""
+            """Writes what an environment reports at its end,
+            also for agents whose episodes have ended before.
+            """
             late = ~over & (done > 0) & xp.isnan(stored[rows, done - 1])
             return put(stored, total / xp.maximum(count, 1), (count > 0) & (new | late))
 
@@ -74,7 +92,9 @@ class Episodes(NamedTuple):
             done=done,
             returns=put(self.returns, totals[0]),
             lengths=put(self.lengths, totals[1]),
-            info={metric: put_info(self.info[metric], *pair) for metric, pair in ended.info.items()},
+            info={
+                metric: put_info(self.info[metric], *pair) for metric, pair in ended.info.items()
+            },
             running=xp.where(over | endless, 0, running),
             rest=~over & (self.rest | (endless & (running[1] > 0))),
             cut=self.cut + (new & endless & (totals[1] > 0)),
@@ -88,19 +108,26 @@ class Played(NamedTuple):
     obs: PyTree
     core: PyTree
     key: jax.Array
-    steps: jax.Array  # int32 scalar
+    steps: jax.Array
+    """Int32 scalar."""
     episodes: Episodes
-    fault: jax.Array  # uint32 scalar, of the last step; see ``find_fault``
+    fault: jax.Array
+    """Uint32 scalar, of the last step; see ``find_fault``."""
 
 
 def programs(
-    env: DeviceEnv, quota: np.ndarray, max_steps: int, act: Callable[..., Any], update_core: Callable[..., Any]
+    env: DeviceEnv,
+    quota: np.ndarray,
+    max_steps: int,
+    act: Callable[..., Any],
+    update_core: Callable[..., Any],
 ) -> tuple[Callable[..., Played], Callable[..., Played]]:
     """Compiles two functions.
 
-    - ``(key, start) -> played``: resets the environments; ``start`` are the cores at the start of an episode.
-    - ``(hyper, variables, start, played, steps, key) -> played``: takes up to ``steps`` steps, until all episodes are
-      over or an environment returns NaN or infinity.
+    - ``(key, start) -> played``: resets the environments;
+      ``start`` are the cores at the start of an episode.
+    - ``(hyper, variables, start, played, steps, key) -> played``: takes up to ``steps`` steps,
+      until all episodes are over or an environment returns NaN or infinity.
 
     Args:
       quota: as for ``Episodes.none``.
@@ -115,28 +142,46 @@ def programs(
 
     def begin(key: jax.Array, start: PyTree) -> Played:
         state, obs = env.reset(step_keys(key, rng.RESET, len(quota)))
-        episodes, obs = Episodes.none(jnp, quota, spec.info_metrics), spec.keyed(obs)
+        episodes = Episodes.none(jnp, quota, spec.info_metrics)
+        obs = spec.keyed(obs)
         none = {policy: jnp.zeros(len(jax.tree.leaves(part)[0])) for policy, part in obs.items()}
-        return Played(state, obs, start, key, jnp.zeros((), jnp.int32), episodes, fault_of(obs, none))
+        return Played(
+            state, obs, start, key, jnp.zeros((), jnp.int32), episodes, fault_of(obs, none)
+        )
 
     def play_on(
-        hyper: Any, variables: Variables, start: PyTree, played: Played, steps: jax.Array, key: jax.Array
+        hyper: Any,
+        variables: Variables,
+        start: PyTree,
+        played: Played,
+        steps: jax.Array,
+        key: jax.Array,
     ) -> Played:
         last = played.steps + steps
 
         def more(played: Played) -> jax.Array:
-            return (played.steps < last) & jnp.any(played.episodes.done < quota) & (played.fault == NO_FAULT)
+            return (
+                (played.steps < last)
+                & jnp.any(played.episodes.done < quota)
+                & (played.fault == NO_FAULT)
+            )
 
         def one_step(played: Played) -> Played:
-            action, core, _ = act(hyper, variables, played.obs, played.core, unstacked, key, played.steps, played.env)
-            state, *stepped = env.step(played.env, spec.bare(action), step_keys(played.key, played.steps, len(quota)))
+            action, core, _ = act(
+                hyper, variables, played.obs, played.core, unstacked, key, played.steps, played.env
+            )
+            state, *stepped = env.step(
+                played.env, spec.bare(action), step_keys(played.key, played.steps, len(quota))
+            )
             step, ended = map(spec.keyed, stepped)
             if jax.tree.leaves(start):
                 core = update_core(hyper, core, start, unstacked, action, step)
             reward = {policy: part.reward for policy, part in step.items()}
             obs, step, ended = in_rows(spec, step, ended)
             episodes = played.episodes.after(step, ended, quota, max_steps)
-            return Played(state, obs, core, played.key, played.steps + 1, episodes, fault_of(obs, reward))
+            return Played(
+                state, obs, core, played.key, played.steps + 1, episodes, fault_of(obs, reward)
+            )
 
         return jax.lax.while_loop(more, one_step, played)
 

@@ -1,4 +1,6 @@
-"""Actor threads that run alongside the learner: the store of their policies, and the samples that they send."""
+"""Actor threads that run alongside the learner: the store of their policies,
+and the samples that they send.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ class Snapshot(NamedTuple):
     """A version of the learner's state, for actors."""
 
     version: int
-    state: TrainState  # without optimiser state and memory
+    state: TrainState
+    """Without optimiser state and memory."""
 
 
 class ParamStore:
@@ -56,7 +59,10 @@ class ParamStore:
         """Copies ``state`` as the newest version; the first is version 0."""
         slim = _copied(state._replace(opt_state=(), memory=()))
         version = self.version + 1
-        copies = {device: Snapshot(version, meshes.put(slim, device, meshes.REPLICATED)) for device in self._devices}
+        copies = {
+            device: Snapshot(version, meshes.put(slim, device, meshes.REPLICATED))
+            for device in self._devices
+        }
         jax.block_until_ready(list(copies.values()))
         with self._changed:
             self._versions.append(copies)
@@ -91,15 +97,19 @@ def _copied(tree: PyTree) -> PyTree:
 class Sample(NamedTuple):
     """One actor's processed rollout."""
 
-    version: int  # of the policy that acted
-    content: PyTree  # the result of the actor's ``Deliver``
-    episodes: Mapping[str, EpisodeStats]  # of each policy's episodes that ended in the rollout
-    steps: np.ndarray  # [2], the rollout's env steps and agent steps
+    version: int
+    """Of the policy that acted."""
+    content: PyTree
+    """The result of the actor's ``Deliver``."""
+    episodes: Mapping[str, EpisodeStats]
+    """Of each policy's episodes that ended in the rollout."""
+    steps: np.ndarray
+    """[2], the rollout's env steps and agent steps."""
 
 
 Deliver = Callable[[Snapshot, Rollouts, np.int32], PyTree]
-"""``(snapshot, rollout, number) -> content``: processes a rollout before the actor sends it; no other rollout has that
-``number``."""
+"""``(snapshot, rollout, number) -> content``: processes a rollout before the actor sends it; no
+other rollout has that ``number``."""
 
 
 class PoolOptions(NamedTuple):
@@ -110,16 +120,19 @@ class PoolOptions(NamedTuple):
     meshes: tuple[Mesh, ...] = ()
     """Meshes of one device each; actors take them in turn."""
     lag: int | None = None
-    """Versions by which the acting policy lags behind the learner, exactly; None: actors use the newest."""
+    """Versions by which the acting policy lags behind the learner, exactly; None:
+    actors use the newest."""
     gather: int | None = None
-    """Number of samples that suffice once ``gather_deadline`` seconds have passed; None: one of every actor."""
+    """Number of samples that suffice once ``gather_deadline`` seconds have passed; None:
+    one of every actor."""
     gather_deadline: float = 1.0
     free_running: bool = False
     """Learn from the replay memory while no new sample has arrived."""
     max_restarts: int = 0
     """How many times an actor's failed environments are recreated."""
     in_flight: int = 1
-    """Samples of an actor that may wait while it fills the next rollout; with more, they get older."""
+    """Samples of an actor that may wait while it fills the next rollout; with more, they get
+    older."""
     first: int = 0
     """Number of this process's first actor among the actors of all processes."""
     all_actors: int | None = None
@@ -129,20 +142,30 @@ class PoolOptions(NamedTuple):
 class ActorPool:
     """Runs each actor in a thread, until ``close``."""
 
-    def __init__(self, job: ActorJob, options: PoolOptions, store: ParamStore, deliver: Sequence[Deliver]) -> None:
+    def __init__(
+        self, job: ActorJob, options: PoolOptions, store: ParamStore, deliver: Sequence[Deliver]
+    ) -> None:
         """``deliver`` has an entry for each actor."""
         self.stages = [Stages() for _ in range(options.num_actors)]
-        self._job, self._options, self._store = job, options, store
+        self._job = job
+        self._options = options
+        self._store = store
         self._on_device = job.source.is_pure
         self._restarting: list[RestartingEnv] = []
         self._stopping = threading.Event()
-        self._programs = [job.once(("act", job.seed, on), partial(self._compile, on)) for on in options.meshes]
+        self._programs = [
+            job.once(("act", job.seed, on), partial(self._compile, on)) for on in options.meshes
+        ]
         self._all_actors = options.all_actors or options.num_actors
         size = job.num_envs // self._all_actors
         firsts = ((options.first + index) * size for index in range(options.num_actors))
         shares = [EnvSlice(first, size, job.num_envs) for first in firsts]
-        samples = [self._samples(index, share, deliver[index]) for index, share in enumerate(shares)]
-        self.streams: Parallel[Sample] = Parallel(samples, options.in_flight, self._stopping, "actor", job.stop)
+        samples = [
+            self._samples(index, share, deliver[index]) for index, share in enumerate(shares)
+        ]
+        self.streams: Parallel[Sample] = Parallel(
+            samples, options.in_flight, self._stopping, "actor", job.stop
+        )
 
     @property
     def restarts(self) -> int:
@@ -150,10 +173,13 @@ class ActorPool:
         return sum(env.restarts for env in self._restarting)
 
     def seconds(self) -> dict[str, float]:
-        """Mean seconds that an actor has spent on each stage; "start" ends with its first sample."""
+        """Mean seconds that an actor has spent on each stage; "start" ends with its first
+        sample.
+        """
         names = dict.fromkeys(name for stages in self.stages for name in list(stages.seconds))
         return {
-            f"time/actor/{name}_s": sum(stages.seconds.get(name, 0.0) for stages in self.stages) / len(self.stages)
+            f"time/actor/{name}_s": sum(stages.seconds.get(name, 0.0) for stages in self.stages)
+            / len(self.stages)
             for name in names
         }
 
@@ -162,25 +188,39 @@ class ActorPool:
         act_key, env_key = (rng.stream(job.seed, name) for name in (rng.Stream.ACT, rng.Stream.ENV))
         if self._on_device:
             env = job.source.device()
-            return device.compile_rollout(job.algorithm, env, on, job.rollout_length, act_key, env_key)
+            return device.compile_rollout(
+                job.algorithm, env, on, job.rollout_length, act_key, env_key
+            )
         return compile_acting(job.algorithm, job.source.spec, on, job.rollout_length, act_key)
 
     def _make(self, index: int, share: EnvSlice) -> host.HostActor | device.DeviceActor:
         """Makes an actor; called in the thread that will run it."""
-        slot, stages = index % len(self._options.meshes), self.stages[index]
-        on, programs, job = self._options.meshes[slot], self._programs[slot], self._job
+        slot = index % len(self._options.meshes)
+        stages = self.stages[index]
+        on = self._options.meshes[slot]
+        programs = self._programs[slot]
+        job = self._job
         if self._on_device:
             return device.DeviceActor(job, on, programs, share, stages)
 
         def make(restarts: int) -> HostEnv:
-            return job.source.host(share, rng.host_seed(job.seed, restarts) if restarts else job.seed)
+            return job.source.host(
+                share, rng.host_seed(job.seed, restarts) if restarts else job.seed
+            )
 
         restarting = RestartingEnv(
-            job.source.spec, share.size, make, self._options.max_restarts, self._stopping, f"actor {index}"
+            job.source.spec,
+            share.size,
+            make,
+            self._options.max_restarts,
+            self._stopping,
+            f"actor {index}",
         )
         self._restarting.append(restarting)
         try:
-            return host.HostActor(job.algorithm, restarting, on, job.rollout_length, programs, share, stages)
+            return host.HostActor(
+                job.algorithm, restarting, on, job.rollout_length, programs, share, stages
+            )
         except BaseException:
             restarting.close()
             raise
@@ -188,7 +228,8 @@ class ActorPool:
     @in_32_bits
     def _samples(self, index: int, share: EnvSlice, deliver: Deliver) -> Iterator[Sample]:
         """Yields the samples of one actor, without end."""
-        stages, lag = self.stages[index], self._options.lag
+        stages = self.stages[index]
+        lag = self._options.lag
         on = self._options.meshes[index % len(self._options.meshes)]
         with contextlib.closing(self._make(index, share)) as actor:
             for iteration in map(np.int32, itertools.count()):
@@ -196,12 +237,18 @@ class ActorPool:
                 if lag is None:
                     snapshot: Snapshot | None = self._store.latest(on)
                 else:
-                    snapshot = self._store.wait_for(max(int(iteration) - lag, 0), on, self._stopping)
+                    snapshot = self._store.wait_for(
+                        max(int(iteration) - lag, 0), on, self._stopping
+                    )
                 stages.mark("parameters")
                 if snapshot is None:
                     return
-                rollout, episodes, steps = actor.rollout(snapshot.state.variables, iteration, snapshot.state.env_step)
-                number = iteration * np.int32(self._all_actors) + np.int32(self._options.first + index)
+                rollout, episodes, steps = actor.rollout(
+                    snapshot.state.variables, iteration, snapshot.state.env_step
+                )
+                number = iteration * np.int32(self._all_actors) + np.int32(
+                    self._options.first + index
+                )
                 content = jax.block_until_ready(deliver(snapshot, rollout, number))
                 stages.mark("sending")
                 if not iteration:  # the first rollout has compiled the programs
@@ -220,10 +267,11 @@ class ActorPool:
 
 @dataclasses.dataclass
 class RestartingEnv:
-    """A ``HostEnv`` that recreates its environments when they fail; only the episodes under way are lost.
+    """A ``HostEnv`` that recreates its environments when they fail;
+    only the episodes under way are lost.
 
-    The policy sees an unannounced reset: the failed step is invalid, and its observation is the first of the new
-    environments. In the training data the episode is truncated there.
+    The policy sees an unannounced reset: the failed step is invalid, and its observation is the
+    first of the new environments. In the training data the episode is truncated there.
     """
 
     spec: EnvSpec
@@ -258,7 +306,8 @@ class RestartingEnv:
 
         def begun(spec: EnvSpec, obs: PyTree) -> tuple[Timestep, EpisodeStats]:
             rows = self.num_envs // self.spec.num_agents * spec.num_agents
-            none, zero = np.zeros(rows, bool), np.zeros(rows, np.float32)
+            none = np.zeros(rows, bool)
+            zero = np.zeros(rows, np.float32)
             step = Timestep(obs, zero, terminated=none, truncated=none, valid=none)
             return step, no_episodes(rows, self.spec.info_metrics)
 
@@ -269,20 +318,37 @@ class RestartingEnv:
         """Counts a restart.
 
         Raises:
-          Exception: the error itself, if there have been too many, if the policy caused it (an invalid action), or if
-            the pool is stopping.
+          Exception: the error itself, if there have been too many, if the policy caused it (an
+            invalid action), or if the pool is stopping.
         """
-        if self.restarts >= self.max_restarts or isinstance(error, ValueError) or self.stopping.is_set():
-            again = f", after {counted(self.restarts, 'restart')}" if self.restarts else ""
-            error.add_note(f"(of the {counted(self.num_envs, 'environment')} of {self.owner}{again})")
+        if (
+            self.restarts >= self.max_restarts
+            or isinstance(error, ValueError)
+            or self.stopping.is_set()
+        ):
+            if self.restarts:
+                again = f", after {counted(self.restarts, 'restart')}"
+            else:
+                again = ""
+            error.add_note(
+                f"(of the {counted(self.num_envs, 'environment')} of {self.owner}{again})"
+            )
             raise error
         self.restarts += 1
-        failure = str(error) if isinstance(error, EnvError | TimeoutError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, EnvError | TimeoutError):
+            failure = str(error)
+        else:
+            failure = f"{type(error).__name__}: {error}"
         count = f"restart {self.restarts} of {self.max_restarts}"
-        warnings.warn(f"{self.owner} continues with new environments ({count}): {failure}", EnvWarning, stacklevel=2)
+        warnings.warn(
+            f"{self.owner} continues with new environments ({count}): {failure}",
+            EnvWarning,
+            stacklevel=2,
+        )
 
     def close(self) -> None:
-        env, self._env = self._env, None
+        env = self._env
+        self._env = None
         if env is not None:
             with contextlib.suppress(Exception):  # it may be what failed
                 env.close()

@@ -1,6 +1,7 @@
 """Functions shared by acting on devices and on the host.
 
-Algorithms and everything else that belongs to a policy are dicts keyed by policy; see ``mesh.over_policies``.
+Algorithms and everything else that belongs to a policy are dicts keyed by policy;
+see ``mesh.over_policies``.
 """
 
 from __future__ import annotations
@@ -50,8 +51,10 @@ class ActorJob(NamedTuple):
     num_envs: int
     rollout_length: int
     seed: int
-    stop: Callable[[], bool]  # returns True when waiting for samples should end
-    once: Callable[[Hashable, Callable[[], Any]], Any]  # as ``ProgramCache.once``, over the runs of equal jobs
+    stop: Callable[[], bool]
+    """Returns True when waiting for samples should end."""
+    once: Callable[[Hashable, Callable[[], Any]], Any]
+    """As ``ProgramCache.once``, over the runs of equal jobs."""
 
 
 def rollout_context(act_key: jax.Array, iteration: jax.Array, env_step: jax.Array) -> Context:
@@ -59,35 +62,58 @@ def rollout_context(act_key: jax.Array, iteration: jax.Array, env_step: jax.Arra
     return Context(jax.random.fold_in(act_key, rng.rollout_step(iteration)), env_step)
 
 
-def behave(algorithm: Algorithm, variables: Variables, core: PyTree, context: Context) -> tuple[PyTree, PyTree]:
-    """Returns the parameters that ``act`` uses until the next rollout, and the core to start with."""
-    return ((), core) if algorithm.behaviour is None else algorithm.behaviour(variables, core, context)
+def behave(
+    algorithm: Algorithm, variables: Variables, core: PyTree, context: Context
+) -> tuple[PyTree, PyTree]:
+    """Returns the parameters that ``act`` uses until the next rollout, and the core to start
+    with.
+    """
+    if algorithm.behaviour is None:
+        return ((), core)
+    return algorithm.behaviour(variables, core, context)
 
 
 def act(
-    algorithm: Algorithm, variables: Variables, params: PyTree, obs: PyTree, core: PyTree, context: Context
+    algorithm: Algorithm,
+    variables: Variables,
+    params: PyTree,
+    obs: PyTree,
+    core: PyTree,
+    context: Context,
 ) -> Acted:
-    """Chooses actions; ``params`` are the environments' parameters ``[B, ...]``, or () if all share one set."""
+    """Chooses actions; ``params`` are the environments' parameters ``[B, ...]``,
+    or () if all share one set.
+    """
     if algorithm.behaviour is None:
         return algorithm.policy(variables, obs, core, context)
 
     def one(params: PyTree, *rows: PyTree) -> Acted:
         obs, core, key = jax.tree.map(lambda x: x[None], rows)
-        acted = algorithm.policy(variables._replace(params=params), obs, core, context._replace(keys=key))
+        acted = algorithm.policy(
+            variables._replace(params=params), obs, core, context._replace(keys=key)
+        )
         return jax.tree.map(lambda x: x[0], acted)
 
     return jax.vmap(one)(params, obs, core, context.keys)
 
 
 def simulator(algorithm: Algorithms, env: DeviceEnv | None, env_state: PyTree) -> Simulator | None:
-    """Returns the environments as a model to plan with; None: no policy searches, or there is none."""
-    if env is None or env.simulate is None or not any(policy.searches for policy in algorithm.values()):
+    """Returns the environments as a model to plan with; None: no policy searches, or there is
+    none.
+    """
+    if (
+        env is None
+        or env.simulate is None
+        or not any(policy.searches for policy in algorithm.values())
+    ):
         return None
     return env.simulate(env_state)
 
 
 def searched(algorithm: Algorithms, env: HostEnv) -> PyTree:
-    """Returns the state that ``simulator`` needs of environments stepped from the host; () if nobody searches."""
+    """Returns the state that ``simulator`` needs of environments stepped from the host;
+    () if nobody searches.
+    """
     if isinstance(env, HostGymnax) and any(policy.searches for policy in algorithm.values()):
         return env.state
     return ()
@@ -99,25 +125,36 @@ def read_by(function: Callable[..., Any], *arguments: PyTree) -> list[bool]:
     return list(partial_eval.dce_jaxpr(program, [True] * len(program.outvars))[1])
 
 
-def reads_of_core(algorithm: Algorithm, spec: EnvSpec, variables: Variables) -> tuple[set[int], set[int]]:
-    """Returns the numbers of the core's arrays on which drawn actions depend, and those that ``log_prob`` reads.
+def reads_of_core(
+    algorithm: Algorithm, spec: EnvSpec, variables: Variables
+) -> tuple[set[int], set[int]]:
+    """Returns the numbers of the core's arrays on which drawn actions depend,
+    and those that ``log_prob`` reads.
 
     Of ``variables``, only shapes and dtypes count.
     """
-    obs, action = (jax.tree.map(jnp.asarray, spaces.zeros(space, 2)) for space in (spec.observation, spec.action))
+    obs, action = (
+        jax.tree.map(jnp.asarray, spaces.zeros(space, 2))
+        for space in (spec.observation, spec.action)
+    )
     given = variables, obs, algorithm.initial_core(2)
     first = len(jax.tree.leaves(given[:2]))
 
     def read(function: Callable[..., Any] | None, *more: PyTree) -> set[int]:
         context = Context(jax.random.split(jax.random.key(0), 2), jnp.zeros(()))
-        used = [] if function is None else read_by(lambda *x: function(*x, *more, context), *given)[first:]
+        if function is None:
+            used = []
+        else:
+            used = read_by(lambda *x: function(*x, *more, context), *given)[first:]
         return {at for at, reads in enumerate(used) if reads}
 
     return read(lambda *x: algorithm.policy(*x)[0]), read(algorithm.log_prob, action)
 
 
 def probabilities_known(algorithm: Algorithm, spec: EnvSpec, variables: Variables) -> bool:
-    """Returns whether ``log_prob`` is that of drawn actions: it is not where their noise is correlated in time."""
+    """Returns whether ``log_prob`` is that of drawn actions:
+    it is not where their noise is correlated in time.
+    """
     if algorithm.log_prob is None:
         return False
     drawn, given = reads_of_core(algorithm, spec, variables)
@@ -125,12 +162,18 @@ def probabilities_known(algorithm: Algorithm, spec: EnvSpec, variables: Variable
 
 
 def num_parts(algorithm: Algorithm, variables: Variables, num_envs: int) -> int:
-    """The number of parts in which environments with separate parameters act, so that parameters fit into memory."""
-    return 1 if algorithm.behaviour is None else perturbation.num_parts(variables.params, num_envs)
+    """The number of parts in which environments with separate parameters act,
+    so that parameters fit into memory.
+    """
+    if algorithm.behaviour is None:
+        return 1
+    return perturbation.num_parts(variables.params, num_envs)
 
 
 def by_parts(function: Callable[[PyTree], PyTree], parts: int, tree: PyTree) -> PyTree:
-    """Applies ``function`` to equal parts of arrays ``[B, ...]``, one after the other, and joins its outputs."""
+    """Applies ``function`` to equal parts of arrays ``[B, ...]``, one after the other,
+    and joins its outputs.
+    """
     split = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), tree)
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.lax.map(function, split))
 
@@ -140,13 +183,17 @@ def initial_core(algorithm: Algorithms, spec: EnvSpec, share: EnvSlice) -> PyTre
 
     def of_policy(algorithm: Algorithm, part: EnvSpec) -> PyTree:
         first, size, total = (rows // spec.num_agents * part.num_agents for rows in share)
-        return jax.tree.map(lambda x: jnp.copy(x[first : first + size]), algorithm.initial_core(total))
+        return jax.tree.map(
+            lambda x: jnp.copy(x[first : first + size]), algorithm.initial_core(total)
+        )
 
     return over_policies(of_policy)(algorithm, spec.by_policy)
 
 
 def indices(algorithm: Algorithms, spec: EnvSpec, index: jax.Array) -> PyTree:
-    """The global indices ``[B * k]`` of each policy's rows; ``index`` has those of all agents' rows."""
+    """The global indices ``[B * k]`` of each policy's rows;
+    ``index`` has those of all agents' rows.
+    """
 
     def of_policy(algorithm: Algorithm, part: EnvSpec) -> jax.Array:
         if part.num_agents == spec.num_agents:
@@ -165,19 +212,28 @@ def num_rows(obs: Mapping[str, PyTree]) -> int:
 def blank_stacks(spec: EnvSpec, num_envs: int) -> dict[str, PyTree]:
     """The stacks of each policy before the first frame; see ``frames.blank``."""
     count = num_envs // spec.num_agents
-    return {name: frames.blank(part, count * part.num_agents) for name, part in spec.by_policy.items()}
+    return {
+        name: frames.blank(part, count * part.num_agents) for name, part in spec.by_policy.items()
+    }
 
 
 def row_slices(spec: EnvSpec, rows: int) -> dict[str, slice]:
     """Returns the slice of each policy's rows, in the order of the names."""
-    sizes = {name: rows // spec.num_agents * spec.by_policy[name].num_agents for name in sorted(spec.by_policy)}
+    sizes = {
+        name: rows // spec.num_agents * spec.by_policy[name].num_agents
+        for name in sorted(spec.by_policy)
+    }
     starts = itertools.accumulate(sizes.values(), initial=0)
-    return {name: slice(start, start + sizes[name]) for name, start in zip(sizes, starts, strict=False)}
+    return {
+        name: slice(start, start + sizes[name]) for name, start in zip(sizes, starts, strict=False)
+    }
 
 
 def env_of(spec: EnvSpec, row: int, rows: int) -> int:
     """Returns the environment of a row, with rows in the order of ``row_slices``."""
-    name, part = next((name, part) for name, part in row_slices(spec, rows).items() if row < part.stop)
+    name, part = next(
+        (name, part) for name, part in row_slices(spec, rows).items() if row < part.stop
+    )
     return (row - part.start) // spec.by_policy[name].num_agents
 
 
@@ -189,7 +245,9 @@ def count_steps(spec: EnvSpec, valid: PyTree) -> Array:
     Args:
       valid: which agents of each policy take part in a step, ``[..., B * k]`` bool.
     """
-    rows = over_policies(lambda part, x: x.reshape(*x.shape[:-1], -1, part.num_agents))(spec.by_policy, valid)
+    rows = over_policies(lambda part, x: x.reshape(*x.shape[:-1], -1, part.num_agents))(
+        spec.by_policy, valid
+    )
     parts = jax.tree.leaves(rows)
     xp = parts[0].__array_namespace__()
     agents = xp.concatenate(parts, axis=-1)  # [..., B, agents]
@@ -199,20 +257,28 @@ def count_steps(spec: EnvSpec, valid: PyTree) -> Array:
 NO_FAULT = np.uint32(2**32 - 1)
 
 
-def find_fault(obs: Mapping[str, PyTree], reward: Mapping[str, jax.Array], before: int = 1) -> jax.Array:
-    """The first observation or reward that is not finite, as uint32 ``(t * B + b) * 2 + field``; ``NO_FAULT``: none.
+def find_fault(
+    obs: Mapping[str, PyTree], reward: Mapping[str, jax.Array], before: int = 1
+) -> jax.Array:
+    """The first observation or reward that is not finite,
+    as uint32 ``(t * B + b) * 2 + field``; ``NO_FAULT``: none.
 
-    ``t`` counts observations, and ``field`` is 0 for an observation and 1 for a reward. ``B`` counts the rows of all
-    policies, one after the other in the order of names.
+    ``t`` counts observations, and ``field`` is 0 for an observation and 1 for a reward. ``B``
+    counts the rows of all policies, one after the other in the order of names.
 
     Args:
       obs: ``[T, B, ...]``, keyed by policy; ``reward`` likewise.
       before: number of observations before that of the first reward's step.
     """
-    names, fault = sorted(obs), jnp.asarray(NO_FAULT)
+    names = sorted(obs)
+    fault = jnp.asarray(NO_FAULT)
     sizes = [reward[name].shape[1] for name in names]
     for name, offset in zip(names, itertools.accumulate(sizes, initial=0), strict=False):
-        parts = [(part, 0, 0) for part in jax.tree.leaves(obs[name]) if jnp.issubdtype(part.dtype, jnp.floating)]
+        parts = [
+            (part, 0, 0)
+            for part in jax.tree.leaves(obs[name])
+            if jnp.issubdtype(part.dtype, jnp.floating)
+        ]
         for x, start, field in [*parts, (reward[name], before, 1)]:
             wrong = ~jnp.isfinite(x).all(axis=tuple(range(2, x.ndim)))
             t, row = (jax.lax.broadcasted_iota(jnp.uint32, wrong.shape, axis) for axis in (0, 1))
@@ -227,7 +293,9 @@ def keys_of(algorithm: Algorithms, key: jax.Array) -> PyTree:
 
 
 def in_rows(spec: EnvSpec, step: PyTree, ended: PyTree) -> tuple[PyTree, Timestep, EpisodeStats]:
-    """Returns the observations, then step and episodes with the rows of all policies, ordered as ``row_slices``."""
+    """Returns the observations, then step and episodes with the rows of all policies,
+    ordered as ``row_slices``.
+    """
     obs, rest = over_policies(lambda step: (step.obs, step._replace(obs=())), 2)(step)
     names = sorted(spec.by_policy)
 
@@ -237,7 +305,9 @@ def in_rows(spec: EnvSpec, step: PyTree, ended: PyTree) -> tuple[PyTree, Timeste
     return obs, *(jax.tree.map(join, *(tree[name] for name in names)) for tree in (rest, ended))
 
 
-def after_step(algorithm: Algorithm, core: PyTree, initial_core: PyTree, action: PyTree, step: Timestep) -> PyTree:
+def after_step(
+    algorithm: Algorithm, core: PyTree, initial_core: PyTree, action: PyTree, step: Timestep
+) -> PyTree:
     """The policy state for the next observation, reset where a new episode begins."""
     return reset_core(algorithm.feedback(core, action, step), initial_core, step.valid)
 
@@ -266,7 +336,9 @@ def blank_rollout(
     """A rollout of zeros, with the shapes and dtypes that acting on ``obs [B, ...]`` will fill."""
     num_envs = len(jax.tree.leaves(obs)[0])
     keys = jax.random.split(jax.random.key(0), num_envs)
-    action, _, extras = jax.eval_shape(algorithm.policy, variables, obs, core, Context(keys, jnp.zeros(())))
+    action, _, extras = jax.eval_shape(
+        algorithm.policy, variables, obs, core, Context(keys, jnp.zeros(()))
+    )
     flags = jnp.zeros((rollout_length, num_envs), bool)
 
     def blank(x: jax.ShapeDtypeStruct) -> jax.Array:
@@ -278,5 +350,9 @@ def blank_rollout(
 
 
 def step_numbers(iteration: jax.Array, rollout_length: int) -> jax.Array:
-    """The numbers ``[T]``, from the start of training, of one rollout's steps; they wrap after 2^32."""
-    return iteration.astype(jnp.uint32) * jnp.uint32(rollout_length) + jnp.arange(rollout_length, dtype=jnp.uint32)
+    """The numbers ``[T]``, from the start of training, of one rollout's steps;
+    they wrap after 2^32.
+    """
+    return iteration.astype(jnp.uint32) * jnp.uint32(rollout_length) + jnp.arange(
+        rollout_length, dtype=jnp.uint32
+    )

@@ -1,4 +1,6 @@
-"""Algorithms by name. Each has its own file, which is imported only when a run needs the algorithm."""
+"""Algorithms by name. Each has its own file, which is imported only when a run needs the
+algorithm.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ if not TYPE_CHECKING:
 
 
 def config_class(name: str | type, user_class: type | None = None) -> Any:
-    """Returns an algorithm's config dataclass: ``user_class`` if it has that name, else the built-in one.
+    """Returns an algorithm's config dataclass: ``user_class`` if it has that name,
+    else the built-in one.
 
     A class is returned unchanged.
 
@@ -53,37 +56,57 @@ def config_class(name: str | type, user_class: type | None = None) -> Any:
 
 
 def having(field: str) -> str:
-    """Returns which algorithms have a hyperparameter of this name, such as ``ddpg and td3 have``; empty: none."""
-    names = [name for name in (*ALGORITHMS, *PRESETS) if field in config_class(name).__dataclass_fields__]
+    """Returns which algorithms have a hyperparameter of this name,
+    such as ``ddpg and td3 have``; empty: none.
+    """
+    names = [
+        name for name in (*ALGORITHMS, *PRESETS) if field in config_class(name).__dataclass_fields__
+    ]
     listed = " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
     return listed and f"{listed} {'has' if len(names) == 1 else 'have'}"
 
 
 def name_of(config: Any) -> str:
-    """Returns the algorithm's name for a config or config class; for the user's own algorithm, the class name."""
-    kind = config if isinstance(config, type) else type(config)
+    """Returns the algorithm's name for a config or config class; for the user's own algorithm,
+    the class name.
+    """
+    if isinstance(config, type):
+        kind = config
+    else:
+        kind = type(config)
     package, _, file = kind.__module__.rpartition(".")
     if package == __name__ and ALGORITHMS.get(file) == kind.__name__:
         return file
-    name: str = getattr(kind, "stored_as", kind.__name__)  # those of policies in an environment with several
+    # those of policies in an environment with several
+    name: str = getattr(kind, "stored_as", kind.__name__)
     return name
 
 
 def from_file(path: str) -> type:
-    """Returns the config class in the user's Python file: its only dataclass with a ``make`` method.
+    """Returns the config class in the user's Python file:
+    its only dataclass with a ``make`` method.
 
-    Executes the file like a script, which can import the modules beside it. The path must therefore come from the
-    user, never from a file.
+    Executes the file like a script, which can import the modules beside it. The path must therefore
+    come from the user, never from a file.
 
     Raises:
       ConfigError: the file is missing, fails to run, or does not hold exactly one algorithm.
     """
     module = _executed(path)
-    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == module.__name__]
+    kinds = [
+        kind
+        for kind in vars(module).values()
+        if isinstance(kind, type) and kind.__module__ == module.__name__
+    ]
     kinds = [kind for kind in kinds if callable(getattr(kind, "make", None))]
     if len(kinds) != 1:
-        several = f"several: {', '.join(kind.__name__ for kind in kinds)}" if kinds else "none"
-        raise ConfigError(f"{path} must hold one algorithm, a dataclass with make, but there is {several}")
+        if kinds:
+            several = f"several: {', '.join(kind.__name__ for kind in kinds)}"
+        else:
+            several = "none"
+        raise ConfigError(
+            f"{path} must hold one algorithm, a dataclass with make, but there is {several}"
+        )
     _check(path, kinds[0])
     return kinds[0]
 
@@ -93,7 +116,9 @@ def _check(path: str, kind: type) -> None:
     if not dataclasses.is_dataclass(kind):
         raise ConfigError(f"{path}: {kind.__name__} must be a dataclass")
     if kind.__name__ in {**ALGORITHMS, **PRESETS}:
-        raise ConfigError(f"{path}: {kind.__name__} is the name of one of ours; call the class otherwise")
+        raise ConfigError(
+            f"{path}: {kind.__name__} is the name of one of ours; call the class otherwise"
+        )
     for field in dataclasses.fields(kind):
         if field.default is field.default_factory:  # both are missing
             raise ConfigError(f"{path}: {kind.__name__}.{field.name} needs a default")
@@ -102,16 +127,24 @@ def _check(path: str, kind: type) -> None:
 
 
 def unannotated(kind: type) -> str:
-    """Returns which value of a config class needs an annotation to be a hyperparameter; empty: none.
+    """Returns which value of a config class needs an annotation to be a hyperparameter;
+    empty: none.
 
-    Without one, ``dataclass`` makes no field of it, and leaves an inherited field its default. Names in capitals or
-    with a ``_`` in front are constants, as are those that a base annotates and ``Traits``.
+    Without one, ``dataclass`` makes no field of it, and leaves an inherited field its default.
+    Names in capitals or with a ``_`` in front are constants, as are those that a base annotates and
+    ``Traits``.
     """
-    fields, annotated = {field.name for field in dataclasses.fields(kind)}, set[str]()
+    fields = {field.name for field in dataclasses.fields(kind)}
+    annotated = set[str]()
     for base in reversed(kind.__mro__):
         annotated |= (own := inspect.get_annotations(base).keys())
         for name, value in vars(base).items():
-            constant = name.startswith("_") or name.isupper() or name in annotated or name in Traits._fields
+            constant = (
+                name.startswith("_")
+                or name.isupper()
+                or name in annotated
+                or name in Traits._fields
+            )
             if type(value) in _HINTS and name not in own and (name in fields or not constant):
                 hint = f"`{name}: {_HINTS[type(value)]} = {value!r}`"
                 return f"{base.__name__}.{name} needs an annotation to be a hyperparameter: {hint}"
@@ -136,6 +169,7 @@ def _executed(path: str) -> types.ModuleType:
     except BaseException as error:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == str(file)] or [None]
-        line = getattr(error, "lineno", None) or lines[-1]  # only syntax errors have one of their own
+        # only syntax errors have one of their own
+        line = getattr(error, "lineno", None) or lines[-1]
         raise ConfigError(f"{path}, line {line}: {type(error).__name__}: {error}") from error
     return module

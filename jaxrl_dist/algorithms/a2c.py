@@ -21,7 +21,8 @@ class A2C(ActorCriticConfig, learning_rate=7e-4):
     rms_epsilon: float = setting(1e-5, above=0)
     """Added to the mean of squared gradients, under the root (section 4.5)."""
     gae_lambda: float = setting(1.0, low=0, high=1)
-    """Decay of generalised advantage estimation: 1 is the paper's n-step return to the end of the rollout."""
+    """Decay of generalised advantage estimation:
+    1 is the paper's n-step return to the end of the rollout."""
 
     def validate(self) -> None:
         super().validate()

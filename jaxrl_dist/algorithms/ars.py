@@ -12,16 +12,20 @@ from jaxrl_dist.lazy import jax, jnp
 
 @dataclasses.dataclass(frozen=True)
 class ARS(ES, hidden_sizes=(), learning_rate=0.02, noise_std=0.03, weight_decay=0.0):
-    """Augmented random search (Mania et al. 2018): a linear policy that follows the best directions."""
+    """Augmented random search (Mania et al. 2018):
+    a linear policy that follows the best directions.
+    """
 
     presets = "ars"
     own_optimizer: ClassVar[str] = "sgd"
 
     top_fraction: float = setting(0.5, above=0, high=1)
-    """Fraction of the directions that an update uses, those with the largest returns (b / N in algorithm 2)."""
+    """Fraction of the directions that an update uses,
+    those with the largest returns (b / N in algorithm 2)."""
 
     def weigh(self, fitness: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """As ``ES.weigh``: the difference of a pair's returns over the standard deviation of those that count.
+        """As ``ES.weigh``: the difference of a pair's returns
+        over the standard deviation of those that count.
 
         Algorithm 2, lines 6 and 7: the directions with the largest returns of either sign count.
         """

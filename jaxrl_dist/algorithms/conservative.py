@@ -1,4 +1,5 @@
-"""Conservative Q-learning, for data that others recorded: Kumar et al. (2020), https://arxiv.org/abs/2006.04779.
+"""Conservative Q-learning, for data that others recorded: Kumar et al. (2020),
+https://arxiv.org/abs/2006.04779.
 
 Its floor makes it Cal-QL: Nakamoto et al. (2023), https://arxiv.org/abs/2303.05479.
 """
@@ -19,19 +20,24 @@ class ConservativeConfig(ReplayConfig):
     """Flags of conservative Q-learning."""
 
     cql_weight: float | None = setting(None, low=0)
-    """alpha of conservative Q-learning, which lowers the values of actions that the data lacks (Kumar et al. 2020,
-    equation 4); None: none."""
+    """alpha of conservative Q-learning, which lowers the values of actions that the data lacks
+    (Kumar et al. 2020, equation 4); None: none."""
     cql_floor: bool = setting(False, needs="cql_weight")
-    """Lower no value below the return that followed in the data, so that learning from new experience afterwards does
-    not begin with values that are far too low (Cal-QL: Nakamoto et al. 2023, section 5)."""
+    """Lower no value below the return that followed in the data, so that learning from new
+    experience afterwards does not begin with values that are far too low (Cal-QL: Nakamoto et al.
+    2023, section 5)."""
 
     def validate(self) -> None:
         super().validate()
         if self.cql_floor and self.core != "none":
-            raise ConfigError(f"--cql-floor does not work with --core {self.core}: remove one of them")
+            raise ConfigError(
+                f"--cql-floor does not work with --core {self.core}: remove one of them"
+            )
 
     def with_floor(self, algorithm: Algorithm) -> Algorithm:
-        """Adds ``return [N]`` to batches of transitions: -infinity of the run's own, whose episodes may go on."""
+        """Adds ``return [N]`` to batches of transitions: -infinity of the run's own,
+        whose episodes may go on.
+        """
         if not self.cql_floor:
             return algorithm
         assert algorithm.replay is not None
@@ -44,6 +50,7 @@ class ConservativeConfig(ReplayConfig):
             batch = algorithm.postprocess(variables, rollout._replace(extras={}), context)
             return {**batch, "return": rollout.extras["return"][0]}
 
-        # A number, and an error if it is traced: members of a population that differ in it have data of their own.
+        # A number, and an error if it is traced:
+        # members of a population that differ in it have data of their own.
         replay = dataclasses.replace(algorithm.replay, return_discount=float(self.discount))
         return dataclasses.replace(algorithm, policy=policy, postprocess=postprocess, replay=replay)

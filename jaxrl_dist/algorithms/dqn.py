@@ -40,21 +40,25 @@ class DQN(
     epsilon_base: float = setting(0.4, low=0, high=1)
     """Largest epsilon of the ladder."""
     epsilon_exponent: float = setting(7.0, low=0, high=MAX_SIZE)
-    """The smallest epsilon of the ladder is ``epsilon_base ** (1 + epsilon_exponent)``, by default 0.00066."""
+    """The smallest epsilon of the ladder is ``epsilon_base ** (1 + epsilon_exponent)``,
+    by default 0.00066."""
     ez_greedy: bool = False
-    """Repeat each random action, mostly for a step or two and seldom for hundreds (Dabney et al. 2021)."""
+    """Repeat each random action, mostly for a step or two
+    and seldom for hundreds (Dabney et al. 2021)."""
     max_gradient_norm: float = setting(10.0, above=0)
     """Largest global norm of a gradient; larger gradients are scaled down."""
     td_loss: Literal["huber", "squared"] = "squared"
-    """Loss of the temporal-difference error: squared, or linear beyond 1 as for Atari's clipped rewards. With larger
-    returns, the linear part gives the few ends of episodes too little weight, and values can grow without bound."""
+    """Loss of the temporal-difference error: squared, or linear beyond 1 as for Atari's clipped
+    rewards. With larger returns, the linear part gives the few ends of episodes too little weight,
+    and values can grow without bound."""
     double: bool = True
     """Choose the bootstrap action with the online network (van Hasselt et al. 2016, equation 4)."""
     dueling: bool = False
-    """Separate heads for the state's value and the actions' advantages (Wang et al. 2016, equation 9)."""
+    """Separate heads for the state's value and the
+    actions' advantages (Wang et al. 2016, equation 9)."""
     rescale_values: bool = False
-    """Learn ``h(Q)``, ``h(x) = sign(x)(sqrt(|x| + 1) - 1) + 0.001 x``, which compresses large values (Pohlen et al.
-    2018; Kapturowski et al. 2019, section 2.3)."""
+    """Learn ``h(Q)``, ``h(x) = sign(x)(sqrt(|x| + 1) - 1) + 0.001 x``, which compresses large
+    values (Pohlen et al. 2018; Kapturowski et al. 2019, section 2.3)."""
     num_atoms: int = setting(1, low=1)
     """Atoms of the return distribution (Bellemare et al. 2017, C51: 51); 1: only its mean."""
     value_min: float = setting(-10.0, low=-1e9, high=1e9)
@@ -64,35 +68,49 @@ class DQN(
     noisy: bool = False
     """Explore with noisy layers (Fortunato et al. 2018), in addition to epsilon."""
     parameter_noise: bool = False
-    """Explore with noise on the parameters, constant within an episode, in place of random actions; its size adapts to
-    change the policy about as much as epsilon would (Plappert et al. 2018)."""
+    """Explore with noise on the parameters, constant within an episode, in place of random actions;
+    its size adapts to change the policy about as much as epsilon would (Plappert et al. 2018)."""
 
-    adam_epsilon: ClassVar[float] = 1.5e-4  # Hessel et al. (2018), table 1
+    adam_epsilon: ClassVar[float] = 1.5e-4
+    """Hessel et al. (2018), table 1."""
 
     def validate(self) -> None:
         super().validate()
         check_used(self, "td_loss", active=self.num_atoms == 1, needed="--num-atoms 1")
-        check_used(self, "value_min", "value_max", active=self.num_atoms > 1, needed="--num-atoms above 1")
+        check_used(
+            self, "value_min", "value_max", active=self.num_atoms > 1, needed="--num-atoms above 1"
+        )
         annealed = not self.epsilon_ladder
         annealing = "epsilon_start", "epsilon_end", "epsilon_steps", "ez_greedy"
         check_used(self, *annealing, active=annealed, needed="--no-epsilon-ladder")
-        check_used(self, "epsilon_base", "epsilon_exponent", active=not annealed, needed="--epsilon-ladder")
+        check_used(
+            self, "epsilon_base", "epsilon_exponent", active=not annealed, needed="--epsilon-ladder"
+        )
         random = self.epsilon_start > 0 or self.epsilon_end > 0
-        check_used(self, "ez_greedy", active=random, needed="--epsilon-start or --epsilon-end above 0")
-        check_used(self, "ez_greedy", active=not self.parameter_noise, needed="--no-parameter-noise")
+        check_used(
+            self, "ez_greedy", active=random, needed="--epsilon-start or --epsilon-end above 0"
+        )
+        check_used(
+            self, "ez_greedy", active=not self.parameter_noise, needed="--no-parameter-noise"
+        )
         others = [flag(name) for name in ("noisy", "epsilon_ladder") if getattr(self, name)]
         others += ["--core"] if self.core != "none" else []
         if self.parameter_noise and others:
-            raise ConfigError(f"--parameter-noise does not work with {others[0]}: remove one of them")
+            raise ConfigError(
+                f"--parameter-noise does not work with {others[0]}: remove one of them"
+            )
         if self.num_atoms > 1 and not self.value_min < self.value_max:
-            raise ConfigError(f"--value-min {self.value_min:g} must be below --value-max {self.value_max:g}")
+            raise ConfigError(
+                f"--value-min {self.value_min:g} must be below --value-max {self.value_max:g}"
+            )
 
     def error_loss(self, error: jax.Array) -> jax.Array:
         """Returns the loss of each temporal-difference error."""
         return (optax.losses.huber_loss if self.td_loss == "huber" else optax.losses.l2_loss)(error)
 
     def bellman(self, reward: jax.Array, discount: jax.Array, value: jax.Array) -> jax.Array:
-        """Returns ``h(reward + discount h^-1(value))``, without ``rescale_values`` ``reward + discount value``.
+        """Returns ``h(reward + discount h^-1(value))``, without ``rescale_values``
+        ``reward + discount value``.
 
         Source: Kapturowski et al. (2019), section 2.3.
         """
@@ -102,27 +120,39 @@ class DQN(
 
     @classmethod
     def recurrent_preset(cls, preset: dict[str, Any]) -> dict[str, Any]:
-        """Returns an environment's preset for a run with a recurrent core, which takes fewer windows and updates.
+        """Returns an environment's preset for a run with a recurrent core,
+        which takes fewer windows and updates.
 
-        Where the preset repeats random actions, a core's does not, and it copies the target every 500 updates: CartPole
-        without velocities was learnt so.
+        Where the preset repeats random actions, a core's does not, and it copies the target every
+        500 updates: CartPole without velocities was learnt so.
         """
         if preset.get("ez_greedy"):
             preset = preset | {"ez_greedy": False, "target_period": 500}
         return super().recurrent_preset(preset)
 
     def exploration_state(self, *agents: int) -> Callable[[int], PyTree]:
-        """Returns the function ``(num_envs) -> core`` of the state that exploration needs, for each of ``agents``."""
+        """Returns the function ``(num_envs) -> core`` of the state that exploration needs,
+        for each of ``agents``.
+        """
         if self.ez_greedy:
             return lambda num_envs: exploration.Repetition.none(num_envs, *agents)
         if self.epsilon_ladder:
-            return lambda num_envs: exploration.ape_x_epsilon(num_envs, self.epsilon_base, self.epsilon_exponent)
+            return lambda num_envs: exploration.ape_x_epsilon(
+                num_envs, self.epsilon_base, self.epsilon_exponent
+            )
         return Algorithm.initial_core
 
     def act(
-        self, q: jax.Array, legal: jax.Array | None, keys: jax.Array | None, core: PyTree, env_step: jax.Array
+        self,
+        q: jax.Array,
+        legal: jax.Array | None,
+        keys: jax.Array | None,
+        core: PyTree,
+        env_step: jax.Array,
     ) -> tuple[jax.Array, PyTree]:
-        """Returns actions ``[...]`` by values ``q [..., A]``, without keys the best ones, and the core after them."""
+        """Returns actions ``[...]`` by values ``q [..., A]``, without keys the best ones,
+        and the core after them.
+        """
         if keys is None:
             return distributions.EpsilonGreedy(q, 0.0, legal).mode(), core
         epsilon = self._epsilon(core, keys.ndim, env_step)
@@ -131,16 +161,29 @@ class DQN(
         return distributions.EpsilonGreedy(q, epsilon, legal).sample(keys), core
 
     def _epsilon(self, core: PyTree, rank: int, env_step: jax.Array) -> jax.Array | float:
-        """Returns the probability of a random action, of rank ``rank`` where environments differ."""
+        """Returns the probability of a random action, of rank ``rank`` where environments
+        differ.
+        """
         if self.epsilon_ladder:
             return jnp.expand_dims(core, tuple(range(1, rank)))
-        return 0.0 if self.parameter_noise else self.epsilon(env_step)
+        if self.parameter_noise:
+            return 0.0
+        return self.epsilon(env_step)
 
     def log_prob(
-        self, q: jax.Array, legal: jax.Array | None, core: PyTree, action: jax.Array, env_step: jax.Array
+        self,
+        q: jax.Array,
+        legal: jax.Array | None,
+        core: PyTree,
+        action: jax.Array,
+        env_step: jax.Array,
     ) -> jax.Array:
-        """Returns the log-probability ``[...]`` with which ``act`` chooses actions ``[...]``, from the same core."""
-        chosen = distributions.EpsilonGreedy(q, self._epsilon(core, action.ndim, env_step), legal).log_prob(action)
+        """Returns the log-probability ``[...]`` with which ``act`` chooses actions ``[...]``,
+        from the same core.
+        """
+        chosen = distributions.EpsilonGreedy(
+            q, self._epsilon(core, action.ndim, env_step), legal
+        ).log_prob(action)
         if not self.ez_greedy:
             return chosen
         repeated = jnp.where(action == core.action, 0.0, -jnp.inf)
@@ -177,15 +220,22 @@ class DQN(
             q = values(network.apply(variables.params, obs, None))
             return returns.unscale(q) if self.rescale_values else q, 0.0
 
-        def log_prob(variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context) -> jax.Array:
+        def log_prob(
+            variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context
+        ) -> jax.Array:
             q = values(network.apply(variables.params, obs, None))
             return self.log_prob(q, observations.legal(spec, obs), core, action, context.env_step)
 
-        def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
+        def loss(
+            variables: Variables, batch: PyTree, context: Context
+        ) -> tuple[jax.Array, jax.Array, Aux]:
             noise: list[jax.Array | None] = [None, None, None]
             if self.noisy:
-                noise = list(jnp.moveaxis(jax.vmap(lambda key: jax.random.split(key, 3))(context.keys), 1, 0))
-            now, following = (batch["obs"], noise[0]), (batch["next_obs"], noise[2])
+                noise = list(
+                    jnp.moveaxis(jax.vmap(lambda key: jax.random.split(key, 3))(context.keys), 1, 0)
+                )
+            now = (batch["obs"], noise[0])
+            following = (batch["next_obs"], noise[2])
             online, next_online = network.apply_each(variables.params, now, following)
             bootstrap = network.apply(context.target, batch["next_obs"], noise[1])
             choosing = next_online if self.double else bootstrap
@@ -194,23 +244,37 @@ class DQN(
             best = jnp.argmax(observations.masked(values(choosing), legal), axis=-1)
             if self.num_atoms == 1:
                 next_q = packing.take_along_last(values(bootstrap), best)
-                error = returns.constant(self.bellman(batch["reward"], batch["discount"], next_q)) - q
-                losses, priority = self.error_loss(error), jnp.abs(error)
+                error = (
+                    returns.constant(self.bellman(batch["reward"], batch["discount"], next_q)) - q
+                )
+                losses = self.error_loss(error)
+                priority = jnp.abs(error)
             else:
                 rows = jnp.arange(len(online))
                 probs = jax.nn.softmax(bootstrap[rows, best])
-                returned = self.bellman(batch["reward"][:, None], batch["discount"][:, None], atoms[None])
-                projected = returns.constant(jax.vmap(returns.project, (0, 0, None))(returned, probs, atoms))
-                losses = optax.losses.softmax_cross_entropy(online[rows, batch["action"]], projected)
-                # Hessel et al. (2018), section 4: the KL divergence, which is 0 where the prediction equals the target.
+                returned = self.bellman(
+                    batch["reward"][:, None], batch["discount"][:, None], atoms[None]
+                )
+                projected = returns.constant(
+                    jax.vmap(returns.project, (0, 0, None))(returned, probs, atoms)
+                )
+                losses = optax.losses.softmax_cross_entropy(
+                    online[rows, batch["action"]], projected
+                )
+                # Hessel et al. (2018), section 4: the KL divergence, which is 0 where the
+                # prediction equals the target.
                 entropy = jnp.sum(jax.scipy.special.entr(projected), axis=-1)
                 priority = jnp.maximum(losses - entropy, 0.0)
             metrics = {"loss/q": losses, "q/mean": q}
             if self.cql_weight is not None:
-                known, legal = values(online), observations.legal(spec, batch["obs"])
+                known = values(online)
+                legal = observations.legal(spec, batch["obs"])
                 if self.cql_floor:
                     returned = batch["return"][:, None]
-                    least = returns.rescale(returned) if self.rescale_values else returned
+                    if self.rescale_values:
+                        least = returns.rescale(returned)
+                    else:
+                        least = returned
                     metrics["q/floored"] = jnp.mean(known < least, axis=-1, where=legal)
                     known = jnp.maximum(known, least)
                 known = observations.masked(known, legal)
@@ -228,16 +292,21 @@ class DQN(
         )
         algorithm = self.with_floor(algorithm)
         if not self.parameter_noise:
-            return sequences.sequences(self, spec, algorithm, {"q": network}, lambda params: {"q": params})
+            return sequences.sequences(
+                self, spec, algorithm, {"q": network}, lambda params: {"q": params}
+            )
 
         def divergence(params: PyTree, perturbed: PyTree, obs: jax.Array) -> jax.Array:
             """KL divergence of the values' softmax (Plappert et al. 2018, appendix C.1)."""
             legal = observations.legal(spec, obs)
 
             def log_probs(params: PyTree) -> jax.Array:
-                return jax.nn.log_softmax(observations.masked(values(network.apply(params, obs, None)), legal))
+                return jax.nn.log_softmax(
+                    observations.masked(values(network.apply(params, obs, None)), legal)
+                )
 
-            plain, noisy = log_probs(params), log_probs(perturbed)
+            plain = log_probs(params)
+            noisy = log_probs(perturbed)
             return jnp.sum(jnp.exp(plain) * (plain - noisy), axis=-1)
 
         def limit(env_step: jax.Array) -> jax.Array:
@@ -245,4 +314,6 @@ class DQN(
             epsilon = self.epsilon(env_step)
             return -jnp.log(1.0 - epsilon + epsilon / size)
 
-        return exploration.parameter_noise(algorithm, lambda params: params, divergence, limit, std=0.1)
+        return exploration.parameter_noise(
+            algorithm, lambda params: params, divergence, limit, std=0.1
+        )

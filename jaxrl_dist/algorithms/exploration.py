@@ -1,4 +1,6 @@
-"""Exploration noise: on the actions of greedy and of stochastic policies, or on the parameters of greedy ones."""
+"""Exploration noise: on the actions of greedy and of stochastic policies,
+or on the parameters of greedy ones.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,23 @@ class EpsilonConfig(Inherits):
     def validate(self) -> None:
         super().validate()
         falls = self.epsilon_start != self.epsilon_end
-        check_used(self, "epsilon_steps", active=falls, needed="--epsilon-start and --epsilon-end that differ")
+        check_used(
+            self,
+            "epsilon_steps",
+            active=falls,
+            needed="--epsilon-start and --epsilon-end that differ",
+        )
 
     def epsilon(self, env_step: jax.Array) -> jax.Array:
         """Returns the probability of a random action, of all environments alike."""
-        return optax.linear_schedule(self.epsilon_start, self.epsilon_end, max(self.epsilon_steps, 1))(env_step)
+        return optax.linear_schedule(
+            self.epsilon_start, self.epsilon_end, max(self.epsilon_steps, 1)
+        )(env_step)
 
 
 def ape_x_epsilon(num_envs: int, base: float, exponent: float) -> jax.Array:
-    """Returns an epsilon for each environment, ``base ** (1 + exponent * i / (num_envs - 1))``, float32 ``[num_envs]``.
+    """Returns an epsilon for each environment,
+    ``base ** (1 + exponent * i / (num_envs - 1))``, float32 ``[num_envs]``.
 
     A single environment gets ``base``, the largest.
 
@@ -52,17 +62,23 @@ LONGEST_REPETITION = 10_000
 
 
 def ez_greedy(
-    q: jax.Array, epsilon: jax.Array | float, legal: jax.Array | None, keys: jax.Array, core: Repetition
+    q: jax.Array,
+    epsilon: jax.Array | float,
+    legal: jax.Array | None,
+    keys: jax.Array,
+    core: Repetition,
 ) -> tuple[jax.Array, Repetition]:
-    """Chooses the best actions or, with probability ``epsilon``, random ones that are then repeated.
+    """Chooses the best actions or, with probability ``epsilon``,
+    random ones that are then repeated.
 
-    A random action lasts ``n`` steps with ``P(n >= k) = 1 / k`` up to the environment's longest: half of them last one
-    step, and a few as long as the episode, so they cross regions that a random walk would take very long to leave. One
-    that becomes illegal ends.
+    A random action lasts ``n`` steps with ``P(n >= k) = 1 / k`` up to the environment's longest:
+    half of them last one step, and a few as long as the episode, so they cross regions that a
+    random walk would take very long to leave. One that becomes illegal ends.
 
     Source: Dabney et al. (2021), "Temporally-Extended Epsilon-Greedy Exploration", section 3,
-    https://arxiv.org/abs/2006.01782. Its durations follow a zeta distribution of exponent 2, whose tail falls alike.
-    Environments of different longest durations are this library's: where long ones end episodes early, others continue.
+    https://arxiv.org/abs/2006.01782. Its durations follow a zeta distribution of exponent 2, whose
+    tail falls alike. Environments of different longest durations are this library's: where long
+    ones end episodes early, others continue.
 
     Args:
       q: values ``[..., A]`` float32.
@@ -73,8 +89,11 @@ def ez_greedy(
     Returns:
       Actions ``[...]`` int32, and what is left to repeat.
     """
-    draws = jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, 1), (2,)))(keys.reshape(-1))
-    chance, length = draws[:, 0].reshape(keys.shape), draws[:, 1].reshape(keys.shape)
+    draws = jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, 1), (2,)))(
+        keys.reshape(-1)
+    )
+    chance = draws[:, 0].reshape(keys.shape)
+    length = draws[:, 1].reshape(keys.shape)
     duration = jnp.minimum(1.0 / (1.0 - length), core.longest).astype(jnp.int32)
     repeat = repeats(core, legal)
     starts = ~repeat & (chance < epsilon)
@@ -88,25 +107,33 @@ def ez_greedy(
 def repeats(core: Repetition, legal: jax.Array | None) -> jax.Array:
     """Returns where ``ez_greedy`` repeats an action, ``[...]`` bool."""
     repeats = core.left > 0
-    return repeats if legal is None else repeats & packing.take_along_last(legal, core.action)
+    if legal is None:
+        return repeats
+    return repeats & packing.take_along_last(legal, core.action)
 
 
 class Repetition(NamedTuple):
     """The policy state of ``ez_greedy``."""
 
-    action: jax.Array  # [...] int32
-    left: jax.Array  # [...] int32: env steps for which the action continues
-    longest: jax.Array  # [...] float32: env steps that a random action lasts at most
+    action: jax.Array
+    """[...] int32."""
+    left: jax.Array
+    """[...] int32: env steps for which the action continues."""
+    longest: jax.Array
+    """[...] float32: env steps that a random action lasts at most."""
 
     @classmethod
     def none(cls, num_envs: int, *agents: int) -> Repetition:
         """Returns the state before the first step, ``[num_envs, *agents]``.
 
-        Durations grow geometrically from 1 in the last environment to ``LONGEST_REPETITION`` in the first.
+        Durations grow geometrically from 1 in the last
+        environment to ``LONGEST_REPETITION`` in the first.
         """
         ladder = LONGEST_REPETITION ** jnp.linspace(1.0, 0.0, num_envs)
         longest = jnp.broadcast_to(ladder.reshape(-1, *(1 for _ in agents)), (num_envs, *agents))
-        return cls(jnp.zeros(longest.shape, jnp.int32), jnp.zeros(longest.shape, jnp.int32), longest)
+        return cls(
+            jnp.zeros(longest.shape, jnp.int32), jnp.zeros(longest.shape, jnp.int32), longest
+        )
 
 
 def gaussian(keys: jax.Array, size: int) -> jax.Array:
@@ -114,32 +141,40 @@ def gaussian(keys: jax.Array, size: int) -> jax.Array:
     return jax.vmap(lambda key: jax.random.normal(key, (size,)))(keys)
 
 
-def ornstein_uhlenbeck(noise: jax.Array, keys: jax.Array, std: jax.Array | float, theta: float = 0.15) -> jax.Array:
+def ornstein_uhlenbeck(
+    noise: jax.Array, keys: jax.Array, std: jax.Array | float, theta: float = 0.15
+) -> jax.Array:
     """Advances noise that is correlated in time and drifts back to 0: ``[N, A]`` float32.
 
-    ``x' = x - theta x + std N(0, 1)``: Lillicrap et al. (2016), section 7, https://arxiv.org/abs/1509.02971, with
-    ``theta = 0.15`` and ``std = 0.2``; from Uhlenbeck and Ornstein (1930), with a time step of 1.
+    ``x' = x - theta x + std N(0, 1)``: Lillicrap et al. (2016), section 7,
+    https://arxiv.org/abs/1509.02971, with ``theta = 0.15`` and ``std = 0.2``; from Uhlenbeck and
+    Ornstein (1930), with a time step of 1.
     """
     return noise - theta * noise + std * gaussian(keys, noise.shape[-1])
 
 
 def correlated(noise: jax.Array, keys: jax.Array, correlation: jax.Array | float) -> jax.Array:
-    """Advances standard normal noise that is correlated in time, ``[N, A]`` float32; rows of zeros start.
+    """Advances standard normal noise that is correlated in time, ``[N, A]`` float32;
+    rows of zeros start.
 
-    ``x' = c x + sqrt(1 - c^2) N(0, 1)``: an autoregressive process of order 1. Each ``x`` by itself is standard normal,
-    so an action has the same density as with independent noise. Sources: Eberhard et al. (2023), "Pink Noise Is All You
-    Need", and Hollenstein et al. (2024), "Colored Noise in PPO", https://arxiv.org/abs/2312.11091, who draw whole
-    sequences of coloured noise; this process needs no more than the last number.
+    ``x' = c x + sqrt(1 - c^2) N(0, 1)``: an autoregressive process of order 1. Each ``x`` by itself
+    is standard normal, so an action has the same density as with independent noise. Sources:
+    Eberhard et al. (2023), "Pink Noise Is All You Need", and Hollenstein et al. (2024), "Colored
+    Noise in PPO", https://arxiv.org/abs/2312.11091, who draw whole sequences of coloured noise;
+    this process needs no more than the last number.
     """
     fresh = gaussian(keys, noise.shape[-1])
     started = jnp.any(noise != 0, axis=-1, keepdims=True)
-    return jnp.where(started, correlation * noise + jnp.sqrt(1 - jnp.square(correlation)) * fresh, fresh)
+    return jnp.where(
+        started, correlation * noise + jnp.sqrt(1 - jnp.square(correlation)) * fresh, fresh
+    )
 
 
-# --- Noise on parameters --------------------------------------------------------------------------------
+# --- Noise on parameters --------------------------------------------------------------------------
 
 ADAPTATION = 1.01
-"""Factor by which each rollout changes the standard deviation (Plappert et al. 2018, equation 8 and appendix C)."""
+"""Factor by which each rollout changes the standard
+deviation (Plappert et al. 2018, equation 8 and appendix C)."""
 
 
 def parameter_noise(
@@ -149,12 +184,15 @@ def parameter_noise(
     limit: Callable[[jax.Array], jax.Array],
     std: float | jax.Array,
 ) -> Algorithm:
-    """Lets each environment act with normal noise on the parameters, which stays the same until its episode ends.
+    """Lets each environment act with normal noise on the parameters,
+    which stays the same until its episode ends.
 
-    An episode that starts within a rollout keeps the last episode's noise until the next rollout. The standard
-    deviation adapts after each rollout, so that perturbed and plain actions differ by about ``limit``.
+    An episode that starts within a rollout keeps the last episode's noise until the next rollout.
+    The standard deviation adapts after each rollout, so that perturbed and plain actions differ by
+    about ``limit``.
 
-    Source: Plappert et al. (2018), "Parameter Space Noise for Exploration", section 3, https://arxiv.org/abs/1706.01905.
+    Source: Plappert et al. (2018), "Parameter Space Noise for Exploration", section 3,
+    https://arxiv.org/abs/1706.01905.
 
     Args:
       acting: ``(params) -> params``: the part of the parameters that ``algorithm.policy`` needs.
@@ -178,9 +216,14 @@ def parameter_noise(
         fresh = jax.random.key_data(rng.per_index(context.keys, noise_state["env"]))
         drawn = jnp.any(noise_state["noise"] != 0, axis=1, keepdims=True)
         noise = jnp.where(drawn, noise_state["noise"], fresh)
-        return jax.vmap(lambda row: perturbed(variables, row))(noise), (noise_state | {"noise": noise}, rest)
+        return jax.vmap(lambda row: perturbed(variables, row))(noise), (
+            noise_state | {"noise": noise},
+            rest,
+        )
 
-    def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
+    def loss(
+        variables: Variables, batch: PyTree, context: Context
+    ) -> tuple[jax.Array, jax.Array, Aux]:
         losses, mask, aux = inner.loss(variables, batch, context)
         metrics = {**aux.metrics, "noise/std": jnp.full_like(losses, variables.stats[0])}
         return losses, mask, aux._replace(metrics=metrics)
@@ -197,7 +240,8 @@ def parameter_noise(
         noise = rollout.core[0]["noise"]
         rows = noise, jax.tree.map(lambda x: x[0], rollout.obs)
         at_once = min(perturbation.copies_at_once(plain), len(noise))
-        acted = rollout.valid[0] & jnp.any(noise != 0, axis=1)  # a data set is not played with noise
+        # a data set is not played with noise
+        acted = rollout.valid[0] & jnp.any(noise != 0, axis=1)
         mean = mesh.global_mean(jax.lax.map(apart, rows, batch_size=at_once), acted)
         adapted = jnp.where(mean > limit(context.env_step), std / ADAPTATION, std * ADAPTATION)
         return jnp.where(mesh.global_sum(jnp.sum(acted)) > 0, adapted, std), others

@@ -1,4 +1,6 @@
-"""Importance weighted actor-learner architecture: Espeholt et al. (2018), https://arxiv.org/abs/1802.01561."""
+"""Importance weighted actor-learner architecture: Espeholt et al. (2018),
+https://arxiv.org/abs/1802.01561.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ class IMPALA(ActorCriticConfig):
     correction: bool = True
     """Correct for policy lag; if off, all experience counts as the newest policy's."""
     clip_rho: float = setting(1.0, above=0)
-    """Largest importance weight of a value error and of the policy's gradient (rho-bar of equation 1)."""
+    """Largest importance weight of a value error and of
+    the policy's gradient (rho-bar of equation 1)."""
     clip_c: float = setting(1.0, above=0)
     """Largest importance weight along a trace (c-bar of equation 1)."""
 
@@ -34,11 +37,16 @@ class IMPALA(ActorCriticConfig):
         def postprocess(variables: Variables, rollout: Rollout, context: Context) -> Rollout:
             return rollout.env_major()
 
-        def loss(variables: Variables, batch: Rollout, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
+        def loss(
+            variables: Variables, batch: Rollout, context: Context
+        ) -> tuple[jax.Array, jax.Array, Aux]:
             rollout = batch.env_major()
             distribution, values = net.unroll(variables.params, rollout)
             log_prob = distribution.log_prob(rollout.action)
-            log_rhos = log_prob - rollout.extras["log_prob"] if self.correction else jnp.zeros_like(log_prob)
+            if self.correction:
+                log_rhos = log_prob - rollout.extras["log_prob"]
+            else:
+                log_rhos = jnp.zeros_like(log_prob)
             # The targets depend on the parameters too, but no gradient flows through them.
             vs, advantage = returns.vtrace(
                 *rollout.outcomes,
@@ -53,7 +61,9 @@ class IMPALA(ActorCriticConfig):
             policy_loss = -log_prob * advantage  # section 4.2
             value_loss = 0.5 * jnp.square(vs - values[:-1])
             importance = {"policy/importance": jnp.exp(log_rhos)}
-            total, metrics = swap_axes(self.combined(policy_loss, value_loss, distribution.entropy(), **importance))
+            total, metrics = swap_axes(
+                self.combined(policy_loss, value_loss, distribution.entropy(), **importance)
+            )
             return total, batch.valid, Aux(metrics)
 
         return Algorithm(

@@ -1,4 +1,6 @@
-"""Implicit Q-learning: Kostrikov et al. (2021), https://arxiv.org/abs/2110.06169; continuous and discrete actions."""
+"""Implicit Q-learning: Kostrikov et al. (2021), https://arxiv.org/abs/2110.06169;
+continuous and discrete actions.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from jaxrl_dist.nn.config import CriticConfig
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Variables
 
 LOG_STD = -5.0, 2.0
-"""Bounds of the policy's log standard deviation, in units where actions span -1 .. 1 (the authors' code)."""
+"""Bounds of the policy's log standard deviation, in units where actions span -1 ..
+1 (the authors' code)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +31,9 @@ class IQL(
     learning_rate=3e-4,
     replay_capacity=1_000_000,
 ):
-    """Implicit Q-learning (Kostrikov et al. 2021), which never asks for the value of an action outside its data."""
+    """Implicit Q-learning (Kostrikov et al. 2021),
+    which never asks for the value of an action outside its data.
+    """
 
     presets = "iql"
 
@@ -37,20 +42,34 @@ class IQL(
     target_rate: float = setting(0.005, above=0, high=1)
     """Fraction by which each update moves the target critics towards the critics."""
     expectile: float = setting(0.7, above=0, below=1)
-    """tau: a state's value is this expectile of its actions' values; towards 1 it is their maximum (equation 5)."""
+    """tau: a state's value is this expectile of its actions' values;
+    towards 1 it is their maximum (equation 5)."""
     beta: float = setting(3.0, low=0)
-    """Inverse temperature: how strongly the policy prefers actions of large advantage (equation 7)."""
+    """Inverse temperature: how strongly the policy prefers actions of large advantage (equation
+    7)."""
     max_weight: float = setting(100.0, above=0, needs="beta")
     """Largest weight ``exp(beta A)`` of an action in the policy's loss (the authors' code)."""
 
     def make(self, spec: EnvSpec) -> Algorithm:
         discrete = isinstance(spec.action, spaces.Discrete)
-        scale = None if discrete else ActionScale.of(self, spec, "categories or vectors of numbers")
-        size = num_actions(self, spec) if scale is None else scale.size
-        sizes: dict[str, Any] = {"num_actions": size} if scale is None else {"action_size": size}
-        head, space = distributions.policy_head(spec.action), observations.input_space(spec)
+        if discrete:
+            scale = None
+        else:
+            scale = ActionScale.of(self, spec, "categories or vectors of numbers")
+        if scale is None:
+            size = num_actions(self, spec)
+        else:
+            size = scale.size
+        if scale is None:
+            sizes: dict[str, Any] = {"num_actions": size}
+        else:
+            sizes = {"action_size": size}
+        head = distributions.policy_head(spec.action)
+        space = observations.input_space(spec)
         recurrence = sequences.recurrence(self, spec)
-        actor = networks.policy_network(self, observations.input_space(spec, self.hidden), size, recurrence)
+        actor = networks.policy_network(
+            self, observations.input_space(spec, self.hidden), size, recurrence
+        )
         critic = networks.critic_network(self, space, 2, **sizes, recurrence=recurrence)
         value = networks.critic_network(self, space, 1, recurrence=recurrence, name="value")
         networks_of = {"actor": actor, "critic": critic, "value": value}
@@ -60,7 +79,9 @@ class IQL(
             outputs = actor.apply(params["actor"], obs)
             if scale is not None:
                 log_std = jnp.clip(params["log_std"], *LOG_STD)
-                outputs = jnp.concatenate([jnp.tanh(outputs), jnp.broadcast_to(log_std, outputs.shape)], axis=-1)
+                outputs = jnp.concatenate(
+                    [jnp.tanh(outputs), jnp.broadcast_to(log_std, outputs.shape)], axis=-1
+                )
             return head.distribution(outputs, observations.legal(spec, obs))
 
         def values(params: PyTree, obs: PyTree, action: jax.Array) -> jax.Array:
@@ -71,24 +92,36 @@ class IQL(
 
         def init(key: jax.Array) -> Variables:
             keys = jax.random.split(key, len(networks_of))
-            params = {name: network.init(key) for (name, network), key in zip(networks_of.items(), keys, strict=True)}
-            return Variables(params if scale is None else params | {"log_std": jnp.zeros(scale.size)}, ())
+            params = {
+                name: network.init(key)
+                for (name, network), key in zip(networks_of.items(), keys, strict=True)
+            }
+            return Variables(
+                params if scale is None else params | {"log_std": jnp.zeros(scale.size)}, ()
+            )
 
         def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
             chosen = choose(variables.params, obs)
             return chosen.mode() if context.keys is None else chosen.sample(context.keys), core, {}
 
-        def log_prob(variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context) -> jax.Array:
+        def log_prob(
+            variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context
+        ) -> jax.Array:
             return choose(variables.params, obs).log_prob(action)
 
-        def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
+        def loss(
+            variables: Variables, batch: PyTree, context: Context
+        ) -> tuple[jax.Array, jax.Array, Aux]:
             params, stop = variables.params, returns.constant
-            obs, action = batch["obs"], batch["action"]
+            obs = batch["obs"]
+            action = batch["action"]
 
             # Equation 5, by the smaller target critic
             v = value.apply(params["value"], obs)[0, :, 0]
             advantage = stop(values(context.target, obs, action).min(axis=0)) - v
-            value_loss = jnp.where(advantage < 0, 1.0 - self.expectile, self.expectile) * jnp.square(advantage)
+            value_loss = jnp.where(
+                advantage < 0, 1.0 - self.expectile, self.expectile
+            ) * jnp.square(advantage)
 
             # Equation 6
             next_v = value.apply(params["value"], batch["next_obs"])[0, :, 0]
@@ -120,9 +153,13 @@ class IQL(
                     "actor": self.make_optimizer("adam", self.actor_learning_rate),
                     "critic": self.make_optimizer("adam", self.learning_rate),
                 },
-                lambda params: {name: "actor" if name in ("actor", "log_std") else "critic" for name in params},
+                lambda params: {
+                    name: "actor" if name in ("actor", "log_std") else "critic" for name in params
+                },
             ),
-            target=lambda params, target, updates: optax.incremental_update(params["critic"], target, self.target_rate),
+            target=lambda params, target, updates: optax.incremental_update(
+                params["critic"], target, self.target_rate
+            ),
             initial_target=lambda params: copied(params["critic"]),
             **n_step_replay(self),
         )

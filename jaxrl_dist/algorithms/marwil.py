@@ -11,7 +11,17 @@ from jaxrl_dist.checks import MAX_SIZE, check_used
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.lazy import jax, jnp, mesh, returns
 from jaxrl_dist.memory.config import ReplayConfig
-from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables, swap_axes
+from jaxrl_dist.types import (
+    Acted,
+    Algorithm,
+    Aux,
+    Context,
+    EnvSpec,
+    PyTree,
+    Rollout,
+    Variables,
+    swap_axes,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,16 +36,19 @@ class MARWIL(
     entropy_coefficient=0.0,
     max_gradient_norm=10.0,
 ):
-    """Imitates the actions of its data, those of large advantage most (Wang et al. 2018, algorithm 1)."""
+    """Imitates the actions of its data, those of large
+    advantage most (Wang et al. 2018, algorithm 1).
+    """
 
     presets = "marwil"
     beta: float = setting(1.0, low=0)
-    """How strongly it prefers actions of large advantage: each weighs ``exp(beta A / c)``; 0: all alike."""
+    """How strongly it prefers actions of large advantage: each weighs ``exp(beta A / c)``; 0:
+    all alike."""
     max_weight: float = setting(20.0, above=0)
     """Largest weight of an action (Peng et al. 2019, AWR, arXiv:1910.00177)."""
     n_step: int = setting(32, low=1, high=MAX_SIZE)
-    """Steps of a window, all of which are examples: a return ends with its episode, or bootstraps where the window ends
-    or a time limit cuts it. With a core, --burn-in more come before them."""
+    """Steps of a window, all of which are examples: a return ends with its episode, or bootstraps
+    where the window ends or a time limit cuts it. With a core, --burn-in more come before them."""
 
     @classmethod
     def recurrent_preset(cls, preset: dict[str, Any]) -> dict[str, Any]:
@@ -46,7 +59,9 @@ class MARWIL(
         super().validate()
         check_used(self, "max_weight", active=self.beta > 0, needed="--beta above 0")
         learns_values = self.beta > 0 or self.value_coefficient > 0
-        check_used(self, "priority_exponent", active=learns_values, needed="--value-coefficient above 0")
+        check_used(
+            self, "priority_exponent", active=learns_values, needed="--value-coefficient above 0"
+        )
         instead = "another algorithm: --n-step is the length of a sequence here, and its priority the mean error"
         check_used(self, "sequence_length", "max_priority_share", active=False, needed=instead)
 
@@ -59,10 +74,13 @@ class MARWIL(
 
         def learnt(valid: jax.Array) -> jax.Array:
             """Returns which steps ``[T, ...]`` of windows are examples."""
-            return valid if not burn_in else valid.at[:burn_in].set(False)
+            if not burn_in:
+                return valid
+            return valid.at[:burn_in].set(False)
 
         def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
-            action, core, _ = net.policy(variables, obs, core, context)  # data of others holds no extras
+            # data of others holds no extras
+            action, core, _ = net.policy(variables, obs, core, context)
             return action, core, {}
 
         def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
@@ -74,30 +92,44 @@ class MARWIL(
             advantage = value_target - values[:-1]
             size = jnp.sqrt(mesh.global_mean(jnp.square(advantage), learnt(rollout.valid)) + 1e-8)
             weight = jnp.minimum(jnp.exp(self.beta * advantage / size), self.max_weight)
-            # Policy and value share a core, and the gradient of large values would drown the policy's.
+            # Policy and value share a core,
+            # and the gradient of large values would drown the policy's.
             unit = jnp.broadcast_to(size if recurrent else 1.0, weight.shape)
             fields = {"value_target": value_target, "weight": weight, "unit": unit}
             return {"windows": windows.env_major(), **swap_axes(fields)}
 
-        def imitation(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
+        def imitation(
+            variables: Variables, batch: PyTree, context: Context
+        ) -> tuple[jax.Array, jax.Array, Aux]:
             windows: Rollout = batch["windows"]
             examples = net.examples(windows.env_major())
             distribution, _ = net.evaluate(variables.params, examples)
-            shape, choices = windows.valid.shape, examples["action"]
-            metrics = {"loss/policy": -distribution.log_prob(choices), "policy/entropy": distribution.entropy()}
+            shape = windows.valid.shape
+            choices = examples["action"]
+            metrics = {
+                "loss/policy": -distribution.log_prob(choices),
+                "policy/entropy": distribution.entropy(),
+            }
             metrics = {name: x.reshape(shape) for name, x in metrics.items()}
             total = metrics["loss/policy"] - self.entropy_coefficient * metrics["policy/entropy"]
             return total, learnt(windows.valid.T).T, Aux(metrics)
 
-        def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
+        def loss(
+            variables: Variables, batch: PyTree, context: Context
+        ) -> tuple[jax.Array, jax.Array, Aux]:
             windows: Rollout = batch["windows"].env_major()
-            target, weight, unit = swap_axes((batch["value_target"], batch["weight"], batch["unit"]))
+            target, weight, unit = swap_axes(
+                (batch["value_target"], batch["weight"], batch["unit"])
+            )
             distribution, values = net.unroll(variables.params, windows)
             mask = learnt(windows.valid)
             error = jnp.where(mask, values[:-1] - target, 0.0)
             policy_loss = -returns.constant(weight) * distribution.log_prob(windows.action)
             total, metrics = self.combined(
-                policy_loss, 0.5 * jnp.square(error / unit), distribution.entropy(), **{"policy/weight": weight}
+                policy_loss,
+                0.5 * jnp.square(error / unit),
+                distribution.entropy(),
+                **{"policy/weight": weight},
             )
             count = jnp.maximum(jnp.sum(mask, axis=0), 1)
             priority = returns.constant(jnp.sum(jnp.abs(error), axis=0) / count)

@@ -1,4 +1,6 @@
-"""MuZero (Schrittwieser et al. 2020, https://arxiv.org/abs/1911.08265): plans with a model that it learns."""
+"""MuZero (Schrittwieser et al. 2020, https://arxiv.org/abs/1911.08265):
+plans with a model that it learns.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,17 @@ from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import jax, jnp, mesh, models, observations, optax, returns
 from jaxrl_dist.memory.config import ReplayConfig
-from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables, swap_axes
+from jaxrl_dist.types import (
+    Acted,
+    Algorithm,
+    Aux,
+    Context,
+    EnvSpec,
+    PyTree,
+    Rollout,
+    Variables,
+    swap_axes,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +40,9 @@ class MuZero(
     n_step=5,
     replay_capacity=32_768,
 ):
-    """MuZero (Schrittwieser et al. 2020): plans with a model that it learns; its search is Gumbel MuZero's."""
+    """MuZero (Schrittwieser et al. 2020): plans with a model that it learns;
+    its search is Gumbel MuZero's.
+    """
 
     presets = "muzero"
 
@@ -47,8 +61,8 @@ class MuZero(
     target_period: int = setting(200, low=1)
     """Updates between copies of the parameters to the target network."""
     reanalyse: float = setting(0.0, low=0, high=1)
-    """Share of the windows whose policies a new search replaces, by the newest parameters (appendix H: 0.8). It takes
-    ``unroll_steps + 1`` searches for each."""
+    """Share of the windows whose policies a new search replaces, by the newest parameters (appendix
+    H: 0.8). It takes ``unroll_steps + 1`` searches for each."""
     temperature_start: float = setting(1.0, low=0)
     """Temperature of actions at the start; see ``temperature_end``."""
     temperature_end: float = setting(1.0, low=0)
@@ -63,32 +77,47 @@ class MuZero(
     def validate(self) -> None:
         super().validate()
         if self.core != "none":
-            raise ConfigError("--core does not work with muzero, whose model has a state of its own: remove it")
-        check_used(self, "target_period", active=self.bootstrap == "current", needed="--bootstrap current")
+            raise ConfigError(
+                "--core does not work with muzero, whose model has a state of its own: remove it"
+            )
+        check_used(
+            self, "target_period", active=self.bootstrap == "current", needed="--bootstrap current"
+        )
         constant = self.temperature_start == self.temperature_end
         check_used(self, "temperature_steps", active=not constant, needed="--temperature-end")
 
     def temperature(self, env_step: jax.Array) -> jax.Array:
         """Returns the temperature of actions."""
-        return optax.linear_schedule(self.temperature_start, self.temperature_end, self.temperature_steps)(env_step)
+        return optax.linear_schedule(
+            self.temperature_start, self.temperature_end, self.temperature_steps
+        )(env_step)
 
     def make(self, spec: EnvSpec) -> Algorithm:
         searching.check_installed(self)
         if spec.both_sides:
-            raise ConfigError(f"muzero does not play both sides of a game, as in {spec.id} here; alphazero does")
-        size, space = num_actions(self, spec), observations.input_space(spec)
+            raise ConfigError(
+                f"muzero does not play both sides of a game, as in {spec.id} here; alphazero does"
+            )
+        size = num_actions(self, spec)
+        space = observations.input_space(spec)
         model = models.make_model(self, space, size, self.state_size, self.num_atoms)
         top = returns.rescale(jnp.asarray(self.value_limit, jnp.float32))
         atoms = jnp.linspace(-top, top, self.num_atoms)
         stored = self.bootstrap == "stored"
 
         def scalar(logits: jax.Array) -> jax.Array:
-            """Returns the values or rewards ``[...]`` that logits ``[..., L]`` mean (appendix F)."""
-            mean = jnp.sum(jax.nn.softmax(logits) * atoms.reshape(*(1,) * (logits.ndim - 1), -1), axis=-1)
+            """Returns the values or rewards ``[...]`` that logits ``[..., L]`` mean (appendix
+            F).
+            """
+            mean = jnp.sum(
+                jax.nn.softmax(logits) * atoms.reshape(*(1,) * (logits.ndim - 1), -1), axis=-1
+            )
             return returns.unscale(mean)
 
         def two_hot(x: jax.Array) -> jax.Array:
-            """Returns the inverse: values ``[...]`` as shares ``[..., L]`` of the two atoms around each."""
+            """Returns the inverse: values ``[...]`` as shares
+            ``[..., L]`` of the two atoms around each.
+            """
             one = returns.rescale(x).reshape(-1, 1)
             probs = jax.vmap(returns.project, (0, 0, None))(one, jnp.ones_like(one), atoms)
             return probs.reshape(*x.shape, -1)
@@ -97,7 +126,9 @@ class MuZero(
             logits, value = model.predict(params, state)
             return logits, scalar(value)
 
-        def imagine(params: PyTree, keys: jax.Array, action: jax.Array, state: PyTree) -> tuple[Any, ...]:
+        def imagine(
+            params: PyTree, keys: jax.Array, action: jax.Array, state: PyTree
+        ) -> tuple[Any, ...]:
             state, reward = model.advance(params, state, action)
             logits, value = predict(params, state)
             return scalar(reward), jnp.full_like(value, self.discount), logits, value, state
@@ -105,34 +136,49 @@ class MuZero(
         def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
             state = model.represent(variables.params, obs)
             logits, value = predict(variables.params, state)
-            legal, temperature = observations.legal(spec, obs), self.temperature(context.env_step)
+            legal = observations.legal(spec, obs)
+            temperature = self.temperature(context.env_step)
             roots = logits, value, state, legal, context.keys, temperature
             found = searching.search(self, imagine, variables.params, *roots)
             return found.action, core, {"weights": found.weights, "value": found.value}
 
         def searched_anew(variables: Variables, rollout: Rollout, keys: jax.Array) -> jax.Array:
-            """Returns the policies ``[K + 1, N, A]`` of windows, a share of them by the newest parameters."""
+            """Returns the policies ``[K + 1, N, A]`` of windows,
+            a share of them by the newest parameters.
+            """
             if jax.lax.axis_size(mesh.DATA) > 1:
                 raise ConfigError("--reanalyse searches on one device: --num-devices 1")
-            steps, weights = self.unroll_steps + 1, rollout.extras["weights"]
+            steps = self.unroll_steps + 1
+            weights = rollout.extras["weights"]
             # Windows come in the order of their environments, so those searched are drawn.
-            chance, *searching_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, 1), 1 + steps))(
-                keys
-            ).T
-            rows = jnp.argsort(jax.vmap(jax.random.uniform)(chance))[: max(1, round(self.reanalyse * len(chance)))]
+            chance, *searching_keys = jax.vmap(
+                lambda key: jax.random.split(jax.random.fold_in(key, 1), 1 + steps)
+            )(keys).T
+            rows = jnp.argsort(jax.vmap(jax.random.uniform)(chance))[
+                : max(1, round(self.reanalyse * len(chance)))
+            ]
             obs = jax.tree.map(lambda x: x[:steps, rows].reshape(-1, *x.shape[2:]), rollout.obs)
             state = model.represent(variables.params, obs)
             logits, value = predict(variables.params, state)
-            roots = logits, value, state, observations.legal(spec, obs), jnp.stack(searching_keys)[:, rows].reshape(-1)
+            roots = (
+                logits,
+                value,
+                state,
+                observations.legal(spec, obs),
+                jnp.stack(searching_keys)[:, rows].reshape(-1),
+            )
             found = searching.search(self, imagine, variables.params, *roots)
             return weights[:steps].at[:, rows].set(found.weights.reshape(steps, len(rows), -1))
 
         def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
-            outcomes, values = rollout.outcomes, rollout.extras["value"]
+            outcomes = rollout.outcomes
+            values = rollout.extras["value"]
             if stored:  # the last step only supplies the value of its observation
                 outcomes = jax.tree.map(lambda x: x[:-1], outcomes)
             else:
-                of_obs = jax.vmap(lambda obs: predict(context.target, model.represent(context.target, obs))[1])
+                of_obs = jax.vmap(
+                    lambda obs: predict(context.target, model.represent(context.target, obs))[1]
+                )
                 values = of_obs(rollout.obs)
             value = returns.n_step(*outcomes, values, self.discount, self.n_step)
             last = self.unroll_steps + 1
@@ -151,19 +197,33 @@ class MuZero(
                 "known": acts | ended,
             }
             batch: dict[str, PyTree] = swap_axes(fields)
-            return {**batch, "obs": jax.tree.map(lambda x: x[0], rollout.obs), "valid": rollout.valid[0]}
+            return {
+                **batch,
+                "obs": jax.tree.map(lambda x: x[0], rollout.obs),
+                "valid": rollout.valid[0],
+            }
 
-        def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
-            params, steps = variables.params, swap_axes({k: x for k, x in batch.items() if k not in ("obs", "valid")})
-            value_target, reward_target = two_hot(steps["value"]), two_hot(steps["reward"])
+        def loss(
+            variables: Variables, batch: PyTree, context: Context
+        ) -> tuple[jax.Array, jax.Array, Aux]:
+            params = variables.params
+            steps = swap_axes({k: x for k, x in batch.items() if k not in ("obs", "valid")})
+            value_target = two_hot(steps["value"])
+            reward_target = two_hot(steps["reward"])
             state = model.represent(params, batch["obs"])
             losses: dict[str, list[jax.Array]] = {"policy": [], "value": [], "reward": []}
             first = jnp.zeros(len(state))
             for k in range(self.unroll_steps + 1):
                 logits, value = model.predict(params, state)
-                share = 1.0 if k == 0 else 1.0 / self.unroll_steps  # appendix G
+                # appendix G
+                if k == 0:
+                    share = 1.0
+                else:
+                    share = 1.0 / self.unroll_steps
                 cross = optax.losses.softmax_cross_entropy
-                losses["policy"].append(share * steps["acts"][k] * cross(logits, steps["weights"][k]))
+                losses["policy"].append(
+                    share * steps["acts"][k] * cross(logits, steps["weights"][k])
+                )
                 losses["value"].append(share * steps["known"][k] * cross(value, value_target[k]))
                 first = scalar(value) if k == 0 else first
                 if k < self.unroll_steps:
@@ -174,7 +234,8 @@ class MuZero(
             summed = {name: sum(parts[1:], parts[0]) for name, parts in losses.items()}
             total = summed["policy"] + self.value_coefficient * summed["value"] + summed["reward"]
             metrics = {f"loss/{name}": x for name, x in summed.items()} | {"value/mean": first}
-            # Appendix G takes the value of the search that acted; this one follows what has been learnt since.
+            # Appendix G takes the value of the search that acted;
+            # this one follows what has been learnt since.
             priority = returns.constant(jnp.abs(first - batch["value"][:, 0]))
             return total, batch["valid"], Aux(metrics, priority)
 
@@ -182,7 +243,8 @@ class MuZero(
         if stored:
             del learner["target"], learner["initial_target"]
         return Algorithm(
-            **learner | {"postprocess": postprocess, "window": self.unroll_steps + self.n_step + stored},
+            **learner
+            | {"postprocess": postprocess, "window": self.unroll_steps + self.n_step + stored},
             policy=policy,
             loss=loss,
         )

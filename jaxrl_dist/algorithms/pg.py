@@ -10,7 +10,9 @@ from jaxrl_dist.types import Algorithm, EnvSpec
 
 @dataclasses.dataclass(frozen=True)
 class PG(ActorCriticConfig, learning_rate=3e-3, entropy_coefficient=0.0):
-    """REINFORCE with a learned baseline (Williams 1992): whole returns, bootstrapped only where a rollout ends."""
+    """REINFORCE with a learned baseline (Williams 1992): whole returns,
+    bootstrapped only where a rollout ends.
+    """
 
     presets = "pg"
 

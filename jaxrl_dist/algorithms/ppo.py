@@ -12,15 +12,18 @@ from jaxrl_dist.lazy import jax, jnp, mesh, returns
 from jaxrl_dist.types import Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
 
 SMALLEST_STD = 0.01
-"""The smallest standard deviation by which advantages are divided: before the first reward, they are only the errors of
-the values. Hafner et al. (2023, DreamerV3) do not scale up small returns for the same reason. Measured: on a grid of
-8 x 8 cells with a reward in one corner, and on MountainCar, five of five seeds find the goal; without it, two of three
-and four of five. With 0.03, no seed finds MountainCar's, which the noise helps to explore."""
+"""The smallest standard deviation by which advantages are divided: before the first reward, they
+are only the errors of the values. Hafner et al. (2023, DreamerV3) do not scale up small returns for
+the same reason. Measured: on a grid of 8 x 8 cells with a reward in one corner, and on MountainCar,
+five of five seeds find the goal; without it, two of three and four of five. With 0.03, no seed
+finds MountainCar's, which the noise helps to explore."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PPO(ActorCriticConfig):
-    """Proximal policy optimisation (Schulman et al. 2017, equation 9) with clipped policy and value losses."""
+    """Proximal policy optimisation (Schulman et al. 2017,
+    equation 9) with clipped policy and value losses.
+    """
 
     presets = "ppo"
 
@@ -35,23 +38,32 @@ class PPO(ActorCriticConfig):
     value_clip_epsilon: float | None = setting(None, above=0)
     """Clip range of a value around its estimate while acting; None: no clipping."""
     target_kl: float | None = setting(None, above=0)
-    """Stop learning from a rollout once its approximate KL divergence exceeds 1.5 times this (Stable-Baselines3)."""
+    """Stop learning from a rollout once its approximate KL
+    divergence exceeds 1.5 times this (Stable-Baselines3)."""
     normalize_advantages: bool = True
-    """Shift the advantages of each rollout to mean 0 and divide them by their standard deviation (at least 0.01)."""
+    """Shift the advantages of each rollout to mean 0 and
+    divide them by their standard deviation (at least 0.01)."""
 
     @classmethod
     def recurrent_preset(cls, preset: dict[str, Any]) -> dict[str, Any]:
-        """Returns an environment's preset for a run with a recurrent core: at least 32 environments.
+        """Returns an environment's preset for a run with a recurrent core:
+        at least 32 environments.
 
-        Minibatches hold whole rollouts of some environments, here of four or more. With 8 environments, a minibatch of
-        the defaults has two, and PPO stays at about 400 on CartPole without velocities, where it reaches 500 with 32:
-        measured. Otherwise as for all actor-critics.
+        Minibatches hold whole rollouts of some environments, here of four or more. With 8
+        environments, a minibatch of the defaults has two, and PPO stays at about 400 on CartPole
+        without velocities, where it reaches 500 with 32: measured. Otherwise as for all
+        actor-critics.
         """
         preset = {"num_minibatches": cls.num_minibatches, **super().recurrent_preset(preset)}
         num_envs = max(32, preset.get("num_envs", 0))
-        return preset | {"num_envs": num_envs, "num_minibatches": min(preset["num_minibatches"], num_envs // 4)}
+        return preset | {
+            "num_envs": num_envs,
+            "num_minibatches": min(preset["num_minibatches"], num_envs // 4),
+        }
 
-    def estimate(self, net: ActorCritic, variables: Variables, rollout: Rollout) -> tuple[jax.Array, jax.Array]:
+    def estimate(
+        self, net: ActorCritic, variables: Variables, rollout: Rollout
+    ) -> tuple[jax.Array, jax.Array]:
         """Returns advantages and value targets, ``[T, B]`` each."""
         values = net.values(variables, rollout)
         advantage = returns.gae(*rollout.outcomes, values, self.discount, self.gae_lambda)
@@ -66,9 +78,13 @@ class PPO(ActorCriticConfig):
                 centred = advantage - mesh.global_mean(advantage, rollout.valid)
                 std = jnp.sqrt(mesh.global_mean(jnp.square(centred), rollout.valid) + 1e-8)
                 advantage = centred / jnp.maximum(std, SMALLEST_STD)
-            return net.examples(rollout, **rollout.extras, advantage=advantage, value_target=value_target)
+            return net.examples(
+                rollout, **rollout.extras, advantage=advantage, value_target=value_target
+            )
 
-        def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
+        def loss(
+            variables: Variables, batch: PyTree, context: Context
+        ) -> tuple[jax.Array, jax.Array, Aux]:
             distribution, value = net.evaluate(variables.params, batch)
             log_ratio = distribution.log_prob(batch["action"]) - batch["log_prob"]
             ratio = jnp.exp(log_ratio)
@@ -76,14 +92,23 @@ class PPO(ActorCriticConfig):
             policy_loss = -jnp.minimum(ratio * batch["advantage"], clipped * batch["advantage"])
             value_loss = 0.5 * jnp.square(value - batch["value_target"])
             if self.value_clip_epsilon is not None:
-                step = jnp.clip(value - batch["value"], -self.value_clip_epsilon, self.value_clip_epsilon)
-                value_loss = jnp.maximum(value_loss, 0.5 * jnp.square(batch["value"] + step - batch["value_target"]))
+                step = jnp.clip(
+                    value - batch["value"], -self.value_clip_epsilon, self.value_clip_epsilon
+                )
+                value_loss = jnp.maximum(
+                    value_loss, 0.5 * jnp.square(batch["value"] + step - batch["value_target"])
+                )
             further = {
-                # The low-variance estimator k3 of Schulman (2020), http://joschu.net/blog/kl-approx.html
+                # The low-variance estimator k3 of Schulman (2020),
+                # http://joschu.net/blog/kl-approx.html
                 "policy/approx_kl": ratio - 1 - log_ratio,
-                "policy/clip_fraction": (jnp.abs(ratio - 1) > self.clip_epsilon).astype(jnp.float32),
+                "policy/clip_fraction": (jnp.abs(ratio - 1) > self.clip_epsilon).astype(
+                    jnp.float32
+                ),
             }
-            total, metrics = self.combined(policy_loss, value_loss, distribution.entropy(), **further)
+            total, metrics = self.combined(
+                policy_loss, value_loss, distribution.entropy(), **further
+            )
             return total, batch["valid"], Aux(metrics)
 
         def too_far(metrics: Mapping[str, jax.Array]) -> jax.Array:

@@ -11,7 +11,17 @@ from jaxrl_dist.config.values import setting
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, packing, returns
 from jaxrl_dist.nn.config import TorsoConfig
 from jaxrl_dist.nn.optimizers import OptimizerConfig
-from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables, swap_axes
+from jaxrl_dist.types import (
+    Acted,
+    Algorithm,
+    Aux,
+    Context,
+    EnvSpec,
+    PyTree,
+    Rollout,
+    Variables,
+    swap_axes,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +57,8 @@ class PQN(
     """Largest global norm of a gradient; larger gradients are scaled down."""
 
     def make(self, spec: EnvSpec) -> Algorithm:
-        size, space = num_actions(self, spec), observations.input_space(spec)
+        size = num_actions(self, spec)
+        space = observations.input_space(spec)
         network = networks.q_network(self, space, size, num_atoms=1, dueling=False, noisy=False)
 
         def values(params: PyTree, obs: PyTree) -> jax.Array:
@@ -57,21 +68,32 @@ class PQN(
             return observations.masked(q, observations.legal(spec, obs)).max(axis=-1)
 
         def choices(q: jax.Array, obs: PyTree, context: Context) -> distributions.EpsilonGreedy:
-            return distributions.EpsilonGreedy(q, self.epsilon(context.env_step), observations.legal(spec, obs))
+            return distributions.EpsilonGreedy(
+                q, self.epsilon(context.env_step), observations.legal(spec, obs)
+            )
 
         def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
             q = values(variables.params, obs)
             greedy = choices(q, obs, context)
-            action = greedy.mode() if context.keys is None else greedy.sample(context.keys)
+            if context.keys is None:
+                action = greedy.mode()
+            else:
+                action = greedy.sample(context.keys)
             return action, core, {"value": best(q, obs)}
 
-        def log_prob(variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context) -> jax.Array:
+        def log_prob(
+            variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context
+        ) -> jax.Array:
             return choices(values(variables.params, obs), obs, context).log_prob(action)
 
-        def postprocess(variables: Variables, rollout: Rollout, context: Context) -> dict[str, PyTree]:
+        def postprocess(
+            variables: Variables, rollout: Rollout, context: Context
+        ) -> dict[str, PyTree]:
             bootstrap = best(values(variables.params, rollout.last_obs), rollout.last_obs)
             estimates = jnp.concatenate([rollout.extras["value"], bootstrap[None]])
-            value_target = returns.lambda_returns(*rollout.outcomes, estimates, self.discount, self.q_lambda)
+            value_target = returns.lambda_returns(
+                *rollout.outcomes, estimates, self.discount, self.q_lambda
+            )
             fields = {
                 "obs": rollout.obs_before,
                 "action": rollout.action,
@@ -80,7 +102,9 @@ class PQN(
             }
             return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), swap_axes(fields))
 
-        def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
+        def loss(
+            variables: Variables, batch: PyTree, context: Context
+        ) -> tuple[jax.Array, jax.Array, Aux]:
             q = packing.take_along_last(values(variables.params, batch["obs"]), batch["action"])
             losses = 0.5 * jnp.square(q - batch["value_target"])
             return losses, batch["valid"], Aux({"loss/q": losses, "q/mean": q})
@@ -93,7 +117,8 @@ class PQN(
             postprocess=postprocess,
             loss=loss,
             optimizer=optax.chain(
-                packing.clip_by_global_norm(self.max_gradient_norm), self.make_optimizer("radam", self.learning_rate)
+                packing.clip_by_global_norm(self.max_gradient_norm),
+                self.make_optimizer("radam", self.learning_rate),
             ),
             num_epochs=self.num_epochs,
             num_minibatches=self.num_minibatches,

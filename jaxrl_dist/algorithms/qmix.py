@@ -18,19 +18,23 @@ from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Va
 
 @dataclasses.dataclass(frozen=True)
 class QMIX(DQN, n_step=1):
-    """Deep Q-learning for a team with a shared reward (Rashid et al. 2018, https://arxiv.org/abs/1803.11485).
+    """Deep Q-learning for a team with a shared reward (Rashid et al. 2018,
+    https://arxiv.org/abs/1803.11485).
 
-    The agents share a value network, which also reads the agent's id. A mixing network combines the values of the
-    chosen actions; its weights depend on the state of the whole environment and are not negative. So each agent's best
-    action is also the team's, and agents act independently. The reward is the mean of the agents' rewards.
+    The agents share a value network, which also reads the agent's id. A mixing network combines the
+    values of the chosen actions; its weights depend on the state of the whole environment and are
+    not negative. So each agent's best action is also the team's, and agents act independently. The
+    reward is the mean of the agents' rewards.
     """
 
     mixer: Literal["qmix", "vdn"] = "qmix"
-    """How to combine agents' values into the team's: a mixing network, or their sum (VDN, Sunehag et al. 2017)."""
+    """How to combine agents' values into the team's: a mixing network,
+    or their sum (VDN, Sunehag et al. 2017)."""
     mixing_size: int = setting(32, low=1, high=2**16)
     """Units of the mixing network (Rashid et al. 2018, appendix C)."""
 
-    joint: ClassVar[bool] = True  # the agents of an environment act as one: see ``envs.groups``
+    joint: ClassVar[bool] = True
+    """The agents of an environment act as one: see ``envs.groups``."""
 
     def validate(self) -> None:
         super().validate()
@@ -38,7 +42,9 @@ class QMIX(DQN, n_step=1):
         others = {"num_atoms": 1, "noisy": False, "parameter_noise": False, "cql_weight": None}
         for name, value in others.items():
             if getattr(self, name) != value:
-                raise ConfigError(f"{flag(name)} does not work with a mixer: remove it, or train dqn")
+                raise ConfigError(
+                    f"{flag(name)} does not work with a mixer: remove it, or train dqn"
+                )
 
     def make(self, spec: EnvSpec) -> Algorithm:
         team = _team_of(self, spec)
@@ -59,7 +65,9 @@ class QMIX(DQN, n_step=1):
         )
 
         def state(obs: PyTree) -> jax.Array:
-            read = observations.preprocess(team.shown(observations.now(obs)), team.state, jnp.float32)
+            read = observations.preprocess(
+                team.shown(observations.now(obs)), team.state, jnp.float32
+            )
             return observations.side_by_side(read, team.state)
 
         state_size = jax.eval_shape(state, spaces.zeros(spec.observation, 1)).shape[-1]
@@ -68,7 +76,9 @@ class QMIX(DQN, n_step=1):
         def legal(obs: PyTree) -> jax.Array | None:
             """Which actions ``[N, k, A]`` are legal; None: all are."""
             mask = observations.legal(spec, obs)
-            return None if mask is None else mask.reshape(-1, team.size, team.num_actions)
+            if mask is None:
+                return None
+            return mask.reshape(-1, team.size, team.num_actions)
 
         def init(key: jax.Array) -> PyTree:
             if self.mixer == "vdn":
@@ -89,18 +99,29 @@ class QMIX(DQN, n_step=1):
             action, core = self.act(values, legal(obs), keys, core, context.env_step)
             return action.reshape(-1, *action_shape), core, {}
 
-        def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
-            obs, next_obs, params = batch["obs"], batch["next_obs"], variables.params
+        def loss(
+            variables: Variables, batch: PyTree, context: Context
+        ) -> tuple[jax.Array, jax.Array, Aux]:
+            obs = batch["obs"]
+            next_obs = batch["next_obs"]
+            params = variables.params
             online, next_online = network.apply_each(params["q"], (obs, None), (next_obs, None))
             bootstrap = network.apply(context.target["q"], next_obs, None)[..., 0]
-            choosing = next_online[..., 0] if self.double else bootstrap
+            if self.double:
+                choosing = next_online[..., 0]
+            else:
+                choosing = bootstrap
             chosen = packing.take_along_last(online[..., 0], batch["action"].reshape(-1, team.size))
             q = mixed(params, chosen, obs)
             best = jnp.argmax(observations.masked(choosing, legal(next_obs)), axis=-1)
             next_q = mixed(context.target, packing.take_along_last(bootstrap, best), next_obs)
             error = returns.constant(self.bellman(batch["reward"], batch["discount"], next_q)) - q
             losses = self.error_loss(error)  # squared, it is equation 6
-            return losses, batch["valid"], Aux({"loss/q": losses, "q/mean": q}, returns.constant(jnp.abs(error)))
+            return (
+                losses,
+                batch["valid"],
+                Aux({"loss/q": losses, "q/mean": q}, returns.constant(jnp.abs(error))),
+            )
 
         algorithm = Algorithm(
             policy=policy,
@@ -114,30 +135,47 @@ class QMIX(DQN, n_step=1):
 class _Team(NamedTuple):
     """Observations and actions of a team of ``k`` agents."""
 
-    size: int  # k
+    size: int
+    """K."""
     num_actions: int
-    observation: spaces.Space  # of one agent
+    observation: spaces.Space
+    """Of one agent."""
     state: spaces.Space
-    rows: Callable[[PyTree], PyTree]  # (obs [N, ...]) -> those of the agents, [N * k, ...]
-    shown: Callable[[PyTree], PyTree]  # (obs [N, ...]) -> the state
+    rows: Callable[[PyTree], PyTree]
+    """(obs [N, ...]) -> those of the agents, [N * k, ...]."""
+    shown: Callable[[PyTree], PyTree]
+    """(obs [N, ...]) -> the state."""
 
 
 def _team_of(config: QMIX, spec: EnvSpec) -> _Team:
-    """Returns the team that acts as one in ``envs.groups``; an environment of one agent has a team of one.
+    """Returns the team that acts as one in ``envs.groups``;
+    an environment of one agent has a team of one.
 
     Raises:
       ConfigError: actions are not discrete.
     """
     if isinstance(spec.observation, dict) and "agents" in spec.observation:
-        assert isinstance(spec.action, spaces.MultiDiscrete), "agents that act as one have discrete actions"
-        agents, state = spec.observation["agents"], spec.observation["state"]
+        assert isinstance(spec.action, spaces.MultiDiscrete), (
+            "agents that act as one have discrete actions"
+        )
+        agents = spec.observation["agents"]
+        state = spec.observation["state"]
         one = jax.tree.map(lambda x: spaces.Box(x.shape[1:], x.dtype, x.low[0], x.high[0]), agents)
         nvec = spec.action.nvec
-        return _Team(len(nvec), nvec[0], one, state, lambda obs: _rows(obs["agents"]), lambda obs: obs["state"])
+        return _Team(
+            len(nvec),
+            nvec[0],
+            one,
+            state,
+            lambda obs: _rows(obs["agents"]),
+            lambda obs: obs["state"],
+        )
     space = observations.input_space(spec)
 
     def read(obs: PyTree) -> PyTree:
-        return {name: obs[name] for name in space} if isinstance(space, dict) else obs
+        if isinstance(space, dict):
+            return {name: obs[name] for name in space}
+        return obs
 
     return _Team(1, num_actions(config, spec), space, space, read, read)
 
@@ -148,9 +186,11 @@ def _rows(tree: PyTree) -> PyTree:
 
 
 def _of_team(network: Any, team: _Team, rewards: int) -> Any:
-    """Lets the ``Network`` of an agent read observations of teams; its outputs and its core are ``[N, k, ...]``.
+    """Lets the ``Network`` of an agent read observations of teams;
+    its outputs and its core are ``[N, k, ...]``.
 
-    Each agent has a core. It reads the agent's last action and the team's reward, if ``core_inputs`` name them.
+    Each agent has a core. It reads the agent's last action and the team's reward,
+    if ``core_inputs`` name them.
 
     Args:
       rewards: how many of the core's inputs are rewards.
@@ -160,12 +200,16 @@ def _of_team(network: Any, team: _Team, rewards: int) -> Any:
         return jax.tree.map(lambda x: x.reshape(-1, team.size, *x.shape[1:]), tree)
 
     def core_inputs(read: jax.Array | None) -> jax.Array | None:
-        """Returns those of each agent, ``[N * k, I]``, from the actions of all and the reward, ``[N, I]``."""
+        """Returns those of each agent, ``[N * k, I]``,
+        from the actions of all and the reward, ``[N, I]``.
+        """
         if read is None:
             return None
         size = read.shape[-1] - rewards
         rest = jnp.repeat(read[:, size:], team.size, axis=0)
-        return jnp.concatenate([read[:, :size].reshape(rest.shape[0], size // team.size), rest], axis=-1)
+        return jnp.concatenate(
+            [read[:, :size].reshape(rest.shape[0], size // team.size), rest], axis=-1
+        )
 
     def of_agents(obs: PyTree) -> PyTree:
         if not isinstance(obs, observations.View):
@@ -180,7 +224,10 @@ def _of_team(network: Any, team: _Team, rewards: int) -> Any:
         )
 
     def apply_each(params: PyTree, *inputs: tuple[Any, ...]) -> list[jax.Array]:
-        steps = inputs[0][0].rows.shape[1] if isinstance(inputs[0][0], observations.View) else 1
+        if isinstance(inputs[0][0], observations.View):
+            steps = inputs[0][0].rows.shape[1]
+        else:
+            steps = 1
         outputs = network.apply_each(params, *((of_agents(obs), *more) for obs, *more in inputs))
         by_sequence = (x.reshape(-1, team.size, steps, *x.shape[1:]) for x in outputs)
         return [x.swapaxes(1, 2).reshape(-1, team.size, *x.shape[3:]) for x in by_sequence]

@@ -1,4 +1,6 @@
-"""Recurrent replay distributed DQN (R2D2): Kapturowski et al. (2019), https://openreview.net/forum?id=r1lyTjAqYX."""
+"""Recurrent replay distributed DQN (R2D2): Kapturowski et al. (2019),
+https://openreview.net/forum?id=r1lyTjAqYX.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +29,18 @@ class R2D2(
 ):
     """Recurrent deep Q-learning from replayed sequences (Kapturowski et al. 2019).
 
-    It is DQN with a recurrent core, an epsilon for each environment, and rescaled values. A window has ``burn_in``
-    steps, ``sequence_length`` training steps, and ``n_step - 1`` more steps for the last n-step return.
+    It is DQN with a recurrent core, an epsilon for each environment, and rescaled values. A window
+    has ``burn_in`` steps, ``sequence_length`` training steps, and ``n_step - 1`` more steps for the
+    last n-step return.
 
-    Unlike in the paper, windows may start at any step, not at every 40th, and may cross the end of an episode, where
-    the core is reset. New windows get the largest priority so far. By default the core is a GRU instead of an
-    LSTM, and reads neither the last action nor the last reward.
+    Unlike in the paper, windows may start at any step, not at every 40th, and may cross the end of
+    an episode, where the core is reset. New windows get the largest priority so far. By default the
+    core is a GRU instead of an LSTM, and reads neither the last action nor the last reward.
     """
 
     presets = "r2d2"
-    adam_epsilon: ClassVar[float] = 1e-3  # Kapturowski et al. (2019), appendix
+    adam_epsilon: ClassVar[float] = 1e-3
+    """Kapturowski et al. (2019), appendix."""
 
     @classmethod
     def recurrent_preset(cls, preset: dict[str, Any]) -> dict[str, Any]:
@@ -46,4 +50,6 @@ class R2D2(
     def validate(self) -> None:
         super().validate()
         if self.core == "none":
-            raise ConfigError("--core none: r2d2 learns with a recurrent core; dqn learns without one")
+            raise ConfigError(
+                "--core none: r2d2 learns with a recurrent core; dqn learns without one"
+            )

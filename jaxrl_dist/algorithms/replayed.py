@@ -29,9 +29,11 @@ def n_step_replay(config: ReplayConfig) -> dict[str, Any]:
 
 
 def value_learner(config: Any, network: Any) -> dict[str, Any]:
-    """Returns the fields that an ``Algorithm`` with one value network needs besides its policy and its loss.
+    """Returns the fields that an ``Algorithm`` with one
+    value network needs besides its policy and its loss.
 
-    The target network copies the parameters every ``config.target_period`` updates (Mnih et al. 2015, algorithm 1).
+    The target network copies the parameters every
+    ``config.target_period`` updates (Mnih et al. 2015, algorithm 1).
     """
 
     def branch(params: PyTree, target: PyTree, updates: jax.Array) -> PyTree:
@@ -62,20 +64,29 @@ def copied(tree: PyTree) -> PyTree:
     return jax.tree.map(jnp.copy, tree)
 
 
-def transitions(rollout: Rollout, discount: float | jax.Array, *, next_action: bool = False) -> dict[str, PyTree]:
-    """Converts windows ``[n, N, ...]`` to n-step transitions ``[N, ...]``, cut at the end of the episode.
+def transitions(
+    rollout: Rollout, discount: float | jax.Array, *, next_action: bool = False
+) -> dict[str, PyTree]:
+    """Converts windows ``[n, N, ...]`` to n-step transitions ``[N, ...]``,
+    cut at the end of the episode.
 
     Args:
-      next_action: windows have one more step, which only supplies the action after the last of ``n`` steps.
+      next_action: windows have one more step,
+        which only supplies the action after the last of ``n`` steps.
 
     Returns:
-      ``obs``, ``action``, ``reward`` (discounted and summed), ``discount`` (of the bootstrap; 0 after a termination),
-      ``next_obs`` and ``valid``. With ``next_action``, also that of ``next_obs``, and ``acts``: whether there is one,
+      ``obs``, ``action``, ``reward`` (discounted and summed),
+      ``discount`` (of the bootstrap; 0 after a termination),
+      ``next_obs`` and ``valid``. With ``next_action``, also that of ``next_obs``,
+      and ``acts``: whether there is one,
       which there is not where a termination or a time limit has ended the episode.
     """
     following: dict[str, PyTree] = {}
     if next_action:
-        whole, rollout = rollout, jax.tree.map(lambda x: x[:-1], rollout._replace(extras=(), core=(), final_core=()))
+        whole = rollout
+        rollout = jax.tree.map(
+            lambda x: x[:-1], rollout._replace(extras=(), core=(), final_core=())
+        )
     reward, discount, last = returns.window_return(*rollout.outcomes, discount)
 
     def successor(obs: jax.Array) -> jax.Array:
@@ -83,7 +94,10 @@ def transitions(rollout: Rollout, discount: float | jax.Array, *, next_action: b
         return jnp.take_along_axis(obs, rows, axis=0)[0]
 
     if next_action:
-        following = {"next_action": jax.tree.map(successor, whole.action), "acts": successor(whole.valid)}
+        following = {
+            "next_action": jax.tree.map(successor, whole.action),
+            "acts": successor(whole.valid),
+        }
     return {
         "obs": jax.tree.map(lambda x: x[0], rollout.obs),
         "action": rollout.action[0],
@@ -102,7 +116,9 @@ def num_actions(config: object, spec: EnvSpec) -> int:
       ConfigError: the environment's actions are not discrete.
     """
     if not isinstance(spec.action, spaces.Discrete):
-        raise ConfigError(f"{name_of(config)} needs discrete actions, which {spec.id} lacks; {_handled(spec.action)}")
+        raise ConfigError(
+            f"{name_of(config)} needs discrete actions, which {spec.id} lacks; {_handled(spec.action)}"
+        )
     return spec.action.n
 
 
@@ -119,8 +135,10 @@ def _handled(actions: Any) -> str:
 class ActionScale(NamedTuple):
     """Converts between a continuous environment's actions and the networks' range -1 .. 1."""
 
-    low: np.ndarray  # [A] float32
-    high: np.ndarray  # [A] float32
+    low: np.ndarray
+    """[A] float32."""
+    high: np.ndarray
+    """[A] float32."""
 
     @classmethod
     def of(cls, config: object, spec: EnvSpec, needed: str = "vectors of numbers") -> ActionScale:
@@ -129,19 +147,31 @@ class ActionScale(NamedTuple):
         Raises:
           ConfigError: the actions are not vectors of numbers, or are unbounded.
         """
-        space, name = spec.action, name_of(config)
-        if not isinstance(space, spaces.Box) or len(space.shape) != 1 or not np.issubdtype(space.dtype, np.floating):
+        space = spec.action
+        name = name_of(config)
+        if (
+            not isinstance(space, spaces.Box)
+            or len(space.shape) != 1
+            or not np.issubdtype(space.dtype, np.floating)
+        ):
             hint = f"; {_handled(space)}"
             if isinstance(space, spaces.Box):
                 hint = f": they have the shape {space.shape}; gymnasium.wrappers.TransformAction can flatten them"
-            raise ConfigError(f"{name} needs actions that are {needed}, which {spec.id} lacks{hint}")
+            raise ConfigError(
+                f"{name} needs actions that are {needed}, which {spec.id} lacks{hint}"
+            )
         if not np.isfinite([space.low, space.high]).all():
-            raise ConfigError(f"{name} needs bounded actions, which {spec.id} lacks; ppo handles unbounded ones")
-        low, high = np.asarray(space.low, np.float32), np.asarray(space.high, np.float32)
+            raise ConfigError(
+                f"{name} needs bounded actions, which {spec.id} lacks; ppo handles unbounded ones"
+            )
+        low = np.asarray(space.low, np.float32)
+        high = np.asarray(space.high, np.float32)
         with np.errstate(over="ignore"):
             spans = np.isfinite(high - low) & (high > low)
         if not spans.all():
-            raise ConfigError(f"{name} needs actions between two bounds, but those of {spec.id} are {low} and {high}")
+            raise ConfigError(
+                f"{name} needs actions between two bounds, but those of {spec.id} are {low} and {high}"
+            )
         return cls(low, high)
 
     @property
@@ -150,9 +180,12 @@ class ActionScale(NamedTuple):
         return len(self.low)
 
     def to_env(self, action: jax.Array) -> jax.Array:
-        """Converts actions ``[N, A]`` from -1 .. 1 to the environment's units, within its bounds."""
+        """Converts actions ``[N, A]`` from -1 .. 1 to the environment's units, within its
+        bounds.
+        """
         low, high = (jnp.broadcast_to(bound, action.shape) for bound in self)
-        return jnp.clip(low + 0.5 * (action + 1.0) * (high - low), low, high)  # rounding may exceed a bound
+        # rounding may exceed a bound
+        return jnp.clip(low + 0.5 * (action + 1.0) * (high - low), low, high)
 
     def from_env(self, action: jax.Array) -> jax.Array:
         """The inverse of ``to_env``."""
@@ -160,7 +193,9 @@ class ActionScale(NamedTuple):
         return 2.0 * (action - low) / (high - low) - 1.0
 
     def log_slope(self) -> float:
-        """Returns the log-density of an action in the environment's units, minus that in the units of -1 .. 1."""
+        """Returns the log-density of an action in the environment's units,
+        minus that in the units of -1 .. 1.
+        """
         return -float(np.log(0.5 * (self.high.astype(np.float64) - self.low)).sum())
 
     def uniform(self, keys: jax.Array) -> jax.Array:

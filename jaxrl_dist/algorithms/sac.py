@@ -1,4 +1,6 @@
-"""Soft actor-critic: Haarnoja et al. (2018b), https://arxiv.org/abs/1812.05905; discrete: Christodoulou (2019)."""
+"""Soft actor-critic: Haarnoja et al. (2018b), https://arxiv.org/abs/1812.05905;
+discrete: Christodoulou (2019).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from jaxrl_dist.nn.config import CriticConfig, NoiseConfig
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Variables
 
 CQL_DRAWS = 10
-"""Uniform actions, and actions of each of two policies, whose values ``--cql-weight`` lowers (the authors' code)."""
+"""Uniform actions, and actions of each of two policies,
+whose values ``--cql-weight`` lowers (the authors' code)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,21 +46,30 @@ class SAC(
     target_rate: float = setting(0.005, above=0, high=1)
     """Fraction by which each update moves the target critics towards the critics (table 1)."""
     temperature: float | None = setting(None, above=0)
-    """Weight of the entropy; None: learned, so that the entropy approaches its target (section 5)."""
+    """Weight of the entropy; None: learned, so that the entropy approaches its target (section
+    5)."""
     target_entropy: float | None = setting(None, low=-1e6, high=1e6)
-    """Target entropy in nats; None: minus the number of action components, which are scaled to -1 .. 1 (table 1), or
-    0.5 log n for n legal discrete actions."""
+    """Target entropy in nats; None: minus the number of action components, which are scaled to -1
+    .. 1 (table 1), or 0.5 log n for n legal discrete actions."""
 
     def make(self, spec: EnvSpec) -> Algorithm:
         discrete = isinstance(spec.action, spaces.Discrete)
-        kind: _Discrete | _Continuous = _Discrete(self, spec) if discrete else _Continuous(self, spec)
+        if discrete:
+            kind: _Discrete | _Continuous = _Discrete(self, spec)
+        else:
+            kind = _Continuous(self, spec)
         actor = networks.policy_network(
-            self, observations.input_space(spec, self.hidden), kind.num_outputs, sequences.recurrence(self, spec)
+            self,
+            observations.input_space(spec, self.hidden),
+            kind.num_outputs,
+            sequences.recurrence(self, spec),
         )
 
         def choose(params: PyTree, obs: PyTree) -> Any:
             """Returns the policy's distribution of actions ``[N]``."""
-            return kind.distribution(observations.masked(actor.apply(params, obs), observations.legal(spec, obs)))
+            return kind.distribution(
+                observations.masked(actor.apply(params, obs), observations.legal(spec, obs))
+            )
 
         def init(key: jax.Array) -> Variables:
             actor_key, critic_key = jax.random.split(key)
@@ -75,7 +87,9 @@ class SAC(
             random = kind.act_randomly(context.keys, observations.legal(spec, obs))
             return jnp.where(self.acts_randomly(context.env_step), random, action), core, {}
 
-        def log_prob(variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context) -> jax.Array:
+        def log_prob(
+            variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context
+        ) -> jax.Array:
             random = kind.random_log_prob(observations.legal(spec, obs), action)
             chosen = kind.log_prob(choose(variables.params["actor"], obs), action)
             return jnp.where(self.acts_randomly(context.env_step), random, chosen)
@@ -86,26 +100,37 @@ class SAC(
             return jnp.exp(variables.params["log_temperature"])
 
         def action_values(variables: Variables, obs: PyTree) -> tuple[jax.Array, jax.Array]:
-            return kind.critic.apply(variables.params["critic"], obs).min(axis=0), entropy_weight(variables)
+            return kind.critic.apply(variables.params["critic"], obs).min(axis=0), entropy_weight(
+                variables
+            )
 
-        def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
-            params, frozen = variables.params, returns.constant(variables.params)
+        def loss(
+            variables: Variables, batch: PyTree, context: Context
+        ) -> tuple[jax.Array, jax.Array, Aux]:
+            params = variables.params
+            frozen = returns.constant(variables.params)
             next_keys, keys = jnp.moveaxis(jax.vmap(jax.random.split)(context.keys), 1, 0)
             temperature = entropy_weight(variables._replace(params=frozen))
 
             # Equations 2, 3 and 5, with the smaller of two critics.
             chosen = choose(frozen["actor"], batch["next_obs"])
             next_q, next_entropy = kind.expect(context.target, batch["next_obs"], chosen, next_keys)
-            value_target = batch["reward"] + batch["discount"] * (next_q + temperature * next_entropy)
+            value_target = batch["reward"] + batch["discount"] * (
+                next_q + temperature * next_entropy
+            )
             q = kind.value(params["critic"], batch["obs"], batch["action"])
             error = q - returns.constant(value_target)[None]
             critic_loss = 0.5 * jnp.sum(jnp.square(error), axis=0)
             cql: dict[str, jax.Array] = {}
             if self.cql_weight is not None:
-                policies, least = (choose(frozen["actor"], batch["obs"]), chosen), batch.get("return")
-                log_sum = kind.log_sum(params["critic"], batch["obs"], policies, context.keys, least)
+                policies = (choose(frozen["actor"], batch["obs"]), chosen)
+                least = batch.get("return")
+                log_sum = kind.log_sum(
+                    params["critic"], batch["obs"], policies, context.keys, least
+                )
                 gap = jnp.sum(log_sum - q, axis=0)
-                cql, critic_loss = {"loss/cql": gap}, critic_loss + self.cql_weight * gap
+                cql = {"loss/cql": gap}
+                critic_loss = critic_loss + self.cql_weight * gap
 
             # Equation 7
             chosen = choose(params["actor"], batch["obs"])
@@ -113,11 +138,15 @@ class SAC(
             actor_loss = -(new_q + temperature * entropy)
 
             # Equation 18 by the logarithm of the temperature, as in the authors' code
-            wanted = kind.target_entropy(batch["obs"]) if self.target_entropy is None else self.target_entropy
+            if self.target_entropy is None:
+                wanted = kind.target_entropy(batch["obs"])
+            else:
+                wanted = self.target_entropy
             excess = returns.constant(entropy) - wanted
-            temperature_loss = (
-                params["log_temperature"] * excess if self.temperature is None else jnp.zeros_like(excess)
-            )
+            if self.temperature is None:
+                temperature_loss = params["log_temperature"] * excess
+            else:
+                temperature_loss = jnp.zeros_like(excess)
 
             metrics = {
                 "loss/critic": critic_loss,
@@ -130,7 +159,11 @@ class SAC(
             if self.cql_floor:
                 metrics["q/floored"] = (new_q < batch["return"]).astype(jnp.float32)
             priority = returns.constant(jnp.abs(error).mean(axis=0))
-            return critic_loss + actor_loss + temperature_loss, batch["valid"], Aux(metrics, priority)
+            return (
+                critic_loss + actor_loss + temperature_loss,
+                batch["valid"],
+                Aux(metrics, priority),
+            )
 
         def update_target(params: PyTree, target: PyTree, updates: jax.Array) -> PyTree:
             del updates
@@ -152,27 +185,39 @@ class SAC(
             target=update_target,
             initial_target=lambda params: copied(params["critic"]),
             **n_step_replay(self),
-            initial_core=lambda num_envs: jnp.zeros((num_envs, kind.noise_size)) if kind.noise_size else (),
+            initial_core=lambda num_envs: (
+                jnp.zeros((num_envs, kind.noise_size)) if kind.noise_size else ()
+            ),
         )
         networks_of = {"actor": actor, "critic": kind.critic}
-        return sequences.sequences(self, spec, self.with_floor(algorithm), networks_of, lambda params: params)
+        return sequences.sequences(
+            self, spec, self.with_floor(algorithm), networks_of, lambda params: params
+        )
 
 
 class _Continuous:
-    """Squashes actions by tanh (appendix C) to -1 .. 1, where entropies of all environments are comparable."""
+    """Squashes actions by tanh (appendix C) to -1 .. 1,
+    where entropies of all environments are comparable.
+    """
 
     def __init__(self, config: SAC, spec: EnvSpec) -> None:
         self.scale = ActionScale.of(config, spec, "categories or vectors of numbers")
-        self.num_outputs, self.noise_size = 2 * self.scale.size, config.noise_size(self.scale.size)
+        self.num_outputs = 2 * self.scale.size
+        self.noise_size = config.noise_size(self.scale.size)
         recurrence = sequences.recurrence(config, spec)
         self.critic = networks.critic_network(
-            config, observations.input_space(spec), 2, action_size=self.scale.size, recurrence=recurrence
+            config,
+            observations.input_space(spec),
+            2,
+            action_size=self.scale.size,
+            recurrence=recurrence,
         )
 
     def distribution(self, outputs: jax.Array) -> distributions.TanhNormal:
         """Returns the policy's distribution for the actor's outputs ``[N, num_outputs]``."""
         mean, raw = jnp.split(outputs, 2, axis=-1)
-        # Bounded smoothly to e^-5 .. e^2, as in the code of Yarats and Kostrikov (2020) and in CleanRL.
+        # Bounded smoothly to e^-5 .. e^2, as in the code of
+        # Yarats and Kostrikov (2020) and in CleanRL.
         log_std = -5.0 + 0.5 * 7.0 * (jnp.tanh(raw) + 1.0)
         return distributions.TanhNormal(mean, log_std)
 
@@ -200,44 +245,71 @@ class _Continuous:
         """Returns the critics' values ``[2, N]`` of the environment's actions."""
         return self.critic.apply(params, obs, self.scale.from_env(action))
 
-    def expect(self, params: PyTree, obs: PyTree, chosen: Any, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns the expected value under the smaller critic and the entropy of a distribution, ``[N]`` each."""
+    def expect(
+        self, params: PyTree, obs: PyTree, chosen: Any, keys: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the expected value under the smaller critic and
+        the entropy of a distribution, ``[N]`` each.
+        """
         action, log_prob = chosen.sample_and_log_prob(keys)
         return self.critic.apply(params, obs, action).min(axis=0), -log_prob
 
     def log_sum(
-        self, params: PyTree, obs: PyTree, policies: Sequence[Any], keys: jax.Array, least: jax.Array | None
+        self,
+        params: PyTree,
+        obs: PyTree,
+        policies: Sequence[Any],
+        keys: jax.Array,
+        least: jax.Array | None,
     ) -> jax.Array:
-        """Returns the logarithm ``[2, N]`` of the integral of ``exp Q`` over actions, but for a constant.
+        """Returns the logarithm ``[2, N]`` of the integral of ``exp Q`` over actions,
+        but for a constant.
 
-        It is estimated by uniform actions and those of ``policies``, ``CQL_DRAWS`` of each, divided by the densities
-        with which they are drawn (Kumar et al. 2020, appendix F). Values of the policies' actions count as ``least
-        [N]`` at least, if it is given (Nakamoto et al. 2023, and their code).
+        It is estimated by uniform actions and those of ``policies``, ``CQL_DRAWS`` of each, divided
+        by the densities with which they are drawn (Kumar et al. 2020, appendix F). Values of the
+        policies' actions count as ``least [N]`` at least, if it is given (Nakamoto et al. 2023, and
+        their code).
         """
         count = CQL_DRAWS * (1 + len(policies))
-        keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, 2), count), out_axes=1)(keys)
+        keys = jax.vmap(
+            lambda key: jax.random.split(jax.random.fold_in(key, 2), count), out_axes=1
+        )(keys)
         uniform, *others = jnp.split(keys, 1 + len(policies))
-        draw = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (self.scale.size,), minval=-1.0)))
+        draw = jax.vmap(
+            jax.vmap(lambda key: jax.random.uniform(key, (self.scale.size,), minval=-1.0))
+        )
         drawn = [(draw(uniform), jnp.full(uniform.shape, -self.scale.size * math.log(2.0)))]
-        drawn += [jax.vmap(chosen.sample_and_log_prob)(part) for chosen, part in zip(policies, others, strict=True)]
+        drawn += [
+            jax.vmap(chosen.sample_and_log_prob)(part)
+            for chosen, part in zip(policies, others, strict=True)
+        ]
         actions, log_probs = jax.tree.map(lambda *x: jnp.concatenate(x), *drawn)
         q = jax.vmap(lambda action: self.critic.apply(params, obs, action), out_axes=1)(actions)
         if least is not None:
-            q = jnp.concatenate([q[:, :CQL_DRAWS], jnp.maximum(q[:, CQL_DRAWS:], least[None, None])], axis=1)
+            q = jnp.concatenate(
+                [q[:, :CQL_DRAWS], jnp.maximum(q[:, CQL_DRAWS:], least[None, None])], axis=1
+            )
         return jax.scipy.special.logsumexp(q - log_probs[None], axis=1)
 
 
 class _Discrete:
-    """Averages over all actions: Christodoulou (2019), https://arxiv.org/abs/1910.07207, equations 10 to 12.
+    """Averages over all actions: Christodoulou (2019), https://arxiv.org/abs/1910.07207,
+    equations 10 to 12.
 
     The methods are those of ``_Continuous``.
     """
 
     def __init__(self, config: SAC, spec: EnvSpec) -> None:
-        self.spec, self.num_outputs, self.noise_size = spec, num_actions(config, spec), config.noise_size(0)
+        self.spec = spec
+        self.num_outputs = num_actions(config, spec)
+        self.noise_size = config.noise_size(0)
         recurrence = sequences.recurrence(config, spec)
         self.critic = networks.critic_network(
-            config, observations.input_space(spec), 2, num_actions=self.num_outputs, recurrence=recurrence
+            config,
+            observations.input_space(spec),
+            2,
+            num_actions=self.num_outputs,
+            recurrence=recurrence,
         )
 
     def distribution(self, outputs: jax.Array) -> distributions.Categorical:
@@ -256,23 +328,41 @@ class _Discrete:
         return chosen.log_prob(action)
 
     def _random(self, size: int, legal: jax.Array | None) -> distributions.Categorical:
-        return distributions.Categorical(observations.masked(jnp.zeros((size, self.num_outputs)), legal))
+        return distributions.Categorical(
+            observations.masked(jnp.zeros((size, self.num_outputs)), legal)
+        )
 
     def target_entropy(self, obs: PyTree) -> float | jax.Array:
         legal = observations.legal(self.spec, obs)
-        return 0.5 * (math.log(self.num_outputs) if legal is None else jnp.log(jnp.sum(legal, axis=-1)))
+        return 0.5 * (
+            math.log(self.num_outputs) if legal is None else jnp.log(jnp.sum(legal, axis=-1))
+        )
 
     def value(self, params: PyTree, obs: PyTree, action: jax.Array) -> jax.Array:
         return self.critic.apply(params, obs)[:, jnp.arange(len(action)), action]
 
-    def expect(self, params: PyTree, obs: PyTree, chosen: Any, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def expect(
+        self, params: PyTree, obs: PyTree, chosen: Any, keys: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         q = self.critic.apply(params, obs).min(axis=0)
         return jnp.sum(jax.nn.softmax(chosen.logits) * q, axis=-1), chosen.entropy()
 
     def log_sum(
-        self, params: PyTree, obs: PyTree, policies: Sequence[Any], keys: jax.Array, least: jax.Array | None
+        self,
+        params: PyTree,
+        obs: PyTree,
+        policies: Sequence[Any],
+        keys: jax.Array,
+        least: jax.Array | None,
     ) -> jax.Array:
-        legal, q = observations.legal(self.spec, obs), self.critic.apply(params, obs)
-        q = q if least is None else jnp.maximum(q, least[None, :, None])
-        legal = None if legal is None else jnp.broadcast_to(legal[None], q.shape)
+        legal = observations.legal(self.spec, obs)
+        q = self.critic.apply(params, obs)
+        if least is None:
+            q = q
+        else:
+            q = jnp.maximum(q, least[None, :, None])
+        if legal is None:
+            legal = None
+        else:
+            legal = jnp.broadcast_to(legal[None], q.shape)
         return jax.scipy.special.logsumexp(observations.masked(q, legal), axis=-1)

@@ -14,25 +14,39 @@ from typing import Any, NamedTuple
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import jax, jnp, mesh, np, optax, packing, spaces
 from jaxrl_dist.simulator import Simulated
-from jaxrl_dist.types import Acted, Algorithm, Array, Aux, Context, EnvSpec, PyTree, Rollout, Timestep, Variables
+from jaxrl_dist.types import (
+    Acted,
+    Algorithm,
+    Array,
+    Aux,
+    Context,
+    EnvSpec,
+    PyTree,
+    Rollout,
+    Timestep,
+    Variables,
+)
 
 CLIP = 10.0
-"""Normalised observations and scaled rewards are clipped to +- 10, as in OpenAI baselines' ``VecNormalize``."""
+"""Normalised observations and scaled rewards are clipped to +- 10,
+as in OpenAI baselines' ``VecNormalize``."""
 EPSILON = 1e-8
 HORIZON = 2**20
-"""Batches that running statistics remember; older ones decay geometrically. Without this limit, a float32 count would
-stop growing after 2^24 batches, and the variance would grow instead."""
+"""Batches that running statistics remember; older ones decay geometrically. Without this limit, a
+float32 count would stop growing after 2^24 batches, and the variance would grow instead."""
 _IDS = "agents/agent"
-"""The ids of agents that act as one, a constant identity matrix: see ``envs.groups``. Statistics per element would turn
-it into zeros."""
+"""The ids of agents that act as one, a constant identity matrix: see ``envs.groups``. Statistics
+per element would turn it into zeros."""
 
 
 class RunningStats(NamedTuple):
     """Count, mean and summed squared deviation of all values so far; float32."""
 
     count: jax.Array  # type: ignore[assignment]  # []; hides ``tuple.count``
-    mean: jax.Array  # [...]
-    deviation: jax.Array  # [...]
+    mean: jax.Array
+    """[...]."""
+    deviation: jax.Array
+    """[...]."""
 
     @staticmethod
     def zeros(shape: tuple[int, ...]) -> RunningStats:
@@ -48,8 +62,8 @@ class RunningStats(NamedTuple):
 
         The mask may lack the last axes of rows: an entry then holds for several rows.
 
-        Parallel algorithm of Chan, Golub and LeVeque (1979), equations 2.1: the batch is centred on its own mean
-        before squaring, so a large offset costs no precision.
+        Parallel algorithm of Chan, Golub and LeVeque (1979), equations 2.1: the batch is centred on
+        its own mean before squaring, so a large offset costs no precision.
         """
         axes = tuple(range(x.ndim - self.mean.ndim))
         rows = math.prod(x.shape[mask.ndim : len(axes)])  # for each entry of the mask
@@ -57,7 +71,9 @@ class RunningStats(NamedTuple):
         x = x.astype(jnp.float32)
         # A first centring on the running mean keeps the sums small.
         centred = jnp.where(weight, x - jnp.broadcast_to(self.mean, x.shape), 0.0)
-        count, total = mesh.global_sum((rows * jnp.sum(mask, dtype=jnp.float32), jnp.sum(centred, axes)))
+        count, total = mesh.global_sum(
+            (rows * jnp.sum(mask, dtype=jnp.float32), jnp.sum(centred, axes))
+        )
         shift = total / jnp.maximum(count, 1.0)
         residual = jnp.where(weight, centred - jnp.broadcast_to(shift, x.shape), 0.0)
         deviation = mesh.global_sum(jnp.sum(jnp.square(residual), axes))
@@ -72,9 +88,12 @@ class RunningStats(NamedTuple):
 
 
 def extended(
-    algorithm: Algorithm, stats: Callable[[PyTree], PyTree], state: Callable[[int], PyTree] | None = None
+    algorithm: Algorithm,
+    stats: Callable[[PyTree], PyTree],
+    state: Callable[[int], PyTree] | None = None,
 ) -> Algorithm:
-    """Puts ``stats(params)`` in front of ``variables.stats``, and ``state(num_envs)`` in front of the policy's state.
+    """Puts ``stats(params)`` in front of ``variables.stats``,
+    and ``state(num_envs)`` in front of the policy's state.
 
     The algorithm sees the rest. Without ``state``, the policy's state stays as it is.
     """
@@ -83,10 +102,14 @@ def extended(
         return variables._replace(stats=variables.stats[1])
 
     def rest(core: PyTree) -> PyTree:
-        return core if state is None else core[1]
+        if state is None:
+            return core
+        return core[1]
 
     def with_rest(core: PyTree, rest: PyTree) -> PyTree:
-        return rest if state is None else (core[0], rest)
+        if state is None:
+            return rest
+        return (core[0], rest)
 
     def init(key: jax.Array) -> Variables:
         variables = algorithm.init(key)
@@ -94,13 +117,17 @@ def extended(
 
     def initial_core(num_envs: int) -> PyTree:
         initial = algorithm.initial_core(num_envs)
-        return initial if state is None else (state(num_envs), initial)
+        if state is None:
+            return initial
+        return (state(num_envs), initial)
 
     def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
         action, after, extras = algorithm.policy(inner(variables), obs, rest(core), context)
         return action, with_rest(core, after), extras
 
-    def log_prob(variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context) -> jax.Array:
+    def log_prob(
+        variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context
+    ) -> jax.Array:
         assert algorithm.log_prob is not None
         return algorithm.log_prob(inner(variables), obs, rest(core), action, context)
 
@@ -117,15 +144,21 @@ def extended(
         return params, with_rest(core, after)
 
     def inner_rollout(rollout: Rollout) -> Rollout:
-        return rollout if state is None else rollout.with_inner_core()
+        if state is None:
+            return rollout
+        return rollout.with_inner_core()
 
     def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         return algorithm.postprocess(inner(variables), inner_rollout(rollout), context)
 
     def update_stats(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
-        return variables.stats[0], algorithm.updated_stats(inner(variables), inner_rollout(rollout), context)
+        return variables.stats[0], algorithm.updated_stats(
+            inner(variables), inner_rollout(rollout), context
+        )
 
-    def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
+    def loss(
+        variables: Variables, batch: PyTree, context: Context
+    ) -> tuple[jax.Array, jax.Array, Aux]:
         return algorithm.loss(inner(variables), batch, context)
 
     return dataclasses.replace(
@@ -144,18 +177,25 @@ def extended(
 
 
 def _planning(context: Context, change: Callable[[Simulated], Simulated]) -> Context:
-    """Returns the context of a policy whose simulator, if there is one, steps through ``change``."""
+    """Returns the context of a policy whose simulator, if there is one, steps through
+    ``change``.
+    """
     simulator = context.simulator
-    return context if simulator is None else context._replace(simulator=simulator.mapped(change))
+    if simulator is None:
+        return context
+    return context._replace(simulator=simulator.mapped(change))
 
 
 def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
-    """Shifts and scales observations of numbers to mean 0 and variance 1 by statistics over all devices.
+    """Shifts and scales observations of numbers to mean 0
+    and variance 1 by statistics over all devices.
 
-    In a dict observation, it scales the parts that are neither categories, nor bytes (images), nor the mask. Agents
-    that act as one share a network: their parts share statistics, and their ids stay as they are.
+    In a dict observation, it scales the parts that are neither categories, nor bytes (images), nor
+    the mask. Agents that act as one share a network: their parts share statistics, and their ids
+    stay as they are.
 
-    Source: OpenAI baselines' ``VecNormalize``; Andrychowicz et al. (2021), section 3.3 (found to matter most).
+    Source: OpenAI baselines' ``VecNormalize``; Andrychowicz et al. (2021),
+    section 3.3 (found to matter most).
 
     Raises:
       ConfigError: no observation consists of numbers to scale.
@@ -164,7 +204,9 @@ def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
     scaled_parts = {
         path: part
         for path, part in parts.items()
-        if isinstance(part, spaces.Box) and part.dtype not in (np.uint8, np.bool_) and path not in (spec.mask, _IDS)
+        if isinstance(part, spaces.Box)
+        and part.dtype not in (np.uint8, np.bool_)
+        and path not in (spec.mask, _IDS)
     }
     if not scaled_parts:
         raise ConfigError(
@@ -174,15 +216,22 @@ def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
     team = [path for path in scaled_parts if _IDS in parts and path.startswith("agents/")]
 
     def bare(stats: dict[str, RunningStats]) -> Any:
-        return stats if isinstance(spec.observation, dict) else stats[""]
+        if isinstance(spec.observation, dict):
+            return stats
+        return stats[""]
 
     def initial(params: PyTree) -> Any:
-        shapes = {path: part.shape[1:] if path in team else part.shape for path, part in scaled_parts.items()}
+        shapes = {
+            path: part.shape[1:] if path in team else part.shape
+            for path, part in scaled_parts.items()
+        }
         return bare({path: RunningStats.zeros(shape) for path, shape in shapes.items()})
 
     def by_path(variables: Variables) -> dict[str, RunningStats]:
         stats = variables.stats[0]
-        return stats if isinstance(spec.observation, dict) else {"": stats}
+        if isinstance(spec.observation, dict):
+            return stats
+        return {"": stats}
 
     inner = extended(algorithm, initial)
 
@@ -192,13 +241,17 @@ def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
 
     def scale(variables: Variables, obs: PyTree) -> PyTree:
         stats = by_path(variables)
-        return jax.tree.map(lambda path, x: scaled(stats[path], x) if path in stats else x, spaces.paths(obs), obs)
+        return jax.tree.map(
+            lambda path, x: scaled(stats[path], x) if path in stats else x, spaces.paths(obs), obs
+        )
 
     def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
         context = _planning(context, lambda then: then._replace(obs=scale(variables, then.obs)))
         return inner.policy(variables, scale(variables, obs), core, context)
 
-    def log_prob(variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context) -> jax.Array:
+    def log_prob(
+        variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context
+    ) -> jax.Array:
         assert inner.log_prob is not None
         return inner.log_prob(variables, scale(variables, obs), core, action, context)
 
@@ -207,12 +260,19 @@ def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
         return inner.action_values(variables, scale(variables, obs))
 
     def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
-        return inner.postprocess(variables, rollout._replace(obs=scale(variables, rollout.obs)), context)
+        return inner.postprocess(
+            variables, rollout._replace(obs=scale(variables, rollout.obs)), context
+        )
 
     def update_stats(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
-        _, others = inner.updated_stats(variables, rollout._replace(obs=scale(variables, rollout.obs)), context)
+        _, others = inner.updated_stats(
+            variables, rollout._replace(obs=scale(variables, rollout.obs)), context
+        )
         obs = spaces.leaves(rollout.obs_before)
-        merged = {path: stats.merge(obs[path], rollout.valid) for path, stats in by_path(variables).items()}
+        merged = {
+            path: stats.merge(obs[path], rollout.valid)
+            for path, stats in by_path(variables).items()
+        }
         return bare(merged), others
 
     return dataclasses.replace(
@@ -226,18 +286,24 @@ def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
 
 
 def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorithm:
-    """Divides rewards by the running standard deviation of the discounted return, which keeps value losses near 1.
+    """Divides rewards by the running standard deviation of the discounted return,
+    which keeps value losses near 1.
 
-    Each environment's policy state holds the return ``R_t = discount R_{t-1} + r_t``, which restarts at 0 with each
-    episode, as in OpenAI baselines' ``VecNormalize``. Reported returns stay in the environment's units.
+    Each environment's policy state holds the return ``R_t = discount R_{t-1} + r_t``, which
+    restarts at 0 with each episode, as in OpenAI baselines' ``VecNormalize``. Reported returns stay
+    in the environment's units.
     """
-    inner = extended(algorithm, lambda params: RunningStats.zeros(()), lambda num_envs: jnp.zeros((num_envs,)))
+    inner = extended(
+        algorithm, lambda params: RunningStats.zeros(()), lambda num_envs: jnp.zeros((num_envs,))
+    )
 
     def scaled(variables: Variables, reward: jax.Array) -> jax.Array:
         return jnp.clip(reward / variables.stats[0].std(), -CLIP, CLIP)
 
     def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
-        context = _planning(context, lambda then: then._replace(reward=scaled(variables, then.reward)))
+        context = _planning(
+            context, lambda then: then._replace(reward=scaled(variables, then.reward))
+        )
         return inner.policy(variables, obs, core, context)
 
     def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
@@ -245,10 +311,14 @@ def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorith
         return discount * total + step.reward, rest
 
     def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
-        return inner.postprocess(variables, rollout._replace(reward=scaled(variables, rollout.reward)), context)
+        return inner.postprocess(
+            variables, rollout._replace(reward=scaled(variables, rollout.reward)), context
+        )
 
     def update_stats(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
-        def step(total: jax.Array, outcome: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        def step(
+            total: jax.Array, outcome: tuple[jax.Array, jax.Array]
+        ) -> tuple[jax.Array, jax.Array]:
             reward, valid = outcome
             total = jnp.where(valid, discount * total + reward, 0.0)
             return total, total
@@ -273,7 +343,8 @@ def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorith
 
 
 def scaled_records(algorithm: Algorithm, factor: float) -> Algorithm:
-    """Divides action values by the factor of the rewards in a data set, so that they are of raw rewards.
+    """Divides action values by the factor of the rewards in a data set,
+    so that they are of raw rewards.
 
     The statistics hold the factor: the data may be gone when the policy is loaded.
     """
@@ -292,17 +363,22 @@ def scaled_records(algorithm: Algorithm, factor: float) -> Algorithm:
 
 
 def clip_rewards(algorithm: Algorithm, low: float, high: float) -> Algorithm:
-    """Clips only the rewards used for learning; memory and reported returns keep the environment's rewards.
+    """Clips only the rewards used for learning;
+    memory and reported returns keep the environment's rewards.
 
     Source: Mnih et al. (2015), Methods, to -1 .. 1.
     """
 
     def clipped(rollout: Rollout) -> Rollout:
         # Bounds that exclude 0 would give invalid steps a reward.
-        return rollout._replace(reward=jnp.where(rollout.valid, jnp.clip(rollout.reward, low, high), 0.0))
+        return rollout._replace(
+            reward=jnp.where(rollout.valid, jnp.clip(rollout.reward, low, high), 0.0)
+        )
 
     def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
-        context = _planning(context, lambda then: then._replace(reward=jnp.clip(then.reward, low, high)))
+        context = _planning(
+            context, lambda then: then._replace(reward=jnp.clip(then.reward, low, high))
+        )
         return algorithm.policy(variables, obs, core, context)
 
     def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
@@ -331,17 +407,22 @@ def clip_rewards(algorithm: Algorithm, low: float, high: float) -> Algorithm:
     )
 
 
-def average_parameters(algorithm: Algorithm, steps: int, num_agents: int = 1, *, by_update: bool = False) -> Algorithm:
-    """Lets greedy actions come from an exponential moving average of the parameters, over about ``steps`` env steps.
+def average_parameters(
+    algorithm: Algorithm, steps: int, num_agents: int = 1, *, by_update: bool = False
+) -> Algorithm:
+    """Lets greedy actions come from an exponential moving average of the parameters,
+    over about ``steps`` env steps.
 
-    If ``by_update``, it is over as many updates: each follows a blank rollout, where a data set is learnt from.
+    If ``by_update``, it is over as many updates: each follows a blank rollout,
+    where a data set is learnt from.
 
-    Training, and whoever samples actions, uses the newest parameters. Each rollout moves the average towards the
-    parameters that acted; the first ``steps`` env steps count equally, so that the initial ones are soon forgotten.
-    Of the rows of a rollout, ``num_agents`` belong to one environment.
+    Training, and whoever samples actions, uses the newest parameters. Each rollout moves the
+    average towards the parameters that acted; the first ``steps`` env steps count equally, so that
+    the initial ones are soon forgotten. Of the rows of a rollout, ``num_agents`` belong to one
+    environment.
 
-    Source: Polyak and Juditsky (1992); Nikishin et al. (2018), "Improving stability in deep reinforcement learning with
-    weight averaging".
+    Source: Polyak and Juditsky (1992); Nikishin et al. (2018), "Improving stability in deep
+    reinforcement learning with weight averaging".
     """
     inner = extended(algorithm, partial(jax.tree.map, jnp.copy))
 
@@ -352,7 +433,10 @@ def average_parameters(algorithm: Algorithm, steps: int, num_agents: int = 1, *,
 
     def update_stats(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         average, others = inner.updated_stats(variables, rollout, context)
-        new = 1 if by_update else rollout.reward.size // num_agents * jax.lax.axis_size(mesh.DATA)
+        if by_update:
+            new = 1
+        else:
+            new = rollout.reward.size // num_agents * jax.lax.axis_size(mesh.DATA)
         rate = jnp.minimum(new / jnp.minimum(context.env_step + new, steps), 1.0)
         return optax.incremental_update(variables.params, average, rate), others
 
@@ -361,4 +445,6 @@ def average_parameters(algorithm: Algorithm, steps: int, num_agents: int = 1, *,
         return inner.action_values(variables._replace(params=variables.stats[0]), obs)
 
     values = None if inner.action_values is None else action_values
-    return dataclasses.replace(inner, policy=policy, action_values=values, update_stats=update_stats)
+    return dataclasses.replace(
+        inner, policy=policy, action_values=values, update_stats=update_stats
+    )

@@ -16,10 +16,13 @@ PLUGINS = {"cuda12": "jax-cuda12-plugin", "cuda13": "jax-cuda13-plugin", "tpu": 
 """JAX's extras, and the package that each one adds."""
 ROOT = pathlib.Path("/")
 """Directory that holds ``dev``, ``proc`` and ``sys``."""
-GOOGLE, TPUS = "0x1ae0", {"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076", "0x0083", "0x007c"}
+GOOGLE = "0x1ae0"
+TPUS = {"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076", "0x0083", "0x007c"}
 """PCI vendor and device ids of TPUs, as in ``jax/_src/hardware_utils.py``."""
-CUDA12_DRIVER, CUDA13_DRIVER = 525, 580
-"""The oldest NVIDIA drivers that support CUDA 12 and 13 (https://docs.jax.dev/en/latest/installation.html)."""
+CUDA12_DRIVER = 525
+CUDA13_DRIVER = 580
+"""The oldest NVIDIA drivers that support CUDA 12 and 13
+(https://docs.jax.dev/en/latest/installation.html)."""
 
 
 def version(package: str) -> str | None:
@@ -51,18 +54,26 @@ def nvidia() -> bool:
 def tpu() -> bool:
     """Returns True if the machine has a TPU."""
     devices = (ROOT / "sys/bus/pci/devices").glob("*")
-    ids = ((read(f"{device}/vendor").strip(), read(f"{device}/device").strip()) for device in devices)
+    ids = (
+        (read(f"{device}/vendor").strip(), read(f"{device}/device").strip()) for device in devices
+    )
     return any(vendor == GOOGLE and device in TPUS for vendor, device in ids)
 
 
 def driver() -> int | None:
     """Returns the major version of the NVIDIA driver, or None if it is unknown."""
-    match = re.search(r"^NVRM version:.*?\s(\d+)\.\d+", read("proc/driver/nvidia/version"), re.MULTILINE)
-    return int(match[1]) if match else None
+    match = re.search(
+        r"^NVRM version:.*?\s(\d+)\.\d+", read("proc/driver/nvidia/version"), re.MULTILINE
+    )
+    if match:
+        return int(match[1])
+    return None
 
 
 def without_gpu(said: str = "") -> str:
-    """Explains why JAX does not use the NVIDIA GPU, and how to fix it; ``said`` is JAX's own message."""
+    """Explains why JAX does not use the NVIDIA GPU, and how to fix it;
+    ``said`` is JAX's own message.
+    """
     number = driver()
     if number is not None and number < CUDA12_DRIVER:
         return f"its driver {number} is older than {CUDA12_DRIVER}, which CUDA 12 needs"
@@ -85,13 +96,17 @@ def install_plugin(extra: str) -> str:
 
 
 def no_devices() -> str | None:
-    """Explains in one line why JAX has no device, not even a CPU, and how to fix it; None if it has one."""
+    """Explains in one line why JAX has no device, not even a CPU, and how to fix it;
+    None if it has one.
+    """
     try:
         import jax
 
         jax.local_devices()
     except Exception as error:
-        chosen, count = (os.environ.get(name, "") for name in ("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES"))
+        chosen, count = (
+            os.environ.get(name, "") for name in ("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES")
+        )
         why = one_line(error)
         for name, exists, reason, platforms in ACCELERATORS:
             if platforms & set(chosen.split(",")):
@@ -110,4 +125,5 @@ ACCELERATORS = (
     ("an NVIDIA GPU", nvidia, without_gpu, {"cuda", "gpu"}),
     ("a TPU", tpu, without_tpu, {"tpu"}),
 )
-"""Names of accelerators, whether the machine has one, why JAX does not use it, and JAX's names for it."""
+"""Names of accelerators, whether the machine has one, why JAX does not use it,
+and JAX's names for it."""

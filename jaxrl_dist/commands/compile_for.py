@@ -1,4 +1,6 @@
-"""``jaxrl-dist doctor --compile-for TARGET ALGO --env ID [FLAGS]``: compiles a run for devices not on this machine."""
+"""``jaxrl-dist doctor --compile-for TARGET ALGO --env ID [FLAGS]``:
+compiles a run for devices not on this machine.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ FLAG = "--compile-for"
 
 @dataclasses.dataclass(frozen=True)
 class CompileFor:
-    """Compiles the run that train would start, for accelerators that this machine may lack, and prints its memory per
-    device."""
+    """Compiles the run that train would start, for accelerators that this machine may lack, and
+    prints its memory per device."""
 
     compile_for: str = ""
     """The target, such as h200, h200x8 or v5e:2x4; here is this machine."""
@@ -37,10 +39,13 @@ def run(args: Sequence[str]) -> int:
     """Compiles the run that ``args`` name, parsed as by ``train``, and prints its memory.
 
     Raises:
-      ConfigError: the target is unknown, its compiler is not installed, or the run cannot be compiled for it.
+      ConfigError: the target is unknown, its compiler is not installed,
+        or the run cannot be compiled for it.
     """
     try:
-        options, args = flags.split(CompileFor, args, "jaxrl-dist doctor --compile-for TARGET ALGO --env ID")
+        options, args = flags.split(
+            CompileFor, args, "jaxrl-dist doctor --compile-for TARGET ALGO --env ID"
+        )
     except ConfigError as error:
         from jaxrl_dist.profiling import targets
 
@@ -48,7 +53,9 @@ def run(args: Sequence[str]) -> int:
             raise
         raise ConfigError(f"{FLAG} which accelerator? Such as {targets.EXAMPLES}") from None
     if not args:
-        raise ConfigError(f"which run? Such as: jaxrl-dist doctor {FLAG} {options.compile_for} ppo --env CartPole-v1")
+        raise ConfigError(
+            f"which run? Such as: jaxrl-dist doctor {FLAG} {options.compile_for} ppo --env CartPole-v1"
+        )
     with stdout.kept_for(options.json):
         train = request.parse(args)
         request.output_flags(train.fields)
@@ -64,13 +71,18 @@ def report(name: str, train: request.Request) -> dict[str, Any]:
       The run, the target, the seconds of compiling, and the bytes of memory per device.
 
     Raises:
-      ConfigError: the target is unknown, its compiler is not installed, the plan is not ``on_device``, or the run is a
-        population, names devices of this machine, or does not divide over the target's devices.
+      ConfigError: the target is unknown, its compiler is not installed, the plan is not
+        ``on_device``, or the run is a population, names devices of this machine, or does not divide
+        over the target's devices.
     """
     from jaxrl_dist.profiling import targets
 
     target = targets.target(name)
-    extras = [extra for extra in accelerators.PLUGINS if target.platform and extra.startswith(target.platform)]
+    extras = [
+        extra
+        for extra in accelerators.PLUGINS
+        if target.platform and extra.startswith(target.platform)
+    ]
     if extras and not any(accelerators.version(accelerators.PLUGINS[extra]) for extra in extras):
         raise ConfigError(
             f"compiling for {name} needs JAX's compiler for it, though not the device; "
@@ -84,12 +96,16 @@ def report(name: str, train: request.Request) -> dict[str, Any]:
 
     config, source = train.resolved()
     if not PLANS[config.plan].compiled:
-        raise ConfigError(f"only runs under --plan on_device are compiled as a whole; this one is under {config.plan}")
+        raise ConfigError(
+            f"only runs under --plan on_device are compiled as a whole; this one is under {config.plan}"
+        )
     if config.seeds > 1 or config.vary:
         raise ConfigError("one run is compiled; remove --seeds and --vary")
     for field in marked(Train, of_machine=True):
         if getattr(config, field) is not None:
-            raise ConfigError(f"{flag(field)} names devices of this machine, and {name} is compiled for whole")
+            raise ConfigError(
+                f"{flag(field)} names devices of this machine, and {name} is compiled for whole"
+            )
     job = setup.make_job(config, source, devices=devices)
     began = time.perf_counter()
     program = lower(job).compile(compiler_options=dict(target.options))
@@ -115,11 +131,15 @@ def memory(report: Mapping[str, Any]) -> list[str]:
     sizes = dict(report["memory"])
     available = sizes.pop("device")
     used = sum(sizes.values())
-    parts = ", ".join(f"{name.replace('_', ' ')} {decimal(size)}" for name, size in sizes.items() if size)
+    parts = ", ".join(
+        f"{name.replace('_', ' ')} {decimal(size)}" for name, size in sizes.items() if size
+    )
     shown = [
         f"{heading(report, 'compiled for')} in {report['compile_seconds']:.1f} s",
         f"memory of a device: {decimal(used)} of {decimal(available)} ({parts})",
     ]
     if used > available:
-        shown.append(f"it does not fit: {decimal(used)} are more than the {decimal(available)} of a device")
+        shown.append(
+            f"it does not fit: {decimal(used)} are more than the {decimal(available)} of a device"
+        )
     return shown

@@ -23,12 +23,13 @@ class Data:
     data: Annotated[tuple[str, ...], help.Argument("DIR")] = ()
     """Directories of data sets; minari:NAME is one of Minari."""
     out: Annotated[str | None, help.Alias("-o")] = None
-    """Directory to make for the joined data set, minari:NAME for one of Minari, or picture, such as returns.png, for a
-    histogram of the returns."""
+    """Directory to make for the joined data set, minari:NAME for one of Minari, or picture, such as
+    returns.png, for a histogram of the returns."""
     best: float | None = setting(None, above=0, high=1)
     """Share of the episodes to take, those with the highest returns: 0.1 takes a tenth."""
     random: float | None = setting(None, low=-MAX_RETURN, high=MAX_RETURN)
-    """Mean return of random actions, which is 0 in the normalised scores of what learns from the data; to store."""
+    """Mean return of random actions, which is 0 in the
+    normalised scores of what learns from the data; to store."""
     expert: float | None = setting(None, low=-MAX_RETURN, high=MAX_RETURN)
     """Mean return of an expert, which is 100 in normalised scores; to store."""
 
@@ -48,7 +49,9 @@ def run(args: Sequence[str]) -> int:
     ends = {end: value for end in files.ENDS if (value := getattr(options, end)) is not None}
     data = dataclasses.replace(data, about={**data.about, **ends})
     if ends and data.about.get("random") == data.about.get("expert"):
-        raise ConfigError(f"the returns of random actions and of the expert are both {data.about['random']:g}")
+        raise ConfigError(
+            f"the returns of random actions and of the expert are both {data.about['random']:g}"
+        )
     picture = _names_picture(options.out or "")
     makes = options.out is not None and not picture
     if ends and not makes:
@@ -57,7 +60,10 @@ def run(args: Sequence[str]) -> int:
                 "--random and --expert change one data set in place, none of Minari: name one alone, or -o a new one"
             )
         files.describe(pathlib.Path(options.data[0]), ends)
-    wrote = "" if options.out is None else f"\nwrote {_write(data, options.out, picture=picture)}"
+    if options.out is None:
+        wrote = ""
+    else:
+        wrote = f"\nwrote {_write(data, options.out, picture=picture)}"
     print(visible(f"{data.summary()}{wrote}"))
     return 0
 
@@ -65,7 +71,9 @@ def run(args: Sequence[str]) -> int:
 def _load(path: str) -> Dataset:
     from jaxrl_dist.data.dataset import Dataset
 
-    return Dataset.from_minari(path.removeprefix(MINARI)) if path.startswith(MINARI) else Dataset.load(path)
+    if path.startswith(MINARI):
+        return Dataset.from_minari(path.removeprefix(MINARI))
+    return Dataset.load(path)
 
 
 def _names_picture(out: str) -> bool:
@@ -82,7 +90,9 @@ def _write(data: Dataset, out: str, *, picture: bool) -> str:
     if picture:
         from jaxrl_dist.commands.plot import drawing
 
-        drawing.save(drawing.histogram(data.returns, "episode return", "episodes"), pathlib.Path(out))
+        drawing.save(
+            drawing.histogram(data.returns, "episode return", "episodes"), pathlib.Path(out)
+        )
     elif out.startswith(MINARI):
         data.to_minari(out.removeprefix(MINARI))
     else:

@@ -1,7 +1,8 @@
-"""``jaxrl-dist doctor``: checks whether this machine can train, on which devices, and what is missing.
+"""``jaxrl-dist doctor``: checks whether this machine can train, on which devices,
+and what is missing.
 
-Imports and computations run in separate processes, side by side: a library that crashes or hangs costs one line of the
-report, not the report.
+Imports and computations run in separate processes, side by side: a library that crashes or hangs
+costs one line of the report, not the report.
 """
 
 from __future__ import annotations
@@ -38,17 +39,21 @@ LITTLE_DISK = 10**9
 PACKAGE = "jaxrl-dist"
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "gymnax", "gymnasium")
 """Always shown; the other libraries come from the package's metadata."""
-NOTE, PROBLEM = "note", "problem"
-"""Names of missing parts that training can do without, and of reasons why this machine cannot train."""
+NOTE = "note"
+PROBLEM = "problem"
+"""Names of missing parts that training can do without,
+and of reasons why this machine cannot train."""
 _LAST = {NOTE: 1, PROBLEM: 2}
 
 
 @dataclasses.dataclass(frozen=True)
 class Doctor:
-    """Checks whether this machine can train, on which devices, with which libraries, and what is missing.
+    """Checks whether this machine can train, on which devices, with which libraries,
+    and what is missing.
 
-    doctor --compile-for TARGET ALGO --env ID [FLAGS] [--json] compiles the run that train would start, for accelerators
-    that this machine may lack, such as h200, h200x8 or v5e:2x4. It prints the memory per device.
+    doctor --compile-for TARGET ALGO --env ID [FLAGS] [--json] compiles the run that train would
+    start, for accelerators that this machine may lack, such as h200, h200x8 or v5e:2x4. It prints
+    the memory per device.
     """
 
 
@@ -73,21 +78,28 @@ def examine() -> list[tuple[str, str]]:
     with concurrent.futures.ThreadPoolExecutor() as pool:
         probes = {name: pool.submit(probe, name) for name in ("devices", *backends)}
         lines = [*_software(), *_host(), *_disk(), *_devices(probes.pop("devices").result())]
-        return [*lines, *_backends({name: answer.result() for name, answer in probes.items()}, lines)]
+        return [
+            *lines,
+            *_backends({name: answer.result() for name, answer in probes.items()}, lines),
+        ]
 
 
-# --- What is installed --------------------------------------------------------------------------------
+# --- What is installed ----------------------------------------------------------------------------
 
 
 def requirements() -> dict[str, list[str]]:
-    """Returns the packages that each extra requires, and under ``""`` those that are always required."""
+    """Returns the packages that each extra requires,
+    and under ``""`` those that are always required.
+    """
     packages: dict[str, list[str]] = {"": list(LIBRARIES)}
     try:
         stated = importlib.metadata.requires(PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:  # run from its source tree
         stated = []
     for requirement in stated:
-        if match := re.match(r"([\w.-]+)(?:\[(\w+)\])?.*?(?:extra == ['\"](\w+)['\"])?$", requirement):
+        if match := re.match(
+            r"([\w.-]+)(?:\[(\w+)\])?.*?(?:extra == ['\"](\w+)['\"])?$", requirement
+        ):
             name, part, extra = match.groups()
             packages.setdefault(extra or "", []).append(accelerators.PLUGINS.get(part, name))
     return packages
@@ -96,7 +108,9 @@ def requirements() -> dict[str, list[str]]:
 def _software() -> Iterator[tuple[str, str]]:
     extras = requirements()
     missing = {
-        extra: [package for package in dict.fromkeys(packages) if accelerators.version(package) is None]
+        extra: [
+            package for package in dict.fromkeys(packages) if accelerators.version(package) is None
+        ]
         for extra, packages in extras.items()
     }
     yield "python", f"{platform.python_version()} ({sys.executable})"
@@ -111,7 +125,7 @@ def _software() -> Iterator[tuple[str, str]]:
         yield "extras", f"pip install '{PACKAGE}[NAME]' installs the packages of one"
 
 
-# --- The machine --------------------------------------------------------------------------------------
+# --- The machine ----------------------------------------------------------------------------------
 
 
 def _host() -> Iterator[tuple[str, str]]:
@@ -126,30 +140,43 @@ def _host() -> Iterator[tuple[str, str]]:
     sizes = {name: int(size) * 1024 for name, size in lines}
     limit = container_limit(accelerators.ROOT)
     if total := sizes.get("MemTotal"):
-        limited = f"; this container's limit is {decimal(limit)}" if limit is not None and limit < total else ""
-        yield "memory", f"{decimal(total)}, {decimal(sizes.get('MemAvailable', 0))} available{limited}"
+        if limit is not None and limit < total:
+            limited = f"; this container's limit is {decimal(limit)}"
+        else:
+            limited = ""
+        yield (
+            "memory",
+            f"{decimal(total)}, {decimal(sizes.get('MemAvailable', 0))} available{limited}",
+        )
 
 
 def _disk() -> Iterator[tuple[str, str]]:
     try:
-        free, folder = shutil.disk_usage(".").free, os.getcwd()
+        free = shutil.disk_usage(".").free
+        folder = os.getcwd()
     except OSError as error:
         yield PROBLEM, f"the current directory cannot be read: {error.strerror}"
         return
     yield "disk", f"{decimal(free)} free in {folder}"
     if free < LITTLE_DISK:
-        yield NOTE, f"{folder} has {decimal(free)} free, which is little for runs; --run-dir names another"
+        yield (
+            NOTE,
+            f"{folder} has {decimal(free)} free, which is little for runs; --run-dir names another",
+        )
     if not os.access(".", os.W_OK):
         yield NOTE, f"{folder} cannot be written, and runs go there; --run-dir names another"
 
 
-# --- JAX and the environments -------------------------------------------------------------------------
+# --- JAX and the environments ---------------------------------------------------------------------
 
 
 def _devices(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
     devices = answer.get("devices", [])
     for device in devices:
-        memory = f", {decimal(device['memory'])}" if device["memory"] else ""
+        if device["memory"]:
+            memory = f", {decimal(device['memory'])}"
+        else:
+            memory = ""
         name = f"{device['platform']} {device['number']}"
         yield name, f"{device['kind']}{memory}, {'fails' if device['error'] else 'computes'}"
         if device["error"]:
@@ -165,33 +192,48 @@ def _unused(platforms: set[str], said: str) -> Iterator[tuple[str, str]]:
     for name, exists, reason, same in accelerators.ACCELERATORS:
         if not platforms & same and exists():
             hidden = chosen and not set(chosen.split(",")) & same
-            why = f"JAX_PLATFORMS={chosen} hides it" if hidden else reason(said)
+            if hidden:
+                why = f"JAX_PLATFORMS={chosen} hides it"
+            else:
+                why = reason(said)
             yield NOTE, f"there is {name}, and JAX does not use it: {why}"
 
 
-def _backends(answers: dict[str, dict[str, Any]], before: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+def _backends(
+    answers: dict[str, dict[str, Any]], before: list[tuple[str, str]]
+) -> Iterator[tuple[str, str]]:
     problems = " ".join(text for name, text in before if name == PROBLEM)
     broken = {name: answer["error"] for name, answer in answers.items() if "error" in answer}
     for name, answer in answers.items():
-        shown = "cannot be imported" if name in broken else f"imported, {counted(answer['ids'], 'environment')}"
+        if name in broken:
+            shown = "cannot be imported"
+        else:
+            shown = f"imported, {counted(answer['ids'], 'environment')}"
         yield f"backend {name}", shown
     for name, error in broken.items():
-        if error not in problems:  # a JAX that does not work breaks backends too: report the error once
-            yield PROBLEM if len(broken) == len(answers) else NOTE, f"{name} cannot be imported: {error}"
+        # a JAX that does not work breaks backends too: report the error once
+        if error not in problems:
+            yield (
+                PROBLEM if len(broken) == len(answers) else NOTE,
+                f"{name} cannot be imported: {error}",
+            )
 
 
 def probe(name: str) -> dict[str, Any]:
     """Runs ``main`` for ``name``, which is ``devices`` or a backend, in a separate process.
 
     Returns:
-      The answer of ``main``, with the last line of stderr as ``said``; without an answer, only a one-line ``error``.
+      The answer of ``main``, with the last line of stderr as ``said``; without an answer,
+      only a one-line ``error``.
     """
     command = [sys.executable, "-P", "-m", "jaxrl_dist.commands.doctor", name]
     paths = os.pathsep.join(path or "." for path in sys.path)
     # A run may be using the GPU's memory, so the probe must not reserve it.
     env = {**os.environ, "PYTHONPATH": paths, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     try:
-        done = subprocess.run(command, env=env, capture_output=True, text=True, errors="replace", timeout=SECONDS)
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, errors="replace", timeout=SECONDS
+        )
     except subprocess.TimeoutExpired:
         return {"error": f"no answer within {SECONDS:g} s"}
     except OSError as error:
@@ -206,7 +248,9 @@ def probe(name: str) -> dict[str, Any]:
 
 
 def look_at_devices() -> dict[str, Any]:
-    """Returns JAX's local devices: kind, memory in bytes, and the error of a tiny jitted computation, if any."""
+    """Returns JAX's local devices: kind, memory in bytes,
+    and the error of a tiny jitted computation, if any.
+    """
     devices = []
     for device in jax.local_devices():
         memory = error = None
@@ -229,10 +273,15 @@ def look_at_backend(name: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Runs ``python -m jaxrl_dist.commands.doctor PROBE``: prints the answer as one line of JSON."""
+    """Runs ``python -m jaxrl_dist.commands.doctor PROBE``: prints the answer as one line of
+    JSON.
+    """
     name = sys.argv[1]
     try:
-        answer = look_at_devices() if name == "devices" else look_at_backend(name)
+        if name == "devices":
+            answer = look_at_devices()
+        else:
+            answer = look_at_backend(name)
     except BaseException as error:
         answer = {"error": accelerators.no_devices() or one_line(error)}
     print(f"\n{json.dumps(answer)}", flush=True)

@@ -1,4 +1,6 @@
-"""``jaxrl-dist estimate``: estimates the return of a run's policy from a data set, without playing."""
+"""``jaxrl-dist estimate``: estimates the return of a run's policy from a data set, without
+playing.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,17 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Estimate(evaluate.Trained):
-    """Estimates the mean discounted return of a run's policy from the episodes of a data set, without playing."""
+    """Estimates the mean discounted return of a run's policy
+    from the episodes of a data set, without playing.
+    """
 
     data: str = ""
     """Directory of the data set."""
     discount: float | None = setting(None, low=0, high=1)
     """Discount of the returns; None: that of the run."""
     evaluation_policy: Literal["greedy", "sampled"] | None = None
-    """Take the best actions or sample them; None: as the run's evaluations did. Ratios need a policy that samples."""
+    """Take the best actions or sample them; None: as the run's evaluations did.
+    Ratios need a policy that samples."""
     num_simulations: int | None = setting(None, low=0, high=10**4)
     """0: the network of an algorithm that plans acts alone, which is all that can be estimated."""
     refits: int = setting(20, low=2, high=1000)
@@ -45,7 +50,10 @@ def run(args: Sequence[str]) -> int:
     """Runs ``estimate RUN_DIR --data DIR [FLAGS]``."""
     options = flags.parse(Estimate, args, "jaxrl-dist estimate")
     if not options.run_dir or not options.data:
-        missing = "from which data set" if options.run_dir else "which run, and from which data set"
+        if options.run_dir:
+            missing = "from which data set"
+        else:
+            missing = "which run, and from which data set"
         example = f"jaxrl-dist estimate {options.run_dir or 'runs/NAME'} --data data/NAME"
         raise ConfigError(f"{missing}? As in: {example}")
     with stdout.kept_for(options.json):
@@ -69,7 +77,9 @@ def _estimated(options: Estimate) -> Estimates:
             policy,
             data,
             discount=options.discount,
-            sampled=None if options.evaluation_policy is None else options.evaluation_policy == "sampled",
+            sampled=None
+            if options.evaluation_policy is None
+            else options.evaluation_policy == "sampled",
             refits=options.refits,
             updates=options.updates,
             hidden_sizes=options.hidden_sizes,

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Exact(evaluate.Trained):
-    """Solves a small environment exactly, and says how far a run's policy and values are from the truth."""
+    """Solves a small environment exactly, and says how far
+    a run's policy and values are from the truth.
+    """
 
     env_options: dict[str, str] = dataclasses.field(default_factory=dict)
     """Options of the environment instead of the run's."""
@@ -30,9 +32,11 @@ class Exact(evaluate.Trained):
     max_states: int = setting(100_000, low=1, high=10**8)
     """States after which listing ends with an error."""
     tries: int = setting(1000, low=1, high=10**6)
-    """Tries of each action in each state, where steps are random and the environment does not name their outcomes."""
+    """Tries of each action in each state, where steps are
+    random and the environment does not name their outcomes."""
     starts: int = setting(10_000, low=1, high=10**8)
-    """Episodes begun to find the first states, where they are random and the environment does not name them."""
+    """Episodes begun to find the first states,
+    where they are random and the environment does not name them."""
     seed: int = setting(0, low=0, high=2**31 - 1)
     """Seed of tries and starts."""
     out: Annotated[str | None, help.Alias("-o")] = None
@@ -40,7 +44,8 @@ class Exact(evaluate.Trained):
     grid: tuple[int, ...] = setting((), low=1, high=MAX_SIZE)
     """Rows and columns of a grid whose cells are categories, such as 4 12; none: a square."""
     mixture: bool = False
-    """Of a game of two sides: also measure the mixture of the policies of all checkpoints, one drawn for each game."""
+    """Of a game of two sides: also measure the mixture of the policies of all checkpoints,
+    one drawn for each game."""
     json: bool = False
     """Print JSON."""
 
@@ -66,9 +71,13 @@ def _measured(options: Exact) -> str:
 
     limits = {name: getattr(options, name) for name in ("max_states", "tries", "starts", "seed")}
     if policy.source.spec.both_sides:
-        check_used(options, "out", "grid", "discount", active=False, needed="an environment of one side")
+        check_used(
+            options, "out", "grid", "discount", active=False, needed="an environment of one side"
+        )
         played = of_game([*_past(options), policy], **limits)
-        return json.dumps(played._asdict(), indent=2) if options.json else "\n".join(of_sides(played))
+        if options.json:
+            return json.dumps(played._asdict(), indent=2)
+        return "\n".join(of_sides(played))
     if options.mixture:
         raise ConfigError("--mixture is of games of two sides: --env-options opponents=self")
     check_used(options, "grid", active=options.out is not None, needed="a map, as in -o heat.png")
@@ -79,11 +88,15 @@ def _measured(options: Exact) -> str:
     measured = of_policy(policy, discount=options.discount, **limits)
     if options.out is not None:
         drawing.save(measured.figure(options.grid or None), pathlib.Path(options.out))
-    return json.dumps(measured.summary(), indent=2) if options.json else "\n".join(lines(measured))
+    if options.json:
+        return json.dumps(measured.summary(), indent=2)
+    return "\n".join(lines(measured))
 
 
 def _past(options: Exact) -> list[Policy]:
-    """Returns the policies of all checkpoints but the measured one, if their mixture is wanted, the oldest first."""
+    """Returns the policies of all checkpoints but the measured one, if their mixture is wanted,
+    the oldest first.
+    """
     if not options.mixture:
         return []
 
@@ -91,18 +104,31 @@ def _past(options: Exact) -> list[Policy]:
 
     run_dir = pathlib.Path(options.run_dir)
     paths = checkpoint.saved(run_dir)
-    measured = paths[:1] if options.checkpoint is None else [checkpoint.chosen(run_dir, options.checkpoint)]
+    if options.checkpoint is None:
+        measured = paths[:1]
+    else:
+        measured = [checkpoint.chosen(run_dir, options.checkpoint)]
     numbers = [checkpoint.number_of(path) for path in reversed(paths) if path not in measured]
-    return [dataclasses.replace(options, checkpoint=str(x)).load(env_options=options.env_options) for x in numbers]
+    return [
+        dataclasses.replace(options, checkpoint=str(x)).load(env_options=options.env_options)
+        for x in numbers
+    ]
 
 
 def of_sides(played: Played) -> Iterator[str]:
     """Formats the exploitability of a game for reading."""
-    known = f"sampled: {played.sampled}" if played.sampled else "exact"
+    if played.sampled:
+        known = f"sampled: {played.sampled}"
+    else:
+        known = "exact"
     yield f"{played.env}: {played.histories:,} histories; {known}"
     yield "exploitability, what the best answers win in the mean over both seats (half of NashConv):"
     of = f"the mixture of {played.policies} policies"
-    for name, value in {"greedy": played.greedy, "sampled": played.drawn, of: played.mixture}.items():
+    for name, value in {
+        "greedy": played.greedy,
+        "sampled": played.drawn,
+        of: played.mixture,
+    }.items():
         if value is not None:
             yield f"  {name:28} {value:.4f}"
 
@@ -111,21 +137,29 @@ def _with_error(numbers: Mapping[str, float], name: str) -> str:
     if name not in numbers:
         return "-"
     error = numbers.get(f"{name}_error")
-    return f"{numbers[name]:.5g}" if error is None else f"{numbers[name]:.3g} +- {2 * error:.2g}"
+    if error is None:
+        return f"{numbers[name]:.5g}"
+    return f"{numbers[name]:.3g} +- {2 * error:.2g}"
 
 
 def lines(measured: Measured) -> Iterator[str]:
     """Formats the numbers for reading."""
     from jaxrl_dist.training.results import aligned
 
-    table, truth, numbers = measured.truth.table, measured.truth, measured.numbers
+    table = measured.truth.table
+    truth = measured.truth
+    numbers = measured.numbers
     states, actions = table.shape
     yield f"{measured.env}: {counted(states, 'state')}, {counted(actions, 'action')}; {measured.known}"
     if alike := table.mixed():
         yield f"{counted(alike, 'state')} look like another one, so a policy without memory may not reach the optimum"
     rows = [["", "optimum", "greedy", "sampled"]]
     for title, names in {
-        f"return of an episode of at most {truth.steps:,} steps": ("optimum", "return", "return_sampled"),
+        f"return of an episode of at most {truth.steps:,} steps": (
+            "optimum",
+            "return",
+            "return_sampled",
+        ),
         f"return with discount {truth.discount:g}": ("value_optimal", "value", "value_sampled"),
     }.items():
         rows.append([title, *(_with_error(numbers, name) for name in names)])
@@ -138,7 +172,10 @@ def lines(measured: Measured) -> Iterator[str]:
         visited = f", and in {numbers['agreement_visited']:.1%} of its visits"
     yield f"its action is optimal in {numbers['agreement']:.1%} of states{visited}"
     if "q_error" in numbers:
-        soft = f" (with the entropy at temperature {numbers['temperature']:.3g})" if "temperature" in numbers else ""
+        if "temperature" in numbers:
+            soft = f" (with the entropy at temperature {numbers['temperature']:.3g})"
+        else:
+            soft = ""
         yield (
             f"error of its action values{soft}: {numbers['q_error']:.3g} in the mean over its visits, at most "
             f"{numbers['q_error_max']:.3g}; the largest value is {numbers['q_largest']:.3g}"

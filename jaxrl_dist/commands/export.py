@@ -16,13 +16,15 @@ from jaxrl_dist.run.storage import check_no_link
 
 @dataclasses.dataclass(frozen=True)
 class Export(evaluate.Trained):
-    """Writes the trained policy of a run as a file that runs without this package: StableHLO for JAX, or ONNX."""
+    """Writes the trained policy of a run as a file that runs without this package:
+    StableHLO for JAX, or ONNX.
+    """
 
     out: Annotated[str | None, help.Alias("-o")] = None
     """The file to write; None: policy.stablehlo or policy.onnx in the run directory."""
     format: Literal["stablehlo", "onnx"] | None = None
-    """Format of the file: StableHLO runs wherever JAX does, ONNX in any ONNX runtime. None: what the file's ending
-    names, .onnx or .stablehlo, and StableHLO for other names."""
+    """Format of the file: StableHLO runs wherever JAX does, ONNX in any ONNX runtime. None: what
+    the file's ending names, .onnx or .stablehlo, and StableHLO for other names."""
     batch: int | None = setting(None, low=1, high=MAX_SIZE)
     """Number of environments per call of the exported policy; None: any number."""
     platforms: tuple[Literal["cpu", "cuda", "rocm", "tpu"], ...] = ()
@@ -45,11 +47,14 @@ def run(args: Sequence[str]) -> int:
         check_no_link(out)
     policy = options.load(options.policy)
     done = export(policy, out, batch=options.batch, platforms=options.platforms, format=format)
-    inputs, outputs = ", ".join(done.inputs), ", ".join(done.outputs)
+    inputs = ", ".join(done.inputs)
+    outputs = ", ".join(done.outputs)
     lines = [f"wrote {out}: {done.bytes:,} bytes"]
     lines.append(f"a function of obs, core and start, {inputs}, to action and core, {outputs}")
     if done.parts:
-        lines.append(f"the parts of obs: {', '.join(f'{path} {kind}' for path, kind in done.parts.items())}")
+        lines.append(
+            f"the parts of obs: {', '.join(f'{path} {kind}' for path, kind in done.parts.items())}"
+        )
     if done.core and format == "stablehlo":
         lines.append(f"the layout of core: {done.core}")
     if policy.algorithm.searches:

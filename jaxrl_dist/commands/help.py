@@ -26,7 +26,9 @@ ORDER = (_FIRST, "algorithm", "network", "optimizer", "memory", *_OTHERS)
 """The groups of settings, in the order in which help shows them."""
 SHORT = ("common", "algorithm")
 """The groups that ``--help`` shows; ``--help-all`` shows all."""
-_COLUMN, _WIDEST = 28, 110  # characters
+# characters
+_COLUMN = 28
+_WIDEST = 110
 
 
 class Argument(str):
@@ -51,28 +53,45 @@ def docstrings(kind: type) -> dict[str, str]:
         field.target.id: " ".join(text.value.value.split())
         for field, text in itertools.pairwise(definition.body)
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+        if isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
     }
 
 
 @functools.cache
 def inherited_docstrings(kind: type) -> dict[str, str]:
     """Returns the docstrings of all fields of a dataclass, by field."""
-    return {name: text for base in reversed(kind.__mro__) for name, text in docstrings(base).items()}
+    return {
+        name: text for base in reversed(kind.__mro__) for name, text in docstrings(base).items()
+    }
 
 
 def defaults_of(kind: Any) -> dict[str, Any]:
-    """Returns the default of each field; for fields that presets fill in, the default without a preset."""
+    """Returns the default of each field; for fields that presets fill in,
+    the default without a preset.
+    """
     defaults = {}
     for field in dataclasses.fields(kind):
-        default = field.default_factory() if callable(field.default_factory) else field.default
-        defaults[field.name] = RUN_DEFAULTS.get(field.name) if default is None else default
+        if callable(field.default_factory):
+            default = field.default_factory()
+        else:
+            default = field.default
+        if default is None:
+            defaults[field.name] = RUN_DEFAULTS.get(field.name)
+        else:
+            defaults[field.name] = default
     return defaults
 
 
 def choices_of(hint: Any) -> list[str]:
     """Returns the choices of a ``Literal`` or of ``Literal | None``; empty for other types."""
-    return [str(x) for part in (hint, *get_args(hint)) if get_origin(part) is Literal for x in get_args(part)]
+    return [
+        str(x)
+        for part in (hint, *get_args(hint))
+        if get_origin(part) is Literal
+        for x in get_args(part)
+    ]
 
 
 def is_switch(hint: Any) -> bool:
@@ -86,7 +105,9 @@ def repeats(hint: Any) -> bool:
 
 
 def spellings_of(name: str, hint: Any) -> list[str]:
-    """Returns how a field is written on the command line: as its flag and aliases, or as a positional argument."""
+    """Returns how a field is written on the command line: as its flag and aliases,
+    or as a positional argument.
+    """
     extras = getattr(hint, "__metadata__", ())
     places = [str(extra) for extra in extras if isinstance(extra, Argument)]
     return places or [flag(name), *(str(extra) for extra in extras if isinstance(extra, Alias))]
@@ -100,7 +121,9 @@ def spelled(value: Any) -> str:
         case bool():
             return "on" if value else "off"
         case int():
-            return f"{value:_}" if value >= 10_000 else str(value)
+            if value >= 10_000:
+                return f"{value:_}"
+            return str(value)
         case dict():
             return " ".join(f"{key}={x}" for key, x in value.items())
         case tuple():
@@ -122,14 +145,28 @@ def group_of(name: str, kind: type, command: type) -> str:
 
 def _declaring(name: str, kind: type) -> type | None:
     """Returns the first class that declares a field."""
-    return next((base for base in reversed(kind.__mro__) if name in vars(base).get("__annotations__", {})), None)
+    return next(
+        (base for base in reversed(kind.__mro__) if name in vars(base).get("__annotations__", {})),
+        None,
+    )
 
 
 def page(kind: Any, prog: str) -> str:
     """Returns the help of a command whose flags are the fields of a dataclass."""
-    hints, texts, values = get_type_hints(kind, include_extras=True), inherited_docstrings(kind), defaults_of(kind)
-    positional = [name for field in values if not (name := spellings_of(field, hints[field])[0]).startswith("-")]
-    lines = [f"usage: {' '.join([prog, *positional, '[FLAGS]'])}", "", *_wrapped(kind.__doc__, 0), ""]
+    hints = get_type_hints(kind, include_extras=True)
+    texts = inherited_docstrings(kind)
+    values = defaults_of(kind)
+    positional = [
+        name
+        for field in values
+        if not (name := spellings_of(field, hints[field])[0]).startswith("-")
+    ]
+    lines = [
+        f"usage: {' '.join([prog, *positional, '[FLAGS]'])}",
+        "",
+        *_wrapped(kind.__doc__, 0),
+        "",
+    ]
     for name, value in values.items():
         lines += _entry(name, hints[name], texts.get(name, ""), value)
     return "\n".join(lines) + "\n"
@@ -155,17 +192,28 @@ def train_page(
       about: explains where the values come from.
       everything: shows all groups, not only ``SHORT``.
     """
-    hints = {**get_type_hints(command, include_extras=True), **get_type_hints(kind, include_extras=True)}
+    hints = {
+        **get_type_hints(command, include_extras=True),
+        **get_type_hints(kind, include_extras=True),
+    }
     texts = {**inherited_docstrings(command), **inherited_docstrings(kind)}
     groups = _grouped(values, kind, command)
-    lines = [f"usage: {prog} --env ENV [FLAGS]", "", *_wrapped(f"{inspect.cleandoc(kind.__doc__)}\n\n{about}", 0)]
+    lines = [
+        f"usage: {prog} --env ENV [FLAGS]",
+        "",
+        *_wrapped(f"{inspect.cleandoc(kind.__doc__)}\n\n{about}", 0),
+    ]
     shown = [group for group in groups if everything or group in SHORT]
     for group in shown:
         lines += ["", f"{group}:"]
         for name in groups[group]:
-            lines += _entry(name, hints[name], texts.get(name, ""), values[name], sources.get(name, "default"))
+            lines += _entry(
+                name, hints[name], texts.get(name, ""), values[name], sources.get(name, "default")
+            )
     if not everything:
-        rest = ", ".join(f"{group} ({len(names)})" for group, names in groups.items() if group not in shown)
+        rest = ", ".join(
+            f"{group} ({len(names)})" for group, names in groups.items() if group not in shown
+        )
         lines += ["", *_wrapped(f"More flags, with --help-all: {rest}.", 0)]
     return "\n".join(lines) + "\n"
 
@@ -180,7 +228,9 @@ def _grouped(names: Iterable[str], kind: type, command: type) -> dict[str, list[
 
 
 def _entry(field: str, hint: Any, text: str, value: Any, source: str = "default") -> Iterator[str]:
-    """Yields the lines of one setting: how it is written, what it means, its value and where that comes from."""
+    """Yields the lines of one setting: how it is written, what it means,
+    its value and where that comes from.
+    """
     name, *aliases = spellings_of(field, hint)
     head = ", ".join([f"  --[no-]{name[2:]}" if is_switch(hint) else f"  {name}", *aliases])
     if name.startswith("--"):
@@ -203,9 +253,17 @@ def _metavar(hint: Any) -> str:
         return f" {hint.__metadata__[0]} ..."
     if get_origin(kind) is dict:
         return " KEY=VALUE ..."
-    part, many = (get_args(kind)[0], " ...") if get_origin(kind) is tuple else (kind, "")
+    if get_origin(kind) is tuple:
+        part = get_args(kind)[0]
+        many = " ..."
+    else:
+        part = kind
+        many = ""
     choices = choices_of(part)
-    word = "{" + ",".join(choices) + "}" if choices else {int: "N", float: "X"}.get(part, "TEXT")
+    if choices:
+        word = "{" + ",".join(choices) + "}"
+    else:
+        word = {int: "N", float: "X"}.get(part, "TEXT")
     return f" {'TEXT' if others else word}{many}"
 
 
@@ -217,7 +275,13 @@ def _wrapped(text: str, indent: int) -> list[str]:
     for part in text.split("\n\n"):
         words = " ".join(part.split())
         lines += [
-            *textwrap.wrap(words, width, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False),
+            *textwrap.wrap(
+                words,
+                width,
+                initial_indent=margin,
+                subsequent_indent=margin,
+                break_on_hyphens=False,
+            ),
             "",
         ]
     return lines[:-1]

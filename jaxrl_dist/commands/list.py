@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, config_class
 from jaxrl_dist.checks import did_you_mean, install_extra
@@ -46,7 +47,9 @@ def _envs(library: str | None = None) -> Iterator[str]:
     from jaxrl_dist.envs.device import libraries
     from jaxrl_dist.envs.source import BACKENDS
 
-    backends = {library: libraries.load(library)} if library else BACKENDS
+    backends: Mapping[str, Any] = BACKENDS
+    if library:
+        backends = {library: libraries.load(library)}
     for name, backend in backends.items():
         if name == "envpool" and not libraries.installed(name):
             yield f"envpool:ID      {install_extra(name)}"

@@ -1,4 +1,6 @@
-"""The flags of several policies in one environment: ``--policy prey=ppo:agent_0 --prey.learning-rate 1e-3``."""
+"""The flags of several policies in one environment:
+``--policy prey=ppo:agent_0 --prey.learning-rate 1e-3``.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,16 @@ _FORM = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)=(.+):([^:]+)")
 class Several:
     """Trains several policies in one environment; with --config, those of a stored run.
 
-    --NAME.FLAG VALUE sets a hyperparameter of one policy, or its {own}. All other flags are the run's; `jaxrl-dist
-    train ALGO --help` lists the flags.
+    --NAME.FLAG VALUE sets a hyperparameter of one policy, or its {own}. All other flags are the
+    run's; `jaxrl-dist train ALGO --help` lists the flags.
     """
 
     policy: Annotated[tuple[str, ...], help.Values("NAME=ALGO:AGENTS")] = ()
-    """AGENTS are names of agents, separated by commas; * and ? match as in the shell. ALGO is an algorithm, or a policy
-    that does not train: random; fixed(RUN_DIR) or fixed(RUN_DIR@CHECKPOINT), and fixed(RUN_DIR,POLICY) for a run with
-    several policies; copy(POLICY,UPDATES), the variables of another policy, copied again after every UPDATES of its
-    updates; copy(POLICY,UPDATES,SIZE), a pool of the newest SIZE copies."""
+    """AGENTS are names of agents, separated by commas; * and ? match as in the shell. ALGO is an
+    algorithm, or a policy that does not train: random; fixed(RUN_DIR) or fixed(RUN_DIR@CHECKPOINT),
+    and fixed(RUN_DIR,POLICY) for a run with several policies; copy(POLICY,UPDATES), the variables
+    of another policy, copied again after every UPDATES of its updates; copy(POLICY,UPDATES,SIZE), a
+    pool of the newest SIZE copies."""
 
 
 Several.__doc__ = str(Several.__doc__).format(own=", ".join(map(flag, OWN)))
@@ -40,13 +43,16 @@ PROG = "jaxrl-dist train --policy NAME=ALGO:AGENTS --policy ... --env ENV"
 
 
 def names_policies(args: Sequence[str]) -> bool:
-    """Returns whether the arguments name policies; ``ppo --policy MlpPolicy``, as in other libraries, does not."""
+    """Returns whether the arguments name policies; ``ppo --policy MlpPolicy``,
+    as in other libraries, does not.
+    """
     value = flags.value_of(args, FLAG)
     return (value is not None or FLAG in args) and (args[0].startswith("-") or "=" in (value or ""))
 
 
 def parse(args: Sequence[str]) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Returns the algorithms' names, the algorithms by policy as ``Train`` takes them, and the values of other fields.
+    """Returns the algorithms' names, the algorithms by policy as ``Train`` takes them,
+    and the values of other fields.
 
     Raises:
       ConfigError: a policy is named twice, has no algorithm or no agents, or a flag is wrong.
@@ -54,7 +60,9 @@ def parse(args: Sequence[str]) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """
     options, args = flags.split(Several, args, PROG)
     if args and not args[0].startswith("-"):
-        raise ConfigError(f"{args[0]!r} is too much beside {FLAG}, which names each policy's algorithm")
+        raise ConfigError(
+            f"{args[0]!r} is too much beside {FLAG}, which names each policy's algorithm"
+        )
     algorithms: dict[str, Any] = {}
     agents: dict[str, str] = {}
     for text in options.policy:
@@ -63,20 +71,36 @@ def parse(args: Sequence[str]) -> tuple[str, dict[str, Any], dict[str, Any]]:
             raise ConfigError(f"{FLAG} {text} is not a NAME=ALGO:AGENTS, such as prey=ppo:agent_0")
         name, algorithm, agents_of = match.groups()
         if name in algorithms:
-            raise ConfigError(f"{FLAG} names the policy {name} twice; commas join the names of agents")
-        algorithms[name] = from_file(algorithm) if algorithm.endswith(".py") else algorithm
+            raise ConfigError(
+                f"{FLAG} names the policy {name} twice; commas join the names of agents"
+            )
+        if algorithm.endswith(".py"):
+            algorithms[name] = from_file(algorithm)
+        else:
+            algorithms[name] = algorithm
         agents[name] = agents_of
     by_policy, rest = _divided(args, algorithms)
-    parts = {name: (algorithm, _fields(name, algorithm, by_policy[name])) for name, algorithm in algorithms.items()}
+    parts = {
+        name: (algorithm, _fields(name, algorithm, by_policy[name]))
+        for name, algorithm in algorithms.items()
+    }
     fields = _of_run(rest, algorithms)
     if "config" in fields:
-        raise ConfigError(f"--config {fields['config']} names the algorithms, and so does {FLAG}: remove one of them")
-    names = (getattr(algorithm, "__name__", str(algorithm)).split("(")[0] for algorithm in algorithms.values())
+        raise ConfigError(
+            f"--config {fields['config']} names the algorithms, and so does {FLAG}: remove one of them"
+        )
+    names = (
+        getattr(algorithm, "__name__", str(algorithm)).split("(")[0]
+        for algorithm in algorithms.values()
+    )
     return "+".join(names), parts, {**fields, "policies": agents}
 
 
-def changed(parts: Mapping[str, Train[Any]], args: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the algorithms by policy, and the values of other fields, of a stored run with changes.
+def changed(
+    parts: Mapping[str, Train[Any]], args: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the algorithms by policy, and the values of other fields,
+    of a stored run with changes.
 
     Raises:
       ConfigError: a flag is wrong.
@@ -85,11 +109,16 @@ def changed(parts: Mapping[str, Train[Any]], args: Sequence[str]) -> tuple[dict[
     fields = _of_run(rest, parts)
     for name in OWN:
         if name in fields:
-            raise ConfigError(f"{flag(name)}: each policy has its own, as in --{next(iter(parts))}.{flag(name)[2:]}")
+            raise ConfigError(
+                f"{flag(name)}: each policy has its own, as in --{next(iter(parts))}.{flag(name)[2:]}"
+            )
     trained = {}
     for name, part in parts.items():
         stored = {field: getattr(part, field) for field in OWN}
-        trained[name] = part.algorithm, stored | _fields(name, type(part.algorithm), by_policy[name])
+        trained[name] = (
+            part.algorithm,
+            stored | _fields(name, type(part.algorithm), by_policy[name]),
+        )
     return trained, fields
 
 
@@ -108,7 +137,9 @@ def _of_run(args: Sequence[str], policies: Iterable[str]) -> dict[str, Any]:
     return fields
 
 
-def _divided(args: Sequence[str], policies: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
+def _divided(
+    args: Sequence[str], policies: Iterable[str]
+) -> tuple[dict[str, list[str]], list[str]]:
     """Returns the flags of each policy, without its name, and the flags of the run."""
     by_policy: dict[str, list[str]] = {name: [] for name in policies}
     rest: list[str] = []
@@ -121,8 +152,11 @@ def _divided(args: Sequence[str], policies: Iterable[str]) -> tuple[dict[str, li
                 negated = name.startswith("no-") and name not in by_policy
                 name = name[3:] if negated else name
                 if name not in by_policy:
-                    raise ConfigError(f"{arg}: there is no policy {name}{did_you_mean(name, by_policy)}")
-                into, arg = by_policy[name], f"--{'no-' if negated else ''}{field}"
+                    raise ConfigError(
+                        f"{arg}: there is no policy {name}{did_you_mean(name, by_policy)}"
+                    )
+                into = by_policy[name]
+                arg = f"--{'no-' if negated else ''}{field}"
         into.append(arg)
     return by_policy, rest
 
@@ -131,7 +165,9 @@ def _fields(policy: str, algorithm: Any, args: Sequence[str]) -> dict[str, Any]:
     """Returns the hyperparameters of a policy, and its fields of ``OWN``."""
     if still(algorithm) is not None if isinstance(algorithm, str) else issubclass(algorithm, Still):
         if args:
-            raise ConfigError(f"--{policy}.{args[0][2:]}: policy {policy} does not train, and has no flags")
+            raise ConfigError(
+                f"--{policy}.{args[0][2:]}: policy {policy} does not train, and has no flags"
+            )
         return {}
     with naming(policy):
         fields = flags.parse_train(algorithm, args)

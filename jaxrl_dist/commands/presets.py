@@ -1,4 +1,6 @@
-"""``jaxrl-dist presets``: shows the flags that a run of an algorithm on an environment would use."""
+"""``jaxrl-dist presets``: shows the flags that a run of an algorithm on an environment would
+use.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from jaxrl_dist.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Presets:
-    """Shows what a run of an algorithm on an environment would use: all flags that differ from the defaults."""
+    """Shows what a run of an algorithm on an environment would use:
+    all flags that differ from the defaults.
+    """
 
     algorithm: Annotated[str, help.Argument("ALGO")] = ""
     """Name of the algorithm; without it, the command lists the kinds of tasks that have presets."""
@@ -36,9 +40,15 @@ def run(args: Sequence[str]) -> int:
         print("\n".join(kinds()))
         return 0
     if not options.env:
-        raise ConfigError(f"which environment? Such as: jaxrl-dist presets {options.algorithm} --env CartPole-v1")
-    default = flags.plain_defaults(options.algorithm)  # refuses an unknown algorithm before JAX is imported
-    core = {} if options.core is None else flags.parse_train(options.algorithm, ["--core", options.core])
+        raise ConfigError(
+            f"which environment? Such as: jaxrl-dist presets {options.algorithm} --env CartPole-v1"
+        )
+    # refuses an unknown algorithm before JAX is imported
+    default = flags.plain_defaults(options.algorithm)
+    if options.core is None:
+        core = {}
+    else:
+        core = flags.parse_train(options.algorithm, ["--core", options.core])
     find_modules(options.env)
 
     from jaxrl_dist.config.train import Train
@@ -49,7 +59,11 @@ def run(args: Sequence[str]) -> int:
     config, source = resolved(wanted, core)
     print(f"{config.env} is of the kind: {presets.KINDS[presets.kind_of(source.spec)]}")
     words = ["jaxrl-dist", "train", options.algorithm, "--env", config.env]
-    print(shlex.join([*words, *changed(config, default), *changed(config.algorithm, default.algorithm)]))
+    print(
+        shlex.join(
+            [*words, *changed(config, default), *changed(config.algorithm, default.algorithm)]
+        )
+    )
     return 0
 
 
@@ -61,9 +75,15 @@ def kinds() -> list[str]:
         f"{kind:{width}}  {text}: {', '.join(name for name, rows in presets.TABLE.items() if kind in rows) or 'none'}"
         for kind, text in presets.KINDS.items()
     ]
-    papers = ", ".join(f"{name} on {where}" for name, rows in published.TABLE.items() for where in rows)
+    papers = ", ".join(
+        f"{name} on {where}" for name, rows in published.TABLE.items() for where in rows
+    )
     lines += [f"with --published, from papers and the environments' authors: {papers}"]
-    return [*lines, f"algorithms: {named}", "jaxrl-dist presets ppo --env CartPole-v1 shows the flags that would run"]
+    return [
+        *lines,
+        f"algorithms: {named}",
+        "jaxrl-dist presets ppo --env CartPole-v1 shows the flags that would run",
+    ]
 
 
 def changed(config: Any, default: Any) -> Iterator[str]:

@@ -27,14 +27,16 @@ LAYERS = 5
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """Times a run, then each of its stages separately: environment, policy, replay, postprocess, gradient, optimizer.
+    """Times a run, then each of its stages separately: environment, policy, replay,
+    postprocess, gradient, optimizer.
 
-    RUN_DIR stands in the place of ALGO for a run to repeat. No run directory is written. FLAGS are those of `jaxrl-dist
-    train`, and:
+    RUN_DIR stands in the place of ALGO for a run to repeat. No run directory is written. FLAGS are
+    those of `jaxrl-dist train`, and:
     """
 
     seconds: float = setting(10.0, above=0, high=10**6)
-    """Seconds for the run, which ends with a report, and again for the stages, without compiling."""
+    """Seconds for the run, which ends with a report, and again for the stages, without
+    compiling."""
     json: str | None = None
     """The file for the numbers, as JSON."""
     picture: str | None = None
@@ -48,7 +50,11 @@ class Output:
         Raises:
           ConfigError: a directory is missing, or an extension names another format.
         """
-        for name, endings in {"json": ("",), "picture": (".png", ".svg", ".pdf"), "trace": (".json.gz",)}.items():
+        for name, endings in {
+            "json": ("",),
+            "picture": (".png", ".svg", ".pdf"),
+            "trace": (".json.gz",),
+        }.items():
             if (file := getattr(self, name)) is not None:
                 if not file.endswith(endings):
                     raise ConfigError(f"--{name} {file} needs the extension {' or '.join(endings)}")
@@ -70,12 +76,17 @@ def run(args: Sequence[str]) -> int:
 
     from jaxrl_dist.profiling import timing
 
-    trace = None if output.trace is None else pathlib.Path(output.trace)
+    if output.trace is None:
+        trace = None
+    else:
+        trace = pathlib.Path(output.trace)
     profile = timing.profile(config, source, output.seconds, trace, say)
     print(visible("\n".join(lines(profile))))
     if output.json is not None:
         with replacing(pathlib.Path(output.json)) as partial:
-            partial.write_text(json.dumps(timing.to_json(profile), indent=2) + "\n", encoding="utf-8")
+            partial.write_text(
+                json.dumps(timing.to_json(profile), indent=2) + "\n", encoding="utf-8"
+            )
         print(f"wrote {output.json}")
     if output.picture is not None:
         _draw(profile, pathlib.Path(output.picture))
@@ -87,7 +98,8 @@ def run(args: Sequence[str]) -> int:
 
 def heading(run: Mapping[str, Any], relation: str) -> str:
     """Returns names and sizes of a run in words; ``relation``: to its devices."""
-    envs, steps = counted(run["num_envs"], "environment"), counted(run["rollout_length"], "step")
+    envs = counted(run["num_envs"], "environment")
+    steps = counted(run["rollout_length"], "step")
     about = f"{run['algorithm']} on {run['env']} under {run['plan']}, {envs} x {steps} an iteration"
     return f"{about}, {relation} {run['devices']} x {run['kind']}"
 
@@ -104,27 +116,39 @@ def lines(profile: Profile) -> list[str]:
         for stage, seconds in stages.items():
             share = seconds / whole
             bar = f"{'#' * round(BAR * max(share, 0)):<{BAR}}"
-            shown.append(f"  {stage:<22}{seconds * 1e3:>10.3g}{share:>8.1%}  {bar}{_reached(profile, stage)}".rstrip())
+            shown.append(
+                f"  {stage:<22}{seconds * 1e3:>10.3g}{share:>8.1%}  {bar}{_reached(profile, stage)}".rstrip()
+            )
             layers = profile.layers.get(stage, {})
             if len(layers) > 1:
                 largest = [f"{layer} {part:.0%}" for layer, part in layers.items()][:LAYERS]
-                shown.append(f"    products: {', '.join(largest)}{', ...' * (len(layers) > LAYERS)}")
+                shown.append(
+                    f"    products: {', '.join(largest)}{', ...' * (len(layers) > LAYERS)}"
+                )
     thread, _, share, advice = profile.bound
     if profile.busy:
         return [*shown, "", advice]
-    whose = f" of the {thread}, which waits least" if len(profile.threads) > 1 else ""
+    if len(profile.threads) > 1:
+        whose = f" of the {thread}, which waits least"
+    else:
+        whose = ""
     return [*shown, "", f"{share:.0%} of the time{whose}: {advice}"]
 
 
 def _reached(profile: Profile, stage: str) -> str:
-    """Returns a stage's shares of the peaks of matrix products and of memory, where it does not surpass them.
+    """Returns a stage's shares of the peaks of matrix products and of memory,
+    where it does not surpass them.
 
     A stage whose arrays stay in caches is faster than memory, and then its peak is not known.
     """
     peaks = {"matrix products": (profile.matmul_rates, profile.matmul_ceiling)}
     peaks["memory"] = profile.memory_rates, profile.memory_ceiling
-    shares = {name: rates.get(stage, math.inf) / ceiling for name, (rates, ceiling) in peaks.items()}
-    return "  " + ", ".join(f"{share:.0%} of the peak of {name}" for name, share in shares.items() if share <= 1)
+    shares = {
+        name: rates.get(stage, math.inf) / ceiling for name, (rates, ceiling) in peaks.items()
+    }
+    return "  " + ", ".join(
+        f"{share:.0%} of the peak of {name}" for name, share in shares.items() if share <= 1
+    )
 
 
 def _draw(profile: Profile, out: pathlib.Path) -> None:
@@ -139,7 +163,9 @@ def _draw(profile: Profile, out: pathlib.Path) -> None:
         for stage, seconds in stages.items():
             label = None if stage in labelled else stage
             labelled.add(stage)
-            ax.barh(y, max(seconds, 0.0) * 1e3, left=left, color=styles[stage]["color"], label=label)
+            ax.barh(
+                y, max(seconds, 0.0) * 1e3, left=left, color=styles[stage]["color"], label=label
+            )
             left += max(seconds, 0.0) * 1e3
     ax.set_yticks(range(len(profile.threads)), list(profile.threads))
     ax.invert_yaxis()

@@ -1,4 +1,6 @@
-"""``jaxrl-dist record``: stores what a run's policy experiences, or what the run has experienced, as a data set."""
+"""``jaxrl-dist record``: stores what a run's policy experiences,
+or what the run has experienced, as a data set.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Record(evaluate.Trained):
-    """Plays with the policy of a run, and stores its experience as a data set, of which `train ALGO --data` learns."""
+    """Plays with the policy of a run, and stores its experience as a data set,
+    of which `train ALGO --data` learns.
+    """
 
     out: Annotated[str, help.Alias("-o")] = ""
     """Directory to make for the data set."""
@@ -43,9 +47,13 @@ def run(args: Sequence[str]) -> int:
     options = flags.parse(Record, args, "jaxrl-dist record")
     if not options.run_dir or not options.out:
         missing = "where to" if options.run_dir else "which run, and where to"
-        raise ConfigError(f"{missing}? As in: jaxrl-dist record {options.run_dir or 'runs/NAME'} -o data/NAME")
+        raise ConfigError(
+            f"{missing}? As in: jaxrl-dist record {options.run_dir or 'runs/NAME'} -o data/NAME"
+        )
     playing = "steps", "num_envs", "seed", "random_share", "greedy"
-    check_used(options, *playing, active=not options.replay, needed="playing, and --replay stores a memory")
+    check_used(
+        options, *playing, active=not options.replay, needed="playing, and --replay stores a memory"
+    )
 
     from jaxrl_dist.data.writing import Place
 

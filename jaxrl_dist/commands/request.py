@@ -16,7 +16,14 @@ from jaxrl_dist.settings import members as populations
 from jaxrl_dist.settings import placements
 from jaxrl_dist.settings.policies import Policies, label
 from jaxrl_dist.settings.resolve import settled
-from jaxrl_dist.settings.stored import CLOCK, check_asked, check_clock, file_of, stored_content, stored_fields
+from jaxrl_dist.settings.stored import (
+    CLOCK,
+    check_asked,
+    check_clock,
+    file_of,
+    stored_content,
+    stored_fields,
+)
 
 if TYPE_CHECKING:
     from jaxrl_dist.envs.source import EnvSource
@@ -37,7 +44,9 @@ class Request(NamedTuple):
     """The file or run directory of ``--config``."""
 
     def resolved(self) -> tuple[Train[Any], EnvSource]:
-        """Returns the complete config, and its environment; prepares the process as ``settled`` does."""
+        """Returns the complete config, and its environment;
+        prepares the process as ``settled`` does.
+        """
         return self.settled()[:2]
 
     def check_asked(self) -> None:
@@ -48,13 +57,16 @@ class Request(NamedTuple):
         """Returns the resolved config with a run directory: a new one if the user names none."""
         if config.run_dir is not None:
             return config
-        where = self.fields.get("env") or pathlib.Path(str(config.data)).resolve().name  # data may come without one
+        # data may come without one
+        where = self.fields.get("env") or pathlib.Path(str(config.data)).resolve().name
         return dataclasses.replace(config, run_dir=default_run_dir(where, self.name, config.seed))
 
     def settled(self) -> tuple[Train[Any], EnvSource, Mapping[str, str]]:
-        """Returns the complete config, its environment, and the sources of its values; see ``resolve.settled``.
+        """Returns the complete config, its environment, and the sources of its values;
+        see ``resolve.settled``.
 
-        It prepares this process for the run: CPU devices for its members, the user's module, memory on GPUs.
+        It prepares this process for the run: CPU devices for its members, the user's module,
+        memory on GPUs.
         """
         if (members := populations.number_of_members(self.fields)) > 1:
             from jaxrl_dist.plans import devices
@@ -80,7 +92,8 @@ def parse(args: Sequence[str]) -> Request:
     if policies.names_policies(args):
         return Request(*policies.parse(args))
     first, args = _algorithm(args)
-    wants_help, everything = flags.wants_help(args), "--help-all" in args
+    wants_help = flags.wants_help(args)
+    everything = "--help-all" in args
     args = [arg for arg in args if arg not in flags.HELP]
     algorithm, stored = _stored(first, args)
     if wants_help and (algorithm is None or isinstance(algorithm, Policies)):
@@ -95,23 +108,38 @@ def parse(args: Sequence[str]) -> Request:
 
 def _algorithm(args: Sequence[str]) -> tuple[str | type | None, Sequence[str]]:
     """Returns the algorithm that the arguments begin with, if any, and the flags behind it."""
-    first = args[0] if args and not args[0].startswith("-") else None
+    if args and not args[0].startswith("-"):
+        first = args[0]
+    else:
+        first = None
     args = args[1:] if first else args
     if args and not args[0].startswith("-"):
         network = args[0].endswith("Policy")  # as in Stable-Baselines3
-        instead = "--torso and --hidden-sizes choose the network" if network else None
-        raise ConfigError(f"unknown argument {args[0]!r}; {instead or f'an environment is named by --env {args[0]}'}")
+        if network:
+            instead = "--torso and --hidden-sizes choose the network"
+        else:
+            instead = None
+        raise ConfigError(
+            f"unknown argument {args[0]!r}; {instead or f'an environment is named by --env {args[0]}'}"
+        )
     return from_file(first) if first is not None and first.endswith(".py") else first, args
 
 
-def _stored(algorithm: str | type | None, args: Sequence[str]) -> tuple[str | type | Policies | None, dict[str, Any]]:
-    """Returns the algorithm and the fields that ``--config`` names; without it, ``algorithm`` and no fields."""
+def _stored(
+    algorithm: str | type | None, args: Sequence[str]
+) -> tuple[str | type | Policies | None, dict[str, Any]]:
+    """Returns the algorithm and the fields that ``--config`` names; without it,
+    ``algorithm`` and no fields.
+    """
     config_file = flags.value_of(args, "--config")
     if config_file is None:
         return algorithm, {}
     kind = algorithm if isinstance(algorithm, type) else None
     name, fields = stored_fields(pathlib.Path(config_file), kind, flags.value_of(args, "--env"))
-    parts = fields.pop("parts") if name == Policies.stored_as else None
+    if name == Policies.stored_as:
+        parts = fields.pop("parts")
+    else:
+        parts = None
     stored = name if parts is None else Policies(parts)
     of_a_policy = kind is not None and parts is not None  # the file of one of the stored policies
     if algorithm is not None and _name(algorithm) != _name(stored) and not of_a_policy:
@@ -123,11 +151,17 @@ def _stored(algorithm: str | type | None, args: Sequence[str]) -> tuple[str | ty
 
 def _name(algorithm: str | type | Policies) -> str:
     """Returns the display name of an algorithm, or of several policies."""
-    return algorithm if isinstance(algorithm, str) else label(algorithm)
+    if isinstance(algorithm, str):
+        return algorithm
+    return label(algorithm)
 
 
-def _changed(algorithm: str | type | Policies, stored: dict[str, Any], args: Sequence[str]) -> Request:
-    """Returns the run of an algorithm, or of several stored policies, with the fields of ``--config`` and flags."""
+def _changed(
+    algorithm: str | type | Policies, stored: dict[str, Any], args: Sequence[str]
+) -> Request:
+    """Returns the run of an algorithm, or of several stored policies,
+    with the fields of ``--config`` and flags.
+    """
     trained: Any = algorithm
     if isinstance(algorithm, Policies):
         trained, fields = policies.changed(algorithm.parts, args)
@@ -136,13 +170,18 @@ def _changed(algorithm: str | type | Policies, stored: dict[str, Any], args: Seq
     config_file = fields.pop("config", None)
     if (word := fields.pop("placement", None)) is not None:
         fields = {**placements.fields(word, config_class(trained), fields), **fields}
-    return Request(_name(algorithm), trained, {**stored, **fields}, stored.keys() - fields.keys(), config_file)
+    return Request(
+        _name(algorithm), trained, {**stored, **fields}, stored.keys() - fields.keys(), config_file
+    )
 
 
 def _help(request: Request, *, everything: bool) -> str:
-    """Returns the help of an algorithm; if ``--env`` is given, with the values that the run would use."""
+    """Returns the help of an algorithm; if ``--env`` is given,
+    with the values that the run would use.
+    """
     config: Train[Any] = flags.plain_defaults(request.algorithm)
-    values, sources = dict(vars(config)), dict[str, str]()
+    values = dict(vars(config))
+    sources = dict[str, str]()
     about = "In parentheses: values without a preset; with --env ID, those that would run."
     if request.fields.get("env"):
         request.fields.pop("plan_memory", None)
@@ -153,7 +192,8 @@ def _help(request: Request, *, everything: bool) -> str:
         about = f"In parentheses: the values that would run on {config.env}, and where they come from if not defaults."
     values.update(vars(config.algorithm))
     del values["algorithm"]
-    kind, prog = type(config.algorithm), f"jaxrl-dist train {request.name}"
+    kind = type(config.algorithm)
+    prog = f"jaxrl-dist train {request.name}"
     return help.train_page(flags.Command, kind, values, sources, prog, about, everything=everything)
 
 
@@ -164,7 +204,9 @@ def output_flags(fields: dict[str, Any]) -> dict[str, bool]:
       ConfigError: they contradict each other, or ``fields`` ask for what only ``train`` does.
     """
     if "plan_memory" in fields:
-        raise ConfigError("only `train` accepts --plan-memory: `train ... --plan-memory here` says what a run takes")
+        raise ConfigError(
+            "only `train` accepts --plan-memory: `train ... --plan-memory here` says what a run takes"
+        )
     output = {name: fields.pop(name, False) for name in ("quiet", "verbose")}
     fields.pop("resume_or_start", None)
     if all(output.values()):

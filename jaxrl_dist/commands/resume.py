@@ -25,9 +25,10 @@ from jaxrl_dist.settings.stored import check_asked, stored_config
 class Resume:
     """Continues a run from its newest complete checkpoint.
 
-    Stored files never name code, so name yours again: --env for an environment of the form my_module:make, --algorithm
-    for the file of your own algorithm. Nor do they choose to send metrics away, or to write a data set outside of the
-    current directory: say --wandb or --no-wandb, and --record DIR or --record None, again. These flags may change;
+    Stored files never name code, so name yours again: --env for an environment of the form
+    my_module:make, --algorithm for the file of your own algorithm. Nor do they choose to send
+    metrics away, or to write a data set outside of the current directory: say --wandb or
+    --no-wandb, and --record DIR or --record None, again. These flags may change;
     `jaxrl-dist train ALGO --help` explains them: {flags}
     """
 
@@ -46,11 +47,17 @@ def run(args: Sequence[str]) -> int:
     options, args = flags.split(Resume, args, "jaxrl-dist resume RUN_DIR")
     if not args or args[0].startswith("-"):
         raise ConfigError("which run? Name its directory, as in: jaxrl-dist resume runs/NAME")
-    run_dir, env = pathlib.Path(args[0]), flags.value_of(args, "--env")
+    run_dir = pathlib.Path(args[0])
+    env = flags.value_of(args, "--env")
     check_run_dir(run_dir)
-    before = stored_config(run_dir, from_file(options.algorithm) if options.algorithm else None, env)
+    before = stored_config(
+        run_dir, from_file(options.algorithm) if options.algorithm else None, env
+    )
     user_values = flags.parse_train(type(before.algorithm), args[1:])
-    changeable = (*RESUMABLE, "env_options") if options.change_env_options else RESUMABLE
+    if options.change_env_options:
+        changeable = (*RESUMABLE, "env_options")
+    else:
+        changeable = RESUMABLE
     changes = _changes(before, user_values, changeable, run_dir)
     check_asked(vars(before), user_values)
     output = request.output_flags(user_values)
@@ -59,7 +66,11 @@ def run(args: Sequence[str]) -> int:
     from jaxrl_dist.plans import devices
     from jaxrl_dist.training import resuming
 
-    with signals.stopping() as stop, joined("resume", user_values, stop), start.one_line_warnings(output["quiet"]):
+    with (
+        signals.stopping() as stop,
+        joined("resume", user_values, stop),
+        start.one_line_warnings(output["quiet"]),
+    ):
         devices.divide_cpu(populations.number_of_members(vars(before)))
         find_modules(env)
         change = options.change_env_options
@@ -69,7 +80,10 @@ def run(args: Sequence[str]) -> int:
 
 
 def _changes(
-    before: Train[Any], user_values: Mapping[str, Any], changeable: Sequence[str], run_dir: pathlib.Path
+    before: Train[Any],
+    user_values: Mapping[str, Any],
+    changeable: Sequence[str],
+    run_dir: pathlib.Path,
 ) -> dict[str, Any]:
     """Returns those of ``user_values`` that differ from the stored run and change it.
 
@@ -81,6 +95,9 @@ def _changes(
     for name in changes:
         if name not in (*_TRAIN, *changeable):
             instead = f"a new run takes it: jaxrl-dist train --config {run_dir} {flag(name)} ..."
-            instead = "--change-env-options allows it" if name == "env_options" else instead
+            if name == "env_options":
+                instead = "--change-env-options allows it"
+            else:
+                instead = instead
             raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {instead}")
     return {name: value for name, value in changes.items() if name in changeable}

@@ -30,10 +30,12 @@ _OURS = (*marked(Processes), *ALONE, "seed", "run_dir", "quiet", "resume_or_star
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """Trains the members that --seeds and --vary ask for, each in a process, --jobs of them at a time.
+    """Trains the members that --seeds and --vary ask for, each in a process,
+    --jobs of them at a time.
 
-    That suits plans whose actors are threads; under --plan on_device `jaxrl-dist train` trains all members in one
-    program, which is faster. The same command with the same --run-dir continues a sweep that was stopped.
+    That suits plans whose actors are threads; under --plan on_device `jaxrl-dist train` trains all
+    members in one program, which is faster. The same command with the same --run-dir continues a
+    sweep that was stopped.
 
     `jaxrl-dist train ALGO --help` explains the other flags.
     """
@@ -41,8 +43,9 @@ class Sweep:
     jobs: int = setting(2, low=1, high=1000)
     """Number of members, or trials, that train at the same time."""
     tuner: Literal["optuna", "ray"] | None = None
-    """Let Optuna, or ASHA of Ray Tune, choose the values of --vary, which may be ranges LOW:HIGH, or LOW:HIGH:log for a
-    logarithmic scale. Each trial is a run; Optuna's train --jobs at a time as a population, Ray's as processes."""
+    """Let Optuna, or ASHA of Ray Tune, choose the values of --vary, which may be ranges LOW:HIGH,
+    or LOW:HIGH:log for a logarithmic scale. Each trial is a run; Optuna's train --jobs at a time as
+    a population, Ray's as processes."""
     trials: int = setting(32, low=1, high=100_000, needs="tuner")
     """Number of trials."""
 
@@ -64,12 +67,17 @@ def run(args: Sequence[str]) -> int:
 
         _check(config)
         config = population.in_run_dir(config)
-        path, configs = pathlib.Path(str(config.run_dir)), members(config)
+        path = pathlib.Path(str(config.run_dir))
+        configs = members(config)
         commands = [_command(args, config, member) for member in configs]
-        rows = [Row(f"{number:03d}", member.config.seed, member.values) for number, member in enumerate(configs)]
+        rows = [
+            Row(f"{number:03d}", member.config.seed, member.values)
+            for number, member in enumerate(configs)
+        ]
         progress = _Progress(path, rows, config.evaluation_policy, quiet=output["quiet"])
         with _claimed(path, to_json(config, source.spec)):
-            rows[:] = read_rows(path, rows)  # of an earlier session; those that end now replace theirs
+            # of an earlier session; those that end now replace theirs
+            rows[:] = read_rows(path, rows)
             progress.print(f"{counted(len(rows), 'member')}, {sweep.jobs} at a time, in {path}")
             logs = list(map(progress.log, range(len(rows))))
             logs[0].parent.mkdir(exist_ok=True)
@@ -77,23 +85,33 @@ def run(args: Sequence[str]) -> int:
                 _wait_for(log.with_suffix(""), stop)
             subprocesses.run_all(commands, logs, sweep.jobs, stop, progress.ended, progress.failed)
         if stop():
-            raise stop.interrupted(f"interrupted; the same command with --run-dir {path} continues it")
+            raise stop.interrupted(
+                f"interrupted; the same command with --run-dir {path} continues it"
+            )
         progress.print(table(rows, config.evaluation_policy))
     return int(any(row.status in ("diverged", "failed") for row in rows))
 
 
-def _tune(sweep: Sweep, run: request.Request, args: Sequence[str], stop: signals.Stop, *, quiet: bool) -> bool:
-    """Lets ``sweep.tuner`` choose the values of the runs; returns whether any trial has a return."""
+def _tune(
+    sweep: Sweep, run: request.Request, args: Sequence[str], stop: signals.Stop, *, quiet: bool
+) -> bool:
+    """Lets ``sweep.tuner`` choose the values of the runs; returns whether any trial has a
+    return.
+    """
     tuner = str(sweep.tuner)
     tuning.check(tuner, run)
     vary = run.fields.pop("vary")
     config, source = run.resolved()
     _check_record(config)
     if tuner == "ray" and config.clock == "updates":
-        raise ConfigError("--tuner ray compares returns of training, and --plan offline has none; --tuner optuna works")
-    space, config = tuning.spaces(config, vary), run.in_run_dir(config)
+        raise ConfigError(
+            "--tuner ray compares returns of training, and --plan offline has none; --tuner optuna works"
+        )
+    space = tuning.spaces(config, vary)
+    config = run.in_run_dir(config)
 
-    path, stored = pathlib.Path(str(config.run_dir)), to_json(dataclasses.replace(config, vary=vary), source.spec)
+    path = pathlib.Path(str(config.run_dir))
+    stored = to_json(dataclasses.replace(config, vary=vary), source.spec)
     with _claimed(path, {**stored, "tuner": tuner}), start.one_line_warnings(quiet):
 
         def show(text: str) -> None:
@@ -104,9 +122,14 @@ def _tune(sweep: Sweep, run: request.Request, args: Sequence[str], stop: signals
         if tuner == "optuna":
             from jaxrl_dist.training.results import score_name
 
-            field = "evaluation_return" if config.evaluation_episodes else "episode_return"
+            if config.evaluation_episodes:
+                field = "evaluation_return"
+            else:
+                field = "episode_return"
             ranked_by = score_name(field, config.evaluation_policy)
-            known = tuning.by_optuna(run, space, path, sweep.trials, sweep.jobs, stop, show, ranked_by, config.seed)
+            known = tuning.by_optuna(
+                run, space, path, sweep.trials, sweep.jobs, stop, show, ranked_by, config.seed
+            )
         else:
             known = tuning.by_ray(args, config, space, path, sweep.trials, sweep.jobs, stop, show)
     if stop():
@@ -122,9 +145,13 @@ def _check(config: Train[Any]) -> None:
       ConfigError: it has none, or they are selected or averaged, or would record one data set.
     """
     if not is_population(config) or config.evolve is not None:
-        raise ConfigError("a sweep needs members, by --seeds or --vary, which are not selected by --evolve")
+        raise ConfigError(
+            "a sweep needs members, by --seeds or --vary, which are not selected by --evolve"
+        )
     if config.average_every is not None:
-        raise ConfigError("only `train` accepts --average-every: the members of a sweep do not communicate")
+        raise ConfigError(
+            "only `train` accepts --average-every: the members of a sweep do not communicate"
+        )
     _check_record(config)
 
 
@@ -156,18 +183,26 @@ class _Progress:
         from jaxrl_dist.training.results import refill, score_name, scored, write_results
 
         row = self.rows[number]
-        row.status, last = status, refill(row, self.log(number).with_suffix(""))
+        row.status = status
+        last = refill(row, self.log(number).with_suffix(""))
         if last is not None:
-            row.env_steps, row.updates, row.iteration = last.env_steps, last.updates, last.iteration
+            row.env_steps = last.env_steps
+            row.updates = last.updates
+            row.iteration = last.iteration
         write_results(self.path, self.rows)
         field, (score,) = scored([row])
-        result = status if score is None else f"{score_name(field, self.policy)} {score:.6g}"
+        if score is None:
+            result = status
+        else:
+            result = f"{score_name(field, self.policy)} {score:.6g}"
         done = sum(row.status == "done" for row in self.rows)
         self.print(f"member {row.member}: {result}, {done} of {len(self.rows)} done")
 
     def failed(self, number: int, why: str) -> None:
         status = "diverged" if why.startswith(DIVERGED) else "failed"
-        say(f"member {self.rows[number].member} has {status}, the others continue: {why}; see {self.log(number)}")
+        say(
+            f"member {self.rows[number].member} has {status}, the others continue: {why}; see {self.log(number)}"
+        )
         self.ended(number, status)
 
 
@@ -181,10 +216,13 @@ def _claimed(path: pathlib.Path, config: Mapping[str, Any]) -> IO[bytes]:
     """
     config = {**json.loads(json.dumps(config)), "sweep": True}
     if (path / CONFIG_FILE).exists():
-        # An older version stored neither; members with several agents then refuse to continue without a clock.
+        # An older version stored neither; members with several
+        # agents then refuse to continue without a clock.
         stored = {"clock": config["clock"], "sweep": True, **storage.read_json(path / CONFIG_FILE)}
         if {name: stored.get(name) for name in config} != config:
-            raise ConfigError(f"--run-dir {path} holds a run with other flags; name another directory")
+            raise ConfigError(
+                f"--run-dir {path} holds a run with other flags; name another directory"
+            )
         for name in (run_files.MEMBERS, tuning.TRIALS, tuning.STUDY, tuning.RAY):
             storage.check_no_links(path / name)
         return run_files.lock(str(path))
@@ -195,35 +233,51 @@ def _claimed(path: pathlib.Path, config: Mapping[str, Any]) -> IO[bytes]:
 
 
 def _wait_for(member: pathlib.Path, stop: Callable[[], bool]) -> None:
-    """Waits while another process is at a member: if a sweep is killed, its members save what they have learnt."""
-    deadline, said = time.monotonic() + subprocesses.GRACE_SECONDS, False
+    """Waits while another process is at a member: if a sweep is killed,
+    its members save what they have learnt.
+    """
+    deadline = time.monotonic() + subprocesses.GRACE_SECONDS
+    said = False
     while (member / run_files.METRICS).exists() and not stop() and time.monotonic() < deadline:
         try:
             run_files.lock(str(member)).close()
             return
         except ConfigError as error:
             if not said:
-                say(f"{error.with_flags}: waiting until it has ended, for at most {subprocesses.GRACE_SECONDS:g} s")
+                say(
+                    f"{error.with_flags}: waiting until it has ended, for at most {subprocesses.GRACE_SECONDS:g} s"
+                )
             said = True
             time.sleep(0.2)
 
 
 def _command(args: Sequence[str], config: Train[Any], member: MemberConfig) -> list[str]:
-    """Returns the command that trains a member, continues it, or leaves it as it is if it has ended.
+    """Returns the command that trains a member, continues it,
+    or leaves it as it is if it has ended.
 
     Args:
       config: the population's.
     """
     train, values = member.config, member.values
     wanted = {**vars(config.algorithm), **values}
-    unused = [name for name, value in vars(train.algorithm).items() if value != wanted[name]]  # in this member
-    replaced, words, skipping = [flag(name) for name in (*_OURS, *unused)], list[str](), False
+    # in this member
+    unused = [name for name, value in vars(train.algorithm).items() if value != wanted[name]]
+    replaced = [flag(name) for name in (*_OURS, *unused)]
+    words = list[str]()
+    skipping = False
     for arg in args:
         if arg.startswith("--"):
             skipping = arg.split("=", 1)[0].replace("_", "-").replace("--no-", "--", 1) in replaced
         if not skipping:
             words.append(arg)
-    fields = {"processes": 1, "seed": train.seed, "run_dir": train.run_dir, "quiet": True, **ALONE, **values}
+    fields = {
+        "processes": 1,
+        "seed": train.seed,
+        "run_dir": train.run_dir,
+        "quiet": True,
+        **ALONE,
+        **values,
+    }
     for name, value in fields.items():
         words += [] if name in unused else flags.written(name, value)
     return [sys.executable, "-P", "-m", "jaxrl_dist.cli", "train", *words, "--resume-or-start"]

@@ -24,14 +24,16 @@ if TYPE_CHECKING:
 
 
 HELD_SECONDS = 60.0
-"""Seconds for which code in C may hold Python's lock, besides the time limit of environments: a compiler may, too."""
+"""Seconds for which code in C may hold Python's lock, besides the time limit of environments:
+a compiler may, too."""
 
 
 def run(args: Sequence[str]) -> int:
     """Runs ``train ALGO --env ID [FLAGS]``."""
     subprocesses.end_with_parent()
     run = request.parse(args)
-    target, again = run.fields.pop("plan_memory", None), run.fields.pop("resume_or_start", False)
+    target = run.fields.pop("plan_memory", None)
+    again = run.fields.pop("resume_or_start", False)
     output = request.output_flags(run.fields)
     if target is not None:
         from jaxrl_dist.commands import compile_for
@@ -39,7 +41,9 @@ def run(args: Sequence[str]) -> int:
         print(visible("\n".join(compile_for.memory(compile_for.report(target, run)))))
         return 0
     if again and run.fields.get("run_dir") is None:
-        raise ConfigError("--resume-or-start needs --run-dir: the directory of the run to resume or start")
+        raise ConfigError(
+            "--resume-or-start needs --run-dir: the directory of the run to resume or start"
+        )
     command = "train --resume-or-start" if again else "train"
     with signals.stopping() as stop, joined(command, run.fields, stop):
         _train(run, stop, again=again, **output)
@@ -48,7 +52,8 @@ def run(args: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def joined(command: str, fields: Mapping[str, Any], stop: signals.Stop) -> Iterator[None]:
-    """Joins the processes of a run while the context lasts, and tells the others of signals and errors here.
+    """Joins the processes of a run while the context lasts,
+    and tells the others of signals and errors here.
 
     Raises:
       ConfigError: the command is another one in another process.
@@ -72,7 +77,9 @@ def joined(command: str, fields: Mapping[str, Any], stop: signals.Stop) -> Itera
         yield
 
 
-def _train(run: request.Request, stop: signals.Stop, *, again: bool, quiet: bool, verbose: bool) -> None:
+def _train(
+    run: request.Request, stop: signals.Stop, *, again: bool, quiet: bool, verbose: bool
+) -> None:
     """Trains as the command line asks; ``again``: resumes the run if it has saved a checkpoint."""
     run.check_asked()
     config, source = run.resolved()
@@ -87,16 +94,19 @@ def _train(run: request.Request, stop: signals.Stop, *, again: bool, quiet: bool
             if not quiet and peers.first():
                 print(visible(error.with_flags))
             return
-        show(run.name, prepared or setup.prepare(config, source), stop, quiet=quiet, verbose=verbose)
+        show(
+            run.name, prepared or setup.prepare(config, source), stop, quiet=quiet, verbose=verbose
+        )
 
 
 def _resumed_or_started(config: Train[Any]) -> Run | None:
-    """Prepares to resume the run in a config's directory; without a checkpoint, deletes its files and returns None.
+    """Prepares to resume the run in a config's directory; without a checkpoint,
+    deletes its files and returns None.
 
     Raises:
       ConfigError: the run there has other flags, or another process uses it.
-      FinishedError: it is finished, or trained without a checkpoint to continue from: a full disk or a kill may end
-        a run between its trained variables and its last checkpoint.
+      FinishedError: it is finished, or trained without a checkpoint to continue from: a full disk
+        or a kill may end a run between its trained variables and its last checkpoint.
     """
     from jaxrl_dist.run import checkpoint, files
     from jaxrl_dist.training import resuming
@@ -128,13 +138,14 @@ def show(name: str, run: Run, stop: signals.Stop, *, quiet: bool, verbose: bool)
     if (watch := start.watch()) is not None:
         watch.advice = stop.last_words
     if not quiet:
-        stop.notice = (
-            "stopping after this update, which is saved; once more, 1 s from now or later, ends the run at once"
-        )
+        stop.notice = "stopping after this update, which is saved; once more, 1 s from now or later, ends the run at once"
     config = run.config
     display = Display(config.evaluation_episodes, quiet=quiet, verbose=verbose)
     reports = run.reports(display.evaluating, stop, display.saving)
-    begun = f", from {run.steps:,} {unit(config.clock)} on" if run.steps else ""
+    if run.steps:
+        begun = f", from {run.steps:,} {unit(config.clock)} on"
+    else:
+        begun = ""
     display.print(f"{run.describe(name)}\nwriting {config.run_dir}{begun}")
     rate = f"; a report comes every {run.members[0].config.report_interval:,} {unit(config.clock)}"
     with _watched(run, stop):
@@ -146,7 +157,9 @@ def show(name: str, run: Run, stop: signals.Stop, *, quiet: bool, verbose: bool)
 
 
 def _watched(run: Run, stop: signals.Stop) -> contextlib.AbstractContextManager[None]:
-    """Limits the time for which environments in this process may hold Python's lock, which stops all other limits."""
+    """Limits the time for which environments in this process may hold Python's lock,
+    which stops all other limits.
+    """
     source = run.job.source
     if source.is_pure or source.workers == "processes" or stop.unread < 0:
         return contextlib.nullcontext()
@@ -170,10 +183,14 @@ def _left(run: Run, last: Report) -> str:
     """Says how to do what a stopped run has left undone; "": nothing is."""
     if last.ended_by is None:
         return f"`{run.resume_command()}` continues from {last.step} {unit(last.clock)}"
-    left = f"it is trained and saved, and `jaxrl-dist evaluate {shlex.quote(str(run.config.run_dir))}"
+    left = (
+        f"it is trained and saved, and `jaxrl-dist evaluate {shlex.quote(str(run.config.run_dir))}"
+    )
     if run.config.evaluation_episodes and not last.evaluation:
         return f"{left}` works"
-    return f"{left} --checkpoint best` works" if run.config.judge == "evaluation" and not last.best_evaluation else ""
+    if run.config.judge == "evaluation" and not last.best_evaluation:
+        return f"{left} --checkpoint best` works"
+    return ""
 
 
 def _summary(run: Run, last: Report) -> Iterator[str]:
@@ -182,9 +199,13 @@ def _summary(run: Run, last: Report) -> Iterator[str]:
     from jaxrl_dist.settings.members import is_population
     from jaxrl_dist.training.results import table
 
-    seconds, compiling = last.wall_time_s, last.metrics["time/compile_s"] or 0.0
+    seconds = last.wall_time_s
+    compiling = last.metrics["time/compile_s"] or 0.0
     rate = last.step / max(seconds - compiling, 1e-9)
-    agents = "" if last.agent_steps is None else f" ({last.agent_steps:,} agent steps)"
+    if last.agent_steps is None:
+        agents = ""
+    else:
+        agents = f" ({last.agent_steps:,} agent steps)"
     yield (
         f"{last.step:,} {unit(last.clock)}{agents} in {seconds - compiling:.1f} s ({rate:,.0f} a second), "
         f"after {compiling:.1f} s of setting up and compiling"
@@ -195,7 +216,10 @@ def _summary(run: Run, last: Report) -> Iterator[str]:
         yield played(last.evaluation, "last policy" if last.best_evaluation else "")
     if last.best_evaluation:
         at = last.best_evaluation.get("checkpoint")
-        name = "best checkpoints" if at is None else f"best checkpoint ({at:,} {unit(last.clock)})"
+        if at is None:
+            name = "best checkpoints"
+        else:
+            name = f"best checkpoint ({at:,} {unit(last.clock)})"
         yield played(last.best_evaluation, f"{name} by evaluation, in fresh episodes")
     if (recorder := run.members[0].recorder) is not None and recorder.place.path.exists():
         yield f"wrote {recorder.place.path}"
@@ -207,7 +231,8 @@ def _continues_from(run: Run) -> str:
     """Says where a run continues whose process ends at once."""
     from jaxrl_dist.run import checkpoint, files
 
-    path, steps = pathlib.Path(str(run.config.run_dir)), list[int]()
+    path = pathlib.Path(str(run.config.run_dir))
+    steps = list[int]()
 
     def read() -> None:
         for folder in (path, *files.members_of(path)):
@@ -219,4 +244,6 @@ def _continues_from(run: Run) -> str:
     if steps:
         newest = f"{max(steps)} {unit(run.config.clock)}"
         return f"nothing after {newest} is saved, and `{run.resume_command()}` continues from there"
-    return "" if thread.is_alive() else "the run has saved no checkpoint"
+    if thread.is_alive():
+        return ""
+    return "the run has saved no checkpoint"

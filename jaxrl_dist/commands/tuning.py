@@ -33,7 +33,8 @@ TRIALS = "trials"
 """Folder of the run directory with a folder for each run of trials."""
 RAY = "ray"
 """Folder of the run directory in which Ray Tune writes."""
-RUN, PROBLEM = "run", "problem"
+RUN = "run"
+PROBLEM = "problem"
 """Of a trial: the run that trained with its values, and why it has no return."""
 
 
@@ -58,12 +59,16 @@ def check(tuner: str, run: Request) -> None:
       ConfigError: it is not, or the command asks for members.
     """
     if importlib.util.find_spec(tuner) is None:
-        raise ConfigError(f"--tuner {tuner} needs a package that is not installed: {install_extra(tuner)}")
+        raise ConfigError(
+            f"--tuner {tuner} needs a package that is not installed: {install_extra(tuner)}"
+        )
     if not run.fields.get("vary"):
         text = "needs hyperparameters to choose, such as --vary learning-rate=1e-5:1e-1:log activation=tanh,relu"
         raise ConfigError(f"--tuner {tuner} {text}")
     for name in ALONE.keys() & run.fields.keys() - {"vary"}:
-        raise ConfigError(f"{flag(name)} does not work with --tuner {tuner}, which chooses the values of each run")
+        raise ConfigError(
+            f"{flag(name)} does not work with --tuner {tuner}, which chooses the values of each run"
+        )
 
 
 def spaces(config: Train[Any], vary: Mapping[str, str]) -> dict[str, Space]:
@@ -80,17 +85,31 @@ def spaces(config: Train[Any], vary: Mapping[str, str]) -> dict[str, Space]:
 
 
 def _space(config: Train[Any], name: str, text: str) -> Space:
-    bounds, log = text.removesuffix(":log"), text.endswith(":log")
-    listed = bounds.replace(":", ",") if bounds.count(":") == 1 else text
+    bounds = text.removesuffix(":log")
+    log = text.endswith(":log")
+    if bounds.count(":") == 1:
+        listed = bounds.replace(":", ",")
+    else:
+        listed = text
     values = [
-        value for run in members(dataclasses.replace(config, vary={name: listed})) for value in run.values.values()
+        value
+        for run in members(dataclasses.replace(config, vary={name: listed}))
+        for value in run.values.values()
     ]
     if ":" not in text:
         return tuple(text.split(","))
-    low, high = values[0], values[-1]
-    if len(values) != 2 or {type(low), type(high)} - {int, float} or low >= high or (log and low <= 0):
+    low = values[0]
+    high = values[-1]
+    if (
+        len(values) != 2
+        or {type(low), type(high)} - {int, float}
+        or low >= high
+        or (log and low <= 0)
+    ):
         works = "LOW:HIGH works, and above 0 also LOW:HIGH:log"
-        raise ConfigError(f"--vary {name}={text} is not a range of numbers; {works}, or values such as A,B,C")
+        raise ConfigError(
+            f"--vary {name}={text} is not a range of numbers; {works}, or values such as A,B,C"
+        )
     return Range(low, high, log)
 
 
@@ -103,7 +122,7 @@ def _prepared(run: Request, trials: Sequence[Values], run_dir: pathlib.Path) -> 
     return prepare(*run._replace(fields=fields).resolved())
 
 
-# --- Optuna -------------------------------------------------------------------------------------------
+# --- Optuna ---------------------------------------------------------------------------------------
 
 
 def by_optuna(
@@ -117,11 +136,12 @@ def by_optuna(
     ranked_by: str,
     seed: int,
 ) -> bool:
-    """Runs Optuna's study in ``run_dir`` until it has finished ``trials`` trials, or until ``stop``.
+    """Runs Optuna's study in ``run_dir`` until it has finished ``trials`` trials,
+    or until ``stop``.
 
-    Optuna proposes the values of ``jobs`` trials, which train as one population, and receives their returns. Trials
-    that were not finished when a sweep ended are repeated. One that diverges or cannot run counts as pruned, as do
-    those of a batch whose environment fails.
+    Optuna proposes the values of ``jobs`` trials, which train as one population, and receives their
+    returns. Trials that were not finished when a sweep ended are repeated. One that diverges or
+    cannot run counts as pruned, as do those of a batch whose environment fails.
 
     Args:
       ranked_by: what the returns are in words, such as ``greedy return``.
@@ -150,26 +170,36 @@ def by_optuna(
     except Exception as error:  # whatever its libraries raise
         raise ConfigError(f"{file} cannot be used as Optuna's study: {first_line(error)}") from None
     seed += len(study.get_trials())
-    study.sampler = optuna.samplers.TPESampler(constant_liar=True, seed=seed)  # keeps the trials of a batch apart
+    # keeps the trials of a batch apart
+    study.sampler = optuna.samplers.TPESampler(constant_liar=True, seed=seed)
     for unfinished in study.get_trials(states=[TrialState.RUNNING]):
         study.tell(unfinished.number, state=TrialState.FAIL)
         study.enqueue_trial(unfinished.params)
-    finished, failed = (TrialState.COMPLETE, TrialState.PRUNED), False
+    finished = (TrialState.COMPLETE, TrialState.PRUNED)
+    failed = False
     while (done := len(study.get_trials(states=finished))) < trials and not stop():
         ended = study.get_trials(states=[TrialState.COMPLETE])
         # Equal values train once; a stored trial may have them in another order.
-        known = {str({name: x.params[name] for name in space}): (x.value, x.user_attrs.get(RUN, "-")) for x in ended}
+        known = {
+            str({name: x.params[name] for name in space}): (x.value, x.user_attrs.get(RUN, "-"))
+            for x in ended
+        }
         batch = [study.ask() for _ in range(min(jobs, trials - done))]
-        proposed = [{name: _suggested(trial, name, x) for name, x in space.items()} for trial in batch]
-        fresh, path = [x for x in proposed if str(x) not in known], run_dir / TRIALS / f"{batch[0].number:04d}"
+        proposed = [
+            {name: _suggested(trial, name, x) for name, x in space.items()} for trial in batch
+        ]
+        fresh = [x for x in proposed if str(x) not in known]
+        path = run_dir / TRIALS / f"{batch[0].number:04d}"
         try:
-            scores, failed = _scores(run, fresh, path, stop) if fresh else [], False
+            scores = _scores(run, fresh, path, stop) if fresh else []
+            failed = False
         except (ConfigError, EnvError) as error:
             if failed or isinstance(error, ConfigError):  # which has nothing to do with the values
                 for trial in batch:
                     study.tell(trial.number, state=TrialState.FAIL)
                 raise
-            failed, scores = True, [(None, path)] * len(fresh)
+            failed = True
+            scores = [(None, path)] * len(fresh)
             say(f"the trials in {path} are left out: {one_line(error)}")
         if stop():
             return False
@@ -178,7 +208,9 @@ def by_optuna(
         for trial, values in zip(batch, proposed, strict=True):
             score, member = known[str(values)]
             trial.set_user_attr(RUN, member)
-            study.tell(trial, score, state=TrialState.PRUNED if score is None else TrialState.COMPLETE)
+            study.tell(
+                trial, score, state=TrialState.PRUNED if score is None else TrialState.COMPLETE
+            )
         show(f"{done + len(batch)} trials, {_best(study, ranked_by)}")
     ended = study.get_trials(states=[TrialState.COMPLETE])
     rows = {x.user_attrs.get(RUN, "-"): (x.value, x.params) for x in ended if x.value is not None}
@@ -189,7 +221,10 @@ def by_optuna(
 def _suggested(trial: optuna.Trial, name: str, space: Space) -> Any:
     if not isinstance(space, Range):
         return trial.suggest_categorical(name, space)
-    suggest = trial.suggest_float if isinstance(space.low, float) else trial.suggest_int
+    if isinstance(space.low, float):
+        suggest = trial.suggest_float
+    else:
+        suggest = trial.suggest_int
     return suggest(name, space.low, space.high, log=space.log)
 
 
@@ -213,7 +248,8 @@ def _scores(
                 continue
             if problem == _problem(lambda: prepare(*run.resolved())):
                 raise ConfigError(problem)
-            del different[text]  # such as a number of minibatches within the range that does not divide
+            # such as a number of minibatches within the range that does not divide
+            del different[text]
             say(f"the trial with {_flags(values)} is left out: {problem}")
     if not different:
         return [(None, run_dir)] * len(trials)
@@ -254,14 +290,16 @@ def _ranking(trials: Sequence[tuple[float, Values, str]], ranked_by: str) -> str
 
 
 def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
 
 
 def _flags(values: Values) -> str:
     return " ".join(f"{flag(name)} {_short(value)}" for name, value in values.items())
 
 
-# --- Ray Tune -----------------------------------------------------------------------------------------
+# --- Ray Tune -------------------------------------------------------------------------------------
 
 
 def by_ray(
@@ -274,10 +312,11 @@ def by_ray(
     stop: Callable[[], bool],
     show: Callable[[str], None],
 ) -> bool:
-    """Runs ``trials`` trials by Ray Tune on this machine, each in a process, ``jobs`` at a time, or until ``stop``.
+    """Runs ``trials`` trials by Ray Tune on this machine, each in a process, ``jobs`` at a time,
+    or until ``stop``.
 
-    ASHA (Li et al. 2020, https://arxiv.org/abs/1810.05934) compares the trials at rungs of env steps, and ends those
-    whose return is not among the best third.
+    ASHA (Li et al. 2020, https://arxiv.org/abs/1810.05934) compares the trials at rungs of env
+    steps, and ends those whose return is not among the best third.
 
     Args:
       args: the command, which each process reads again.
@@ -291,25 +330,40 @@ def by_ray(
     from ray.tune.schedulers import ASHAScheduler
     from ray.tune.search.basic_variant import BasicVariantGenerator
 
-    total, run_dir = config.total_env_steps, run_dir.absolute()
+    total = config.total_env_steps
+    run_dir = run_dir.absolute()
     often = max(1, total // 18)
-    few = {"report_interval": often, "checkpoint_interval": often, "evaluation_episodes": 0, "num_devices": 1}
+    few = {
+        "report_interval": often,
+        "checkpoint_interval": often,
+        "evaluation_episodes": 0,
+        "num_devices": 1,
+    }
 
     def trial(values: dict[str, Any]) -> None:
-        run, name = parse(args), str(tune.get_context().get_trial_name())
+        run = parse(args)
+        name = str(tune.get_context().get_trial_name())
         output_flags(run.fields)
         run = run._replace(fields={**few, **run.fields})
         episode_return = told = None  # a trial is compared from its first episode's end on
         try:
             for report in _prepared(run, [values], run_dir / TRIALS / name).reports():
-                if told is not None:  # only now, when the run has saved what it says: ASHA may kill this process
+                # only now, when the run has saved what it says: ASHA may kill this process
+                if told is not None:
                     tune.report(told)
                 if (value := report.metrics["episode/recent_return"]) is not None:
                     episode_return = value
                 if episode_return is not None:
-                    told = {"episode_return": episode_return, "env_steps": report.env_steps, RUN: name}
+                    told = {
+                        "episode_return": episode_return,
+                        "env_steps": report.env_steps,
+                        RUN: name,
+                    }
         except (ConfigError, DivergedError, EnvError) as error:
-            text = error.with_flags if isinstance(error, ConfigError) else one_line(error)
+            if isinstance(error, ConfigError):
+                text = error.with_flags
+            else:
+                text = one_line(error)
             told = {"episode_return": LOWEST, "env_steps": 0, RUN: name, PROBLEM: text}
         if told is not None:
             tune.report(told)
@@ -328,13 +382,22 @@ def by_ray(
         def stop_all(self) -> bool:
             return stop()
 
-    rungs = ASHAScheduler("env_steps", max_t=total, grace_period=max(1, total // 9), reduction_factor=3)
-    compared = {"metric": "episode_return", "mode": "max", "scheduler": rungs, "num_samples": trials}
-    os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"  # files of the user's are found from the current directory
+    rungs = ASHAScheduler(
+        "env_steps", max_t=total, grace_period=max(1, total // 9), reduction_factor=3
+    )
+    compared = {
+        "metric": "episode_return",
+        "mode": "max",
+        "scheduler": rungs,
+        "num_samples": trials,
+    }
+    # files of the user's are found from the current directory
+    os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
     handlers = {number: signal.getsignal(number) for number in signals.SIGNALS}
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")  # to start programs, which JAX survives
+        # to start programs, which JAX survives
+        warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")
         ray.init(num_cpus=jobs, include_dashboard=False, logging_level="ERROR")
     for number, handler in handlers.items():  # Ray's would end this process at once
         signal.signal(number, handler)
@@ -342,8 +405,12 @@ def by_ray(
         results = tune.Tuner(
             trial,
             param_space={name: chosen(x) for name, x in space.items()},
-            tune_config=tune.TuneConfig(**compared, search_alg=BasicVariantGenerator(random_state=config.seed)),
-            run_config=tune.RunConfig(storage_path=str(run_dir), name=RAY, verbose=0, stop=Stopped()),
+            tune_config=tune.TuneConfig(
+                **compared, search_alg=BasicVariantGenerator(random_state=config.seed)
+            ),
+            run_config=tune.RunConfig(
+                storage_path=str(run_dir), name=RAY, verbose=0, stop=Stopped()
+            ),
         ).fit()
     finally:
         ray.shutdown()
@@ -354,8 +421,13 @@ def by_ray(
         if PROBLEM in metrics:
             say(f"the trial with {_flags(values)} is left out: {metrics[PROBLEM]}")
     known = [(x, values) for x, values in ended if x.get("episode_return", LOWEST) > LOWEST]
-    whole = [(x, values) for x, values in known if x["env_steps"] >= total] or known  # others ended early, as bad
-    ranked = [(x["episode_return"], values, f"{TRIALS}/{x[RUN]}/{MEMBERS}/000") for x, values in whole]
-    show(f"{counted(len(ended), 'trial')}, of which {len(known)} with a return, {len(whole)} after all env steps")
+    # others ended early, as bad
+    whole = [(x, values) for x, values in known if x["env_steps"] >= total] or known
+    ranked = [
+        (x["episode_return"], values, f"{TRIALS}/{x[RUN]}/{MEMBERS}/000") for x, values in whole
+    ]
+    show(
+        f"{counted(len(ended), 'trial')}, of which {len(known)} with a return, {len(whole)} after all env steps"
+    )
     show(_ranking(ranked, "training return"))
     return bool(known)

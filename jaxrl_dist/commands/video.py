@@ -13,7 +13,9 @@ from jaxrl_dist.errors import ConfigError, visible
 
 @dataclasses.dataclass(frozen=True)
 class Video(evaluate.Evaluate):
-    """Films episodes as an animated GIF or as MP4: the first ones that ``evaluate`` plays with the same seed."""
+    """Films episodes as an animated GIF or as MP4:
+    the first ones that ``evaluate`` plays with the same seed.
+    """
 
     out: Annotated[str, help.Argument("FILE.gif")] = ""
     """The file to write: its name ends in .gif or .mp4."""
@@ -30,15 +32,21 @@ def run(args: Sequence[str]) -> int:
     options = flags.parse(Video, args, "jaxrl-dist video")
     if not options.run_dir or not options.out:
         missing = "which file?" if options.run_dir else "which run, and which file?"
-        raise ConfigError(f"{missing} As in: jaxrl-dist video {options.run_dir or 'runs/NAME'} episode.gif")
+        raise ConfigError(
+            f"{missing} As in: jaxrl-dist video {options.run_dir or 'runs/NAME'} episode.gif"
+        )
     policy = options.load(env_options=options.env_options, num_simulations=options.num_simulations)
 
     from jaxrl_dist.play.video import record
     from jaxrl_dist.run.console import Display, played
 
     display = Display(options.episodes * policy.source.spec.num_agents)
-    sizes = {name: getattr(options, name) for name in ("episodes", "seed", "fps", "max_steps", "sampled")}
+    sizes = {
+        name: getattr(options, name) for name in ("episodes", "seed", "fps", "max_steps", "sampled")
+    }
     with display.live:
         result, pictures = record(policy, options.out, **sizes, progress=display.evaluating)
-    display.console.print(visible(f"{played(result.summary())}\nwrote {options.out}: {pictures} pictures"))
+    display.console.print(
+        visible(f"{played(result.summary())}\nwrote {options.out}: {pictures} pictures")
+    )
     return 0

@@ -1,4 +1,5 @@
-"""Most flags of a training run, in the groups that help shows: a flag is declared here, and nowhere else.
+"""Most flags of a training run, in the groups that help shows: a flag is declared here,
+and nowhere else.
 
 Imports nothing heavy, so that ``--help`` and a rejected flag are fast.
 """
@@ -18,30 +19,40 @@ class Environment:
     """How environments run, and what policies see of them."""
 
     env_workers: Literal["threads", "processes"] = setting("threads", resumable=True)
-    """Where Gymnasium environments run; 'processes' suit slow Python code, but take longer to start."""
+    """Where Gymnasium environments run; 'processes' suit slow Python code,
+    but take longer to start."""
     env_timeout: float = setting(120.0, above=0, high=10**6, resumable=True)
     """Seconds within which an environment on the host must answer."""
     atari_preset: Literal["baselines", "machado"] | None = None
-    """Atari protocol: Mnih et al. 2015 as in OpenAI baselines (Atari's default), or Machado et al. 2018."""
+    """Atari protocol: Mnih et al. 2015 as in OpenAI baselines (Atari's default),
+    or Machado et al. 2018."""
     frame_stack: int | None = setting(None, low=1, high=1000)
-    """Frames stacked into one observation; None: the environment's own number, 4 on Atari and 1 elsewhere."""
+    """Frames stacked into one observation; None: the environment's own number,
+    4 on Atari and 1 elsewhere."""
     action_repeat: int = setting(1, low=1, high=10**4)
-    """Times that each action is repeated; the rewards are summed, and all repeats count as one env step."""
+    """Times that each action is repeated; the rewards are summed,
+    and all repeats count as one env step."""
     time_limit: int | None = setting(None, low=1, high=10**9)
-    """Env steps after which an episode is truncated; None: only the environment's own limit, which always applies."""
+    """Env steps after which an episode is truncated; None: only the environment's own limit,
+    which always applies."""
     hide: str | None = None
-    """Entries of a vector observation to hide from policies, by index, such as 1,3; 'velocities' hides those of
-    classic control."""
+    """Entries of a vector observation to hide from policies, by index, such as 1,3; 'velocities'
+    hides those of classic control."""
     info_metrics: str | None = None
-    """Numbers in the environment's info to report, such as success,score: the mean over episodes of the last value, or
-    with :sum, as in fuel:sum, of the sum."""
-    normalize_observations: bool = setting(without_preset=False, varies=True, per_policy=True, needs_rollouts=True)
+    """Numbers in the environment's info to report, such as success,score: the mean over episodes of
+    the last value, or with :sum, as in fuel:sum, of the sum."""
+    normalize_observations: bool = setting(
+        without_preset=False, varies=True, per_policy=True, needs_rollouts=True
+    )
     """Normalise observations by their running mean and standard deviation over all devices."""
-    scale_rewards: bool = setting(without_preset=False, varies=True, per_policy=True, needs_rollouts=True)
-    """Divide rewards by the running standard deviation of the discounted return; under --plan offline, multiply them so
-    that the returns of the data span 1,000, as the authors of IQL do."""
+    scale_rewards: bool = setting(
+        without_preset=False, varies=True, per_policy=True, needs_rollouts=True
+    )
+    """Divide rewards by the running standard deviation of the discounted return; under --plan
+    offline, multiply them so that the returns of the data span 1,000, as the authors of IQL do."""
     clip_rewards: str | None = setting(None, varies=True, per_policy=True)
-    """Clip rewards for learning to a bound such as 1 or a range such as -1,1; reported returns stay raw."""
+    """Clip rewards for learning to a bound such as 1 or a range such as -1,1;
+    reported returns stay raw."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,17 +60,19 @@ class Data:
     """Recorded experience to learn from."""
 
     data: str | None = setting(None, resumable=True)
-    """Directory of a data set, as `jaxrl-dist record` makes it: learn from it alone, under --plan offline, or beside
-    new experience with a data share."""
+    """Directory of a data set, as `jaxrl-dist record` makes it: learn from it alone, under --plan
+    offline, or beside new experience with a data share."""
     total_updates: int = setting(100_000, low=1, high=10**9, resumable=True, compiled=False)
     """Updates to train for, under --plan offline."""
     data_memory: Literal["device", "host"] = setting("device", needs="data", resumable=True)
-    """Where the data lie: on the devices, or on the host, which then gathers each batch; the numbers are the same."""
+    """Where the data lie: on the devices, or on the host, which then gathers each batch;
+    the numbers are the same."""
     record: str | None = setting(None, resumable=True, compiled=False)
-    """Directory to make for a data set of all that is played, with the probability of each action, if it is known; a
-    resumed run adds a number to its name."""
+    """Directory to make for a data set of all that is played, with the probability of each action,
+    if it is known; a resumed run adds a number to its name."""
     data_share: float | None = setting(None, above=0, below=1, needs="data")
-    """Share of each batch that comes from the data set (Ball et al. 2023); the rest comes from replayed experience."""
+    """Share of each batch that comes from the data set (Ball et al. 2023);
+    the rest comes from replayed experience."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,7 +84,8 @@ class Execution:
     mem_fraction: float | None = setting(None, above=0, high=1, resumable=True)
     """Fraction of a GPU's memory to reserve at the start; None: JAX's default (0.75)."""
     compile_cache: bool = setting(True, resumable=True, compiled=False)
-    """Keep compiled programs for later runs, below ~/.cache/jaxrl_dist or in JAX_COMPILATION_CACHE_DIR if it is set."""
+    """Keep compiled programs for later runs, below ~/.cache/jaxrl_dist or in
+    JAX_COMPILATION_CACHE_DIR if it is set."""
     learner_devices: str | None = setting(None, resumable=True, of_machine=True)
     """Devices that learn, such as 2-7; None: the first `--num-devices` devices."""
 
@@ -81,23 +95,34 @@ class Actors:
     """Actors that run beside the learner."""
 
     num_actors: int | None = setting(without_preset=2, low=1, high=1000)
-    """Actor threads of the plans 'asynchronous', 'own_pace' and 'gradients', which share the environments; presets: 2
-    or 4."""
+    """Actor threads of the plans 'asynchronous', 'own_pace' and 'gradients', which share the
+    environments; presets: 2 or 4."""
     actor_devices: str | None = setting(None, resumable=True, of_machine=True, needs_actors=True)
-    """Devices that act under the plans with actor threads, such as 0,1 or 0-3; None: the devices that learn."""
-    max_lag: int | None = setting(None, low=0, high=10**6, needs_actors=True, timed=True, skips=True)
-    """Drop experience whose policy is more than this many versions behind the learner; None: use all experience."""
+    """Devices that act under the plans with actor threads, such as 0,1 or 0-3; None:
+    the devices that learn."""
+    max_lag: int | None = setting(
+        None, low=0, high=10**6, needs_actors=True, timed=True, skips=True
+    )
+    """Drop experience whose policy is more than this many versions behind the learner; None:
+    use all experience."""
     lockstep: bool = setting(False, needs_actors=True, needs_rollouts=True)
-    """Keep actors a fixed lag behind the learner: a seed then gives the same run for any timing of the threads."""
+    """Keep actors a fixed lag behind the learner:
+    a seed then gives the same run for any timing of the threads."""
     lag: int = setting(1, low=0, high=1000, needs="lockstep")
     """Policy versions that actors in lockstep stay behind the learner."""
     free_running: bool = setting(False, timed=True)
-    """Keep learning from the replay memory while no new experience arrives, beyond the replay ratio."""
-    gather: int | None = setting(None, low=1, high=1000, needs_actors=True, timed=True, skips=True, needs_rollouts=True)
-    """Rollouts that suffice for an update once the gather deadline has passed, one per actor; None: wait for all."""
+    """Keep learning from the replay memory while no new experience arrives,
+    beyond the replay ratio."""
+    gather: int | None = setting(
+        None, low=1, high=1000, needs_actors=True, timed=True, skips=True, needs_rollouts=True
+    )
+    """Rollouts that suffice for an update once the gather deadline has passed, one per actor;
+    None: wait for all."""
     gather_deadline: float = setting(1.0, above=0, high=10**6, needs="gather")
     """Seconds to wait for the other actors' rollouts after the first one."""
-    on_actor_error: Literal["raise", "restart"] = setting("raise", resumable=True, needs_actors=True)
+    on_actor_error: Literal["raise", "restart"] = setting(
+        "raise", resumable=True, needs_actors=True
+    )
     """If an environment fails: end the run, or recreate its actor's environments and continue."""
     max_restarts: int = setting(100, low=0, high=10**6, resumable=True)
     """Restarts allowed for each actor; the next failure ends the run."""
@@ -108,59 +133,78 @@ class Population:
     """Runs that train together."""
 
     vary: dict[str, str] = setting({})
-    """Values of hyperparameters, such as learning-rate=1e-4,3e-4: a population with every combination of them."""
+    """Values of hyperparameters, such as learning-rate=1e-4,3e-4:
+    a population with every combination of them."""
     zip: bool = setting(False, needs="vary")
-    """Combine the first values of all varied hyperparameters, then the second ones, and so on, not all with all."""
+    """Combine the first values of all varied hyperparameters, then the second ones, and so on,
+    not all with all."""
     evolve: Literal["pbt", "halving"] | None = None
-    """Select among the members: population-based training, or successive halving; see --evolve-interval."""
+    """Select among the members: population-based training, or successive halving;
+    see --evolve-interval."""
     evolve_interval: int | None = setting(None, low=1, high=10**15, needs="evolve")
-    """Env steps of a member between two selections; with halving up to the first one, and each rung then takes twice as
-    many. None: 20,000, or 40,000 with halving."""
+    """Env steps of a member between two selections; with halving up to the first one, and each rung
+    then takes twice as many. None: 20,000, or 40,000 with halving."""
     average_every: int | None = setting(None, low=1, high=10**9)
-    """Rollouts between two averagings of all members' networks (local SGD); all begin with the first one's network."""
+    """Rollouts between two averagings of all members' networks (local SGD);
+    all begin with the first one's network."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """How the policy is evaluated."""
 
-    ema_steps: int = setting(without_preset=0, low=0, high=10**15, varies=True, per_policy=True, needs_rollouts=True)
-    """Env steps over which greedy actions average the parameters (exponential moving average); 0: the newest ones."""
+    ema_steps: int = setting(
+        without_preset=0, low=0, high=10**15, varies=True, per_policy=True, needs_rollouts=True
+    )
+    """Env steps over which greedy actions average the parameters (exponential moving average);
+    0: the newest ones."""
     evaluation_policy: Literal["greedy", "sampled"] = setting(
         "greedy", needs="evaluation_episodes", resumable=True, compiled=False
     )
-    """Actions in evaluations: the best ones, or sampled as in training after all exploration schedules have ended."""
+    """Actions in evaluations: the best ones, or sampled as in
+    training after all exploration schedules have ended."""
     evaluation_max_steps: int | None = setting(
         None, low=1, high=10**9, needs="evaluation_episodes", resumable=True, compiled=False
     )
-    """Env steps after which an evaluation episode is cut off; None: 27,000, or the environment's limit if longer."""
-    return_window: int = setting(without_preset=10_000, low=1, high=MAX_STEPS, resumable=True, compiled=False)
-    """Newest env steps, in whole reports, whose training episodes give the return by which a run stops, members are
-    selected and compared, and checkpoints are judged; at most an --evolve-interval."""
+    """Env steps after which an evaluation episode is cut off; None: 27,000,
+    or the environment's limit if longer."""
+    return_window: int = setting(
+        without_preset=10_000, low=1, high=MAX_STEPS, resumable=True, compiled=False
+    )
+    """Newest env steps, in whole reports, whose training episodes give the return by which a run
+    stops, members are selected and compared, and checkpoints are judged; at most an
+    --evolve-interval."""
     exact: bool = setting(False, resumable=True, compiled=False)
-    """Compare the policy at each report with the exact optimum, where the environment's states can be listed: metrics
-    exact/*, as jaxrl-dist exact prints them."""
+    """Compare the policy at each report with the exact optimum, where the environment's states can
+    be listed: metrics exact/*, as jaxrl-dist exact prints them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoints:
     """What a run saves, and what it starts from."""
 
-    checkpoint_interval: int = setting(1_000_000, low=0, high=10**15, resumable=True, compiled=False)
-    """Environment steps between two checkpoints, each saved with the next report; 0: none by steps."""
+    checkpoint_interval: int = setting(
+        1_000_000, low=0, high=10**15, resumable=True, compiled=False
+    )
+    """Environment steps between two checkpoints, each saved with the next report; 0: none by
+    steps."""
     checkpoint_minutes: float = setting(10.0, low=0, high=10**6, resumable=True, compiled=False)
-    """Minutes since the last checkpoint, after which the next report saves another; 0: none by time."""
+    """Minutes since the last checkpoint, after which the next report saves another; 0:
+    none by time."""
     keep_checkpoints: int = setting(2, low=1, high=10**6, resumable=True, compiled=False)
     """Number of newest checkpoints to keep, besides the one with the highest return."""
     keep_best: Literal["training", "evaluation"] | None = setting(None, compiled=False)
-    """Whose mean return says which checkpoint is the best: of training episodes, or of evaluations, each of which then
-    saves a checkpoint; None: training, or under --plan offline evaluation, if there is an evaluation interval."""
+    """Whose mean return says which checkpoint is the best: of training episodes, or of evaluations,
+    each of which then saves a checkpoint; None: training, or under --plan offline evaluation, if
+    there is an evaluation interval."""
     checkpoint_replay: bool | None = setting(None, resumable=True, compiled=False)
-    """Save the replay memory in checkpoints, otherwise a resumed run refills it; None: if it is smaller than 2 GB."""
+    """Save the replay memory in checkpoints, otherwise a resumed run refills it; None:
+    if it is smaller than 2 GB."""
     init_from: str | None = setting(None, compiled=False)
     """Run directory with the trained variables to start from."""
     init_parts: str | None = setting(None, needs="init_from", compiled=False)
-    """Parts of those networks to load, such as torso,core; other parts begin untrained. None: all variables."""
+    """Parts of those networks to load, such as torso,core; other parts begin untrained. None:
+    all variables."""
 
     @property
     def judge(self: Any) -> Literal["training", "evaluation"]:
@@ -175,13 +219,19 @@ class Checkpoints:
           ConfigError: there will be none; the message names what works.
         """
         if self.keep_best == "training" and self.clock == "updates":
-            raise ConfigError("--keep-best training: --plan offline has no training episodes; evaluation works")
+            raise ConfigError(
+                "--keep-best training: --plan offline has no training episodes; evaluation works"
+            )
         if self.keep_best != "evaluation":
             return
         if not self.env:
             raise ConfigError("--keep-best evaluation needs --env, the environment to play in")
         if self.evaluation_episodes == 0:
-            raise ConfigError("--keep-best evaluation needs evaluations, and --evaluation-episodes is 0; 20 works")
+            raise ConfigError(
+                "--keep-best evaluation needs evaluations, and --evaluation-episodes is 0; 20 works"
+            )
         if self.evaluation_interval is None:
             interval = max(1, int(float(f"{self.total / 20:.0e}")))
-            raise ConfigError(f"--keep-best evaluation needs --evaluation-interval; {interval} works")
+            raise ConfigError(
+                f"--keep-best evaluation needs --evaluation-interval; {interval} works"
+            )

@@ -14,24 +14,35 @@ from jaxrl_dist.errors import ConfigError
 
 
 class Named:
-    """A dataclass that refuses unknown fields with a ``ConfigError`` that suggests what to use instead."""
+    """A dataclass that refuses unknown fields with a
+    ``ConfigError`` that suggests what to use instead.
+    """
 
     def __new__(cls, *values: Any, **fields: Any) -> Any:
         known = getattr(cls, "__dataclass_fields__", fields)
         for name in fields:
             if name not in known:
-                raise ConfigError(f"{cls.__name__} has no field {name!r}{cls.unknown(name, list(known))}")
+                raise ConfigError(
+                    f"{cls.__name__} has no field {name!r}{cls.unknown(name, list(known))}"
+                )
         return super().__new__(cls)
 
     @classmethod
     def unknown(cls, name: str, known: list[str]) -> str:
         """Returns what to use instead of an unknown field, to be appended to a message."""
-        run, others = " ".join(OF_RUN).split(), "other algorithms have"
-        return hint(name, known, lambda field: "Train has" if field in run else others if field != name else "")
+        run = " ".join(OF_RUN).split()
+        others = "other algorithms have"
+        return hint(
+            name,
+            known,
+            lambda field: "Train has" if field in run else others if field != name else "",
+        )
 
 
 class _Missing:
-    """A method that users of Stable-Baselines3 look for in a class; none of a dataclass's fields."""
+    """A method that users of Stable-Baselines3 look for in a class; none of a dataclass's
+    fields.
+    """
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -41,10 +52,11 @@ class _Missing:
 
 
 class Inherits(Named):
-    """A dataclass whose subclasses may give inherited fields other defaults: ``class Rainbow(DQN, num_atoms=51)``.
+    """A dataclass whose subclasses may give inherited fields other defaults:
+    ``class Rainbow(DQN, num_atoms=51)``.
 
-    Such a field keeps the type and docstring of the class that declares it. Values need names, since the order of
-    fields is that of the bases.
+    Such a field keeps the type and docstring of the class that declares it. Values need names,
+    since the order of fields is that of the bases.
     """
 
     def __new__(cls, *values: Any, **fields: Any) -> Any:
@@ -66,7 +78,9 @@ class Inherits(Named):
             raise AttributeError(missing(type(self).__name__, name))
 
     def validate(self) -> None:
-        """Raises ``ConfigError`` as ``check_declared`` does; subclasses check what a declaration cannot say, too."""
+        """Raises ``ConfigError`` as ``check_declared`` does;
+        subclasses check what a declaration cannot say, too.
+        """
         check_declared(self)
 
     def __init_subclass__(cls, **defaults: Any) -> None:
@@ -78,6 +92,7 @@ class Inherits(Named):
         for name, default in defaults.items():
             if name not in hints:
                 raise TypeError(f"{cls.__name__} inherits no field {name!r}")
-            # As a type: the annotation's text may use names that the subclass's module does not import.
+            # As a type: the annotation's text may use names that
+            # the subclass's module does not import.
             cls.__annotations__[name] = hints[name]
             setattr(cls, name, default)

@@ -1,4 +1,6 @@
-"""Names of algorithms, and presets with names of their own: an algorithm as a paper combines it, or under a plan."""
+"""Names of algorithms, and presets with names of their own: an algorithm as a paper combines it,
+or under a plan.
+"""
 
 from __future__ import annotations
 
@@ -26,27 +28,28 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
         "plan": "asynchronous", "num_envs": 8, "rollout_length": 16, "n_step": 5, "priority_exponent": 0.6,
     }),
     "vdn": ("qmix", {
-        # Sunehag et al. (2017), who do not normalise layers. Without it, values on MPE_simple_spread rose above 0,
-        # where no reward is, in one of three seeds.
+        # Sunehag et al. (2017), who do not normalise layers. Without it, values on
+        # MPE_simple_spread rose above 0, where no reward is, in one of three seeds.
         "plan": "on_device", "mixer": "vdn", "layer_norm": True,
     }),
     "td3+bc": ("td3", {
-        # Fujimoto and Gu (2021), section 5 and appendix. Its alpha of 2.5 multiplies the value, not the distance.
+        # Fujimoto and Gu (2021), section 5 and appendix. Its alpha of 2.5 multiplies the value,
+        # not the distance.
         "plan": "offline", "normalize_observations": True, "learning_rate": 3e-4, "actor_learning_rate": 3e-4,
         "batch_size": 256, "hidden_sizes": (256, 256), "behaviour_weight": 1 / 2.5, "normalize_q": True,
     }),
     "rebrac": ("td3", {
-        # Tarasov et al. (2023), appendix B. Both weights are those of Hopper's medium data: the paper has others for
-        # each data set, which are on the algorithm's page.
+        # Tarasov et al. (2023), appendix B. Both weights are those of Hopper's medium data: the
+        # paper has others for each data set, which are on the algorithm's page.
         "plan": "offline", "learning_rate": 1e-3, "actor_learning_rate": 1e-3, "batch_size": 1024,
         "hidden_sizes": (256, 256, 256), "behaviour_weight": 0.01, "behaviour_penalty": "rebrac",
         "critic_behaviour_weight": 0.01, "normalize_q": True, "critic_layer_norm": True,
     }),
     "a3c": ("a2c", {"plan": "gradients", "num_actors": 4, "scale_rewards": False}),
     "async-dqn": ("dqn", {
-        # Mnih et al. (2016), section 4. The plan does not normalise observations. Without replay, experience is
-        # correlated. Layer normalisation stabilises learning more than a target network, which would only slow it down
-        # (Gallici et al. 2024, section 3).
+        # Mnih et al. (2016), section 4. The plan does not normalise observations. Without replay,
+        # experience is correlated. Layer normalisation stabilises learning more than a target
+        # network, which would only slow it down (Gallici et al. 2024, section 3).
         "plan": "gradients", "num_actors": 4, "num_envs": 16, "rollout_length": 8, "n_step": 4, "target_period": 1,
         "learning_rate": 3e-4, "epsilon_end": 0.05, "epsilon_steps": 50_000, "ez_greedy": False,
         "normalize_observations": False, "layer_norm": True,
@@ -57,16 +60,21 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def data_of(name: str) -> str | None:
-    """Returns a placeholder for the data set that an algorithm of this name cannot do without; None: it can."""
+    """Returns a placeholder for the data set that an
+    algorithm of this name cannot do without; None: it can.
+    """
     _, fields = PRESETS.get(name, ("", {}))
-    return "data/NAME" if fields.get("plan") == "offline" else None
+    if fields.get("plan") == "offline":
+        return "data/NAME"
+    return None
 
 
 def check_name(name: str) -> None:
     """Raises ``ConfigError`` if no algorithm and no preset has this name."""
     if name not in (known := [*ALGORITHMS, *PRESETS]):
         other = OF_AGENTS.get(name.lower())
-        near, all_of_them = f"; {other}" if other else did_you_mean(name, known), ", ".join(known)
+        near = f"; {other}" if other else did_you_mean(name, known)
+        all_of_them = ", ".join(known)
         raise ConfigError(
             f"unknown algorithm {name!r}{near}. Your own is trained by `jaxrl-dist train FILE.py`; its runs are read "
             "by `load_policy(run_dir, MyPPO)` in Python, `jaxrl-dist evaluate RUN_DIR --algorithm FILE.py` on the "
@@ -75,7 +83,8 @@ def check_name(name: str) -> None:
 
 
 def check_algorithm(algorithm: Any) -> None:
-    """Checks that ``Train.algorithm`` is a name, a config class, a config, or a dict of the policies'.
+    """Checks that ``Train.algorithm`` is a name, a config class, a config,
+    or a dict of the policies'.
 
     Raises:
       ConfigError: it is something else.
@@ -83,4 +92,6 @@ def check_algorithm(algorithm: Any) -> None:
     if isinstance(algorithm, str):
         check_name(algorithm)
     elif not isinstance(algorithm, Mapping) and not dataclasses.is_dataclass(algorithm):
-        raise ConfigError(f"algorithm must be a name or a config such as PPO(), not {shown(algorithm)}")
+        raise ConfigError(
+            f"algorithm must be a name or a config such as PPO(), not {shown(algorithm)}"
+        )

@@ -1,4 +1,6 @@
-"""The table of plans, ways to execute an algorithm, for all code; this file imports none of theirs."""
+"""The table of plans, ways to execute an algorithm, for all code; this file imports none of
+theirs.
+"""
 
 from __future__ import annotations
 
@@ -8,50 +10,61 @@ from typing import Literal, NamedTuple
 class Plan(NamedTuple):
     """What a plan does and needs; its code is the module of ``jaxrl_dist.plans`` with its name.
 
-    A function of that module with the same name executes a ``Job``. Where the plan is ``threaded``, the module has
-    ``check(config, algorithm, name, num_devices)`` too, which raises ``ConfigError`` if the resolved config or the
-    algorithm does not fit the plan; messages use the algorithm's ``name``, and ``num_devices`` devices learn. With
-    several policies, it is called for each that trains.
+    A function of that module with the same name executes a ``Job``. Where the plan is ``threaded``,
+    the module has ``check(config, algorithm, name, num_devices)`` too, which raises ``ConfigError``
+    if the resolved config or the algorithm does not fit the plan; messages use the algorithm's
+    ``name``, and ``num_devices`` devices learn. With several policies, it is called for each that
+    trains.
     """
 
     help: str
     """What it does, in one line."""
     clock: Literal["env_steps", "updates"] = "env_steps"
-    """What totals, intervals, schedules and checkpoints of a run count; a plan whose clock is ``updates`` learns from a
-    data set alone and steps no environment."""
+    """What totals, intervals, schedules and checkpoints of a run count; a plan whose clock is
+    ``updates`` learns from a data set alone and steps no environment."""
     compiled: bool = False
-    """Whether environments are part of its program: they must be pure functions, and a resumed run goes on in them."""
+    """Whether environments are part of its program: they must be pure functions,
+    and a resumed run goes on in them."""
     threaded: bool = False
     """Whether its actors run in threads."""
     sends_gradients: bool = False
     """Whether actors compute the gradients, each on one device, without a replay memory."""
     free_running: bool = False
-    """Whether learning from a replay memory need not wait for new experience (``--free-running``)."""
+    """Whether learning from a replay memory need not wait for new experience
+    (``--free-running``)."""
     unused: tuple[str, ...] = ()
-    """Fields that presets fill in, and hyperparameters, that mean nothing under it: the user's are refused."""
+    """Fields that presets fill in, and hyperparameters, that mean nothing under it:
+    the user's are refused."""
     several: bool = True
     """Whether several policies can train."""
     copies: bool = True
     """Whether one of them can be a copy of another."""
     members: str | None = None
-    """Class of its module that trains the members of a population in the same programs, over several processes only if
-    it is ``compiled``; None: they train one after the other."""
+    """Class of its module that trains the members of a population in the same programs, over
+    several processes only if it is ``compiled``; None: they train one after the other."""
 
     @property
     def simulates(self) -> bool:
-        """Whether environments that are pure functions run where policies act, who can so plan with them."""
+        """Whether environments that are pure functions run where policies act,
+        who can so plan with them.
+        """
         return self.compiled or self.threaded
 
 
 PLANS = {
     "on_device": Plan(
-        "environment, acting and learning compiled into one program (gymnax)", compiled=True, members="DevicePopulation"
+        "environment, acting and learning compiled into one program (gymnax)",
+        compiled=True,
+        members="DevicePopulation",
     ),
     "synchronous": Plan(
-        "environments stepped from the host; act, update, act ... (any backend)", members="HostPopulation"
+        "environments stepped from the host; act, update, act ... (any backend)",
+        members="HostPopulation",
     ),
     "asynchronous": Plan(
-        "actor threads send experience while the learner updates (any backend)", threaded=True, free_running=True
+        "actor threads send experience while the learner updates (any backend)",
+        threaded=True,
+        free_running=True,
     ),
     "own_pace": Plan(
         "as asynchronous, and each of several policies learns at its own pace (any backend)",
@@ -67,13 +80,20 @@ PLANS = {
     "offline": Plan(
         "learning from a data set alone (--data), compiled into one program",
         clock="updates",
-        unused=("rollout_length", "replay_capacity", "replay_ratio", "learning_starts", "return_window"),
+        unused=(
+            "rollout_length",
+            "replay_capacity",
+            "replay_ratio",
+            "learning_starts",
+            "return_window",
+        ),
         several=False,
         copies=False,
         members="DevicePopulation",
     ),
 }
-"""The plans by name; the first that is ``compiled``, and the first that is not, are the defaults."""
+"""The plans by name; the first that is ``compiled``, and the first that is not, are the
+defaults."""
 
 
 def default_plan(*, is_pure: bool) -> str:

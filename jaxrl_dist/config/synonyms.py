@@ -1,7 +1,8 @@
 """Names that other libraries give to our settings, for messages about unknown ones.
 
-The names are those of Stable-Baselines3, its zoo, CleanRL, RLlib, Sample Factory, Tianshou, PureJaxRL, Spinning Up and
-Dopamine. They are not accepted: two spellings of one setting would be twice as much to read, store and explain.
+The names are those of Stable-Baselines3, its zoo, CleanRL, RLlib, Sample Factory, Tianshou,
+PureJaxRL, Spinning Up and Dopamine. They are not accepted: two spellings of one setting would be
+twice as much to read, store and explain.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Callable, Collection
 from jaxrl_dist.checks import flag, nearest
 
 OF_RUN: dict[str, str] = {
-    # fields of Train, and their names elsewhere; of several fields, the first that the command or algorithm has counts
+    # fields of Train, and their names elsewhere; of several fields,
+    # the first that the command or algorithm has counts
     "env": "env_id env_name environment gym_id task game",
     "env_options": "env_kwargs env_config env_args",
     "frame_stack": "n_stack num_stack framestack env_framestack",
@@ -113,21 +115,29 @@ VALUES = {
 _ACCELERATOR = "training uses every accelerator that JAX finds; --num-devices N uses fewer, and JAX_PLATFORMS=cpu none"
 _OPTIMIZER = "--optimizer takes optax's defaults; an algorithm file of yours can name others"
 _VIDEO = "`jaxrl-dist video RUN_DIR FILE.gif` films a trained policy, and --video-interval during training"
-_PROGRESS = (
-    "commands show progress by themselves and --quiet hides it; in Python jaxrl_dist.display(reports, total) does"
-)
+_PROGRESS = "commands show progress by themselves and --quiet hides it; in Python jaxrl_dist.display(reports, total) does"
 _STATE_DEPENDENT = "--noise-correlation 0.6 makes noise last, which is what state-dependent exploration is used for"
 _GOALS = "hindsight replay (HER) is not supported yet; a policy sees the goal as a part of its observation"
 _ALGORITHM = "the algorithm comes first: `jaxrl-dist train ppo --env CartPole-v1`"
 INSTEAD: dict[str, str] = {
     # replacements for settings that we do not have
-    **dict.fromkeys(("gpu", "cuda", "device", "use_cuda", "gpu_id", "accelerator", "platform"), _ACCELERATOR),
-    **dict.fromkeys(("adam_eps", "adam_epsilon", "optimizer_kwargs", "momentum", "beta1", "beta2"), _OPTIMIZER),
-    **dict.fromkeys(("render", "render_mode", "capture_video", "record_video", "save_video", "gif"), _VIDEO),
+    **dict.fromkeys(
+        ("gpu", "cuda", "device", "use_cuda", "gpu_id", "accelerator", "platform"), _ACCELERATOR
+    ),
+    **dict.fromkeys(
+        ("adam_eps", "adam_epsilon", "optimizer_kwargs", "momentum", "beta1", "beta2"), _OPTIMIZER
+    ),
+    **dict.fromkeys(
+        ("render", "render_mode", "capture_video", "record_video", "save_video", "gif"), _VIDEO
+    ),
     **dict.fromkeys(("sde", "use_sde", "sde_sample_freq", "gsde"), _STATE_DEPENDENT),
-    **dict.fromkeys(("her", "use_her", "hindsight", "goal_selection_strategy", "n_sampled_goal"), _GOALS),
+    **dict.fromkeys(
+        ("her", "use_her", "hindsight", "goal_selection_strategy", "n_sampled_goal"), _GOALS
+    ),
     **dict.fromkeys(("algo", "algorithm", "agent", "alg", "model"), _ALGORITHM),
-    **dict.fromkeys(("resume", "resume_from", "continue"), "`jaxrl-dist resume RUN_DIR` continues a run"),
+    **dict.fromkeys(
+        ("resume", "resume_from", "continue"), "`jaxrl-dist resume RUN_DIR` continues a run"
+    ),
     **dict.fromkeys(("progress_bar", "progress", "show_progress", "tqdm"), _PROGRESS),
     "save_model": "a run saves its policy in its --run-dir",
     "policy": "--torso chooses a network; several policies are --policy NAME=ALGO:AGENTS, in the algorithm's place",
@@ -135,12 +145,18 @@ INSTEAD: dict[str, str] = {
 }
 """Hints for names without a field of ours."""
 
-_TRAIN = "for report in jaxrl_dist.train(jaxrl_dist.Train('{}', env='{}', run_dir='runs/mine')): ..."
+_TRAIN = (
+    "for report in jaxrl_dist.train(jaxrl_dist.Train('{}', env='{}', run_dir='runs/mine')): ..."
+)
 _ACT = "policy(obs)[0] of policy = jaxrl_dist.load_policy(run_dir) has the actions for a batch obs [B, ...]"
 _LOOP = "a callback is the body of `for report in jaxrl_dist.train(config)`"
 _NETWORK = "fields of the algorithm choose its network: jaxrl_dist.preset('ppo', 'CartPole-v1', hidden_sizes=(64, 64))"
-_EVALUATE = "policy.evaluate(episodes=100) of policy = jaxrl_dist.load_policy(run_dir) plays episodes"
-_ENVS = "training makes its environments itself: jaxrl_dist.Train(..., env='CartPole-v1', num_envs=8)"
+_EVALUATE = (
+    "policy.evaluate(episodes=100) of policy = jaxrl_dist.load_policy(run_dir) plays episodes"
+)
+_ENVS = (
+    "training makes its environments itself: jaxrl_dist.Train(..., env='CartPole-v1', num_envs=8)"
+)
 METHODS: dict[str, str] = {
     "predict": f"{_ACT}, so obs[None] for one observation; policy(obs, core, key) samples",
     "learn": f"training is `{_TRAIN.format('ppo', 'CartPole-v1')}`",
@@ -160,23 +176,34 @@ METHODS: dict[str, str] = {
     **dict.fromkeys(("MlpPolicy", "CnnPolicy", "MultiInputPolicy"), _NETWORK),
 }
 """What replaces functions, methods, classes and arguments of Stable-Baselines3."""
-_DISCRETE, _CONTINUOUS = ("A2C", "DQN", "PPO"), ("DDPG", "SAC", "TD3")
+_DISCRETE = ("A2C", "DQN", "PPO")
+_CONTINUOUS = ("DDPG", "SAC", "TD3")
 
 
 def missing(owner: str, name: str, kind: str = "attribute") -> str:
-    """Says that something has no attribute of this name, and how Stable-Baselines3's is written here."""
-    instead = training(name) if name in _DISCRETE + _CONTINUOUS else METHODS.get(name)
+    """Says that something has no attribute of this name,
+    and how Stable-Baselines3's is written here.
+    """
+    instead = METHODS.get(name)
+    if name in _DISCRETE + _CONTINUOUS:
+        instead = training(name)
     return f"{owner} has no {kind} {name!r}{f'; {instead}' if instead else ''}"
 
 
 def absent(text: str) -> ImportError | AttributeError:
-    """Returns what a module's ``__getattr__`` raises: ``from MODULE import NAME`` says nothing of an AttributeError."""
+    """Returns what a module's ``__getattr__`` raises:
+    ``from MODULE import NAME`` says nothing of an AttributeError.
+    """
     importing = sys._getframe(2).f_code.co_name == "_handle_fromlist"
-    return ImportError(text) if importing else AttributeError(text)
+    if importing:
+        return ImportError(text)
+    return AttributeError(text)
 
 
 def training(name: str) -> str:
-    """Returns how an algorithm of Stable-Baselines3 is trained here; PPO for a class of another name."""
+    """Returns how an algorithm of Stable-Baselines3 is trained here;
+    PPO for a class of another name.
+    """
     if name not in _DISCRETE + _CONTINUOUS:
         return METHODS["learn"]
     return f"training is `{_TRAIN.format(name.lower(), 'Pendulum-v1' if name in _CONTINUOUS else 'CartPole-v1')}`"
@@ -195,7 +222,8 @@ MEANT: dict[str, tuple[str, ...]] = {
 
 
 def hint(name: str, known: Collection[str], others: Callable[[str], str] = lambda field: "") -> str:
-    """Returns what to use instead of an unknown setting, to be appended to a message; empty if nothing is near.
+    """Returns what to use instead of an unknown setting, to be appended to a message;
+    empty if nothing is near.
 
     Args:
       name: as given, without dashes in front.
@@ -206,13 +234,21 @@ def hint(name: str, known: Collection[str], others: Callable[[str], str] = lambd
     plain = name.removeprefix("no_")
     meant = MEANT.get(plain, ())
     if ours := next((field for field in meant if field in known), None):
-        more = "" if ours == "num_minibatches" and not plain.endswith("_size") else VALUES.get(ours, "")
+        if ours == "num_minibatches" and not plain.endswith("_size"):
+            more = ""
+        else:
+            more = VALUES.get(ours, "")
         return f"; it is {flag(ours)} here{more}"
     if plain in INSTEAD:
         return f"; {INSTEAD[plain]}"
     for field in (plain, *meant):
         if having := others(field):
-            called = "" if field == plain else f"it is {flag(field)} here, and only "
+            if field == plain:
+                called = ""
+            else:
+                called = f"it is {flag(field)} here, and only "
             return f"; {called}{having} it"
     near = nearest(name, known)
-    return f" (did you mean {flag(near)!r}?)" if near else ""
+    if near:
+        return f" (did you mean {flag(near)!r}?)"
+    return ""

@@ -14,8 +14,24 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from jaxrl_dist import checks
-from jaxrl_dist.checks import MAX_SIZE, MAX_STEPS, check_bounds, check_used, did_you_mean, parse_bounds, parse_devices
-from jaxrl_dist.config.groups import Actors, Checkpoints, Data, Environment, Evaluation, Execution, Population
+from jaxrl_dist.checks import (
+    MAX_SIZE,
+    MAX_STEPS,
+    check_bounds,
+    check_used,
+    did_you_mean,
+    parse_bounds,
+    parse_devices,
+)
+from jaxrl_dist.config.groups import (
+    Actors,
+    Checkpoints,
+    Data,
+    Environment,
+    Evaluation,
+    Execution,
+    Population,
+)
 from jaxrl_dist.config.inherit import Named
 from jaxrl_dist.config.named import check_algorithm
 from jaxrl_dist.config.plans import PLANS, offline_plan
@@ -30,14 +46,17 @@ LIBRARIES = {
     **{name: name for name in ("brax", "craftax", "jaxmarl", "jumanji", "navix", "pgx")},
     **{"playground": "mujoco_playground", "xminigrid": "xminigrid"},
 }
-"""Further libraries of JAX environments, with their modules: their ids need the prefix, and each is an extra."""
+"""Further libraries of JAX environments, with their modules: their ids need the prefix,
+and each is an extra."""
 
 OBJECT = "object"
-"""Stands for the module in the name of an environment object from Python, which cannot be loaded by name."""
+"""Stands for the module in the name of an environment object from Python,
+which cannot be loaded by name."""
 
 
 def env_name(env: Any) -> str:
-    """Returns an environment's name for files and messages: its ``--env`` name, or for an object ``object:ITS_CLASS``.
+    """Returns an environment's name for files and messages: its ``--env`` name,
+    or for an object ``object:ITS_CLASS``.
 
     Args:
       env: as in ``Train``.
@@ -48,18 +67,22 @@ def env_name(env: Any) -> str:
 
 
 def named_env(env: Any) -> Any:
-    """Returns ``MODULE:NAME`` for a function or class that its module has under that name, else ``env`` unchanged.
+    """Returns ``MODULE:NAME`` for a function or class that its module has under that name,
+    else ``env`` unchanged.
 
-    Other processes and resumed runs find it by this name. Lambdas and nested functions have no such name.
+    Other processes and resumed runs find it by this name.
+    Lambdas and nested functions have no such name.
     """
     module, name = (str(getattr(env, field, "")) for field in ("__module__", "__name__"))
     has_name = callable(env) and getattr(sys.modules.get(module), name, None) is env
-    return f"{module}:{name}" if has_name else env
+    if has_name:
+        return f"{module}:{name}"
+    return env
 
 
 def split_env(env: str) -> tuple[str | None, str | None, str]:
-    """Splits ``--env`` into backend, module and name: ``[BACKEND:]ID`` or ``[gymnax:|gymnasium:]MODULE:NAME``;
-    ``pettingzoo:FAMILY/NAME`` is short for a ``MODULE:NAME``.
+    """Splits ``--env`` into backend, module and name: ``[BACKEND:]ID`` or
+    ``[gymnax:|gymnasium:]MODULE:NAME``; ``pettingzoo:FAMILY/NAME`` is short for a ``MODULE:NAME``.
 
     Raises:
       ConfigError: ``env`` has neither form.
@@ -74,29 +97,45 @@ def split_env(env: str) -> tuple[str | None, str | None, str]:
             return None, f"pettingzoo.{name.replace('/', '.')}", "parallel_env"
         case [module] if all(part.isidentifier() for part in module.split(".")):
             return None, module, name
-        case ["gymnax" | "gymnasium" as backend, module] if all(part.isidentifier() for part in module.split(".")):
+        case ["gymnax" | "gymnasium" as backend, module] if all(
+            part.isidentifier() for part in module.split(".")
+        ):
             return backend, module, name
-    unknown = f"unknown backend {prefixes[0]!r}{did_you_mean(prefixes[0], [*BACKENDS, *LIBRARIES])}; "
-    raise ConfigError(f"--env {env}: {unknown}[gymnax:|envpool:|gymnasium:]ID, LIBRARY:ID or MODULE:NAME works")
+    unknown = (
+        f"unknown backend {prefixes[0]!r}{did_you_mean(prefixes[0], [*BACKENDS, *LIBRARIES])}; "
+    )
+    raise ConfigError(
+        f"--env {env}: {unknown}[gymnax:|envpool:|gymnasium:]ID, LIBRARY:ID or MODULE:NAME works"
+    )
 
 
 def module_of_user(env: str) -> str | None:
-    """Returns the module of ``--env`` that only the user may name, because importing it runs code; None: it has none.
+    """Returns the module of ``--env`` that only the user may name,
+    because importing it runs code; None: it has none.
 
-    PettingZoo's environments count as a library's, like those of Gymnasium's registry. A library counts as the user's
-    module if Python would take it from the current directory.
+    PettingZoo's environments count as a library's, like those of Gymnasium's registry. A library
+    counts as the user's module if Python would take it from the current directory.
     """
     backend, module, name = split_env(env)
     library = {**LIBRARIES, "envpool": "envpool"}.get(backend or "")
     if module is not None and module.startswith("pettingzoo.") and name == "parallel_env":
         library = "pettingzoo"
-    return module if library is None else library if is_here(library) else None
+    if library is None:
+        return module
+    if is_here(library):
+        return library
+    return None
 
 
 def is_here(name: str) -> bool:
-    """Returns whether Python finds a module, or package, in the current directory: its files may be anyone's."""
+    """Returns whether Python finds a module, or package, in the current directory:
+    its files may be anyone's.
+    """
     spec = importlib.machinery.PathFinder.find_spec(name)
-    places = [] if spec is None else spec.submodule_search_locations or [spec.origin or ""]
+    if spec is None:
+        places = []
+    else:
+        places = spec.submodule_search_locations or [spec.origin or ""]
     return pathlib.Path.cwd() in [pathlib.Path(place).resolve().parent for place in places]
 
 
@@ -122,11 +161,12 @@ class Common(Generic[Config]):
     """The settings that most users set first."""
 
     algorithm: Config = setting(stored=False)
-    """The algorithm's hyperparameters; in Python also its name or config class, to use its preset. With several
-    policies, a dict of these keyed by policy; a value may be a ``Train`` that also sets normalisation and clipping."""
+    """The algorithm's hyperparameters; in Python also its name or config class, to use its preset.
+    With several policies, a dict of these keyed by policy; a value may be a ``Train`` that also
+    sets normalisation and clipping."""
     env: Any = ""
-    """Environment: a name, as on the command line, a gymnax-style environment object or a tuple ``(env, params)``, or a
-    function that returns an environment."""
+    """Environment: a name, as on the command line, a gymnax-style environment object or a tuple
+    ``(env, params)``, or a function that returns an environment."""
     env_options: dict[str, str] = setting({})
     """Options of the environment: gymnax parameters, EnvPool configuration or keyword arguments."""
     total_env_steps: int = setting(1_000_000, low=1, high=10**15, resumable=True, compiled=False)
@@ -142,15 +182,22 @@ class Common(Generic[Config]):
     plan: PlanName = setting(without_preset="on_device")
     """How to execute the algorithm; see jaxrl-dist list plans."""
     run_dir: str | None = setting(None, compiled=False, stored=False)
-    """Directory for config, metrics, summary, checkpoints and trained variables; must not hold a run yet."""
-    report_interval: int = setting(without_preset=10_000, low=1, high=MAX_STEPS, resumable=True, compiled=False)
+    """Directory for config, metrics, summary, checkpoints and trained variables;
+    must not hold a run yet."""
+    report_interval: int = setting(
+        without_preset=10_000, low=1, high=MAX_STEPS, resumable=True, compiled=False
+    )
     """Environment steps between two reports."""
-    evaluation_episodes: int = setting(without_preset=100, low=0, high=10**6, resumable=True, compiled=False)
-    """Episodes of an evaluation, at the end and at the evaluation interval; 0: none. 100 of two agents are 50 games."""
+    evaluation_episodes: int = setting(
+        without_preset=100, low=0, high=10**6, resumable=True, compiled=False
+    )
+    """Episodes of an evaluation, at the end and at the evaluation interval; 0: none.
+    100 of two agents are 50 games."""
     evaluation_interval: int | None = setting(
         None, low=1, high=10**15, needs="evaluation_episodes", resumable=True, compiled=False
     )
-    """Environment steps between two evaluations, each run with the next report; None: only at the end."""
+    """Environment steps between two evaluations, each run with the next report; None:
+    only at the end."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -158,31 +205,38 @@ class Run:
     """All other settings of a run."""
 
     policies: dict[str, str] = setting({})
-    """Agents of each policy, such as prey=agent_0 hunter=adversary_*, if --policy does not name them; none: all
-    agents share one policy."""
+    """Agents of each policy, such as prey=agent_0 hunter=adversary_*, if --policy does not name
+    them; none: all agents share one policy."""
     agent_ids: bool = False
-    """Add to each agent's observation a one-hot part that says which of its policy's agents it is."""
+    """Add to each agent's observation a one-hot part that says which of its policy's agents it
+    is."""
     published: bool = False
-    """Take the hyperparameters of the algorithm's paper, or of the environment's authors, in place of the preset's."""
+    """Take the hyperparameters of the algorithm's paper, or of the environment's authors,
+    in place of the preset's."""
     stop_at_return: float | None = setting(None, resumable=True, compiled=False)
-    """End earlier, with the first report whose mean episode return is at least this; members end one by one."""
+    """End earlier, with the first report whose mean episode return is at least this;
+    members end one by one."""
     tensorboard: bool = setting(False, resumable=True, compiled=False)
     """Also write the metrics as TensorBoard event files into the run directory."""
     wandb: bool = setting(False, resumable=True, compiled=False)
     """Also send the metrics to Weights & Biases; needs the package wandb."""
     video_interval: int | None = setting(None, low=1, high=10**15, resumable=True, compiled=False)
-    """Environment steps between two films of an episode, which --tensorboard and --wandb show; None: no films."""
+    """Environment steps between two films of an episode,
+    which --tensorboard and --wandb show; None: no films."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Processes:
-    """Processes that make one run together. These fields say how a run is started, and change none of its numbers."""
+    """Processes that make one run together. These fields say how a run is started,
+    and change none of its numbers.
+    """
 
     coordinator: str | None = setting(None, resumable=True, stored=False)
-    """Address HOST:PORT of process 0, for a run over several processes; give each process the same command, except for
-    --process. Sizes then count over all processes."""
+    """Address HOST:PORT of process 0, for a run over several processes; give each process the same
+    command, except for --process. Sizes then count over all processes."""
     processes: int | None = setting(None, low=1, high=MAX_PROCESSES, resumable=True, stored=False)
-    """Number of processes of the run; 1: only this one, even if SLURM, Open MPI or a TPU pod has started several."""
+    """Number of processes of the run; 1: only this one, even if SLURM,
+    Open MPI or a TPU pod has started several."""
     process: int | None = setting(None, low=0, high=MAX_PROCESSES - 1, resumable=True, stored=False)
     """Number of this process, from 0; process 0 writes the files."""
     lost_process_timeout: float = setting(30.0, low=2, high=86400, resumable=True, stored=False)
@@ -197,7 +251,11 @@ class Processes:
         check_declared(self)
         if (self.coordinator, self.process) == (None, None) and self.processes in (None, 1):
             return
-        flags = {"--coordinator": self.coordinator, "--processes": self.processes, "--process": self.process}
+        flags = {
+            "--coordinator": self.coordinator,
+            "--processes": self.processes,
+            "--process": self.process,
+        }
         if missing := [name for name, value in flags.items() if value is None]:
             first = next(name for name in flags if name not in missing)
             raise ConfigError(
@@ -205,21 +263,48 @@ class Processes:
             )
         address = re.fullmatch(".+:([0-9]{1,5})", str(self.coordinator))
         if address is None or not 0 < int(address[1]) < 2**16:
-            raise ConfigError(f"--coordinator must be HOST:PORT such as 10.0.0.1:9876, not {self.coordinator}")
+            raise ConfigError(
+                f"--coordinator must be HOST:PORT such as 10.0.0.1:9876, not {self.coordinator}"
+            )
         assert self.process is not None and self.processes is not None
         if self.process >= self.processes:
-            raise ConfigError(f"--process {self.process} is not one of --processes {self.processes}, counted from 0")
+            raise ConfigError(
+                f"--process {self.process} is not one of --processes {self.processes}, counted from 0"
+            )
 
 
-GROUPS = (Common, Run, Environment, Data, Execution, Actors, Processes, Population, Evaluation, Checkpoints)
+GROUPS = (
+    Common,
+    Run,
+    Environment,
+    Data,
+    Execution,
+    Actors,
+    Processes,
+    Population,
+    Evaluation,
+    Checkpoints,
+)
 """The groups of a run's fields, in the order of help."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Train(
-    Named, Checkpoints, Evaluation, Population, Processes, Actors, Execution, Data, Environment, Run, Common[Config]
+    Named,
+    Checkpoints,
+    Evaluation,
+    Population,
+    Processes,
+    Actors,
+    Execution,
+    Data,
+    Environment,
+    Run,
+    Common[Config],
 ):
-    """A training run. Fields that are left out come from the algorithm's preset for the environment."""
+    """A training run. Fields that are left out come from
+    the algorithm's preset for the environment.
+    """
 
     def __post_init__(self) -> None:
         check_algorithm(self.algorithm)
@@ -229,12 +314,16 @@ class Train(
     def clock(self) -> Literal["env_steps", "updates"]:
         """What the total, the intervals, the schedules and the checkpoints of the run count."""
         plan = self.plan or (offline_plan() if self.data and self.data_share is None else None)
-        return PLANS[plan].clock if plan else "env_steps"
+        if plan:
+            return PLANS[plan].clock
+        return "env_steps"
 
     @property
     def total(self) -> int:
         """Where the run ends, by its ``clock``."""
-        return self.total_updates if self.clock == "updates" else self.total_env_steps
+        if self.clock == "updates":
+            return self.total_updates
+        return self.total_env_steps
 
     if not TYPE_CHECKING:
 
@@ -247,14 +336,19 @@ class Train(
         return hint(name, known) or f"; hyperparameters belong to the algorithm, {preset}"
 
     def checked(self) -> Train[Config]:
-        """Converts the config's values by ``values.plain``, and validates all that needs no environment.
+        """Converts the config's values by ``values.plain``,
+        and validates all that needs no environment.
 
         A selection without an interval gets its default.
 
         Raises:
-          ConfigError: a value has a wrong type or is out of range; the message names the first such flag.
+          ConfigError: a value has a wrong type or is out of range;
+            the message names the first such flag.
         """
-        texts: dict[str, Any] = {"vary": _texts(self.vary)} if isinstance(self.vary, Mapping) and self.vary else {}
+        if isinstance(self.vary, Mapping) and self.vary:
+            texts: dict[str, Any] = {"vary": _texts(self.vary)}
+        else:
+            texts = {}
         config = plain(dataclasses.replace(self, **texts))
         if dataclasses.is_dataclass(config.algorithm) and not isinstance(config.algorithm, type):
             config = dataclasses.replace(config, algorithm=plain(config.algorithm))
@@ -270,7 +364,9 @@ class Train(
           ConfigError: a value is out of range; the message names the first such flag.
         """
         if not self.env and not (self.data and self.clock == "updates"):
-            raise ConfigError("--env is missing; `jaxrl-dist list envs` names environments, such as CartPole-v1")
+            raise ConfigError(
+                "--env is missing; `jaxrl-dist list envs` names environments, such as CartPole-v1"
+            )
         self._check_data()
         self.check_best()
         if self.run_dir == "":
@@ -279,12 +375,22 @@ class Train(
         if self.num_envs is not None and self.rollout_length is not None:
             steps = self.num_envs * self.rollout_length
             if steps > MAX_STEPS:
-                raise ConfigError(f"--num-envs times --rollout-length must be <= {MAX_STEPS}, not {steps}")
-        check_bounds("seed", self.seed + self.seeds - 1, {">=": 0, "<=": MAX_SEED})  # the last member's
+                raise ConfigError(
+                    f"--num-envs times --rollout-length must be <= {MAX_STEPS}, not {steps}"
+                )
+        # the last member's
+        check_bounds("seed", self.seed + self.seeds - 1, {">=": 0, "<=": MAX_SEED})
         for name in ("evolve", "average_every"):
-            check_used(self, name, active=self.seeds > 1 or bool(self.vary), needed="members: --seeds or --vary")
+            check_used(
+                self,
+                name,
+                active=self.seeds > 1 or bool(self.vary),
+                needed="members: --seeds or --vary",
+            )
         if self.average_every is not None and self.evolve is not None:
-            raise ConfigError("--average-every makes all members one, and --evolve selects among them: remove one")
+            raise ConfigError(
+                "--average-every makes all members one, and --evolve selects among them: remove one"
+            )
         parse_bounds("clip_rewards", self.clip_rewards)
         for name in ("actor_devices", "learner_devices"):
             parse_devices(name, getattr(self, name))
@@ -302,31 +408,56 @@ class Train(
         if offline and self.data is None:
             raise ConfigError("--plan offline learns from a data set, and --data is missing")
         if offline and self.data_share is not None:
-            raise ConfigError("--data-share is for runs with new experience, and --plan offline makes none: remove one")
+            raise ConfigError(
+                "--data-share is for runs with new experience, and --plan offline makes none: remove one"
+            )
         if self.data is not None and self.data_share is None and not offline:
-            raise ConfigError(f"--data under --plan {self.plan} needs --data-share, its share of each batch")
+            raise ConfigError(
+                f"--data under --plan {self.plan} needs --data-share, its share of each batch"
+            )
         if self.data_memory == "host":
             single = offline and self.seeds == 1 and not self.vary
-            check_used(self, "data_memory", active=single, needed="a single run under --plan offline")
+            check_used(
+                self, "data_memory", active=single, needed="a single run under --plan offline"
+            )
         check_used(self, "total_updates", active=offline, needed="--data and --plan offline")
         new = "new experience, which --plan offline does not make"
-        check_used(self, "total_env_steps", "stop_at_return", "evolve", active=not offline, needed=new)
+        check_used(
+            self, "total_env_steps", "stop_at_return", "evolve", active=not offline, needed=new
+        )
         if offline and not self.env and self.evaluation_episodes:
             raise ConfigError("--evaluation-episodes needs --env, the environment to play in")
 
 
 def settings_of(config: Train[Any]) -> dict[str, Any]:
-    """Returns what a data set notes of the form of its environment: the fields that change it, if they do."""
-    values = {name: getattr(config, name) for name in ("env_options", "action_repeat", "time_limit", "hide")}
-    return {name: value for name, value in values.items() if value and (name, value) != ("action_repeat", 1)}
+    """Returns what a data set notes of the form of its environment: the fields that change it,
+    if they do.
+    """
+    values = {
+        name: getattr(config, name)
+        for name in ("env_options", "action_repeat", "time_limit", "hide")
+    }
+    return {
+        name: value
+        for name, value in values.items()
+        if value and (name, value) != ("action_repeat", 1)
+    }
 
 
 def _texts(vary: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns ``vary`` with lists of values written as on the command line: ``{"learning_rate": "0.0001,0.0003"}``."""
+    """Returns ``vary`` with lists of values written as on the command line:
+    ``{"learning_rate": "0.0001,0.0003"}``.
+    """
 
     def text(values: Any) -> Any:
-        values = values.tolist() if hasattr(values, "tolist") else values  # an array
-        return ",".join(map(str, values)) if isinstance(values, list | tuple | range) else values
+        # an array
+        if hasattr(values, "tolist"):
+            values = values.tolist()
+        else:
+            values = values
+        if isinstance(values, list | tuple | range):
+            return ",".join(map(str, values))
+        return values
 
     return {name: text(values) for name, values in vary.items()}
 
@@ -337,13 +468,17 @@ def launch_of(fields: Mapping[str, Any]) -> Processes:
     Raises:
       ConfigError: its fields do not fit together.
     """
-    launch = Processes(**{name: fields[name] for name in marked(Processes) if fields.get(name) is not None})
+    launch = Processes(
+        **{name: fields[name] for name in marked(Processes) if fields.get(name) is not None}
+    )
     launch.check_launch()
     return launch
 
 
 RUN_DEFAULTS: dict[str, Any] = {
-    x.name: default for x in dataclasses.fields(Train) if (default := marks_of(x).without_preset) is not None
+    x.name: default
+    for x in dataclasses.fields(Train)
+    if (default := marks_of(x).without_preset) is not None
 }
 """Values of the fields that the algorithm's preset for the environment fills in, if it does not."""
 RESUMABLE = marked(Train, resumable=True)
@@ -351,6 +486,7 @@ RESUMABLE = marked(Train, resumable=True)
 VARIED = marked(Train, varies=True)
 """Fields of ``Train`` in which members of a population may differ; all hyperparameters may, too."""
 OWN = marked(Train, per_policy=True)
-"""Fields of ``Train`` that each of several policies sets for itself; the others apply to the whole run."""
+"""Fields of ``Train`` that each of several policies sets for itself;
+the others apply to the whole run."""
 ALONE: dict[str, Any] = {"seeds": Train.seeds, **vars(Population())}
 """The fields that make a run a population, with their values in a single run."""

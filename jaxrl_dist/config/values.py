@@ -1,4 +1,5 @@
-"""Fields of configs: what holds for them, and converting Python values to what flags and files can hold.
+"""Fields of configs: what holds for them, and converting
+Python values to what flags and files can hold.
 
 Imports nothing heavy, so that ``--help`` and a rejected flag are fast.
 """
@@ -12,15 +13,27 @@ import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from jaxrl_dist.checks import check_range, check_used, did_you_mean, flag, shown
 from jaxrl_dist.errors import ConfigError
 
 OR_OBJECT = "or an object from Python"
-"""Annotates the type of a field whose value may also be an object that no flag and no file can hold."""
+"""Annotates the type of a field whose value may also
+be an object that no flag and no file can hold."""
 NO_NUMBER = "none", "auto"
-"""Texts of an optional number that leave it to the run, in any case; other libraries have ``auto``."""
+"""Texts of an optional number that leave it to the run, in any case; other libraries have
+``auto``."""
 Fields = TypeVar("Fields")
 
 
@@ -35,7 +48,8 @@ class Marks(NamedTuple):
     needs: str | None = None
     """The field without which this one does nothing."""
     without_preset: Any = None
-    """The value if neither the user nor the algorithm's preset gives one; None: presets do not fill it in."""
+    """The value if neither the user nor the algorithm's preset gives one; None:
+    presets do not fill it in."""
     resumable: bool = False
     """Whether it may change when a run is resumed."""
     compiled: bool = True
@@ -66,7 +80,9 @@ def setting(default: Any = dataclasses.MISSING, **marks: Any) -> Any:
     metadata = {Marks: field_marks}
     if default == {}:
         return dataclasses.field(default_factory=dict, metadata=metadata)
-    return dataclasses.field(default=default if field_marks.without_preset is None else None, metadata=metadata)
+    return dataclasses.field(
+        default=default if field_marks.without_preset is None else None, metadata=metadata
+    )
 
 
 def marks_of(field: dataclasses.Field[Any]) -> Marks:
@@ -78,39 +94,54 @@ def marks_of(field: dataclasses.Field[Any]) -> Marks:
 def marked(kind: Any, **wanted: Any) -> tuple[str, ...]:
     """Returns the names of a dataclass's fields that have these marks, in their order."""
     fields = ((field.name, marks_of(field)) for field in dataclasses.fields(kind))
-    return tuple(name for name, marks in fields if all(getattr(marks, mark) == value for mark, value in wanted.items()))
+    return tuple(
+        name
+        for name, marks in fields
+        if all(getattr(marks, mark) == value for mark, value in wanted.items())
+    )
 
 
 def check_declared(config: Any) -> None:
-    """Checks that numbers are within the bounds that any base class declares, and that fields have what they need.
+    """Checks that numbers are within the bounds that any base class declares,
+    and that fields have what they need.
 
     Raises:
       ConfigError: a number is out of range; the message names its flag.
       UnusedError: a field does nothing.
     """
     bases = filter(dataclasses.is_dataclass, reversed(type(config).__mro__))
-    declared = [field for base in bases for field in dataclasses.fields(base) if Marks in field.metadata]
+    declared = [
+        field for base in bases for field in dataclasses.fields(base) if Marks in field.metadata
+    ]
     fields = {field.name: (str(field.type), marks_of(field)) for field in declared}
     for name, (kind, marks) in fields.items():
         if re.search(r"\b(int|float)\b", kind):
-            check_range(config, name, low=marks.low, high=marks.high, above=marks.above, below=marks.below)
+            check_range(
+                config, name, low=marks.low, high=marks.high, above=marks.above, below=marks.below
+            )
     for name, (_, marks) in fields.items():
         if marks.needs is not None:
             needed = getattr(config, marks.needs)
-            unfilled = needed is None and marks.needs in fields and fields[marks.needs][1].without_preset is not None
+            unfilled = (
+                needed is None
+                and marks.needs in fields
+                and fields[marks.needs][1].without_preset is not None
+            )
             check_used(config, name, active=unfilled or bool(needed), needed=flag(marks.needs))
 
 
 def plain(config: Fields) -> Fields:
     """Converts the values of a dataclass to plain Python values of the fields' types.
 
-    Scalars of numpy and JAX become Python numbers, lists and arrays become tuples, and paths become text. A text field
-    also takes a number, and an integer field a float such as 1e6. So every config can be written to ``config.json`` and
-    read again. Fields of other types (not numbers, switches, text, choices, or tuples and dictionaries of these) stay
-    unchanged, and so do fields that still have their default.
+    Scalars of numpy and JAX become Python numbers, lists and arrays become tuples, and paths become
+    text. A text field also takes a number, and an integer field a float such as 1e6. So every
+    config can be written to ``config.json`` and read again. Fields of other types (not numbers,
+    switches, text, choices, or tuples and dictionaries of these) stay unchanged, and so do fields
+    that still have their default.
 
     Raises:
-      ConfigError: a value has the wrong type; the message names the field's flag and the type that works.
+      ConfigError: a value has the wrong type;
+        the message names the field's flag and the type that works.
     """
     hints: Mapping[str, Any] = {}
     with contextlib.suppress(NameError):  # names that only type checkers import
@@ -134,7 +165,9 @@ def _plain(name: str, value: Any, hint: Any) -> Any:
     if get_origin(kind) is Literal:
         return _choice(name, value, get_args(kind))
     read = _READERS.get(kind)
-    return value if read is None else read(name, _scalar(value))
+    if read is None:
+        return value
+    return read(name, _scalar(value))
 
 
 _NO_OBJECT = str | bool | int | float | None
@@ -142,7 +175,9 @@ _NO_OBJECT = str | bool | int | float | None
 
 def _scalar(value: Any) -> Any:
     """Converts a numpy or JAX scalar to a Python number; returns other values unchanged."""
-    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        return value.item()
+    return value
 
 
 def _truth(name: str, value: Any) -> bool:
@@ -174,13 +209,17 @@ def _text(name: str, value: Any, part: str = "") -> str:
         value = os.fspath(value)
     if isinstance(value, str):
         if "\0" in value:
-            raise ConfigError(f"{flag(name)}{part} must be text without the character NUL, not {shown(value)}")
+            raise ConfigError(
+                f"{flag(name)}{part} must be text without the character NUL, not {shown(value)}"
+            )
         return value
     with contextlib.suppress(ValueError):  # Python does not write out thousands of digits
         if not isinstance(value, bool) and isinstance(value, Real):
             return str(value)
     if isinstance(value, bytes):
-        raise ConfigError(f"{flag(name)}{part} must be text, not bytes: {shown(value)}.decode() is text")
+        raise ConfigError(
+            f"{flag(name)}{part} must be text, not bytes: {shown(value)}.decode() is text"
+        )
     joined = ""
     if isinstance(value, tuple | list) and value and all(isinstance(x, str) for x in value):
         joined = f"; as text it is {shown(','.join(value))}"
@@ -189,8 +228,13 @@ def _text(name: str, value: Any, part: str = "") -> str:
 
 def _choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
     if not (isinstance(value, str) and value in choices):
-        near = did_you_mean(value, map(str, choices)) if isinstance(value, str) else ""
-        raise ConfigError(f"{flag(name)} must be one of {', '.join(map(str, choices))}, not {shown(value)}{near}")
+        if isinstance(value, str):
+            near = did_you_mean(value, map(str, choices))
+        else:
+            near = ""
+        raise ConfigError(
+            f"{flag(name)} must be one of {', '.join(map(str, choices))}, not {shown(value)}{near}"
+        )
     return value
 
 
@@ -202,20 +246,34 @@ def _plain_tuple(name: str, value: Any, kinds: tuple[Any, ...]) -> Any:
     return tuple(_plain(name, part, kind) for part, kind in _with_kinds(name, value, kinds))
 
 
-def _with_kinds(name: str, parts: Sequence[Any], kinds: tuple[Any, ...]) -> Iterator[tuple[Any, Any]]:
+def _with_kinds(
+    name: str, parts: Sequence[Any], kinds: tuple[Any, ...]
+) -> Iterator[tuple[Any, Any]]:
     """Pairs the values of a tuple with their types, given the arguments of the tuple's type."""
-    kinds = kinds[:1] * len(parts) if kinds[1:] == (...,) else kinds
+    if kinds[1:] == (...,):
+        kinds = kinds[:1] * len(parts)
+    else:
+        kinds = kinds
     if len(kinds) != len(parts):
-        raise ConfigError(f"{flag(name)} must be a tuple of {len(kinds)} values, not {shown(parts)}")
+        raise ConfigError(
+            f"{flag(name)} must be a tuple of {len(kinds)} values, not {shown(parts)}"
+        )
     return zip(parts, kinds, strict=True)
 
 
 def _plain_texts(name: str, value: Any) -> Any:
-    """Converts a dictionary's values to text as on the command line, such as ``True`` and ``False``."""
+    """Converts a dictionary's values to text as on the command line,
+    such as ``True`` and ``False``.
+    """
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise ConfigError(f"{flag(name)} must be a dictionary of names and values, not {shown(value)}")
+        raise ConfigError(
+            f"{flag(name)} must be a dictionary of names and values, not {shown(value)}"
+        )
     scalars = {key: _scalar(x) for key, x in value.items()}
-    return {key: str(x) if isinstance(x, bool) else _text(name, x, f" {key}") for key, x in scalars.items()}
+    return {
+        key: str(x) if isinstance(x, bool) else _text(name, x, f" {key}")
+        for key, x in scalars.items()
+    }
 
 
 _READERS: Mapping[Any, Callable[[str, Any], Any]] = {
@@ -228,12 +286,16 @@ def alternatives(hint: Any) -> tuple[list[Any], bool]:
     """Returns the types of values that ``hint`` allows beside None, and whether it allows None."""
     if get_origin(hint) is Annotated:
         return alternatives(get_args(hint)[0])
-    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if get_origin(hint) in (Union, types.UnionType):
+        kinds = get_args(hint)
+    else:
+        kinds = (hint,)
     return [kind for kind in kinds if kind is not type(None)], type(None) in kinds
 
 
 def from_texts(name: str, texts: Sequence[str], hint: Any) -> Any:
-    """Reads a value of the type ``hint`` from the texts behind a flag: several for a tuple or ``key=value`` pairs.
+    """Reads a value of the type ``hint`` from the texts behind a flag:
+    several for a tuple or ``key=value`` pairs.
 
     Raises:
       ConfigError: the texts are not such a value.
@@ -276,7 +338,11 @@ def from_text(name: str, text: str, hint: Any) -> Any:
         with contextlib.suppress(ValueError, OverflowError, KeyError):
             return _FROM_TEXT[kind](text)
     words = {bool: "neither True nor False", int: "not a whole number", float: "not a number"}
-    words |= {int: "neither a whole number nor None", float: "neither a number nor None"} if optional else {}
+    words |= (
+        {int: "neither a whole number nor None", float: "neither a number nor None"}
+        if optional
+        else {}
+    )
     raise ConfigError(
         f"{flag(name)}: {shown(text)} is {words.get(kinds[-1], 'more than a flag of one value can hold')}"
     )
@@ -284,7 +350,9 @@ def from_text(name: str, text: str, hint: Any) -> Any:
 
 def _whole_of(text: str) -> int:
     """Reads a whole number, which may be written as 1e6."""
-    return _whole("", float(text)) if "e" in text.lower() else int(text)
+    if "e" in text.lower():
+        return _whole("", float(text))
+    return int(text)
 
 
 _FROM_TEXT: Mapping[Any, Callable[[str], Any]] = {
@@ -304,14 +372,17 @@ class Parts:
 
 
 def varied(algorithm: Any, values: Mapping[str, Any]) -> Any:
-    """Returns hyperparameters with other values; with several policies, names are ``POLICY.FIELD``."""
+    """Returns hyperparameters with other values; with several policies, names are
+    ``POLICY.FIELD``.
+    """
     if not isinstance(algorithm, Parts):
         return dataclasses.replace(algorithm, **values)
     parts = dict(algorithm.parts)
     for name, value in values.items():
         policy, _, field = name.partition(".")
         part = parts[policy]
-        changes = {field: value}  # a field of the algorithm, or of the policy's normalisation and clipping
+        # a field of the algorithm, or of the policy's normalisation and clipping
+        changes = {field: value}
         if field in {hyperparameter.name for hyperparameter in dataclasses.fields(part.algorithm)}:
             changes = {"algorithm": dataclasses.replace(part.algorithm, **changes)}
         parts[policy] = dataclasses.replace(part, **changes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,9 @@ ROWS = {name: Box((), np.dtype(dtype), np.array(0), np.array(0)) for name, dtype
 """The spaces of the columns that are alike in all data sets."""
 COARSE = 64
 """Least number of float32 values between the least and the largest number of a column."""
-_MAX_STEPS, _BLOCK = 2**31 - 1, 2**24  # bytes of an array that are checked at a time
+# bytes of an array that are checked at a time
+_MAX_STEPS = 2**31 - 1
+_BLOCK = 2**24
 
 
 def problem(columns: Mapping[str, PyTree], kinds: Mapping[str, Space]) -> str | None:
@@ -50,7 +52,8 @@ def problem(columns: Mapping[str, PyTree], kinds: Mapping[str, Space]) -> str | 
 def _problem_of(x: np.ndarray, size: int, part: Any) -> str | None:
     if x.shape != (size, *part.shape) or x.dtype != part.dtype:
         return f"is {x.dtype}{list(x.shape)}, not {part.dtype}{[size, *part.shape]}"
-    step = max(1, _BLOCK * size // max(1, x.nbytes))  # rows; the array may be larger than the memory
+    # rows; the array may be larger than the memory
+    step = max(1, _BLOCK * size // max(1, x.nbytes))
     problems = (_problem_in(x[first : first + step], part) for first in range(0, size, step))
     return next(filter(None, problems), None)
 
@@ -65,14 +68,19 @@ def _problem_in(x: np.ndarray, part: Any) -> str | None:
     most = np.asarray(part.n if isinstance(part, Discrete) else part.nvec)
     if (most > MAX_SIZE).any():
         return f"has integers up to {most.max() - 1}, which are no categories: give it as floats"
-    return None if spaces.holds(part, x) else f"has a value that {spaces.describe(part, starts=True)} has not"
+    if spaces.holds(part, x):
+        return None
+    return f"has a value that {spaces.describe(part, starts=True)} has not"
 
 
-def returns_to_go(reward: np.ndarray, ends: np.ndarray, terminated: np.ndarray, discount: float) -> np.ndarray:
+def returns_to_go(
+    reward: np.ndarray, ends: np.ndarray, terminated: np.ndarray, discount: float
+) -> np.ndarray:
     """Returns the discounted sum of an episode's rewards from each step on, ``[L]`` float32.
 
-    After a time limit its mean reward goes on for ever, as in AntMaze's unsuccessful episodes in the code of Nakamoto
-    et al. (2023); without a discount the rest is then unknown, which counts as -infinity.
+    After a time limit its mean reward goes on for ever, as in AntMaze's unsuccessful episodes in
+    the code of Nakamoto et al. (2023); without a discount the rest is then unknown, which counts as
+    -infinity.
 
     Args:
       reward: ``[L]``, as the other columns.
@@ -81,7 +89,13 @@ def returns_to_go(reward: np.ndarray, ends: np.ndarray, terminated: np.ndarray, 
     found = np.zeros(len(reward), np.float32)
     for begin, end in zip(np.append(0, ends[:-1] + 2), ends, strict=True):
         mean = reward[begin : end + 1].mean(dtype=np.float64)
-        rest = 0.0 if terminated[end] else mean / (1.0 - discount) if discount < 1 else -math.inf
+        if terminated[end]:
+            rest = 0.0
+        else:
+            if discount < 1:
+                rest = mean / (1.0 - discount)
+            else:
+                rest = -math.inf
         for step in range(end, begin - 1, -1):
             rest = float(reward[step]) + discount * rest
             found[step] = rest
@@ -103,7 +117,9 @@ def arrays(tree: Any) -> PyTree:
     except ValueError:  # as of lists of several lengths
         x = np.array(None)
     if x.dtype.kind not in "biuf" or not x.ndim:
-        raise ConfigError("a data set is made of arrays of numbers, one entry for each step, or of dicts of these")
+        raise ConfigError(
+            "a data set is made of arrays of numbers, one entry for each step, or of dicts of these"
+        )
     return x
 
 
@@ -120,9 +136,11 @@ def flags(values: Any, name: str) -> np.ndarray:
 
 
 def equal_rows(a: PyTree, b: PyTree) -> np.ndarray:
-    """Returns for each row of arrays ``[L, ...]`` of equal parts whether a data set would hold it alike, bool ``[L]``.
+    """Returns for each row of arrays ``[L, ...]`` of equal parts
+    whether a data set would hold it alike, bool ``[L]``.
 
-    Floats are compared as float32: the observations and the successors of one file may have two precisions.
+    Floats are compared as float32: the observations and
+    the successors of one file may have two precisions.
     """
 
     def alike(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -142,9 +160,11 @@ def entries(tree: PyTree) -> dict[str, tuple[int, ...]]:
 
 
 def space_of(tree: PyTree, *, actions: bool = False) -> Space:
-    """Returns the space of arrays ``[L, ...]``: integers count from 0, and the bounds of numbers are the data's.
+    """Returns the space of arrays ``[L, ...]``: integers count from 0,
+    and the bounds of numbers are the data's.
 
-    Bytes are integers as ``actions``; as observations they are parts of images, whose bounds are 0 and 255.
+    Bytes are integers as ``actions``; as observations they are parts of images,
+    whose bounds are 0 and 255.
     """
     if isinstance(tree, dict):
         return {name: space_of(part, actions=actions) for name, part in tree.items()}
@@ -167,10 +187,17 @@ def space_of(tree: PyTree, *, actions: bool = False) -> Space:
                 "for Discrete, or the space as action_space="
             )
         return MultiDiscrete(tuple(int(most) + 1 for most in x.max(axis=0)))
-    dtype = x.dtype if x.dtype in (np.uint8, np.bool_) else np.dtype(np.float32)
-    if dtype == np.uint8 and x.ndim > 2 and x.max() > 127:  # an image, whose brightest pixels the data may lack
-        return Box(x.shape[1:], dtype, np.zeros(x.shape[1:], dtype), np.full(x.shape[1:], 255, dtype))
-    low, high = x.min(axis=0), x.max(axis=0)
+    if x.dtype in (np.uint8, np.bool_):
+        dtype = x.dtype
+    else:
+        dtype = np.dtype(np.float32)
+    # an image, whose brightest pixels the data may lack
+    if dtype == np.uint8 and x.ndim > 2 and x.max() > 127:
+        return Box(
+            x.shape[1:], dtype, np.zeros(x.shape[1:], dtype), np.full(x.shape[1:], 255, dtype)
+        )
+    low = x.min(axis=0)
+    high = x.max(axis=0)
     if dtype == np.float32 and x.dtype != np.float32:
         with np.errstate(over="ignore", invalid="ignore"):
             step = np.spacing(np.maximum(np.abs(low), np.abs(high)).astype(np.float32))
@@ -198,14 +225,19 @@ def cast(tree: PyTree, space: Space, name: str) -> PyTree:
     with np.errstate(invalid="ignore"):  # of a NaN
         found = x.astype(space.dtype)
     if not np.issubdtype(space.dtype, np.floating) and not np.array_equal(found, x):
-        raise ConfigError(f"{name} has values that {spaces.describe(space)} cannot hold, such as {x[found != x][0]}")
+        raise ConfigError(
+            f"{name} has values that {spaces.describe(space)} cannot hold, such as {x[found != x][0]}"
+        )
     return found
 
 
 def hull(space: Space, *others: Space) -> Space:
-    """Returns the space of the values of all these spaces, which differ in the bounds of numbers alone."""
+    """Returns the space of the values of all these spaces,
+    which differ in the bounds of numbers alone.
+    """
     if isinstance(space, dict):
-        return {name: hull(part, *(other[name] for other in others)) for name, part in space.items()}  # type: ignore[index]
+        parts: Sequence[Any] = others
+        return {name: hull(part, *(x[name] for x in parts)) for name, part in space.items()}
     if not isinstance(space, Box):
         return space
     low, high = (np.stack([getattr(x, end) for x in (space, *others)]) for end in ("low", "high"))

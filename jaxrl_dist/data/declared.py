@@ -39,7 +39,9 @@ class Form(NamedTuple):
             return _counted(self.space, tree)
         except (LookupError, ValueError, AttributeError, OverflowError):
             described = spaces.describe(self.space, starts=True)
-            raise ConfigError(f"a data set has values that are not of the space {described}") from None
+            raise ConfigError(
+                f"a data set has values that are not of the space {described}"
+            ) from None
 
 
 OF_DATA = Form(None)
@@ -60,10 +62,14 @@ def form(space: Any, role: str) -> Form:
     """
     if space is None:
         return OF_DATA
-    if spaces.leaves(space) and all(isinstance(part, Part) for part in spaces.leaves(space).values()):
+    if spaces.leaves(space) and all(
+        isinstance(part, Part) for part in spaces.leaves(space).values()
+    ):
         return Form(space)
     if not hasattr(space, "contains") or not hasattr(space, "sample"):
-        raise ConfigError(f"{role} need a space of jaxrl_dist.spaces or of Gymnasium, and not {space!r:.80}")
+        raise ConfigError(
+            f"{role} need a space of jaxrl_dist.spaces or of Gymnasium, and not {space!r:.80}"
+        )
     return Form(space_of(plain(space), "the data set", role), space)
 
 
@@ -111,9 +117,17 @@ def interface(
         raise ConfigError(f"both_sides is True or False, and not {both_sides!r:.80}")
     observation = seen.space or columns.space_of(obs)
     actions = taken.space or columns.space_of(action, actions=True)
-    mask = masks.part_of(observation, actions) if mask is None else mask or None
+    if mask is None:
+        mask = masks.part_of(observation, actions)
+    else:
+        mask = mask or None
     forms = {"observation": seen.native, "action": taken.native}
-    paths = [path for role, native in forms.items() if native is not None for path in tuples_in(plain(native), role)]
+    paths = [
+        path
+        for role, native in forms.items()
+        if native is not None
+        for path in tuples_in(plain(native), role)
+    ]
     found = Interface(observation, actions, mask, both_sides, tuple(paths))
     problem = found.problem()
     if problem is not None:

@@ -1,6 +1,7 @@
 """Data sets of Minari: https://minari.farama.org.
 
-Anyone may have written their files, and the metadata name code that makes an environment. None of it is run.
+Anyone may have written their files, and the metadata name code that makes an environment.
+None of it is run.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ OURS = "jaxrl_dist"
 INTERFACE = "jaxrl_dist_interface"
 """Where they hold what Minari's spaces do not say."""
 LOG_PROB = "log_prob"
-"""Where log-probabilities lie in the ``infos`` of an episode of ours, which has one entry more than steps. In infos of
-others the first entry may be that of the reset, or a name may mean something else, so these are not read."""
+"""Where log-probabilities lie in the ``infos`` of an episode of ours, which has one entry more than
+steps. In infos of others the first entry may be that of the reset, or a name may mean something
+else, so these are not read."""
 
 _UNPACKED = 1100
-"""Bytes of arrays that a byte of their file may announce: gzip packs zeros 1,032 to 1, and nothing tighter."""
+"""Bytes of arrays that a byte of their file may announce: gzip packs zeros 1,032 to 1,
+and nothing tighter."""
 _HDF5_BYTES = 4096  # of a file for each array of an episode, beside its values; 2,900 were measured
 
 
@@ -49,7 +52,10 @@ def read(source: Any) -> dict[str, Any]:
       ConfigError: there is none, or it is damaged, or no policy supports its spaces.
     """
     with _failing(source):
-        data = _loaded(source) if isinstance(source, str) else source
+        if isinstance(source, str):
+            data = _loaded(source)
+        else:
+            data = source
         _check_files(data.storage)
         native = {"obs": data.observation_space, "action": data.action_space}
         metadata = data.storage.metadata
@@ -59,8 +65,14 @@ def read(source: Any) -> dict[str, Any]:
         episodes = list[Mapping[str, PyTree]]()
         for episode in data.iterate_episodes():
             if np.any(episode.terminations[:-1]) or np.any(episode.truncations[:-1]):
-                raise ConfigError(f"episode {episode.id} of {label} ends before its last step; divide it there")
-            columns = {"obs": episode.observations, "action": episode.actions, "reward": episode.rewards}
+                raise ConfigError(
+                    f"episode {episode.id} of {label} ends before its last step; divide it there"
+                )
+            columns = {
+                "obs": episode.observations,
+                "action": episode.actions,
+                "reward": episode.rewards,
+            }
             known = {}
             if OURS in metadata and LOG_PROB in (episode.infos or {}):
                 known[LOG_PROB] = episode.infos[LOG_PROB][:-1]
@@ -93,15 +105,23 @@ def _loaded(name: str) -> Any:
 
     path = _place_of(name) / "data"
     if not path.is_dir():
-        raise ConfigError(f"there is no Minari data set {name} here; `minari download {name}` fetches a published one")
+        raise ConfigError(
+            f"there is no Minari data set {name} here; `minari download {name}` fetches a published one"
+        )
     metadata = storage.read_json(path / "metadata.json")
-    if not isinstance(metadata, dict) or not {"observation_space", "action_space"} <= metadata.keys():
-        raise ConfigError(f"minari:{name} names its spaces by code that makes an environment, and that is not run")
+    if (
+        not isinstance(metadata, dict)
+        or not {"observation_space", "action_space"} <= metadata.keys()
+    ):
+        raise ConfigError(
+            f"minari:{name} names its spaces by code that makes an environment, and that is not run"
+        )
     return minari.MinariDataset(path)
 
 
 def _check_files(stored: Any) -> None:
-    """Checks that a data set holds all its values itself, and not more than its size and this machine's memory explain.
+    """Checks that a data set holds all its values itself,
+    and not more than its size and this machine's memory explain.
 
     HDF5 follows links, and reads the bytes of an array from any file that the array names.
 
@@ -112,7 +132,9 @@ def _check_files(stored: Any) -> None:
       ConfigError: it does not, or it has another format than HDF5.
     """
     if stored.FORMAT != "hdf5":
-        raise ConfigError(f"the format {stored.FORMAT} is not supported; Dataset.from_episodes takes its episodes")
+        raise ConfigError(
+            f"the format {stored.FORMAT} is not supported; Dataset.from_episodes takes its episodes"
+        )
     folder = pathlib.Path(stored.data_path)
     for file in storage.plain_files(folder.parent.resolve() / folder.name):
         if file.suffix != ".hdf5":
@@ -139,11 +161,20 @@ def _announced(file: pathlib.Path) -> int:
         content.visititems_links(links.__setitem__)  # which follows none
         addresses = {h5py.h5o.get_info(content.id).addr}
         for name, link in links.items():
-            entry = content[name] if isinstance(link, h5py.HardLink) else None
+            if isinstance(link, h5py.HardLink):
+                entry = content[name]
+            else:
+                entry = None
             address = entry and h5py.h5o.get_info(entry.id).addr
             is_array = isinstance(entry, h5py.Dataset)
-            if entry is None or address in addresses or (is_array and (entry.external or entry.is_virtual)):
-                raise ConfigError(f"{file}: {name} is a link, or lies in another file; copy its values into this one")
+            if (
+                entry is None
+                or address in addresses
+                or (is_array and (entry.external or entry.is_virtual))
+            ):
+                raise ConfigError(
+                    f"{file}: {name} is a link, or lies in another file; copy its values into this one"
+                )
             addresses.add(address)
             if is_array:
                 size += math.prod(entry.shape or ()) * entry.id.get_type().get_size()
@@ -174,7 +205,8 @@ def _failing(source: Any) -> Iterator[None]:
     except ConfigError:
         raise
     except OSError as error:
-        if error.errno is not None and error.filename is not None:  # not one that HDF5 has found in a file
+        # not one that HDF5 has found in a file
+        if error.errno is not None and error.filename is not None:
             raise
         raise ConfigError(f"{_label(source)} cannot be converted: {first_line(error)}") from None
     except ImportError:
@@ -186,7 +218,9 @@ def _failing(source: Any) -> Iterator[None]:
 
 
 def _label(source: Any) -> str:
-    return source if isinstance(source, str) else "the Minari data set"
+    if isinstance(source, str):
+        return source
+    return "the Minari data set"
 
 
 def _about(metadata: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -194,7 +228,9 @@ def _about(metadata: Mapping[str, Any], name: str) -> dict[str, Any]:
         json.dumps(ours, allow_nan=False)  # so that a data set can hold it
         return ours
     behaviour = {"minari": name, "algorithm": metadata.get("algorithm_name")}
-    about: dict[str, Any] = {"behaviour": {key: str(x) for key, x in behaviour.items() if x is not None}}
+    about: dict[str, Any] = {
+        "behaviour": {key: str(x) for key, x in behaviour.items() if x is not None}
+    }
     with contextlib.suppress(TypeError, ValueError, LookupError):
         about["env"] = str(json.loads(metadata["env_spec"])["id"])
     ends = {"random": metadata.get("ref_min_score"), "expert": metadata.get("ref_max_score")}
@@ -208,7 +244,8 @@ def write(
     about: Mapping[str, Any],
     **options: Any,
 ) -> Any:
-    """Makes a data set on this machine, and returns it; values of ``episodes`` are as policies see them.
+    """Makes a data set on this machine, and returns it;
+    values of ``episodes`` are as policies see them.
 
     Raises:
       ConfigError: it exists, or the name is not one.
@@ -219,22 +256,34 @@ def write(
         from minari.data_collector import EpisodeBuffer
 
         warnings.simplefilter("ignore")  # it recommends an author, a link to code, and more
-        buffers, arrays = [], list[np.ndarray]()
+        buffers = []
+        arrays = list[np.ndarray]()
         for episode in episodes:
             ends = np.zeros((2, len(episode["reward"])), bool)
             ends[int(not episode["terminated"]), -1] = True
-            known = {LOG_PROB: np.append(episode[LOG_PROB], np.float32(0))} if LOG_PROB in episode else None
+            if LOG_PROB in episode:
+                known = {LOG_PROB: np.append(episode[LOG_PROB], np.float32(0))}
+            else:
+                known = None
             columns = {
                 "observations": _valued(interface, "observation", episode["obs"]),
                 "actions": _valued(interface, "action", episode["action"]),
                 "rewards": episode["reward"],
             }
             arrays += [*jax.tree.leaves((columns, known)), *ends]
-            buffers.append(EpisodeBuffer(**columns, terminations=ends[0], truncations=ends[1], infos=known))
+            buffers.append(
+                EpisodeBuffer(**columns, terminations=ends[0], truncations=ends[1], infos=known)
+            )
         native = {f"{role}_space": _native(interface, role) for role in ("observation", "action")}
         with _whole(_place_of(name), arrays):
-            data = minari.create_dataset_from_buffers(name, buffers, **native, jpeg_encoding=False, **options)
-            scores = {"ref_min_score": about.get("random"), "ref_max_score": about.get("expert"), OURS: dict(about)}
+            data = minari.create_dataset_from_buffers(
+                name, buffers, **native, jpeg_encoding=False, **options
+            )
+            scores = {
+                "ref_min_score": about.get("random"),
+                "ref_max_score": about.get("expert"),
+                OURS: dict(about),
+            }
             scores[INTERFACE] = {"mask": interface.mask or "", "both_sides": interface.both_sides}
             data.storage.update_metadata({name: x for name, x in scores.items() if x is not None})
         return data
@@ -246,7 +295,8 @@ def _whole(place: pathlib.Path, arrays: list[np.ndarray]) -> Iterator[None]:
 
     Raises:
       ConfigError: the directory exists.
-      OSError: the disk has no room for these arrays: HDF5 ends the process where it meets a full disk.
+      OSError: the disk has no room for these arrays:
+        HDF5 ends the process where it meets a full disk.
     """
     if os.path.lexists(place):
         raise ConfigError(f"the Minari data set {place} exists; choose another name or version")
@@ -292,6 +342,8 @@ def _valued(interface: Interface, role: str, values: PyTree) -> Any:
         if isinstance(space, dict):
             return {name: valued(part, values[name]) for name, part in space.items()}
         own = spaces.native(space, values)
-        return own.astype(np.int8) if isinstance(space, MultiDiscrete) and space.binary else own
+        if isinstance(space, MultiDiscrete) and space.binary:
+            return own.astype(np.int8)
+        return own
 
     return spaces.tupled(valued(getattr(interface, role), values), interface.tuples, role)

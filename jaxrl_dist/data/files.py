@@ -1,6 +1,8 @@
-"""Directories of data sets: an ``.npy`` file for each array, and ``dataset.json``, which holds spaces and checksums.
+"""Directories of data sets: an ``.npy`` file for each array, and ``dataset.json``,
+which holds spaces and checksums.
 
-Others may have written them: no file names code, and nothing is read that the index does not announce.
+Others may have written them: no file names code,
+and nothing is read that the index does not announce.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ FORMAT = 2
 """Format number of ``dataset.json``; a reader refuses unknown numbers."""
 INDEX = "dataset.json"
 MAX_AXES = 32
-"""Axes of an array of numpy; further ones in an index are not read, so that its array has another shape."""
+"""Axes of an array of numpy; further ones in an index are not read,
+so that its array has another shape."""
 ENDS = "random", "expert"
 """Policies whose mean returns are the ends of a normalised score."""
 _DTYPES = {np.dtype(code).name for code in "?bBhHiIqQefd"}
@@ -44,7 +47,8 @@ def describe(path: pathlib.Path, about: Mapping[str, Any]) -> None:
 def scored(evaluation: Mapping[str, Any], path: str | None) -> dict[str, Any]:
     """Adds the normalised score to an evaluation, if the data set of the run knows both ends.
 
-    It is ``100 (return - random) / (expert - random)``. Source: Fu et al. (2020), D4RL, arXiv:2004.07219, section 6.
+    It is ``100 (return - random) / (expert - random)``. Source: Fu et al. (2020), D4RL,
+    arXiv:2004.07219, section 6.
     """
     if path is None:
         return dict(evaluation)
@@ -56,13 +60,19 @@ def scored(evaluation: Mapping[str, Any], path: str | None) -> dict[str, Any]:
     if random is None or expert is None or random == expert or "return_mean" not in evaluation:
         return dict(evaluation)
     score = 100 * (evaluation["return_mean"] - random) / (expert - random)
-    return {**evaluation, "normalized_score": score, "random_return": random, "expert_return": expert}
+    return {
+        **evaluation,
+        "normalized_score": score,
+        "random_return": random,
+        "expert_return": expert,
+    }
 
 
 def read(
     path: pathlib.Path, rows: Mapping[str, Box], optional: Sequence[str]
 ) -> tuple[dict[str, Any], Interface, dict[str, Any]]:
-    """Reads a directory: its arrays, which stay on the disk until they are used, its interface, and its index.
+    """Reads a directory: its arrays, which stay on the disk until they are used, its interface,
+    and its index.
 
     Args:
       rows: the spaces of the arrays for which the index has none.
@@ -76,11 +86,20 @@ def read(
     there = {file.relative_to(path).as_posix() for file in storage.plain_files(path)} - {INDEX}
     if more := sorted(there - content["files"].keys()):
         raise ConfigError(f"{path} holds {shown(more[0])}, which {INDEX} does not name: remove it")
-    kept = {name: kind for name, kind in rows.items() if name not in optional or file_of(name) in content["files"]}
-    first, size, fields = next(iter(rows)), 0, {}
+    kept = {
+        name: kind
+        for name, kind in rows.items()
+        if name not in optional or file_of(name) in content["files"]
+    }
+    first = next(iter(rows))
+    size = 0
+    fields = {}
     arrays = set[str]()
     for name, space in {first: rows[first], **kept, **interface.kinds}.items():
-        parts = {part: _array(path / file_of(name, part), kind, size) for part, kind in spaces.leaves(space).items()}
+        parts = {
+            part: _array(path / file_of(name, part), kind, size)
+            for part, kind in spaces.leaves(space).items()
+        }
         fields[name] = spaces.nested(space, parts)
         size = len(fields[first])
         arrays |= {file_of(name, part) for part in parts}
@@ -129,11 +148,14 @@ def _index(path: pathlib.Path) -> tuple[dict[str, Any], Interface]:
 
 def file_of(name: str, part: str = "") -> str:
     """Returns the name of a file, in which no path of the part's name counts."""
-    return f"{name}.{part.replace('%', '%25').replace('/', '%2F')}.npy" if part else f"{name}.npy"
+    if part:
+        return f"{name}.{part.replace('%', '%25').replace('/', '%2F')}.npy"
+    return f"{name}.npy"
 
 
 def _array(file: pathlib.Path, kind: Any, size: int) -> np.ndarray:
-    """Returns a mapped array ``[size, ...]`` of values of a space, whose file holds that and nothing else.
+    """Returns a mapped array ``[size, ...]`` of values of a space,
+    whose file holds that and nothing else.
 
     Args:
       size: 0: any.
@@ -141,10 +163,17 @@ def _array(file: pathlib.Path, kind: Any, size: int) -> np.ndarray:
     try:
         with file.open("rb") as content:
             version = np.lib.format.read_magic(content)
-            shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(content, max_header_size=_MAX_HEADER)
-            start, end = content.tell(), content.seek(0, 2)
+            shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(
+                content, max_header_size=_MAX_HEADER
+            )
+            start = content.tell()
+            end = content.seek(0, 2)
         right = version == (1, 0) and dtype == kind.dtype and not fortran_order
-        if right and shape == (size or shape[0], *kind.shape) and end - start == math.prod(shape) * dtype.itemsize > 0:
+        if (
+            right
+            and shape == (size or shape[0], *kind.shape)
+            and end - start == math.prod(shape) * dtype.itemsize > 0
+        ):
             return np.memmap(file, dtype, "r", start, shape)
     except Exception:  # numpy evaluates the header, which anyone may have written
         pass
@@ -167,11 +196,14 @@ def interface_from_json(stored: Any) -> Interface:
     """The inverse of ``interface_to_json``.
 
     Raises:
-      ValueError, TypeError, LookupError, AttributeError, OverflowError: somebody else has written it.
+      ValueError, TypeError, LookupError, AttributeError, OverflowError:
+      somebody else has written it.
     """
     observation = _space_from_json(stored["observation"])
     action = _space_from_json(stored["action"])
-    mask, both_sides, tuples = stored["mask"], stored["both_sides"], stored["tuples"]
+    mask = stored["mask"]
+    both_sides = stored["both_sides"]
+    tuples = stored["tuples"]
     if not isinstance(mask, str | None) or not isinstance(both_sides, bool):
         raise TypeError("not the name of a mask, or not a flag")
     dicts = _dicts({"observation": observation, "action": action})
@@ -210,9 +242,12 @@ def _bound(bound: np.ndarray) -> Any:
     bound = np.asarray(bound)
     equal = bound.size > 0 and (bound == bound.flat[0]).all()
     texts = [
-        x if math.isfinite(x) else str(x) for x in (bound.reshape(-1)[:1] if equal else bound.reshape(-1)).tolist()
+        x if math.isfinite(x) else str(x)
+        for x in (bound.reshape(-1)[:1] if equal else bound.reshape(-1)).tolist()
     ]
-    return texts[0] if equal else texts
+    if equal:
+        return texts[0]
+    return texts
 
 
 def _space_from_json(stored: Any) -> Space:
@@ -236,7 +271,8 @@ def _space_from_json(stored: Any) -> Space:
 
 
 def _box_from_json(stored: Any) -> Box:
-    shape, name = tuple(map(_count, stored["shape"][:MAX_AXES])), stored["dtype"]
+    shape = tuple(map(_count, stored["shape"][:MAX_AXES]))
+    name = stored["dtype"]
     if name not in _DTYPES or math.prod(shape) > 2**30:
         raise ValueError("not a dtype or shape of observations")
     low, high = (_bound_from_json(stored[side], shape, name) for side in ("low", "high"))
@@ -247,13 +283,17 @@ def _box_from_json(stored: Any) -> Box:
 
 def _check_names(names: Collection[str]) -> None:
     # "a/b" beside "a" could name the part "b" of "a", too
-    clash = any(name[:at] in names for name in names for at, letter in enumerate(name) if letter == "/")
+    clash = any(
+        name[:at] in names for name in names for at, letter in enumerate(name) if letter == "/"
+    )
     if clash or not all(name and name.isprintable() for name in names or [""]):
         raise ValueError("no parts, or names that are not those of parts")
 
 
 def _bound_from_json(value: Any, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Returns a bound that can be broadcast to ``shape``, which may be larger than what announces it."""
+    """Returns a bound that can be broadcast to ``shape``,
+    which may be larger than what announces it.
+    """
     values = np.array([float(x) for x in (value if isinstance(value, list) else [value])])
     with np.errstate(over="ignore", invalid="ignore"):
         values = values.astype(dtype)

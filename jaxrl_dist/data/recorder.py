@@ -33,14 +33,20 @@ def advising() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        error.add_note("--record None trains on without a record, and --record DIR with one elsewhere")
+        error.add_note(
+            "--record None trains on without a record, and --record DIR with one elsewhere"
+        )
         raise
 
 
 class Recorder:
-    """A thread that writes rollouts as a data set: episodes as they end, and at the end what is left of the others."""
+    """A thread that writes rollouts as a data set: episodes as they end,
+    and at the end what is left of the others.
+    """
 
-    def __init__(self, writer: Writer, spec: EnvSpec, about: Mapping[str, Any], *, episodic: bool) -> None:
+    def __init__(
+        self, writer: Writer, spec: EnvSpec, about: Mapping[str, Any], *, episodic: bool
+    ) -> None:
         """Starts the thread.
 
         Args:
@@ -49,8 +55,12 @@ class Recorder:
           episodic: each rollout begins with new episodes.
         """
         self.place = writer.place
-        self._writer, self._spec, self._about, self._episodic = writer, spec, about, episodic
-        self._pending = dict[int, list[PyTree]]()  # pieces of the episode under way in each environment
+        self._writer = writer
+        self._spec = spec
+        self._about = about
+        self._episodic = episodic
+        # pieces of the episode under way in each environment
+        self._pending = dict[int, list[PyTree]]()
         self._held = dict[int, list[Rollout]]()  # rollouts that are not yet divided into episodes
         self._last = dict[int, PyTree]()  # the observation after them
         self._episodes = 0
@@ -60,7 +70,8 @@ class Recorder:
         self._thread.start()
 
     def __call__(self, first: int, rollouts: Iterable[Rollout]) -> None:
-        """Takes rollouts ``[T, B, ...]`` on any device; those of an environment come in their order.
+        """Takes rollouts ``[T, B, ...]`` on any device;
+        those of an environment come in their order.
 
         Args:
           first: index of their first environment.
@@ -95,7 +106,8 @@ class Recorder:
         """Ends the episodes under way, and completes the data set; without a step there is none.
 
         Raises:
-          Exception: not all could be written, and no call has raised this; what has been is a data set.
+          Exception: not all could be written, and no call has raised this;
+            what has been is a data set.
         """
         raised = self._error
         while self._thread.is_alive():
@@ -106,7 +118,9 @@ class Recorder:
             if self._writer.rows:
                 steps = self._writer.rows - self._episodes  # each has one row more than steps
                 with advising():
-                    self._writer.commit({"steps": steps, "episodes": self._episodes, "about": dict(self._about)})
+                    self._writer.commit(
+                        {"steps": steps, "episodes": self._episodes, "about": dict(self._about)}
+                    )
         finally:
             self._writer.close()
         if self._error is not None and raised is None:
@@ -120,20 +134,32 @@ class Recorder:
 
     def _divide(self, first: int) -> None:
         """Appends the episodes that end in the rollouts held of these environments."""
-        held, done = self._held.pop(first), list[PyTree]()
+        held = self._held.pop(first)
+        done = list[PyTree]()
         names = ("action", "reward", "terminated", "valid")
-        parts = [{name: getattr(x, name) for name in names} | dict(x.extras) | {"obs": x.obs_before} for x in held]
+        parts = [
+            {name: getattr(x, name) for name in names} | dict(x.extras) | {"obs": x.obs_before}
+            for x in held
+        ]
         table = jax.tree.map(lambda *x: np.concatenate(x), *parts)
         for row in range(table["valid"].shape[1]):
-            env, rows = first + row, jax.tree.map(lambda x, row=row: x[:, row], table)
+            env = first + row
+            rows = jax.tree.map(lambda x, row=row: x[:, row], table)
             self._last[env] = jax.tree.map(lambda x, row=row: x[-1, row].copy(), held[-1].obs)
-            cut = int(np.flatnonzero(~rows["valid"]).max(initial=-1)) + 1  # after the last episode that has ended
+            # after the last episode that has ended
+            cut = int(np.flatnonzero(~rows["valid"]).max(initial=-1)) + 1
             if cut:
-                done += [*self._pending.pop(env, []), jax.tree.map(lambda x, cut=cut: x[:cut], rows)]
+                done += [
+                    *self._pending.pop(env, []),
+                    jax.tree.map(lambda x, cut=cut: x[:cut], rows),
+                ]
             if cut < len(rows["valid"]):
                 left = jax.tree.map(lambda x, cut=cut: x[cut:].copy(), rows)
                 self._pending.setdefault(env, []).append(left)
-            if self._episodic or sum(len(x["valid"]) for x in self._pending.get(env, [])) >= MAX_STEPS:
+            if (
+                self._episodic
+                or sum(len(x["valid"]) for x in self._pending.get(env, [])) >= MAX_STEPS
+            ):
                 done += self._ended(env)
         self._append(done)
 
@@ -155,7 +181,9 @@ class Recorder:
 
 
 def unrecordable(spec: EnvSpec) -> str | None:
-    """Says why the experience in an environment makes no data set, and what would; None: it does."""
+    """Says why the experience in an environment makes no data set, and what would; None: it
+    does.
+    """
     if spec.policies or spec.num_agents > 1:
         return (
             "a data set holds the steps of one agent; --env-options opponents=random leaves one in a "
@@ -167,6 +195,8 @@ def unrecordable(spec: EnvSpec) -> str | None:
 
 
 def kinds(spec: EnvSpec, *, known: bool) -> dict[str, Any]:
-    """Returns the spaces of the arrays of experience in an environment; ``known``: with ``log_prob``."""
+    """Returns the spaces of the arrays of experience in an environment; ``known``:
+    with ``log_prob``.
+    """
     rows = {name: kind for name, kind in columns.ROWS.items() if known or name != "log_prob"}
     return {**spec.interface.kinds, **rows}

@@ -29,10 +29,13 @@ def check_new(path: pathlib.Path) -> None:
     """Checks that a data set can get this name.
 
     Raises:
-      ConfigError: something has it, it is a name of Minari's, or it lies in what is no writable directory.
+      ConfigError: something has it, it is a name of Minari's,
+        or it lies in what is no writable directory.
     """
     if str(path).startswith(MINARI):
-        raise ConfigError(f"{path} is not a directory: `jaxrl-dist data DIR -o {path}` makes one of Minari of it")
+        raise ConfigError(
+            f"{path} is not a directory: `jaxrl-dist data DIR -o {path}` makes one of Minari of it"
+        )
     if path.name == ".." or "\0" in path.name:
         raise ConfigError(f"{str(path)!r} has no name for a new directory; add one")
     if os.path.lexists(path):
@@ -62,14 +65,18 @@ class Place:
         self._lock: int | None = _claimed(self.temporary, path)
 
     def commit(self) -> None:
-        """Gives the directory its name or, if that has been taken meanwhile, the first free one, which it says.
+        """Gives the directory its name or, if that has been taken meanwhile,
+        the first free one, which it says.
 
         Raises:
           OSError: the disk fails.
         """
-        wanted, self.path = self.path, storage.commit_new(self.temporary, self.path)
+        wanted = self.path
+        self.path = storage.commit_new(self.temporary, self.path)
         if self.path != wanted:
-            text = f"{wanted} has appeared while its data set was written, which is in {self.path} now"
+            text = (
+                f"{wanted} has appeared while its data set was written, which is in {self.path} now"
+            )
             warnings.warn(text, FileWarning, stacklevel=2)
 
     def close(self) -> None:
@@ -89,41 +96,64 @@ class Writer:
         Raises:
           OSError: the disk is full.
         """
-        self.place, self.rows, self._kinds = place, 0, kinds
+        self.place = place
+        self.rows = 0
+        self._kinds = kinds
         parts = {name: spaces.leaves(space) for name, space in kinds.items()}
-        self._parts = {(name, part): kind for name, space in parts.items() for part, kind in space.items()}
+        self._parts = {
+            (name, part): kind for name, space in parts.items() for part, kind in space.items()
+        }
         self._interface = files.interface_to_json(interface)
         self._files = dict[tuple[str, str], FileIO]()
         try:
             with storage.naming(place.path):
                 for name, part in self._parts:
-                    self._files[name, part] = _opened(place.temporary / files.file_of(name, part), part)
+                    self._files[name, part] = _opened(
+                        place.temporary / files.file_of(name, part), part
+                    )
                 self._heads()
-                reserve = _RESERVED + len(json.dumps(self._interface, indent=2))  # so that a full disk has room for it
+                # so that a full disk has room for it
+                reserve = _RESERVED + len(json.dumps(self._interface, indent=2))
                 (place.temporary / files.INDEX).write_bytes(bytes(reserve))
         except BaseException:
             self.close()
             raise
 
     def append(self, columns: Mapping[str, Any]) -> None:
-        """Appends rows to all arrays. Raises ``OSError`` if the disk is full; the directory is then as before."""
-        arrays = {(name, part): x for name, tree in columns.items() for part, x in spaces.leaves(tree).items()}
+        """Appends rows to all arrays. Raises ``OSError`` if the disk is full;
+        the directory is then as before.
+        """
+        arrays = {
+            (name, part): x
+            for name, tree in columns.items()
+            for part, x in spaces.leaves(tree).items()
+        }
         for array, file in self._files.items():
             with storage.naming(self.place.path):
                 _write(file, np.ascontiguousarray(arrays[array]).data.cast("B"))
         self.rows += len(next(iter(arrays.values())))
 
     def commit(self, about: Mapping[str, Any]) -> None:
-        """Gives the directory its name; ``about`` is more for the index, in JSON. Raises as ``append``."""
+        """Gives the directory its name; ``about`` is more for the index, in JSON.
+        Raises as ``append``.
+        """
         folder = self.place.temporary
         with storage.naming(self.place.path):
             self._heads()
             for file in self._files.values():
                 file.close()
             digests = storage.digests(folder, without=[files.INDEX])
-            content = {"format": files.FORMAT, **about, "interface": self._interface, "files": digests}
+            content = {
+                "format": files.FORMAT,
+                **about,
+                "interface": self._interface,
+                "files": digests,
+            }
             with FileIO(folder / files.INDEX, "r+") as index:
-                _write(index, memoryview((json.dumps(content, indent=2, allow_nan=False) + "\n").encode()))
+                _write(
+                    index,
+                    memoryview((json.dumps(content, indent=2, allow_nan=False) + "\n").encode()),
+                )
                 index.truncate()
             self.place.commit()
 
@@ -135,12 +165,17 @@ class Writer:
         self.place.close()
 
     def _heads(self) -> None:
-        """Writes the header of each array, which is as long for any number of rows, and cuts what follows them."""
+        """Writes the header of each array, which is as long for any number of rows,
+        and cuts what follows them.
+        """
         for (name, part), file in self._files.items():
             kind = self._parts[name, part]
-            shape, descr = (self.rows, *kind.shape), np.lib.format.dtype_to_descr(kind.dtype)
+            shape = (self.rows, *kind.shape)
+            descr = np.lib.format.dtype_to_descr(kind.dtype)
             file.seek(0)
-            np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
+            np.lib.format.write_array_header_1_0(
+                file, {"descr": descr, "fortran_order": False, "shape": shape}
+            )
             file.seek(math.prod(shape) * kind.dtype.itemsize, 1)
             file.truncate()
 
@@ -194,13 +229,19 @@ def _claimed(folder: pathlib.Path, path: pathlib.Path) -> int:
         locks.lock(lock)
     except BlockingIOError:
         os.close(lock)
-        raise ConfigError(f"another process writes {path}; a data set needs a directory of its own") from None
+        raise ConfigError(
+            f"another process writes {path}; a data set needs a directory of its own"
+        ) from None
     except OSError:  # some cluster file systems have no locks
         pass
     left = list(folder.iterdir())
-    if foreign := [x for x in left if not (x.is_file() and (x.name == files.INDEX or x.suffix == ".npy"))]:
+    if foreign := [
+        x for x in left if not (x.is_file() and (x.name == files.INDEX or x.suffix == ".npy"))
+    ]:
         os.close(lock)
-        raise ConfigError(f"{path} cannot be written: {foreign[0]} is not of a data set; move it elsewhere")
+        raise ConfigError(
+            f"{path} cannot be written: {foreign[0]} is not of a data set; move it elsewhere"
+        )
     for file in left:
         file.unlink()
     return lock
@@ -213,11 +254,15 @@ def write(
     interface: Interface,
     about: Mapping[str, Any],
 ) -> pathlib.Path:
-    """Writes arrays as a new directory, whole or not at all, and returns its path, as ``Place.commit`` chooses it.
+    """Writes arrays as a new directory, whole or not at all, and returns its path, as
+    ``Place.commit`` chooses it.
 
     Other arguments and errors are those of ``Place`` and ``Writer``.
     """
-    place = path if isinstance(path, Place) else Place(path)
+    if isinstance(path, Place):
+        place = path
+    else:
+        place = Place(path)
     with contextlib.closing(Writer(place, kinds, interface)) as writer:
         writer.append(columns)
         writer.commit(about)

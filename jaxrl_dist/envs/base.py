@@ -1,4 +1,6 @@
-"""The interface of every environment backend: a vector of environments that reset on the next step."""
+"""The interface of every environment backend: a vector of environments that reset on the next
+step.
+"""
 
 from __future__ import annotations
 
@@ -26,40 +28,62 @@ class DeviceEnv(NamedTuple):
     reset: Callable[[jax.Array], tuple[PyTree, PyTree]]
     """``(keys [B]) -> (state, obs [B, ...])``."""
     step: Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, Timestep, EpisodeStats]]
-    """``(state, action [B, ...], keys [B]) -> (state, step, episodes)``; the statistics have an entry per environment,
-    ``[B]``, and their count ``episodes`` is 1 where an episode ended in this step."""
-    render: Callable[[PyTree], Any] | None = None  # draws one native state, ``[H, W, 3]`` uint8; None: it cannot
-    simulate: Callable[[PyTree], Simulator] | None = None  # of the rows' states; None: policies cannot plan in it
-    # ``(state, action) -> (probability [K], simulated [K])``, and ``() -> (probability [N], state [N], obs [N])``
-    outcomes: Callable[[PyTree, PyTree], tuple[jax.Array, Simulated]] | None = None  # None: a step's are not named
-    starts: Callable[[], tuple[jax.Array, PyTree, PyTree]] | None = None  # None: the first states are not named
+    """``(state, action [B, ...], keys [B]) -> (state, step, episodes)``; the statistics have an
+    entry per environment, ``[B]``, and their count ``episodes`` is 1 where an episode ended in this
+    step."""
+    render: Callable[[PyTree], Any] | None = None
+    """Draws one native state, ``[H, W, 3]`` uint8; None: it cannot."""
+    simulate: Callable[[PyTree], Simulator] | None = None
+    """Of the rows' states; None: policies cannot plan in it."""
+    # ``(state, action) -> (probability [K], simulated [K])``, and
+    # ``() -> (probability [N], state [N], obs [N])``
+    outcomes: Callable[[PyTree, PyTree], tuple[jax.Array, Simulated]] | None = None
+    """None: a step's are not named."""
+    starts: Callable[[], tuple[jax.Array, PyTree, PyTree]] | None = None
+    """None: the first states are not named."""
 
 
 class Wrappers(NamedTuple):
-    """Settings of the wrappers between environment and policy, the same for every backend; fields as in ``Train``."""
+    """Settings of the wrappers between environment and policy, the same for every backend;
+    fields as in ``Train``.
+    """
 
     frame_stack: int | None = None
     action_repeat: int = 1
     time_limit: int | None = None
     hide: str | None = None
     policies: Mapping[str, str] = {}
-    joint: Sequence[str] = ()  # policies whose agents act as one; "" if there is one policy
+    joint: Sequence[str] = ()
+    """Policies whose agents act as one; "" if there is one policy."""
     agent_ids: bool = False
     info_metrics: str | None = None
 
     def limit(self, raw_steps: int | None) -> int | None:
-        """Returns the time limit in env steps; ``raw_steps`` is the environment's limit before action repeat."""
-        native = None if raw_steps is None else -(-raw_steps // self.action_repeat)
-        return min((limit for limit in (native, self.time_limit) if limit is not None), default=None)
+        """Returns the time limit in env steps;
+        ``raw_steps`` is the environment's limit before action repeat.
+        """
+        if raw_steps is None:
+            native = None
+        else:
+            native = -(-raw_steps // self.action_repeat)
+        return min(
+            (limit for limit in (native, self.time_limit) if limit is not None), default=None
+        )
 
     def cut(self, truncated: jax.Array, steps: jax.Array) -> jax.Array:
-        """Returns ``truncated``, with the episodes that ``steps`` env steps bring to the flag's limit."""
-        return truncated if self.time_limit is None else truncated | (steps >= self.time_limit)
+        """Returns ``truncated``, with the episodes that
+        ``steps`` env steps bring to the flag's limit.
+        """
+        if self.time_limit is None:
+            return truncated
+        return truncated | (steps >= self.time_limit)
 
     @property
     def own_limit(self) -> int | None:
         """The time limit in raw environment steps, before action repeat."""
-        return None if self.time_limit is None else self.time_limit * self.action_repeat
+        if self.time_limit is None:
+            return None
+        return self.time_limit * self.action_repeat
 
 
 UNWRAPPED = Wrappers()
@@ -83,7 +107,9 @@ class EnvSlice(NamedTuple):
         return cls(0, num_envs, num_envs)
 
     def seeds(self, seed: int) -> list[int]:
-        """Returns one seed per environment, below 2^31, which depends on the environment's index within the run."""
+        """Returns one seed per environment, below 2^31,
+        which depends on the environment's index within the run.
+        """
         words = np.random.SeedSequence(seed).generate_state(self.total) & 0x7FFFFFFF
         return [int(word) for word in words[self.first : self.first + self.size]]
 
@@ -91,7 +117,8 @@ class EnvSlice(NamedTuple):
 class HostEnv(Protocol):
     """A batch of environments on the host, stepped with numpy arrays.
 
-    If ``spec.frame_stack`` is more than 1, the observations are either single frames, ``frames.Frame``, or full stacks.
+    If ``spec.frame_stack`` is more than 1, the observations are either single frames,
+    ``frames.Frame``, or full stacks.
     """
 
     spec: EnvSpec
@@ -125,7 +152,8 @@ class DrawnEnv(HostEnv, Protocol):
         """
 
 
-KINDS = ("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Dict", "Tuple")  # of spaces that policies support
+# of spaces that policies support
+KINDS = ("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Dict", "Tuple")
 
 
 def space_of(space: PlainSpace, name: str, role: str, kinds: Sequence[str] = KINDS) -> Space:
@@ -139,16 +167,25 @@ def space_of(space: PlainSpace, name: str, role: str, kinds: Sequence[str] = KIN
       kinds: kinds of spaces that the backend's adapter supports.
 
     Raises:
-      ConfigError: the space is of another kind, or has more values than a network can have inputs, one for each.
+      ConfigError: the space is of another kind,
+        or has more values than a network can have inputs, one for each.
     """
-    has = f"{role} {space.kind}" if role.endswith(" is") else f"{space.kind} {role}"
+    if role.endswith(" is"):
+        has = f"{role} {space.kind}"
+    else:
+        has = f"{space.kind} {role}"
     if space.kind not in kinds or space.parts == {}:
         raise ConfigError(f"{name} has {has}{_supported(space, kinds, role)}")
     if space.parts:
         parts = sorted(space.parts.items())
-        return {part: space_of(inner, name, f"a part {part!r} of its {role} that is", kinds) for part, inner in parts}
+        return {
+            part: space_of(inner, name, f"a part {part!r} of its {role} that is", kinds)
+            for part, inner in parts
+        }
     if (choices := space.num_choices) > MAX_SIZE:
-        raise ConfigError(f"{name} has {has} with {choices} values; up to {MAX_SIZE} work, and a Box has no such limit")
+        raise ConfigError(
+            f"{name} has {has} with {choices} values; up to {MAX_SIZE} work, and a Box has no such limit"
+        )
     if space.kind == "Box":
         return _box(space)
     if space.kind == "Discrete":
@@ -158,7 +195,9 @@ def space_of(space: PlainSpace, name: str, role: str, kinds: Sequence[str] = KIN
 
 
 def _supported(space: PlainSpace, kinds: Sequence[str], role: str) -> str:
-    """Says of a space that no policy supports what it lacks, which kinds work, and what helps with others."""
+    """Says of a space that no policy supports what it lacks, which kinds work,
+    and what helps with others.
+    """
     listed = f"{' without parts' if space.parts == {} else ''}; {', '.join(kinds[:-1])} and {kinds[-1]} work"
     if "MultiBinary" not in kinds:
         return listed
@@ -169,19 +208,27 @@ def _supported(space: PlainSpace, kinds: Sequence[str], role: str) -> str:
 
 def _box(space: PlainSpace) -> Box:
     dtype = np.dtype(jax.dtypes.canonicalize_dtype(np.dtype(space.dtype)))
-    low, high = (np.broadcast_to(np.asarray(bound), space.shape) for bound in (space.low, space.high))
+    low, high = (
+        np.broadcast_to(np.asarray(bound), space.shape) for bound in (space.low, space.high)
+    )
     if np.issubdtype(dtype, np.integer):
-        low, high = (np.clip(bound, np.iinfo(dtype).min, np.iinfo(dtype).max) for bound in (low, high))
+        low, high = (
+            np.clip(bound, np.iinfo(dtype).min, np.iinfo(dtype).max) for bound in (low, high)
+        )
     with np.errstate(over="ignore"):  # bounds beyond float32 become infinite
         return Box(tuple(space.shape), dtype, low.astype(dtype), high.astype(dtype))
 
 
 def policy_space(native: Any, name: str, role: str, value: Any = None) -> Space:
-    """Converts a space of a JAX environment, as ``space_of``; dtypes and shapes of ``value`` override its own."""
+    """Converts a space of a JAX environment, as ``space_of``;
+    dtypes and shapes of ``value`` override its own.
+    """
 
     def overridden(known: PlainSpace, value: Any) -> PlainSpace:
         if known.parts is not None:
-            return known._replace(parts={name: overridden(part, value[name]) for name, part in known.parts.items()})
+            return known._replace(
+                parts={name: overridden(part, value[name]) for name, part in known.parts.items()}
+            )
         if known.kind != "Box":
             return known
         return known._replace(shape=tuple(value.shape), dtype=np.dtype(value.dtype).name)
@@ -193,7 +240,8 @@ def policy_space(native: Any, name: str, role: str, value: Any = None) -> Space:
 
 
 def outcome(resetting: Array, terminated: Array, truncated: Array) -> tuple[Array, Array, Array]:
-    """Returns ``(valid, terminated, truncated)`` of a step, by the convention of ``Timestep``; all are ``[B]`` bool.
+    """Returns ``(valid, terminated, truncated)`` of a step, by the convention of ``Timestep``;
+    all are ``[B]`` bool.
 
     ``resetting``: where the previous step ended an episode, so that this one is the reset."""
     valid = ~resetting
@@ -202,10 +250,11 @@ def outcome(resetting: Array, terminated: Array, truncated: Array) -> tuple[Arra
 
 
 def awaited(wait: Callable[[float], Any], seconds: float) -> Any:
-    """Calls ``wait`` until its result is true or ``seconds`` have passed, and returns the last result.
+    """Calls ``wait`` until its result is true or ``seconds`` have passed,
+    and returns the last result.
 
-    It waits in short naps. If this process is stopped meanwhile, as by Ctrl-Z, it loses one nap and not the whole time:
-    the other side may have been stopped with it.
+    It waits in short naps. If this process is stopped meanwhile, as by Ctrl-Z, it loses one nap and
+    not the whole time: the other side may have been stopped with it.
     """
     for _ in range(NAPS):
         if answer := wait(seconds / NAPS):
@@ -220,38 +269,52 @@ def rows_where(condition: jax.Array, x: PyTree, y: PyTree) -> PyTree:
     """Takes rows of ``x`` where ``condition [B]`` is True, else of ``y``."""
 
     def choose(a: jax.Array, b: jax.Array) -> jax.Array:
-        return jnp.where(condition.reshape(condition.shape + (1,) * (b.ndim - 1)), a.astype(b.dtype), b)
+        return jnp.where(
+            condition.reshape(condition.shape + (1,) * (b.ndim - 1)), a.astype(b.dtype), b
+        )
 
     return jax.tree.map(choose, x, y)
 
 
 def restarted(
-    start: Callable[[jax.Array, jax.Array, PyTree], PyTree], keys: jax.Array, ended: jax.Array, stepped: PyTree
+    start: Callable[[jax.Array, jax.Array, PyTree], PyTree],
+    keys: jax.Array,
+    ended: jax.Array,
+    stepped: PyTree,
 ) -> PyTree:
     """Returns ``start(keys, ended, stepped)``, which replaces the rows that begin a new episode.
 
-    On CPUs resets run only when an environment needs one, which makes stepping up to twice as fast. A GPU would wait
-    for the host at each condition, and steps so many environments that some have ended anyway.
+    On CPUs resets run only when an environment needs one, which makes stepping up to twice as fast.
+    A GPU would wait for the host at each condition, and steps so many environments that some have
+    ended anyway.
 
     Args:
-      ended: ``[B]`` bool, where the previous step ended an episode; if nowhere, ``start`` returns ``stepped``.
+      ended: ``[B]`` bool, where the previous step ended an episode; if nowhere,
+        ``start`` returns ``stepped``.
     """
 
     def if_any(keys: jax.Array, ended: jax.Array, stepped: PyTree) -> PyTree:
-        return jax.lax.cond(mesh.any_member(jnp.any(ended)), start, lambda *rows: rows[2], keys, ended, stepped)
+        return jax.lax.cond(
+            mesh.any_member(jnp.any(ended)), start, lambda *rows: rows[2], keys, ended, stepped
+        )
 
     return jax.lax.platform_dependent(keys, ended, stepped, cpu=if_any, default=start)
 
 
 def checked_action(spec: EnvSpec, action: PyTree, step: int) -> PyTree:
-    """Clips continuous actions ``[B, ...]`` to their bounds: an environment may not check them, or may crash.
+    """Clips continuous actions ``[B, ...]`` to their bounds: an environment may not check them,
+    or may crash.
 
     Raises:
       ValueError: an action is not finite, or outside a discrete space.
     """
     if spec.policies:
-        return {name: checked_action(part, action[name], step) for name, part in spec.policies.items()}
-    return jax.tree.map(lambda space, part: _checked_part(spec, space, part, step), spec.action, action)
+        return {
+            name: checked_action(part, action[name], step) for name, part in spec.policies.items()
+        }
+    return jax.tree.map(
+        lambda space, part: _checked_part(spec, space, part, step), spec.action, action
+    )
 
 
 def _checked_part(spec: EnvSpec, space: Part, action: np.ndarray, step: int) -> np.ndarray:
@@ -290,9 +353,17 @@ def check_finite(spec: EnvSpec, step: int, field: str, values: PyTree) -> None:
 
 
 def not_finite(spec: EnvSpec, index: int, step: int, field: str, value: Any = None) -> EnvError:
-    """Returns the error for environment ``index`` that gave NaN or infinity; ``value`` is that value, if known."""
-    kind = "an observation" if field == "observation" else f"a {field}"
-    shown = "" if value is None else f": {' '.join(str(value).split())[:80]}"
+    """Returns the error for environment ``index`` that gave NaN or infinity;
+    ``value`` is that value, if known.
+    """
+    if field == "observation":
+        kind = "an observation"
+    else:
+        kind = f"a {field}"
+    if value is None:
+        shown = ""
+    else:
+        shown = f": {' '.join(str(value).split())[:80]}"
     where = f"{label_of(spec)}: environment {index} at step {step}"
     return EnvError(f"{where} gave {kind} that is not finite{shown}")
 
@@ -319,18 +390,26 @@ def parse_option(env: str, key: str, text: str, default: Any) -> Any:
         raise ConfigError(
             f"--env-options {key} of {env} must be a {kind.__name__} such as {default}, not {text!r}"
         ) from None
-    raise ConfigError(f"--env-options {key} of {env} is a {kind.__name__}, which cannot be set from the command line")
+    raise ConfigError(
+        f"--env-options {key} of {env} is a {kind.__name__}, which cannot be set from the command line"
+    )
 
 
 def check_options(env: str, options: Mapping[str, str], known: Mapping[str, Any]) -> None:
-    """Raises ``ConfigError`` for an entry of ``--env-options`` whose name an environment does not know."""
+    """Raises ``ConfigError`` for an entry of
+    ``--env-options`` whose name an environment does not know.
+    """
     for key in options:
         if key not in known:
             names = ", ".join(sorted(known)) or "none"
-            raise ConfigError(f"{env} has no option {key!r}{did_you_mean(key, known)}; it has: {names}")
+            raise ConfigError(
+                f"{env} has no option {key!r}{did_you_mean(key, known)}; it has: {names}"
+            )
 
 
-def parse_options(env: str, options: Mapping[str, str], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def parse_options(
+    env: str, options: Mapping[str, str], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
     """Parses ``--env-options`` by the names and types of an environment's defaults.
 
     Raises:

@@ -34,7 +34,9 @@ _NEEDS_VALUES = (
 _PACKAGE = __name__.partition(".")[0]
 _INSTALLED = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib"))
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_HIDDEN = tuple(os.path.dirname(path) + os.sep for path in (jax.__file__, os.path.dirname(__file__)))
+_HIDDEN = tuple(
+    os.path.dirname(path) + os.sep for path in (jax.__file__, os.path.dirname(__file__))
+)
 """Folders of JAX and of this package, whose frames tell the author of an environment nothing."""
 
 
@@ -50,7 +52,9 @@ class Contract:
         self.name = name
 
     def stop(self, kind: str, text: str, cause: BaseException | None = None) -> Exception:
-        """Returns the exception that ends the check after a fault; ``cause``: what the environment's code raised."""
+        """Returns the exception that ends the check after a fault; ``cause``:
+        what the environment's code raised.
+        """
         return EnvError(f"{self.name}: {text}", None if cause is None else _traceback(cause))
 
     def fault(self, kind: str, text: str) -> None:
@@ -58,7 +62,9 @@ class Contract:
         raise self.stop(kind, text)
 
     def refuse(self, kind: str, error: ConfigError) -> None:
-        """Reports a fault that other code has refused, such as a space that no policy here supports."""
+        """Reports a fault that other code has refused,
+        such as a space that no policy here supports.
+        """
         raise error
 
     def halt(self) -> None:
@@ -88,12 +94,14 @@ class Contract:
     def trace(self, doing: str, env: Any, function: Callable[..., Any], *args: Any) -> PyTree:
         """Returns the result of ``traced`` for a function of the environment."""
         result = self.call(doing, traced, function, *args)
-        if not of_library(type(env)) and any(map(_holds_tracer, getattr(env, "__dict__", {}).values())):
+        if not of_library(type(env)) and any(
+            map(_holds_tracer, getattr(env, "__dict__", {}).values())
+        ):
             text = f"{doing} keeps a traced value in the environment itself; all that changes belongs into the state"
             raise self.stop("tracer", text)
         return result
 
-    # --- Checks of returned values; shapes and dtypes may stand for arrays ------------------------------
+    # --- Checks of returned values; shapes and dtypes may stand for arrays ------------------------
 
     def returned(self, call: str, values: Any, names: Sequence[str]) -> Any:
         """Returns the values of a call after checking their number."""
@@ -102,7 +110,9 @@ class Contract:
         return values
 
     def observation(self, where: str, obs: Any, space: Any) -> None:
-        """Checks that an observation, or each of its parts, belongs to its space, the environment's own."""
+        """Checks that an observation, or each of its parts, belongs to its space,
+        the environment's own.
+        """
         try:
             parts = leaves(named(space, obs))
         except ValueError as error:
@@ -112,9 +122,14 @@ class Contract:
 
     def part(self, subject: str, obs: Any, space: Any) -> bool:
         """Checks shape and dtype of one part of an observation; returns whether they are right."""
-        x = obs if hasattr(obs, "dtype") else np.asarray(obs)
+        if hasattr(obs, "dtype"):
+            x = obs
+        else:
+            x = np.asarray(obs)
         if not _is_real(x.dtype):
-            self.fault("observation", f"{subject} is {described(obs)}, not an array of real numbers")
+            self.fault(
+                "observation", f"{subject} is {described(obs)}, not an array of real numbers"
+            )
         elif tuple(x.shape) != (shape := tuple(int(size) for size in np.ravel(space.shape))):
             self.fault("shape", f"{subject} has shape {tuple(x.shape)}, its space {shape}")
         elif not np.can_cast(x.dtype, space.dtype):
@@ -132,7 +147,10 @@ class Contract:
 
     def flag(self, subject: str, x: Any) -> None:
         """Checks that an end of an episode is one bool."""
-        if not isinstance(x, bool) and (getattr(x, "shape", None), getattr(x, "dtype", None)) != ((), np.dtype(bool)):
+        if not isinstance(x, bool) and (getattr(x, "shape", None), getattr(x, "dtype", None)) != (
+            (),
+            np.dtype(bool),
+        ):
             self.fault(subject, f"{subject} is {described(x)}, not a bool")
 
     def info(self, where: str, info: Any) -> None:
@@ -146,22 +164,32 @@ class Contract:
             if not isinstance(leaf, jax.ShapeDtypeStruct):
                 where = jax.tree_util.keystr(path)
                 text = f"{subject} holds {described(leaf)}{where and f' at {where}'}, not an array"
-                self.fault("leaf", f"{text}; a NamedTuple or a dataclass of flax.struct may hold arrays")
+                self.fault(
+                    "leaf", f"{text}; a NamedTuple or a dataclass of flax.struct may hold arrays"
+                )
 
     def same(
-        self, subject: str, first: PyTree, later: PyTree, reset: str = "reset_env", step: str = "step_env"
+        self,
+        subject: str,
+        first: PyTree,
+        later: PyTree,
+        reset: str = "reset_env",
+        step: str = "step_env",
     ) -> None:
         """Checks that a step keeps structure, shapes and dtypes, as a compiled loop requires.
 
-        A step may return another dtype of the same kind whose numbers the first can hold: JAX gives Python's numbers
-        dtypes that depend on what they meet.
+        A step may return another dtype of the same kind whose numbers the first can hold: JAX gives
+        Python's numbers dtypes that depend on what they meet.
         """
         before: Any = jax.tree.structure(first)
         after: Any = jax.tree.structure(later)
-        if before != after:  # their texts may differ where they are equal, as those of MuJoCo's states
+        # their texts may differ where they are equal, as those of MuJoCo's states
+        if before != after:
             text = f"{subject} of {step} is {shown(after)}, that of {reset} {shown(before)}"
             return self.fault("structure", text)
-        for (path, old), new in zip(jax.tree.leaves_with_path(first), jax.tree.leaves(later), strict=True):
+        for (path, old), new in zip(
+            jax.tree.leaves_with_path(first), jax.tree.leaves(later), strict=True
+        ):
             where = jax.tree_util.keystr(path)
             fits = {"shape": new.shape == old.shape, "dtype": _fits(new.dtype, old.dtype)}
             for kind in (kind for kind, right in fits.items() if not right):
@@ -194,11 +222,19 @@ def of_env(contract: Contract, env: Any, params: Any) -> Traced:
     for method in METHODS:
         if not callable(getattr(env, method, None)):
             contract.fault(method, f"it has no method {method}")
-    if params is None and not hasattr(type(env), "default_params") and not hasattr(env, "default_params"):
+    if (
+        params is None
+        and not hasattr(type(env), "default_params")
+        and not hasattr(env, "default_params")
+    ):
         contract.fault("params", "it has no default_params, and comes without parameters")
     contract.halt()
-    params = contract.call("default_params", lambda: env.default_params) if params is None else params
-    native, spaces = [], []
+    if params is None:
+        params = contract.call("default_params", lambda: env.default_params)
+    else:
+        params = params
+    native = []
+    spaces = []
     for role in ("observation", "action"):
         native.append(contract.call(f"{role}_space", getattr(env, f"{role}_space"), params))
         try:
@@ -216,7 +252,9 @@ def of_env(contract: Contract, env: Any, params: Any) -> Traced:
     contract.arrays(state)
     contract.halt()
     chosen = zero_action(action, spaces[1])
-    step = contract.trace("step_env", env, lambda *now: env.step_env(*now, params), key, state, chosen)
+    step = contract.trace(
+        "step_env", env, lambda *now: env.step_env(*now, params), key, state, chosen
+    )
     names = ("observation", "state", "reward", "terminated", "info")
     next_obs, next_state, reward, terminated, info = contract.returned("step_env", step, names)
     if checked:
@@ -229,14 +267,17 @@ def of_env(contract: Contract, env: Any, params: Any) -> Traced:
     contract.same("the observation", obs, next_obs)
     contract.same("the state", state, next_state)
     contract.halt()
-    truncated = contract.trace("is_truncated", env, lambda state: env.is_truncated(state, params), next_state)
+    truncated = contract.trace(
+        "is_truncated", env, lambda state: env.is_truncated(state, params), next_state
+    )
     contract.flag("what is_truncated returns", truncated)
     contract.halt()
     return Traced(params, (observation, action), spaces[1], obs, state, info)
 
 
 def traced(function: Callable[..., PyTree], *args: PyTree) -> PyTree:
-    """Returns a function's result without computing it: shapes and dtypes stand for arrays and numbers.
+    """Returns a function's result without computing it:
+    shapes and dtypes stand for arrays and numbers.
 
     All else, such as texts, stays as it is.
     """
@@ -287,31 +328,55 @@ def _holds_tracer(tree: Any) -> bool:
 
 
 def of_library(function: Any) -> bool:
-    """Returns whether a method or class is a library's: some spaces have other dtypes and shapes than observations."""
-    return str(getattr(function, "__module__", "")).partition(".")[0] in ("gymnax", _PACKAGE, *LIBRARIES)
+    """Returns whether a method or class is a library's:
+    some spaces have other dtypes and shapes than observations.
+    """
+    return str(getattr(function, "__module__", "")).partition(".")[0] in (
+        "gymnax",
+        _PACKAGE,
+        *LIBRARIES,
+    )
 
 
 def _raised(error: BaseException) -> str:
     """Says in one line what a user's code has raised, and where."""
-    frames = [frame for frame in _frames(error) if not frame.filename.startswith(_INSTALLED)] or _frames(error)
+    frames = [
+        frame for frame in _frames(error) if not frame.filename.startswith(_INSTALLED)
+    ] or _frames(error)
     places = [frame for frame in frames if not frame.filename.startswith(_OURS)] or frames
-    where = f" ({os.path.basename(places[-1].filename)}, line {places[-1].lineno})" if places else ""
-    text = ": ".join(filter(None, (type(error).__name__, str(error).strip().split("\n")[0].rstrip("."))))
+    if places:
+        where = f" ({os.path.basename(places[-1].filename)}, line {places[-1].lineno})"
+    else:
+        where = ""
+    text = ": ".join(
+        filter(None, (type(error).__name__, str(error).strip().split("\n")[0].rstrip(".")))
+    )
     if not isinstance(error, _NEEDS_VALUES):
         return "; ".join(
-            [f"raises {text}{where}", *(note for note in getattr(error, "__notes__", []) if "\n" not in note)]
+            [
+                f"raises {text}{where}",
+                *(note for note in getattr(error, "__notes__", []) if "\n" not in note),
+            ]
         )
     advice = "use jnp.where or jax.lax.cond in place of if, and jax.numpy in place of numpy"
     return f"cannot run in a compiled program{where}: {text}; {advice}"
 
 
 def _traceback(error: BaseException) -> str | None:
-    """Returns the environment's own part of a traceback; None where the line that raised says it all."""
+    """Returns the environment's own part of a traceback;
+    None where the line that raised says it all.
+    """
     if isinstance(error, _NEEDS_VALUES):
         return None
     last = traceback.format_exception_only(error)[0]  # without JAX's note on tracebacks
-    return "".join(["Traceback (most recent call last):\n", *traceback.format_list(_frames(error)), last])
+    return "".join(
+        ["Traceback (most recent call last):\n", *traceback.format_list(_frames(error)), last]
+    )
 
 
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:
-    return [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_HIDDEN)]
+    return [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(_HIDDEN)
+    ]

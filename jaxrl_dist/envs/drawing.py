@@ -1,4 +1,6 @@
-"""Draws JAX environments with their own renderer, from their states or from observations that are images."""
+"""Draws JAX environments with their own renderer,
+from their states or from observations that are images.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,21 @@ from jaxrl_dist.errors import ConfigError, one_line
 from jaxrl_dist.spaces import channels_first, leaves
 from jaxrl_dist.types import EnvSpec, PyTree
 
-WIDTH, HEIGHT = 300, 200
+WIDTH = 300
+HEIGHT = 200
 """Size in pixels of line drawings."""
 SIDE = 240
 """Small images are enlarged until their longer side is close to this many pixels."""
-_BLACK, _RED, _GREEN, _GREY = (40, 40, 40), (200, 70, 60), (60, 150, 80), (160, 160, 160)
+_BLACK = (40, 40, 40)
+_RED = (200, 70, 60)
+_GREEN = (60, 150, 80)
+_GREY = (160, 160, 160)
 
 
 def own_render(env: Any, *params: Any) -> Callable[[Any], Any] | None:
-    """Returns the ``render(state, *params)`` of a user's environment; those of libraries draw other things."""
+    """Returns the ``render(state, *params)`` of a user's environment;
+    those of libraries draw other things.
+    """
     render = getattr(type(env), "render", None)
     if render is None or of_library(render):
         return None
@@ -35,7 +43,8 @@ def check(spec: EnvSpec, render: Callable[[Any], Any] | None) -> None:
     """Checks that ``draw`` can draw an environment, before a program is compiled for it.
 
     Raises:
-      ConfigError: it has no ``render``, is not of classic control, and its observations are not images.
+      ConfigError: it has no ``render``, is not of classic control,
+        and its observations are not images.
     """
     drawn = render is not None or spec.family == "classic_control"
     if not drawn and not _images(spec, spec.observation):
@@ -43,8 +52,12 @@ def check(spec: EnvSpec, render: Callable[[Any], Any] | None) -> None:
 
 
 def _images(spec: EnvSpec, obs: PyTree) -> list[Any]:
-    """Returns the parts of an observation, or of its space, that are images; those of a team are all its agents'."""
-    alone = {name: part for name, part in spec.keyed(obs).items() if not team_size(spec.by_policy[name])}
+    """Returns the parts of an observation, or of its space, that are images;
+    those of a team are all its agents'.
+    """
+    alone = {
+        name: part for name, part in spec.keyed(obs).items() if not team_size(spec.by_policy[name])
+    }
     return [part for part in leaves(alone).values() if len(part.shape) in (2, 3)]
 
 
@@ -55,8 +68,11 @@ def _without_pictures(spec: EnvSpec) -> ConfigError:
     )
 
 
-def draw(spec: EnvSpec, state: Any, obs: PyTree, render: Callable[[Any], Any] | None = None) -> np.ndarray:
-    """Draws one environment, ``[H, W, 3]`` uint8; if the observation has several parts, its first image.
+def draw(
+    spec: EnvSpec, state: Any, obs: PyTree, render: Callable[[Any], Any] | None = None
+) -> np.ndarray:
+    """Draws one environment, ``[H, W, 3]`` uint8; if the observation has several parts,
+    its first image.
 
     Args:
       state: gymnax's state of the environment.
@@ -64,8 +80,8 @@ def draw(spec: EnvSpec, state: Any, obs: PyTree, render: Callable[[Any], Any] | 
       render: the environment's own function ``(state) -> picture``.
 
     Raises:
-      ConfigError: ``render`` fails or returns something else; or it is None, the environment is not of classic control,
-        and its observations are not images.
+      ConfigError: ``render`` fails or returns something else; or it is None, the environment is not
+        of classic control, and its observations are not images.
     """
     if render is not None:
         try:
@@ -83,22 +99,37 @@ def draw(spec: EnvSpec, state: Any, obs: PyTree, render: Callable[[Any], Any] | 
 
 
 def _image(obs: np.ndarray) -> np.ndarray:
-    """Enlarges an image ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``; gives a colour to each channel that is not one."""
+    """Enlarges an image ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``;
+    gives a colour to each channel that is not one.
+    """
     from matplotlib import colormaps
 
-    obs = obs[..., None] if obs.ndim == 2 else np.moveaxis(obs, 0, 2) if channels_first(obs.shape) else obs
-    shown = obs / 255 if obs.dtype == np.uint8 else np.clip(np.asarray(obs, np.float64), 0, 1)
+    if obs.ndim == 2:
+        obs = obs[..., None]
+    else:
+        if channels_first(obs.shape):
+            obs = np.moveaxis(obs, 0, 2)
+        else:
+            obs = obs
+    if obs.dtype == np.uint8:
+        shown = obs / 255
+    else:
+        shown = np.clip(np.asarray(obs, np.float64), 0, 1)
     if shown.shape[2] == 1:
         shown = np.repeat(shown, 3, axis=2)
     elif not (shown.shape[2] == 3 and obs.dtype == np.uint8):
         # The colours of tab20 are in pairs that look alike, such as those of a board's two players.
-        colors = colormaps["tab10" if shown.shape[2] <= 10 else "tab20"](np.arange(shown.shape[2]) % 20)[:, :3]
+        colors = colormaps["tab10" if shown.shape[2] <= 10 else "tab20"](
+            np.arange(shown.shape[2]) % 20
+        )[:, :3]
         shown = (shown[..., None] * colors).max(axis=2)
     times = max(1, SIDE // max(shown.shape[:2]))
     return (255 * shown).astype(np.uint8).repeat(times, axis=0).repeat(times, axis=1)
 
 
-def _lines(*lines: tuple[list[tuple[float, float]], tuple[int, int, int], int], dots: Any = ()) -> np.ndarray:
+def _lines(
+    *lines: tuple[list[tuple[float, float]], tuple[int, int, int], int], dots: Any = ()
+) -> np.ndarray:
     """Draws lines (points, colour, width in pixels) and dots (point, colour, radius in pixels)."""
     from PIL import Image, ImageDraw
 
@@ -112,8 +143,12 @@ def _lines(*lines: tuple[list[tuple[float, float]], tuple[int, int, int], int], 
 
 
 def _cart_pole(x: float, angle: float) -> np.ndarray:
-    """Draws ``x`` in metres, with 4.8 m visible, and the angle in radians from upright, positive to the right."""
-    x, ground, pole = WIDTH / 2 + x * WIDTH / 4.8, 0.75 * HEIGHT, 80
+    """Draws ``x`` in metres, with 4.8 m visible, and the angle in radians from upright,
+    positive to the right.
+    """
+    x = WIDTH / 2 + x * WIDTH / 4.8
+    ground = 0.75 * HEIGHT
+    pole = 80
     tip = x + pole * math.sin(angle), ground - pole * math.cos(angle)
     return _lines(
         ([(0, ground), (WIDTH, ground)], _GREY, 1),
@@ -125,16 +160,25 @@ def _cart_pole(x: float, angle: float) -> np.ndarray:
 
 def _pendulum(angle: float) -> np.ndarray:
     """Draws the angle in radians from upright, positive to the left, as Gymnasium does."""
-    x, y, length = WIDTH / 2, HEIGHT / 2, 80
+    x = WIDTH / 2
+    y = HEIGHT / 2
+    length = 80
     tip = x - length * math.sin(angle), y - length * math.cos(angle)
     return _lines(([(x, y), tip], _RED, 12), dots=[(tip, _RED, 6), ((x, y), _BLACK, 4)])
 
 
 def _acrobot(first: float, second: float) -> np.ndarray:
-    """Draws angles in radians, ``first`` from hanging down and ``second`` from the first link. The line is the goal."""
-    x, y, length = WIDTH / 2, HEIGHT / 2, 45
+    """Draws angles in radians, ``first`` from hanging down and ``second`` from the first link.
+    The line is the goal.
+    """
+    x = WIDTH / 2
+    y = HEIGHT / 2
+    length = 45
     middle = x + length * math.sin(first), y + length * math.cos(first)
-    tip = middle[0] + length * math.sin(first + second), middle[1] + length * math.cos(first + second)
+    tip = (
+        middle[0] + length * math.sin(first + second),
+        middle[1] + length * math.cos(first + second),
+    )
     return _lines(
         ([(0, y - length), (WIDTH, y - length)], _GREY, 1),
         ([(x, y), middle], _RED, 6),
@@ -149,7 +193,8 @@ def _mountain_car(position: float) -> np.ndarray:
     def place(x: float) -> tuple[float, float]:
         return (x + 1.2) / 1.8 * WIDTH, HEIGHT * (0.55 - 0.35 * math.sin(3 * x))
 
-    car, goal = place(position), place(0.5)
+    car = place(position)
+    goal = place(0.5)
     hill = [place(x) for x in np.linspace(-1.2, 0.6, 100)]
     return _lines(
         (hill, _BLACK, 2),

@@ -1,7 +1,8 @@
 """Statistics of episodes: returns, lengths, and the numbers that an environment's info reports.
 
-Metrics of the info are named as in ``--info-metrics``: ``success`` is the last value that an episode reports, and
-``fuel:sum`` is the sum of its values. NaN means that an episode has reported none so far.
+Metrics of the info are named as in ``--info-metrics``: ``success`` is the last value that an
+episode reports, and ``fuel:sum`` is the sum of its values. NaN means that an episode has reported
+none so far.
 """
 
 from __future__ import annotations
@@ -27,17 +28,24 @@ def parse(metrics: str | None) -> tuple[str, ...]:
     Raises:
       ConfigError: a name is empty, or occurs twice.
     """
-    names = tuple(name.strip() for name in metrics.split(",")) if metrics is not None else ()
+    if metrics is not None:
+        names = tuple(name.strip() for name in metrics.split(","))
+    else:
+        names = ()
     for name in names:
         if not name.removesuffix(SUM):
-            raise ConfigError(f"--info-metrics {metrics!r} has an empty name; names such as success,score work")
+            raise ConfigError(
+                f"--info-metrics {metrics!r} has an empty name; names such as success,score work"
+            )
         if names.count(name) > 1:
             raise ConfigError(f"--info-metrics names {name} twice")
     return names
 
 
 def field(metric: str) -> str:
-    """Returns a metric's name in the info: that of an entry, or a path such as ``task/success`` into nested dicts."""
+    """Returns a metric's name in the info: that of an entry,
+    or a path such as ``task/success`` into nested dicts.
+    """
     return metric.removesuffix(SUM)
 
 
@@ -64,9 +72,10 @@ def numbers(info: Any, agents: Sequence[str] = ()) -> dict[str, Any]:
     """Returns the entries of an info that are single numbers, by their path.
 
     Args:
-      agents: the ``K`` agents of the environment, if there are several. Then an entry is also an array ``[K]``, or a
-        list of a number for each agent, where the info has it by agent: ``success`` stands for both
-        ``{"ann": {"success": 1}}`` and ``{"success": {"ann": 1}}``. It is NaN for an agent without this entry.
+      agents: the ``K`` agents of the environment, if there are several. Then an entry is also an
+        array ``[K]``, or a list of a number for each agent, where the info has it by agent:
+        ``success`` stands for both ``{"ann": {"success": 1}}`` and ``{"success": {"ann": 1}}``. It
+        is NaN for an agent without this entry.
     """
     of_agents: dict[str, dict[str, Any]] = {}
     entries: dict[str, Any] = {}
@@ -74,15 +83,22 @@ def numbers(info: Any, agents: Sequence[str] = ()) -> dict[str, Any]:
         owner = next((part for part in path.split("/") if part in agents), "")
         name = "/".join(part for part in path.split("/") if part != owner)
         if owner and name and _is_number(x):
-            of_agents.setdefault(name, {})[owner] = x.reshape(()) if hasattr(x, "reshape") else x
+            if hasattr(x, "reshape"):
+                of_agents.setdefault(name, {})[owner] = x.reshape(())
+            else:
+                of_agents.setdefault(name, {})[owner] = x
         elif path and _is_number(x, 0 if owner else len(agents)):
             entries[path] = x
-    return entries | {name: [of.get(agent, np.nan) for agent in agents] for name, of in of_agents.items()}
+    return entries | {
+        name: [of.get(agent, np.nan) for agent in agents] for name, of in of_agents.items()
+    }
 
 
 def _named(info: Any) -> Any:
     """Returns an info whose names, also in nested dicts, are texts."""
-    return {str(name): _named(x) for name, x in info.items()} if isinstance(info, Mapping) else info
+    if isinstance(info, Mapping):
+        return {str(name): _named(x) for name, x in info.items()}
+    return info
 
 
 def _is_number(x: Any, agents: int = 0) -> bool:
@@ -107,21 +123,30 @@ def advanced(running: Mapping[str, Array], new: Mapping[str, Array]) -> dict[str
 
 
 def reported(ended: Array, info: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
-    """Returns the field ``info`` of the statistics of the episodes that ended, ``[B]``; ``info``: ``[B, ...]`` each."""
+    """Returns the field ``info`` of the statistics of the episodes that ended, ``[B]``;
+    ``info``: ``[B, ...]`` each.
+    """
     xp = ended.__array_namespace__()
     known = {metric: rows(ended, x) & xp.isfinite(x) for metric, x in info.items()}
-    return {metric: (xp.where(known[metric], x, 0), known[metric].astype(np.float32)) for metric, x in info.items()}
+    return {
+        metric: (xp.where(known[metric], x, 0), known[metric].astype(np.float32))
+        for metric, x in info.items()
+    }
 
 
 def rows(mask: Array, like: Array) -> Array:
-    """Returns a mask ``[B]`` with axes of size 1 appended, so that it selects rows of ``like``, ``[B, ...]``."""
+    """Returns a mask ``[B]`` with axes of size 1 appended,
+    so that it selects rows of ``like``, ``[B, ...]``.
+    """
     return mask.reshape(mask.shape + (1,) * (like.ndim - mask.ndim))
 
 
 def ended_episodes(
     ended: Array, episode_return: Array, episode_length: Array, info: Mapping[str, Array] = {}
 ) -> EpisodeStats:
-    """Returns the statistics ``[B]`` of the episodes that ended in this step; ``info`` as from ``advanced``."""
+    """Returns the statistics ``[B]`` of the episodes that ended in this step;
+    ``info`` as from ``advanced``.
+    """
     xp = ended.__array_namespace__()
     return EpisodeStats(
         episodes=ended.astype(np.float32),
@@ -140,10 +165,16 @@ def no_episodes(count: int, metrics: Sequence[str] = ()) -> EpisodeStats:
 
 
 class EpisodeCounter:
-    """Adds up returns, lengths and numbers of the info of the running episodes in ``B`` host environments."""
+    """Adds up returns, lengths and numbers of the info of
+    the running episodes in ``B`` host environments.
+    """
 
-    def __init__(self, num_envs: int, metrics: Sequence[str] = (), agents: Sequence[str] = ()) -> None:
-        """``metrics`` are those of ``--info-metrics``, which several ``agents`` have each: ``[B, K]``."""
+    def __init__(
+        self, num_envs: int, metrics: Sequence[str] = (), agents: Sequence[str] = ()
+    ) -> None:
+        """``metrics`` are those of ``--info-metrics``,
+        which several ``agents`` have each: ``[B, K]``.
+        """
         self._return = np.zeros(num_envs, np.float32)
         self.length = np.zeros(num_envs, np.int32)
         """Env steps of the running episodes, ``[B]``."""
@@ -152,23 +183,36 @@ class EpisodeCounter:
         self._none = no_episodes(num_envs)
 
     def add(
-        self, reward: np.ndarray, valid: np.ndarray, over: np.ndarray, info: Mapping[str, np.ndarray] = {}
+        self,
+        reward: np.ndarray,
+        valid: np.ndarray,
+        over: np.ndarray,
+        info: Mapping[str, np.ndarray] = {},
     ) -> EpisodeStats:
         """Adds one step and returns the statistics ``[B]`` of the episodes that ended in it.
 
         Args:
           reward: ``[B]``, raw; ignored where not ``valid``.
           over: ``[B]`` bool, True where an episode has ended.
-          info: numbers ``[B]`` by metric, or ``[B, K]``, NaN where there is none; ignored where not ``valid``.
+          info: numbers ``[B]`` by metric, or ``[B, K]``, NaN where there is none;
+            ignored where not ``valid``.
         """
         self._return += np.where(valid, reward, 0)
         self.length += valid
-        new = {metric: np.where(rows(valid, x), info[metric], np.nan) for metric, x in self._info.items()}
-        self._info = advanced(self._info, {metric: x.astype(np.float32) for metric, x in new.items()})
+        new = {
+            metric: np.where(rows(valid, x), info[metric], np.nan)
+            for metric, x in self._info.items()
+        }
+        self._info = advanced(
+            self._info, {metric: x.astype(np.float32) for metric, x in new.items()}
+        )
         if not self._info and not over.any():  # as in most steps
             return self._none
         episodes = ended_episodes(over, self._return, self.length, self._info)
         self._return = np.where(over, 0, self._return).astype(np.float32)
         self.length = np.where(over, 0, self.length).astype(np.int32)
-        self._info = {metric: np.where(rows(over, x), np.float32(np.nan), x) for metric, x in self._info.items()}
+        self._info = {
+            metric: np.where(rows(over, x), np.float32(np.nan), x)
+            for metric, x in self._info.items()
+        }
         return episodes

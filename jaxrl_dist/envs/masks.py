@@ -35,7 +35,10 @@ def of_parts(observation: PlainSpace, action: PlainSpace) -> Mask:
     for name in (PART, *NAMES):
         if (part := (observation.parts or {}).get(name)) is None:
             continue
-        size = math.prod(part.shape) if part.kind in ("Box", "MultiBinary") else len(part.sizes or ())
+        if part.kind in ("Box", "MultiBinary"):
+            size = math.prod(part.shape)
+        else:
+            size = len(part.sizes or ())
         if action.num_choices == size and _holds_flags(part):
             return Mask("part", name)
         if name != PART:
@@ -44,10 +47,12 @@ def of_parts(observation: PlainSpace, action: PlainSpace) -> Mask:
 
 
 def part_of(observation: Space, action: Space) -> str | None:
-    """Returns the name of the action mask among the parts of recorded observations; None: there is none.
+    """Returns the name of the action mask among the parts of recorded observations; None:
+    there is none.
 
     Raises:
-      ConfigError: a part has the name and the values of one, and another number of flags than there are actions.
+      ConfigError: a part has the name and the values of one,
+        and another number of flags than there are actions.
     """
     parts = observation if isinstance(observation, dict) else {}
     for name in NAMES:
@@ -59,7 +64,9 @@ def part_of(observation: Space, action: Space) -> str | None:
                     f"{name} has {part.shape[0]} flags, and the actions are {describe(action)}; give action_space=, or "
                     "mask='' if it says something else"
                 )
-    found = (name for name in (PART, *NAMES) if Interface(observation, action, name).problem() is None)
+    found = (
+        name for name in (PART, *NAMES) if Interface(observation, action, name).problem() is None
+    )
     return next((name for name in found if _may_be_flags(parts[name])), None)
 
 
@@ -78,12 +85,18 @@ def _holds_flags(space: PlainSpace) -> bool:
 
 
 def with_arrays(space: PlainSpace, name: str = "") -> PlainSpace:
-    """Returns a space whose ``MultiBinary`` parts are arrays of bool; those with the name of a mask become vectors."""
+    """Returns a space whose ``MultiBinary`` parts are arrays of bool;
+    those with the name of a mask become vectors.
+    """
     if space.parts:
-        return space._replace(parts={name: with_arrays(part, name) for name, part in space.parts.items()})
+        return space._replace(
+            parts={name: with_arrays(part, name) for name, part in space.parts.items()}
+        )
     if space.kind != "MultiBinary":
         return space
-    return PlainSpace("Box", (math.prod(space.shape),) if name in (PART, *NAMES) else space.shape, "bool", 0, 1)
+    return PlainSpace(
+        "Box", (math.prod(space.shape),) if name in (PART, *NAMES) else space.shape, "bool", 0, 1
+    )
 
 
 def misfit(name: str, size: int, action: PlainSpace) -> str:
@@ -97,23 +110,32 @@ def misfit(name: str, size: int, action: PlainSpace) -> str:
 
 
 def flat(value: Any, size: int) -> np.ndarray | None:
-    """Returns a mask, or a tuple with a mask per component, as one vector of bools; None if it is not a mask.
+    """Returns a mask, or a tuple with a mask per component, as one vector of bools;
+    None if it is not a mask.
 
     Args:
       size: the number of zeros and ones that a mask has.
     """
-    parts = value if isinstance(value, tuple | list) and value and np.ndim(value[0]) else [value]
+    if isinstance(value, tuple | list) and value and np.ndim(value[0]):
+        parts = value
+    else:
+        parts = [value]
     numbers = np.concatenate([np.ravel(part) for part in parts])
-    return numbers.astype(bool) if len(numbers) == size and np.isin(numbers, (0, 1)).all() else None
+    if len(numbers) == size and np.isin(numbers, (0, 1)).all():
+        return numbers.astype(bool)
+    return None
 
 
 def of_gymnasium(env: Any, observation: PlainSpace, action: PlainSpace) -> Mask:
-    """Finds the action mask of a Gymnasium environment; resets it once to see its info and its methods' answers."""
+    """Finds the action mask of a Gymnasium environment;
+    resets it once to see its info and its methods' answers.
+    """
     mask = of_parts(observation, action)
     methods = [name for name in NAMES if env.has_wrapper_attr(name)]
     if mask.where or not (methods or action.num_choices):
         return mask
-    with contextlib.suppress(Exception):  # training will show an error of reset, and where it came from
+    # training will show an error of reset, and where it came from
+    with contextlib.suppress(Exception):
         _, info = env.reset(seed=0)
         offered = [of_value("info", name, info[name], action) for name in NAMES if name in info]
         for name in methods:
@@ -127,14 +149,21 @@ def of_value(where: str, name: str, value: Any, action: PlainSpace) -> Mask:
     """Returns the mask of this name, whose value is ``value`` now."""
     if action.num_choices and flat(value, action.num_choices) is not None:
         return Mask(where, name)
-    source = f"info[{name!r}]" if where == "info" else f"its method {name}"
+    if where == "info":
+        source = f"info[{name!r}]"
+    else:
+        source = f"its method {name}"
     return Mask(where, name, misfit(source, np.size(value), action))
 
 
 def of_keys(keys: Sequence[str]) -> str:
-    """Returns why the mask among the keys of EnvPool's infos cannot be used; empty without a mask."""
+    """Returns why the mask among the keys of EnvPool's infos cannot be used; empty without a
+    mask.
+    """
     names = [name for key in keys if (name := key.removeprefix("info:")) in NAMES]
-    return f"info[{names[0]!r}] says which actions are legal; illegal ones will be tried" if names else ""
+    if names:
+        return f"info[{names[0]!r}] says which actions are legal; illegal ones will be tried"
+    return ""
 
 
 def flags(action: Space) -> Box:
@@ -144,31 +173,47 @@ def flags(action: Space) -> Box:
 
 
 def with_mask(observation: Space, action: Space, mask: Mask) -> tuple[Space, str | None]:
-    """Returns the observation with the action mask as a part, and that part's name (None without a mask).
+    """Returns the observation with the action mask as a part,
+    and that part's name (None without a mask).
 
-    A mask from elsewhere becomes the part ``PART``; an observation without parts becomes the part ``observation``.
+    A mask from elsewhere becomes the part ``PART``;
+    an observation without parts becomes the part ``observation``.
     """
     if not mask.where or mask.unread:
         return observation, None
     if mask.where == "part":
         return observation, mask.name
-    parts = observation if isinstance(observation, dict) else {"observation": observation}
+    if isinstance(observation, dict):
+        parts = observation
+    else:
+        parts = {"observation": observation}
     return {**parts, PART: flags(action)}, PART
 
 
 def without_choice(spec: EnvSpec, step: Timestep) -> int | None:
-    """Returns the first row whose episode goes on and whose mask allows no action, of a step on the host; or None."""
+    """Returns the first row whose episode goes on and whose mask allows no action,
+    of a step on the host; or None.
+    """
     if spec.mask is None:
         return None
-    none = ~np.asarray(step.obs[spec.mask], bool).any(-1) & step.valid & ~(step.terminated | step.truncated)
-    return int(none.argmax()) if none.any() else None
+    none = (
+        ~np.asarray(step.obs[spec.mask], bool).any(-1)
+        & step.valid
+        & ~(step.terminated | step.truncated)
+    )
+    if none.any():
+        return int(none.argmax())
+    return None
 
 
-# --- gymnax-style environments --------------------------------------------------------------------------
+# --- gymnax-style environments --------------------------------------------------------------------
 
 
-def of_gymnax(env: Any, state: PyTree, info: PyTree, observation: PlainSpace, action: PlainSpace) -> Mask:
-    """Finds the action mask of a gymnax-style environment: a part of its observation, or a field of its state.
+def of_gymnax(
+    env: Any, state: PyTree, info: PyTree, observation: PlainSpace, action: PlainSpace
+) -> Mask:
+    """Finds the action mask of a gymnax-style environment: a part of its observation,
+    or a field of its state.
 
     One in the info of a step comes too late for the first action of an episode.
 
@@ -185,7 +230,11 @@ def of_gymnax(env: Any, state: PyTree, info: PyTree, observation: PlainSpace, ac
             return Mask("state", name)
         names += [name] if name in NAMES else []
     names = [f"its {name}" for name in names]
-    names += [f"info[{_name(path)!r}]" for path, _ in jax.tree.leaves_with_path(info) if _name(path) in NAMES]
+    names += [
+        f"info[{_name(path)!r}]"
+        for path, _ in jax.tree.leaves_with_path(info)
+        if _name(path) in NAMES
+    ]
     if not names:
         return mask
     text = (
@@ -197,17 +246,26 @@ def of_gymnax(env: Any, state: PyTree, info: PyTree, observation: PlainSpace, ac
 
 def _name(path: Sequence[Any]) -> str:
     """Returns the last name of a path in a tree; empty for an index, or no path."""
-    return str(getattr(path[-1], "name", getattr(path[-1], "key", ""))) if path else ""
+    if path:
+        return str(getattr(path[-1], "name", getattr(path[-1], "key", "")))
+    return ""
 
 
 def observer(mask: Mask, native: Any) -> Callable[[PyTree, PyTree], PyTree]:
-    """Returns ``(obs, state) -> obs`` for one environment: what policies see, with a mask in the state as a part."""
+    """Returns ``(obs, state) -> obs`` for one environment: what policies see,
+    with a mask in the state as a part.
+    """
 
     def observe(obs: PyTree, state: PyTree) -> PyTree:
         obs = named(native, obs)
         if mask.where != "state":
             return obs
-        legal = next(leaf for path, leaf in jax.tree.leaves_with_path(state) if _name(path) == mask.name)
-        return {**(obs if isinstance(obs, dict) else {"observation": obs}), PART: legal.astype(bool)}
+        legal = next(
+            leaf for path, leaf in jax.tree.leaves_with_path(state) if _name(path) == mask.name
+        )
+        return {
+            **(obs if isinstance(obs, dict) else {"observation": obs}),
+            PART: legal.astype(bool),
+        }
 
     return observe

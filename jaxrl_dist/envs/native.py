@@ -31,7 +31,8 @@ class PlainSpace(NamedTuple):
     parts: Any = None
     """``PlainSpace`` of each part of a ``Dict`` or ``Tuple``, by name."""
     start: Any = 0
-    """The least value of a ``Discrete`` space, or of each component of a ``MultiDiscrete`` one; 0: all count from 0."""
+    """The least value of a ``Discrete`` space, or of each component of a ``MultiDiscrete`` one;
+    0: all count from 0."""
 
     @classmethod
     def restored(cls, stored: Any) -> PlainSpace:
@@ -43,7 +44,9 @@ class PlainSpace(NamedTuple):
     @property
     def num_choices(self) -> int:
         """Returns the length of an action mask; 0 for actions that are not discrete."""
-        return 2 * math.prod(self.shape) if self.kind == "MultiBinary" else sum(self.sizes or ())
+        if self.kind == "MultiBinary":
+            return 2 * math.prod(self.shape)
+        return sum(self.sizes or ())
 
 
 def plain(space: Any) -> PlainSpace:
@@ -52,8 +55,11 @@ def plain(space: Any) -> PlainSpace:
     if (parts := parts_of(space)) is not None:
         return PlainSpace(kind, parts={name: plain(part) for name, part in parts.items()})
     if kind == "Box":
-        shape = tuple(int(size) for size in np.atleast_1d(space.shape))  # one number in some libraries
-        return PlainSpace(kind, shape, np.dtype(space.dtype).name, _bound(space.low), _bound(space.high))
+        # one number in some libraries
+        shape = tuple(int(size) for size in np.atleast_1d(space.shape))
+        return PlainSpace(
+            kind, shape, np.dtype(space.dtype).name, _bound(space.low), _bound(space.high)
+        )
     if kind == "Discrete":
         return PlainSpace(kind, sizes=[int(space.n)], start=int(getattr(space, "start", 0)))
     if kind == "MultiDiscrete":
@@ -65,7 +71,8 @@ def plain(space: Any) -> PlainSpace:
 
 
 def check_counted(space: PlainSpace, name: str, role: str) -> PlainSpace:
-    """Returns the space if nobody has to convert its discrete values, as workers do; arguments as of ``space_of``.
+    """Returns the space if nobody has to convert its discrete values, as workers do;
+    arguments as of ``space_of``.
 
     Raises:
       ConfigError: they do not count from 0, or are not vectors.
@@ -73,41 +80,69 @@ def check_counted(space: PlainSpace, name: str, role: str) -> PlainSpace:
     for part in (space.parts or {}).values():
         check_counted(part, name, role)
     if np.any(space.start) or (space.kind.startswith("Multi") and len(space.shape) != 1):
-        what = "that do not count from 0" if np.any(space.start) else "that are not vectors"
-        raise ConfigError(f"{name} has {space.kind} {role} {what}, which work in Gymnasium's and PettingZoo's only")
+        if np.any(space.start):
+            what = "that do not count from 0"
+        else:
+            what = "that are not vectors"
+        raise ConfigError(
+            f"{name} has {space.kind} {role} {what}, which work in Gymnasium's and PettingZoo's only"
+        )
     return space
 
 
 def counted(space: PlainSpace) -> PlainSpace:
     """Returns ``MultiDiscrete`` for a ``Box`` that holds a vector of integers from 0 on."""
-    if space.kind != "Box" or np.dtype(space.dtype).kind not in "iu" or len(space.shape) != 1 or np.any(space.low):
+    if (
+        space.kind != "Box"
+        or np.dtype(space.dtype).kind not in "iu"
+        or len(space.shape) != 1
+        or np.any(space.low)
+    ):
         return space
     sizes = [int(high) + 1 for high in np.broadcast_to(space.high, space.shape)]
     return PlainSpace("MultiDiscrete", space.shape, sizes=sizes)
 
 
 def _bound(bound: Any) -> Any:
-    """Returns a Box's bound as one number if all its numbers are equal, because there may be one per pixel."""
+    """Returns a Box's bound as one number if all its numbers are equal,
+    because there may be one per pixel.
+    """
     equal = isinstance(bound, np.ndarray) and bound.size > 0 and (bound == bound.flat[0]).all()
-    return bound.flat[0].item() if equal else bound
+    if equal:
+        return bound.flat[0].item()
+    return bound
 
 
 def alike(one: PlainSpace, other: PlainSpace) -> bool:
     """Returns whether two spaces hold the same values."""
-    one, other = one._replace(start=0), other._replace(start=0)  # which policies do not see
-    if one._replace(low=None, high=None, parts=None) != other._replace(low=None, high=None, parts=None):
+    # which policies do not see
+    one = one._replace(start=0)
+    other = other._replace(start=0)
+    if one._replace(low=None, high=None, parts=None) != other._replace(
+        low=None, high=None, parts=None
+    ):
         return False
-    parts, others = one.parts or {}, other.parts or {}
+    parts = one.parts or {}
+    others = other.parts or {}
     bounds = np.array_equal(one.low, other.low) and np.array_equal(one.high, other.high)
-    return bounds and parts.keys() == others.keys() and all(alike(parts[name], others[name]) for name in parts)
+    return (
+        bounds
+        and parts.keys() == others.keys()
+        and all(alike(parts[name], others[name]) for name in parts)
+    )
 
 
 def parts_of(space: Any) -> dict[str, Any] | None:
-    """Returns the spaces of the parts of a ``Dict`` or ``Tuple``, by name; None for other spaces."""
-    kind, inner = type(space).__name__, getattr(space, "spaces", None)
+    """Returns the spaces of the parts of a ``Dict`` or ``Tuple``, by name; None for other
+    spaces.
+    """
+    kind = type(space).__name__
+    inner = getattr(space, "spaces", None)
     if kind == "Tuple" and inner is not None:
         return {str(index): part for index, part in enumerate(inner)}
-    return {str(name): part for name, part in inner.items()} if kind == "Dict" and inner is not None else None
+    if kind == "Dict" and inner is not None:
+        return {str(name): part for name, part in inner.items()}
+    return None
 
 
 def tuples(observation: PlainSpace, action: PlainSpace, mask: Mask) -> tuple[str, ...]:
@@ -121,11 +156,14 @@ def tuples_in(space: PlainSpace, path: str) -> list[str]:
     """Returns the paths of a space's tuples, which begin with its own ``path``."""
     parts = space.parts or {}
     inner = [below for name, part in parts.items() for below in tuples_in(part, f"{path}/{name}")]
-    return [path, *inner] if space.kind == "Tuple" else inner
+    if space.kind == "Tuple":
+        return [path, *inner]
+    return inner
 
 
 def named(space: Any, value: Any) -> Any:
-    """Returns a value of a space as nested dicts: a tuple becomes a dict with the names "0", "1" and so on.
+    """Returns a value of a space as nested dicts: a tuple becomes a dict with the names "0",
+    "1" and so on.
 
     Raises:
       ValueError: a part is missing.
@@ -135,16 +173,23 @@ def named(space: Any, value: Any) -> Any:
         return value
     if isinstance(value, tuple | list):
         value = dict(enumerate(value))
-    by_name = {str(name): part for name, part in value.items()} if isinstance(value, Mapping) else {}
+    if isinstance(value, Mapping):
+        by_name = {str(name): part for name, part in value.items()}
+    else:
+        by_name = {}
     if missing := [name for name in parts if name not in by_name]:
         raise ValueError(f"the observation has no part {missing[0]!r}, which its space has")
     return {name: named(part, by_name[name]) for name, part in parts.items()}
 
 
 def named_spaces(space: Any) -> Any:
-    """Returns nested dicts of the spaces of the parts of a ``Dict`` or ``Tuple``; other spaces stay as they are."""
+    """Returns nested dicts of the spaces of the parts of a ``Dict`` or ``Tuple``;
+    other spaces stay as they are.
+    """
     parts = parts_of(space)
-    return space if parts is None else {name: named_spaces(part) for name, part in parts.items()}
+    if parts is None:
+        return space
+    return {name: named_spaces(part) for name, part in parts.items()}
 
 
 def unnamed(space: Any, value: Any) -> Any:
@@ -171,10 +216,15 @@ def described(value: Any) -> str:
 
 
 def miscounted(call: str, values: Any, names: Sequence[str]) -> str:
-    """Says that a call has returned more or fewer values than these, as environments for older APIs do; else empty."""
+    """Says that a call has returned more or fewer values than these,
+    as environments for older APIs do; else empty.
+    """
     if isinstance(values, tuple | list) and len(values) == len(names):
         return ""
-    count = checks.counted(len(values), "value") if isinstance(values, tuple | list) else described(values)
+    if isinstance(values, tuple | list):
+        count = checks.counted(len(values), "value")
+    else:
+        count = described(values)
     old = ", as in Gym before 0.26" if (call, count) == ("step", "4 values") else ""
     return f"{call} returned {count}{old}, not ({', '.join(names)})"
 
@@ -190,14 +240,18 @@ def returned(call: str, values: Any, names: Sequence[str]) -> Any:
     return values
 
 
-def check_agents(fault: Callable[[str], Exception], call: str, agents: Iterable[Any], **parts: Any) -> None:
+def check_agents(
+    fault: Callable[[str], Exception], call: str, agents: Iterable[Any], **parts: Any
+) -> None:
     """Checks that dicts keyed by agent have these agents.
 
     Raises:
       Exception: that of ``fault``, if one lacks an agent.
     """
     for part, values in parts.items():
-        missing = [agent for agent in agents if not isinstance(values, Mapping) or agent not in values]
+        missing = [
+            agent for agent in agents if not isinstance(values, Mapping) or agent not in values
+        ]
         if missing:
             raise fault(f"{call} returned no {part} for agent {missing[0]}")
 
@@ -206,7 +260,8 @@ def number(subject: str, value: Any, kind: str = "number") -> Any:
     """Returns a reward, or a flag (``kind`` ``bool``), after checking that it is one number.
 
     Raises:
-      TypeError: the value is something else, such as a string, which Python might convert to a number or True.
+      TypeError: the value is something else, such as a string,
+        which Python might convert to a number or True.
     """
     if isinstance(value, bool | np.bool_ | int | float):
         return value
@@ -232,7 +287,8 @@ class Mask(NamedTuple):
     """Where an environment says which actions are legal."""
 
     where: str = ""
-    """A ``part`` of its observation, ``info``, a ``method``, or a gymnax-style ``state``; empty: nowhere."""
+    """A ``part`` of its observation, ``info``, a ``method``, or a gymnax-style ``state``;
+    empty: nowhere."""
     name: str = ""
     unread: str = ""
     """Why policies cannot use it; empty: they can."""
@@ -258,22 +314,27 @@ class Description(NamedTuple):
     mask: Mask = NO_MASK
     """Found by ``masks.of_gymnasium``."""
     agents: Mapping[str, Mask] = {}
-    """Where each agent of a ``pettingzoo.Parallel`` finds its legal actions; the spaces above have a part for each.
-    Empty for other environments."""
+    """Where each agent of a ``pettingzoo.Parallel`` finds its legal actions; the spaces above have
+    a part for each. Empty for other environments."""
     fps: float | None = None
     """Its ``render_fps``; None: it names none."""
     inside: str = ""
     """As ``EnvSpec.inside``."""
 
 
-NORMALIZING = {"NormalizeObservation": "--normalize-observations", "NormalizeReward": "--scale-rewards"}
+NORMALIZING = {
+    "NormalizeObservation": "--normalize-observations",
+    "NormalizeReward": "--scale-rewards",
+}
 """Gymnasium's wrappers that keep statistics, and the flags that do the same."""
 MAX_WRAPPERS = 100
 CHANGING_REWARDS = ("ClipReward", "TransformReward")
 
 
 def inside(env: Any) -> str:
-    """Returns what wrappers inside an environment do that policies and returns suffer from; empty: nothing."""
+    """Returns what wrappers inside an environment do that policies and returns suffer from;
+    empty: nothing.
+    """
     names = set[str]()
     for _ in range(MAX_WRAPPERS):
         if not hasattr(env, "env"):
@@ -298,11 +359,21 @@ def inside(env: Any) -> str:
 
 
 def render_fps(env: Any) -> float | None:
-    """Returns the ``render_fps`` of an environment's ``metadata``: its steps in a second; None where there is none."""
+    """Returns the ``render_fps`` of an environment's ``metadata``: its steps in a second;
+    None where there is none.
+    """
     metadata = getattr(env, "metadata", None)
-    given = metadata.get("render_fps") if isinstance(metadata, Mapping) else None
-    fps = float(given) if isinstance(given, Real) else 0.0
-    return fps if 0 < fps < math.inf else None
+    if isinstance(metadata, Mapping):
+        given = metadata.get("render_fps")
+    else:
+        given = None
+    if isinstance(given, Real):
+        fps = float(given)
+    else:
+        fps = 0.0
+    if 0 < fps < math.inf:
+        return fps
+    return None
 
 
 def picture(drawn: Any) -> np.ndarray:
@@ -311,15 +382,23 @@ def picture(drawn: Any) -> np.ndarray:
     Raises:
       TypeError: it is something else.
     """
-    image = np.asarray(drawn) if hasattr(drawn, "shape") else None  # an array of numpy or JAX
+    # an array of numpy or JAX
+    if hasattr(drawn, "shape"):
+        image = np.asarray(drawn)
+    else:
+        image = None
     if image is None or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         shape = "" if image is None else list(image.shape)
-        raise TypeError(f"render() gave a {type(drawn).__name__}{shape} and not an array [H, W, 3] of uint8")
+        raise TypeError(
+            f"render() gave a {type(drawn).__name__}{shape} and not an array [H, W, 3] of uint8"
+        )
     return image
 
 
 def family_of(env: Any, default: str) -> str:
-    """Returns the group of an environment of Gymnasium, gymnax or the ALE, such as ``classic_control``."""
+    """Returns the group of an environment of Gymnasium, gymnax or the ALE,
+    such as ``classic_control``.
+    """
     for kind in type(env).__mro__:  # the user's class may extend one of theirs
         match kind.__module__.split("."):
             case ["gymnasium", "envs", family, _, *_] | ["gymnax", "environments", family, _, *_]:
@@ -330,22 +409,40 @@ def family_of(env: Any, default: str) -> str:
 
 
 def env_label(backend: str, env_id: str) -> str:
-    """Returns an environment's name for messages: ``envpool:Pong-v5``, or ``my_module:make`` as users write theirs."""
-    return env_id if ":" in env_id else f"{backend}:{env_id}"
+    """Returns an environment's name for messages: ``envpool:Pong-v5``,
+    or ``my_module:make`` as users write theirs.
+    """
+    if ":" in env_id:
+        return env_id
+    return f"{backend}:{env_id}"
 
 
 def advice_on(env_id: str) -> str:
-    """Returns how to install what a family of PettingZoo's games needs; empty for other environments."""
-    if env_id.startswith("pettingzoo.mpe."):  # PettingZoo's own error says that it has moved, and how to install it
+    """Returns how to install what a family of PettingZoo's games needs;
+    empty for other environments.
+    """
+    # PettingZoo's own error says that it has moved, and how to install it
+    if env_id.startswith("pettingzoo.mpe."):
         return f"; with it, --env mpe2.{env_id.removeprefix('pettingzoo.mpe.')} works"
     family = re.match(r"pettingzoo\.(\w+)\.", env_id)
-    return f"; pip install 'pettingzoo[{family[1]}]'" if family else ""
+    if family:
+        return f"; pip install 'pettingzoo[{family[1]}]'"
+    return ""
 
 
 def is_gymnax(made: Any) -> bool:
-    """Returns True if an object is a gymnax-style environment, a pair ``(env, params)``, or a multi-agent one."""
-    env = made[0] if isinstance(made, tuple) and len(made) == 2 else made
-    return not isinstance(env, type) and hasattr(env, "step_env") and (hasattr(env, "reset_env") or is_team(env))
+    """Returns True if an object is a gymnax-style environment, a pair ``(env, params)``,
+    or a multi-agent one.
+    """
+    if isinstance(made, tuple) and len(made) == 2:
+        env = made[0]
+    else:
+        env = made
+    return (
+        not isinstance(env, type)
+        and hasattr(env, "step_env")
+        and (hasattr(env, "reset_env") or is_team(env))
+    )
 
 
 def is_team(made: Any) -> bool:

@@ -1,4 +1,6 @@
-"""Finds environments by name: gymnax, EnvPool and Gymnasium share one spec and one autoreset convention."""
+"""Finds environments by name: gymnax, EnvPool and
+Gymnasium share one spec and one autoreset convention.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,15 @@ from jaxrl_dist.envs import drawing
 from jaxrl_dist.envs import wrappers as wrapping
 from jaxrl_dist.envs.agents import host as rows
 from jaxrl_dist.envs.agents.groups import Groups
-from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, DrawnEnv, EnvSlice, HostEnv, Wrappers, label_of
+from jaxrl_dist.envs.base import (
+    UNWRAPPED,
+    DeviceEnv,
+    DrawnEnv,
+    EnvSlice,
+    HostEnv,
+    Wrappers,
+    label_of,
+)
 from jaxrl_dist.envs.device import gymnax, libraries
 from jaxrl_dist.envs.host import envpool, gymnasium, vector
 from jaxrl_dist.envs.native import NO_MASK, Description, Mask, is_gymnax
@@ -26,11 +36,22 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import leaves
 from jaxrl_dist.types import EnvSpec
 
-__all__ = ["BACKENDS", "DeviceEnv", "DrawnEnv", "EnvSource", "HostEnv", "Wrappers", "find", "locate"]
+__all__ = [
+    "BACKENDS",
+    "DeviceEnv",
+    "DrawnEnv",
+    "EnvSource",
+    "HostEnv",
+    "Wrappers",
+    "find",
+    "locate",
+]
 
 RECORDS = "records"
 """The backend of what a data set says about its environment, in which nobody can play."""
-BACKENDS: dict[str, ModuleType] = dict(zip(train.BACKENDS, (gymnax, envpool, gymnasium), strict=True))
+BACKENDS: dict[str, ModuleType] = dict(
+    zip(train.BACKENDS, (gymnax, envpool, gymnasium), strict=True)
+)
 
 
 class EnvSource(NamedTuple):
@@ -54,7 +75,9 @@ class EnvSource(NamedTuple):
 
     @property
     def is_pure(self) -> bool:
-        """Whether the environment is pure functions, which run on any device; if not, it runs on the host."""
+        """Whether the environment is pure functions, which run on any device; if not,
+        it runs on the host.
+        """
         return self.pure is not None
 
     def device(self) -> DeviceEnv:
@@ -69,14 +92,20 @@ class EnvSource(NamedTuple):
         return self.pure
 
     def host(
-        self, share: EnvSlice | int, seed: int | Sequence[int], *, training: bool = True, drawn: bool = False
+        self,
+        share: EnvSlice | int,
+        seed: int | Sequence[int],
+        *,
+        training: bool = True,
+        drawn: bool = False,
     ) -> DrawnEnv:
         """Makes environments on the host.
 
         Args:
-          share: the part of the run's environments to make, or their number to make all. A seed depends on
-            ``seed`` and on the environment's index within the run, not on the share.
-          seed: the run's seed; for several runs, whose environments follow each other, a list of seeds.
+          share: the part of the run's environments to make, or their number to make all. A seed
+            depends on ``seed`` and on the environment's index within the run, not on the share.
+          seed: the run's seed; for several runs, whose environments follow each other,
+            a list of seeds.
           training: False for evaluation, which plays full Atari games.
           drawn: whether ``render`` will be called.
 
@@ -86,9 +115,17 @@ class EnvSource(NamedTuple):
           TimeoutError: an environment has not answered in time.
         """
         if self.spec.backend == RECORDS:
-            raise ConfigError("this run has learnt from records without an environment; --env names one to play in")
-        share = EnvSlice.all(share) if isinstance(share, int) else share
-        runs = seed if isinstance(seed, Sequence) else [seed]
+            raise ConfigError(
+                "this run has learnt from records without an environment; --env names one to play in"
+            )
+        if isinstance(share, int):
+            share = EnvSlice.all(share)
+        else:
+            share = share
+        if isinstance(seed, Sequence):
+            runs = seed
+        else:
+            runs = [seed]
         if self.pure is not None:
             if drawn:
                 drawing.check(self.pure.spec, self.pure.render)
@@ -100,7 +137,9 @@ class EnvSource(NamedTuple):
             env = self._gymnasium(seeds, drawn)
         else:
             env_id, wrappers = self.spec.id, self.wrappers
-            keywords = envpool.options(env_id, self.options, self.atari_preset, wrappers, training=training)
+            keywords = envpool.options(
+                env_id, self.options, self.atari_preset, wrappers, training=training
+            )
             env = envpool.EnvPool(env_id, seeds, keywords, self.timeout, wrappers, drawn=drawn)
         return wrapping.on_host(env, self.wrappers)
 
@@ -108,9 +147,16 @@ class EnvSource(NamedTuple):
         make: Callable[..., DrawnEnv] = vector.drawn if drawn else vector.Gymnasium
         spec = rows.whole(self.team) if self.team else self.native
         keywords = gymnasium.options(self.spec.id, self.options)
-        settings = {"workers": self.workers, "timeout": self.timeout, "wrappers": self.wrappers, "mask": self.mask}
+        settings = {
+            "workers": self.workers,
+            "timeout": self.timeout,
+            "wrappers": self.wrappers,
+            "mask": self.mask,
+        }
         env = make(spec, seeds, keywords, **settings, agents=self.team.agents if self.team else ())
-        return rows.Rows(env, self.team) if self.team else env
+        if self.team:
+            return rows.Rows(env, self.team)
+        return env
 
 
 def find(
@@ -121,16 +167,18 @@ def find(
     timeout: float = 120.0,
     wrappers: Wrappers = UNWRAPPED,
 ) -> EnvSource:
-    """Finds an environment by ``[gymnax:|envpool:|gymnasium:]ID`` or ``[gymnax:|gymnasium:]MODULE:NAME``, or in one of
-    ``config.LIBRARIES`` by ``LIBRARY:ID``.
+    """Finds an environment by ``[gymnax:|envpool:|gymnasium:]ID`` or
+    ``[gymnax:|gymnasium:]MODULE:NAME``, or in one of ``config.LIBRARIES`` by ``LIBRARY:ID``.
 
-    Without a prefix, the first of gymnax, EnvPool and Gymnasium that has the id provides it. ``MODULE:NAME`` imports
-    and runs code: take it from the user, never from a file. The object that it makes determines the backend. EnvPool's
-    Atari environments use the ``baselines`` preset by default.
+    Without a prefix, the first of gymnax, EnvPool and Gymnasium that has the id provides it.
+    ``MODULE:NAME`` imports and runs code: take it from the user, never from a file. The object that
+    it makes determines the backend. EnvPool's Atari environments use the ``baselines`` preset by
+    default.
 
     Args:
-      env: a name, a gymnax-style environment object (see ``native.is_gymnax``) or a function that returns one. For a
-        function with a name, prefer ``config.named_env``, because any process can find it.
+      env: a name, a gymnax-style environment object (see ``native.is_gymnax``) or a function that
+        returns one. For a function with a name, prefer ``config.named_env``, because any process
+        can find it.
       options: ``--env-options``.
       atari_preset: ``baselines`` or ``machado``, for EnvPool's Atari environments.
       workers: step Gymnasium environments in threads or in processes.
@@ -138,41 +186,64 @@ def find(
       wrappers: settings of the wrappers between environment and policy.
 
     Raises:
-      ConfigError: unknown environment, unknown option, no policy supports the spaces, or the observations cannot be
-        stacked.
+      ConfigError: unknown environment, unknown option, no policy supports the spaces, or the
+        observations cannot be stacked.
       EnvError: an environment's own code failed.
       TimeoutError: a Gymnasium environment has not answered in time.
     """
     made: EnvSpec | DeviceEnv | Groups
-    mask, name = NO_MASK, env_name(env)
-    backend, env_id, made_by = locate(env) if isinstance(env, str) else Located("", name)
+    mask = NO_MASK
+    name = env_name(env)
+    if isinstance(env, str):
+        backend, env_id, made_by = locate(env)
+    else:
+        backend, env_id, made_by = Located("", name)
     if backend == "envpool":
         atari_preset = atari_preset or envpool.default_preset(env_id)
         keywords = envpool.options(env_id, options, atari_preset, wrappers, training=True)
         made = envpool.spec(env_id, keywords, wrappers)
     elif backend == "gymnasium":
         adapt = partial(gymnax.adapt, env_id=env_id, backend="gymnax", wrappers=wrappers)
-        made, mask = _adapted(env_id, gymnasium.describe_or_adapt(env_id, options, timeout, workers, adapt), wrappers)
+        made, mask = _adapted(
+            env_id, gymnasium.describe_or_adapt(env_id, options, timeout, workers, adapt), wrappers
+        )
     else:
-        made = gymnax.adapt(_native(backend, env, env_id, options), env_id, backend or "gymnax", wrappers)
+        made = gymnax.adapt(
+            _native(backend, env, env_id, options), env_id, backend or "gymnax", wrappers
+        )
     whole = made if isinstance(made, EnvSpec) else made.spec
     if made_by not in (None, whole.backend):
-        raise ConfigError(f"--env {name} makes no {made_by} environment; --env {env_id} finds out which it is")
+        raise ConfigError(
+            f"--env {name} makes no {made_by} environment; --env {env_id} finds out which it is"
+        )
     _check_settings(name, whole, workers, atari_preset, wrappers)
     spec = _checked(wrapping.wrapped(whole, wrappers)[0])
-    pure = wrapping.on_device(made, wrappers) if isinstance(made, DeviceEnv) else None
+    if isinstance(made, DeviceEnv):
+        pure = wrapping.on_device(made, wrappers)
+    else:
+        pure = None
     team = made if isinstance(made, Groups) else None
-    return EnvSource(spec, options, atari_preset, workers, timeout, wrappers, pure, mask, team, whole)
+    return EnvSource(
+        spec, options, atari_preset, workers, timeout, wrappers, pure, mask, team, whole
+    )
 
 
-def _check_settings(name: str, spec: EnvSpec, workers: str, atari_preset: str | None, wrappers: Wrappers) -> None:
-    """Raises ``ConfigError`` for settings of several agents where there is one, and for those of another backend."""
+def _check_settings(
+    name: str, spec: EnvSpec, workers: str, atari_preset: str | None, wrappers: Wrappers
+) -> None:
+    """Raises ``ConfigError`` for settings of several agents where there is one,
+    and for those of another backend.
+    """
     if wrappers.policies and not spec.policies:
-        raise ConfigError(f"several policies are for environments of several agents, and {name} has one")
+        raise ConfigError(
+            f"several policies are for environments of several agents, and {name} has one"
+        )
     if wrappers.agent_ids and spec.num_agents == 1 and not (spec.policies or wrappers.joint):
         raise ConfigError(f"--agent-ids is for environments of several agents, and {name} has one")
     if workers != "threads" and spec.backend != "gymnasium":
-        raise ConfigError(f"--env-workers {workers} needs a Gymnasium environment, and {label_of(spec)} is not one")
+        raise ConfigError(
+            f"--env-workers {workers} needs a Gymnasium environment, and {label_of(spec)} is not one"
+        )
     if atari_preset is not None and spec.backend != "envpool":
         raise ConfigError(
             f"--atari-preset {atari_preset} needs an Atari environment of EnvPool, and {label_of(spec)} is not one"
@@ -198,7 +269,9 @@ def locate(env: str) -> Located:
     """
     prefix, module, env_id = split_env(env)
     if module == OBJECT:
-        raise ConfigError(f"--env {env} names an object handed over from Python, which cannot be found by its name")
+        raise ConfigError(
+            f"--env {env} names an object handed over from Python, which cannot be found by its name"
+        )
     backends = [prefix] if prefix else list(BACKENDS)
     if prefix in LIBRARIES:
         libraries.check(prefix, env_id)
@@ -212,15 +285,21 @@ def locate(env: str) -> Located:
             return Located(backend, env_id)
     known = [known_id for name in backends for known_id in BACKENDS[name].ids()]
     where = prefix or "gymnax, envpool or gymnasium"
-    near = did_you_mean(env_id, known) if prefix else _near(env_id, known)
-    raise ConfigError(f"--env {env}: {where} has no such environment{near}; see: jaxrl-dist list envs")
+    if prefix:
+        near = did_you_mean(env_id, known)
+    else:
+        near = _near(env_id, known)
+    raise ConfigError(
+        f"--env {env}: {where} has no such environment{near}; see: jaxrl-dist list envs"
+    )
 
 
 def _check_envpool(env: str, prefix: str | None, env_id: str) -> None:
     """Refuses an environment where EnvPool is missing.
 
-    A name without a prefix that gymnax does not have could be EnvPool's. It never stands for Gymnasium's environment of
-    that name, whose rewards may differ: what a name means does not depend on what is installed.
+    A name without a prefix that gymnax does not have could be EnvPool's. It never stands for
+    Gymnasium's environment of that name, whose rewards may differ: what a name means does not
+    depend on what is installed.
 
     Raises:
       ConfigError: it is missing.
@@ -230,17 +309,25 @@ def _check_envpool(env: str, prefix: str | None, env_id: str) -> None:
     missing = f"not installed: {install_extra('envpool')}"
     if prefix:
         raise ConfigError(f"--env {env}: EnvPool is {missing}")
-    near = "" if env_id.endswith("-v5") else _near(env_id, gymnax.ids())  # EnvPool's Atari games end so
-    other = f", or name gymnasium:{env_id}" if env_id in gymnasium.ids() else ""
+    # EnvPool's Atari games end so
+    if env_id.endswith("-v5"):
+        near = ""
+    else:
+        near = _near(env_id, gymnax.ids())
+    if env_id in gymnasium.ids():
+        other = f", or name gymnasium:{env_id}"
+    else:
+        other = ""
     text = f"gymnax has no such environment{near}, and EnvPool, which is tried next, is {missing}{other}"
     raise ConfigError(f"--env {env}: {text}")
 
 
 def _near(env_id: str, known: Sequence[str]) -> str:
-    """Returns a hint: the name nearest to one without a prefix, or the same name in another library, if there is one.
+    """Returns a hint: the name nearest to one without a prefix,
+    or the same name in another library, if there is one.
 
-    That search imports libraries, which takes seconds: it begins where no name is near, or where the name has an
-    underscore, as theirs do.
+    That search imports libraries, which takes seconds: it begins where no name is near, or where
+    the name has an underscore, as theirs do.
     """
     near = did_you_mean(env_id, known)
     if near and "_" not in env_id:
@@ -255,7 +342,9 @@ def _near(env_id: str, known: Sequence[str]) -> str:
 def _adapted(
     env_id: str, result: Description | DeviceEnv, wrappers: Wrappers
 ) -> tuple[EnvSpec | DeviceEnv | Groups, Mask]:
-    """Returns what policies see of the result of ``gymnasium.describe_or_adapt``, and the mask that they read."""
+    """Returns what policies see of the result of ``gymnasium.describe_or_adapt``,
+    and the mask that they read.
+    """
     if isinstance(result, DeviceEnv):
         return result, NO_MASK
     if result.agents:
@@ -267,17 +356,27 @@ def _native(backend: str, env: Any, env_id: str, options: Mapping[str, str]) -> 
     """Makes the environment of a JAX library or, without a backend, returns that of the user."""
     if not backend:
         return _object(env, options)
-    return gymnax.native(env_id, options) if backend == "gymnax" else libraries.make(backend, env_id, options)
+    if backend == "gymnax":
+        return gymnax.native(env_id, options)
+    return libraries.make(backend, env_id, options)
 
 
 def _object(env: Any, options: Mapping[str, str]) -> Any:
     """Returns the gymnax-style environment that the user has passed, or whose function."""
     if options:
-        raise ConfigError(f"env_options are for environments that are found by name, and {env_name(env)} has none")
-    made = env() if callable(env) and not is_gymnax(env) else env
+        raise ConfigError(
+            f"env_options are for environments that are found by name, and {env_name(env)} has none"
+        )
+    if callable(env) and not is_gymnax(env):
+        made = env()
+    else:
+        made = env
     if not is_gymnax(made):
         kind = type(made).__name__
-        fault = f"not a {kind}" if made is env else f"and this function, which no module has by name, returns a {kind}"
+        if made is env:
+            fault = f"not a {kind}"
+        else:
+            fault = f"and this function, which no module has by name, returns a {kind}"
         raise no_env(fault)
     return made
 
@@ -289,9 +388,13 @@ def _checked(spec: EnvSpec) -> EnvSpec:
       ConfigError: the time limit is below one step, or observations are empty.
     """
     if spec.max_episode_steps is not None and spec.max_episode_steps < 1:
-        raise ConfigError(f"{label_of(spec)}: a time limit of {spec.max_episode_steps} steps; 1 or more works")
+        raise ConfigError(
+            f"{label_of(spec)}: a time limit of {spec.max_episode_steps} steps; 1 or more works"
+        )
     for path, part in leaves(spec.observation).items():
         if any(size < 1 for size in part.shape):
             where = f" at {path}" if path else ""
-            raise ConfigError(f"{label_of(spec)}: observations of shape {part.shape}{where} hold nothing")
+            raise ConfigError(
+                f"{label_of(spec)}: observations of shape {part.shape}{where} hold nothing"
+            )
     return spec

@@ -1,4 +1,6 @@
-"""Wraps environments, on devices and on the host, so that a policy sees fewer numbers or the newest observations."""
+"""Wraps environments, on devices and on the host,
+so that a policy sees fewer numbers or the newest observations.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,22 @@ VELOCITIES: dict[str, tuple[int, ...]] = {
     "MountainCarContinuous": (1,),
     "Pendulum": (2,),
 }
-"""Indices of the velocities in observations of classic control environments, keyed by the id without its version."""
+"""Indices of the velocities in observations of classic control environments,
+keyed by the id without its version."""
 View = Callable[[PyTree, Array], PyTree]
-"""``(obs [B, ...], fresh [B]) -> obs``, of numpy or of JAX; ``fresh``: an episode begins. A stack is a ``Frame``."""
+"""``(obs [B, ...], fresh [B]) -> obs``, of numpy or of JAX; ``fresh``: an episode begins.
+A stack is a ``Frame``."""
 
 
 def wrapped(spec: EnvSpec, wrappers: Wrappers) -> tuple[EnvSpec, View | None]:
-    """Returns the spec with ``wrappers.hide`` and then ``wrappers.frame_stack``, and the view of observations.
+    """Returns the spec with ``wrappers.hide`` and then ``wrappers.frame_stack``,
+    and the view of observations.
 
     None: they change nothing, also where the environment stacks as many frames itself.
 
     Raises:
-      ConfigError: the observations are not of the form that a wrapper needs, or ``hide`` does not fit them.
+      ConfigError: the observations are not of the form that a wrapper needs,
+        or ``hide`` does not fit them.
     """
     hide, frame_stack, native = wrappers.hide, wrappers.frame_stack, spec
     if hide is not None:
@@ -49,7 +55,9 @@ def wrapped(spec: EnvSpec, wrappers: Wrappers) -> tuple[EnvSpec, View | None]:
         spec = _stacked(spec, frame_stack)
 
     def with_channel(x: Array, space: Part) -> Array:
-        return x[:, None] if is_grey(space) else x
+        if is_grey(space):
+            return x[:, None]
+        return x
 
     def view(obs: PyTree, fresh: Array) -> PyTree:
         obs = obs if hide is None else obs[:, visible]
@@ -61,13 +69,17 @@ def wrapped(spec: EnvSpec, wrappers: Wrappers) -> tuple[EnvSpec, View | None]:
 
 
 def on_device(env: DeviceEnv, wrappers: Wrappers) -> DeviceEnv:
-    """Returns the environment with the wrappers of ``wrapped``; stacks are the second part of its state."""
+    """Returns the environment with the wrappers of ``wrapped``;
+    stacks are the second part of its state.
+    """
     spec, view = wrapped(env.spec, wrappers)
     if view is None:
         return env
     stacked = spec.frame_stack > 1
 
-    def view_obs(state: PyTree, stacks: PyTree, obs: PyTree, fresh: jax.Array) -> tuple[PyTree, PyTree]:
+    def view_obs(
+        state: PyTree, stacks: PyTree, obs: PyTree, fresh: jax.Array
+    ) -> tuple[PyTree, PyTree]:
         stacks, obs = frames.push(stacks, view(obs, fresh))
         return (state, stacks) if stacked else state, obs
 
@@ -75,7 +87,9 @@ def on_device(env: DeviceEnv, wrappers: Wrappers) -> DeviceEnv:
         state, obs = env.reset(keys)
         return view_obs(state, frames.blank(spec, len(keys)), obs, jnp.ones(keys.shape, bool))
 
-    def step(state: PyTree, action: PyTree, keys: jax.Array) -> tuple[PyTree, Timestep, EpisodeStats]:
+    def step(
+        state: PyTree, action: PyTree, keys: jax.Array
+    ) -> tuple[PyTree, Timestep, EpisodeStats]:
         state, stacks = state if stacked else (state, ())
         state, timestep, episodes = env.step(state, action, keys)
         state, obs = view_obs(state, stacks, timestep.obs, ~timestep.valid)
@@ -89,8 +103,11 @@ def on_device(env: DeviceEnv, wrappers: Wrappers) -> DeviceEnv:
         def step_one(now: PyTree, action: PyTree, key: jax.Array) -> Simulated:
             state, stacks = now
             then = inner.step(state, action, key)
-            stacks, obs = jax.tree.map(lambda x: x[None], (stacks, then.obs))  # a view is of several environments
-            stacks, obs = jax.tree.map(lambda x: x[0], frames.push(stacks, view(obs, jnp.zeros(1, bool))))
+            # a view is of several environments
+            stacks, obs = jax.tree.map(lambda x: x[None], (stacks, then.obs))
+            stacks, obs = jax.tree.map(
+                lambda x: x[0], frames.push(stacks, view(obs, jnp.zeros(1, bool)))
+            )
             return then._replace(state=(then.state, stacks), obs=obs)
 
         return Simulator((inner.state, stacks), jax.tree_util.Partial(step_one))
@@ -102,7 +119,10 @@ class Wrapped:
     """A ``HostEnv`` that returns its observations through a ``View``."""
 
     def __init__(self, env: DrawnEnv, spec: EnvSpec, view: View) -> None:
-        self.spec, self.num_envs, self.render, self.close = spec, env.num_envs, env.render, env.close
+        self.spec = spec
+        self.num_envs = env.num_envs
+        self.render = env.render
+        self.close = env.close
         self._env, self._view = env, view
 
     def reset(self) -> PyTree:
@@ -116,7 +136,9 @@ class Wrapped:
 def on_host(env: DrawnEnv, wrappers: Wrappers) -> DrawnEnv:
     """Returns the environments with the wrappers of ``wrapped``."""
     spec, view = wrapped(env.spec, wrappers)
-    return env if view is None else Wrapped(env, spec, view)
+    if view is None:
+        return env
+    return Wrapped(env, spec, view)
 
 
 def _visible(spec: EnvSpec, hide: str) -> np.ndarray:
@@ -126,11 +148,15 @@ def _visible(spec: EnvSpec, hide: str) -> np.ndarray:
       hide: ``velocities``, or indices separated by commas.
 
     Raises:
-      ConfigError: the observations are not vectors, ``hide`` does not fit them, or it leaves no number.
+      ConfigError: the observations are not vectors, ``hide`` does not fit them,
+        or it leaves no number.
     """
-    name, space = label_of(spec), spec.observation
+    name = label_of(spec)
+    space = spec.observation
     if not isinstance(space, Box) or len(space.shape) != 1:
-        raise ConfigError(f"--hide {hide} needs observations that are vectors, and {name} has {describe(space)}")
+        raise ConfigError(
+            f"--hide {hide} needs observations that are vectors, and {name} has {describe(space)}"
+        )
     size = space.shape[0]
     if hide == "velocities":
         indices = VELOCITIES.get(spec.id.rpartition("-")[0])
@@ -142,7 +168,9 @@ def _visible(spec: EnvSpec, hide: str) -> np.ndarray:
     else:
         texts = [text.strip() for text in hide.split(",")]
         if not all(text.isdecimal() and int(text) < size for text in texts):
-            raise ConfigError(f"--hide {hide}: {name} has indices 0 to {size - 1}; 'velocities' or such indices work")
+            raise ConfigError(
+                f"--hide {hide}: {name} has indices 0 to {size - 1}; 'velocities' or such indices work"
+            )
         indices = tuple(map(int, texts))
     visible = np.delete(np.arange(size), indices)
     if not visible.size:
@@ -154,13 +182,17 @@ def _stacked(spec: EnvSpec, frame_stack: int) -> EnvSpec:
     """Returns the spec with stacks of frames.
 
     Raises:
-      ConfigError: the observations are not arrays of numbers, or stacking makes an image's channel axis ambiguous.
+      ConfigError: the observations are not arrays of numbers,
+        or stacking makes an image's channel axis ambiguous.
     """
     name = label_of(spec)
 
     def stack(path: str, space: Part) -> Box:
         if not isinstance(space, Box) or not space.shape:
-            where = f" in its part {path}; an environment's wrapper can leave that part out" if path else ""
+            if path:
+                where = f" in its part {path}; an environment's wrapper can leave that part out"
+            else:
+                where = ""
             raise ConfigError(
                 f"--frame-stack {frame_stack} needs observations that are arrays of numbers, and {name} has "
                 f"{describe(space)}{where}"
@@ -168,7 +200,9 @@ def _stacked(spec: EnvSpec, frame_stack: int) -> EnvSpec:
         if is_grey(space):  # its frames become channels
             space = Box((1, *space.shape), space.dtype, space.low[None], space.high[None])
         axis = frames.channel_axis(space.shape)
-        low, high = (np.concatenate([bound] * frame_stack, axis) for bound in (space.low, space.high))
+        low, high = (
+            np.concatenate([bound] * frame_stack, axis) for bound in (space.low, space.high)
+        )
         if frames.channel_axis(low.shape) != axis:
             raise ConfigError(
                 f"--frame-stack {frame_stack} makes images of shape {low.shape} of {name}'s {space.shape}, of which "

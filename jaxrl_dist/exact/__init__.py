@@ -1,8 +1,9 @@
-"""Exact truth of small environments: tables of them, their optimal values, and how far a policy is from these.
+"""Exact truth of small environments: tables of them, their optimal values,
+and how far a policy is from these.
 
-A table comes from an environment whose states can be listed, ``table("FourRooms-misc")``, from Gymnasium's ``P``, or
-from arrays, ``Table.of_arrays``; ``optimal``, ``values``, ``visits`` and ``episode_return`` solve it, and
-``measure(policy)`` compares a policy with its truth.
+A table comes from an environment whose states can be listed, ``table("FourRooms-misc")``, from
+Gymnasium's ``P``, or from arrays, ``Table.of_arrays``; ``optimal``, ``values``, ``visits`` and
+``episode_return`` solve it, and ``measure(policy)`` compares a policy with its truth.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Lists the states of a compiled environment, breadth first, and makes a table of them.
 
-What belongs to a state is read from the program of a step: those parts of the environment's own state on which rewards,
-ends or observations depend, now or later. So clocks of a time limit and statistics do not tell states apart, and a card
-that nobody sees does. A program that reads no random key is deterministic, and its table is exact.
+What belongs to a state is read from the program of a step: those parts of the environment's own
+state on which rewards, ends or observations depend, now or later. So clocks of a time limit and
+statistics do not tell states apart, and a card that nobody sees does. A program that reads no
+random key is deterministic, and its table is exact.
 """
 
 from __future__ import annotations
@@ -35,17 +36,23 @@ PLAUSIBLE = 1e-3
 
 
 def table_of(
-    env: DeviceEnv, max_states: int = 100_000, tries: int = 1000, starts: int = 10_000, seed: int = 0
+    env: DeviceEnv,
+    max_states: int = 100_000,
+    tries: int = 1000,
+    starts: int = 10_000,
+    seed: int = 0,
 ) -> Table:
     """Finds all states that an episode of a compiled environment, with all its wrappers, can reach.
 
     Args:
-      tries: of each action in each state, where steps are random and the environment does not name its outcomes.
-      starts: episodes that are begun, where resets are random and it does not name its first states.
+      tries: of each action in each state, where steps are
+        random and the environment does not name its outcomes.
+      starts: episodes that are begun, where resets are
+        random and it does not name its first states.
 
     Raises:
-      ConfigError: there are more than ``max_states``, its actions are not discrete, several agents act in it, or it has
-        no simulator.
+      ConfigError: there are more than ``max_states``, its actions are not discrete, several agents
+        act in it, or it has no simulator.
     """
     return _Listing(env, max_states, tries, starts, jax.random.key(seed)).table()
 
@@ -66,12 +73,16 @@ def of_source(source: EnvSource, **limits: int) -> Table:
     if spec.backend != "gymnasium":
         raise ConfigError(f"{label_of(spec)} runs outside JAX, where its states cannot be listed")
     if wrappers.hide or wrappers.frame_stack or wrappers.action_repeat > 1:
-        raise ConfigError(f"{label_of(spec)} has a table only without --hide, --frame-stack and --action-repeat")
+        raise ConfigError(
+            f"{label_of(spec)} has a table only without --hide, --frame-stack and --action-repeat"
+        )
     env = construct(spec.id, gymnasium.options(spec.id, source.options))
     try:
         return Table.of_gymnasium(env, mask=spec.mask)
     except ConfigError as error:
-        raise ConfigError(f"{label_of(spec)} runs outside JAX, where only a table P can be read: {error}") from None
+        raise ConfigError(
+            f"{label_of(spec)} runs outside JAX, where only a table P can be read: {error}"
+        ) from None
     finally:
         env.close()
 
@@ -87,7 +98,9 @@ def discrete(spec: EnvSpec) -> int:
             f"{label_of(spec)} has several agents, and a table is of one; games of two have opponents=self"
         )
     if not isinstance(spec.action, Discrete):
-        raise ConfigError(f"{label_of(spec)} has actions {describe(spec.action)}, and a table has discrete ones")
+        raise ConfigError(
+            f"{label_of(spec)} has actions {describe(spec.action)}, and a table has discrete ones"
+        )
     return spec.action.n
 
 
@@ -95,12 +108,19 @@ class _Listing:
     """The states so far, numbered as they were found."""
 
     def __init__(self, env: DeviceEnv, most: int, tries: int, starts: int, key: jax.Array) -> None:
-        self.env, self.actions, self.most, self.key = env, discrete(env.spec), most, key
+        self.env = env
+        self.actions = discrete(env.spec)
+        self.most = most
+        self.key = key
         self.number: dict[bytes, int] = {}
-        self.found: list[tuple[PyTree, np.ndarray]] = []  # observations and legal actions of states, in their order
-        simulate, keys = env.simulate, jax.random.split(key, 1)
+        # observations and legal actions of states, in their order
+        self.found: list[tuple[PyTree, np.ndarray]] = []
+        simulate = env.simulate
+        keys = jax.random.split(key, 1)
         if simulate is None:
-            raise ConfigError(f"{label_of(env.spec)} cannot be simulated, so its states cannot be listed")
+            raise ConfigError(
+                f"{label_of(env.spec)} cannot be simulated, so its states cannot be listed"
+            )
 
         def reset(keys: jax.Array) -> tuple[PyTree, PyTree]:
             state, obs = env.reset(keys)
@@ -113,7 +133,10 @@ class _Listing:
         random = self._read(keys, state)
         self.sampled = random and env.outcomes is None
         self.tries = tries if self.sampled else 1
-        self.starts = starts if any(read_by(reset, keys)) and env.starts is None else 1
+        if any(read_by(reset, keys)) and env.starts is None:
+            self.starts = starts
+        else:
+            self.starts = 1
         self.branch = jax.jit(self._branch)
 
     def _read(self, keys: jax.Array, state: PyTree) -> bool:
@@ -125,7 +148,8 @@ class _Listing:
             return [jax.tree.leaves(state), rest]
 
         program = jax.make_jaxpr(step)(leaves, jax.ShapeDtypeStruct((1,), np.int32), keys).jaxpr
-        wanted, more = [False] * len(leaves), [True] * (len(program.outvars) - len(leaves))
+        wanted = [False] * len(leaves)
+        more = [True] * (len(program.outvars) - len(leaves))
         while True:
             used = partial_eval.dce_jaxpr(program, wanted + more)[1]
             new = [a or b for a, b in zip(wanted, used[: len(leaves)], strict=True)]
@@ -136,7 +160,9 @@ class _Listing:
         return used[-1] or any(wanted[i] for i in self.own)
 
     def _branch(self, state: PyTree, action: jax.Array, key: jax.Array) -> tuple[Any, ...]:
-        """Returns the probabilities ``[n, K]`` of the outcomes of ``n`` actions, and these, ``[n * K, ...]``."""
+        """Returns the probabilities ``[n, K]`` of the outcomes of ``n`` actions,
+        and these, ``[n * K, ...]``.
+        """
         if self.env.outcomes is not None:
             redrawn = self._redrawn(state, jax.random.split(key, len(action)))
             probability, after = jax.vmap(self.env.outcomes)(redrawn, action)
@@ -155,12 +181,14 @@ class _Listing:
         return jax.tree.unflatten(structure, leaves)
 
     def numbered(self, state: PyTree, obs: PyTree) -> tuple[np.ndarray, PyTree]:
-        """Returns the numbers ``[N]`` of states, and those states, with their legal actions, that are new.
+        """Returns the numbers ``[N]`` of states, and those states, with their legal actions,
+        that are new.
 
         Raises:
           ConfigError: there are too many.
         """
-        leaves, before = jax.tree.leaves(state), len(self.number)
+        leaves = jax.tree.leaves(state)
+        before = len(self.number)
         if not len(leaves[0]):
             return np.zeros(0, np.int64), (state, np.zeros((0, self.actions), bool))
         rows = as_bytes([*(leaves[i] for i in self.parts), *jax.tree.leaves(obs)])
@@ -177,7 +205,10 @@ class _Listing:
         new = first[order[number[order] >= before]]
         obs = _rows(obs, new)
         mask = observations.legal(self.env.spec, obs)
-        legal = np.ones((len(new), self.actions), bool) if mask is None else np.asarray(mask, bool)
+        if mask is None:
+            legal = np.ones((len(new), self.actions), bool)
+        else:
+            legal = np.asarray(mask, bool)
         self.found.append((obs, legal))
         return number[inverse.reshape(-1)], (_rows(state, new), legal)
 
@@ -188,14 +219,19 @@ class _Listing:
             _check_probabilities(self.env, "starts", probability[None])
         else:
             keys = jax.random.split(jax.random.fold_in(self.key, 1), self.starts)
-            first, probability = _to_host(jax.jit(self.reset)(keys)), np.ones(self.starts)
+            first = _to_host(jax.jit(self.reset)(keys))
+            probability = np.ones(self.starts)
         numbers, new = self.numbered(*first)
         share = np.bincount(numbers, np.asarray(probability, np.float64))
         share = share / share.sum()
         if self.starts == 1 or len(share) == 1:
             return share, "", new
         share, equal = _plausible(share, self.starts)
-        return share, f"first states ({self.starts:,} resets{', which agree with equal chances' * equal})", new
+        return (
+            share,
+            f"first states ({self.starts:,} resets{', which agree with equal chances' * equal})",
+            new,
+        )
 
     def table(self) -> Table:
         """Lists all states."""
@@ -204,7 +240,8 @@ class _Listing:
         if self.sampled:
             sampled.append(f"outcomes of steps ({self.tries:,} tries of each action in each state)")
         edges: list[tuple[np.ndarray, ...]] = []
-        chunk, done = max(1, ROWS // (self.actions * self.tries)), 0
+        chunk = max(1, ROWS // (self.actions * self.tries))
+        done = 0
         while count := len(frontier[1]):
             fresh = []
             for at in range(0, count, chunk):
@@ -229,20 +266,27 @@ class _Listing:
         """Takes all actions in states numbered from ``first``.
 
         Returns:
-          The new states with their legal actions, and the columns of ``_merged``, with the number of the try.
+          The new states with their legal actions, and the columns of ``_merged``,
+          with the number of the try.
         """
-        (count, actions), small = legal.shape, max(1, chunk // 16)
+        (count, actions) = legal.shape
+        small = max(1, chunk // 16)
         size = chunk if count > small else small  # two programs
-        padded = jax.tree.map(lambda x: np.repeat(x[np.arange(size) % count], actions, axis=0), state)
+        padded = jax.tree.map(
+            lambda x: np.repeat(x[np.arange(size) % count], actions, axis=0), state
+        )
         action = np.tile(np.arange(actions, dtype=np.int32), size)
-        probability, *after = _to_host(self.branch(padded, action, jax.random.fold_in(self.key, 2 + first)))
+        probability, *after = _to_host(
+            self.branch(padded, action, jax.random.fold_in(self.key, 2 + first))
+        )
         probability = probability[: count * actions]
         _check_probabilities(self.env, "outcomes", probability[legal.reshape(-1)])
         probability = np.where(legal.reshape(-1, 1), probability, 0)
         outcomes = probability.shape[1]
         rows = np.flatnonzero(probability)
         after, obs, reward, going = _rows(after, rows)
-        target, on = np.zeros(len(rows), np.int64), going != 0
+        target = np.zeros(len(rows), np.int64)
+        on = going != 0
         target[on], new = self.numbered(_rows(after, on), _rows(obs, on))
         pair = first * actions + rows // outcomes
         numbers = (x.astype(np.float64) for x in (probability.ravel()[rows], reward, going))
@@ -255,22 +299,29 @@ def _check_probabilities(env: DeviceEnv, method: str, probability: np.ndarray) -
     Raises:
       ConfigError: they are not.
     """
-    wrong = (probability < 0).any(axis=1) | ~(np.abs(probability.sum(axis=1, dtype=np.float64) - 1) < 1e-3)
+    wrong = (probability < 0).any(axis=1) | ~(
+        np.abs(probability.sum(axis=1, dtype=np.float64) - 1) < 1e-3
+    )
     if wrong.any():
         found = probability[wrong][0].tolist()
-        raise ConfigError(f"{method} of {label_of(env.spec)} gives the probabilities {found}, whose sum must be 1")
+        raise ConfigError(
+            f"{method} of {label_of(env.spec)} gives the probabilities {found}, whose sum must be 1"
+        )
 
 
-def _merged(columns: Sequence[np.ndarray], start: np.ndarray, legal: np.ndarray, obs: PyTree) -> Table:
+def _merged(
+    columns: Sequence[np.ndarray], start: np.ndarray, legal: np.ndarray, obs: PyTree
+) -> Table:
     """Makes the table of outcomes, of which equal ones become one.
 
     Args:
-      columns: of each outcome ``[E]`` its state and action as ``s * A + a``, next state, probability, reward, and
-        whether the episode goes on.
+      columns: of each outcome ``[E]`` its state and action as ``s * A + a``, next state,
+        probability, reward, and whether the episode goes on.
     """
     pair, target, probability, reward, going = columns
     states, actions = legal.shape
-    probability = probability / np.bincount(pair, probability)[pair]  # float32 sums to 1 only almost
+    # float32 sums to 1 only almost
+    probability = probability / np.bincount(pair, probability)[pair]
     ends = np.unique(going)
     code = (pair * states + target) * len(ends) + np.searchsorted(ends, going)
     codes, inverse = np.unique(code, return_inverse=True)
@@ -294,7 +345,9 @@ def _merged(columns: Sequence[np.ndarray], start: np.ndarray, legal: np.ndarray,
 
 
 def _plausible(share: np.ndarray, count: int) -> tuple[np.ndarray, bool]:
-    """Returns equal probabilities if those of a sample agree with them, by a chi-square test; else the sample's."""
+    """Returns equal probabilities if those of a sample agree with them, by a chi-square test;
+    else the sample's.
+    """
     from scipy.stats import chisquare
 
     equal = count >= 5 * len(share) and chisquare(share * count).pvalue > PLAUSIBLE
@@ -302,11 +355,16 @@ def _plausible(share: np.ndarray, count: int) -> tuple[np.ndarray, bool]:
 
 
 def _keys_in(state: PyTree) -> dict[int, bool]:
-    """Returns which leaves of a state ``[N, ...]`` hold random keys, by dtype or by shape and name, and which typed."""
+    """Returns which leaves of a state ``[N, ...]`` hold random keys,
+    by dtype or by shape and name, and which typed.
+    """
     found = {}
     for i, (path, x) in enumerate(jax.tree_util.tree_leaves_with_path(state)):
-        name, typed = jax.tree_util.keystr(path[-1:]).lower(), jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-        if typed or (x.dtype == np.uint32 and x.shape[1:] == (2,) and ("key" in name or "rng" in name)):
+        name = jax.tree_util.keystr(path[-1:]).lower()
+        typed = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        if typed or (
+            x.dtype == np.uint32 and x.shape[1:] == (2,) and ("key" in name or "rng" in name)
+        ):
             found[i] = typed
     return found
 
@@ -314,7 +372,10 @@ def _keys_in(state: PyTree) -> dict[int, bool]:
 def _to_host(tree: PyTree) -> PyTree:
     """Returns numpy arrays; for typed keys, which no step will read, zeros."""
     return jax.tree.map(
-        lambda x: np.zeros(len(x)) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.asarray(x), tree
+        lambda x: (
+            np.zeros(len(x)) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.asarray(x)
+        ),
+        tree,
     )
 
 

@@ -35,23 +35,31 @@ class Truth(NamedTuple):
 
     table: Table
     discount: float
-    steps: int  # after which episodes are cut
-    q: np.ndarray  # [S, A] optimal values
-    best: float  # the best return of an episode, undiscounted
+    steps: int
+    """After which episodes are cut."""
+    q: np.ndarray
+    """[S, A] optimal values."""
+    best: float
+    """The best return of an episode, undiscounted."""
 
     @classmethod
     def of(cls, table: Table, discount: float, limit: int | None) -> Truth:
         """Solves a table.
 
         Args:
-          limit: steps after which episodes are truncated; None: they are cut where evaluations cut them.
+          limit: steps after which episodes are truncated; None:
+            they are cut where evaluations cut them.
 
         Raises:
           ConfigError: as ``solve.optimal``.
         """
-        steps, q = limit or MAX_EPISODE_STEPS, solve.optimal(table, discount)
-        if discount < 1:  # value iteration stops a little before its end, and the best policy has no residual
-            q = solve.action_values(table, solve.values(table, solve.greedy(table, q), discount), discount)
+        steps = limit or MAX_EPISODE_STEPS
+        q = solve.optimal(table, discount)
+        # value iteration stops a little before its end, and the best policy has no residual
+        if discount < 1:
+            q = solve.action_values(
+                table, solve.values(table, solve.greedy(table, q), discount), discount
+            )
         return cls(table, discount, steps, q, solve.episode_return(table, None, steps))
 
     @property
@@ -60,14 +68,18 @@ class Truth(NamedTuple):
         return solve.start_value(self.table, solve.state_values(self.table, self.q))
 
     def value(self, policy: np.ndarray) -> float | None:
-        """Returns a policy's discounted return from the first states; None where it does not exist."""
+        """Returns a policy's discounted return from the first states; None where it does not
+        exist.
+        """
         try:
             return solve.start_value(self.table, solve.values(self.table, policy, self.discount))
         except solve.NoValues:
             return None
 
     def sought(self, learnt: Learnt) -> np.ndarray:
-        """Returns the optimal action values ``[S, A]`` of the values that an algorithm learns: with its entropy."""
+        """Returns the optimal action values ``[S, A]`` of the values that an algorithm learns:
+        with its entropy.
+        """
         if learnt.temperature > 0:
             return solve.optimal(self.table, self.discount, temperature=learnt.temperature)
         return self.q
@@ -82,17 +94,26 @@ class Truth(NamedTuple):
 class Learnt(NamedTuple):
     """What an algorithm does and believes in each state."""
 
-    greedy: np.ndarray  # [S, A] probabilities, 1 for the action that it takes
-    sampled: np.ndarray | None  # [S, A] with which it draws actions, at the end of its schedules; None: not known
-    q: np.ndarray | None  # [S, A] its action values; None: it has none
-    temperature: float  # of the entropy in its values
+    greedy: np.ndarray
+    """[S, A] probabilities, 1 for the action that it takes."""
+    sampled: np.ndarray | None
+    """[S, A] with which it draws actions, at the end of its schedules; None: not known."""
+    q: np.ndarray | None
+    """[S, A] its action values; None: it has none."""
+    temperature: float
+    """Of the entropy in its values."""
 
 
 class Measure:
-    """Asks an algorithm for what it does in all states of a table, and compares it with the truth."""
+    """Asks an algorithm for what it does in all states of a table, and compares it with the
+    truth.
+    """
 
     def __init__(
-        self, algorithm: Algorithm, table: Table, vary: Callable[[Mapping[str, Any]], Algorithm] | None = None
+        self,
+        algorithm: Algorithm,
+        table: Table,
+        vary: Callable[[Mapping[str, Any]], Algorithm] | None = None,
     ) -> None:
         """Traces the algorithm's functions.
 
@@ -111,25 +132,47 @@ class Measure:
         chosen = np.tile(np.arange(actions, dtype=np.int32)[:, None], (1, size))
 
         def act(algorithm: Algorithm, variables: Variables, obs: PyTree, core: PyTree) -> jax.Array:
-            return algorithm.policy(variables, obs, core, Context(None, jnp.float32(END_OF_SCHEDULES)))[0]
+            return algorithm.policy(
+                variables, obs, core, Context(None, jnp.float32(END_OF_SCHEDULES))
+            )[0]
 
-        def log_probs(algorithm: Algorithm, variables: Variables, obs: PyTree, core: PyTree) -> jax.Array:
+        def log_probs(
+            algorithm: Algorithm, variables: Variables, obs: PyTree, core: PyTree
+        ) -> jax.Array:
             assert algorithm.log_prob is not None
-            context = Context(jax.random.split(jax.random.key(0), size), jnp.float32(END_OF_SCHEDULES))
-            columns = [algorithm.log_prob(variables, obs, core, jnp.asarray(action), context) for action in chosen]
+            context = Context(
+                jax.random.split(jax.random.key(0), size), jnp.float32(END_OF_SCHEDULES)
+            )
+            columns = [
+                algorithm.log_prob(variables, obs, core, jnp.asarray(action), context)
+                for action in chosen
+            ]
             return jnp.stack(columns, axis=-1)
 
         shapes = jax.eval_shape(algorithm.init, jax.random.key(0)), self._batch(rows[0]), core
         memory = slice(len(jax.tree.leaves(shapes[:2])), None)
         if any(read_by(partial(act, algorithm), *shapes)[memory]):
-            raise ConfigError("this policy acts by its memory, and a table's states do not hold one")
-        samples = algorithm.log_prob is not None and not any(read_by(partial(log_probs, algorithm), *shapes)[memory])
+            raise ConfigError(
+                "this policy acts by its memory, and a table's states do not hold one"
+            )
+        samples = algorithm.log_prob is not None and not any(
+            read_by(partial(log_probs, algorithm), *shapes)[memory]
+        )
 
         @jax.jit
         def ask(hyper: Mapping[str, Any], variables: Variables, obs: PyTree) -> tuple[Any, ...]:
-            made = vary(hyper) if hyper and vary is not None else algorithm
-            q = (None, None) if made.action_values is None else made.action_values(variables, obs)
-            return act(made, variables, obs, core), log_probs(made, variables, obs, core) if samples else None, *q
+            if hyper and vary is not None:
+                made = vary(hyper)
+            else:
+                made = algorithm
+            q: tuple[jax.Array | None, Any] = (None, None)
+            if made.action_values is not None:
+                q = made.action_values(variables, obs)
+            return (
+                act(made, variables, obs, core),
+                log_probs(made, variables, obs, core) if samples else None,
+                *q,
+            )
 
         self._ask = ask
 
@@ -137,11 +180,21 @@ class Measure:
         return jax.tree.map(lambda x: x[rows], self.table.obs)
 
     def learnt(self, variables: Variables, hyper: Mapping[str, Any] = {}) -> Learnt:
-        """Returns what the algorithm does and believes with these variables, and these other hyperparameters."""
-        parts = [jax.device_get(self._ask(dict(hyper), variables, self._batch(rows))) for rows in self._rows]
+        """Returns what the algorithm does and believes with these variables,
+        and these other hyperparameters.
+        """
+        parts = [
+            jax.device_get(self._ask(dict(hyper), variables, self._batch(rows)))
+            for rows in self._rows
+        ]
         states, actions = self.table.shape
-        temperature = 0.0 if parts[0][3] is None else float(parts[0][3])
-        action, log_prob, q = jax.tree.map(lambda *x: np.concatenate(x)[:states], *(part[:3] for part in parts))
+        if parts[0][3] is None:
+            temperature = 0.0
+        else:
+            temperature = float(parts[0][3])
+        action, log_prob, q = jax.tree.map(
+            lambda *x: np.concatenate(x)[:states], *(part[:3] for part in parts)
+        )
         sampled = None
         if log_prob is not None:
             weight = np.exp(log_prob.astype(np.float64)) * self.table.legal
@@ -149,22 +202,27 @@ class Measure:
         q = None if q is None else q.astype(np.float64)
         return Learnt(np.eye(actions)[action], sampled, q, temperature)
 
-    def __call__(self, variables: Variables, truth: Truth, hyper: Mapping[str, Any] = {}) -> dict[str, float]:
+    def __call__(
+        self, variables: Variables, truth: Truth, hyper: Mapping[str, Any] = {}
+    ) -> dict[str, float]:
         """Returns the numbers, by name, of what ``learnt`` returns.
 
-        ``optimum`` and ``return`` are those of episodes; ``value``, ``value_optimal`` and ``regret``, their difference,
-        are discounted; those of a policy are missing where they do not exist, as with discount 1 where episodes need
-        not end. ``return_sampled`` and ``value_sampled`` are of sampled actions, if their probabilities are known.
-        ``q_error_max`` is over states and legal actions, ``q_error`` the mean over the actions that the greedy policy
-        takes, by its discounted visits. ``agreement`` is the share of states where the greedy action is optimal, and
-        ``agreement_visited`` that of visits.
+        ``optimum`` and ``return`` are those of episodes; ``value``, ``value_optimal`` and
+        ``regret``, their difference, are discounted; those of a policy are missing where they do
+        not exist, as with discount 1 where episodes need not end. ``return_sampled`` and
+        ``value_sampled`` are of sampled actions, if their probabilities are known. ``q_error_max``
+        is over states and legal actions, ``q_error`` the mean over the actions that the greedy
+        policy takes, by its discounted visits. ``agreement`` is the share of states where the
+        greedy action is optimal, and ``agreement_visited`` that of visits.
         """
         return numbers(truth, self.learnt(variables, hyper))
 
 
 def numbers(truth: Truth, learnt: Learnt) -> dict[str, float]:
     """Returns the numbers of ``Measure``."""
-    table, discount, visits = truth.table, truth.discount, None
+    table = truth.table
+    discount = truth.discount
+    visits = None
     agreement = truth.agreement(learnt.greedy)
     made = {
         "optimum": truth.best,
@@ -175,7 +233,11 @@ def numbers(truth: Truth, learnt: Learnt) -> dict[str, float]:
     if (value := truth.value(learnt.greedy)) is not None:
         visits = solve.visits(table, learnt.greedy, discount)
         share = visits.sum(axis=1) / visits.sum()
-        made |= {"value": value, "regret": truth.optimum - value, "agreement_visited": float(share @ agreement)}
+        made |= {
+            "value": value,
+            "regret": truth.optimum - value,
+            "agreement_visited": float(share @ agreement),
+        }
     if learnt.sampled is not None:
         made["return_sampled"] = solve.episode_return(table, learnt.sampled, truth.steps)
         if (value := truth.value(learnt.sampled)) is not None:
@@ -193,7 +255,9 @@ def numbers(truth: Truth, learnt: Learnt) -> dict[str, float]:
 
 
 def errors(truth: Truth, learnt: Learnt, made: Mapping[str, float]) -> dict[str, float]:
-    """Returns the standard errors of ``numbers`` that come from a finite number of tries, as ``NAME_error``."""
+    """Returns the standard errors of ``numbers`` that come from a finite number of tries,
+    as ``NAME_error``.
+    """
     table, steps, discount = truth.table, truth.steps, truth.discount
     best = solve.greedy(table, truth.q)
 
@@ -221,17 +285,21 @@ class Measured(NamedTuple):
     env: str
     truth: Truth
     learnt: Learnt
-    numbers: dict[str, float]  # as ``Measure`` returns them, and their ``errors``
+    numbers: dict[str, float]
+    """As ``Measure`` returns them, and their ``errors``."""
 
     @property
     def known(self) -> str:
         """Whether the table is exact, for reading."""
         sampled = self.truth.table.sampled
-        return f"sampled: {sampled}" if sampled else "exact"
+        if sampled:
+            return f"sampled: {sampled}"
+        return "exact"
 
     def summary(self) -> dict[str, Any]:
         """Returns the numbers as JSON."""
-        (states, actions), table = self.truth.table.shape, self.truth.table
+        (states, actions) = self.truth.table.shape
+        table = self.truth.table
         about = {"env": self.env, "states": states, "actions": actions, "sampled": table.sampled}
         return {
             **about,
@@ -242,7 +310,8 @@ class Measured(NamedTuple):
         }
 
     def figure(self, grid: tuple[int, ...] | None = None) -> Figure:
-        """Draws maps of optimal values, of the greedy policy's values and visits, and of the errors of action values.
+        """Draws maps of optimal values, of the greedy policy's values and visits,
+        and of the errors of action values.
 
         Raises:
           ConfigError: as ``heat.cells``.
@@ -284,26 +353,39 @@ def of_policy(policy: Any, *, discount: float | None = None, **limits: int) -> M
         raise ConfigError("this algorithm has no discount, so --discount is missing")
     table = of_source(policy.source, **limits)
     measure = Measure(policy.algorithm, table)
-    learnt, truth = measure.learnt(policy.variables), Truth.of(table, discount, spec.max_episode_steps)
-    learnt = learnt if discount == learnt_with else learnt._replace(q=None)  # its values are of another discount
+    learnt = measure.learnt(policy.variables)
+    truth = Truth.of(table, discount, spec.max_episode_steps)
+    # its values are of another discount
+    if discount == learnt_with:
+        learnt = learnt
+    else:
+        learnt = learnt._replace(q=None)
     made = numbers(truth, learnt)
     return Measured(label_of(spec), truth, learnt, made | errors(truth, learnt, made))
 
 
 class Played(NamedTuple):
-    """How much the best answers win against the policies of a game of two sides, over both seats in the mean."""
+    """How much the best answers win against the policies of a game of two sides,
+    over both seats in the mean.
+    """
 
     env: str
     histories: int
-    sampled: str  # as in ``Table``
-    greedy: float  # against the newest policy's best actions
-    drawn: float | None  # against its drawn actions; None: their probabilities are not known
-    mixture: float | None  # against one of all policies, drawn for each game; None: there is one policy
+    sampled: str
+    """As in ``Table``."""
+    greedy: float
+    """Against the newest policy's best actions."""
+    drawn: float | None
+    """Against its drawn actions; None: their probabilities are not known."""
+    mixture: float | None
+    """Against one of all policies, drawn for each game; None: there is one policy."""
     policies: int
 
 
 def exploited(game: games.Game, learnt: Learnt) -> dict[str, float]:
-    """Returns the ``exploitability`` of a policy's best actions, and ``exploitability_sampled`` if it draws some."""
+    """Returns the ``exploitability`` of a policy's best actions,
+    and ``exploitability_sampled`` if it draws some.
+    """
     numbers = {"exploitability": game.exploitability(learnt.greedy)}
     if learnt.sampled is not None:
         numbers["exploitability_sampled"] = game.exploitability(learnt.sampled)
@@ -322,7 +404,8 @@ def of_game(policies: Sequence[Any], **limits: int) -> Played:
     """
     source, algorithm = policies[-1].source, policies[-1].algorithm
     table = of_source(source, **limits)
-    game, measure = games.Game(table), Measure(algorithm, table)
+    game = games.Game(table)
+    measure = Measure(algorithm, table)
     learnt = [measure.learnt(policy.variables) for policy in policies]
     plays = np.stack([x.greedy if x.sampled is None else x.sampled for x in learnt])
     newest = exploited(game, learnt[-1])

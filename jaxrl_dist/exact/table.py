@@ -1,6 +1,8 @@
-"""Small Markov decision processes as tables: transition probabilities, rewards and ends, in float64 on the host.
+"""Small Markov decision processes as tables: transition probabilities, rewards and ends,
+in float64 on the host.
 
-Source: Sutton and Barto (2018), chapter 4; Kitamura and Yonetani (2021, ShinRL), https://arxiv.org/abs/2112.04123.
+Source: Sutton and Barto (2018), chapter 4; Kitamura and Yonetani (2021, ShinRL),
+https://arxiv.org/abs/2112.04123.
 """
 
 from __future__ import annotations
@@ -26,17 +28,26 @@ class Table(NamedTuple):
     A time limit is not part of it: episodes end where the task ends.
     """
 
-    next: np.ndarray  # [S, A, K] int: the state after an outcome; any where its probability or ``going`` is 0
-    probability: np.ndarray  # [S, A, K] float64, of sum 1 for each legal action
-    reward: np.ndarray  # [S, A] float64: the mean over outcomes
-    going: np.ndarray  # [S, A, K] float64: 1 where the episode goes on, 0 where it ends, -1 where the other side moves
-    start: np.ndarray  # [S] float64 probabilities of the first state
-    legal: np.ndarray  # [S, A] bool; each state has a legal action
-    obs: PyTree = None  # [S, ...] what a policy sees in each state; None: not known
+    next: np.ndarray
+    """[S, A, K] int: the state after an outcome; any where its probability or ``going`` is 0."""
+    probability: np.ndarray
+    """[S, A, K] float64, of sum 1 for each legal action."""
+    reward: np.ndarray
+    """[S, A] float64: the mean over outcomes."""
+    going: np.ndarray
+    """[S, A, K] float64: 1 where the episode goes on, 0 where it ends,
+    -1 where the other side moves."""
+    start: np.ndarray
+    """[S] float64 probabilities of the first state."""
+    legal: np.ndarray
+    """[S, A] bool; each state has a legal action."""
+    obs: PyTree = None
+    """[S, ...] what a policy sees in each state; None: not known."""
     sampled: str = ""
     """What of it is estimated from samples, for reading; empty: nothing, it is exact."""
     parts: tuple[Table, ...] = ()
-    """The table of each part of the tries, if the outcomes of steps are estimated from tries: for errors."""
+    """The table of each part of the tries, if the outcomes of steps are estimated from tries:
+    for errors."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -49,9 +60,11 @@ class Table(NamedTuple):
         Values of the next states, multiplied by it, are the expected value after each action.
 
         Args:
-          signed: they are negative if the other side moves; False: who moves does not matter, as to visits.
+          signed: they are negative if the other side moves; False: who moves does not matter,
+            as to visits.
         """
-        weight, (states, actions) = self.probability * (self.going if signed else np.abs(self.going)), self.shape
+        weight = self.probability * (self.going if signed else np.abs(self.going))
+        (states, actions) = self.shape
         rows = np.repeat(np.arange(states * actions), weight.shape[2])
         used = weight.ravel() != 0
         entries = weight.ravel()[used], (rows[used], self.next.ravel()[used])
@@ -72,45 +85,60 @@ class Table(NamedTuple):
         """Makes a table of arrays.
 
         Args:
-          probability: of the outcomes ``[S, A, K]``; those of actions that are not legal do not matter.
+          probability: of the outcomes ``[S, A, K]``;
+            those of actions that are not legal do not matter.
           reward: the mean ``[S, A]``, or that of each outcome ``[S, A, K]``.
-          next: the state after each outcome ``[S, A, K]``; None: outcome ``k`` leads to state ``k``.
+          next: the state after each outcome ``[S, A, K]``; None:
+            outcome ``k`` leads to state ``k``.
           going: as the field, ``[S, A, K]`` or what broadcasts to it; None: no episode ends.
           start: probabilities ``[S]``; None: all states are equally likely.
           legal: ``[S, A]`` bool; None: all are.
 
         Raises:
-          ConfigError: shapes do not fit, or numbers are no probabilities or states; the message names the field.
+          ConfigError: shapes do not fit, or numbers are no probabilities or states;
+            the message names the field.
         """
         probability = np.asarray(probability, np.float64)
         if probability.ndim != 3 or (next is None and probability.shape[2] != probability.shape[0]):
             wanted = "[S, A, S]" if next is None else "[S, A, K]"
             raise ConfigError(f"probability has shape {probability.shape}; {wanted} works")
         states, actions, outcomes = probability.shape
-        legal = np.ones((states, actions), bool) if legal is None else np.asarray(legal, bool)
+        if legal is None:
+            legal = np.ones((states, actions), bool)
+        else:
+            legal = np.asarray(legal, bool)
         if legal.shape != (states, actions):
             raise ConfigError(f"legal has shape {legal.shape}; {(states, actions)} works")
         probability = np.where(legal[:, :, None], probability, 0)
-        reward, going = np.asarray(reward, np.float64), np.asarray(1 if going is None else going, np.float64)
+        reward = np.asarray(reward, np.float64)
+        going = np.asarray(1 if going is None else going, np.float64)
         if reward.shape == probability.shape:
             reward = np.einsum("sak,sak->sa", probability, reward)
         try:
             going = np.broadcast_to(going, probability.shape)
         except ValueError:
             raise ConfigError(f"going has shape {going.shape}; {probability.shape} works") from None
-        obs = jax.tree.map(np.asarray, obs, is_leaf=lambda x: not isinstance(x, dict)) if obs is not None else None
+        if obs is not None:
+            obs = jax.tree.map(np.asarray, obs, is_leaf=lambda x: not isinstance(x, dict))
+        else:
+            obs = None
         fields: dict[str, Any] = {
-            "next": np.broadcast_to(np.arange(outcomes), probability.shape) if next is None else np.asarray(next),
+            "next": np.broadcast_to(np.arange(outcomes), probability.shape)
+            if next is None
+            else np.asarray(next),
             "probability": probability,
             "reward": reward,
             "going": going,
-            "start": np.full(states, 1 / states) if start is None else np.asarray(start, np.float64),
+            "start": np.full(states, 1 / states)
+            if start is None
+            else np.asarray(start, np.float64),
             "legal": legal,
         }
         return cls(**fields, obs=obs).checked()
 
     def checked(self) -> Table:
-        """Returns the table after checking that its numbers are probabilities, states and finite rewards.
+        """Returns the table after checking that its numbers are probabilities,
+        states and finite rewards.
 
         Raises:
           ConfigError: they are not; the message names the first such field, and where.
@@ -130,10 +158,14 @@ class Table(NamedTuple):
             "probability must have the sum 1 over outcomes": self.legal
             & ~(np.abs(self.probability.sum(axis=2) - 1) < 1e-9),
             "probability must be at least 0": (self.probability < 0).any(axis=2),
-            f"next must be a state, 0 to {states - 1}": (used & ((self.next < 0) | (self.next >= states))).any(axis=2),
+            f"next must be a state, 0 to {states - 1}": (
+                used & ((self.next < 0) | (self.next >= states))
+            ).any(axis=2),
             "going must be -1 to 1": ~(np.abs(self.going) <= 1).all(axis=2),
             "reward must be finite": ~np.isfinite(self.reward),
-            "legal must allow an action": np.broadcast_to(~self.legal.any(axis=1, keepdims=True), self.legal.shape),
+            "legal must allow an action": np.broadcast_to(
+                ~self.legal.any(axis=1, keepdims=True), self.legal.shape
+            ),
         }
         for text, where in wrong.items():
             if where.any():
@@ -145,38 +177,55 @@ class Table(NamedTuple):
 
     @classmethod
     def of_gymnasium(cls, env: Any, *, mask: str | None = None) -> Table:
-        """Makes the table of a Gymnasium environment that has ``P``, as FrozenLake, CliffWalking and Taxi have.
+        """Makes the table of a Gymnasium environment that has ``P``, as FrozenLake,
+        CliffWalking and Taxi have.
 
-        ``P[state][action]`` is a list of ``(probability, next, reward, terminated)``. The observation is the state.
+        ``P[state][action]`` is a list of ``(probability, next, reward, terminated)``.
+        The observation is the state.
 
         Args:
-          mask: part of the observation that says which actions are legal, as in ``EnvSpec``; None: all are.
+          mask: part of the observation that says which actions are legal, as in ``EnvSpec``;
+            None: all are.
 
         Raises:
           ConfigError: it has no ``P``, or its first states are not known.
         """
         wrapped = env
         while wrapped is not env.unwrapped:
-            if type(wrapped).__name__ not in _HARMLESS or not type(wrapped).__module__.startswith("gymnasium."):
+            if type(wrapped).__name__ not in _HARMLESS or not type(wrapped).__module__.startswith(
+                "gymnasium."
+            ):
                 raise ConfigError(
                     f"{type(wrapped).__name__} changes {type(env.unwrapped).__name__}, and not its table P"
                 )
             wrapped = wrapped.env
         env = env.unwrapped
         if getattr(env, "fickle_passenger", False):
-            raise ConfigError(f"the table P of {type(env).__name__} does not know of fickle_passenger")
-        transitions, start = getattr(env, "P", None), getattr(env, "initial_state_distrib", None)
+            raise ConfigError(
+                f"the table P of {type(env).__name__} does not know of fickle_passenger"
+            )
+        transitions = getattr(env, "P", None)
+        start = getattr(env, "initial_state_distrib", None)
         if not isinstance(transitions, Mapping) or start is None:
-            missing = "P" if not isinstance(transitions, Mapping) else "initial_state_distrib"
-            raise ConfigError(f"{type(env).__name__} has no table: its attribute {missing} is missing")
-        states, actions = len(transitions), len(transitions[0])
-        most = max(len(outcomes) for by_action in transitions.values() for outcomes in by_action.values())
+            if not isinstance(transitions, Mapping):
+                missing = "P"
+            else:
+                missing = "initial_state_distrib"
+            raise ConfigError(
+                f"{type(env).__name__} has no table: its attribute {missing} is missing"
+            )
+        states = len(transitions)
+        actions = len(transitions[0])
+        most = max(
+            len(outcomes) for by_action in transitions.values() for outcomes in by_action.values()
+        )
         filled = np.zeros((4, states, actions, most))
         for state, by_action in transitions.items():
             for action, outcomes in by_action.items():
                 filled[:, state, action, : len(outcomes)] = np.array(outcomes, np.float64).T
         probability, following, reward, ended = filled
-        numbers, legal = np.arange(states, dtype=np.int32), None
+        numbers = np.arange(states, dtype=np.int32)
+        legal = None
         if mask is not None:
             legal = np.stack([np.asarray(env.action_mask(state), bool) for state in range(states)])
         made = cls.of_arrays(
@@ -187,22 +236,32 @@ class Table(NamedTuple):
 
     @classmethod
     def random(
-        cls, rng: np.random.Generator, states: int, actions: int, end: float = 0.0, spread: float = 0.5
+        cls,
+        rng: np.random.Generator,
+        states: int,
+        actions: int,
+        end: float = 0.0,
+        spread: float = 0.5,
     ) -> Table:
         """Draws a table, whose first states are equally likely and whose observations are one-hot.
 
         Args:
-          end: mean probability that a step ends the episode; those of single steps lie within 30 % of it.
-          spread: the Dirichlet distribution's parameter; with small ones, an action leads to few states.
+          end: mean probability that a step ends the episode;
+            those of single steps lie within 30 % of it.
+          spread: the Dirichlet distribution's parameter; with small ones,
+            an action leads to few states.
         """
         moves = rng.dirichlet(np.full(states, spread), size=(states, actions))
         reward = rng.uniform(size=(states, actions))
         ends = end * rng.uniform(0.7, 1.3, (states, actions))
-        return cls.of_arrays(moves, reward, going=(1 - ends)[:, :, None], obs=np.eye(states, dtype=np.float32))
+        return cls.of_arrays(
+            moves, reward, going=(1 - ends)[:, :, None], obs=np.eye(states, dtype=np.float32)
+        )
 
     def reachable(self) -> Table:
         """Returns the table of the states that an episode can reach, in the same order."""
-        found, frontier = self.start > 0, np.flatnonzero(self.start > 0)
+        found = self.start > 0
+        frontier = np.flatnonzero(self.start > 0)
         edges = (self.probability > 0) & (self.going != 0)
         while len(frontier):
             after = np.unique(self.next[frontier][edges[frontier]])
@@ -210,10 +269,14 @@ class Table(NamedTuple):
             found[frontier] = True
         number = np.cumsum(found) - 1
         kept: Table = jax.tree.map(lambda x: x[found], self._replace(sampled=None, parts=()))  # type: ignore[arg-type]
-        return kept._replace(next=np.where(edges[found], number[kept.next], 0), sampled=self.sampled)
+        return kept._replace(
+            next=np.where(edges[found], number[kept.next], 0), sampled=self.sampled
+        )
 
     def mixed(self) -> int:
-        """Returns the number of states that look like another one: no policy without memory tells them apart."""
+        """Returns the number of states that look like another one:
+        no policy without memory tells them apart.
+        """
         if self.obs is None:
             return 0
         rows = as_bytes(jax.tree.leaves(self.obs))
@@ -222,11 +285,18 @@ class Table(NamedTuple):
 
 
 def as_bytes(leaves: list[np.ndarray]) -> np.ndarray:
-    """Returns a text of bytes for each row of arrays ``[N, ...]``, equal where all their numbers are, ``[N]``."""
+    """Returns a text of bytes for each row of arrays ``[N, ...]``,
+    equal where all their numbers are, ``[N]``.
+    """
 
     def flat(x: np.ndarray) -> np.ndarray:
-        x = x + 0.0 if np.issubdtype(x.dtype, np.floating) else x  # -0.0 is 0.0
+        # -0.0 is 0.0
+        if np.issubdtype(x.dtype, np.floating):
+            x = x + 0.0
+        else:
+            x = x
         return np.ascontiguousarray(x.reshape(len(x), math.prod(x.shape[1:]))).view(np.uint8)
 
     joined = np.ascontiguousarray(np.concatenate([flat(np.asarray(x)) for x in leaves], axis=1))
-    return joined.view(f"S{joined.shape[1]}")[:, 0]  # equal lengths, so that trailing zeros are no matter
+    # equal lengths, so that trailing zeros are no matter
+    return joined.view(f"S{joined.shape[1]}")[:, 0]

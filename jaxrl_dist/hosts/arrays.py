@@ -1,6 +1,8 @@
-"""Arrays on a mesh that spans the processes of a run: from the host, to the host, and each process's part of them.
+"""Arrays on a mesh that spans the processes of a run: from the host, to the host,
+and each process's part of them.
 
-Where all devices of a mesh belong to this process, each function is JAX's own call, or returns its argument.
+Where all devices of a mesh belong to this process, each function is JAX's own call,
+or returns its argument.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from jaxrl_dist.hosts import peers
 
 @dataclasses.dataclass(frozen=True)
 class Pieces:
-    """The pieces of an array that this process keeps, on the host; the other processes keep the others."""
+    """The pieces of an array that this process keeps, on the host;
+    the other processes keep the others.
+    """
 
     shape: tuple[int, ...]
     """Of the whole array."""
@@ -31,15 +35,19 @@ class Pieces:
 
 
 def connect() -> None:
-    """Connects the devices of all processes by a sum over them, before any process waits for another.
+    """Connects the devices of all processes by a sum over them,
+    before any process waits for another.
 
     Raises:
-      ProcessError: they do not reach each other; gloo's own time limit is 30 s, which a busy machine may exceed.
+      ProcessError: they do not reach each other; gloo's own time limit is 30 s,
+        which a busy machine may exceed.
     """
     mesh = Mesh(np.asarray(jax.devices()), ("all",))
     try:
         ones = put(np.ones(mesh.size, np.float32), NamedSharding(mesh, PartitionSpec("all")))
-        jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, PartitionSpec()))(ones).block_until_ready()
+        jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, PartitionSpec()))(
+            ones
+        ).block_until_ready()
     except jax.errors.JaxRuntimeError as error:
         line = " ".join(str(error).split())[:200]
         raise ProcessError(
@@ -49,7 +57,8 @@ def connect() -> None:
 
 
 def check_equal(tree: Any, about: str) -> None:
-    """Checks that the numpy arrays of ``tree`` are equal in all processes, each of which has read them by itself.
+    """Checks that the numpy arrays of ``tree`` are equal in all processes,
+    each of which has read them by itself.
 
     Raises:
       ConfigError: they differ.
@@ -101,15 +110,20 @@ def put(tree: Any, shardings: Any) -> Any:
 def _put(x: Any, sharding: NamedSharding) -> jax.Array:
     if isinstance(x, jax.Array):
         if not x.is_fully_addressable:
-            return x if x.sharding.is_equivalent_to(sharding, x.ndim) else jax.device_put(x, sharding)
+            if x.sharding.is_equivalent_to(sharding, x.ndim):
+                return x
+            return jax.device_put(x, sharding)
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
     value = np.asarray(x)
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
 
-def from_rows(shape: tuple[int, ...], rows: Callable[[slice], np.ndarray], *, sharding: NamedSharding) -> jax.Array:
-    """Makes an array whose first axis is divided, of the rows that the devices of this process hold.
+def from_rows(
+    shape: tuple[int, ...], rows: Callable[[slice], np.ndarray], *, sharding: NamedSharding
+) -> jax.Array:
+    """Makes an array whose first axis is divided,
+    of the rows that the devices of this process hold.
 
     Args:
       rows: makes those of a slice; called once for each slice, however many devices hold it.
@@ -125,12 +139,16 @@ def from_rows(shape: tuple[int, ...], rows: Callable[[slice], np.ndarray], *, sh
 
 
 def fetch(tree: Any) -> Any:
-    """Copies every array of ``tree`` to the host; all processes must call it if each holds parts of the arrays."""
+    """Copies every array of ``tree`` to the host;
+    all processes must call it if each holds parts of the arrays.
+    """
     return jax.device_get(whole(tree))
 
 
 def whole(tree: Any) -> Any:
-    """Replicates those arrays of ``tree`` of which other processes hold parts; all processes must call it."""
+    """Replicates those arrays of ``tree`` of which other processes hold parts;
+    all processes must call it.
+    """
     leaves, structure = jax.tree.flatten(tree)
     parted = [at for at, x in enumerate(leaves) if not is_here(x)]
     if not parted:
@@ -143,7 +161,9 @@ def whole(tree: Any) -> Any:
 
 
 def copied(tree: Any) -> Any:
-    """Copies every array of ``tree`` to the host, so that no donation overwrites it; otherwise as ``fetch``."""
+    """Copies every array of ``tree`` to the host, so that no donation overwrites it;
+    otherwise as ``fetch``.
+    """
     return jax.tree.map(np.array, whole(tree))
 
 
@@ -157,7 +177,8 @@ def is_here(x: Any) -> bool:
 
 
 def pieces(tree: Any) -> Any:
-    """Copies every array of ``tree`` to the host: whole or, if other processes hold parts of it, as ``Pieces``.
+    """Copies every array of ``tree`` to the host: whole or, if other processes hold parts of it,
+    as ``Pieces``.
 
     Each element of an array is in exactly one piece of one process.
     """
@@ -172,13 +193,17 @@ def _pieces(x: Any) -> np.ndarray | Pieces:
     by_bounds = {}
     for shard in x.addressable_shards:
         if shard.replica_id == 0:
-            bounds = [part.indices(size)[:2] for part, size in zip(shard.index, x.shape, strict=True)]
+            bounds = [
+                part.indices(size)[:2] for part, size in zip(shard.index, x.shape, strict=True)
+            ]
             by_bounds[tuple(bounds)] = np.array(shard.data)
     return Pieces(x.shape, x.dtype, by_bounds)
 
 
 def as_local(tree: Any, mesh: Mesh) -> Any:
-    """Returns this process's part of arrays on ``mesh``, as arrays on ``own_part(mesh)``, without copying."""
+    """Returns this process's part of arrays on ``mesh``, as arrays on ``own_part(mesh)``,
+    without copying.
+    """
     if not spans(mesh):
         return tree
     part = own_part(mesh)
@@ -186,7 +211,8 @@ def as_local(tree: Any, mesh: Mesh) -> Any:
 
 
 def as_global(tree: Any, mesh: Mesh, specs: Any) -> Any:
-    """Joins the parts of all processes into arrays on ``mesh``, without copying; the inverse of ``as_local``.
+    """Joins the parts of all processes into arrays on ``mesh``, without copying;
+    the inverse of ``as_local``.
 
     Args:
       specs: a tree of partition specs that is a prefix of ``tree``.

@@ -1,10 +1,11 @@
 """Exchanges values that all processes of a run must know before it goes on.
 
-Values travel through the key-value store of JAX's coordination service, on the host. No collective of the devices waits
-for a process that is busy elsewhere, and each wait ends once a process is lost or has failed. With one process, each
-function returns its argument.
+Values travel through the key-value store of JAX's coordination service, on the host. No collective
+of the devices waits for a process that is busy elsewhere, and each wait ends once a process is lost
+or has failed. With one process, each function returns its argument.
 
-All processes must call ``gather`` and the functions built on it in the same order; the text ``about`` checks this.
+All processes must call ``gather`` and the functions built on it in the same order;
+the text ``about`` checks this.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ _said = _posts = 0
 def join(world: World | None) -> None:
     """Makes this process one of the processes of a run; None: it is the only one again."""
     global _world, _said, _posts
-    _world, _said, _posts = world, 0, 0
+    _world = world
+    _said = 0
+    _posts = 0
 
 
 def world() -> World | None:
@@ -81,7 +84,9 @@ def all_gather(value: Any, about: str, within: float = math.inf) -> list[Any]:
     if _world is None:
         return [value]
     _said += 1
-    world, number, until = _world, _said, time.monotonic() + within
+    world = _world
+    number = _said
+    until = time.monotonic() + within
     message = json.dumps([about, value])
     if world.number:
         world.client.key_value_set(f"jaxrl/{number}/{world.number}", message)
@@ -90,7 +95,8 @@ def all_gather(value: Any, about: str, within: float = math.inf) -> list[Any]:
         others = [_wait(world, f"jaxrl/{number}/{other}", until) for other in range(1, world.size)]
         answer = f"[{','.join([message, *others])}]"
         world.client.key_value_set(f"jaxrl/{number}/all", answer)
-        world.client.key_value_delete(f"jaxrl/{number - 1}/")  # all have read it, or they would not have answered
+        # all have read it, or they would not have answered
+        world.client.key_value_delete(f"jaxrl/{number - 1}/")
     places, values = zip(*json.loads(answer), strict=True)
     if FAILED in places and about != FAILED:
         failed = places.index(FAILED)
@@ -104,10 +110,13 @@ def all_gather(value: Any, about: str, within: float = math.inf) -> list[Any]:
 
 
 class Post:
-    """Brings values of the other processes to process 0, from any thread and beside ``gather``; see ``post``."""
+    """Brings values of the other processes to process 0, from any thread and beside ``gather``;
+    see ``post``.
+    """
 
     def __init__(self, world: World, number: int) -> None:
-        self._world, self._name = world, f"jaxrl/post/{number}"
+        self._world = world
+        self._name = f"jaxrl/post/{number}"
 
     def send(self, value: Any) -> None:
         """Sends process 0 this process's value, which JSON can hold."""
@@ -120,16 +129,23 @@ class Post:
           ProcessError: another process has failed.
         """
         others = range(1, self._world.size)
-        values = {other: json.loads(_wait(self._world, f"{self._name}/{other}", math.inf)) for other in others}
+        values = {
+            other: json.loads(_wait(self._world, f"{self._name}/{other}", math.inf))
+            for other in others
+        }
         self._world.client.key_value_delete(f"{self._name}/")
         return values
 
 
 def post() -> Post | None:
-    """Returns the next ``Post``; all processes must ask in the same order. None: this is the only process."""
+    """Returns the next ``Post``; all processes must ask in the same order. None:
+    this is the only process.
+    """
     global _posts
     _posts += 1
-    return None if _world is None else Post(_world, _posts)
+    if _world is None:
+        return None
+    return Post(_world, _posts)
 
 
 def _wait(world: World, key: str, until: float) -> str:
@@ -138,8 +154,11 @@ def _wait(world: World, key: str, until: float) -> str:
             return str(world.client.blocking_key_value_get(key, WAIT_MS))
         except Exception as error:  # jaxlib's own type
             if "DEADLINE_EXCEEDED" not in str(error):
-                time.sleep(1.0)  # if process 0 is lost, this process ends meanwhile, with a better line
-                raise ProcessError(f"the coordinator does not answer: {str(error).splitlines()[0]}") from None
+                # if process 0 is lost, this process ends meanwhile, with a better line
+                time.sleep(1.0)
+                raise ProcessError(
+                    f"the coordinator does not answer: {str(error).splitlines()[0]}"
+                ) from None
         if (problem := world.problem()) is not None:
             raise problem
         if time.monotonic() > until:
@@ -147,7 +166,8 @@ def _wait(world: World, key: str, until: float) -> str:
 
 
 def run_everywhere(function: Callable[[], Result], about: str) -> Result:
-    """Calls a function in all processes, and returns its result here; fails in all processes if it fails in one.
+    """Calls a function in all processes, and returns its result here;
+    fails in all processes if it fails in one.
 
     Raises:
       Exception: what the function has raised here.
@@ -158,7 +178,9 @@ def run_everywhere(function: Callable[[], Result], about: str) -> Result:
         result = function()
     except Exception as error:
         failed = error
-    for process, message in enumerate(all_gather(failed and f"{type(failed).__name__}: {failed}", about)):
+    for process, message in enumerate(
+        all_gather(failed and f"{type(failed).__name__}: {failed}", about)
+    ):
         if message is not None and failed is None:
             raise ProcessError(f"process {process} has failed: {' '.join(message.split())}")
     if failed is not None:
@@ -182,7 +204,9 @@ def broadcast(value: Any, about: str) -> Any:
 
 
 def fail_alike(message: str, within: float = 10.0) -> bool:
-    """Returns whether all processes have failed at the same point, so that they can still save the run together."""
+    """Returns whether all processes have failed at the same point,
+    so that they can still save the run together.
+    """
     try:
         all_gather(message, FAILED, within)
     except (ProcessError, TimeoutError):

@@ -35,7 +35,8 @@ from jaxrl_dist.hosts.watch import Watch, end, on_terminate
 CLUSTERS = ("slurm", "ompi", "gcetpu", "gketpu")
 """Names of the clusters that are detected without flags, as in ``jax.distributed.initialize``."""
 HINTS = {"SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "OMPI_MCA_orte_hnp_uri"}
-"""Environment variables, of which SLURM and Open MPI set one; TPU hosts have the package ``libtpu`` instead."""
+"""Environment variables, of which SLURM and Open MPI set one;
+TPU hosts have the package ``libtpu`` instead."""
 JOIN_SECONDS = 300
 """Seconds within which all processes must join and, at the end, leave."""
 QUIET_SECONDS = 5
@@ -51,13 +52,17 @@ def watch() -> Watch | None:
     return _watch
 
 
-def start(launch: Processes, *, detect: bool = False, waiting: Callable[[], None] = lambda: None) -> None:
-    """Joins the processes of a launch; must be called before JAX is used. A process that has joined cannot leave.
+def start(
+    launch: Processes, *, detect: bool = False, waiting: Callable[[], None] = lambda: None
+) -> None:
+    """Joins the processes of a launch; must be called before JAX is used.
+    A process that has joined cannot leave.
 
     Args:
-      detect: whether to look for the processes of SLURM, Open MPI or a TPU pod if the launch names none.
-      waiting: called several times a second while this process waits for the others; an error that it raises ends the
-        wait.
+      detect: whether to look for the processes of SLURM,
+        Open MPI or a TPU pod if the launch names none.
+      waiting: called several times a second while this process waits for the others;
+        an error that it raises ends the wait.
 
     Raises:
       ConfigError: JAX is in use already, or the processes cannot be joined.
@@ -68,7 +73,8 @@ def start(launch: Processes, *, detect: bool = False, waiting: Callable[[], None
     arguments = _arguments(launch, detect=detect)
     if arguments is None and "jax" not in sys.modules:
         return
-    if "jax" not in sys.modules and os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":  # as JAX sets it
+    # as JAX sets it
+    if "jax" not in sys.modules and os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # the runtime logs what the watch says in one line
     if not jax.distributed.is_initialized():
         if arguments is None:
@@ -82,15 +88,21 @@ def _arguments(launch: Processes, *, detect: bool) -> dict[str, Any] | None:
     """Returns the arguments of ``jax.distributed.initialize``; None: this is the only process."""
     limits = {
         "initialization_timeout": 2 * JOIN_SECONDS,  # ``_wait`` gives up earlier, in one line
-        # JAX hears of a process twice in this time: half of it may be over when the process falls silent.
+        # JAX hears of a process twice in this time:
+        # half of it may be over when the process falls silent.
         "heartbeat_timeout_seconds": 2 * int(launch.lost_process_timeout) + 15,
         "shutdown_timeout_seconds": JOIN_SECONDS,
     }
     if launch.coordinator is not None:
-        where = {"coordinator_address": launch.coordinator, "cluster_detection_method": "deactivate"}
+        where = {
+            "coordinator_address": launch.coordinator,
+            "cluster_detection_method": "deactivate",
+        }
         return {**limits, **where, "num_processes": launch.processes, "process_id": launch.process}
     cluster = detected() if detect else None
-    return None if cluster is None else {**limits, "cluster_detection_method": cluster}
+    if cluster is None:
+        return None
+    return {**limits, "cluster_detection_method": cluster}
 
 
 def _split(address: str) -> tuple[str, int]:
@@ -99,9 +111,11 @@ def _split(address: str) -> tuple[str, int]:
 
 
 def listens_at(coordinator: str) -> str | None:
-    """Returns the only address at which process 0 listens; None: it listens at all addresses of this machine.
+    """Returns the only address at which process 0 listens; None:
+    it listens at all addresses of this machine.
 
-    A host's name, and an address that a router translates, do not say where the others' connections arrive.
+    A host's name, and an address that a router translates,
+    do not say where the others' connections arrive.
 
     Raises:
       ConfigError: the port is in use.
@@ -112,7 +126,8 @@ def listens_at(coordinator: str) -> str | None:
         version = ipaddress.ip_address(host).version
     for name in (host, "") if version else ("",):
         with socket.socket(socket.AF_INET6 if version == 6 else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a run that has ended here leaves no trace
+            # a run that has ended here leaves no trace
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((name, port))
             except OSError as error:
@@ -127,7 +142,8 @@ def listens_at(coordinator: str) -> str | None:
 
 
 def detected() -> str | None:
-    """Returns JAX's name for the cluster that has started this process and others; None: no cluster has.
+    """Returns JAX's name for the cluster that has started this process and others; None:
+    no cluster has.
 
     Raises:
       ConfigError: the cluster does not report what JAX needs.
@@ -141,7 +157,9 @@ def detected() -> str | None:
     for kind in ClusterEnv._cluster_types:
         try:
             if kind.name in CLUSTERS and kind.is_env_present():
-                return kind.name if kind.get_process_count() > 1 else None
+                if kind.get_process_count() > 1:
+                    return kind.name
+                return None
         except Exception as error:  # a metadata server may not answer
             line = " ".join(str(error).split())[:200]
             raise ConfigError(
@@ -151,7 +169,8 @@ def detected() -> str | None:
 
 
 def _initialize(launch: Processes, arguments: dict[str, Any], waiting: Callable[[], None]) -> None:
-    from jax._src import distributed  # JAX has no public name for its client, nor for the option below
+    # JAX has no public name for its client, nor for the option below
+    from jax._src import distributed
 
     global _joining
     if launch.coordinator is not None and not launch.process:
@@ -163,8 +182,9 @@ def _initialize(launch: Processes, arguments: dict[str, Any], waiting: Callable[
     _alive.append(on_terminate(_ended))
     library: Any = vars(distributed)["_jax"]
     original = library.get_distributed_runtime_client
-    # Once process 0 is lost, jaxlib aborts the others with a page of stack trace, whatever the heartbeats' time-out and
-    # ``jax_enable_recoverability``; only this option prevents it, and ``initialize`` does not pass it on.
+    # Once process 0 is lost, jaxlib aborts the others with a page of stack trace, whatever the
+    # heartbeats' time-out and ``jax_enable_recoverability``; only this option prevents it, and
+    # ``initialize`` does not pass it on.
     client = functools.partial(original, missed_heartbeat_callback=_ended)
     library.get_distributed_runtime_client = client
     errors: list[Exception] = []
@@ -184,23 +204,29 @@ def _initialize(launch: Processes, arguments: dict[str, Any], waiting: Callable[
         if errors:
             line = " ".join(str(errors[0]).split())[:300]
             if "before any JAX calls" in line:
-                line = "JAX is in use already; join the processes first, by jax.distributed.initialize"
+                line = (
+                    "JAX is in use already; join the processes first, by jax.distributed.initialize"
+                )
             if "bad_cast" in line:  # jaxlib cannot hand its reason to ``_ended``
                 line = "process 0 has other --processes, or another one the same number"
             raise _unjoined(line)
     except BaseException:
-        distributed.global_state.client = None  # else its end at Python's end fails, with a traceback
+        # else its end at Python's end fails, with a traceback
+        distributed.global_state.client = None
         raise
 
 
 def _wait(joining: threading.Thread, state: Any, waiting: Callable[[], None]) -> None:
-    """Waits until a thread has joined the processes, and says so once that takes long; ``state`` is JAX's.
+    """Waits until a thread has joined the processes, and says so once that takes long;
+    ``state`` is JAX's.
 
     Raises:
       ConfigError: not all processes have joined in time.
       ProcessError: process 0 is lost.
     """
-    began, said, reached = time.monotonic(), False, False
+    began = time.monotonic()
+    said = False
+    reached = False
     while joining.is_alive():
         joining.join(0.5)
         waiting()
@@ -209,7 +235,9 @@ def _wait(joining: threading.Thread, state: Any, waiting: Callable[[], None]) ->
         if state.process_id:
             listens = _listens(state.coordinator_address)
             if reached and listens is False:
-                raise ProcessError("process 0 is lost: it has ended before all processes had joined")
+                raise ProcessError(
+                    "process 0 is lost: it has ended before all processes had joined"
+                )
             reached = reached or listens is True
         others = f"the others of {state.num_processes} processes"
         if state.process_id and not reached:
@@ -226,7 +254,9 @@ def _listens(address: str) -> bool | None:
     try:
         socket.create_connection(_split(address), 1.0).close()
     except OSError as error:
-        return False if isinstance(error, ConnectionRefusedError) else None
+        if isinstance(error, ConnectionRefusedError):
+            return False
+        return None
     return True
 
 
@@ -248,7 +278,9 @@ def _join(launch: Processes) -> None:
     from jaxrl_dist.hosts import arrays
 
     global _watch
-    number, count, client = jax.process_index(), jax.process_count(), global_state.client
+    number = jax.process_index()
+    count = jax.process_count()
+    client = global_state.client
     _watch = watch = Watch(client, number, count, launch.lost_process_timeout)
     watch.gone = lambda: _listens(str(global_state.coordinator_address)) is False
     peers.join(peers.World(client, number, count, lambda: watch.problem))
@@ -260,19 +292,30 @@ def _join(launch: Processes) -> None:
 
 @contextlib.contextmanager
 def one_line_warnings(quiet: bool = False) -> Iterator[None]:
-    """Shows this package's warnings in one line each, as it shows errors; other warnings stay as they are.
+    """Shows this package's warnings in one line each, as it shows errors;
+    other warnings stay as they are.
 
-    Each process warns of its environments; other warnings are those of process 0. ``quiet``: only of what has failed.
+    Each process warns of its environments; other warnings are those of process 0. ``quiet``:
+    only of what has failed.
     """
-    process, hidden = "" if peers.first() else f"process {peers.index()}: ", ConfigWarning if quiet else ()
+    if peers.first():
+        process = ""
+    else:
+        process = f"process {peers.index()}: "
+    hidden = ConfigWarning if quiet else ()
     with warnings.catch_warnings():
         show = warnings.showwarning
 
         def one_line(message: Any, category: type[Warning], *where: Any, **options: Any) -> None:
             if not issubclass(category, ConfigWarning | EnvWarning | FileWarning):
                 show(message, category, *where, **options)
-            elif issubclass(category, EnvWarning) or (peers.first() and not issubclass(category, hidden)):
-                text = message.with_flags if isinstance(message, ConfigWarning) else message
+            elif issubclass(category, EnvWarning) or (
+                peers.first() and not issubclass(category, hidden)
+            ):
+                if isinstance(message, ConfigWarning):
+                    text = message.with_flags
+                else:
+                    text = message
                 print(visible(f"jaxrl-dist: warning: {process}{text}", 2_000), file=sys.stderr)
 
         for kind in (ConfigWarning, EnvWarning, FileWarning):
@@ -298,7 +341,9 @@ def signalled() -> bool:
 
 
 def failed_alike(error: BaseException) -> bool:
-    """Returns whether all processes have failed at the same point, so that they can still save the run together."""
+    """Returns whether all processes have failed at the same point,
+    so that they can still save the run together.
+    """
     if peers.world() is None:
         return True
     return not isinstance(error, jax.errors.JaxRuntimeError) and peers.fail_alike(str(error))
@@ -306,9 +351,11 @@ def failed_alike(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def failing() -> Iterator[None]:
-    """Tells the other processes of an error that ends the run here, so that they end, too. Within, all are needed.
+    """Tells the other processes of an error that ends the run here, so that they end, too.
+    Within, all are needed.
 
-    An error of a collective may come from a process that is lost: the watch then ends this one with a better message.
+    An error of a collective may come from a process that is lost:
+    the watch then ends this one with a better message.
     """
     watch = _watch
     if watch is None:
@@ -332,5 +379,8 @@ def _tell(watch: Watch, error: BaseException) -> None:
         problem = watch.wait()
         if problem is not None:
             raise problem from None
-    code = 2 if isinstance(error, ConfigError) else getattr(error, "exit_code", 1)
+    if isinstance(error, ConfigError):
+        code = 2
+    else:
+        code = getattr(error, "exit_code", 1)
     watch.fail(first_line(error), code)

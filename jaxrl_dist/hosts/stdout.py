@@ -1,4 +1,6 @@
-"""Sends what is printed to stdout elsewhere, by Python, by C and by processes that are started meanwhile."""
+"""Sends what is printed to stdout elsewhere, by Python,
+by C and by processes that are started meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,12 @@ def discarded() -> Iterator[None]:
 
 
 def kept_for(json: bool) -> contextlib.AbstractContextManager[None]:
-    """Sends it to stderr if the command prints JSON: what environments and libraries print would spoil it."""
-    return _sent_to(2) if json else contextlib.nullcontext()
+    """Sends it to stderr if the command prints JSON:
+    what environments and libraries print would spoil it.
+    """
+    if json:
+        return _sent_to(2)
+    return contextlib.nullcontext()
 
 
 @contextlib.contextmanager

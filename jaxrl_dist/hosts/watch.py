@@ -1,8 +1,9 @@
-"""A thread in each process that tells the others that the process is alive, and ends it once another one is lost.
+"""A thread in each process that tells the others that the process is alive,
+and ends it once another one is lost.
 
-A process that waits in a device collective cannot be woken, so once another process is lost or has failed, the thread
-prints one line and ends the whole process. It learns this from the key-value store of JAX's coordination service;
-jaxlib's client notices the end of process 0.
+A process that waits in a device collective cannot be woken, so once another process is lost or has
+failed, the thread prints one line and ends the whole process. It learns this from the key-value
+store of JAX's coordination service; jaxlib's client notices the end of process 0.
 """
 
 from __future__ import annotations
@@ -42,13 +43,20 @@ class Watch:
         self.running = 0
         """Runs that this process is in, for which it needs the others."""
         self.problem: ProcessError | None = None
-        self._client, self._index, self._count, self._timeout = client, index, count, timeout
+        self._client = client
+        self._index = index
+        self._count = count
+        self._timeout = timeout
         self.failed: dict[str, Any] | None = None
         """The message and the exit code with which this process has failed."""
-        self._beat, self._left, self._failed_at = 0, False, 0.0
+        self._beat = 0
+        self._left = False
+        self._failed_at = 0.0
         self._gone: set[int] = set()  # the processes that have left
         self._since = {other: (time.monotonic(), -1) for other in range(count) if other != index}
-        self._stopping, self._telling, self._ending = threading.Event(), threading.Lock(), threading.Lock()
+        self._stopping = threading.Event()
+        self._telling = threading.Lock()
+        self._ending = threading.Lock()
         self._answered = time.monotonic()
         self._tell()
         self._threads = [
@@ -64,7 +72,8 @@ class Watch:
         self._tell()
 
     def wait(self) -> ProcessError | None:
-        """Waits until another process is known to have failed, and returns its error; None: all still answer.
+        """Waits until another process is known to have failed, and returns its error; None:
+        all still answer.
 
         Does not return if one is lost.
         """
@@ -86,7 +95,9 @@ class Watch:
         end(code)
 
     def disconnect(self) -> None:
-        """Tells the others that this process ends in order: they may go on with what each does alone."""
+        """Tells the others that this process ends in order:
+        they may go on with what each does alone.
+        """
         self._left = True
         self._tell()
         self.close()
@@ -108,7 +119,9 @@ class Watch:
             if process == 0 and time.monotonic() - self._answered < self._timeout:
                 text = "process 0 is lost"
             if process == self._index:
-                text = "a library has failed: another process may be lost, or have the same --process"
+                text = (
+                    "a library has failed: another process may be lost, or have the same --process"
+                )
             advice = ""
             with contextlib.suppress(Exception):  # such as that no thread can be started
                 advice = self.advice()
@@ -116,23 +129,35 @@ class Watch:
             os._exit(1)
 
     def terminated(self) -> None:
-        """Ends this process, of which a thread of jaxlib or gloo has failed, once it is known which process is lost."""
+        """Ends this process, of which a thread of jaxlib or gloo has failed,
+        once it is known which process is lost.
+        """
         if self._stopping.is_set():
             with self._ending:  # a thread that ends the process has yet to say why
                 return
         if self.wait() is None:
             self.lost(self._index)
-        time.sleep(2 * GRACE_SECONDS)  # in which the main thread ends this process, or ``_run`` does
+        # in which the main thread ends this process, or ``_run`` does
+        time.sleep(2 * GRACE_SECONDS)
 
     def _tell(self) -> None:
-        """Tells the others the state of this process; if that fails for long, they notice that it is lost."""
+        """Tells the others the state of this process; if that fails for long,
+        they notice that it is lost.
+        """
         with self._telling, contextlib.suppress(Exception):
             self._beat += 1
-            state = {"beat": self._beat, "signal": self.stop_signal(), "failed": self.failed, "left": self._left}
+            state = {
+                "beat": self._beat,
+                "signal": self.stop_signal(),
+                "failed": self.failed,
+                "left": self._left,
+            }
             self._client.key_value_set(f"{_STATE}/{self._index}", json.dumps(state), True)
 
     def _wait_for_answers(self) -> None:
-        """Notices that the coordinator's host has vanished, while the other thread waits for its answer."""
+        """Notices that the coordinator's host has vanished,
+        while the other thread waits for its answer.
+        """
         while not self._stopping.wait(SECONDS):
             if time.monotonic() - self._answered > self._timeout:
                 self.lost(0)
@@ -169,8 +194,11 @@ class Watch:
         if state["beat"] != self._since[process][1]:
             self._since[process] = self._answered, state["beat"]
         if state["failed"] is not None and self.problem is None:
-            self.problem = ProcessError(f"process {process} has failed: {state['failed']['message']}")
-            self.problem.exit_code, self._failed_at = state["failed"]["code"], self._answered
+            self.problem = ProcessError(
+                f"process {process} has failed: {state['failed']['message']}"
+            )
+            self.problem.exit_code = state["failed"]["code"]
+            self._failed_at = self._answered
 
 
 def end(code: int) -> None:
@@ -182,10 +210,12 @@ def end(code: int) -> None:
 
 
 def on_terminate(function: Callable[[], None]) -> Any:
-    """Calls a function where C++ would end the process with ``std::terminate``; returns what must be kept alive.
+    """Calls a function where C++ would end the process with ``std::terminate``;
+    returns what must be kept alive.
 
-    jaxlib 0.10 and 0.11 cannot hand the status of ``missed_heartbeat_callback`` to Python, and end the process. So do
-    threads of gloo once a process is lost. If the C++ library cannot be found, the process ends with its own message.
+    jaxlib 0.10 and 0.11 cannot hand the status of ``missed_heartbeat_callback`` to Python, and end
+    the process. So do threads of gloo once a process is lost. If the C++ library cannot be found,
+    the process ends with its own message.
     """
     callback = ctypes.CFUNCTYPE(None)(function)
     with contextlib.suppress(OSError, AttributeError):

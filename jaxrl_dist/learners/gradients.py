@@ -1,4 +1,6 @@
-"""An update in two parts: an actor computes the gradient where it acts, and the learner applies it."""
+"""An update in two parts: an actor computes the gradient where it acts, and the learner applies
+it.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ def gradient(
 ) -> tuple[PyTree, Mapping[str, jax.Array]]:
     """Computes one gradient of the loss on one rollout.
 
-    An algorithm that replays windows learns from one window per step of the rollout; windows at the end of the rollout
-    are shorter (Mnih et al. 2016, algorithm S2).
+    An algorithm that replays windows learns from one window per step of the rollout; windows at the
+    end of the rollout are shorter (Mnih et al. 2016, algorithm S2).
 
     Args:
       number: the rollout's number, which makes its random keys unique.
@@ -31,9 +33,12 @@ def gradient(
     key = jax.random.fold_in(key, number)
     if algorithm.replay is not None:
         assert algorithm.window is not None, "replay needs windows of a fixed length"
-        # The last windows also need what the policy's core reads beside the last observation, which ``extras`` hold.
+        # The last windows also need what the policy's core reads beside the last observation,
+        # which ``extras`` hold.
         keys = rng.per_index(jax.random.fold_in(key, 2), mesh.global_index(rollout.reward.shape[1]))
-        acted = algorithm.policy(state.variables, rollout.last_obs, rollout.final_core, state.context(keys))
+        acted = algorithm.policy(
+            state.variables, rollout.last_obs, rollout.final_core, state.context(keys)
+        )
         rollout = ring.windows(_extended(rollout, acted[2], algorithm.window - 1), algorithm.window)
     keys = rng.per_index(jax.random.fold_in(key, 0), mesh.global_index(rollout.reward.shape[1]))
     batch = algorithm.postprocess(state.variables, rollout, state.context(keys))
@@ -46,7 +51,9 @@ def gradient(
 def apply(algorithm: Algorithm, state: TrainState, grads: PyTree, steps: int) -> TrainState:
     """Makes one update with the gradient of a rollout of ``steps`` env steps."""
     state = sgd.apply(algorithm, state, grads)
-    return state._replace(iteration=state.iteration + 1, env_step=sgd.nominal_env_step(state, steps))
+    return state._replace(
+        iteration=state.iteration + 1, env_step=sgd.nominal_env_step(state, steps)
+    )
 
 
 def _extended(rollout: Rollout, extras: PyTree, steps: int) -> Rollout:
@@ -78,8 +85,14 @@ def check_sizes(algorithm: Algorithm, rollout_length: int) -> None:
             f"{made}; 1 works, or an algorithm without them, such as a2c"
         )
     if algorithm.update_stats is not None:
-        raise ConfigError("running statistics are not kept under --plan gradients; --plan asynchronous keeps them")
-    if algorithm.replay is not None and algorithm.window is not None and algorithm.window > rollout_length:
+        raise ConfigError(
+            "running statistics are not kept under --plan gradients; --plan asynchronous keeps them"
+        )
+    if (
+        algorithm.replay is not None
+        and algorithm.window is not None
+        and algorithm.window > rollout_length
+    ):
         raise ConfigError(
             f"windows of {algorithm.window} steps (--n-step) do not fit into --rollout-length {rollout_length}; "
             f"--rollout-length {algorithm.window} or more works"

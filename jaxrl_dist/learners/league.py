@@ -1,7 +1,7 @@
 """A league: a policy that acts with past versions of another, and the ratings of both.
 
-Ratings are those of Elo (1978), "The Rating of Chessplayers, Past and Present". A version enters the pool with the
-rating that the policy has at that time.
+Ratings are those of Elo (1978), "The Rating of Chessplayers, Past and Present". A version enters
+the pool with the rating that the policy has at that time.
 """
 
 from __future__ import annotations
@@ -24,19 +24,29 @@ GAIN = 32.0
 class Copies(NamedTuple):
     """How a policy copies another."""
 
-    source: str  # the policy that is copied
-    every: int  # updates of the source between two copies
-    size: int = 1  # versions in the pool
-    agents: tuple[int, int] = (1, 1)  # rows of the batch in each environment: of the source, and of the copy
+    source: str
+    """The policy that is copied."""
+    every: int
+    """Updates of the source between two copies."""
+    size: int = 1
+    """Versions in the pool."""
+    agents: tuple[int, int] = (1, 1)
+    """Rows of the batch in each environment: of the source, and of the copy."""
 
 
 class Pool(NamedTuple):
-    """The running statistics of a policy that acts with ``P`` versions of another; its parameters are ``[P, ...]``."""
+    """The running statistics of a policy that acts with ``P`` versions of another;
+    its parameters are ``[P, ...]``.
+    """
 
-    ratings: jax.Array  # [P] float32
-    rating: jax.Array  # float32 scalar, of the policy that is copied
-    newest: jax.Array  # int32 scalar, the index of the version that was copied last
-    stats: PyTree  # [P, ...], those of the versions
+    ratings: jax.Array
+    """[P] float32."""
+    rating: jax.Array
+    """Float32 scalar, of the policy that is copied."""
+    newest: jax.Array
+    """Int32 scalar, the index of the version that was copied last."""
+    stats: PyTree
+    """[P, ...], those of the versions."""
 
 
 def init_pool(variables: Variables, size: int) -> Variables:
@@ -59,17 +69,20 @@ def replace_oldest(pool: Variables, variables: Variables, due: jax.Array) -> Var
 
 
 def expected(rating: jax.Array, other: jax.Array) -> jax.Array:
-    """Returns the expected score, between 0 and 1, against another rating: Elo (1978), logistic form."""
+    """Returns the expected score, between 0 and 1, against another rating: Elo (1978),
+    logistic form.
+    """
     return 1 / (1 + 10 ** ((other - rating) / 400))
 
 
 def update_ratings(pool: Pool, mine: Rollout, theirs: Rollout, agents: tuple[int, int]) -> Pool:
     """Returns the pool with the ratings after a rollout's games, of all devices.
 
-    A game ends with an episode of a copy. The side with the larger reward in the last step wins, and equal rewards are
-    a draw; if the policy that is copied has several agents, their mean reward counts. Elo's (1978) rating after a game
-    is ``R + K * (score - expected)``. Here all games of a rollout count as one, shared equally by the ``n`` versions
-    that finished any: ``R += K / n * sum(score - expected)`` over these versions, with the mean score against each.
+    A game ends with an episode of a copy. The side with the larger reward in the last step wins,
+    and equal rewards are a draw; if the policy that is copied has several agents, their mean reward
+    counts. Elo's (1978) rating after a game is ``R + K * (score - expected)``. Here all games of a
+    rollout count as one, shared equally by the ``n`` versions that finished any:
+    ``R += K / n * sum(score - expected)`` over these versions, with the mean score against each.
     Each version loses what the policy gains from it.
 
     Args:
@@ -85,16 +98,20 @@ def update_ratings(pool: Pool, mine: Rollout, theirs: Rollout, agents: tuple[int
     played = (played & over[:, None]).astype(jnp.float32)
     games, points = mesh.global_sum((played.sum(axis=0), (played * score[:, None]).sum(axis=0)))
     rating = jnp.broadcast_to(pool.rating, pool.ratings.shape)
-    surprise = jnp.where(games > 0, points / jnp.maximum(games, 1) - expected(rating, pool.ratings), 0.0)
+    surprise = jnp.where(
+        games > 0, points / jnp.maximum(games, 1) - expected(rating, pool.ratings), 0.0
+    )
     change = GAIN * surprise / jnp.maximum((games > 0).sum(), 1)
     return pool._replace(rating=pool.rating + change.sum(), ratings=pool.ratings - change)
 
 
 def drawn(algorithm: Algorithm, size: int) -> Algorithm:
-    """Returns an algorithm that acts with a pool of versions: each agent draws one for each episode.
+    """Returns an algorithm that acts with a pool of versions:
+    each agent draws one for each episode.
 
-    All versions choose an action, and that of the drawn version is taken. Without keys, the newest version acts. The
-    policy state is ``(version [B], the version's state)``; version -1 is still to be drawn.
+    All versions choose an action, and that of the drawn version is taken. Without keys, the newest
+    version acts. The policy state is ``(version [B], the version's state)``; version -1 is still to
+    be drawn.
 
     Args:
       algorithm: of one version; it does not learn.
@@ -110,7 +127,9 @@ def drawn(algorithm: Algorithm, size: int) -> Algorithm:
             choice = jax.vmap(lambda key: jax.random.randint(key, (), 0, size))(keys)
         version = jnp.where(version < 0, choice, version)
         versions = Variables(variables.params, pool.stats)
-        acted = jax.vmap(algorithm.policy, in_axes=(0, None, None, None))(versions, obs, inner, context)[:2]
+        acted = jax.vmap(algorithm.policy, in_axes=(0, None, None, None))(
+            versions, obs, inner, context
+        )[:2]
         action, inner = jax.tree.map(lambda x: x[version, jnp.arange(len(version))], acted)
         return action, (version, inner), {"version": version}
 

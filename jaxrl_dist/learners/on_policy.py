@@ -18,18 +18,22 @@ from jaxrl_dist.types import Algorithm, PyTree, Rollout, TrainState
 
 
 def on_policy(algorithm: Algorithm, num_agents: int = 1, *, packed: bool = False) -> sgd.Learner:
-    """Postprocesses a rollout, then makes ``num_epochs`` passes over it in ``num_minibatches`` updates each.
+    """Postprocesses a rollout, then makes ``num_epochs``
+    passes over it in ``num_minibatches`` updates each.
 
-    Examples are shuffled within groups of environments (see ``envs_per_group``). The keys depend on the group's global
-    index, so the minibatches hold the same examples on any number of devices. Of the rows of a rollout, ``num_agents``
-    belong to one environment. ``packed`` is as in ``packing.scan``.
+    Examples are shuffled within groups of environments (see ``envs_per_group``). The keys depend on
+    the group's global index, so the minibatches hold the same examples on any number of devices. Of
+    the rows of a rollout, ``num_agents`` belong to one environment. ``packed`` is as in
+    ``packing.scan``.
 
-    With ``Algorithm.done``, the metrics are means over the updates until it is True, and ``learner/left_out`` is the
-    fraction of the rollout's updates that are left out. These are computed, but change nothing, so that the device
-    never waits for the host.
+    With ``Algorithm.done``, the metrics are means over the updates until it is True, and
+    ``learner/left_out`` is the fraction of the rollout's updates that are left out. These are
+    computed, but change nothing, so that the device never waits for the host.
     """
 
-    def update(state: TrainState, rollout: Rollout, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
+    def update(
+        state: TrainState, rollout: Rollout, key: jax.Array
+    ) -> tuple[TrainState, Mapping[str, jax.Array]]:
         num_steps, num_envs = rollout.reward.shape
         key = jax.random.fold_in(key, state.iteration)
         envs = mesh.global_index(num_envs)
@@ -46,26 +50,39 @@ def on_policy(algorithm: Algorithm, num_agents: int = 1, *, packed: bool = False
         def one_update(
             carry: tuple[TrainState, PyTree], step: tuple[jax.Array, jax.Array, jax.Array | None]
         ) -> tuple[tuple[TrainState, PyTree], Mapping[str, jax.Array]]:
-            (state, done), (index, epoch, rows) = carry, step
+            (state, done) = carry
+            (index, epoch, rows) = step
             which, minibatch = examples, batch
             if rows is not None:
                 which, minibatch = take((examples, batch), rows)
-            keys = rng.per_index(jax.random.fold_in(jax.random.fold_in(key, 2 + epoch), index), which)
+            keys = rng.per_index(
+                jax.random.fold_in(jax.random.fold_in(key, 2 + epoch), index), which
+            )
             grads, metrics, _ = sgd.gradient(algorithm, state, minibatch, keys)
             new = sgd.apply(algorithm, state, grads)
             if algorithm.done is None:
                 return (new, done), metrics
-            counted, done = ~done, done | algorithm.done(metrics)
+            counted = ~done
+            done = done | algorithm.done(metrics)
             new = jax.tree.map(lambda new, old: jnp.where(done, old, new), new, state)
-            return (new, done), {**metrics, COUNTED: counted, "learner/left_out": done.astype(jnp.float32)}
+            return (new, done), {
+                **metrics,
+                COUNTED: counted,
+                "learner/left_out": done.astype(jnp.float32),
+            }
 
         def one_epoch(
             state: tuple[TrainState, PyTree], epoch: jax.Array
         ) -> tuple[tuple[TrainState, PyTree], Mapping[str, jax.Array]]:
-            rows = shuffled(key, epoch, num_envs, num_examples, minibatches) if minibatches > 1 else None
+            if minibatches > 1:
+                rows = shuffled(key, epoch, num_envs, num_examples, minibatches)
+            else:
+                rows = None
             index = jnp.arange(minibatches)
             with jax.named_scope("update"):
-                return packing.scan(one_update, state, (index, jnp.full_like(index, epoch), rows), packed=packed)
+                return packing.scan(
+                    one_update, state, (index, jnp.full_like(index, epoch), rows), packed=packed
+                )
 
         carry = state, () if algorithm.done is None else jnp.zeros((), bool)
         if epochs == minibatches == 1:
@@ -74,11 +91,15 @@ def on_policy(algorithm: Algorithm, num_agents: int = 1, *, packed: bool = False
                 (state, _), metrics = one_update(carry, (zero, zero, None))
         else:
             with jax.named_scope("epoch"):
-                (state, _), metrics = packing.scan(one_epoch, carry, jnp.arange(epochs), packed=packed)
+                (state, _), metrics = packing.scan(
+                    one_epoch, carry, jnp.arange(epochs), packed=packed
+                )
         state = state._replace(
             variables=state.variables._replace(stats=stats),
             iteration=state.iteration + 1,
-            env_step=sgd.nominal_env_step(state, num_steps * (num_envs // num_agents) * jax.lax.axis_size(mesh.DATA)),
+            env_step=sgd.nominal_env_step(
+                state, num_steps * (num_envs // num_agents) * jax.lax.axis_size(mesh.DATA)
+            ),
         )
         return state, _means(metrics)
 
@@ -94,27 +115,40 @@ def _means(metrics: Mapping[str, jax.Array]) -> Mapping[str, jax.Array]:
     if COUNTED not in metrics:
         return jax.tree.map(jnp.mean, metrics)
     counted = metrics[COUNTED]
-    means = {name: jnp.sum(jnp.where(counted, x, 0.0)) / jnp.sum(counted) for name, x in metrics.items()}
+    means = {
+        name: jnp.sum(jnp.where(counted, x, 0.0)) / jnp.sum(counted) for name, x in metrics.items()
+    }
     left_out = jnp.mean(metrics["learner/left_out"])
-    return {name: x for name, x in means.items() if name != COUNTED} | {"learner/left_out": left_out}
+    return {name: x for name, x in means.items() if name != COUNTED} | {
+        "learner/left_out": left_out
+    }
 
 
-def shuffled(key: jax.Array, epoch: jax.Array, num_envs: int, num_examples: int, minibatches: int) -> jax.Array:
-    """Returns the rows of each minibatch of an epoch, int32 ``[minibatches, num_examples / minibatches]``.
+def shuffled(
+    key: jax.Array, epoch: jax.Array, num_envs: int, num_examples: int, minibatches: int
+) -> jax.Array:
+    """Returns the rows of each minibatch of an epoch, int32
+    ``[minibatches, num_examples / minibatches]``.
 
     Args:
       key: of the iteration.
       num_envs: environments of this device, which have ``num_examples``.
     """
     groups = num_envs // envs_per_group(num_examples // num_envs, minibatches)
-    keys = rng.per_index(jax.random.fold_in(jax.random.fold_in(key, 1), epoch), mesh.global_index(groups))
-    rows = jax.vmap(jax.random.permutation)(keys, jnp.arange(num_examples, dtype=jnp.int32).reshape(groups, -1))
+    keys = rng.per_index(
+        jax.random.fold_in(jax.random.fold_in(key, 1), epoch), mesh.global_index(groups)
+    )
+    rows = jax.vmap(jax.random.permutation)(
+        keys, jnp.arange(num_examples, dtype=jnp.int32).reshape(groups, -1)
+    )
     return rows.reshape(groups, minibatches, -1).swapaxes(0, 1).reshape(minibatches, -1)
 
 
 def take(tree: PyTree, rows: jax.Array) -> PyTree:
     """Returns these rows of all arrays, without a check of bounds."""
-    return jax.tree.map(lambda x: x.at[rows].get(mode="promise_in_bounds", wrap_negative_indices=False), tree)
+    return jax.tree.map(
+        lambda x: x.at[rows].get(mode="promise_in_bounds", wrap_negative_indices=False), tree
+    )
 
 
 def examples_per_env(algorithm: Algorithm, rollout_length: int) -> int:
@@ -123,7 +157,9 @@ def examples_per_env(algorithm: Algorithm, rollout_length: int) -> int:
 
 
 def envs_per_group(examples: int, num_minibatches: int) -> int:
-    """Returns how many environments, with ``examples`` each, are shuffled together to fill the minibatches evenly."""
+    """Returns how many environments, with ``examples`` each,
+    are shuffled together to fill the minibatches evenly.
+    """
     return num_minibatches // math.gcd(examples, num_minibatches)
 
 
@@ -133,11 +169,16 @@ def check_sizes(algorithm: Algorithm, num_envs: int, rollout_length: int, num_de
     Raises:
       ConfigError: they do not; names both numbers and the nearest that work.
     """
-    pairs = [(2, "environments of a pair")] if algorithm.paired else []
+    if algorithm.paired:
+        pairs = [(2, "environments of a pair")]
+    else:
+        pairs = []
     check_divides("num_envs", num_envs, (num_devices, "devices"), *pairs)
-    local, examples = num_envs // num_devices, examples_per_env(algorithm, rollout_length)
+    local = num_envs // num_devices
+    examples = examples_per_env(algorithm, rollout_length)
     minibatches = algorithm.num_minibatches
-    # Whole groups of environments fill the minibatches (see ``envs_per_group``) exactly if all examples divide.
+    # Whole groups of environments fill the minibatches (see
+    # ``envs_per_group``) exactly if all examples divide.
     if local * examples % minibatches:
         raise ConfigError(
             f"--num-minibatches {minibatches} does not divide the {local} x {examples} examples (environments x "

@@ -1,7 +1,9 @@
-"""Joins the learners of the policies in an environment; also the learner of a policy that does not train.
+"""Joins the learners of the policies in an environment;
+also the learner of a policy that does not train.
 
-The fields of the joint state are dicts keyed by policy, except the iteration, which all policies share. Experience and
-metrics are dicts keyed by policy, too. A single policy has the name ``""``, so a plan runs one as it runs several.
+The fields of the joint state are dicts keyed by policy, except the iteration, which all policies
+share. Experience and metrics are dicts keyed by policy, too. A single policy has the name ``""``,
+so a plan runs one as it runs several.
 """
 
 from __future__ import annotations
@@ -19,20 +21,30 @@ from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.types import Algorithm, PyTree, Rollout, TrainState
 
 
-def combined_learner(learners: Mapping[str, sgd.Learner], copies: Mapping[str, league.Copies] = {}) -> sgd.Learner:
-    """Returns the learner that updates each policy with its learner, from the experience of its agents.
+def combined_learner(
+    learners: Mapping[str, sgd.Learner], copies: Mapping[str, league.Copies] = {}
+) -> sgd.Learner:
+    """Returns the learner that updates each policy with its learner,
+    from the experience of its agents.
 
-    The keys of a policy fold in its number; the first policy gets the same keys as in a run without the others.
+    The keys of a policy fold in its number; the first policy
+    gets the same keys as in a run without the others.
 
     Args:
       copies: for each policy that copies another: which one, and when.
     """
 
     def init(key: jax.Array) -> TrainState:
-        states = {name: learners[name].init(rng.of_policy(key, number)) for number, name in enumerate(learners)}
+        states = {
+            name: learners[name].init(rng.of_policy(key, number))
+            for number, name in enumerate(learners)
+        }
         for name, (source, _, size, _) in copies.items():
             variables = jax.tree.map(jnp.copy, states[source].variables)
-            variables = variables if size == 1 else league.init_pool(variables, size)
+            if size == 1:
+                variables = variables
+            else:
+                variables = league.init_pool(variables, size)
             states[name] = states[name]._replace(variables=variables)
         return joined(states)
 
@@ -43,44 +55,69 @@ def combined_learner(learners: Mapping[str, sgd.Learner], copies: Mapping[str, l
         priority: Mapping[str, jax.Array] = {},
         data: PyTree = (),
     ) -> tuple[TrainState, Mapping[str, Any]]:
-        states, metrics = {}, {}
+        states = {}
+        metrics = {}
         for number, (name, learner) in enumerate(learners.items()):
             policy_key = rng.of_policy(key, number)
-            more: dict[str, Any] = {"priority": priority[name]} if name in priority else {}
+            if name in priority:
+                more: dict[str, Any] = {"priority": priority[name]}
+            else:
+                more = {}
             more |= {"data": data} if data else {}
-            states[name], metrics[name] = learner.update(state_of(state, name), rollouts[name], policy_key, **more)
+            states[name], metrics[name] = learner.update(
+                state_of(state, name), rollouts[name], policy_key, **more
+            )
         for name, (source, every, size, agents) in copies.items():
             due = states[source].updates // every > state.updates[source] // every
             variables = states[name].variables
             if size == 1:
-                variables = jax.tree.map(partial(jnp.where, due), states[source].variables, variables)
+                variables = jax.tree.map(
+                    partial(jnp.where, due), states[source].variables, variables
+                )
             else:
-                pool = league.update_ratings(variables.stats, rollouts[source], rollouts[name], agents)
-                variables = league.replace_oldest(variables._replace(stats=pool), states[source].variables, due)
+                pool = league.update_ratings(
+                    variables.stats, rollouts[source], rollouts[name], agents
+                )
+                variables = league.replace_oldest(
+                    variables._replace(stats=pool), states[source].variables, due
+                )
                 metrics[source] = {**metrics[source], "elo": pool.rating}
             states[name] = states[name]._replace(variables=variables)
         return joined(states), metrics
 
-    def relearn(state: TrainState, key: jax.Array, data: PyTree = ()) -> tuple[TrainState, Mapping[str, Any]]:
-        states, metrics = {}, {}
+    def relearn(
+        state: TrainState, key: jax.Array, data: PyTree = ()
+    ) -> tuple[TrainState, Mapping[str, Any]]:
+        states = {}
+        metrics = {}
         for number, (name, learner) in enumerate(learners.items()):
             assert learner.relearn is not None, "every policy replays"
-            states[name], metrics[name] = learner.relearn(state_of(state, name), rng.of_policy(key, number), data)
+            states[name], metrics[name] = learner.relearn(
+                state_of(state, name), rng.of_policy(key, number), data
+            )
         return joined(states), metrics
 
     def observe(state: TrainState, data: PyTree) -> TrainState:
-        states = {name: learner.observe(state_of(state, name), data) for name, learner in learners.items()}
+        states = {
+            name: learner.observe(state_of(state, name), data) for name, learner in learners.items()
+        }
         return joined(states)
 
     replay = all(learner.relearn is not None for learner in learners.values())
     cut = partial(over_policies(lambda learner, memory: learner.cut(memory)), learners)
-    start_mid_episode = partial(over_policies(lambda learner, memory: learner.start_mid_episode(memory)), learners)
+    start_mid_episode = partial(
+        over_policies(lambda learner, memory: learner.start_mid_episode(memory)), learners
+    )
     parts = tuple(learners.items())
-    return sgd.Learner(init, update, relearn if replay else None, cut, start_mid_episode, observe, parts=parts)
+    return sgd.Learner(
+        init, update, relearn if replay else None, cut, start_mid_episode, observe, parts=parts
+    )
 
 
 def joined(states: Mapping[str, TrainState]) -> TrainState:
-    """Joins the states of the policies into one, whose fields, except ``iteration``, are dicts keyed by policy."""
+    """Joins the states of the policies into one, whose fields, except ``iteration``,
+    are dicts keyed by policy.
+    """
     whole: Any = TrainState._make(
         {name: state[i] for name, state in states.items()} for i in range(len(TrainState._fields))
     )
@@ -93,9 +130,13 @@ def state_of(state: TrainState, name: str) -> TrainState:
 
 
 def still(algorithm: Algorithm) -> sgd.Learner:
-    """Returns the learner of a policy that does not train: it counts rollouts, and leaves the variables as they are."""
+    """Returns the learner of a policy that does not train: it counts rollouts,
+    and leaves the variables as they are.
+    """
 
-    def update(state: TrainState, rollout: Rollout, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
+    def update(
+        state: TrainState, rollout: Rollout, key: jax.Array
+    ) -> tuple[TrainState, Mapping[str, jax.Array]]:
         del rollout, key
         return state._replace(iteration=state.iteration + 1), {}
 

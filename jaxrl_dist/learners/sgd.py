@@ -17,10 +17,11 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.types import Algorithm, Aux, Context, PyTree, TrainState, Variables
 
 MICROBATCH = 4096
-"""Losses that a CPU differentiates at a time: activations of more do not fit its caches (docs/speed.md)."""
+"""Losses that a CPU differentiates at a time:
+activations of more do not fit its caches (docs/speed.md)."""
 MICROBATCH_BYTES = 2**21
-"""Bytes of examples that a CPU differentiates at a time where a network has convolutions: it keeps several times as
-much for their gradient."""
+"""Bytes of examples that a CPU differentiates at a time where a network has convolutions: it keeps
+several times as much for their gradient."""
 SUMMED_AT_ONCE = 1024
 """Losses whose gradients a GPU adds up by one kernel for each weight; of more, XLA makes two."""
 LARGEST_SUMS = 2**24
@@ -35,21 +36,24 @@ class Learner(NamedTuple):
     init: Callable[[jax.Array], TrainState]
     """``(key) -> state``."""
     update: Callable[..., tuple[TrainState, Mapping[str, jax.Array]]]
-    """``(state, rollout, key) -> (state, metrics)``; for prioritised replay, an optional ``priority [T, B]`` gives the
-    priorities of the windows that end with each step, and ``data`` is a data set of ``memory.records``."""
+    """``(state, rollout, key) -> (state, metrics)``; for prioritised replay, an optional
+    ``priority [T, B]`` gives the priorities of the windows that end with each step, and ``data`` is
+    a data set of ``memory.records``."""
     relearn: Callable[..., tuple[TrainState, Mapping[str, jax.Array]]] | None = None
-    """``(state, key, data) -> (state, metrics)``: an iteration's updates from what the memory holds; None without
-    one."""
+    """``(state, key, data) -> (state, metrics)``:
+    an iteration's updates from what the memory holds; None without one."""
     cut: Callable[[PyTree], PyTree] = lambda memory: memory
-    """``(memory) -> memory``: run before environments are restarted, so that no window spans old and new episodes."""
+    """``(memory) -> memory``: run before environments are restarted,
+    so that no window spans old and new episodes."""
     start_mid_episode: Callable[[PyTree], PyTree] = lambda memory: memory
-    """``(memory) -> memory``: prepares an empty memory for environments in the middle of their episodes."""
+    """``(memory) -> memory``: prepares an empty memory for
+    environments in the middle of their episodes."""
     observe: Callable[[TrainState, PyTree], TrainState] = lambda state, data: state
-    """``(state, data) -> state``: with the running statistics of all steps of a data set; run before the first update
-    of a learner without rollouts."""
+    """``(state, data) -> state``: with the running statistics of all steps of a data set; run
+    before the first update of a learner without rollouts."""
     indices: Callable[[jax.Array, jax.Array, PyTree], PyTree] | None = None
-    """``(iteration, key, data) -> indices``: where the windows of a data set lie from which ``update`` would learn in
-    an iteration; None: it learns from others, too."""
+    """``(iteration, key, data) -> indices``: where the windows of a data set lie from which
+    ``update`` would learn in an iteration; None: it learns from others, too."""
     parts: tuple[tuple[str, Learner], ...] = ()
     """The name and learner of each policy; empty for the learner of one of them."""
 
@@ -69,14 +73,18 @@ def init(algorithm: Algorithm, key: jax.Array) -> TrainState:
 
 
 def gradient(
-    algorithm: Algorithm, state: TrainState, batch: PyTree, keys: jax.Array, weight: jax.Array | None = None
+    algorithm: Algorithm,
+    state: TrainState,
+    batch: PyTree,
+    keys: jax.Array,
+    weight: jax.Array | None = None,
 ) -> tuple[PyTree, Mapping[str, jax.Array], jax.Array | None]:
     """Differentiates the mean loss over the examples of all devices.
 
-    The mean is ``sum(weight * losses * mask) / sum(mask)``, both sums over all devices. The mask is bool, or holds
-    weights, which count as constants. Each device differentiates its own sum; gradients, losses and counts
-    are then added up together, and divided. A mean of per-device means would weigh devices, not examples, whenever
-    masks differ.
+    The mean is ``sum(weight * losses * mask) / sum(mask)``, both sums over all devices. The mask is
+    bool, or holds weights, which count as constants. Each device differentiates its own sum;
+    gradients, losses and counts are then added up together, and divided. A mean of per-device means
+    would weigh devices, not examples, whenever masks differ.
 
     Args:
       batch: this device's examples, leading axis ``N``.
@@ -84,24 +92,35 @@ def gradient(
       weight: ``[N]``, importance weights of the losses; None: all 1. Metrics are not weighted.
 
     Returns:
-      The gradient with respect to ``params``, which is not finite if the loss is not; the means of the loss and of its
-      metrics, and the gradient's norm; the priorities ``[N]``, or None if the loss has none. Gradient and metrics are
+      The gradient with respect to ``params``, which is not finite if the loss is not;
+      the means of the loss and of its
+      metrics, and the gradient's norm; the priorities ``[N]``,
+      or None if the loss has none. Gradient and metrics are
       equal on all devices.
 
     Raises:
       ConfigError: as ``losses_of``.
     """
 
-    def per_example(params: PyTree, examples: Any) -> tuple[dict[str, jax.Array], jax.Array, jax.Array | None]:
+    def per_example(
+        params: PyTree, examples: Any
+    ) -> tuple[dict[str, jax.Array], jax.Array, jax.Array | None]:
         batch, keys, weight = examples
-        losses, mask, aux = losses_of(algorithm, state.variables._replace(params=params), batch, state.context(keys))
-        weighted = losses if weight is None else losses * weight.reshape(-1, *(1,) * (losses.ndim - 1))
+        losses, mask, aux = losses_of(
+            algorithm, state.variables._replace(params=params), batch, state.context(keys)
+        )
+        if weight is None:
+            weighted = losses
+        else:
+            weighted = losses * weight.reshape(-1, *(1,) * (losses.ndim - 1))
         return {"loss/total": weighted, **aux.metrics}, mask, aux.priority
 
     def summed_loss(params: PyTree, examples: Any) -> tuple[jax.Array, Any]:
         with returns.within_loss():
             values, mask, priority = per_example(params, examples)
-        values = {name: x if name == "loss/total" else returns.constant(x) for name, x in values.items()}
+        values = {
+            name: x if name == "loss/total" else returns.constant(x) for name, x in values.items()
+        }
         masked = [_masked(x, mask) for x in values.values()]
         arrays = mesh.vary([*masked, mask.astype(jnp.float32)])
         *totals, count = packing.sums(mesh.vary_as(arrays, arrays))  # a mask may be a constant
@@ -112,27 +131,39 @@ def gradient(
         grads, (sums, count, priority) = jax.grad(summed_loss, has_aux=True)(params, examples)
         return (grads, sums, count), priority
 
-    params, examples = mesh.vary(state.variables.params), (batch, keys, weight)
+    params = mesh.vary(state.variables.params)
+    examples = (batch, keys, weight)
     _, mask, _ = jax.eval_shape(per_example, params, examples)
     ways = {}
     if (parts := num_parts(_microbatch(params, batch, mask.size), *mask.shape)) > 1:
         ways["cpu"] = partial(_in_turn, differentiate, parts)
-    # Losses of sequences, and of perturbed parameters, have loops, which would carry the sum of each part.
-    parts = 1 if mask.ndim > 1 or algorithm.behaviour else num_parts(SUMMED_AT_ONCE, len(mask))
+    # Losses of sequences, and of perturbed parameters, have loops,
+    # which would carry the sum of each part.
+    if mask.ndim > 1 or algorithm.behaviour:
+        parts = 1
+    else:
+        parts = num_parts(SUMMED_AT_ONCE, len(mask))
     if parts > 1 and _small_and_dense(params, parts):
         ways["cuda"] = partial(_side_by_side, differentiate, parts)
-    function = partial(jax.lax.platform_dependent, **ways, default=differentiate) if ways else differentiate
+    function: Callable[[PyTree, PyTree], tuple[PyTree, jax.Array | None]] = differentiate
+    if ways:
+        function = partial(jax.lax.platform_dependent, **ways, default=differentiate)
     sums, priority = function(params, examples)
     grads, sums, count = mesh.global_sum(sums)
-    # Taken once before the loop, the divisor would change the last bits of results: XLA fuses it otherwise.
+    # Taken once before the loop, the divisor would change the last bits of results:
+    # XLA fuses it otherwise.
     grads, metrics = jax.tree.map(lambda x: x / _divisor(count, mask), (grads, sums))
-    # A loss of NaN may have a finite gradient, as that of an index out of range does. One array of NaN says so to
-    # ``apply``; in all of them, it would cost a GPU another kernel.
+    # A loss of NaN may have a finite gradient, as that of an index out of range does. One array of
+    # NaN says so to ``apply``; in all of them, it would cost a GPU another kernel.
     leaves, treedef = jax.tree.flatten(grads)
     leaves[:1] = [jnp.where(jnp.isfinite(metrics["loss/total"]), x, jnp.nan) for x in leaves[:1]]
     grads = jax.tree.unflatten(treedef, leaves)
     norm = packing.global_norm(grads)
-    return grads, metrics | {"gradient/norm": norm, "gradient/skipped": 1.0 - jnp.isfinite(norm)}, priority
+    return (
+        grads,
+        metrics | {"gradient/norm": norm, "gradient/skipped": 1.0 - jnp.isfinite(norm)},
+        priority,
+    )
 
 
 def losses_of(
@@ -141,29 +172,44 @@ def losses_of(
     """Returns the losses, mask and ``Aux`` of ``N`` examples, of which ``context`` has a key each.
 
     Raises:
-      ConfigError: the algorithm's loss returns something else, or arrays without an entry for each example.
+      ConfigError: the algorithm's loss returns something else,
+        or arrays without an entry for each example.
     """
     returned: Any = algorithm.loss(variables, batch, context)
-    parts = returned if isinstance(returned, tuple | list) else [returned]
+    if isinstance(returned, tuple | list):
+        parts = returned
+    else:
+        parts = [returned]
     if len(parts) != 3 or parts[1] is None or not isinstance(parts[2], Aux):
         kinds = ", ".join("array" if hasattr(x, "shape") else type(x).__name__ for x in parts)
-        raise ConfigError(f"the algorithm's loss must return losses, a mask and Aux(metrics), not ({kinds})")
+        raise ConfigError(
+            f"the algorithm's loss must return losses, a mask and Aux(metrics), not ({kinds})"
+        )
     losses, mask, aux = parts
     prioritized = getattr(algorithm.replay, "priority_exponent", None) is not None
     _check_entries(losses, mask, aux, len(context.keys), prioritized=prioritized)
     return losses, mask, aux
 
 
-def _check_entries(losses: Any, mask: Any, aux: Aux, num_examples: int, *, prioritized: bool) -> None:
-    shape, said = np.shape(losses), "the algorithm's loss has returned"
+def _check_entries(
+    losses: Any, mask: Any, aux: Aux, num_examples: int, *, prioritized: bool
+) -> None:
+    shape = np.shape(losses)
+    said = "the algorithm's loss has returned"
     entries = f"an entry for each of {num_examples} examples, and no mean"
     if shape != np.shape(mask) or shape[:1] != (num_examples,):
-        raise ConfigError(f"{said} losses {shape} with a mask {np.shape(mask)}; both need {entries}")
+        raise ConfigError(
+            f"{said} losses {shape} with a mask {np.shape(mask)}; both need {entries}"
+        )
     for name, x in aux.metrics.items():
         if np.shape(x) not in (shape, ()):
-            raise ConfigError(f"{said} losses {shape} with a metric {name!r} {np.shape(x)}; it needs the losses' shape")
+            raise ConfigError(
+                f"{said} losses {shape} with a metric {name!r} {np.shape(x)}; it needs the losses' shape"
+            )
     if aux.priority is None and prioritized:
-        raise ConfigError(f"{said} no Aux.priority, which prioritised replay needs; it has {entries}")
+        raise ConfigError(
+            f"{said} no Aux.priority, which prioritised replay needs; it has {entries}"
+        )
     if aux.priority is not None and np.shape(aux.priority) != (num_examples,):
         raise ConfigError(f"{said} an Aux.priority {np.shape(aux.priority)}; it needs {entries}")
 
@@ -176,8 +222,12 @@ def _masked(x: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def _divisor(count: jax.Array, mask: jax.ShapeDtypeStruct) -> jax.Array:
-    """Returns the sum of a mask, but 1 if the mask is 0 everywhere; weights may well add up to less than 1."""
-    return jnp.maximum(count, 1.0) if mask.dtype == bool else jnp.where(count == 0, 1.0, count)
+    """Returns the sum of a mask, but 1 if the mask is 0 everywhere;
+    weights may well add up to less than 1.
+    """
+    if mask.dtype == bool:
+        return jnp.maximum(count, 1.0)
+    return jnp.where(count == 0, 1.0, count)
 
 
 def _microbatch(params: PyTree, batch: PyTree, num_losses: int) -> int:
@@ -189,7 +239,8 @@ def _microbatch(params: PyTree, batch: PyTree, num_losses: int) -> int:
 
 
 def num_parts(most: int, num_examples: int, *shape: int) -> int:
-    """Returns the number of equal parts in which to differentiate examples with losses of this shape.
+    """Returns the number of equal parts in which to
+    differentiate examples with losses of this shape.
 
     It is 1 if the examples do not divide into parts of ``most / 2`` to ``most`` losses.
     """
@@ -198,16 +249,24 @@ def num_parts(most: int, num_examples: int, *shape: int) -> int:
 
 
 def _small_and_dense(params: PyTree, copies: int) -> bool:
-    """Returns whether a GPU can hold copies of the parameters, and multiply with them as fast as without."""
+    """Returns whether a GPU can hold copies of the parameters,
+    and multiply with them as fast as without.
+    """
     leaves = jax.tree.leaves(params)
-    return all(x.ndim <= 2 for x in leaves) and copies * sum(x.nbytes for x in leaves) <= LARGEST_SUMS
+    return (
+        all(x.ndim <= 2 for x in leaves) and copies * sum(x.nbytes for x in leaves) <= LARGEST_SUMS
+    )
 
 
 _Function = Callable[[PyTree, PyTree], tuple[PyTree, jax.Array | None]]
 
 
-def _in_turn(function: _Function, count: int, params: PyTree, examples: PyTree) -> tuple[PyTree, jax.Array | None]:
-    """Computes ``(sums, per_example) = function(params, examples)`` in ``count`` equal parts, one after the other."""
+def _in_turn(
+    function: _Function, count: int, params: PyTree, examples: PyTree
+) -> tuple[PyTree, jax.Array | None]:
+    """Computes ``(sums, per_example) = function(params, examples)`` in ``count`` equal parts,
+    one after the other.
+    """
     parts = _divided(examples, count)
     shapes = jax.eval_shape(function, params, jax.tree.map(lambda x: x[0], parts))[0]
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
@@ -220,8 +279,12 @@ def _in_turn(function: _Function, count: int, params: PyTree, examples: PyTree) 
     return sums, _joined(per_example)
 
 
-def _side_by_side(function: _Function, count: int, params: PyTree, examples: PyTree) -> tuple[PyTree, jax.Array | None]:
-    """Computes the same with all parts at once, and adds up the sums of all parameters by one kernel."""
+def _side_by_side(
+    function: _Function, count: int, params: PyTree, examples: PyTree
+) -> tuple[PyTree, jax.Array | None]:
+    """Computes the same with all parts at once,
+    and adds up the sums of all parameters by one kernel.
+    """
     sums, per_example = jax.vmap(function, (None, 0))(params, _divided(examples, count))
     return packing.as_one(lambda x: jnp.sum(x, axis=0), sums, leading=1), _joined(per_example)
 
@@ -237,7 +300,8 @@ def _joined(parts: PyTree) -> PyTree:
 def apply(algorithm: Algorithm, state: TrainState, grads: PyTree) -> TrainState:
     """Makes one update: a step of the optimiser, then of the target.
 
-    A non-finite gradient changes only the counts. After ``MAX_SKIPPED`` in a row, every gradient does.
+    A non-finite gradient changes only the counts. After ``MAX_SKIPPED`` in a row,
+    every gradient does.
     """
     finite = jnp.isfinite(packing.global_norm(grads)) & (state.skipped < MAX_SKIPPED)
     old = state.variables.params, state.opt_state, state.target
@@ -258,7 +322,8 @@ def apply(algorithm: Algorithm, state: TrainState, grads: PyTree) -> TrainState:
 
 
 def nominal_env_step(state: TrainState, steps: int) -> jax.Array:
-    """Returns the nominal count of env steps, float32, after one more iteration of ``steps`` env steps.
+    """Returns the nominal count of env steps, float32,
+    after one more iteration of ``steps`` env steps.
 
     Multiplies, because a float32 sum would stop growing at ``2^24 * steps``.
     """

@@ -13,20 +13,29 @@ from jaxrl_dist.mesh import BATCH, REPLICATED, ROLLOUT, STATE, TIME_BATCH, Progr
 from jaxrl_dist.types import Algorithm, Array, TrainState
 
 
-def compile_update(learner: Learner, mesh: Mesh, *, prioritized: bool = False, recorded: bool = False) -> Program:
-    """``(state, rollout, key) -> (state, metrics)``: experience is sharded over the mesh, all else replicated.
+def compile_update(
+    learner: Learner, mesh: Mesh, *, prioritized: bool = False, recorded: bool = False
+) -> Program:
+    """``(state, rollout, key) -> (state, metrics)``: experience is sharded over the mesh,
+    all else replicated.
 
-    With ``prioritized``, a fourth argument holds the initial priorities ``[T, B]`` of the windows; with ``recorded``,
-    it holds a data set. The state is donated. The program sums gradients over devices; ``check_vma`` proves that the
-    replicas stay equal. With several policies, rollout and priorities are dicts keyed by policy.
+    With ``prioritized``, a fourth argument holds the initial priorities ``[T, B]`` of the windows;
+    with ``recorded``, it holds a data set. The state is donated. The program sums gradients over
+    devices; ``check_vma`` proves that the replicas stay equal. With several policies, rollout and
+    priorities are dicts keyed by policy.
     """
     rollout: Any = {name: ROLLOUT for name, _ in learner.parts} or ROLLOUT
-    more = {"priority": TIME_BATCH} if prioritized else {"data": BATCH} if recorded else {}
+    if prioritized:
+        more = {"priority": TIME_BATCH}
+    else:
+        more = {"data": BATCH} if recorded else {}
 
     def update(state: TrainState, rollout: Any, key: Array, *others: Any) -> Any:
         return learner.update(state, rollout, key, **dict(zip(more, others, strict=True)))
 
-    return Program(update, mesh, (STATE, rollout, REPLICATED, *more.values()), (STATE, REPLICATED), donate=(0,))
+    return Program(
+        update, mesh, (STATE, rollout, REPLICATED, *more.values()), (STATE, REPLICATED), donate=(0,)
+    )
 
 
 def compile_relearn(learner: Learner, mesh: Mesh, *, recorded: bool = False) -> Program:
@@ -35,14 +44,18 @@ def compile_relearn(learner: Learner, mesh: Mesh, *, recorded: bool = False) -> 
     With ``recorded``, a third argument holds a data set.
     """
     assert learner.relearn is not None, "only learners with a memory learn without new experience"
-    inputs = (STATE, REPLICATED, BATCH) if recorded else (STATE, REPLICATED)
+    inputs: tuple[Any, ...] = (STATE, REPLICATED)
+    if recorded:
+        inputs = (*inputs, BATCH)
     return Program(learner.relearn, mesh, inputs, (STATE, REPLICATED), donate=(0,))
 
 
 def compile_priority(algorithm: Algorithm, mesh: Mesh) -> Program:
     """``(state, rollout, key, number) -> priority``: see ``off_policy.initial_priority``."""
     specs = (REPLICATED, ROLLOUT, REPLICATED, REPLICATED)
-    return Program(partial(off_policy.initial_priority, algorithm), mesh, specs, TIME_BATCH, mapped=acting)
+    return Program(
+        partial(off_policy.initial_priority, algorithm), mesh, specs, TIME_BATCH, mapped=acting
+    )
 
 
 def compile_gradient(algorithm: Algorithm, mesh: Mesh) -> Program:
@@ -52,6 +65,8 @@ def compile_gradient(algorithm: Algorithm, mesh: Mesh) -> Program:
 
 
 def compile_apply(algorithm: Algorithm, mesh: Mesh, steps: int) -> Program:
-    """``(state, gradient) -> state`` for gradients of rollouts of ``steps`` env steps; the state is donated."""
+    """``(state, gradient) -> state`` for gradients of rollouts of ``steps`` env steps;
+    the state is donated.
+    """
     apply = partial(gradients.apply, algorithm, steps=steps)
     return Program(apply, mesh, (STATE, REPLICATED), STATE, donate=(0,))

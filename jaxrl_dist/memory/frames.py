@@ -1,8 +1,10 @@
-"""Stacks of frames. A host environment sends each frame once, a replay memory stores it once, and devices stack them.
+"""Stacks of frames. A host environment sends each frame once, a replay memory stores it once,
+and devices stack them.
 
-Axes: ``k`` frames in a stack, ``N`` environments or examples, ``c`` channels in a frame (1, or 3 with colours). A stack
-joins its frames along the channels, the newest last: ``[N, k * c, ...]``, or ``[N, ..., k * c]`` for images with
-channels last. For other observations the first axis counts as the channels.
+Axes: ``k`` frames in a stack, ``N`` environments or examples, ``c`` channels in a frame (1, or 3
+with colours). A stack joins its frames along the channels, the newest last: ``[N, k * c, ...]``, or
+``[N, ..., k * c]`` for images with channels last. For other observations the first axis counts as
+the channels.
 """
 
 from __future__ import annotations
@@ -20,13 +22,17 @@ from jaxrl_dist.types import Array, EnvSpec, PyTree
 class Frame(NamedTuple):
     """The newest part of an observation that is a stack of frames."""
 
-    pixels: PyTree  # [B, c, ...], or a dict of such parts
-    fresh: Array  # [B] bool  a new stack starts here: the frame also stands for all frames before it
+    pixels: PyTree
+    """[B, c, ...], or a dict of such parts."""
+    fresh: Array
+    """[B] bool  a new stack starts here: the frame also stands for all frames before it."""
 
 
 def channel_axis(shape: tuple[int, ...]) -> int:
     """The axis along which frames of this shape are joined; it is the same for a stack of them."""
-    return 2 if len(shape) == 3 and not channels_first(shape) else 0
+    if len(shape) == 3 and not channels_first(shape):
+        return 2
+    return 0
 
 
 def stack(frames: jax.Array, fresh: jax.Array) -> jax.Array:
@@ -41,16 +47,21 @@ def stack(frames: jax.Array, fresh: jax.Array) -> jax.Array:
     """
     place = jnp.arange(len(frames), dtype=jnp.int32)[:, None]
     start = jnp.max(jnp.where(fresh, place, 0), axis=0, keepdims=True)
-    shown = frames[jnp.maximum(*jnp.broadcast_arrays(place, start)), jnp.arange(frames.shape[1])[None]]
+    shown = frames[
+        jnp.maximum(*jnp.broadcast_arrays(place, start)), jnp.arange(frames.shape[1])[None]
+    ]
     return jnp.concatenate(shown, axis=1 + channel_axis(frames.shape[2:]))
 
 
 def blank(spec: EnvSpec, num_envs: int) -> PyTree:
-    """Blank stacks ``[num_envs, k * c, ...]`` for the first ``push``, whose frames are fresh and fill them.
+    """Blank stacks ``[num_envs, k * c, ...]`` for the first ``push``,
+    whose frames are fresh and fill them.
 
     ``()`` for environments whose observations are not stacks.
     """
-    return jax.tree.map(jnp.asarray, zeros(spec.observation, num_envs)) if spec.frame_stack > 1 else ()
+    if spec.frame_stack > 1:
+        return jax.tree.map(jnp.asarray, zeros(spec.observation, num_envs))
+    return ()
 
 
 def push(stacks: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
@@ -72,7 +83,9 @@ def push(stacks: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
         older = _split(stacks, stacks.shape[axis] // pixels.shape[axis], axis)[1:]
         # Frames before the stack's start are already filled in, so no older frame counts as fresh.
         fresh = jnp.zeros_like(obs.fresh, shape=(len(older), num_envs))
-        return stack(jnp.concatenate([older, pixels[None]]), jnp.concatenate([fresh, obs.fresh[None]]))
+        return stack(
+            jnp.concatenate([older, pixels[None]]), jnp.concatenate([fresh, obs.fresh[None]])
+        )
 
     stacks = jax.tree.map(pushed, stacks, obs.pixels)
     return stacks, stacks
@@ -84,11 +97,13 @@ def _split(stacks: jax.Array, frame_stack: int, axis: int) -> jax.Array:
 
 
 def newest(stacks: PyTree, frame_stack: int) -> Frame:
-    """The newest frame ``[T, B, c, ...]`` of each of the stacks ``[T, B, k * c, ...]``, and whether it is fresh.
+    """The newest frame ``[T, B, c, ...]`` of each of the stacks ``[T, B, k * c, ...]``,
+    and whether it is fresh.
 
-    A stack whose frames are all equal counts as fresh. This is exact: a fresh frame makes such a stack, and any other
-    stack of equal frames is what its newest frame would make if it were fresh. Each later stack depends only on the
-    stack before it and on the new frame. If an observation has several parts, all must be such stacks.
+    A stack whose frames are all equal counts as fresh. This is exact: a fresh frame makes such a
+    stack, and any other stack of equal frames is what its newest frame would make if it were fresh.
+    Each later stack depends only on the stack before it and on the new frame. If an observation has
+    several parts, all must be such stacks.
     """
 
     def split(stacks: jax.Array) -> jax.Array:

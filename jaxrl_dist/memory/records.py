@@ -1,9 +1,10 @@
 """Recorded experience on the devices: the windows of a data set, each drawn equally often.
 
-It lies beside a replay memory in the layout of ``memory.ring`` and is never written. Windows start with the recorded
-steps. Where every step of a window is learnt from, they start at every slot, from ``window - 1`` before the record on,
-so that each recorded step is at each place of a window equally often. The record is cut into ``ROWS`` pieces with
-equally many windows, which are divided over the devices, so a draw is the same on 1, 2, 4 and 8 of them.
+It lies beside a replay memory in the layout of ``memory.ring`` and is never written. Windows start
+with the recorded steps. Where every step of a window is learnt from, they start at every slot, from
+``window - 1`` before the record on, so that each recorded step is at each place of a window equally
+often. The record is cut into ``ROWS`` pieces with equally many windows, which are divided over the
+devices, so a draw is the same on 1, 2, 4 and 8 of them.
 """
 
 from __future__ import annotations
@@ -27,31 +28,48 @@ ROWS = 8
 class Records(NamedTuple):
     """A data set. Every leaf is ``[R, ...]``, divided over the devices by row."""
 
-    steps: Rollout  # [R, C, ...]; its core fields are ()
-    starts: Array  # [R, S] int32, the slots at which a window may start
-    sizes: Array  # [R] int32, how many of them each row has; rows differ by one at most
+    steps: Rollout
+    """[R, C, ...]; its core fields are ()."""
+    starts: Array
+    """[R, S] int32, the slots at which a window may start."""
+    sizes: Array
+    """[R] int32, how many of them each row has; rows differ by one at most."""
 
 
 class Windows(NamedTuple):
-    """The windows of some updates to come, which the host has gathered; its rows are divided over the devices."""
+    """The windows of some updates to come, which the host has gathered;
+    its rows are divided over the devices.
+    """
 
-    steps: Rollout  # [K * N, window + 1, ...], those of a device's first update first; its core fields are ()
-    number: Array  # [] int32, the iteration of the first update; in an update, which of them it is
+    steps: Rollout
+    """[K * N, window + 1, ...], those of a device's first update first; its core fields are ()."""
+    number: Array
+    """[] int32, the iteration of the first update; in an update, which of them it is."""
 
 
 class Source(NamedTuple):
-    """A record on the host, where it may lie in mapped files, and how it is cut into the rows of ``Records``."""
+    """A record on the host, where it may lie in mapped files,
+    and how it is cut into the rows of ``Records``.
+    """
 
-    record: Rollout  # [L, ...] numpy arrays; an episode's last observation lies on an invalid step
-    begin: np.ndarray  # [R] int64, the first step of each row; negative: the row begins before the record
-    length: int  # C
-    starts: np.ndarray  # [R, S] int32
-    sizes: np.ndarray  # [R] int32
+    record: Rollout
+    """[L, ...] numpy arrays; an episode's last observation lies on an invalid step."""
+    begin: np.ndarray
+    """[R] int64, the first step of each row; negative: the row begins before the record."""
+    length: int
+    """C."""
+    starts: np.ndarray
+    """[R, S] int32."""
+    sizes: np.ndarray
+    """[R] int32."""
     window: int
-    reward_scale: float = 1.0  # factor of the rewards, which the record holds already
+    reward_scale: float = 1.0
+    """Factor of the rewards, which the record holds already."""
 
     def windows(self, row: np.ndarray, slot: np.ndarray) -> Rollout:
-        """Returns the windows ``[N, window + 1, ...]`` that start in these slots ``[N]`` of these rows."""
+        """Returns the windows ``[N, window + 1, ...]`` that
+        start in these slots ``[N]`` of these rows.
+        """
         size = len(self.record.reward)
         at = (self.begin[row] + slot)[:, None] + np.arange(self.window + 1)
         beyond = (at < 0) | (at >= size)
@@ -72,15 +90,20 @@ class Source(NamedTuple):
         def shape(x: np.ndarray) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((len(self.begin), self.length, *x.shape[1:]), x.dtype)
 
-        sizes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (self.starts, self.sizes))
+        sizes = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (self.starts, self.sizes)
+        )
         return Records(jax.tree.map(shape, self.record), *sizes)
 
-    def rows(self, make: Callable[[tuple[int, ...], Callable[[slice], np.ndarray]], Any]) -> Records:
+    def rows(
+        self, make: Callable[[tuple[int, ...], Callable[[slice], np.ndarray]], Any]
+    ) -> Records:
         """Returns the rows.
 
         Args:
-          make: makes an array from its shape and a function that returns a slice of its rows. Arrays are made one after
-            the other, so that the host holds one at a time, and of it the rows that are asked for.
+          make: makes an array from its shape and a function that returns a slice of its rows.
+            Arrays are made one after the other, so that the host holds one at a time, and of it the
+            rows that are asked for.
         """
 
         def cut(x: np.ndarray) -> Any:
@@ -101,7 +124,9 @@ class Source(NamedTuple):
         return Records(jax.tree.map(cut, self.record), of_rows(self.starts), of_rows(self.sizes))
 
 
-def source(record: Rollout, window: int, num_devices: int, *, whole_windows: bool = False) -> Source:
+def source(
+    record: Rollout, window: int, num_devices: int, *, whole_windows: bool = False
+) -> Source:
     """Cuts a record into rows with equally many windows; copies nothing.
 
     Args:
@@ -128,17 +153,21 @@ def source(record: Rollout, window: int, num_devices: int, *, whole_windows: boo
 def draw(records: Records | Windows, key: jax.Array, batch_size: int) -> ring.Index:
     """Draws this device's ``batch_size`` windows, each of the record's equally likely.
 
-    Each row gives an equal share of the windows; the global index of an example determines its row and its key.
+    Each row gives an equal share of the windows;
+    the global index of an example determines its row and its key.
     """
     if isinstance(records, Windows):  # drawn by the host, with the same key
-        return ring.Index(records.number * batch_size + jnp.arange(batch_size), jnp.zeros(batch_size, jnp.int32))
+        return ring.Index(
+            records.number * batch_size + jnp.arange(batch_size), jnp.zeros(batch_size, jnp.int32)
+        )
     rows, most = records.starts.shape
     row, number = ring.stratified(key, batch_size, rows, lambda row: records.sizes[row], most)
     return ring.Index(row, records.starts[row, number])
 
 
 def once(records: Records, like: Rollout) -> Rollout:
-    """Returns all steps of this device's rows as a rollout ``[C - 1, R, ...]``; a step of two rows is valid in one.
+    """Returns all steps of this device's rows as a rollout ``[C - 1, R, ...]``;
+    a step of two rows is valid in one.
 
     Args:
       like: a rollout whose ``core`` and ``extras`` have the structure that the algorithm expects.

@@ -1,7 +1,8 @@
 """Layers that read a sequence at once, and forget what lies before a reset.
 
-Both are called with ``(features [T, B, D], core [B, ...], valid [T, B])`` and return ``(output [T, B, size], core)``,
-both float32, as ``Core.unroll`` does; ``cores`` says what the core holds.
+Both are called with ``(features [T, B, D], core [B, ...], valid [T, B])`` and return
+``(output [T, B, size], core)``, both float32, as ``Core.unroll`` does; ``cores`` says what the core
+holds.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from jaxrl_dist.types import PyTree
 
 
 class _Gate(nn.Module):
-    """The GRU-type gate ``g(x, y)`` of Parisotto et al. (2020), section 3.2, in place of a residual sum ``x + y``.
+    """The GRU-type gate ``g(x, y)`` of Parisotto et al. (2020), section 3.2,
+    in place of a residual sum ``x + y``.
 
-    The bias ``b_g`` starts at 0. The paper's 2 keeps twelve blocks near the identity at first. A single block does not
-    need that, and PPO remembers less with it: on MemoryChain, only one seed of three then reached 0.9.
+    The bias ``b_g`` starts at 0. The paper's 2 keeps twelve blocks near the identity at first. A
+    single block does not need that, and PPO remembers less with it: on MemoryChain, only one seed
+    of three then reached 0.9.
     """
 
     dtype: DTypeLike
@@ -31,7 +34,9 @@ class _Gate(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, y: jax.Array) -> jax.Array:
         def layer(name: str, x: jax.Array) -> jax.Array:
-            output: jax.Array = nn.Dense(y.shape[-1], use_bias=False, dtype=self.dtype, name=name)(x)
+            output: jax.Array = nn.Dense(y.shape[-1], use_bias=False, dtype=self.dtype, name=name)(
+                x
+            )
             return output.astype(jnp.float32)
 
         bias = self.param("bias", nn.initializers.zeros, y.shape[-1:], jnp.float32)
@@ -41,19 +46,23 @@ class _Gate(nn.Module):
 
 
 class GatedAttention(nn.Module):
-    """One block of the gated transformer, Parisotto et al. (2020), https://arxiv.org/abs/1910.06764, figure 1.
+    """One block of the gated transformer, Parisotto et al. (2020),
+    https://arxiv.org/abs/1910.06764, figure 1.
 
-    Positions are learned vectors, one for each distance in steps, which are added to keys (Shaw et al. 2018,
-    https://arxiv.org/abs/1803.02155, equation 4). There are four heads, or the largest number that divides both 4 and
-    ``size``.
+    Positions are learned vectors, one for each distance in steps, which are added to keys (Shaw et
+    al. 2018, https://arxiv.org/abs/1803.02155, equation 4). There are four heads, or the largest
+    number that divides both 4 and ``size``.
     """
 
     size: int
     dtype: DTypeLike
 
     @nn.compact
-    def __call__(self, features: jax.Array, core: PyTree, valid: jax.Array) -> tuple[jax.Array, PyTree]:
-        steps, window = len(features), core["there"].shape[1]
+    def __call__(
+        self, features: jax.Array, core: PyTree, valid: jax.Array
+    ) -> tuple[jax.Array, PyTree]:
+        steps = len(features)
+        window = core["there"].shape[1]
         heads = math.gcd(self.size, 4)
         split = (heads, self.size // heads)
 
@@ -71,11 +80,17 @@ class GatedAttention(nn.Module):
         episode = jnp.concatenate([core["there"].T.astype(int) - 1, jnp.zeros_like(ends[:1]), ends])
 
         normal = LayerNorm(1, self.dtype, name="norm_attention")(inputs)
-        query, key, value = head("query", normal[window:]), head("key", normal), head("value", normal)
-        position = self.param("position", nn.initializers.normal(0.02), (window + 1, *split), jnp.float32)
+        query = head("query", normal[window:])
+        key = head("key", normal)
+        value = head("value", normal)
+        position = self.param(
+            "position", nn.initializers.normal(0.02), (window + 1, *split), jnp.float32
+        )
         attended = _attended(query, key, value, position.astype(self.dtype), episode[:-1])
 
-        x = _Gate(self.dtype, name="gate_attention")(x, nn.relu(layer("join", attended.reshape(x.shape))))
+        x = _Gate(self.dtype, name="gate_attention")(
+            x, nn.relu(layer("join", attended.reshape(x.shape)))
+        )
         hidden = nn.relu(layer("hidden", LayerNorm(1, self.dtype, name="norm_mlp")(x)))
         x = _Gate(self.dtype, name="gate_mlp")(x, nn.relu(layer("output", hidden)))
 
@@ -84,51 +99,65 @@ class GatedAttention(nn.Module):
         return x, {"inputs": newest, "there": exists.astype(jnp.float32)}
 
 
-def _attended(query: jax.Array, key: jax.Array, value: jax.Array, position: jax.Array, episode: jax.Array) -> jax.Array:
-    """What each step reads of itself and of the ``W`` steps before it, as far as they are of its episode.
+def _attended(
+    query: jax.Array, key: jax.Array, value: jax.Array, position: jax.Array, episode: jax.Array
+) -> jax.Array:
+    """What each step reads of itself and of the ``W`` steps before it,
+    as far as they are of its episode.
 
-    Steps are taken in blocks, so that a block's keys are one array: ``W`` keys and those of its own steps.
+    Steps are taken in blocks, so that a block's keys are one array:
+    ``W`` keys and those of its own steps.
 
     Args:
       query: ``[T, B, heads, D]``.
       key, value: ``[W + T, B, heads, D]``.
-      position: ``[W + 1, heads, D]``, added to the keys: of the oldest step that is seen to the step itself.
+      position: ``[W + 1, heads, D]``, added to the keys:
+        of the oldest step that is seen to the step itself.
       episode: ``[W + T, B]``, the number of each step's episode.
 
     Returns:
       ``[T, B, heads, D]``.
     """
-    steps, window = len(query), len(position) - 1
+    steps = len(query)
+    window = len(position) - 1
     size = min(steps, max(window, 1))
     more = -steps % size  # further steps, which see each other, fill the last block
     query, key, value = (jnp.pad(x, ((0, more), *[(0, 0)] * 3)) for x in (query, key, value))
     if more:  # ONNX has no padding by nothing
         episode = jnp.pad(episode, ((0, more), (0, 0)), mode="edge")
     first = jnp.arange(0, steps, size)[:, None]
-    rows, seen = first + window + jnp.arange(size)[None], first + jnp.arange(window + size)[None]
+    rows = first + window + jnp.arange(size)[None]
+    seen = first + jnp.arange(window + size)[None]
 
     query = query[rows - window]
     places = jnp.einsum("nqbhd,whd->nbhqw", query, position)
-    # The place of the key w of query q is column q + w: with so much padding, each row begins one column further.
+    # The place of the key w of query q is column q + w: with so much padding,
+    # each row begins one column further.
     places = jnp.pad(places, ((0, 0),) * 4 + ((0, size),))
     places = places.reshape(*places.shape[:3], -1)[..., : size * (window + size)]
     places = places.reshape(*places.shape[:3], size, window + size)
-    scores = (jnp.einsum("nqbhd,nkbhd->nbhqk", query, key[seen]) + places) / math.sqrt(query.shape[-1])
+    scores = (jnp.einsum("nqbhd,nkbhd->nbhqk", query, key[seen]) + places) / math.sqrt(
+        query.shape[-1]
+    )
     ahead = jnp.arange(window + size)[None] - jnp.arange(size)[:, None]
     same = episode[rows][:, :, None] == episode[seen][:, None]  # [N, size, window + size, B]
     visible = jnp.moveaxis(same, -1, 1)
     visible &= jnp.broadcast_to((ahead >= 0) & (ahead <= window), visible.shape)
-    weights = nn.softmax(jnp.where(visible[:, :, None], scores.astype(jnp.float32), -jnp.inf), axis=-1)
+    weights = nn.softmax(
+        jnp.where(visible[:, :, None], scores.astype(jnp.float32), -jnp.inf), axis=-1
+    )
     attended = jnp.einsum("nbhqk,nkbhd->nqbhd", weights.astype(query.dtype), value[seen])
     return attended.reshape(-1, *attended.shape[2:])[:steps]
 
 
 class LinearRecurrence(nn.Module):
-    """A linear recurrent unit, Orvieto et al. (2023), https://arxiv.org/abs/2303.06349, with a gated output.
+    """A linear recurrent unit, Orvieto et al. (2023), https://arxiv.org/abs/2303.06349,
+    with a gated output.
 
-    ``x' = lambda x + gamma B u`` (equation 7 and section 3.4) with complex, diagonal ``lambda``. The output is a gated
-    linear unit of ``Re(C x) + D u``, as in the paper's blocks. At the start ``|lambda|`` is between 0.9 and 0.999, for
-    memories of 10 to 1000 steps, and phases are below pi / 10, as for the paper's longest sequences (section 3.4).
+    ``x' = lambda x + gamma B u`` (equation 7 and section 3.4) with complex, diagonal ``lambda``.
+    The output is a gated linear unit of ``Re(C x) + D u``, as in the paper's blocks. At the start
+    ``|lambda|`` is between 0.9 and 0.999, for memories of 10 to 1000 steps, and phases are below pi
+    / 10, as for the paper's longest sequences (section 3.4).
     """
 
     size: int
@@ -138,7 +167,9 @@ class LinearRecurrence(nn.Module):
     largest_phase: float = math.pi / 10
 
     @nn.compact
-    def __call__(self, features: jax.Array, core: jax.Array, valid: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def __call__(
+        self, features: jax.Array, core: jax.Array, valid: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         def decay_rate(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
             """The magnitude is uniform in the ring's area (lemma 3.2)."""
             square = jax.random.uniform(key, shape, dtype, self.fastest**2, self.slowest**2)
@@ -150,7 +181,8 @@ class LinearRecurrence(nn.Module):
         rate = jnp.exp(self.param("decay_rate", decay_rate, (self.size,), jnp.float32))
         phase = jnp.exp(self.param("frequency", frequency, (self.size,), jnp.float32))
         decay = jax.lax.complex(jnp.exp(-rate) * jnp.cos(phase), jnp.exp(-rate) * jnp.sin(phase))
-        gamma = jnp.sqrt(-jnp.expm1(-2 * rate))  # so that inputs of variance 1 give a state of variance 1
+        # so that inputs of variance 1 give a state of variance 1
+        gamma = jnp.sqrt(-jnp.expm1(-2 * rate))
 
         def layer(name: str, x: jax.Array, size: int = self.size) -> jax.Array:
             output: jax.Array = nn.Dense(size, dtype=self.dtype, name=name)(x)
@@ -173,7 +205,9 @@ class LinearRecurrence(nn.Module):
 
 
 def _step_by_step(factor: jax.Array, driven: jax.Array) -> jax.Array:
-    """Returns ``x[t] = factor[t] x[t - 1] + driven[t]``, ``[T, ...]``, from 0; on a CPU the fastest way."""
+    """Returns ``x[t] = factor[t] x[t - 1] + driven[t]``, ``[T, ...]``, from 0;
+    on a CPU the fastest way.
+    """
 
     def step(x: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         x = inputs[0] * x + inputs[1]
@@ -183,7 +217,9 @@ def _step_by_step(factor: jax.Array, driven: jax.Array) -> jax.Array:
 
 
 def _in_parallel(factor: jax.Array, driven: jax.Array) -> jax.Array:
-    """Returns what ``_step_by_step`` does, in steps whose number grows with the logarithm of ``T``."""
+    """Returns what ``_step_by_step`` does, in steps whose number grows with the logarithm of
+    ``T``.
+    """
 
     def compose(first: Any, second: Any) -> Any:
         return first[0] * second[0], first[1] * second[0] + second[1]
@@ -196,13 +232,16 @@ def _in_parallel(factor: jax.Array, driven: jax.Array) -> jax.Array:
 def gru(
     driven: jax.Array, core: jax.Array, kernel: jax.Array, bias: jax.Array, valid: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Unrolls a gated recurrent unit (Cho et al. 2014, arXiv:1406.1078) whose inputs have been multiplied already.
+    """Unrolls a gated recurrent unit (Cho et al. 2014,
+    arXiv:1406.1078) whose inputs have been multiplied already.
 
-    The derivative of a scan of ``flax.linen.GRUCell`` adds the kernel's gradient up step by step. Here that is one
-    product over all steps: of the derivative, only what is linear in the state's tangent is a scan.
+    The derivative of a scan of ``flax.linen.GRUCell`` adds the kernel's gradient up step by step.
+    Here that is one product over all steps: of the derivative, only what is linear in the state's
+    tangent is a scan.
 
     Args:
-      driven: ``[T, B, 3 H]``, the inputs' parts of reset gate, update gate and candidate, with their biases.
+      driven: ``[T, B, 3 H]``, the inputs' parts of reset gate, update gate and candidate,
+        with their biases.
       core: ``[B, H]`` float32.
       kernel: ``[H, 3 H]``, the same three parts of the recurrent kernel.
       bias: ``[H]``, the recurrent bias of the candidate.
@@ -215,13 +254,18 @@ def gru(
     return output, last
 
 
-def _gates(driven: jax.Array, core: jax.Array, kernel: jax.Array, bias: jax.Array, valid: jax.Array) -> Any:
+def _gates(
+    driven: jax.Array, core: jax.Array, kernel: jax.Array, bias: jax.Array, valid: jax.Array
+) -> Any:
     """Returns the output, the last state, and of each step what the derivative needs."""
 
     def step(core: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> Any:
         driven, valid = inputs
-        of_inputs, of_core = (jnp.split(x, 3, axis=-1) for x in (driven, core.astype(kernel.dtype) @ kernel))
-        reset, update = nn.sigmoid(of_inputs[0] + of_core[0]), nn.sigmoid(of_inputs[1] + of_core[1])
+        of_inputs, of_core = (
+            jnp.split(x, 3, axis=-1) for x in (driven, core.astype(kernel.dtype) @ kernel)
+        )
+        reset = nn.sigmoid(of_inputs[0] + of_core[0])
+        update = nn.sigmoid(of_inputs[1] + of_core[1])
         inner = of_core[2] + jnp.broadcast_to(bias, reset.shape)
         new = nn.tanh(of_inputs[2] + reset * inner)
         output = (1 - update) * new + update * core
@@ -237,8 +281,12 @@ def _(primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]) -> Any:
     of_driven, of_core, of_kernel, of_bias, _ = tangents
     output, last, (core, reset, update, inner, new) = _gates(*primals)
     by_new = (1 - update) * (1 - new * new)
-    by_gates = jnp.concatenate([by_new * inner * reset * (1 - reset), (core - new) * update * (1 - update)], axis=-1)
-    by_driven, by_product = (jnp.concatenate([by_gates, x], axis=-1) for x in (by_new, by_new * reset))
+    by_gates = jnp.concatenate(
+        [by_new * inner * reset * (1 - reset), (core - new) * update * (1 - update)], axis=-1
+    )
+    by_driven, by_product = (
+        jnp.concatenate([by_gates, x], axis=-1) for x in (by_new, by_new * reset)
+    )
 
     def total(parts: jax.Array) -> jax.Array:
         return parts.reshape(*parts.shape[:-1], 3, -1).sum(axis=-2)
@@ -247,10 +295,12 @@ def _(primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]) -> Any:
     added = total(by_driven * of_driven + by_product * of_product)
     added = (added + by_new * reset * jnp.broadcast_to(of_bias, reset.shape)).astype(core.dtype)
 
-    # What does not depend on the tangent stays outside of the loop: JAX would compute it in a loop of its own.
+    # What does not depend on the tangent stays outside of the loop:
+    # JAX would compute it in a loop of its own.
     goes_on = jnp.concatenate([jnp.ones_like(valid[:1]), valid[:-1]])[..., None]
     update, by_product = (jnp.where(goes_on, x, 0) for x in (update, by_product))
-    stored = jax.lax.optimization_barrier(kernel.T).T  # a gradient multiplies by the transpose at each step
+    # a gradient multiplies by the transpose at each step
+    stored = jax.lax.optimization_barrier(kernel.T).T
 
     def step(core: jax.Array, inputs: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         update, by_product, added = inputs

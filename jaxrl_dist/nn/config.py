@@ -18,33 +18,40 @@ if TYPE_CHECKING:
     Torso = TorsoName | TorsoLike
     Core = CoreName | CoreLike
 else:  # the names that a flag accepts; Python also accepts functions
-    Torso, Core = Annotated[TorsoName, OR_OBJECT], Annotated[CoreName, OR_OBJECT]
+    Torso = Annotated[TorsoName, OR_OBJECT]
+    Core = Annotated[CoreName, OR_OBJECT]
 
 
 @dataclasses.dataclass(frozen=True)
 class TorsoConfig(Inherits):
-    """Flags of the torso, the part of a network that reads observations; algorithms inherit them."""
+    """Flags of the torso, the part of a network that reads observations; algorithms inherit
+    them.
+    """
 
     torso: Torso = "auto"
-    """Network that reads observations; 'auto': an MLP for vectors, the MinAtar CNN for small images, Nature's for
-    large ones; in Python also your own, a pair (init, apply)."""
+    """Network that reads observations; 'auto': an MLP for vectors, the MinAtar CNN for small
+    images, Nature's for large ones; in Python also your own, a pair (init, apply)."""
     hidden_sizes: tuple[int, ...] = setting((64, 64), low=1, high=MAX_SIZE)
     """Widths of the hidden layers of the MLP torso; the CNNs have the widths of their papers."""
     activation: Literal["tanh", "relu", "silu", "gelu"] = "tanh"
     """Activation function of the MLP torso; the CNNs always use relu."""
     layer_norm: bool = False
-    """Normalise the outputs of the torso's layers before the activation function (Ba et al. 2016)."""
+    """Normalise the outputs of the torso's layers before the activation function (Ba et al.
+    2016)."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of all layers except the heads; parameters, losses and optimiser state stay float32."""
+    """Arithmetic of all layers except the heads; parameters,
+    losses and optimiser state stay float32."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CriticConfig(Inherits):
-    """Flags of algorithms whose critic may see more than their policy; these algorithms inherit them."""
+    """Flags of algorithms whose critic may see more than their policy;
+    these algorithms inherit them.
+    """
 
     critic_sees: str | None = None
-    """Parts of a Dict observation, separated by commas, that the critic reads and the policy does not; a trained policy
-    acts without them (Pinto et al. 2018, arXiv:1710.06542)."""
+    """Parts of a Dict observation, separated by commas, that the critic reads and the policy does
+    not; a trained policy acts without them (Pinto et al. 2018, arXiv:1710.06542)."""
 
     @property
     def hidden(self) -> tuple[str, ...]:
@@ -57,17 +64,21 @@ class NoiseConfig(Inherits):
     """Flag of policies that draw continuous actions; algorithms inherit it."""
 
     noise_correlation: float | None = setting(None, low=0, below=1)
-    """Correlation between the noise of a continuous action and that of the action before; None: each action has
-    independent noise. Correlated noise explores further (Hollenstein et al. 2024, arXiv:2312.11091)."""
+    """Correlation between the noise of a continuous action and that of the action before; None:
+    each action has independent noise. Correlated noise explores further (Hollenstein et al. 2024,
+    arXiv:2312.11091)."""
 
     def noise_size(self, components: int) -> int:
-        """Returns how many numbers of noise a policy keeps for its ``components`` of continuous actions; 0: none.
+        """Returns how many numbers of noise a policy keeps for its
+        ``components`` of continuous actions; 0: none.
 
         Raises:
           ConfigError: there are no such components.
         """
         if self.noise_correlation is not None and not components:
-            raise ConfigError("--noise-correlation needs continuous actions, and this environment has none: remove it")
+            raise ConfigError(
+                "--noise-correlation needs continuous actions, and this environment has none: remove it"
+            )
         return 0 if self.noise_correlation is None else components
 
 
@@ -76,15 +87,16 @@ class CoreConfig(TorsoConfig):
     """Flags of the recurrent core, which gives a policy a memory; algorithms inherit them."""
 
     core: Core = "none"
-    """Recurrent core before the heads; each episode resets it. 'attention' sees the last ``core_window`` steps,
-    'linear' is a linear recurrent unit; in Python also your own, three functions (init, step, initial)."""
+    """Recurrent core before the heads; each episode resets it. 'attention' sees the last
+    ``core_window`` steps, 'linear' is a linear recurrent unit; in Python also your own, three
+    functions (init, step, initial)."""
     core_size: int = setting(64, low=1, high=MAX_SIZE)
     """Width of the recurrent core's state."""
     core_window: int = setting(32, low=1, high=MAX_SIZE)
     """Earlier steps that the attention core sees."""
     core_inputs: Literal["none", "action", "reward", "action,reward"] = "none"
-    """Inputs of the recurrent core beside the features: the previous action and its reward, which are 0 when an
-    episode starts (Ni et al. 2022, section 4)."""
+    """Inputs of the recurrent core beside the features: the previous action and its reward, which
+    are 0 when an episode starts (Ni et al. 2022, section 4)."""
 
     def validate(self) -> None:
         super().validate()
@@ -97,5 +109,5 @@ class NetworkConfig(CoreConfig):
     """Flags of an actor-critic's network, which may have a recurrent core."""
 
     initial_std: float = setting(1.0, above=0)
-    """Standard deviation of continuous actions at the start, in units where finite bounds are -1 and 1; training
-    changes it."""
+    """Standard deviation of continuous actions at the start,
+    in units where finite bounds are -1 and 1; training changes it."""

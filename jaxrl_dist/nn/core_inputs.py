@@ -1,4 +1,6 @@
-"""What a recurrent core reads beside the features of an observation: the last action, and the reward it brought."""
+"""What a recurrent core reads beside the features of an observation: the last action,
+and the reward it brought.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,12 @@ from jaxrl_dist.types import EnvSpec, PyTree, Rollout, Timestep
 
 
 class CoreInputs(NamedTuple):
-    """The inputs that ``CoreConfig.core_inputs`` names, as numbers; they are 0 at the start of an episode.
+    """The inputs that ``CoreConfig.core_inputs`` names, as numbers;
+    they are 0 at the start of an episode.
 
-    The policy's state is then a dict: the core's state as ``memory``, and each input as float32 ``[B, size]``. Without
-    inputs it is only the core's state. Sources: Kapturowski et al. (2019), section 2.3; Ni et al. (2022),
-    https://arxiv.org/abs/2110.05038, section 4.
+    The policy's state is then a dict: the core's state as ``memory``, and each input as float32
+    ``[B, size]``. Without inputs it is only the core's state. Sources: Kapturowski et al. (2019),
+    section 2.3; Ni et al. (2022), https://arxiv.org/abs/2110.05038, section 4.
     """
 
     sizes: dict[str, int]
@@ -29,10 +32,14 @@ class CoreInputs(NamedTuple):
 
     @classmethod
     def of(cls, config: CoreConfig, spec: EnvSpec) -> CoreInputs:
-        """Returns the inputs of a config; actions are encoded like observations of the same space, without scaling."""
+        """Returns the inputs of a config; actions are encoded like
+        observations of the same space, without scaling.
+        """
         sizes = {}
         if "action" in config.core_inputs:
-            sizes["action"] = jax.eval_shape(lambda: _encoded(spec.action, spaces.zeros(spec.action, 1))).shape[1]
+            sizes["action"] = jax.eval_shape(
+                lambda: _encoded(spec.action, spaces.zeros(spec.action, 1))
+            ).shape[1]
         if "reward" in config.core_inputs:
             sizes["reward"] = 1
         return cls(sizes, spec.action)
@@ -45,47 +52,64 @@ class CoreInputs(NamedTuple):
     def initial(self, memory: PyTree, num_envs: int) -> PyTree:
         """Returns the policy's state ``[num_envs, ...]`` at the start of an episode."""
         zeros = {name: jnp.zeros((num_envs, size)) for name, size in self.sizes.items()}
-        return {"memory": memory, **zeros} if zeros else memory
+        if zeros:
+            return {"memory": memory, **zeros}
+        return memory
 
     def memory(self, core: PyTree) -> PyTree:
         """Returns the core's part of the policy's state."""
-        return core["memory"] if self.sizes else core
+        if self.sizes:
+            return core["memory"]
+        return core
 
     def read(self, core: PyTree) -> jax.Array | None:
         """Returns the core's inputs beside the features, float32 ``[B, size]``; None: it has none.
 
         Takes what ``of_steps`` returns, too.
         """
-        return jnp.concatenate([core[name] for name in self.sizes], axis=-1) if self.sizes else None
+        if self.sizes:
+            return jnp.concatenate([core[name] for name in self.sizes], axis=-1)
+        return None
 
     def acted(self, core: PyTree, memory: PyTree, action: PyTree) -> PyTree:
         """Returns the policy's state after an action, which the next step reads."""
         if not self.sizes:
             return memory
-        new = {"action": _encoded(self.actions, action)} if "action" in self.sizes else {}
+        if "action" in self.sizes:
+            new = {"action": _encoded(self.actions, action)}
+        else:
+            new = {}
         return {**core, "memory": memory, **new}
 
     def feedback(self, core: PyTree, action: PyTree, step: Timestep) -> PyTree:
-        """As ``Algorithm.feedback``: the next step reads the reward, in the environment's units or clipped.
+        """As ``Algorithm.feedback``: the next step reads the reward,
+        in the environment's units or clipped.
 
-        It reads the action that was taken, which need not be the policy's; ``()``: the one that the policy chose.
+        It reads the action that was taken, which need not be the policy's; ``()``:
+        the one that the policy chose.
         """
         if "action" in self.sizes and not isinstance(action, tuple):
             core = {**core, "action": _encoded(self.actions, action)}
-        return {**core, "reward": step.reward[:, None]} if "reward" in self.sizes else core
+        if "reward" in self.sizes:
+            return {**core, "reward": step.reward[:, None]}
+        return core
 
     def of_steps(self, rollout: Rollout) -> dict[str, jax.Array]:
         """Returns each input ``[T + 1, B, size]`` before each of a rollout's steps, and after them.
 
-        They come from the rollout's own steps, so those before the first are 0, as at the start of an episode.
+        They come from the rollout's own steps, so those before the first are 0,
+        as at the start of an episode.
         """
         outcomes = {"reward": rollout.reward[..., None]}
         if "action" in self.sizes:
             outcomes["action"] = jax.vmap(partial(_encoded, self.actions))(rollout.action)
 
         def shifted(x: jax.Array) -> jax.Array:
-            # After an invalid step, which holds an episode's last observation, another episode begins.
-            return jnp.concatenate([jnp.zeros_like(x[:1]), jnp.where(rollout.valid[..., None], x, 0)])
+            # After an invalid step, which holds an episode's last observation,
+            # another episode begins.
+            return jnp.concatenate(
+                [jnp.zeros_like(x[:1]), jnp.where(rollout.valid[..., None], x, 0)]
+            )
 
         return {name: shifted(outcomes[name]) for name in self.sizes}
 

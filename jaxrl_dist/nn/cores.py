@@ -22,16 +22,20 @@ from jaxrl_dist.types import Array, PyTree
 
 
 class Core(NamedTuple):
-    """A recurrent core as pure functions. Its parameters are entries of its network's dict of parameters."""
+    """A recurrent core as pure functions. Its parameters
+    are entries of its network's dict of parameters.
+    """
 
     init: Callable[[jax.Array, PyTree], tuple[dict[str, PyTree], PyTree]]
-    """``(key, features [1, D]) -> (params, output [1, H])``; float32 parameters. Only the output's shape matters."""
+    """``(key, features [1, D]) -> (params, output [1, H])``; float32 parameters.
+    Only the output's shape matters."""
     step: Callable[[PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]
-    """``(params, features [B, D], core [B, ...]) -> (output [B, H], core [B, ...])``. The caller applies ``reset_core``
-    once it knows the step's ``valid``."""
+    """``(params, features [B, D], core [B, ...]) -> (output [B, H], core [B, ...])``. The caller
+    applies ``reset_core`` once it knows the step's ``valid``."""
     unroll: Callable[[PyTree, PyTree, PyTree, jax.Array], tuple[PyTree, PyTree]]
-    """``(params, features [T, B, D], core [B, ...], valid [T, B]) -> (output [T, B, H], core [B, ...])``: ``T`` steps
-    with ``reset_core`` after each; the returned core follows step ``T - 1``."""
+    """``(params, features [T, B, D], core [B, ...], valid [T, B]) -> (output [T, B, H], core [B,
+    ...])``: ``T`` steps with ``reset_core`` after each; the returned core follows step ``T -
+    1``."""
     initial: Callable[[int], PyTree]
     """``(num_envs) -> core [num_envs, ...]`` at the start of an episode."""
 
@@ -58,11 +62,16 @@ NO_CORE = Core(
 def reset_core(core: PyTree, initial: PyTree, valid: Array) -> PyTree:
     """Returns ``core [B, ...]`` where ``valid [B]`` is True, elsewhere ``initial [B, ...]``.
 
-    An environment resets on the step after its episode's end. That step has ``valid`` False, and its policy still reads
-    the old episode's last observation, so the core that it returns must not reach the new episode.
+    An environment resets on the step after its episode's end. That step has ``valid`` False, and
+    its policy still reads the old episode's last observation, so the core that it returns must not
+    reach the new episode.
     """
     return jax.tree.map(
-        lambda x, start: jnp.where(jnp.expand_dims(valid, tuple(range(valid.ndim, x.ndim))), x, start), core, initial
+        lambda x, start: jnp.where(
+            jnp.expand_dims(valid, tuple(range(valid.ndim, x.ndim))), x, start
+        ),
+        core,
+        initial,
     )
 
 
@@ -74,15 +83,19 @@ def recurrent(
 ) -> Core:
     """Makes a core whose parameters are stored under ``name``; a scan of ``step`` unrolls it.
 
-    ``init``, ``step`` and ``initial`` are as in ``Core``, but their parameters are those without the name.
+    ``init``, ``step`` and ``initial`` are as in ``Core``,
+    but their parameters are those without the name.
     """
 
     def init_named(key: jax.Array, features: PyTree) -> tuple[dict[str, PyTree], PyTree]:
         params, output = init(key, features)
         return {name: params}, output
 
-    def unroll(params: PyTree, features: PyTree, core: PyTree, valid: jax.Array) -> tuple[PyTree, PyTree]:
-        # Marking parameters before the scan sums their gradients over devices once, not at every step.
+    def unroll(
+        params: PyTree, features: PyTree, core: PyTree, valid: jax.Array
+    ) -> tuple[PyTree, PyTree]:
+        # Marking parameters before the scan sums their gradients over devices once,
+        # not at every step.
         weights, core, start = vary_as((params[name], core, initial(valid.shape[1])), features)
 
         def advance(core: PyTree, inputs: tuple[PyTree, jax.Array]) -> tuple[PyTree, PyTree]:
@@ -93,7 +106,12 @@ def recurrent(
         core, output = jax.lax.scan(advance, core, (features, valid))
         return output, core
 
-    return Core(init_named, lambda params, features, core: step(params[name], features, core), unroll, initial)
+    return Core(
+        init_named,
+        lambda params, features, core: step(params[name], features, core),
+        unroll,
+        initial,
+    )
 
 
 def _cell(name: str, cell: Any, initial: Callable[[int], PyTree]) -> Core:
@@ -115,47 +133,67 @@ def gru(size: int, dtype: DTypeLike) -> Core:
 
     Its layers compute in ``dtype``; its state and its output ``[..., size]`` are float32.
     """
-    cell = _cell("gru", nn.GRUCell(size, dtype=dtype), lambda num_envs: jnp.zeros((num_envs, size), jnp.float32))
+    cell = _cell(
+        "gru",
+        nn.GRUCell(size, dtype=dtype),
+        lambda num_envs: jnp.zeros((num_envs, size), jnp.float32),
+    )
 
     @jax.named_scope("GRUCell")  # as flax names the layers of a step, for profiles
-    def unroll(params: PyTree, features: jax.Array, core: jax.Array, valid: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def unroll(
+        params: PyTree, features: jax.Array, core: jax.Array, valid: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         weights, core = vary_as((params["gru"]["params"], core), features)
 
         def joined(name: str, *layers: str) -> jax.Array:
-            return jnp.concatenate([weights[layer][name] for layer in layers], axis=-1).astype(dtype)
+            return jnp.concatenate([weights[layer][name] for layer in layers], axis=-1).astype(
+                dtype
+            )
 
         inputs = "ir", "iz", "in"
         driven = multiply(features.astype(dtype), joined("kernel", *inputs))
         driven = driven + jnp.broadcast_to(joined("bias", *inputs), driven.shape)
-        return blocks.gru(driven, core, joined("kernel", "hr", "hz", "hn"), joined("bias", "hn"), valid)
+        return blocks.gru(
+            driven, core, joined("kernel", "hr", "hz", "hn"), joined("bias", "hn"), valid
+        )
 
     return cell._replace(unroll=unroll)
 
 
 def lstm(size: int, dtype: DTypeLike) -> Core:
-    """A long short-term memory (Hochreiter and Schmidhuber 1997), with its parameters under ``lstm``.
+    """A long short-term memory (Hochreiter and Schmidhuber 1997),
+    with its parameters under ``lstm``.
 
-    Its layers compute in ``dtype``. Its state is the pair of cell and output, float32 ``[..., size]`` each.
+    Its layers compute in ``dtype``. Its state is the pair of cell and output,
+    float32 ``[..., size]`` each.
     """
     cell = nn.OptimizedLSTMCell(size, dtype=dtype)
-    return _cell("lstm", cell, lambda num_envs: (jnp.zeros((num_envs, size)), jnp.zeros((num_envs, size))))
+    return _cell(
+        "lstm", cell, lambda num_envs: (jnp.zeros((num_envs, size)), jnp.zeros((num_envs, size)))
+    )
 
 
 def _sequential(name: str, module: Any, initial: Callable[[int], PyTree]) -> Core:
-    """A core made of a module that reads sequences, such as those of ``blocks``; a step is a sequence of length 1."""
+    """A core made of a module that reads sequences, such as those of ``blocks``;
+    a step is a sequence of length 1.
+    """
 
     def valid(features: jax.Array) -> jax.Array:
         return jnp.ones((1, features.shape[0]), bool)  # an export's batch has no number
 
     def init(key: jax.Array, features: jax.Array) -> tuple[dict[str, PyTree], jax.Array]:
-        (output, _), params = module.init_with_output(key, features[None], initial(1), valid(features))
+        (output, _), params = module.init_with_output(
+            key, features[None], initial(1), valid(features)
+        )
         return {name: params}, output[0]
 
     def step(params: PyTree, features: jax.Array, core: PyTree) -> tuple[jax.Array, PyTree]:
         output, core = module.apply(params[name], features[None], core, valid(features))
         return output[0], core
 
-    def unroll(params: PyTree, features: jax.Array, core: PyTree, valid: jax.Array) -> tuple[jax.Array, PyTree]:
+    def unroll(
+        params: PyTree, features: jax.Array, core: PyTree, valid: jax.Array
+    ) -> tuple[jax.Array, PyTree]:
         output, core = module.apply(params[name], features, core, valid)
         return output, core
 
@@ -163,14 +201,18 @@ def _sequential(name: str, module: Any, initial: Callable[[int], PyTree]) -> Cor
 
 
 def attention(size: int, window: int, dtype: DTypeLike) -> Core:
-    """A transformer block that sees the last ``window`` steps of the episode, with parameters under ``attention``.
+    """A transformer block that sees the last ``window`` steps of the episode,
+    with parameters under ``attention``.
 
-    Its layers compute in ``dtype``. Its state holds the block's inputs at these steps, float32 ``[..., window, size]``,
-    and which of them exist, float32 ``[..., window]`` of 0 and 1.
+    Its layers compute in ``dtype``. Its state holds the block's inputs at these steps, float32
+    ``[..., window, size]``, and which of them exist, float32 ``[..., window]`` of 0 and 1.
     """
 
     def initial(num_envs: int) -> PyTree:
-        return {"inputs": jnp.zeros((num_envs, window, size)), "there": jnp.zeros((num_envs, window))}
+        return {
+            "inputs": jnp.zeros((num_envs, window, size)),
+            "there": jnp.zeros((num_envs, window)),
+        }
 
     return _sequential("attention", GatedAttention(size, dtype), initial)
 
@@ -178,41 +220,54 @@ def attention(size: int, window: int, dtype: DTypeLike) -> Core:
 def linear(size: int, dtype: DTypeLike) -> Core:
     """A linear recurrent unit of ``size`` complex numbers, with its parameters under ``linear``.
 
-    Its recurrence computes in float32, other layers in ``dtype``. Its state holds real and imaginary parts, float32
-    ``[..., 2, size]``.
+    Its recurrence computes in float32, other layers in ``dtype``. Its state holds real and
+    imaginary parts, float32 ``[..., 2, size]``.
     """
-    return _sequential("linear", LinearRecurrence(size, dtype), lambda num_envs: jnp.zeros((num_envs, 2, size)))
+    return _sequential(
+        "linear", LinearRecurrence(size, dtype), lambda num_envs: jnp.zeros((num_envs, 2, size))
+    )
 
 
 def user_core(triple: Any) -> Core:
     """Makes a core from the user's ``(init, step, initial)``, with its parameters under ``core``.
 
-    ``init(key, features [1, D]) -> params``; ``step(params, features [B, D], state [B, ...]) -> (output [B, H],
-    state)``; ``initial(num_envs) -> state [num_envs, ...]``. An object with these methods works too.
+    ``init(key, features [1, D]) -> params``; ``step(params, features [B, D], state [B, ...]) ->
+    (output [B, H], state)``; ``initial(num_envs) -> state [num_envs, ...]``. An object with these
+    methods works too.
 
     Raises:
-      ConfigError: ``triple`` is not such a triple, the state of ``initial`` has no row for each environment, or
-        ``step`` changes its shapes or dtypes.
+      ConfigError: ``triple`` is not such a triple, the state of ``initial`` has no row for each
+        environment, or ``step`` changes its shapes or dtypes.
     """
     if isinstance(triple, type):
-        raise ConfigError(f"core must be an instance, such as {triple.__name__}(), not the class {triple.__name__}")
+        raise ConfigError(
+            f"core must be an instance, such as {triple.__name__}(), not the class {triple.__name__}"
+        )
     if all(hasattr(triple, name) for name in ("init", "step", "initial")):
         triple = triple.init, triple.step, triple.initial
     if not (isinstance(triple, tuple) and len(triple) == 3 and all(map(callable, triple))):
-        raise ConfigError(f"core must be a name, or three functions (init, step, initial), not {triple!r}")
+        raise ConfigError(
+            f"core must be a name, or three functions (init, step, initial), not {triple!r}"
+        )
     first, step, initial = triple
 
     def init(key: jax.Array, features: jax.Array) -> tuple[PyTree, jax.Array]:
-        params, state = first(key, features), initial(1)
+        params = first(key, features)
+        state = initial(1)
         for count, rows in ((1, state), (2, initial(2))):
             for x in jax.tree.leaves(rows):
                 if jnp.shape(x)[:1] != (count,):
                     text = f"the core's initial({count}) has made {jnp.shape(x)}; ({count}, ...) works, a row for each"
                     raise ConfigError(f"{text} environment")
         output, after = step(params, features, state)
-        before, after = (jax.tree.map(lambda x: f"{jnp.result_type(x)}{[*jnp.shape(x)]}", x) for x in (state, after))
+        before, after = (
+            jax.tree.map(lambda x: f"{jnp.result_type(x)}{[*jnp.shape(x)]}", x)
+            for x in (state, after)
+        )
         if before != after:
-            raise ConfigError(f"the core's step has turned a state {before} into {after}; an equal one works")
+            raise ConfigError(
+                f"the core's step has turned a state {before} into {after}; an equal one works"
+            )
         if jnp.ndim(output) != 2 or len(output) != 1:
             raise ConfigError(
                 f"the core's step has made {jnp.shape(output)} of features {features.shape}; (1, width) works"
@@ -223,7 +278,9 @@ def user_core(triple: Any) -> Core:
 
 
 def beside(core: Core) -> Core:
-    """Gives a core two features: it reads the first, and joins the second to its output, for a critic."""
+    """Gives a core two features: it reads the first, and joins the second to its output,
+    for a critic.
+    """
 
     def init(key: jax.Array, features: PyTree) -> tuple[dict[str, PyTree], PyTree]:
         params, output = core.init(key, features[0])
@@ -236,14 +293,18 @@ def beside(core: Core) -> Core:
         output, state = core.step(params, features[0], state)
         return join(output, features[1]), state
 
-    def unroll(params: PyTree, features: PyTree, state: PyTree, valid: jax.Array) -> tuple[PyTree, PyTree]:
+    def unroll(
+        params: PyTree, features: PyTree, state: PyTree, valid: jax.Array
+    ) -> tuple[PyTree, PyTree]:
         output, state = core.unroll(params, features[0], state, valid)
         return join(output, features[1]), state
 
     return Core(init, step, unroll, core.initial)
 
 
-_without_core: ContextVar[str] = ContextVar("how to give the run a core, if it has none", default="")
+_without_core: ContextVar[str] = ContextVar(
+    "how to give the run a core, if it has none", default=""
+)
 
 
 @contextlib.contextmanager

@@ -1,11 +1,13 @@
-"""Distributions over actions: small records with ``sample``, ``log_prob``, ``entropy`` and ``mode``.
+"""Distributions over actions: small records with ``sample``, ``log_prob``,
+``entropy`` and ``mode``.
 
-Parameters have a batch shape ``[...]`` (mostly ``[B]``) before the named axes. ``sample`` takes one typed key for each
-element of the batch; an element's action depends only on that key and that element's parameters, never on the size of
-the batch (with JAX's default generator, threefry). Discrete actions are int32, continuous ones float32.
+Parameters have a batch shape ``[...]`` (mostly ``[B]``) before the named axes. ``sample`` takes one
+typed key for each element of the batch; an element's action depends only on that key and that
+element's parameters, never on the size of the batch (with JAX's default generator, threefry).
+Discrete actions are int32, continuous ones float32.
 
-Distributions with normal components take ``noise``, standard normal numbers in place of those that they would draw, so
-that a caller may correlate the noise of consecutive actions.
+Distributions with normal components take ``noise``, standard normal numbers in place of those that
+they would draw, so that a caller may correlate the noise of consecutive actions.
 """
 
 from __future__ import annotations
@@ -28,13 +30,16 @@ from jaxrl_dist.types import PyTree
 
 
 class Distribution(Protocol):
-    """A distribution over actions for each element of a batch ``[...]``; ``A`` is the shape of one action.
+    """A distribution over actions for each element of a batch ``[...]``;
+    ``A`` is the shape of one action.
 
     Actions of named parts are dicts of such arrays.
     """
 
     def sample(self, keys: jax.Array, noise: jax.Array | None = None) -> PyTree:
-        """Draws actions ``[..., *A]`` from one key each: ``keys [...]``; normal components take ``noise [..., n]``."""
+        """Draws actions ``[..., *A]`` from one key each: ``keys [...]``;
+        normal components take ``noise [..., n]``.
+        """
 
     def log_prob(self, action: PyTree) -> jax.Array:
         """Log probability (density, if continuous) ``[...]`` of ``action [..., *A]``."""
@@ -47,9 +52,12 @@ class Distribution(Protocol):
 
 
 class Categorical(NamedTuple):
-    """Integers ``0 .. n - 1`` with probabilities softmax(logits); an action with logit -inf is never drawn."""
+    """Integers ``0 .. n - 1`` with probabilities softmax(logits);
+    an action with logit -inf is never drawn.
+    """
 
-    logits: jax.Array  # [..., n] float32
+    logits: jax.Array
+    """[..., n] float32."""
 
     def sample(self, keys: jax.Array, noise: jax.Array | None = None) -> jax.Array:
         return _per_key(jax.random.categorical, keys, self.logits).astype(jnp.int32)
@@ -69,18 +77,28 @@ class Categorical(NamedTuple):
 
 
 class MultiCategorical(NamedTuple):
-    """Vectors of ``k`` independent integers; log probability and entropy are those of the whole vector."""
+    """Vectors of ``k`` independent integers;
+    log probability and entropy are those of the whole vector.
+    """
 
-    logits: tuple[jax.Array, ...]  # k of [..., n_i] float32
+    logits: tuple[jax.Array, ...]
+    """K of [..., n_i] float32."""
 
     def sample(self, keys: jax.Array, noise: jax.Array | None = None) -> jax.Array:
         def draw(key: jax.Array, *logits: jax.Array) -> jax.Array:
-            return jnp.stack([jax.random.categorical(jax.random.fold_in(key, i), x) for i, x in enumerate(logits)])
+            return jnp.stack(
+                [
+                    jax.random.categorical(jax.random.fold_in(key, i), x)
+                    for i, x in enumerate(logits)
+                ]
+            )
 
         return _per_key(draw, keys, *self.logits).astype(jnp.int32)
 
     def log_prob(self, action: jax.Array) -> jax.Array:
-        return jnp.stack([part.log_prob(action[..., i]) for i, part in enumerate(self._parts())]).sum(axis=0)
+        return jnp.stack(
+            [part.log_prob(action[..., i]) for i, part in enumerate(self._parts())]
+        ).sum(axis=0)
 
     def entropy(self) -> jax.Array:
         return jnp.stack([part.entropy() for part in self._parts()]).sum(axis=0)
@@ -95,19 +113,30 @@ class MultiCategorical(NamedTuple):
 class Joint(NamedTuple):
     """Dicts of independent parts; log probability and entropy are those of the whole dict."""
 
-    parts: Mapping[str, Any]  # distributions: probabilities of discrete parts, densities of others
+    parts: Mapping[str, Any]
+    """Distributions: probabilities of discrete parts, densities of others."""
 
     def sample(self, keys: jax.Array, noise: jax.Array | None = None) -> dict[str, PyTree]:
-        """As ``Distribution.sample``; ``noise`` has the numbers of all normal parts side by side."""
-        fold = functools.reduce(lambda fold, _: jax.vmap(fold, (0, None)), keys.shape, jax.random.fold_in)
-        drawn, end = {}, 0
+        """As ``Distribution.sample``; ``noise`` has the numbers of all normal parts side by
+        side.
+        """
+        fold = functools.reduce(
+            lambda fold, _: jax.vmap(fold, (0, None)), keys.shape, jax.random.fold_in
+        )
+        drawn = {}
+        end = 0
         for i, (name, part) in enumerate(self.parts.items()):
-            start, end = end, end + _normal_components(part)
-            drawn[name] = part.sample(fold(keys, i), None if noise is None else noise[..., start:end])
+            start = end
+            end = end + _normal_components(part)
+            drawn[name] = part.sample(
+                fold(keys, i), None if noise is None else noise[..., start:end]
+            )
         return drawn
 
     def log_prob(self, action: Mapping[str, PyTree]) -> jax.Array:
-        return jnp.stack([part.log_prob(action[name]) for name, part in self.parts.items()]).sum(axis=0)
+        return jnp.stack([part.log_prob(action[name]) for name, part in self.parts.items()]).sum(
+            axis=0
+        )
 
     def entropy(self) -> jax.Array:
         return jnp.stack([part.entropy() for part in self.parts.values()]).sum(axis=0)
@@ -117,14 +146,20 @@ class Joint(NamedTuple):
 
 
 class Normal(NamedTuple):
-    """Real vectors with independent normal components; log density and entropy are those of the whole vector."""
+    """Real vectors with independent normal components;
+    log density and entropy are those of the whole vector.
+    """
 
-    mean: jax.Array  # [..., A] float32
-    log_std: jax.Array  # [..., A] float32
+    mean: jax.Array
+    """[..., A] float32."""
+    log_std: jax.Array
+    """[..., A] float32."""
 
     def sample(self, keys: jax.Array, noise: jax.Array | None = None) -> jax.Array:
         if noise is None:
-            noise = _per_key(lambda key, mean: jax.random.normal(key, mean.shape, mean.dtype), keys, self.mean)
+            noise = _per_key(
+                lambda key, mean: jax.random.normal(key, mean.shape, mean.dtype), keys, self.mean
+            )
         return self.mean + jnp.exp(self.log_std) * noise
 
     def log_prob(self, action: jax.Array) -> jax.Array:
@@ -141,18 +176,21 @@ class Normal(NamedTuple):
 class TanhNormal(NamedTuple):
     """A ``Normal`` squashed by tanh to -1 .. 1; its entropy has no closed form.
 
-    Haarnoja et al. 2018, "Soft Actor-Critic: Off-Policy Maximum Entropy Deep Reinforcement Learning with a Stochastic
-    Actor", appendix C (https://arxiv.org/abs/1801.01290).
+    Haarnoja et al. 2018, "Soft Actor-Critic: Off-Policy Maximum Entropy Deep Reinforcement Learning
+    with a Stochastic Actor", appendix C (https://arxiv.org/abs/1801.01290).
     """
 
-    mean: jax.Array  # [..., A] float32  before squashing
-    log_std: jax.Array  # [..., A] float32  before squashing
+    mean: jax.Array
+    """[..., A] float32  before squashing."""
+    log_std: jax.Array
+    """[..., A] float32  before squashing."""
 
     def sample(self, keys: jax.Array, noise: jax.Array | None = None) -> jax.Array:
         return jnp.tanh(self._normal().sample(keys, noise))
 
     def sample_and_log_prob(self, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Draws actions ``[..., A]`` and their log density ``[...]``, exact even if an action rounds to a bound.
+        """Draws actions ``[..., A]`` and their log density ``[...]``,
+        exact even if an action rounds to a bound.
 
         Both are differentiable by ``mean`` and ``log_std`` (the reparameterisation trick).
         """
@@ -178,11 +216,16 @@ class TanhNormal(NamedTuple):
 
 
 class EpsilonGreedy(NamedTuple):
-    """The action of largest value (the first of equals); with probability epsilon, a uniformly random action."""
+    """The action of largest value (the first of equals); with probability epsilon,
+    a uniformly random action.
+    """
 
-    q: jax.Array  # [..., n] float32
-    epsilon: jax.Array | float  # scalar or [...], in 0 .. 1
-    legal: jax.Array | None = None  # [..., n] bool, with a True in every row; None: all actions are legal
+    q: jax.Array
+    """[..., n] float32."""
+    epsilon: jax.Array | float
+    """Scalar or [...], in 0 .. 1."""
+    legal: jax.Array | None = None
+    """[..., n] bool, with a True in every row; None: all actions are legal."""
 
     def sample(self, keys: jax.Array, noise: jax.Array | None = None) -> jax.Array:
         return self._categorical().sample(keys)
@@ -207,25 +250,30 @@ class EpsilonGreedy(NamedTuple):
 
 
 class PolicyHead(NamedTuple):
-    """The outputs that a policy network needs for an action space, and the distribution that they parametrise."""
+    """The outputs that a policy network needs for an action space,
+    and the distribution that they parametrise.
+    """
 
     num_outputs: int
     """Number of logits or means."""
     log_std_size: int
-    """Number of log standard deviations, which do not depend on the observation; 0 for discrete actions."""
+    """Number of log standard deviations, which do not depend on the observation;
+    0 for discrete actions."""
     distribution: Callable[..., Distribution]
-    """``(outputs [..., num_outputs + log_std_size], legal = None) -> distribution``; the log standard deviations come
-    last. ``legal [..., num_outputs]`` says which discrete actions may be drawn; see ``observations.legal``."""
+    """``(outputs [..., num_outputs + log_std_size], legal = None) -> distribution``; the log
+    standard deviations come last. ``legal [..., num_outputs]`` says which discrete actions may be
+    drawn; see ``observations.legal``."""
 
 
 def policy_head(action_space: spaces.Space) -> PolicyHead:
-    """Discrete -> ``Categorical``, MultiDiscrete -> ``MultiCategorical``, Box of one axis -> ``Normal``, and a dict ->
-    ``Joint``.
+    """Discrete -> ``Categorical``, MultiDiscrete -> ``MultiCategorical``, Box of one axis ->
+    ``Normal``, and a dict -> ``Joint``.
 
-    Where a component of a Box has two finite bounds, the outputs are in units in which these bounds are -1 and 1, and
-    the ``Normal`` is in the environment's units, as with RLlib's ``normalize_actions``. It is not truncated:
-    the environment clips an action beyond its bounds, and the log density is that of the action before clipping, as in
-    OpenAI baselines' PPO (Dhariwal et al. 2017).
+    Where a component of a Box has two finite bounds, the outputs are in units in which these bounds
+    are -1 and 1, and the ``Normal`` is in the environment's units, as with RLlib's
+    ``normalize_actions``. It is not truncated: the environment clips an action beyond its bounds,
+    and the log density is that of the action before clipping, as in OpenAI baselines' PPO (Dhariwal
+    et al. 2017).
 
     Raises:
       ConfigError: for any other action space.
@@ -243,8 +291,12 @@ def policy_head(action_space: spaces.Space) -> PolicyHead:
     if isinstance(action_space, spaces.MultiDiscrete):
         ends = list(itertools.accumulate(action_space.nvec))
 
-        def multi_categorical(outputs: jax.Array, legal: jax.Array | None = None) -> MultiCategorical:
-            return MultiCategorical(tuple(jnp.split(masked(outputs.astype(jnp.float32), legal), ends[:-1], axis=-1)))
+        def multi_categorical(
+            outputs: jax.Array, legal: jax.Array | None = None
+        ) -> MultiCategorical:
+            return MultiCategorical(
+                tuple(jnp.split(masked(outputs.astype(jnp.float32), legal), ends[:-1], axis=-1))
+            )
 
         return PolicyHead(ends[-1], 0, multi_categorical)
 
@@ -253,8 +305,11 @@ def policy_head(action_space: spaces.Space) -> PolicyHead:
         remedy = "gymnasium.wrappers.TransformAction can make one of it"
         raise ConfigError(f"a Box action space must be a vector of floats, {problem}; {remedy}")
 
-    with np.errstate(over="ignore", invalid="ignore"):  # bounds near float32's largest number do not count
-        low, high = (np.asarray(bound, np.float32) for bound in (action_space.low, action_space.high))
+    # bounds near float32's largest number do not count
+    with np.errstate(over="ignore", invalid="ignore"):
+        low, high = (
+            np.asarray(bound, np.float32) for bound in (action_space.low, action_space.high)
+        )
         half = 0.5 * (high - low)
     bounded = np.isfinite(half) & (half > 0)
     half = np.where(bounded, half, np.float32(1.0))
@@ -263,7 +318,9 @@ def policy_head(action_space: spaces.Space) -> PolicyHead:
     def normal(outputs: jax.Array, legal: None = None) -> Normal:
         del legal
         mean, log_std = jnp.split(outputs.astype(jnp.float32), 2, axis=-1)
-        shift, scale, log_scale = (jnp.broadcast_to(x, mean.shape) for x in (centre, half, np.log(half)))
+        shift, scale, log_scale = (
+            jnp.broadcast_to(x, mean.shape) for x in (centre, half, np.log(half))
+        )
         return Normal(shift + scale * mean, log_std + log_scale)
 
     (size,) = action_space.shape
@@ -271,7 +328,9 @@ def policy_head(action_space: spaces.Space) -> PolicyHead:
 
 
 def _joint_head(heads: Mapping[str, PolicyHead]) -> PolicyHead:
-    """Puts the heads of a dict's parts side by side: first all outputs, then all log standard deviations."""
+    """Puts the heads of a dict's parts side by side: first all outputs,
+    then all log standard deviations.
+    """
     sizes = [(head.num_outputs, head.log_std_size) for head in heads.values()]
     outputs_end, stds_end = (list(itertools.accumulate(size)) for size in zip(*sizes, strict=True))
     num_outputs = outputs_end[-1]
@@ -281,7 +340,9 @@ def _joint_head(heads: Mapping[str, PolicyHead]) -> PolicyHead:
         means = jnp.split(outputs[..., :num_outputs], outputs_end[:-1], axis=-1)
         stds = jnp.split(outputs[..., num_outputs:], stds_end[:-1], axis=-1)
         pairs = zip(heads.items(), means, stds, strict=True)
-        return Joint({name: head.distribution(jnp.concatenate(two, axis=-1)) for (name, head), *two in pairs})
+        return Joint(
+            {name: head.distribution(jnp.concatenate(two, axis=-1)) for (name, head), *two in pairs}
+        )
 
     return PolicyHead(num_outputs, stds_end[-1], joint)
 
@@ -290,7 +351,9 @@ def _normal_components(distribution: Any) -> int:
     """Returns how many numbers of ``noise`` a part takes, with those of the parts within it."""
     if isinstance(distribution, Joint):
         return sum(map(_normal_components, distribution.parts.values()))
-    return distribution.mean.shape[-1] if isinstance(distribution, Normal) else 0
+    if isinstance(distribution, Normal):
+        return distribution.mean.shape[-1]
+    return 0
 
 
 def _per_key(draw: Callable[..., jax.Array], keys: jax.Array, *params: jax.Array) -> jax.Array:

@@ -21,22 +21,28 @@ from jaxrl_dist.types import PyTree
 
 
 class Heads(NamedTuple):
-    """The layers behind torso and core. Their parameters are entries of the network's dict of parameters."""
+    """The layers behind torso and core. Their parameters
+    are entries of the network's dict of parameters.
+    """
 
     num_keys: int
     """Number of keys that ``init`` takes."""
     init: Callable[[jax.Array, PyTree], dict[str, PyTree]]
-    """``(keys [num_keys], features [1, D]) -> params``, float32; ``features`` matter only by their shape and dtype."""
+    """``(keys [num_keys], features [1, D]) -> params``, float32;
+    ``features`` matter only by their shape and dtype."""
     apply: Callable[..., tuple[jax.Array, ...]]
-    """``(params, features [..., D], *inputs) -> outputs``, a tuple of float32 arrays with the same leading axes."""
+    """``(params, features [..., D], *inputs) -> outputs``,
+    a tuple of float32 arrays with the same leading axes."""
 
 
 class NoisyDense(nn.Module):
-    """A dense layer with learned, factorised Gaussian noise on its weights: ``[N, D]`` to ``[N, features]``.
+    """A dense layer with learned, factorised Gaussian noise on its weights:
+    ``[N, D]`` to ``[N, features]``.
 
-    Fortunato et al. 2018 (arXiv:1706.10295), section 3: ``W = mu + sigma * (f(eps_out) f(eps_in)^T)`` with
-    ``f(x) = sign(x) sqrt(|x|)``. Each example draws separate noise. Since the noise is a product of two vectors, this
-    costs a second matmul, but no matrix for each example.
+    Fortunato et al. 2018 (arXiv:1706.10295), section 3:
+    ``W = mu + sigma * (f(eps_out) f(eps_in)^T)`` with ``f(x) = sign(x) sqrt(|x|)``. Each example
+    draws separate noise. Since the noise is a product of two vectors, this costs a second matmul,
+    but no matrix for each example.
     """
 
     features: int
@@ -56,43 +62,69 @@ class NoisyDense(nn.Module):
         bias = self.param("bias", uniform, (self.features,), jnp.float32)
         kernel_sigma = self.param("kernel_sigma", sigma_init, (fan_in, self.features), jnp.float32)
         bias_sigma = self.param("bias_sigma", sigma_init, (self.features,), jnp.float32)
-        y = x @ kernel.astype(self.dtype) + jnp.broadcast_to(bias, (*x.shape[:-1], self.features)).astype(self.dtype)
+        y = x @ kernel.astype(self.dtype) + jnp.broadcast_to(
+            bias, (*x.shape[:-1], self.features)
+        ).astype(self.dtype)
         if keys is None:
             return y
         noise = jax.vmap(lambda key: jax.random.normal(key, (fan_in + self.features,)))(keys)
         noise = jnp.sign(noise) * jnp.sqrt(jnp.abs(noise))
-        into, out = noise[:, :fan_in].astype(self.dtype), noise[:, fan_in:].astype(self.dtype)
-        return y + out * ((x * into) @ kernel_sigma.astype(self.dtype) + bias_sigma.astype(self.dtype).reshape(1, -1))
+        into = noise[:, :fan_in].astype(self.dtype)
+        out = noise[:, fan_in:].astype(self.dtype)
+        return y + out * (
+            (x * into) @ kernel_sigma.astype(self.dtype)
+            + bias_sigma.astype(self.dtype).reshape(1, -1)
+        )
 
 
 def q_heads(num_actions: int, *, num_atoms: int, dueling: bool, noisy: bool) -> Heads:
     """The values of actions, output ``[..., num_actions, num_atoms]``; see ``networks.q_network``.
 
-    Input of noisy heads: ``keys [N]``, which draw the noise for features ``[N, D]``; None: no noise.
+    Input of noisy heads: ``keys [N]``, which draw the noise for features ``[N, D]``; None:
+    no noise.
     """
-    sizes = [num_actions * num_atoms, num_atoms] if dueling else [num_actions * num_atoms]
+    if dueling:
+        sizes = [num_actions * num_atoms, num_atoms]
+    else:
+        sizes = [num_actions * num_atoms]
     layers: list[Any] = [NoisyDense(size) if noisy else dense(size, scale=1.0) for size in sizes]
 
     def init(keys: jax.Array, features: jax.Array) -> dict[str, PyTree]:
-        return {"heads": [layer.init(key, features) for layer, key in zip(layers, keys, strict=True)]}
+        return {
+            "heads": [layer.init(key, features) for layer, key in zip(layers, keys, strict=True)]
+        }
 
-    def apply(params: PyTree, features: jax.Array, keys: jax.Array | None = None) -> tuple[jax.Array]:
-        features = features.astype(jnp.float32)  # once, so that the gradients of both heads are summed in float32
+    def apply(
+        params: PyTree, features: jax.Array, keys: jax.Array | None = None
+    ) -> tuple[jax.Array]:
+        # once, so that the gradients of both heads are summed in float32
+        features = features.astype(jnp.float32)
         outputs = []
         for index, (layer, weights) in enumerate(zip(layers, params["heads"], strict=True)):
-            layer_keys = None if keys is None else jax.vmap(jax.random.fold_in, (0, None))(keys, index)
-            y = layer.apply(weights, features, layer_keys) if noisy else layer.apply(weights, features)
+            if keys is None:
+                layer_keys = None
+            else:
+                layer_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, index)
+            if noisy:
+                y = layer.apply(weights, features, layer_keys)
+            else:
+                y = layer.apply(weights, features)
             outputs.append(y.reshape(*features.shape[:-1], -1, num_atoms))
         if not dueling:
             return (outputs[0],)
         advantage, value = outputs
-        return (jnp.broadcast_to(value, advantage.shape) + advantage - advantage.mean(axis=-2, keepdims=True),)
+        return (
+            jnp.broadcast_to(value, advantage.shape)
+            + advantage
+            - advantage.mean(axis=-2, keepdims=True),
+        )
 
     return Heads(len(sizes), init, apply)
 
 
 def linear_head(num_outputs: int, scale: float) -> Heads:
-    """One linear layer with output ``[..., num_outputs]``; ``scale`` is the gain of its orthogonal initial weights.
+    """One linear layer with output ``[..., num_outputs]``;
+    ``scale`` is the gain of its orthogonal initial weights.
 
     It uses the last of its keys.
     """
@@ -105,7 +137,9 @@ def linear_head(num_outputs: int, scale: float) -> Heads:
 
 
 def action_value_head(config: TorsoConfig, action_size: int) -> Heads:
-    """The value ``[...]`` of an input ``action [..., action_size]``: an MLP reads features and action side by side."""
+    """The value ``[...]`` of an input ``action [..., action_size]``:
+    an MLP reads features and action side by side.
+    """
     dtype = jnp.dtype(config.precision)
     mlp: Any = make_mlp(config, 1, dtype)
     layer: Any = dense(1, scale=1.0)
@@ -123,20 +157,27 @@ def action_value_head(config: TorsoConfig, action_size: int) -> Heads:
 
 
 def actor_critic_heads(num_outputs: int, log_std: int, initial_std: float) -> Heads:
-    """Outputs ``[..., num_outputs + log_std]`` of the policy and the value ``[...]``, from one or two features.
+    """Outputs ``[..., num_outputs + log_std]`` of the policy and the value ``[...]``,
+    from one or two features.
 
-    The policy's weights start at scale 0.01, the value's at 1. The policy's last ``log_std`` outputs are a trained
-    vector, the same for all observations, which starts at ``log(initial_std)``.
+    The policy's weights start at scale 0.01, the value's at 1. The policy's last ``log_std``
+    outputs are a trained vector, the same for all observations, which starts at
+    ``log(initial_std)``.
     """
     policy: Any = dense(num_outputs, scale=0.01)
     value: Any = dense(1, scale=1.0)
 
     def split(features: PyTree) -> tuple[jax.Array, jax.Array]:
-        return features if isinstance(features, tuple) else (features, features)
+        if isinstance(features, tuple):
+            return features
+        return (features, features)
 
     def init(keys: jax.Array, features: PyTree) -> dict[str, PyTree]:
         for_policy, for_value = split(features)
-        params = {"policy": policy.init(keys[0], for_policy), "value": value.init(keys[1], for_value)}
+        params = {
+            "policy": policy.init(keys[0], for_policy),
+            "value": value.init(keys[1], for_value),
+        }
         if log_std:
             params["log_std"] = jnp.full((log_std,), jnp.log(initial_std), jnp.float32)
         return params

@@ -18,23 +18,28 @@ from jaxrl_dist.types import PyTree
 
 
 class Model(NamedTuple):
-    """The three functions of MuZero's network (Schrittwieser et al. 2020); states and outputs are float32."""
+    """The three functions of MuZero's network (Schrittwieser et al. 2020);
+    states and outputs are float32.
+    """
 
     init: Callable[[jax.Array], dict[str, PyTree]]
     """``(key) -> params``, float32."""
     represent: Callable[[PyTree, PyTree], jax.Array]
     """``(params, obs [N, ...]) -> state [N, S]``, whose numbers are between 0 and 1."""
     advance: Callable[[PyTree, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
-    """``(params, state [N, S], action [N]) -> (state [N, S], reward [N, L])``: what an action leads to."""
+    """``(params, state [N, S], action [N]) -> (state [N, S], reward [N, L])``:
+    what an action leads to."""
     predict: Callable[[PyTree, jax.Array], tuple[jax.Array, jax.Array]]
     """``(params, state [N, S]) -> (policy [N, num_actions], value [N, L])``."""
 
 
-def make_model(config: TorsoConfig, observation: Space, num_actions: int, state_size: int, num_atoms: int) -> Model:
+def make_model(
+    config: TorsoConfig, observation: Space, num_actions: int, state_size: int, num_atoms: int
+) -> Model:
     """A model whose states are vectors: a torso reads observations, MLPs read states.
 
-    The policy, the value and the reward are logits, of the actions and of ``num_atoms`` atoms. Their layers start at 0,
-    so a policy that plans with a new model acts uniformly.
+    The policy, the value and the reward are logits, of the actions and of ``num_atoms`` atoms.
+    Their layers start at 0, so a policy that plans with a new model acts uniformly.
     """
     dtype = jnp.dtype(config.precision)
     torso: Any = make_torso(config, observation, dtype)
@@ -51,13 +56,22 @@ def make_model(config: TorsoConfig, observation: Space, num_actions: int, state_
         obs = preprocess(spaces.zeros(observation, 1), observation, dtype)
         torso_params = torso.init(next(keys), obs)
         features = torso.apply(torso_params, obs)
-        state, action = jnp.zeros((1, state_size)), jnp.zeros((1, num_actions))
+        state = jnp.zeros((1, state_size))
+        action = jnp.zeros((1, num_actions))
         both, dynamics = mlp.init_with_output(next(keys), jnp.concatenate([state, action], axis=-1))
         seen, prediction = mlp.init_with_output(next(keys), state)
-        params = {"torso": torso_params, "encode": encode.init(next(keys), features.astype(jnp.float32))}
-        params |= {"dynamics": dynamics, "change": change.init(next(keys), both), "prediction": prediction}
+        params = {
+            "torso": torso_params,
+            "encode": encode.init(next(keys), features.astype(jnp.float32)),
+        }
+        params |= {
+            "dynamics": dynamics,
+            "change": change.init(next(keys), both),
+            "prediction": prediction,
+        }
         return params | {
-            name: head.init(next(keys), both if name == "reward" else seen) for name, head in heads.items()
+            name: head.init(next(keys), both if name == "reward" else seen)
+            for name, head in heads.items()
         }
 
     def apply(layer: Any, params: PyTree, x: jax.Array) -> jax.Array:
@@ -84,5 +98,7 @@ def make_model(config: TorsoConfig, observation: Space, num_actions: int, state_
 
 def scaled(state: jax.Array) -> jax.Array:
     """Scales each state ``[N, S]`` to the range 0 .. 1 (Schrittwieser et al. 2020, appendix G)."""
-    low, high = (jnp.broadcast_to(f(state, axis=-1, keepdims=True), state.shape) for f in (jnp.min, jnp.max))
+    low, high = (
+        jnp.broadcast_to(f(state, axis=-1, keepdims=True), state.shape) for f in (jnp.min, jnp.max)
+    )
     return (state - low) / jnp.maximum(high - low, 1e-5)

@@ -1,8 +1,9 @@
 """Policy and value networks as records of pure functions.
 
-A network is a *torso* that reads observations, an optional recurrent *core*, and *heads*. ``make_network`` joins the
-three; the other builders choose them. Torso and core compute in ``config.precision``; parameters, the core's state and
-the outputs are float32. Every builder raises ``ConfigError`` if ``config.torso`` cannot read the observations.
+A network is a *torso* that reads observations, an optional recurrent *core*, and *heads*.
+``make_network`` joins the three; the other builders choose them. Torso and core compute in
+``config.precision``; parameters, the core's state and the outputs are float32. Every builder raises
+``ConfigError`` if ``config.torso`` cannot read the observations.
 """
 
 from __future__ import annotations
@@ -30,16 +31,20 @@ class Network(NamedTuple):
     init: Callable[[jax.Array], dict[str, PyTree] | list[PyTree]]
     """``(key) -> params``, float32."""
     apply: Callable[..., jax.Array]
-    """``(params, obs [N, ...], *inputs) -> outputs``, float32; the builder documents inputs and shapes."""
+    """``(params, obs [N, ...], *inputs) -> outputs``, float32;
+    the builder documents inputs and shapes."""
     advance: Callable[..., PyTree] = lambda params, obs, core, core_inputs: core
-    """``(params, obs [B, ...], core [B, ...], core_inputs) -> core``: the core after one more step."""
+    """``(params, obs [B, ...], core [B, ...], core_inputs) -> core``: the core after one more
+    step."""
     initial_core: Callable[[int], PyTree] = lambda num_envs: ()
     """``(num_envs) -> core [num_envs, ...]`` at the start of an episode."""
     of_sequences: Callable[..., list[jax.Array]] | None = None
     """``apply_each``, for views of the same sequences."""
 
     def apply_each(self, params: PyTree, *inputs: tuple[Any, ...]) -> list[jax.Array]:
-        """Returns the outputs of ``apply`` for each of several inputs; views show the same sequences, unrolled once."""
+        """Returns the outputs of ``apply`` for each of several inputs;
+        views show the same sequences, unrolled once.
+        """
         if self.of_sequences is not None:
             return self.of_sequences(params, *inputs)
         return [self.apply(params, *one) for one in inputs]
@@ -54,12 +59,14 @@ class RecurrentNetwork(NamedTuple):
     init: Callable[[jax.Array], dict[str, PyTree]]
     """``(key) -> params``, float32."""
     step: Callable[..., tuple[Any, ...]]
-    """``(params, obs [B, ...], core [B, ...], *inputs) -> (*outputs [B, ...], core [B, ...])``. The caller applies
-    ``reset_core`` once it knows the step's ``valid``. If the network was made with ``core_inputs``, it takes
-    ``core_inputs=[B, core_inputs]``, and ``unroll`` takes ``[T, B, core_inputs]``."""
+    """``(params, obs [B, ...], core [B, ...], *inputs) -> (*outputs [B, ...], core [B, ...])``. The
+    caller applies ``reset_core`` once it knows the step's ``valid``. If the network was made with
+    ``core_inputs``, it takes ``core_inputs=[B, core_inputs]``, and ``unroll`` takes
+    ``[T, B, core_inputs]``."""
     unroll: Callable[..., tuple[Any, ...]]
-    """``(params, obs [T, B, ...], core [B, ...], valid [T, B], *inputs) -> (*outputs [T, B, ...], core [B, ...])``:
-    ``T`` steps with ``reset_core`` after each; the returned core follows step ``T - 1``."""
+    """``(params, obs [T, B, ...], core [B, ...], valid [T, B], *inputs) -> (*outputs [T, B, ...],
+    core [B, ...])``: ``T`` steps with ``reset_core`` after each; the returned core follows step
+    ``T - 1``."""
     initial_core: Callable[[int], PyTree]
     """``(num_envs) -> core [num_envs, ...]`` at the start of an episode."""
 
@@ -77,8 +84,9 @@ def make_network(
 
     Args:
       observation: may lack parts of the observations passed to ``step`` and ``unroll``.
-      torsos: names of the torsos' parameters. The heads get the features of one torso as an array ``[..., D]``, those
-        of several as a tuple of arrays, and without a torso the preprocessed observation, flattened.
+      torsos: names of the torsos' parameters. The heads get the features of one torso as an array
+        ``[..., D]``, those of several as a tuple of arrays, and without a torso the preprocessed
+        observation, flattened.
       critic_sees: space that the last torso reads in place of ``observation``.
       core_inputs: number of values that the core reads beside the first torso's features.
     """
@@ -96,24 +104,37 @@ def make_network(
 
     def encode(params: PyTree, obs: PyTree, core_inputs: jax.Array | None) -> PyTree:
         if torsos:
-            features = [torso.apply(params[name], x) for torso, name, x in zip(made, torsos, inputs(obs), strict=True)]
+            features = [
+                torso.apply(params[name], x)
+                for torso, name, x in zip(made, torsos, inputs(obs), strict=True)
+            ]
         else:
             features = [side_by_side(inputs(obs)[0], observation)]
         if core_inputs is not None:
-            features[0] = jnp.concatenate([features[0], core_inputs.astype(features[0].dtype)], axis=-1)
-        return tuple(features) if len(features) > 1 else features[0]
+            features[0] = jnp.concatenate(
+                [features[0], core_inputs.astype(features[0].dtype)], axis=-1
+            )
+        if len(features) > 1:
+            return tuple(features)
+        return features[0]
 
     def init(key: jax.Array) -> PyTree:
         keys = jax.random.split(key, first_head + heads.num_keys)
         obs = spaces.zeros(observation if critic_sees is None else critic_sees, 1)
         parts = zip(made, inputs(obs), keys[: len(made)], strict=True)
-        params = {name: torso.init(key, x) for name, (torso, x, key) in zip(torsos, parts, strict=False)}
+        params = {
+            name: torso.init(key, x) for name, (torso, x, key) in zip(torsos, parts, strict=False)
+        }
         blank = jnp.zeros((1, core_inputs)) if core_inputs else None
         core_params, features = core.init(keys[first_head - 1], encode(params, obs, blank))
         return params | core_params | heads.init(keys[first_head:], features)
 
     def step(
-        params: PyTree, obs: PyTree, state: PyTree, *further: Any, core_inputs: jax.Array | None = None
+        params: PyTree,
+        obs: PyTree,
+        state: PyTree,
+        *further: Any,
+        core_inputs: jax.Array | None = None,
     ) -> tuple[Any, ...]:
         features, state = core.step(params, encode(params, obs, core_inputs), state)
         return *heads.apply(params, features, *further), state
@@ -146,25 +167,41 @@ def _built(
     """A network whose heads have one output; with a core, ``View.core[name]`` holds its state."""
     if recurrence is None:
         plain = make_network(config, observation, NO_CORE, heads, torsos)
-        return Network(plain.init, lambda params, obs, *inputs: plain.step(params, obs, (), *inputs)[0])
-    body = make_network(config, observation, recurrence.core, _FEATURES, torsos, core_inputs=recurrence.core_inputs)
+        return Network(
+            plain.init, lambda params, obs, *inputs: plain.step(params, obs, (), *inputs)[0]
+        )
+    body = make_network(
+        config, observation, recurrence.core, _FEATURES, torsos, core_inputs=recurrence.core_inputs
+    )
 
     def init(key: jax.Array) -> PyTree:
         body_key, *keys = jax.random.split(key, 1 + heads.num_keys)
         params = body.init(body_key)
-        read = jnp.zeros((1, recurrence.core_inputs)) if recurrence.core_inputs else None
-        features, _ = body.step(params, spaces.zeros(observation, 1), body.initial_core(1), core_inputs=read)
+        if recurrence.core_inputs:
+            read = jnp.zeros((1, recurrence.core_inputs))
+        else:
+            read = None
+        features, _ = body.step(
+            params, spaces.zeros(observation, 1), body.initial_core(1), core_inputs=read
+        )
         return params | heads.init(jnp.stack(keys), features)
 
     def of_sequences(params: PyTree, *inputs: tuple[Any, ...]) -> list[jax.Array]:
         view: View = inputs[0][0]
-        core, read = view.core[name], view.core_inputs
-        if len(view.valid) == 1:  # a policy acts: ``advance`` takes the same step, and the compiler only one of the two
-            features, _ = body.step(params, view.now, core, core_inputs=None if read is None else read[0])
+        core = view.core[name]
+        read = view.core_inputs
+        # a policy acts: ``advance`` takes the same step, and the compiler only one of the two
+        if len(view.valid) == 1:
+            features, _ = body.step(
+                params, view.now, core, core_inputs=None if read is None else read[0]
+            )
             return [heads.apply(params, features, *more)[0] for _, *more in inputs]
         skip = recurrence.burn_in
         features, _ = unroll_late(body, params, view.obs, core, view.valid, read, skip)
-        return [heads.apply(params, take_rows(features, view.rows - skip), *more)[0] for view, *more in inputs]
+        return [
+            heads.apply(params, take_rows(features, view.rows - skip), *more)[0]
+            for view, *more in inputs
+        ]
 
     def apply(params: PyTree, *inputs: Any) -> jax.Array:
         return of_sequences(params, inputs)[0]
@@ -175,7 +212,7 @@ def _built(
     return Network(init, apply, advance, body.initial_core, of_sequences)
 
 
-# --- Value-based methods --------------------------------------------------------------------------------
+# --- Value-based methods --------------------------------------------------------------------------
 
 
 def q_network(
@@ -190,11 +227,13 @@ def q_network(
 ) -> Network:
     """The values of all actions, or the logits of their distributions over ``num_atoms`` atoms.
 
-    ``apply`` is ``(params, obs [N, ...], keys [N] or None) -> [N, num_actions, num_atoms]``; keys draw the noise.
+    ``apply`` is ``(params, obs [N, ...], keys [N] or None) -> [N, num_actions, num_atoms]``;
+    keys draw the noise.
 
     Args:
       num_atoms: 1 for plain values.
-      dueling: separate heads for the state's value and the actions' advantages (Wang et al. 2016, equation 9).
+      dueling: separate heads for the state's value and the
+        actions' advantages (Wang et al. 2016, equation 9).
       noisy: ``NoisyDense`` heads, whose noise explores.
     """
     heads = q_heads(num_actions, num_atoms=num_atoms, dueling=dueling, noisy=noisy)
@@ -202,17 +241,20 @@ def q_network(
 
 
 def mixing_network(size: int, num_agents: int, state_size: int) -> Network:
-    """Mixes the values of agents monotonically to the value of their team (Rashid et al. 2018, figure 2).
+    """Mixes the values of agents monotonically to the
+    value of their team (Rashid et al. 2018, figure 2).
 
-    ``apply`` is ``(params, state [N, S], values [N, num_agents]) -> [N]``. A hidden layer reads the state, and linear
-    layers make of it the weights and biases of a mixing network; both networks have ``size`` hidden units. The
-    absolute value makes the weights positive, so the output never falls where an agent's value rises.
+    ``apply`` is ``(params, state [N, S], values [N, num_agents]) -> [N]``. A hidden layer reads the
+    state, and linear layers make of it the weights and biases of a mixing network; both networks
+    have ``size`` hidden units. The absolute value makes the weights positive, so the output never
+    falls where an agent's value rises.
 
-    Where episodes end only by a time limit, the paper's layers let values grow without bound: agents learn to go to
-    states far from those seen, whose value nothing corrects. So the hidden layer is of tanh, which bounds the weights
-    in all states; and the mixing network has leaky ReLUs of slope 0.5, since ELU has a floor, to which values below
-    zero only fit by large weights; slope 0.1 still diverged. Weights and biases start at 0.01 of the usual gain; with
-    the usual gain they grow as well.
+    Where episodes end only by a time limit, the paper's layers let values grow without bound:
+    agents learn to go to states far from those seen, whose value nothing corrects. So the hidden
+    layer is of tanh, which bounds the weights in all states; and the mixing network has leaky ReLUs
+    of slope 0.5, since ELU has a floor, to which values below zero only fit by large weights; slope
+    0.1 still diverged. Weights and biases start at 0.01 of the usual gain; with the usual gain they
+    grow as well.
     """
     sizes = {"weights": num_agents * size, "bias": size, "last_weights": size, "last_bias": 1}
     layers: dict[str, Any] = {name: dense(width, scale=0.01) for name, width in sizes.items()}
@@ -221,26 +263,33 @@ def mixing_network(size: int, num_agents: int, state_size: int) -> Network:
     def init(key: jax.Array) -> dict[str, PyTree]:
         keys = jax.random.split(key, 1 + len(layers))
         read, params = hidden.init_with_output(keys[0], jnp.zeros((1, state_size)))
-        made = {name: layer.init(key, read) for (name, layer), key in zip(layers.items(), keys[1:], strict=True)}
+        made = {
+            name: layer.init(key, read)
+            for (name, layer), key in zip(layers.items(), keys[1:], strict=True)
+        }
         return {"hidden": params, **made}
 
     def apply(params: PyTree, state: jax.Array, values: jax.Array) -> jax.Array:
         read = jnp.tanh(hidden.apply(params["hidden"], state))
         made = {name: layer.apply(params[name], read) for name, layer in layers.items()}
         weights = jnp.abs(made["weights"]).reshape(*values.shape, size)
-        mixed = jax.nn.leaky_relu(jnp.einsum("...k,...kh->...h", values, weights) + made["bias"], 0.5)
+        mixed = jax.nn.leaky_relu(
+            jnp.einsum("...k,...kh->...h", values, weights) + made["bias"], 0.5
+        )
         return jnp.sum(mixed * jnp.abs(made["last_weights"]), axis=-1) + made["last_bias"][..., 0]
 
     return Network(init, apply)
 
 
-# --- Actors and critics ---------------------------------------------------------------------------------
+# --- Actors and critics ---------------------------------------------------------------------------
 
 
 def policy_network(
     config: TorsoConfig, observation: Space, num_outputs: int, recurrence: Recurrence | None = None
 ) -> Network:
-    """A policy: ``apply`` is ``(params, obs [N, ...]) -> [N, num_outputs]``; the head's weights start at scale 0.01."""
+    """A policy: ``apply`` is ``(params, obs [N, ...]) -> [N, num_outputs]``;
+    the head's weights start at scale 0.01.
+    """
     return _built(config, observation, linear_head(num_outputs, scale=0.01), "actor", recurrence)
 
 
@@ -254,32 +303,45 @@ def critic_network(
     recurrence: Recurrence | None = None,
     name: str = "critic",
 ) -> Network:
-    """Several critics of the same architecture; each has separate parameters, and ``params`` lists them.
+    """Several critics of the same architecture; each has separate parameters,
+    and ``params`` lists them.
 
-    ``apply`` is ``(params, obs [N, ...], action [N, action_size]) -> [num_critics, N]``, or with ``num_actions``
-    discrete ones ``(params, obs [N, ...]) -> [num_critics, N, num_actions]``. With a core, ``View.core[name]`` lists
-    their states.
+    ``apply`` is ``(params, obs [N, ...], action [N, action_size]) -> [num_critics, N]``, or with
+    ``num_actions`` discrete ones ``(params, obs [N, ...]) -> [num_critics, N, num_actions]``. With
+    a core, ``View.core[name]`` lists their states.
 
-    Where an MLP reads the observation, its first layer reads the action too. Features of any other torso go through a
-    second MLP together with the action.
+    Where an MLP reads the observation, its first layer reads the action too. Features of any other
+    torso go through a second MLP together with the action.
     """
     # Both kinds take two keys: discrete critics leave that of the MLP unused.
     discrete = linear_head(num_actions, scale=1.0)._replace(num_keys=2)
-    heads = action_value_head(config, action_size) if action_size else discrete
-    torsos = () if action_size and choose_torso(config.torso, observation) == "mlp" else ("torso",)
+    if action_size:
+        heads = action_value_head(config, action_size)
+    else:
+        heads = discrete
+    torsos: tuple[str, ...] = ("torso",)
+    if action_size and choose_torso(config.torso, observation) == "mlp":
+        torsos = ()
     critic = _built(config, observation, heads, name, recurrence, torsos)
 
     def of(obs: PyTree, number: int) -> PyTree:
-        return obs._replace(core={name: obs.core[name][number]}) if isinstance(obs, View) else obs
+        if isinstance(obs, View):
+            return obs._replace(core={name: obs.core[name][number]})
+        return obs
 
     def init(key: jax.Array) -> PyTree:
         return [critic.init(key) for key in jax.random.split(key, num_critics)]
 
     def apply(params: PyTree, obs: PyTree, *action: jax.Array) -> jax.Array:
-        return jnp.stack([critic.apply(one, of(obs, number), *action) for number, one in enumerate(params)])
+        return jnp.stack(
+            [critic.apply(one, of(obs, number), *action) for number, one in enumerate(params)]
+        )
 
     def advance(params: PyTree, obs: PyTree, core: PyTree, core_inputs: jax.Array | None) -> PyTree:
-        return [critic.advance(one, obs, state, core_inputs) for one, state in zip(params, core, strict=True)]
+        return [
+            critic.advance(one, obs, state, core_inputs)
+            for one, state in zip(params, core, strict=True)
+        ]
 
     def initial_core(num_envs: int) -> PyTree:
         return [critic.initial_core(num_envs) for _ in range(num_critics)]
@@ -301,12 +363,16 @@ def actor_critic(
     Outputs: ``P`` parameters of the action's distribution ``[..., P]``, and the value ``[...]``.
 
     Args:
-      num_outputs: size of the policy head, whose weights start at scale 0.01 (the value head's at 1).
-      shared_torso: one torso for policy and value, else one for each; with a recurrent core always one.
-      log_std: if ``A > 0``, ``P = num_outputs + A``: the last ``A`` parameters are log standard deviations, a trained
-        vector that starts at ``log(config.initial_std)`` and does not depend on the observation.
-      critic_sees: space that the value function reads by its own torso, if that is more than ``observation`` (Pinto et
-        al. 2018, arXiv:1710.06542, section 3); with a core, beside what the core remembers of ``observation``.
+      num_outputs: size of the policy head,
+        whose weights start at scale 0.01 (the value head's at 1).
+      shared_torso: one torso for policy and value, else one for each;
+        with a recurrent core always one.
+      log_std: if ``A > 0``, ``P = num_outputs + A``: the last ``A`` parameters are log standard
+        deviations, a trained vector that starts at ``log(config.initial_std)`` and does not depend
+        on the observation.
+      critic_sees: space that the value function reads by its own torso, if that is more than
+        ``observation`` (Pinto et al. 2018, arXiv:1710.06542, section 3); with a core, beside what
+        the core remembers of ``observation``.
       core_inputs: as in ``make_network``.
     """
     core = make_core(config, jnp.dtype(config.precision))
@@ -327,12 +393,16 @@ def unroll_late(
     core_inputs: jax.Array | None,
     burn_in: int,
 ) -> tuple[Any, ...]:
-    """Unrolls a ``RecurrentNetwork`` over ``T`` steps; the first ``burn_in`` only update the core, without a gradient.
+    """Unrolls a ``RecurrentNetwork`` over ``T`` steps;
+    the first ``burn_in`` only update the core, without a gradient.
 
-    Returns what ``network.unroll`` does for the other ``T - burn_in``. Source: Kapturowski et al. (2019), section 3.
+    Returns what ``network.unroll`` does for the other ``T - burn_in``. Source:
+    Kapturowski et al. (2019), section 3.
     """
     if burn_in:
         early, read = jax.tree.map(lambda x: x[:burn_in], (obs, core_inputs))
         *_, core = network.unroll(params, early, core, valid[:burn_in], core_inputs=read)
     late, read = jax.tree.map(lambda x: x[burn_in:], (obs, core_inputs))
-    return tuple(network.unroll(params, late, returns.constant(core), valid[burn_in:], core_inputs=read))
+    return tuple(
+        network.unroll(params, late, returns.constant(core), valid[burn_in:], core_inputs=read)
+    )

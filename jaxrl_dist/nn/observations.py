@@ -18,39 +18,53 @@ from jaxrl_dist.spaces import Discrete, MultiDiscrete, Part, Space, channels_fir
 from jaxrl_dist.types import EnvSpec, PyTree
 
 ILLEGAL = -1e30
-"""Logit or value of an illegal action: its probability is exactly 0, and unlike -inf it never makes a NaN."""
+"""Logit or value of an illegal action: its probability is exactly 0,
+and unlike -inf it never makes a NaN."""
 
 
-# --- What networks read -------------------------------------------------------------------------------
+# --- What networks read ---------------------------------------------------------------------------
 
 
 def input_space(spec: EnvSpec, hidden: Sequence[str] = ()) -> Space:
-    """Returns the space of the observations that a network reads: without the mask and the ``hidden`` parts.
+    """Returns the space of the observations that a network reads:
+    without the mask and the ``hidden`` parts.
 
     Raises:
       ConfigError: a hidden part does not exist, or no part is left.
     """
     space = spec.observation
-    parts: dict[Any, Any] = dict(space) if isinstance(space, dict) else {}
+    if isinstance(space, dict):
+        parts: dict[Any, Any] = dict(space)
+    else:
+        parts = {}
     parts.pop(spec.mask, None)
     for name in hidden:
         if name not in parts:
-            names = f"its parts are {', '.join(parts)}" if parts else "its observation has no parts"
-            if name == "state" and (spec.family == "jaxmarl" or (spec.backend == "pgx" and spec.num_agents > 1)):
+            if parts:
+                names = f"its parts are {', '.join(parts)}"
+            else:
+                names = "its observation has no parts"
+            if name == "state" and (
+                spec.family == "jaxmarl" or (spec.backend == "pgx" and spec.num_agents > 1)
+            ):
                 names += "; --env-options state=true gives it one"
-            raise ConfigError(f"--critic-sees {name}: {spec.id} has no such part to observe; {names}")
+            raise ConfigError(
+                f"--critic-sees {name}: {spec.id} has no such part to observe; {names}"
+            )
     visible = {name: part for name, part in parts.items() if name not in hidden}
     if parts and not visible:
-        raise ConfigError(f"--critic-sees {','.join(hidden)} leaves the policy of {spec.id} nothing to observe")
+        raise ConfigError(
+            f"--critic-sees {','.join(hidden)} leaves the policy of {spec.id} nothing to observe"
+        )
     return visible or space
 
 
 def preprocess(obs: PyTree, space: Space, dtype: DTypeLike) -> PyTree:
     """Turns observations ``[..., *space.shape]`` into the input of a torso, as ``dtype``.
 
-    Discrete: one-hot ``[..., n]``. MultiDiscrete: one-hots side by side, ``[..., sum(nvec)]``. Box: the same shape,
-    divided by the largest upper bound if it is uint8; channels of an image move to the last axis, and a grey image gets
-    one. Named parts: a dict of those that ``space`` has.
+    Discrete: one-hot ``[..., n]``. MultiDiscrete: one-hots side by side, ``[..., sum(nvec)]``. Box:
+    the same shape, divided by the largest upper bound if it is uint8; channels of an image move to
+    the last axis, and a grey image gets one. Named parts: a dict of those that ``space`` has.
     """
     if isinstance(space, dict):
         return {name: preprocess(obs[name], part, dtype) for name, part in space.items()}
@@ -58,20 +72,26 @@ def preprocess(obs: PyTree, space: Space, dtype: DTypeLike) -> PyTree:
         return jax.nn.one_hot(jnp.asarray(obs, jnp.int32), space.n, dtype=dtype)
     if isinstance(space, MultiDiscrete):
         digits = jnp.asarray(obs, jnp.int32)
-        return jnp.concatenate([jax.nn.one_hot(digits[..., i], n, dtype=dtype) for i, n in enumerate(space.nvec)], -1)
+        return jnp.concatenate(
+            [jax.nn.one_hot(digits[..., i], n, dtype=dtype) for i, n in enumerate(space.nvec)], -1
+        )
     x = jnp.asarray(obs, dtype)
     if space.dtype == np.uint8:
         x = x / max(int(space.high.max()), 1)
     if spaces.is_grey(space):
         return x[..., None]
-    return jnp.moveaxis(x, -3, -1) if channels_first(space.shape) else x
+    if channels_first(space.shape):
+        return jnp.moveaxis(x, -3, -1)
+    return x
 
 
 def rank(space: Part) -> int:
     """Returns the rank of one preprocessed observation."""
     if spaces.is_grey(space):
         return 3
-    return len(space.shape) if isinstance(space, spaces.Box) else 1
+    if isinstance(space, spaces.Box):
+        return len(space.shape)
+    return 1
 
 
 def flatten(x: jax.Array, axes: int) -> jax.Array:
@@ -83,26 +103,38 @@ def flatten(x: jax.Array, axes: int) -> jax.Array:
 def side_by_side(x: PyTree, space: Space) -> jax.Array:
     """Flattens preprocessed observations and joins their parts, ``[..., D]``."""
     parts = spaces.leaves(space)
-    return jnp.concatenate([flatten(leaf, rank(parts[path])) for path, leaf in spaces.leaves(x).items()], axis=-1)
+    return jnp.concatenate(
+        [flatten(leaf, rank(parts[path])) for path, leaf in spaces.leaves(x).items()], axis=-1
+    )
 
 
-# --- Sequences in place of single observations, for networks with a recurrent core ---------------------
+# --- Sequences in place of single observations, for networks with a recurrent core ----------------
 
 
 class View(NamedTuple):
-    """Some steps of ``N`` sequences: a network with a core reads it where others read observations ``[N * L, ...]``."""
+    """Some steps of ``N`` sequences: a network with a core reads
+    it where others read observations ``[N * L, ...]``.
+    """
 
-    now: PyTree  # [N * L, ...]  the observations of these steps
-    obs: PyTree  # [T, N, ...]  those of the whole sequences
-    valid: jax.Array  # [T, N] bool
-    core_inputs: jax.Array | None  # [T, N, I] float32
-    core: dict[str, PyTree]  # [N, ...]  each network's state before step 0
-    rows: jax.Array  # [N, L] int32  the steps
+    now: PyTree
+    """[N * L, ...]  the observations of these steps."""
+    obs: PyTree
+    """[T, N, ...]  those of the whole sequences."""
+    valid: jax.Array
+    """[T, N] bool."""
+    core_inputs: jax.Array | None
+    """[T, N, I] float32."""
+    core: dict[str, PyTree]
+    """[N, ...]  each network's state before step 0."""
+    rows: jax.Array
+    """[N, L] int32  the steps."""
 
 
 def now(obs: PyTree) -> PyTree:
     """Returns the observations ``[N, ...]`` of a view's steps; other observations unchanged."""
-    return obs.now if isinstance(obs, View) else obs
+    if isinstance(obs, View):
+        return obs.now
+    return obs
 
 
 def take_rows(x: jax.Array, rows: jax.Array) -> jax.Array:
@@ -111,14 +143,15 @@ def take_rows(x: jax.Array, rows: jax.Array) -> jax.Array:
     return steps.reshape(-1, *x.shape[2:])
 
 
-# --- Legal actions ------------------------------------------------------------------------------------
+# --- Legal actions --------------------------------------------------------------------------------
 
 
 def legal(spec: EnvSpec, obs: PyTree) -> jax.Array | None:
-    """Returns which actions are legal, bool: ``[..., n]``, or ``[..., sum(nvec)]`` for several components.
+    """Returns which actions are legal, bool: ``[..., n]``,
+    or ``[..., sum(nvec)]`` for several components.
 
-    None: all are. Where a mask allows nothing, as some environments report after an episode's end, all actions count as
-    legal; for ``MultiDiscrete`` this holds for each component.
+    None: all are. Where a mask allows nothing, as some environments report after an episode's end,
+    all actions count as legal; for ``MultiDiscrete`` this holds for each component.
 
     Args:
       obs: ``[..., *shape]``.
@@ -126,11 +159,18 @@ def legal(spec: EnvSpec, obs: PyTree) -> jax.Array | None:
     if spec.mask is None:
         return None
     sizes = spaces.num_choices(spec.action)
-    mask = jnp.asarray(now(obs)[spec.mask], bool)[..., -sum(sizes) :]  # the newest of a stack comes last
+    # the newest of a stack comes last
+    mask = jnp.asarray(now(obs)[spec.mask], bool)[..., -sum(sizes) :]
     parts = jnp.split(mask, list(itertools.accumulate(sizes))[:-1], axis=-1)
-    return jnp.concatenate([part | ~jnp.any(part, axis=-1, keepdims=True) for part in parts], axis=-1)
+    return jnp.concatenate(
+        [part | ~jnp.any(part, axis=-1, keepdims=True) for part in parts], axis=-1
+    )
 
 
 def masked(values: jax.Array, legal: jax.Array | None) -> jax.Array:
-    """Returns logits or action values ``[..., n]`` with ``ILLEGAL`` where ``legal [..., n]`` is False."""
-    return values if legal is None else jnp.where(legal, values, ILLEGAL)
+    """Returns logits or action values ``[..., n]`` with
+    ``ILLEGAL`` where ``legal [..., n]`` is False.
+    """
+    if legal is None:
+        return values
+    return jnp.where(legal, values, ILLEGAL)

@@ -9,7 +9,8 @@ import jax
 from jaxrl_dist.types import PyTree
 
 MAX_BYTES = 2**28
-"""Bytes that perturbed copies of the parameters may take up on a device, unless a single one takes more."""
+"""Bytes that perturbed copies of the parameters may take up on a device,
+unless a single one takes more."""
 
 
 def noise(params: PyTree, key: jax.Array) -> PyTree:
@@ -26,7 +27,9 @@ def perturbed(params: PyTree, key: jax.Array, scale: jax.Array | float) -> PyTre
 
 
 def num_parts(params: PyTree, copies: int) -> int:
-    """Returns the smallest number of equal parts of ``copies`` such that those of one part fit into ``MAX_BYTES``."""
+    """Returns the smallest number of equal parts of ``copies``
+    such that those of one part fit into ``MAX_BYTES``.
+    """
     most = copies_at_once(params)
     return next(parts for parts in range(-(-copies // most), copies + 1) if copies % parts == 0)
 

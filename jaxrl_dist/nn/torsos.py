@@ -22,11 +22,13 @@ from jaxrl_dist.protocols import TorsoLike
 from jaxrl_dist.spaces import Space, channels_first, is_image
 from jaxrl_dist.types import PyTree
 
-# --- Torsos: preprocessed observations [..., *shape] to features [..., width] ---------------------------
+# --- Torsos: preprocessed observations [..., *shape] to features [..., width] ---------------------
 
 
 class MLP(nn.Module):
-    """Flattens the last ``axes`` axes, then applies dense layers, each followed by ``activation``."""
+    """Flattens the last ``axes`` axes, then applies dense layers, each followed by
+    ``activation``.
+    """
 
     hidden_sizes: tuple[int, ...] = (64, 64)
     activation: Callable[[jax.Array], jax.Array] = nn.tanh
@@ -68,9 +70,11 @@ NatureCNN = functools.partial(PlainCNN, ((32, 8, 4), (64, 4, 2), (64, 3, 1)), 51
 
 
 class ImpalaResNet(nn.Module):
-    """Espeholt et al. 2018 (arXiv:1802.01561), figure 3 right, without the LSTM: 15 convolutions, relu.
+    """Espeholt et al. 2018 (arXiv:1802.01561), figure 3 right, without the LSTM:
+    15 convolutions, relu.
 
-    Unlike theirs, convolutions start with a gain of 1, not sqrt(2), so that residual blocks do not inflate features.
+    Unlike theirs, convolutions start with a gain of 1, not sqrt(2),
+    so that residual blocks do not inflate features.
     """
 
     layer_norm: bool = False
@@ -89,7 +93,8 @@ class ImpalaResNet(nn.Module):
         return nn.relu(LayerNorm(1, self.dtype)(x) if self.layer_norm else x)
 
 
-_CNNS: dict[str, tuple[int, Callable[..., nn.Module]]] = {  # (shortest side of an image in pixels, torso)
+# (shortest side of an image in pixels, torso)
+_CNNS: dict[str, tuple[int, Callable[..., nn.Module]]] = {
     "minatar": (3, MinAtarCNN),
     "nature": (36, NatureCNN),
     "impala": (1, ImpalaResNet),
@@ -97,36 +102,47 @@ _CNNS: dict[str, tuple[int, Callable[..., nn.Module]]] = {  # (shortest side of 
 
 
 def choose_torso(torso: str | TorsoLike, observation: Space) -> str:
-    """Resolves ``TorsoConfig.torso`` for a space: ``mlp``, ``minatar``, ``nature``, ``impala``, ``parts`` or ``own``.
+    """Resolves ``TorsoConfig.torso`` for a space: ``mlp``, ``minatar``, ``nature``,
+    ``impala``, ``parts`` or ``own``.
 
-    ``parts`` reads named parts, at least one of which is an image for a CNN; the others form one long vector.
+    ``parts`` reads named parts, at least one of which is an image for a CNN;
+    the others form one long vector.
 
     Raises:
-      ConfigError: if the name is unknown, or names a CNN and observations are not images, or too small for it.
+      ConfigError: if the name is unknown, or names a CNN and observations are not images,
+        or too small for it.
     """
     if not isinstance(torso, str):
         return "own"
     if torso not in ("auto", "mlp", *_CNNS):
-        raise ConfigError(f"unknown --torso {torso!r}; these work: {', '.join(['auto', 'mlp', *_CNNS])}")
+        raise ConfigError(
+            f"unknown --torso {torso!r}; these work: {', '.join(['auto', 'mlp', *_CNNS])}"
+        )
     chosen = {_of_part(torso, part) for part in spaces.leaves(observation).values()}
     if torso not in ("auto", "mlp", *chosen):
-        misfit, fits = f"and no part of the observations {spaces.describe(observation)} is one", list[str]()
+        misfit = f"and no part of the observations {spaces.describe(observation)} is one"
+        fits = list[str]()
         if not isinstance(observation, dict):
-            misfit, fits = f"but observations have shape {observation.shape}", _fitting(observation)
+            misfit = f"but observations have shape {observation.shape}"
+            fits = _fitting(observation)
             if isinstance(observation, spaces.Box) and len(observation.shape) == 2 and not fits:
                 misfit += ", without an axis for the channels"
         raise ConfigError(
             f"--torso {torso} reads images of {_CNNS[torso][0]} or more pixels a side, {misfit}; "
             f"--torso {' or '.join(['auto', 'mlp', *fits])} can read them"
         )
-    return "parts" if isinstance(observation, dict) and chosen != {"mlp"} else chosen.pop()
+    if isinstance(observation, dict) and chosen != {"mlp"}:
+        return "parts"
+    return chosen.pop()
 
 
 def _fitting(observation: spaces.Part) -> list[str]:
     """Returns the CNNs that can read an observation."""
     if not is_image(observation):
         return []
-    side = min(observation.shape[1:] if channels_first(observation.shape) else observation.shape[:2])
+    side = min(
+        observation.shape[1:] if channels_first(observation.shape) else observation.shape[:2]
+    )
     return [cnn for cnn, (shortest, _) in _CNNS.items() if side >= shortest]
 
 
@@ -146,8 +162,8 @@ def make_mlp(config: TorsoConfig, axes: int, dtype: DTypeLike) -> MLP:
 def make_torso(config: TorsoConfig, observation: Space, dtype: DTypeLike) -> Any:
     """The torso for an observation space, a flax module or an object with the same methods.
 
-    It has ``init(key, x) -> params`` and ``apply(params, x) -> features`` for preprocessed observations ``x [...,
-    *shape]``, or a dict of them, and features ``[..., D]``.
+    It has ``init(key, x) -> params`` and ``apply(params, x) -> features`` for preprocessed
+    observations ``x [..., *shape]``, or a dict of them, and features ``[..., D]``.
 
     Raises:
       ConfigError: if ``config.torso`` cannot read the observations.
@@ -163,14 +179,20 @@ def make_torso(config: TorsoConfig, observation: Space, dtype: DTypeLike) -> Any
 
 
 def _unused(name: str, images: Collection[str]) -> str:
-    """Returns the name of a layer in the parameters, unlike those of the images that the environment names."""
-    return _unused(f"{name}_", images) if name in images else name
+    """Returns the name of a layer in the parameters,
+    unlike those of the images that the environment names.
+    """
+    if name in images:
+        return _unused(f"{name}_", images)
+    return name
 
 
 class _Parts:
-    """Reads named parts: each image by a CNN, all others side by side by an MLP; one more dense layer joins these.
+    """Reads named parts: each image by a CNN, all others side by side by an MLP;
+    one more dense layer joins these.
 
-    Without that layer, linear heads could not combine several parts. It has the methods of a flax module.
+    Without that layer, linear heads could not combine several parts.
+    It has the methods of a flax module.
     """
 
     def __init__(self, config: TorsoConfig, space: Space, dtype: DTypeLike) -> None:
@@ -183,12 +205,15 @@ class _Parts:
             for path, name in chosen.items()
             if name != "mlp"
         }
-        self._mlp, self._joint = _unused("mlp", self._torsos), _unused("join", self._torsos)
+        self._mlp = _unused("mlp", self._torsos)
+        self._joint = _unused("join", self._torsos)
         if self._flat:
             self._torsos[self._mlp] = make_mlp(config, 1, dtype)
         self._join: Any = None
         if len(self._torsos) > 1:
-            self._join = make_mlp(dataclasses.replace(config, hidden_sizes=config.hidden_sizes[-1:]), 1, dtype)
+            self._join = make_mlp(
+                dataclasses.replace(config, hidden_sizes=config.hidden_sizes[-1:]), 1, dtype
+            )
 
     def _inputs(self, x: PyTree) -> dict[str, jax.Array]:
         parts = spaces.leaves(x)
@@ -198,8 +223,10 @@ class _Parts:
         return {**parts, self._mlp: side_by_side(flat, kinds)}
 
     def init(self, key: jax.Array, x: PyTree) -> PyTree:
-        inputs, keys = self._inputs(x), jax.random.split(key, len(self._torsos) + 1)
-        params, features = {}, []
+        inputs = self._inputs(x)
+        keys = jax.random.split(key, len(self._torsos) + 1)
+        params = {}
+        features = []
         for (name, torso), torso_key in zip(self._torsos.items(), keys[1:], strict=True):
             output, params[name] = torso.init_with_output(torso_key, inputs[name])
             features.append(output)
@@ -218,8 +245,8 @@ class _Parts:
 class _OwnTorso:
     """Gives the user's pair ``(init, apply)`` the methods of a flax module, for any leading axes.
 
-    The pair reads preprocessed observations, or a dict of them: ``init(key, x [1, ...]) -> params`` and ``apply(params,
-    x [N, ...]) -> features [N, width]``.
+    The pair reads preprocessed observations, or a dict of them: ``init(key, x [1, ...]) -> params``
+    and ``apply(params, x [N, ...]) -> features [N, width]``.
     """
 
     def __init__(self, pair: Any, space: Space) -> None:
@@ -229,11 +256,15 @@ class _OwnTorso:
           ConfigError: if ``pair`` is not such a pair.
         """
         if isinstance(pair, type):
-            raise ConfigError(f"torso must be an instance, such as {pair.__name__}(), not the class {pair.__name__}")
+            raise ConfigError(
+                f"torso must be an instance, such as {pair.__name__}(), not the class {pair.__name__}"
+            )
         if hasattr(pair, "init") and hasattr(pair, "apply"):  # such as flax modules
             pair = pair.init, pair.apply
         if not (isinstance(pair, tuple) and len(pair) == 2 and all(map(callable, pair))):
-            raise ConfigError(f"torso must be a name, or a pair of functions (init, apply), not {pair!r}")
+            raise ConfigError(
+                f"torso must be a name, or a pair of functions (init, apply), not {pair!r}"
+            )
         self.init, self._apply = pair
         self._rank = rank(next(iter(spaces.leaves(space).values())))
 

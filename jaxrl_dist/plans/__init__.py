@@ -28,17 +28,23 @@ def _code(name: str) -> Any:
 
 
 def execute(job: Job) -> Iterator[Report]:
-    """Runs a job under its config's plan; yields a report each interval until the env steps are done."""
+    """Runs a job under its config's plan;
+    yields a report each interval until the env steps are done.
+    """
     name = job.config.plan
     reports: Iterator[Report] = getattr(_code(name), name)(job)
     return reports
 
 
 def population_plan(name: str) -> type[Population] | None:
-    """Returns how a plan trains members in the same programs; None: they train one after the other."""
+    """Returns how a plan trains members in the same programs; None: they train one after the
+    other.
+    """
     plan = PLANS[name]
     fits = plan.members is not None and (plan.compiled or peers.world() is None)
-    return getattr(_code(name), str(plan.members)) if fits else None
+    if fits:
+        return getattr(_code(name), str(plan.members))
+    return None
 
 
 def pool_options(
@@ -52,7 +58,8 @@ def pool_options(
     """Returns the options of a resolved config's actor threads, for plans that have them.
 
     Args:
-      names: algorithms' names in messages, keyed by policy; ``""`` is the key if there is one policy.
+      names: algorithms' names in messages, keyed by policy;
+        ``""`` is the key if there is one policy.
       on_host: whether the environments run on the host.
 
     Raises:
@@ -62,7 +69,12 @@ def pool_options(
     *first, last = (name for name, other in PLANS.items() if other.threaded)
     needed = f"--plan {', '.join(first)} or {last}"
     check_used(config, *marked(config, needs_actors=True), active=plan.threaded, needed=needed)
-    check_used(config, "max_restarts", active=config.on_actor_error == "restart", needed="--on-actor-error restart")
+    check_used(
+        config,
+        "max_restarts",
+        active=config.on_actor_error == "restart",
+        needed="--on-actor-error restart",
+    )
     check_used(config, "on_actor_error", active=on_host, needed="environments on the host")
     if config.free_running:
         _check_free_running(plan, algorithm)
@@ -85,6 +97,10 @@ def pool_options(
 
 def _check_free_running(plan: Plan, algorithm: Algorithms) -> None:
     if len(algorithm) > 1:
-        raise ConfigError("--free-running is for one policy; of several, those that replay do so under --plan own_pace")
+        raise ConfigError(
+            "--free-running is for one policy; of several, those that replay do so under --plan own_pace"
+        )
     if not (plan.free_running and replays(algorithm)):
-        raise ConfigError("--free-running is for algorithms that replay experience, under --plan asynchronous")
+        raise ConfigError(
+            "--free-running is for algorithms that replay experience, under --plan asynchronous"
+        )

@@ -1,8 +1,10 @@
-"""Acting and learning at the same time: actor threads send rollouts, and the learner takes them as they arrive.
+"""Acting and learning at the same time: actor threads send rollouts,
+and the learner takes them as they arrive.
 
-Sources: RLlib's AsyncSamples and AsyncReplay optimizers (Liang et al. 2018, https://arxiv.org/abs/1712.09381,
-section 5) and the Sebulba architecture (Hessel et al. 2021, https://arxiv.org/abs/2104.06272). An iteration learns from
-``num_envs x rollout_length`` steps, as in every plan; these are as many rollouts as there are actors.
+Sources: RLlib's AsyncSamples and AsyncReplay optimizers (Liang et al. 2018,
+https://arxiv.org/abs/1712.09381, section 5) and the Sebulba architecture (Hessel et al. 2021,
+https://arxiv.org/abs/2104.06272). An iteration learns from ``num_envs x rollout_length`` steps, as
+in every plan; these are as many rollouts as there are actors.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ from jaxrl_dist.types import Algorithm, Algorithms, Report, TrainState
 
 
 def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int) -> None:
-    """See ``config.plans.Plan``; warns if experience may lag and the algorithm does not correct for it."""
+    """See ``config.plans.Plan``; warns if experience may
+    lag and the algorithm does not correct for it.
+    """
     if peers.count() > 1 and not config.lockstep:
         raise ConfigError(
             f"--plan asynchronous over {peers.count()} processes needs --lockstep: an update takes a rollout of each "
@@ -43,8 +47,13 @@ def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int)
     if algorithm.replay is not None:
         for field in marked(config, skips=True):
             if getattr(config, field) is not None:
-                raise ConfigError(f"{flag(field)} leaves experience out, and what {name} replays must be without gaps")
-    elif 0 not in (config.lag if config.lockstep else None, config.max_lag) and not algorithm.corrects_lag:
+                raise ConfigError(
+                    f"{flag(field)} leaves experience out, and what {name} replays must be without gaps"
+                )
+    elif (
+        0 not in (config.lag if config.lockstep else None, config.max_lag)
+        and not algorithm.corrects_lag
+    ):
         text = (
             f"{name} takes all experience for that of the newest policy, and under --plan asynchronous some is older: "
             "it may learn worse, or not at all; impala and appo correct for that"
@@ -53,43 +62,63 @@ def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int)
 
 
 def asynchronous(job: Job) -> Iterator[Report]:
-    """Runs ``job`` with actors in threads; the acting policy may lag some versions behind the learner."""
+    """Runs ``job`` with actors in threads;
+    the acting policy may lag some versions behind the learner.
+    """
     keys = job.key(Stream.LEARN), job.key(Stream.LEARN_MORE)
     trainer = Trainer(job, job.learner, job.algorithm, keys)
     return dataflow(job, trainer.turns, trainer.programs, exchange(job))
 
 
 class Trainer:
-    """A learner that learns from each round and, if it is free-running, from its memory while none has arrived."""
+    """A learner that learns from each round and, if it is free-running,
+    from its memory while none has arrived.
+    """
 
-    def __init__(self, job: Job, learner: Learner, algorithm: Algorithms, keys: tuple[jax.Array, jax.Array]) -> None:
-        """``algorithm`` has the policies that it trains; the ``keys`` are those of ``update`` and ``relearn``."""
-        prioritized, name = prioritizes(algorithm), ("update", *algorithm)
+    def __init__(
+        self, job: Job, learner: Learner, algorithm: Algorithms, keys: tuple[jax.Array, jax.Array]
+    ) -> None:
+        """``algorithm`` has the policies that it trains;
+        the ``keys`` are those of ``update`` and ``relearn``.
+        """
+        prioritized = prioritizes(algorithm)
+        name = ("update", *algorithm)
         relearns = job.pool.free_running and learner.relearn is not None
-        self._data = [data] if (data := job.put_data()) else []
+        if data := job.put_data():
+            self._data = [data]
+        else:
+            self._data = []
 
         def compiled(job: Job) -> Program:
-            return compile_update(learner, job.mesh, prioritized=prioritized, recorded=job.data is not None)
+            return compile_update(
+                learner, job.mesh, prioritized=prioritized, recorded=job.data is not None
+            )
 
         self._update = job.once(name, compiled)
         self._relearn = None
         if relearns:
             self._relearn = job.once(
-                ("relearn", *algorithm), lambda job: compile_relearn(learner, job.mesh, recorded=job.data is not None)
+                ("relearn", *algorithm),
+                lambda job: compile_relearn(learner, job.mesh, recorded=job.data is not None),
             )
         self._keys = keys
-        self.programs = [self._update] if self._relearn is None else [self._update, self._relearn]
+        if self._relearn is None:
+            self.programs = [self._update]
+        else:
+            self.programs = [self._update, self._relearn]
 
     def turns(self, state: TrainState, rounds: Rounds) -> Iterator[Turn]:
         """As ``dataflow.Training``."""
         more = False
         for content in rounds:
-            updates, metrics = updates_of(state), {}
+            updates = updates_of(state)
+            metrics = {}
             if content is not None:
                 rollout, *priority = content
                 state, metrics = self._update(state, rollout, self._keys[0], *priority, *self._data)
             elif more and self._relearn is not None:
                 state, metrics = self._relearn(state, self._keys[1], *self._data)
             counts = jax.tree.map(operator.gt, updates_of(state), updates)
-            more = self._relearn is not None and any(jax.tree.leaves(counts))  # its memory has filled
+            # its memory has filled
+            more = self._relearn is not None and any(jax.tree.leaves(counts))
             yield Turn(state, metrics, counts, more)

@@ -1,4 +1,6 @@
-"""Local SGD: members of a population learn separately for some iterations, and then take the mean of their networks."""
+"""Local SGD: members of a population learn separately for some iterations,
+and then take the mean of their networks.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,11 @@ def averaging(state: TrainState, running: jax.Array, every: int | None) -> Train
 
 
 def averaged(learned: PyTree, running: jax.Array) -> PyTree:
-    """Replaces arrays ``[M, ...]`` of the members that are ``running [M]`` by their mean; integers stay.
+    """Replaces arrays ``[M, ...]`` of the members that are ``running [M]`` by their mean;
+    integers stay.
 
-    For networks and optimiser states, this is local SGD (Stich 2019, https://arxiv.org/abs/1805.09767,
-    algorithm 1).
+    For networks and optimiser states, this is local SGD (Stich 2019,
+    https://arxiv.org/abs/1805.09767, algorithm 1).
     """
     weights = running / jnp.maximum(running.sum(), 1)
 
@@ -36,7 +39,9 @@ def averaged(learned: PyTree, running: jax.Array) -> PyTree:
             return x
         chosen = running.reshape(-1, *[1] * (x.ndim - 1))
         # Zero weights would not hide NaN or infinity in a member that has ended.
-        total = jnp.tensordot(weights.astype(x.dtype), jnp.where(chosen, x, 0), axes=1, precision="highest")
+        total = jnp.tensordot(
+            weights.astype(x.dtype), jnp.where(chosen, x, 0), axes=1, precision="highest"
+        )
         return jnp.where(chosen, total, x)
 
     return jax.tree.map(mean, learned)

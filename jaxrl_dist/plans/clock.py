@@ -12,7 +12,8 @@ from jaxrl_dist import mesh as meshes
 class Clock:
     """Measures the run's wall time in seconds, and its share of set-up and compilation.
 
-    Excludes the time between sessions and the time of evaluations. ``actors.step.Stages`` divides a thread's time.
+    Excludes the time between sessions and the time of evaluations.
+    ``actors.step.Stages`` divides a thread's time.
     """
 
     def __init__(self, progress: Mapping[str, Any], excluded_seconds: Callable[[], float]) -> None:
@@ -22,11 +23,16 @@ class Clock:
         self._compiled_before = progress.get("compile_s", 0.0)
         self._programs: tuple[meshes.Program, ...] = ()
         self._setup_began: float | None = self.wall_time()
-        reported = progress.get("reported", {"iteration": 0, "env_steps": 0, "updates": 0, "seconds": 0.0})
-        self._reported = {"agent_steps": reported["env_steps"], **reported}  # an older version did not store them
+        reported = progress.get(
+            "reported", {"iteration": 0, "env_steps": 0, "updates": 0, "seconds": 0.0}
+        )
+        # an older version did not store them
+        self._reported = {"agent_steps": reported["env_steps"], **reported}
 
     def ready(self, *programs: meshes.Program) -> None:
-        """Ends the set-up; ``programs`` compile later, at their first call. A later call replaces the programs."""
+        """Ends the set-up; ``programs`` compile later, at their first call.
+        A later call replaces the programs.
+        """
         self._compiled_before = self._compile_seconds()
         if self._setup_began is not None:
             self._compiled_before += self.wall_time() - self._setup_began
@@ -43,10 +49,14 @@ class Clock:
     def rates(
         self, env_steps: int, agent_steps: int, updates: int, clock: str = "env_steps"
     ) -> dict[str, float | None]:
-        """Returns a report's times and rates; rates cover the interval since the last report, without compilation."""
-        compile_seconds, last = self._compile_seconds(), self._reported
+        """Returns a report's times and rates; rates cover the
+        interval since the last report, without compilation.
+        """
+        compile_seconds = self._compile_seconds()
+        last = self._reported
         seconds = self.wall_time() - compile_seconds - last["seconds"]
-        rows, made = agent_steps - last["agent_steps"], updates - last["updates"]
+        rows = agent_steps - last["agent_steps"]
+        made = updates - last["updates"]
         of_clock = {"env_steps": env_steps, "updates": updates}[clock]
         return {
             "time/env_steps_per_second": (env_steps - last["env_steps"]) / max(seconds, 1e-9),
@@ -57,9 +67,18 @@ class Clock:
 
     def reported(self, iteration: int, env_steps: int, agent_steps: int, updates: int) -> None:
         """Begins the next interval."""
-        counts = {"iteration": iteration, "env_steps": env_steps, "agent_steps": agent_steps, "updates": updates}
+        counts = {
+            "iteration": iteration,
+            "env_steps": env_steps,
+            "agent_steps": agent_steps,
+            "updates": updates,
+        }
         self._reported = {**counts, "seconds": self.wall_time() - self._compile_seconds()}
 
     def to_json(self) -> dict[str, Any]:
         """Returns the checkpoint's JSON."""
-        return {"wall_time_s": self.wall_time(), "compile_s": self._compile_seconds(), "reported": self._reported}
+        return {
+            "wall_time_s": self.wall_time(),
+            "compile_s": self._compile_seconds(),
+            "reported": self._reported,
+        }

@@ -1,4 +1,6 @@
-"""The programs of a population: for ``on_device`` environments, acting and learning; for ``synchronous`` learning."""
+"""The programs of a population: for ``on_device`` environments, acting and learning;
+for ``synchronous`` learning.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,14 @@ from jaxrl_dist.envs.episodes import no_episodes
 from jaxrl_dist.plans import recording
 from jaxrl_dist.plans.averaging import averaging
 from jaxrl_dist.plans.initial import BATCH, MEMBERS, STATE, stack, start
-from jaxrl_dist.plans.iteration import SUMS, in_turn, learn_in_turn, learn_together, learned, make_iteration
+from jaxrl_dist.plans.iteration import (
+    SUMS,
+    in_turn,
+    learn_in_turn,
+    learn_together,
+    learned,
+    make_iteration,
+)
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import Counts, IntervalSums, with_info
 from jaxrl_dist.rng import Stream
@@ -38,7 +47,10 @@ def lower(job: Job, members: int = 1) -> Any:
     """
     act, learn = make_iteration(job, members)
     key = jax.eval_shape(lambda: jnp.stack([rng.stream(job.config.seed, Stream.INIT)] * members))
-    init = meshes.over_members(job.learner.init), meshes.over_members(lambda key: start(job)(key, {}))
+    init = (
+        meshes.over_members(job.learner.init),
+        meshes.over_members(lambda key: start(job)(key, {})),
+    )
     state, actor = (jax.eval_shape(begin, key) for begin in init)
     keys = key, key, key
     since = stack([blank_sums(job, act, learn, state, actor, keys, {})] * members)
@@ -48,16 +60,21 @@ def lower(job: Job, members: int = 1) -> Any:
 
 
 def traces(job: Job) -> bool:
-    """Returns whether one program can train members that differ in ``job.hyper``: tracing needs no values."""
+    """Returns whether one program can train members that differ in ``job.hyper``:
+    tracing needs no values.
+    """
 
     def iteration(hyper: Mapping[str, Array], data: PyTree) -> Any:
         algorithm, learner = job.variant(hyper)
-        key, size = rng.stream(job.config.seed, Stream.INIT), job.num_envs // job.mesh.shape[meshes.DATA]
-        spec, state = job.source.spec, learner.init(key)
+        key = rng.stream(job.config.seed, Stream.INIT)
+        size = job.num_envs // job.mesh.shape[meshes.DATA]
+        spec = job.source.spec
+        state = learner.init(key)
         if not job.acts:
             return learner.update(state, dict.fromkeys(algorithm, ()), key, data=data)
         allocate, act, close_rollout = programs.acting(algorithm, spec, job.rollout_length, key)
-        core, zero = initial_core(algorithm, spec, EnvSlice.all(size)), jnp.int32(0)
+        core = initial_core(algorithm, spec, EnvSlice.all(size))
+        zero = jnp.int32(0)
 
         def blank(policy_spec: EnvSpec) -> tuple[Any, Any, Array]:
             rows = size // spec.num_agents * policy_spec.num_agents
@@ -66,29 +83,54 @@ def traces(job: Job) -> bool:
         stacks, obs, outcome = meshes.over_policies(blank, 3)(spec.by_policy)
         buffer, params, begun = allocate(state.variables, stacks, obs, core, zero, state.env_step)
         buffer, begun, stacks, _ = act(
-            zero, zero, state.variables, params, buffer, begun, stacks, core, obs, outcome, zero, state.env_step
+            zero,
+            zero,
+            state.variables,
+            params,
+            buffer,
+            begun,
+            stacks,
+            core,
+            obs,
+            outcome,
+            zero,
+            state.env_step,
         )
-        return learner.update(state, close_rollout(buffer, begun, stacks, core, obs, outcome)[0], key, data=data)
+        return learner.update(
+            state, close_rollout(buffer, begun, stacks, core, obs, outcome)[0], key, data=data
+        )
 
-    function = meshes.acting(iteration, job.mesh, (meshes.REPLICATED, meshes.BATCH), meshes.REPLICATED)
+    function = meshes.acting(
+        iteration, job.mesh, (meshes.REPLICATED, meshes.BATCH), meshes.REPLICATED
+    )
     try:
-        jax.eval_shape(function, {name: np.float32(value) for name, value in job.hyper.items()}, job.data_shapes)
+        jax.eval_shape(
+            function,
+            {name: np.float32(value) for name, value in job.hyper.items()},
+            job.data_shapes,
+        )
     except TypeError:  # such as JAX's, for a tracer where Python needs a number
         return False
     return True
 
 
-# --- Before the first iteration -----------------------------------------------------------------------
+# --- Before the first iteration -------------------------------------------------------------------
 
 
-def blank_sums(job: Job, act: Callable[..., Any], learn: Callable[..., Any], *inputs: Any) -> IntervalSums:
-    """Returns a member's zero sums of all metrics, with episodes for each of its devices, as numpy arrays."""
+def blank_sums(
+    job: Job, act: Callable[..., Any], learn: Callable[..., Any], *inputs: Any
+) -> IntervalSums:
+    """Returns a member's zero sums of all metrics, with episodes for each of its devices,
+    as numpy arrays.
+    """
 
     def metrics(data: PyTree, *inputs: Any) -> Any:
         state, actor, keys, hyper = squeeze_member(inputs)
         return learn(state, act(state, actor, keys, hyper)[1], keys, hyper, data)[1]
 
-    sums = jax.tree.map(lambda x: np.zeros((), x.dtype), jax.eval_shape(metrics, job.data_shapes, *inputs))
+    sums = jax.tree.map(
+        lambda x: np.zeros((), x.dtype), jax.eval_shape(metrics, job.data_shapes, *inputs)
+    )
     episodes = no_episodes(job.mesh.shape[meshes.DATA], job.source.spec.info_metrics)
     learned, episodes = meshes.over_policies(lambda _: (np.int32(0), episodes), 2)(job.algorithm)
     return IntervalSums(np.int32(0), learned, sums, episodes)
@@ -97,10 +139,13 @@ def blank_sums(job: Job, act: Callable[..., Any], learn: Callable[..., Any], *in
 def reset_interval(since: IntervalSums, blank: IntervalSums) -> IntervalSums:
     """Returns sums of a checkpoint with all metrics of ``blank``."""
 
-    def of_policy(_: Any, learned: Array, sums: Any, episodes: EpisodeStats, *blank: Any) -> tuple[Any, ...]:
+    def of_policy(
+        _: Any, learned: Array, sums: Any, episodes: EpisodeStats, *blank: Any
+    ) -> tuple[Any, ...]:
         known, none = blank
         sums = {name: np.asarray(sums.get(name, x), x.dtype) for name, x in known.items()}
-        if len(episodes.episodes) != len(none.episodes):  # another number of devices: the first holds all episodes
+        # another number of devices: the first holds all episodes
+        if len(episodes.episodes) != len(none.episodes):
             whole = with_info(episodes.merge(), none)
             episodes = jax.tree.map(lambda all, none: np.append(all, none[1:]), whole, none)
         episodes = with_info(episodes, none)
@@ -110,7 +155,7 @@ def reset_interval(since: IntervalSums, blank: IntervalSums) -> IntervalSums:
     return IntervalSums(since.iterations, *parts)
 
 
-# --- The program --------------------------------------------------------------------------------------
+# --- The program ----------------------------------------------------------------------------------
 
 KEPT = PartitionSpec(None, None, meshes.DATA)
 """Sharding of the rollouts that a program keeps, ``[K, T, B, ...]``."""
@@ -121,16 +166,22 @@ class Numbers(NamedTuple):
 
     since: IntervalSums
     counts: Counts
-    steps: Array  # [2], env steps and agent steps
-    fault: device.Fault  # [devices]
+    steps: Array
+    """[2], env steps and agent steps."""
+    fault: device.Fault
+    """[devices]."""
 
 
 def layout(job: Job, state: TrainState, since: IntervalSums) -> packing.Packing:
-    """Returns how a member's ``Numbers`` lie in what the program returns; the arguments have an axis of members."""
+    """Returns how a member's ``Numbers`` lie in what the program returns;
+    the arguments have an axis of members.
+    """
     devices = job.mesh.shape[meshes.DATA]
     fault = device.Fault(np.zeros((1, devices), np.int32), np.full((1, devices), NO_FAULT))
     numbers = Numbers(since, Counts.of(state), np.zeros((1, 2), np.int32), fault)
-    return packing.Packing.of(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), numbers))
+    return packing.Packing.of(
+        jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), numbers)
+    )
 
 
 def squeeze_member(tree: Any) -> Any:
@@ -138,42 +189,62 @@ def squeeze_member(tree: Any) -> Any:
 
     A loop would copy a replay memory in each iteration if its body removed the axis.
     """
-    return jax.tree.map(lambda x: x[0], tree) if len(jax.tree.leaves(tree)[0]) == 1 else tree
+    if len(jax.tree.leaves(tree)[0]) == 1:
+        return jax.tree.map(lambda x: x[0], tree)
+    return tree
 
 
 def compile_update(job: Job, average_every: int | None = None) -> meshes.Program:
-    """``(state, rollout, keys, hyper, running, data) -> (state, metrics)`` for members; the state is donated.
+    """``(state, rollout, keys, hyper, running, data) -> (state, metrics)`` for members;
+    the state is donated.
 
     Args:
       average_every: as for ``make_program``.
     """
     inputs = STATE, meshes.of_members(meshes.rollout_specs(job.algorithm)), MEMBERS, MEMBERS
-    learn = meshes.learning(learn_together(job), job.mesh, (*inputs, meshes.BATCH), (STATE, MEMBERS))
+    learn = meshes.learning(
+        learn_together(job), job.mesh, (*inputs, meshes.BATCH), (STATE, MEMBERS)
+    )
 
     def update(
-        state: TrainState, rollout: Rollout, keys: jax.Array, hyper: Any, running: jax.Array, data: PyTree
+        state: TrainState,
+        rollout: Rollout,
+        keys: jax.Array,
+        hyper: Any,
+        running: jax.Array,
+        data: PyTree,
     ) -> tuple[Any, ...]:
         state, metrics = learn(state, rollout, keys, hyper, data)
         return averaging(state, running, average_every), metrics
 
     specs = *inputs, MEMBERS, meshes.BATCH
-    return meshes.Program(update, job.mesh, specs, (STATE, MEMBERS), donate=(0,), mapped=meshes.whole)
+    return meshes.Program(
+        update, job.mesh, specs, (STATE, MEMBERS), donate=(0,), mapped=meshes.whole
+    )
 
 
 def make_program(
-    job: Job, act: Callable[..., Any], update: Callable[..., Any], average_every: int | None = None, keeps: int = 0
+    job: Job,
+    act: Callable[..., Any],
+    update: Callable[..., Any],
+    average_every: int | None = None,
+    keeps: int = 0,
 ) -> meshes.Program:
-    """Returns ``(state, actor, since, keys, hyper, running, count, data) -> (state, actor, since, numbers, kept)``.
+    """Returns ``(state, actor, since, keys, hyper, running,
+    count, data) -> (state, actor, since, numbers, kept)``.
 
-    The program donates the first two. It runs ``count`` iterations, and adds their sums to ``since``; ``numbers [M,
+    The program donates the first two. It runs ``count`` iterations,
+    and adds their sums to ``since``; ``numbers [M,
     ...]`` are the members' ``Numbers`` as in ``layout``, on all devices.
-    If an environment of a member that is ``running [M]`` returns NaN or infinity, it stops before that iteration, and
-    the numbers have each device's first ``fault``.
+    If an environment of a member that is ``running [M]`` returns NaN or infinity, it stops before
+    that iteration, and the numbers have each device's first ``fault``.
 
     Args:
-      average_every: iterations after which the networks of all members become their mean; None: never.
-      keeps: the largest ``count`` of a run that is recorded. Then ``kept`` is what ``recording.divided`` keeps of each
-        iteration, ``[keeps, ...]``; 0: it is (), and ``count`` has no limit.
+      average_every: iterations after which the networks of all members become their mean;
+        None: never.
+      keeps: the largest ``count`` of a run that is recorded. Then ``kept`` is what
+        ``recording.divided`` keeps of each iteration, ``[keeps, ...]``; 0: it is (), and ``count``
+        has no limit.
     """
 
     def run(
@@ -187,7 +258,9 @@ def make_program(
         data: PyTree,
     ) -> tuple[TrainState, device.ActorState, IntervalSums, list[jax.Array], PyTree]:
         members = len(running)
-        state, actor, since, keys, hyper, running = squeeze_member((state, actor, since, keys, hyper, running))
+        state, actor, since, keys, hyper, running = squeeze_member(
+            (state, actor, since, keys, hyper, running)
+        )
 
         def finite(fault: device.Fault) -> jax.Array:
             return jnp.all((fault.where == NO_FAULT) | ~running[..., None])
@@ -200,13 +273,24 @@ def make_program(
             state, actor, since, steps, kept, done, _ = carry
             acted, experience, (new_steps, episodes, fault) = act(state, actor, keys, hyper)
             if keeps:
-                kept = jax.tree.map(lambda all, x: all.at[done].set(x), kept, recording.divided(experience)[0])
+                kept = jax.tree.map(
+                    lambda all, x: all.at[done].set(x), kept, recording.divided(experience)[0]
+                )
 
             def learn(state: TrainState, _: Any, since: IntervalSums, steps: jax.Array) -> Any:
-                state, since = learned(update, state, since, experience, episodes, keys, hyper, data)
-                return averaging(state, running, average_every), acted, since, steps + new_steps.sum(axis=-2)
+                state, since = learned(
+                    update, state, since, experience, episodes, keys, hyper, data
+                )
+                return (
+                    averaging(state, running, average_every),
+                    acted,
+                    since,
+                    steps + new_steps.sum(axis=-2),
+                )
 
-            updated = jax.lax.cond(finite(fault), learn, lambda *before: before, state, actor, since, steps)
+            updated = jax.lax.cond(
+                finite(fault), learn, lambda *before: before, state, actor, since, steps
+            )
             return *updated, kept, done + 1, fault
 
         shape = *running.shape, job.mesh.shape[meshes.DATA]
@@ -224,9 +308,18 @@ def make_program(
             else:
                 state, actor, since, steps, kept, _, fault = jax.lax.while_loop(more, body, begin)
         outputs: Any = state, actor, since, steps, fault
-        state, actor, since, steps, fault = jax.tree.map(lambda x: x[None], outputs) if members == 1 else outputs
+        if members == 1:
+            state, actor, since, steps, fault = jax.tree.map(lambda x: x[None], outputs)
+        else:
+            state, actor, since, steps, fault = outputs
         numbers = Numbers(since, Counts.of(state), steps, fault)
-        return state, actor, since, jax.vmap(lambda one: packing.Packing.of(one).pack(one))(numbers), kept
+        return (
+            state,
+            actor,
+            since,
+            jax.vmap(lambda one: packing.Packing.of(one).pack(one))(numbers),
+            kept,
+        )
 
     in_specs = (STATE, BATCH, SUMS, MEMBERS, MEMBERS, MEMBERS, meshes.REPLICATED, job.data_spec)
     out_specs = (STATE, BATCH, SUMS, meshes.REPLICATED, KEPT)

@@ -1,4 +1,6 @@
-"""The loop of the plans with actor threads: rollouts arrive, trainers take turns, and actors get the new policy."""
+"""The loop of the plans with actor threads: rollouts arrive, trainers take turns,
+and actors get the new policy.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,11 @@ class Turn(NamedTuple):
 
 
 Rounds = Iterator[Any]
-"""What ``Exchange.join`` makes of each round of samples; None where no new experience has arrived."""
+"""What ``Exchange.join`` makes of each round of samples; None where no new experience has
+arrived."""
 Training = Callable[[TrainState, Rounds], Iterator[Turn]]
-"""``(state, rounds) -> turns``: one or several trainers, which learn from each round as it comes."""
+"""``(state, rounds) -> turns``: one or several trainers, which learn from each round as it
+comes."""
 
 
 class Exchange(NamedTuple):
@@ -50,7 +54,8 @@ class Exchange(NamedTuple):
     send: Sequence[Deliver]
     """What each actor does with its rollout."""
     join: Callable[[Sequence[Any]], Any]
-    """Makes what a trainer learns from of the samples of a round; None: a sample that is late or too old."""
+    """Makes what a trainer learns from of the samples of a round; None:
+    a sample that is late or too old."""
     size: int
     """Samples of a round: one of each actor, or fewer in order of arrival."""
 
@@ -60,20 +65,28 @@ def replays(algorithm: Algorithms) -> bool:
     return any(policy.replay is not None for policy in algorithm.values())
 
 
-def dataflow(job: Job, training: Training, programs: Sequence[meshes.Program], exchange: Exchange) -> Iterator[Report]:
-    """Runs ``job``: rollouts arrive and are joined in rounds, trainers take their turns, and actors get the new policy.
+def dataflow(
+    job: Job, training: Training, programs: Sequence[meshes.Program], exchange: Exchange
+) -> Iterator[Report]:
+    """Runs ``job``: rollouts arrive and are joined in rounds, trainers take their turns,
+    and actors get the new policy.
 
     Args:
       programs: those of ``training``, whose compilation counts apart.
     """
-    clock, stages, options = Clock(job.progress, job.excluded_seconds), Stages(), job.pool
-    state, more = job.initial_state(), False
+    clock = Clock(job.progress, job.excluded_seconds)
+    stages = Stages()
+    options = job.pool
+    state = job.initial_state()
+    more = False
     store = ParamStore(options.meshes, keep=options.lag or 0)
     store.publish(arrays.as_local(state, job.mesh))
     with contextlib.closing(
         ActorPool(job.actor_job(acting(job)), options, store, recorded(job, exchange.send))
     ) as pool:
-        tally = Tally(job, pool, store, job.iterations_per_report * options.num_actors // exchange.size)
+        tally = Tally(
+            job, pool, store, job.iterations_per_report * options.num_actors // exchange.size
+        )
         stages.mark("starting")
         pool.streams.wait()
         clock.ready(*programs)
@@ -84,8 +97,12 @@ def dataflow(job: Job, training: Training, programs: Sequence[meshes.Program], e
 
         def received() -> Rounds:
             done = job.ended_by(job.step, job.score)  # before this session
-            local_rounds = iter(() if done else rounds(job, pool, tally, exchange.size, lambda: more))
-            while (samples := peers.run_everywhere(partial(next, local_rounds, ()), "the actors")) != ():
+            local_rounds = iter(
+                () if done else rounds(job, pool, tally, exchange.size, lambda: more)
+            )
+            while (
+                samples := peers.run_everywhere(partial(next, local_rounds, ()), "the actors")
+            ) != ():
                 stages.mark("waiting")
                 if samples is not None:
                     tally.learn(samples)
@@ -114,10 +131,11 @@ def dataflow(job: Job, training: Training, programs: Sequence[meshes.Program], e
 def rounds(
     job: Job, pool: ActorPool, tally: Tally, size: int, more: Callable[[], bool]
 ) -> Iterator[Sequence[Sample | None] | None]:
-    """Yields the samples of each iteration: one from each actor, or ``size`` of them in order of arrival.
+    """Yields the samples of each iteration: one from each actor,
+    or ``size`` of them in order of arrival.
 
-    Replayed experience must keep each environment's order, so it takes one from each actor. Yields None while no new
-    samples have arrived and there is ``more`` to learn without them.
+    Replayed experience must keep each environment's order, so it takes one from each actor. Yields
+    None while no new samples have arrived and there is ``more`` to learn without them.
     """
     options = job.pool
     ordered = options.lag is not None or options.gather is not None or replays(job.algorithm)
@@ -132,14 +150,19 @@ def rounds(
 
 
 class Tally(reports.HostInterval):
-    """The ``HostInterval`` of plans with actor threads, which also counts samples and their lags."""
+    """The ``HostInterval`` of plans with actor threads, which also counts samples and their
+    lags.
+    """
 
     def __init__(self, job: Job, pool: ActorPool, store: ParamStore, length: int) -> None:
         """``length`` is that of an interval, in iterations."""
         super().__init__(job)
-        self._length, self._window = length, Window(job)
+        self._length = length
+        self._window = Window(job)
         self._steps = np.array(job.steps)  # of samples learned from or dropped as too old
-        self._pool, self._store, self._max_lag = pool, store, job.config.max_lag
+        self._pool = pool
+        self._store = store
+        self._max_lag = job.config.max_lag
         self._trained = 0
         self._restarts_before = job.progress.get("restarts", 0)
         self._lags: collections.Counter[int] = collections.Counter()  # of the samples learned from
@@ -158,17 +181,23 @@ class Tally(reports.HostInterval):
         """Returns whether the run ends after this iteration."""
         if self.due:
             self._window.add(self.since().episodes)
-        return self._job.ended_by(self.env_steps, self._window.score) is not None or self._job.stop()
+        return (
+            self._job.ended_by(self.env_steps, self._window.score) is not None or self._job.stop()
+        )
 
     def fresh(self, sample: Sample | None) -> Sample | None:
-        """Returns a sample whose policy is recent enough to learn from; otherwise counts its steps and episodes."""
+        """Returns a sample whose policy is recent enough to learn from;
+        otherwise counts its steps and episodes.
+        """
         if sample is None or self._max_lag is None or self._lag(sample) <= self._max_lag:
             return sample
         self._count([sample])
         return None
 
     def _count(self, samples: Sequence[Sample]) -> None:
-        """Counts the samples of each process's first actor, then of each one's next actor, and so on."""
+        """Counts the samples of each process's first actor, then of each one's next actor,
+        and so on.
+        """
         for sample in samples:
             for steps, episodes in reports.of_all(sample.steps, sample.episodes):
                 self._steps += steps
@@ -188,13 +217,18 @@ class Tally(reports.HostInterval):
 
     def counts(self) -> dict[str, float]:
         """Returns what has become of this session's samples, of all processes."""
-        sent, queued = map(sum, zip(*peers.all_gather(self._pool.streams.count(), "the samples"), strict=True))
-        # Nothing was learned from these: too old, of a round that was cut short, or left when the pool was closed.
+        sent, queued = map(
+            sum, zip(*peers.all_gather(self._pool.streams.count(), "the samples"), strict=True)
+        )
+        # Nothing was learned from these: too old, of a round that was cut short,
+        # or left when the pool was closed.
         dropped = sent - queued - self._trained
         numbers = {"queue": queued, "sent": sent, "trained": self._trained, "dropped": dropped}
         return {f"async/{name}": float(number) for name, number in numbers.items()}
 
-    def report(self, state: TrainState, clock: Clock, stages: Stages, programs: Sequence[Any]) -> Report:
+    def report(
+        self, state: TrainState, clock: Clock, stages: Stages, programs: Sequence[Any]
+    ) -> Report:
         """Returns the report of the interval since the last report; all processes must call it.
 
         Args:
@@ -206,10 +240,13 @@ class Tally(reports.HostInterval):
         compiling = sum(program.compile_seconds for program in programs)
         seconds = dict(stages.seconds)
         seconds |= {"updating": seconds.get("updating", 0.0) - compiling, "compiling": compiling}
-        acting, made = pool.seconds(), updates_of(state)
+        acting = pool.seconds()
+        made = updates_of(state)
         idle = sum(acting.get(f"time/actor/{stage}_s", 0.0) for stage in ("parameters", "blocked"))
         metrics: dict[str, float | None] = {
-            "async/lag": sum(lag * count for lag, count in lags.items()) / lags.total() if lags else None,
+            "async/lag": sum(lag * count for lag, count in lags.items()) / lags.total()
+            if lags
+            else None,
             "async/lag_max": float(max(lags)) if lags else None,
             **{f"async/lag/{lag}": float(count) for lag, count in sorted(lags.items())},
             **self.counts(),

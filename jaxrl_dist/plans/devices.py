@@ -21,7 +21,9 @@ PER_CORE = 8
 
 def all_devices() -> list[jax.Device]:
     """Returns the devices of all processes, those of process 0 first."""
-    return sorted(jax.devices(), key=lambda device: device.process_index) if peers.world() else jax.local_devices()
+    if peers.world():
+        return sorted(jax.devices(), key=lambda device: device.process_index)
+    return jax.local_devices()
 
 
 def first_devices(count: int | None) -> list[jax.Device]:
@@ -30,14 +32,22 @@ def first_devices(count: int | None) -> list[jax.Device]:
     Raises:
       ConfigError: there are fewer, or they do not divide over the processes.
     """
-    devices, processes = all_devices(), peers.count()
+    devices = all_devices()
+    processes = peers.count()
     if count is not None and count > len(devices):
-        hint = f"; JAX_NUM_CPU_DEVICES={count} forces as many" if devices[0].platform == "cpu" else ""
+        if devices[0].platform == "cpu":
+            hint = f"; JAX_NUM_CPU_DEVICES={count} forces as many"
+        else:
+            hint = ""
         raise ConfigError(f"--num-devices {count}, but the run has {_counted(devices)}{hint}")
     if count is None or processes == 1:
         return devices[:count]
     check_divides("num_devices", count, (processes, "processes"))
-    return [device for at in range(processes) for device in _of_process(devices, at)[: count // processes]]
+    return [
+        device
+        for at in range(processes)
+        for device in _of_process(devices, at)[: count // processes]
+    ]
 
 
 def _of_process(devices: Sequence[jax.Device], process: int) -> list[jax.Device]:
@@ -63,10 +73,12 @@ def check_evenly(devices: Sequence[jax.Device], task: str) -> None:
 
 
 def divide_cpu(members: int) -> None:
-    """Divides the CPU into devices for a population, one or more a core, unless the user has said how many there are.
+    """Divides the CPU into devices for a population, one or more a core,
+    unless the user has said how many there are.
 
-    Small products keep one core busy, so members compute faster side by side. A single run computes more slowly on
-    several of them, so this is for processes that train nothing else. It must be called before JAX is used.
+    Small products keep one core busy, so members compute faster side by side. A single run computes
+    more slowly on several of them, so this is for processes that train nothing else. It must be
+    called before JAX is used.
     """
     if members > 1 and peers.world() is None and "JAX_NUM_CPU_DEVICES" not in os.environ:
         with contextlib.suppress(RuntimeError):  # JAX has begun with the devices that it has
@@ -76,13 +88,21 @@ def divide_cpu(members: int) -> None:
 def cpu_devices(members: int) -> int:
     """Returns into how many devices a CPU is divided for a population."""
     cores = len(os.sched_getaffinity(0))
-    return next((n for n in range(cores, PER_CORE * cores + 1) if members % n == 0), min(members, cores))
+    return next(
+        (n for n in range(cores, PER_CORE * cores + 1) if members % n == 0), min(members, cores)
+    )
 
 
 def undivided(config: Train[Any], members: int) -> str:
-    """Says how a population gets several devices where JAX has begun with one for a CPU of several cores; else ""."""
+    """Says how a population gets several devices where JAX has
+    begun with one for a CPU of several cores; else "".
+    """
     count = cpu_devices(members)
-    chosen = config.num_devices is not None or config.learner_devices or "JAX_NUM_CPU_DEVICES" in os.environ
+    chosen = (
+        config.num_devices is not None
+        or config.learner_devices
+        or "JAX_NUM_CPU_DEVICES" in os.environ
+    )
     alone = jax.device_count() == 1 and jax.devices()[0].platform == "cpu"
     if chosen or not alone or not PLANS[config.plan].compiled or count == 1 or members % count:
         return ""
@@ -93,7 +113,8 @@ def undivided(config: Train[Any], members: int) -> str:
 
 
 def learner_devices(config: Train[Any], members: int | None = None) -> list[jax.Device]:
-    """Returns the devices that learn; by default all, and of a CPU as many as have whole ``members`` of a program.
+    """Returns the devices that learn; by default all,
+    and of a CPU as many as have whole ``members`` of a program.
 
     Raises:
       ConfigError: there are fewer than the config asks for.
@@ -101,14 +122,25 @@ def learner_devices(config: Train[Any], members: int | None = None) -> list[jax.
     numbers = parse_devices("learner_devices", config.learner_devices)
     if numbers is None:
         devices = first_devices(config.num_devices)
-        if members and config.num_devices is None and devices[0].platform == "cpu" and not peers.world():
-            # Where environments are on the host, the members act in one call, and several devices make it slower.
-            most = len(devices) if PLANS[config.plan].compiled else 1
+        if (
+            members
+            and config.num_devices is None
+            and devices[0].platform == "cpu"
+            and not peers.world()
+        ):
+            # Where environments are on the host, the members act in one call,
+            # and several devices make it slower.
+            if PLANS[config.plan].compiled:
+                most = len(devices)
+            else:
+                most = 1
             devices = devices[: max(n for n in range(1, most + 1) if members % n == 0)]
     elif config.num_devices in (None, len(numbers)):
         devices = numbered("learner_devices", numbers)
     else:
-        raise ConfigError(f"--learner-devices {config.learner_devices} contradicts --num-devices {config.num_devices}")
+        raise ConfigError(
+            f"--learner-devices {config.learner_devices} contradicts --num-devices {config.num_devices}"
+        )
     check_evenly(devices, "that learn")
     return devices
 

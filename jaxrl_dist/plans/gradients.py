@@ -1,7 +1,9 @@
-"""Each actor thread computes gradients of its experience, and one learner applies them in order of arrival.
+"""Each actor thread computes gradients of its experience,
+and one learner applies them in order of arrival.
 
-Sources: A3C (Mnih et al. 2016, https://arxiv.org/abs/1602.01783, section 4) and RLlib's AsyncGradients optimizer (Liang
-et al. 2018, https://arxiv.org/abs/1712.09381, section 5). An iteration is one actor's gradient.
+Sources: A3C (Mnih et al. 2016, https://arxiv.org/abs/1602.01783, section 4) and RLlib's
+AsyncGradients optimizer (Liang et al. 2018, https://arxiv.org/abs/1712.09381, section 5). An
+iteration is one actor's gradient.
 """
 
 from __future__ import annotations
@@ -35,19 +37,28 @@ def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int)
     """See ``config.plans.Plan``."""
     del name, num_devices  # each gradient is one actor's, so nothing is sharded
     if peers.count() > 1:
-        raise ConfigError("--plan gradients trains in one process; --plan asynchronous --lockstep does in several")
+        raise ConfigError(
+            "--plan gradients trains in one process; --plan asynchronous --lockstep does in several"
+        )
     threaded.check(config)
     if algorithm.replay is not None and algorithm.replay.priority_exponent is not None:
-        raise ConfigError("--priority-exponent is for what is replayed, and --plan gradients replays nothing")
+        raise ConfigError(
+            "--priority-exponent is for what is replayed, and --plan gradients replays nothing"
+        )
     for field in marked(config, needs_rollouts=True):
         if getattr(config, field):
-            raise ConfigError(f"{flag(field)} does not work with --plan gradients; --plan asynchronous does")
+            raise ConfigError(
+                f"{flag(field)} does not work with --plan gradients; --plan asynchronous does"
+            )
     check_sizes(algorithm, config.rollout_length)
 
 
 def gradients(job: Job) -> Iterator[Report]:
-    """Runs ``job`` with actors that compute gradients; their policy may lag some versions behind the learner."""
-    # An actor continues only after its gradient has been applied (Mnih et al. 2016, algorithm S3), and acts with it.
+    """Runs ``job`` with actors that compute gradients;
+    their policy may lag some versions behind the learner.
+    """
+    # An actor continues only after its gradient has been applied
+    # (Mnih et al. 2016, algorithm S3), and acts with it.
     job = job._replace(pool=job.pool._replace(in_flight=0))
     (algorithm,) = job.algorithm.values()
     steps = job.steps_per_iteration // job.pool.num_actors
@@ -64,7 +75,9 @@ def gradients(job: Job) -> Iterator[Report]:
 
 
 def differentiate(job: Job, on: Mesh) -> Deliver:
-    """Returns a function from an actor's rollout to its gradient and metrics, placed on the learner's devices."""
+    """Returns a function from an actor's rollout to its gradient and metrics,
+    placed on the learner's devices.
+    """
     (algorithm,) = job.algorithm.values()
     gradient = job.once(("gradient", on), lambda _: compile_gradient(algorithm, on))
     key = meshes.put(rng.stream(job.session_seed, rng.Stream.LEARN), on, meshes.REPLICATED)

@@ -24,8 +24,11 @@ STATE = meshes.of_members(meshes.STATE)
 
 
 def start(job: Job) -> Callable[..., device.ActorState]:
-    """Returns ``(key, hyper) -> actor``, which starts the environments with the key of their random stream."""
-    share, env = EnvSlice.all(job.num_envs), job.source.device()
+    """Returns ``(key, hyper) -> actor``, which starts the
+    environments with the key of their random stream.
+    """
+    share = EnvSlice.all(job.num_envs)
+    env = job.source.device()
     return lambda key, hyper: device.init(job.variant(hyper)[0], env, share, key)
 
 
@@ -41,7 +44,9 @@ def stacked_hyper(jobs: Sequence[Job], dtype: Any = np.float64) -> dict[str, np.
 
 
 def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Maps a function over the members without batching it, so results equal those of single runs bit for bit."""
+    """Maps a function over the members without batching it,
+    so results equal those of single runs bit for bit.
+    """
 
     def mapped(*args: Any) -> Any:
         if len(jax.tree.leaves(args)[0]) > 1:
@@ -65,18 +70,23 @@ def actors(jobs: Sequence[Job], hyper: Mapping[str, Array]) -> PyTree:
 def states(
     jobs: Sequence[Job], hyper: Mapping[str, Array], *, equal: bool = False, restarted: bool = False
 ) -> TrainState:
-    """Returns the states before the first update, on the mesh; for resumed members, those in their checkpoints.
+    """Returns the states before the first update, on the mesh; for resumed members,
+    those in their checkpoints.
 
     Args:
       equal: the members begin with the networks of the first one.
       restarted: resumed members begin new episodes.
     """
-    job, keys = jobs[0], member_keys([jobs[0]] * len(jobs) if equal else jobs, Stream.INIT)
+    job = jobs[0]
+    keys = member_keys([jobs[0]] * len(jobs) if equal else jobs, Stream.INIT)
     shardings = meshes.shardings(job.mesh, STATE)
     if job.resumed is None:
 
         def make(job: Job) -> Callable[..., TrainState]:
-            return jax.jit(_one_by_one(lambda key, hyper: job.variant(hyper)[1].init(key)), out_shardings=shardings)
+            return jax.jit(
+                _one_by_one(lambda key, hyper: job.variant(hyper)[1].init(key)),
+                out_shardings=shardings,
+            )
 
         return job.with_init_variables(job.once("initial states", make)(keys, hyper), MEMBERS)
     stacked = stack([job.keyed(job.resumed.state) for job in jobs if job.resumed is not None])
@@ -84,24 +94,37 @@ def states(
     if jax.tree.leaves(state.memory):
         if not restarted:
             return state
-        cut = meshes.Program(meshes.over_members(job.learner.cut), job.mesh, (BATCH,), BATCH, donate=(0,))
+        cut = meshes.Program(
+            meshes.over_members(job.learner.cut), job.mesh, (BATCH,), BATCH, donate=(0,)
+        )
         return state._replace(memory=cut(state.memory))
 
-    def refill(key: jax.Array, hyper: Mapping[str, Array]) -> PyTree:  # not saved, or the algorithm has none
+    # not saved, or the algorithm has none
+    def refill(key: jax.Array, hyper: Mapping[str, Array]) -> PyTree:
         learner = job.variant(hyper)[1]
         memory = learner.init(key).memory
-        return memory if restarted else learner.start_mid_episode(memory)
+        if restarted:
+            return memory
+        return learner.start_mid_episode(memory)
 
-    return state._replace(memory=jax.jit(_one_by_one(refill), out_shardings=shardings.memory)(keys, hyper))
+    return state._replace(
+        memory=jax.jit(_one_by_one(refill), out_shardings=shardings.memory)(keys, hyper)
+    )
 
 
-def with_recorded_stats(job: Job, state: TrainState, hyper: Mapping[str, Array], data: PyTree) -> TrainState:
-    """Returns the states of new runs with the running statistics of a whole data set on the mesh, if there are any."""
+def with_recorded_stats(
+    job: Job, state: TrainState, hyper: Mapping[str, Array], data: PyTree
+) -> TrainState:
+    """Returns the states of new runs with the running statistics
+    of a whole data set on the mesh, if there are any.
+    """
     if all(policy.update_stats is None for policy in job.algorithm.values()):
         return state
 
     def observe(state: TrainState, hyper: Any, data: PyTree) -> TrainState:
-        return meshes.over_members(lambda state, hyper: job.variant(hyper)[1].observe(state, data))(state, hyper)
+        return meshes.over_members(lambda state, hyper: job.variant(hyper)[1].observe(state, data))(
+            state, hyper
+        )
 
     specs = (STATE, MEMBERS, meshes.BATCH)
     return meshes.Program(observe, job.mesh, specs, STATE, donate=(0,))(state, hyper, data)

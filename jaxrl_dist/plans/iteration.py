@@ -1,4 +1,6 @@
-"""An iteration of a population's program: its members act, then they learn from what they have experienced."""
+"""An iteration of a population's program: its members act,
+then they learn from what they have experienced.
+"""
 
 from __future__ import annotations
 
@@ -22,47 +24,74 @@ from jaxrl_dist.plans.report import IntervalSums
 from jaxrl_dist.types import EpisodeStats, PyTree, Rollout, TrainState, Variables
 
 LEARN_TOGETHER = 16
-"""Members that learn together on a CPU: the activations of more would not fit into its caches (docs/speed.md)."""
+"""Members that learn together on a CPU: the activations
+of more would not fit into its caches (docs/speed.md)."""
 CACHED = 2**20
 """Elements in the states of a device's members up to which the caches of a CPU keep them all."""
 SUMS: Any = IntervalSums._make([MEMBERS] * 3 + [BATCH])
 """Sharding of the members' sums."""
 
 
-def make_iteration(job: Job, members: int, *, recorded: bool = False) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Returns the two functions of an iteration on whole arrays of all members: acting and learning.
+def make_iteration(
+    job: Job, members: int, *, recorded: bool = False
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Returns the two functions of an iteration on whole arrays of all members:
+    acting and learning.
 
     The arrays of a single member have no axis of members.
 
-    They are ``(state, actor, keys, hyper) -> (actor, experience, (steps, episodes, fault))`` and ``(state, experience,
-    keys, hyper, data) -> (state, metrics)``; ``steps``, ``episodes`` and ``fault`` have an entry for each device of
-    each member. Both are traced once, however many programs use them.
+    They are ``(state, actor, keys, hyper) -> (actor, experience, (steps, episodes, fault))`` and
+    ``(state, experience, keys, hyper, data) -> (state, metrics)``; ``steps``, ``episodes`` and
+    ``fault`` have an entry for each device of each member. Both are traced once, however many
+    programs use them.
 
     Args:
       recorded: the experience is as of ``recording.with_probabilities``.
     """
     one, state = meshes.REPLICATED, meshes.STATE
-    act = _acting(job, members, recorded) if job.acts else _idling(job, members)
-    experience = meshes.rollout_specs(job.algorithm) if job.acts else one
+    experience: Any = one
+    if job.acts:
+        act = _acting(job, members, recorded)
+        experience = meshes.rollout_specs(job.algorithm)
+    else:
+        act = _idling(job, members)
     specs = (state, experience, one, one), (state, one)
     if members > 1:
         specs = meshes.of_members(specs)
-    learns = learn_together(job) if members > 1 else partial(_learn, job)
+    if members > 1:
+        learns = learn_together(job)
+    else:
+        learns = partial(_learn, job)
     learns = meshes.learning(learns, job.mesh, (*specs[0], job.data_spec), specs[1])
 
-    def learn(state: TrainState, experience: Any, keys: tuple[jax.Array, ...], hyper: Any, data: PyTree = ()) -> Any:
-        own = recording.divided(experience)[1] if recorded else experience
+    def learn(
+        state: TrainState,
+        experience: Any,
+        keys: tuple[jax.Array, ...],
+        hyper: Any,
+        data: PyTree = (),
+    ) -> Any:
+        if recorded:
+            own = recording.divided(experience)[1]
+        else:
+            own = experience
         return learns(state, own, keys[-1], hyper, data)
 
     return jax.jit(act, inline=True), jax.jit(learn, inline=True)
 
 
 def _acting(job: Job, members: int, recorded: bool) -> Callable[..., Any]:
-    env, rollout_length = job.source.device(), job.rollout_length
+    env = job.source.device()
+    rollout_length = job.rollout_length
     packed = packing.starts_kernel_per_array(job.mesh.devices.flat[0])
 
     def local_act(
-        variables: Variables, actor: device.ActorState, keys: Any, hyper: Any, iteration: jax.Array, env_step: jax.Array
+        variables: Variables,
+        actor: device.ActorState,
+        keys: Any,
+        hyper: Any,
+        iteration: jax.Array,
+        env_step: jax.Array,
     ) -> tuple[Any, ...]:
         algorithm = job.variant(hyper)[0]
         if recorded:
@@ -80,7 +109,9 @@ def _acting(job: Job, members: int, recorded: bool) -> Callable[..., Any]:
     else:
         acts = meshes.acting(meshes.over_members(local_act), job.mesh, *meshes.of_members(specs))
 
-    def act(state: TrainState, actor: device.ActorState, keys: tuple[jax.Array, ...], hyper: Any) -> Any:
+    def act(
+        state: TrainState, actor: device.ActorState, keys: tuple[jax.Array, ...], hyper: Any
+    ) -> Any:
         return acts(state.variables, actor, keys[:-1], hyper, state.iteration, state.env_step)
 
     return act
@@ -108,9 +139,11 @@ def _learn(
 
 
 def learn_in_turn(job: Job) -> Callable[..., Any]:
-    """``(state, since, keys, hyper, count, data) -> (state, since)`` of members that do not act, and share devices.
+    """``(state, since, keys, hyper, count, data) -> (state, since)``
+    of members that do not act, and share devices.
 
-    Each makes all ``count`` updates before the next one begins, so that its variables stay in the caches.
+    Each makes all ``count`` updates before the next one begins,
+    so that its variables stay in the caches.
     """
     nothing: Any = dict.fromkeys(job.algorithm, ())
     episodes = dict.fromkeys(job.algorithm, no_episodes(1, job.source.spec.info_metrics))
@@ -118,7 +151,14 @@ def learn_in_turn(job: Job) -> Callable[..., Any]:
     def learn(state: TrainState, experience: Any, keys: Any, hyper: Any, data: PyTree) -> Any:
         return _learn(job, state, experience, keys[-1], hyper, data)
 
-    def of_device(state: TrainState, since: IntervalSums, keys: Any, hyper: Any, count: jax.Array, data: PyTree) -> Any:
+    def of_device(
+        state: TrainState,
+        since: IntervalSums,
+        keys: Any,
+        hyper: Any,
+        count: jax.Array,
+        data: PyTree,
+    ) -> Any:
         def of_member(given: Any) -> Any:
             state, since, keys, hyper = given
 
@@ -135,24 +175,42 @@ def learn_in_turn(job: Job) -> Callable[..., Any]:
 
 
 def in_turn(job: Job, state: TrainState, members: int) -> bool:
-    """Returns whether members learn faster one after the other: where their variables fill the caches of a CPU."""
+    """Returns whether members learn faster one after the other:
+    where their variables fill the caches of a CPU.
+    """
     large = sum(x.size for x in jax.tree.leaves(state)) > CACHED * job.mesh.shape[meshes.AGENT]
-    return not job.acts and members > job.mesh.size and large and job.mesh.devices.flat[0].platform == "cpu"
+    return (
+        not job.acts
+        and members > job.mesh.size
+        and large
+        and job.mesh.devices.flat[0].platform == "cpu"
+    )
 
 
 def learn_together(job: Job) -> Callable[..., Any]:
     most = LEARN_TOGETHER if job.mesh.devices.flat[0].platform == "cpu" else None
 
-    def learn(state: TrainState, experience: Rollout, key: jax.Array, hyper: Any, data: PyTree) -> Any:
-        return meshes.over_members(partial(_learn, job, data=data), most)(state, experience, key, hyper)
+    def learn(
+        state: TrainState, experience: Rollout, key: jax.Array, hyper: Any, data: PyTree
+    ) -> Any:
+        return meshes.over_members(partial(_learn, job, data=data), most)(
+            state, experience, key, hyper
+        )
 
     return learn
 
 
 def _added(
-    grew: jax.Array, learned: jax.Array, sums: Any, episodes: EpisodeStats, metrics: Any, ended: EpisodeStats
+    grew: jax.Array,
+    learned: jax.Array,
+    sums: Any,
+    episodes: EpisodeStats,
+    metrics: Any,
+    ended: EpisodeStats,
 ) -> tuple[Any, ...]:
-    """Adds an iteration to the sums of a policy: ``learned, sums, episodes``; ``grew``: it made updates."""
+    """Adds an iteration to the sums of a policy: ``learned, sums, episodes``; ``grew``:
+    it made updates.
+    """
     total = jax.tree.map(lambda *x: jnp.stack(x), episodes, ended)
     sums = jax.tree.map(lambda s, x: s + jnp.where(grew, x, 0), sums, metrics)
     return learned + grew, sums, total.merge(axis=0)
@@ -168,7 +226,9 @@ def learned(
     hyper: Mapping[str, jax.Array],
     data: PyTree = (),
 ) -> tuple[TrainState, IntervalSums]:
-    """Learns from an iteration's experience, and adds its metrics and finished episodes to the sums."""
+    """Learns from an iteration's experience,
+    and adds its metrics and finished episodes to the sums.
+    """
     updates = state.updates
     state, metrics = update(state, experience, keys, hyper, data)
     grew = jax.tree.map(operator.gt, state.updates, updates)

@@ -1,6 +1,8 @@
-"""Learning from a data set alone, in one compiled program: no environment is stepped, except by evaluations.
+"""Learning from a data set alone, in one compiled program: no environment is stepped,
+except by evaluations.
 
-Source: offline reinforcement learning as surveyed by Levine et al. (2020), https://arxiv.org/abs/2005.01643.
+Source: offline reinforcement learning as surveyed by Levine et al. (2020),
+https://arxiv.org/abs/2005.01643.
 """
 
 from __future__ import annotations
@@ -15,5 +17,7 @@ __all__ = ["DevicePopulation", "offline"]
 
 
 def offline(job: Job) -> Iterator[Report]:
-    """Runs ``job`` on its data set, many updates per dispatch: the compiled plan, whose acting adds nothing."""
+    """Runs ``job`` on its data set, many updates per dispatch: the compiled plan,
+    whose acting adds nothing.
+    """
     return DevicePopulation([job]).reports(0, job)

@@ -1,7 +1,7 @@
 """Environment, acting and learning in one compiled program over the whole mesh.
 
-This is Anakin of the Podracer architectures (Hessel et al. 2021, https://arxiv.org/abs/2104.06272): nothing goes
-through the host while the program runs.
+This is Anakin of the Podracer architectures (Hessel et al. 2021, https://arxiv.org/abs/2104.06272):
+nothing goes through the host while the program runs.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ from jaxrl_dist.plans.streaming import Feed
 from jaxrl_dist.types import Report
 
 DISPATCH_SECONDS = 1.0
-"""Approximate duration of one dispatch, so that the run stops soon after a request. Results do not depend on it."""
+"""Approximate duration of one dispatch, so that the run stops soon after a request.
+Results do not depend on it."""
 
 
 def on_device(job: Job) -> Iterator[Report]:
-    """Runs ``job`` on environments that are pure functions, many iterations per dispatch: a population of one."""
+    """Runs ``job`` on environments that are pure functions, many iterations per dispatch:
+    a population of one.
+    """
     return DevicePopulation([job]).reports(0, job)
 
 
@@ -37,39 +40,59 @@ class DevicePopulation(Population):
 
     _per_dispatch = 1
     _read: compiled.Numbers | None = None
-    """The members' numbers after the newest dispatch, on the host; None: they may have changed since."""
+    """The members' numbers after the newest dispatch, on the host; None:
+    they may have changed since."""
 
     def _begin(self) -> None:
         jobs = self.jobs
         job = jobs[0]
         self._state = initial.states(jobs, self._hyper, equal=self._average_every is not None)
         self._actor = initial.actors(jobs, self._hyper)
-        self._feed = Feed(job, job.progress.get("iteration", 0)) if job.streams else None
-        self._data = job.put_data() if self._feed is None else self._feed.windows
+        self._feed: Feed | None = None
+        if job.streams:
+            self._feed = Feed(job, job.progress.get("iteration", 0))
+            self._data = self._feed.windows
+        else:
+            self._data = job.put_data()
         if not (job.acts or job.streams) and job.resumed is None:
             self._state = initial.with_recorded_stats(job, self._state, self._hyper, self._data)
         act, learn = self._iteration()
         inputs = self._state, self._actor, self._keys, self._hyper
-        blank = job.once(("sums", len(jobs)), lambda job: compiled.blank_sums(job, act, learn, *inputs))
+        blank = job.once(
+            ("sums", len(jobs)), lambda job: compiled.blank_sums(job, act, learn, *inputs)
+        )
         self._blank = self._put_sums(initial.stack([blank] * len(jobs)))
         self._since: IntervalSums = initial.stack(
-            [compiled.reset_interval(IntervalSums.of(job.progress, job.algorithm), blank) for job in jobs]
+            [
+                compiled.reset_interval(IntervalSums.of(job.progress, job.algorithm), blank)
+                for job in jobs
+            ]
         )
         self._compile(act, learn)
 
     def _iteration(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        members, recorded = len(self._rows), self.jobs[0].record is not None
+        members = len(self._rows)
+        recorded = self.jobs[0].record is not None
         name = "iteration", members, recorded
-        return self.jobs[0].once(name, lambda job: iteration.make_iteration(job, members, recorded=recorded))
+        return self.jobs[0].once(
+            name, lambda job: iteration.make_iteration(job, members, recorded=recorded)
+        )
 
     def _compile(self, act: Callable[..., Any], learn: Callable[..., Any]) -> None:
-        every, job, keeps = self._average_every, self.jobs[0], 0
+        every = self._average_every
+        job = self.jobs[0]
+        keeps = 0
         if job.record is not None:
             inputs = self._state, self._actor, self._keys, self._hyper
-            experience = jax.eval_shape(lambda *inputs: act(*compiled.squeeze_member(inputs))[1], *inputs)
+            experience = jax.eval_shape(
+                lambda *inputs: act(*compiled.squeeze_member(inputs))[1], *inputs
+            )
             keeps = recording.kept_iterations(job, experience)
-        name, self._keeps = ("program", len(self._rows), every, keeps), keeps
-        self.program = job.once(name, lambda job: compiled.make_program(job, act, learn, every, keeps))
+        name = ("program", len(self._rows), every, keeps)
+        self._keeps = keeps
+        self.program = job.once(
+            name, lambda job: compiled.make_program(job, act, learn, every, keeps)
+        )
         """The compiled program; see ``compiled.make_program``."""
         self._layout = compiled.layout(job, self._state, self._blank)
         self._ready(self.program)
@@ -80,12 +103,24 @@ class DevicePopulation(Population):
         return placed
 
     def inputs(self, count: int) -> tuple[Any, ...]:
-        """Returns the arguments with which ``program`` runs ``count`` iterations; it donates the first two."""
+        """Returns the arguments with which ``program`` runs ``count`` iterations;
+        it donates the first two.
+        """
         limit = self._placed("count", np.int32(count), meshes.REPLICATED)
-        return self._state, self._actor, self._since, self._keys, self._hyper, self._goes_on(), limit, self._data
+        return (
+            self._state,
+            self._actor,
+            self._since,
+            self._keys,
+            self._hyper,
+            self._goes_on(),
+            limit,
+            self._data,
+        )
 
     def _iterate(self, running: Sequence[int]) -> int:
-        job, program = self.jobs[0], self.program
+        job = self.jobs[0]
+        program = self.program
         # No member reaches its end before the last of these iterations.
         left = min(self.jobs[member].config.total - self._step(member) for member in running)
         left = -(-left // job.steps_per_iteration)
@@ -96,16 +131,20 @@ class DevicePopulation(Population):
             self._feed.ahead(count)
         if self._keeps:
             count = min(count, self._keeps)
-        began, self._read = time.perf_counter() - program.compile_seconds, None
+        began = time.perf_counter() - program.compile_seconds
+        self._read = None
         self._state, self._actor, self._since, packed, kept = program(*self.inputs(count))
         if self._feed is not None:
             self._feed.gather()
         self._read = numbers = self._layout.unpack(arrays.fetch(packed), leading=1)
         self._count(numbers.steps)
         if job.record is not None:
-            job.record(0, recording.taken(kept, int(numbers.since.iterations[0]) - self._iterations))
+            job.record(
+                0, recording.taken(kept, int(numbers.since.iterations[0]) - self._iterations)
+            )
         for row in (row for row, member in enumerate(self._rows) if not self._done[member]):
-            # The program stops before the faulty iteration, so that a resumed run meets the fault again.
+            # The program stops before the faulty iteration,
+            # so that a resumed run meets the fault again.
             first = device.Fault(numbers.fault.iteration[row], numbers.fault.where[row])
             device.check_fault(job.source.spec, first, job.num_envs, job.rollout_length)
         seconds = time.perf_counter() - program.compile_seconds - began
@@ -114,8 +153,11 @@ class DevicePopulation(Population):
         return count
 
     def _numbers(self) -> ReportNumbers:
-        """As in each plan, without another transfer if nothing has changed since the newest dispatch."""
-        read, self._read = self._read, None
+        """As in each plan, without another transfer if
+        nothing has changed since the newest dispatch.
+        """
+        read = self._read
+        self._read = None
         if read is None:
             return super()._numbers()
         return self._sums(read.since), read.counts
@@ -128,5 +170,7 @@ class DevicePopulation(Population):
         self._since = self._blank
 
     def _keep(self, index: np.ndarray) -> None:
-        self._since = self._blank = self._put_sums(jax.tree.map(lambda x: x[index], arrays.fetch(self._blank)))
+        self._since = self._blank = self._put_sums(
+            jax.tree.map(lambda x: x[index], arrays.fetch(self._blank))
+        )
         self._compile(*self._iteration())

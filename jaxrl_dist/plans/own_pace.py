@@ -1,11 +1,12 @@
 """Several policies, each with a trainer at its own pace, on one stream of experience.
 
-Source: RLlib Flow's workflow with two trainers (Liang et al. 2021, https://arxiv.org/abs/2011.12719): PPO learns from
-each rollout, while DQN stores it and learns from its replay memory. The trainers take turns on the devices that learn.
-While no rollout has arrived, those that replay go on. A policy acts with its new parameters as soon as its trainer's
-turn is over. Schedules and warm-up of a policy follow its own ``env_step``: the nominal env steps of the rollouts that
-its trainer has learned from or stored. All trainers get the same rollouts, so it is that of the others once all have
-had their turn.
+Source: RLlib Flow's workflow with two trainers (Liang et al. 2021,
+https://arxiv.org/abs/2011.12719): PPO learns from each rollout, while DQN stores it and learns from
+its replay memory. The trainers take turns on the devices that learn. While no rollout has arrived,
+those that replay go on. A policy acts with its new parameters as soon as its trainer's turn is
+over. Schedules and warm-up of a policy follow its own ``env_step``: the nominal env steps of the
+rollouts that its trainer has learned from or stored. All trainers get the same rollouts, so it is
+that of the others once all have had their turn.
 """
 
 from __future__ import annotations
@@ -36,11 +37,17 @@ from jaxrl_dist.types import Algorithm, Report, TrainState
 def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int) -> None:
     """See ``config.plans.Plan``."""
     if peers.count() > 1:
-        raise ConfigError("--plan own_pace trains in one process; --plan asynchronous --lockstep does in several")
+        raise ConfigError(
+            "--plan own_pace trains in one process; --plan asynchronous --lockstep does in several"
+        )
     if not config.policies:
-        raise ConfigError("--plan own_pace is for several policies (--policy); --plan asynchronous trains one")
+        raise ConfigError(
+            "--plan own_pace is for several policies (--policy); --plan asynchronous trains one"
+        )
     if config.lockstep:
-        raise ConfigError(f"{flag('lockstep')} makes policies wait, and under --plan own_pace none does")
+        raise ConfigError(
+            f"{flag('lockstep')} makes policies wait, and under --plan own_pace none does"
+        )
     asynchronous.check(config, algorithm, name, num_devices)
 
 
@@ -54,7 +61,9 @@ def own_pace(job: Job) -> Iterator[Report]:
 def trainers(job: Job) -> dict[str, Trainer]:
     """Returns the trainer of each policy; those that replay are free-running."""
     job = job._replace(pool=job.pool._replace(free_running=True))
-    learn, relearn = (keys_of(job.algorithm, job.key(stream)) for stream in (Stream.LEARN, Stream.LEARN_MORE))
+    learn, relearn = (
+        keys_of(job.algorithm, job.key(stream)) for stream in (Stream.LEARN, Stream.LEARN_MORE)
+    )
     return {
         name: Trainer(job, learner, {name: job.algorithm[name]}, (learn[name], relearn[name]))
         for name, learner in job.learner.parts
@@ -62,18 +71,26 @@ def trainers(job: Job) -> dict[str, Trainer]:
 
 
 def turns(trainers: Mapping[str, Trainer], state: TrainState, rounds: Rounds) -> Iterator[Turn]:
-    """Yields the turns in which a policy has learned: each round goes to every trainer, and these take turns."""
+    """Yields the turns in which a policy has learned: each round goes to every trainer,
+    and these take turns.
+    """
     states = {name: state_of(state, name) for name in trainers}
-    states = {name: part._replace(iteration=jnp.copy(part.iteration)) for name, part in states.items()}  # not shared
+    # not shared
+    states = {
+        name: part._replace(iteration=jnp.copy(part.iteration)) for name, part in states.items()
+    }
     copies = itertools.tee(rounds, len(states))
     parts = {name: _of_policy(name, copy) for name, copy in zip(states, copies, strict=True)}
     streams = [trainer.turns(states[name], parts[name]) for name, trainer in trainers.items()]
     more = dict.fromkeys(states, False)
     for name, turn in zip(itertools.cycle(states), flow.concurrently(*streams), strict=False):
         if turn.state is not states[name]:
-            states[name], more[name] = turn.state, turn.more
+            states[name] = turn.state
+            more[name] = turn.more
             last = name == next(reversed(states))
-            yield Turn(joined(states), {name: turn.metrics}, {name: turn.counts}, any(more.values()), last)
+            yield Turn(
+                joined(states), {name: turn.metrics}, {name: turn.counts}, any(more.values()), last
+            )
 
 
 def _of_policy(name: str, rounds: Rounds) -> Iterator[Any]:

@@ -1,4 +1,6 @@
-"""Runs that advance together, as ``on_device`` and ``synchronous`` train them; a single run is a population of one."""
+"""Runs that advance together, as ``on_device`` and ``synchronous`` train them;
+a single run is a population of one.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,17 @@ from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Checkpoint, Report, TrainState
 
 ReportNumbers = tuple[Sequence[IntervalSums], Counts]
-"""What the members' reports need: the sums of each row since the last report, and the rows' counts."""
+"""What the members' reports need: the sums of each row since the last report, and the rows'
+counts."""
 
 
 class Population(abc.ABC):
     """Runs that differ only in seed and ``hyper``, called members, in the same programs.
 
-    Every array of the programs has a leading axis of members. A member learns the same as a single run, up to rounding.
-    Once it is done, further results for it are ignored. Each plan's subclass defines how members advance. The members'
-    ``jobs`` have the hyperparameters that selections have given them.
+    Every array of the programs has a leading axis of members. A member learns the same as a single
+    run, up to rounding. Once it is done, further results for it are ignored. Each plan's subclass
+    defines how members advance. The members' ``jobs`` have the hyperparameters that selections have
+    given them.
     """
 
     _state: TrainState
@@ -58,34 +62,45 @@ class Population(abc.ABC):
           jobs: the members' jobs; resumed members that are not done are at the same iteration.
           training: the members whose reports will be taken; None: all.
           selection: when and how to select among the members that are not done; None: never.
-          numbers: the members' numbers in the whole population, for reports; None: these are all members.
-          average_every: iterations after which the members' networks become their mean; None: never.
+          numbers: the members' numbers in the whole population, for reports; None:
+            these are all members.
+          average_every: iterations after which the members' networks become their mean;
+            None: never.
         """
         self._names = range(len(jobs)) if numbers is None else numbers
-        self.jobs, self._selection, self._average_every = list(jobs), selection, average_every
+        self.jobs = list(jobs)
+        self._selection = selection
+        self._average_every = average_every
         self._rows = list(range(len(jobs)))  # the members of the program's arrays
-        self._parents = list(range(len(jobs)))  # whose parameters each member has since its last report
-        most = None if selection is None else selection.interval // jobs[0].iterations_per_report
+        # whose parameters each member has since its last report
+        self._parents = list(range(len(jobs)))
+        if selection is None:
+            most = None
+        else:
+            most = selection.interval // jobs[0].iterations_per_report
         self._windows = [Window(job, most) for job in jobs]
         self.halved: set[int] = set()
         """The members that a selection has ended."""
         self._due: dict[int, Report] = {}
-        self._held: dict[int, Checkpoint] = {}  # of members that are done, and whose reports wait while others advance
+        # of members that are done, and whose reports wait while others advance
+        self._held: dict[int, Checkpoint] = {}
         self._small: dict[str, tuple[Any, jax.Array]] = {}
         trained = range(len(jobs)) if training is None else training
         self._ended = [at for at in trained if jobs[at].ended_by(jobs[at].step, jobs[at].score)]
         self._done = [at not in trained or at in self._ended for at in range(len(jobs))]
         self._started = False
         self.error: BaseException | None = None
-        """Ends all members that are not done: each raises it instead of advancing, and can still save its state."""
+        """Ends all members that are not done: each raises it instead of advancing,
+        and can still save its state."""
 
     def reports(self, member: int, job: Job) -> Iterator[Report]:
         """Yields the reports of a member; ``job`` is its job, with the functions of its run.
 
-        The members advance together: the caller takes the next report of every member before it takes a second one of
-        any. The variables of members that are done stay valid.
+        The members advance together: the caller takes the next report of every member before it
+        takes a second one of any. The variables of members that are done stay valid.
         """
-        self.jobs[member] = job._replace(hyper=self.jobs[member].hyper)  # which a selection may have changed
+        # which a selection may have changed
+        self.jobs[member] = job._replace(hyper=self.jobs[member].hyper)
         if not self._started:
             self._check()
             self._start()
@@ -106,11 +121,16 @@ class Population(abc.ABC):
 
     def _start(self) -> None:
         jobs = self.jobs
-        self._clocks = [Clock(job.progress, partial(self._excluded_seconds, at)) for at, job in enumerate(jobs)]
+        self._clocks = [
+            Clock(job.progress, partial(self._excluded_seconds, at)) for at, job in enumerate(jobs)
+        ]
         self._put_inputs()
         self._steps = np.array([job.steps for job in jobs])
         self._updates = [job.updates for job in jobs]
-        since = [IntervalSums.of(jobs[member].progress, jobs[member].algorithm) for member in self._running()]
+        since = [
+            IntervalSums.of(jobs[member].progress, jobs[member].algorithm)
+            for member in self._running()
+        ]
         self._iterations = max((int(x.iterations) for x in since), default=0)
         self._begin()
         if self._ended:  # before this session, but their reports have not been taken
@@ -124,8 +144,12 @@ class Population(abc.ABC):
     def _put_inputs(self) -> None:
         """Puts the keys and hyperparameters of the program's members on the mesh."""
         jobs = [self.jobs[member] for member in self._rows]
-        self._keys = tuple(initial.member_keys(jobs, stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
-        self._hyper = meshes.put(initial.stacked_hyper(jobs, np.float32), jobs[0].mesh, initial.MEMBERS)
+        self._keys = tuple(
+            initial.member_keys(jobs, stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN)
+        )
+        self._hyper = meshes.put(
+            initial.stacked_hyper(jobs, np.float32), jobs[0].mesh, initial.MEMBERS
+        )
 
     def _excluded_seconds(self, member: int) -> float:
         return self.jobs[member].excluded_seconds()
@@ -134,14 +158,20 @@ class Population(abc.ABC):
         return [member for member, done in enumerate(self._done) if not done]
 
     def _part(self, tree: Any, row: int) -> Any:
-        return jax.tree.map(lambda x: x[row], tree) if self._axis else tree
+        if self._axis:
+            return jax.tree.map(lambda x: x[row], tree)
+        return tree
 
     def _goes_on(self) -> jax.Array:
         """Returns which members of the programs are not done, ``[M]`` bool on the mesh."""
-        return self._placed("running", [not self._done[member] for member in self._rows], initial.MEMBERS)
+        return self._placed(
+            "running", [not self._done[member] for member in self._rows], initial.MEMBERS
+        )
 
     def _placed(self, name: str, value: Any, spec: PartitionSpec) -> jax.Array:
-        """Returns a small value on the mesh, placed only when it has changed: placing takes as long as a dispatch."""
+        """Returns a small value on the mesh, placed only when it has changed:
+        placing takes as long as a dispatch.
+        """
         if name not in self._small or self._small[name][0] != value:
             self._small[name] = value, meshes.put(np.asarray(value), self.jobs[0].mesh, spec)
         return self._small[name][1]
@@ -160,11 +190,16 @@ class Population(abc.ABC):
         self._report(running)
 
     def _hold(self) -> None:
-        """Copies what the checkpoints of waiting reports need, until these have been taken and saved."""
+        """Copies what the checkpoints of waiting reports need,
+        until these have been taken and saved.
+        """
         for member, due in self._due.items():
-            if self.jobs[member].config.run_dir and member not in self._held:  # else nothing saves a replay memory
+            # else nothing saves a replay memory
+            if self.jobs[member].config.run_dir and member not in self._held:
                 self._held[member] = due.checkpoint()
-                self._due[member] = dataclasses.replace(due, checkpoint=partial(held, self._held, member))
+                self._due[member] = dataclasses.replace(
+                    due, checkpoint=partial(held, self._held, member)
+                )
 
     def _count(self, steps: np.ndarray) -> None:
         """Adds the env steps and agent steps of each row, ``[M, 2]``, to those of its member."""
@@ -173,7 +208,9 @@ class Population(abc.ABC):
 
     def _step(self, member: int) -> int:
         """Returns what the member's clock says."""
-        return int(self._steps[member, 0]) if self.jobs[member].acts else self._updates[member]
+        if self.jobs[member].acts:
+            return int(self._steps[member, 0])
+        return self._updates[member]
 
     def _report(self, running: Sequence[int]) -> None:
         """Makes the reports of members that are done, and of all members after an interval."""
@@ -201,7 +238,9 @@ class Population(abc.ABC):
     def _offer(self, members: Iterable[int], numbers: ReportNumbers) -> None:
         """Makes reports. The variables of members that are done stay valid while others advance."""
         for member in members:
-            self._due[member] = self._now(member, numbers, keep=self._done[member] and not all(self._done))
+            self._due[member] = self._now(
+                member, numbers, keep=self._done[member] and not all(self._done)
+            )
 
     def _score(self, members: Sequence[int], since: Sequence[IntervalSums]) -> None:
         """Adds the episodes of a whole interval to those that score the members."""
@@ -213,22 +252,30 @@ class Population(abc.ABC):
             self._done[member] = True
 
     def _stopped(self, running: Sequence[int]) -> list[int]:
-        """Returns the members that end early: all of them for a signal, or some for an error of theirs.
+        """Returns the members that end early: all of them for a signal,
+        or some for an error of theirs.
 
-        A signal that comes between two questions ends all after the next iteration: they resume from a shared one.
+        A signal that comes between two questions ends all after the next iteration:
+        they resume from a shared one.
         """
         jobs = self.jobs
         stopped = [member for member in running if jobs[member].stop()]
         others = [member for member in running if member not in stopped]
-        return [] if stopped and others and jobs[others[0]].stop() else stopped
+        if stopped and others and jobs[others[0]].stop():
+            return []
+        return stopped
 
     def _select(self, counts: Counts) -> Counts:
-        """Selects among the members that go on, if it is time: after an interval, before its reports.
+        """Selects among the members that go on, if it is time: after an interval,
+        before its reports.
 
-        Returns the counts after it. A member that has diverged takes no part: its report ends it, and it has no copies.
+        Returns the counts after it. A member that has diverged takes no part:
+        its report ends it, and it has no copies.
         """
         rows, selection, jobs = self._rows, self._selection, self.jobs
-        members = [x for x in self._running() if not diverged(self._part(counts.skipped, rows.index(x)))]
+        members = [
+            x for x in self._running() if not diverged(self._part(counts.skipped, rows.index(x)))
+        ]
         if selection is None or len(members) < 2:
             return counts
         iteration = int(self._part(counts.iteration, rows.index(members[0])))
@@ -236,15 +283,20 @@ class Population(abc.ABC):
             return counts
         before = [jobs[member] for member in members]
         scores = np.array([self._windows[member].score for member in members])
-        source, chosen = selection.evolve(selection.rng(iteration), scores, initial.stacked_hyper(before))
+        source, chosen = selection.evolve(
+            selection.rng(iteration), scores, initial.stacked_hyper(before)
+        )
         if len(source) < len(members):
             self.halved.update(np.delete(members, source).tolist())
             self._end(self.halved)
             return counts
         for place, member in enumerate(members):
-            job, self._parents[member] = jobs[member], members[source[place]]
+            job = jobs[member]
+            self._parents[member] = members[source[place]]
             values = {name: float(x[place]) for name, x in chosen.items()}
-            jobs[member] = job._replace(hyper=selection.checked(job.config, values, before[source[place]].hyper))
+            jobs[member] = job._replace(
+                hyper=selection.checked(job.config, values, before[source[place]].hyper)
+            )
         return self._copy_parents(counts)
 
     def _copy_parents(self, counts: Counts) -> Counts:
@@ -274,11 +326,16 @@ class Population(abc.ABC):
         return self._sums(), arrays.fetch(Counts.of(state))
 
     def _now(self, member: int, numbers: ReportNumbers, *, keep: bool = False) -> Report:
-        """Returns a member's report; ``keep`` copies its variables, which others' advance would overwrite."""
-        job, row = self.jobs[member], self._rows.index(member)
-        since, counts = numbers[0][row], self._part(numbers[1], row)
+        """Returns a member's report; ``keep`` copies its variables,
+        which others' advance would overwrite.
+        """
+        job = self.jobs[member]
+        row = self._rows.index(member)
+        since = numbers[0][row]
+        counts = self._part(numbers[1], row)
         state = self._state._replace(**counts._asdict())
-        actor, own_row = self._actor, row if self._axis else None
+        actor = self._actor
+        own_row = row if self._axis else None
         selected = {"hyper": dict(job.hyper), "halved": member in self.halved}
         if keep:
             state = state._replace(variables=copied(state.variables, "variables", row=own_row))
@@ -297,13 +354,15 @@ class Population(abc.ABC):
         )
 
     def _selected(self, member: int) -> Mapping[str, float]:
-        """Returns the metrics of selection: whose parameters the member has, and its hyperparameters from now on."""
+        """Returns the metrics of selection: whose parameters the member has, and its
+        hyperparameters from now on.
+        """
         if self._selection is None:
             return {}
         hyper = {f"hyper/{name}": value for name, value in self.jobs[member].hyper.items()}
         return {"population/parent": float(self._names[self._parents[member]]), **hyper}
 
-    # --- Defined by each plan ---------------------------------------------------------------------------------
+    # --- Defined by each plan ---------------------------------------------------------------------
 
     @abc.abstractmethod
     def _begin(self) -> None:
@@ -311,7 +370,9 @@ class Population(abc.ABC):
 
     @abc.abstractmethod
     def _iterate(self, running: Sequence[int]) -> int:
-        """Runs some iterations, calls ``_count``, and returns their number; no member ends before the last of them."""
+        """Runs some iterations, calls ``_count``, and returns their number;
+        no member ends before the last of them.
+        """
 
     @abc.abstractmethod
     def _sums(self) -> Sequence[IntervalSums]:

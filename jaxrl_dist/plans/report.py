@@ -37,36 +37,50 @@ class Counts(NamedTuple):
 class IntervalSums(NamedTuple):
     """Sums over the interval since the last report, held by programs, checkpoints and reports.
 
-    ``HostInterval`` computes them for plans whose iterations begin and end on the host. All fields except
-    ``iterations`` are dicts keyed by policy.
+    ``HostInterval`` computes them for plans whose iterations begin and end on the host. All fields
+    except ``iterations`` are dicts keyed by policy.
     """
 
-    iterations: Array  # int32 scalar
-    learned: Mapping[str, Array]  # int32 scalar, iterations that made updates; none while a replay memory fills
-    sums: Mapping[str, Mapping[str, Array]]  # of each metric, over the iterations that made updates; scalars
-    episodes: Mapping[str, EpisodeStats]  # [devices], or [1] on the host
+    iterations: Array
+    """Int32 scalar."""
+    learned: Mapping[str, Array]
+    """Int32 scalar, iterations that made updates; none while a replay memory fills."""
+    sums: Mapping[str, Mapping[str, Array]]
+    """Of each metric, over the iterations that made updates; scalars."""
+    episodes: Mapping[str, EpisodeStats]
+    """[devices], or [1] on the host."""
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the checkpoint's JSON: numbers in hexadecimal, which is exact and can represent infinity.
+        """Returns the checkpoint's JSON: numbers in hexadecimal,
+        which is exact and can represent infinity.
 
         That of a single policy has no names.
         """
 
-        def of_policy(learned: Array, sums: Mapping[str, Array], episodes: EpisodeStats) -> tuple[Any, ...]:
+        def of_policy(
+            learned: Array, sums: Mapping[str, Array], episodes: EpisodeStats
+        ) -> tuple[Any, ...]:
             def exact(x: Array) -> list[str]:
                 return [float(part).hex() for part in np.atleast_1d(x)]
 
             ended: list[Any] = [exact(field) for field in episodes[:-1]]
             if episodes.info:
-                ended.append({metric: [exact(x) for x in pair] for metric, pair in episodes.info.items()})
+                ended.append(
+                    {metric: [exact(x) for x in pair] for metric, pair in episodes.info.items()}
+                )
             return int(learned), {name: float(value).hex() for name, value in sums.items()}, ended
 
-        fields = int(self.iterations), *(part.get("", part) for part in over_policies(of_policy, 3)(*self[1:]))
+        fields = (
+            int(self.iterations),
+            *(part.get("", part) for part in over_policies(of_policy, 3)(*self[1:])),
+        )
         return dict(zip(self._fields, fields, strict=True))
 
     @staticmethod
     def of(progress: Mapping[str, Any], policies: Iterable[str]) -> IntervalSums:
-        """Returns the sums in a checkpoint's progress, as numpy arrays; zeros where it has none, for these policies."""
+        """Returns the sums in a checkpoint's progress, as numpy arrays;
+        zeros where it has none, for these policies.
+        """
         if progress.get("since") is not None:
             return IntervalSums.from_json(progress["since"])
         none: Any = dict.fromkeys(policies, (np.int32(0), {}, no_episodes(1)))
@@ -76,11 +90,14 @@ class IntervalSums(NamedTuple):
     def from_json(stored: Mapping[str, Any]) -> IntervalSums:
         """The inverse of ``to_json``."""
 
-        def of_policy(learned: int, sums: Mapping[str, str], episodes: list[Any]) -> tuple[Any, ...]:
+        def of_policy(
+            learned: int, sums: Mapping[str, str], episodes: list[Any]
+        ) -> tuple[Any, ...]:
             def exact(field: list[str]) -> np.ndarray:
                 return np.array([float.fromhex(part) for part in field], np.float32)
 
-            fields, info = episodes[:5], dict(*episodes[5:])
+            fields = episodes[:5]
+            info = dict(*episodes[5:])
             pairs = {name: (exact(total), exact(count)) for name, (total, count) in info.items()}
             ended = EpisodeStats._make([*map(exact, fields), pairs])
             values = {name: np.float64(float.fromhex(value)) for name, value in sums.items()}
@@ -102,12 +119,18 @@ def check_progress(progress: Mapping[str, Any]) -> None:
         IntervalSums.from_json(progress["since"])
     sums_of_json(progress.get("window", []))
     counts = progress["reported"]
-    numbers = [progress["env_steps"], *(counts[name] for name in ("iteration", "env_steps", "updates"))]
-    numbers += [x.get("agent_steps", 0) for x in (progress, counts)]  # an older version did not store them
+    numbers = [
+        progress["env_steps"],
+        *(counts[name] for name in ("iteration", "env_steps", "updates")),
+    ]
+    # an older version did not store them
+    numbers += [x.get("agent_steps", 0) for x in (progress, counts)]
     numbers += [progress.get("evaluated", 0), progress.get("restarts", 0)]
     seconds = [progress["wall_time_s"], progress["compile_s"], counts["seconds"]]
     seconds += [*progress.get("hyper", {}).values(), float.fromhex(progress.get("score", "0"))]
-    if not all(isinstance(x, int) and x >= 0 for x in numbers) or not all(isinstance(x, float) for x in seconds):
+    if not all(isinstance(x, int) and x >= 0 for x in numbers) or not all(
+        isinstance(x, float) for x in seconds
+    ):
         raise ValueError("counts that no run has")
 
 
@@ -123,9 +146,12 @@ class HostInterval:
         none = no_episodes(1, self._job.source.spec.info_metrics).merge()
 
         def of_policy(sums: Mapping[str, Array], episodes: EpisodeStats) -> tuple[Any, ...]:
-            return {name: float(value) for name, value in sums.items()}, with_info(episodes.merge(), none)
+            return {name: float(value) for name, value in sums.items()}, with_info(
+                episodes.merge(), none
+            )
 
-        self.iterations, self._learned = int(since.iterations), since.learned
+        self.iterations = int(since.iterations)
+        self._learned = since.learned
         self._sums, episodes = over_policies(of_policy, 2)(since.sums, since.episodes)
         self._episodes = [episodes]
         self._metrics: list[tuple[Any, Any]] = []  # not on the host yet
@@ -135,7 +161,8 @@ class HostInterval:
         self._episodes.append(episodes)
 
     def learned(self, metrics: Mapping[str, Any], counts: Mapping[str, bool]) -> None:
-        """Adds an iteration's metrics; ``counts`` is False if it made no update, as while a replay memory fills.
+        """Adds an iteration's metrics; ``counts`` is False if it made no update,
+        as while a replay memory fills.
 
         Both are dicts keyed by policy, without those that have not had their turn.
         """
@@ -144,13 +171,19 @@ class HostInterval:
             self._fetch()
 
     def _fetch(self) -> None:
-        def added(counts: bool, learned: Array, sums: dict[str, float], metrics: Mapping[str, Array]) -> Any:
-            new = {name: sums.get(name, 0.0) + (float(value) if counts else 0.0) for name, value in metrics.items()}
+        def added(
+            counts: bool, learned: Array, sums: dict[str, float], metrics: Mapping[str, Array]
+        ) -> Any:
+            new = {
+                name: sums.get(name, 0.0) + (float(value) if counts else 0.0)
+                for name, value in metrics.items()
+            }
             return np.int32(learned + counts), {**sums, **new}
 
         for counts, metrics in jax.device_get(self._metrics):
             learned, sums = over_policies(added, 2)(counts, self._learned, self._sums, metrics)
-            self._learned, self._sums = {**self._learned, **learned}, {**self._sums, **sums}
+            self._learned = {**self._learned, **learned}
+            self._sums = {**self._sums, **sums}
         self._metrics = []
 
     def since(self) -> IntervalSums:
@@ -176,30 +209,41 @@ def updates_of(state: TrainState) -> Any:
 def of_all(
     steps: np.ndarray, episodes: Mapping[str, EpisodeStats]
 ) -> list[tuple[np.ndarray, Mapping[str, EpisodeStats]]]:
-    """Returns the env steps and agent steps, ``[2]``, and the finished episodes of one rollout per process."""
+    """Returns the env steps and agent steps, ``[2]``,
+    and the finished episodes of one rollout per process.
+    """
     values, structure = jax.tree.flatten(episodes)
     rollout = [steps.tolist(), [value.tolist() for value in values]]
     return [
-        (np.array(steps), jax.tree.unflatten(structure, [np.array(value, np.float32) for value in values]))
+        (
+            np.array(steps),
+            jax.tree.unflatten(structure, [np.array(value, np.float32) for value in values]),
+        )
         for steps, values in peers.all_gather(rollout, "a rollout")
     ]
 
 
 def with_info(episodes: EpisodeStats, none: EpisodeStats) -> EpisodeStats:
     """Returns the statistics with the metrics of ``none``, whose values replace missing ones."""
-    return episodes._replace(info={metric: episodes.info.get(metric, zeros) for metric, zeros in none.info.items()})
+    return episodes._replace(
+        info={metric: episodes.info.get(metric, zeros) for metric, zeros in none.info.items()}
+    )
 
 
 def _ratio(total: Array, number: Array, count: Array) -> float | None:
     mean = float(total) / float(number) if count else math.nan
-    return None if math.isnan(mean) else mean  # as of losses of an update that was skipped
+    # as of losses of an update that was skipped
+    if math.isnan(mean):
+        return None
+    return mean
 
 
 def episode_metrics(episodes: EpisodeStats, ratio: Callable[..., Any] = _ratio) -> dict[str, Any]:
     """Returns means over the finished episodes; None if there are none.
 
     Args:
-      ratio: ``(total, number, count) -> total / number``, or what stands for no value where ``count`` is 0.
+      ratio: ``(total, number, count) -> total / number``,
+        or what stands for no value where ``count`` is 0.
     """
     count, total, length, least, most, info = episodes
     return {
@@ -212,7 +256,9 @@ def episode_metrics(episodes: EpisodeStats, ratio: Callable[..., Any] = _ratio) 
     }
 
 
-def metrics_of(since: IntervalSums, xp: Any = np, ratio: Callable[..., Any] = _ratio) -> dict[str, Any]:
+def metrics_of(
+    since: IntervalSums, xp: Any = np, ratio: Callable[..., Any] = _ratio
+) -> dict[str, Any]:
     """Returns an interval's means: of all episodes, and each policy's metrics and episodes.
 
     Those of a policy have names like ``prey/loss/q``, or ``loss/q`` without a name.
@@ -222,12 +268,16 @@ def metrics_of(since: IntervalSums, xp: Any = np, ratio: Callable[..., Any] = _r
       ratio: as for ``episode_metrics``.
     """
 
-    def of_policy(learned: Array, sums: Mapping[str, Array], episodes: EpisodeStats) -> dict[str, Any]:
+    def of_policy(
+        learned: Array, sums: Mapping[str, Array], episodes: EpisodeStats
+    ) -> dict[str, Any]:
         means = {name: ratio(value, learned, learned) for name, value in sums.items()}
         return {**episode_metrics(episodes.merge(), ratio), **means}
 
     policies = flat(over_policies(of_policy)(dict(sorted(since.learned.items())), *since[2:]))
-    return policies if "" in since.episodes else {**episode_metrics(merged(since.episodes, xp), ratio), **policies}
+    if "" in since.episodes:
+        return policies
+    return {**episode_metrics(merged(since.episodes, xp), ratio), **policies}
 
 
 def report(
@@ -289,7 +339,12 @@ def report(
         updates=updates,
         iteration=iteration,
         wall_time_s=clock.wall_time(),
-        metrics={**metrics_of(since), **window.metrics(None if due else since.episodes), **extra_metrics, **rates},
+        metrics={
+            **metrics_of(since),
+            **window.metrics(None if due else since.episodes),
+            **extra_metrics,
+            **rates,
+        },
         variables=lambda: job.source.spec.bare(copy(state.variables, "variables")),
         checkpoint=checkpoint,
         ended_by=None if failed else job.ended_by(step, window.score),
@@ -300,13 +355,19 @@ def report(
 
 
 def diverged(skipped: Any) -> bool:
-    """Returns whether too many gradients in a row of any policy were not finite, by a state's counts."""
+    """Returns whether too many gradients in a row of any policy were not finite,
+    by a state's counts.
+    """
     return max(map(int, jax.tree.leaves(skipped))) >= MAX_SKIPPED
 
 
 def saved(job: Job, state: TrainState) -> TrainState:
-    """Returns what a checkpoint holds of a state, still on the devices: no replay memory if checkpoints hold none."""
-    return state._replace(memory=()) if job.config.checkpoint_replay is False else state
+    """Returns what a checkpoint holds of a state, still on the devices:
+    no replay memory if checkpoints hold none.
+    """
+    if job.config.checkpoint_replay is False:
+        return state._replace(memory=())
+    return state
 
 
 def held(checkpoints: Mapping[int, Checkpoint], member: int) -> Checkpoint:
@@ -321,16 +382,21 @@ def held(checkpoints: Mapping[int, Checkpoint], member: int) -> Checkpoint:
 
 
 def _past(method: str) -> RuntimeError:
-    return RuntimeError(f"this report is past: ask for report.{method}() before taking the next one")
+    return RuntimeError(
+        f"this report is past: ask for report.{method}() before taking the next one"
+    )
 
 
-def copied(tree: Any, method: str, to_host: Callable[[Any], Any] = arrays.copied, *, row: int | None = None) -> Any:
+def copied(
+    tree: Any, method: str, to_host: Callable[[Any], Any] = arrays.copied, *, row: int | None = None
+) -> Any:
     """Copies the arrays of a report to the host.
 
     Args:
       method: the function of the report that asks for them.
       to_host: ``arrays.copied`` or ``arrays.pieces``.
-      row: that of a member, whose part of the arrays on the devices is copied; None: they have no axis of members.
+      row: that of a member, whose part of the arrays on the devices is copied; None:
+        they have no axis of members.
 
     Raises:
       RuntimeError: training has continued and has overwritten them.

@@ -27,7 +27,9 @@ from jaxrl_dist.types import PyTree, Report
 
 
 def synchronous(job: Job) -> Iterator[Report]:
-    """Runs ``job`` with one batch of host environments; experience always comes from the newest policy."""
+    """Runs ``job`` with one batch of host environments;
+    experience always comes from the newest policy.
+    """
     with contextlib.closing(HostPopulation([job])) as population:
         yield from population.reports(0, job)
 
@@ -39,13 +41,19 @@ class HostPopulation(Population):
     """Fills the rollouts of environments whose every step would need a thread otherwise."""
 
     def _begin(self) -> None:
-        jobs, job = self.jobs, self.jobs[0]
-        self._axis = len(jobs) > 1 or bool(job.hyper)  # a program without the axis has no hyperparameters as inputs
+        jobs = self.jobs
+        job = self.jobs[0]
+        # a program without the axis has no hyperparameters as inputs
+        self._axis = len(jobs) > 1 or bool(job.hyper)
         self._here = arrays.own_part(job.mesh)
         self._env = job.source.host(job.share, [job.session_seed for job in jobs])
-        if self._env.spec.backend == "envpool" and not meshes.jit_disabled():  # which holds for this thread only
+        # which holds for this thread only
+        if self._env.spec.backend == "envpool" and not meshes.jit_disabled():
             self._thread = Caller("the environments")
-        members = [job.variant(job.hyper)[0] for job in jobs] if self._axis else []
+        if self._axis:
+            members = [job.variant(job.hyper)[0] for job in jobs]
+        else:
+            members = []
         self._acting = host.HostActor(
             recording.acting(job),
             self._env,
@@ -61,19 +69,27 @@ class HostPopulation(Population):
         else:
             self._state = job.initial_state()
         self._intervals = [HostInterval(job) for job in jobs]
-        self._data, self._record = job.put_data(), recording.recorder(job, job.share.first)
-        self._update_seconds, self._key = 0.0, job.key(Stream.LEARN)
+        self._data = job.put_data()
+        self._record = recording.recorder(job, job.share.first)
+        self._update_seconds = 0.0
+        self._key = job.key(Stream.LEARN)
         self._act_compiled = 0.0  # seconds, of programs that have been replaced
 
     def _compile(self) -> programs.Programs:
-        job, members, every = self.jobs[0], len(self._rows), self._average_every
+        job = self.jobs[0]
+        members = len(self._rows)
+        every = self._average_every
         mesh, length, spec = self._here, job.rollout_length, job.source.spec
         if self._axis:
             acting = job.once(
                 ("act", members),
-                lambda job: programs.compile_members(lambda hyper: job.variant(hyper)[0], spec, mesh, length),
+                lambda job: programs.compile_members(
+                    lambda hyper: job.variant(hyper)[0], spec, mesh, length
+                ),
             )
-            self._update = job.once(("update", members, every), lambda job: compiled.compile_update(job, every))
+            self._update = job.once(
+                ("update", members, every), lambda job: compiled.compile_update(job, every)
+            )
         else:
             key = meshes.put(rng.stream(job.config.seed, Stream.ACT), mesh, meshes.REPLICATED)
             acting = job.once(
@@ -81,7 +97,8 @@ class HostPopulation(Population):
                 lambda _: programs.compile_acting(recording.acting(job), spec, mesh, length, key),
             )
             self._update = job.once(
-                "update", lambda job: compile_update(job.learner, job.mesh, recorded=job.data is not None)
+                "update",
+                lambda job: compile_update(job.learner, job.mesh, recorded=job.data is not None),
             )
         self._act = acting.act
         self._ready(self._update, *acting)
@@ -89,13 +106,22 @@ class HostPopulation(Population):
 
     def _iterate(self, running: Sequence[int]) -> int:
         mesh, state = self.jobs[0].mesh, self._state
-        member_inputs = [(self._keys[0], self._hyper)] if self._axis else []
-        inputs = [self._keys[-1], self._hyper, self._goes_on(), self._data] if self._axis else [self._key]
+        if self._axis:
+            member_inputs = [(self._keys[0], self._hyper)]
+        else:
+            member_inputs = []
+        if self._axis:
+            inputs = [self._keys[-1], self._hyper, self._goes_on(), self._data]
+        else:
+            inputs = [self._key]
         inputs += [self._data] if self._data and not self._axis else []
         updates = arrays.fetch(state.updates)
-        variables, iteration, env_step = arrays.as_local((state.variables, state.iteration, state.env_step), mesh)
+        variables, iteration, env_step = arrays.as_local(
+            (state.variables, state.iteration, state.env_step), mesh
+        )
         rollout, episodes, steps = peers.run_everywhere(
-            partial(self._rollout, variables, iteration, env_step, *member_inputs), "the environments"
+            partial(self._rollout, variables, iteration, env_step, *member_inputs),
+            "the environments",
         )
         rollout = self._record(rollout)
         began = time.perf_counter()
@@ -119,7 +145,9 @@ class HostPopulation(Population):
 
     def _rollout(self, *inputs: PyTree) -> tuple[Rollouts, PyTree, np.ndarray]:
         fill = partial(self._acting.rollout, *inputs)
-        return fill() if self._thread is None else self._thread.call(fill)
+        if self._thread is None:
+            return fill()
+        return self._thread.call(fill)
 
     def _sums(self) -> Sequence[IntervalSums]:
         return [interval.since() for interval in self._intervals]
@@ -138,7 +166,9 @@ class HostPopulation(Population):
         stages = self._acting.stages.seconds
         return {
             "time/update_s": self._update_seconds - self._update.compile_seconds,
-            "time/acting_s": stages.get("acting", 0.0) - self._act_compiled - self._act.compile_seconds,
+            "time/acting_s": stages.get("acting", 0.0)
+            - self._act_compiled
+            - self._act.compile_seconds,
             "time/env_s": stages.get("env", 0.0),
         }
 

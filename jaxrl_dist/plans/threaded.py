@@ -1,4 +1,6 @@
-"""What the plans with actor threads share: checks of flags, and the way of rollouts from the actors to the learner."""
+"""What the plans with actor threads share: checks of flags,
+and the way of rollouts from the actors to the learner.
+"""
 
 from __future__ import annotations
 
@@ -30,26 +32,34 @@ from jaxrl_dist.types import Algorithms, PyTree
 
 def prioritizes(algorithm: Algorithms) -> bool:
     """Returns whether any policy replays experience by priority."""
-    return any(policy.replay and policy.replay.priority_exponent is not None for policy in algorithm.values())
+    return any(
+        policy.replay and policy.replay.priority_exponent is not None
+        for policy in algorithm.values()
+    )
 
 
 def check(config: Train[Any], *divisors: tuple[int, str]) -> None:
     """Checks the flags that the plans with actor threads share.
 
     Args:
-      divisors: numbers besides the actors that must divide the environments, as for ``check_divides``.
+      divisors: numbers besides the actors that must divide the environments,
+        as for ``check_divides``.
 
     Raises:
       ConfigError: the flags contradict each other.
     """
     assert config.num_actors is not None, "the preset has it"
-    check_divides("num_envs", config.num_envs, *divisors, (config.num_actors, "actors (--num-actors)"))
+    check_divides(
+        "num_envs", config.num_envs, *divisors, (config.num_actors, "actors (--num-actors)")
+    )
     if config.gather is not None and config.gather > config.num_actors:
         raise ConfigError(f"--gather {config.gather} is more than --num-actors {config.num_actors}")
     for name in marked(config, timed=True):
         value = getattr(config, name)
         if config.lockstep and value is not None and value is not False:  # 0 is a lag
-            raise ConfigError(f"{flag(name)} depends on the threads' timing, and --lockstep is to rule that out")
+            raise ConfigError(
+                f"{flag(name)} depends on the threads' timing, and --lockstep is to rule that out"
+            )
 
 
 def pool_options(config: Train[Any], learners: Sequence[jax.Device]) -> PoolOptions:
@@ -72,7 +82,9 @@ def pool_options(config: Train[Any], learners: Sequence[jax.Device]) -> PoolOpti
         num_actors=num_actors,
         first=peers.index() * num_actors,
         all_actors=config.num_actors,
-        meshes=tuple(meshes.make_mesh([device]) for device in arrays.own_devices(acting)[:num_actors]),
+        meshes=tuple(
+            meshes.make_mesh([device]) for device in arrays.own_devices(acting)[:num_actors]
+        ),
         lag=config.lag if config.lockstep else None,
         gather=config.gather,
         gather_deadline=config.gather_deadline,
@@ -82,23 +94,33 @@ def pool_options(config: Train[Any], learners: Sequence[jax.Device]) -> PoolOpti
 
 
 def exchange(job: Job) -> Exchange:
-    """Returns the exchange of rollouts: each travels to its actor's part of the mesh, where those of a round join.
+    """Returns the exchange of rollouts: each travels to its actor's part of the mesh,
+    where those of a round join.
 
-    With prioritised replay, a rollout's priorities travel with it. A trainer gets a list of one or both.
+    With prioritised replay, a rollout's priorities travel with it.
+    A trainer gets a list of one or both.
     """
-    mesh, num_actors, devices = arrays.own_part(job.mesh), job.pool.num_actors, job.pool.meshes
+    mesh = arrays.own_part(job.mesh)
+    num_actors = job.pool.num_actors
+    devices = job.pool.meshes
     prioritized = prioritizes(job.algorithm)
     specs = [meshes.rollout_specs(job.algorithm), meshes.TIME_BATCH][: 1 + prioritized]
     priorities = itertools.cycle([prioritize(job, on) if prioritized else None for on in devices])
-    send = [sender(home, specs, priority) for home, priority in zip(homes(mesh, num_actors), priorities, strict=False)]
+    send = [
+        sender(home, specs, priority)
+        for home, priority in zip(homes(mesh, num_actors), priorities, strict=False)
+    ]
     join = job.once("join", lambda _: joiner(mesh, num_actors, specs))
-    return Exchange(send, lambda samples: arrays.as_global(join(samples), job.mesh, specs), num_actors)
+    return Exchange(
+        send, lambda samples: arrays.as_global(join(samples), job.mesh, specs), num_actors
+    )
 
 
 def homes(mesh: Mesh, num_actors: int) -> list[Mesh]:
     """Returns the part of the mesh that holds each actor's rollouts.
 
-    If neither the actors divide over the devices nor the devices over the actors, the first device holds all.
+    If neither the actors divide over the devices nor the devices over the actors,
+    the first device holds all.
     """
     devices = list(mesh.devices.flat)
     if num_actors % len(devices) and len(devices) % num_actors:
@@ -109,10 +131,11 @@ def homes(mesh: Mesh, num_actors: int) -> list[Mesh]:
 
 
 def sender(home: Mesh, specs: list[Any], priority: Deliver | None = None) -> Deliver:
-    """Returns a function with which an actor sends its rollout to the learner, overlapping with updates there.
+    """Returns a function with which an actor sends its rollout to the learner,
+    overlapping with updates there.
 
-    It sends a list of the rollout and, with ``priority``, the rollout's priorities; arrays that are on its part of the
-    mesh already are not copied.
+    It sends a list of the rollout and, with ``priority``, the rollout's priorities; arrays that are
+    on its part of the mesh already are not copied.
 
     Args:
       home: the actor's entry of ``homes``.
@@ -121,14 +144,20 @@ def sender(home: Mesh, specs: list[Any], priority: Deliver | None = None) -> Del
     shardings = meshes.shardings(home, specs)
 
     def send(snapshot: Snapshot, rollout: Rollouts, number: np.int32) -> list[PyTree]:
-        extra = [] if priority is None else [priority(snapshot, rollout, number)]
-        return [jax.device_put(x, where) for x, where in zip([rollout, *extra], shardings, strict=True)]
+        if priority is None:
+            extra = []
+        else:
+            extra = [priority(snapshot, rollout, number)]
+        return [
+            jax.device_put(x, where) for x, where in zip([rollout, *extra], shardings, strict=True)
+        ]
 
     return send
 
 
 def prioritize(job: Job, on: Mesh) -> Deliver:
-    """Returns a function that computes, on the device that acted, the initial priorities of a rollout's windows.
+    """Returns a function that computes, on the device that acted,
+    the initial priorities of a rollout's windows.
 
     They are those of the policies that need priorities.
     """
@@ -137,7 +166,9 @@ def prioritize(job: Job, on: Mesh) -> Deliver:
     programs = job.once(
         ("priorities", on),
         lambda job: {
-            name: compile_priority(part, on) for name, part in job.algorithm.items() if prioritizes({name: part})
+            name: compile_priority(part, on)
+            for name, part in job.algorithm.items()
+            if prioritizes({name: part})
         },
     )
 
@@ -150,43 +181,60 @@ def prioritize(job: Job, on: Mesh) -> Deliver:
     return priorities
 
 
-def joiner(mesh: Mesh, num_actors: int, specs: list[Any]) -> Callable[[Sequence[Sample | None]], list[PyTree]]:
+def joiner(
+    mesh: Mesh, num_actors: int, specs: list[Any]
+) -> Callable[[Sequence[Sample | None]], list[PyTree]]:
     """Returns a function that joins the actors' rollouts into one, sharded over the mesh.
 
-    A missing rollout is replaced by zeros of the same shape, so its steps are invalid. Arrays already on the right
-    device are not copied, unless the device holds several actors' environments.
+    A missing rollout is replaced by zeros of the same shape, so its steps are invalid. Arrays
+    already on the right device are not copied, unless the device holds several actors'
+    environments.
 
     Args:
       specs: the sharding of what is sent.
     """
     parts = homes(mesh, num_actors)
-    joined_on = mesh if {*mesh.devices.flat} == {d for part in parts for d in part.devices.flat} else parts[0]
+    if {*mesh.devices.flat} == {d for part in parts for d in part.devices.flat}:
+        joined_on = mesh
+    else:
+        joined_on = parts[0]
     shardings = {on: meshes.shardings(on, specs) for on in {*parts, mesh}}
     axes = jax.tree.map(_axis, specs)
     blanks: dict[int, list[PyTree]] = {}
 
     def concatenate(contents: Sequence[list[PyTree]]) -> list[PyTree]:
-        return jax.tree.map(lambda axis, *x: jax.tree.map(lambda *y: jnp.concatenate(y, axis), *x), axes, *contents)
+        return jax.tree.map(
+            lambda axis, *x: jax.tree.map(lambda *y: jnp.concatenate(y, axis), *x), axes, *contents
+        )
 
     def put(content: list[PyTree], on: Mesh) -> list[PyTree]:
         return [jax.device_put(x, where) for x, where in zip(content, shardings[on], strict=True)]
 
     one = meshes.REPLICATED
     programs = {
-        device: meshes.Program(concatenate, meshes.make_mesh([device]), (one,), one, mapped=meshes.whole)
+        device: meshes.Program(
+            concatenate, meshes.make_mesh([device]), (one,), one, mapped=meshes.whole
+        )
         for device in joined_on.devices.flat
     }
 
     def on_device(device: jax.Device, contents: Sequence[list[PyTree]]) -> list[PyTree]:
-        return programs[device](contents) if len(contents) > 1 else contents[0]
+        if len(contents) > 1:
+            return programs[device](contents)
+        return contents[0]
 
     def join(samples: Sequence[Sample | None]) -> list[PyTree]:
         like = next(sample for sample in samples if sample is not None).content
         contents = []
         for index, sample in enumerate(samples):
             if sample is None and index not in blanks:
-                blanks[index] = put(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like), parts[index])
-            content = blanks[index] if sample is None else sample.content
+                blanks[index] = put(
+                    jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like), parts[index]
+                )
+            if sample is None:
+                content = blanks[index]
+            else:
+                content = sample.content
             # In order of arrival, it may lie on the part of another actor.
             contents.append(content if joined_on.size == 1 else put(content, parts[index]))
         if joined_on.size == 1:  # nothing to take apart
@@ -194,10 +242,16 @@ def joiner(mesh: Mesh, num_actors: int, specs: list[Any]) -> Callable[[Sequence[
         else:
             pieces = []
             for device in joined_on.devices.flat:
-                shards = [_shard(x, device) for x, part in zip(contents, parts, strict=True) if device in part.devices]
+                shards = [
+                    _shard(x, device)
+                    for x, part in zip(contents, parts, strict=True)
+                    if device in part.devices
+                ]
                 pieces.append(on_device(device, shards))
             whole = jax.tree.map(lambda spec, *x: _whole(joined_on, spec, x), specs, *pieces)
-        return whole if joined_on is mesh else put(whole, mesh)
+        if joined_on is mesh:
+            return whole
+        return put(whole, mesh)
 
     return join
 
@@ -209,12 +263,15 @@ def _axis(spec: PartitionSpec) -> int:
 
 def _shard(content: PyTree, device: jax.Device) -> PyTree:
     """Returns a device's shards of arrays, without copying."""
-    return jax.tree.map(lambda x: next(s.data for s in x.addressable_shards if s.device == device), content)
+    return jax.tree.map(
+        lambda x: next(s.data for s in x.addressable_shards if s.device == device), content
+    )
 
 
 def _whole(on: Mesh, spec: PartitionSpec, shards: Sequence[PyTree]) -> PyTree:
     """Assembles arrays over the mesh from each device's shards, without copying."""
-    axis, sharding = _axis(spec), NamedSharding(on, spec)
+    axis = _axis(spec)
+    sharding = NamedSharding(on, spec)
 
     def join(*arrays: jax.Array) -> jax.Array:
         shape = list(arrays[0].shape)

@@ -1,4 +1,5 @@
-"""The returns by which a run ends, members are selected and checkpoints are judged: those of the newest reports.
+"""The returns by which a run ends, members are selected and checkpoints are judged:
+those of the newest reports.
 
 A report interval may hold only a few episodes, so their window is a length of its own.
 """
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
     from jaxrl_dist.plans.job import Job
 
 METRIC = "episode/recent_return"
-"""Mean return of the episodes in the window; in a last report of less than an interval, with those since then."""
+"""Mean return of the episodes in the window; in a last report of less than an interval,
+with those since then."""
 LENGTH = "episode/recent_length"
 """Mean length of the same episodes, in env steps."""
 _Sums = dict[str, tuple[float, float, float]]
-"""Sum of the returns, number, and sum of the lengths of the finished episodes in an interval: of all under "", and of
-each policy."""
+"""Sum of the returns, number, and sum of the lengths of the finished episodes in an interval: of
+all under "", and of each policy."""
 
 
 class Window:
@@ -34,12 +36,19 @@ class Window:
         """Begins as the checkpoint of ``job`` says, or empty.
 
         Args:
-          most: reports between two selections, which judge no episode from before the last one; None: there are none.
+          most: reports between two selections, which judge no
+            episode from before the last one; None: there are none.
         """
         self.score = job.score
-        """Mean return in the newest full window in which episodes ended; -infinity if there was none."""
-        reports = job.reports_per_score if most is None else min(most, job.reports_per_score)
-        self._reports = collections.deque(sums_of_json(job.progress.get("window", [])), maxlen=reports)
+        """Mean return in the newest full window in which episodes ended;
+        -infinity if there was none."""
+        if most is None:
+            reports = job.reports_per_score
+        else:
+            reports = min(most, job.reports_per_score)
+        self._reports = collections.deque(
+            sums_of_json(job.progress.get("window", [])), maxlen=reports
+        )
 
     def add(self, episodes: Mapping[str, EpisodeStats]) -> None:
         """Adds each policy's finished episodes of a whole interval."""
@@ -49,7 +58,8 @@ class Window:
             self.score = mean
 
     def metrics(self, since: Mapping[str, EpisodeStats] | None) -> dict[str, float | None]:
-        """Returns ``METRIC`` and ``LENGTH``, of all episodes and of each of several policies; None where none ended.
+        """Returns ``METRIC`` and ``LENGTH``, of all episodes and of each of several policies;
+        None where none ended.
 
         Args:
           since: finished episodes after the newest whole interval; None: the report is at its end.
@@ -58,8 +68,13 @@ class Window:
         return flat(means)
 
     def to_json(self) -> list[dict[str, list[str]]]:
-        """Returns the checkpoint's JSON: numbers in hexadecimal, which is exact and can represent infinity."""
-        return [{name: [x.hex() for x in parts] for name, parts in sums.items()} for sums in self._reports]
+        """Returns the checkpoint's JSON: numbers in hexadecimal,
+        which is exact and can represent infinity.
+        """
+        return [
+            {name: [x.hex() for x in parts] for name, parts in sums.items()}
+            for sums in self._reports
+        ]
 
 
 def sums_of_json(stored: list[dict[str, list[str]]]) -> list[_Sums]:
@@ -70,32 +85,47 @@ def sums_of_json(stored: list[dict[str, list[str]]]) -> list[_Sums]:
     """
 
     def exact(total: str, count: str, length: str = "nan") -> tuple[float, float, float]:
-        return float.fromhex(total), float.fromhex(count), float.fromhex(length)  # an older version stored no lengths
+        # an older version stored no lengths
+        return float.fromhex(total), float.fromhex(count), float.fromhex(length)
 
     return [{name: exact(*parts) for name, parts in sums.items()} for sums in stored]
 
 
 def recent_return(metrics: Mapping[str, float | None]) -> float | None:
-    """Returns the mean return of a report's window, or of its interval in files of an earlier version."""
+    """Returns the mean return of a report's window,
+    or of its interval in files of an earlier version.
+    """
     return metrics.get(METRIC, metrics["episode/return"])
 
 
 def merged(episodes: Mapping[str, EpisodeStats], xp: Any = np) -> EpisodeStats:
     """Combines the statistics of all devices and policies; ``xp`` is ``jax.numpy`` in a program."""
     first, *others = (stats.merge() for stats in episodes.values())
-    return jax.tree.map(lambda *x: xp.stack(x), first, *others).merge() if others else first
+    if others:
+        return jax.tree.map(lambda *x: xp.stack(x), first, *others).merge()
+    return first
 
 
 def _sums(episodes: Mapping[str, EpisodeStats]) -> _Sums:
-    parts = {"": merged(episodes), **{name: stats.merge() for name, stats in episodes.items() if name}}
-    return {name: (float(x.return_sum), float(x.episodes), float(x.length_sum)) for name, x in parts.items()}
+    parts = {
+        "": merged(episodes),
+        **{name: stats.merge() for name, stats in episodes.items() if name},
+    }
+    return {
+        name: (float(x.return_sum), float(x.episodes), float(x.length_sum))
+        for name, x in parts.items()
+    }
 
 
 def _means(reports: Collection[_Sums]) -> dict[str, dict[str, float | None]]:
-    """Returns the mean return and length of all episodes of some intervals, and of each policy's."""
+    """Returns the mean return and length of all episodes of some intervals, and of each
+    policy's.
+    """
     means: dict[str, dict[str, float | None]] = {}
     for name in dict.fromkeys(name for sums in reports for name in sums) or ("",):
-        total, count, length = np.sum([sums.get(name, (0.0, 0.0, 0.0)) for sums in reports] or [(0.0,) * 3], axis=0)
+        total, count, length = np.sum(
+            [sums.get(name, (0.0, 0.0, 0.0)) for sums in reports] or [(0.0,) * 3], axis=0
+        )
         means[name] = {
             METRIC: float(total / count) if count else None,
             LENGTH: float(length / count) if count and not np.isnan(length) else None,

@@ -28,11 +28,13 @@ from jaxrl_dist.training.compile_cache import keep_programs
 from jaxrl_dist.types import Array, Context, PyTree
 
 RESAMPLES = 1000
-"""Data sets, drawn from the episodes with replacement, whose estimates give an interval where nothing is fitted."""
+"""Data sets, drawn from the episodes with replacement,
+whose estimates give an interval where nothing is fitted."""
 DRAWS = 4
 """Actions that the target draws in each state, where they are not categories."""
 RARE = 0.001
-"""Share of steps without a choice that ratios bear: probabilities of a confident policy round to 1."""
+"""Share of steps without a choice that ratios bear: probabilities of a confident policy round to
+1."""
 LOWEST = 0.01
 """Importance ratio of a step below which the target hardly ever takes its action."""
 NAMES = {
@@ -51,8 +53,10 @@ class Estimate(NamedTuple):
     """What one estimator says of the mean discounted return."""
 
     value: float
-    interval: tuple[float, float]  # 95 %
-    effective_episodes: float | None = None  # (sum w)^2 / sum w^2 of the episodes' ratios w (Kong 1992)
+    interval: tuple[float, float]
+    """95 %."""
+    effective_episodes: float | None = None
+    """(sum w)^2 / sum w^2 of the episodes' ratios w (Kong 1992)."""
 
 
 class Estimates(NamedTuple):
@@ -60,12 +64,17 @@ class Estimates(NamedTuple):
 
     discount: float
     episodes: int
-    estimates: Mapping[str, Estimate]  # by the names of ``NAMES``
-    assumptions: tuple[str, ...]  # what holds, and what does not
+    estimates: Mapping[str, Estimate]
+    """By the names of ``NAMES``."""
+    assumptions: tuple[str, ...]
+    """What holds, and what does not."""
 
     def summary(self) -> dict[str, Any]:
         """Returns the numbers as JSON."""
-        return {**self._asdict(), "estimates": {name: x._asdict() for name, x in self.estimates.items()}}
+        return {
+            **self._asdict(),
+            "estimates": {name: x._asdict() for name, x in self.estimates.items()},
+        }
 
 
 @in_32_bits
@@ -82,7 +91,8 @@ def estimate(
     seed: int = 0,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Estimates:
-    """Estimates the mean discounted return of a policy, the target, from the starts of the data's episodes.
+    """Estimates the mean discounted return of a policy, the target,
+    from the starts of the data's episodes.
 
         jaxrl_dist.estimate("runs/new", "data/old").estimates["fqe"].interval
 
@@ -91,39 +101,54 @@ def estimate(
       data: a data set or its directory.
       checkpoint: of the run, as for ``load_policy``.
       discount: None: that of the run.
-      sampled: the target samples its actions, or takes the best ones; None: as the run's ``evaluation_policy``.
+      sampled: the target samples its actions, or takes the best ones; None:
+        as the run's ``evaluation_policy``.
       refits: networks fitted to resampled episodes, for the intervals of ``fqe`` and ``dr``.
       updates: of each network.
       hidden_sizes: widths of their hidden layers.
       seed: of the networks, the batches and the resampled episodes.
       progress: called with the number of updates done.
 
-    Importance sampling needs the behaviour's probability of each action and a target that samples; without, there is
-    only ``fqe``. It counts what an episode returns until a time limit cuts it; ``fqe`` and ``dr`` look beyond.
+    Importance sampling needs the behaviour's probability of each action and a target that samples;
+    without, there is only ``fqe``. It counts what an episode returns until a time limit cuts it;
+    ``fqe`` and ``dr`` look beyond.
 
     Raises:
-      ConfigError: the policy is recurrent or one of several, its spaces are not those of the data, or a fit has no end.
+      ConfigError: the policy is recurrent or one of several,
+        its spaces are not those of the data, or a fit has no end.
       DivergedError: fitted values are not finite.
     """
-    policy = policy if isinstance(policy, Policy) else load_policy(policy, checkpoint=checkpoint)
-    data = data if isinstance(data, Dataset) else Dataset.load(data)
+    if isinstance(policy, Policy):
+        policy = policy
+    else:
+        policy = load_policy(policy, checkpoint=checkpoint)
+    if isinstance(data, Dataset):
+        data = data
+    else:
+        data = Dataset.load(data)
     if policy.config.compile_cache:
         keep_programs()
-    sampled = policy.config.evaluation_policy == "sampled" if sampled is None else sampled
+    if sampled is None:
+        sampled = policy.config.evaluation_policy == "sampled"
+    else:
+        sampled = sampled
     discount = _checked(policy, data, discount, refits, updates, sampled=sampled)
     log_prob, choices = _target(policy, data, seed, sampled=sampled)
     lost = _never_tried(policy, data, log_prob)
     known = sampled and log_prob is not None and data.log_prob is not None and not lost
     record = Episodes(data, discount, log_prob if known else None)
     generator = np.random.default_rng(seed)
-    made = _resampled(record, generator, ("behaviour", "is", "pdis", "wis", "pdwis") if known else ("behaviour",))
+    made = _resampled(
+        record, generator, ("behaviour", "is", "pdis", "wis", "pdwis") if known else ("behaviour",)
+    )
     lines = _assumptions(policy, data, record, updates, lost, sampled=sampled, known=known)
     if discount == 1.0 and data.truncated.any():
         lines.append("time limits cut episodes, so the values of discount 1 have no end: no fqe")
         return Estimates(discount, record.size, made, tuple(lines))
     counts = generator.multinomial(record.size, np.full(record.size, 1 / record.size), size=refits)
     counts = np.concatenate([np.ones((1, record.size)), counts])
-    space, steps = observations.input_space(policy.source.spec), _steps(policy, data, record, choices)
+    space = observations.input_space(policy.source.spec)
+    steps = _steps(policy, data, record, choices)
     sizes: Any = {"hidden_sizes": hidden_sizes, "updates": updates, "seed": seed}
     values = fitted.fit(policy.algorithm, space, steps, counts, **sizes, progress=progress)
     made["fqe"] = _refitted(values.state[:, record.first], counts)
@@ -131,21 +156,30 @@ def estimate(
     return Estimates(discount, record.size, made, tuple(lines))
 
 
-# --- Intervals ---------------------------------------------------------------------------------------------
+# --- Intervals ------------------------------------------------------------------------------------
 
 
-def _resampled(record: Episodes, generator: np.random.Generator, names: Sequence[str]) -> dict[str, Estimate]:
-    """Estimates with bootstrap-t intervals (Efron 1979; Hall 1988), which allow for the skewness of ratios.
+def _resampled(
+    record: Episodes, generator: np.random.Generator, names: Sequence[str]
+) -> dict[str, Estimate]:
+    """Estimates with bootstrap-t intervals (Efron 1979; Hall 1988),
+    which allow for the skewness of ratios.
 
     The estimates of resampled episodes are taken as linear in how often each episode counts.
     """
     values, influences = zip(*(record.estimate(name) for name in names), strict=True)
     influence = np.stack(influences, axis=1)
-    deviation, square, drawn = influence.std(axis=0), np.square(influence), []
+    deviation = influence.std(axis=0)
+    square = np.square(influence)
+    drawn = []
     for _ in range(RESAMPLES):
-        shares = generator.multinomial(record.size, np.full(record.size, 1 / record.size)) / record.size
+        shares = (
+            generator.multinomial(record.size, np.full(record.size, 1 / record.size)) / record.size
+        )
         mean = shares @ influence
-        drawn.append(quotient(mean, np.sqrt(np.maximum(shares @ square - mean**2, 1e-12 * deviation**2))))
+        drawn.append(
+            quotient(mean, np.sqrt(np.maximum(shares @ square - mean**2, 1e-12 * deviation**2)))
+        )
     below, above = np.percentile(drawn, (2.5, 97.5), axis=0) * deviation
     effective = [record.effective() if name in ("is", "wis") else None for name in names]
     intervals = zip((values - above).tolist(), (values - below).tolist(), strict=True)
@@ -153,24 +187,39 @@ def _resampled(record: Episodes, generator: np.random.Generator, names: Sequence
 
 
 def _refitted(values: np.ndarray, counts: np.ndarray) -> Estimate:
-    """Estimates by the first of ``M`` networks, with an interval from the spread of the others: values ``[M, E]``."""
+    """Estimates by the first of ``M`` networks,
+    with an interval from the spread of the others: values ``[M, E]``.
+    """
     means = np.sum(values * counts, axis=1, dtype=np.float64) / counts.sum(axis=1)
     half = float(special.stdtrit(len(means) - 2, 0.975) * means[1:].std(ddof=1))
     return Estimate(float(means[0]), (float(means[0]) - half, float(means[0]) + half))
 
 
-# --- The target ----------------------------------------------------------------------------------------------
+# --- The target -----------------------------------------------------------------------------------
 
 
 def _checked(
-    policy: Policy, data: Dataset, discount: float | None, refits: int, updates: int, *, sampled: bool
+    policy: Policy,
+    data: Dataset,
+    discount: float | None,
+    refits: int,
+    updates: int,
+    *,
+    sampled: bool,
 ) -> float:
     """Returns the discount, that of the run if it is None."""
     spec = policy.source.spec
-    if spec.policies or spec.num_agents > 1 or spec.frame_stack > 1 or policy.source.wrappers.policies:
+    if (
+        spec.policies
+        or spec.num_agents > 1
+        or spec.frame_stack > 1
+        or policy.source.wrappers.policies
+    ):
         raise ConfigError("estimates are of one agent's policy, without stacked frames")
     if getattr(policy.config.algorithm, "core", "none") != "none":
-        raise ConfigError("estimates of a policy with a recurrent core are not possible; a run without --core works")
+        raise ConfigError(
+            "estimates of a policy with a recurrent core are not possible; a run without --core works"
+        )
     if policy.algorithm.searches:
         raise ConfigError(
             "this policy searches before it acts, which an estimate does not; --num-simulations 0 takes its network "
@@ -189,7 +238,10 @@ def _checked(
             "estimates are of one side of a game, and here one agent moves for both sides; `jaxrl-dist match` plays "
             "the policy against others"
         )
-    discount = getattr(policy.config.algorithm, "discount", None) if discount is None else discount
+    if discount is None:
+        discount = getattr(policy.config.algorithm, "discount", None)
+    else:
+        discount = discount
     if discount is None:
         raise ConfigError("this run has no discount; --discount 0.99 sets one")
     if not 0 <= discount <= 1:
@@ -201,29 +253,45 @@ def _checked(
     return discount
 
 
-def _target(policy: Policy, data: Dataset, seed: int, *, sampled: bool) -> tuple[np.ndarray | None, np.ndarray]:
-    """Returns the target's log-probability ``[L]`` of the recorded actions, and its ``fitted.Steps.choices``."""
-    algorithm, spec, key = policy.algorithm, policy.source.spec, rng.stream(seed, rng.Stream.ACT)
+def _target(
+    policy: Policy, data: Dataset, seed: int, *, sampled: bool
+) -> tuple[np.ndarray | None, np.ndarray]:
+    """Returns the target's log-probability ``[L]`` of the recorded actions,
+    and its ``fitted.Steps.choices``.
+    """
+    algorithm = policy.algorithm
+    spec = policy.source.spec
+    key = rng.stream(seed, rng.Stream.ACT)
     discrete = isinstance(spec.action, Discrete)
     log_prob = algorithm.log_prob if sampled else None
 
-    def at(variables: Any, key: Array, obs: PyTree, action: PyTree, number: Array) -> tuple[jax.Array, jax.Array]:
+    def at(
+        variables: Any, key: Array, obs: PyTree, action: PyTree, number: Array
+    ) -> tuple[jax.Array, jax.Array]:
         size = len(number)
-        core, step = algorithm.initial_core(size), jnp.float32(END_OF_SCHEDULES)
-        keys = jax.vmap(lambda row: jax.random.split(jax.random.fold_in(key, row), DRAWS), out_axes=1)(number)
+        core = algorithm.initial_core(size)
+        step = jnp.float32(END_OF_SCHEDULES)
+        keys = jax.vmap(
+            lambda row: jax.random.split(jax.random.fold_in(key, row), DRAWS), out_axes=1
+        )(number)
         known = jnp.zeros(size)
         if log_prob is not None:
             known = log_prob(variables, obs, core, action, Context(keys[0], step))
         if log_prob is not None and isinstance(spec.action, Discrete):
             each = jnp.arange(spec.action.n, dtype=jnp.int32)
             of = functools.partial(log_prob, variables, obs, core)
-            return known, jnp.exp(jax.vmap(lambda x: of(jnp.full(size, x), Context(keys[0], step)), out_axes=1)(each))
+            return known, jnp.exp(
+                jax.vmap(lambda x: of(jnp.full(size, x), Context(keys[0], step)), out_axes=1)(each)
+            )
 
         def draw(keys: jax.Array | None) -> jax.Array:
             drawn, _, _ = algorithm.policy(variables, obs, core, Context(keys, step))
             return _vectors(clipped(spec.action, drawn), spec.action)
 
-        drawn = jax.vmap(draw, out_axes=1)(keys) if sampled else draw(None)[:, None]
+        if sampled:
+            drawn = jax.vmap(draw, out_axes=1)(keys)
+        else:
+            drawn = draw(None)[:, None]
         return known, drawn.mean(axis=1) if discrete else drawn
 
     acting = jax.jit(at)
@@ -237,11 +305,15 @@ def _target(policy: Policy, data: Dataset, seed: int, *, sampled: bool) -> tuple
 
 
 def _never_tried(policy: Policy, data: Dataset, log_prob: np.ndarray | None) -> float:
-    """Returns the share of steps whose action had all the probability, while the target takes others; 0 if ``RARE``."""
+    """Returns the share of steps whose action had all the probability,
+    while the target takes others; 0 if ``RARE``.
+    """
     parts = spaces.leaves(policy.source.spec.action).values()
     if data.log_prob is None or log_prob is None or any(isinstance(part, Box) for part in parts):
         return 0.0
-    share = float(np.mean((data.log_prob >= 0) & (log_prob < math.log1p(-LOWEST)), where=data.valid))
+    share = float(
+        np.mean((data.log_prob >= 0) & (log_prob < math.log1p(-LOWEST)), where=data.valid)
+    )
     return share if share > RARE else 0.0
 
 
@@ -251,16 +323,27 @@ def _vectors(action: PyTree, space: spaces.Space) -> jax.Array:
 
 
 def _steps(policy: Policy, data: Dataset, record: Episodes, choices: np.ndarray) -> fitted.Steps:
-    space, episode = policy.source.spec.action, np.zeros(len(data.reward), np.int32)
+    space = policy.source.spec.action
+    episode = np.zeros(len(data.reward), np.int32)
     episode[record.rows] = record.episode
     vectors = jax.jit(lambda action: _vectors(action, space))
-    action = data.action if isinstance(space, Discrete) else fitted.in_chunks(vectors, data.action)
+    if isinstance(space, Discrete):
+        action = data.action
+    else:
+        action = fitted.in_chunks(vectors, data.action)
     discount = (record.discount * ~data.terminated).astype(np.float32)
     return fitted.Steps(data.obs, action, choices, data.reward, discount, data.valid, episode)
 
 
 def _assumptions(
-    policy: Policy, data: Dataset, record: Episodes, updates: int, lost: float, *, sampled: bool, known: bool
+    policy: Policy,
+    data: Dataset,
+    record: Episodes,
+    updates: int,
+    lost: float,
+    *,
+    sampled: bool,
+    known: bool,
 ) -> list[str]:
     """Says what the estimates rest on."""
     lines = []
@@ -275,18 +358,29 @@ def _assumptions(
             "takes others there, of which ratios know nothing: only fqe; `record --random-share` gives them a chance"
         )
     elif not known:
-        lacks = "the data lack the behaviour's" if data.log_prob is None else "the target has no closed form of its"
+        if data.log_prob is None:
+            lacks = "the data lack the behaviour's"
+        else:
+            lacks = "the target has no closed form of its"
         lines.append(f"{lacks} probabilities of the actions: only fqe")
     else:
-        share, mean = float(np.mean(record.of_step < LOWEST)), float(record.weight.mean())
+        share = float(np.mean(record.of_step < LOWEST))
+        mean = float(record.weight.mean())
         lines.append(
             f"the probabilities are stored; {share:.1%} of the steps have a ratio below {LOWEST}; the ratios of "
             f"episodes average {mean:.3g} (1 is expected); {record.effective():.1f} of {record.size} episodes count"
         )
         if record.effective() < 10:
-            lines.append("is, pdis, wis and pdwis rest on a few episodes: do not trust their intervals")
-        actions, parts = spaces.leaves(data.action), spaces.leaves(policy.source.spec.action)
-        boxes = [(actions[path][record.rows], part) for path, part in parts.items() if isinstance(part, Box)]
+            lines.append(
+                "is, pdis, wis and pdwis rest on a few episodes: do not trust their intervals"
+            )
+        actions = spaces.leaves(data.action)
+        parts = spaces.leaves(policy.source.spec.action)
+        boxes = [
+            (actions[path][record.rows], part)
+            for path, part in parts.items()
+            if isinstance(part, Box)
+        ]
         ends = [np.mean((x == part.low) | (x == part.high)) for x, part in boxes]
         if any(ends):
             lines.append(

@@ -31,10 +31,11 @@ class Exported(NamedTuple):
     """Types and shapes of the function's arguments, such as ``float32[b,4]``."""
     outputs: tuple[str, ...]
     parts: Mapping[str, str] = {}
-    """Types and shapes of the parts of ``obs`` by their path, such as ``{"camera/left": "uint8[b,64,64,3]"}``; empty
-    for an observation without parts."""
+    """Types and shapes of the parts of ``obs`` by their path, such as
+    ``{"camera/left": "uint8[b,64,64,3]"}``; empty for an observation without parts."""
     core: str = ""
-    """The nested tuples of the core with types and shapes, as a StableHLO file takes them; empty: no arrays."""
+    """The nested tuples of the core with types and shapes, as a StableHLO file takes them;
+    empty: no arrays."""
 
 
 def export(
@@ -47,29 +48,33 @@ def export(
 ) -> Exported:
     """Writes a policy as a function ``(obs [B, ...], core, start [B]) -> (action [B, ...], core)``.
 
-    Actions are greedy, and within the environment's bounds. ``start`` (bool) marks the environments whose episode
-    begins: their rows of ``core`` are ignored, so the first call may pass zeros. The trained variables are part of the
-    file.
+    Actions are greedy, and within the environment's bounds. ``start`` (bool) marks the environments
+    whose episode begins: their rows of ``core`` are ignored, so the first call may pass zeros. The
+    trained variables are part of the file.
 
-    A core that only exploration needs is left out, as are its parts that no greedy action depends on.
+    A core that only exploration needs is left out,
+    as are its parts that no greedy action depends on.
 
-    - StableHLO: ``jax.export.deserialize(content).call(obs, core, start)`` runs it; it needs JAX, and not this package.
-    - ONNX: any runtime of that format runs it. Inputs are ``obs``, or ``obs/<path>`` for each part of an observation,
-      then ``core/<number>`` for each array of the core, and ``start``. Outputs are ``action``, or ``action/<path>``,
-      and ``next_core/<number>``.
+    - StableHLO: ``jax.export.deserialize(content).call(obs, core, start)`` runs it;
+      it needs JAX, and not this package.
+    - ONNX: any runtime of that format runs it. Inputs are ``obs``, or ``obs/<path>`` for each part
+      of an observation, then ``core/<number>`` for each array of the core, and ``start``. Outputs
+      are ``action``, or ``action/<path>``, and ``next_core/<number>``.
 
-    An action mask is bool for JAX environments, and int8, as Gymnasium has it, for environments on the host.
+    An action mask is bool for JAX environments, and int8, as Gymnasium has it,
+    for environments on the host.
 
     Args:
       out: the file to write.
       batch: the number of environments B; None: any number.
-      platforms: where the file can run, such as ``("cpu", "cuda")``; empty: the platform of this machine. Only for
-        StableHLO.
+      platforms: where the file can run, such as ``("cpu", "cuda")``; empty: the platform of this
+        machine. Only for StableHLO.
       format: one of ``FORMATS``; None: as ``format_of``.
 
     Raises:
-      ConfigError: ``format`` contradicts the file's ending, a package or the file's directory is missing, or the policy
-        reads rewards or only plans, or cannot be exported for any number of environments or for these platforms.
+      ConfigError: ``format`` contradicts the file's ending, a package or the file's directory is
+        missing, or the policy reads rewards or only plans, or cannot be exported for any number of
+        environments or for these platforms.
       OSError: the file cannot be written; an older file stays unchanged.
     """
     format = format_of(out, format)
@@ -81,17 +86,23 @@ def export(
         raise
     except Exception as error:
         hint = "; --batch N exports for N environments" if batch is None else ""
-        raise ConfigError(f"the policy cannot be exported{hint} ({one_line(error, 200)})") from error
+        raise ConfigError(
+            f"the policy cannot be exported{hint} ({one_line(error, 200)})"
+        ) from error
     with replacing(pathlib.Path(out)) as partial:
         partial.write_bytes(content)
     inputs, outputs = (tuple(map(_kind, jax.tree.leaves(avals))) for avals in (args, results))
     parts = {path: _kind(x) for path, x in spaces.leaves(args[0]).items() if path}
-    layout = str(jax.tree.map(_kind, args[1])).replace("'", "") if jax.tree.leaves(args[1]) else ""
+    if jax.tree.leaves(args[1]):
+        layout = str(jax.tree.map(_kind, args[1])).replace("'", "")
+    else:
+        layout = ""
     return Exported(len(content), inputs, outputs, parts, layout)
 
 
 def format_of(out: str | pathlib.Path, format: str | None = None) -> str:
-    """Returns the format of a file: what its ending names, and else ``format``, or StableHLO if that is None.
+    """Returns the format of a file: what its ending names, and else ``format``,
+    or StableHLO if that is None.
 
     Raises:
       ConfigError: there is no such format, or the ending names another one.
@@ -102,17 +113,23 @@ def format_of(out: str | pathlib.Path, format: str | None = None) -> str:
     if ending not in FORMATS:
         return format or FORMATS[0]
     if format not in (ending, None):
-        raise ConfigError(f"--format {format} contradicts the ending of {out}: remove it, or name a .{format} file")
+        raise ConfigError(
+            f"--format {format} contradicts the ending of {out}: remove it, or name a .{format} file"
+        )
     return ending
 
 
 def _check(policy: Policy, platforms: tuple[str, ...], format: str) -> None:
     """Raises ``ConfigError`` as ``export``, for what cannot be exported in this format."""
     if platforms and format == "onnx":
-        raise ConfigError("--platforms works with StableHLO only; a runtime chooses where it runs an ONNX file")
+        raise ConfigError(
+            "--platforms works with StableHLO only; a runtime chooses where it runs an ONNX file"
+        )
     if names := list(policy.source.spec.policies):
         known = ", ".join(names)
-        raise ConfigError(f"a file acts as one policy, and the run has {known}; name one, as in --policy {names[0]}")
+        raise ConfigError(
+            f"a file acts as one policy, and the run has {known}; name one, as in --policy {names[0]}"
+        )
     if problem := policy.unable():
         raise ConfigError(f"{problem}: it cannot be exported")
     read = Traits.of(policy.config.algorithm).core_inputs
@@ -122,15 +139,20 @@ def _check(policy: Policy, platforms: tuple[str, ...], format: str) -> None:
             "with --core-inputs action or none, or call this one in Python, as policy(obs, core, key, reward)"
         )
     if format == "onnx" and Traits.of(policy.config.algorithm).core == "linear":
-        raise ConfigError("--core linear computes with complex numbers, which ONNX lacks: export to a .stablehlo file")
+        raise ConfigError(
+            "--core linear computes with complex numbers, which ONNX lacks: export to a .stablehlo file"
+        )
     if format == "stablehlo" and importlib.util.find_spec("flatbuffers") is None:
-        raise ConfigError("an export needs a package that is not installed: pip install flatbuffers")
+        raise ConfigError(
+            "an export needs a package that is not installed: pip install flatbuffers"
+        )
 
 
 def _exported(
     policy: Policy, batch: int | None, platforms: tuple[str, ...], format: str
 ) -> tuple[bytes, tuple[PyTree, PyTree, jax.ShapeDtypeStruct], PyTree]:
-    """Returns the file's content, and the shapes and dtypes of the function's arguments and results.
+    """Returns the file's content, and the shapes and
+    dtypes of the function's arguments and results.
 
     Raises:
       ConfigError: a package is missing.
@@ -138,12 +160,17 @@ def _exported(
     """
     from jax import export as jax_export
 
-    size = jax_export.symbolic_shape("b")[0] if batch is None else batch
+    if batch is None:
+        size = jax_export.symbolic_shape("b")[0]
+    else:
+        size = batch
     observation = policy.observation
     mask = None if policy.source.is_pure else policy.source.spec.mask
 
     def argument(path: str, part: Part) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((size, *part.native_shape), np.dtype(np.int8) if path == mask else part.dtype)
+        return jax.ShapeDtypeStruct(
+            (size, *part.native_shape), np.dtype(np.int8) if path == mask else part.dtype
+        )
 
     obs = jax.tree.map(argument, spaces.paths(observation), observation)
     act, core = _acting(policy, obs, size)
@@ -159,8 +186,11 @@ ROWS = 2
 """Environments with which it is found out what the core of a policy is for."""
 
 
-def _acting(policy: Policy, obs: PyTree, size: Any) -> tuple[Callable[..., tuple[PyTree, PyTree]], PyTree]:
-    """Returns the function to export, and the shapes and dtypes of the core it takes: what greedy actions depend on.
+def _acting(
+    policy: Policy, obs: PyTree, size: Any
+) -> tuple[Callable[..., tuple[PyTree, PyTree]], PyTree]:
+    """Returns the function to export, and the shapes and dtypes of the core it takes:
+    what greedy actions depend on.
 
     Args:
       obs: shapes and dtypes of a batch.
@@ -168,7 +198,11 @@ def _acting(policy: Policy, obs: PyTree, size: Any) -> tuple[Callable[..., tuple
     """
     some = policy.initial_core(ROWS)
     rows, tree = jax.tree.flatten(some)
-    needed = _needed(policy, jax.tree.map(lambda x: jax.ShapeDtypeStruct((ROWS, *x.shape[1:]), x.dtype), obs), some)
+    needed = _needed(
+        policy,
+        jax.tree.map(lambda x: jax.ShapeDtypeStruct((ROWS, *x.shape[1:]), x.dtype), obs),
+        some,
+    )
     alike = all(bool(jnp.all(rows[at] == rows[at][:1])) for at in needed)
 
     def first(count: Any) -> list[jax.Array]:
@@ -179,23 +213,33 @@ def _acting(policy: Policy, obs: PyTree, size: Any) -> tuple[Callable[..., tuple
 
     def kept(core: PyTree) -> PyTree:
         leaves = jax.tree.leaves(core)
-        return _plain(jax.tree.unflatten(tree, [leaf if at in needed else None for at, leaf in enumerate(leaves)]))
+        return _plain(
+            jax.tree.unflatten(
+                tree, [leaf if at in needed else None for at, leaf in enumerate(leaves)]
+            )
+        )
 
     def act(obs: PyTree, core: PyTree, start: jax.Array) -> tuple[PyTree, PyTree]:
         leaves = first(start.shape[0])
         for at, now in zip(sorted(needed), jax.tree.leaves(core), strict=True):
-            leaves[at] = jnp.where(start.reshape(start.shape + (1,) * (now.ndim - 1)), leaves[at], now)
+            leaves[at] = jnp.where(
+                start.reshape(start.shape + (1,) * (now.ndim - 1)), leaves[at], now
+            )
         action, after = policy(obs, jax.tree.unflatten(tree, leaves))
         return action, kept(after)
 
-    return act, kept(jax.tree.map(lambda x: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype), some))
+    return act, kept(
+        jax.tree.map(lambda x: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype), some)
+    )
 
 
 def _needed(policy: Policy, obs: PyTree, core: PyTree) -> set[int]:
     """Returns the numbers of the core's arrays on which greedy actions depend, now or later."""
     from jax import export as jax_export
 
-    needed, count, before = set[int](), len(jax.tree.leaves(core)), len(jax.tree.leaves(obs))
+    needed = set[int]()
+    count = len(jax.tree.leaves(core))
+    before = len(jax.tree.leaves(obs))
     while len(needed) < count:
 
         def outputs(obs: PyTree, core: PyTree, needed: frozenset[int] = frozenset(needed)) -> Any:
@@ -210,14 +254,18 @@ def _needed(policy: Policy, obs: PyTree, core: PyTree) -> set[int]:
 
 
 def _plain(tree: PyTree) -> PyTree:
-    """Returns a tree of tuples, lists and dicts, which files can describe; () where no array is left."""
+    """Returns a tree of tuples, lists and dicts, which files can describe;
+    () where no array is left.
+    """
     if isinstance(tree, dict):
         parts: PyTree = {name: _plain(part) for name, part in tree.items()}
     elif isinstance(tree, list | tuple):
         parts = (list if isinstance(tree, list) else tuple)(map(_plain, tree))
     else:
         return () if tree is None else tree
-    return parts if jax.tree.leaves(parts) else ()
+    if jax.tree.leaves(parts):
+        return parts
+    return ()
 
 
 def _kind(array: Any) -> str:
@@ -225,7 +273,9 @@ def _kind(array: Any) -> str:
 
 
 def _onnx(act: Callable[..., Any], args: tuple[PyTree, ...], batch: int | None) -> bytes:
-    """Returns the ONNX model of a function of ``(obs, core, start)``; if ``batch`` is None, its dimension is ``b``."""
+    """Returns the ONNX model of a function of ``(obs, core, start)``; if ``batch`` is None,
+    its dimension is ``b``.
+    """
     tree = jax.tree.structure(args)
 
     def flat(*leaves: Any) -> list[Any]:
@@ -236,7 +286,10 @@ def _onnx(act: Callable[..., Any], args: tuple[PyTree, ...], batch: int | None) 
         return [*paths, *(f"{memory}/{number}" for number in range(len(jax.tree.leaves(core))))]
 
     sizes: tuple[Any, ...] = ("b",) if batch is None else (batch,)
-    specs = [jax.ShapeDtypeStruct((*sizes, *leaf.shape[1:]), leaf.dtype) for leaf in jax.tree.leaves(args)]
+    specs = [
+        jax.ShapeDtypeStruct((*sizes, *leaf.shape[1:]), leaf.dtype)
+        for leaf in jax.tree.leaves(args)
+    ]
     action, core = jax.eval_shape(act, *args)
     inputs = [*names("obs", args[0], "core", args[1]), "start"]
     return onnx.converted(flat, specs, inputs, names("action", action, "next_core", core))

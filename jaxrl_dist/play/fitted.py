@@ -1,7 +1,9 @@
-"""Fitted Q evaluation: the values of a policy that others' experience says (Le et al. 2019, arXiv:1903.08738).
+"""Fitted Q evaluation: the values of a policy that others'
+experience says (Le et al. 2019, arXiv:1903.08738).
 
-Several networks are fitted by one program: the first to all episodes, and each of the others to as many that are drawn
-from them with replacement, so that their spread says how much the estimate depends on the data.
+Several networks are fitted by one program: the first to all episodes, and each of the others to as
+many that are drawn from them with replacement, so that their spread says how much the estimate
+depends on the data.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ from jaxrl_dist.types import Algorithm, Array, Aux, Context, PyTree, TrainState,
 
 BATCH_SIZE = 256
 LEARNING_RATE = 2e-3
-"""Step size of Adam at the start; half a cosine wave takes it to 0, so that the last networks are not those of one
-batch."""
+"""Step size of Adam at the start; half a cosine wave takes it to 0,
+so that the last networks are not those of one batch."""
 TARGET_RATE = 0.1
-"""Fraction by which each update moves the target network. At 0.02, 5000 updates did not settle at a discount of 0.99:
-of 94.6, a fit to CartPole's data said 83."""
+"""Fraction by which each update moves the target network. At 0.02, 5000 updates did not settle at a
+discount of 0.99: of 94.6, a fit to CartPole's data said 83."""
 DISPATCHES = 50
 """Parts of the fit between which its progress is shown."""
 CHUNK = 4096
@@ -38,22 +40,32 @@ CHUNK = 4096
 
 
 class Steps(NamedTuple):
-    """Recorded steps ``[L, ...]`` in the layout of ``data.Dataset``, and what the target would do in each."""
+    """Recorded steps ``[L, ...]`` in the layout of ``data.Dataset``,
+    and what the target would do in each.
+    """
 
     obs: PyTree
-    action: Array  # [L] categories, or [L, A] float32
-    choices: Array  # the target's: [L, n] probabilities, or K drawn actions [L, K, A]; both float32
-    reward: Array  # [L] float32
-    discount: Array  # [L] float32, 0 where the task ended
-    valid: Array  # [L] bool
-    episode: Array  # [L] int32
+    action: Array
+    """[L] categories, or [L, A] float32."""
+    choices: Array
+    """The target's: [L, n] probabilities, or K drawn actions [L, K, A]; both float32."""
+    reward: Array
+    """[L] float32."""
+    discount: Array
+    """[L] float32, 0 where the task ended."""
+    valid: Array
+    """[L] bool."""
+    episode: Array
+    """[L] int32."""
 
 
 class Values(NamedTuple):
     """Values of ``M`` fitted networks."""
 
-    state: np.ndarray  # [M, L] float32, of the target's actions
-    action: np.ndarray  # [M, L] float32, of the recorded ones
+    state: np.ndarray
+    """[M, L] float32, of the target's actions."""
+    action: np.ndarray
+    """[M, L] float32, of the recorded ones."""
 
 
 def fit(
@@ -67,7 +79,8 @@ def fit(
     seed: int,
     progress: Callable[[int], None],
 ) -> Values:
-    """Fits networks by expected SARSA on the target: ``Q(s, a) <- r + discount E Q(s', target)`` (equation 1).
+    """Fits networks by expected SARSA on the target:
+    ``Q(s, a) <- r + discount E Q(s', target)`` (equation 1).
 
     Args:
       observation: the space that the networks read.
@@ -78,9 +91,14 @@ def fit(
       DivergedError: the values are not finite.
     """
     steps, shift, scale = _scaled(steps)
-    size = {"num_actions": steps.choices.shape[1]} if steps.action.ndim == 1 else {"action_size": len(steps.action[0])}
+    if steps.action.ndim == 1:
+        size = {"num_actions": steps.choices.shape[1]}
+    else:
+        size = {"action_size": len(steps.action[0])}
     config = TorsoConfig(hidden_sizes=hidden_sizes, activation="relu")
-    algorithm, values = _evaluation(target, networks.critic_network(config, observation, 1, **size), updates)
+    algorithm, values = _evaluation(
+        target, networks.critic_network(config, observation, 1, **size), updates
+    )
     keys = jax.random.split(rng.stream(seed, rng.Stream.INIT), len(counts))
     # Data sets of similar sizes share a program.
     rows = np.flatnonzero(steps.valid)
@@ -93,11 +111,17 @@ def fit(
         def update(number: Array, states: TrainState) -> TrainState:
             draw = jax.random.fold_in(key, number)
             at = rows[jax.random.randint(draw, (BATCH_SIZE,), 0, size)]
-            batch = jax.tree.map(lambda x: x[at], steps), jax.tree.map(lambda x: x[at + 1], (steps.obs, steps.choices))
-            keys, weight = jax.random.split(draw, BATCH_SIZE), counts[:, steps.episode[at]]
+            batch = (
+                jax.tree.map(lambda x: x[at], steps),
+                jax.tree.map(lambda x: x[at + 1], (steps.obs, steps.choices)),
+            )
+            keys = jax.random.split(draw, BATCH_SIZE)
+            weight = counts[:, steps.episode[at]]
 
             def member(state: TrainState, weight: Array) -> TrainState:
-                return sgd.apply(algorithm, state, sgd.gradient(algorithm, state, batch, keys, weight)[0])
+                return sgd.apply(
+                    algorithm, state, sgd.gradient(algorithm, state, batch, keys, weight)[0]
+                )
 
             return mesh.over_members(member)(states, weight)
 
@@ -107,29 +131,43 @@ def fit(
     states = jax.jit(jax.vmap(lambda key: sgd.init(algorithm, key)))(keys)
     ends = np.linspace(0, updates, min(updates, DISPATCHES) + 1).astype(np.int32)
     for first, last in itertools.pairwise(ends):
-        states = jax.block_until_ready(run(states, data, rng.stream(seed, rng.Stream.LEARN), first, last))
+        states = jax.block_until_ready(
+            run(states, data, rng.stream(seed, rng.Stream.LEARN), first, last)
+        )
         progress(int(last))
     of_rows = jax.jit(jax.vmap(values, (0, None, None, None)))
-    state, action = in_chunks(lambda *x: of_rows(states.target, *x), steps.obs, steps.action, steps.choices, axis=1)
+    state, action = in_chunks(
+        lambda *x: of_rows(states.target, *x), steps.obs, steps.action, steps.choices, axis=1
+    )
     if not (np.isfinite(state).all() and np.isfinite(action).all()):
-        raise DivergedError("fitted Q evaluation has diverged: its values are not finite; a smaller --discount helps")
+        raise DivergedError(
+            "fitted Q evaluation has diverged: its values are not finite; a smaller --discount helps"
+        )
     return Values(shift + scale * state, shift + scale * action)
 
 
-def _evaluation(target: Algorithm, critic: Any, updates: int) -> tuple[Algorithm, Callable[..., tuple[Any, Any]]]:
-    """Returns the algorithm that fits ``critic``, and ``(params, obs, action, choices) -> values`` of both."""
+def _evaluation(
+    target: Algorithm, critic: Any, updates: int
+) -> tuple[Algorithm, Callable[..., tuple[Any, Any]]]:
+    """Returns the algorithm that fits ``critic``,
+    and ``(params, obs, action, choices) -> values`` of both.
+    """
 
     def state_value(params: PyTree, obs: PyTree, choices: Array) -> jax.Array:
         if choices.ndim == 2:
             return jnp.sum(choices * critic.apply(params, obs)[0], axis=-1)
-        return jax.vmap(lambda action: critic.apply(params, obs, action)[0], 1)(choices).mean(axis=0)
+        return jax.vmap(lambda action: critic.apply(params, obs, action)[0], 1)(choices).mean(
+            axis=0
+        )
 
     def action_value(params: PyTree, obs: PyTree, action: Array) -> jax.Array:
         if action.ndim == 1:
             return packing.take_along_last(critic.apply(params, obs)[0], action)
         return critic.apply(params, obs, action)[0]
 
-    def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
+    def loss(
+        variables: Variables, batch: PyTree, context: Context
+    ) -> tuple[jax.Array, jax.Array, Aux]:
         steps, following = batch
         aim = steps.reward + steps.discount * state_value(context.target, *following)
         error = action_value(variables.params, steps.obs, steps.action) - returns.constant(aim)
@@ -140,22 +178,28 @@ def _evaluation(target: Algorithm, critic: Any, updates: int) -> tuple[Algorithm
         init=lambda key: Variables(critic.init(key), ()),
         loss=loss,
         optimizer=optax.adam(optax.cosine_decay_schedule(LEARNING_RATE, updates)),
-        target=lambda params, target, updates: optax.incremental_update(params, target, TARGET_RATE),
+        target=lambda params, target, updates: optax.incremental_update(
+            params, target, TARGET_RATE
+        ),
         initial_target=lambda params: jax.tree.map(jnp.copy, params),
         replay=None,
         behaviour=None,
     )
 
-    def values(params: PyTree, obs: PyTree, action: Array, choices: Array) -> tuple[jax.Array, jax.Array]:
+    def values(
+        params: PyTree, obs: PyTree, action: Array, choices: Array
+    ) -> tuple[jax.Array, jax.Array]:
         return state_value(params, obs, choices), action_value(params, obs, action)
 
     return algorithm, values
 
 
 def _scaled(steps: Steps) -> tuple[Steps, float, float]:
-    """Returns the steps in units in which values are near 0 and 1, and the shift and scale of these values.
+    """Returns the steps in units in which values are near 0 and 1,
+    and the shift and scale of these values.
 
-    The shift is the best value that is the same in all states, which fitting by a target network finds last.
+    The shift is the best value that is the same in all states,
+    which fitting by a target network finds last.
     """
     reward, discount = (x[steps.valid].astype(np.float64) for x in (steps.reward, steps.discount))
     shift = reward.sum() / (1.0 - discount).sum()
@@ -165,7 +209,9 @@ def _scaled(steps: Steps) -> tuple[Steps, float, float]:
     action, choices = steps.action, steps.choices
     if steps.action.ndim == 2:
         action, choices = (_standardised(x, steps.action[steps.valid]) for x in (action, choices))
-    obs = jax.tree.map(lambda x: _standardised(x, x) if np.issubdtype(x.dtype, np.floating) else x, steps.obs)
+    obs = jax.tree.map(
+        lambda x: _standardised(x, x) if np.issubdtype(x.dtype, np.floating) else x, steps.obs
+    )
     new = steps._replace(obs=obs, action=action, choices=choices, reward=rewards.astype(np.float32))
     return new, float(shift), scale
 
@@ -176,14 +222,24 @@ def _padded(x: np.ndarray) -> np.ndarray:
 
 
 def _standardised(x: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """Returns ``x`` less the mean of ``like [L, ...]``, in its standard deviations; 1 where all are equal."""
-    mean, std = like.mean(axis=0, dtype=np.float64), like.std(axis=0, dtype=np.float64)
+    """Returns ``x`` less the mean of ``like [L, ...]``, in its standard deviations;
+    1 where all are equal.
+    """
+    mean = like.mean(axis=0, dtype=np.float64)
+    std = like.std(axis=0, dtype=np.float64)
     return ((x - mean) / np.where(std < 1e-6 * (1.0 + np.abs(mean)), 1.0, std)).astype(np.float32)
 
 
 def in_chunks(function: Callable[..., Any], *trees: PyTree, axis: int = 0) -> Any:
-    """Applies a function to rows ``[L, ...]``, ``CHUNK`` at a time, and joins its arrays along ``axis``."""
+    """Applies a function to rows ``[L, ...]``, ``CHUNK`` at a time,
+    and joins its arrays along ``axis``.
+    """
     size = len(jax.tree.leaves(trees)[0])
-    rows = [np.minimum(np.arange(first, first + CHUNK), size - 1) for first in range(0, size, CHUNK)]
-    parts = [jax.tree.map(np.asarray, function(*jax.tree.map(lambda x, at=at: x[at], trees))) for at in rows]
+    rows = [
+        np.minimum(np.arange(first, first + CHUNK), size - 1) for first in range(0, size, CHUNK)
+    ]
+    parts = [
+        jax.tree.map(np.asarray, function(*jax.tree.map(lambda x, at=at: x[at], trees)))
+        for at in rows
+    ]
     return jax.tree.map(lambda *x: np.concatenate(x, axis).take(np.arange(size), axis), *parts)

@@ -1,7 +1,7 @@
 """Games of two players: what plays, the programs that play all games at once, and who has won.
 
-Both games of a pair begin with the same random moves, by the same chances of the environment, and the players have
-changed seats. So neither the opening nor the side favours a player.
+Both games of a pair begin with the same random moves, by the same chances of the environment, and
+the players have changed seats. So neither the opening nor the side favours a player.
 """
 
 from __future__ import annotations
@@ -38,28 +38,36 @@ class Player(NamedTuple):
 
     name: str
     act: Callable[..., tuple[jax.Array, PyTree]]
-    """``(variables, obs, legal, state, keys) -> (actions, state)``: observations ``[G, ...]`` of the player's seats,
-    legal actions ``[G, n]`` bool, the player's state ``[G, ...]`` and keys ``[G]``; actions are integers ``[G]``. A
-    player acts at every step: one who is not on the move has one legal action, which does nothing."""
+    """``(variables, obs, legal, state, keys) -> (actions, state)``: observations ``[G, ...]`` of
+    the player's seats, legal actions ``[G, n]`` bool, the player's state ``[G, ...]`` and keys
+    ``[G]``; actions are integers ``[G]``. A player acts at every step: one who is not on the move
+    has one legal action, which does nothing."""
     variables: PyTree = ()
     """An argument of the compiled program, such as parameters."""
     initial_state: Callable[[int], PyTree] = lambda num_games: ()
     """``(G) -> state`` at the start of a game."""
     feedback: Callable[[PyTree, jax.Array, Timestep], PyTree] = lambda state, action, step: state
-    """``(state, action, step) -> state``, with the actions that were taken, which are random in the opening."""
+    """``(state, action, step) -> state``, with the actions that were taken,
+    which are random in the opening."""
     searches: bool = False
     """Whether ``act`` takes the games' simulator, too, as in ``Context``."""
 
 
 class Result(NamedTuple):
-    """``P`` pairs of games between two players. The first player has the first seat in the first game of a pair."""
+    """``P`` pairs of games between two players.
+    The first player has the first seat in the first game of a pair.
+    """
 
     players: tuple[str, str]
-    scores: np.ndarray  # [P, 2] float64, of the first player: 1 won, 0.5 drawn, 0 lost
-    first: np.ndarray  # [P, 2] bool: whether the first player had the first of the ``sides``
-    moves: np.ndarray  # [P, 2, T, 2] int32, the actions by seat and not by player; -1 after the game
+    scores: np.ndarray
+    """[P, 2] float64, of the first player: 1 won, 0.5 drawn, 0 lost."""
+    first: np.ndarray
+    """[P, 2] bool: whether the first player had the first of the ``sides``."""
+    moves: np.ndarray
+    """[P, 2, T, 2] int32, the actions by seat and not by player; -1 after the game."""
     sides: tuple[str, str] = ("moving first", "moving second")
-    cut: int = 0  # games that had not ended within the step limit; their rewards until then count
+    cut: int = 0
+    """Games that had not ended within the step limit; their rewards until then count."""
 
     @property
     def score(self) -> float:
@@ -75,7 +83,8 @@ class Result(NamedTuple):
     def distinct(self) -> int:
         """The number of games whose moves differ."""
         games = self.moves.reshape(len(self.moves) * 2, -1, 2)
-        begins = self.first.reshape(-1) ^ (np.arange(len(games)) % 2 == 1)  # whether the first seat does
+        # whether the first seat does
+        begins = self.first.reshape(-1) ^ (np.arange(len(games)) % 2 == 1)
         return len(np.unique(np.where(begins[:, None, None], games, games[..., ::-1]), axis=0))
 
     @property
@@ -84,8 +93,13 @@ class Result(NamedTuple):
         return (self.moves[..., 0] >= 0).sum(axis=-1)
 
     def counts(self, side: int | None = None) -> tuple[int, int, int]:
-        """Returns the games that the first player won, drew and lost: all, or as one of the ``sides``."""
-        scores = self.scores if side is None else self.scores[self.first == (side == 0)]
+        """Returns the games that the first player won, drew and lost: all,
+        or as one of the ``sides``.
+        """
+        if side is None:
+            scores = self.scores
+        else:
+            scores = self.scores[self.first == (side == 0)]
         won, drawn, lost = (int((scores == score).sum()) for score in (1, 0.5, 0))
         return won, drawn, lost
 
@@ -107,14 +121,28 @@ class Result(NamedTuple):
 
 
 class _Acting:
-    """What two players do in ``games`` games at once; the seats of game ``g`` are the rows ``2 g`` and ``2 g + 1``."""
+    """What two players do in ``games`` games at once;
+    the seats of game ``g`` are the rows ``2 g`` and ``2 g + 1``.
+    """
 
-    def __init__(self, spec: EnvSpec, players: tuple[Player, Player], games: int, opening_moves: int, key: jax.Array):
+    def __init__(
+        self,
+        spec: EnvSpec,
+        players: tuple[Player, Player],
+        games: int,
+        opening_moves: int,
+        key: jax.Array,
+    ):
         """``key``: that of all chances of both players."""
-        self.spec, self.players, self.games = spec, players, games
-        self._opening_moves, self._key, self._chance = opening_moves, key, Random().make(spec)
+        self.spec = spec
+        self.players = players
+        self.games = games
+        self._opening_moves = opening_moves
+        self._key = key
+        self._chance = Random().make(spec)
         game = np.arange(games)
-        self._rows = np.stack([2 * game + game % 2, 2 * game + 1 - game % 2])  # [2, G], of each player
+        # [2, G], of each player
+        self._rows = np.stack([2 * game + game % 2, 2 * game + 1 - game % 2])
         self._back = np.argsort(self._rows.reshape(-1))
         self.pair = np.repeat(game // 2, 2)
         self._seat = 2 * self.pair + np.tile([0, 1], games)
@@ -122,31 +150,50 @@ class _Acting:
     def legal(self, obs: PyTree) -> jax.Array:
         """The legal actions of every seat, ``[2 G, n]`` bool."""
         size, mask = self.spec.action.n, self.spec.mask  # type: ignore[union-attr]
-        return jnp.ones((2 * self.games, size), bool) if mask is None else jnp.asarray(obs[mask], bool)
+        if mask is None:
+            return jnp.ones((2 * self.games, size), bool)
+        return jnp.asarray(obs[mask], bool)
 
     def begin(self, obs: PyTree) -> tuple[PyTree, jax.Array]:
-        """Returns the players' first states, and which seats have a choice at the start, ``[G, 2]``."""
+        """Returns the players' first states,
+        and which seats have a choice at the start, ``[G, 2]``.
+        """
         choices = self.legal(obs).sum(axis=1).reshape(self.games, 2) > 1
         return tuple(player.initial_state(self.games) for player in self.players), choices
 
     def choose(
-        self, variables: PyTree, obs: PyTree, states: PyTree, step: jax.Array, simulator: Simulator | None = None
+        self,
+        variables: PyTree,
+        obs: PyTree,
+        states: PyTree,
+        step: jax.Array,
+        simulator: Simulator | None = None,
     ) -> tuple[jax.Array, PyTree]:
-        """Returns the actions of all seats ``[2 G]``, and the players' states before they see what these lead to."""
-        legal, chosen = self.legal(obs), []
+        """Returns the actions of all seats ``[2 G]``,
+        and the players' states before they see what these lead to.
+        """
+        legal = self.legal(obs)
+        chosen = []
         for number, player in enumerate(self.players):
             mine = self._of(number, obs), self._of(number, legal), states[number]
             drawn = _keys(rng.of_policy(self._key, 1 + number), step, np.arange(self.games))
-            tried = [] if simulator is None or not player.searches else [self._tried(number, simulator)]
+            if simulator is None or not player.searches:
+                tried = []
+            else:
+                tried = [self._tried(number, simulator)]
             chosen.append(player.act(variables[number], *mine, drawn, *tried))
         opening = Context(_keys(self._key, step, self._seat), jnp.float32(0))
         at_random = self._chance.policy(Variables({}, ()), obs, (), opening)[0]
-        acted = jnp.concatenate([jnp.asarray(action, at_random.dtype) for action, _ in chosen])[self._back]
+        acted = jnp.concatenate([jnp.asarray(action, at_random.dtype) for action, _ in chosen])[
+            self._back
+        ]
         action = jnp.where(step < self._opening_moves, at_random, acted)
         return action, tuple(state for _, state in chosen)
 
     def see(self, states: PyTree, action: jax.Array, now: Timestep) -> tuple[PyTree, PyTree]:
-        """Returns the players' states, and of each seat its action, its reward and whether its episode ends."""
+        """Returns the players' states, and of each seat its action,
+        its reward and whether its episode ends.
+        """
         states = tuple(
             player.feedback(states[number], self._of(number, action), self._of(number, now))
             for number, player in enumerate(self.players)
@@ -164,7 +211,9 @@ class _Acting:
 def program(
     source: EnvSource, players: tuple[Player, Player], games: int, opening_moves: int, seed: int
 ) -> Callable[[tuple[Player, Player]], Result]:
-    """Compiles the games of two players, and returns a function that plays them with the variables of such players."""
+    """Compiles the games of two players, and returns a function
+    that plays them with the variables of such players.
+    """
     acting = _Acting(source.spec, players, games, opening_moves, _key(seed, rng.Stream.ACT))
     play = (_on_device if source.is_pure else _on_host)(source, acting, seed)
     limit = max(MAX_EPISODE_STEPS, source.spec.max_episode_steps or 0)
@@ -180,19 +229,27 @@ def program(
                 if ended.all() or sum(len(x[0]) for x in told) >= limit:
                     break
         moves, reward, over = (np.concatenate(x) for x in zip(*told, strict=True))
-        return _result(source.spec, (players[0].name, players[1].name), np.asarray(choices), moves, reward, over)
+        return _result(
+            source.spec,
+            (players[0].name, players[1].name),
+            np.asarray(choices),
+            moves,
+            reward,
+            over,
+        )
 
     return played
 
 
 Steps = Generator[Any, None, None]
-"""First which seats have a choice at the start, ``[G, 2]``; then some steps of all games at a time, ``[T, G, 2]``:
-actions, rewards, and where a seat's episode ends."""
+"""First which seats have a choice at the start, ``[G, 2]``; then some steps of all games at a time,
+``[T, G, 2]``: actions, rewards, and where a seat's episode ends."""
 
 
 def _on_device(source: EnvSource, acting: _Acting, seed: int) -> Callable[[PyTree], Steps]:
     """Plays games whose environment is compiled."""
-    env, key = source.device(), _key(seed, rng.Stream.ENV)
+    env = source.device()
+    key = _key(seed, rng.Stream.ENV)
 
     @jax.jit
     def begin() -> PyTree:
@@ -204,7 +261,9 @@ def _on_device(source: EnvSource, acting: _Acting, seed: int) -> Callable[[PyTre
     def play_on(variables: PyTree, under_way: PyTree) -> PyTree:
         def one_step(carry: PyTree, _: Any) -> Any:
             env_state, obs, states, step = carry
-            searches = any(player.searches for player in acting.players) and env.simulate is not None
+            searches = (
+                any(player.searches for player in acting.players) and env.simulate is not None
+            )
             simulator = env.simulate(env_state) if searches else None  # type: ignore[misc]
             action, states = acting.choose(variables, obs, states, step, simulator)
             env_state, now, *_ = env.step(env_state, action, _keys(key, step, acting.pair))
@@ -225,17 +284,22 @@ def _on_device(source: EnvSource, acting: _Acting, seed: int) -> Callable[[PyTre
 
 def _on_host(source: EnvSource, acting: _Acting, seed: int) -> Callable[[PyTree], Steps]:
     """Plays games that are stepped on the host, such as PettingZoo's."""
-    # The environments of two runs of one seed: the first games of all pairs, then their second games.
+    # The environments of two runs of one seed: the first games of all pairs,
+    # then their second games.
     pairs = acting.games // 2
     place = np.arange(2 * acting.games).reshape(2, pairs, 2).swapaxes(0, 1).reshape(-1)
     back = np.argsort(place)
-    begin, choose, see = jax.jit(acting.begin), jax.jit(acting.choose), jax.jit(acting.see)
+    begin = jax.jit(acting.begin)
+    choose = jax.jit(acting.choose)
+    see = jax.jit(acting.see)
 
     def in_place(tree: PyTree) -> PyTree:
         return jax.tree.map(lambda x: x[place], tree)
 
     def play(variables: PyTree) -> Steps:
-        with contextlib.closing(source.host(acting.games, [evaluation_seed(seed)] * 2, training=False)) as env:
+        with contextlib.closing(
+            source.host(acting.games, [evaluation_seed(seed)] * 2, training=False)
+        ) as env:
             obs = in_place(env.reset())
             states, choices = begin(obs)
             yield choices
@@ -254,9 +318,11 @@ def _keys(key: jax.Array, step: jax.Array | int, index: np.ndarray) -> jax.Array
 
 
 def pictures(env: DeviceEnv, result: Result, seed: int) -> list[Any]:
-    """Draws the first game of ``result`` as its first player sees it: its start, and each of its first steps.
+    """Draws the first game of ``result`` as its first player sees it: its start,
+    and each of its first steps.
 
-    The game is played again, with its moves and with the environment's chances that ``program`` drew by this seed.
+    The game is played again, with its moves and with the
+    environment's chances that ``program`` drew by this seed.
 
     Returns:
       The pictures (of Pillow), one more than steps; of those, at most ``FILMED_STEPS``.
@@ -302,7 +368,12 @@ def _result(
     score = 0.5 * (1 + np.sign(points[games, seat] - points[games, 1 - seat]))
     in_turns = bool((choices.sum(axis=1) == 1).all())
     first = choices[games, seat] if in_turns else seat == 0
-    sides = Result._field_defaults["sides"] if in_turns else ("in the first seat", "in the second seat")
+    if in_turns:
+        sides = Result._field_defaults["sides"]
+    else:
+        sides = ("in the first seat", "in the second seat")
     by_game = taken[:length].transpose(1, 0, 2).reshape(-1, 2, length, 2)
     cut = int((~ended.any(axis=0) & ~over[-1]).any(axis=1).sum())
-    return Result(names, score.reshape(-1, 2), first.reshape(-1, 2), by_game.astype(np.int32), sides, cut)
+    return Result(
+        names, score.reshape(-1, 2), first.reshape(-1, 2), by_game.astype(np.int32), sides, cut
+    )

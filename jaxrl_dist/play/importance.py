@@ -1,4 +1,6 @@
-"""Importance sampling: what happened, weighed by how much more probable another policy would have made it."""
+"""Importance sampling: what happened, weighed by how
+much more probable another policy would have made it.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,19 @@ LARGEST = 300.0
 class Episodes:
     """The steps of whole episodes, ``N`` in all of ``E`` episodes, with importance ratios; float64.
 
-    ``ratio`` is ``rho_t``, the product of ``target / behaviour`` over the steps up to this one of its episode.
+    ``ratio`` is ``rho_t``, the product of ``target / behaviour``
+    over the steps up to this one of its episode.
     """
 
     def __init__(self, data: Dataset, discount: float, log_prob: np.ndarray | None) -> None:
-        """``log_prob`` float32 ``[L]`` is the target's; None: it is not known, or the behaviour's is not."""
-        self.rows, self.lengths = np.flatnonzero(data.valid), data.lengths
-        self.size, self.discount, self._data = len(self.lengths), discount, data
+        """``log_prob`` float32 ``[L]`` is the target's; None: it is not known,
+        or the behaviour's is not.
+        """
+        self.rows = np.flatnonzero(data.valid)
+        self.lengths = data.lengths
+        self.size = len(self.lengths)
+        self.discount = discount
+        self._data = data
         self.first = np.concatenate([[0], data.ends[:-1] + 2])
         start = np.cumsum(self.lengths) - self.lengths
         self.episode = np.repeat(np.arange(self.size), self.lengths)
@@ -34,34 +42,49 @@ class Episodes:
             log_ratio = log_prob[self.rows].astype(np.float64) - data.log_prob[self.rows]
             self.of_step = np.exp(np.minimum(log_ratio, LARGEST))
             zero = np.isneginf(log_ratio)
-            total, zeros = np.cumsum(np.where(zero, 0.0, log_ratio)), np.cumsum(zero)
+            total = np.cumsum(np.where(zero, 0.0, log_ratio))
+            zeros = np.cumsum(zero)
             before = start[self.episode]
             total = total - np.where(before, total[before - 1], 0.0)
             self.ratio = np.where(
-                zeros - np.where(before, zeros[before - 1], 0), 0.0, np.exp(np.minimum(total, LARGEST))
+                zeros - np.where(before, zeros[before - 1], 0),
+                0.0,
+                np.exp(np.minimum(total, LARGEST)),
             )
             self.weight = self.ratio[start + self.lengths - 1]
 
     def estimate(self, name: str) -> tuple[float, np.ndarray]:
-        """Returns an estimate, and each episode's influence ``[E]``: ``E`` times the derivative by its count."""
+        """Returns an estimate, and each episode's influence ``[E]``:
+        ``E`` times the derivative by its count.
+        """
         if name == "pdwis":
             return self._per_decision_normalised()
         ratio = self.ratio if name == "pdis" else 1.0
         total = self._sums(self.power * ratio * self.reward)  # Precup et al. (2000), equation 5
-        weight = self.weight if name in ("is", "wis") else np.ones(self.size)  # equation 3
-        value = float(quotient((weight * total).sum(), weight.sum() if name == "wis" else self.size))  # equation 4
+        # equation 3
+        if name in ("is", "wis"):
+            weight = self.weight
+        else:
+            weight = np.ones(self.size)
+        # equation 4
+        value = float(
+            quotient((weight * total).sum(), weight.sum() if name == "wis" else self.size)
+        )
         if name == "wis":
             return value, quotient(weight * (total - value), np.full(self.size, weight.mean()))
         return value, weight * total - value
 
     def _per_decision_normalised(self) -> tuple[float, np.ndarray]:
-        """Divides the sums of each step by those of its ratios; an episode keeps its last one after its end.
+        """Divides the sums of each step by those of its ratios;
+        an episode keeps its last one after its end.
 
         Source: Thomas (2015), "Safe Reinforcement Learning", section 3.9.
         """
         length = int(self.lengths.max())
         ended = np.cumsum(np.bincount(self.lengths, self.weight, length + 1))[:length]
-        total, weight = (np.bincount(self.number, x, length) for x in (self.ratio * self.reward, self.ratio))
+        total, weight = (
+            np.bincount(self.number, x, length) for x in (self.ratio * self.reward, self.ratio)
+        )
         weight = weight + ended
         reward = quotient(total, weight)
         factor = quotient(self.discount ** np.arange(length) * self.size, weight)
@@ -77,14 +100,18 @@ class Episodes:
         return float(quotient(self.weight.sum() ** 2, np.square(self.weight).sum()))
 
     def doubly_robust(self, values: Values) -> np.ndarray:
-        """``V(s_0) + sum_t discount^t rho_t (r_t + discount V(s_t+1) - Q(s_t, a_t))``, ``[M, E]`` by each network.
+        """``V(s_0) + sum_t discount^t rho_t (r_t + discount V(s_t+1) - Q(s_t, a_t))``,
+        ``[M, E]`` by each network.
 
-        Source: Jiang and Li (2016), arXiv:1511.03722, equation 10, unrolled. V is 0 after a termination.
+        Source: Jiang and Li (2016), arXiv:1511.03722, equation 10, unrolled.
+        V is 0 after a termination.
         """
         state, action = (x.astype(np.float64) for x in values)
         goes_on = self.discount * ~self._data.terminated[self.rows]
         error = self.reward + goes_on * state[:, self.rows + 1] - action[:, self.rows]
-        return state[:, self.first] + np.stack([self._sums(self.power * self.ratio * x) for x in error])
+        return state[:, self.first] + np.stack(
+            [self._sums(self.power * self.ratio * x) for x in error]
+        )
 
     def _sums(self, x: np.ndarray) -> np.ndarray:
         return np.bincount(self.episode, x, self.size)
@@ -92,4 +119,9 @@ class Episodes:
 
 def quotient(total: Any, weight: Any) -> Any:
     """Returns the quotient, 0 where nothing has a weight."""
-    return np.divide(total, weight, out=np.zeros_like(np.asarray(total, np.float64)), where=np.asarray(weight) != 0)
+    return np.divide(
+        total,
+        weight,
+        out=np.zeros_like(np.asarray(total, np.float64)),
+        where=np.asarray(weight) != 0,
+    )

@@ -20,7 +20,9 @@ INSTALL = "`pip install 'jaxrl-dist[onnx]'`, then `pip install --upgrade --no-de
 """Its own bounds exclude the versions of Orbax that this package needs; it works with them."""
 
 
-def converted(function: Callable[..., Any], specs: Sequence[Any], inputs: list[str], outputs: list[str]) -> bytes:
+def converted(
+    function: Callable[..., Any], specs: Sequence[Any], inputs: list[str], outputs: list[str]
+) -> bytes:
     """Returns a model that computes ``function``.
 
     Args:
@@ -36,11 +38,15 @@ def converted(function: Callable[..., Any], specs: Sequence[Any], inputs: list[s
         installed = importlib.metadata.version("jax2onnx")
         if tuple(map(int, installed.split(".")[:2])) < OLDEST:
             least = ".".join(map(str, OLDEST))
-            raise ConfigError(f"--format onnx needs jax2onnx {least}, and {installed} is installed: {INSTALL}")
+            raise ConfigError(
+                f"--format onnx needs jax2onnx {least}, and {installed} is installed: {INSTALL}"
+            )
         import jax2onnx
         import onnx
     except ImportError as error:
-        raise ConfigError(f"--format onnx needs {error.name}, which is not installed: {INSTALL}") from None
+        raise ConfigError(
+            f"--format onnx needs {error.name}, which is not installed: {INSTALL}"
+        ) from None
 
     def inlined(*args: Any) -> list[Any]:
         return _evaluate(jax.make_jaxpr(function)(*args), *args)
@@ -49,7 +55,9 @@ def converted(function: Callable[..., Any], specs: Sequence[Any], inputs: list[s
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        model = jax2onnx.to_onnx(inlined, specs, model_name="policy", input_names=inputs, output_names=outputs)
+        model = jax2onnx.to_onnx(
+            inlined, specs, model_name="policy", input_names=inputs, output_names=outputs
+        )
     finally:
         logger.setLevel(level)
     onnx.checker.check_model(model, full_check=True)
@@ -57,15 +65,19 @@ def converted(function: Callable[..., Any], specs: Sequence[Any], inputs: list[s
 
 
 def _evaluate(program: jex.ClosedJaxpr, *args: Any) -> list[Any]:
-    """Evaluates a program, and inlines calls and the CPU's platform branches: jax2onnx supports neither.
+    """Evaluates a program, and inlines calls and the CPU's platform branches:
+    jax2onnx supports neither.
 
-    It does so as https://docs.jax.dev/en/latest/notebooks/Writing_custom_interpreters_in_Jax.html does.
+    It does so as
+    https://docs.jax.dev/en/latest/notebooks/Writing_custom_interpreters_in_Jax.html does.
     """
     known = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
     known |= dict(zip(program.jaxpr.invars, args, strict=True))
 
     def read(variable: Any) -> Any:
-        return variable.val if isinstance(variable, jex.Literal) else known[variable]
+        if isinstance(variable, jex.Literal):
+            return variable.val
+        return known[variable]
 
     for equation in program.jaxpr.eqns:
         out = _outputs(equation, [read(variable) for variable in equation.invars])
@@ -77,7 +89,9 @@ def _outputs(equation: jex.JaxprEqn, values: Sequence[Any]) -> Sequence[Any]:
     primitive, params = equation.primitive, equation.params
     known = not any(isinstance(x, jax.core.Tracer) for x in values)
     if primitive.name == "platform_index":
-        return [np.int32([names is None or "cpu" in names for names in params["platforms"]].index(True))]
+        return [
+            np.int32([names is None or "cpu" in names for names in params["platforms"]].index(True))
+        ]
     if call := _called(primitive.name, params, values):
         return _evaluate(*call)
     aval: Any = equation.outvars[0].aval
@@ -85,11 +99,15 @@ def _outputs(equation: jex.JaxprEqn, values: Sequence[Any]) -> Sequence[Any]:
     # Such as the index of a platform's branch, which does not depend on the arguments.
     with jax.ensure_compile_time_eval() if constant else contextlib.nullcontext():
         out = primitive.bind(*values, **params)
-    return out if primitive.multiple_results else [out]
+    if primitive.multiple_results:
+        return out
+    return [out]
 
 
 def _called(primitive: str, params: Mapping[str, Any], values: Sequence[Any]) -> Sequence[Any]:
-    """Returns the program that an operation calls once, and its arguments; empty: it is a loop, or calls none."""
+    """Returns the program that an operation calls once, and its arguments; empty: it is a loop,
+    or calls none.
+    """
     if primitive == "cond" and not isinstance(values[0], jax.core.Tracer):
         return params["branches"][int(values[0])], *values[1:]
     program = params.get("jaxpr", params.get("call_jaxpr"))

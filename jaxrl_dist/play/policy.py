@@ -36,8 +36,12 @@ from jaxrl_dist.types import Context, PyTree, Timestep, Variables
 class Policy:
     """A trained policy: ``(obs, core, key) -> (action, core)``; see ``__call__``."""
 
-    def __init__(self, config: Train[Any], source: EnvSource, variables: Any, *, fresh: bool = False) -> None:
-        """``fresh``: play its evaluations in other episodes than those of its run, as ``Evaluator.of_member``."""
+    def __init__(
+        self, config: Train[Any], source: EnvSource, variables: Any, *, fresh: bool = False
+    ) -> None:
+        """``fresh``: play its evaluations in other episodes than those of its run,
+        as ``Evaluator.of_member``.
+        """
         self.config, self._fresh = config, fresh
         self.source = source
         self.algorithm = source.spec.bare(make_algorithm(config, source.spec))
@@ -56,7 +60,9 @@ class Policy:
         return f"Policy({label(self.config.algorithm)} on {label_of(spec)}, {size:,} parameters)"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Lets users pickle a policy, if its environment and algorithm can be; this package never does."""
+        """Lets users pickle a policy, if its environment and algorithm can be;
+        this package never does.
+        """
         return _restored, (self.config, jax.tree.map(np.asarray, self.variables), self._fresh)
 
     @property
@@ -69,52 +75,75 @@ class Policy:
         return {name: part for name, part in space.items() if name not in hidden}
 
     def initial_core(self, num_envs: int) -> PyTree:
-        """Returns the policy state at the start of an episode, for a batch of ``num_envs``; ``()`` if it has none."""
+        """Returns the policy state at the start of an episode, for a batch of ``num_envs``;
+        ``()`` if it has none.
+        """
         return self.algorithm.initial_core(num_envs)
 
     @in_32_bits
     def __call__(
-        self, obs: PyTree, core: PyTree = None, key: jax.Array | None = None, reward: Any = None, **others: Never
+        self,
+        obs: PyTree,
+        core: PyTree = None,
+        key: jax.Array | None = None,
+        reward: Any = None,
+        **others: Never,
     ) -> tuple[jax.Array, PyTree]:
         """Chooses actions for a batch of observations.
 
         Args:
           obs: ``[B, ...]`` as the environment returns them.
-          core: the policy state from the last call; None: ``initial_core(B)``, the start of all episodes.
+          core: the policy state from the last call; None: ``initial_core(B)``,
+            the start of all episodes.
           key: a scalar key to sample actions; None for greedy actions.
-          reward: ``[B]``, the rewards of the last actions, if the policy was trained with ``reward`` in
-            ``core_inputs``; 0 where an episode starts.
+          reward: ``[B]``, the rewards of the last actions, if the policy was trained with
+            ``reward`` in ``core_inputs``; 0 where an episode starts.
           others: are refused.
 
         Returns:
-          Actions ``[B, ...]`` within the environment's bounds, and the policy state for the next call. Where an
+          Actions ``[B, ...]`` within the environment's bounds,
+          and the policy state for the next call. Where an
           episode has ended, the caller replaces its row of the state by that of ``initial_core``.
 
         Raises:
           TypeError: there is another argument.
-          ValueError: ``obs`` is not a batch of the environment's observations, ``core`` and ``reward`` are not of the
-            same batch, ``key`` is not a key, a reward is missing, this policy only samples and there is no key, it
-            plans with the environment's simulator alone, or this object holds several policies.
+          ValueError: ``obs`` is not a batch of the environment's observations, ``core`` and
+            ``reward`` are not of the same batch, ``key`` is not a key, a reward is missing, this
+            policy only samples and there is no key, it plans with the environment's simulator
+            alone, or this object holds several policies.
         """
         for name in others:
             raise TypeError(missing("this policy", name, "argument"))
         if names := ", ".join(self.source.spec.policies):
-            raise ValueError(f"these are the policies {names}; load_policy(run_dir, policy=...) loads one that acts")
+            raise ValueError(
+                f"these are the policies {names}; load_policy(run_dir, policy=...) loads one that acts"
+            )
         obs, num_envs = self._checked(obs)
         if problem := self.unable():
             raise ValueError(f"{problem}; evaluate() plays with it")
-        if core is not None and any((*np.shape(x), None)[0] != num_envs for x in jax.tree.leaves(core)):
+        if core is not None and any(
+            (*np.shape(x), None)[0] != num_envs for x in jax.tree.leaves(core)
+        ):
             raise ValueError(f"the core is not of {num_envs} environments, as the observations are")
         if reward is not None and np.shape(reward) != (num_envs,):
             raise ValueError(f"rewards have shape [{num_envs}] here, not {list(np.shape(reward))}")
-        if reward is None and core is not None and "reward" in Traits.of(self.config.algorithm).core_inputs:
-            raise ValueError("this policy reads the reward of its last action: policy(obs, core, key, reward) takes it")
+        if (
+            reward is None
+            and core is not None
+            and "reward" in Traits.of(self.config.algorithm).core_inputs
+        ):
+            raise ValueError(
+                "this policy reads the reward of its last action: policy(obs, core, key, reward) takes it"
+            )
         core = self.initial_core(num_envs) if core is None else core
         if reward is not None:
             none = np.zeros(num_envs, bool)
             step = Timestep(obs, jnp.asarray(reward, jnp.float32), none, none, ~none)
             core = self.algorithm.feedback(core, (), step)
-        keys = None if key is None else jax.random.split(_checked_key(key), num_envs)
+        if key is None:
+            keys = None
+        else:
+            keys = jax.random.split(_checked_key(key), num_envs)
         return self._act(self.variables, obs, core, keys)
 
     def unable(self) -> str:
@@ -124,8 +153,8 @@ class Policy:
         return "this policy only plans with its environment's simulator, which observations do not hold"
 
     def _checked(self, obs: PyTree) -> tuple[PyTree, int]:
-        """Returns the observations as policies see them, and the batch size B; missing parts that only the critic sees
-        become 0.
+        """Returns the observations as policies see them, and the batch size B; missing parts that
+        only the critic sees become 0.
 
         Raises:
           ValueError: as ``__call__``.
@@ -134,39 +163,64 @@ class Policy:
         obs = spaces.untupled(obs, self.source.spec.tuples, "observation")
         if isinstance(space, dict):
             obs = self._all_parts(obs, space)
-        elif isinstance(obs, dict) or (isinstance(obs, tuple) and any(isinstance(part, dict) for part in obs)):
-            instead = "a dict" if isinstance(obs, dict) else "(obs, info), as reset returns them"
+        elif isinstance(obs, dict) or (
+            isinstance(obs, tuple) and any(isinstance(part, dict) for part in obs)
+        ):
+            if isinstance(obs, dict):
+                instead = "a dict"
+            else:
+                instead = "(obs, info), as reset returns them"
             raise ValueError(f"observations are arrays here, not {instead}")
         given = spaces.leaves(obs)
         if unlike := sorted(given.keys() ^ spaces.leaves(space).keys()):
-            raise ValueError(f"observations have the parts {', '.join(spaces.leaves(space))}; {unlike[0]} differs")
+            raise ValueError(
+                f"observations have the parts {', '.join(spaces.leaves(space))}; {unlike[0]} differs"
+            )
         for path, part in spaces.leaves(space).items():
-            value = given[path] if isinstance(given[path], jax.Array | np.ndarray) else np.asarray(given[path])
-            shape, wanted, dtype = np.shape(value), part.native_shape, value.dtype
+            if isinstance(given[path], jax.Array | np.ndarray):
+                value = given[path]
+            else:
+                value = np.asarray(given[path])
+            shape = np.shape(value)
+            wanted = part.native_shape
+            dtype = value.dtype
             if jnp.issubdtype(dtype, jnp.floating) and not jnp.issubdtype(part.dtype, jnp.floating):
-                raise ValueError(f"observations{path and f' {path}'} are {part.dtype} here, not {dtype}")
+                raise ValueError(
+                    f"observations{path and f' {path}'} are {part.dtype} here, not {dtype}"
+                )
             if len(shape) != len(wanted) + 1 or shape[1:] != wanted or not shape[0]:
-                batch = "jax.tree.map(lambda x: x[None], obs)" if path else "obs[None]"
+                if path:
+                    batch = "jax.tree.map(lambda x: x[None], obs)"
+                else:
+                    batch = "obs[None]"
                 raise ValueError(
                     f"observations{path and f' {path}'} have shape [{', '.join(map(str, ('B', *wanted)))}] here, not "
                     f"{list(shape)}{f'; {batch} makes one observation a batch' if shape == wanted else ''}"
                 )
             given[path] = spaces.counted(part, value)
             if isinstance(value, np.ndarray) and not spaces.holds(part, given[path]):
-                raise ValueError(f"observations{path and f' {path}'} hold values that the environment's do not")
+                raise ValueError(
+                    f"observations{path and f' {path}'} hold values that the environment's do not"
+                )
         return spaces.nested(space, given), shape[0]
 
     def _all_parts(self, obs: PyTree, space: dict[str, Any]) -> dict[str, PyTree]:
-        """Returns the observations with the parts of ``space``; those that only the critic sees may be missing.
+        """Returns the observations with the parts of ``space``;
+        those that only the critic sees may be missing.
 
         Raises:
           ValueError: another part is missing, or there are more.
         """
-        parts, needed = obs if isinstance(obs, dict) else {}, self.observation
+        parts = obs if isinstance(obs, dict) else {}
+        needed = self.observation
         if missing := [name for name in needed if name not in parts]:
-            raise ValueError(f"observations are dicts here, with {', '.join(needed)}; {missing[0]} is missing")
+            raise ValueError(
+                f"observations are dicts here, with {', '.join(needed)}; {missing[0]} is missing"
+            )
         if extra := [str(name) for name in parts if name not in space]:
-            raise ValueError(f"observations have no part {extra[0]} here; their parts are {', '.join(space)}")
+            raise ValueError(
+                f"observations have no part {extra[0]} here; their parts are {', '.join(space)}"
+            )
         size = (*np.shape(jax.tree.leaves(parts)[0]), 1)[0]
         return {name: parts[name] if name in parts else _blank(space[name], size) for name in space}
 
@@ -182,7 +236,8 @@ class Policy:
         """Plays episodes like the command ``evaluate``; for arguments and errors see ``Evaluator``.
 
         Args:
-          sampled: sample actions instead of taking the best ones; None: as the run's ``evaluation_policy``.
+          sampled: sample actions instead of taking the best ones; None:
+            as the run's ``evaluation_policy``.
         """
         if episodes < 1:
             raise ConfigError(f"an evaluation plays 1 episode or more, and not {episodes}")
@@ -193,7 +248,12 @@ class Policy:
         return evaluation
 
     def evaluator(
-        self, episodes: int, seed: int, max_steps: int | None, sampled: bool | None, num_envs: int = MAX_ENVS
+        self,
+        episodes: int,
+        seed: int,
+        max_steps: int | None,
+        sampled: bool | None,
+        num_envs: int = MAX_ENVS,
     ) -> Evaluator:
         """Returns an ``Evaluator`` of this policy; ``sampled`` as for ``evaluate``.
 
@@ -201,12 +261,18 @@ class Policy:
           ConfigError: it is one of several policies, and cannot play in its environment by itself.
         """
         if self.source.wrappers.policies and not self.source.spec.policies:
-            raise ConfigError("a policy plays with the others of its run: load_policy(run_dir).evaluate() plays all")
+            raise ConfigError(
+                "a policy plays with the others of its run: load_policy(run_dir).evaluate() plays all"
+            )
         if sampled is None:
             sampled = self.config.evaluation_policy == "sampled"
         algorithm = self.source.spec.keyed(self.algorithm)
-        evaluator = Evaluator(algorithm, self.source, episodes, seed, max_steps, num_envs, sampled=sampled)
-        return evaluator.of_member(seed, fresh=True) if self._fresh else evaluator
+        evaluator = Evaluator(
+            algorithm, self.source, episodes, seed, max_steps, num_envs, sampled=sampled
+        )
+        if self._fresh:
+            return evaluator.of_member(seed, fresh=True)
+        return evaluator
 
     def _choose(
         self, variables: Variables, obs: PyTree, core: PyTree, keys: jax.Array | None
@@ -215,7 +281,9 @@ class Policy:
         action, core, _ = self.algorithm.policy(variables, obs, core, context)
         space = self.source.spec.action
         parts = spaces.leaves(clipped(space, action))
-        native = {path: spaces.native(part, parts[path]) for path, part in spaces.leaves(space).items()}
+        native = {
+            path: spaces.native(part, parts[path]) for path, part in spaces.leaves(space).items()
+        }
         return spaces.tupled(spaces.nested(space, native), self.source.spec.tuples, "action"), core
 
 
@@ -231,7 +299,11 @@ def _blank(space: Space, num_envs: int) -> PyTree:
 
 def _checked_key(key: Any) -> jax.Array:
     """Returns a typed key; converts an old-style key such as ``jax.random.PRNGKey(0)``."""
-    if isinstance(key, jax.Array) and key.shape == () and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+    if (
+        isinstance(key, jax.Array)
+        and key.shape == ()
+        and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    ):
         return key
     if isinstance(key, jax.Array | np.ndarray) and key.ndim == 1 and key.dtype == np.uint32:
         return jax.random.wrap_key_data(jnp.asarray(key))
@@ -254,30 +326,40 @@ def load_policy(
     """Loads the trained policy of a run, or the policy of its newest checkpoint.
 
     Args:
-      algorithm: the config class that was trained, if it is not built in. A stored file never names code to run.
-      env: the environment, if it differs from the run's, or if no file can store the run's, which is an object or has
-        the form ``my_module:make``.
-      env_options: the environment's options, if they differ from the run's. Where one agent acts with these, the policy
-        of a run against copies of itself acts alone.
+      algorithm: the config class that was trained, if it is not built in.
+        A stored file never names code to run.
+      env: the environment, if it differs from the run's, or if no file can store the run's, which
+        is an object or has the form ``my_module:make``.
+      env_options: the environment's options, if they differ from the run's. Where one agent acts
+        with these, the policy of a run against copies of itself acts alone.
       torso: your own network, if the run trained one.
       core: your own recurrent core, if the run trained one.
-      policy: name of the policy to load, if the run has several. None: all of them, to be evaluated but not called.
-      checkpoint: env steps of the checkpoint to load instead, or "best" for the one with the highest mean return: of
-        training episodes or of evaluations, as the run's ``keep_best`` says. Where evaluations have judged it,
-        ``evaluate`` plays other episodes than they did.
-      num_simulations: steps of each search of an algorithm that plans, if they differ from the run's; 0: none, the
-        network acts alone.
+      policy: name of the policy to load, if the run has several. None: all of them,
+        to be evaluated but not called.
+      checkpoint: env steps of the checkpoint to load instead, or "best" for the one with the
+        highest mean return: of training episodes or of evaluations, as the run's ``keep_best``
+        says. Where evaluations have judged it, ``evaluate`` plays other episodes than they did.
+      num_simulations: steps of each search of an algorithm that plans, if they differ from the
+        run's; 0: none, the network acts alone.
 
     Raises:
-      ConfigError: ``run_dir`` has no trained variables or no such checkpoint, is a population or is damaged, or its
-        environment cannot be found.
+      ConfigError: ``run_dir`` has no trained variables or no such checkpoint, is a population or is
+        damaged, or its environment cannot be found.
     """
     path = pathlib.Path(run_dir)
     check_run_dir(path)
     if members := members_of(path):
-        raise ConfigError(f"{run_dir} is a population; name one of its members, such as {best_of(path, members)}")
-    config = _with_selected(stored_config(run_dir, algorithm, env, torso=torso, core=core), path, checkpoint)
-    part, changes = policy, {} if env_options is None else {"env_options": env_options}
+        raise ConfigError(
+            f"{run_dir} is a population; name one of its members, such as {best_of(path, members)}"
+        )
+    config = _with_selected(
+        stored_config(run_dir, algorithm, env, torso=torso, core=core), path, checkpoint
+    )
+    part = policy
+    if env_options is None:
+        changes = {}
+    else:
+        changes = {"env_options": env_options}
     learns = learner(config) if policy is None else None
     if env_options is not None and learns is not None:
         alone = of_policy(config, learns, run_dir)
@@ -292,10 +374,20 @@ def load_policy(
     shapes = variable_shapes(make_algorithm(config, source.spec))
     variables = load_variables(run_dir, shapes, part, which=checkpoint)
     variables = jax.device_put(source.spec.bare(variables), jax.local_devices()[0])
-    return Policy(config, source, variables, fresh=checkpoint is not None and config.judge == "evaluation")
+    return Policy(
+        config, source, variables, fresh=checkpoint is not None and config.judge == "evaluation"
+    )
 
 
-def _with_selected(config: Train[Any], run_dir: pathlib.Path, checkpoint: str | int | None) -> Train[Any]:
-    """Returns the config of a member of a population with the hyperparameters that a selection has given it."""
-    hyper = {name: x for name, x in selected_hyper(run_dir, checkpoint).items() if name in tunable(config)}
+def _with_selected(
+    config: Train[Any], run_dir: pathlib.Path, checkpoint: str | int | None
+) -> Train[Any]:
+    """Returns the config of a member of a population with
+    the hyperparameters that a selection has given it.
+    """
+    hyper = {
+        name: x
+        for name, x in selected_hyper(run_dir, checkpoint).items()
+        if name in tunable(config)
+    }
     return dataclasses.replace(config, algorithm=varied(config.algorithm, hyper))

@@ -1,4 +1,6 @@
-"""How much better one player is than another: scores over pairs of games, and Elo ratings of several players."""
+"""How much better one player is than another: scores over pairs of games,
+and Elo ratings of several players.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +15,36 @@ Z95 = 1.959964
 
 
 def padded(scores: np.ndarray) -> np.ndarray:
-    """Returns scores of pairs ``[P]`` with one pair more that is won and one that is lost, ``[P + 2]``.
+    """Returns scores of pairs ``[P]`` with one pair more
+    that is won and one that is lost, ``[P + 2]``.
 
-    So an interval keeps a width where all pairs end alike. These are the two successes and two failures that Agresti
-    and Coull (1998, "Approximate is better than 'exact' for interval estimation of binomial proportions") add.
+    So an interval keeps a width where all pairs end alike. These are the two successes and two
+    failures that Agresti and Coull (1998, "Approximate is better than 'exact' for interval
+    estimation of binomial proportions") add.
     """
     return np.append(scores, (0.0, 1.0))
 
 
 def interval(scores: np.ndarray) -> tuple[float, float]:
-    """Returns the interval, 95 %, of the expected score of a pair, from the scores ``[P]`` of pairs, each 0 to 1."""
+    """Returns the interval, 95 %, of the expected score of a pair,
+    from the scores ``[P]`` of pairs, each 0 to 1.
+    """
     values = padded(scores)
     half = Z95 * values.std(ddof=1) / np.sqrt(len(values))
     return max(0.0, float(values.mean() - half)), min(1.0, float(values.mean() + half))
 
 
-def elo(games: np.ndarray, points: np.ndarray, variance: np.ndarray | float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the ratings of maximum likelihood, with mean ``MEAN``, and their standard errors, both ``[n]``.
+def elo(
+    games: np.ndarray, points: np.ndarray, variance: np.ndarray | float = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the ratings of maximum likelihood, with mean ``MEAN``,
+    and their standard errors, both ``[n]``.
 
-    The model is that of Bradley and Terry (1952) on the scale of Elo (1978): a difference of ``D`` points predicts the
-    score ``1 / (1 + 10^(-D / 400))``. A draw is half a win. Every two players who have met have one drawn game more, so
-    ratings are finite where one has won all games. The errors are those of Huber (1967), "The behavior of maximum
-    likelihood estimates under nonstandard conditions", so that games may depend on each other.
+    The model is that of Bradley and Terry (1952) on the scale of Elo (1978): a difference of ``D``
+    points predicts the score ``1 / (1 + 10^(-D / 400))``. A draw is half a win. Every two players
+    who have met have one drawn game more, so ratings are finite where one has won all games. The
+    errors are those of Huber (1967), "The behavior of maximum likelihood estimates under
+    nonstandard conditions", so that games may depend on each other.
 
     Args:
       games: played by each two players, ``[n, n]``, symmetric.
@@ -42,7 +52,8 @@ def elo(games: np.ndarray, points: np.ndarray, variance: np.ndarray | float = 0.
       variance: of those points, ``[n, n]``, symmetric, and zero on the diagonal.
     """
     met = games > 0
-    games, points = games + met, points + 0.5 * met
+    games = games + met
+    points = points + 0.5 * met
     strength = np.zeros(len(points))
     for _ in range(100):  # Newton's method; the likelihood is concave
         predicted = 1 / (1 + np.exp(strength[None, :] - strength[:, None]))
@@ -64,12 +75,16 @@ def _laplacian(weight: np.ndarray) -> np.ndarray:
     return np.diag(weight.sum(-1)) - weight
 
 
-def elo_table(count: int, scores: dict[tuple[int, int], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the ratings ``[n]`` of players who have all met, and their intervals of 95 %, ``[n, 2]``.
+def elo_table(
+    count: int, scores: dict[tuple[int, int], np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the ratings ``[n]`` of players who have all met,
+    and their intervals of 95 %, ``[n, 2]``.
 
-    The variance of a score is that between pairs of games, those of ``padded`` among them. The rating of
-    who has won nearly all games has hardly a bound away from ``MEAN``, where the likelihood is flat. Towards ``MEAN``
-    it has one: on that side, the error is that of ratings to which the pairs of ``padded`` count, too.
+    The variance of a score is that between pairs of games, those of ``padded`` among them. The
+    rating of who has won nearly all games has hardly a bound away from ``MEAN``, where the
+    likelihood is flat. Towards ``MEAN`` it has one: on that side, the error is that of ratings to
+    which the pairs of ``padded`` count, too.
 
     Args:
       count: number of players.
@@ -81,7 +96,8 @@ def elo_table(count: int, scores: dict[tuple[int, int], np.ndarray]) -> tuple[np
         for (a, b), of_pairs in scores.items():
             counted = more(of_pairs)
             games[a, b] = games[b, a] = 2 * len(counted)
-            points[a, b], points[b, a] = 2 * counted.sum(), 2 * (1 - counted).sum()
+            points[a, b] = 2 * counted.sum()
+            points[b, a] = 2 * (1 - counted).sum()
             variance[a, b] = variance[b, a] = 4 * len(counted) * padded(of_pairs).var(ddof=1)
         return elo(games, points, variance)
 

@@ -44,8 +44,8 @@ def record(
 ) -> Dataset:
     """Plays with a policy, and returns its experience.
 
-    The episodes that are under way at the end are played to theirs. The behaviour's probability of each action is
-    recorded, unless the policy is deterministic where it does not act at random.
+    The episodes that are under way at the end are played to theirs. The behaviour's probability of
+    each action is recorded, unless the policy is deterministic where it does not act at random.
 
     Args:
       num_steps: env steps to play, and some more to the ends of episodes.
@@ -56,52 +56,92 @@ def record(
       progress: called with the number of steps done.
 
     Raises:
-      ConfigError: the policy is one of several, frames are stacked, or random actions have no bounds.
+      ConfigError: the policy is one of several, frames are stacked,
+        or random actions have no bounds.
       EnvError, TimeoutError: as ``Policy.evaluate``.
     """
-    source, algorithm, spec = policy.source, policy.algorithm, policy.source.spec
+    source = policy.source
+    algorithm = policy.algorithm
+    spec = policy.source.spec
     problem = unrecordable(spec)
     if problem is not None:
         raise ConfigError(problem)
     act, known = _acting(policy, num_envs, random_share, greedy=greedy)
     start = steps.initial_core({"": algorithm}, spec, EnvSlice.all(num_envs))[""]
-    after_step = jax.jit(lambda core, action, step: steps.after_step(algorithm, core, start, action, step))
+    after_step = jax.jit(
+        lambda core, action, step: steps.after_step(algorithm, core, start, action, step)
+    )
     rows: list[tuple[PyTree, PyTree, Timestep, Array]] = []
-    done, number, key = 0, 0, rng.stream(seed, rng.Stream.ACT)
+    done = 0
+    number = 0
+    key = rng.stream(seed, rng.Stream.ACT)
     with contextlib.closing(source.host(num_envs, seed)) as env:
-        obs, core = env.reset(), start
-        over, left = np.zeros(num_envs, bool), max(MAX_EPISODE_STEPS, spec.max_episode_steps or 0)
+        obs = env.reset()
+        core = start
+        over = np.zeros(num_envs, bool)
+        left = max(MAX_EPISODE_STEPS, spec.max_episode_steps or 0)
         while not over.all() and left:
             planned = steps.searched({"": algorithm}, env)
-            action, core, probability = act(policy.variables, obs, core, jax.random.fold_in(key, number), planned)
+            action, core, probability = act(
+                policy.variables, obs, core, jax.random.fold_in(key, number), planned
+            )
             action = jax.tree.map(np.asarray, action)
             step, _ = env.step(action)
             if jax.tree.leaves(start):
                 core = after_step(core, action, step)
-            before, obs = jax.tree.map(np.array, obs), step.obs
+            before = jax.tree.map(np.array, obs)
+            obs = step.obs
             step = step._replace(valid=step.valid & ~over)
-            rows.append((before, action, jax.tree.map(np.array, step._replace(obs=())), np.asarray(probability)))
-            done, number = done + int(step.valid.sum()), number + 1
+            rows.append(
+                (
+                    before,
+                    action,
+                    jax.tree.map(np.array, step._replace(obs=())),
+                    np.asarray(probability),
+                )
+            )
+            done = done + int(step.valid.sum())
+            number = number + 1
             if done >= num_steps:
-                over, left = over | step.terminated | step.truncated | ~step.valid, left - 1
+                over = over | step.terminated | step.truncated | ~step.valid
+                left = left - 1
             progress(done)
         last = jax.tree.map(np.array, obs)
     stacked = jax.tree.map(lambda *x: np.stack(x), *rows)
     obs = jax.tree.map(lambda x, y: np.concatenate([x, y[None]]), stacked[0], last)
-    parts = (obs, stacked[1], stacked[2].reward, stacked[2].terminated, stacked[2].truncated, stacked[2].valid)
-    rollout = Rollout(*parts, extras={"log_prob": stacked[3]} if known else {}, core=(), final_core=())
-    behaviour = {"random_share": random_share, "greedy": greedy, "deterministic": greedy and random_share == 0}
-    return of_rollout(rollout, spec, {**about, "behaviour": {**about.get("behaviour", {}), **behaviour}})
+    parts = (
+        obs,
+        stacked[1],
+        stacked[2].reward,
+        stacked[2].terminated,
+        stacked[2].truncated,
+        stacked[2].valid,
+    )
+    rollout = Rollout(
+        *parts, extras={"log_prob": stacked[3]} if known else {}, core=(), final_core=()
+    )
+    behaviour = {
+        "random_share": random_share,
+        "greedy": greedy,
+        "deterministic": greedy and random_share == 0,
+    }
+    return of_rollout(
+        rollout, spec, {**about, "behaviour": {**about.get("behaviour", {}), **behaviour}}
+    )
 
 
 def _acting(
     policy: Policy, num_envs: int, random_share: float, *, greedy: bool
 ) -> tuple[Callable[..., tuple[PyTree, PyTree, jax.Array]], bool]:
-    """Returns ``(variables, obs, core, key, env_state) -> (action, core, log_prob)``, and whether that is known."""
+    """Returns ``(variables, obs, core, key, env_state) -> (action, core, log_prob)``,
+    and whether that is known.
+    """
     algorithm, spec = policy.algorithm, policy.source.spec
     drawn = not greedy and steps.probabilities_known(algorithm, spec, policy.variables)
     log_prob = algorithm.log_prob if drawn else None
-    known = log_prob is not None or (greedy and random_share > 0 and isinstance(spec.action, Discrete))
+    known = log_prob is not None or (
+        greedy and random_share > 0 and isinstance(spec.action, Discrete)
+    )
     uniform = _uniform(spec) if random_share else None
 
     def act(
@@ -109,12 +149,16 @@ def _acting(
     ) -> tuple[PyTree, PyTree, jax.Array]:
         keys, which, draw = (jax.random.split(part, num_envs) for part in jax.random.split(key, 3))
         simulator = steps.simulator({"": algorithm}, policy.source.pure, env_state)
-        context = Context(None if greedy else keys, jnp.float32(END_OF_SCHEDULES), simulator=simulator)
+        context = Context(
+            None if greedy else keys, jnp.float32(END_OF_SCHEDULES), simulator=simulator
+        )
         action, after, _ = algorithm.policy(variables, obs, core, context)
         chosen = action = clipped(spec.action, action)
         if uniform is not None:
             chance = jax.vmap(lambda key: jax.random.uniform(key) < random_share)(which)
-            action = jax.tree.map(lambda x, y: jnp.where(_like(chance, x), x, y), uniform[0](obs, draw), action)
+            action = jax.tree.map(
+                lambda x, y: jnp.where(_like(chance, x), x, y), uniform[0](obs, draw), action
+            )
         if not known:
             return action, after, jnp.zeros(num_envs)
         if log_prob is not None:
@@ -122,7 +166,8 @@ def _acting(
         else:  # the best action has all of it
             probability = jnp.where(action == chosen, 0.0, -jnp.inf)
         if uniform is not None:
-            own, other = probability + jnp.log1p(-random_share), jnp.log(random_share) + uniform[1](obs, action)
+            own = probability + jnp.log1p(-random_share)
+            other = jnp.log(random_share) + uniform[1](obs, action)
             probability = jnp.logaddexp(own, other)
         return action, after, probability
 
@@ -130,7 +175,10 @@ def _acting(
 
 
 def of_memory(
-    policy: Policy, run_dir: str | pathlib.Path, about: Mapping[str, Any] = {}, checkpoint: str | None = None
+    policy: Policy,
+    run_dir: str | pathlib.Path,
+    about: Mapping[str, Any] = {},
+    checkpoint: str | None = None,
 ) -> Dataset:
     """Returns what the replay memory of a run's checkpoint holds.
 
@@ -142,7 +190,9 @@ def of_memory(
       ConfigError: the run has no memory, or its checkpoints hold none.
     """
     config, spec = policy.config, policy.source.spec
-    job = make_job(dataclasses.replace(config, init_from=None), policy.source, devices=jax.local_devices()[:1])
+    job = make_job(
+        dataclasses.replace(config, init_from=None), policy.source, devices=jax.local_devices()[:1]
+    )
     shapes = jax.eval_shape(job.learner.init, jax.random.key(0))
     problem = unrecordable(spec)
     if problem is not None:
@@ -150,7 +200,8 @@ def of_memory(
     if not jax.tree.leaves(shapes.memory):
         raise ConfigError(f"{run_dir}: --replay needs a run of an algorithm that replays")
     memory = load_memory(run_dir, shapes.memory[""], checkpoint)
-    steps, added = memory.steps, int(memory.added[0])
+    steps = memory.steps
+    added = int(memory.added[0])
     count = min(added, steps.reward.shape[1] - 1)
     order = np.arange(added - count, added + 1) % steps.reward.shape[1]
     rollout = jax.tree.map(lambda x: np.swapaxes(np.asarray(x)[:, order], 0, 1), steps)
@@ -159,13 +210,18 @@ def of_memory(
 
 
 def of_rollout(rollout: Rollout, spec: EnvSpec, about: Mapping[str, Any]) -> Dataset:
-    """Returns the steps of a rollout ``[T, B, ...]`` of numpy arrays, one environment after the other.
+    """Returns the steps of a rollout ``[T, B, ...]`` of numpy arrays,
+    one environment after the other.
 
-    Episodes that are under way at its end are cut; a rollout that begins within an episode begins with a part of it.
+    Episodes that are under way at its end are cut;
+    a rollout that begins within an episode begins with a part of it.
     """
 
     def row(x: Array) -> np.ndarray:
-        padded = np.asarray(x) if len(x) > len(rollout.reward) else np.append(x, np.zeros_like(x[:1]), axis=0)
+        if len(x) > len(rollout.reward):
+            padded = np.asarray(x)
+        else:
+            padded = np.append(x, np.zeros_like(x[:1]), axis=0)
         return padded.swapaxes(0, 1).reshape(-1, *x.shape[2:])
 
     log_prob = rollout.extras.get("log_prob")
@@ -186,15 +242,19 @@ def _like(flag: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def _uniform(spec: EnvSpec) -> tuple[Callable[..., PyTree], Callable[[PyTree, PyTree], jax.Array]]:
-    """Returns ``(obs, keys) -> action`` of uniform legal actions, and ``(obs, action) -> log_prob`` of these.
+    """Returns ``(obs, keys) -> action`` of uniform legal actions,
+    and ``(obs, action) -> log_prob`` of these.
 
     Raises:
       ConfigError: an action has no bounds.
     """
     parts = list(spaces.leaves(spec.action).values())
-    if any(isinstance(part, Box) and not np.isfinite([part.low, part.high]).all() for part in parts):
+    if any(
+        isinstance(part, Box) and not np.isfinite([part.low, part.high]).all() for part in parts
+    ):
         raise ConfigError("--random-share needs actions between two bounds")
-    random, head = Random().make(spec), policy_head(spec.action)
+    random = Random().make(spec)
+    head = policy_head(spec.action)
 
     def draw(obs: PyTree, keys: jax.Array) -> PyTree:
         return random.policy(random.init(keys[0]), obs, (), Context(keys, jnp.zeros(())))[0]
@@ -203,7 +263,9 @@ def _uniform(spec: EnvSpec) -> tuple[Callable[..., PyTree], Callable[[PyTree, Py
         if (legal := observations.legal(spec, obs)) is not None:  # then all parts are categories
             return head.distribution(jnp.zeros(legal.shape), legal).log_prob(action)
         sizes = [
-            np.asarray(part.high, np.float64) - part.low if isinstance(part, Box) else spaces.num_choices(part)
+            np.asarray(part.high, np.float64) - part.low
+            if isinstance(part, Box)
+            else spaces.num_choices(part)
             for part in parts
         ]
         return jnp.float32(-sum(np.log(size).sum() for size in sizes))

@@ -27,15 +27,18 @@ def record(
     sampled: bool | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> tuple[Evaluation, int]:
-    """Plays episodes and writes them, one after the other, to an animated GIF or an MP4 film (H.264).
+    """Plays episodes and writes them, one after the other,
+    to an animated GIF or an MP4 film (H.264).
 
     An evaluation with the same seed plays these episodes first.
 
     Args:
-      out: the file to write; it must end in ``.gif``, or in ``.mp4``, which needs the package imageio-ffmpeg.
-      episodes: number of episodes, at most 128; with several agents, one episode of each agent counts as one.
-      fps: frames per second; in a GIF rounded to the nearest rate that its hundredths of a second allow. None: as the
-        environment says, at most 50, or else 30.
+      out: the file to write; it must end in ``.gif``, or in ``.mp4``,
+        which needs the package imageio-ffmpeg.
+      episodes: number of episodes, at most 128; with several agents,
+        one episode of each agent counts as one.
+      fps: frames per second; in a GIF rounded to the nearest rate that its hundredths of a second
+        allow. None: as the environment says, at most 50, or else 30.
       max_steps: as for ``Evaluator``.
       sampled: as for ``Policy.evaluate``.
       progress: called with the number of finished episodes.
@@ -44,11 +47,12 @@ def record(
       The evaluation, and the number of frames.
 
     Raises:
-      ConfigError: the environment cannot be drawn, the file's directory or the package is missing, or the file has
-        another ending.
+      ConfigError: the environment cannot be drawn, the file's directory or the package is missing,
+        or the file has another ending.
       OSError: the file cannot be written; an older file stays unchanged.
     """
-    spec, out = policy.source.spec, pathlib.Path(out)
+    spec = policy.source.spec
+    out = pathlib.Path(out)
     evaluator = policy.evaluator(episodes * spec.num_agents, seed, max_steps, sampled)
     write = writer(out)
     filmed = film(evaluator, spec, spec.keyed(policy.variables), episodes, progress)
@@ -60,7 +64,8 @@ def record(
 
 
 def writer(out: pathlib.Path) -> Callable[[Sequence[Any], pathlib.Path, float], None]:
-    """Returns what writes ``(pictures, file, fps)`` as the file's name says, once it is known that it can be written.
+    """Returns what writes ``(pictures, file, fps)`` as the file's name says,
+    once it is known that it can be written.
 
     Raises:
       ConfigError: the file's directory or the package is missing, or the file has another ending.
@@ -83,10 +88,24 @@ def write_mp4(pictures: Sequence[Any], file: pathlib.Path, fps: float) -> None:
     """
     width, height = size = pictures[0].size
     if any(picture.size != size for picture in pictures):
-        raise ConfigError("the pictures differ in size, which only a film that ends in .gif can hold")
+        raise ConfigError(
+            "the pictures differ in size, which only a film that ends in .gif can hold"
+        )
     # H.264 needs even sides: a column or a row of black is added where they are odd.
-    width, height = width + width % 2, height + height % 2
-    frames = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{fps:g}", "-i", "-"]
+    width = width + width % 2
+    height = height + height % 2
+    frames = [
+        "-f",
+        "rawvideo",
+        "-pix_fmt",
+        "rgb24",
+        "-s",
+        f"{width}x{height}",
+        "-r",
+        f"{fps:g}",
+        "-i",
+        "-",
+    ]
     film = ["-vcodec", "libx264", "-pix_fmt", "yuv420p", "-f", "mp4", "-y", str(file)]
     command = [_ffmpeg(), "-loglevel", "error", *frames, *film]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:

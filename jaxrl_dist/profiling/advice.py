@@ -24,8 +24,8 @@ ADVICE = {
 }
 """For each stage that may bind a run: that it does, and what would speed it up."""
 MARGIN = 1.25
-"""A stage binds a run if it takes at least this many times as long as the thread's next one: closer ones change places
-with the load of the machine, and to speed up one of them alone helps little."""
+"""A stage binds a run if it takes at least this many times as long as the thread's next one: closer
+ones change places with the load of the machine, and to speed up one of them alone helps little."""
 FLAG = re.compile("--[a-z-]+")
 CHANGE = re.compile(r"(?:\w+ )+--[a-z-]+")
 """How a remedy begins, such as "more --num-envs"."""
@@ -34,17 +34,21 @@ CHANGE = re.compile(r"(?:\w+ )+--[a-z-]+")
 def bound(
     threads: Mapping[str, Mapping[str, float]], iteration_seconds: float, flags: Collection[str]
 ) -> tuple[str, str, float, str]:
-    """Returns the thread and the stage that bind a run, the stage's share of an iteration, and what would help.
+    """Returns the thread and the stage that bind a run, the stage's share of an iteration,
+    and what would help.
 
-    With several threads, the one that waits least for the others binds. Where the stage leads by less than ``MARGIN``,
-    the last says instead that none binds, which are near, and what would help them all.
+    With several threads, the one that waits least for the others binds. Where the stage leads by
+    less than ``MARGIN``, the last says instead that none binds, which are near, and what would help
+    them all.
 
     Args:
       threads: the seconds of each stage of each thread, in an iteration of ``iteration_seconds``.
       flags: those that can change as advice says.
     """
     busy = {
-        thread: {stage: seconds for stage, seconds in stages.items() if not stage.startswith(WAITING)}
+        thread: {
+            stage: seconds for stage, seconds in stages.items() if not stage.startswith(WAITING)
+        }
         for thread, stages in threads.items()
     }
 
@@ -64,8 +68,16 @@ def bound(
         near = [other for other in others if stages[stage] < MARGIN * stages[other]]
         shares = ", ".join(f"{other} {stages[other] / iteration_seconds:.0%}" for other in near)
         text = f"no stage binds: {stage} takes the most, and {shares} nearly as much"
-        changes = [[found[0] for x in remedies(one) if (found := CHANGE.match(x))] for one in (stage, *near)]
+        changes = [
+            [found[0] for x in remedies(one) if (found := CHANGE.match(x))]
+            for one in (stage, *near)
+        ]
         common = [change for change in changes[0] if all(change in others for others in changes)]
-        return thread, stage, share, f"{text}; {' or '.join(common)} would help all of them" if common else text
+        return (
+            thread,
+            stage,
+            share,
+            f"{text}; {' or '.join(common)} would help all of them" if common else text,
+        )
     cause = ADVICE.get(kind(stage), f"{stage} binds, in thread {thread}").partition(": ")[0]
     return thread, stage, share, ": ".join(filter(None, (cause, "; ".join(remedies(stage)))))

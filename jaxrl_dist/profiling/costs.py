@@ -1,4 +1,6 @@
-"""Counts the floating-point operations of a program's matrix products, by layer of the network, and bytes it moves."""
+"""Counts the floating-point operations of a program's matrix products, by layer of the network,
+and bytes it moves.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,18 @@ SCOPES = ("iteration", "env_step", "epoch", "update")
 
 
 def of_products(jaxpr: Any, within: str = "") -> Counter[str]:
-    """Counts the floating-point operations of a traced program's matrix products and convolutions, on all devices.
+    """Counts the floating-point operations of a traced
+    program's matrix products and convolutions, on all devices.
 
-    A loop whose number of passes is known only at run time counts once; of several branches, the largest counts.
+    A loop whose number of passes is known only at run time counts once; of several branches,
+    the largest counts.
 
     Args:
       within: the names of the scopes that the program is called in.
 
     Returns:
-      The operations of each layer, such as ``MLP/Dense_0``: the path of its flax modules or other named scopes.
+      The operations of each layer, such as ``MLP/Dense_0``:
+      the path of its flax modules or other named scopes.
     """
     total: Counter[str] = Counter()
     for eqn in jaxpr.eqns:
@@ -33,40 +38,53 @@ def of_products(jaxpr: Any, within: str = "") -> Counter[str]:
         if name == "dot_general":
             (contracted, _), _ = params["dimension_numbers"]
             left = eqn.invars[0].aval.shape
-            total[_layer(scopes)] += 2 * eqn.outvars[0].aval.size * int(np.prod([left[axis] for axis in contracted]))
+            total[_layer(scopes)] += (
+                2 * eqn.outvars[0].aval.size * int(np.prod([left[axis] for axis in contracted]))
+            )
         elif name == "conv_general_dilated":
             kernel = eqn.invars[1].aval
             channels = kernel.shape[params["dimension_numbers"].rhs_spec[0]]
             total[_layer(scopes)] += 2 * eqn.outvars[0].aval.size * kernel.size // channels
         else:
             inside = [of_products(inner, scopes) for inner in _inside(eqn)]
-            counted = sorted(inside, key=Counter.total)[-1:] if name == "cond" else inside
+            if name == "cond":
+                counted = sorted(inside, key=Counter.total)[-1:]
+            else:
+                counted = inside
             for layer, flops in sum(counted, Counter[str]()).items():
                 total[layer] += _times(eqn) * flops
     return total
 
 
 def of_memory(jaxpr: Any) -> int:
-    """Counts the bytes that a traced program reads and writes on all devices, if XLA fuses all elementwise operations.
+    """Counts the bytes that a traced program reads and writes on all devices,
+    if XLA fuses all elementwise operations.
 
-    Matrix products, convolutions, reductions and sorts read their operands and write their results. Gathering and
-    slicing read and write only what they take, and their counterparts what they put. The elementwise operations of a
-    program read its arguments and write its results, and those of a loop do so in each pass. Caches are ignored: what
-    fits into one may move faster than memory does. Loops and branches count as in ``of_products``.
+    Matrix products, convolutions, reductions and sorts read their operands and write their results.
+    Gathering and slicing read and write only what they take, and their counterparts what they put.
+    The elementwise operations of a program read its arguments and write its results, and those of a
+    loop do so in each pass. Caches are ignored: what fits into one may move faster than memory
+    does. Loops and branches count as in ``of_products``.
     """
     moved, read, written = _moved(jaxpr)
-    return moved + _sizes(jaxpr.invars[at] for at in read) + _sizes(jaxpr.outvars[at] for at in written)
+    return (
+        moved
+        + _sizes(jaxpr.invars[at] for at in read)
+        + _sizes(jaxpr.outvars[at] for at in written)
+    )
 
 
 def _moved(jaxpr: Any) -> tuple[int, set[int], set[int]]:
     """Counts the bytes of all but elementwise operations.
 
     Returns:
-      The bytes, the places of the arguments that elementwise operations read, and of the results that they write.
+      The bytes, the places of the arguments that elementwise operations read,
+      and of the results that they write.
     """
     place = dict(zip(jaxpr.invars, itertools.count(), strict=False))  # also for views of arguments
     made: dict[Any, int] = {}  # values that elementwise operations make
-    total, read = 0, set[int]()
+    total = 0
+    read = set[int]()
     for eqn in jaxpr.eqns:
         name, operands, out = eqn.primitive.name, eqn.invars, eqn.outvars
         if name in _VIEWS:
@@ -88,7 +106,9 @@ def _moved(jaxpr: Any) -> tuple[int, set[int], set[int]]:
 
 
 def _moved_at_once(eqn: Any) -> int | None:
-    """Returns the bytes that an operation reads and writes; None: it is elementwise, or calls a program."""
+    """Returns the bytes that an operation reads and writes; None: it is elementwise,
+    or calls a program.
+    """
     name, operands, out = eqn.primitive.name, eqn.invars, eqn.outvars
     if name in ("scan", "while"):
         return _times(eqn) * sum(map(of_memory, _inside(eqn)))
@@ -113,20 +133,26 @@ _WHOLE = ("dot_general", "conv_general_dilated", "sort", "top_k", "argmax", "arg
 
 
 def _among(variables: Iterable[Any], known: Mapping[Any, int]) -> list[int]:
-    """Returns the values of the variables that are known; constants, which cannot be hashed, are not."""
+    """Returns the values of the variables that are known; constants, which cannot be hashed,
+    are not.
+    """
     return [known[x] for x in variables if not isinstance(x, Literal) and x in known]
 
 
 def _sizes(variables: Iterable[Any]) -> int:
     """Returns the bytes of arrays; keys and effects have none."""
     avals = (x.aval for x in variables)
-    return sum(aval.size * getattr(aval.dtype, "itemsize", 0) for aval in avals if hasattr(aval, "dtype"))
+    return sum(
+        aval.size * getattr(aval.dtype, "itemsize", 0) for aval in avals if hasattr(aval, "dtype")
+    )
 
 
 def _times(eqn: Any) -> int:
     """Returns how often an operation runs the programs inside it, over all devices."""
     name, params = eqn.primitive.name, eqn.params
-    return int(params["length"] if name == "scan" else params["mesh"].size if name == "shard_map" else 1)
+    return int(
+        params["length"] if name == "scan" else params["mesh"].size if name == "shard_map" else 1
+    )
 
 
 def _inside(eqn: Any) -> Iterator[Any]:

@@ -28,7 +28,10 @@ from jaxrl_dist.profiling import costs
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import EpisodeStats, PyTree, Rollout, Timestep, TrainState
 
-ONE, BATCH, TIME, ROLLOUT = meshes.REPLICATED, meshes.BATCH, meshes.TIME_BATCH, meshes.ROLLOUT
+ONE = meshes.REPLICATED
+BATCH = meshes.BATCH
+TIME = meshes.TIME_BATCH
+ROLLOUT = meshes.ROLLOUT
 
 
 class Part(NamedTuple):
@@ -37,27 +40,35 @@ class Part(NamedTuple):
     run: Callable[[], Any]
     """Does an iteration's work of the stage; once its outputs are ready, the work is done."""
     layers: Mapping[str, int]
-    """Floating-point operations of its matrix products and convolutions by layer, on all devices."""
+    """Floating-point operations of its matrix products and convolutions by layer, on all
+    devices."""
     moved: int
     """Bytes that it reads and writes on all devices, as ``costs.of_memory`` counts them."""
 
 
 def make_parts(job: Job) -> dict[str, Part]:
-    """Returns the stages of an iteration that run on devices and that no thread times, in their order.
+    """Returns the stages of an iteration that run on devices and that no thread times,
+    in their order.
 
-    They are ``environment`` and ``policy`` under the plan ``on_device``, and the learner's: ``replay``,
-    ``postprocess``, ``shuffle``, ``gradient`` and ``optimizer``. The plan ``gradients`` has none. With several
-    policies, the learner's stages belong to one each, such as ``prey/gradient``.
+    They are ``environment`` and ``policy`` under the plan ``on_device``, and the learner's:
+    ``replay``, ``postprocess``, ``shuffle``, ``gradient`` and ``optimizer``. The plan ``gradients``
+    has none. With several policies, the learner's stages belong to one each, such as
+    ``prey/gradient``.
     """
     if PLANS[job.config.plan].sends_gradients:
         return {}
     state = job.initial_state()
     if not job.source.is_pure:
         return _of_learners(job, state, _host_rollout(job, state))
-    env, act_key, env_key = job.source.device(), job.key(Stream.ACT), job.key(Stream.ENV)
+    env = job.source.device()
+    act_key = job.key(Stream.ACT)
+    env_key = job.key(Stream.ENV)
     begin = jax.jit(lambda key: device.init(job.algorithm, env, EnvSlice.all(job.num_envs), key))
-    program = device.compile_rollout(job.algorithm, env, job.mesh, job.rollout_length, act_key, env_key)
-    actor, started = (meshes.put(begin(env_key), job.mesh, BATCH) for _ in range(2))  # the program uses up the first
+    program = device.compile_rollout(
+        job.algorithm, env, job.mesh, job.rollout_length, act_key, env_key
+    )
+    # the program uses up the first
+    actor, started = (meshes.put(begin(env_key), job.mesh, BATCH) for _ in range(2))
     rollout = program(state.variables, actor, state.iteration, state.env_step, np.int32(0))[1]
     parts = _of_learners(job, state, rollout)
     if not PLANS[job.config.plan].compiled:
@@ -73,12 +84,14 @@ def make_parts(job: Job) -> dict[str, Part]:
 def _host_rollout(job: Job, state: TrainState) -> Rollouts:
     """Fills a rollout from environments on the host."""
     with contextlib.closing(job.source.host(job.num_envs, job.session_seed)) as env:
-        programs = compile_acting(job.algorithm, job.source.spec, job.mesh, job.rollout_length, job.key(Stream.ACT))
+        programs = compile_acting(
+            job.algorithm, job.source.spec, job.mesh, job.rollout_length, job.key(Stream.ACT)
+        )
         actor = host.HostActor(job.algorithm, env, job.mesh, job.rollout_length, programs)
         return actor.rollout(state.variables, state.iteration, state.env_step)[0]
 
 
-# --- Acting -------------------------------------------------------------------------------------------
+# --- Acting ---------------------------------------------------------------------------------------
 
 
 def _environment(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: PyTree) -> Part:
@@ -88,9 +101,13 @@ def _environment(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: Py
 
     def step_all(state: PyTree, actions: PyTree, key: jax.Array) -> tuple[PyTree, PyTree]:
         rows = num_rows(env.spec.keyed(jax.tree.map(lambda x: x[0], actions)))
-        keys = rng.per_step(key, step_numbers(jnp.int32(0), job.rollout_length), meshes.global_index(rows))
+        keys = rng.per_step(
+            key, step_numbers(jnp.int32(0), job.rollout_length), meshes.global_index(rows)
+        )
 
-        def step(state: PyTree, now: tuple[PyTree, jax.Array]) -> tuple[PyTree, tuple[Timestep, EpisodeStats]]:
+        def step(
+            state: PyTree, now: tuple[PyTree, jax.Array]
+        ) -> tuple[PyTree, tuple[Timestep, EpisodeStats]]:
             state, timestep, episodes = env.step(state, *now)
             return state, (timestep, episodes)
 
@@ -100,7 +117,9 @@ def _environment(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: Py
     return _part(mapped, actor.env, actions, job.key(Stream.ENV), carries=True)[0]
 
 
-def _policy(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: PyTree, state: TrainState) -> Part:
+def _policy(
+    job: Job, env: DeviceEnv, actor: device.ActorState, rollout: PyTree, state: TrainState
+) -> Part:
     """Acts on the observations of a rollout, and stores actions and observations."""
 
     searches = simulator(job.algorithm, env, actor.env) is not None
@@ -112,13 +131,21 @@ def _policy(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: PyTree,
         return (state, native), *map(env.spec.bare, stepped)
 
     def simulate(state: PyTree) -> Any:
-        return env.simulate(state[1]) if env.simulate else None  # of the first states, again and again
+        # of the first states, again and again
+        if env.simulate:
+            return env.simulate(state[1])
+        return None
 
     def of_policy(state: tuple[PyTree, jax.Array]) -> tuple[PyTree, Timestep, EpisodeStats]:
         observations, now = state  # [B, T + 1, ...], [B]
-        no, zeros = jnp.zeros(now.shape, bool), jnp.zeros(now.shape, jnp.float32)
+        no = jnp.zeros(now.shape, bool)
+        zeros = jnp.zeros(now.shape, jnp.float32)
         obs = jax.tree.map(lambda x: x[:, now[0] + 1], observations)
-        return (observations, now + 1), Timestep(obs, zeros, no, no, ~no), ended_episodes(no, zeros, now)
+        return (
+            (observations, now + 1),
+            Timestep(obs, zeros, no, no, ~no),
+            ended_episodes(no, zeros, now),
+        )
 
     def replay_of(rollout: Rollout) -> PyTree:
         by_env = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), rollout.obs)
@@ -126,7 +153,9 @@ def _policy(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: PyTree,
 
     act = device.make_rollout(
         # Resets before a rollout belong to the environment.
-        over_policies(lambda algorithm: dataclasses.replace(algorithm, episodic=False))(job.algorithm),
+        over_policies(lambda algorithm: dataclasses.replace(algorithm, episodic=False))(
+            job.algorithm
+        ),
         env._replace(step=replayed, simulate=simulate if searches else None),
         job.rollout_length,
         packed=packing.starts_kernel_per_array(job.mesh.devices.flat[0]),
@@ -137,12 +166,14 @@ def _policy(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: PyTree,
         return over_policies(lambda x: (x.obs, (x.action, x.extras), x.final_core), 3)(done)
 
     native = actor.env if searches else ()
-    actor = actor._replace(env=(meshes.put(over_policies(replay_of)(rollout), job.mesh, BATCH), native))
+    actor = actor._replace(
+        env=(meshes.put(over_policies(replay_of)(rollout), job.mesh, BATCH), native)
+    )
     mapped = meshes.acting(act_all, job.mesh, (BATCH, ONE, ONE), (TIME, TIME, BATCH))
     return _part(mapped, actor, state, job.key(Stream.ACT))[0]
 
 
-# --- Learning -----------------------------------------------------------------------------------------
+# --- Learning -------------------------------------------------------------------------------------
 
 
 def _of_learners(job: Job, state: TrainState, rollout: PyTree) -> dict[str, Part]:
@@ -150,13 +181,20 @@ def _of_learners(job: Job, state: TrainState, rollout: PyTree) -> dict[str, Part
     parts: dict[str, dict[str, Part]] = {}
     for name, algorithm in job.algorithm.items():
         if algorithm.trains:
-            of_policy, frame_stack = job._replace(algorithm=algorithm), job.source.spec.by_policy[name].frame_stack
-            parts[name] = _learner_parts(of_policy, state_of(state, name), rollout[name], frame_stack)
+            of_policy = job._replace(algorithm=algorithm)
+            frame_stack = job.source.spec.by_policy[name].frame_stack
+            parts[name] = _learner_parts(
+                of_policy, state_of(state, name), rollout[name], frame_stack
+            )
     return meshes.flat(parts)
 
 
-def _learner_parts(job: Job, state: TrainState, rollout: Rollout, frame_stack: int) -> dict[str, Part]:
-    algorithm, key, light = job.algorithm, job.key(Stream.LEARN), state._replace(memory=())
+def _learner_parts(
+    job: Job, state: TrainState, rollout: Rollout, frame_stack: int
+) -> dict[str, Part]:
+    algorithm = job.algorithm
+    key = job.key(Stream.LEARN)
+    light = state._replace(memory=())
     parts: dict[str, Part] = {}
     if algorithm.replay is None:
         parts["postprocess"], (batch, _) = _postprocess_once(job, light, rollout, key)
@@ -165,15 +203,20 @@ def _learner_parts(job: Job, state: TrainState, rollout: Rollout, frame_stack: i
         if minibatches > 1:
             parts["shuffle"], _ = _shuffle(job, batch, key, rollout.reward.shape[1])
     else:
-        minibatches, updates = 1, off_policy.updates_per_iteration(algorithm.replay, rollout.reward.size)
-        parts["replay"], (_, windows) = _replay(job, state.memory, rollout, key, updates, frame_stack)
+        minibatches = 1
+        updates = off_policy.updates_per_iteration(algorithm.replay, rollout.reward.size)
+        parts["replay"], (_, windows) = _replay(
+            job, state.memory, rollout, key, updates, frame_stack
+        )
         parts["postprocess"], batch = _postprocess_each(job, light, windows, key, updates)
     parts["gradient"], gradient = _gradient(job, light, batch, key, updates, minibatches)
     parts["optimizer"] = _optimizer(job, light, gradient, updates)
     return parts
 
 
-def _postprocess_once(job: Job, state: TrainState, rollout: Rollout, key: jax.Array) -> tuple[Part, Any]:
+def _postprocess_once(
+    job: Job, state: TrainState, rollout: Rollout, key: jax.Array
+) -> tuple[Part, Any]:
     """Postprocesses a rollout, and observes it for running statistics."""
     algorithm = job.algorithm
 
@@ -182,12 +225,15 @@ def _postprocess_once(job: Job, state: TrainState, rollout: Rollout, key: jax.Ar
         batch = algorithm.postprocess(state.variables, rollout, state.context(keys))
         return batch, algorithm.updated_stats(state.variables, rollout, state.context())
 
-    return _part(meshes.acting(postprocess, job.mesh, (ONE, ROLLOUT, ONE), (BATCH, ONE)), state, rollout, key)
+    return _part(
+        meshes.acting(postprocess, job.mesh, (ONE, ROLLOUT, ONE), (BATCH, ONE)), state, rollout, key
+    )
 
 
 def _shuffle(job: Job, batch: PyTree, key: jax.Array, rows: int) -> tuple[Part, PyTree]:
     """Divides the examples of a rollout into the minibatches of every epoch."""
-    minibatches, num_envs = job.algorithm.num_minibatches, rows // job.mesh.size
+    minibatches = job.algorithm.num_minibatches
+    num_envs = rows // job.mesh.size
 
     def shuffle(batch: PyTree, key: jax.Array, order: jax.Array) -> PyTree:
         size = len(jax.tree.leaves(batch)[0])
@@ -199,14 +245,19 @@ def _shuffle(job: Job, batch: PyTree, key: jax.Array, rows: int) -> tuple[Part, 
         return _repeated(epoch, order)
 
     return _part(
-        meshes.acting(shuffle, job.mesh, (BATCH, ONE, ONE), BATCH), batch, key, _order(job.algorithm.num_epochs)
+        meshes.acting(shuffle, job.mesh, (BATCH, ONE, ONE), BATCH),
+        batch,
+        key,
+        _order(job.algorithm.num_epochs),
     )
 
 
 def _replay(
     job: Job, memory: ring.Memory, rollout: Rollout, key: jax.Array, updates: int, frame_stack: int
 ) -> tuple[Part, tuple[ring.Memory, Rollout]]:
-    """Stores a rollout, draws and gathers the windows of every update, and sets their priorities, if it has any."""
+    """Stores a rollout, draws and gathers the windows of every update,
+    and sets their priorities, if it has any.
+    """
     replay, window = job.algorithm.replay, job.algorithm.window
     assert replay is not None and window is not None, "replay needs windows of a fixed length"
     size = replay.batch_size // job.mesh.size
@@ -222,10 +273,15 @@ def _replay(
             memory = ring.set_priority(memory, index, probability)
         return memory, ring.gather(memory.steps, index, window, frame_stack)
 
-    def store_and_draw(memory: ring.Memory, rollout: Rollout, key: jax.Array, order: jax.Array) -> Any:
-        memory, keys = store(memory, rollout), rng.per_index(key, order)
+    def store_and_draw(
+        memory: ring.Memory, rollout: Rollout, key: jax.Array, order: jax.Array
+    ) -> Any:
+        memory = store(memory, rollout)
+        keys = rng.per_index(key, order)
         blank = _blank(lambda: draw(memory, keys[0])[1])
-        return jax.lax.scan(lambda carry, key: (draw(carry[0], key), None), (memory, blank), keys)[0]
+        return jax.lax.scan(lambda carry, key: (draw(carry[0], key), None), (memory, blank), keys)[
+            0
+        ]
 
     fill = jax.jit(meshes.acting(store, job.mesh, (BATCH, ROLLOUT), BATCH), donate_argnums=0)
     for _ in range(2 + window // job.rollout_length):  # so that there are windows to draw
@@ -234,11 +290,15 @@ def _replay(
     return _part(mapped, memory, rollout, key, _order(updates), carries=True)
 
 
-def _postprocess_each(job: Job, state: TrainState, windows: Rollout, key: jax.Array, updates: int) -> tuple[Part, Any]:
+def _postprocess_each(
+    job: Job, state: TrainState, windows: Rollout, key: jax.Array, updates: int
+) -> tuple[Part, Any]:
     """Postprocesses the windows of every update."""
     algorithm = job.algorithm
 
-    def postprocess(state: TrainState, windows: Rollout, key: jax.Array, order: jax.Array) -> PyTree:
+    def postprocess(
+        state: TrainState, windows: Rollout, key: jax.Array, order: jax.Array
+    ) -> PyTree:
         keys = rng.per_index(key, meshes.global_index(windows.reward.shape[1]))
         pair = _twice(windows)
 
@@ -258,7 +318,9 @@ def _gradient(
     """Differentiates the loss of every update's examples."""
     algorithm = job.algorithm
 
-    def differentiate(state: TrainState, batch: PyTree, key: jax.Array, order: jax.Array, which: jax.Array) -> PyTree:
+    def differentiate(
+        state: TrainState, batch: PyTree, key: jax.Array, order: jax.Array, which: jax.Array
+    ) -> PyTree:
         parts = jax.tree.map(lambda x: x.reshape(minibatches, -1, *x.shape[1:]), batch)
         if minibatches == 1:
             parts = _twice(batch)
@@ -280,13 +342,17 @@ def _optimizer(job: Job, state: TrainState, gradient: PyTree, updates: int) -> P
     """Makes every update, from one gradient."""
 
     def update(state: TrainState, gradient: PyTree, order: jax.Array) -> tuple[TrainState]:
-        return (jax.lax.scan(lambda state, _: (sgd.apply(job.algorithm, state, gradient), None), state, order)[0],)
+        return (
+            jax.lax.scan(
+                lambda state, _: (sgd.apply(job.algorithm, state, gradient), None), state, order
+            )[0],
+        )
 
     mapped = meshes.learning(update, job.mesh, (ONE, ONE, ONE), ONE)
     return _part(mapped, state, gradient, _order(updates), carries=True)[0]
 
 
-# --- Parts --------------------------------------------------------------------------------------------
+# --- Parts ----------------------------------------------------------------------------------------
 
 
 def _order(updates: int) -> np.ndarray:
@@ -294,7 +360,9 @@ def _order(updates: int) -> np.ndarray:
 
 
 def _twice(tree: PyTree) -> PyTree:
-    """Stacks arrays twice: with a copy chosen at run time, no compiler can move the computation out of a loop."""
+    """Stacks arrays twice: with a copy chosen at run time,
+    no compiler can move the computation out of a loop.
+    """
     return jax.tree.map(lambda x: jnp.stack([x, x]), tree)
 
 
@@ -304,7 +372,9 @@ def _blank(function: Callable[[], PyTree]) -> PyTree:
 
 
 def _repeated(function: Callable[[Any], PyTree], over: PyTree) -> PyTree:
-    """Calls a function with each entry of the arrays ``over``, one after the other, and returns its last output."""
+    """Calls a function with each entry of the arrays ``over``, one after the other,
+    and returns its last output.
+    """
     blank = _blank(lambda: function(jax.tree.map(lambda x: x[0], over)))
     return jax.lax.scan(lambda _, now: (function(now), None), blank, over)[0]
 
@@ -313,9 +383,13 @@ def _part(mapped: Callable[..., Any], *args: Any, carries: bool = False) -> tupl
     """Returns a mapped function as a part, and its first output.
 
     Args:
-      carries: the function returns a tuple, and takes its first output as its first argument in the next run.
+      carries: the function returns a tuple, and takes its
+        first output as its first argument in the next run.
     """
-    args = jax.tree.map(jnp.copy, args[:1]) + args[1:] if carries else args
+    if carries:
+        args = jax.tree.map(jnp.copy, args[:1]) + args[1:]
+    else:
+        args = args
     jaxpr = jax.make_jaxpr(mapped)(*args).jaxpr
     program = jax.jit(mapped, donate_argnums=0 if carries else ())
     first = program(*args)

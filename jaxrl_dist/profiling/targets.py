@@ -19,21 +19,28 @@ from jaxrl_dist.run.machine import memory_size
 
 
 class GPU(NamedTuple):
-    """Properties of an NVIDIA GPU that XLA's compiler needs: fields of XLA's ``GpuDeviceInfoProto``.
+    """Properties of an NVIDIA GPU that XLA's compiler needs:
+    fields of XLA's ``GpuDeviceInfoProto``.
 
-    The numbers are those of NVIDIA's data sheets and CUDA programming guide, table "technical specifications per
-    compute capability".
+    The numbers are those of NVIDIA's data sheets and CUDA programming guide, table "technical
+    specifications per compute capability".
     """
 
     name: str
     capability: tuple[int, int]
-    cores: int  # streaming multiprocessors
+    cores: int
+    """Streaming multiprocessors."""
     fpus_per_core: int
-    memory: int  # bytes
-    bandwidth: int  # bytes/s
-    l2_cache: int  # bytes
-    clock: float  # GHz
-    shared_memory: int  # bytes of a core; a block may have 1 KiB less
+    memory: int
+    """Bytes."""
+    bandwidth: int
+    """Bytes/s."""
+    l2_cache: int
+    """Bytes."""
+    clock: float
+    """GHz."""
+    shared_memory: int
+    """Bytes of a core; a block may have 1 KiB less."""
 
     def describe(self) -> str:
         """Returns a ``GpuTargetConfigProto`` in protobuf's text format."""
@@ -68,12 +75,19 @@ class GPU(NamedTuple):
 
 
 GPUS = {
-    "a100": GPU("NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 80 << 30, 2039 * 10**9, 40 << 20, 1.41, 164 << 10),
-    "h100": GPU("NVIDIA H100 80GB HBM3", (9, 0), 132, 128, 80 << 30, 3352 * 10**9, 50 << 20, 1.98, 228 << 10),
-    "h200": GPU("NVIDIA H200", (9, 0), 132, 128, 141 << 30, 4800 * 10**9, 50 << 20, 1.98, 228 << 10),
+    "a100": GPU(
+        "NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 80 << 30, 2039 * 10**9, 40 << 20, 1.41, 164 << 10
+    ),
+    "h100": GPU(
+        "NVIDIA H100 80GB HBM3", (9, 0), 132, 128, 80 << 30, 3352 * 10**9, 50 << 20, 1.98, 228 << 10
+    ),
+    "h200": GPU(
+        "NVIDIA H200", (9, 0), 132, 128, 141 << 30, 4800 * 10**9, 50 << 20, 1.98, 228 << 10
+    ),
 }
 TPUS = {"v4": 32 << 30, "v5e": 16 << 30, "v5p": 95 << 30, "v6e": 32 << 30}
-"""Generations of TPUs, and the bytes of memory of a chip: https://docs.cloud.google.com/tpu/docs/system-architecture-tpu-vm"""
+"""Generations of TPUs, and the bytes of memory of a chip:
+https://docs.cloud.google.com/tpu/docs/system-architecture-tpu-vm"""
 EXAMPLES = "here, h200, h200x8, v5e:2x4, v5e:16x16 or v4:4x4x8"
 
 
@@ -91,10 +105,11 @@ class Target(NamedTuple):
     """XLA's options for the compiler."""
 
     def devices(self) -> list[jax.Device]:
-        """Returns the devices of this machine, or descriptions of others, which no array can be put on.
+        """Returns the devices of this machine, or descriptions of others,
+        which no array can be put on.
 
-        For others, it must be called before this process uses JAX: JAX then sees only CPUs, and does not use a GPU of
-        this machine.
+        For others, it must be called before this process uses JAX: JAX then sees only CPUs, and
+        does not use a GPU of this machine.
 
         Raises:
           ConfigError: JAX's plugin for the platform cannot describe them, or there is none.
@@ -103,9 +118,13 @@ class Target(NamedTuple):
             return jax.local_devices()
         jax.config.update("jax_platforms", "cpu")
         if self.platform == "tpu":
-            os.environ.update(LIBTPU | {name: value for name, value in os.environ.items() if name in LIBTPU})
+            os.environ.update(
+                LIBTPU | {name: value for name, value in os.environ.items() if name in LIBTPU}
+            )
         try:
-            return list(topologies.get_topology_desc(platform=self.platform, **self.topology).devices)
+            return list(
+                topologies.get_topology_desc(platform=self.platform, **self.topology).devices
+            )
         except Exception as error:
             raise ConfigError(f"JAX cannot compile for {self.name}: {one_line(error)}") from error
 
@@ -113,14 +132,17 @@ class Target(NamedTuple):
 LIBTPU = {
     "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server, for which libtpu would wait
     "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_ACCELERATOR_TYPE": "v4-8",  # of the machine that libtpu assumes; the topology names its own
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # compiling holds no chip, so two processes may do it at a time
+    # of the machine that libtpu assumes; the topology names its own
+    "TPU_ACCELERATOR_TYPE": "v4-8",
+    # compiling holds no chip, so two processes may do it at a time
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 """Environment of libtpu without a TPU."""
 
 
 def target(name: str) -> Target:
-    """Returns the target of a name such as ``h200``, ``h200x8`` or ``v5e:2x4``: a GPU and how many, or a TPU's slice.
+    """Returns the target of a name such as ``h200``, ``h200x8`` or ``v5e:2x4``:
+    a GPU and how many, or a TPU's slice.
 
     ``here`` is all devices of this machine.
 
@@ -132,7 +154,10 @@ def target(name: str) -> Target:
     kind, _, rest = name.partition(":")
     if kind in TPUS and re.fullmatch(r"\d+x\d+(x\d+)?", rest):
         # As a TPU VM sets it: both cores of a chip of v4 are one device.
-        megacore = {"chip_config_name": "megacore"} if kind == "v4" else {}
+        if kind == "v4":
+            megacore = {"chip_config_name": "megacore"}
+        else:
+            megacore = {}
         return Target(name, "tpu", TPUS[kind], {"topology_name": name, **megacore}, {})
     kind, times, count = name.partition("x")
     if kind in GPUS and (count.isdecimal() and int(count) > 0 if times else not count):
@@ -141,11 +166,17 @@ def target(name: str) -> Target:
         # Level 0 takes the first algorithm of each product: there is no GPU to time them on.
         return Target(name, "cuda", gpu.memory, topology, {"xla_gpu_autotune_level": 0})
     near = did_you_mean(re.split(r"[:x]", name)[0], [*GPUS, *TPUS])
-    raise ConfigError(f"no target {name!r}{near}; such as {EXAMPLES}: a GPU and how many, or a TPU and its slice")
+    raise ConfigError(
+        f"no target {name!r}{near}; such as {EXAMPLES}: a GPU and how many, or a TPU and its slice"
+    )
 
 
 def _memory_here() -> int:
-    """Returns the bytes of memory of a device of this machine; devices that are CPUs share the machine's."""
+    """Returns the bytes of memory of a device of this machine;
+    devices that are CPUs share the machine's.
+    """
     devices = jax.local_devices()
     limit = (devices[0].memory_stats() or {}).get("bytes_limit")
-    return memory_size() // len(devices) if limit is None else int(limit)
+    if limit is None:
+        return memory_size() // len(devices)
+    return int(limit)

@@ -1,8 +1,9 @@
 """Measures where the time of a run goes: times the run itself, then each of its stages by itself.
 
-A compiled program does not tell how long its parts take, and a tracer that watches every operation slows small networks
-tenfold. So each stage is compiled by itself, gets the inputs it has in the run, and is repeated as often as in an
-iteration. The rest of the run's time is a stage too: starting loops and kernels, moving data, Python.
+A compiled program does not tell how long its parts take, and a tracer that watches every operation
+slows small networks tenfold. So each stage is compiled by itself, gets the inputs it has in the
+run, and is repeated as often as in an iteration. The rest of the run's time is a stage too:
+starting loops and kernels, moving data, Python.
 """
 
 from __future__ import annotations
@@ -51,14 +52,17 @@ HOST_STAGES = {
 """Stages of host threads by their names in reports; stages that are not here keep their names."""
 LONG = 10**8
 """Minimum env steps of the run, so that its seconds end it."""
-LEAST_SECONDS, MOST_CALLS = 0.02, 64
+LEAST_SECONDS = 0.02
+MOST_CALLS = 64
 """Minimum seconds for which a part is called in a round, and maximum number of calls."""
 ROUNDS = 5
 """Minimum number of times that each stage is timed; the median counts."""
 RUNNING = 0.9
-"""Least share of the time of the stages in which this process has a core: with less, another stage may seem to bind."""
+"""Least share of the time of the stages in which this process has a core: with less,
+another stage may seem to bind."""
 STRETCH = 1.0
-"""Minimum seconds of the run between two rounds: shorter intervals would start with caches filled by the stages."""
+"""Minimum seconds of the run between two rounds:
+shorter intervals would start with caches filled by the stages."""
 
 
 class Profile(NamedTuple):
@@ -69,7 +73,8 @@ class Profile(NamedTuple):
     env_steps_per_second: float
     iteration_seconds: float
     threads: Mapping[str, Mapping[str, float]]
-    """Seconds of an iteration by thread and stage; those of a thread sum to ``iteration_seconds``."""
+    """Seconds of an iteration by thread and stage; those of a thread sum to
+    ``iteration_seconds``."""
     matmul_rates: Mapping[str, float]
     """Floating-point operations per second of a stage's matrix products."""
     layers: Mapping[str, Mapping[str, float]]
@@ -83,7 +88,8 @@ class Profile(NamedTuple):
     flags: Sequence[str] = ()
     """The flags that the run has and that can change as advice says."""
     running: float = 1.0
-    """CPU seconds in each second of the stages alone, at most 1; less if other programs use the cores. 1 on GPUs."""
+    """CPU seconds in each second of the stages alone, at most 1;
+    less if other programs use the cores. 1 on GPUs."""
 
     @property
     def busy(self) -> bool:
@@ -116,7 +122,8 @@ def profile(
     Args:
       config: resolved; the run writes no files.
       source: its environment.
-      seconds: for the run, which makes at least two reports. The stages take about as long again. Compiling adds to it.
+      seconds: for the run, which makes at least two reports.
+        The stages take about as long again. Compiling adds to it.
       trace: the file for a trace of one pass of each stage, as JSON compressed by gzip.
       progress: receives what it does now, in words.
 
@@ -126,12 +133,16 @@ def profile(
     """
     config = _learning_only(config)
     if trace is not None and PLANS[config.plan].sends_gradients:
-        raise ConfigError(f"--trace works with plans that run on devices, not with --plan {config.plan}; remove it")
+        raise ConfigError(
+            f"--trace works with plans that run on devices, not with --plan {config.plan}; remove it"
+        )
     run = setup.prepare(config, source)
     progress("compiling the run and its stages")
     made = parts.make_parts(run.job)
     in_turn = not PLANS[config.plan].threaded
-    first, last, spent, alone, running = _timed(run.reports(), made, seconds, progress, in_turn=in_turn)
+    first, last, spent, alone, running = _timed(
+        run.reports(), made, seconds, progress, in_turn=in_turn
+    )
     if trace is not None:
         _trace(made, trace)
     progress("timing the peaks of the device")
@@ -143,7 +154,9 @@ def profile(
         env_steps_per_second=(last.env_steps - first.env_steps) / spent,
         iteration_seconds=whole,
         threads={thread: _divided(stages, alone, whole) for thread, stages in threads.items()},
-        matmul_rates={name: sum(layers.values()) / alone[name] for name, layers in products.items()},
+        matmul_rates={
+            name: sum(layers.values()) / alone[name] for name, layers in products.items()
+        },
         layers={name: _shares(layers) for name, layers in products.items()},
         matmul_ceiling=peaks.matmul_ceiling() * run.job.mesh.size,
         memory_rates={name: part.moved / alone[name] for name, part in made.items()},
@@ -156,17 +169,24 @@ def profile(
 def _changeable(config: Train[Any], made: Algorithms) -> list[str]:
     """Returns the flags of a run, but those that cannot change as advice says.
 
-    The run follows it already, or its loss would take experience of older policies for that of the newest.
+    The run follows it already, or its loss would take
+    experience of older policies for that of the newest.
     """
     done = {"precision": "bfloat16", "num_epochs": 1, "num_minibatches": 1}
     lags = all(x.corrects_lag or x.replay is not None for x in made.values() if x.trains)
     done |= {"plan": config.plan} if PLANS[config.plan].threaded or not lags else {}
     parts = (config, *(part.algorithm for part in by_policy(config).values()))
-    return [flag(x) for part in parts for x in marked(part) if x not in done or getattr(part, x) != done[x]]
+    return [
+        flag(x)
+        for part in parts
+        for x in marked(part)
+        if x not in done or getattr(part, x) != done[x]
+    ]
 
 
 def _learning_only(config: Train[Any]) -> Train[Any]:
-    """Returns the config of a long run in which all policies learn from the first env step on, and that does no more.
+    """Returns the config of a long run in which all policies learn from the first env step on,
+    and that does no more.
 
     Raises:
       ConfigError: the config describes a population or several processes.
@@ -177,7 +197,8 @@ def _learning_only(config: Train[Any]) -> Train[Any]:
         raise ConfigError("profile measures one process; remove --coordinator")
     if config.data is not None:
         raise ConfigError("profile measures learning from new experience alone; remove --data")
-    total, changes = max(config.total_env_steps, LONG), {}
+    total = max(config.total_env_steps, LONG)
+    changes = {}
     for policy, part in by_policy(config).items():
         before = f"{policy}." if policy else ""
         traits = Traits.of(part.algorithm)
@@ -209,14 +230,16 @@ def _timed(
     *,
     in_turn: bool,
 ) -> tuple[Report, Report, float, dict[str, float], float]:
-    """Times a run for some seconds, starting at a report after its first updates, and its parts; ends the run.
+    """Times a run for some seconds, starting at a report after its first updates,
+    and its parts; ends the run.
 
-    Returns the first and the last report, the seconds between them, the median seconds of each part, and the CPU
-    seconds in each second of the parts, at most 1.
+    Returns the first and the last report, the seconds between them, the median seconds of each
+    part, and the CPU seconds in each second of the parts, at most 1.
 
     Args:
-      in_turn: run the parts once after each stretch of the run, so that drift of the machine affects all alike. This is
-        for runs that pause meanwhile; other runs are timed before their parts.
+      in_turn: run the parts once after each stretch of the run, so that drift of the machine
+        affects all alike. This is for runs that pause meanwhile; other runs are timed before their
+        parts.
 
     Raises:
       ConfigError: the run is too short.
@@ -225,8 +248,11 @@ def _timed(
     clocks = np.zeros(2)
     updating = filter(operator.attrgetter("updates"), reports)
     first = last = _next_of(updating, seconds)
-    progress(f"timing the run for {seconds:g} s, or until its next report, and each stage {ROUNDS} times")
-    spent, stretch = 0.0, min(STRETCH, seconds / ROUNDS)
+    progress(
+        f"timing the run for {seconds:g} s, or until its next report, and each stage {ROUNDS} times"
+    )
+    spent = 0.0
+    stretch = min(STRETCH, seconds / ROUNDS)
     while last is first or spent < seconds or (in_turn and _rounds(durations) < ROUNDS):
         began = time.perf_counter()
         last = _next_of(updating, seconds)
@@ -257,14 +283,18 @@ def _clocks() -> np.ndarray:
 
 
 def _time_each(made: Mapping[str, parts.Part], durations: dict[str, list[float]]) -> np.ndarray:
-    """Times each part once: calls it several times in a row, so that Python prepares one call while another runs.
+    """Times each part once: calls it several times in a row,
+    so that Python prepares one call while another runs.
 
     Returns by how much ``_clocks`` has advanced.
     """
     started = _clocks()
     for name, part in made.items():
         jax.block_until_ready(part.run())
-        calls = 1 if not durations[name] else min(MOST_CALLS, math.ceil(LEAST_SECONDS / durations[name][-1]))
+        if not durations[name]:
+            calls = 1
+        else:
+            calls = min(MOST_CALLS, math.ceil(LEAST_SECONDS / durations[name][-1]))
         began = time.perf_counter()
         for _ in range(calls):
             out = part.run()
@@ -275,11 +305,15 @@ def _time_each(made: Mapping[str, parts.Part], durations: dict[str, list[float]]
 
 def _shares(layers: Mapping[str, int]) -> dict[str, float]:
     whole = sum(layers.values())
-    return {name: flops / whole for name, flops in sorted(layers.items(), key=lambda layer: -layer[1])}
+    return {
+        name: flops / whole for name, flops in sorted(layers.items(), key=lambda layer: -layer[1])
+    }
 
 
 def _trace(made: Mapping[str, parts.Part], out: pathlib.Path) -> None:
-    """Writes what JAX's profiler sees of one pass of each part, which slows small programs down by much."""
+    """Writes what JAX's profiler sees of one pass of each part,
+    which slows small programs down by much.
+    """
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             for name, part in made.items():
@@ -297,21 +331,33 @@ def _of_threads(first: Report, last: Report, whole: float) -> dict[str, dict[str
     """
     threads: dict[str, dict[str, float]] = {}
     for name, value in last.metrics.items():
-        if (timer := re.fullmatch("time/(?!compile_s$)(?:(.+)/)?(.+)_s", name)) and value is not None:
+        if (
+            timer := re.fullmatch("time/(?!compile_s$)(?:(.+)/)?(.+)_s", name)
+        ) and value is not None:
             thread, stage = timer.groups()
             spent = value - (first.metrics.get(name) or 0.0)
             iterations = last.iteration - first.iteration
-            threads.setdefault(thread or "main", {})[HOST_STAGES.get(stage, stage)] = spent / iterations
+            threads.setdefault(thread or "main", {})[HOST_STAGES.get(stage, stage)] = (
+                spent / iterations
+            )
     return threads or {"device": {UPDATE: whole}}
 
 
-def _divided(stages: Mapping[str, float], alone: Mapping[str, float], whole: float) -> dict[str, float]:
-    """Returns a thread's stages, its update divided into the parts, and the rest, so that they sum to ``whole``.
+def _divided(
+    stages: Mapping[str, float], alone: Mapping[str, float], whole: float
+) -> dict[str, float]:
+    """Returns a thread's stages, its update divided into the parts, and the rest,
+    so that they sum to ``whole``.
 
-    An actor's times are those of whole rollouts, which do not end with the reports: where they are longer, they are
-    scaled down. Parts that take longer alone than in the update, where a compiler joins them, are scaled down to it.
+    An actor's times are those of whole rollouts, which do not end with the reports: where they are
+    longer, they are scaled down. Parts that take longer alone than in the update, where a compiler
+    joins them, are scaled down to it.
     """
-    divided = {stage: seconds for stage, seconds in stages.items() if seconds and not (alone and stage == UPDATE)}
+    divided = {
+        stage: seconds
+        for stage, seconds in stages.items()
+        if seconds and not (alone and stage == UPDATE)
+    }
     scale = min(1.0, stages.get(UPDATE, 0.0) / max(sum(alone.values()), 1e-12))
     if UPDATE in stages:
         divided |= {stage: scale * seconds for stage, seconds in alone.items()}
@@ -335,4 +381,7 @@ def described(config: Train[Any], devices: Sequence[jax.Device]) -> dict[str, An
 
 def to_json(profile: Profile) -> dict[str, Any]:
     """Returns a profile for JSON, with the stage that binds the run."""
-    return {**profile._asdict(), "bound": dict(zip(("thread", "stage", "share", "advice"), profile.bound, strict=True))}
+    return {
+        **profile._asdict(),
+        "bound": dict(zip(("thread", "stage", "share", "advice"), profile.bound, strict=True)),
+    }

@@ -1,4 +1,6 @@
-"""Arrays in orbax's format, named by their path, such as ``state/variables/params/policy/Dense_0/kernel``."""
+"""Arrays in orbax's format, named by their path, such as
+``state/variables/params/policy/Dense_0/kernel``.
+"""
 
 from __future__ import annotations
 
@@ -54,14 +56,17 @@ def save(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
     alone: dict[str, Any] = {}
     if peers.world() is not None:  # this process writes by itself, beside the others of its run
         number = peers.index()
-        alone["multiprocessing_options"] = ocp.options.MultiprocessingOptions(number, {number}, f"process{number}")
+        alone["multiprocessing_options"] = ocp.options.MultiprocessingOptions(
+            number, {number}, f"process{number}"
+        )
     handler = ocp.StandardCheckpointHandler(**alone)
     with _silence(), ocp.Checkpointer(handler, **alone) as checkpointer:
         checkpointer.save(path, args=ocp.args.StandardSave(arrays))
 
 
 def save_pieces(path: pathlib.Path, pieces: dict[str, np.ndarray]) -> None:
-    """Writes named arrays of a process other than 0 into a new directory, with the library on which orbax is built.
+    """Writes named arrays of a process other than 0 into a new directory,
+    with the library on which orbax is built.
 
     Orbax itself takes numpy arrays for equal in all processes, and writes those of process 0 only.
     """
@@ -70,12 +75,16 @@ def save_pieces(path: pathlib.Path, pieces: dict[str, np.ndarray]) -> None:
     with tensorstore.Transaction() as transaction:
         for name, piece in pieces.items():
             spec = {"driver": "zarr", "kvstore": _store(path, f"{name}/")}
-            new = tensorstore.open(spec, create=True, dtype=piece.dtype, shape=piece.shape, transaction=transaction)
+            new = tensorstore.open(
+                spec, create=True, dtype=piece.dtype, shape=piece.shape, transaction=transaction
+            )
             new.result().write(piece).result()
 
 
 def _store(path: pathlib.Path, inside: str = "") -> dict[str, Any]:
-    """Returns tensorstore's specification of a directory of ``save`` or ``save_pieces``, or of a folder ``inside``."""
+    """Returns tensorstore's specification of a directory of ``save`` or ``save_pieces``,
+    or of a folder ``inside``.
+    """
     return {"driver": "ocdbt", "base": {"driver": "file", "path": f"{path}/"}, "path": inside}
 
 
@@ -83,18 +92,23 @@ def restore(path: pathlib.Path, like: PyTree, prefix: str | None = None) -> Any:
     """Reads arrays into the structure of ``like`` (shapes and dtypes suffice).
 
     Args:
-      path: a directory that ``save`` has written. Those of ``save_pieces`` are beside it, with names such as
-        ``arrays.1``.
-      prefix: name prefix of the arrays to read, ignoring all others; None: the directory holds no others.
+      path: a directory that ``save`` has written. Those of ``save_pieces`` are beside it,
+        with names such as ``arrays.1``.
+      prefix: name prefix of the arrays to read, ignoring all others; None:
+        the directory holds no others.
 
     Raises:
       DamageError: the arrays cannot be read, or have other names, shapes or dtypes.
       ConfigError: this machine has too little memory for them.
     """
     leaves, tree = jax.tree.flatten(like)
-    shapes = {(prefix or "") + name: _shape(leaf) for name, leaf in zip(names(like), leaves, strict=True)}
+    shapes = {
+        (prefix or "") + name: _shape(leaf) for name, leaf in zip(names(like), leaves, strict=True)
+    }
     if (size := nbytes(like)) > (room := memory_size()):
-        raise ConfigError(f"{path} needs {size / 1e9:.1f} GB, and {room / 1e9:.1f} GB are available")
+        raise ConfigError(
+            f"{path} needs {size / 1e9:.1f} GB, and {room / 1e9:.1f} GB are available"
+        )
     try:
         arrays = _arrays(path.resolve(), shapes, others=prefix is not None)
     except ConfigError:
@@ -118,11 +132,15 @@ class _Entry(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype
     spec: Mapping[str, Any]
-    """Tensorstore's specification, with all that the header says: tensorstore reads no header by itself."""
+    """Tensorstore's specification, with all that the header says:
+    tensorstore reads no header by itself."""
 
 
-def _arrays(path: pathlib.Path, wanted: Mapping[str, _Shape], *, others: bool) -> dict[str, np.ndarray]:
-    """Reads arrays by name, each from one entry or from its pieces; those without elements are not stored.
+def _arrays(
+    path: pathlib.Path, wanted: Mapping[str, _Shape], *, others: bool
+) -> dict[str, np.ndarray]:
+    """Reads arrays by name, each from one entry or from its pieces;
+    those without elements are not stored.
 
     Args:
       others: whether to ignore all other arrays there.
@@ -133,7 +151,9 @@ def _arrays(path: pathlib.Path, wanted: Mapping[str, _Shape], *, others: bool) -
     """
     import tensorstore
 
-    entries = [entry for part in (path, *path.parent.glob(f"{path.name}.*")) for entry in _entries(part)]
+    entries = [
+        entry for part in (path, *path.parent.glob(f"{path.name}.*")) for entry in _entries(part)
+    ]
     stored = _whole(entries)
     arrays = {name: np.zeros(*shape) for name, shape in wanted.items() if 0 in shape[0]}
     for name in sorted((wanted if others else wanted.keys() | stored.keys()) - arrays.keys()):
@@ -156,7 +176,8 @@ def _entries(path: pathlib.Path) -> Iterator[_Entry]:
     """Yields the arrays in a directory of ``save`` or ``save_pieces``.
 
     Raises:
-      DamageError: a header asks for memory that its array does not explain: tensorstore would end the process.
+      DamageError: a header asks for memory that its array does not explain:
+        tensorstore would end the process.
     """
     import tensorstore
 
@@ -166,13 +187,24 @@ def _entries(path: pathlib.Path) -> Iterator[_Entry]:
         if kind != ".zarray":
             continue
         header = json.loads(files[file])
-        shape, dtype, chunk = tuple(header["shape"]), header["dtype"], math.prod(header["chunks"])
+        shape = tuple(header["shape"])
+        dtype = header["dtype"]
+        chunk = math.prod(header["chunks"])
         if not isinstance(dtype, str) or chunk > max(math.prod(shape), 1):
-            raise DamageError(f"{path} is damaged: {entry} has chunks of {chunk} elements of type {dtype!r:.40}")
-        name, bounds = entry, tuple(slice(0, size) for size in shape)
+            raise DamageError(
+                f"{path} is damaged: {entry} has chunks of {chunk} elements of type {dtype!r:.40}"
+            )
+        name = entry
+        bounds = tuple(slice(0, size) for size in shape)
         if (piece := _PIECE.fullmatch(entry)) is not None:
-            name, bounds = piece[1], tuple(slice(*map(int, pair.split(":"))) for pair in piece[2].split(","))
-        spec = {"driver": "zarr", "kvstore": _store(path, f"{entry}/"), "metadata": header, "assume_metadata": True}
+            name = piece[1]
+            bounds = tuple(slice(*map(int, pair.split(":"))) for pair in piece[2].split(","))
+        spec = {
+            "driver": "zarr",
+            "kvstore": _store(path, f"{entry}/"),
+            "metadata": header,
+            "assume_metadata": True,
+        }
         yield _Entry(name, bounds, shape, np.dtype(dtype), spec)
 
 
@@ -186,17 +218,24 @@ def _whole(entries: Iterable[_Entry]) -> dict[str, _Shape]:
     sizes = collections.Counter[str]()
     for entry in entries:
         stops = tuple(bound.stop for bound in entry.bounds)
-        before = whole[entry.name][0] if entry.name in whole else stops
+        if entry.name in whole:
+            before = whole[entry.name][0]
+        else:
+            before = stops
         whole[entry.name] = tuple(map(max, before, stops)), entry.dtype
         sizes[entry.name] += math.prod(entry.shape)
     for name, (shape, _) in whole.items():
         if sizes[name] != math.prod(shape):
-            raise DamageError(f"the pieces of {name} have {sizes[name]} of its {math.prod(shape)} elements")
+            raise DamageError(
+                f"the pieces of {name} have {sizes[name]} of its {math.prod(shape)} elements"
+            )
     return whole
 
 
 def names(tree: PyTree) -> list[str]:
-    """Returns the path of each array of a tree, such as ``params/policy/Dense_0/kernel``; empty keys are left out."""
+    """Returns the path of each array of a tree, such as ``params/policy/Dense_0/kernel``;
+    empty keys are left out.
+    """
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
     return ["/".join(filter(None, name.split("/"))) for name in names]
@@ -217,7 +256,8 @@ def _silence() -> Iterator[None]:
     """Keeps orbax from also logging the traceback of an error that it raises."""
     _ignore_late_writes()
     logger = logging.getLogger("absl")
-    before, logger.disabled = logger.disabled, True
+    before = logger.disabled
+    logger.disabled = True
     try:
         yield
     finally:
@@ -228,8 +268,8 @@ def _silence() -> Iterator[None]:
 def _ignore_late_writes() -> None:
     """Keeps the other writes of a save that failed from printing a traceback each.
 
-    The first write that fails ends the save, and orbax closes its event loop. Tensorstore's threads then report to the
-    closed loop, at any later time, so both filters stay.
+    The first write that fails ends the save, and orbax closes its event loop. Tensorstore's threads
+    then report to the closed loop, at any later time, so both filters stay.
     """
     hook = sys.unraisablehook
 
@@ -238,8 +278,12 @@ def _ignore_late_writes() -> None:
             hook(event)
 
     sys.unraisablehook = unraisable
-    logging.getLogger("asyncio").addFilter(lambda record: "in OCDBT database" not in record.getMessage())
+    logging.getLogger("asyncio").addFilter(
+        lambda record: "in OCDBT database" not in record.getMessage()
+    )
 
 
 def _describe(entry: tuple[tuple[int, ...], np.dtype] | None) -> str:
-    return "missing" if entry is None else f"{entry[1]}{list(entry[0])}"
+    if entry is None:
+        return "missing"
+    return f"{entry[1]}{list(entry[0])}"

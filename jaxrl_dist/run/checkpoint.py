@@ -1,15 +1,17 @@
-"""Checkpoints: arrays in orbax's format, JSON, and a checksum of every file. Reading one executes no code.
+"""Checkpoints: arrays in orbax's format, JSON, and a checksum of every file.
+Reading one executes no code.
 
-A run directory keeps checkpoints of the whole state in ``checkpoints/<env steps>``, and the trained variables in
-``checkpoints/final``. Each checkpoint is a directory::
+A run directory keeps checkpoints of the whole state in ``checkpoints/<env steps>``, and the trained
+variables in ``checkpoints/final``. Each checkpoint is a directory::
 
-    arrays/        orbax's files: arrays by name, such as state/variables/params/policy/Dense_0/kernel
+    arrays/        orbax's files: arrays by name, such as state/variables/params/Dense_0/kernel
     arrays.1/      pieces of arrays that only process 1 has, in a run over several processes
     run.json       counts, times, config, versions and the return that judges it; not in final
     manifest.json  the SHA-256 of each of these files; orbax does not notice a changed bit
 
-A checkpoint is written under a temporary name, synced to disk and then renamed, so a checkpoint with its final name is
-complete. The checkpoint that it replaces gets a third name until then, under which a reader still finds it.
+A checkpoint is written under a temporary name, synced to disk and then renamed, so a checkpoint
+with its final name is complete. The checkpoint that it replaces gets a third name until then, under
+which a reader still finds it.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ from jaxrl_dist.run.machine import memory_size
 from jaxrl_dist.run.storage import DamageError, finite, read_json
 from jaxrl_dist.types import Checkpoint, PyTree
 
-ARRAYS, RUN, MANIFEST = "arrays", "run.json", "manifest.json"
+ARRAYS = "arrays"
+RUN = "run.json"
+MANIFEST = "manifest.json"
 FORMAT = 1
 """Format number of a checkpoint; a reader refuses unknown numbers."""
 REPLAY_LIMIT = 2 * 10**9
@@ -43,7 +47,8 @@ def keeps_replay(chosen: bool | None, memory: PyTree) -> bool:
 
     Args:
       chosen: ``Train.checkpoint_replay``.
-      memory: a train state's replay memory, or its shapes and dtypes; no arrays: the algorithm replays nothing.
+      memory: a train state's replay memory, or its shapes and dtypes; no arrays:
+        the algorithm replays nothing.
 
     Raises:
       ConfigError: ``chosen`` is False, and the run has no replay memory.
@@ -64,7 +69,8 @@ def load_variables(
     some: bool = False,
     which: str | int | None = None,
 ) -> Any:
-    """Reads a run's trained variables, or else those of its newest checkpoint, into the structure of ``like``.
+    """Reads a run's trained variables, or else those of its newest checkpoint,
+    into the structure of ``like``.
 
     Warns of those that are damaged, if an older checkpoint is intact.
 
@@ -72,7 +78,8 @@ def load_variables(
       like: shapes and dtypes suffice. With several policies, a dict keyed by policy.
       policy: one of several policies, whose variables to read; None: all variables.
       some: ``like`` has only some of the variables; the others are ignored.
-      which: reads a checkpoint instead: that of these env steps, or with "best" the one with the highest return.
+      which: reads a checkpoint instead: that of these env steps,
+        or with "best" the one with the highest return.
 
     Raises:
       ConfigError: the run has saved none, they cannot be read, or they belong to another network.
@@ -84,7 +91,8 @@ def load_variables(
         raise ConfigError(
             f"{run_dir} is a population of {len(members)}; name the run of one member, such as {members[0]}"
         )
-    part, final = f"{policy}/" if policy else "", run_dir / CHECKPOINTS / FINAL
+    part = f"{policy}/" if policy else ""
+    final = run_dir / CHECKPOINTS / FINAL
     damage = []
     if which is None and os.path.lexists(final):
         all_of_them = not (part or some)
@@ -95,7 +103,10 @@ def load_variables(
         verify(path, None)
         return arrays.restore(path / ARRAYS, like, f"state/variables/{part}")
 
-    paths = saved(run_dir) if which is None else [chosen(run_dir, which)]
+    if which is None:
+        paths = saved(run_dir)
+    else:
+        paths = [chosen(run_dir, which)]
     try:
         return _newest(run_dir, paths, read, damage)
     except CheckpointError as error:
@@ -123,7 +134,9 @@ def load_memory(run_dir: str | pathlib.Path, like: Any, which: str | int | None 
 
 
 def progress(run_dir: pathlib.Path) -> list[Mapping[str, Any]]:
-    """Returns the progress of a run's intact checkpoints, newest first, with its counts and its score."""
+    """Returns the progress of a run's intact checkpoints, newest first,
+    with its counts and its score.
+    """
 
     def read(path: pathlib.Path) -> Mapping[str, Any] | None:
         with contextlib.suppress(DamageError, LookupError, TypeError, ValueError):
@@ -138,27 +151,33 @@ def progress(run_dir: pathlib.Path) -> list[Mapping[str, Any]]:
 
 
 def selected_hyper(run_dir: pathlib.Path, which: str | int | None = None) -> dict[str, float]:
-    """Returns the hyperparameters of a population's member at its newest checkpoint, or at ``which``; {}: it is none.
+    """Returns the hyperparameters of a population's member at its newest checkpoint,
+    or at ``which``; {}: it is none.
 
     Where a selection has changed them, the member's config has those of the start.
     """
     for path in saved(run_dir) if which is None else [chosen(run_dir, which)]:
-        with contextlib.suppress(ConfigError, LookupError, TypeError, AttributeError):  # a damaged one
+        # a damaged one
+        with contextlib.suppress(ConfigError, LookupError, TypeError, AttributeError):
             hyper = _read_object(path / RUN)["progress"].get("hyper", {})
             return {name: x for name, x in hyper.items() if isinstance(x, float)}
     return {}
 
 
 def load(
-    run_dir: pathlib.Path, like: Checkpoint, check: Callable[[dict[str, Any]], bool], iteration: int | None = None
+    run_dir: pathlib.Path,
+    like: Checkpoint,
+    check: Callable[[dict[str, Any]], bool],
+    iteration: int | None = None,
 ) -> Checkpoint:
     """Reads a run's newest intact checkpoint, and warns of each newer one that is damaged.
 
     Args:
       like: shapes and dtypes.
       iteration: of the checkpoint to read; None: the newest.
-      check: takes the contents of ``run.json``, and returns True if the checkpoint holds a replay memory. Its
-        ``ConfigError`` is passed on; any other error means that the checkpoint is damaged.
+      check: takes the contents of ``run.json``, and returns True if the checkpoint holds a replay
+        memory. Its ``ConfigError`` is passed on; any other error means that the checkpoint is
+        damaged.
 
     Raises:
       CheckpointError: no checkpoint can be read.
@@ -172,15 +191,24 @@ def load(
         except ConfigError:
             raise
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise DamageError(f"{path / RUN} is damaged: {type(error).__name__}: {first_line(error)}") from None
-        wanted = like if with_memory else like._replace(state=like.state._replace(memory=()))
-        return arrays.restore(path / ARRAYS, wanted._replace(progress={}))._replace(progress=about["progress"])
+            raise DamageError(
+                f"{path / RUN} is damaged: {type(error).__name__}: {first_line(error)}"
+            ) from None
+        if with_memory:
+            wanted = like
+        else:
+            wanted = like._replace(state=like.state._replace(memory=()))
+        return arrays.restore(path / ARRAYS, wanted._replace(progress={}))._replace(
+            progress=about["progress"]
+        )
 
     def iteration_of(path: pathlib.Path) -> Any:
         with contextlib.suppress(ConfigError, LookupError, TypeError):
             return read_json(path / RUN)["progress"]["iteration"]
 
-    paths = [path for path in saved(run_dir) if iteration is None or iteration_of(path) == iteration]
+    paths = [
+        path for path in saved(run_dir) if iteration is None or iteration_of(path) == iteration
+    ]
     return _newest(run_dir, paths, read)
 
 
@@ -197,21 +225,29 @@ def saved(run_dir: str | pathlib.Path) -> list[pathlib.Path]:
 
 
 def trained(run_dir: str | pathlib.Path) -> bool:
-    """Returns whether a run directory holds trained variables, which are written before the last checkpoint."""
+    """Returns whether a run directory holds trained variables,
+    which are written before the last checkpoint.
+    """
     return pathlib.Path(run_dir, CHECKPOINTS, FINAL).exists()
 
 
 def episode_return(path: pathlib.Path) -> float | None:
-    """Returns the mean return by which a run judges its checkpoint, see ``Train.judge``; None: none, or damage."""
+    """Returns the mean return by which a run judges its checkpoint, see ``Train.judge``;
+    None: none, or damage.
+    """
     with contextlib.suppress(ConfigError, LookupError, TypeError, OverflowError):
         return finite(read_json(path / RUN)["episode_return"])
     return None
 
 
 def best_of(returns: Mapping[int, float | None]) -> int | None:
-    """Returns the env steps with the highest return, the later ones of equals; None if no return is known."""
+    """Returns the env steps with the highest return, the later ones of equals;
+    None if no return is known.
+    """
     known = [(value, env_steps) for env_steps, value in returns.items() if value is not None]
-    return max(known)[1] if known else None
+    if known:
+        return max(known)[1]
+    return None
 
 
 def chosen(run_dir: pathlib.Path, which: str | int) -> pathlib.Path:
@@ -225,7 +261,10 @@ def chosen(run_dir: pathlib.Path, which: str | int) -> pathlib.Path:
         name = float(which)
     paths = _named(run_dir)
     if name not in paths:
-        known = f"it has {', '.join(map(str, paths))}" if paths else "it has none"
+        if paths:
+            known = f"it has {', '.join(map(str, paths))}"
+        else:
+            known = "it has none"
         raise ConfigError(f"{run_dir} has no checkpoint {which}; {known}")
     return paths[name]
 
@@ -233,7 +272,9 @@ def chosen(run_dir: pathlib.Path, which: str | int) -> pathlib.Path:
 def _named(run_dir: pathlib.Path) -> dict[str | float, pathlib.Path]:
     """Returns a run's checkpoints by the names that ``chosen`` takes."""
     paths: dict[str | float, pathlib.Path] = {number_of(path): path for path in saved(run_dir)}
-    if (best := best_of({number_of(path): episode_return(path) for path in paths.values()})) is not None:
+    if (
+        best := best_of({number_of(path): episode_return(path) for path in paths.values()})
+    ) is not None:
         paths["best"] = paths[best]
     return paths
 
@@ -241,7 +282,9 @@ def _named(run_dir: pathlib.Path) -> dict[str | float, pathlib.Path]:
 def _others(run_dir: pathlib.Path, paths: Sequence[pathlib.Path]) -> str:
     """Says which checkpoints a run has beside damaged ones."""
     names = [str(name) for name, path in _named(run_dir).items() if path not in paths]
-    return f"; {run_dir} has {', '.join(names)}" if names else ""
+    if names:
+        return f"; {run_dir} has {', '.join(names)}"
+    return ""
 
 
 def number_of(path: pathlib.Path) -> int:
@@ -255,7 +298,8 @@ def _newest(
     read: Callable[[pathlib.Path], Any],
     damage: Sequence[str] = (),
 ) -> Any:
-    """Returns ``read`` of the first of a run's checkpoints that can be read; they come newest first.
+    """Returns ``read`` of the first of a run's checkpoints that can be read;
+    they come newest first.
 
     Args:
       damage: what is wrong with what comes before them.
@@ -280,10 +324,12 @@ def _newest(
         raise CheckpointError(f"{problems[0]}{more}{way_on}")
     here = "its own command with --resume-or-start does in this one"
     ways = f"wait for one if it still runs, or else {again}, and {here}"
-    raise CheckpointError(f"{run_dir} holds no trained variables: its run has saved no checkpoint; {ways}")
+    raise CheckpointError(
+        f"{run_dir} holds no trained variables: its run has saved no checkpoint; {ways}"
+    )
 
 
-# --- The manifest -------------------------------------------------------------------------------------
+# --- The manifest ---------------------------------------------------------------------------------
 
 
 def write_manifest(path: pathlib.Path, known: Mapping[str, str] = {}) -> None:
@@ -303,19 +349,25 @@ def verify(path: pathlib.Path, like: PyTree) -> None:
     """Checks that a checkpoint holds exactly the files that were written, unchanged.
 
     Args:
-      like: shapes and dtypes of its arrays, which bound its size; None: only this machine's memory bounds each file.
+      like: shapes and dtypes of its arrays, which bound its size; None:
+        only this machine's memory bounds each file.
 
     Raises:
       ConfigError: a file is missing, changed or added, is not a plain file, or is too large.
     """
     with storage.reading(path):
         sizes = {file: file.stat().st_size for file in storage.plain_files(path)}
-    size, memory = sum(sizes.values()), memory_size()
+    size = sum(sizes.values())
+    memory = memory_size()
     if like is not None and size > (room := 2 * arrays.nbytes(like) + 2**26):
-        raise DamageError(f"{path} is damaged: it has {size} bytes, of which its arrays explain at most {room}")
+        raise DamageError(
+            f"{path} is damaged: it has {size} bytes, of which its arrays explain at most {room}"
+        )
     for file, size in sizes.items():
         if size > memory:  # an array may claim all of it
-            raise DamageError(f"{file} cannot be read: it has {size} bytes, which is more than the memory here")
+            raise DamageError(
+                f"{file} cannot be read: it has {size} bytes, which is more than the memory here"
+            )
     manifest = _read_object(path / MANIFEST)
     written = manifest.get("sha256")
     if manifest.get("format") != FORMAT or not isinstance(written, dict):

@@ -18,9 +18,12 @@ from jaxrl_dist.run.storage import complete_lines, finite, naming, read_json, wr
 from jaxrl_dist.run.trackers import Tracker
 from jaxrl_dist.types import Report
 
-METRICS, SUMMARY = "metrics.jsonl", "summary.json"
-CHECKPOINTS, FINAL = "checkpoints", "final"
-POPULATION, RESULTS = "population.json", "results.csv"
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+CHECKPOINTS = "checkpoints"
+FINAL = "final"
+POPULATION = "population.json"
+RESULTS = "results.csv"
 """Files of a population's run directory: its members and their scores, as JSON and as a table."""
 MEMBERS = "members"
 """Folder of a population's run directory that holds the run directories of its members."""
@@ -52,7 +55,9 @@ def claim(run_dir: str) -> None:
 
 @contextlib.contextmanager
 def freeing(path: pathlib.Path) -> Iterator[None]:
-    """Frees a directory that a run has claimed if the run cannot write its config: it would seem to hold a run."""
+    """Frees a directory that a run has claimed if the run cannot write its config:
+    it would seem to hold a run.
+    """
     try:
         yield
     except BaseException:
@@ -62,7 +67,8 @@ def freeing(path: pathlib.Path) -> Iterator[None]:
 
 
 def abandon(path: pathlib.Path) -> None:
-    """Deletes the files that a run without a checkpoint has left in its directory, so that it can start again.
+    """Deletes the files that a run without a checkpoint has left in its directory,
+    so that it can start again.
 
     Other files stay. If there are trained variables, nothing is deleted.
 
@@ -101,14 +107,18 @@ def check_free(run_dir: str) -> None:
 
 
 def lock(run_dir: str) -> IO[bytes]:
-    """Opens a run's ``metrics.jsonl``, and locks the run against other processes until the file is closed.
+    """Opens a run's ``metrics.jsonl``, and locks the run
+    against other processes until the file is closed.
 
     Raises:
-      ConfigError: the file cannot be written or is not a plain file, or another process holds the lock.
+      ConfigError: the file cannot be written or is not a plain file,
+        or another process holds the lock.
     """
     path = pathlib.Path(run_dir, METRICS)
     try:  # follows no link: the file may be truncated
-        number = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        number = os.open(
+            path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666
+        )
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
     file = os.fdopen(number, "r+b", buffering=0)
@@ -149,16 +159,24 @@ class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
 
         Args:
           metrics: the file that ``lock`` returned.
-          resumed: iteration of the last report before the checkpoint; later lines are removed, and recreated.
+          resumed: iteration of the last report before the checkpoint; later lines are removed,
+            and recreated.
           trackers: other destinations of each report.
 
         Raises:
           OSError: a file cannot be written; the error names it.
         """
-        self.path, self._metrics, self._trackers = run_dir, metrics, trackers
-        self._unwritten, self._in_place, self._full = b"", True, False
+        self.path = run_dir
+        self._metrics = metrics
+        self._trackers = trackers
+        self._unwritten = b""
+        self._in_place = True
+        self._full = False
         self._before = 0  # bytes of all lines before the last one written
-        self._iteration, self._line, self._step = -1, dict[str, Any](), 0  # of the last line written
+        # of the last line written
+        self._iteration = -1
+        self._line = dict[str, Any]()
+        self._step = 0
         if resumed is not None:
             self._iteration = resumed
             with naming(run_dir / METRICS):
@@ -172,7 +190,8 @@ class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
         write_json(run_dir / CONFIG_FILE, {**config, "versions": machine.versions()})
 
     def write(self, report: Report) -> None:
-        """Adds a line to ``metrics.jsonl``; on a full disk it warns once, and tries again with each line.
+        """Adds a line to ``metrics.jsonl``; on a full disk it warns once,
+        and tries again with each line.
 
         A report that is written again, now with its evaluation, overwrites its line.
         """
@@ -182,7 +201,10 @@ class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
         if again and report.evaluation is None:
             return  # a resumed run had nothing left to do
         evaluation = _evaluation(report)
-        counts = {name: getattr(report, name) for name in ("env_steps", "agent_steps", "updates", "iteration")}
+        counts = {
+            name: getattr(report, name)
+            for name in ("env_steps", "agent_steps", "updates", "iteration")
+        }
         line = {name: count for name, count in counts.items() if count is not None}
         line |= {"wall_time_s": report.wall_time_s, **report.metrics, **evaluation}
         self._step = report.step
@@ -201,12 +223,16 @@ class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
             raise RuntimeError("this report is past: call report.log() before taking the next one")
         for name in values:
             if name in self._line:
-                raise ConfigError(f"report.log: the line has {name} already; another name works, such as own/{name}")
+                raise ConfigError(
+                    f"report.log: the line has {name} already; another name works, such as own/{name}"
+                )
         numbers = {str(name): _number(name, value) for name, value in values.items()}
         self._add(iteration, {**self._line, **numbers}, numbers)
 
     def _add(self, iteration: int, line: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        """Writes a line, over the last one if that has the same iteration; trackers get what is ``new``."""
+        """Writes a line, over the last one if that has the same iteration;
+        trackers get what is ``new``.
+        """
         if iteration == self._iteration:  # removes it, written or not
             self._unwritten = self._unwritten[: max(0, self._before - self._size())]
             if self._size() > self._before:
@@ -215,7 +241,8 @@ class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
         self._line = {name: finite(value) for name, value in line.items()}
         self._before = self._size() + len(self._unwritten)
         self._unwritten += json.dumps(self._line, allow_nan=False).encode() + b"\n"
-        full, before = "", self._full
+        full = ""
+        before = self._full
         try:
             self._write()
         except OSError as error:
@@ -224,13 +251,24 @@ class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
         if self._full != before:
             text = f"{self.path / METRICS} {full or 'is written again, with all lines since'}"
             warnings.warn(text, FileWarning, stacklevel=3)
-        values = {name: self._line[name] for name in new if name != "env_steps" and self._line[name] is not None}
-        self._tell(f"the report at step {self._step}", lambda tracker: tracker.write(self._step, values))
+        values = {
+            name: self._line[name]
+            for name in new
+            if name != "env_steps" and self._line[name] is not None
+        }
+        self._tell(
+            f"the report at step {self._step}", lambda tracker: tracker.write(self._step, values)
+        )
 
     def track(self, report: Report) -> None:
         """Sends an evaluation to the trackers alone: ``summary.json`` holds that of the end."""
-        known = {name: value for name, value in _evaluation(report).items() if finite(value) is not None}
-        self._tell(f"the evaluation at step {report.step}", lambda tracker: tracker.write(report.step, known))
+        known = {
+            name: value for name, value in _evaluation(report).items() if finite(value) is not None
+        }
+        self._tell(
+            f"the evaluation at step {report.step}",
+            lambda tracker: tracker.write(report.step, known),
+        )
 
     def film(self, step: int, gif: bytes, size: tuple[int, int]) -> None:
         """Sends a film to the trackers, as ``Tracker.film``."""
@@ -241,15 +279,20 @@ class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
         for tracker in self._trackers:
             try:
                 send(tracker)
-            except Exception as error:  # other libraries may raise anything; metrics.jsonl is complete
+            except Exception as error:
+                # other libraries may raise anything; metrics.jsonl is complete
                 text = f"{type(tracker).__name__} does not get {what}: {error}"
                 warnings.warn(text, FileWarning, stacklevel=4)
 
     def in_place(self) -> bool:
-        """Returns True if the directory is still this run's; warns once if it was removed or renamed."""
+        """Returns True if the directory is still this run's;
+        warns once if it was removed or renamed.
+        """
         if self._in_place:
             try:
-                self._in_place = os.path.samestat(os.stat(self.path / METRICS), os.fstat(self._metrics.fileno()))
+                self._in_place = os.path.samestat(
+                    os.stat(self.path / METRICS), os.fstat(self._metrics.fileno())
+                )
             except FileNotFoundError:
                 self._in_place = False
             if not self._in_place:
@@ -293,10 +336,15 @@ class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
                 "updates": last.updates,
                 "wall_time_s": last.wall_time_s,
                 "compile_time_s": compile_seconds,
-                "env_steps_per_second": last.env_steps / max(last.wall_time_s - compile_seconds, 1e-9),
+                "env_steps_per_second": last.env_steps
+                / max(last.wall_time_s - compile_seconds, 1e-9),
                 **{name: int(count) for name, count in more.items() if count is not None},
                 "evaluation": last.evaluation,
-                **({} if last.best_evaluation is None else {"best_evaluation": last.best_evaluation}),
+                **(
+                    {}
+                    if last.best_evaluation is None
+                    else {"best_evaluation": last.best_evaluation}
+                ),
             },
         )
 
@@ -321,7 +369,8 @@ def _evaluation(report: Report) -> dict[str, float | int]:
 
 
 def _number(name: str, value: Any) -> float | None:
-    """Returns one of the caller's numbers: a Python number, or a scalar of numpy or JAX; None stays None.
+    """Returns one of the caller's numbers: a Python number, or a scalar of numpy or JAX;
+    None stays None.
 
     Raises:
       ConfigError: it is something else.
@@ -337,11 +386,12 @@ def _number(name: str, value: Any) -> float | None:
 
 
 def _end_of(metrics: IO[bytes], iteration: int) -> tuple[int, int, int]:
-    """Returns the bytes of ``metrics.jsonl`` before its last complete line of ``iteration`` or before, those up to the
-    line's end, and the line's iteration."""
+    """Returns the bytes of ``metrics.jsonl`` before its last complete line of ``iteration`` or
+    before, those up to the line's end, and the line's iteration."""
     before = size = last = 0
     for line in complete_lines(metrics):
-        with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):  # damaged lines are kept
+        # damaged lines are kept
+        with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
             if (number := json.loads(line)["iteration"]) > iteration:
                 break
             before, last = size, number

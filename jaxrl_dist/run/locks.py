@@ -7,7 +7,8 @@ import fcntl
 import os
 
 _locked: dict[int, tuple[int, int]] = {}
-"""Descriptors of locked files, and device and inode of each: a closed descriptor's number may be another file's."""
+"""Descriptors of locked files, and device and inode of each:
+a closed descriptor's number may be another file's."""
 
 
 def lock(descriptor: int) -> None:
@@ -27,7 +28,9 @@ def _file(descriptor: int) -> tuple[int, int]:
 
 
 def _in_child() -> None:
-    """Replaces the locked files in a child of ``fork``, as of an environment's ``multiprocessing``."""
+    """Replaces the locked files in a child of ``fork``, as of an environment's
+    ``multiprocessing``.
+    """
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor, file in _locked.items():
         with contextlib.suppress(OSError):  # it is closed

@@ -1,7 +1,8 @@
 """Writes checkpoints, which ``checkpoint.py`` describes and reads.
 
-A run over several processes has one checkpoint, too. Each process writes the pieces of the state that only it has, and
-tells process 0 their checksums. Process 0 writes the rest, adds the others' pieces and gives the directory its name.
+A run over several processes has one checkpoint, too. Each process writes the pieces of the state
+that only it has, and tells process 0 their checksums. Process 0 writes the rest, adds the others'
+pieces and gives the directory its name.
 """
 
 from __future__ import annotations
@@ -20,13 +21,22 @@ from typing import Any
 from jaxrl_dist.errors import FileWarning, ProcessError, first_line
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.run import arrays, storage
-from jaxrl_dist.run.checkpoint import ARRAYS, RUN, best_of, episode_return, number_of, saved, write_manifest
+from jaxrl_dist.run.checkpoint import (
+    ARRAYS,
+    RUN,
+    best_of,
+    episode_return,
+    number_of,
+    saved,
+    write_manifest,
+)
 from jaxrl_dist.run.files import CHECKPOINTS, FINAL
 from jaxrl_dist.run.storage import finite
 from jaxrl_dist.types import Checkpoint, PyTree, Variables
 
 _HIDDEN = re.compile(r"\.([0-9]+|final)\.(new|kept|old|pieces-[0-9]+)")
-"""Name of a checkpoint that is being written (new), replaced (kept) or deleted (old), or of a process's pieces."""
+"""Name of a checkpoint that is being written (new), replaced (kept) or deleted (old),
+or of a process's pieces."""
 
 
 def save_variables(run_dir: str | pathlib.Path, variables: Variables) -> None:
@@ -40,14 +50,16 @@ def save_variables(run_dir: str | pathlib.Path, variables: Variables) -> None:
 
 
 class Saver:
-    """Writes a run's checkpoints in a background thread, one at a time, and keeps the newest ones and the best.
+    """Writes a run's checkpoints in a background thread, one at a time,
+    and keeps the newest ones and the best.
 
-    The best checkpoint is the one that was saved with the highest return. The ``Saver`` of a process other than 0
-    writes that process's pieces of the checkpoints, for the one of process 0.
+    The best checkpoint is the one that was saved with the highest return. The ``Saver`` of a
+    process other than 0 writes that process's pieces of the checkpoints, for the one of process 0.
     """
 
     newest: int | None = None
-    """Env steps of this session's newest checkpoint on disk; None: there is none yet, or another process knows."""
+    """Env steps of this session's newest checkpoint on disk; None: there is none yet,
+    or another process knows."""
 
     def __init__(
         self,
@@ -62,8 +74,8 @@ class Saver:
         Args:
           about: facts of the run for each ``run.json``, such as its config.
           clock: the count in a checkpoint's progress by which it is numbered.
-          since: number of the checkpoint that the run continues from: newer ones are damaged, and make room. None: none
-            is newer.
+          since: number of the checkpoint that the run continues from: newer ones are damaged, and
+            make room. None: none is newer.
 
         Raises:
           ConfigError: the run directory's ``checkpoints`` is a link.
@@ -71,10 +83,14 @@ class Saver:
         """
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._writing: concurrent.futures.Future[None] | None = None
-        self._folder, self._keep, self._about, self._clock = run_dir / CHECKPOINTS, keep, about or {}, clock
+        self._folder = run_dir / CHECKPOINTS
+        self._keep = keep
+        self._about = about or {}
+        self._clock = clock
         if not peers.first():
             return
-        for path in _own_folder(run_dir).glob(".*"):  # left by a session killed while writing or deleting
+        # left by a session killed while writing or deleting
+        for path in _own_folder(run_dir).glob(".*"):
             if (name := _HIDDEN.fullmatch(path.name)) is None:
                 continue
             if name[2] == "kept" and not os.path.lexists(path.with_name(name[1])):
@@ -88,9 +104,12 @@ class Saver:
     def busy(self) -> bool:
         """Returns True while a checkpoint is being written; warns if writing failed."""
         if self._writing is not None and self._writing.done():
-            writing, self._writing = self._writing, None
+            writing = self._writing
+            self._writing = None
             if (error := writing.exception()) is not None:
-                warnings.warn(f"the run continues without a checkpoint: {error}", FileWarning, stacklevel=2)
+                warnings.warn(
+                    f"the run continues without a checkpoint: {error}", FileWarning, stacklevel=2
+                )
         return self._writing is not None
 
     def save(self, checkpoint: Checkpoint, episode_return: float | None) -> None:
@@ -103,21 +122,29 @@ class Saver:
             concurrent.futures.wait([self._writing])
             self.busy()
         step = checkpoint.progress[self._clock]
-        post, state = peers.post(), checkpoint._replace(progress={})
+        post = peers.post()
+        state = checkpoint._replace(progress={})
         if peers.first():
-            content = {**self._about, "progress": checkpoint.progress, "episode_return": finite(episode_return)}
+            content = {
+                **self._about,
+                "progress": checkpoint.progress,
+                "episode_return": finite(episode_return),
+            }
             self._writing = self._thread.submit(self._save, step, state, content, post)
         elif post is not None:
             path = _named(self._folder, step)
             self._writing = self._thread.submit(_write_pieces, path, state, post)
         self._thread.submit(_give_back_memory)
 
-    def _save(self, step: int, state: Checkpoint, content: dict[str, Any], post: peers.Post | None) -> None:
+    def _save(
+        self, step: int, state: Checkpoint, content: dict[str, Any], post: peers.Post | None
+    ) -> None:
         _write(_named(self._folder, step), state, content, post)
         self.newest = step
         self._returns[step] = content["episode_return"]
         numbers = [number_of(path) for path in saved(self._folder.parent)]
-        # Others are from an earlier session: they were damaged, so the run was resumed from an older one.
+        # Others are from an earlier session: they were damaged,
+        # so the run was resumed from an older one.
         ours = [number for number in numbers if number in self._returns]
         for number in set(numbers) - _checkpoints_to_keep(self._returns, ours, self._keep):
             storage.remove(_named(self._folder, number))
@@ -128,7 +155,9 @@ class Saver:
         Raises:
           OSError: the last checkpoint could not be written.
         """
-        writing, self._writing = self._writing, None  # or ``busy`` would warn of the error, too
+        # or ``busy`` would warn of the error, too
+        writing = self._writing
+        self._writing = None
         if writing is not None:
             writing.result()
 
@@ -143,19 +172,26 @@ def _named(folder: pathlib.Path, step: int) -> pathlib.Path:
 
 
 def _give_back_memory() -> None:
-    """Returns the memory of saved copies to the system; the C library would keep it in the thread's arena."""
+    """Returns the memory of saved copies to the system;
+    the C library would keep it in the thread's arena.
+    """
     with contextlib.suppress(OSError, AttributeError):  # not every C library has it
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _checkpoints_to_keep(returns: Mapping[int, float | None], numbers: Sequence[int], keep: int) -> set[int]:
-    """Returns the numbers of the checkpoints to keep, the newest and the best; ``numbers`` come newest first."""
+def _checkpoints_to_keep(
+    returns: Mapping[int, float | None], numbers: Sequence[int], keep: int
+) -> set[int]:
+    """Returns the numbers of the checkpoints to keep, the newest and the best;
+    ``numbers`` come newest first.
+    """
     best = best_of({number: returns.get(number) for number in numbers})
     return {*numbers[:keep], *(() if best is None else (best,))}
 
 
 def _own_folder(run_dir: str | pathlib.Path) -> pathlib.Path:
-    """Returns the directory of a run's checkpoints, in which files will be deleted; creates it if it does not exist.
+    """Returns the directory of a run's checkpoints, in which files will be deleted;
+    creates it if it does not exist.
 
     Raises:
       ConfigError: the directory is a link, and so may belong to someone else.
@@ -167,13 +203,20 @@ def _own_folder(run_dir: str | pathlib.Path) -> pathlib.Path:
     return folder
 
 
-def _write(path: pathlib.Path, tree: PyTree, about: Mapping[str, Any] | None, post: peers.Post | None = None) -> None:
+def _write(
+    path: pathlib.Path,
+    tree: PyTree,
+    about: Mapping[str, Any] | None,
+    post: peers.Post | None = None,
+) -> None:
     """Writes a complete checkpoint or none; replaces one of the same name.
 
     Args:
-      post: brings the checksums of the other processes' pieces; None: this process has all of the tree.
+      post: brings the checksums of the other processes' pieces; None:
+        this process has all of the tree.
     """
-    path = path.parent.resolve() / path.name  # absolute, for orbax; a link is replaced, not followed
+    # absolute, for orbax; a link is replaced, not followed
+    path = path.parent.resolve() / path.name
     temporary, previous = (path.with_name(f".{path.name}.{state}") for state in ("new", "kept"))
     named = arrays.named_arrays(tree)
     others: Mapping[int, Any] = {}
@@ -198,7 +241,9 @@ def _write(path: pathlib.Path, tree: PyTree, about: Mapping[str, Any] | None, po
 
 
 def _write_pieces(path: pathlib.Path, tree: PyTree, post: peers.Post) -> None:
-    """Writes this process's pieces of a checkpoint beside it, and tells process 0 their checksums or the failure."""
+    """Writes this process's pieces of a checkpoint beside it,
+    and tells process 0 their checksums or the failure.
+    """
     folder = _pieces_of(path.parent.resolve() / path.name, peers.index())
     named = arrays.named_arrays(tree, pieces=True)
     try:
@@ -214,8 +259,11 @@ def _write_pieces(path: pathlib.Path, tree: PyTree, post: peers.Post) -> None:
         post.send({"error": first_line(error)})
 
 
-def _joined(path: pathlib.Path, temporary: pathlib.Path, others: Mapping[int, Any]) -> dict[str, str]:
-    """Moves the pieces of other processes into a checkpoint that is being written; returns their files' checksums.
+def _joined(
+    path: pathlib.Path, temporary: pathlib.Path, others: Mapping[int, Any]
+) -> dict[str, str]:
+    """Moves the pieces of other processes into a checkpoint that is being written;
+    returns their files' checksums.
 
     Raises:
       OSError: a process could not write its pieces, or they cannot be moved.
@@ -224,13 +272,16 @@ def _joined(path: pathlib.Path, temporary: pathlib.Path, others: Mapping[int, An
     for process, answer in others.items():
         if "error" in answer:
             raise OSError(f"process {process}: {answer['error']}")
-        folder, name = _pieces_of(path, process), f"{ARRAYS}.{process}"
+        folder = _pieces_of(path, process)
+        name = f"{ARRAYS}.{process}"
         if answer["sha256"]:
             if not storage.appears(folder / ARRAYS):
                 raise OSError(f"process {process} has written {folder}, which does not show here")
             (folder / ARRAYS).rename(temporary / name)
         storage.delete(folder)
-        digests.update({name + file.removeprefix(ARRAYS): digest for file, digest in answer["sha256"].items()})
+        digests.update(
+            {name + file.removeprefix(ARRAYS): digest for file, digest in answer["sha256"].items()}
+        )
     return digests
 
 

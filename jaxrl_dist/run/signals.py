@@ -1,5 +1,5 @@
-"""Handles Ctrl-C, SIGTERM and SIGHUP: the first one ends a run gracefully, a second one ends it at once; all other
-commands end with the first, and delete what they have half written.
+"""Handles Ctrl-C, SIGTERM and SIGHUP: the first one ends a run gracefully, a second one ends it at
+once; all other commands end with the first, and delete what they have half written.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from jaxrl_dist.errors import say
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SECOND_SECONDS = 1.0
-"""Seconds after the first signal in which more are ignored: some tools send two, or one to each process of a group."""
+"""Seconds after the first signal in which more are ignored: some tools send two,
+or one to each process of a group."""
 
 AGAIN_SECONDS = 0.05
-"""Seconds until a signal is raised again that could not raise its exception, or whose exception was dropped."""
+"""Seconds until a signal is raised again that could not raise its exception,
+or whose exception was dropped."""
 IMPORT_SECONDS = 10.0
 """Seconds for which a signal waits for the end of an import."""
 
@@ -43,7 +45,8 @@ class Stop:
         self.notice: str | None = None
         """What is said on the first signal."""
         self.unread = -1
-        """Descriptor of the pipe that holds signals until a thread of Python reads them; -1: none are handled."""
+        """Descriptor of the pipe that holds signals until a thread of Python reads them; -1:
+        none are handled."""
         self.last_words: Callable[[], str] = lambda: ""
         """Returns what is said once a second signal ends the process; "": nothing."""
 
@@ -58,10 +61,12 @@ class Stop:
 
 @contextlib.contextmanager
 def stopping() -> Iterator[Stop]:
-    """Handles the signals while the context is open, except those that the process was started to ignore.
+    """Handles the signals while the context is open,
+    except those that the process was started to ignore.
 
-    A thread notices the first signal at once, even while the main thread waits in compiled code, where Python runs no
-    handler. A second signal, at least ``SECOND_SECONDS`` later, ends the process immediately.
+    A thread notices the first signal at once, even while the main thread waits in compiled code,
+    where Python runs no handler. A second signal, at least ``SECOND_SECONDS`` later, ends the
+    process immediately.
     """
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():  # only it may set handlers
@@ -69,17 +74,21 @@ def stopping() -> Iterator[Stop]:
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        """Does nothing: ``watch`` reads signals from a pipe. An exception here could be lost, as in a GC callback."""
+        """Does nothing: ``watch`` reads signals from a pipe. An exception here could be lost,
+        as in a GC callback.
+        """
 
     def watch() -> None:
         began = 0.0
-        poll = select.poll()  # without Python's lock, a blocked `os.read` would already take a signal from the pipe
+        # without Python's lock, a blocked `os.read` would already take a signal from the pipe
+        poll = select.poll()
         poll.register(reading, select.POLLIN)
         while poll.poll() and (numbers := os.read(reading, 1)):
             if numbers[0] not in SIGNALS:
                 continue
             if stop.number is None:
-                stop.number, began = numbers[0], time.monotonic()
+                stop.number = numbers[0]
+                began = time.monotonic()
                 if stop.notice:
                     say(stop.notice)
             elif time.monotonic() - began >= SECOND_SECONDS:
@@ -110,11 +119,12 @@ def stopping() -> Iterator[Stop]:
 
 @contextlib.contextmanager
 def raising() -> Iterator[None]:
-    """Makes the signals raise ``Interrupted`` in the main thread, except those that the process was started to ignore.
+    """Makes the signals raise ``Interrupted`` in the main thread,
+    except those that the process was started to ignore.
 
-    One that is raised where Python drops exceptions, as in a finaliser or in JAX's callback of the garbage collector,
-    is raised again. During an import a signal waits: libraries in C, such as jaxlib, abort the process if an exception
-    interrupts their initialisation.
+    One that is raised where Python drops exceptions, as in a finaliser or in JAX's callback of the
+    garbage collector, is raised again. During an import a signal waits: libraries in C, such as
+    jaxlib, abort the process if an exception interrupts their initialisation.
     """
     if threading.current_thread() is not threading.main_thread():  # only it may set handlers
         yield
@@ -134,14 +144,16 @@ def raising() -> Iterator[None]:
         threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), number)).start()
 
     def dropped(about: Any) -> None:
-        if isinstance(about.exc_value, Interrupted):  # not from here, where it would be dropped, too
+        # not from here, where it would be dropped, too
+        if isinstance(about.exc_value, Interrupted):
             again(about.exc_value.exit_code - 128)
         else:
             report(about)
 
     before = {number: signal.getsignal(number) for number in SIGNALS}
     handled = [number for number in SIGNALS if before[number] is not signal.SIG_IGN]
-    report, sys.unraisablehook = sys.unraisablehook, dropped
+    report = sys.unraisablehook
+    sys.unraisablehook = dropped
     for number in handled:
         signal.signal(number, handle)
     try:
@@ -173,11 +185,16 @@ def _unblock() -> None:
 
 
 def _detach() -> None:
-    """Detaches a child of ``fork``, as of an environment's ``multiprocessing``, which ends such children by SIGTERM.
+    """Detaches a child of ``fork``, as of an environment's ``multiprocessing``,
+    which ends such children by SIGTERM.
 
     The child shares the pipe of ``stopping``, so a signal for it would end the run.
     """
-    handled = [number for number in SIGNALS if getattr(signal.getsignal(number), "__module__", "") == __name__]
+    handled = [
+        number
+        for number in SIGNALS
+        if getattr(signal.getsignal(number), "__module__", "") == __name__
+    ]
     if handled:
         signal.set_wakeup_fd(-1)
     if signal.SIGTERM in handled:
@@ -190,10 +207,11 @@ os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_det
 
 @contextlib.contextmanager
 def deferring(interrupt: Callable[[], None]) -> Iterator[None]:
-    """Makes Ctrl-C call ``interrupt``, instead of raising ``KeyboardInterrupt``, while the context is open.
+    """Makes Ctrl-C call ``interrupt``, instead of raising ``KeyboardInterrupt``,
+    while the context is open.
 
-    A second Ctrl-C, at least ``SECOND_SECONDS`` later, raises ``KeyboardInterrupt`` at once. Has no effect outside the
-    main thread, or if Ctrl-C has a custom handler already.
+    A second Ctrl-C, at least ``SECOND_SECONDS`` later, raises ``KeyboardInterrupt`` at once. Has no
+    effect outside the main thread, or if Ctrl-C has a custom handler already.
     """
     if (
         threading.current_thread() is not threading.main_thread()

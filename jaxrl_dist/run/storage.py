@@ -1,5 +1,5 @@
-"""Files and directories of a run, and files that a user asks for: written completely or not at all, and read with
-care, as others may have written them.
+"""Files and directories of a run, and files that a user asks for: written completely or not at all,
+and read with care, as others may have written them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ def check_run_dir(run_dir: pathlib.Path) -> None:
             problem += f"; the commands that take a checkpoint of {path} have --checkpoint {number}"
         raise ConfigError(f"{run_dir} is not a run directory: it {problem}")
     if not (run_dir / CONFIG_FILE).exists():
-        inside = f"; name a run in it, such as {held[0]}" if (held := runs_in(run_dir)) else ""
+        if held := runs_in(run_dir):
+            inside = f"; name a run in it, such as {held[0]}"
+        else:
+            inside = ""
         raise ConfigError(f"{run_dir} is not a run directory: it has no {CONFIG_FILE}{inside}")
 
 
@@ -58,7 +61,9 @@ def check_no_link(path: pathlib.Path) -> None:
       ConfigError: it is.
     """
     if path.is_symlink():
-        raise ConfigError(f"{path} is a link, and a link in a run directory is not followed: put what it names there")
+        raise ConfigError(
+            f"{path} is a link, and a link in a run directory is not followed: put what it names there"
+        )
 
 
 def check_no_links(folder: pathlib.Path) -> None:
@@ -68,7 +73,7 @@ def check_no_links(folder: pathlib.Path) -> None:
         check_no_link(path)
 
 
-# --- Writing directories ------------------------------------------------------------------------------
+# --- Writing directories --------------------------------------------------------------------------
 
 
 def sync(path: pathlib.Path) -> None:
@@ -105,13 +110,16 @@ def commit(temporary: pathlib.Path, path: pathlib.Path, previous: pathlib.Path) 
 
 
 def free(path: pathlib.Path) -> pathlib.Path:
-    """Returns a path that does not exist: this one, or else with the first number from 2 on after its name."""
+    """Returns a path that does not exist: this one,
+    or else with the first number from 2 on after its name.
+    """
     numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
     return next(place for place in itertools.chain([path], numbered) if not os.path.lexists(place))
 
 
 def commit_new(temporary: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
-    """As ``commit``, but keeps what has this name already: returns the path that is ``free``, and now the directory's.
+    """As ``commit``, but keeps what has this name already: returns the path that is ``free``,
+    and now the directory's.
 
     Raises:
       OSError: as ``sync``, or it cannot be renamed.
@@ -130,7 +138,9 @@ def commit_new(temporary: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
 
 
 def appears(path: pathlib.Path, within: float = 60.0) -> bool:
-    """Returns whether a path exists, or does so within some seconds: network file systems show new names late."""
+    """Returns whether a path exists, or does so within some seconds:
+    network file systems show new names late.
+    """
     until = time.monotonic() + within
     while not os.path.lexists(path):
         if time.monotonic() > until:
@@ -140,7 +150,9 @@ def appears(path: pathlib.Path, within: float = 60.0) -> bool:
 
 
 def remove(path: pathlib.Path) -> None:
-    """Deletes a directory, if it exists. Renames it first, so that its name never refers to a part of it."""
+    """Deletes a directory, if it exists. Renames it first,
+    so that its name never refers to a part of it.
+    """
     doomed = path.with_name(f".{path.name}.old")
     delete(doomed)
     with contextlib.suppress(FileNotFoundError):
@@ -149,7 +161,9 @@ def remove(path: pathlib.Path) -> None:
 
 
 def delete(path: pathlib.Path) -> None:
-    """Deletes the file or directory of this name, as far as possible; deletes a link, but not its target."""
+    """Deletes the file or directory of this name, as far as possible; deletes a link,
+    but not its target.
+    """
     shutil.rmtree(path, ignore_errors=True)  # skips files and links
     with contextlib.suppress(OSError):
         path.unlink()
@@ -172,12 +186,14 @@ def check_room(path: pathlib.Path, size: int) -> None:
     path.unlink()
 
 
-# --- Reading directories ------------------------------------------------------------------------------
+# --- Reading directories --------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def reading(path: pathlib.Path) -> Iterator[None]:
-    """Turns a disk error into a ``DamageError``, so that the previous checkpoint can be used instead."""
+    """Turns a disk error into a ``DamageError``,
+    so that the previous checkpoint can be used instead.
+    """
     try:
         yield
     except OSError as error:
@@ -202,7 +218,9 @@ def plain_files(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def digests(path: pathlib.Path, without: Collection[str] = ()) -> dict[str, str]:
-    """Returns the SHA-256 of each file below a directory, by relative name; ``without`` names files to leave out."""
+    """Returns the SHA-256 of each file below a directory, by relative name;
+    ``without`` names files to leave out.
+    """
     named = {file.relative_to(path).as_posix(): file for file in plain_files(path)}
     return {name: sha256(file) for name, file in named.items() if name not in without}
 
@@ -213,12 +231,14 @@ def sha256(file: pathlib.Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-# --- Files --------------------------------------------------------------------------------------------
+# --- Files ----------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def naming(path: pathlib.Path) -> Iterator[None]:
-    """Adds the path to an ``OSError``: the operating system leaves it out if the file is open already."""
+    """Adds the path to an ``OSError``: the operating
+    system leaves it out if the file is open already.
+    """
     try:
         yield
     except OSError as error:
@@ -246,7 +266,8 @@ def check_place(path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields the path of a temporary file, which becomes ``path`` if the context ends without an error.
+    """Yields the path of a temporary file,
+    which becomes ``path`` if the context ends without an error.
 
     An older file stays unchanged until then. Pipes and devices are written in place.
 
@@ -309,8 +330,12 @@ def read_json(path: pathlib.Path) -> Any:
 
 
 def finite(value: Any) -> float | None:
-    """Returns a finite number as it is, None for anything else: others may have written the file."""
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
+    """Returns a finite number as it is, None for anything else: others may have written the
+    file.
+    """
+    if isinstance(value, int | float) and math.isfinite(value):
+        return value
+    return None
 
 
 def read_plain(path: pathlib.Path, most: int) -> bytes:
@@ -338,7 +363,9 @@ def read_plain(path: pathlib.Path, most: int) -> bytes:
 
 
 def complete_lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Yields the lines of an open file that others may have written, up to one that does not end within 64 MB."""
+    """Yields the lines of an open file that others may have written,
+    up to one that does not end within 64 MB.
+    """
     with open(file.fileno(), "rb", closefd=False) as buffered:
         while (line := buffered.readline(_MAX_LINE)).endswith(b"\n"):
             yield line

@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterable, Sequence
 from jaxrl_dist.errors import DIVERGED, ConfigError, say
 
 ATTEMPTS = 3
-"""Number of times that the process of a command is started, if it dies; one that diverges would do so again."""
+"""Number of times that the process of a command is started, if it dies;
+one that diverges would do so again."""
 GRACE_SECONDS = 60.0
 """Seconds for a process to end after SIGTERM, before it is killed."""
 _SECONDS = 0.2  # between two checks of the processes
-_PIPE = "JAXRL_DIST_PIPE"  # environment variable with the descriptor of a pipe that closes as ``run_all`` ends
+# environment variable with the descriptor of a pipe that closes as ``run_all`` ends
+_PIPE = "JAXRL_DIST_PIPE"
 
 
 def run_all(
@@ -31,29 +33,36 @@ def run_all(
 ) -> None:
     """Runs every command to its end, or until ``stop``; however it ends, no process is left.
 
-    Each process gets a share of this machine's cores, and of its GPUs' memory. If this one is killed, those that have
-    called ``end_with_parent`` end, too.
+    Each process gets a share of this machine's cores, and of its GPUs' memory. If this one is
+    killed, those that have called ``end_with_parent`` end, too.
 
     Args:
       commands: the words of each command.
       logs: for each command, the file that receives its output.
       ended: called with the number of each command that has ended with exit code 0.
-      failed: called with the number of each command that is given up, and the last line of its output.
+      failed: called with the number of each command that is given up,
+        and the last line of its output.
 
     Raises:
       ConfigError: a process has ended with exit code 2: its command is wrong.
       OSError: no process can be started.
     """
-    waiting, attempts = list(reversed(range(len(commands)))), [0] * len(commands)
-    slots, running = min(jobs, len(commands)), dict[int, tuple[int, subprocess.Popen[bytes]]]()
+    waiting = list(reversed(range(len(commands))))
+    attempts = [0] * len(commands)
+    slots = min(jobs, len(commands))
+    running = dict[int, tuple[int, subprocess.Popen[bytes]]]()
     reading, writing = os.pipe()  # only this process holds its writing end
     try:
         while (waiting or running) and not stop():
-            for slot in [slot for slot, (_, process) in running.items() if process.poll() is not None]:
+            for slot in [
+                slot for slot, (_, process) in running.items() if process.poll() is not None
+            ]:
                 number, process = running.pop(slot)
                 if process.returncode == 0:
                     ended(number)
-                elif (why := _given_up(process.returncode, logs[number], attempts[number])) is not None:
+                elif (
+                    why := _given_up(process.returncode, logs[number], attempts[number])
+                ) is not None:
                     failed(number, why)
                 else:
                     waiting.append(number)
@@ -61,7 +70,10 @@ def run_all(
                 if waiting:
                     number = waiting.pop()
                     attempts[number] += 1
-                    running[slot] = number, _start(commands[number], logs[number], slot, slots, reading)
+                    running[slot] = (
+                        number,
+                        _start(commands[number], logs[number], slot, slots, reading),
+                    )
             time.sleep(_SECONDS)
     finally:
         _end([process for _, process in running.values()])
@@ -81,7 +93,9 @@ def _given_up(code: int, log: pathlib.Path, attempts: int) -> str | None:
 
 
 def end_with_parent() -> None:
-    """Ends this process, as SIGTERM does, once the process whose ``run_all`` has started it ends; otherwise nothing."""
+    """Ends this process, as SIGTERM does, once the process whose
+    ``run_all`` has started it ends; otherwise nothing.
+    """
 
     def wait() -> None:
         os.read(pipe, 1)
@@ -91,7 +105,9 @@ def end_with_parent() -> None:
         threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
-def _start(words: Sequence[str], log: pathlib.Path, slot: int, slots: int, pipe: int) -> subprocess.Popen[bytes]:
+def _start(
+    words: Sequence[str], log: pathlib.Path, slot: int, slots: int, pipe: int
+) -> subprocess.Popen[bytes]:
     share = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / slots:.3f}"}
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -126,4 +142,6 @@ def _end(running: Iterable[subprocess.Popen[bytes]]) -> None:
 
 def _last_line(log: pathlib.Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1].removeprefix("jaxrl-dist: error: ") if lines else ""
+    if lines:
+        return lines[-1].removeprefix("jaxrl-dist: error: ")
+    return ""

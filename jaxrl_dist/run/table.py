@@ -35,19 +35,30 @@ def _policies(metrics: Mapping[str, float | None]) -> list[str]:
 def progress(metrics: Mapping[str, float | None]) -> dict[str, str]:
     """Returns the metrics that say how good the policies are, and their titles.
 
-    The mean over all agents says nothing where each of several policies has its own, as in a game of opponents.
+    The mean over all agents says nothing where each of several policies has its own,
+    as in a game of opponents.
     """
     policies = _policies(metrics)
-    returns = {f"{policy}/{_RETURN}": f"{policy} return" for policy in policies} or {_RETURN: COLUMNS[_RETURN]}
-    return returns | {name: f"{policy} elo" for policy in policies if (name := f"{policy}/elo") in metrics}
+    returns = {f"{policy}/{_RETURN}": f"{policy} return" for policy in policies} or {
+        _RETURN: COLUMNS[_RETURN]
+    }
+    return returns | {
+        name: f"{policy} elo" for policy in policies if (name := f"{policy}/elo") in metrics
+    }
 
 
 def _titles(metrics: Mapping[str, float | None]) -> dict[str, str]:
-    """Returns the metrics that the table may show, also those of ``--info-metrics``, and their titles."""
+    """Returns the metrics that the table may show, also those of ``--info-metrics``,
+    and their titles.
+    """
     titles = progress(metrics)
     for policy in _policies(metrics) or [""]:
         info = f"{policy}/info/".lstrip("/")
-        named = {name: f"{policy} {name.removeprefix(info)}".lstrip() for name in metrics if name.startswith(info)}
+        named = {
+            name: f"{policy} {name.removeprefix(info)}".lstrip()
+            for name in metrics
+            if name.startswith(info)
+        }
         # One that is called like a column, such as "length", keeps its whole name.
         titles |= {name: name if title in _TAKEN else title for name, title in named.items()}
     return titles | {name: title for name, title in COLUMNS.items() if name != _RETURN}
@@ -55,13 +66,22 @@ def _titles(metrics: Mapping[str, float | None]) -> dict[str, str]:
 
 def cells(report: Report, total_steps: int) -> dict[str, str]:
     """Returns a row of the table by the titles of its columns."""
-    metrics, counts = report.metrics, {unit(report.clock): report.step, "agent steps": report.agent_steps}
+    metrics = report.metrics
+    counts = {unit(report.clock): report.step, "agent steps": report.agent_steps}
     if report.members:  # the sum over them, as is the total
-        counts = {f"{len(report.members)} members' {title}": count for title, count in counts.items()}
-    rate, left = metrics.get(f"time/{report.clock}_per_second") or 0.0, max(total_steps - report.step, 0)
+        counts = {
+            f"{len(report.members)} members' {title}": count for title, count in counts.items()
+        }
+    rate = metrics.get(f"time/{report.clock}_per_second") or 0.0
+    left = max(total_steps - report.step, 0)
     cells = {title: f"{count:,}" for title, count in counts.items() if count is not None}
-    cells |= {title: number(metrics[name]) for name, title in _titles(metrics).items() if name in metrics}
-    return cells | {"steps/s": f"{rate:,.0f}", "left": duration(left / rate if rate else None if left else 0.0)}
+    cells |= {
+        title: number(metrics[name]) for name, title in _titles(metrics).items() if name in metrics
+    }
+    return cells | {
+        "steps/s": f"{rate:,.0f}",
+        "left": duration(left / rate if rate else None if left else 0.0),
+    }
 
 
 def line(cells: Iterable[str], widths: Iterable[int]) -> str:
@@ -69,7 +89,9 @@ def line(cells: Iterable[str], widths: Iterable[int]) -> str:
 
 
 def number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+    if value is None:
+        return "-"
+    return f"{value:.4g}"
 
 
 def duration(seconds: float | None) -> str:

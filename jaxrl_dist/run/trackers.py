@@ -1,4 +1,6 @@
-"""Destinations of a run's metrics besides ``metrics.jsonl``: TensorBoard event files, and Weights & Biases."""
+"""Destinations of a run's metrics besides ``metrics.jsonl``: TensorBoard event files,
+and Weights & Biases.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Tracker(Protocol):
         """Records the new values of the report at ``step``, all finite."""
 
     def film(self, step: int, gif: bytes, size: tuple[int, int]) -> None:
-        """Shows a film of the policy at ``step``, an animated GIF; ``size`` is its width and height in pixels."""
+        """Shows a film of the policy at ``step``, an animated GIF;
+        ``size`` is its width and height in pixels.
+        """
 
     def close(self) -> None:
         """Closes the tracker after its last value."""
@@ -43,20 +47,32 @@ def check(config: Train[Any]) -> None:
     Raises:
       ConfigError: one cannot.
     """
-    check_used(config, "tensorboard", "wandb", active=config.run_dir is not None, needed="--run-dir")
-    check_used(config, "video_interval", active=config.tensorboard or config.wandb, needed="--tensorboard or --wandb")
+    check_used(
+        config, "tensorboard", "wandb", active=config.run_dir is not None, needed="--run-dir"
+    )
+    check_used(
+        config,
+        "video_interval",
+        active=config.tensorboard or config.wandb,
+        needed="--tensorboard or --wandb",
+    )
     if config.wandb:
         _wandb()
 
 
 def start(
-    stack: contextlib.ExitStack, config: Train[Any], run_dir: pathlib.Path, content: dict[str, Any], resumed: int | None
+    stack: contextlib.ExitStack,
+    config: Train[Any],
+    run_dir: pathlib.Path,
+    content: dict[str, Any],
+    resumed: int | None,
 ) -> list[Tracker]:
     """Starts the trackers of a run; ``stack`` closes them.
 
     Args:
       content: the contents of ``config.json``.
-      resumed: env steps of the last report before the checkpoint; later reports are recreated. None: a new run.
+      resumed: env steps of the last report before the checkpoint;
+        later reports are recreated. None: a new run.
 
     Raises:
       ConfigError: Weights & Biases refuses.
@@ -77,7 +93,9 @@ def close(tracker: Tracker) -> None:
     try:
         tracker.close()
     except Exception as error:  # the library may raise anything
-        warnings.warn(f"{type(tracker).__name__} has not ended in order: {error}", FileWarning, stacklevel=2)
+        warnings.warn(
+            f"{type(tracker).__name__} has not ended in order: {error}", FileWarning, stacklevel=2
+        )
 
 
 _EVENTS = re.compile(r"events\.out\.tfevents\.([0-9]{10})\.([0-9]{6})")
@@ -86,8 +104,8 @@ _EVENTS = re.compile(r"events\.out\.tfevents\.([0-9]{10})\.([0-9]{6})")
 class TensorBoard:
     """Writes one event file for each session of a run.
 
-    Only the file format comes from tensorboardX: its writer runs in a thread, which ends on a full disk and then blocks
-    the run.
+    Only the file format comes from tensorboardX: its writer runs in a thread, which ends on a full
+    disk and then blocks the run.
     """
 
     def __init__(self, run_dir: pathlib.Path, resumed: int | None) -> None:
@@ -98,7 +116,8 @@ class TensorBoard:
         """
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-        # TensorBoard reads files in the order of their names. The clock may have been set back since the last session.
+        # TensorBoard reads files in the order of their names.
+        # The clock may have been set back since the last session.
         before = [_EVENTS.fullmatch(path.name) for path in run_dir.iterdir()]
         stamp = max([int(time.time()), *(int(name[1]) for name in before if name)])
         number = max([-1, *(int(name[2]) for name in before if name)]) + 1
@@ -113,7 +132,9 @@ class TensorBoard:
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.proto.summary_pb2 import Summary
 
-        summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
+        summary = Summary(
+            value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        )
         self._add(Event(wall_time=time.time(), step=step, summary=summary))
 
     def film(self, step: int, gif: bytes, size: tuple[int, int]) -> None:
@@ -131,7 +152,8 @@ class TensorBoard:
         data = event.SerializeToString()
         length = struct.pack("<Q", len(data))
         sums = (struct.pack("<I", masked_crc32c(part)) for part in (length, data))
-        record, begun = b"".join([length, next(sums), data, next(sums)]), self._file.tell()
+        record = b"".join([length, next(sums), data, next(sums)])
+        begun = self._file.tell()
         try:
             while record:
                 record = record[self._file.write(record) :]
@@ -145,7 +167,9 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """Sends metrics with the package wandb, whose environment variables, such as ``WANDB_MODE``, choose where."""
+    """Sends metrics with the package wandb, whose environment variables,
+    such as ``WANDB_MODE``, choose where.
+    """
 
     def __init__(self, run_dir: pathlib.Path, content: dict[str, Any]) -> None:
         """As ``start``; a resumed run continues under its id.
@@ -160,13 +184,22 @@ class WeightsAndBiases:
         name = uuid.uuid4().hex[:16]
         with contextlib.suppress(ConfigError, LookupError, TypeError):
             known = str(read_json(run_dir / WANDB_FILE)["id"])
-            name = known if re.fullmatch("[0-9a-f]{16}", known) else name  # only ids that we made
+            # only ids that we made
+            if re.fullmatch("[0-9a-f]{16}", known):
+                name = known
+            else:
+                name = name
         write_json(run_dir / WANDB_FILE, {"id": name})
         # wandb gets only the numbers: no code, no repository, no output.
         settings = {"console": "off", "disable_code": True, "disable_git": True}
         try:
             self._run = wandb.init(
-                id=name, name=run_dir.name, dir=str(run_dir), config=content, resume="allow", settings=settings
+                id=name,
+                name=run_dir.name,
+                dir=str(run_dir),
+                config=content,
+                resume="allow",
+                settings=settings,
             )
         except wandb.Error as error:
             others = "WANDB_MODE=offline writes into the run directory only, and --no-wandb nothing"
@@ -191,5 +224,7 @@ def _wandb() -> Any:
     try:
         import wandb
     except ImportError:
-        raise ConfigError("--wandb needs a package that is not installed: pip install wandb") from None
+        raise ConfigError(
+            "--wandb needs a package that is not installed: pip install wandb"
+        ) from None
     return wandb

@@ -17,19 +17,31 @@ RELEASE = "0.1.0"
 
 @functools.cache
 def version() -> str:
-    """Returns the version with the commit, such as ``0.1.0+g5155a6c9``; that of a release is the release's alone.
+    """Returns the version with the commit, such as ``0.1.0+g5155a6c9``;
+    that of a release is the release's alone.
 
-    A checkout knows its commit, with ``.dirty`` if files have changed since. An installation has the version of its
-    build, and a source tree without git the release's.
+    A checkout knows its commit, with ``.dirty`` if files have changed since. An installation has
+    the version of its build, and a source tree without git the release's.
     """
     root = pathlib.Path(__file__).resolve().parents[2]
     if (root / ".git").exists():
         git = ["git", "--no-optional-locks", f"--git-dir={root / '.git'}", f"--work-tree={root}"]
-        described = ["describe", "--tags", f"--match=v{RELEASE}", "--always", "--dirty", "--abbrev=8"]
+        described = [
+            "describe",
+            "--tags",
+            f"--match=v{RELEASE}",
+            "--always",
+            "--dirty",
+            "--abbrev=8",
+        ]
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            done = subprocess.run([*git, *described], capture_output=True, check=True, text=True, timeout=10)
+            done = subprocess.run(
+                [*git, *described], capture_output=True, check=True, text=True, timeout=10
+            )
             commit = done.stdout.strip().rpartition("-g")[2].replace("-", ".")
-            return RELEASE if commit == f"v{RELEASE}" else f"{RELEASE}+g{commit}"
+            if commit == f"v{RELEASE}":
+                return RELEASE
+            return f"{RELEASE}+g{commit}"
     try:
         return importlib.metadata.version("jaxrl-dist")
     except importlib.metadata.PackageNotFoundError:

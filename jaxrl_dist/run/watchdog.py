@@ -1,5 +1,6 @@
-"""Ends a run whose Python stands still: code in C that holds Python's lock, such as an endless match of a regular
-expression, lets no thread run, so no time limit of this package and no handler of a signal.
+"""Ends a run whose Python stands still: code in C that holds Python's lock, such as an endless
+match of a regular expression, lets no thread run, so no time limit of this package and no handler
+of a signal.
 
 ``watching`` starts this file as a small process, which imports nothing of this package.
 """
@@ -25,13 +26,15 @@ LATE_SECONDS = 2.0
 """Seconds without one after which an unread signal has met code that holds the lock."""
 SECOND_SECONDS = 1.0
 """As in ``signals``."""
-ALIVE, STOPPING = b".", b"!"
+ALIVE = b"."
+STOPPING = b"!"
 """Signs of life, before and after the first signal."""
 
 
 @contextlib.contextmanager
 def watching(limit: float, signals: int, stop: Callable[[], bool], advice: str) -> Iterator[None]:
-    """Lets a process of its own kill this one after ``limit`` seconds in which no thread of Python could run.
+    """Lets a process of its own kill this one after
+    ``limit`` seconds in which no thread of Python could run.
 
     It also does so if a second signal arrives meanwhile.
 
@@ -40,10 +43,22 @@ def watching(limit: float, signals: int, stop: Callable[[], bool], advice: str) 
       stop: whether one has been handled.
       advice: what to do then, for the message.
     """
-    words = [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(limit), str(signals), advice]
-    process = subprocess.Popen(words, stdin=subprocess.PIPE, pass_fds=[signals], start_new_session=True)
+    words = [
+        sys.executable,
+        "-I",
+        "-S",
+        __file__,
+        str(os.getpid()),
+        str(limit),
+        str(signals),
+        advice,
+    ]
+    process = subprocess.Popen(
+        words, stdin=subprocess.PIPE, pass_fds=[signals], start_new_session=True
+    )
     assert process.stdin is not None
-    pipe, ended = process.stdin.fileno(), threading.Event()
+    pipe = process.stdin.fileno()
+    ended = threading.Event()
 
     def beat() -> None:
         with contextlib.suppress(OSError):  # the other process has been killed
@@ -63,27 +78,40 @@ def watching(limit: float, signals: int, stop: Callable[[], bool], advice: str) 
 
 
 def main() -> None:
-    """Runs ``python watchdog.py PROCESS LIMIT SIGNALS ADVICE`` until the process ends or closes the standard input."""
-    watched, limit, signals, advice = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    """Runs ``python watchdog.py PROCESS LIMIT SIGNALS ADVICE``
+    until the process ends or closes the standard input.
+    """
+    watched = int(sys.argv[1])
+    limit = float(sys.argv[2])
+    signals = int(sys.argv[3])
+    advice = sys.argv[4]
     still = 0.0
-    begun, first = time.monotonic(), 0  # when the oldest unread signal came, and how many have come with it
+    # when the oldest unread signal came, and how many have come with it
+    begun = time.monotonic()
+    first = 0
     stopping = False
     while os.getppid() == watched:
         if select.select([0], [], [], BEAT_SECONDS)[0]:
             beats = os.read(0, 4096)
             if not beats:
                 return
-            still, stopping = 0.0, beats.endswith(STOPPING)
+            still = 0.0
+            stopping = beats.endswith(STOPPING)
         elif not _suspended(watched):
             still += BEAT_SECONDS  # not by the clock: this process may have been suspended, too
-        now, unread = time.monotonic(), _unread(signals)
+        now = time.monotonic()
+        unread = _unread(signals)
         if not unread:
-            begun, first = now, 0
+            begun = now
+            first = 0
         elif now - begun < SECOND_SECONDS and not stopping:
             first = unread
         again = unread > first and still >= LATE_SECONDS
         if again or still >= limit:
-            what = "ended at once" if again else f"no code in Python has run for {still:g} s"
+            if again:
+                what = "ended at once"
+            else:
+                what = f"no code in Python has run for {still:g} s"
             text = f"{what}: code in C holds its lock, as an environment's may; --env-workers processes ends only that"
             os.write(2, f"jaxrl-dist: error: {text}; {advice}\n".encode())
             os.kill(watched, signal.SIGKILL)

@@ -9,7 +9,7 @@ import io
 import itertools
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from jaxrl_dist.algorithms import name_of
@@ -43,28 +43,37 @@ def is_population(config: Train[Any]) -> bool:
 def number_of_members(fields: Mapping[str, Any]) -> int:
     """Returns the number of runs that fields of ``Train`` ask for, before their values are read."""
     counts = [len(text.split(",")) for text in (fields.get("vary") or {}).values()]
-    settings = max(counts, default=1) if fields.get("zip") else math.prod(counts)
+    if fields.get("zip"):
+        settings = max(counts, default=1)
+    else:
+        settings = math.prod(counts)
     return int(settings * fields.get("seeds", 1))
 
 
 def members(config: Train[Any]) -> list[MemberConfig]:
-    """Returns the members of a resolved config: all settings with the first seed, then with the second, and so on.
+    """Returns the members of a resolved config: all settings with the first seed,
+    then with the second, and so on.
 
-    A hyperparameter that has no effect in one of the members, such as the end of epsilon in those that explore in
-    another way, has its default there.
+    A hyperparameter that has no effect in one of the members, such as the end of epsilon in those
+    that explore in another way, has its default there.
 
     Raises:
-      ConfigError: a field cannot vary, a value cannot be read or is out of range, several values are asked for where
-        they have no effect, there are too many members, or a link is in the place of one.
+      ConfigError: a field cannot vary, a value cannot be read or is out of range, several values
+        are asked for where they have no effect, there are too many members, or a link is in the
+        place of one.
     """
     if config.run_dir is not None:
         check_no_links(pathlib.Path(config.run_dir, MEMBERS))
     choices = _varied(config)
     settings = _settings(choices, zipped=config.zip)
     if len(settings) * config.seeds > MAX_MEMBERS:
-        raise ConfigError(f"{len(settings)} settings times --seeds {config.seeds} is more than {MAX_MEMBERS} members")
+        raise ConfigError(
+            f"{len(settings)} settings times --seeds {config.seeds} is more than {MAX_MEMBERS} members"
+        )
     if len(set(map(repr, settings))) < len(settings):
-        raise ConfigError("--vary asks for the same values twice, whose members would be equal; --seeds adds seeds")
+        raise ConfigError(
+            "--vary asks for the same values twice, whose members would be equal; --seeds adds seeds"
+        )
     population: list[MemberConfig] = []
     for offset, values in itertools.product(range(config.seeds), settings):
         hyperparameters = dict(values)
@@ -74,13 +83,18 @@ def members(config: Train[Any]) -> list[MemberConfig]:
             run["run_dir"] = str(pathlib.Path(config.run_dir, MEMBERS, f"{len(population):03d}"))
         algorithm = varied(config.algorithm, hyperparameters)
         used = [name for name in hyperparameters if several(algorithm) or len(choices[name]) > 1]
-        population.append(MemberConfig(checked(dataclasses.replace(config, algorithm=algorithm, **run), used), values))
+        population.append(
+            MemberConfig(
+                checked(dataclasses.replace(config, algorithm=algorithm, **run), used), values
+            )
+        )
     return population
 
 
 def _varied(config: Train[Any]) -> dict[str, list[Any]]:
     """Returns the values of each field of ``--vary``."""
-    known, choices = kinds(config), dict[str, list[Any]]()
+    known = kinds(config)
+    choices = dict[str, list[Any]]()
     for written, text in config.vary.items():
         policy, dot, field = written.rpartition(".")
         name = policy + dot + field.replace("-", "_")
@@ -93,57 +107,83 @@ def _varied(config: Train[Any]) -> dict[str, list[Any]]:
 
 
 def kinds(config: Train[Any]) -> dict[str, Any]:
-    """Returns the types of the fields in which members may differ, by name: ``POLICY.FIELD`` if a policy has it."""
+    """Returns the types of the fields in which members may differ, by name:
+    ``POLICY.FIELD`` if a policy has it.
+    """
 
     def of(algorithm: Any, fields: Sequence[str]) -> dict[str, Any]:
-        hints = {**get_type_hints(Train, include_extras=True), **get_type_hints(type(algorithm), include_extras=True)}
+        hints = {
+            **get_type_hints(Train, include_extras=True),
+            **get_type_hints(type(algorithm), include_extras=True),
+        }
         return {name: hints[name] for name in (*marked(algorithm), *fields)}
 
-    of_run, of_policy = (marked(Train, varies=True, per_policy=per_policy) for per_policy in (False, True))
+    of_run, of_policy = (
+        marked(Train, varies=True, per_policy=per_policy) for per_policy in (False, True)
+    )
     types = of(Still(), of_run)
     for policy, part in by_policy(config).items():
         if not isinstance(part.algorithm, Still):
-            types |= {_named(policy, name): kind for name, kind in of(part.algorithm, of_policy).items()}
+            types |= {
+                _named(policy, name): kind for name, kind in of(part.algorithm, of_policy).items()
+            }
     return types
 
 
 def tunable(config: Train[Any]) -> list[str]:
-    """Returns the fields of ``kinds`` that may be numbers with a fraction, which programs can compute with."""
+    """Returns the fields of ``kinds`` that may be numbers with a fraction,
+    which programs can compute with.
+    """
     return [name for name, kind in kinds(config).items() if float in (kind, *get_args(kind))]
 
 
 def _named(policy: str, field: str) -> str:
     """Returns the name of a field in ``--vary``; that of a single policy stands alone."""
-    return f"{policy}.{field}" if policy else field
+    if policy:
+        return f"{policy}.{field}"
+    return field
 
 
 def _refusal(name: str, known: Mapping[str, Any], algorithm: Any) -> str:
     if name == "seed":
-        return "--vary seed: the seeds of members are --seed and those after it; --seeds says how many"
-    if several(algorithm) and (owners := [field for field in known if field.partition(".")[2] == name]):
+        return (
+            "--vary seed: the seeds of members are --seed and those after it; --seeds says how many"
+        )
+    if several(algorithm) and (
+        owners := [field for field in known if field.partition(".")[2] == name]
+    ):
         return f"--vary {name} belongs to a policy, and there are several: --vary {owners[0]}=..."
     if name in marked(Train):
         return f"--vary {name}: all members have the same {flag(name)}; run the command once for each value"
     if several(algorithm):
         return f"--vary {name}: no policy that trains has such a field{did_you_mean(name, known)}"
-    return f"--vary {name}: {name_of(type(algorithm))} has no such hyperparameter{hint(name, known)}"
+    return (
+        f"--vary {name}: {name_of(type(algorithm))} has no such hyperparameter{hint(name, known)}"
+    )
 
 
 def _settings(varied: Mapping[str, Sequence[Any]], *, zipped: bool) -> list[dict[str, Any]]:
-    """Returns the combinations of values: all of them, or the first of each field, then the second, and so on.
+    """Returns the combinations of values: all of them, or the first of each field,
+    then the second, and so on.
 
     Raises:
       ConfigError: fields that are combined one by one have different numbers of values.
     """
     if zipped and len({len(values) for values in varied.values()}) > 1:
         counts = ", ".join(f"{len(values)} of {name}" for name, values in varied.items())
-        raise ConfigError(f"--zip combines values one by one, and --vary names {counts}; equal numbers work")
-    rows = zip(*varied.values(), strict=True) if zipped else itertools.product(*varied.values())
+        raise ConfigError(
+            f"--zip combines values one by one, and --vary names {counts}; equal numbers work"
+        )
+    rows: Iterable[tuple[Any, ...]] = itertools.product(*varied.values())
+    if zipped:
+        rows = zip(*varied.values(), strict=True)
     return [dict(zip(varied, row, strict=True)) for row in rows]
 
 
 def programs(population: Sequence[MemberConfig], hyper: Sequence[str]) -> list[list[int]]:
-    """Returns the members, by number, that one program can train: they differ in seeds and in ``hyper`` only."""
+    """Returns the members, by number, that one program can train:
+    they differ in seeds and in ``hyper`` only.
+    """
     groups: dict[str, list[int]] = {}
     for number, member in enumerate(population):
         fields = dict(member.values)
@@ -155,7 +195,9 @@ def programs(population: Sequence[MemberConfig], hyper: Sequence[str]) -> list[l
 
 
 def results_of(run_dir: pathlib.Path) -> dict[str, dict[str, str]]:
-    """Returns the lines of a population's ``results.csv`` by the names of members; {} if it cannot be read."""
+    """Returns the lines of a population's ``results.csv`` by the names of members;
+    {} if it cannot be read.
+    """
     with contextlib.suppress(ConfigError, UnicodeError, csv.Error, KeyError):
         lines = csv.DictReader(io.StringIO(read_plain(run_dir / RESULTS, _MAX_RESULTS).decode()))
         return {line["member"]: line for line in lines}
@@ -163,7 +205,9 @@ def results_of(run_dir: pathlib.Path) -> dict[str, dict[str, str]]:
 
 
 def best_of(run_dir: pathlib.Path, members: Sequence[pathlib.Path]) -> str:
-    """Names a member for messages: that with the highest return, of evaluations if all that did not fail have one."""
+    """Names a member for messages: that with the highest return,
+    of evaluations if all that did not fail have one.
+    """
     folders = {folder.name: folder for folder in members}
     lines = [
         x

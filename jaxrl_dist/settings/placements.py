@@ -28,7 +28,9 @@ class Placement(NamedTuple):
 
 
 def _numbers(first: int, count: int) -> str:
-    return f"{first}-{first + count - 1}" if count > 1 else str(first)
+    if count > 1:
+        return f"{first}-{first + count - 1}"
+    return str(first)
 
 
 PLACEMENTS = {
@@ -78,9 +80,9 @@ PLACEMENTS = {
         needs=("priority_exponent",),
     ),
 }  # fmt: skip
-"""By name. Sources: Hessel et al. 2021 (arXiv:2104.06272), Espeholt et al. 2020 (arXiv:1910.06591), Zhu et al.
-2023 (MSRL, arXiv:2210.00882, table 2), Stich 2019 (arXiv:1805.09767), Huang et al. 2023 (arXiv:2310.00036), Mnih et al.
-2016 (arXiv:1602.01783), Horgan et al. 2018 (arXiv:1803.00933)."""
+"""By name. Sources: Hessel et al. 2021 (arXiv:2104.06272), Espeholt et al. 2020 (arXiv:1910.06591),
+Zhu et al. 2023 (MSRL, arXiv:2210.00882, table 2), Stich 2019 (arXiv:1805.09767), Huang et al. 2023
+(arXiv:2310.00036), Mnih et al. 2016 (arXiv:1602.01783), Horgan et al. 2018 (arXiv:1803.00933)."""
 
 
 def fields(word: str, algorithm: type, user_fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,17 +94,22 @@ def fields(word: str, algorithm: type, user_fields: Mapping[str, Any]) -> dict[s
       user_fields: the fields that the user gave, which win.
 
     Raises:
-      ConfigError: the placement is unknown or does not suit the algorithm, or its plan contradicts the given one.
+      ConfigError: the placement is unknown or does not suit the algorithm,
+        or its plan contradicts the given one.
     """
     name, _, sizes = word.partition(":")
     if name not in PLACEMENTS:
-        raise ConfigError(f"--placement {name!r} is none of {', '.join(spelled())}{did_you_mean(name, PLACEMENTS)}")
+        raise ConfigError(
+            f"--placement {name!r} is none of {', '.join(spelled())}{did_you_mean(name, PLACEMENTS)}"
+        )
     placement = PLACEMENTS[name]
     numbers = re.fullmatch(re.sub("[A-Z]", NUMBER, re.escape(placement.sizes)), sizes)
     if numbers is None:
         written = _written(name)
         example = re.sub("[A-Z]", "2", written)
-        raise ConfigError(f"--placement {word} has another form than {written}, such as --placement {example}")
+        raise ConfigError(
+            f"--placement {word} has another form than {written}, such as --placement {example}"
+        )
     if missing := [flag(need) for need in placement.needs if need not in marked(algorithm)]:
         raise ConfigError(f"--placement {name} is for algorithms with {', '.join(missing)}")
     values = placement.fields(*map(int, numbers.groups()))

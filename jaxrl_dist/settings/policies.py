@@ -1,4 +1,5 @@
-"""Several policies in one environment, and those that do not train: random actions, copies, policies of other runs.
+"""Several policies in one environment, and those that do not train: random actions,
+copies, policies of other runs.
 
 Imports nothing heavy, so that a rejected flag is fast.
 """
@@ -26,7 +27,9 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 @dataclasses.dataclass(frozen=True)
 class Policies(Parts):
-    """The algorithms of several policies; it takes the place of a single policy's hyperparameters."""
+    """The algorithms of several policies; it takes the place of a single policy's
+    hyperparameters.
+    """
 
     stored_as: ClassVar[str] = "Policies"
     """Its name in ``config.json``."""
@@ -39,25 +42,35 @@ class Policies(Parts):
 
 
 def by_policy(config: Train[Any]) -> dict[str, Train[Any]]:
-    """Returns the config of each policy: the run's, with its own algorithm; a single policy has the name ``""``."""
+    """Returns the config of each policy: the run's, with its own algorithm;
+    a single policy has the name ``""``.
+    """
     if not isinstance(config.algorithm, Policies):
         return {"": config}
     configs = {}
     for name, part in config.algorithm.parts.items():
         policy_fields = {field: getattr(part, field) for field in OWN}
-        configs[name] = dataclasses.replace(config, algorithm=part.algorithm, policies={}, **policy_fields)
+        configs[name] = dataclasses.replace(
+            config, algorithm=part.algorithm, policies={}, **policy_fields
+        )
     return configs
 
 
 def learner(config: Train[Any]) -> str | None:
-    """Returns the only policy of several that trains; None: the run has one policy, or several train."""
+    """Returns the only policy of several that trains; None: the run has one policy,
+    or several train.
+    """
     kinds = {name: part.algorithm for name, part in by_policy(config).items()}
     learning = [name for name, kind in kinds.items() if not isinstance(kind, Still)]
-    return learning[0] if len(learning) == 1 < len(kinds) else None
+    if len(learning) == 1 < len(kinds):
+        return learning[0]
+    return None
 
 
 def label(algorithm: Any) -> str:
-    """Returns the name of an algorithm's config; with several policies, their names, such as ``ppo+dqn``."""
+    """Returns the name of an algorithm's config; with several policies, their names,
+    such as ``ppo+dqn``.
+    """
     if not isinstance(algorithm, Policies):
         return name_of(algorithm)
     return "+".join(name_of(part.algorithm).lower() for part in algorithm.parts.values())
@@ -65,11 +78,15 @@ def label(algorithm: Any) -> str:
 
 @contextlib.contextmanager
 def naming(policy: str) -> Iterator[None]:
-    """Puts the policy's name, if it has one, before an error's message and into its flags: ``--prey.batch-size``."""
+    """Puts the policy's name, if it has one, before an error's
+    message and into its flags: ``--prey.batch-size``.
+    """
 
     def named(match: re.Match[str]) -> str:
         field = match[2].replace("-", "_")
-        return f"--{match[1]}{policy}.{match[2]}" if field in OWN or having(field) else match[0]
+        if field in OWN or having(field):
+            return f"--{match[1]}{policy}.{match[2]}"
+        return match[0]
 
     try:
         yield
@@ -102,16 +119,23 @@ class Random(Still):
             """Replaces what is normally distributed where there are two bounds."""
             if not isinstance(space, spaces.Box):
                 return drawn
-            low, high = np.asarray(space.low, np.float32), np.asarray(space.high, np.float32)
-            with np.errstate(over="ignore", invalid="ignore"):  # bounds near float32's largest number do not count
+            low = np.asarray(space.low, np.float32)
+            high = np.asarray(space.high, np.float32)
+            # bounds near float32's largest number do not count
+            with np.errstate(over="ignore", invalid="ignore"):
                 bounded = np.isfinite(high - low)
-            low, high = np.where(bounded, low, 0), np.where(bounded, high, 1)
-            uniform = jax.vmap(lambda key: jax.random.uniform(key, space.shape, minval=low, maxval=high))(keys)
+            low = np.where(bounded, low, 0)
+            high = np.where(bounded, high, 1)
+            uniform = jax.vmap(
+                lambda key: jax.random.uniform(key, space.shape, minval=low, maxval=high)
+            )(keys)
             return jnp.where(jnp.broadcast_to(bounded, drawn.shape), uniform, drawn)
 
         def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
             if context.keys is None:
-                raise ConfigError("this policy only samples: call it in Python, as policy(obs, core, key)")
+                raise ConfigError(
+                    "this policy only samples: call it in Python, as policy(obs, core, key)"
+                )
             outputs = jnp.zeros((len(context.keys), head.num_outputs + head.log_std_size))
             keys, others = jax.vmap(jax.random.split, out_axes=1)(context.keys)
             drawn = head.distribution(outputs, observations.legal(spec, obs)).sample(keys)
@@ -135,14 +159,16 @@ class Fixed(Still):
     policy: str | None = None
     """Which policy of that run; None: its only one, or the only one that trains."""
     checkpoint: str | None = None
-    """Env steps of a checkpoint of that run, or "best", as for ``load_policy``; None: its trained variables."""
+    """Env steps of a checkpoint of that run, or "best", as for ``load_policy``; None:
+    its trained variables."""
 
     def validate(self) -> None:
         if not self.run_dir:
             raise ConfigError("fixed needs the directory of a run, as in fixed(runs/NAME)")
 
     def pinned(self) -> Fixed:
-        """Returns the same policy with the env steps of its checkpoint: the best one may change while its run trains.
+        """Returns the same policy with the env steps of its checkpoint:
+        the best one may change while its run trains.
 
         Raises:
           ConfigError: the run has no such checkpoint.
@@ -157,7 +183,9 @@ class Fixed(Still):
         return dataclasses.replace(self, checkpoint=str(checkpoint.number_of(path)))
 
     def of(self, algorithm: Algorithm, variables: Variables) -> Algorithm:
-        """Returns the algorithm that acts as that run's does at its end, with these variables of it."""
+        """Returns the algorithm that acts as that run's does at its end,
+        with these variables of it.
+        """
         return _at_the_end(algorithm, lambda key: jax.tree.map(jnp.asarray, variables))
 
 
@@ -176,16 +204,22 @@ class Copy(Still):
 
     def validate(self) -> None:
         if not 1 <= self.every <= 2**30:
-            raise ConfigError(f"copy({self.policy},{self.every}) needs 1 to {2**30} updates between two copies")
+            raise ConfigError(
+                f"copy({self.policy},{self.every}) needs 1 to {2**30} updates between two copies"
+            )
         if not 1 <= self.size <= MAX_COPIES:
-            raise ConfigError(f"copy({self.policy},{self.every},{self.size}) needs a pool of 1 to {MAX_COPIES} copies")
+            raise ConfigError(
+                f"copy({self.policy},{self.every},{self.size}) needs a pool of 1 to {MAX_COPIES} copies"
+            )
 
     def of(self, algorithm: Algorithm) -> Algorithm:
         """Returns the algorithm of the copied policy, which acts as at the end of all schedules."""
         from jaxrl_dist.learners import league  # here, not above: it imports JAX
 
         made = _at_the_end(algorithm, algorithm.init)
-        return made if self.size == 1 else league.drawn(made, self.size)
+        if self.size == 1:
+            return made
+        return league.drawn(made, self.size)
 
 
 MAX_COPIES = 1000
@@ -195,7 +229,8 @@ STILL: dict[Any, type[Still]] = {kind.stored_as: kind for kind in (Random, Fixed
 
 
 def still(text: str) -> Still | None:
-    """Reads ``random``, ``fixed(RUN_DIR[@CHECKPOINT][,POLICY])`` or ``copy(POLICY[,UPDATES[,SIZE]])``.
+    """Reads ``random``, ``fixed(RUN_DIR[@CHECKPOINT][,POLICY])`` or
+    ``copy(POLICY[,UPDATES[,SIZE]])``.
 
     Returns None if the text is something else.
 
@@ -209,32 +244,49 @@ def still(text: str) -> Still | None:
     if kind == "fixed":
         if inside:
             return of_run(inside)
-        raise ConfigError(f"{text!r} is not a policy; fixed(RUN_DIR) and fixed(RUN_DIR@CHECKPOINT,POLICY) are")
+        raise ConfigError(
+            f"{text!r} is not a policy; fixed(RUN_DIR) and fixed(RUN_DIR@CHECKPOINT,POLICY) are"
+        )
     if kind == "copy":
         if arguments := re.fullmatch(r"([\w-]+)(?:,([0-9]{1,9}))?(?:,([0-9]{1,9}))?", inside):
-            return Copy(arguments[1], int(arguments[2] or Copy.every), int(arguments[3] or Copy.size))
+            return Copy(
+                arguments[1], int(arguments[2] or Copy.every), int(arguments[3] or Copy.size)
+            )
         forms = "copy(POLICY), copy(POLICY,UPDATES) and copy(POLICY,UPDATES,SIZE)"
         raise ConfigError(f"{text!r} is not a policy; {forms} are")
     return None
 
 
 def of_run(text: str) -> Fixed:
-    """Reads ``RUN_DIR[@CHECKPOINT][,POLICY]``; a directory whose own name has an ``@`` is taken whole."""
+    """Reads ``RUN_DIR[@CHECKPOINT][,POLICY]``;
+    a directory whose own name has an ``@`` is taken whole.
+    """
     if not text:
         raise ConfigError("a run's directory is missing, as in runs/NAME")
     run_dir, policy = re.fullmatch(r"(.+?)(?:,([\w-]+))?", text, re.DOTALL).groups()  # type: ignore[union-attr]
-    at = None if os.path.isdir(run_dir) else re.fullmatch(r"(.+)@([^@/]+)", run_dir, re.DOTALL)
-    return Fixed(at[1], policy, at[2]) if at else Fixed(run_dir, policy)
+    if os.path.isdir(run_dir):
+        at = None
+    else:
+        at = re.fullmatch(r"(.+)@([^@/]+)", run_dir, re.DOTALL)
+    if at:
+        return Fixed(at[1], policy, at[2])
+    return Fixed(run_dir, policy)
 
 
 def _at_the_end(algorithm: Algorithm, init: Callable[[jax.Array], Variables]) -> Algorithm:
-    """Returns an algorithm that acts as another one at the end of all schedules, and never learns."""
+    """Returns an algorithm that acts as another one at the end of all schedules, and never
+    learns.
+    """
     from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES  # here, not above: it imports JAX
 
     def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
-        return algorithm.policy(variables, obs, core, context._replace(env_step=jnp.float32(END_OF_SCHEDULES)))
+        return algorithm.policy(
+            variables, obs, core, context._replace(env_step=jnp.float32(END_OF_SCHEDULES))
+        )
 
-    return dataclasses.replace(_still(init, policy), initial_core=algorithm.initial_core, feedback=algorithm.feedback)
+    return dataclasses.replace(
+        _still(init, policy), initial_core=algorithm.initial_core, feedback=algorithm.feedback
+    )
 
 
 def _still(init: Callable[[jax.Array], Variables], policy: Policy) -> Algorithm:
@@ -243,4 +295,6 @@ def _still(init: Callable[[jax.Array], Variables], policy: Policy) -> Algorithm:
     def none(*args: Any, **named: Any) -> NoReturn:
         raise NotImplementedError("this policy does not train")
 
-    return Algorithm(init, policy, postprocess=none, loss=none, optimizer=optax.identity(), trains=False)
+    return Algorithm(
+        init, policy, postprocess=none, loss=none, optimizer=optax.identity(), trains=False
+    )

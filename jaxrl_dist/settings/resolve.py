@@ -28,13 +28,30 @@ from jaxrl_dist.settings.given import (
     several,
     user_values,
 )
-from jaxrl_dist.settings.policies import NAME, Copy, Fixed, Policies, Still, by_policy, naming, still
+from jaxrl_dist.settings.policies import (
+    NAME,
+    Copy,
+    Fixed,
+    Policies,
+    Still,
+    by_policy,
+    naming,
+    still,
+)
 from jaxrl_dist.settings.stored import acting_config
 
 if TYPE_CHECKING:
     from jaxrl_dist.envs.source import EnvSource
 
-_OF_ENV = "atari_preset", "frame_stack", "action_repeat", "time_limit", "hide", "info_metrics", "agent_ids"
+_OF_ENV = (
+    "atari_preset",
+    "frame_stack",
+    "action_repeat",
+    "time_limit",
+    "hide",
+    "info_metrics",
+    "agent_ids",
+)
 """Fields that change what an environment gives."""
 
 
@@ -50,15 +67,19 @@ def settled(
 ) -> tuple[Train[Any], EnvSource, Mapping[str, str]]:
     """Fills in the fields that a config leaves out, and finds its environment.
 
-    Values come from the user, else from a run's file, the algorithm's paper (``--published``), its preset for the
-    environment, and defaults. The user's values are checked before the environment is made.
+    Values come from the user, else from a run's file, the algorithm's paper (``--published``), its
+    preset for the environment, and defaults. The user's values are checked before the environment
+    is made.
 
     Args:
-      changes: fields of ``Train`` or hyperparameters of the algorithm, which override the algorithm's preset.
-      stored: names of changes that a run's file holds: where the user's make one useless, it has its default.
+      changes: fields of ``Train`` or hyperparameters of the algorithm,
+        which override the algorithm's preset.
+      stored: names of changes that a run's file holds: where the user's make one useless,
+        it has its default.
 
     Returns:
-      The complete config, its environment, and the source of each value that is not a default: ``yours``, ``stored``,
+      The complete config, its environment, and the source of
+      each value that is not a default: ``yours``, ``stored``,
       ``paper`` or ``preset``. With several policies, there are no sources.
 
     Raises:
@@ -67,16 +88,24 @@ def settled(
       TimeoutError: the environment has not answered in time.
     """
     if not isinstance(config, Train):
-        raise ConfigError(f"train takes one config, such as Train('ppo', env='CartPole-v1'), not {shown(config)}")
+        raise ConfigError(
+            f"train takes one config, such as Train('ppo', env='CartPole-v1'), not {shown(config)}"
+        )
     if several(config.algorithm):
         return (*_policies(config, changes), {})
     hyperparameters = _check_changes(config, changes, stored)
-    fields = {"env": named_env(config.env)} | {name: changes[name] for name in RUN_FIELDS & changes.keys()}
+    fields = {"env": named_env(config.env)} | {
+        name: changes[name] for name in RUN_FIELDS & changes.keys()
+    }
     if "evolve_interval" in stored and changes.get("evolve", config.evolve) is None:
         fields["evolve_interval"] = None
     config = dataclasses.replace(config, **fields)
     try:
-        user = user_values(config, hyperparameters, dict.fromkeys(changes, "yours") | dict.fromkeys(stored, "stored"))
+        user = user_values(
+            config,
+            hyperparameters,
+            dict.fromkeys(changes, "yours") | dict.fromkeys(stored, "stored"),
+        )
     except UnusedError as error:
         if config.vary and error.field in hyperparameters:
             name = flag(error.field)[2:]
@@ -91,7 +120,9 @@ def settled(
     return rounded(config, sources, source.spec), source, sources
 
 
-def _check_changes(config: Train[Any], changes: Mapping[str, Any], stored: Collection[str]) -> dict[str, Any]:
+def _check_changes(
+    config: Train[Any], changes: Mapping[str, Any], stored: Collection[str]
+) -> dict[str, Any]:
     """Checks the names of changes, and returns the hyperparameters among them.
 
     Raises:
@@ -111,14 +142,16 @@ def _check_changes(config: Train[Any], changes: Mapping[str, Any], stored: Colle
 
 @in_32_bits
 def find_env(config: Train[Any]) -> EnvSource:
-    """Finds the environment of a config, for which it reserves the memory of GPUs that the config asks for.
+    """Finds the environment of a config, for which it
+    reserves the memory of GPUs that the config asks for.
 
     Raises:
       ConfigError: no environment has this name, or it does not have these options.
       EnvError: its own code failed.
       TimeoutError: the environment has not answered in time.
     """
-    from jaxrl_dist.envs.source import RECORDS, EnvSource, find, locate  # slow to import, so after the checks of flags
+    # slow to import, so after the checks of flags
+    from jaxrl_dist.envs.source import RECORDS, EnvSource, find, locate
 
     if config.env == "" and config.data:
         from jaxrl_dist.data.dataset import Dataset
@@ -141,11 +174,19 @@ def find_env(config: Train[Any]) -> EnvSource:
     joint = tuple(name for name in parts if _acts_as_one(name, parts, config.env))
     fields = {name: getattr(config, name) for name in Wrappers._fields if name != "joint"}
     wrappers = Wrappers(**fields, joint=joint)
-    return find(config.env, config.env_options, config.atari_preset, config.env_workers, config.env_timeout, wrappers)
+    return find(
+        config.env,
+        config.env_options,
+        config.atari_preset,
+        config.env_workers,
+        config.env_timeout,
+        wrappers,
+    )
 
 
 def _acts_as_one(policy: str, parts: Mapping[str, Train[Any]], env: Any) -> bool:
-    """Returns whether the agents of a policy act as one: as those of the policy that it copies or loads.
+    """Returns whether the agents of a policy act as one:
+    as those of the policy that it copies or loads.
 
     Raises:
       ConfigError: it loads the policy of a run that cannot be read.
@@ -159,26 +200,30 @@ def _acts_as_one(policy: str, parts: Mapping[str, Train[Any]], env: Any) -> bool
     return Traits.of(kind_of(algorithm)).joint
 
 
-# --- Several policies ---------------------------------------------------------------------------------
+# --- Several policies -----------------------------------------------------------------------------
 
 
 def _policies(config: Train[Any], changes: Mapping[str, Any]) -> tuple[Train[Any], EnvSource]:
     """As ``resolved``, for several policies.
 
-    Sizes that the user leaves out are the largest of the presets of policies that train; the plan is ``on_device``, or
-    ``synchronous`` for environments on the host.
+    Sizes that the user leaves out are the largest of the presets of policies that train; the plan
+    is ``on_device``, or ``synchronous`` for environments on the host.
     """
     config, policies = _given_policies(config, changes)
     parts = {name: policy.config for name, policy in policies.items()}
     source = find_env(dataclasses.replace(config, algorithm=Policies(parts)))
     config = dataclasses.replace(config, plan=_plan_of_several(config, source))
-    full, sources = dict[str, Train[Any]](), dict[str, Mapping[str, str]]()
+    full = dict[str, Train[Any]]()
+    sources = dict[str, Mapping[str, str]]()
     for name, policy in policies.items():
         policy = policy._replace(config=dataclasses.replace(policy.config, plan=config.plan))
         with naming(name):
-            full[name], sources[name] = filled(policy, source._replace(spec=source.spec.policies[name]))
+            full[name], sources[name] = filled(
+                policy, source._replace(spec=source.spec.policies[name])
+            )
     parts = {
-        name: Train(part.algorithm, **{field: getattr(part, field) for field in OWN}) for name, part in full.items()
+        name: Train(part.algorithm, **{field: getattr(part, field) for field in OWN})
+        for name, part in full.items()
     }
     sizes = _sizes(config, full.values())
     config = dataclasses.replace(config, algorithm=Policies(parts), **sizes).checked()
@@ -190,25 +235,35 @@ def _policies(config: Train[Any], changes: Mapping[str, Any]) -> tuple[Train[Any
 
 
 def _sizes(config: Train[Any], parts: Iterable[Train[Any]]) -> dict[str, Any]:
-    """Returns the fields of the run that the user leaves out, from the presets of the policies that train."""
+    """Returns the fields of the run that the user leaves out,
+    from the presets of the policies that train.
+    """
     trained = [part for part in parts if not isinstance(part.algorithm, Still)]
     shared = [name for name in RUN_DEFAULTS if name not in OWN and getattr(config, name) is None]
     presets = {name: [getattr(part, name) for part in trained] for name in shared}
     return {name: max(values) for name, values in presets.items() if None not in values}
 
 
-def _given_policies(config: Train[Any], changes: Mapping[str, Any]) -> tuple[Train[Any], dict[str, Given]]:
+def _given_policies(
+    config: Train[Any], changes: Mapping[str, Any]
+) -> tuple[Train[Any], dict[str, Given]]:
     """Returns the config of the run, without algorithms, and what the user gives each policy."""
     if config.published:
-        raise ConfigError("--published is for runs with one policy; set hyperparameters by the policy's name")
-    parts = config.algorithm if isinstance(config.algorithm, Mapping) else config.algorithm.parts
+        raise ConfigError(
+            "--published is for runs with one policy; set hyperparameters by the policy's name"
+        )
+    if isinstance(config.algorithm, Mapping):
+        parts = config.algorithm
+    else:
+        parts = config.algorithm.parts
     for name in changes:
         if name not in RUN_FIELDS:
             example = f"--{next(iter(parts), 'prey')}.{flag(name)[2:]}"
             raise ConfigError(f"{flag(name)} belongs to a policy, and there are several: {example}")
     config = dataclasses.replace(config, **{"env": named_env(config.env), **changes})
     _check_names(config, parts)
-    config, policies = dataclasses.replace(config, algorithm=Policies()).checked(), dict[str, Given]()
+    config = dataclasses.replace(config, algorithm=Policies()).checked()
+    policies = dict[str, Given]()
     for name, value in parts.items():
         with naming(name):
             policies[name] = _given_policy(config, value)
@@ -226,7 +281,9 @@ def _plan_of_several(config: Train[Any], source: EnvSource) -> str:
     plan = config.plan or default_plan(is_pure=source.is_pure)
     if not PLANS[plan].several:
         works = ", ".join(plan for plan, info in PLANS.items() if info.several)
-        raise ConfigError(f"--plan {plan} trains one policy, and there are several; plans for them: {works}")
+        raise ConfigError(
+            f"--plan {plan} trains one policy, and there are several; plans for them: {works}"
+        )
     return plan
 
 
@@ -238,12 +295,18 @@ def _check_names(config: Train[Any], parts: Mapping[str, Any]) -> None:
     """
     for name in parts:
         if not isinstance(name, str) or NAME.fullmatch(name) is None:
-            raise ConfigError(f"{shown(name)} is not a name of a policy: letters, digits, _ and - work, a letter first")
+            raise ConfigError(
+                f"{shown(name)} is not a name of a policy: letters, digits, _ and - work, a letter first"
+            )
         if name not in config.policies:
             near = did_you_mean(name, config.policies)
-            raise ConfigError(f"policy {name} has no agents{near}; --policies {name}=AGENTS names them")
+            raise ConfigError(
+                f"policy {name} has no agents{near}; --policies {name}=AGENTS names them"
+            )
     if left := [name for name in config.policies if name not in parts]:
-        raise ConfigError(f"policy {left[0]} has no algorithm{did_you_mean(left[0], parts)}; each policy needs one")
+        raise ConfigError(
+            f"policy {left[0]} has no algorithm{did_you_mean(left[0], parts)}; each policy needs one"
+        )
 
 
 def _given_policy(config: Train[Any], value: Any) -> Given:
@@ -253,7 +316,11 @@ def _given_policy(config: Train[Any], value: Any) -> Given:
       config: that of the run.
       value: an algorithm, a ``Train`` or, from the command line, an algorithm and a dict of fields.
     """
-    algorithm, fields = value if isinstance(value, tuple) else (value, {})
+    if isinstance(value, tuple):
+        algorithm, fields = value
+    else:
+        algorithm = value
+        fields = {}
     if isinstance(algorithm, Train):
         algorithm, fields = algorithm.algorithm, _own_fields(algorithm)
     if isinstance(algorithm, str) and (made := still(algorithm)) is not None:
@@ -262,9 +329,14 @@ def _given_policy(config: Train[Any], value: Any) -> Given:
         algorithm = algorithm.pinned()
     kind = kind_of(algorithm)
     if not dataclasses.is_dataclass(kind):
-        raise ConfigError(f"its algorithm must be a name or a config such as PPO(), not {shown(algorithm)}")
+        raise ConfigError(
+            f"its algorithm must be a name or a config such as PPO(), not {shown(algorithm)}"
+        )
     hyperparameters = {name: value for name, value in fields.items() if name not in OWN}
-    values = RUN_DEFAULTS if isinstance(algorithm, Still) else {**vars(config), **fields}
+    if isinstance(algorithm, Still):
+        values = RUN_DEFAULTS
+    else:
+        values = {**vars(config), **fields}
     of_policy: dict[str, Any] = {name: values.get(name) for name in OWN}
     config = dataclasses.replace(config, algorithm=algorithm, policies={}, **of_policy)
     return user_values(config, hyperparameters, dict.fromkeys(hyperparameters, "yours"))
@@ -278,7 +350,9 @@ def _own_fields(part: Train[Any]) -> dict[str, Any]:
     """
     for name in changed(part):
         if name not in ("algorithm", *OWN):
-            raise ConfigError(f"{flag(name)} is the run's, and no policy's; {', '.join(map(flag, OWN))} are")
+            raise ConfigError(
+                f"{flag(name)} is the run's, and no policy's; {', '.join(map(flag, OWN))} are"
+            )
     return {name: getattr(part, name) for name in OWN if getattr(part, name) is not None}
 
 
@@ -288,12 +362,17 @@ def with_simulations(config: Train[Any], source: EnvSource, number: int) -> Trai
     Raises:
       ConfigError: it does not search, or cannot here.
     """
-    name, given = name_of(config.algorithm), f"--num-simulations {number}"
+    name = name_of(config.algorithm)
+    given = f"--num-simulations {number}"
     if not hasattr(config.algorithm, "num_simulations"):
         raise ConfigError(f"{given}: {name} does not search; {having('num_simulations')} this flag")
-    config = dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, num_simulations=number))
+    config = dataclasses.replace(
+        config, algorithm=dataclasses.replace(config.algorithm, num_simulations=number)
+    )
     searches = config.algorithm.make(source.spec).searches
     if searches and (source.pure is None or source.pure.simulate is None):
         env = env_label(source.spec.backend, source.spec.id)
-        raise ConfigError(f"{given}: {env} has no simulator, so that {name} acts without a search there")
+        raise ConfigError(
+            f"{given}: {env} has no simulator, so that {name} acts without a search there"
+        )
     return config

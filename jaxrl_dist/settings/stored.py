@@ -35,11 +35,13 @@ from jaxrl_dist.settings.policies import STILL, Copy, Policies, by_policy, learn
 from jaxrl_dist.types import EnvSpec
 
 RETIRED = {"anneal_updates": None}
-"""Hyperparameters of earlier versions, with the value that changed nothing: a run with that value can be read."""
+"""Hyperparameters of earlier versions, with the value that changed nothing:
+a run with that value can be read."""
 FORMAT = 1
 """Format number of ``config.json``; a reader refuses unknown numbers."""
 CLOCK = "env_steps"
-"""What numbers of steps in ``config.json`` count; files of versions that counted each agent's steps do not say it."""
+"""What numbers of steps in ``config.json`` count;
+files of versions that counted each agent's steps do not say it."""
 SPACES = ("observation", "action")
 """Spaces of the environment that are stored: they must not change between two sessions of a run."""
 _KEPT = marked(Train, stored=True)
@@ -47,7 +49,9 @@ _PARTS = {"algorithm": str, "hyperparameters": dict, "run": dict}
 
 
 def to_json(config: Train[Any], spec: EnvSpec | None = None) -> dict[str, Any]:
-    """Returns the contents of ``config.json`` for a resolved config, with its environment's spaces if known."""
+    """Returns the contents of ``config.json`` for a resolved config,
+    with its environment's spaces if known.
+    """
     run = {name: getattr(config, name) for name in _KEPT}
     content = {
         "format": FORMAT,
@@ -70,7 +74,11 @@ def _hyperparameters(algorithm: Any) -> dict[str, Any]:
 def _part(part: Train[Any]) -> dict[str, Any]:
     """Returns one of several policies as JSON."""
     policy_fields = {name: getattr(part, name) for name in OWN}
-    return {"algorithm": name_of(part.algorithm), "hyperparameters": _hyperparameters(part.algorithm), **policy_fields}
+    return {
+        "algorithm": name_of(part.algorithm),
+        "hyperparameters": _hyperparameters(part.algorithm),
+        **policy_fields,
+    }
 
 
 def _parts(stored: Mapping[str, Any], user_class: type | None) -> dict[str, Any]:
@@ -85,7 +93,9 @@ def _parts(stored: Mapping[str, Any], user_class: type | None) -> dict[str, Any]
             if not isinstance(part, dict) or not isinstance(part.get("hyperparameters"), dict):
                 raise ConfigError("algorithm or hyperparameters is missing")
             _check_known(part, ("algorithm", "hyperparameters", *OWN))
-            kind = STILL.get(part.get("algorithm")) or config_class(str(part.get("algorithm")), user_class)
+            kind = STILL.get(part.get("algorithm")) or config_class(
+                str(part.get("algorithm")), user_class
+            )
             _check_known(part["hyperparameters"], marked(kind))
             fields = {name: part[name] for name in OWN if name in part}
             hyperparameters = _without_objects(part["hyperparameters"], (), kind)
@@ -105,43 +115,58 @@ def _in_json(value: Any) -> Any:
 def stored_config(
     run_dir: str | pathlib.Path, algorithm: type | None = None, env: Any = None, **objects: Any
 ) -> Train[Any]:
-    """Reads the config of a run; the arguments replace objects that no file can hold, as in ``load_policy``.
+    """Reads the config of a run; the arguments replace objects that no file can hold,
+    as in ``load_policy``.
 
     ``objects`` are hyperparameters, such as ``torso``; None: the file's value.
 
     Raises:
       ConfigError: the config cannot be read, or an object that it needs is not passed.
     """
-    env, objects = named_env(env), {name: value for name, value in objects.items() if value is not None}
-    name, fields = stored_fields(pathlib.Path(run_dir), algorithm, None if env is None else env_name(env), objects)
+    env = named_env(env)
+    objects = {name: value for name, value in objects.items() if value is not None}
+    name, fields = stored_fields(
+        pathlib.Path(run_dir), algorithm, None if env is None else env_name(env), objects
+    )
     if env is not None:
         fields["env"] = env
-    kind = Policies if name == Policies.stored_as else config_class(name, algorithm)
+    if name == Policies.stored_as:
+        kind = Policies
+    else:
+        kind = config_class(name, algorithm)
     hyperparameters = {name: fields.pop(name) for name in marked(kind) if name in fields}
     return Train(kind(**hyperparameters, **objects), **{**RUN_DEFAULTS, **fields})
 
 
 def stored_fields(
-    path: pathlib.Path, user_class: type | None = None, env: str | None = None, objects: Collection[str] = ()
+    path: pathlib.Path,
+    user_class: type | None = None,
+    env: str | None = None,
+    objects: Collection[str] = (),
 ) -> tuple[str, dict[str, Any]]:
-    """Reads a ``config.json``: the algorithm's name, and the values of the stored fields and hyperparameters.
+    """Reads a ``config.json``: the algorithm's name,
+    and the values of the stored fields and hyperparameters.
 
     Args:
       path: the file, or its run directory.
       user_class: the config class of an algorithm that is not built in.
       env: the user's environment, which replaces the file's.
-      objects: hyperparameters that the caller sets to the user's objects; the file's values are ignored.
+      objects: hyperparameters that the caller sets to the user's objects;
+        the file's values are ignored.
 
     Raises:
-      ConfigError: the file is missing or damaged, has unknown names, names a module to import, which no file may, or
-        needs an object, which no file can hold.
+      ConfigError: the file is missing or damaged, has unknown names, names a module to import,
+        which no file may, or needs an object, which no file can hold.
     """
     path = file_of(path)
     content = stored_content(path)
     algorithm, hyperparameters, run = (content[key] for key in _PARTS)
     several = algorithm == Policies.stored_as
     with _naming(path):
-        kind = Policies if several else config_class(algorithm, user_class)
+        if several:
+            kind = Policies
+        else:
+            kind = config_class(algorithm, user_class)
         hyperparameters = _without_objects(hyperparameters, objects, kind)
         if several:
             hyperparameters = {"parts": _parts(hyperparameters, user_class)}
@@ -150,7 +175,10 @@ def stored_fields(
         config = plain(Train(plain(kind(**hyperparameters)), **run))
         values = {name: getattr(config, name) for name in run}
         values |= {name: getattr(config.algorithm, name) for name in hyperparameters}
-        return algorithm, {**values, "env": _checked_env(run.get("env", "")) if env is None else env}
+        return algorithm, {
+            **values,
+            "env": _checked_env(run.get("env", "")) if env is None else env,
+        }
 
 
 def file_of(path: pathlib.Path) -> pathlib.Path:
@@ -158,24 +186,36 @@ def file_of(path: pathlib.Path) -> pathlib.Path:
 
     A link that the user names is followed; one in a run directory is not.
     """
-    return path / CONFIG_FILE if path.is_dir() else pathlib.Path(os.path.realpath(path))
+    if path.is_dir():
+        return path / CONFIG_FILE
+    return pathlib.Path(os.path.realpath(path))
 
 
-def _without_objects(hyperparameters: Mapping[str, Any], objects: Collection[str], kind: type) -> dict[str, Any]:
-    """Returns stored hyperparameters without retired ones, those that the caller sets to ``objects``, and objects that
-    are defaults of the class.
+def _without_objects(
+    hyperparameters: Mapping[str, Any], objects: Collection[str], kind: type
+) -> dict[str, Any]:
+    """Returns stored hyperparameters without retired ones, those that the caller sets to
+    ``objects``, and objects that are defaults of the class.
 
     Raises:
       ConfigError: another one needs an object.
     """
     values = {name: value for name, value in hyperparameters.items() if name not in objects}
-    for name in [name for name, value in values.items() if isinstance(value, str) and value.startswith(f"{OBJECT}:")]:
+    for name in [
+        name
+        for name, value in values.items()
+        if isinstance(value, str) and value.startswith(f"{OBJECT}:")
+    ]:
         if (value := values.pop(name)) != _in_json(getattr(kind, name, None)):
             raise ConfigError(
                 f"its {name}, {value}, was an object handed over from Python, which no file can hold; hand it over "
                 f"again, as in load_policy(run_dir, {name}=...), or have an algorithm file of yours name it"
             )
-    return {name: value for name, value in values.items() if not (name in RETIRED and value == RETIRED[name])}
+    return {
+        name: value
+        for name, value in values.items()
+        if not (name in RETIRED and value == RETIRED[name])
+    }
 
 
 def _checked_env(env: Any) -> str:
@@ -193,8 +233,13 @@ def _checked_env(env: Any) -> str:
             "yourself, by --env or in Python as env="
         )
     if module is not None:
-        named = env if (parts := split_env(env))[1] is None else ":".join(filter(None, parts[1:]))
-        raise ConfigError(f"no file may choose code to run; name its environment yourself, by --env {named}")
+        if (parts := split_env(env))[1] is None:
+            named = env
+        else:
+            named = ":".join(filter(None, parts[1:]))
+        raise ConfigError(
+            f"no file may choose code to run; name its environment yourself, by --env {named}"
+        )
     return env
 
 
@@ -209,37 +254,58 @@ def stored_content(path: pathlib.Path) -> dict[str, Any]:
         if not isinstance(content, dict):
             raise ConfigError(f"a run's config is an object, not a {type(content).__name__}")
         if content.get("format") != FORMAT:
-            raise ConfigError(f"format {shown(content.get('format'))} is unknown; this version reads format {FORMAT}")
+            raise ConfigError(
+                f"format {shown(content.get('format'))} is unknown; this version reads format {FORMAT}"
+            )
         if not all(isinstance(content.get(name), kind) for name, kind in _PARTS.items()):
             raise ConfigError("algorithm, hyperparameters or run is missing")
     run = content["run"]
-    if run.get("evolve") is not None and run.get("evolve_interval") is None:  # of an earlier version
-        with contextlib.suppress(LookupError, TypeError, AttributeError, ValueError, ArithmeticError):  # damaged
+    # of an earlier version
+    if run.get("evolve") is not None and run.get("evolve_interval") is None:
+        # damaged
+        with contextlib.suppress(
+            LookupError, TypeError, AttributeError, ValueError, ArithmeticError
+        ):
             run["evolve_interval"] = _interval_by_total(run)
     if "report_interval" in run:  # an earlier version judged by one report
         run.setdefault("return_window", run["report_interval"])
     return content
 
 
-def check_clock(content: Mapping[str, Any], spec: EnvSpec, path: pathlib.Path, instead: str) -> None:
-    """Checks that a ``config.json`` counts steps as this version does; of environments with one agent, all do.
+def check_clock(
+    content: Mapping[str, Any], spec: EnvSpec, path: pathlib.Path, instead: str
+) -> None:
+    """Checks that a ``config.json`` counts steps as this version does;
+    of environments with one agent, all do.
 
     Raises:
       ConfigError: it counts the steps of each agent; the message ends with what to do ``instead``.
     """
     if spec.num_agents > 1 and content.get("clock") != CLOCK:
-        raise ConfigError(f"{path} was written by a version that counted each agent's steps as env steps: {instead}")
+        raise ConfigError(
+            f"{path} was written by a version that counted each agent's steps as env steps: {instead}"
+        )
 
 
 def _interval_by_total(run: Mapping[str, Any]) -> int:
-    """Returns the default ``evolve_interval`` of earlier versions: 20 selections, or as many as leave one member."""
+    """Returns the default ``evolve_interval`` of earlier versions: 20 selections,
+    or as many as leave one member.
+    """
     values = [len(text.split(",")) for text in run["vary"].values()]
     members = run["seeds"] * (values[0] if run["zip"] else math.prod(values))
-    return max(1, round(run["total_env_steps"] / (20 if run["evolve"] == "pbt" else 1 << (members - 1).bit_length())))
+    return max(
+        1,
+        round(
+            run["total_env_steps"]
+            / (20 if run["evolve"] == "pbt" else 1 << (members - 1).bit_length())
+        ),
+    )
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yields the fields in which two contents of ``config.json`` differ, by name within each part, and both values."""
+    """Yields the fields in which two contents of ``config.json`` differ,
+    by name within each part, and both values.
+    """
     for part in _PARTS:
         before, now = ({part: x[part]} if part == "algorithm" else x[part] for x in (old, new))
         for name in sorted(before.keys() | now.keys()):
@@ -263,14 +329,23 @@ def _naming(path: pathlib.Path) -> Iterator[None]:
 
 
 def to_ask(run: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the flags by which a run sends or writes something where no file may choose, by field.
+    """Returns the flags by which a run sends or writes something where no file may choose,
+    by field.
 
-    A data set may go below the current directory, if no directory above it is hidden: programs read files in those.
+    A data set may go below the current directory, if no directory above it is hidden:
+    programs read files in those.
     """
-    words = {"wandb": "--wandb"} if run.get("wandb") else {}
+    if run.get("wandb"):
+        words = {"wandb": "--wandb"}
+    else:
+        words = {}
     if (record := run.get("record")) is not None:
-        place, here = pathlib.Path(os.path.realpath(record)), pathlib.Path.cwd()
-        below = place.relative_to(here).parts if place.is_relative_to(here) else ()
+        place = pathlib.Path(os.path.realpath(record))
+        here = pathlib.Path.cwd()
+        if place.is_relative_to(here):
+            below = place.relative_to(here).parts
+        else:
+            below = ()
         if not below or any(part.startswith(".") for part in below):
             words["record"] = f"--record {shlex.quote(record)}"
     return words
@@ -304,7 +379,8 @@ NAMED = "; fixed(RUN_DIR,POLICY) or fixed(RUN_DIR@CHECKPOINT,POLICY) names one"
 
 
 def acting_config(run_dir: str, policy: str | None, env: Any) -> tuple[Train[Any], str | None]:
-    """Returns the config of a finished run, or of one of its policies, with another environment; and the policy's name.
+    """Returns the config of a finished run, or of one of its policies,
+    with another environment; and the policy's name.
 
     Without a name it is the run's only policy, or the only one that trains.
 
@@ -318,18 +394,25 @@ def acting_config(run_dir: str, policy: str | None, env: Any) -> tuple[Train[Any
 
 
 def of_policy(config: Train[Any], policy: str | None, run_dir: Any, advice: str = "") -> Train[Any]:
-    """Returns the config of the policy that the user has named in a run; ``advice``: how to name one.
+    """Returns the config of the policy that the user has named in a run; ``advice``:
+    how to name one.
 
     Raises:
       ConfigError: the run has no such policy, or has several, and none is named.
     """
-    known, name = by_policy(config), policy or ""
+    known = by_policy(config)
+    name = policy or ""
     if name not in known:
         if not name:
             raise ConfigError(f"{run_dir}: which policy? It has {', '.join(known)}{advice}")
-        names = "it has one policy, which needs no name" if "" in known else f"it has the policies {', '.join(known)}"
+        if "" in known:
+            names = "it has one policy, which needs no name"
+        else:
+            names = f"it has the policies {', '.join(known)}"
         raise ConfigError(f"{run_dir}: no policy {name}; {names}")
     kind = known[name].algorithm
     if isinstance(kind, Copy) and kind.size > 1:
-        raise ConfigError(f"{run_dir}: {name} is a pool of copies of {kind.policy}; {kind.policy} can be loaded")
+        raise ConfigError(
+            f"{run_dir}: {name} is a pool of copies of {kind.policy}; {kind.policy} can be loaded"
+        )
     return known[kind.policy if isinstance(kind, Copy) else name]

@@ -20,14 +20,16 @@ _SMALLEST = "jax_persistent_cache_min_compile_time_secs"
 
 
 def keep_programs() -> None:
-    """Makes JAX keep compiled programs in the user's directory or else in ``cache_dir()``, unless the user disabled it.
+    """Makes JAX keep compiled programs in the user's directory or else in ``cache_dir()``,
+    unless the user disabled it.
 
     A directory that cannot be written is not an error: programs are then compiled each time.
     """
     config: Any = jax.config  # the types of jax.config lack these options
     if not config.jax_enable_compilation_cache:
         return
-    if _SMALLEST.upper() not in os.environ and getattr(config, _SMALLEST) == 1:  # JAX's default, not the user's choice
+    # JAX's default, not the user's choice
+    if _SMALLEST.upper() not in os.environ and getattr(config, _SMALLEST) == 1:
         jax.config.update(_SMALLEST, MIN_COMPILE_SECONDS)
     if config.jax_compilation_cache_dir is not None:
         return
@@ -45,10 +47,11 @@ def keep_programs() -> None:
 
 
 def cache_dir() -> pathlib.Path:
-    """Returns the directory of compiled programs: ``$XDG_CACHE_HOME/jaxrl_dist/`` and a name for this JAX and CPU.
+    """Returns the directory of compiled programs:
+    ``$XDG_CACHE_HOME/jaxrl_dist/`` and a name for this JAX and CPU.
 
-    A home directory may be shared by machines. XLA compiles for the features of the CPU that it runs on, which JAX's
-    own key lacks, so each kind of CPU has a directory.
+    A home directory may be shared by machines. XLA compiles for the features of the CPU that it
+    runs on, which JAX's own key lacks, so each kind of CPU has a directory.
 
     Raises:
       RuntimeError: there is no home directory.
@@ -61,8 +64,20 @@ def cache_dir() -> pathlib.Path:
 def _cpu() -> str:
     """Returns model and features of the CPU, as Linux reports them."""
     with contextlib.suppress(OSError):
-        first = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
-        names = ("vendor_id", "model", "model name", "flags", "Features", "CPU implementer", "CPU part")
+        first = (
+            pathlib.Path("/proc/cpuinfo")
+            .read_text(encoding="utf-8", errors="replace")
+            .split("\n\n")[0]
+        )
+        names = (
+            "vendor_id",
+            "model",
+            "model name",
+            "flags",
+            "Features",
+            "CPU implementer",
+            "CPU part",
+        )
         return "\n".join(line for line in first.splitlines() if line.split(":")[0].strip() in names)
     return platform.processor()
 

@@ -1,7 +1,8 @@
-"""What an algorithm's functions must return, checked where they are traced: structure, shapes and dtypes.
+"""What an algorithm's functions must return, checked where they are traced: structure,
+shapes and dtypes.
 
-``train`` ends with the first fault of a user's algorithm, before anything is compiled, and ``check-algorithm`` lists
-all; both say the same of each.
+``train`` ends with the first fault of a user's algorithm, before anything is compiled, and
+``check-algorithm`` lists all; both say the same of each.
 """
 
 from __future__ import annotations
@@ -31,7 +32,16 @@ from jaxrl_dist.learners.on_policy import examples_per_env
 from jaxrl_dist.learners.sgd import losses_of
 from jaxrl_dist.nn import cores
 from jaxrl_dist.settings.policies import by_policy, naming
-from jaxrl_dist.types import Algorithm, Algorithms, Context, EnvSpec, PyTree, Rollout, Timestep, Variables
+from jaxrl_dist.types import (
+    Algorithm,
+    Algorithms,
+    Context,
+    EnvSpec,
+    PyTree,
+    Rollout,
+    Timestep,
+    Variables,
+)
 
 
 class Strict(Contract):
@@ -50,11 +60,16 @@ def check_own(config: Train[Any], spec: EnvSpec, num_devices: int) -> None:
     for policy, part in by_policy(config).items():
         if not of_library(type(part.algorithm)):
             with naming(policy):
-                of_algorithm(Strict(name_of(part.algorithm)), part, spec.by_policy[policy], num_devices)
+                of_algorithm(
+                    Strict(name_of(part.algorithm)), part, spec.by_policy[policy], num_devices
+                )
 
 
-def check_simulator(algorithm: Algorithms, source: EnvSource, plan: str, names: Mapping[str, str]) -> None:
-    """Checks that an algorithm that plans has a simulator, and that one that does not moves for one side only.
+def check_simulator(
+    algorithm: Algorithms, source: EnvSource, plan: str, names: Mapping[str, str]
+) -> None:
+    """Checks that an algorithm that plans has a simulator,
+    and that one that does not moves for one side only.
 
     Args:
       names: the algorithm's name, by policy.
@@ -62,7 +77,8 @@ def check_simulator(algorithm: Algorithms, source: EnvSource, plan: str, names: 
     Raises:
       ConfigError: it has none, or moves for both.
     """
-    spec, env = source.spec, label_of(source.spec)
+    spec = source.spec
+    env = label_of(source.spec)
     for policy, part in algorithm.items():
         with naming(policy):
             if spec.both_sides and part.trains and not part.imitates and spec.backend == RECORDS:
@@ -84,7 +100,10 @@ def check_simulator(algorithm: Algorithms, source: EnvSource, plan: str, names: 
                     f"policy; these do: {works}"
                 )
             if source.pure is None or source.pure.simulate is None:
-                what = "runs on the host" if source.pure is None else "has no simulator of one agent"
+                if source.pure is None:
+                    what = "runs on the host"
+                else:
+                    what = "has no simulator of one agent"
                 raise ConfigError(
                     f"{names[policy]} plans with the environment itself, and {env} {what}; gymnax's, those of JAX "
                     "libraries and your own in JAX can be planned with (a trained policy plays elsewhere unplanned)"
@@ -96,8 +115,11 @@ def check_simulator(algorithm: Algorithms, source: EnvSource, plan: str, names: 
                 )
 
 
-def of_algorithm(contract: Contract, config: Train[Any], spec: EnvSpec, num_devices: int) -> Algorithm:
-    """Makes the algorithm of a resolved config, traces each of its functions and checks all that they return.
+def of_algorithm(
+    contract: Contract, config: Train[Any], spec: EnvSpec, num_devices: int
+) -> Algorithm:
+    """Makes the algorithm of a resolved config,
+    traces each of its functions and checks all that they return.
 
     Raises:
       ConfigError: the algorithm does not support the environment.
@@ -121,11 +143,27 @@ def of_algorithm(contract: Contract, config: Train[Any], spec: EnvSpec, num_devi
     sends_gradients = PLANS[config.plan].sends_gradients
     rows = max(1, config.num_envs * spec.num_agents // (1 if sends_gradients else num_devices))
     greedy = bool(config.evaluation_episodes) and config.evaluation_policy != "sampled"
-    rollout = _acting(contract, algorithm, spec, variables, (rows, config.rollout_length), greedy=greedy)
+    rollout = _acting(
+        contract, algorithm, spec, variables, (rows, config.rollout_length), greedy=greedy
+    )
     if algorithm.update_stats is not None:
         context = Context(None, _float(), target)
-        stats = contract.call("update_stats", traced, mesh.by_hand(algorithm.update_stats), variables, rollout, context)
-        _same(contract, "the stats", variables.stats, stats, "init", f"update_stats{_place(algorithm.update_stats)}")
+        stats = contract.call(
+            "update_stats",
+            traced,
+            mesh.by_hand(algorithm.update_stats),
+            variables,
+            rollout,
+            context,
+        )
+        _same(
+            contract,
+            "the stats",
+            variables.stats,
+            stats,
+            "init",
+            f"update_stats{_place(algorithm.update_stats)}",
+        )
         contract.halt()
     if algorithm.replay is None:
         num_examples = rows * examples_per_env(algorithm, config.rollout_length)
@@ -161,9 +199,12 @@ def _check_numbers(contract: Contract, algorithm: Algorithm, config: Train[Any])
 
 def _updating(contract: Contract, algorithm: Algorithm, params: PyTree) -> PyTree:
     """Checks optimiser and target network; returns the target."""
-    optimizer, count = algorithm.optimizer, jax.ShapeDtypeStruct((), jnp.int32)
+    optimizer = algorithm.optimizer
+    count = jax.ShapeDtypeStruct((), jnp.int32)
     if not isinstance(optimizer, optax.GradientTransformation):
-        text = f"optimizer is {described(optimizer)}; one of optax is needed, such as optax.adam(3e-4)"
+        text = (
+            f"optimizer is {described(optimizer)}; one of optax is needed, such as optax.adam(3e-4)"
+        )
         raise contract.stop("optimizer", text)
     state = contract.call("the optimizer", traced, optimizer.init, params)
 
@@ -178,7 +219,9 @@ def _updating(contract: Contract, algorithm: Algorithm, params: PyTree) -> PyTre
     contract.arrays(target, "the target of initial_target")
     contract.halt()
     later = contract.call("target", traced, algorithm.target, params, target, count)
-    _same(contract, "the target", target, later, "initial_target", f"target{_place(algorithm.target)}")
+    _same(
+        contract, "the target", target, later, "initial_target", f"target{_place(algorithm.target)}"
+    )
     return target
 
 
@@ -191,7 +234,9 @@ def _acting(
     *,
     greedy: bool,
 ) -> Rollout:
-    """Checks the functions that act; returns the shapes of a rollout of ``sizes``: environments, steps."""
+    """Checks the functions that act; returns the shapes of a rollout of ``sizes``:
+    environments, steps.
+    """
     rows, length = sizes
     obs = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, spaces.zeros(spec.observation, rows)))
     core = contract.call("initial_core", traced, partial(algorithm.initial_core, rows))
@@ -199,7 +244,9 @@ def _acting(
     contract.halt()
     for keys in (_keys(rows), None) if greedy else (_keys(rows),):
         doing = "the policy" if keys is not None else GREEDY
-        result = contract.call(doing, traced, algorithm.policy, variables, obs, core, Context(keys, _float()))
+        result = contract.call(
+            doing, traced, algorithm.policy, variables, obs, core, Context(keys, _float())
+        )
         call = f"policy{_place(algorithm.policy)}" + ("" if keys is not None else " without keys")
         action, after, extras = contract.returned(call, result, ("action", "core", "extras"))
         _check_action(contract, call, action, spec, rows)
@@ -211,15 +258,21 @@ def _acting(
     reward, flag = (jax.ShapeDtypeStruct((rows,), dtype) for dtype in (jnp.float32, jnp.bool_))
     step = Timestep(obs, reward, flag, flag, flag)
     later = contract.call("feedback", traced, algorithm.feedback, core, sampled, step)
-    _same(contract, "the core", core, later, "initial_core", f"feedback{_place(algorithm.feedback)}")
+    _same(
+        contract, "the core", core, later, "initial_core", f"feedback{_place(algorithm.feedback)}"
+    )
     if algorithm.behaviour is not None:
-        result = contract.call("behaviour", traced, algorithm.behaviour, variables, core, Context(_keys(), _float()))
+        result = contract.call(
+            "behaviour", traced, algorithm.behaviour, variables, core, Context(_keys(), _float())
+        )
         call = f"behaviour{_place(algorithm.behaviour)}"
         params, later = contract.returned(call, result, ("params", "core"))
         _check_rows(contract, f"the params of {call}", params, rows)
         _same(contract, "the core", core, later, "initial_core", call)
     contract.halt()
-    rollout: Rollout = jax.eval_shape(partial(blank_rollout, algorithm, rollout_length=length), variables, obs, core)
+    rollout: Rollout = jax.eval_shape(
+        partial(blank_rollout, algorithm, rollout_length=length), variables, obs, core
+    )
     return rollout
 
 
@@ -231,13 +284,21 @@ GREEDY = (
 
 
 def _check_action(contract: Contract, call: str, action: PyTree, spec: EnvSpec, rows: int) -> None:
-    parts, actions = spaces.leaves(spec.action), spaces.leaves(action)
+    parts = spaces.leaves(spec.action)
+    actions = spaces.leaves(action)
     if parts.keys() != actions.keys():
-        names = ", ".join(map(repr, parts)) if isinstance(spec.action, dict) else "no parts"
-        raise contract.stop("action", f"{call} returned the action {_shown(action)}; {label_of(spec)} takes {names}")
+        if isinstance(spec.action, dict):
+            names = ", ".join(map(repr, parts))
+        else:
+            names = "no parts"
+        raise contract.stop(
+            "action", f"{call} returned the action {_shown(action)}; {label_of(spec)} takes {names}"
+        )
     for path, part in parts.items():
-        x, is_float = actions[path], isinstance(part, spaces.Box)
-        shape, kind = (rows, *part.shape), jnp.floating if is_float else jnp.integer
+        x = actions[path]
+        is_float = isinstance(part, spaces.Box)
+        shape = (rows, *part.shape)
+        kind = jnp.floating if is_float else jnp.integer
         if not hasattr(x, "dtype") or x.shape != shape or not jnp.issubdtype(x.dtype, kind):
             needed = f"{'float32' if is_float else 'int32'}{list(shape)}, one for each of {rows} environments"
             text = f"{call} returned the action{path and f' {path!r}'} {_shown(x)}; {label_of(spec)} needs {needed}"
@@ -245,20 +306,33 @@ def _check_action(contract: Contract, call: str, action: PyTree, spec: EnvSpec, 
 
 
 def _learning(
-    contract: Contract, algorithm: Algorithm, data: tuple[Variables, Rollout, PyTree], count: int, size: int, order: str
+    contract: Contract,
+    algorithm: Algorithm,
+    data: tuple[Variables, Rollout, PyTree],
+    count: int,
+    size: int,
+    order: str,
 ) -> None:
-    """Checks statistics, postprocessor and loss; ``count`` examples in batches, ``size`` of them in an update."""
+    """Checks statistics, postprocessor and loss; ``count`` examples in batches,
+    ``size`` of them in an update.
+    """
     variables, rollout, target = data
     context = Context(_keys(rollout.reward.shape[1]), _float(), target)
     call = f"postprocess{_place(algorithm.postprocess)}"
     postprocess = mesh.by_hand(_listing(algorithm.postprocess, "rollout.extras"))
     batch = contract.call("postprocess", traced, postprocess, variables, rollout, context)
     if not jax.tree.leaves(batch):
-        raise contract.stop("batch", f"{call} returned no arrays, and a batch of {count} examples is needed")
+        raise contract.stop(
+            "batch", f"{call} returned no arrays, and a batch of {count} examples is needed"
+        )
     for path, x in jax.tree.leaves_with_path(batch):
         if x.shape[:1] != (count,):
             text = f"{call} returned batch{jax.tree_util.keystr(path)} {_shown(x)}; its first axis must be {count}, "
-            text += f"{order}, all of environment 0 first" if algorithm.replay is None else f"one for each of {order}"
+            text += (
+                f"{order}, all of environment 0 first"
+                if algorithm.replay is None
+                else f"one for each of {order}"
+            )
             if x.shape[:2] == rollout.reward.shape:
                 text += "; [T, B] is time-major: jaxrl_dist.types.swap_axes makes it [B, T]"
             raise contract.stop("batch", text)
@@ -271,14 +345,19 @@ def _learning(
         return contract.refuse("loss", error)
     call = f"loss{_place(algorithm.loss)}"
     if not jnp.issubdtype(losses.dtype, jnp.floating):
-        contract.fault("losses", f"{call} returned losses {_shown(losses)}; numbers with a gradient are float32")
+        contract.fault(
+            "losses",
+            f"{call} returned losses {_shown(losses)}; numbers with a gradient are float32",
+        )
     for name in (name for name, x in aux.metrics.items() if x.shape != losses.shape):
         text = f"{call} returned the metric {name!r} as one number, and not one for each example; a mean over examples"
         contract.note(f"{text} counts those that the mask leaves out")
 
 
 def _listing(function: Callable[..., Any], what: str) -> Callable[..., Any]:
-    """Returns a function of ``(variables, rollout or batch, context)`` whose KeyErrors list the names in ``what``."""
+    """Returns a function of ``(variables, rollout or batch, context)``
+    whose KeyErrors list the names in ``what``.
+    """
 
     def call(variables: Variables, data: Any, context: Context) -> Any:
         try:
@@ -287,7 +366,9 @@ def _listing(function: Callable[..., Any], what: str) -> Callable[..., Any]:
             names = data.extras if isinstance(data, Rollout) else data
             key = str(*error.args[:1])
             if isinstance(names, dict) and names and key not in names:
-                error.add_note(f"{what} has {', '.join(map(repr, sorted(names)))}{did_you_mean(key, names)}")
+                error.add_note(
+                    f"{what} has {', '.join(map(repr, sorted(names)))}{did_you_mean(key, names)}"
+                )
             raise
 
     return call
@@ -297,15 +378,21 @@ def _check_rows(contract: Contract, subject: str, tree: PyTree, rows: int) -> No
     contract.arrays(tree, subject)
     for path, x in jax.tree.leaves_with_path(tree):
         if getattr(x, "shape", (rows,))[:1] != (rows,):
-            where, needed = jax.tree_util.keystr(path), f"its first axis must be {rows}, the environments"
+            where = jax.tree_util.keystr(path)
+            needed = f"its first axis must be {rows}, the environments"
             contract.fault(subject, f"{subject}{where and f' at {where}'} is {_shown(x)}; {needed}")
 
 
-def _same(contract: Contract, subject: str, first: PyTree, later: PyTree, before: str, after: str) -> None:
+def _same(
+    contract: Contract, subject: str, first: PyTree, later: PyTree, before: str, after: str
+) -> None:
     """Checks that a function keeps structure, shapes and dtypes of what it changes."""
     structures: list[Any] = [jax.tree.structure(tree) for tree in (first, later)]
     if structures[0] != structures[1]:
-        contract.fault(subject, f"{subject} after {after} is {_shown(later)}, and after {before} {_shown(first)}")
+        contract.fault(
+            subject,
+            f"{subject} after {after} is {_shown(later)}, and after {before} {_shown(first)}",
+        )
     else:
         contract.same(subject, first, later, before, after)
 
@@ -327,20 +414,26 @@ def _float() -> jax.ShapeDtypeStruct:
 
 def _keys(*shape: int) -> Any:
     """Returns the shape of keys, or of one key."""
-    return jax.eval_shape(lambda: jax.random.split(jax.random.key(0), shape) if shape else jax.random.key(0))
+    return jax.eval_shape(
+        lambda: jax.random.split(jax.random.key(0), shape) if shape else jax.random.key(0)
+    )
 
 
 def _shown(tree: PyTree) -> str:
     """Returns dtypes and shapes, such as ``float32[8, 1]``; of a tree with its structure."""
 
     def leaf(x: Any) -> str:
-        return f"{x.dtype}{list(x.shape)}" if hasattr(x, "dtype") else described(x)
+        if hasattr(x, "dtype"):
+            return f"{x.dtype}{list(x.shape)}"
+        return described(x)
 
     return shown(jax.tree.map(leaf, tree)).replace("'", "")
 
 
 def _place(function: Any) -> str:
-    """Returns where a user's function stands, such as `` (my_algo.py, line 40)``; empty for one of ours."""
+    """Returns where a user's function stands, such as `` (my_algo.py, line 40)``;
+    empty for one of ours.
+    """
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None or of_library(function):
         return ""

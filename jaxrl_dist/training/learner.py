@@ -35,11 +35,16 @@ from jaxrl_dist.types import Algorithm, Algorithms, EnvSpec, Replay, Rollout
 LEGAL_BLOCK = 2**18
 """Steps of a data set whose actions are compared with their masks at a time."""
 RETURN_SPAN = 1000.0
-"""Largest minus smallest return of a data set whose rewards are scaled (the authors' code of Kostrikov et al. 2021)."""
+"""Largest minus smallest return of a data set whose rewards
+are scaled (the authors' code of Kostrikov et al. 2021)."""
 
 
 def make_learner(
-    config: Train[Any], algorithm: Algorithms, spec: EnvSpec, devices: Sequence[jax.Device], members: int = 1
+    config: Train[Any],
+    algorithm: Algorithms,
+    spec: EnvSpec,
+    devices: Sequence[jax.Device],
+    members: int = 1,
 ) -> Learner:
     """Returns the learners of all policies as one.
 
@@ -49,7 +54,9 @@ def make_learner(
     Raises:
       ConfigError: sizes do not divide, or the replay memory does not fit.
     """
-    learners, copies, specs = {}, {}, spec.by_policy
+    learners = {}
+    copies = {}
+    specs = spec.by_policy
     check_sizes(config, algorithm, spec, len(devices))
     for name, part in by_policy(config).items():
         with naming(name):
@@ -61,12 +68,19 @@ def make_learner(
 
 
 def _learner(
-    config: Train[Any], algorithm: Algorithm, spec: EnvSpec, devices: Sequence[jax.Device], members: int
+    config: Train[Any],
+    algorithm: Algorithm,
+    spec: EnvSpec,
+    devices: Sequence[jax.Device],
+    members: int,
 ) -> Learner:
-    """Returns the on-policy or off-policy learner of a policy, or that of one that does not train."""
+    """Returns the on-policy or off-policy learner of a policy, or that of one that does not
+    train.
+    """
     if not algorithm.trains:
         return policies.still(algorithm)
-    num_envs, length = config.num_envs * spec.num_agents, config.rollout_length
+    num_envs = config.num_envs * spec.num_agents
+    length = config.rollout_length
     packed = packing.starts_kernel_per_array(devices[0])
     offline = PLANS[config.plan].clock == "updates"
     if algorithm.replay is None or PLANS[config.plan].sends_gradients:
@@ -74,20 +88,32 @@ def _learner(
 
     def shapes(key: jax.Array) -> Rollout:
         obs = spaces.zeros(spec.observation, num_envs)
-        return blank_rollout(algorithm, algorithm.init(key), obs, algorithm.initial_core(num_envs), length)
+        return blank_rollout(
+            algorithm, algorithm.init(key), obs, algorithm.initial_core(num_envs), length
+        )
 
     like = jax.eval_shape(shapes, jax.random.key(0))
     if config.data is not None:
         _check_extras(config, algorithm, like)
     if not offline:
         check_memory(algorithm.replay, like, devices, spec.frame_stack, members)
-    recorded = algorithm.replay.batch_size if offline else round((config.data_share or 0) * algorithm.replay.batch_size)
-    return off_policy.off_policy(algorithm, like, spec.frame_stack, spec.num_agents, recorded=recorded, packed=packed)
+    if offline:
+        recorded = algorithm.replay.batch_size
+    else:
+        recorded = round((config.data_share or 0) * algorithm.replay.batch_size)
+    return off_policy.off_policy(
+        algorithm, like, spec.frame_stack, spec.num_agents, recorded=recorded, packed=packed
+    )
 
 
 def _check_extras(config: Train[Any], algorithm: Algorithm, like: Rollout) -> None:
-    """Raises ``ConfigError`` if the algorithm learns from what it stores as it acts, and cannot add it to records."""
-    added: Mapping[str, Any] = {} if _return_discount(algorithm) is None else {"return": like.reward}
+    """Raises ``ConfigError`` if the algorithm learns from what it stores as it acts,
+    and cannot add it to records.
+    """
+    if _return_discount(algorithm) is None:
+        added: Mapping[str, Any] = {}
+    else:
+        added = {"return": like.reward}
     if algorithm.recorded is not None:
         added = jax.eval_shape(algorithm.recorded, like._replace(extras={})).extras
     if lacking := [name for name in like.extras if name not in added]:
@@ -100,7 +126,8 @@ def check_sizes(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_de
     """Checks that sizes divide over the devices, and that the run's counts fit 32 bits.
 
     Raises:
-      ConfigError: they do not; the message names sizes that do. Or an algorithm with replay has no window.
+      ConfigError: they do not; the message names sizes that do.
+        Or an algorithm with replay has no window.
     """
     for name, policy_spec in spec.by_policy.items():
         with naming(name):
@@ -109,23 +136,33 @@ def check_sizes(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_de
 
 def _check_sizes(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_devices: int) -> None:
     if algorithm.replay is not None and algorithm.window is None:
-        raise ConfigError("an algorithm with replay needs windows of a fixed length, such as window=1 for transitions")
+        raise ConfigError(
+            "an algorithm with replay needs windows of a fixed length, such as window=1 for transitions"
+        )
     check_recorded(config, algorithm, spec, num_devices)
     if PLANS[config.plan].clock == "updates":
         return
-    check_divides("num_envs", config.num_envs, (1 if PLANS[config.plan].sends_gradients else num_devices, "devices"))
+    check_divides(
+        "num_envs",
+        config.num_envs,
+        (1 if PLANS[config.plan].sends_gradients else num_devices, "devices"),
+    )
     num_envs = config.num_envs * spec.num_agents
     if PLANS[config.plan].sends_gradients:
         pass  # each actor has one device
     elif algorithm.replay is None:
         on_policy.check_sizes(algorithm, num_envs, config.rollout_length, num_devices)
     else:
-        length, frame_stack, num_agents = config.rollout_length, spec.frame_stack, spec.num_agents
+        length = config.rollout_length
+        frame_stack = spec.frame_stack
+        num_agents = spec.num_agents
         off_policy.check_sizes(algorithm, num_envs, length, num_devices, frame_stack, num_agents)
     check_counts(config, algorithm, num_envs)
 
 
-def check_recorded(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_devices: int) -> None:
+def check_recorded(
+    config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_devices: int
+) -> None:
     """Checks that an algorithm can learn from the data set of a run, if there is one.
 
     Raises:
@@ -137,14 +174,18 @@ def check_recorded(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_
             raise ConfigError("--cql-floor takes returns from a data set: --data names one")
         return
     prioritized = replay is not None and replay.priority_exponent is not None
-    changed = config.clip_rewards is not None or (config.scale_rewards and config.clock == "env_steps")
+    changed = config.clip_rewards is not None or (
+        config.scale_rewards and config.clock == "env_steps"
+    )
     problems = {
         "are for algorithms that replay experience": replay is None or algorithm.window is None,
         "are drawn uniformly: --priority-exponent None works": prioritized,
         "are those of one agent": bool(spec.policies) or spec.num_agents > 1,
         "hold no stacked frames": spec.frame_stack > 1,
         "are scaled by --scale-rewards, and --core-inputs reads rewards that are not: --no-scale-rewards works": (
-            config.scale_rewards and config.clock == "updates" and "reward" in Traits.of(config.algorithm).core_inputs
+            config.scale_rewards
+            and config.clock == "updates"
+            and "reward" in Traits.of(config.algorithm).core_inputs
         ),
         "have returns of raw rewards, as --cql-floor needs: it works without --clip-rewards and --scale-rewards": (
             _return_discount(algorithm) is not None and changed
@@ -156,11 +197,20 @@ def check_recorded(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_
     for problem in filter(problems.get, problems):
         raise ConfigError(f"--data {config.data}: records {problem}")
     assert replay is not None
-    recorded = replay.batch_size if config.data_share is None else round(config.data_share * replay.batch_size)
+    if config.data_share is None:
+        recorded = replay.batch_size
+    else:
+        recorded = round(config.data_share * replay.batch_size)
     for size in (recorded, replay.batch_size - recorded):
         if size % num_devices or not (size or config.data_share is None):
-            of = "" if config.data_share is None else f"--data-share {config.data_share} of "
-            needed = f"a multiple of {num_devices} devices" if num_devices > 1 else "one or more"
+            if config.data_share is None:
+                of = ""
+            else:
+                of = f"--data-share {config.data_share} of "
+            if num_devices > 1:
+                needed = f"a multiple of {num_devices} devices"
+            else:
+                needed = "one or more"
             raise ConfigError(
                 f"{of}--batch-size {replay.batch_size} makes {recorded} records and {replay.batch_size - recorded} new "
                 f"steps: each must be {needed}"
@@ -172,7 +222,8 @@ MAX_COUNT = 2**31 - 1
 
 
 def check_counts(config: Train[Any], algorithm: Algorithm, num_envs: int) -> None:
-    """Checks that devices can count the run's updates, iterations and steps of each environment to its end.
+    """Checks that devices can count the run's updates,
+    iterations and steps of each environment to its end.
 
     Args:
       num_envs: number of environments, times the agents of each, which share a policy.
@@ -180,7 +231,8 @@ def check_counts(config: Train[Any], algorithm: Algorithm, num_envs: int) -> Non
     Raises:
       ConfigError: they cannot; the message names the total that works.
     """
-    steps, length = config.num_envs * config.rollout_length, config.rollout_length
+    steps = config.num_envs * config.rollout_length
+    length = config.rollout_length
     if PLANS[config.plan].sends_gradients:
         most = config.num_actors or 1  # each actor's gradient is an update and an iteration
     elif algorithm.replay is None:
@@ -204,7 +256,8 @@ def check_memory(
       ConfigError: they do not; the message names a capacity that fits.
     """
     num_envs = like.reward.shape[1]
-    slots, prioritized = plan.capacity // num_envs, plan.priority_exponent is not None
+    slots = plan.capacity // num_envs
+    prioritized = plan.priority_exponent is not None
     needed = members * ring.nbytes(like, slots, prioritized=prioritized, frame_stack=frame_stack)
     if devices[0].platform == "cpu":
         available = memory_size() * peers.count()
@@ -213,7 +266,10 @@ def check_memory(
     else:  # a description of a device, for which a program is compiled
         return
     if needed > available:
-        whose = f" for {counted(members, 'member')}" if members > 1 else ""
+        if members > 1:
+            whose = f" for {counted(members, 'member')}"
+        else:
+            whose = ""
         fits = int(plan.capacity * 0.8 * available / needed) // num_envs * num_envs
         raise ConfigError(
             f"--replay-capacity {plan.capacity} needs {needed / 1e9:.1f} GB{whose}, and {available / 1e9:.1f} GB are "
@@ -222,7 +278,8 @@ def check_memory(
 
 
 def scale_of_records(config: Train[Any]) -> float:
-    """Returns the factor of the rewards of a run that learns from records alone; 1: they stay as they are.
+    """Returns the factor of the rewards of a run that learns from records alone; 1:
+    they stay as they are.
 
     Raises:
       ConfigError: the data set cannot be read, or ``scale_rewards`` cannot scale it.
@@ -240,20 +297,24 @@ def scale_of_records(config: Train[Any]) -> float:
 def recorded(
     config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_devices: int, scale: float
 ) -> tuple[Source, str]:
-    """Returns the windows of the data set of a run, and the identity of the set as ``data.files.identity`` has it.
+    """Returns the windows of the data set of a run, and the identity of the set as
+    ``data.files.identity`` has it.
 
     Args:
       scale: as ``scale_of_records`` returns it.
 
     Raises:
-      ConfigError: it cannot be read, is too small, has other spaces, or is another one in another process.
+      ConfigError: it cannot be read, is too small, has other spaces,
+        or is another one in another process.
     """
     (trained,) = algorithm.values()
     name = identity(str(config.data))
     arrays.check_equal(np.frombuffer(name.encode(), np.uint8), f"--data {config.data}")
     data = Dataset.load(str(config.data))
     check_spaces(f"--data {config.data}", data, spec.observation, spec.action)
-    if PIECES in data.about and (scale != 1 or _return_discount(trained) is not None or trained.recorded is not None):
+    if PIECES in data.about and (
+        scale != 1 or _return_discount(trained) is not None or trained.recorded is not None
+    ):
         raise ConfigError(
             f"--data {config.data}: its rows are not in the order in which they were played, so that --scale-rewards, "
             "--cql-floor and --core have no whole episodes; remove these"
@@ -279,7 +340,9 @@ def recorded(
 
 
 def _return_discount(algorithm: Algorithm) -> float | None:
-    return None if algorithm.replay is None else algorithm.replay.return_discount
+    if algorithm.replay is None:
+        return None
+    return algorithm.replay.return_discount
 
 
 def _check_legal(name: str, data: Dataset, spec: EnvSpec) -> None:
@@ -310,19 +373,26 @@ def _check_settings(config: Train[Any], data: Dataset, spec: EnvSpec) -> None:
     unequal = sorted(name for name in {**theirs, **own} if theirs.get(name) != own.get(name))
     if unequal:
         name = unequal[0]
-        text = f"was recorded with {flag(name)} {theirs.get(name)}, and this run has {own.get(name)}"
+        text = (
+            f"was recorded with {flag(name)} {theirs.get(name)}, and this run has {own.get(name)}"
+        )
         warnings.warn(f"--data {config.data} {text}; give the same", ConfigWarning, stacklevel=3)
 
 
 def _check_bounds(name: str, data: Dataset, spec: EnvSpec) -> None:
-    """Warns of actions that no policy can take in the environment: an unclipped policy may have recorded its own."""
-    actions, kinds = spaces.leaves(data.action), spaces.leaves(spec.action)
+    """Warns of actions that no policy can take in the environment:
+    an unclipped policy may have recorded its own.
+    """
+    actions = spaces.leaves(data.action)
+    kinds = spaces.leaves(spec.action)
     for path, kind in kinds.items():
         if isinstance(kind, spaces.Box) and np.issubdtype(kind.dtype, np.floating):
             slack = 1e-3 * np.maximum(kind.high - kind.low, 1e-6)
             beyond = (actions[path] < kind.low - slack) | (actions[path] > kind.high + slack)
             if share := float(beyond.reshape(len(beyond), -1).any(axis=1)[data.valid].mean()):
-                text = (
-                    f"{share:.0%} of its actions are beyond the bounds of {label_of(spec)}, within which policies act"
+                text = f"{share:.0%} of its actions are beyond the bounds of {label_of(spec)}, within which policies act"
+                warnings.warn(
+                    f"--data {name}: {text}; clip them if the environment did",
+                    ConfigWarning,
+                    stacklevel=2,
                 )
-                warnings.warn(f"--data {name}: {text}; clip them if the environment did", ConfigWarning, stacklevel=2)

@@ -1,4 +1,6 @@
-"""A member of a training run, which evaluates, writes and saves the reports of its plan; most runs have one."""
+"""A member of a training run, which evaluates, writes and saves the reports of its plan;
+most runs have one.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ from jaxrl_dist.checks import unit
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.data.files import scored
 from jaxrl_dist.data.recorder import Recorder
-from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, EnvWarning, FileWarning, first_line
+from jaxrl_dist.errors import (
+    ConfigError,
+    DivergedError,
+    EnvError,
+    EnvWarning,
+    FileWarning,
+    first_line,
+)
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.plans.job import Job, step_of
 from jaxrl_dist.plans.population import Population
@@ -31,7 +40,15 @@ from jaxrl_dist.run.saving import Saver
 from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.stored import to_json
 from jaxrl_dist.training.recording import recorder
-from jaxrl_dist.training.reports import Evaluations, StopState, alone, filming, saving, with_final_report, writing
+from jaxrl_dist.training.reports import (
+    Evaluations,
+    StopState,
+    alone,
+    filming,
+    saving,
+    with_final_report,
+    writing,
+)
 from jaxrl_dist.training.results import ENDED, Row, refill
 from jaxrl_dist.training.truth import Exact, measuring
 from jaxrl_dist.types import Report
@@ -45,29 +62,58 @@ class ProgramShared:
     def __init__(self, job: Job, command: str) -> None:
         """``job`` is that of any of them; ``command`` resumes the whole run."""
         config, self.command = job.config, command
-        episodes, max_steps, num_envs = config.evaluation_episodes, config.evaluation_max_steps, config.num_envs
+        episodes, max_steps, num_envs = (
+            config.evaluation_episodes,
+            config.evaluation_max_steps,
+            config.num_envs,
+        )
         sampled = config.evaluation_policy == "sampled"
 
         def make(job: Job) -> Evaluator:
-            variant, seed = lambda hyper: job.variant(hyper)[0], config.seed
-            return Evaluator(job.algorithm, job.source, episodes, seed, max_steps, num_envs, variant, sampled)
+            return Evaluator(
+                job.algorithm,
+                job.source,
+                episodes,
+                config.seed,
+                max_steps,
+                num_envs,
+                lambda hyper: job.variant(hyper)[0],
+                sampled,
+            )
 
-        self.evaluator: Evaluator = job.once(("evaluator", episodes, max_steps, num_envs, sampled), make)
+        self.evaluator: Evaluator = job.once(
+            ("evaluator", episodes, max_steps, num_envs, sampled), make
+        )
 
         def make_filmed(job: Job) -> Evaluator:
-            variant, agents = lambda hyper: job.variant(hyper)[0], job.source.spec.num_agents
-            return Evaluator(job.algorithm, job.source, agents, config.seed, FILM_STEPS, agents, variant, sampled)
+            agents = job.source.spec.num_agents
+            return Evaluator(
+                job.algorithm,
+                job.source,
+                agents,
+                config.seed,
+                FILM_STEPS,
+                agents,
+                lambda hyper: job.variant(hyper)[0],
+                sampled,
+            )
 
         self.filmed = partial(job.once, ("filmed", sampled), make_filmed)
         """Makes the evaluator of one environment whose episode is filmed."""
-        self.exact = job.once("exact", Exact) if config.exact else None
+        if config.exact:
+            self.exact: Exact | None = job.once("exact", Exact)
+        else:
+            self.exact = None
         self.films = True  # whether films work: not once one has failed
         self.excluded_seconds = 0.0  # not spent on training, but such as on evaluations
-        self.saving: Callable[[Report], None] = lambda report: None  # gets each member's last report before it is saved
+        # gets each member's last report before it is saved
+        self.saving: Callable[[Report], None] = lambda report: None
         self._latest_answers = dict[str, tuple[int, bool]]()
 
     def agree(self, what: str, iteration: int, wants: Callable[[], bool]) -> bool:
-        """Returns the answer of the member that asks first after an iteration, so that all save after the same one."""
+        """Returns the answer of the member that asks first after an iteration,
+        so that all save after the same one.
+        """
         if self._latest_answers.get(what, (-1, False))[0] != iteration:
             self._latest_answers[what] = iteration, wants()
         return self._latest_answers[what][1]
@@ -79,14 +125,22 @@ class Member:
 
     job: Job
     shared: ProgramShared
-    row: Row  # its results so far
-    file: IO[bytes] | None = None  # open metrics.jsonl of a resumed member; holding it locks its directory
-    program: Population | None = None  # what trains it, with others; None: the config's plan, alone
-    place: int = 0  # its place in the program
-    newest: Report | None = None  # of this session or an earlier one
-    files: run_files.RunFiles | None = None  # None: without a run directory, or another process writes them
-    saver: Saver | None = None  # None: without a run directory
-    recorder: Recorder | None = None  # None: its experience is not recorded
+    row: Row
+    """Its results so far."""
+    file: IO[bytes] | None = None
+    """Open metrics.jsonl of a resumed member; holding it locks its directory."""
+    program: Population | None = None
+    """What trains it, with others; None: the config's plan, alone."""
+    place: int = 0
+    """Its place in the program."""
+    newest: Report | None = None
+    """Of this session or an earlier one."""
+    files: run_files.RunFiles | None = None
+    """None: without a run directory, or another process writes them."""
+    saver: Saver | None = None
+    """None: without a run directory."""
+    recorder: Recorder | None = None
+    """None: its experience is not recorded."""
 
     @property
     def config(self) -> Train[Any]:
@@ -100,7 +154,9 @@ class Member:
 
     @property
     def hyper(self) -> Mapping[str, float]:
-        """The hyperparameters in which it differs from other members, as the newest selection has set them."""
+        """The hyperparameters in which it differs from other members,
+        as the newest selection has set them.
+        """
         return (self.job if self.program is None else self.program.jobs[self.place]).hyper
 
     @property
@@ -122,13 +178,15 @@ class Member:
         assert resumed is not None
         row.status = status
         if status != "diverged":  # whose last report is not one of the population
-            row.env_steps, row.updates = resumed.env_steps, self.job.updates
+            row.env_steps = resumed.env_steps
+            row.updates = self.job.updates
             row.iteration = resumed.progress["iteration"]
         row.lineage = [x for x in row.lineage if x["iteration"] <= row.iteration]
 
     def read(self) -> None:
         """Reads the newest report before the checkpoint, and its returns into the row."""
-        self.newest, state = refill(self.row, self.folder, self.reported), self.job.resumed
+        self.newest = refill(self.row, self.folder, self.reported)
+        state = self.job.resumed
         if self.newest is not None and self.row.status == "training":
             self.newest = dataclasses.replace(self.newest, evaluation=None, ended_by=None)
         elif self.newest is not None and self.row.status in ENDED and state is not None:
@@ -136,8 +194,12 @@ class Member:
                 self.newest, variables=lambda: state.state.variables, checkpoint=lambda: state
             )
 
-    def reports(self, evaluating: Callable[[int], None], stop: Callable[[], bool]) -> Generator[Report]:
-        """Yields the reports of all stages. Saves the run if an error ends it or the caller leaves."""
+    def reports(
+        self, evaluating: Callable[[int], None], stop: Callable[[], bool]
+    ) -> Generator[Report]:
+        """Yields the reports of all stages. Saves the run if an error ends it or the caller
+        leaves.
+        """
         ending = StopState(lambda: stop() or self.halved)
         with start.failing():
             try:
@@ -146,7 +208,9 @@ class Member:
                         self.recorder = recorder(self.job, resumed=self.file is not None)
                         stack.enter_context(contextlib.closing(self.recorder))
                     if self.config.run_dir is not None:
-                        self.files, self.saver = peers.run_everywhere(partial(self._opened, stack), "the run's files")
+                        self.files, self.saver = peers.run_everywhere(
+                            partial(self._opened, stack), "the run's files"
+                        )
                         peers.run_everywhere(self._check_shared, "a look at the run directory")
                     yield from self._passed(self._stages(stack, ending, evaluating), ending)
             except BaseException as error:
@@ -155,20 +219,25 @@ class Member:
             peers.all_gather(None, "the end of the run")
 
     def _passed(self, reports: Iterator[Report], ending: StopState) -> Iterator[Report]:
-        """Yields the reports of all stages until an error ends the run; the reports after it are only saved."""
+        """Yields the reports of all stages until an error ends the run;
+        the reports after it are only saved.
+        """
         while True:
             try:
                 while (report := self._next(reports, ending)) is not None:
                     if ending.error is None:
                         yield report
                 break
-            except BaseException as error:  # the run's, the caller's, who may leave the loop, or Ctrl-C at any line
+            except BaseException as error:
+                # the run's, the caller's, who may leave the loop, or Ctrl-C at any line
                 ending.error = error
         if ending.error is not None:
             raise ending.error
 
     def _next(self, reports: Iterator[Report], ending: StopState) -> Report | None:
-        """Returns the next report after all stages. Ctrl-C waits for it: it would otherwise lose an update."""
+        """Returns the next report after all stages. Ctrl-C waits for it:
+        it would otherwise lose an update.
+        """
 
         def interrupt() -> None:
             ending.error = ending.error or KeyboardInterrupt()
@@ -183,16 +252,24 @@ class Member:
             return warnings.warn(f"{lost}: {first_line(error)}", FileWarning, stacklevel=2)
 
     def _opened(self, stack: contextlib.ExitStack) -> tuple[run_files.RunFiles | None, Saver]:
-        """Opens the files, and what saves this process's part of checkpoints; ``stack`` closes them."""
-        stored, files = to_json(self.config, self.job.source.spec), None
+        """Opens the files, and what saves this process's part of checkpoints;
+        ``stack`` closes them.
+        """
+        stored = to_json(self.config, self.job.source.spec)
+        files = None
         if peers.first():
-            files = open_files(stack, self.config, stored, self.file, self.job.progress.get("reported", {}))
+            files = open_files(
+                stack, self.config, stored, self.file, self.job.progress.get("reported", {})
+            )
         about = {"config": stored, "versions": machine.versions(), "judge": self.config.judge}
-        saver = Saver(self.folder, self.config.keep_checkpoints, about, self.config.clock, self.job.step)
+        saver = Saver(
+            self.folder, self.config.keep_checkpoints, about, self.config.clock, self.job.step
+        )
         return files, stack.enter_context(contextlib.closing(saver))
 
     def _check_shared(self) -> None:
-        """Checks that this process sees the files of process 0, beside which it writes its pieces of checkpoints.
+        """Checks that this process sees the files of process 0,
+        beside which it writes its pieces of checkpoints.
 
         Raises:
           ConfigError: it does not.
@@ -207,8 +284,13 @@ class Member:
     def _stages(
         self, stack: contextlib.ExitStack, ending: StopState, evaluating: Callable[[int], None]
     ) -> Iterator[Report]:
-        """Returns the plan's reports, evaluated, written and saved when due; ``stack`` closes the plan."""
-        config, shared, files, saver = self.config, self.shared, self.files, self.saver
+        """Returns the plan's reports, evaluated, written and saved when due;
+        ``stack`` closes the plan.
+        """
+        config = self.config
+        shared = self.shared
+        files = self.files
+        saver = self.saver
         offered: list[Callable[[], Report]] = []
         job = self.job._replace(
             stop=ending,
@@ -223,92 +305,159 @@ class Member:
             try:
                 report = offered[0]() if offered else None
             except RuntimeError:
-                raise RuntimeError("the update that failed has used up the state that it began with") from None
-            return report if report and report.step > job.step else None
+                raise RuntimeError(
+                    "the update that failed has used up the state that it began with"
+                ) from None
+            if report and report.step > job.step:
+                return report
+            return None
 
         def save(report: Report) -> None:
             if saver is not None:
                 evaluated = (report.evaluation or {}).get("return_mean")
-                saver.save(report.checkpoint(), evaluated if judged else recent_return(report.metrics))
+                saver.save(
+                    report.checkpoint(), evaluated if judged else recent_return(report.metrics)
+                )
 
         def confirm(report: Report) -> Report:
-            if not peers.broadcast(report.evaluation is not None, "whether the last policy is evaluated"):
+            if not peers.broadcast(
+                report.evaluation is not None, "whether the last policy is evaluated"
+            ):
                 return report
             save(report)  # again: the last policy is judged, too
             return self._confirm(ending.ends_here, evaluating, report)
 
         reported = step_of(config, job.progress.get("reported", {}))
-        together = partial(shared.agree, "evaluate") if judged else alone
+        together: Callable[[int, Callable[[], bool]], bool] = alone
+        if judged:
+            together = partial(shared.agree, "evaluate")
         evaluations = Evaluations(config, job.progress.get("evaluated", reported), ending, together)
-        plan: Any = plans.execute(job) if self.program is None else self.program.reports(self.place, job)
+        if self.program is None:
+            plan: Any = plans.execute(job)
+        else:
+            plan = self.program.reports(self.place, job)
         stack.enter_context(contextlib.closing(plan))
         measured = measuring(plan, shared, job, lambda: self.hyper)
         reports = evaluations.on_the_way(with_final_report(measured, newest, ending), evaluate)
-        last, films = partial(evaluate, progress=evaluating), partial(self._film, ending.ends_here)
+        last = partial(evaluate, progress=evaluating)
+        films = partial(self._film, ending.ends_here)
         if config.run_dir:
-            done = None if job.resumed is None else (job.step, job.updates)
-            reports = filming(writing(reports, files, shared.saving), films, config.video_interval, job.step, ending)
-            reports = saving(reports, save, saver, files, config, done, ending, agree=partial(shared.agree, "save"))
-        return evaluations.at_the_end(reports, last, files, confirm if judged and config.run_dir else None)
+            if job.resumed is None:
+                done = None
+            else:
+                done = (job.step, job.updates)
+            reports = filming(
+                writing(reports, files, shared.saving),
+                films,
+                config.video_interval,
+                job.step,
+                ending,
+            )
+            reports = saving(
+                reports,
+                save,
+                saver,
+                files,
+                config,
+                done,
+                ending,
+                agree=partial(shared.agree, "save"),
+            )
+        return evaluations.at_the_end(
+            reports, last, files, confirm if judged and config.run_dir else None
+        )
 
     def _add_way_on(self, error: BaseException) -> None:
-        """Adds a note that tells how to continue from the state that a failed run has saved, if it has saved one."""
+        """Adds a note that tells how to continue from the state that a failed run has saved,
+        if it has saved one.
+        """
         notes = getattr(error, "__notes__", ())  # by another member
         newest = (self.saver and self.saver.newest) or (self.job.resumed and self.job.step)
         if newest is None or any(self.shared.command in note for note in notes):
             return
         run_dir = shlex.quote(str(self.config.run_dir))
         if isinstance(error, DivergedError):
-            error.add_note(f"its last finite variables are saved: `--init-from {run_dir}` starts a new run from them")
+            error.add_note(
+                f"its last finite variables are saved: `--init-from {run_dir}` starts a new run from them"
+            )
         else:
             way_on = f"`{self.shared.command}` continues from {newest} {unit(self.config.clock)}"
             error.add_note(f"the run is saved: {way_on}")
 
     def _evaluate(
-        self, stop: Callable[[], bool], report: Report, progress: Callable[[int], None] = lambda done: None
+        self,
+        stop: Callable[[], bool],
+        report: Report,
+        progress: Callable[[int], None] = lambda done: None,
     ) -> Report:
         """Adds an evaluation, as ``_play``."""
-        variables = self.job.source.spec.keyed(report.variables())  # other processes may hold parts of them
+        # other processes may hold parts of them
+        variables = self.job.source.spec.keyed(report.variables())
         played = self._play(variables, progress, stop)
-        return report if played is None else dataclasses.replace(report, evaluation=played)
+        if played is None:
+            return report
+        return dataclasses.replace(report, evaluation=played)
 
     def _play(
-        self, variables: Any, progress: Callable[[int], None], stop: Callable[[], bool], *, fresh: bool = False
+        self,
+        variables: Any,
+        progress: Callable[[int], None],
+        stop: Callable[[], bool],
+        *,
+        fresh: bool = False,
     ) -> Mapping[str, float | int] | None:
-        """Returns the numbers of an evaluation, or of a ``fresh`` one; None: stopped, failed, or of another process."""
+        """Returns the numbers of an evaluation, or of a ``fresh`` one; None: stopped, failed,
+        or of another process.
+        """
         evaluator = self.shared.evaluator.of_member(self.config.seed, self.hyper, fresh=fresh)
-        began, played = time.perf_counter(), None
+        began = time.perf_counter()
+        played = None
         try:
             if peers.first():
                 played = evaluator.play(variables, progress, stop=stop)
         except (EnvError, TimeoutError) as error:
             if self.config.on_actor_error == "raise":
                 raise
-            warnings.warn(f"the evaluation could not be finished: {error}", EnvWarning, stacklevel=2)
+            warnings.warn(
+                f"the evaluation could not be finished: {error}", EnvWarning, stacklevel=2
+            )
         self.shared.excluded_seconds += time.perf_counter() - began
-        return None if played is None else scored(played.summary(), self.config.data)
+        if played is None:
+            return None
+        return scored(played.summary(), self.config.data)
 
-    def _confirm(self, stop: Callable[[], bool], progress: Callable[[int], None], report: Report) -> Report:
-        """Adds the evaluation of the best checkpoint in fresh episodes: those that chose it would flatter it."""
+    def _confirm(
+        self, stop: Callable[[], bool], progress: Callable[[int], None], report: Report
+    ) -> Report:
+        """Adds the evaluation of the best checkpoint in fresh episodes:
+        those that chose it would flatter it.
+        """
         assert self.saver is not None
         self.saver.finish()
-        variables = self.job.source.spec.keyed(report.variables())  # other processes may hold parts of them
+        # other processes may hold parts of them
+        variables = self.job.source.spec.keyed(report.variables())
         if not peers.first():
             return report
         try:
             number = checkpoint.number_of(checkpoint.chosen(self.folder, "best"))
             best = checkpoint.load_variables(self.folder, variables, which=number)
         except ConfigError as error:
-            warnings.warn(f"the best checkpoint is not evaluated: {error}", FileWarning, stacklevel=2)
+            warnings.warn(
+                f"the best checkpoint is not evaluated: {error}", FileWarning, stacklevel=2
+            )
             return report
         if (played := self._play(best, progress, stop, fresh=True)) is None:
             return report
         return dataclasses.replace(report, best_evaluation={"checkpoint": number, **played})
 
     def _film(self, stop: Callable[[], bool], report: Report) -> None:
-        """Sends a film of an episode to the trackers. A failure is a warning, once, and ends the films, not the run."""
-        began, spec = time.perf_counter(), self.job.source.spec
-        # Also where films have ended, which the others do not know: each process may hold parts of the variables.
+        """Sends a film of an episode to the trackers. A failure is a warning, once,
+        and ends the films, not the run.
+        """
+        began = time.perf_counter()
+        spec = self.job.source.spec
+        # Also where films have ended, which the others do not know:
+        # each process may hold parts of the variables.
         variables = spec.keyed(report.variables())
         try:
             if self.shared.films and self.files is not None:
@@ -318,7 +467,11 @@ class Member:
                     self.files.film(report.step, gif.getvalue(), filmed[1][0].size)
         except Exception as error:  # whatever a renderer raises
             self.shared.films = False
-            warnings.warn(f"--video-interval: there will be no films: {first_line(error)}", EnvWarning, stacklevel=2)
+            warnings.warn(
+                f"--video-interval: there will be no films: {first_line(error)}",
+                EnvWarning,
+                stacklevel=2,
+            )
         self.shared.excluded_seconds += time.perf_counter() - began
 
 

@@ -1,4 +1,6 @@
-"""Training as a pure function, which the user compiles, maps over keys and hyperparameters, or differentiates."""
+"""Training as a pure function, which the user compiles, maps over keys and hyperparameters,
+or differentiates.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,13 @@ from jaxrl_dist.training.setup import make_job
 from jaxrl_dist.types import Array, TrainState
 
 IMPURE = {
-    **dict.fromkeys(("run_dir", "tensorboard", "wandb", "record", "video_interval", "keep_best"), "writes nothing"),
-    **dict.fromkeys(("seeds", "vary"), "trains one member, and jax.vmap maps it over keys and hyperparameters"),
+    **dict.fromkeys(
+        ("run_dir", "tensorboard", "wandb", "record", "video_interval", "keep_best"),
+        "writes nothing",
+    ),
+    **dict.fromkeys(
+        ("seeds", "vary"), "trains one member, and jax.vmap maps it over keys and hyperparameters"
+    ),
     "data": "learns from new experience alone",
     "coordinator": "runs in one process",
     "stop_at_return": "makes a fixed number of iterations",
@@ -50,36 +57,47 @@ class PureTrain(Protocol):
 
 @in_32_bits
 def make_train(config: Train[Any]) -> PureTrain:
-    """Returns training as a pure function ``(key, hyper) -> (state, metrics)``, for ``jax.jit``, ``vmap`` and ``jvp``.
+    """Returns training as a pure function ``(key, hyper) -> (state, metrics)``,
+    for ``jax.jit``, ``vmap`` and ``jvp``.
 
-    With ``jax.random.key(seed)`` and without ``hyper`` the state is that of ``train`` with this seed, bit for bit, and
-    metrics are equal up to rounding. It makes ``total_env_steps / (num_envs * rollout_length)`` iterations, rounded up;
-    ``train`` does not count steps that only reset, and makes a few more.
+    With ``jax.random.key(seed)`` and without ``hyper`` the state is that of ``train`` with this
+    seed, bit for bit, and metrics are equal up to rounding. It makes
+    ``total_env_steps / (num_envs * rollout_length)`` iterations, rounded up; ``train`` does not
+    count steps that only reset, and makes a few more.
 
-    ``hyper`` maps names of the algorithm's float hyperparameters to scalars, which replace those of the config and may
-    be traced; no range is checked. Names are those of ``--vary``: ``POLICY.FIELD`` with several policies.
+    ``hyper`` maps names of the algorithm's float hyperparameters to scalars, which replace those of
+    the config and may be traced; no range is checked. Names are those of ``--vary``:
+    ``POLICY.FIELD`` with several policies.
 
-    ``state`` is the last ``TrainState``, with parameters in ``state.variables``. Each of ``metrics`` has a row for each
-    report interval, ``[reports]``: ``env_steps``, ``updates`` and ``iteration`` so far, int32, and the metrics of a
-    report, float32, NaN where a report has None. ``env/faults`` counts iterations in which an environment gave NaN or
-    infinity, for which ``train`` raises an error.
+    ``state`` is the last ``TrainState``, with parameters in ``state.variables``. Each of
+    ``metrics`` has a row for each report interval, ``[reports]``: ``env_steps``, ``updates`` and
+    ``iteration`` so far, int32, and the metrics of a report, float32, NaN where a report has None.
+    ``env/faults`` counts iterations in which an environment gave NaN or infinity, for which
+    ``train`` raises an error.
 
-    Derivatives with respect to ``hyper`` are those of forward mode. They pass through targets and advantages, which
-    losses take as constant, and not through sampled actions that are categories. Convolutions on a CPU have none.
+    Derivatives with respect to ``hyper`` are those of forward mode. They pass through targets and
+    advantages, which losses take as constant, and not through sampled actions that are categories.
+    Convolutions on a CPU have none.
 
     Raises:
-      ConfigError: the environment is no pure function, or the config asks for what a pure function does not do. The
-        function raises it while it is traced, for hyperparameters that it does not have or cannot trace.
+      ConfigError: the environment is no pure function, or the config asks for what a pure function
+        does not do. The function raises it while it is traced, for hyperparameters that it does not
+        have or cannot trace.
     """
     config, source = resolved(config)
     _check(config)
     if config.compile_cache:
         keep_programs()
-    job, names = make_job(config, source), tunable(config)
+    job = make_job(config, source)
+    names = tunable(config)
     iterations = -(-config.total_env_steps // job.steps_per_iteration)
-    lengths = np.diff([*range(0, iterations, job.iterations_per_report), iterations]).astype(np.int32)
+    lengths = np.diff([*range(0, iterations, job.iterations_per_report), iterations]).astype(
+        np.int32
+    )
 
-    def train(key: jax.Array, hyper: Mapping[str, Array] = {}, /) -> tuple[TrainState, dict[str, jax.Array]]:
+    def train(
+        key: jax.Array, hyper: Mapping[str, Array] = {}, /
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
         _check_arguments(key, hyper, names)
         hyper = {name: jnp.asarray(value, jnp.float32) for name, value in hyper.items()}
         if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
@@ -88,7 +106,9 @@ def make_train(config: Train[Any]) -> PureTrain:
         act, learn = iteration.make_iteration(job, 1)
         actor = initial.start(job)(keys[1], hyper)
         state = job.variant(hyper)[1].init(rng.stream(key, Stream.INIT))
-        inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), (state, actor, keys, hyper))
+        inputs = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), (state, actor, keys, hyper)
+        )
         blank = jax.tree.map(jnp.asarray, compiled.blank_sums(job, act, learn, *inputs))
 
         def iterate(_: Array, carry: Any) -> Any:
@@ -104,14 +124,20 @@ def make_train(config: Train[Any]) -> PureTrain:
             state, actor, since, steps, faults = jax.lax.fori_loop(0, length, iterate, begin)
             updates = jnp.sum(jnp.stack(jax.tree.leaves(state.updates)))
             counts = {"env_steps": steps[0], "updates": updates, "iteration": state.iteration}
-            return (state, actor, steps), {**counts, **metrics_of(since, jnp, _ratio), "env/faults": faults}
+            return (state, actor, steps), {
+                **counts,
+                **metrics_of(since, jnp, _ratio),
+                "env/faults": faults,
+            }
 
         begin: Any = state, actor, jnp.zeros(2, jnp.int32)
         (state, _, _), metrics = jax.lax.scan(interval, begin, jnp.asarray(lengths))
         return job.bare(state), metrics
 
     @in_32_bits
-    def traced(key: jax.Array, hyper: Mapping[str, Array] = {}, /) -> tuple[TrainState, dict[str, jax.Array]]:
+    def traced(
+        key: jax.Array, hyper: Mapping[str, Array] = {}, /
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
         try:
             with returns.within_training():
                 return train(key, hyper)
@@ -126,18 +152,30 @@ def make_train(config: Train[Any]) -> PureTrain:
 
 
 def _check_arguments(key: Any, hyper: Any, names: Collection[str]) -> None:
-    """Raises ``ConfigError`` for what is no key, and for hyperparameters that do not exist or are no scalars."""
+    """Raises ``ConfigError`` for what is no key,
+    and for hyperparameters that do not exist or are no scalars.
+    """
     old = getattr(key, "dtype", None) == np.uint32 and key.shape == (2,)
-    new = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ()
+    new = (
+        isinstance(key, jax.Array)
+        and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+        and key.shape == ()
+    )
     if not (old or new):
-        raise ConfigError(f"training starts from one key, as jax.random.key(0) makes it, and not from {key!r:.80}")
+        raise ConfigError(
+            f"training starts from one key, as jax.random.key(0) makes it, and not from {key!r:.80}"
+        )
     if not isinstance(hyper, Mapping):
         raise ConfigError(f"hyperparameters are a dict of scalars by name, and not {hyper!r:.80}")
     for name, value in hyper.items():
         if name not in names:
-            raise ConfigError(f"{shown(name)} is not a float hyperparameter of this run{hint(name, names)}")
+            raise ConfigError(
+                f"{shown(name)} is not a float hyperparameter of this run{hint(name, names)}"
+            )
         if np.shape(value):
-            raise ConfigError(f"{name} is one number, and not of shape {np.shape(value)}; vmap takes more")
+            raise ConfigError(
+                f"{name} is one number, and not of shape {np.shape(value)}; vmap takes more"
+            )
 
 
 def _ratio(total: jax.Array, number: Array, count: jax.Array) -> jax.Array:
@@ -148,8 +186,14 @@ def _check(config: Train[Any]) -> None:
     blank = Train(config.algorithm)
     for name, instead in IMPURE.items():
         if getattr(config, name) != getattr(blank, name):
-            raise ConfigError(f"make_train makes a pure function, which {instead}: remove {flag(name)}")
+            raise ConfigError(
+                f"make_train makes a pure function, which {instead}: remove {flag(name)}"
+            )
     if not PLANS[config.plan].compiled:
-        raise ConfigError(f"make_train needs --plan on_device and an environment of JAX, not --plan {config.plan}")
+        raise ConfigError(
+            f"make_train needs --plan on_device and an environment of JAX, not --plan {config.plan}"
+        )
     if config.total_env_steps > MAX_STEPS:
-        raise ConfigError(f"make_train counts env steps as int32: --total-env-steps {config.total_env_steps} is more")
+        raise ConfigError(
+            f"make_train counts env steps as int32: --total-env-steps {config.total_env_steps} is more"
+        )

@@ -31,7 +31,9 @@ def check(config: Train[Any], spec: EnvSpec) -> None:
         return
     problems = {
         "--plan offline makes no experience": PLANS[config.plan].clock == "updates",
-        "a population has several experiences; `jaxrl-dist record` works afterwards": is_population(config),
+        "a population has several experiences; `jaxrl-dist record` works afterwards": is_population(
+            config
+        ),
         "it works in one process": peers.count() > 1,
     }
     unfit = unrecordable(spec)
@@ -50,7 +52,9 @@ def recorder(job: Job, *, resumed: bool) -> Recorder:
     Raises:
       ConfigError: the directory exists, or cannot be written.
     """
-    config, spec, ((_, algorithm),) = job.config, job.source.spec, job.algorithm.items()
+    config = job.config
+    spec = job.source.spec
+    ((_, algorithm),) = job.algorithm.items()
     path = pathlib.Path(str(config.record))
     if resumed and path.name not in ("", ".."):  # which are directories, and no names
         path = storage.free(path)

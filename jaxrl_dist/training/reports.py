@@ -19,8 +19,8 @@ from jaxrl_dist.types import Checkpoint, Report
 class StopState:
     """Callable: True once the run must end early, because of a stop request or an error.
 
-    The error is raised after the run's state is saved. In a run over several processes each call is a vote, so that all
-    end after the same update.
+    The error is raised after the run's state is saved. In a run over several processes each call is
+    a vote, so that all end after the same update.
     """
 
     def __init__(self, requested: Callable[[], bool]) -> None:
@@ -35,8 +35,13 @@ class StopState:
         return self.error is not None or self._requested() or signalled()
 
     def failed(self) -> bool:
-        """Returns whether an error ends the run, here or in another process, whose error then becomes this one's."""
-        message = None if self.error is None else first_line(self.error)
+        """Returns whether an error ends the run, here or in another process,
+        whose error then becomes this one's.
+        """
+        if self.error is None:
+            message = None
+        else:
+            message = first_line(self.error)
         for process, problem in enumerate(peers.all_gather(message, "errors")):
             if problem is not None and self.error is None:
                 self.error = ProcessError(f"process {process} has ended the run: {problem}")
@@ -46,11 +51,13 @@ class StopState:
 def with_final_report(
     reports: Iterator[Report], newest: Callable[[], Report | None], ending: StopState
 ) -> Iterator[Report]:
-    """Passes reports on; after an error, yields one more report of the newest state for the next stages to save.
+    """Passes reports on; after an error, yields one more
+    report of the newest state for the next stages to save.
 
     Args:
       newest: makes that report if the plan itself failed; returns None if it has learnt nothing.
-      ending: receives the plan's error. If it holds another stage's error, the last report is passed on again.
+      ending: receives the plan's error. If it holds another stage's error,
+        the last report is passed on again.
     """
     report: Report | None = None
     while not ending.failed():
@@ -60,7 +67,10 @@ def with_final_report(
             return
         except BaseException as error:
             ending.error = error
-            report = newest() if failed_alike(error) else None
+            if failed_alike(error):
+                report = newest()
+            else:
+                report = None
             break
         if report.diverged:
             ending.error = DivergedError(
@@ -81,12 +91,15 @@ def alone(iteration: int, wants: Callable[[], bool]) -> bool:
 class Evaluations:
     """Evaluates the reports at the evaluation interval, and the last one."""
 
-    def __init__(self, config: Train, evaluated: int, ending: StopState, agree: Callable[..., bool] = alone) -> None:
+    def __init__(
+        self, config: Train, evaluated: int, ending: StopState, agree: Callable[..., bool] = alone
+    ) -> None:
         """Begins after an evaluation.
 
         Args:
           evaluated: the clock of the newest report whose evaluation is done or was not due.
-          agree: as for ``saving``, where evaluations judge the checkpoints: members save after the same iterations.
+          agree: as for ``saving``, where evaluations judge the checkpoints:
+            members save after the same iterations.
         """
         self._interval = config.evaluation_interval
         self._at_the_end = config.evaluation_episodes > 0
@@ -94,18 +107,27 @@ class Evaluations:
         self._agree = agree
         self._due = False  # whether the newest report is at the interval
 
-    def on_the_way(self, reports: Iterable[Report], evaluate: Callable[[Report], Report]) -> Iterator[Report]:
-        """Evaluates at the interval, before the report is written. Checkpoints store which evaluations are done."""
+    def on_the_way(
+        self, reports: Iterable[Report], evaluate: Callable[[Report], Report]
+    ) -> Iterator[Report]:
+        """Evaluates at the interval, before the report is written.
+        Checkpoints store which evaluations are done.
+        """
         for report in reports:
-            before, last = self._evaluated, report.ended_by is not None
-            self._due = self._agree(report.iteration, partial(passed, self._interval, before, report.step))
+            before = self._evaluated
+            last = report.ended_by is not None
+            self._due = self._agree(
+                report.iteration, partial(passed, self._interval, before, report.step)
+            )
             evaluated = False
             if self._due and not last and not self._ending():
                 try:
                     report = evaluate(report)
                 except BaseException as error:
                     self._ending.error = error
-                evaluated = peers.broadcast(report.evaluation is not None, "whether the evaluation is done")
+                evaluated = peers.broadcast(
+                    report.evaluation is not None, "whether the evaluation is done"
+                )
             if last or evaluated or not self._due:  # else the next report is evaluated
                 self._evaluated = report.step
             marked = partial(_marked, report.checkpoint, before, self._evaluated)
@@ -121,7 +143,8 @@ class Evaluations:
         """Evaluates the last report after everything else is saved: an evaluation may take long.
 
         Args:
-          confirm: adds the evaluation of the best checkpoint; None: evaluations do not judge the checkpoints.
+          confirm: adds the evaluation of the best checkpoint; None:
+            evaluations do not judge the checkpoints.
         """
         for report in reports:
             if report.ended_by and self._at_the_end and self._ending.error is None:
@@ -130,22 +153,32 @@ class Evaluations:
                     send = files.write if self._due else files.track
                     send(report)
                     files.finish(report)
-                if confirm is not None and (report := confirm(report)).best_evaluation and files is not None:
+                if (
+                    confirm is not None
+                    and (report := confirm(report)).best_evaluation
+                    and files is not None
+                ):
                     files.finish(report)
             yield report
 
 
 def _marked(copy: Callable[[], Checkpoint], before: int, evaluated: int) -> Checkpoint:
-    """Returns a report's checkpoint, with the clock of the newest report that needs no more evaluation."""
+    """Returns a report's checkpoint, with the clock of
+    the newest report that needs no more evaluation.
+    """
     whole = copy()
-    again = whole.progress["since"] is not None  # a resumed run recreates this report after its interval
+    # a resumed run recreates this report after its interval
+    again = whole.progress["since"] is not None
     return whole._replace(progress={**whole.progress, "evaluated": before if again else evaluated})
 
 
 def writing(
-    reports: Iterable[Report], files: RunFiles | None, begin: Callable[[Report], None] = lambda report: None
+    reports: Iterable[Report],
+    files: RunFiles | None,
+    begin: Callable[[Report], None] = lambda report: None,
 ) -> Iterator[Report]:
-    """Adds each report to the metrics, and writes the trained variables and the summary with the last one.
+    """Adds each report to the metrics, and writes the
+    trained variables and the summary with the last one.
 
     Args:
       files: None: another process writes.
@@ -167,13 +200,23 @@ def writing(
             if files is not None:
                 save_variables(files.path, variables)
                 files.finish(report)
-        yield report if files is None else dataclasses.replace(report, log=partial(files.log, report.iteration))
+        yield (
+            report
+            if files is None
+            else dataclasses.replace(report, log=partial(files.log, report.iteration))
+        )
 
 
 def filming(
-    reports: Iterable[Report], film: Callable[[Report], None], interval: int | None, filmed: int, ending: StopState
+    reports: Iterable[Report],
+    film: Callable[[Report], None],
+    interval: int | None,
+    filmed: int,
+    ending: StopState,
 ) -> Iterator[Report]:
-    """Films the policy of each report at the interval, after the report is written; ``filmed``: env steps done."""
+    """Films the policy of each report at the interval, after the report is written; ``filmed``:
+    env steps done.
+    """
     for report in reports:
         if passed(interval, filmed, report.step) and not ending():
             film(report)
@@ -192,10 +235,11 @@ def saving(
     clock: Callable[[], float] = time.monotonic,
     agree: Callable[[int, Callable[[], bool]], bool] = alone,
 ) -> Iterator[Report]:
-    """Saves a checkpoint by the run's clock, by time, at the end of the run, and with each evaluation that judges it.
+    """Saves a checkpoint by the run's clock, by time, at the end of the run,
+    and with each evaluation that judges it.
 
-    Training does not wait for the disk: while a checkpoint is being written, the next one is postponed, except for one
-    that is judged.
+    Training does not wait for the disk: while a checkpoint is being written, the next one is
+    postponed, except for one that is judged.
 
     Args:
       save: all processes must call it, since each may hold parts of the state.
@@ -203,7 +247,8 @@ def saving(
       files: None: process 0 writes them.
       saved: clock and updates of the checkpoint that the run was resumed from; None: a new run.
       clock: returns seconds.
-      agree: ``(iteration, wants) -> answer``: members of a population save on the way after the same iterations.
+      agree: ``(iteration, wants) -> answer``: members of a
+        population save on the way after the same iterations.
 
     Raises:
       OSError: the last checkpoint cannot be written.
@@ -223,12 +268,14 @@ def saving(
 
     for report in reports:
         ends = report.ended_by is not None or ending()
-        progress = report.step, report.updates  # a free-running learner makes updates without new env steps
+        # a free-running learner makes updates without new env steps
+        progress = report.step, report.updates
         if progress != saved and (ends or agree(report.iteration, partial(due, report))):
             if ends and files is not None:
                 files.check_place()
             save(report)
-            saved, saved_at = progress, clock()
+            saved = progress
+            saved_at = clock()
         if ends and saver is not None:
             saver.finish()
         yield report
@@ -236,9 +283,13 @@ def saving(
 
 def _at(report: Report) -> str:
     """Says when a report was made."""
-    return f"environment step {report.step:,}" if report.clock == "env_steps" else f"update {report.step:,}"
+    if report.clock == "env_steps":
+        return f"environment step {report.step:,}"
+    return f"update {report.step:,}"
 
 
 def passed(interval: int | None, before: int, now: int) -> bool:
-    """Returns True if ``before < k * interval <= now`` for an integer ``k``; False for an interval of None or 0."""
+    """Returns True if ``before < k * interval <= now`` for an integer ``k``;
+    False for an interval of None or 0.
+    """
     return interval is not None and interval > 0 and now // interval > before // interval

@@ -17,7 +17,13 @@ from jaxrl_dist.checks import flag, unit
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import CONFIG_FILE, RESUMABLE, Train
 from jaxrl_dist.envs.source import EnvSource
-from jaxrl_dist.errors import CheckpointError, ConfigError, ConfigWarning, FileWarning, FinishedError
+from jaxrl_dist.errors import (
+    CheckpointError,
+    ConfigError,
+    ConfigWarning,
+    FileWarning,
+    FinishedError,
+)
 from jaxrl_dist.heavy import in_32_bits
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.plans import initial
@@ -41,12 +47,24 @@ ALLOWS = "--change-env-options allows it"
 
 @in_32_bits
 def prepare_resume(
-    config: Train[Any], run_dir: pathlib.Path, changes: Mapping[str, Any], *, change_env_options: bool = False
+    config: Train[Any],
+    run_dir: pathlib.Path,
+    changes: Mapping[str, Any],
+    *,
+    change_env_options: bool = False,
 ) -> Run:
-    """Prepares to resume a run with this config; the arguments and errors are those of ``resume``."""
-    allowed = (*RESUMABLE, "env_options") if change_env_options else RESUMABLE
+    """Prepares to resume a run with this config; the arguments and errors are those of
+    ``resume``.
+    """
+    if change_env_options:
+        allowed = (*RESUMABLE, "env_options")
+    else:
+        allowed = RESUMABLE
     for name in sorted(changes.keys() - set(allowed)):
-        instead = ALLOWS if name == "env_options" else f"{', '.join(RESUMABLE)} can"
+        if name == "env_options":
+            instead = ALLOWS
+        else:
+            instead = f"{', '.join(RESUMABLE)} can"
         raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {instead}")
     stored = stored_content(run_dir / CONFIG_FILE)
     if stored.get("sweep"):
@@ -54,11 +72,17 @@ def prepare_resume(
         text = f"{run_dir} is a sweep, whose members train by themselves: its own command with --run-dir {run_dir}"
         raise ConfigError(f"{text} continues it, and {one}")
     with contextlib.ExitStack() as files:
-        # The first process locks it for all processes of this run: another run might resume it, too.
-        file = files.enter_context(run_files.lock(str(run_dir))) if peers.first() else None
+        # The first process locks it for all processes of this run:
+        # another run might resume it, too.
+        if peers.first():
+            file = files.enter_context(run_files.lock(str(run_dir)))
+        else:
+            file = None
         config = dataclasses.replace(config, run_dir=str(run_dir))
         initial: dict[str, Any] = {"init_from": config.init_from, "init_parts": config.init_parts}
-        new, source = resolved(dataclasses.replace(config, init_from=None, init_parts=None), changes)
+        new, source = resolved(
+            dataclasses.replace(config, init_from=None, init_parts=None), changes
+        )
         _check_config(dataclasses.replace(new, **initial), source.spec, stored, allowed)
         _check_devices(new, source)
         run = prepare(new, source)
@@ -83,11 +107,16 @@ class Saved(NamedTuple):
     """What the files of a run, or of a population, hold of a member."""
 
     folder: pathlib.Path
-    status: str  # in the results of the last session
-    progress: Sequence[Mapping[str, Any]]  # of its intact checkpoints, newest first
-    checkpoints: int = 1  # intact or damaged
-    trained: bool = False  # whether it has saved its trained variables, which are written before the last checkpoint
-    finished: bool = False  # whether nothing is left to do at its end, such as an evaluation
+    status: str
+    """In the results of the last session."""
+    progress: Sequence[Mapping[str, Any]]
+    """Of its intact checkpoints, newest first."""
+    checkpoints: int = 1
+    """Intact or damaged."""
+    trained: bool = False
+    """Whether it has saved its trained variables, which are written before the last checkpoint."""
+    finished: bool = False
+    """Whether nothing is left to do at its end, such as an evaluation."""
 
     @property
     def lost(self) -> bool:
@@ -112,8 +141,10 @@ class Saved(NamedTuple):
 class Decision(NamedTuple):
     """How a member continues."""
 
-    status: str | None  # "training", or how it has ended; None: it begins, as those of a new population do
-    iteration: int | None = None  # of the checkpoint with its state; None: there is none, or its state is lost
+    status: str | None
+    """"training", or how it has ended; None: it begins, as those of a new population do."""
+    iteration: int | None = None
+    """Of the checkpoint with its state; None: there is none, or its state is lost."""
 
 
 BEGIN = Decision(None)
@@ -122,24 +153,29 @@ BEGIN = Decision(None)
 def decide(config: Train[Any], members: Sequence[Saved]) -> list[Decision]:
     """Decides how the members of one program continue: those that train, from the same iteration.
 
-    Members that have saved nothing, because the population was stopped before they began, begin now. So do those of a
-    program that was killed while its members saved for the first time. A member that has diverged has ended, also if
-    its state is lost.
+    Members that have saved nothing, because the population was stopped before they began, begin
+    now. So do those of a program that was killed while its members saved for the first time. A
+    member that has diverged has ended, also if its state is lost.
 
     Raises:
       CheckpointError: the members that train share no intact checkpoint.
     """
     if _have_saved_nothing(members, config.keep_checkpoints):
         return [Decision(x.status) if x.lost else BEGIN for x in members]
-    going, shared = [x for x in members if not x.over(config)], set[int]()
+    going = [x for x in members if not x.over(config)]
+    shared = set[int]()
     if going and not (shared := set.intersection(*map(Saved.iterations, going))):
         alone = f"resume them one by one, such as {going[0].folder}"
-        raise CheckpointError(f"the members of {config.run_dir} share no intact checkpoint; {alone}")
+        raise CheckpointError(
+            f"the members of {config.run_dir} share no intact checkpoint; {alone}"
+        )
     return [_decided(config, x, shared) for x in members]
 
 
 def _decided(config: Train[Any], member: Saved, shared: Collection[int]) -> Decision:
-    """Decides how a member goes on; ``shared``: iterations of which all that train have a checkpoint."""
+    """Decides how a member goes on; ``shared``:
+    iterations of which all that train have a checkpoint.
+    """
     over = member.over(config)
     at = member.newest(None if over else shared)
     if at is None:
@@ -153,27 +189,41 @@ def _decided(config: Train[Any], member: Saved, shared: Collection[int]) -> Deci
 
 
 def _have_saved_nothing(members: Sequence[Saved], keep_checkpoints: int) -> bool:
-    """Returns whether no member of a program has saved its state, or only some have, and for the first time.
+    """Returns whether no member of a program has saved its state, or only some have,
+    and for the first time.
 
-    A damaged checkpoint is one, too. Where only one is kept, a single one may be a later one. A member whose state is
-    lost does not count.
+    A damaged checkpoint is one, too. Where only one is kept, a single one may be a later one. A
+    member whose state is lost does not count.
     """
     members = [x for x in members if not x.lost]
     counts = [x.checkpoints for x in members]
     if not any(counts):
         return True
-    return keep_checkpoints > 1 and min(counts) == 0 and max(counts) < 2 and not any(x.trained for x in members)
+    return (
+        keep_checkpoints > 1
+        and min(counts) == 0
+        and max(counts) < 2
+        and not any(x.trained for x in members)
+    )
 
 
 def _saved(member: Member, changes: Collection[str]) -> Saved:
-    """Returns what the files hold; of a single run, which has loaded its checkpoint, also whether it shall end here."""
+    """Returns what the files hold; of a single run, which has loaded its checkpoint,
+    also whether it shall end here.
+    """
     folder, alone = member.folder, member.job.resumed
-    progress = [{**alone.progress, "halved": False}] if alone else checkpoint.progress(folder)
+    progress: list[Mapping[str, Any]] = []
+    if alone:
+        progress.append({**alone.progress, "halved": False})
+    else:
+        progress += checkpoint.progress(folder)
     finished = run_files.finished(folder, member.config.evaluation_episodes)
     finished = finished or (
-        alone is not None and not {"total_env_steps", "total_updates", "stop_at_return"}.isdisjoint(changes)
+        alone is not None
+        and not {"total_env_steps", "total_updates", "stop_at_return"}.isdisjoint(changes)
     )
-    count, trained = len(checkpoint.saved(folder)), checkpoint.trained(folder)
+    count = len(checkpoint.saved(folder))
+    trained = checkpoint.trained(folder)
     return Saved(folder, member.row.status, progress, count, trained, finished)
 
 
@@ -184,13 +234,16 @@ def _go_on(
     allowed: Collection[str],
     files: contextlib.ExitStack,
 ) -> None:
-    """Lets the members of one program go on as ``decide`` says; ``files`` closes those that it opens."""
+    """Lets the members of one program go on as ``decide`` says;
+    ``files`` closes those that it opens.
+    """
     saved = [_saved(member, changes) for member in members]
     intact = any(x.progress for x in saved)
     for member, x in zip(members, saved, strict=True):
         if x.checkpoints and not intact:
             _load(member, allowed)  # which says how they are damaged
-    decisions, variables = decide(config, saved), None
+    decisions = decide(config, saved)
+    variables = None
     if BEGIN in decisions:
         if intact:
             text = f"not all members of {config.run_dir} that train together have saved their state: they begin again"
@@ -199,11 +252,16 @@ def _go_on(
     for member, decision in zip(members, decisions, strict=True):
         _apply(member, decision, allowed, files)
     state = next(filter(None, (member.job.resumed for member in members)), None)
-    for member in members:  # the program takes a state for each, and ignores that of a member whose own is lost
-        member.job = member.job._replace(resumed=member.job.resumed or state, init_variables=variables)
+    # the program takes a state for each, and ignores that of a member whose own is lost
+    for member in members:
+        member.job = member.job._replace(
+            resumed=member.job.resumed or state, init_variables=variables
+        )
 
 
-def _apply(member: Member, decision: Decision, allowed: Collection[str], files: contextlib.ExitStack) -> None:
+def _apply(
+    member: Member, decision: Decision, allowed: Collection[str], files: contextlib.ExitStack
+) -> None:
     if decision.status is None:
         if peers.first():
             storage.remove(member.folder)  # it holds only reports of lost progress
@@ -224,8 +282,11 @@ def _load(member: Member, allowed: Collection[str], iteration: int | None = None
       iteration: of the checkpoint; None: the newest.
     """
     config, job = member.config, member.job
-    shapes, spec = _checkpoint_shapes(job), job.source.spec
-    resumed = checkpoint.load(member.folder, shapes, lambda x: _check_same(config, spec, x, allowed), iteration)
+    shapes = _checkpoint_shapes(job)
+    spec = job.source.spec
+    resumed = checkpoint.load(
+        member.folder, shapes, lambda x: _check_same(config, spec, x, allowed), iteration
+    )
     if resumed.progress.get("data") != job.data_identity:
         raise ConfigError(
             f"{config.data} is not the data set that {member.folder} has learnt from; --data names the directory where "
@@ -240,15 +301,20 @@ def _check_going(run: Run) -> None:
     Raises:
       FinishedError: all have ended.
     """
-    config, several = run.config, is_population(run.config)
+    config = run.config
+    several = is_population(run.config)
     if several:
         for member in run.members:
             member.read()
     if any(row.status == "training" for row in run.rows):
         return
     if several and peers.first():
-        write_results(pathlib.Path(str(config.run_dir)), run.rows)  # members may have been resumed one by one
-    ended = _ended_members(config, run.rows) if several else _ended(config, run.job)
+        # members may have been resumed one by one
+        write_results(pathlib.Path(str(config.run_dir)), run.rows)
+    if several:
+        ended = _ended_members(config, run.rows)
+    else:
+        ended = _ended(config, run.job)
     raise FinishedError(f"{ended}; name more to continue")
 
 
@@ -264,7 +330,10 @@ def _ended_members(config: Train[Any], rows: Sequence[Row]) -> str:
 def _ended(config: Train[Any], job: Job) -> str:
     field = str(job.ended_by(job.step, job.score))
     reached = f"reached a mean return of {job.score:.4g},"
-    progress = f"done {job.step} {unit(config.clock)} of" if field == f"total_{config.clock}" else reached
+    if field == f"total_{config.clock}":
+        progress = f"done {job.step} {unit(config.clock)} of"
+    else:
+        progress = reached
     return f"{config.run_dir} has {progress} {flag(field)} {getattr(config, field)}"
 
 
@@ -297,25 +366,36 @@ def _checkpoint_shapes(job: Job) -> Checkpoint:
     """Returns the shapes and dtypes of a checkpoint of this job."""
     key = jax.random.key(0)
     state = job.bare(jax.eval_shape(job.learner.init, key))
-    actor = jax.eval_shape(initial.start(job), key, job.hyper) if PLANS[job.config.plan].compiled else ()
+    if PLANS[job.config.plan].compiled:
+        actor = jax.eval_shape(initial.start(job), key, job.hyper)
+    else:
+        actor = ()
     return Checkpoint(state, actor, {})
 
 
-def _check_same(config: Train[Any], spec: EnvSpec, about: Mapping[str, Any], allowed: Collection[str]) -> bool:
+def _check_same(
+    config: Train[Any], spec: EnvSpec, about: Mapping[str, Any], allowed: Collection[str]
+) -> bool:
     """As ``_check_config``, for a checkpoint; returns True if the checkpoint holds a replay memory.
 
     ``about`` is the contents of its ``run.json``.
     """
     check_progress(about["progress"])
     _check_config(config, spec, about["config"], allowed)
-    changed = {name for name, version in machine.versions().items() if about["versions"].get(name) != version}
+    changed = {
+        name
+        for name, version in machine.versions().items()
+        if about["versions"].get(name) != version
+    }
     if changed:
         text = f"the run was saved with other versions of {', '.join(sorted(changed))}: its numbers may differ a little"
         warnings.warn(text, ConfigWarning, stacklevel=2)
     return bool(about["config"]["run"]["checkpoint_replay"])
 
 
-def _check_config(config: Train[Any], spec: EnvSpec, stored: Mapping[str, Any], allowed: Collection[str]) -> None:
+def _check_config(
+    config: Train[Any], spec: EnvSpec, stored: Mapping[str, Any], allowed: Collection[str]
+) -> None:
     """Checks that a run has this config and this environment.
 
     Args:
@@ -323,7 +403,8 @@ def _check_config(config: Train[Any], spec: EnvSpec, stored: Mapping[str, Any], 
       allowed: fields that may differ.
 
     Raises:
-      ConfigError: a field differs; the message names it. Or its numbers of steps count something else.
+      ConfigError: a field differs; the message names it.
+        Or its numbers of steps count something else.
       LookupError, TypeError, ValueError: ``stored`` is damaged.
     """
     run_dir = pathlib.Path(str(config.run_dir))
@@ -331,14 +412,19 @@ def _check_config(config: Train[Any], spec: EnvSpec, stored: Mapping[str, Any], 
     check_clock(stored, spec, run_dir, instead)
     current = json.loads(json.dumps(to_json(config, spec)))
     plain = json.loads(json.dumps(to_json(Train(type(config.algorithm)(), config.env))))
-    filled = {part: {**plain[part], **stored[part]} for part in ("hyperparameters", "run")}  # of an older version
+    # of an older version
+    filled = {part: {**plain[part], **stored[part]} for part in ("hyperparameters", "run")}
     for name, old, new in differences({**stored, **filled}, current):
         if name not in allowed:
             hint = ALLOWS if name == "env_options" else "it cannot change"
             raise ConfigError(f"{flag(name)} is {new}, and the run to be resumed has {old}; {hint}")
     spaces = stored.get("spaces")
     for name in SPACES:
-        old, new = spaces.get(name) if isinstance(spaces, dict) else None, current["spaces"][name]
+        if isinstance(spaces, dict):
+            old = spaces.get(name)
+        else:
+            old = None
+        new = current["spaces"][name]
         if old not in (None, new):  # an older version did not store it
             raise ConfigError(
                 f"the environment's {name}s are {new}, and those of the run to be resumed {old}; they cannot change"

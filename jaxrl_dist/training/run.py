@@ -1,4 +1,6 @@
-"""A prepared training run: of one member, or of a population, whose members each have a complete run directory."""
+"""A prepared training run: of one member, or of a population,
+whose members each have a complete run directory.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,8 @@ from jaxrl_dist.training.results import ENDED, Row, merged_rows, write_results
 from jaxrl_dist.types import EnvSpec, Report
 
 FEW = 16
-"""Environments a device below which one CPU device alone is faster: two ran PPO at 0.7 of its speed with 4 or 8 each,
-and at 1.0 to 1.2 with 16."""
+"""Environments a device below which one CPU device alone is faster: two ran PPO at 0.7 of its speed
+with 4 or 8 each, and at 1.0 to 1.2 with 16."""
 
 
 class Run:
@@ -49,14 +51,18 @@ class Run:
     The members of a group advance together; the groups follow each other.
     """
 
-    def __init__(self, config: Train[Any], members: Sequence[Member], groups: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, config: Train[Any], members: Sequence[Member], groups: Sequence[Sequence[int]]
+    ) -> None:
         """Prepares a new run.
 
         Args:
           config: resolved: no field is left out.
           groups: numbers of the members that one program trains.
         """
-        self.config, self.members, self.groups = config, members, groups
+        self.config = config
+        self.members = members
+        self.groups = groups
         self.file: IO[bytes] | None = None
         """Open ``metrics.jsonl`` of a resumed population."""
 
@@ -81,7 +87,8 @@ class Run:
         return sum(member.config.total for member in self.members)
 
     def describe(self, name: str | None = None) -> str:
-        """Describes the run and its devices in a line, and says in another one where fewer devices would be faster.
+        """Describes the run and its devices in a line,
+        and says in another one where fewer devices would be faster.
 
         Args:
           name: the user's name for the algorithm.
@@ -89,29 +96,44 @@ class Run:
         first, job, mesh = self.members[0].config, self.job, self.job.mesh
         devices = counted(mesh.devices.size, f"{mesh.devices.flat[0].platform} device")
         if PLANS[first.plan].threaded:
-            acting = f" on {len(job.pool.meshes)}" if first.actor_devices else ""
+            if first.actor_devices:
+                acting = f" on {len(job.pool.meshes)}"
+            else:
+                acting = ""
             learner = "learner on " if first.actor_devices else ""
             devices = f"{counted(job.pool.num_actors, 'actor')}{acting}, {learner}{devices}"
         env = env_name(first.env)
         _, module, made_by = split_env(env)
-        env = f"{module}:{made_by}" if module else env  # the user's own name for it
+        # the user's own name for it
+        if module:
+            env = f"{module}:{made_by}"
+        else:
+            env = env
         agents = agents_of(job.source.spec)
-        programs = f" in {counted(len(self.groups), 'program')}" if len(self.groups) > 1 else ""
-        members = f"{counted(len(self.members), 'member')}{programs}, each " if is_population(self.config) else ""
-        work = (
-            f"{counted(first.num_envs, 'environment')} x {agents}{counted(first.rollout_length, 'step')} an iteration"
-        )
+        if len(self.groups) > 1:
+            programs = f" in {counted(len(self.groups), 'program')}"
+        else:
+            programs = ""
+        if is_population(self.config):
+            members = f"{counted(len(self.members), 'member')}{programs}, each "
+        else:
+            members = ""
+        work = f"{counted(first.num_envs, 'environment')} x {agents}{counted(first.rollout_length, 'step')} an iteration"
         if job.data is not None and not job.acts:
             work = f"{int(job.data.sizes.sum()):,} recorded steps of {first.data}"
         what = f"{members}{name or label(first.algorithm)} on {env or 'no environment'}"
         return f"{what}, plan {first.plan}, {devices}, {work}{self._faster()}"
 
     def _faster(self) -> str:
-        """Returns a line that says how fewer devices of a CPU would be faster; empty where they would not."""
+        """Returns a line that says how fewer devices of a CPU would be faster;
+        empty where they would not.
+        """
         mesh, num_envs = self.job.mesh, self.config.num_envs
         sharing = mesh.shape[meshes.DATA]
         forced = mesh.devices.flat[0].platform == "cpu" and peers.world() is None
-        if not (forced and PLANS[self.config.plan].compiled and sharing > 1 and num_envs < FEW * sharing):
+        if not (
+            forced and PLANS[self.config.plan].compiled and sharing > 1 and num_envs < FEW * sharing
+        ):
             return ""
         return f"\n{sharing} CPU devices share {num_envs} environments; one alone is faster: --num-devices 1"
 
@@ -125,18 +147,25 @@ class Run:
         stop: Callable[[], bool] = lambda: False,
         saving: Callable[[int], None] = lambda members: None,
     ) -> Iterator[Report]:
-        """As ``train``: yields reports. In those of a population, ``members`` holds the newest report of each member.
+        """As ``train``: yields reports. In those of a population,
+        ``members`` holds the newest report of each member.
 
         Args:
           evaluating: receives the number of episodes done in the last evaluation.
           stop: returns whether to end early.
-          saving: receives the number of members that train together, as soon as they are trained and will be saved.
+          saving: receives the number of members that train together,
+            as soon as they are trained and will be saved.
 
         Raises:
           ConfigError: at once, if the run directory cannot be written or holds a run already.
         """
-        self._evaluating, self._stop, self._saving = evaluating, stop, saving
-        file = self.file if is_population(self.config) else self.members[0].file
+        self._evaluating = evaluating
+        self._stop = stop
+        self._saving = saving
+        if is_population(self.config):
+            file = self.file
+        else:
+            file = self.members[0].file
         reports = _started(self.config, file, self._reports)
         self._unread = weakref.finalize(reports, _warn_unread)
         self._unread.atexit = False
@@ -147,13 +176,19 @@ class Run:
         self._unread.detach()
         jobs = [member.job for member in self.members]
         with start.failing():
-            resumed = [job.resumed and (job.resumed.state.variables, job.resumed.state.updates) for job in jobs]
+            resumed = [
+                job.resumed and (job.resumed.state.variables, job.resumed.state.updates)
+                for job in jobs
+            ]
             check_equal((resumed, [job.init_variables for job in jobs]), "what the run starts from")
         if not is_population(self.config):
             yield from self.members[0].reports(self._evaluating, self._stop)
             return
         with start.failing(), contextlib.ExitStack() as stack:
-            files = self._files(stack) if self.config.run_dir and peers.first() else None
+            if self.config.run_dir and peers.first():
+                files = self._files(stack)
+            else:
+                files = None
             for new in self._in_turn():
                 if new or any(row.status in ENDED for row in self.rows):
                     yield self._together(new, files)
@@ -164,11 +199,14 @@ class Run:
             return
         if files is not None:
             write_results(files.path, self.rows)
-        raise DivergedError(f"all {len(self.rows)} members have diverged; smaller values of --learning-rate may help")
+        raise DivergedError(
+            f"all {len(self.rows)} members have diverged; smaller values of --learning-rate may help"
+        )
 
     def _in_turn(self) -> Generator[list[int]]:
         """Trains the groups one after the other; yields as ``_train``."""
-        stopping, reported = StopState(self._stop), False
+        stopping = StopState(self._stop)
+        reported = False
         for group in self.groups:
             if reported and stopping():
                 return
@@ -178,12 +216,16 @@ class Run:
                     yield new
 
     def _train(self, group: Sequence[int]) -> Generator[list[int]]:
-        """Trains a group; yields the numbers of the members with new reports, also none where a member diverges."""
+        """Trains a group; yields the numbers of the members with new reports,
+        also none where a member diverges.
+        """
         with contextlib.ExitStack() as stack:
             running = dict(self._begin(group, stack))
             while running:
                 try:
-                    new = [number for number, reports in running.items() if self._next(number, reports)]
+                    new = [
+                        number for number, reports in running.items() if self._next(number, reports)
+                    ]
                 except BaseException as error:
                     self._end(running, error)
                     raise
@@ -192,30 +234,47 @@ class Run:
                 if new or diverged:
                     yield new
 
-    def _begin(self, group: Sequence[int], stack: contextlib.ExitStack) -> Iterator[tuple[int, Iterator[Report]]]:
-        """Yields the numbers and the reports of a group's members that are not done; ``stack`` ends them."""
+    def _begin(
+        self, group: Sequence[int], stack: contextlib.ExitStack
+    ) -> Iterator[tuple[int, Iterator[Report]]]:
+        """Yields the numbers and the reports of a group's members that are not done;
+        ``stack`` ends them.
+        """
         # The numbers of several evaluations would flash by.
-        shown = self._evaluating if len(group) == 1 else lambda done: None
+        shown = self._evaluating if len(group) == 1 else _unshown
         self.members[group[0]].shared.saving = self.once_trained(group, self._saving)
         left = [number for number in group if self.rows[number].status != "halved"]
         if len(left) % self.members[group[0]].job.mesh.shape[meshes.AGENT] == 0:
             group = left  # otherwise stay padded: the members left do not divide over the devices
-        places = {number: at for at, number in enumerate(group) if self.rows[number].status == "training"}
-        config, population_plan, program = self.config, plans.population_plan(self.config.plan), None
+        places = {
+            number: at for at, number in enumerate(group) if self.rows[number].status == "training"
+        }
+        config = self.config
+        population_plan = plans.population_plan(self.config.plan)
+        program = None
         if population_plan is not None:
             # The members stop also before each takes its first report.
             jobs = [self.members[number].job._replace(stop=self._stop) for number in group]
             select = selection(config, self.job)
-            program = population_plan(jobs, list(places.values()), select, group, config.average_every)
+            program = population_plan(
+                jobs, list(places.values()), select, group, config.average_every
+            )
             stack.callback(program.close)
         for number, place in places.items():
             member = self.members[number]
             member.program, member.place = program, place
-            reports = _started(member.config, member.file, partial(member.reports, shown, self._stop))
-            yield number, stack.enter_context(contextlib.closing(reports))  # closing saves members that still run
+            reports = _started(
+                member.config, member.file, partial(member.reports, shown, self._stop)
+            )
+            # closing saves members that still run
+            yield number, stack.enter_context(contextlib.closing(reports))
 
-    def once_trained(self, group: Sequence[int], saving: Callable[[int], None]) -> Callable[[Report], None]:
-        """Returns what calls ``saving`` at the first last report of several members, unless others train on."""
+    def once_trained(
+        self, group: Sequence[int], saving: Callable[[int], None]
+    ) -> Callable[[Report], None]:
+        """Returns what calls ``saving`` at the first last report of several members,
+        unless others train on.
+        """
         said = len(group) == 1
 
         def say(report: Report) -> None:
@@ -228,31 +287,48 @@ class Run:
 
     def _next(self, number: int, reports: Iterator[Report]) -> bool:
         """Takes a member's next report; returns False if it has ended."""
-        member, row = self.members[number], self.members[number].row
+        member = self.members[number]
+        row = self.members[number].row
         try:
             report = next(reports, None)
         except DivergedError as error:
             row.status = "diverged"
-            warnings.warn(f"member {row.member} has ended, the others continue: {error}", FileWarning, stacklevel=2)
+            warnings.warn(
+                f"member {row.member} has ended, the others continue: {error}",
+                FileWarning,
+                stacklevel=2,
+            )
             return False
         if report is None:
             return False
         member.newest = report
         row.take(report)
-        row.env_steps, row.updates, row.iteration = report.env_steps, report.updates, report.iteration
+        row.env_steps = report.env_steps
+        row.updates = report.updates
+        row.iteration = report.iteration
         if report.ended_by:
             row.status = "done"
         if member.halved:
             row.status = "halved"
         parent = report.metrics.get("population/parent", number)
         if parent is not None and parent != number:
-            hyper = {name[6:]: value for name, value in report.metrics.items() if name.startswith("hyper/")}
-            copy = {"env_steps": row.env_steps, "iteration": row.iteration, "parent": f"{int(parent):03d}"}
+            hyper = {
+                name[6:]: value
+                for name, value in report.metrics.items()
+                if name.startswith("hyper/")
+            }
+            copy = {
+                "env_steps": row.env_steps,
+                "iteration": row.iteration,
+                "parent": f"{int(parent):03d}",
+            }
             row.lineage.append({**copy, "hyper": hyper})
         return True
 
     def _end(self, running: Mapping[int, Iterator[Report]], error: BaseException) -> None:
-        """Ends members after an error of one of them: each saves what it has learnt, also one that has not begun."""
+        """Ends members after an error of one of them: each saves what it has learnt,
+        also one that has not begun.
+        """
         for number, reports in running.items():
             if (program := self.members[number].program) is not None:
                 program.error = error
@@ -262,7 +338,11 @@ class Run:
 
     def _together(self, new: Sequence[int], files: run_files.RunFiles | None) -> Report:
         """Returns the report of the population after new reports of some members, and writes it."""
-        newest = {number: member.newest for number, member in enumerate(self.members) if member.newest is not None}
+        newest = {
+            number: member.newest
+            for number, member in enumerate(self.members)
+            if member.newest is not None
+        }
         report = merged_rows(newest, new, self.rows, self.groups)
         if files is not None:
             files.write(report)
@@ -275,18 +355,24 @@ class Run:
     def _files(self, stack: contextlib.ExitStack) -> run_files.RunFiles:
         """Opens the population's own files; ``stack`` closes them."""
         stored = to_json(self.config, self.job.source.spec)
-        done = {"iteration": sum(member.reported for member in self.members)} if self.file is not None else {}
+        if self.file is not None:
+            done = {"iteration": sum(member.reported for member in self.members)}
+        else:
+            done = {}
         return open_files(stack, self.config, stored, self.file, done)
 
 
-def _started(config: Train[Any], file: IO[bytes] | None, begin: Callable[[], Generator[Report]]) -> Generator[Report]:
+def _started(
+    config: Train[Any], file: IO[bytes] | None, begin: Callable[[], Generator[Report]]
+) -> Generator[Report]:
     """Returns the reports of a run, or of a member, that can start.
 
     Args:
       file: open ``metrics.jsonl`` of a resumed one.
 
     Raises:
-      ConfigError: the run directory cannot be written or holds a run already, or that of its record exists.
+      ConfigError: the run directory cannot be written or holds a run already,
+        or that of its record exists.
     """
     with start.failing():
         if file is None and config.record is not None:
@@ -297,6 +383,10 @@ def _started(config: Train[Any], file: IO[bytes] | None, begin: Callable[[], Gen
     return reports
 
 
+def _unshown(done: Any) -> None:
+    """Shows nothing."""
+
+
 def _warn_unread() -> None:
     text = "nothing has been trained: a run advances only while a loop takes its reports, as in `for report in "
     warnings.warn(f"{text}jaxrl_dist.train(config): pass`", ConfigWarning, stacklevel=3)
@@ -304,7 +394,8 @@ def _warn_unread() -> None:
 
 def resume_command(config: Train[Any]) -> str:
     """Returns the command, or in Python the call, that resumes a run, and says what no file may."""
-    run_dir, again = str(config.run_dir), to_ask(vars(config))
+    run_dir = str(config.run_dir)
+    again = to_ask(vars(config))
     words = ["jaxrl-dist", "resume", run_dir]
     if not isinstance(config.env, str):
         more = "".join(f", {name}={getattr(config, name)!r}" for name in again)
@@ -313,7 +404,10 @@ def resume_command(config: Train[Any]) -> str:
         words += ["--env", config.env]
     kind = type(config.algorithm)
     if kind is not Policies and algorithms.name_of(kind) not in algorithms.ALGORITHMS:
-        words += ["--algorithm", getattr(sys.modules.get(kind.__module__), "__file__", None) or "FILE.py"]
+        words += [
+            "--algorithm",
+            getattr(sys.modules.get(kind.__module__), "__file__", None) or "FILE.py",
+        ]
     return " ".join([shlex.join(words), *again.values()])
 
 
@@ -324,16 +418,23 @@ def agents_of(spec: EnvSpec) -> str:
     words = [f"a team of {counted(size, 'agent')}" for size in teams.values() if size]
     if alone > (not words):
         words.append(counted(alone, "agent"))
-    return f"({' and '.join(words)}) x " if len(words) > 1 else f"{words[0]} x " if words else ""
+    if len(words) > 1:
+        return f"({' and '.join(words)}) x "
+    if words:
+        return f"{words[0]} x "
+    return ""
 
 
 def selection(config: Train[Any], job: Job) -> Selection | None:
     """Returns the selection that a resolved config asks for."""
     if config.evolve is None or config.evolve_interval is None:
         return None
-    interval, report = config.evolve_interval / job.steps_per_iteration, job.iterations_per_report
+    interval = config.evolve_interval / job.steps_per_iteration
+    report = job.iterations_per_report
     evolve = {"pbt": pbt, "halving": halving}[config.evolve]
-    return Selection(evolve, config.seed, max(1, round(interval / report)) * report, config.evolve == "halving")
+    return Selection(
+        evolve, config.seed, max(1, round(interval / report)) * report, config.evolve == "halving"
+    )
 
 
 _UNFINISHED: weakref.WeakSet[Generator[Report]] = weakref.WeakSet()
@@ -341,12 +442,15 @@ _UNFINISHED: weakref.WeakSet[Generator[Report]] = weakref.WeakSet()
 
 
 def _leave_all() -> None:
-    """Closes the runs whose reports a program still holds when it ends, so that they save their states."""
+    """Closes the runs whose reports a program still holds when it ends,
+    so that they save their states.
+    """
     for reports in list(_UNFINISHED):
         with contextlib.suppress(Exception):
             reports.close()
 
 
-# Saving needs ``concurrent.futures``, which takes no more work after its own function of this kind: Python calls the
-# newest first. If it ceases to offer them to others, saving at the end fails with a warning.
+# Saving needs ``concurrent.futures``, which takes no more work after its own function of this kind:
+# Python calls the newest first. If it ceases to offer them to others, saving at the end fails with
+# a warning.
 getattr(threading, "_register_atexit", atexit.register)(_leave_all)

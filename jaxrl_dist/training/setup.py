@@ -46,7 +46,8 @@ from jaxrl_dist.training.run import Run, resume_command
 from jaxrl_dist.types import Algorithm, Algorithms, Array, EnvSpec
 
 KEEP = 8
-"""Configs whose programs stay in memory: a notebook that trains again with one of them begins at once."""
+"""Configs whose programs stay in memory: a notebook
+that trains again with one of them begins at once."""
 _job_cache = collections.OrderedDict[str, Job]()
 
 
@@ -55,7 +56,8 @@ def prepare(config: Train[Any], source: EnvSource | None = None) -> Run:
     """Checks that a config can be run, and prepares the run.
 
     Args:
-      source: the environment that ``resolved`` returned with ``config``; None: ``config`` is resolved here.
+      source: the environment that ``resolved`` returned with ``config``; None:
+        ``config`` is resolved here.
 
     Raises:
       ConfigError: the config cannot be run.
@@ -68,7 +70,9 @@ def prepare(config: Train[Any], source: EnvSource | None = None) -> Run:
         keep_programs()
     prepared = _prepared(config, source)
     if source.spec.unread_mask and peers.first():
-        warnings.warn(f"{label_of(source.spec)}: {source.spec.unread_mask}", EnvWarning, stacklevel=3)
+        warnings.warn(
+            f"{label_of(source.spec)}: {source.spec.unread_mask}", EnvWarning, stacklevel=3
+        )
     if source.spec.inside and peers.first():
         warnings.warn(f"{label_of(source.spec)}: {source.spec.inside}", ConfigWarning, stacklevel=3)
     _check_schedules(config)
@@ -96,7 +100,8 @@ def _check_schedules(config: Train[Any]) -> None:
 
 
 def _same(config: Train[Any]) -> Train[Any]:
-    """Checks that all processes of the run have this config, and returns it with the run directory of process 0.
+    """Checks that all processes of the run have this config,
+    and returns it with the run directory of process 0.
 
     Raises:
       ConfigError: a field differs.
@@ -115,7 +120,9 @@ def _same(config: Train[Any]) -> Train[Any]:
 
 
 def _checked(job: Job) -> Job:
-    """Checks that the algorithm can play as the config says, and says in it whether checkpoints hold the memory."""
+    """Checks that the algorithm can play as the config says,
+    and says in it whether checkpoints hold the memory.
+    """
     config = job.config
     if config.evaluation_policy == "sampled":
         check_samples(job.algorithm)
@@ -125,10 +132,16 @@ def _checked(job: Job) -> Job:
 
 
 def _prepared(config: Train[Any], source: EnvSource) -> Run:
-    """Prepares the members of a run; a single run has one. They share programs where the plan lets them."""
+    """Prepares the members of a run; a single run has one.
+    They share programs where the plan lets them.
+    """
     recording.check(config, source.spec)
-    several, hyper = populations.is_population(config), list[str]()
-    population = populations.members(config) if several else [populations.MemberConfig(config, {})]
+    several = populations.is_population(config)
+    hyper = list[str]()
+    if several:
+        population = populations.members(config)
+    else:
+        population = [populations.MemberConfig(config, {})]
     groups = [[number] for number in range(len(population))]
     if several and plans.population_plan(config.plan) is not None:
         hyper = _traced(population, source)
@@ -136,32 +149,56 @@ def _prepared(config: Train[Any], source: EnvSource) -> Run:
     _check_one_program(config, groups, population[0].values, hyper)
     members = dict[int, Member]()
     for group in groups:
-        base = _checked(make_job(population[group[0]].config, source, len(group) if several else None))
+        base = _checked(
+            make_job(population[group[0]].config, source, len(group) if several else None)
+        )
         shared = ProgramShared(base, resume_command(config))
-        members |= {number: _member(number, population[number], base, shared, hyper) for number in group}
-    return Run(config if several else members[0].config, [members[number] for number in sorted(members)], groups)
+        members |= {
+            number: _member(number, population[number], base, shared, hyper) for number in group
+        }
+    return Run(
+        config if several else members[0].config,
+        [members[number] for number in sorted(members)],
+        groups,
+    )
 
 
 def _member(
-    number: int, member: populations.MemberConfig, base: Job, shared: ProgramShared, hyper: Sequence[str]
+    number: int,
+    member: populations.MemberConfig,
+    base: Job,
+    shared: ProgramShared,
+    hyper: Sequence[str],
 ) -> Member:
     """Returns a member of the program of ``base``, whose jobs differ in ``hyper``."""
     config = dataclasses.replace(member.config, checkpoint_replay=base.config.checkpoint_replay)
     scale = 1.0 if base.data is None else base.data.reward_scale
-    algorithm = make_algorithm(config, base.source.spec, scale) if hyper else base.algorithm
-    job = base._replace(config=config, algorithm=algorithm, hyper={name: member.values[name] for name in hyper})
+    if hyper:
+        algorithm = make_algorithm(config, base.source.spec, scale)
+    else:
+        algorithm = base.algorithm
+    job = base._replace(
+        config=config, algorithm=algorithm, hyper={name: member.values[name] for name in hyper}
+    )
     return Member(job, shared, Row(f"{number:03d}", config.seed, member.values))
 
 
 def _check_one_program(
-    config: Train[Any], groups: Sequence[Sequence[int]], values: Mapping[str, Any], hyper: Sequence[str]
+    config: Train[Any],
+    groups: Sequence[Sequence[int]],
+    values: Mapping[str, Any],
+    hyper: Sequence[str],
 ) -> None:
-    """Checks that one program trains all members where they select or average, and the ``values`` vary in ``hyper``."""
+    """Checks that one program trains all members where they select or average,
+    and the ``values`` vary in ``hyper``.
+    """
     for name in (x for x in ("evolve", "average_every") if getattr(config, x) is not None):
         if plans.population_plan(config.plan) is None:
             acting = (plan for plan, info in PLANS.items() if info.clock == "env_steps")
             needed = " or ".join(filter(plans.population_plan, acting))
-            raise ConfigError(f"{flag(name)} needs --plan {needed}: under --plan {config.plan} members train in turn")
+            raise ConfigError(
+                f"{flag(name)} needs --plan {needed}: under --plan {config.plan} members train in turn"
+            )
         if len(groups) > 1:
             fixed = ", ".join(name for name in values if name not in hyper)
             raise ConfigError(
@@ -174,25 +211,34 @@ def _traced(population: Sequence[populations.MemberConfig], source: EnvSource) -
     """Returns the varied hyperparameters that may differ between members of one program."""
     first = population[0]
     may = populations.tunable(first.config)
-    names = [x for x in first.values if x in may and all(isinstance(y.values[x], float) for y in population)]
+    names = [
+        x
+        for x in first.values
+        if x in may and all(isinstance(y.values[x], float) for y in population)
+    ]
     job = make_job(first.config, source, devices=learner_devices(first.config)[:1])
 
     def traces(*names: str) -> bool:
         return compiled.traces(job._replace(hyper={name: first.values[name] for name in names}))
 
-    return names if not names or traces(*names) else [name for name in names if traces(name)]
+    if not names or traces(*names):
+        return names
+    return [name for name in names if traces(name)]
 
 
 def variable_shapes(algorithm: Algorithms) -> Any:
     """Returns the shapes and dtypes of each policy's variables."""
-    return meshes.over_policies(lambda policy: jax.eval_shape(policy.init, jax.random.key(0)))(algorithm)
+    return meshes.over_policies(lambda policy: jax.eval_shape(policy.init, jax.random.key(0)))(
+        algorithm
+    )
 
 
 def make_algorithm(config: Train[Any], spec: EnvSpec, record_scale: float = 1.0) -> Algorithms:
     """Returns the algorithm of each policy of a resolved config.
 
     Args:
-      record_scale: factor of the rewards in its data set, for new variables; trained ones hold theirs.
+      record_scale: factor of the rewards in its data set, for new variables;
+        trained ones hold theirs.
 
     Raises:
       ConfigError: an algorithm cannot handle the environment's spaces.
@@ -201,7 +247,9 @@ def make_algorithm(config: Train[Any], spec: EnvSpec, record_scale: float = 1.0)
 
 
 def _wrapped(config: Train[Any], spec: EnvSpec, record_scale: float = 1.0) -> Algorithm:
-    """Returns the algorithm of a policy, wrapped as the fields of the run ask; see ``algorithms.wrappers``."""
+    """Returns the algorithm of a policy, wrapped as the fields of the run ask;
+    see ``algorithms.wrappers``.
+    """
     if isinstance(config.algorithm, Fixed):
         fixed = config.algorithm
         trained, policy = acting_config(fixed.run_dir, fixed.policy, f"{spec.backend}:{spec.id}")
@@ -213,7 +261,9 @@ def _wrapped(config: Train[Any], spec: EnvSpec, record_scale: float = 1.0) -> Al
         algorithm = config.algorithm.make(spec)
     if config.ema_steps:
         by_update = config.clock == "updates"
-        algorithm = wrappers.average_parameters(algorithm, config.ema_steps, spec.num_agents, by_update=by_update)
+        algorithm = wrappers.average_parameters(
+            algorithm, config.ema_steps, spec.num_agents, by_update=by_update
+        )
     if config.normalize_observations:
         algorithm = wrappers.normalize_observations(algorithm, spec)
     if config.scale_rewards and config.clock == "updates":
@@ -221,25 +271,36 @@ def _wrapped(config: Train[Any], spec: EnvSpec, record_scale: float = 1.0) -> Al
     elif config.scale_rewards:
         name = algorithms.name_of(config.algorithm)
         if algorithm.episodic:
-            raise ConfigError(f"--scale-rewards changes nothing for {name}, which compares whole returns: remove it")
+            raise ConfigError(
+                f"--scale-rewards changes nothing for {name}, which compares whole returns: remove it"
+            )
         if (discount := Traits.of(config.algorithm).discount) is None:
-            raise ConfigError(f"--scale-rewards needs a field 'discount', which {name} does not have: remove it")
+            raise ConfigError(
+                f"--scale-rewards needs a field 'discount', which {name} does not have: remove it"
+            )
         algorithm = wrappers.scale_rewards(algorithm, discount)
     if (bounds := parse_bounds("clip_rewards", config.clip_rewards)) is not None:
-        algorithm = wrappers.clip_rewards(algorithm, *bounds)  # outermost: the others see clipped rewards
+        # outermost: the others see clipped rewards
+        algorithm = wrappers.clip_rewards(algorithm, *bounds)
     return algorithm
 
 
-def _of_policy(config: Train[Any], policy: str, spec: EnvSpec, record_scale: float = 1.0) -> Algorithm:
+def _of_policy(
+    config: Train[Any], policy: str, spec: EnvSpec, record_scale: float = 1.0
+) -> Algorithm:
     with naming(policy):
         part = by_policy(config)[policy]
         kind = part.algorithm
         if isinstance(kind, Copy):
-            return kind.of(_of_policy(config, copied(config, kind, spec.policies[policy], spec), spec))
+            return kind.of(
+                _of_policy(config, copied(config, kind, spec.policies[policy], spec), spec)
+            )
         algorithm = _wrapped(part, spec.by_policy[policy], record_scale)
         if algorithm.episodic and len(by_policy(config)) > 1:
             name = algorithms.name_of(kind)
-            raise ConfigError(f"{name} restarts all environments before each rollout; it works as the only policy")
+            raise ConfigError(
+                f"{name} restarts all environments before each rollout; it works as the only policy"
+            )
     return algorithm
 
 
@@ -257,14 +318,21 @@ def copied(config: Train[Any], copy: Copy, copy_spec: EnvSpec, spec: EnvSpec) ->
     }
     for problem in filter(problems.get, problems):
         raise ConfigError(f"it is a copy of {copy.policy}, {problem}")
-    pools = sum(isinstance(kind, Copy) and kind.policy == copy.policy and kind.size > 1 for kind in kinds.values())
+    pools = sum(
+        isinstance(kind, Copy) and kind.policy == copy.policy and kind.size > 1
+        for kind in kinds.values()
+    )
     if pools > 1:
-        raise ConfigError(f"{copy.policy} has {pools} pools of copies; one works, which may act for several agents")
+        raise ConfigError(
+            f"{copy.policy} has {pools} pools of copies; one works, which may act for several agents"
+        )
     other = spec.policies[copy.policy]
     for kind in ("observation", "action"):
         mine, theirs = (describe(getattr(policy_spec, kind)) for policy_spec in (copy_spec, other))
         if mine != theirs:
-            raise ConfigError(f"it is a copy of {copy.policy}, whose agents have the {kind}s {theirs}, and not {mine}")
+            raise ConfigError(
+                f"it is a copy of {copy.policy}, whose agents have the {kind}s {theirs}, and not {mine}"
+            )
     return copy.policy
 
 
@@ -279,14 +347,22 @@ def make_job(
 
     Args:
       num_members: members of a population that share the job's program; None: a single run.
-      devices: the devices that learn, which need not be of this machine; None: those that the config names.
+      devices: the devices that learn, which need not be of this machine; None:
+        those that the config names.
 
     Raises:
-      ConfigError: sizes do not divide, the plan does not fit, or the variables to start from cannot be loaded.
+      ConfigError: sizes do not divide, the plan does not fit,
+        or the variables to start from cannot be loaded.
     """
-    key = None if devices is not None else _computed(config, num_members)
+    if devices is not None:
+        key = None
+    else:
+        key = _computed(config, num_members)
     job = None if key is None else _job_cache.pop(key, None)
-    devices = learner_devices(config, num_members) if devices is None else devices
+    if devices is None:
+        devices = learner_devices(config, num_members)
+    else:
+        devices = devices
     if job is None:
         job = _new_job(config, source, num_members or 1, devices)
     else:  # its run may have been shorter, and has warned already
@@ -309,18 +385,28 @@ def init_variables(config: Train[Any], algorithm: Algorithms) -> Any:
     """
     if config.init_from is None:
         return None
-    kinds, shapes = {name: part.algorithm for name, part in by_policy(config).items()}, variable_shapes(algorithm)
+    kinds = {name: part.algorithm for name, part in by_policy(config).items()}
+    shapes = variable_shapes(algorithm)
     one = learner(config)
-    if one is not None and weights.of_one_policy(config.init_from):  # from which the policy that trains goes on
-        variables = shapes | {one: weights.load(config.init_from, {"": shapes[one]}, config.init_parts)[""]}
+    # from which the policy that trains goes on
+    if one is not None and weights.of_one_policy(config.init_from):
+        variables = shapes | {
+            one: weights.load(config.init_from, {"": shapes[one]}, config.init_parts)[""]
+        }
     else:  # fixed policies have a run of their own
         wanted = {name: x for name, x in shapes.items() if not isinstance(kinds[name], Fixed)}
-        variables = shapes | weights.load(config.init_from, wanted, config.init_parts, some=len(wanted) < len(shapes))
+        variables = shapes | weights.load(
+            config.init_from, wanted, config.init_parts, some=len(wanted) < len(shapes)
+        )
     copies = {name: kind.policy for name, kind in kinds.items() if isinstance(kind, Copy)}
-    return weights.with_copies(variables, copies) if copies else variables
+    if copies:
+        return weights.with_copies(variables, copies)
+    return variables
 
 
-def _new_job(config: Train[Any], source: EnvSource, num_members: int, devices: Sequence[jax.Device]) -> Job:
+def _new_job(
+    config: Train[Any], source: EnvSource, num_members: int, devices: Sequence[jax.Device]
+) -> Job:
     if PLANS[config.plan].compiled:
         source.device()
     contract.check_own(config, source.spec, len(devices))
@@ -329,42 +415,64 @@ def _new_job(config: Train[Any], source: EnvSource, num_members: int, devices: S
     contract.check_simulator(algorithm, source, config.plan, _names(config))
     pool = _pool(config, algorithm, source, devices)
     rows = meshes.rows_of(num_members, len(devices))
-    member_devices, members_per_row = devices[: len(devices) // rows], num_members // rows  # a row has its devices
+    # a row has its devices
+    member_devices = devices[: len(devices) // rows]
+    members_per_row = num_members // rows
     learner = make_learner(config, algorithm, source.spec, member_devices, members_per_row)
 
     def vary(hyper: Mapping[str, Array]) -> tuple[Algorithms, Learner]:
         other = dataclasses.replace(config, algorithm=varied(config.algorithm, hyper))
         algorithm = make_algorithm(other, source.spec, scale)
-        return algorithm, make_learner(other, algorithm, source.spec, member_devices, members_per_row)
+        return algorithm, make_learner(
+            other, algorithm, source.spec, member_devices, members_per_row
+        )
 
-    job = Job(config, algorithm, learner, source, meshes.make_mesh(devices, rows), vary=vary, pool=pool)
+    job = Job(
+        config, algorithm, learner, source, meshes.make_mesh(devices, rows), vary=vary, pool=pool
+    )
     if config.data is None:
         return job
     data, data_identity = recorded(config, algorithm, source.spec, len(member_devices), scale)
     return job._replace(data=data, data_identity=data_identity)
 
 
-def _pool(config: Train[Any], algorithm: Algorithms, source: EnvSource, devices: Sequence[jax.Device]) -> PoolOptions:
-    return plans.pool_options(config, algorithm, _names(config), devices, on_host=not source.is_pure)
+def _pool(
+    config: Train[Any], algorithm: Algorithms, source: EnvSource, devices: Sequence[jax.Device]
+) -> PoolOptions:
+    return plans.pool_options(
+        config, algorithm, _names(config), devices, on_host=not source.is_pure
+    )
 
 
 def _names(config: Train[Any]) -> dict[str, str]:
-    return {policy: algorithms.name_of(part.algorithm) for policy, part in by_policy(config).items()}
+    return {
+        policy: algorithms.name_of(part.algorithm) for policy, part in by_policy(config).items()
+    }
 
 
 def _computed(config: Train[Any], num_members: int | None) -> str | None:
-    """Returns a text that is equal for configs whose programs are equal; None: they depend on the user's code.
+    """Returns a text that is equal for configs whose programs are equal; None:
+    they depend on the user's code.
 
     JAX's own settings count, too, such as ``jax.default_matmul_precision``.
     """
     if config.data is not None:  # its content may change
         return None
-    backend, module, _ = split_env(config.env) if isinstance(config.env, str) else (None, "", None)
+    if isinstance(config.env, str):
+        backend, module, _ = split_env(config.env)
+    else:
+        backend = None
+        module = ""
+        _ = None
     if backend not in {"gymnax", "envpool", *LIBRARIES} or module is not None:
         return None
     if not type(config.algorithm).__module__.startswith("jaxrl_dist.algorithms."):
         return None
-    described = {**vars(config), **dict.fromkeys(marked(Train, compiled=False)), "algorithm": vars(config.algorithm)}
+    described = {
+        **vars(config),
+        **dict.fromkeys(marked(Train, compiled=False)),
+        "algorithm": vars(config.algorithm),
+    }
     of_jax = {name: str(getattr(jax.config, name, None)) for name in jax.config.values}
     try:
         return json.dumps([algorithms.name_of(config.algorithm), described, num_members, of_jax])

@@ -19,7 +19,8 @@ from jaxrl_dist.types import Report
 
 
 class Exact:
-    """The table of an environment, with its optimum for each discount; the members of a program share it.
+    """The table of an environment, with its optimum for each discount;
+    the members of a program share it.
 
     In a run over several processes, only the first one measures.
     """
@@ -32,21 +33,26 @@ class Exact:
         """
         discrete(job.source.spec)
         self._table = of_source(job.source) if peers.first() else None
-        self._game = Game(self._table) if self._table is not None and job.source.spec.both_sides else None
+        self._game: Game | None = None
+        if self._table is not None and job.source.spec.both_sides:
+            self._game = Game(self._table)
         self._measure: Measure | None = None
         self._truths: dict[float, Truth] = {}
         self.of(job)
 
     def of(self, job: Job, hyper: Mapping[str, float] = {}) -> Callable[[Any], dict[str, float]]:
         """Returns ``(variables) -> numbers`` for the policy of a job with these hyperparameters."""
-        table, discount = self._table, Traits.of(varied(job.config.algorithm, hyper)).discount
+        table = self._table
+        discount = Traits.of(varied(job.config.algorithm, hyper)).discount
         if discount is None:
             raise ConfigError("--exact needs an algorithm with a discount")
         if table is None:
             return lambda variables: {}
         if (measure := self._measure) is None:
             ((name, algorithm),) = job.algorithm.items()
-            measure = self._measure = Measure(algorithm, table, lambda hyper: job.variant(hyper)[0][name])
+            measure = self._measure = Measure(
+                algorithm, table, lambda hyper: job.variant(hyper)[0][name]
+            )
         if (game := self._game) is not None:
             return lambda variables: exploited(game, measure.learnt(variables, hyper))
         if discount not in self._truths:
@@ -65,7 +71,8 @@ class Shared(Protocol):
 def measuring(
     reports: Iterator[Report], shared: Shared, job: Job, hyper: Callable[[], Mapping[str, float]]
 ) -> Iterator[Report]:
-    """Adds exact measures to each report, if they are wanted, and their seconds as ``time/exact_s``.
+    """Adds exact measures to each report, if they are wanted,
+    and their seconds as ``time/exact_s``.
 
     Args:
       hyper: returns the member's hyperparameters, which selections change.
@@ -77,5 +84,7 @@ def measuring(
             numbers = {f"exact/{name}": x for name, x in measure(report.variables()).items()}
             seconds = time.perf_counter() - began
             shared.excluded_seconds += seconds
-            report = dataclasses.replace(report, metrics={**report.metrics, **numbers, "time/exact_s": seconds})
+            report = dataclasses.replace(
+                report, metrics={**report.metrics, **numbers, "time/exact_s": seconds}
+            )
         yield report

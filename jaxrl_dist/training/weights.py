@@ -35,12 +35,13 @@ def load(run_dir: str, shapes: Any, parts: str | None, *, some: bool = False) ->
       Numpy arrays in the structure of ``shapes``, and the shapes themselves where nothing is read.
 
     Raises:
-      ConfigError: the networks have no such part, the run does not have it or has it in another shape, or its files are
-        damaged.
+      ConfigError: the networks have no such part, the run does not have it or has it in another
+        shape, or its files are damaged.
     """
     if parts is None:
         return checkpoint.load_variables(run_dir, shapes, some=some)
-    names, leaves = arrays.names(shapes), jax.tree.leaves(shapes)
+    names = arrays.names(shapes)
+    leaves = jax.tree.leaves(shapes)
     chosen = set[str]()
     for part in map(str.strip, parts.split(",")):
         within = {name for name in names if part and _within(part, name)}
@@ -53,7 +54,9 @@ def load(run_dir: str, shapes: Any, parts: str | None, *, some: bool = False) ->
         chosen |= within
     like = {name: leaf for name, leaf in zip(names, leaves, strict=True) if name in chosen}
     read = checkpoint.load_variables(run_dir, like, some=True)
-    return jax.tree.unflatten(jax.tree.structure(shapes), [read.get(x, y) for x, y in zip(names, leaves, strict=True)])
+    return jax.tree.unflatten(
+        jax.tree.structure(shapes), [read.get(x, y) for x, y in zip(names, leaves, strict=True)]
+    )
 
 
 def check_units(config: Train[Any], scale: float) -> None:
@@ -71,7 +74,9 @@ def check_units(config: Train[Any], scale: float) -> None:
     content = stored_content(path / CONFIG_FILE)
     theirs = 1.0
     if content["clock"] == "updates" and content["run"].get("scale_rewards"):
-        read = checkpoint.load_variables(path, {"": Variables((), (np.zeros((), np.float32), ()))}, some=True)
+        read = checkpoint.load_variables(
+            path, {"": Variables((), (np.zeros((), np.float32), ()))}, some=True
+        )
         theirs = float(read[""].stats[0])
     if not np.isclose(theirs, scale, rtol=1e-4):
         raise ConfigError(
@@ -87,7 +92,8 @@ def of_one_policy(run_dir: str) -> bool:
 
 
 def with_copies(variables: dict[str, Variables], copies: Mapping[str, str]) -> dict[str, Variables]:
-    """Returns the variables of ``load``, where a copy also begins with what is read for the policy that it copies.
+    """Returns the variables of ``load``, where a copy also
+    begins with what is read for the policy that it copies.
 
     Args:
       copies: for each policy that copies another, the name of that policy.
@@ -98,19 +104,27 @@ def with_copies(variables: dict[str, Variables], copies: Mapping[str, str]) -> d
 
     result = dict(variables)
     for name, source in copies.items():
-        (params, stats), theirs = variables[name], variables[source]
+        (params, stats) = variables[name]
+        theirs = variables[source]
         pool = isinstance(stats, Pool)  # the versions of one begin equal
         new_stats = filled(stats.stats if pool else stats, theirs.stats)
-        result[name] = Variables(filled(params, theirs.params), stats._replace(stats=new_stats) if pool else new_stats)
+        result[name] = Variables(
+            filled(params, theirs.params), stats._replace(stats=new_stats) if pool else new_stats
+        )
     return result
 
 
 def _within(part: str, name: str) -> bool:
-    """Returns whether an array belongs to a part: ``torso`` has ``params/actor/torso/params/Dense_0/bias``."""
-    wanted, path = part.split("/"), name.split("/")
+    """Returns whether an array belongs to a part: ``torso`` has
+    ``params/actor/torso/params/Dense_0/bias``.
+    """
+    wanted = part.split("/")
+    path = name.split("/")
     # Statistics may hold an average of the networks, with parts of the same names.
     starts = path.index("stats") + 1 if "stats" in path else len(path)
-    return any(all(map(_same, wanted, path[i:])) for i in range(min(starts, len(path) - len(wanted) + 1)))
+    return any(
+        all(map(_same, wanted, path[i:])) for i in range(min(starts, len(path) - len(wanted) + 1))
+    )
 
 
 def _same(wanted: str, stored: str) -> bool:
@@ -120,10 +134,15 @@ def _same(wanted: str, stored: str) -> bool:
 
 
 def _offered(names: Sequence[str]) -> set[str]:
-    """Returns the parts that a user may name: groups of arrays in the networks, and the statistics."""
+    """Returns the parts that a user may name: groups of arrays in the networks, and the
+    statistics.
+    """
     paths = [name.split("/") for name in names]
-    paths = [path if path[0] in ("params", "stats") else path[1:] for path in paths]  # without the policy's name
+    # without the policy's name
+    paths = [path if path[0] in ("params", "stats") else path[1:] for path in paths]
     inner = {
-        "/".join(path[1 : path.index("params", 1)]) for path in paths if "params" in path[1:] and path[0] != "stats"
+        "/".join(path[1 : path.index("params", 1)])
+        for path in paths
+        if "params" in path[1:] and path[0] != "stats"
     }
     return inner | {path[0] for path in paths if path[0] == "stats"}

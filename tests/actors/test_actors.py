@@ -1,4 +1,6 @@
-"""Acting: device and host give the same experience, whatever the devices and the lengths of rollouts."""
+"""Acting: device and host give the same experience,
+whatever the devices and the lengths of rollouts.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,17 @@ NET: dict[str, Any] = {"hidden_sizes": (8,), "core_size": 4}
 CASES: dict[str, tuple[str, dict[str, str], Any]] = {
     "discrete": ("CartPole-v1", {}, PPO(**NET)),
     "continuous": ("Pendulum-v1", {"max_steps_in_episode": "9"}, PPO(**NET)),
-    "recurrent": ("MemoryChain-bsuite", {"memory_length": "4"}, PPO(**NET, core="gru", num_minibatches=1)),
+    "recurrent": (
+        "MemoryChain-bsuite",
+        {"memory_length": "4"},
+        PPO(**NET, core="gru", num_minibatches=1),
+    ),
     "episodic": ("CartPole-v1", {}, ES(hidden_sizes=(8,), noise_std=1.0)),
-    "perturbed": ("CartPole-v1", {"max_steps_in_episode": "11"}, DQN(hidden_sizes=(8,), parameter_noise=True)),
+    "perturbed": (
+        "CartPole-v1",
+        {"max_steps_in_episode": "11"},
+        DQN(hidden_sizes=(8,), parameter_noise=True),
+    ),
 }
 
 
@@ -71,7 +81,11 @@ def variables(name: str) -> Any:
 def begun(name: str) -> device.ActorState:
     """Environments that have been reset, as numpy arrays."""
     algorithm, source = make(name)
-    begin = jax.jit(functools.partial(device.init, {"": algorithm}, source.device(), EnvSlice(0, NUM_ENVS, NUM_ENVS)))
+    begin = jax.jit(
+        functools.partial(
+            device.init, {"": algorithm}, source.device(), EnvSlice(0, NUM_ENVS, NUM_ENVS)
+        )
+    )
     return jax.device_get(begin(rng.stream(0, Stream.ENV)))
 
 
@@ -81,7 +95,9 @@ def act_on_device(
 ) -> list[tuple[Rollout, EpisodeStats]]:
     """Consecutive rollouts, as numpy arrays, by the path of the plan ``on_device``."""
     algorithm, source = make(name)
-    job = make_job(algorithm, source, num_devices=num_devices, num_envs=NUM_ENVS, rollout_length=length)
+    job = make_job(
+        algorithm, source, num_devices=num_devices, num_envs=NUM_ENVS, rollout_length=length
+    )
     everywhere, batch = meshes.REPLICATED, meshes.BATCH
     env = source.device()
     rollout = device.make_rollout({"": algorithm}, env, length)
@@ -91,13 +107,17 @@ def act_on_device(
         return actor, experience, jax.tree.map(lambda x: x[None], episodes)
 
     specs = (everywhere, batch, everywhere, everywhere, everywhere, everywhere)
-    program = meshes.Program(run, job.mesh, specs, (batch, {"": meshes.ROLLOUT}, batch), mapped=meshes.acting)
+    program = meshes.Program(
+        run, job.mesh, specs, (batch, {"": meshes.ROLLOUT}, batch), mapped=meshes.acting
+    )
     actor = meshes.put(begun(name), job.mesh, batch)
     results = []
     for iteration in range(rollouts):
         numbers = place((jnp.int32(iteration), {"": jnp.float32(0)}), num_devices)
         keys = job.key(Stream.ACT), job.key(Stream.ENV)
-        actor, experience, episodes = program(place({"": variables(name)}, num_devices), actor, *keys, *numbers)
+        actor, experience, episodes = program(
+            place({"": variables(name)}, num_devices), actor, *keys, *numbers
+        )
         experience, episodes = jax.device_get((experience, episodes))
         results.append((experience[""], episodes[""].merge()))
     return results
@@ -107,10 +127,14 @@ def act_on_host(
     algorithm: Algorithm, source: EnvSource, start: Any, num_devices: int, length: int = NUM_STEPS
 ) -> list[tuple[Rollout, EpisodeStats]]:
     """Two rollouts by the path of the plan ``synchronous``."""
-    job = make_job(algorithm, source, num_devices=num_devices, num_envs=NUM_ENVS, rollout_length=length)
+    job = make_job(
+        algorithm, source, num_devices=num_devices, num_envs=NUM_ENVS, rollout_length=length
+    )
     results = []
     with contextlib.closing(source.host(NUM_ENVS, job.config.seed)) as env:
-        programs = compile_acting({"": algorithm}, source.spec, job.mesh, length, job.key(Stream.ACT))
+        programs = compile_acting(
+            {"": algorithm}, source.spec, job.mesh, length, job.key(Stream.ACT)
+        )
         actor = HostActor({"": algorithm}, env, job.mesh, length, programs)
         for iteration in range(2):
             numbers = place((jnp.int32(iteration), {"": jnp.float32(0)}), num_devices)
@@ -120,17 +144,22 @@ def act_on_host(
     return results
 
 
-# --- The same experience ------------------------------------------------------------------------------
+# --- The same experience --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", runs.cases(CASES, "episodic"))
 def test_host_acts_as_device(name: str) -> None:
-    """Keys, resets, policy state and feedback agree, over the seam between two rollouts; the meshes differ too."""
+    """Keys, resets, policy state and feedback agree, over the seam between two rollouts;
+    the meshes differ too.
+    """
     algorithm, source = make(name)
     on_host = act_on_host(algorithm, source, variables(name), 2)
     on_device = act_on_device(name)
     assert any((~experience.valid).any() for experience, _ in on_device)
-    assert len(np.unique(np.concatenate([experience.action.ravel() for experience, _ in on_device]))) > 1
+    assert (
+        len(np.unique(np.concatenate([experience.action.ravel() for experience, _ in on_device])))
+        > 1
+    )
     assert_close(on_host, on_device, 1e-5)
 
 
@@ -152,9 +181,13 @@ def test_rollout_length_does_not_matter() -> None:
     halves = [experience for experience, _ in act_on_device("recurrent")]
     ((whole, _),) = act_on_device("recurrent", 1, 1, 2 * NUM_STEPS)
     for name in ("action", "reward", "terminated", "truncated", "valid", "extras"):
-        joined = jax.tree.map(lambda *x: np.concatenate(x), *(getattr(half, name) for half in halves))
+        joined = jax.tree.map(
+            lambda *x: np.concatenate(x), *(getattr(half, name) for half in halves)
+        )
         assert_close(joined, getattr(whole, name))
-    np.testing.assert_allclose(np.concatenate([halves[0].obs[:-1], halves[1].obs]), whole.obs, rtol=1e-5)
+    np.testing.assert_allclose(
+        np.concatenate([halves[0].obs[:-1], halves[1].obs]), whole.obs, rtol=1e-5
+    )
     assert_close([halves[0].core, halves[1].final_core], [whole.core, whole.final_core])
 
 
@@ -172,7 +205,11 @@ def test_rollouts_join() -> None:
 
 def test_environments_differ() -> None:
     (experience, _), _ = act_on_device("continuous")
-    assert len(np.unique(experience.obs[0], axis=0)) == len(np.unique(experience.action[0])) == NUM_ENVS
+    assert (
+        len(np.unique(experience.obs[0], axis=0))
+        == len(np.unique(experience.action[0]))
+        == NUM_ENVS
+    )
 
 
 @pytest.mark.parametrize("kind", ["device", "host"])
@@ -184,23 +221,33 @@ def test_several_actors_act_as_one(kind: str) -> None:
     actors: list[Any]
     if kind == "device":
         program = device.compile_rollout({"": algorithm}, env, mesh, NUM_STEPS, act_key, env_key)
-        job = ActorJob({"": algorithm}, source, NUM_ENVS, NUM_STEPS, 0, lambda: False, lambda key, make: make())
+        job = ActorJob(
+            {"": algorithm}, source, NUM_ENVS, NUM_STEPS, 0, lambda: False, lambda key, make: make()
+        )
         actors = [device.DeviceActor(job, mesh, program, share, Stages()) for share in shares]
     else:
         programs = compile_acting({"": algorithm}, source.spec, mesh, NUM_STEPS, act_key)
-        actors = [HostActor({"": algorithm}, source.host(x, 0), mesh, NUM_STEPS, programs, x) for x in shares]
+        actors = [
+            HostActor({"": algorithm}, source.host(x, 0), mesh, NUM_STEPS, programs, x)
+            for x in shares
+        ]
     given = place(({"": variables("discrete")}, jnp.int32(0), {"": jnp.float32(0)}), 1)
     found = [jax.device_get(actor.rollout(*given)[0][""]) for actor in actors]
     expected, _ = act_on_device("discrete")[0]
     for name in ("obs", "action", "reward", "valid"):
-        assert_close(np.concatenate([getattr(x, name) for x in found], axis=1), getattr(expected, name))
+        assert_close(
+            np.concatenate([getattr(x, name) for x in found], axis=1), getattr(expected, name)
+        )
 
 
 def test_policies_of_one_environment_have_different_keys() -> None:
     """That of the first is the one that it has alone."""
     algorithm, key = make("discrete")[0], rng.stream(0, Stream.ACT)
     keys = keys_of({"b": algorithm, "a": algorithm, "c": algorithm}, key)
-    assert keys["b"] == key and len({tuple(jax.random.key_data(x).tolist()) for x in keys.values()}) == 3
+    assert (
+        keys["b"] == key
+        and len({tuple(jax.random.key_data(x).tolist()) for x in keys.values()}) == 3
+    )
 
 
 @pytest.mark.parametrize("xp", [np, jnp])
@@ -214,7 +261,9 @@ def test_steps_are_those_of_a_loop_over_environments(xp: Any, agents: dict[str, 
     for at in np.ndindex(5, 2):
         for env in range(4):
             there = sum(
-                int(valid[name][at][env * size + agent]) for name, size in agents.items() for agent in range(size)
+                int(valid[name][at][env * size + agent])
+                for name, size in agents.items()
+                for agent in range(size)
             )
             expected[at] += [there > 0, there]
     whole = own[""] if "" in own else dataclasses.replace(spec, num_agents=5, policies=own)
@@ -222,7 +271,7 @@ def test_steps_are_those_of_a_loop_over_environments(xp: Any, agents: dict[str, 
     np.testing.assert_array_equal(count_steps(whole, given), expected)
 
 
-# --- Separate parameters ------------------------------------------------------------------------------
+# --- Separate parameters --------------------------------------------------------------------------
 
 
 def test_episodic_rollouts_begin_with_new_episodes() -> None:
@@ -250,7 +299,9 @@ def test_episodic_rollouts_begin_with_new_episodes() -> None:
 
 @pytest.mark.case  # test_host_acts_as_device
 def test_noise_on_parameters_lasts_until_the_episode_ends() -> None:
-    """Each environment draws it for itself, and again before the first rollout of a later episode."""
+    """Each environment draws it for itself, and again before the first rollout of a later
+    episode.
+    """
     algorithm, _ = make("perturbed")
     rollouts = [rollout for rollout, _ in act_on_device("perturbed", 1, 8, 4)]
     noise = np.stack([rollout.core[1][0]["noise"] for rollout in rollouts])
@@ -270,7 +321,9 @@ def test_noise_on_parameters_lasts_until_the_episode_ends() -> None:
 
 
 def test_parameters_that_do_not_fit_at_once_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the device the environments act by parts, on the host the parameters are made again at each step."""
+    """On the device the environments act by parts,
+    on the host the parameters are made again at each step.
+    """
     algorithm, source = make("episodic")
     expected = act_on_device("episodic")
     size = sum(x.nbytes for x in jax.tree.leaves(variables("episodic").params))
@@ -279,11 +332,13 @@ def test_parameters_that_do_not_fit_at_once_change_nothing(monkeypatch: pytest.M
     assert_close(act_on_host(algorithm, source, variables("episodic"), 1), expected)
 
 
-# --- Policy state -------------------------------------------------------------------------------------
+# --- Policy state ---------------------------------------------------------------------------------
 
 
 def test_core_is_set_back_with_each_episode() -> None:
-    """What the policy met each observation with, followed by hand, one environment and one step at a time."""
+    """What the policy met each observation with, followed by hand,
+    one environment and one step at a time.
+    """
     algorithm, _ = make("recurrent")
     seen = 0
     policy = jax.jit(algorithm.policy)
@@ -293,8 +348,12 @@ def test_core_is_set_back_with_each_episode() -> None:
         assert_close(core, experience.core)
         for t in range(NUM_STEPS):
             keys = jax.random.split(jax.random.key(0), NUM_ENVS)
-            _, (_, inner), extras = policy(variables("recurrent"), experience.obs[t], core, Context(keys))
-            np.testing.assert_allclose(extras["value"], experience.extras["value"][t], rtol=1e-4, atol=1e-5)
+            _, (_, inner), extras = policy(
+                variables("recurrent"), experience.obs[t], core, Context(keys)
+            )
+            np.testing.assert_allclose(
+                extras["value"], experience.extras["value"][t], rtol=1e-4, atol=1e-5
+            )
             discounted = 0.99 * core[0] + experience.reward[t]
             valid = experience.valid[t]
             core = np.where(valid, discounted, 0), np.where(valid[:, None], inner, 0)
@@ -311,7 +370,9 @@ def test_unroll_finds_what_acting_found() -> None:
     net = networks.actor_critic(config, source.spec.observation, source.spec.action.n, False)
     unroll = jax.jit(net.unroll)
     for experience, _ in act_on_device("recurrent"):
-        outputs, value, core = unroll(start.params, experience.obs[:-1], experience.core[1], experience.valid)
+        outputs, value, core = unroll(
+            start.params, experience.obs[:-1], experience.core[1], experience.valid
+        )
         log_probs = scipy.special.log_softmax(outputs, -1)
         log_prob = np.take_along_axis(log_probs, experience.action[..., None], -1)[..., 0]
         np.testing.assert_allclose(log_prob, experience.extras["log_prob"], atol=1e-5)
@@ -319,10 +380,12 @@ def test_unroll_finds_what_acting_found() -> None:
         np.testing.assert_allclose(core, experience.final_core[1], atol=1e-5)
 
 
-# --- Backends -----------------------------------------------------------------------------------------
+# --- Backends -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("env_id, options", [("CartPole-v1", {}), ("Pendulum-v1", {"max_episode_steps": "9"})])
+@pytest.mark.parametrize(
+    "env_id, options", [("CartPole-v1", {}), ("Pendulum-v1", {"max_episode_steps": "9"})]
+)
 def test_backends_give_rollouts_of_one_structure(env_id: str, options: dict[str, str]) -> None:
     name = "discrete" if env_id == "CartPole-v1" else "continuous"
     algorithm, gymnax = make(name)
@@ -336,7 +399,8 @@ def test_backends_give_rollouts_of_one_structure(env_id: str, options: dict[str,
     np.testing.assert_array_equal(second.valid[1:], ~(second.terminated | second.truncated)[:-1])
     np.testing.assert_array_equal(second.valid[0], ~(first.terminated | first.truncated)[-1])
     assert (~first.valid).any() or (~second.valid).any()
-    # What was stored is what the environments answered: here they are again, given the same actions.
+    # What was stored is what the environments answered: here they are again,
+    # given the same actions.
     with contextlib.closing(source.host(NUM_ENVS, 0)) as env:
         obs = env.reset()
         for experience, episodes in results:
@@ -346,13 +410,17 @@ def test_backends_give_rollouts_of_one_structure(env_id: str, options: dict[str,
                 step, ended = env.step(experience.action[t])
                 obs, count = step.obs, count + ended.episodes.sum()
                 for field in ("reward", "terminated", "truncated", "valid"):
-                    np.testing.assert_array_equal(getattr(experience, field)[t], getattr(step, field))
+                    np.testing.assert_array_equal(
+                        getattr(experience, field)[t], getattr(step, field)
+                    )
             assert count == episodes.episodes
 
 
 @pytest.mark.parametrize("name", ["discrete", pytest.param("recurrent", marks=pytest.mark.case)])
 def test_evaluation_plays_what_it_was_asked_for(name: str) -> None:
-    """Whole episodes, their number by environment fixed beforehand; with a policy state of one array or none."""
+    """Whole episodes, their number by environment fixed beforehand;
+    with a policy state of one array or none.
+    """
     config = CASES[name][2]
     source = find("gymnax:CartPole-v1", {"max_steps_in_episode": "12"})
     algorithm = config.make(source.spec)
@@ -360,11 +428,16 @@ def test_evaluation_plays_what_it_was_asked_for(name: str) -> None:
     heard: list[int] = []
     one = Evaluator({"": algorithm}, source, 5, 0).play({"": start}, heard.append)
     assert (
-        heard[0] == 0 and heard[-1] == 5 and heard == sorted(heard) and one.returns.shape == one.lengths.shape == (5,)
+        heard[0] == 0
+        and heard[-1] == 5
+        and heard == sorted(heard)
+        and one.returns.shape == one.lengths.shape == (5,)
     )
     np.testing.assert_array_equal(one.returns, one.lengths)
     assert (one.lengths >= 8).all() and (one.lengths <= 12).all()
-    np.testing.assert_array_equal(Evaluator({"": algorithm}, source, 5, 0).play({"": start}).returns, one.returns)
+    np.testing.assert_array_equal(
+        Evaluator({"": algorithm}, source, 5, 0).play({"": start}).returns, one.returns
+    )
 
 
 def test_rollouts_of_one_step() -> None:
@@ -373,26 +446,40 @@ def test_rollouts_of_one_step() -> None:
     whole, _ = act_on_device("recurrent")[0]
     for t, (experience, _) in enumerate(one):
         expected = jax.tree.map(lambda x: x[t : t + 1], whole._replace(core=(), final_core=()))
-        assert_close(experience._replace(core=(), final_core=()), expected._replace(obs=whole.obs[t : t + 2]))
+        assert_close(
+            experience._replace(core=(), final_core=()), expected._replace(obs=whole.obs[t : t + 2])
+        )
 
 
 def test_step_numbers_pass_two_to_the_31() -> None:
     iteration = jnp.int32(2**31 // 128 + 5)
     numbers = jax.jit(step_numbers, static_argnums=1)(iteration, 128)
-    np.testing.assert_array_equal(np.asarray(numbers, np.int64), (2**31 // 128 + 5) * 128 + np.arange(128))
+    np.testing.assert_array_equal(
+        np.asarray(numbers, np.int64), (2**31 // 128 + 5) * 128 + np.arange(128)
+    )
 
 
 @pytest.mark.parametrize(
-    "name, max_steps", [("discrete", None), ("discrete", 7), pytest.param("recurrent", None, marks=pytest.mark.case)]
+    "name, max_steps",
+    [("discrete", None), ("discrete", 7), pytest.param("recurrent", None, marks=pytest.mark.case)],
 )
-def test_the_compiled_evaluation_plays_the_episodes_of_the_host(name: str, max_steps: int | None) -> None:
+def test_the_compiled_evaluation_plays_the_episodes_of_the_host(
+    name: str, max_steps: int | None
+) -> None:
     """Someone who watches makes the environments step from the host; 7 steps cut every episode."""
     config = CASES[name][2]
     source = find("gymnax:CartPole-v1", {"max_steps_in_episode": "30"})
     algorithm = config.make(source.spec)
     variables = {"": jax.jit(algorithm.init)(jax.random.key(1))}
     played = Evaluator({"": algorithm}, source, 9, 0, max_steps, num_envs=4)
-    compiled, watched = played.play(variables), played.play(variables, watch=lambda env, first: None)
-    assert compiled is not None and watched is not None and compiled.cut == watched.cut == (9 if max_steps else 0)
+    compiled, watched = (
+        played.play(variables),
+        played.play(variables, watch=lambda env, first: None),
+    )
+    assert (
+        compiled is not None
+        and watched is not None
+        and compiled.cut == watched.cut == (9 if max_steps else 0)
+    )
     np.testing.assert_array_equal(compiled.returns, watched.returns)
     np.testing.assert_array_equal(compiled.lengths, watched.lengths)

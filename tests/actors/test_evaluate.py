@@ -31,8 +31,19 @@ from jaxrl_dist.training import setup
 from jaxrl_dist.types import Algorithm, Context, EpisodeStats, Timestep, Variables
 
 SIZES: dict[str, Any] = {
-    **{"num_envs": 4, "rollout_length": 4, "num_devices": 1, "report_interval": 48, "hidden_sizes": (4,)},
-    **{"total_env_steps": 400, "evaluation_episodes": 3, "evaluation_max_steps": 20, "evaluation_interval": 100},
+    **{
+        "num_envs": 4,
+        "rollout_length": 4,
+        "num_devices": 1,
+        "report_interval": 48,
+        "hidden_sizes": (4,),
+    },
+    **{
+        "total_env_steps": 400,
+        "evaluation_episodes": 3,
+        "evaluation_max_steps": 20,
+        "evaluation_interval": 100,
+    },
 }
 PLANS: dict[str, dict[str, Any]] = {
     "on_device": {},
@@ -51,12 +62,16 @@ def split(run_dir: Path) -> tuple[list[dict[str, Any]], dict[int, dict[str, Any]
     """The lines of ``metrics.jsonl`` without times and evaluations; and the latter by env steps."""
     lines = runs.untimed(run_dir)
     found = {
-        line["env_steps"]: {name: value for name, value in line.items() if name.startswith("evaluation/")}
+        line["env_steps"]: {
+            name: value for name, value in line.items() if name.startswith("evaluation/")
+        }
         for line in lines
         if "evaluation/return_mean" in line
     }
     others = (*UNTIMED, *next(iter(found.values()), {}))
-    return [{name: value for name, value in line.items() if name not in others} for line in lines], found
+    return [
+        {name: value for name, value in line.items() if name not in others} for line in lines
+    ], found
 
 
 @pytest.mark.parametrize(
@@ -68,7 +83,9 @@ def split(run_dir: Path) -> tuple[list[dict[str, Any]], dict[int, dict[str, Any]
     ],
 )
 def test_evaluations_change_nothing(plan: str, tmp_path: Path) -> None:
-    """Not one bit of the learning curve; and they come with the first report at or after each multiple."""
+    """Not one bit of the learning curve; and they come
+    with the first report at or after each multiple.
+    """
     here = config(plan, **PLANS[plan])
     with_, without = tmp_path / "with", tmp_path / "without"
     reports = list(jaxrl_dist.train(dataclasses.replace(here, run_dir=str(with_))))
@@ -77,7 +94,9 @@ def test_evaluations_change_nothing(plan: str, tmp_path: Path) -> None:
     (lines, evaluations), (plain, none) = split(with_), split(without)
     assert lines == plain and not none
     steps = [line["env_steps"] for line in lines]
-    due = [now for before, now in zip([0, *steps], steps, strict=False) if now // 100 > before // 100]
+    due = [
+        now for before, now in zip([0, *steps], steps, strict=False) if now // 100 > before // 100
+    ]
     assert list(evaluations) == due and len(due) >= 3
     for report in reports[:-1]:
         assert (report.evaluation is not None) == (report.env_steps in due)
@@ -102,13 +121,18 @@ FIRST_PARTS: dict[str, Callable[[list[int], list[int]], int]] = {
     "with the first that is due": lambda steps, due: due[0],
     "with one that is not": lambda steps, due: next(step for step in steps if step not in due),
 }
-"""With which report the first part of a run ends, from the env steps of all reports and of the evaluated ones."""
+"""With which report the first part of a run ends,
+from the env steps of all reports and of the evaluated ones."""
 
 
 @pytest.mark.case  # test_evaluations_change_nothing
 @pytest.mark.parametrize("ends", FIRST_PARTS)
-def test_a_resumed_run_evaluates_where_it_would_have(ends: str, whole: Path, tmp_path: Path) -> None:
-    first = FIRST_PARTS[ends]([line["env_steps"] for line in runs.untimed(whole)], list(split(whole)[1]))
+def test_a_resumed_run_evaluates_where_it_would_have(
+    ends: str, whole: Path, tmp_path: Path
+) -> None:
+    first = FIRST_PARTS[ends](
+        [line["env_steps"] for line in runs.untimed(whole)], list(split(whole)[1])
+    )
     list(jaxrl_dist.train(config(total_env_steps=first, run_dir=str(tmp_path))))
     list(jaxrl_dist.resume(tmp_path, total_env_steps=SIZES["total_env_steps"]))
     assert runs.untimed(tmp_path) == runs.untimed(whole)
@@ -116,7 +140,10 @@ def test_a_resumed_run_evaluates_where_it_would_have(ends: str, whole: Path, tmp
 
 def judged(run_dir: Path) -> dict[int, float | None]:
     """The returns that judge a run's checkpoints, which it has kept."""
-    return {checkpoint.number_of(path): checkpoint.episode_return(path) for path in checkpoint.saved(run_dir)}
+    return {
+        checkpoint.number_of(path): checkpoint.episode_return(path)
+        for path in checkpoint.saved(run_dir)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -140,32 +167,62 @@ def test_evaluations_choose_the_best_checkpoint(
     policy = jaxrl_dist.load_policy(run_dir, checkpoint="best")
     again = policy.evaluate(3, max_steps=20)
     assert last.best_evaluation == {"checkpoint": best, **again.summary()}
-    assert pickle.loads(pickle.dumps(policy)).evaluate(3, max_steps=20).returns.tolist() == again.returns.tolist()
-    assert cli.main(["evaluate", str(run_dir), "--checkpoint", "best", "--episodes", "3", "--max-steps", "20"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == played(again.summary(), f"checkpoint {best:,}")
+    assert (
+        pickle.loads(pickle.dumps(policy)).evaluate(3, max_steps=20).returns.tolist()
+        == again.returns.tolist()
+    )
+    assert (
+        cli.main(
+            [
+                "evaluate",
+                str(run_dir),
+                "--checkpoint",
+                "best",
+                "--episodes",
+                "3",
+                "--max-steps",
+                "20",
+            ]
+        )
+        == 0
+    )
+    assert capsys.readouterr().out.splitlines()[-1] == played(
+        again.summary(), f"checkpoint {best:,}"
+    )
 
 
 def test_fresh_episodes_are_none_of_any_seed_of_training() -> None:
-    assert not {evaluation_seed(seed) for seed in range(20)} & {evaluation_seed(seed, fresh=True) for seed in range(20)}
+    assert not {evaluation_seed(seed) for seed in range(20)} & {
+        evaluation_seed(seed, fresh=True) for seed in range(20)
+    }
 
 
 @pytest.mark.case  # test_a_resumed_run_evaluates_where_it_would_have
-def test_a_resumed_run_keeps_the_same_best(chosen: tuple[Path, jaxrl_dist.Report], tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_the_same_best(
+    chosen: tuple[Path, jaxrl_dist.Report], tmp_path: Path
+) -> None:
     reports = jaxrl_dist.train(config(keep_best="evaluation", run_dir=str(tmp_path)))
     while next(reports).env_steps < 250:
         pass
     reports.close()  # type: ignore[attr-defined]
     *_, last = jaxrl_dist.resume(tmp_path)
-    assert judged(tmp_path) == judged(chosen[0]) and last.best_evaluation == chosen[1].best_evaluation
+    assert (
+        judged(tmp_path) == judged(chosen[0]) and last.best_evaluation == chosen[1].best_evaluation
+    )
     with pytest.raises(ConfigError, match="keep_best cannot change where a run is resumed"):
         jaxrl_dist.resume(tmp_path, keep_best="training")
 
 
 @pytest.mark.case  # test_evaluations_choose_the_best_checkpoint
 def test_members_have_each_their_own_best_of_the_same_iterations(tmp_path: Path) -> None:
-    *_, last = jaxrl_dist.train(config(keep_best="evaluation", seeds=2, keep_checkpoints=9, run_dir=str(tmp_path)))
+    *_, last = jaxrl_dist.train(
+        config(keep_best="evaluation", seeds=2, keep_checkpoints=9, run_dir=str(tmp_path))
+    )
     folders = sorted(tmp_path.glob("members/*"))
-    iterations = [[line["iteration"] for line in split(x)[0] if line["env_steps"] in judged(x)] for x in folders]
+    iterations = [
+        [line["iteration"] for line in split(x)[0] if line["env_steps"] in judged(x)]
+        for x in folders
+    ]
     assert iterations[0][:-1] == iterations[1][:-1] and len(iterations[0]) >= 4
     for folder, report in zip(folders, last.members, strict=True):
         returns = judged(folder)
@@ -195,7 +252,9 @@ def test_an_evaluation_that_a_signal_ends_is_made_up_for(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_an_evaluation_whose_environments_fail_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_whose_environments_fail_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original, calls = Evaluator.play, iter(range(100))
 
     def play(self: Evaluator, *args: Any, **more: Any) -> Any:
@@ -204,7 +263,12 @@ def test_an_evaluation_whose_environments_fail_is_tried_again(tmp_path: Path, mo
         return original(self, *args, **more)
 
     monkeypatch.setattr(Evaluator, "play", play)
-    how = {"env": "envpool:CartPole-v1", "num_actors": 2, "on_actor_error": "restart", "run_dir": str(tmp_path / "run")}
+    how = {
+        "env": "envpool:CartPole-v1",
+        "num_actors": 2,
+        "on_actor_error": "restart",
+        "run_dir": str(tmp_path / "run"),
+    }
     with pytest.warns(EnvWarning, match="could not be finished: broken"):
         reports = list(jaxrl_dist.train(config("asynchronous", **how)))
     first, second = [report for report in reports if report.env_steps >= 100][:2]
@@ -212,7 +276,9 @@ def test_an_evaluation_whose_environments_fail_is_tried_again(tmp_path: Path, mo
 
 
 @pytest.mark.case  # test_evaluations_change_nothing
-def test_the_time_of_evaluations_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_evaluations_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [0.0]
     original = Evaluator.play
 
@@ -245,15 +311,19 @@ def test_evaluations_compile_once() -> None:
     source = source._replace(pure=environment._replace(step=step))
     evaluator = Evaluator({"": algorithm(policy)}, source, 2, 0)
     one, *others = [
-        (evaluator.play({"": Variables({"action": jnp.int32(action)}, ())}), list(traced)) for action in (0, 1, 0)
+        (evaluator.play({"": Variables({"action": jnp.int32(action)}, ())}), list(traced))
+        for action in (0, 1, 0)
     ]
     assert {"policy", "step"} == set(traced) and all(so_far == one[1] for _, so_far in others)
     np.testing.assert_array_equal(one[0].returns, others[1][0].returns)
 
 
-@pytest.mark.case  # actors/test_actors.py::test_the_compiled_evaluation_plays_the_episodes_of_the_host
+# actors/test_actors.py::test_the_compiled_evaluation_plays_the_episodes_of_the_host
+@pytest.mark.case
 def test_sampled_evaluation_uses_the_keys_of_the_policy() -> None:
-    """On CartPole, where a coin's episodes last about 22 steps and always the same action about 9."""
+    """On CartPole, where a coin's episodes last about 22 steps and always the same action about
+    9.
+    """
 
     def coin(variables: Variables, obs: Any, core: Any, context: Context) -> Any:
         if context.keys is None:
@@ -264,7 +334,10 @@ def test_sampled_evaluation_uses_the_keys_of_the_policy() -> None:
         return jnp.where(exploring, 0, side), core, {}
 
     source = find("gymnax:CartPole-v1")
-    played = {sampled: Evaluator({"": algorithm(coin)}, source, 40, 0, sampled=sampled) for sampled in (False, True)}
+    played = {
+        sampled: Evaluator({"": algorithm(coin)}, source, 40, 0, sampled=sampled)
+        for sampled in (False, True)
+    }
     greedy, drawn = (played[sampled].play({"": VARIABLES}) for sampled in (False, True))
     assert greedy is not None and drawn is not None
     assert greedy.lengths.max() < 13 and 15 < drawn.lengths.mean() < 35
@@ -279,7 +352,9 @@ def test_sampled_evaluation_uses_the_keys_of_the_policy() -> None:
 
 
 @pytest.mark.case  # test_evaluations_change_nothing
-def test_a_run_and_the_command_evaluate_as_they_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_and_the_command_evaluate_as_they_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run_dir = runs.train(f"{runs.CARTPOLE} --evaluation-policy sampled", tmp_path / "run")
     assert runs.read_json(run_dir / "summary.json")["evaluation"]["sampled"] is True
     for flags, kind in (("", "sampled"), (" --evaluation-policy greedy", "greedy")):
@@ -287,17 +362,24 @@ def test_a_run_and_the_command_evaluate_as_they_are_told(tmp_path: Path, capsys:
         assert f"of 3 {kind} episodes)" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("flags", ["es --env CartPole-v1", "td3 --env Pendulum-v1 --noise parameter"])
+@pytest.mark.parametrize(
+    "flags", ["es --env CartPole-v1", "td3 --env Pendulum-v1 --noise parameter"]
+)
 def test_sampled_evaluation_needs_a_stochastic_policy(
     flags: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = f"{flags} --evaluation-policy sampled --total-env-steps 64 --num-envs 8 --hidden-sizes 4 --num-devices 1"
     assert cli.main(["train", *words.split(), "--run-dir", str(tmp_path / "run")]) == 2
-    assert "explores by perturbed parameters" in capsys.readouterr().err and not (tmp_path / "run").exists()
+    assert (
+        "explores by perturbed parameters" in capsys.readouterr().err
+        and not (tmp_path / "run").exists()
+    )
 
 
 def test_a_policy_whose_actions_are_not_drawn_refuses_to_sample() -> None:
-    config, source = resolved(jaxrl_dist.preset("dqn", "CartPole-v1", hidden_sizes=(4,), parameter_noise=True))
+    config, source = resolved(
+        jaxrl_dist.preset("dqn", "CartPole-v1", hidden_sizes=(4,), parameter_noise=True)
+    )
     variables = setup.make_algorithm(config, source.spec)[""].init(jax.random.key(0))
     policy = jaxrl_dist.Policy(config, source, variables)
     assert not policy.evaluate(1, max_steps=5).sampled
@@ -305,7 +387,7 @@ def test_a_policy_whose_actions_are_not_drawn_refuses_to_sample() -> None:
         policy.evaluate(1, max_steps=5, sampled=True)
 
 
-# --- Episodes that never end ----------------------------------------------------------------------------
+# --- Episodes that never end ----------------------------------------------------------------------
 
 
 def greedy(variables: Variables, obs: Any, core: Any, context: Context) -> Any:
@@ -322,7 +404,9 @@ class Endless(own.Walk):
 
     default_params = None
 
-    def step_env(self, key: jax.Array, state: own.WalkState, action: jax.Array, params: int | None) -> Any:
+    def step_env(
+        self, key: jax.Array, state: own.WalkState, action: jax.Array, params: int | None
+    ) -> Any:
         obs, state, *_ = super().step_env(key, state, action, 0)
         return 0 * obs, state, -1.0, False, {}
 
@@ -334,17 +418,22 @@ VARIABLES = Variables({"action": jnp.int32(0)}, ())
 
 
 def test_episodes_are_cut_and_count_as_far_as_they_came() -> None:
-    """130 episodes of 128 environments, so that two play another one, after the rest of the first, which is not one."""
+    """130 episodes of 128 environments, so that two play another one,
+    after the rest of the first, which is not one.
+    """
     source = find((Endless(), 50))
     played = Evaluator({"": algorithm()}, source, 130, 0, max_steps=30).play({"": VARIABLES})
     assert played.lengths.tolist() == [30] * 130
     np.testing.assert_array_equal(played.returns, -played.lengths)
     assert played.cut == 130 and played.summary()["cut"] == 130
     longer = Evaluator({"": algorithm()}, source, 258, 0, max_steps=20).play({"": VARIABLES})
-    assert set(longer.lengths.tolist()) == {20} and longer.cut == 258  # 20 of the rest of 30 count as an episode
+    # 20 of the rest of 30 count as an episode
+    assert set(longer.lengths.tolist()) == {20} and longer.cut == 258
 
 
-@pytest.mark.parametrize("watch", [None, lambda env, indices: None], ids=["in one program", "step by step"])
+@pytest.mark.parametrize(
+    "watch", [None, lambda env, indices: None], ids=["in one program", "step by step"]
+)
 def test_agent_that_waits_past_the_limit_plays_fewer_episodes(watch: Any) -> None:
     """Its environment never resets, because the other agent's episode never ends."""
     with pytest.MonkeyPatch.context() as patch:
@@ -362,12 +451,17 @@ def test_episodes_of_one_step_or_without_end_or_begin(xp: Any) -> None:
     step = Timestep((), xp.array([1.0, 2.0, 0.0]), first > 0, never, xp.array([True, True, False]))
     for _ in range(12):
         episodes = episodes.after(
-            step, EpisodeStats(first, first, first, first, first, {"score": (5 * first, first)}), quota, 3
+            step,
+            EpisodeStats(first, first, first, first, first, {"score": (5 * first, first)}),
+            quota,
+            3,
         )
     assert episodes.done.tolist() == [2, 3, 1] and episodes.cut.tolist() == [0, 3, 0]
     assert episodes.lengths.tolist() == [[1, 1, 0], [3, 3, 3], [0, 0, 0]]
     assert episodes.returns.tolist() == [[1, 1, 0], [6, 6, 6], [0, 0, 0]]
-    np.testing.assert_array_equal(episodes.info["score"], [[5, 5, np.nan], [np.nan] * 3, [np.nan] * 3])
+    np.testing.assert_array_equal(
+        episodes.info["score"], [[5, 5, np.nan], [np.nan] * 3, [np.nan] * 3]
+    )
 
 
 def test_without_a_limit_of_its_own_an_episode_is_cut_too(monkeypatch: pytest.MonkeyPatch) -> None:

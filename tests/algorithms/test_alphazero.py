@@ -1,4 +1,6 @@
-"""AlphaZero: its targets against a loop in float64, games with both sides' signs, and play with and without search."""
+"""AlphaZero: its targets against a loop in float64, games with both sides' signs,
+and play with and without search.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def naive(x: Rollout, last: np.ndarray) -> np.ndarray:
                 weight *= DISCOUNT * x.extras["turn"][s, b]
                 if x.terminated[s, b]:
                     break
-                goes_on = s + 1 < steps and not x.truncated[s, b] and not x.extras["random"][s + 1, b]
+                goes_on = (
+                    s + 1 < steps and not x.truncated[s, b] and not x.extras["random"][s + 1, b]
+                )
                 decay = DECAY if goes_on else 0.0
                 total += weight * (1 - decay) * values[s + 1, b]
                 weight *= decay
@@ -75,7 +79,9 @@ def naive(x: Rollout, last: np.ndarray) -> np.ndarray:
 def test_value_targets_are_signed_lambda_returns_over_searched_values() -> None:
     algorithm = AlphaZero(**TINY, discount=DISCOUNT, gae_lambda=DECAY).make(spec())
     variables, x = algorithm.init(jax.random.key(0)), rollout()
-    blank = jax.eval_shape(lambda: algorithm.policy(variables, jnp.asarray(x.obs[0]), (), Context()))[2]
+    blank = jax.eval_shape(
+        lambda: algorithm.policy(variables, jnp.asarray(x.obs[0]), (), Context())
+    )[2]
     assert blank.keys() == x.extras.keys()
     last = algorithm.policy(variables, jnp.asarray(x.obs[-1]), (), Context())[2]["value"]
     batch = jax.jit(algorithm.postprocess)(variables, jax.tree.map(jnp.asarray, x), Context())
@@ -94,10 +100,16 @@ def test_a_replayed_window_learns_from_its_first_step() -> None:
     variables, x = algorithm.init(jax.random.key(0)), rollout()
     batch = jax.jit(algorithm.postprocess)(variables, jax.tree.map(jnp.asarray, x), Context())
     short = jax.tree.map(lambda y: y[:-1], x)
-    np.testing.assert_allclose(batch["value_target"], naive(short, x.extras["value"][-1])[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        batch["value_target"], naive(short, x.extras["value"][-1])[0], rtol=1e-4, atol=1e-5
+    )
     np.testing.assert_array_equal(batch["obs"], x.obs[0])
     losses, mask, aux = algorithm.loss(variables, batch, Context())
-    assert np.isfinite(losses).all() and (mask == x.valid[0]).all() and (np.asarray(aux.priority) >= 0).all()
+    assert (
+        np.isfinite(losses).all()
+        and (mask == x.valid[0]).all()
+        and (np.asarray(aux.priority) >= 0).all()
+    )
 
 
 def test_flags_of_replay_and_of_passes_exclude_each_other() -> None:
@@ -115,7 +127,12 @@ def made(**fields: Any) -> tuple[Any, Any, Variables]:
 
 
 def searched(
-    env: Any, algorithm: Any, variables: Variables, places: list[int], times: list[int], keys: Any = None
+    env: Any,
+    algorithm: Any,
+    variables: Variables,
+    places: list[int],
+    times: list[int],
+    keys: Any = None,
 ) -> Any:
     """Acts in these states of ``own.Turns``."""
     native = own.WalkState(jnp.asarray(places), jnp.asarray(times))
@@ -127,7 +144,9 @@ def searched(
 
 
 def test_both_sides_win_where_they_can_and_turns_need_not_alternate() -> None:
-    """The side that reaches +-3 wins: from +-2 at once. Which side moves next depends on the number of moves."""
+    """The side that reaches +-3 wins: from +-2 at once.
+    Which side moves next depends on the number of moves.
+    """
     algorithm, env, variables = made(discount=1.0)
     action, _, told = searched(env, algorithm, variables, [2, 2, -2, -2, 0, 0], [2, 4, 2, 4, 3, 4])
     np.testing.assert_array_equal(action[:4], [1, 1, 0, 0])
@@ -136,7 +155,9 @@ def test_both_sides_win_where_they_can_and_turns_need_not_alternate() -> None:
 
 
 def test_a_mover_leaves_no_win_to_the_other_side() -> None:
-    """From 1, the first side's second move: up to 2 would let the other side win, and down to 0 does not."""
+    """From 1, the first side's second move: up to 2 would let the other side win,
+    and down to 0 does not.
+    """
     algorithm, env, variables = made(discount=1.0, num_simulations=16)
     action, _, _ = searched(env, algorithm, variables, [1, -1], [1, 1])
     np.testing.assert_array_equal(action, [0, 1])
@@ -144,7 +165,9 @@ def test_a_mover_leaves_no_win_to_the_other_side() -> None:
 
 @pytest.mark.parametrize("search", ["gumbel", "puct"])
 def test_temperature_ends_and_some_actions_are_random(search: str) -> None:
-    algorithm, env, variables = made(search=search, temperature_moves=1, epsilon=0.5, num_simulations=8)
+    algorithm, env, variables = made(
+        search=search, temperature_moves=1, epsilon=0.5, num_simulations=8
+    )
     keys = jax.random.split(jax.random.key(3), 64)
     action, core, told = searched(env, algorithm, variables, [2] * 64, [2] * 64, keys)
     assert (core == 1).all() and 16 < told["random"].sum() < 48
@@ -201,9 +224,15 @@ def test_results_do_not_depend_on_devices(devices: int) -> None:
 def test_it_learns_from_replay_as_on_one_device_so_on_eight() -> None:
     seen = []
     fields = {**RUN, "replay_capacity": 256, "n_step": 4, "batch_size": 8, "replay_ratio": 1 / 32}
-    fields = {name: value for name, value in fields.items() if name not in ("num_epochs", "num_minibatches")}
+    fields = {
+        name: value
+        for name, value in fields.items()
+        if name not in ("num_epochs", "num_minibatches")
+    }
     for devices in (1, 8):
-        config = jaxrl_dist.preset("alphazero", own.Turns(), **fields, num_devices=devices, epsilon=0.2)
+        config = jaxrl_dist.preset(
+            "alphazero", own.Turns(), **fields, num_devices=devices, epsilon=0.2
+        )
         *_, last = jaxrl_dist.train(config)
         seen.append(last)
     one, eight = seen
@@ -225,13 +254,24 @@ def test_a_policy_plays_a_match_with_more_and_without_simulations(tmp_path: Path
     assert not policy.algorithm.searches and policy.evaluate(4).returns.shape == (4,)
     with pytest.raises(ConfigError, match="has no simulator"):
         jaxrl_dist.load_policy(
-            run, env="pgx:tic_tac_toe", env_options={"opponents": "agents", "state": "true"}, num_simulations=4
+            run,
+            env="pgx:tic_tac_toe",
+            env_options={"opponents": "agents", "state": "true"},
+            num_simulations=4,
         )
 
 
 def test_simulations_of_what_does_not_search_are_refused(tmp_path: Path) -> None:
-    fields = {"hidden_sizes": (4,), "total_env_steps": 64, "num_envs": 8, "rollout_length": 8, "evaluation_episodes": 0}
+    fields = {
+        "hidden_sizes": (4,),
+        "total_env_steps": 64,
+        "num_envs": 8,
+        "rollout_length": 8,
+        "evaluation_episodes": 0,
+    }
     config = jaxrl_dist.preset("a2c", own.Walk(), **fields, run_dir=str(tmp_path / "run"))
     list(jaxrl_dist.train(config))
-    with pytest.raises(ConfigError, match=r"a2c does not search; alphazero and muzero have this flag"):
+    with pytest.raises(
+        ConfigError, match=r"a2c does not search; alphazero and muzero have this flag"
+    ):
         jaxrl_dist.load_policy(tmp_path / "run", env=own.Walk(), num_simulations=4)

@@ -17,7 +17,12 @@ from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.types import Algorithm, Context, PyTree, Variables
 
 STEPS = 512
-SIZES: dict[str, Any] = {"num_envs": 8, "rollout_length": 16, "hidden_sizes": (8,), "evaluation_episodes": 0}
+SIZES: dict[str, Any] = {
+    "num_envs": 8,
+    "rollout_length": 16,
+    "hidden_sizes": (8,),
+    "evaluation_episodes": 0,
+}
 
 
 def flat(tree: PyTree) -> np.ndarray:
@@ -39,26 +44,37 @@ def variables(name: str, num_devices: int, ema_steps: int, **more: Any) -> list[
     [
         pytest.param("pg", 1, STEPS, {"scale_rewards": True}, marks=pytest.mark.case),
         ("pg", 8, STEPS, {"scale_rewards": False}),
-        pytest.param("pg", 1, 100, {"scale_rewards": False}, marks=pytest.mark.case),  # less than a rollout
+        # less than a rollout
+        pytest.param("pg", 1, 100, {"scale_rewards": False}, marks=pytest.mark.case),
         pytest.param(
             "dqn",
             1,
             200,
-            {"learning_starts": 64, "batch_size": 8, "replay_capacity": 800, "normalize_observations": True},
+            {
+                "learning_starts": 64,
+                "batch_size": 8,
+                "replay_capacity": 800,
+                "normalize_observations": True,
+            },
             marks=pytest.mark.case,
         ),
     ],
 )
 def test_against_a_loop(name: str, num_devices: int, ema_steps: int, more: dict[str, Any]) -> None:
-    """The first steps count equally; each rollout moves the average towards the parameters that acted in it."""
+    """The first steps count equally; each rollout moves the
+    average towards the parameters that acted in it.
+    """
     seen = variables(name, num_devices, ema_steps, **more)
     assert len(seen) >= 10
     plain = variables(name, num_devices, 0, **more)
     average, counted = np.zeros(0), 0
     for n in range(1, len(seen)):
-        np.testing.assert_allclose(flat(seen[n].params), flat(plain[n].params), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            flat(seen[n].params), flat(plain[n].params), rtol=1e-4, atol=1e-5
+        )
         acted = flat(seen[n - 1].params).astype(np.float64)
-        if n == 1:  # the first rollout's parameters, those before the first update, are not reported
+        # the first rollout's parameters, those before the first update, are not reported
+        if n == 1:
             average, counted = flat(average_of(seen[0], more)).astype(np.float64), 128
         counted += 128
         rate = min(1.0, 128 / min(counted, ema_steps))
@@ -81,7 +97,9 @@ def test_only_greedy_actions_come_from_the_average() -> None:
 
     params = {"w": jnp.float32(3)}
     unused: Any = None
-    plain = Algorithm(lambda key: Variables(params, ()), policy, postprocess=unused, loss=unused, optimizer=unused)
+    plain = Algorithm(
+        lambda key: Variables(params, ()), policy, postprocess=unused, loss=unused, optimizer=unused
+    )
     algorithm = wrappers.average_parameters(plain, STEPS)
     made = algorithm.init(jax.random.key(0))
     assert made.stats[0]["w"] == 3
@@ -93,9 +111,17 @@ def test_only_greedy_actions_come_from_the_average() -> None:
 @pytest.mark.case  # test_only_greedy_actions_come_from_the_average
 def test_a_run_evaluates_stores_and_plays_the_average(tmp_path: Path) -> None:
     command = f"{runs.CARTPOLE} --learning-rate 0.05"
-    newest, averaged = runs.train(command, tmp_path / "a"), runs.train(f"{command} --ema-steps 1000", tmp_path / "b")
-    assert runs.untimed(newest)[0] == pytest.approx(runs.untimed(averaged)[0], rel=1e-3), "training is the same"
-    ends = [runs.read_json(run / "summary.json")["evaluation"]["return_mean"] for run in (newest, averaged)]
+    newest, averaged = (
+        runs.train(command, tmp_path / "a"),
+        runs.train(f"{command} --ema-steps 1000", tmp_path / "b"),
+    )
+    assert runs.untimed(newest)[0] == pytest.approx(runs.untimed(averaged)[0], rel=1e-3), (
+        "training is the same"
+    )
+    ends = [
+        runs.read_json(run / "summary.json")["evaluation"]["return_mean"]
+        for run in (newest, averaged)
+    ]
     policy, other = jaxrl_dist.load_policy(averaged), jaxrl_dist.load_policy(newest)
     obs = np.random.default_rng(0).normal(size=(256, 4)).astype(np.float32)
     greedy, sampled = policy(obs)[0], policy(obs, key=jax.random.key(0))[0]
@@ -107,10 +133,18 @@ def test_a_run_evaluates_stores_and_plays_the_average(tmp_path: Path) -> None:
 
 @pytest.mark.case  # training/test_weights.py
 def test_parts_of_a_network_are_not_those_of_its_average(tmp_path: Path) -> None:
-    """``--init-parts`` names parts of the network that learns; the average of another run may be missing."""
+    """``--init-parts`` names parts of the network that learns;
+    the average of another run may be missing.
+    """
     source = runs.finished(runs.CARTPOLE)
-    run_dir = runs.train(f"{runs.CARTPOLE} --ema-steps 1000 --init-from {source} --init-parts torso", tmp_path / "a")
+    run_dir = runs.train(
+        f"{runs.CARTPOLE} --ema-steps 1000 --init-from {source} --init-parts torso", tmp_path / "a"
+    )
     assert runs.read_json(run_dir / "config.json")["run"]["ema_steps"] == 1000
-    config = jaxrl_dist.preset("ppo", "CartPole-v1", ema_steps=9, init_from=str(source), init_parts="no")
-    with pytest.raises(jaxrl_dist.ConfigError, match=r"they have: policy, policy_torso, stats, value, value_torso$"):
+    config = jaxrl_dist.preset(
+        "ppo", "CartPole-v1", ema_steps=9, init_from=str(source), init_parts="no"
+    )
+    with pytest.raises(
+        jaxrl_dist.ConfigError, match=r"they have: policy, policy_torso, stats, value, value_torso$"
+    ):
         list(jaxrl_dist.train(config))

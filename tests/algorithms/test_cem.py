@@ -1,4 +1,6 @@
-"""The planner of the page on planning: it steers an environment that it knows, and has nothing to learn."""
+"""The planner of the page on planning: it steers an environment that it knows,
+and has nothing to learn.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,12 @@ from jaxrl_dist.training.setup import make_algorithm
 
 
 def cem() -> Any:
-    text = (runs.ROOT / "docs/planning.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    text = (
+        (runs.ROOT / "docs/planning.md")
+        .read_text(encoding="utf-8")
+        .split("```python\n")[1]
+        .split("```")[0]
+    )
     module = types.ModuleType("cem")
     sys.modules[module.__name__] = module  # where dataclasses look up annotations
     exec(compile(text, "cem.py", "exec"), module.__dict__)
@@ -43,7 +50,9 @@ def test_it_finds_the_action_that_pays_most() -> None:
 def test_observations_are_not_enough_for_it(tmp_path: Path) -> None:
     config = jaxrl_dist.Train(cem()(), "gymnax:Pendulum-v1")
     source = find_env(config)
-    policy = jaxrl_dist.Policy(config, source, make_algorithm(config, source.spec)[""].init(jax.random.key(0)))
+    policy = jaxrl_dist.Policy(
+        config, source, make_algorithm(config, source.spec)[""].init(jax.random.key(0))
+    )
     with pytest.raises(ValueError, match="plans with its environment's simulator"):
         policy(np.zeros((1, 3), np.float32))
     with pytest.raises(jaxrl_dist.ConfigError, match="plans with its environment's simulator"):

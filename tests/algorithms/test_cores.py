@@ -39,7 +39,9 @@ WINDOWED = {"burn_in": 2, "sequence_length": 8, "n_step": 2}
 
 
 def previous(rollout: Rollout) -> np.ndarray:
-    """The last action and its reward before each step, ``[T, B, 4]``; 0 at the start of an episode."""
+    """The last action and its reward before each step, ``[T, B, 4]``; 0 at the start of an
+    episode.
+    """
     both = np.concatenate([np.eye(3)[np.asarray(rollout.action)], rollout.reward[..., None]], -1)
     both = np.where(rollout.valid[..., None], both, 0.0).astype(np.float32)
     return np.concatenate([np.zeros_like(both[:1]), both[:-1]])
@@ -47,7 +49,9 @@ def previous(rollout: Rollout) -> np.ndarray:
 
 @pytest.mark.parametrize("core", runs.cases(CORES, "inputs"))
 def test_records_get_what_acting_would_have_stored(core: str) -> None:
-    """The core of an episode's start, and the core's inputs, of which a loss takes clipped rewards."""
+    """The core of an episode's start, and the core's inputs, of which a loss takes clipped
+    rewards.
+    """
     config = config_class("dqn")(**NET, **CORES[core], **WINDOWED)
     algorithm = clip_rewards(config.make(SPEC), -0.1, 0.1)
     assert algorithm.recorded is not None
@@ -56,7 +60,9 @@ def test_records_get_what_acting_would_have_stored(core: str) -> None:
     made = jax.jit(algorithm.recorded)(rollout._replace(extras={}))
     assert_close(made._replace(extras={}), rollout._replace(extras={}))
     assert jax.tree.map(jnp.shape, made.extras) == jax.tree.map(jnp.shape, rollout.extras)
-    for x, y in zip(jax.tree.leaves(made.extras["core"]), jax.tree.leaves(rollout.extras["core"]), strict=True):
+    for x, y in zip(
+        jax.tree.leaves(made.extras["core"]), jax.tree.leaves(rollout.extras["core"]), strict=True
+    ):
         np.testing.assert_array_equal(x[0], y[0])
     if core == "inputs":
         np.testing.assert_array_equal(made.extras["core_inputs"], rollout.extras["core_inputs"])
@@ -115,14 +121,21 @@ def test_replayed_sequences_match_single_episodes(core: str) -> None:
         q, state = step(variables.params, obs, state, core_inputs=inputs)
         state = reset(state, initial, valid)
         values.append(q)
-    taken = np.take_along_axis(np.stack(values)[..., 0], np.asarray(steps.action)[..., None], -1)[..., 0]
+    taken = np.take_along_axis(np.stack(values)[..., 0], np.asarray(steps.action)[..., None], -1)[
+        ..., 0
+    ]
     loss, begin, length = jax.jit(algorithm.loss), 7, algorithm.window
-    assert length == (12 if core == "inputs" else 11) and (~steps.valid[begin : begin + 10]).any(0).sum() > 3
+    assert (
+        length == (12 if core == "inputs" else 11)
+        and (~steps.valid[begin : begin + 10]).any(0).sum() > 3
+    )
 
     def cut(x: Any) -> Any:
         return jax.tree.map(lambda x: x[begin : begin + length], x)
 
-    window = Rollout(jax.tree.map(lambda x: x[begin : begin + length + 1], steps.obs), *cut(steps[1:7]), (), ())
+    window = Rollout(
+        jax.tree.map(lambda x: x[begin : begin + length + 1], steps.obs), *cut(steps[1:7]), (), ()
+    )
     batch = algorithm.postprocess(variables, window, Context())
     context = Context(jax.random.split(jax.random.key(0), 8), target=variables.params)
     _, _, aux = loss(variables, batch, context)
@@ -138,7 +151,9 @@ def test_learning_reads_the_inputs_that_acting_read(name: str) -> None:
     algorithm, net = config.make(SPEC), actor_critic(config, SPEC)
     variables = jax.jit(algorithm.init)(jax.random.key(0))
     whole = acted(algorithm, variables, random_rollout(algorithm, SPEC, 13, 6))
-    rollout = acted(algorithm, variables, jax.tree.map(lambda x: x[:12], whole)._replace(obs=whole.obs[:13]))
+    rollout = acted(
+        algorithm, variables, jax.tree.map(lambda x: x[:12], whole)._replace(obs=whole.obs[:13])
+    )
     rollout = rollout._replace(core=whole.core)
     recorded = np.asarray(whole.extras["value"])
     assert_close(jax.jit(net.unroll)(variables.params, rollout)[1], recorded, 1e-6)
@@ -149,9 +164,17 @@ def test_learning_reads_the_inputs_that_acting_read(name: str) -> None:
 
 @pytest.mark.case  # test_rollout_loss_is_that_of_its_episodes
 def test_a_policy_is_told_its_reward(tmp_path: Path) -> None:
-    sizes = {"num_envs": 8, "rollout_length": 16, "total_env_steps": 256, "report_interval": 128, "num_devices": 1}
+    sizes = {
+        "num_envs": 8,
+        "rollout_length": 16,
+        "total_env_steps": 256,
+        "report_interval": 128,
+        "num_devices": 1,
+    }
     inputs = {"core": "gru", "core_inputs": "action,reward", "core_size": 4}
-    config = jaxrl_dist.preset("a2c", "CartPole-v1", hidden_sizes=(8,), evaluation_episodes=2, **inputs, **sizes)
+    config = jaxrl_dist.preset(
+        "a2c", "CartPole-v1", hidden_sizes=(8,), evaluation_episodes=2, **inputs, **sizes
+    )
     *_, last = jaxrl_dist.train(dataclasses.replace(config, run_dir=str(tmp_path / "run")))
     assert last.evaluation is not None
     policy, obs = jaxrl_dist.load_policy(tmp_path / "run"), np.ones((3, 4), np.float32)
@@ -165,7 +188,7 @@ def test_a_policy_is_told_its_reward(tmp_path: Path) -> None:
     assert np.abs(low["memory"] - high["memory"]).max() > 1e-4
 
 
-# --- Cores of one's own -------------------------------------------------------------------------------
+# --- Cores of one's own ---------------------------------------------------------------------------
 
 
 class Decay:
@@ -174,7 +197,9 @@ class Decay:
     def init(self, key: jax.Array, features: jax.Array) -> dict[str, jax.Array]:
         return {"rate": jnp.full(features.shape[1:], 0.9)}
 
-    def step(self, params: Any, features: jax.Array, state: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def step(
+        self, params: Any, features: jax.Array, state: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         state = params["rate"][None] * state + features
         return state, state
 
@@ -185,14 +210,23 @@ class Decay:
 @pytest.mark.case  # nn/test_own_network.py::test_a_run_and_its_policy
 def test_a_run_with_a_core_of_ones_own(tmp_path: Path) -> None:
     """Which the policy and a resumed run need once more: no file holds it."""
-    sizes = {"num_envs": 8, "rollout_length": 16, "total_env_steps": 256, "report_interval": 128, "num_devices": 1}
-    config = jaxrl_dist.preset("a2c", "CartPole-v1", core=Decay(), hidden_sizes=(8,), evaluation_episodes=2, **sizes)
+    sizes = {
+        "num_envs": 8,
+        "rollout_length": 16,
+        "total_env_steps": 256,
+        "report_interval": 128,
+        "num_devices": 1,
+    }
+    config = jaxrl_dist.preset(
+        "a2c", "CartPole-v1", core=Decay(), hidden_sizes=(8,), evaluation_episodes=2, **sizes
+    )
     *_, last = jaxrl_dist.train(dataclasses.replace(config, run_dir=str(tmp_path / "run")))
     assert runs.read_json(tmp_path / "run/config.json")["hyperparameters"]["core"] == "object:Decay"
     policy = jaxrl_dist.load_policy(tmp_path / "run", core=Decay())
     jax.tree.map(np.testing.assert_array_equal, policy.variables, last.variables())
     assert last.variables().params["core"]["rate"].shape == (8,)
-    _, (_, state) = policy(np.zeros((3, 4)))  # beside the return, by which a run with a core scales rewards
+    # beside the return, by which a run with a core scales rewards
+    _, (_, state) = policy(np.zeros((3, 4)))
     assert state.shape == (3, 8)
     message = r"its core, object:Decay, was an object handed over from Python.*load_policy\(run_dir, core=...\)"
     with pytest.raises(ConfigError, match=message):
@@ -210,8 +244,14 @@ def joined(params: Any, x: jax.Array, state: jax.Array) -> Any:
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "an unknown name": ("rnn", "unknown core 'rnn'; these work: none, gru, lstm, attention, linear"),
-    "a pair": ((jnp.tanh, jnp.tanh), "core must be a name, or three functions (init, step, initial), not"),
+    "an unknown name": (
+        "rnn",
+        "unknown core 'rnn'; these work: none, gru, lstm, attention, linear",
+    ),
+    "a pair": (
+        (jnp.tanh, jnp.tanh),
+        "core must be a name, or three functions (init, step, initial), not",
+    ),
     "a state that grows": (
         wrong(lambda params, x, state: (x, jnp.concatenate([state, x], -1))),
         "the core's step has turned a state float32[1, 3] into float32[1, 11]; an equal one works",
@@ -225,7 +265,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
         wrong(joined, lambda num_envs: {"a": jnp.zeros((num_envs, 3)), "b": jnp.zeros((1, 3))}),
         "the core's initial(2) has made (1, 3); (2, ...) works, a row for each environment",
     ),
-    "no batch": (wrong(lambda params, x, state: (x[0], state)), "has made (8,) of features (1, 8); (1, width) works"),
+    "no batch": (
+        wrong(lambda params, x, state: (x[0], state)),
+        "has made (8,) of features (1, 8); (1, width) works",
+    ),
 }
 
 
@@ -242,5 +285,7 @@ def test_flags_without_their_core_are_refused() -> None:
         A2C(core="gru", core_window=5).validate()
     with pytest.raises(ConfigError, match="core_inputs does nothing without core"):
         A2C(core_inputs="action").validate()
-    with pytest.raises(ConfigError, match="core none: r2d2 learns with a recurrent core; dqn learns without one"):
+    with pytest.raises(
+        ConfigError, match="core none: r2d2 learns with a recurrent core; dqn learns without one"
+    ):
         R2D2(core="none").validate()

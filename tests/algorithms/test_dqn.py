@@ -48,7 +48,9 @@ def windows(n: int, seed: int = 0) -> Rollout:
 def test_window_return_is_the_n_step_return_of_the_first_step(n: int) -> None:
     w = windows(n)
     values = np.random.default_rng(1).normal(size=(n + 1, N))
-    reward, discount, last = (np.asarray(x, np.float64) for x in returns.window_return(*w.outcomes, 0.9))
+    reward, discount, last = (
+        np.asarray(x, np.float64) for x in returns.window_return(*w.outcomes, 0.9)
+    )
     for i in range(N):
         total, factor, t = 0.0, 1.0, 0
         while True:
@@ -60,7 +62,9 @@ def test_window_return_is_the_n_step_return_of_the_first_step(n: int) -> None:
         if not w.terminated[t, i]:
             total += factor * values[t + 1, i]
         assert last[i] == t
-        np.testing.assert_allclose(reward[i] + discount[i] * values[int(last[i]) + 1, i], total, rtol=1e-5)
+        np.testing.assert_allclose(
+            reward[i] + discount[i] * values[int(last[i]) + 1, i], total, rtol=1e-5
+        )
 
 
 def losses(config: DQN, w: Rollout, seed: int = 0) -> tuple[Any, ...]:
@@ -84,9 +88,16 @@ def test_conservative_term(num_atoms: int) -> None:
     """Kumar et al. (2020), equation 4."""
     fields: dict[str, Any] = {"hidden_sizes": (8,), "num_atoms": num_atoms}
     w = windows(3)
-    plain, (found, aux, params, _) = losses(DQN(**fields), w)[0], losses(DQN(**fields, cql_weight=0.7), w)
+    plain, (found, aux, params, _) = (
+        losses(DQN(**fields), w)[0],
+        losses(DQN(**fields, cql_weight=0.7), w),
+    )
     q = q_values(params, w.obs[0], num_atoms)
-    q = q[..., 0] if num_atoms == 1 else (np.exp(q) / np.exp(q).sum(-1, keepdims=True)) @ np.linspace(-10, 10, 5)
+    q = (
+        q[..., 0]
+        if num_atoms == 1
+        else (np.exp(q) / np.exp(q).sum(-1, keepdims=True)) @ np.linspace(-10, 10, 5)
+    )
     gap = np.log(np.exp(q).sum(axis=1)) - q[np.arange(N), w.action[0]]
     np.testing.assert_allclose(aux.metrics["loss/cql"], gap, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found, plain + 0.7 * gap, rtol=1e-4, atol=1e-4)
@@ -96,7 +107,9 @@ def test_conservative_term(num_atoms: int) -> None:
 def test_values_under_the_floor_are_not_lowered(rescaled: bool) -> None:
     """Nakamoto et al. (2023), section 5; new experience has no floor."""
     fields: dict[str, Any] = {"hidden_sizes": (8,), "rescale_values": rescaled, "cql_weight": 0.7}
-    floor = np.where(np.arange(N) % 4, np.random.default_rng(5).normal(size=N), -np.inf).astype(np.float32)
+    floor = np.where(np.arange(N) % 4, np.random.default_rng(5).normal(size=N), -np.inf).astype(
+        np.float32
+    )
     w = windows(3)._replace(extras={"return": np.stack([floor, floor + 5, floor + 5])})
     _, aux, params, _ = losses(DQN(**fields, cql_floor=True), w)
     q = q_values(params, w.obs[0])[..., 0]
@@ -110,19 +123,34 @@ def test_values_under_the_floor_are_not_lowered(rescaled: bool) -> None:
 @functools.cache
 def compiled_network(num_atoms: int, noisy: bool) -> Any:
     config = TorsoConfig(hidden_sizes=(8,), activation="relu")
-    return jax.jit(networks.q_network(config, OBSERVATION, 4, num_atoms=num_atoms, dueling=False, noisy=noisy).apply)
+    return jax.jit(
+        networks.q_network(
+            config, OBSERVATION, 4, num_atoms=num_atoms, dueling=False, noisy=noisy
+        ).apply
+    )
 
 
-def q_values(params: Any, obs: Any, num_atoms: int = 1, noise: jax.Array | None = None) -> np.ndarray:
-    return np.asarray(compiled_network(num_atoms, noise is not None)(params, obs, noise), np.float64)
+def q_values(
+    params: Any, obs: Any, num_atoms: int = 1, noise: jax.Array | None = None
+) -> np.ndarray:
+    return np.asarray(
+        compiled_network(num_atoms, noise is not None)(params, obs, noise), np.float64
+    )
 
 
 @pytest.mark.parametrize(
     "n, double, noisy, rescale",
-    [(1, False, False, False), (3, False, False, True), (3, True, False, False), (1, True, True, False)],
+    [
+        (1, False, False, False),
+        (3, False, False, True),
+        (3, True, False, False),
+        (1, True, True, False),
+    ],
 )
 def test_loss_is_that_of_the_n_step_error(n: int, double: bool, noisy: bool, rescale: bool) -> None:
-    """Each evaluation of a noisy network draws other noise: Fortunato et al. (2018), section 3.1."""
+    """Each evaluation of a noisy network draws other noise: Fortunato et al. (2018), section
+    3.1.
+    """
     w = windows(n)
     td_loss: Any = "squared" if n == 3 and double else "huber"
     own: dict[str, Any] = {"n_step": n, "double": double, "td_loss": td_loss, "noisy": noisy}
@@ -137,24 +165,34 @@ def test_loss_is_that_of_the_n_step_error(n: int, double: bool, noisy: bool, res
     q = q_values(params, w.obs[0], noise=noise[0])[np.arange(N), w.action[0], 0]
     h, h_inverse = (squash, unsquash) if rescale else (float, float)
     value_target = [
-        h(r + d * h_inverse(v)) for r, d, v in zip(reward, discount, bootstrap[np.arange(N), best], strict=True)
+        h(r + d * h_inverse(v))
+        for r, d, v in zip(reward, discount, bootstrap[np.arange(N), best], strict=True)
     ]
     error = np.array(value_target) - q
     assert np.abs(error).max() > 1
     linear = (np.abs(error) > 1) & (td_loss == "huber")
-    np.testing.assert_allclose(found, np.where(linear, np.abs(error) - 0.5, 0.5 * error**2), atol=1e-5)
+    np.testing.assert_allclose(
+        found, np.where(linear, np.abs(error) - 0.5, 0.5 * error**2), atol=1e-5
+    )
     np.testing.assert_allclose(aux.priority, np.abs(error), atol=1e-5)
 
 
 @pytest.mark.parametrize("rescale", [False, True])
 def test_distributional_loss_is_projected_cross_entropy(rescale: bool) -> None:
     w = windows(2)
-    own: dict[str, Any] = {"num_atoms": 11, "value_min": -2, "value_max": 2, "rescale_values": rescale}
+    own: dict[str, Any] = {
+        "num_atoms": 11,
+        "value_min": -2,
+        "value_max": 2,
+        "rescale_values": rescale,
+    }
     config = DQN(hidden_sizes=(8,), n_step=2, double=False, **own)
     h, h_inverse = (squash, unsquash) if rescale else (float, float)
     found, _, params, target = losses(config, w)
     atoms = np.linspace(-2, 2, 11)
-    reward, discount, last = (np.asarray(x, np.float64) for x in returns.window_return(*w.outcomes, 0.99))
+    reward, discount, last = (
+        np.asarray(x, np.float64) for x in returns.window_return(*w.outcomes, 0.99)
+    )
     next_obs = w.obs[last.astype(int) + 1, np.arange(N)]
 
     def softmax(x: np.ndarray) -> np.ndarray:
@@ -171,7 +209,9 @@ def test_distributional_loss_is_projected_cross_entropy(rescale: bool) -> None:
             low, high = int(np.floor(b)), int(np.ceil(b))
             projected[low] += p_next[i, best[i], j] * (high - b if high > low else 1)
             projected[high] += p_next[i, best[i], j] * (b - low if high > low else 0)
-        np.testing.assert_allclose(found[i], -(projected * np.log(softmax(logits[i]))).sum(), atol=1e-4)
+        np.testing.assert_allclose(
+            found[i], -(projected * np.log(softmax(logits[i]))).sum(), atol=1e-4
+        )
 
 
 def test_dueling_values_are_the_value_plus_centred_advantages() -> None:
@@ -183,7 +223,8 @@ def test_dueling_values_are_the_value_plus_centred_advantages() -> None:
     dense = params["torso"]["params"]["Dense_0"]
     hidden = np.maximum(obs @ np.asarray(dense["kernel"]) + np.asarray(dense["bias"]), 0)
     advantage, value = (
-        hidden @ np.asarray(h["params"]["kernel"]) + np.asarray(h["params"]["bias"]) for h in params["heads"]
+        hidden @ np.asarray(h["params"]["kernel"]) + np.asarray(h["params"]["bias"])
+        for h in params["heads"]
     )
     np.testing.assert_allclose(q, value + advantage - advantage.mean(1, keepdims=True), atol=1e-5)
 
@@ -201,7 +242,9 @@ def test_noisy_layer_draws_noise_per_example() -> None:
     for i, noise in enumerate(noises):
         f = np.sign(noise) * np.sqrt(np.abs(noise))
         kernel = w["kernel"] + w["kernel_sigma"] * np.outer(f[:3], f[3:])
-        np.testing.assert_allclose(found[i], x[i] @ kernel + w["bias"] + w["bias_sigma"] * f[3:], atol=1e-5)
+        np.testing.assert_allclose(
+            found[i], x[i] @ kernel + w["bias"] + w["bias_sigma"] * f[3:], atol=1e-5
+        )
     np.testing.assert_allclose(apply(params, x), x @ w["kernel"] + w["bias"], atol=1e-5)
 
 
@@ -211,15 +254,21 @@ def test_noisy_heads_of_a_dueling_network_draw_separate_noise() -> None:
     params = heads.init(jax.random.split(jax.random.key(0), 2), x[:1])
     keys = jax.random.split(jax.random.key(1), N)
     advantage, value = (
-        np.asarray(NoisyDense(size).apply(weights, x, jax.vmap(jax.random.fold_in, (0, None))(keys, index)))
+        np.asarray(
+            NoisyDense(size).apply(weights, x, jax.vmap(jax.random.fold_in, (0, None))(keys, index))
+        )
         for index, (size, weights) in enumerate(zip((4, 1), params["heads"], strict=True))
     )
     (q,) = heads.apply(params, x, keys)
-    np.testing.assert_allclose(q[..., 0], value + advantage - advantage.mean(1, keepdims=True), atol=1e-5)
+    np.testing.assert_allclose(
+        q[..., 0], value + advantage - advantage.mean(1, keepdims=True), atol=1e-5
+    )
 
 
 def test_epsilon_falls_linearly() -> None:
-    algorithm = DQN(hidden_sizes=(8,), epsilon_start=0.8, epsilon_end=0.2, epsilon_steps=1000).make(SPEC)
+    algorithm = DQN(hidden_sizes=(8,), epsilon_start=0.8, epsilon_end=0.2, epsilon_steps=1000).make(
+        SPEC
+    )
     variables, act = jax.jit(algorithm.init)(jax.random.key(0)), jax.jit(algorithm.policy)
     obs = np.ones((20_000, 3), np.float32)
     keys = jax.random.split(jax.random.key(1), 20_000)
@@ -246,7 +295,11 @@ def test_prioritized_update_is_equal_on_any_device_count(num_devices: int) -> No
     results = []
     for size in (1, num_devices):
         mesh = meshes.make_mesh(jax.local_devices()[:size])
-        specs = (meshes.REPLICATED, meshes.ROLLOUT._replace(core=(), final_core=(), extras={}), meshes.BATCH)
+        specs = (
+            meshes.REPLICATED,
+            meshes.ROLLOUT._replace(core=(), final_core=(), extras={}),
+            meshes.BATCH,
+        )
         program = meshes.learning(update, mesh, specs, (meshes.REPLICATED, meshes.BATCH))
         results.append(jax.device_get(jax.jit(program)(state, w, probability)))
     np.testing.assert_allclose(results[0][1], (probability / probability.min()) ** -0.6, rtol=1e-5)
@@ -256,12 +309,26 @@ def test_prioritized_update_is_equal_on_any_device_count(num_devices: int) -> No
 @pytest.mark.case  # test_resume.py does, too
 @pytest.mark.parametrize("plan", ["on_device", "synchronous"])
 def test_a_run_counts_its_updates_and_repeats_bit_for_bit(plan: str) -> None:
-    config = DQN(hidden_sizes=(8,), learning_starts=100, replay_capacity=800, priority_exponent=0.6, batch_size=16)
-    kind = {"plan": plan, "total_env_steps": 400, "report_interval": 100, "evaluation_episodes": 0, "num_devices": 2}
+    config = DQN(
+        hidden_sizes=(8,),
+        learning_starts=100,
+        replay_capacity=800,
+        priority_exponent=0.6,
+        batch_size=16,
+    )
+    kind = {
+        "plan": plan,
+        "total_env_steps": 400,
+        "report_interval": 100,
+        "evaluation_episodes": 0,
+        "num_devices": 2,
+    }
     runs = []
     for _ in range(2):
         reports = list(jaxrl_dist.train(jaxrl_dist.Train(config, env="CartPole-v1", **kind)))
-        runs.append([{k: v for k, v in r.metrics.items() if not k.startswith("time/")} for r in reports])
+        runs.append(
+            [{k: v for k, v in r.metrics.items() if not k.startswith("time/")} for r in reports]
+        )
     np.testing.assert_equal(runs[0], runs[1])
     # 16 updates after each rollout of 8 x 4 steps, from the first that reaches 100 steps on
     assert reports[-1].updates == 16 * (reports[-1].iteration - 3)
@@ -273,10 +340,17 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
     def refused(message: str, num_envs: int = 8, rollout_length: int = 4, **fields: Any) -> None:
         plan = dataclasses.replace(algorithm.replay or Replay(1, 1, 1, 1), **fields)
         with pytest.raises(ConfigError, match=message):
-            off_policy.check_sizes(dataclasses.replace(algorithm, replay=plan), num_envs, rollout_length, 8)
+            off_policy.check_sizes(
+                dataclasses.replace(algorithm, replay=plan), num_envs, rollout_length, 8
+            )
 
-    refused("batch_size 12 does not divide over 8 devices; nearest that work: 8 or 16", batch_size=12)
-    refused("replay_capacity 1001 does not divide over 8 environments; nearest that work: 1000 or 1008", capacity=1001)
+    refused(
+        "batch_size 12 does not divide over 8 devices; nearest that work: 8 or 16", batch_size=12
+    )
+    refused(
+        "replay_capacity 1001 does not divide over 8 environments; nearest that work: 1000 or 1008",
+        capacity=1001,
+    )
     refused("replay_capacity 56 is too small .* need 64 or more", capacity=56)
     refused("batch_size 4096 is larger than replay_capacity 4000", batch_size=4096, capacity=4000)
     refused("num_envs 12 does not divide over 8 devices; nearest that work: 8 or 16", num_envs=12)
@@ -300,11 +374,24 @@ def test_memory_is_made_on_the_mesh() -> None:
 @pytest.mark.parametrize("priority_exponent", [None, 0.5])
 def test_a_run_on_two_devices(priority_exponent: float | None) -> None:
     """With normalisation, and reports that are None until the first update."""
-    sizes: dict[str, Any] = {"hidden_sizes": (8,), "replay_capacity": 2048, "batch_size": 8, "learning_starts": 100}
+    sizes: dict[str, Any] = {
+        "hidden_sizes": (8,),
+        "replay_capacity": 2048,
+        "batch_size": 8,
+        "learning_starts": 100,
+    }
     config = DQN(**sizes, replay_ratio=1 / 16, priority_exponent=priority_exponent)
-    kind = {"num_envs": 8, "rollout_length": 4, "total_env_steps": 256, "num_devices": 2, "evaluation_episodes": 0}
+    kind = {
+        "num_envs": 8,
+        "rollout_length": 4,
+        "total_env_steps": 256,
+        "num_devices": 2,
+        "evaluation_episodes": 0,
+    }
     scaling = {"scale_rewards": True, "normalize_observations": True, "report_interval": 64}
-    first, *_, last = jaxrl_dist.train(jaxrl_dist.Train(config, env="CartPole-v1", **kind, **scaling))
+    first, *_, last = jaxrl_dist.train(
+        jaxrl_dist.Train(config, env="CartPole-v1", **kind, **scaling)
+    )
     assert first.metrics["loss/q"] is None and first.updates == 0
     assert last.metrics["loss/q"] is not None and np.isfinite(last.metrics["loss/q"])
 
@@ -329,17 +416,23 @@ def test_uniform_windows_are_the_same_on_any_number_of_devices() -> None:
 
 def test_too_large_memory_is_refused_with_one_that_fits() -> None:
     with pytest.raises(
-        ConfigError, match=r"replay_capacity 80000000000 needs \d+\.\d GB, and .* GB are available; \d+ fits"
+        ConfigError,
+        match=r"replay_capacity 80000000000 needs \d+\.\d GB, and .* GB are available; \d+ fits",
     ):
         setup.prepare(jaxrl_dist.preset("dqn", "CartPole-v1", replay_capacity=80_000_000_000))
 
 
 def test_loaded_policy_explores_as_at_the_end_of_training() -> None:
     run = setup.prepare(
-        jaxrl_dist.preset("dqn", "CartPole-v1", total_env_steps=20_000, hidden_sizes=(8,), replay_capacity=800)
+        jaxrl_dist.preset(
+            "dqn", "CartPole-v1", total_env_steps=20_000, hidden_sizes=(8,), replay_capacity=800
+        )
     )
-    policy = Policy(run.config, run.job.source, jax.jit(run.job.algorithm[""].init)(jax.random.key(0)))
+    policy = Policy(
+        run.config, run.job.source, jax.jit(run.job.algorithm[""].init)(jax.random.key(0))
+    )
     obs = np.ones((2000, 4), np.float32)
     greedy, _ = policy(obs)
     sampled, _ = policy(obs, key=jax.random.key(0))
-    assert 0 < np.mean(np.asarray(greedy) != np.asarray(sampled)) < 0.05  # epsilon_end, half of whose draws are greedy
+    # epsilon_end, half of whose draws are greedy
+    assert 0 < np.mean(np.asarray(greedy) != np.asarray(sampled)) < 0.05

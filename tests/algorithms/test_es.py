@@ -1,4 +1,6 @@
-"""Evolution strategies: ranks and weights against naive loops, gradients against analytic ones, and what is refused."""
+"""Evolution strategies: ranks and weights against naive loops, gradients against analytic ones,
+and what is refused.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ from jaxrl_dist.types import Algorithm, Context, Rollout
 NUM_ENVS, NUM_STEPS = 16, 8
 
 
-# --- Ranks --------------------------------------------------------------------------------------------
+# --- Ranks ----------------------------------------------------------------------------------------
 
 
 def naive_ranks(x: np.ndarray) -> np.ndarray:
@@ -52,7 +54,7 @@ def test_ranks(values: int) -> None:
     np.testing.assert_allclose(centred_ranks(x), naive_ranks(x), atol=1e-6)
 
 
-# --- Updates ------------------------------------------------------------------------------------------
+# --- Updates --------------------------------------------------------------------------------------
 
 
 def experience(algorithm: Algorithm) -> tuple[Any, Rollout]:
@@ -62,11 +64,15 @@ def experience(algorithm: Algorithm) -> tuple[Any, Rollout]:
     assert begin is not None
     context = sgd.init(algorithm, jax.random.key(0)).context(jax.random.key(5))
     _, core = begin(variables, algorithm.initial_core(NUM_ENVS), context)
-    return variables, random_rollout(algorithm, spec(), NUM_STEPS, NUM_ENVS, 2)._replace(core=jax.device_get(core))
+    return variables, random_rollout(algorithm, spec(), NUM_STEPS, NUM_ENVS, 2)._replace(
+        core=jax.device_get(core)
+    )
 
 
 def updated(algorithm: Algorithm, rollout: Rollout, num_devices: int) -> Any:
-    """The change of the parameters by an update with a step size of 1, by the path that plans take."""
+    """The change of the parameters by an update with a step size of 1, by the path that plans
+    take.
+    """
     learner = learner_of(algorithm, spec(), NUM_ENVS, NUM_STEPS, num_devices)
     mesh = make_mesh(num_devices)
     state = jax.device_put(learner.init(jax.random.key(0)), meshes.shardings(mesh, meshes.STATE))
@@ -93,7 +99,10 @@ def naive_fitness(rollout: Rollout) -> np.ndarray:
 def directions(params: Any, rollout: Rollout) -> list[Any]:
     """The noise of each pair, float64."""
     keys = [jax.random.wrap_key_data(rollout.core["noise"][2 * i]) for i in range(NUM_ENVS // 2)]
-    return [jax.tree.map(lambda x: np.asarray(x, np.float64), perturbation.noise(params, key)) for key in keys]
+    return [
+        jax.tree.map(lambda x: np.asarray(x, np.float64), perturbation.noise(params, key))
+        for key in keys
+    ]
 
 
 def summed(weights: Any, trees: list[Any]) -> Any:
@@ -105,28 +114,42 @@ def summed(weights: Any, trees: list[Any]) -> Any:
 
 @pytest.mark.parametrize("num_devices", [pytest.param(1, marks=pytest.mark.case), 8])
 def test_es_is_equation_1(num_devices: int) -> None:
-    """Salimans et al. (2017): ``1 / (n sigma) sum_i F_i epsilon_i``, with ranks for F, one perturbation at a time."""
+    """Salimans et al. (2017): ``1 / (n sigma) sum_i F_i epsilon_i``, with ranks for F,
+    one perturbation at a time.
+    """
     std = 0.05
     algorithm = with_sgd(ES(hidden_sizes=(4,), noise_std=std).make(spec()), 1.0)
     variables, rollout = experience(algorithm)
     noise = directions(variables.params, rollout)
     ranks = naive_ranks(naive_fitness(rollout).astype(np.float32))
-    trees = [jax.tree.map(lambda x, s=sign: s * x, noise[i]) for i in range(NUM_ENVS // 2) for sign in (1, -1)]
-    assert_close(updated(algorithm, rollout, num_devices), summed(ranks / (NUM_ENVS * std), trees), 2e-6)
+    trees = [
+        jax.tree.map(lambda x, s=sign: s * x, noise[i])
+        for i in range(NUM_ENVS // 2)
+        for sign in (1, -1)
+    ]
+    assert_close(
+        updated(algorithm, rollout, num_devices), summed(ranks / (NUM_ENVS * std), trees), 2e-6
+    )
 
 
 @pytest.mark.parametrize("fraction, num_devices", [(0.5, 8), (0.3, 1), (1.0, 1)])
 def test_ars_is_algorithm_2(fraction: float, num_devices: int) -> None:
-    """Mania et al. (2018), lines 6 and 7: ``alpha / (b sigma_R) sum_k (r_k+ - r_k-) delta_k`` over the best b."""
+    """Mania et al. (2018), lines 6 and 7:
+    ``alpha / (b sigma_R) sum_k (r_k+ - r_k-) delta_k`` over the best b.
+    """
     step_size = 0.02
     algorithm = ARS(top_fraction=fraction, learning_rate=step_size).make(spec())
     variables, rollout = experience(algorithm)
     fitness = naive_fitness(rollout).reshape(-1, 2)
-    best = sorted(range(len(fitness)), key=lambda k: -max(fitness[k]))[: int(np.ceil(fraction * len(fitness)))]
+    best = sorted(range(len(fitness)), key=lambda k: -max(fitness[k]))[
+        : int(np.ceil(fraction * len(fitness)))
+    ]
     std = np.std([fitness[k][side] for k in best for side in (0, 1)])
     noise = directions(variables.params, rollout)
     weights = [step_size / (len(best) * std) * (fitness[k][0] - fitness[k][1]) for k in best]
-    assert_close(updated(algorithm, rollout, num_devices), summed(weights, [noise[k] for k in best]), 2e-6)
+    assert_close(
+        updated(algorithm, rollout, num_devices), summed(weights, [noise[k] for k in best]), 2e-6
+    )
 
 
 def test_equal_returns_change_nothing() -> None:
@@ -134,10 +157,13 @@ def test_equal_returns_change_nothing() -> None:
         algorithm = with_sgd(config.make(spec()), 1.0)
         _, rollout = experience(algorithm)
         rollout = rollout._replace(reward=np.zeros_like(rollout.reward))
-        assert_close(updated(algorithm, rollout, 1), jax.tree.map(np.zeros_like, updated(algorithm, rollout, 1)))
+        assert_close(
+            updated(algorithm, rollout, 1),
+            jax.tree.map(np.zeros_like, updated(algorithm, rollout, 1)),
+        )
 
 
-# --- A quadratic --------------------------------------------------------------------------------------
+# --- A quadratic ----------------------------------------------------------------------------------
 
 CENTRE = np.array([0.5, -1.0, 2.0], np.float32)
 
@@ -153,7 +179,9 @@ class QuadraticParams:
 
 
 class Quadratic(environment.Environment):
-    """One step, which pays minus the squared distance of the action from ``CENTRE``; it observes a 1."""
+    """One step, which pays minus the squared distance of the action from ``CENTRE``;
+    it observes a 1.
+    """
 
     @property
     def default_params(self) -> QuadraticParams:
@@ -162,7 +190,9 @@ class Quadratic(environment.Environment):
     def reset_env(self, key: jax.Array, params: QuadraticParams) -> Any:
         return jnp.ones(1), QuadraticState(jnp.int32(0))
 
-    def step_env(self, key: jax.Array, state: QuadraticState, action: jax.Array, params: QuadraticParams) -> Any:
+    def step_env(
+        self, key: jax.Array, state: QuadraticState, action: jax.Array, params: QuadraticParams
+    ) -> Any:
         reward = -jnp.sum(jnp.square(action - CENTRE))
         return jnp.ones(1), QuadraticState(state.time + 1), reward, jnp.bool_(True), {}
 
@@ -183,32 +213,46 @@ class Plain(ES, hidden_sizes=(), noise_std=0.3):
 
 @functools.cache
 def gradients() -> tuple[np.ndarray, np.ndarray]:
-    """Independent gradients ``[iterations, P]`` at one point, acted and learnt, and the analytic one ``[P]``."""
+    """Independent gradients ``[iterations, P]`` at one point, acted and learnt,
+    and the analytic one ``[P]``.
+    """
     source = find(Quadratic())
     algorithm = Plain().make(source.spec)
     iterations, num_envs = 200, 32
     rollout = device.make_rollout({"": algorithm}, source.device(), 2)
     state = sgd.init(algorithm, jax.random.key(0))
-    actor = device.init({"": algorithm}, source.device(), EnvSlice.all(num_envs), rng.stream(0, Stream.ENV))
+    actor = device.init(
+        {"": algorithm}, source.device(), EnvSlice.all(num_envs), rng.stream(0, Stream.ENV)
+    )
     keys = rng.stream(0, Stream.ACT), rng.stream(0, Stream.ENV)
 
     def estimate(state: Any, actor: Any, iteration: jax.Array) -> jax.Array:
-        _, experience, _ = rollout({"": state.variables}, actor, *keys, iteration, {"": jnp.float32(0)})
+        _, experience, _ = rollout(
+            {"": state.variables}, actor, *keys, iteration, {"": jnp.float32(0)}
+        )
         batch = algorithm.postprocess(state.variables, experience[""], state.context())
-        grads, _, _ = sgd.gradient(algorithm, state, batch, jax.random.split(jax.random.key(0), num_envs))
+        grads, _, _ = sgd.gradient(
+            algorithm, state, batch, jax.random.split(jax.random.key(0), num_envs)
+        )
         return jax.flatten_util.ravel_pytree(grads)[0]
 
-    many = meshes.by_hand(lambda *args: jax.lax.map(lambda i: estimate(*args, i), jnp.arange(iterations)))
+    many = meshes.by_hand(
+        lambda *args: jax.lax.map(lambda i: estimate(*args, i), jnp.arange(iterations))
+    )
     found = np.asarray(jax.jit(many)(state, actor), np.float64)
     params = state.variables.params
     # At the observation 1 an action is kernel + bias; the loss is minus the return.
-    action = np.asarray(params["head"]["params"]["kernel"][0] + params["head"]["params"]["bias"], np.float64)
+    action = np.asarray(
+        params["head"]["params"]["kernel"][0] + params["head"]["params"]["bias"], np.float64
+    )
     analytic = jax.tree.map(lambda x: np.broadcast_to(2 * (action - CENTRE), x.shape), params)
     return found, np.asarray(jax.flatten_util.ravel_pytree(analytic)[0], np.float64)
 
 
 def test_the_gradient_on_a_quadratic_is_the_analytic_one() -> None:
-    """By Hotelling's statistic, a chi-square of 6 degrees: 22.5 is its 99.9th percentile; 1.1 times it would be far."""
+    """By Hotelling's statistic, a chi-square of 6 degrees: 22.5 is its 99.9th percentile;
+    1.1 times it would be far.
+    """
     found, analytic = gradients()
 
     def statistic(expected: np.ndarray) -> float:
@@ -229,32 +273,44 @@ OPTIMISERS = {
 def test_it_finds_the_optimum(name: str) -> None:
     source = find(Quadratic())
     algorithm = OPTIMISERS[name].make(source.spec)
-    sizes = {"num_envs": 16, "rollout_length": 1, "report_interval": 10**9, "total_env_steps": 16 * 150}
+    sizes = {
+        "num_envs": 16,
+        "rollout_length": 1,
+        "report_interval": 10**9,
+        "total_env_steps": 16 * 150,
+    }
     *_, last = on_device(make_job(algorithm, source, num_devices=2, **sizes))
     action, _, _ = algorithm.policy(last.variables(), jnp.ones((1, 1)), (), Context())
     np.testing.assert_allclose(action[0], CENTRE, atol=0.1)
 
 
-# --- Memory -------------------------------------------------------------------------------------------
+# --- Memory ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.case  # test_es_is_equation_1
 def test_the_noise_of_all_is_never_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What XLA sets aside for an iteration grows by less than a copy of the parameters for each environment."""
+    """What XLA sets aside for an iteration grows by less
+    than a copy of the parameters for each environment.
+    """
     source = find("CartPole-v1")
     algorithm = ES(hidden_sizes=(256, 256)).make(source.spec)
-    size = 4 * sum(np.prod(x.shape) for x in jax.tree.leaves(jax.eval_shape(algorithm.init, jax.random.key(0))))
+    size = 4 * sum(
+        np.prod(x.shape) for x in jax.tree.leaves(jax.eval_shape(algorithm.init, jax.random.key(0)))
+    )
     monkeypatch.setattr(perturbation, "MAX_BYTES", 4 * int(size))
     num_envs = 64
     state = jax.eval_shape(functools.partial(sgd.init, algorithm), jax.random.key(0))
     actor = jax.eval_shape(
-        lambda key: device.init({"": algorithm}, source.device(), EnvSlice.all(num_envs), key), jax.random.key(0)
+        lambda key: device.init({"": algorithm}, source.device(), EnvSlice.all(num_envs), key),
+        jax.random.key(0),
     )
     rollout = device.make_rollout({"": algorithm}, source.device(), 4)
     key = jax.random.key(0)
 
     def iterate(state: Any, actor: Any) -> Any:
-        _, experience, _ = rollout({"": state.variables}, actor, key, key, jnp.int32(0), {"": jnp.float32(0)})
+        _, experience, _ = rollout(
+            {"": state.variables}, actor, key, key, jnp.int32(0), {"": jnp.float32(0)}
+        )
         batch = algorithm.postprocess(state.variables, experience[""], state.context())
         return sgd.gradient(algorithm, state, batch, jax.random.split(key, num_envs))[0]
 
@@ -262,20 +318,29 @@ def test_the_noise_of_all_is_never_in_memory(monkeypatch: pytest.MonkeyPatch) ->
     assert memory.temp_size_in_bytes < 20 * size
 
 
-# --- Runs ---------------------------------------------------------------------------------------------
+# --- Runs -----------------------------------------------------------------------------------------
 
 
-SMALL: dict[str, Any] = {"num_devices": 1, "evaluation_episodes": 3, "report_interval": 10**6, "rollout_length": 20}
+SMALL: dict[str, Any] = {
+    "num_devices": 1,
+    "evaluation_episodes": 3,
+    "report_interval": 10**6,
+    "rollout_length": 20,
+}
 
 
 def test_an_odd_number_of_environments_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"num.envs 33 does not divide over 2 environments of a pair.* 32 or 34"):
+    with pytest.raises(
+        ConfigError, match=r"num.envs 33 does not divide over 2 environments of a pair.* 32 or 34"
+    ):
         train(preset("es", "CartPole-v1", num_envs=33, **SMALL))
 
 
 @pytest.mark.parametrize("plan", ["asynchronous", "gradients"])
 def test_actors_in_threads_are_refused(plan: str) -> None:
-    with pytest.raises(ConfigError, match=r"es compares whole episodes of one policy.*plan synchronous"):
+    with pytest.raises(
+        ConfigError, match=r"es compares whole episodes of one policy.*plan synchronous"
+    ):
         train(preset("es", "CartPole-v1", plan=plan, **SMALL))
 
 

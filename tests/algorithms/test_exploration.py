@@ -1,4 +1,6 @@
-"""How actions are tried: noise, ladders of epsilons, scales of continuous actions, random beginnings."""
+"""How actions are tried: noise, ladders of epsilons, scales of continuous actions,
+random beginnings.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ LOW, HIGH = np.array([-1, 0.1], np.float32), np.array([3, 0.7], np.float32)
 CONTINUOUS = spec(action=Box((2,), np.dtype(np.float32), LOW, HIGH))
 MANY = 20_000
 
-# --- Epsilon ------------------------------------------------------------------------------------------
+# --- Epsilon --------------------------------------------------------------------------------------
 
 
 def test_ape_x_ladder() -> None:
@@ -51,10 +53,16 @@ def test_each_environment_keeps_its_epsilon() -> None:
     variables, epsilon = algorithm.init(jax.random.key(0)), algorithm.initial_core(4)
     obs, keys = jnp.ones((MANY, 3)), jax.random.split(jax.random.key(1), MANY)
     greedy, _, _ = algorithm.policy(variables, obs[:4], epsilon, Context())
-    action, core, _ = jax.jit(algorithm.policy)(variables, obs, jnp.tile(epsilon, MANY // 4), Context(keys))
+    action, core, _ = jax.jit(algorithm.policy)(
+        variables, obs, jnp.tile(epsilon, MANY // 4), Context(keys)
+    )
     explored = np.mean(np.asarray(action != greedy[0]).reshape(-1, 4), axis=0)
-    np.testing.assert_allclose(explored, np.float32(0.4) ** (1 + 7 * np.arange(4) / 3) * 2 / 3, atol=0.01)
-    kept = after_step(algorithm, core[:4], epsilon, action[:4], step(valid=[True, False, True, False]))
+    np.testing.assert_allclose(
+        explored, np.float32(0.4) ** (1 + 7 * np.arange(4) / 3) * 2 / 3, atol=0.01
+    )
+    kept = after_step(
+        algorithm, core[:4], epsilon, action[:4], step(valid=[True, False, True, False])
+    )
     np.testing.assert_array_equal(kept, epsilon)
 
 
@@ -108,9 +116,13 @@ def test_environments_repeat_for_different_times() -> None:
 
 
 def test_repeated_action_ends_if_illegal_or_at_episode_end() -> None:
-    algorithm = DQN(hidden_sizes=(8,), ez_greedy=True, epsilon_start=0.0, epsilon_end=0.0).make(spec())
+    algorithm = DQN(hidden_sizes=(8,), ez_greedy=True, epsilon_start=0.0, epsilon_end=0.0).make(
+        spec()
+    )
     variables, start = algorithm.init(jax.random.key(0)), algorithm.initial_core(4)
-    core = start._replace(action=jnp.array([0, 1, 2, 0], jnp.int32), left=jnp.array([3, 3, 3, 0], jnp.int32))
+    core = start._replace(
+        action=jnp.array([0, 1, 2, 0], jnp.int32), left=jnp.array([3, 3, 3, 0], jnp.int32)
+    )
     keys = jax.random.split(jax.random.key(1), 4)
     greedy, unchanged, _ = algorithm.policy(variables, jnp.ones((4, 3)), core, Context())
     jax.tree.map(np.testing.assert_array_equal, unchanged, core)
@@ -120,7 +132,9 @@ def test_repeated_action_ends_if_illegal_or_at_episode_end() -> None:
     kept = after_step(algorithm, after, start, action, step(valid=[True, False, True, False]))
     np.testing.assert_array_equal(kept.left, [2, 0, 2, 0])
     q = jnp.array([[0.0, 2.0, 1.0]] * 4)
-    legal = jnp.array([[True, True, True], [True, False, True], [True, True, False], [True, True, True]])
+    legal = jnp.array(
+        [[True, True, True], [True, False, True], [True, True, False], [True, True, True]]
+    )
     action, after = exploration.ez_greedy(q, 0.0, legal, keys, core)
     np.testing.assert_array_equal(action, [0, 2, 1, 1])
     np.testing.assert_array_equal(after.left, [2, 0, 0, 0])
@@ -132,11 +146,13 @@ def test_what_repeats_no_random_actions_says_so(other: str) -> None:
         DQN(ez_greedy=True, **{other: True}).validate()
 
 
-# --- Noise --------------------------------------------------------------------------------------------
+# --- Noise ----------------------------------------------------------------------------------------
 
 
 def test_ornstein_uhlenbeck_noise_is_stationary_and_correlated() -> None:
-    """An autoregressive process: variance std^2 / (1 - a^2) and autocorrelation a^k, with a = 1 - theta."""
+    """An autoregressive process: variance std^2 / (1 - a^2) and autocorrelation a^k,
+    with a = 1 - theta.
+    """
 
     def advance(noise: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         noise = exploration.ornstein_uhlenbeck(noise, jax.random.split(key, 64), 0.2)
@@ -157,7 +173,11 @@ def test_ornstein_uhlenbeck_noise_is_stationary_and_correlated() -> None:
 @pytest.mark.parametrize("noise", ["gaussian", "ornstein_uhlenbeck"])
 def test_noise_is_added_and_begins_anew_with_each_episode(noise: Any) -> None:
     config = TD3(hidden_sizes=(8,), noise=noise, noise_std=0.1, learning_starts=0)
-    algorithm, obs, keys = config.make(CONTINUOUS), jnp.ones((4, 3)), jax.random.split(jax.random.key(1), 4)
+    algorithm, obs, keys = (
+        config.make(CONTINUOUS),
+        jnp.ones((4, 3)),
+        jax.random.split(jax.random.key(1), 4),
+    )
     variables, scale = algorithm.init(jax.random.key(0)), ActionScale.of(config, CONTINUOUS)
     start = algorithm.initial_core(4)
     core = jax.tree.map(lambda x: x + 0.3, start)
@@ -189,7 +209,9 @@ def test_correlated_noise_is_standard_normal() -> None:
 
 CORRELATED: dict[str, Any] = {
     "ppo": PPO(hidden_sizes=(8,), noise_correlation=0.6),
-    "ppo with a core": PPO(hidden_sizes=(8,), noise_correlation=0.6, core="gru", core_size=4, core_inputs="action"),
+    "ppo with a core": PPO(
+        hidden_sizes=(8,), noise_correlation=0.6, core="gru", core_size=4, core_inputs="action"
+    ),
     "impala": IMPALA(hidden_sizes=(8,), noise_correlation=0.6),
     "sac": SAC(hidden_sizes=(8,), noise_correlation=0.6, learning_starts=0),
 }
@@ -197,9 +219,15 @@ CORRELATED: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", CORRELATED)
 def test_noise_of_consecutive_actions_is_correlated(name: str) -> None:
-    """The standardised action is the noise; greedy actions leave it alone, and an episode's end forgets it."""
+    """The standardised action is the noise; greedy actions leave it alone,
+    and an episode's end forgets it.
+    """
     algorithm, keys = CORRELATED[name].make(CONTINUOUS), jax.random.split(jax.random.key(1), (3, 4))
-    variables, obs, start = algorithm.init(jax.random.key(0)), jnp.ones((4, 3)), algorithm.initial_core(4)
+    variables, obs, start = (
+        algorithm.init(jax.random.key(0)),
+        jnp.ones((4, 3)),
+        algorithm.initial_core(4),
+    )
     scale = ActionScale.of(TD3(), CONTINUOUS)
 
     def noise_of(core: Any) -> np.ndarray:
@@ -215,12 +243,18 @@ def test_noise_of_consecutive_actions_is_correlated(name: str) -> None:
         noise = 0.6 * noise + 0.8 * fresh if t else fresh
         np.testing.assert_allclose(noise_of(core), noise, atol=1e-6)
         if name != "sac":  # its standard deviation depends on the observation
-            np.testing.assert_allclose(scale.from_env(action) - scale.from_env(greedy), noise, atol=1e-5)
+            np.testing.assert_allclose(
+                scale.from_env(action) - scale.from_env(greedy), noise, atol=1e-5
+            )
             std = np.asarray(HIGH - LOW) / 2
             density = scipy.stats.norm.logpdf(noise) - np.log(std)
             np.testing.assert_allclose(extras["log_prob"], density.sum(axis=1), atol=1e-4)
-    kept = noise_of(after_step(algorithm, core, start, action, step(valid=[True, False, True, False])))
-    np.testing.assert_array_equal(kept, np.where([[True], [False], [True], [False]], noise_of(core), 0.0))
+    kept = noise_of(
+        after_step(algorithm, core, start, action, step(valid=[True, False, True, False]))
+    )
+    np.testing.assert_array_equal(
+        kept, np.where([[True], [False], [True], [False]], noise_of(core), 0.0)
+    )
 
 
 @pytest.mark.parametrize("name", runs.cases(["impala", "ppo", "ppo with a core"], "impala"))
@@ -228,7 +262,9 @@ def test_losses_do_not_see_the_noise_that_a_policy_keeps(name: str) -> None:
     config = CORRELATED[name]
     plain = dataclasses.replace(config, noise_correlation=None).make(CONTINUOUS)
     variables, rollout = plain.init(jax.random.key(0)), random_rollout(plain, CONTINUOUS, 5, 3)
-    kept = rollout._replace(core=(jnp.ones((3, 2)), rollout.core), final_core=(jnp.ones((3, 2)), rollout.final_core))
+    kept = rollout._replace(
+        core=(jnp.ones((3, 2)), rollout.core), final_core=(jnp.ones((3, 2)), rollout.final_core)
+    )
 
     def losses(algorithm: Algorithm, rollout: Rollout) -> jax.Array:
         batch = by_hand(algorithm.postprocess)(variables, rollout, Context())
@@ -250,13 +286,15 @@ def test_noise_of_a_dict_of_actions_goes_to_its_continuous_parts() -> None:
 
 def test_correlated_noise_needs_continuous_actions() -> None:
     for config in (PPO, SAC):
-        with pytest.raises(ConfigError, match=r"noise.correlation needs continuous actions, .* has none: remove it"):
+        with pytest.raises(
+            ConfigError, match=r"noise.correlation needs continuous actions, .* has none: remove it"
+        ):
             config(noise_correlation=0.5).make(spec())
         with pytest.raises(ConfigError, match=r"noise.correlation must be >= 0 and < 1, not 1"):
             config(noise_correlation=1.0).validate()
 
 
-# --- Scales -------------------------------------------------------------------------------------------
+# --- Scales ---------------------------------------------------------------------------------------
 
 
 def test_action_scale() -> None:
@@ -279,13 +317,19 @@ def test_on_policy_heads_have_the_same_scale() -> None:
 @pytest.mark.parametrize(
     "action, message",
     [
-        (None, "td3 needs .* which Test-v0 lacks; dqn, rainbow, pqn, sac and ppo handle discrete ones"),
+        (
+            None,
+            "td3 needs .* which Test-v0 lacks; dqn, rainbow, pqn, sac and ppo handle discrete ones",
+        ),
         (
             MultiDiscrete((2, 3)),
             "td3 needs actions that are vectors of numbers, .*; ppo, marwil and bc handle vectors of integers",
         ),
         (box(2, 2, bound=1), "td3 needs actions that are vectors of numbers, which Test-v0 lacks"),
-        (box(2, dtype=np.int32, bound=1), "td3 needs actions that are vectors of numbers, which Test-v0 lacks"),
+        (
+            box(2, dtype=np.int32, bound=1),
+            "td3 needs actions that are vectors of numbers, which Test-v0 lacks",
+        ),
         (box(2), "td3 needs bounded actions, which Test-v0 lacks; ppo handles unbounded ones"),
     ],
 )
@@ -294,7 +338,7 @@ def test_actions_without_a_scale_are_refused(action: Any, message: str) -> None:
         TD3().make(spec(action=action))
 
 
-# --- Policies -----------------------------------------------------------------------------------------
+# --- Policies -------------------------------------------------------------------------------------
 
 POLICIES = {
     "sac": SAC(hidden_sizes=(8,), learning_starts=1000),
@@ -305,18 +349,24 @@ POLICIES = {
 
 @functools.cache
 def acting(name: str) -> Any:
-    """``(keys, env_step) -> actions`` of a policy whose greedy action lies close to the upper bounds."""
+    """``(keys, env_step) -> actions`` of a policy whose
+    greedy action lies close to the upper bounds.
+    """
     algorithm = POLICIES[name].make(CONTINUOUS)
     variables = algorithm.init(jax.random.key(0))
     head = variables.params["actor"]["head"]["params"]
     head["bias"] = head["bias"].at[:2].set(1.0)
     obs, core = jnp.ones((MANY, 3)), algorithm.initial_core(MANY)
-    return jax.jit(lambda keys, env_step: algorithm.policy(variables, obs, core, Context(keys, env_step))[0])
+    return jax.jit(
+        lambda keys, env_step: algorithm.policy(variables, obs, core, Context(keys, env_step))[0]
+    )
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_random_actions_before_learning(name: str) -> None:
-    """Uniform in each component and independent, then no more; greedy actions are the same all the time."""
+    """Uniform in each component and independent, then no more;
+    greedy actions are the same all the time.
+    """
     act = acting(name)
     keys = jax.random.split(jax.random.key(1), MANY)
     random, learned = np.asarray(act(keys, 999.0)), np.asarray(act(keys, 1000.0))
@@ -331,7 +381,10 @@ def test_random_actions_before_learning(name: str) -> None:
 @pytest.mark.parametrize("name", POLICIES)
 def test_actions_stay_within_bounds(name: str) -> None:
     act = acting(name)
-    sampled, greedy = np.asarray(act(jax.random.split(jax.random.key(2), MANY), 1000.0)), np.asarray(act(None, 1000.0))
+    sampled, greedy = (
+        np.asarray(act(jax.random.split(jax.random.key(2), MANY), 1000.0)),
+        np.asarray(act(None, 1000.0)),
+    )
     assert sampled.dtype == np.float32
     assert np.all((sampled >= LOW) & (sampled <= HIGH)) and np.all((greedy > LOW) & (greedy < HIGH))
     assert np.unique(greedy, axis=0).shape == (1, 2) and len(np.unique(sampled, axis=0)) > MANY / 2
@@ -347,7 +400,8 @@ def test_random_discrete_actions_before_learning() -> None:
     obs, keys = jnp.zeros((MANY, 3)), jax.random.split(jax.random.key(1), MANY)
     act = jax.jit(algorithm.policy)
     counts = [
-        np.bincount(act(variables, obs, (), Context(keys, env_step))[0], minlength=3) for env_step in (999.0, 1000.0)
+        np.bincount(act(variables, obs, (), Context(keys, env_step))[0], minlength=3)
+        for env_step in (999.0, 1000.0)
     ]
     assert scipy.stats.chisquare(counts[0]).pvalue > 1e-3
     probs = np.exp([0, 1, 2]) / np.exp([0, 1, 2]).sum()
@@ -355,17 +409,25 @@ def test_random_discrete_actions_before_learning() -> None:
     np.testing.assert_array_equal(algorithm.policy(variables, obs[:2], (), Context())[0], 2)
 
 
-# --- Noise on parameters ------------------------------------------------------------------------------
+# --- Noise on parameters --------------------------------------------------------------------------
 
 
 NOISY: dict[str, Any] = {
-    "dqn": DQN(hidden_sizes=(8,), parameter_noise=True, epsilon_start=0.5, epsilon_end=0.1, epsilon_steps=1000),
+    "dqn": DQN(
+        hidden_sizes=(8,),
+        parameter_noise=True,
+        epsilon_start=0.5,
+        epsilon_end=0.1,
+        epsilon_steps=1000,
+    ),
     "td3": TD3(hidden_sizes=(8,), noise="parameter", noise_std=0.3),
 }
 
 
 def measured(name: str, std: float, env_step: float) -> tuple[Any, Any, Any, Any]:
-    """Algorithm, variables with this standard deviation, a rollout, and the standard deviation after it."""
+    """Algorithm, variables with this standard deviation, a rollout,
+    and the standard deviation after it.
+    """
     env = CONTINUOUS if name == "td3" else spec()
     algorithm = NOISY[name].make(env)
     variables = jax.jit(algorithm.init)(jax.random.key(0))
@@ -385,7 +447,9 @@ def root_mean_square(variables: Any, rollout: Any) -> float:
         key = jax.random.wrap_key_data(rollout.core[0]["noise"][b])
         actor = perturbed({"actor": variables.params["actor"]}, key, variables.stats[0])
         pair = [
-            scale.from_env(algorithm.policy(Variables(params, ()), rollout.obs[:1, b], (), Context())[0])[0]
+            scale.from_env(
+                algorithm.policy(Variables(params, ()), rollout.obs[:1, b], (), Context())[0]
+            )[0]
             for params in (variables.params, actor)
         ]
         squares.append(np.mean(np.square(np.float64(pair[0]) - np.float64(pair[1]))))
@@ -401,7 +465,9 @@ def divergence(variables: Any, rollout: Any) -> float:
         key = jax.random.wrap_key_data(rollout.core[0]["noise"][b])
         both = variables.params, perturbed(variables.params, key, variables.stats[0])
         plain, noisy = (
-            scipy.special.softmax(np.float64(network.apply(params, rollout.obs[:1, b], None)[0, :, 0]))
+            scipy.special.softmax(
+                np.float64(network.apply(params, rollout.obs[:1, b], None)[0, :, 0])
+            )
             for params in both
         )
         found.append(scipy.stats.entropy(plain, noisy))
@@ -419,7 +485,9 @@ def divergence(variables: Any, rollout: Any) -> float:
 )
 @pytest.mark.parametrize("name", runs.cases(NOISY, "dqn"))
 def test_the_size_of_the_noise_adapts(name: str, std: float) -> None:
-    """It grows by 1.01 where the noise changes actions less than it may, and shrinks by as much where it does more."""
+    """It grows by 1.01 where the noise changes actions less than it may,
+    and shrinks by as much where it does more.
+    """
     _, variables, rollout, after = measured(name, std, 500.0)
     if name == "td3":
         more = root_mean_square(variables, rollout) > 0.3

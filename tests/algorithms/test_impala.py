@@ -26,11 +26,19 @@ NET: dict[str, Any] = {"hidden_sizes": (8,), "core_size": 4, "discount": 0.9}
 
 
 def naive_vtrace(
-    rollout: Rollout, values: np.ndarray, rhos: np.ndarray, discount: float, decay: float, rho_bar: float, c_bar: float
+    rollout: Rollout,
+    values: np.ndarray,
+    rhos: np.ndarray,
+    discount: float,
+    decay: float,
+    rho_bar: float,
+    c_bar: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Equation 1 of Espeholt et al. (2018) as the sum it is, and the advantages of section 4.2 without their rho.
+    """Equation 1 of Espeholt et al. (2018) as the sum it is,
+    and the advantages of section 4.2 without their rho.
 
-    Both ``[T, B]``; the advantages mix ``vs`` and value of the successor by ``decay``, as rlax does.
+    Both ``[T, B]``; the advantages mix ``vs`` and value of the successor by ``decay``,
+    as rlax does.
     """
     vs = values[:-1].copy()
     ended = rollout.terminated | rollout.truncated
@@ -53,7 +61,9 @@ def naive_vtrace(
 
 @functools.cache
 def problem(config: Any) -> tuple[Any, Variables, Rollout, np.ndarray, np.ndarray]:
-    """A rollout of another policy, and the logits ``[T, B, A]`` and values ``[T + 1, B]`` of this one."""
+    """A rollout of another policy, and the logits
+    ``[T, B, A]`` and values ``[T + 1, B]`` of this one.
+    """
     algorithm = config.make(SPEC)
     variables = Variables(perturbed(algorithm.init(jax.random.key(0)).params), ())
     rollout = random_rollout(algorithm, SPEC, T, B)
@@ -75,7 +85,9 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(
     "config",
     [
-        pytest.param(IMPALA(**NET, trace_lambda=0.8, clip_rho=1.3, clip_c=0.9), marks=pytest.mark.case),
+        pytest.param(
+            IMPALA(**NET, trace_lambda=0.8, clip_rho=1.3, clip_c=0.9), marks=pytest.mark.case
+        ),
         IMPALA(**NET, core="gru", clip_rho=1.3, clip_c=0.9),
         IMPALA(**NET, trace_lambda=0.8, correction=False),
     ],
@@ -97,25 +109,36 @@ def test_impala_loss(config: IMPALA) -> None:
     rhos = np.exp(log_prob - w.extras["log_prob"]) if config.correction else np.ones((T, B))
     if config.correction:
         assert (rhos[w.valid] > config.clip_rho).any() and (rhos[w.valid] < config.clip_c).any()
-    vs, advantage = naive_vtrace(w, values, rhos, config.discount, config.trace_lambda, config.clip_rho, config.clip_c)
+    vs, advantage = naive_vtrace(
+        w, values, rhos, config.discount, config.trace_lambda, config.clip_rho, config.clip_c
+    )
     advantage = np.minimum(rhos, config.clip_rho) * advantage
     entropy = -(np.exp(log_probs) * log_probs).sum(axis=-1)
     expected = -log_prob * advantage + 0.25 * (vs - values[:-1]) ** 2 - 0.01 * entropy
     np.testing.assert_allclose(found.T[w.valid], expected[w.valid], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(aux.metrics["policy/importance"].T[w.valid], rhos[w.valid], rtol=1e-4)
+    np.testing.assert_allclose(
+        aux.metrics["policy/importance"].T[w.valid], rhos[w.valid], rtol=1e-4
+    )
 
     net = actor_critic(config, SPEC)
 
     def fixed(params: Any) -> jax.Array:
         distribution, values = net.unroll(params, w)
         error = 0.5 * config.value_coefficient * jnp.square(vs - values[:-1])
-        policy = -distribution.log_prob(w.action) * advantage - config.entropy_coefficient * distribution.entropy()
+        policy = (
+            -distribution.log_prob(w.action) * advantage
+            - config.entropy_coefficient * distribution.entropy()
+        )
         return jnp.where(w.valid, policy + error, 0.0).sum()
 
-    gradient = jax.jit(jax.grad(lambda params: jnp.where(mask, losses(params, w)[0], 0.0).sum()))(variables.params)
+    gradient = jax.jit(jax.grad(lambda params: jnp.where(mask, losses(params, w)[0], 0.0).sum()))(
+        variables.params
+    )
     assert_close(gradient, jax.jit(jax.grad(fixed))(variables.params), 1e-4)
 
-    other, _, _ = losses(variables.params, w._replace(extras={**w.extras, "log_prob": w.extras["log_prob"] - 1}))
+    other, _, _ = losses(
+        variables.params, w._replace(extras={**w.extras, "log_prob": w.extras["log_prob"] - 1})
+    )
     assert np.array_equal(other, found) != config.correction
 
 
@@ -125,7 +148,9 @@ def test_appo_estimates(core: str) -> None:
     algorithm, variables, w, logits, values = problem(config)
     log_prob = np.take_along_axis(log_softmax(logits), w.action[..., None], axis=-1)[..., 0]
     rhos = np.exp(log_prob - w.extras["log_prob"])
-    vs, advantage = naive_vtrace(w, values, rhos, config.discount, config.gae_lambda, config.clip_rho, config.clip_c)
+    vs, advantage = naive_vtrace(
+        w, values, rhos, config.discount, config.gae_lambda, config.clip_rho, config.clip_c
+    )
     batch = jax.jit(algorithm.postprocess)(variables, w, Context())
     for name, expected in {"advantage": advantage, "value_target": vs}.items():
         found = np.asarray(batch[name]).reshape(B, T).T

@@ -20,7 +20,15 @@ from jaxrl_dist.types import Context, EnvSpec, Rollout, Variables
 LOW, HIGH = np.array([-1, 0], np.float32), np.array([3, 2], np.float32)
 ENVS = {"continuous": spec(action=Box((2,), np.dtype(np.float32), LOW, HIGH)), "discrete": spec()}
 N = 32
-CONFIG = IQL(hidden_sizes=(8,), activation="tanh", discount=0.9, n_step=2, expectile=0.8, beta=2.0, max_weight=3.0)
+CONFIG = IQL(
+    hidden_sizes=(8,),
+    activation="tanh",
+    discount=0.9,
+    n_step=2,
+    expectile=0.8,
+    beta=2.0,
+    max_weight=3.0,
+)
 
 
 class Outputs:
@@ -43,15 +51,21 @@ class Outputs:
 
         self.v = np.float64(value.apply(params["value"], obs))[0, :, 0]
         next_obs = windows.obs[rows[:, 2].astype(int) + 1, np.arange(N)]
-        self.y = rows[:, 0] + rows[:, 1] * np.float64(value.apply(params["value"], next_obs))[0, :, 0]
+        self.y = (
+            rows[:, 0] + rows[:, 1] * np.float64(value.apply(params["value"], next_obs))[0, :, 0]
+        )
         self.q, self.target_q = q(params["critic"]), q(target).min(axis=0)
         outputs = np.float64(actor.apply(params["actor"], obs))
         if discrete:
-            self.log_prob = (outputs - np.log(np.exp(outputs).sum(axis=1, keepdims=True)))[np.arange(N), action]
+            self.log_prob = (outputs - np.log(np.exp(outputs).sum(axis=1, keepdims=True)))[
+                np.arange(N), action
+            ]
         else:
             std = np.exp(np.clip(np.float64(params["log_std"]), -5, 2))
             z = (scaled - np.tanh(outputs)) / std
-            self.log_prob = (-0.5 * z**2 - np.log(std * (HIGH - LOW) / 2) - 0.5 * np.log(2 * np.pi)).sum(axis=1)
+            self.log_prob = (
+                -0.5 * z**2 - np.log(std * (HIGH - LOW) / 2) - 0.5 * np.log(2 * np.pi)
+            ).sum(axis=1)
 
 
 @functools.cache
@@ -65,14 +79,20 @@ def problem(kind: str) -> tuple[Any, ...]:
         params["log_std"] = np.float32([0.3, -9])  # of which the second is out of bounds
     windows = random_rollout(algorithm, env, CONFIG.n_step, N, end_chance=0.4)
     if kind == "continuous":
-        windows = windows._replace(action=windows.action * np.float32([6, 0.004]) + np.float32([1, 1.1]))
-        assert (windows.action > HIGH).any(), "as a policy of normal actions that the environment clips"
+        windows = windows._replace(
+            action=windows.action * np.float32([6, 0.004]) + np.float32([1, 1.1])
+        )
+        assert (windows.action > HIGH).any(), (
+            "as a policy of normal actions that the environment clips"
+        )
     keys = jax.random.split(jax.random.key(3), N)
 
     @jax.jit
     def loss(params: Any) -> Any:
         variables, context = Variables(params, ()), Context(keys, target=target)
-        return algorithm.loss(variables, algorithm.postprocess(variables, windows, context), context)
+        return algorithm.loss(
+            variables, algorithm.postprocess(variables, windows, context), context
+        )
 
     return params, loss, windows, Outputs(env, params, target, windows)
 
@@ -100,27 +120,52 @@ def test_losses(kind: str) -> None:
 @pytest.mark.parametrize("kind", ENVS)
 def test_each_loss_moves_its_own_networks_only(kind: str) -> None:
     params, loss, _, _ = problem(kind)
-    gradients = jax.jit(jax.jacrev(lambda params: {k: x.mean() for k, x in loss(params)[2].metrics.items()}))(params)
+    gradients = jax.jit(
+        jax.jacrev(lambda params: {k: x.mean() for k, x in loss(params)[2].metrics.items()})
+    )(params)
     moved = {
-        loss: {group for group, slopes in gradient.items() if any(np.any(x != 0) for x in jax.tree.leaves(slopes))}
+        loss: {
+            group
+            for group, slopes in gradient.items()
+            if any(np.any(x != 0) for x in jax.tree.leaves(slopes))
+        }
         for loss, gradient in gradients.items()
     }
     own = {"actor", "log_std"} & params.keys()
-    assert moved["loss/value"] == {"value"} and moved["loss/critic"] == {"critic"} and moved["loss/actor"] == own
+    assert (
+        moved["loss/value"] == {"value"}
+        and moved["loss/critic"] == {"critic"}
+        and moved["loss/actor"] == own
+    )
     whole = jax.jit(jax.grad(lambda params: loss(params)[0].mean()))(params)
-    for group, (name,) in {"value": ["loss/value"], "critic": ["loss/critic"], "actor": ["loss/actor"]}.items():
+    for group, (name,) in {
+        "value": ["loss/value"],
+        "critic": ["loss/critic"],
+        "actor": ["loss/actor"],
+    }.items():
         jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), whole[group], gradients[name][group]
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+            whole[group],
+            gradients[name][group],
         )
 
 
 def test_it_prefers_the_better_actions_of_its_data() -> None:
-    """Of 0 and 1, which the data has alike, the second pays; nothing is known of 2, which it avoids."""
+    """Of 0 and 1, which the data has alike, the second pays; nothing is known of 2,
+    which it avoids.
+    """
     algorithm = IQL(
-        hidden_sizes=(8,), learning_rate=0.01, actor_learning_rate=0.01, target_rate=0.1, discount=0.0
+        hidden_sizes=(8,),
+        learning_rate=0.01,
+        actor_learning_rate=0.01,
+        target_rate=0.1,
+        discount=0.0,
     ).make(spec())
     rng = np.random.default_rng(0)
-    obs, action = rng.standard_normal((2, N, 3)).astype(np.float32), rng.integers(2, size=(1, N)).astype(np.int32)
+    obs, action = (
+        rng.standard_normal((2, N, 3)).astype(np.float32),
+        rng.integers(2, size=(1, N)).astype(np.int32),
+    )
     none = np.zeros((1, N), bool)
     windows = Rollout(obs, action, np.float32(action), ~none, none, ~none, {}, (), ())
 
@@ -130,7 +175,9 @@ def test_it_prefers_the_better_actions_of_its_data() -> None:
             batch = algorithm.postprocess(state.variables, windows, state.context())
             context = state.context(jax.random.split(jax.random.key(0), N))
             grads = jax.grad(
-                lambda params: algorithm.loss(state.variables._replace(params=params), batch, context)[0].mean()
+                lambda params: algorithm.loss(
+                    state.variables._replace(params=params), batch, context
+                )[0].mean()
             )(state.variables.params)
             return sgd.apply(algorithm, state, grads)
 
@@ -139,6 +186,7 @@ def test_it_prefers_the_better_actions_of_its_data() -> None:
     variables = trained(sgd.init(algorithm, jax.random.key(0))).variables
     assert algorithm.log_prob is not None
     log_probs = [
-        algorithm.log_prob(variables, obs[0], (), jnp.full(N, action), Context()).mean() for action in range(3)
+        algorithm.log_prob(variables, obs[0], (), jnp.full(N, action), Context()).mean()
+        for action in range(3)
     ]
     assert np.exp(log_probs[1]) > 0.8 and np.exp(log_probs[2]) < 0.05

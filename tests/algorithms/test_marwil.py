@@ -26,17 +26,23 @@ ENVS = {
 }
 T, N = 6, 24
 NET: dict[str, Any] = {"hidden_sizes": (8,), "activation": "tanh", "discount": 0.9}
-CONFIG = MARWIL(**NET, n_step=T, beta=1.5, max_weight=4.0, value_coefficient=0.7, entropy_coefficient=0.1)
+CONFIG = MARWIL(
+    **NET, n_step=T, beta=1.5, max_weight=4.0, value_coefficient=0.7, entropy_coefficient=0.1
+)
 
 
 @functools.cache
 def problem(kind: str, config: MARWIL = CONFIG) -> tuple[Any, ...]:
-    """Windows over ends of episodes, the loss of parameters, and the policy and the values ``[T + 1, N]`` of these."""
+    """Windows over ends of episodes, the loss of parameters,
+    and the policy and the values ``[T + 1, N]`` of these.
+    """
     env = ENVS[kind]
     algorithm = config.make(env)
     assert algorithm.window == config.n_step
     params = perturbed(jax.jit(algorithm.init)(jax.random.key(0)).params)
-    windows = random_rollout(algorithm, env, config.n_step, N, end_chance=0.3)._replace(core=(), final_core=())
+    windows = random_rollout(algorithm, env, config.n_step, N, end_chance=0.3)._replace(
+        core=(), final_core=()
+    )
     batch = jax.jit(by_hand(algorithm.postprocess))(Variables(params, ()), windows, Context())
 
     @jax.jit
@@ -44,7 +50,9 @@ def problem(kind: str, config: MARWIL = CONFIG) -> tuple[Any, ...]:
         return algorithm.loss(Variables(params, ()), batch, Context())
 
     head = distributions.policy_head(env.action)
-    network = networks.actor_critic(config, env.observation, head.num_outputs, False, head.log_std_size)
+    network = networks.actor_critic(
+        config, env.observation, head.num_outputs, False, head.log_std_size
+    )
     outputs = [network.step(params, obs, ()) for obs in windows.obs]
     policy = head.distribution(np.stack([x for x, _, _ in outputs])[:-1])
     return params, loss, windows, policy, np.float64([value for _, value, _ in outputs])
@@ -68,7 +76,9 @@ def returns_of(windows: Any, values: np.ndarray, discount: float) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", ENVS)
 def test_losses(kind: str) -> None:
-    """Environment-major, of every valid step of a window; the scale of advantages is that of all windows."""
+    """Environment-major, of every valid step of a window;
+    the scale of advantages is that of all windows.
+    """
     _, loss, w, policy, values = problem(kind)
     assert w.terminated[:-1].any() and w.truncated[:-1].any() and not w.valid.all()
     target = returns_of(w, values, CONFIG.discount)
@@ -100,7 +110,10 @@ def test_gradients_are_those_of_fixed_weights_and_targets() -> None:
     def expected(params: Any) -> Any:
         logits, value, _ = network.unroll(params, w.obs[:-1], (), w.valid)
         policy = distributions.Categorical(logits)
-        losses = -np.float32(weight) * policy.log_prob(w.action) + 0.35 * (value - np.float32(target)) ** 2
+        losses = (
+            -np.float32(weight) * policy.log_prob(w.action)
+            + 0.35 * (value - np.float32(target)) ** 2
+        )
         return ((losses - 0.1 * policy.entropy()) * w.valid).sum() / count
 
     def mean(params: Any) -> Any:
@@ -122,11 +135,16 @@ def test_bc_is_marwil_without_values(kind: str) -> None:
     np.testing.assert_allclose(losses.T[w.valid], expected[w.valid], rtol=1e-4, atol=1e-5)
     assert aux.priority is None and not any("value" in name for name in aux.metrics)
 
-    whole = MARWIL(**sizes, beta=np.float32(0), value_coefficient=np.float32(0))  # as those that vary are
+    # as those that vary are
+    whole = MARWIL(**sizes, beta=np.float32(0), value_coefficient=np.float32(0))
     _, general, *_ = problem(kind, whole)
-    found, wanted = (jax.grad(lambda params, f=f: (f(params)[0] * mask).sum())(params) for f in (loss, general))
+    found, wanted = (
+        jax.grad(lambda params, f=f: (f(params)[0] * mask).sum())(params) for f in (loss, general)
+    )
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), found, wanted)
-    moved = {name for name, x in found.items() if any(np.any(leaf != 0) for leaf in jax.tree.leaves(x))}
+    moved = {
+        name for name, x in found.items() if any(np.any(leaf != 0) for leaf in jax.tree.leaves(x))
+    }
     assert moved and not any("value" in name for name in moved)
 
 
@@ -141,12 +159,19 @@ CORE: dict[str, Any] = {"core": "gru", "core_size": 4, "core_inputs": "action,re
 @pytest.mark.parametrize("beta", [0.0, 1.5])
 def test_a_core_begins_each_window_as_an_episode_and_its_burn_in_is_no_example(beta: float) -> None:
     env = ENVS["discrete"]
-    coefficients = {"beta": beta, "value_coefficient": beta, "entropy_coefficient": 0.0, "max_weight": 1e9}
+    coefficients = {
+        "beta": beta,
+        "value_coefficient": beta,
+        "entropy_coefficient": 0.0,
+        "max_weight": 1e9,
+    }
     config = MARWIL(**NET, **CORE, n_step=T, **coefficients)
     algorithm = config.make(env)
     assert algorithm.window == 2 + T
     params = perturbed(jax.jit(algorithm.init)(jax.random.key(0)).params)
-    windows = random_rollout(algorithm, env, 2 + T, N, end_chance=0.3)._replace(core=(), final_core=(), extras={})
+    windows = random_rollout(algorithm, env, 2 + T, N, end_chance=0.3)._replace(
+        core=(), final_core=(), extras={}
+    )
     variables = Variables(params, ())
     batch = jax.jit(by_hand(algorithm.postprocess))(variables, windows, Context())
     total, mask, aux = jax.jit(algorithm.loss)(variables, batch, Context())
@@ -156,19 +181,30 @@ def test_a_core_begins_each_window_as_an_episode_and_its_burn_in_is_no_example(b
 
     log_prob, core = np.zeros((2 + T, N)), algorithm.initial_core(N)
     act = jax.jit(lambda obs, core: algorithm.policy(variables, obs, core, Context())[1])
-    seen = jax.jit(lambda obs, core, action: algorithm.log_prob(variables, obs, core, action, Context()))
+    seen = jax.jit(
+        lambda obs, core, action: algorithm.log_prob(variables, obs, core, action, Context())
+    )
     for t in range(2 + T):  # as acting would, with the actions of the windows
         obs, action = windows.obs[t], windows.action[t]
         log_prob[t] = seen(obs, core, action)
-        after = act(obs, core) | {"action": np.eye(3, dtype=np.float32)[action], "reward": windows.reward[t][:, None]}
-        core = jax.tree.map(functools.partial(_unless_reset, windows.valid[t]), after, algorithm.initial_core(N))
+        after = act(obs, core) | {
+            "action": np.eye(3, dtype=np.float32)[action],
+            "reward": windows.reward[t][:, None],
+        }
+        core = jax.tree.map(
+            functools.partial(_unless_reset, windows.valid[t]), after, algorithm.initial_core(N)
+        )
     expected = -log_prob.T * (np.asarray(batch["weight"]) if beta else 1.0)
-    np.testing.assert_allclose(aux.metrics["loss/policy"][wanted], expected[wanted], rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(
+        aux.metrics["loss/policy"][wanted], expected[wanted], rtol=2e-5, atol=2e-6
+    )
     assert np.isfinite(total[wanted]).all()
     if beta:  # the values' error counts in units of the advantages that are learnt from
         advantage = np.log(np.asarray(batch["weight"])[wanted]) / beta
         assert np.mean(advantage**2) == pytest.approx(1.0, rel=1e-4)
-        np.testing.assert_allclose(aux.metrics["loss/value"][wanted], 0.5 * advantage**2, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            aux.metrics["loss/value"][wanted], 0.5 * advantage**2, rtol=1e-4, atol=1e-6
+        )
 
 
 def _unless_reset(valid: np.ndarray, after: np.ndarray, initial: np.ndarray) -> np.ndarray:

@@ -26,12 +26,14 @@ NEVER = 3
 """The action that ``roll`` makes illegal everywhere."""
 
 
-# --- Distributions ------------------------------------------------------------------------------------
+# --- Distributions --------------------------------------------------------------------------------
 
 
 def test_masked_categorical_equals_one_over_legal_actions() -> None:
     logits = np.random.default_rng(0).normal(size=(3, 4)) * 3
-    found = policy_head(Discrete(4)).distribution(jnp.asarray(logits, jnp.float32), jnp.asarray(LEGAL))
+    found = policy_head(Discrete(4)).distribution(
+        jnp.asarray(logits, jnp.float32), jnp.asarray(LEGAL)
+    )
     for row, legal in enumerate(LEGAL):
         weights = np.where(legal, np.exp(logits[row]), 0.0)
         probs = weights / weights.sum()
@@ -42,7 +44,10 @@ def test_masked_categorical_equals_one_over_legal_actions() -> None:
             assert float(log_prob) == pytest.approx(math.log(probs[action]), abs=1e-5)
     keys = jax.random.split(jax.random.key(0), (3000, 3))
     drawn = np.asarray(jax.vmap(found.sample)(keys))
-    assert all(LEGAL[row, drawn[:, row]].all() for row in range(3)) and LEGAL[range(3), found.mode()].all()
+    assert (
+        all(LEGAL[row, drawn[:, row]].all() for row in range(3))
+        and LEGAL[range(3), found.mode()].all()
+    )
 
 
 def test_masked_logits_have_zero_gradients() -> None:
@@ -78,10 +83,12 @@ def test_each_component_of_an_action_has_its_own_mask() -> None:
     assert float(found.entropy()[0]) == pytest.approx(math.log(2), abs=1e-6)
 
 
-# --- Losses -------------------------------------------------------------------------------------------
+# --- Losses ---------------------------------------------------------------------------------------
 
 
-def roll(algorithm: Algorithm, variables: Variables, spec: Any, steps: int, num_envs: int = 6) -> Rollout:
+def roll(
+    algorithm: Algorithm, variables: Variables, spec: Any, steps: int, num_envs: int = 6
+) -> Rollout:
     """Acts on random observations of ``parts.Grid`` in which ``NEVER`` is never legal."""
     rng, core, rows = np.random.default_rng(0), algorithm.initial_core(num_envs), []
     first = core
@@ -92,7 +99,10 @@ def roll(algorithm: Algorithm, variables: Variables, spec: Any, steps: int, num_
         obs = {"observation": numbers, "mask": mask}
         before = core
         action, core, extras = algorithm.policy(
-            variables, obs, core, Context(jax.random.split(jax.random.key(len(rows)), num_envs), jnp.float32(1e6))
+            variables,
+            obs,
+            core,
+            Context(jax.random.split(jax.random.key(len(rows)), num_envs), jnp.float32(1e6)),
         )
         assert mask[range(num_envs), action].all()
         rows.append((obs, action, extras))
@@ -127,7 +137,10 @@ ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
     "dqn-cql-floor": ("dqn", {"cql_weight": 1.0, "cql_floor": True}),
     "dqn-single": ("dqn", {"double": False}),
     "dqn-atoms": ("dqn", {"num_atoms": 5, "value_min": -5.0, "value_max": 5.0}),
-    "r2d2": ("r2d2", {"dueling": False, "burn_in": 2, "sequence_length": 3, "n_step": 2, "core_size": 5}),
+    "r2d2": (
+        "r2d2",
+        {"dueling": False, "burn_in": 2, "sequence_length": 3, "n_step": 2, "core_size": 5},
+    ),
     "sac": ("sac", {"cql_weight": 1.0}),
     "iql": ("iql", {}),
     "marwil": ("marwil", {"n_step": 3}),
@@ -163,19 +176,32 @@ def test_losses_ignore_outputs_of_illegal_actions(name: str) -> None:
 
 
 def test_sac_aims_at_half_the_entropy_of_random_legal_actions() -> None:
-    algorithm = algorithms.config_class("sac")(hidden_sizes=(5,)).make(find(parts.Grid("state")).spec)
+    algorithm = algorithms.config_class("sac")(hidden_sizes=(5,)).make(
+        find(parts.Grid("state")).spec
+    )
     params = jax.jit(algorithm.init)(jax.random.key(0)).params | {"log_temperature": jnp.float32(1)}
     obs = {"observation": np.ones((3, 2), np.float32), "mask": LEGAL}
     zeros, ones = np.zeros(3, np.float32), np.ones(3, bool)
-    batch = {"obs": obs, "next_obs": obs, "action": np.int32([0, 2, 1]), "reward": zeros, "discount": zeros}
-    context = Context(jax.random.split(jax.random.key(1), 3), target=algorithm.initial_target(params))
-    losses, _, aux = jax.jit(algorithm.loss)(Variables(params, ()), {**batch, "valid": ones}, context)
-    excess = losses - aux.metrics["loss/critic"] - aux.metrics["loss/actor"]  # the temperature's loss
+    batch = {
+        "obs": obs,
+        "next_obs": obs,
+        "action": np.int32([0, 2, 1]),
+        "reward": zeros,
+        "discount": zeros,
+    }
+    context = Context(
+        jax.random.split(jax.random.key(1), 3), target=algorithm.initial_target(params)
+    )
+    losses, _, aux = jax.jit(algorithm.loss)(
+        Variables(params, ()), {**batch, "valid": ones}, context
+    )
+    # the temperature's loss
+    excess = losses - aux.metrics["loss/critic"] - aux.metrics["loss/actor"]
     wanted = aux.metrics["policy/entropy"] - excess
     np.testing.assert_allclose(wanted, 0.5 * np.log(LEGAL.sum(axis=-1)), atol=1e-5)
 
 
-# --- Runs ---------------------------------------------------------------------------------------------
+# --- Runs -----------------------------------------------------------------------------------------
 
 OFF = {"replay_capacity": 2048, "batch_size": 32, "learning_starts": 200, "replay_ratio": 1 / 8}
 RUNS: dict[str, dict[str, Any]] = {
@@ -187,7 +213,8 @@ PENALTY = -9.0
 
 
 @pytest.mark.parametrize(
-    "steps", [pytest.param(12_000, marks=pytest.mark.case), pytest.param(1_000_000, marks=pytest.mark.slow)]
+    "steps",
+    [pytest.param(12_000, marks=pytest.mark.case), pytest.param(1_000_000, marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize("name", RUNS)
 def test_training_reaches_the_optimum_without_an_illegal_action(name: str, steps: int) -> None:

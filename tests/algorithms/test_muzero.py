@@ -1,4 +1,6 @@
-"""MuZero: its loss against a loop in float64 over windows with every kind of end, and what its policy plans."""
+"""MuZero: its loss against a loop in float64 over windows with every kind of end,
+and what its policy plans.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ TINY: dict[str, Any] = {"hidden_sizes": (4,), "state_size": 4, "num_atoms": 9, "
 TINY |= {"unroll_steps": K, "n_step": N_STEP, "discount": DISCOUNT, "num_simulations": 2}
 ENV = spec()
 ENDS = "terminated", "truncated", "both", "lost"
-"""Kinds of ends: the task's, a time limit's, both in one step, and that of an environment that had to be made again."""
+"""Kinds of ends: the task's, a time limit's, both in one step,
+and that of an environment that had to be made again."""
 
 
 @functools.cache
@@ -37,7 +40,9 @@ def algorithm(bootstrap: str = "stored") -> Any:
 
 
 def every_end(algorithm: Any) -> Rollout:
-    """Windows with no end, with each kind of end at each step, and with a second episode that ends later."""
+    """Windows with no end, with each kind of end at each step,
+    and with a second episode that ends later.
+    """
     steps = algorithm.window
     plans: list[list[tuple[int, str]]] = [[]]
     for kind in ENDS:
@@ -54,7 +59,9 @@ def every_end(algorithm: Any) -> Rollout:
             if step + 1 < steps:
                 valid[step + 1, i] = False
     valid[0, -1] = False  # a window that begins on a reset counts for nothing
-    reward = np.where(valid, np.random.default_rng(1).normal(size=valid.shape), 0.0).astype(np.float32)
+    reward = np.where(valid, np.random.default_rng(1).normal(size=valid.shape), 0.0).astype(
+        np.float32
+    )
     return rollout._replace(reward=reward, terminated=terminated, truncated=truncated, valid=valid)
 
 
@@ -106,14 +113,24 @@ def problem(bootstrap: str) -> tuple[Any, ...]:
     values = rollout.extras["value"]
     if bootstrap == "current":
         model = models.make_model(MuZero(**TINY), ENV.observation, 3, 4, 9)
-        logits = jax.vmap(lambda obs: model.predict(target, model.represent(target, obs))[1])(rollout.obs)
+        logits = jax.vmap(lambda obs: model.predict(target, model.represent(target, obs))[1])(
+            rollout.obs
+        )
         values = np.vectorize(unscaled)(np.float64(jax.nn.softmax(logits)) @ ATOMS)
-    return params, rollout, jax.device_get(batch), loss, [Steps(rollout, values, i) for i in range(len(keys))]
+    return (
+        params,
+        rollout,
+        jax.device_get(batch),
+        loss,
+        [Steps(rollout, values, i) for i in range(len(keys))],
+    )
 
 
 @pytest.mark.case  # test_losses; a flag
 def test_reanalysis_searches_a_share_of_the_windows_anew() -> None:
-    """With the newest parameters; the other windows keep the policies of the searches that acted."""
+    """With the newest parameters; the other windows keep the policies of the searches that
+    acted.
+    """
     made = MuZero(**TINY, reanalyse=0.5).make(ENV)
     params = perturbed(made.init(jax.random.key(0)).params, 1)
     rollout = random_rollout(made, ENV, made.window, 6, end_chance=0.2)
@@ -161,16 +178,25 @@ def test_targets_of_every_end(bootstrap: str) -> None:
     _, rollout, batch, _, expected = problem(bootstrap)
     assert rollout.valid.shape == (K + N_STEP + (bootstrap == "stored"), len(expected))
     for name, of_step in {"acts": "acts", "value": "value", "reward": "reward"}.items():
-        wanted = np.stack([getattr(steps, of_step) for steps in expected])[:, : batch[name].shape[1]]
+        wanted = np.stack([getattr(steps, of_step) for steps in expected])[
+            :, : batch[name].shape[1]
+        ]
         np.testing.assert_allclose(batch[name], wanted, rtol=1e-4, atol=1e-5, err_msg=name)
     known = np.stack([steps.acts | steps.ended for steps in expected])
     np.testing.assert_array_equal(batch["known"], known)
     assert {*batch["valid"]} == {True, False} and not batch["valid"][-1]
-    # An episode's last step is learnt from; after a time limit nothing is, and after an end that nothing comes.
-    first = next(i for i in range(len(expected)) if rollout.terminated[0, i] and not rollout.truncated[0, i])
-    assert batch["acts"][first].tolist() == [True, False, False, False] and batch["known"][first].all()
+    # An episode's last step is learnt from; after a time limit nothing is,
+    # and after an end that nothing comes.
+    first = next(
+        i for i in range(len(expected)) if rollout.terminated[0, i] and not rollout.truncated[0, i]
+    )
+    assert (
+        batch["acts"][first].tolist() == [True, False, False, False] and batch["known"][first].all()
+    )
     assert batch["reward"][first, 0] == batch["value"][first, 0] == rollout.reward[0, first] != 0
-    cut = next(i for i in range(len(expected)) if rollout.truncated[0, i] and not rollout.terminated[0, i])
+    cut = next(
+        i for i in range(len(expected)) if rollout.truncated[0, i] and not rollout.terminated[0, i]
+    )
     assert batch["known"][cut].tolist() == [True, False, False, False]
 
 
@@ -178,7 +204,9 @@ def test_actions_after_an_end_are_random() -> None:
     _, rollout, batch, _, expected = problem("stored")
     ended = np.stack([steps.ended for steps in expected])[:, :K]
     np.testing.assert_array_equal(batch["action"][~ended], rollout.action[:K].T[~ended])
-    assert {*batch["action"][ended]} == {0, 1, 2} and (batch["action"] != rollout.action[:K].T).any()
+    assert {*batch["action"][ended]} == {0, 1, 2} and (
+        batch["action"] != rollout.action[:K].T
+    ).any()
 
 
 def test_losses() -> None:
@@ -222,7 +250,9 @@ def test_losses() -> None:
 
 @pytest.mark.case  # test_losses
 def test_the_dynamics_get_half_of_the_gradient_of_their_state() -> None:
-    """The first window's state before the unroll gets all of the gradient of its own step, and half of the others'."""
+    """The first window's state before the unroll gets all of the gradient of its own step,
+    and half of the others'.
+    """
     params, _, batch, loss, _ = problem("stored")
     one = {name: x[:1] for name, x in batch.items()}
     model = models.make_model(MuZero(**TINY), ENV.observation, 3, 4, 9)
@@ -231,15 +261,21 @@ def test_the_dynamics_get_half_of_the_gradient_of_their_state() -> None:
         """Only the policy's losses, of which each later one passes the dynamics once more."""
         state, total = model.represent({**params, "encode": encoder}, one["obs"]), 0.0
         for k in range(K + 1):
-            cross = -jnp.sum(one["weights"][:, k] * jax.nn.log_softmax(model.predict(params, state)[0]))
+            cross = -jnp.sum(
+                one["weights"][:, k] * jax.nn.log_softmax(model.predict(params, state)[0])
+            )
             total += (1.0 if k == 0 else 1 / K) * cross
             state = half * state + (1 - half) * jax.lax.stop_gradient(state)
             if k < K:
                 state, _ = model.advance(params, state, one["action"][:, k])
         return total
 
-    found = jax.grad(lambda x: loss({**params, "encode": x}, one)[2].metrics["loss/policy"].sum())(params["encode"])
-    near = functools.partial(jax.tree.map, lambda a, b: bool(np.allclose(a, b, rtol=1e-3, atol=1e-6)))
+    found = jax.grad(lambda x: loss({**params, "encode": x}, one)[2].metrics["loss/policy"].sum())(
+        params["encode"]
+    )
+    near = functools.partial(
+        jax.tree.map, lambda a, b: bool(np.allclose(a, b, rtol=1e-3, atol=1e-6))
+    )
     assert all(jax.tree.leaves(near(found, jax.grad(parts)(params["encode"], 0.5))))
     assert not all(jax.tree.leaves(near(found, jax.grad(parts)(params["encode"], 1.0))))
 
@@ -251,10 +287,12 @@ def test_values_survive_the_way_to_atoms_and_back() -> None:
     shares = jax.vmap(lambda y: returns.project(returns.rescale(y)[None], jnp.ones(1), atoms))(x)
     np.testing.assert_allclose(shares, [two_hot(float(y)) for y in x], atol=1e-5)
     assert ((np.asarray(shares) > 1e-6).sum(axis=1) <= 2).all()
-    np.testing.assert_allclose(returns.unscale(shares @ atoms), np.clip(x, -3, 3), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        returns.unscale(shares @ atoms), np.clip(x, -3, 3), rtol=1e-4, atol=1e-5
+    )
 
 
-# --- Planning -------------------------------------------------------------------------------------------
+# --- Planning -------------------------------------------------------------------------------------
 
 
 def acting(config: MuZero, env: Any = ENV, rows: int = 6, seed: int = 1) -> Any:
@@ -264,23 +302,33 @@ def acting(config: MuZero, env: Any = ENV, rows: int = 6, seed: int = 1) -> Any:
     obs = jax.tree.map(lambda x: x[0], obs)
     policy = jax.jit(made.policy)
     return lambda keys, rows=slice(None), env_step=0.0: policy(
-        Variables(params, ()), jax.tree.map(lambda x: x[rows], obs), (), Context(keys, jnp.float32(env_step))
+        Variables(params, ()),
+        jax.tree.map(lambda x: x[rows], obs),
+        (),
+        Context(keys, jnp.float32(env_step)),
     )
 
 
-@pytest.mark.case  # test_searching.py::test_a_row_finds_the_same_whatever_the_others_are_and_greedy_search_needs_no_key
+@pytest.mark.case  # test_searching.py::test_a_row_finds_the_same_whatever_the_others_are
 @pytest.mark.parametrize("search", ["gumbel", "puct"])
 def test_a_row_plans_by_itself(search: str) -> None:
     """What it finds depends on its key alone, not on the rows beside it; greedily on nothing."""
     act = acting(MuZero(**{**TINY, "num_simulations": 6}, search=search))
     keys = jax.random.split(jax.random.key(4), 6)
-    for whole, part in ((act(keys), act(keys[2:5], slice(2, 5))), (act(None), act(None, slice(2, 5)))):
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a[2:5], b, rtol=1e-5, atol=1e-6), whole, part)
+    for whole, part in (
+        (act(keys), act(keys[2:5], slice(2, 5))),
+        (act(None), act(None, slice(2, 5))),
+    ):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a[2:5], b, rtol=1e-5, atol=1e-6), whole, part
+        )
     action, _, extras = act(keys)
     np.testing.assert_allclose(extras["weights"].sum(axis=1), 1.0, rtol=1e-5)
     assert action.dtype == np.int32 and extras["value"].shape == (6,)
     drawn = np.stack([act(jax.random.split(jax.random.key(seed), 6))[0] for seed in range(20)])
-    assert (drawn != drawn[:1]).any() and len({*map(tuple, [np.asarray(act(None)[0]) for _ in range(3)])}) == 1
+    assert (drawn != drawn[:1]).any() and len(
+        {*map(tuple, [np.asarray(act(None)[0]) for _ in range(3)])}
+    ) == 1
 
 
 @pytest.mark.case  # test_actions_after_an_end_are_random
@@ -288,7 +336,9 @@ def test_the_temperature_falls() -> None:
     flags = {"temperature_end": 0.0, "temperature_steps": 100, "num_simulations": 6}
     act = acting(MuZero(**{**TINY, **flags}))
     drawn = {
-        step: np.stack([act(jax.random.split(jax.random.key(seed), 6), env_step=step)[0] for seed in range(20)])
+        step: np.stack(
+            [act(jax.random.split(jax.random.key(seed), 6), env_step=step)[0] for seed in range(20)]
+        )
         for step in (0.0, 100.0, 200.0)
     }
     assert (drawn[0.0] != drawn[0.0][:1]).any()
@@ -300,7 +350,9 @@ def test_a_new_model_plans_uniformly() -> None:
     made = algorithm()
     variables = made.init(jax.random.key(5))
     obs = jnp.ones((4, 3))
-    _, _, extras = jax.jit(made.policy)(variables, obs, (), Context(jax.random.split(jax.random.key(0), 4)))
+    _, _, extras = jax.jit(made.policy)(
+        variables, obs, (), Context(jax.random.split(jax.random.key(0), 4))
+    )
     np.testing.assert_allclose(extras["weights"], 1 / 3, rtol=1e-5)
     np.testing.assert_allclose(extras["value"], 0.0, atol=1e-6)
 
@@ -313,7 +365,10 @@ def own_torso() -> tuple[Any, Any]:
 READ: dict[str, tuple[Any, dict[str, Any]]] = {
     "a table": (box(6, 5), {}),
     "an image": (box(12, 12, 4), {}),
-    "parts and a mask": ({"board": box(12, 12, 2), "clock": box(1), "legal": box(3, dtype=np.int8, bound=1)}, {}),
+    "parts and a mask": (
+        {"board": box(12, 12, 2), "clock": box(1), "legal": box(3, dtype=np.int8, bound=1)},
+        {},
+    ),
     "own torso": (None, {"torso": own_torso()}),
 }
 
@@ -321,9 +376,14 @@ READ: dict[str, tuple[Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", READ)
 def test_a_model_reads_every_kind_of_observation(name: str) -> None:
     observation, flags = READ[name]
-    env = dataclasses.replace(spec(observation), mask="legal" if isinstance(observation, dict) else None)
+    env = dataclasses.replace(
+        spec(observation), mask="legal" if isinstance(observation, dict) else None
+    )
     made = MuZero(**{**TINY, **flags}).make(env)
-    rollout, keys = random_rollout(made, env, made.window, 2), jax.random.split(jax.random.key(0), 2)
+    rollout, keys = (
+        random_rollout(made, env, made.window, 2),
+        jax.random.split(jax.random.key(0), 2),
+    )
 
     def learnt() -> Any:
         variables = made.init(keys[0])
@@ -342,10 +402,16 @@ def test_states_are_scaled() -> None:
     "flags, message",
     [
         ({"core": "gru"}, "core does not work with muzero"),
-        ({"target_period": 9, "bootstrap": "stored"}, "target_period does nothing without bootstrap"),
+        (
+            {"target_period": 9, "bootstrap": "stored"},
+            "target_period does nothing without bootstrap",
+        ),
         ({"temperature_steps": 9}, "temperature_steps does nothing without temperature_end"),
         ({"dirichlet_alpha": 0.1}, "dirichlet_alpha does nothing without search"),
-        ({"search": "puct", "max_considered_actions": 4}, "max_considered_actions does nothing without search"),
+        (
+            {"search": "puct", "max_considered_actions": 4},
+            "max_considered_actions does nothing without search",
+        ),
     ],
 )
 def test_flags_that_do_nothing_are_refused(flags: dict[str, Any], message: str) -> None:
@@ -359,11 +425,14 @@ def test_continuous_actions_are_refused() -> None:
 
 
 def test_both_sides_of_a_game_are_refused() -> None:
-    with pytest.raises(ConfigError, match="muzero does not play both sides of a game, as in Test-v0 here; alphazero"):
+    with pytest.raises(
+        ConfigError,
+        match="muzero does not play both sides of a game, as in Test-v0 here; alphazero",
+    ):
         MuZero().make(dataclasses.replace(spec(), both_sides=True))
 
 
-# --- Values scaled by the whole tree ----------------------------------------------------------------------
+# --- Values scaled by the whole tree --------------------------------------------------------------
 
 
 @pytest.mark.case  # a flag
@@ -372,7 +441,13 @@ def test_small_differences_count_little_where_the_tree_is_the_scale() -> None:
 
     def step(params: Any, keys: Any, action: Any, state: Any) -> Any:
         reward = jnp.where(state == 0, 0.1 * action, 10.0 * (action == 1))
-        return reward, jnp.ones(len(state)), jnp.zeros((len(state), 2)), jnp.zeros(len(state)), state + 1.0
+        return (
+            reward,
+            jnp.ones(len(state)),
+            jnp.zeros((len(state), 2)),
+            jnp.zeros(len(state)),
+            state + 1.0,
+        )
 
     def weights(bounds: str) -> Any:
         config = MuZero(num_simulations=16, value_bounds=bounds, discount=1.0)  # type: ignore[arg-type]
@@ -383,7 +458,7 @@ def test_small_differences_count_little_where_the_tree_is_the_scale() -> None:
     assert node[1] > tree[1] >= 0.5
 
 
-# --- Runs -------------------------------------------------------------------------------------------------
+# --- Runs -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.case  # as above
@@ -392,17 +467,34 @@ def test_reanalysis_runs_on_one_device_and_is_refused_on_more() -> None:
     *_, last = jaxrl_dist.train(jaxrl_dist.preset("muzero", own.Walk(), **fields))
     assert last.updates > 0 and np.isfinite(last.metrics["loss/policy"])
     with pytest.raises(ConfigError, match="reanalyse searches on one device"):
-        list(jaxrl_dist.train(jaxrl_dist.preset("muzero", own.Walk(), **{**fields, "num_devices": 2})))
+        list(
+            jaxrl_dist.train(
+                jaxrl_dist.preset("muzero", own.Walk(), **{**fields, "num_devices": 2})
+            )
+        )
 
 
-RUN: dict[str, Any] = {**TINY, "num_envs": 8, "rollout_length": 4, "num_devices": 1, "report_interval": 32}
+RUN: dict[str, Any] = {
+    **TINY,
+    "num_envs": 8,
+    "rollout_length": 4,
+    "num_devices": 1,
+    "report_interval": 32,
+}
 RUN |= {"learning_starts": 32, "batch_size": 8, "replay_ratio": 1 / 16, "replay_capacity": 512}
-RUN |= {"evaluation_episodes": 0, "normalize_observations": True, "ema_steps": 100, "priority_exponent": 0.5}
+RUN |= {
+    "evaluation_episodes": 0,
+    "normalize_observations": True,
+    "ema_steps": 100,
+    "priority_exponent": 0.5,
+}
 
 
 @pytest.mark.case  # plans/test_on_device.py::test_members_of_a_population_are_their_lone_runs
 def test_a_member_is_its_lone_run_and_a_resumed_run_the_uninterrupted_one(tmp_path: Path) -> None:
-    """With other values of floats, observations that are scaled, priorities, and averages that act."""
+    """With other values of floats, observations that are scaled, priorities, and averages that
+    act.
+    """
     vary: dict[str, Any] = {"value_limit": [2.0, 4.0], "temperature_start": [1.0, 0.5]}
     flags = {"temperature_end": 0.25, "temperature_steps": 100, "total_env_steps": 256}
     config = jaxrl_dist.preset("muzero", own.Walk(), **RUN, **flags)
@@ -415,5 +507,7 @@ def test_a_member_is_its_lone_run_and_a_resumed_run_the_uninterrupted_one(tmp_pa
     parts = str(tmp_path / "parts")
     list(jaxrl_dist.train(dataclasses.replace(alone, run_dir=parts, total_env_steps=128)))
     *_, resumed = jaxrl_dist.resume(parts, env=own.Walk(), total_env_steps=256)
-    for x, y in zip(*(jax.tree.leaves(report.checkpoint().state) for report in (whole, resumed)), strict=True):
+    for x, y in zip(
+        *(jax.tree.leaves(report.checkpoint().state) for report in (whole, resumed)), strict=True
+    ):
         np.testing.assert_array_equal(x, y)

@@ -43,7 +43,9 @@ def merged(x: np.ndarray, mask: np.ndarray, num_devices: int) -> RunningStats:
 
 
 @pytest.mark.parametrize("num_devices", [1, 8])
-@pytest.mark.parametrize("offset, scale", [(0.0, 1.0), (1e4, 1.0), (-3e3, 0.5), (0.0, 1e-3), (1e6, 1e4)])
+@pytest.mark.parametrize(
+    "offset, scale", [(0.0, 1.0), (1e4, 1.0), (-3e3, 0.5), (0.0, 1e-3), (1e6, 1e4)]
+)
 def test_statistics_of_a_stream(offset: float, scale: float, num_devices: int) -> None:
     rng = np.random.default_rng(0)
     shape = (6, NUM_STEPS, NUM_ENVS)
@@ -55,7 +57,9 @@ def test_statistics_of_a_stream(offset: float, scale: float, num_devices: int) -
     kept = x[mask].astype(np.float64)
     assert stats.count == len(kept)
     np.testing.assert_allclose(stats.mean, kept.mean(0), rtol=1e-6, atol=1e-5 * scale)
-    np.testing.assert_allclose(stats.std(), np.sqrt(kept.var(0) + 1e-8), rtol=1e-3 if offset else 1e-5)
+    np.testing.assert_allclose(
+        stats.std(), np.sqrt(kept.var(0) + 1e-8), rtol=1e-3 if offset else 1e-5
+    )
 
 
 def test_first_values_far_from_zero() -> None:
@@ -68,7 +72,9 @@ def test_first_values_far_from_zero() -> None:
 def test_nothing_seen_is_identity() -> None:
     stats = RunningStats.zeros((3,))
     np.testing.assert_array_equal(stats.std(), [1, 1, 1])
-    again = merged(np.zeros((1, NUM_STEPS, NUM_ENVS, 3)), np.zeros((1, NUM_STEPS, NUM_ENVS), bool), 1)
+    again = merged(
+        np.zeros((1, NUM_STEPS, NUM_ENVS, 3)), np.zeros((1, NUM_STEPS, NUM_ENVS), bool), 1
+    )
     jax.tree.map(np.testing.assert_array_equal, again, jax.device_get(stats))
 
 
@@ -85,7 +91,7 @@ def test_deviation_is_right_beyond_float32_counts() -> None:
     np.testing.assert_allclose(stats.std(), 1, rtol=1e-4)
 
 
-# --- Observations -------------------------------------------------------------------------------------
+# --- Observations ---------------------------------------------------------------------------------
 
 
 def spying(seen: list[Any]) -> Algorithm:
@@ -111,7 +117,9 @@ def test_observations_are_scaled_and_clipped() -> None:
     obs = np.array([[3.0, -20.0, 1e6], [0.5, 8.0, -11.0]], np.float32)
     algorithm.policy(variables, obs, (), Context())
     np.testing.assert_array_equal(seen[-1], np.clip(obs, -10, 10))  # nothing seen yet: only clipped
-    stats = RunningStats(jnp.float32(4), jnp.array([1.0, 0.0, 1e6]), jnp.array([4 * 4.0, 4 * 9.0, 4 * 1.0]))
+    stats = RunningStats(
+        jnp.float32(4), jnp.array([1.0, 0.0, 1e6]), jnp.array([4 * 4.0, 4 * 9.0, 4 * 1.0])
+    )
     variables = variables._replace(stats=(stats, ()))
     algorithm.policy(variables, obs, (), Context())
     expected = [[1.0, -20 / 3, 0.0], [-0.25, 8 / 3, -10]]
@@ -122,11 +130,15 @@ def test_observations_are_scaled_and_clipped() -> None:
 
 
 def test_observations_are_counted_once() -> None:
-    """Those that a step was taken from: the last one is the first of the next rollout, and a reset step takes none."""
+    """Those that a step was taken from: the last one is the first of the next rollout,
+    and a reset step takes none.
+    """
     algorithm = wrappers.normalize_observations(PLAIN, ENV)
     rollouts = [random_rollout(PLAIN, ENV, NUM_STEPS, NUM_ENVS, seed) for seed in range(3)]
     stats = updated_stats(algorithm, rollouts, 8)[0]
-    kept = np.concatenate([rollout.obs[:-1][rollout.valid] for rollout in rollouts]).astype(np.float64)
+    kept = np.concatenate([rollout.obs[:-1][rollout.valid] for rollout in rollouts]).astype(
+        np.float64
+    )
     assert stats.count == len(kept)
     np.testing.assert_allclose(stats.mean, kept.mean(0), atol=1e-5)
     np.testing.assert_allclose(stats.std(), kept.std(0), rtol=1e-5)
@@ -150,12 +162,16 @@ def test_shared_agents_share_statistics_but_not_ids() -> None:
     np.testing.assert_allclose(shared.mean, kept.mean(0), rtol=1e-5)
     np.testing.assert_allclose(shared.std(), kept.std(0), rtol=1e-5)
 
-    same = jax.tree.map(lambda x: x[0], {**obs, "agents": {"observation": np.ones_like(x), "agent": ids}})
+    same = jax.tree.map(
+        lambda x: x[0], {**obs, "agents": {"observation": np.ones_like(x), "agent": ids}}
+    )
     algorithm.policy(Variables((), stats), same, (), Context())
     read = seen[-1]["agents"]
     np.testing.assert_array_equal(read["agent"], ids[0])
     expected = (1 - kept.mean(0)) / kept.std(0)
-    np.testing.assert_allclose(read["observation"], np.broadcast_to(expected, x.shape[1:]), rtol=1e-4)
+    np.testing.assert_allclose(
+        read["observation"], np.broadcast_to(expected, x.shape[1:]), rtol=1e-4
+    )
 
 
 def observing(algorithm: Algorithm, num_devices: int) -> meshes.Program:
@@ -174,16 +190,20 @@ def updated_stats(algorithm: Algorithm, rollouts: list[Rollout], num_devices: in
     program = observing(algorithm, num_devices)
     stats = meshes.put(jax.jit(algorithm.init)(jax.random.key(0)).stats, mesh, meshes.REPLICATED)
     for rollout in rollouts:
-        placed = [meshes.put(x, mesh, where) for x, where in zip(rollout, meshes.ROLLOUT, strict=True)]
+        placed = [
+            meshes.put(x, mesh, where) for x, where in zip(rollout, meshes.ROLLOUT, strict=True)
+        ]
         stats = program(stats, Rollout(*placed))
     return jax.device_get(stats)
 
 
-# --- Rewards ------------------------------------------------------------------------------------------
+# --- Rewards --------------------------------------------------------------------------------------
 
 
 def naive_returns(rewards: np.ndarray, valid: np.ndarray) -> np.ndarray:
-    """``VecNormalize``'s discounted returns ``[steps, B]`` in float64, one environment and one step at a time."""
+    """``VecNormalize``'s discounted returns ``[steps, B]`` in float64,
+    one environment and one step at a time.
+    """
     returns = np.zeros(rewards.shape)
     for b in range(rewards.shape[1]):
         total = 0.0
@@ -195,13 +215,17 @@ def naive_returns(rewards: np.ndarray, valid: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("num_devices", [1, 8])
 def test_rewards_are_scaled_by_the_return(num_devices: int) -> None:
-    """Over several rollouts, with resets in them and at their seams; the return travels in the policy state."""
+    """Over several rollouts, with resets in them and at their seams;
+    the return travels in the policy state.
+    """
     seen: list[Any] = []
     algorithm = wrappers.scale_rewards(spying(seen), DISCOUNT)
     whole = random_rollout(PLAIN, ENV, 4 * NUM_STEPS, NUM_ENVS)
     returns = naive_returns(whole.reward, whole.valid)
     core = jax.device_get(algorithm.initial_core(NUM_ENVS))
-    stats = meshes.put(jax.jit(algorithm.init)(jax.random.key(0)).stats, make_mesh(num_devices), meshes.REPLICATED)
+    stats = meshes.put(
+        jax.jit(algorithm.init)(jax.random.key(0)).stats, make_mesh(num_devices), meshes.REPLICATED
+    )
     program = observing(algorithm, num_devices)
     start = core
     advance = jax.jit(lambda core, step: after_step(algorithm, core, start, (), step))
@@ -209,7 +233,9 @@ def test_rewards_are_scaled_by_the_return(num_devices: int) -> None:
         rows = slice(n * NUM_STEPS, (n + 1) * NUM_STEPS)
         part: Rollout = jax.tree.map(lambda x: x[rows], whole)._replace(core=core)
         for t in range(NUM_STEPS):
-            step = Timestep(part.obs[t], part.reward[t], part.terminated[t], part.truncated[t], part.valid[t])
+            step = Timestep(
+                part.obs[t], part.reward[t], part.terminated[t], part.truncated[t], part.valid[t]
+            )
             core = jax.device_get(advance(core, step))
             np.testing.assert_allclose(core[0], returns[rows][t], rtol=1e-5, atol=1e-5)
         part = part._replace(final_core=core)
@@ -221,7 +247,10 @@ def test_rewards_are_scaled_by_the_return(num_devices: int) -> None:
         algorithm.postprocess(variables, big, Context())
         np.testing.assert_allclose(seen[-1].reward, np.clip(big.reward / std, -10, 10), rtol=1e-4)
         assert seen[-1].core == seen[-1].final_core == ()
-        placed = [meshes.put(x, make_mesh(num_devices), s) for x, s in zip(part, meshes.ROLLOUT, strict=True)]
+        placed = [
+            meshes.put(x, make_mesh(num_devices), s)
+            for x, s in zip(part, meshes.ROLLOUT, strict=True)
+        ]
         stats = program(stats, Rollout(*placed))
     final = jax.device_get(stats)[0]
     assert final.count == whole.valid.sum()

@@ -76,16 +76,24 @@ def run_dir(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_its_fields_are_flags(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", str(file), "--help"]) == 0
     out = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "jaxrl-dist train RWR" in out and "--temperature X" in out and "How much better an action must be" in out
+    assert (
+        "jaxrl-dist train RWR" in out
+        and "--temperature X" in out
+        and "How much better an action must be" in out
+    )
     assert cli.main(["train", str(file), "--env", "CartPole-v1", "--temperature", "0"]) == 2
     assert "--temperature must be > 0" in capsys.readouterr().err
     assert cli.main(["train", str(file), "--env", "CartPole-v1", "--temprature", "1"]) == 2
     assert "did you mean '--temperature'?" in capsys.readouterr().err
 
 
-def test_a_loss_that_takes_a_mean_is_refused(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_loss_that_takes_a_mean_is_refused(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = file.read_text().replace("return total,", "return jnp.mean(total),")
-    (tmp_path / "mean.py").write_text(text.replace("from a_helper_beside_it import BOUND", "BOUND = 3.0"))
+    (tmp_path / "mean.py").write_text(
+        text.replace("from a_helper_beside_it import BOUND", "BOUND = 3.0")
+    )
     assert (
         cli.main(
             [
@@ -100,13 +108,19 @@ def test_a_loss_that_takes_a_mean_is_refused(file: Path, tmp_path: Path, capsys:
         )
         == 2
     )
-    assert "the algorithm's loss has returned losses ()" in (err := capsys.readouterr().err) and err.count("\n") == 1
+    assert (
+        "the algorithm's loss has returned losses ()" in (err := capsys.readouterr().err)
+        and err.count("\n") == 1
+    )
 
 
 @pytest.mark.case  # test_its_runs_are_evaluated_and_repeated_by_naming_it
 def test_its_runs_name_no_code(run_dir: Path, file: Path) -> None:
     config = runs.read_json(run_dir / "config.json")
-    assert config["algorithm"] == "RWR" and str(file.parent) not in (run_dir / "config.json").read_text()
+    assert (
+        config["algorithm"] == "RWR"
+        and str(file.parent) not in (run_dir / "config.json").read_text()
+    )
     assert (config["hyperparameters"]["temperature"], config["run"]["num_envs"]) == (0.5, 8)
 
 
@@ -114,8 +128,13 @@ def test_its_runs_are_evaluated_and_repeated_by_naming_it(
     run_dir: Path, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["evaluate", str(run_dir), "--episodes", "2"]) == 2
-    assert "unknown algorithm 'RWR'" in (err := capsys.readouterr().err) and "RUN_DIR --algorithm FILE.py`" in err
-    with pytest.raises(ConfigError, match=r"`load_policy\(run_dir, MyPPO\)` in Python, .* --algorithm FILE.py` on"):
+    assert (
+        "unknown algorithm 'RWR'" in (err := capsys.readouterr().err)
+        and "RUN_DIR --algorithm FILE.py`" in err
+    )
+    with pytest.raises(
+        ConfigError, match=r"`load_policy\(run_dir, MyPPO\)` in Python, .* --algorithm FILE.py` on"
+    ):
         jaxrl_dist.load_policy(run_dir)
     assert cli.main(["evaluate", str(run_dir), "--episodes", "2", "--algorithm", str(file)]) == 0
     summary = runs.read_json(run_dir / "summary.json")["evaluation"]
@@ -159,11 +178,17 @@ def test_its_class_stands_for_its_preset(file: Path) -> None:
 
 
 def test_a_preset_may_be_left_out(tmp_path: Path) -> None:
-    text = CONFIG_CLASS.replace("    @staticmethod\n    def preset(spec):\n        return {}\n\n", "")
+    text = CONFIG_CLASS.replace(
+        "    @staticmethod\n    def preset(spec):\n        return {}\n\n", ""
+    )
     assert "preset" not in text
     (tmp_path / "mine.py").write_text(text)
     config = jaxrl_dist.preset(from_file(str(tmp_path / "mine.py")), "CartPole-v1")
-    assert (config.num_envs, config.plan, config.algorithm.x) == (RUN_DEFAULTS["num_envs"], "on_device", 3)
+    assert (config.num_envs, config.plan, config.algorithm.x) == (
+        RUN_DEFAULTS["num_envs"],
+        "on_device",
+        3,
+    )
 
 
 def prepared(fields: dict[str, Any], **parts: Any) -> Any:
@@ -194,7 +219,9 @@ def test_a_field_called_parts_does_not_make_several_policies(tmp_path: Path) -> 
     file = tmp_path / "mine.py"
     file.write_text(PARTS)
     kind, env = from_file(str(file)), "gymnax:CartPole-v1"
-    (tmp_path / "config.json").write_text(json.dumps(to_json(jaxrl_dist.preset(kind, env, parts=4), find(env).spec)))
+    (tmp_path / "config.json").write_text(
+        json.dumps(to_json(jaxrl_dist.preset(kind, env, parts=4), find(env).spec))
+    )
     parsed = request.parse([str(file), "--config", str(tmp_path / "config.json")])
     assert name_of(parsed.algorithm) == "Mine" and parsed.resolved()[0].algorithm.parts == 4
     varied = jaxrl_dist.preset(kind, env, vary={"scale": "1,2"})
@@ -202,13 +229,19 @@ def test_a_field_called_parts_does_not_make_several_policies(tmp_path: Path) -> 
 
 
 def test_rewards_are_not_scaled_without_a_discount() -> None:
-    with pytest.raises(ConfigError, match="scale_rewards needs a field 'discount', which Own does not have: remove it"):
+    with pytest.raises(
+        ConfigError,
+        match="scale_rewards needs a field 'discount', which Own does not have: remove it",
+    ):
         prepared({"scale_rewards": True})
 
 
 @pytest.mark.parametrize("plan", ["on_device", "gradients"])
 def test_replay_needs_a_window(plan: str) -> None:
-    with pytest.raises(ConfigError, match="replay needs windows of a fixed length, such as window=1 for transitions"):
+    with pytest.raises(
+        ConfigError,
+        match="replay needs windows of a fixed length, such as window=1 for transitions",
+    ):
         prepared({"plan": plan}, replay=Replay(64, 8, 1.0, 0), window=None)
 
 
@@ -227,7 +260,9 @@ def test_policy_that_needs_keys_is_refused_before_training() -> None:
     assert "\n" not in str(caught.value)
     for fields in ({"evaluation_policy": "sampled"}, {"evaluation_episodes": 0}):
         prepared(fields, policy=policy)
-    with pytest.raises(ConfigError, match=r"^Own: the policy raises ZeroDivisionError: division by zero \(test_own"):
+    with pytest.raises(
+        ConfigError, match=r"^Own: the policy raises ZeroDivisionError: division by zero \(test_own"
+    ):
         prepared({}, policy=lambda *args: 1 / 0)
 
 
@@ -248,17 +283,24 @@ class Mine({base}, torso=torso, core=core):
 
 @pytest.mark.parametrize("base", ["PPO", "DQN"])
 def test_one_of_ours_with_a_network_of_ones_own(base: str, tmp_path: Path) -> None:
-    """Its settings are those of a run that is given the network, and its file is all that its runs need."""
+    """Its settings are those of a run that is given the network,
+    and its file is all that its runs need.
+    """
     (tmp_path / "mine.py").write_text(MINE.format(module=base.lower(), base=base))
     kind = from_file(str(tmp_path / "mine.py"))
     config, given = (
         jaxrl_dist.preset(algorithm, "CartPole-v1", **network)
-        for algorithm, network in ((kind, {}), (base.lower(), {"torso": kind.torso, "core": kind.core}))
+        for algorithm, network in (
+            (kind, {}),
+            (base.lower(), {"torso": kind.torso, "core": kind.core}),
+        )
     )
     assert vars(config.algorithm) == vars(given.algorithm) and config.num_envs == given.num_envs
     assert config.scale_rewards == given.scale_rewards == (base == "PPO")
     params = config.algorithm.make(find("CartPole-v1").spec).init(jax.random.key(0)).params
-    assert [x.shape for path, x in jax.tree.leaves_with_path(params) if "mine" in str(path)] == [(4, 2)]
+    assert [x.shape for path, x in jax.tree.leaves_with_path(params) if "mine" in str(path)] == [
+        (4, 2)
+    ]
     (tmp_path / "config.json").write_text(json.dumps(to_json(config)))
     assert stored_config(tmp_path, kind) == config
 
@@ -266,7 +308,10 @@ def test_one_of_ours_with_a_network_of_ones_own(base: str, tmp_path: Path) -> No
 def test_a_file_called_as_one_of_ours_is_not_ours(tmp_path: Path) -> None:
     (tmp_path / "ppo.py").write_text(CONFIG_CLASS.replace("Mine", "PPO"))
     kind = from_file(str(tmp_path / "ppo.py"))
-    assert name_of(kind()) == "PPO" and name_of(jaxrl_dist.preset("ppo", "CartPole-v1").algorithm) == "ppo"
+    assert (
+        name_of(kind()) == "PPO"
+        and name_of(jaxrl_dist.preset("ppo", "CartPole-v1").algorithm) == "ppo"
+    )
 
 
 BAD = {
@@ -280,19 +325,32 @@ BAD = {
     CONFIG_CLASS.replace("@dataclasses.dataclass(frozen=True)\n", ""): "Mine must be a dataclass",
     CONFIG_CLASS.replace("Mine", "ppo"): "ppo is the name of one of ours; call the class otherwise",
     CONFIG_CLASS.replace("x: int = 3", "x: int"): "Mine.x needs a default",
-    CONFIG_CLASS.replace("x: int", "EPS = 1e-8; beta = 1.0; x: int"): "Mine.beta needs an annotation to be a hyper",
-    CONFIG_CLASS + "class Yours(Mine):\n    x = 4\nMine = 1": "Yours.x needs an annotation to be a hyperp",
+    CONFIG_CLASS.replace(
+        "x: int", "EPS = 1e-8; beta = 1.0; x: int"
+    ): "Mine.beta needs an annotation to be a hyper",
+    CONFIG_CLASS
+    + "class Yours(Mine):\n    x = 4\nMine = 1": "Yours.x needs an annotation to be a hyperp",
     "from jaxrl_dist.algorithms.ppo import PPO": "but there is none",
 }
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_a_file_without_an_algorithm_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_without_an_algorithm_is_refused(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "mine.py").write_text(text)
-    for command in (["train", str(tmp_path / "mine.py")], ["evaluate", "x", "--algorithm", str(tmp_path / "mine.py")]):
+    for command in (
+        ["train", str(tmp_path / "mine.py")],
+        ["evaluate", "x", "--algorithm", str(tmp_path / "mine.py")],
+    ):
         assert cli.main(command) == 2
         out, err = capsys.readouterr()
-        assert BAD[text] in err and str(tmp_path / "mine.py") in err and err.count("\n") == 1 and not out
+        assert (
+            BAD[text] in err
+            and str(tmp_path / "mine.py") in err
+            and err.count("\n") == 1
+            and not out
+        )
 
 
 def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
@@ -305,6 +363,7 @@ def test_fields_of_examples_that_lack_an_axis_are_named() -> None:
     net = actor_critic(PG(hidden_sizes=(4,)), env)
     rollout = random_rollout(PG(hidden_sizes=(4,)).make(env), env, 3, 2)
     with pytest.raises(
-        ValueError, match=r"the field 'weight' of examples has shape \[\]; it needs \[T, B, ...\], here \[3, 2"
+        ValueError,
+        match=r"the field 'weight' of examples has shape \[\]; it needs \[T, B, ...\], here \[3, 2",
     ):
         net.examples(rollout, weight=jnp.ones(()))

@@ -22,14 +22,20 @@ CONFIG = PQN(hidden_sizes=(8,), discount=0.9, q_lambda=0.7)
 
 @functools.cache
 def problem() -> tuple[Any, Variables, Rollout, dict[str, np.ndarray], np.ndarray]:
-    """What PQN makes of a rollout in which it acted, and the values ``[T + 1, B, A]`` of all actions."""
+    """What PQN makes of a rollout in which it acted,
+    and the values ``[T + 1, B, A]`` of all actions.
+    """
     algorithm = CONFIG.make(SPEC)
     variables = Variables(perturbed(algorithm.init(jax.random.key(0)).params), ())
     rollout = acted(algorithm, variables, random_rollout(algorithm, SPEC, T, B))
     assert rollout.terminated.any() and rollout.truncated.any() and not rollout.valid.all()
     batch = jax.jit(algorithm.postprocess)(variables, rollout, Context())
-    network = networks.q_network(CONFIG, SPEC.observation, 3, num_atoms=1, dueling=False, noisy=False)
-    q = np.stack([np.asarray(network.apply(variables.params, obs, None))[..., 0] for obs in rollout.obs])
+    network = networks.q_network(
+        CONFIG, SPEC.observation, 3, num_atoms=1, dueling=False, noisy=False
+    )
+    q = np.stack(
+        [np.asarray(network.apply(variables.params, obs, None))[..., 0] for obs in rollout.obs]
+    )
     return algorithm, variables, rollout, jax.device_get(batch), q
 
 
@@ -56,24 +62,33 @@ def test_targets_are_lambda_returns_of_the_best_values() -> None:
 
 
 def test_errors_are_those_of_rlax() -> None:
-    """Of one long sequence, whose trace is cut by a discount or a lambda of 0 where an episode ends."""
+    """Of one long sequence, whose trace is cut by a
+    discount or a lambda of 0 where an episode ends.
+    """
     algorithm, variables, w, batch, q = problem()
     discount = CONFIG.discount * (1 - w.terminated.astype(np.float32))
     trace = CONFIG.q_lambda * (1 - w.truncated.astype(np.float32))
-    error = jax.vmap(rlax.q_lambda, in_axes=1, out_axes=1)(q[:-1], w.action, w.reward, discount, q[1:], trace)
+    error = jax.vmap(rlax.q_lambda, in_axes=1, out_axes=1)(
+        q[:-1], w.action, w.reward, discount, q[1:], trace
+    )
     losses, mask, aux = algorithm.loss(variables, batch, Context())
     np.testing.assert_array_equal(by_time(mask), w.valid)
-    np.testing.assert_allclose(by_time(losses)[w.valid], 0.5 * np.square(error)[w.valid], rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(
+        by_time(losses)[w.valid], 0.5 * np.square(error)[w.valid], rtol=1e-3, atol=1e-5
+    )
     taken = np.take_along_axis(q[:-1], w.action[..., None], axis=-1)[..., 0]
     np.testing.assert_allclose(by_time(aux.metrics["q/mean"]), taken, rtol=1e-5, atol=1e-5)
 
 
 def test_epsilon_falls_linearly() -> None:
-    algorithm = PQN(hidden_sizes=(8,), epsilon_start=0.9, epsilon_end=0.3, epsilon_steps=1000).make(SPEC)
+    algorithm = PQN(hidden_sizes=(8,), epsilon_start=0.9, epsilon_end=0.3, epsilon_steps=1000).make(
+        SPEC
+    )
     variables, obs = algorithm.init(jax.random.key(0)), jnp.ones((20_000, 3))
     act, keys = jax.jit(algorithm.policy), jax.random.split(jax.random.key(1), 20_000)
     greedy, _, extras = algorithm.policy(variables, obs[:1], (), Context())
     for env_step, epsilon in ((0.0, 0.9), (500.0, 0.6), (1e6, 0.3)):
         action, _, sampled = act(variables, obs, (), Context(keys, jnp.float32(env_step)))
         assert abs(float((action != greedy[0]).mean()) - epsilon * 2 / 3) < 0.015
-        np.testing.assert_allclose(sampled["value"], extras["value"][0], rtol=1e-5)  # of the best action all the same
+        # of the best action all the same
+        np.testing.assert_allclose(sampled["value"], extras["value"][0], rtol=1e-5)

@@ -1,4 +1,6 @@
-"""The table of presets: rows name flags that exist, and every kind of task gets sizes that fit eight devices."""
+"""The table of presets: rows name flags that exist,
+and every kind of task gets sizes that fit eight devices.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,18 @@ from jaxrl_dist.training.learner import check_sizes
 from jaxrl_dist.training.setup import make_algorithm
 from jaxrl_dist.types import EnvSpec
 
-FRAMES = Box((4, 84, 84), np.dtype(np.uint8), np.zeros((4, 84, 84), np.uint8), np.full((4, 84, 84), 255, np.uint8))
-OBSERVATIONS = {"table": Discrete(16), "image": FRAMES, "atari": FRAMES, "minatar": box(10, 10, 4, bound=1)}
+FRAMES = Box(
+    (4, 84, 84),
+    np.dtype(np.uint8),
+    np.zeros((4, 84, 84), np.uint8),
+    np.full((4, 84, 84), 255, np.uint8),
+)
+OBSERVATIONS = {
+    "table": Discrete(16),
+    "image": FRAMES,
+    "atari": FRAMES,
+    "minatar": box(10, 10, 4, bound=1),
+}
 FAMILIES = {"table": "toy_text", "image": "procgen", "unknown": "other"}
 
 
@@ -37,7 +49,14 @@ def task(kind: str) -> EnvSpec:
     family, *continuous = kind.split("/")
     action: Any = box(2, bound=1) if continuous else Discrete(3)
     backend = "envpool" if kind == "atari" else "gymnax"
-    return EnvSpec("Test-v0", backend, FAMILIES.get(family, family), OBSERVATIONS.get(kind, box(3)), action, None)
+    return EnvSpec(
+        "Test-v0",
+        backend,
+        FAMILIES.get(family, family),
+        OBSERVATIONS.get(kind, box(3)),
+        action,
+        None,
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -59,7 +78,9 @@ def test_atari_without_envpools_wrappers_is_no_atari() -> None:
 
 @pytest.mark.parametrize("name", TABLE)
 def test_rows_are_of_kinds_and_hold_flags(name: str) -> None:
-    flags = {field.name for kind in (Train, config_class(name)) for field in dataclasses.fields(kind)}
+    flags = {
+        field.name for kind in (Train, config_class(name)) for field in dataclasses.fields(kind)
+    }
     assert config_class(name).presets == name
     assert TABLE[name].keys() <= {*KINDS, "any", "continuous", "discrete"}
     assert not {flag for values in TABLE[name].values() for flag in values} - flags
@@ -69,7 +90,10 @@ def test_later_rows_override_earlier_ones() -> None:
     mujoco, atari = TABLE["ppo"]["continuous"] | TABLE["ppo"]["mujoco/continuous"], TABLE["impala"]
     assert row("ppo", task("mujoco/continuous")) == mujoco and mujoco["learning_rate"] == 3e-4
     assert row("impala", task("atari")) == atari["any"] | atari["atari"]
-    assert row("impala", task("atari"))["num_envs"] == 32 and row("impala", task("bsuite"))["num_envs"] == 16
+    assert (
+        row("impala", task("atari"))["num_envs"] == 32
+        and row("impala", task("bsuite"))["num_envs"] == 16
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,12 +108,16 @@ def test_later_rows_override_earlier_ones() -> None:
         ("r2d2", "CartPole-v1", {}, False),  # no policy shares its core
     ],
 )
-def test_shared_core_reads_scaled_rewards(algorithm: Any, env: str, fields: dict[str, Any], scaled: bool) -> None:
+def test_shared_core_reads_scaled_rewards(
+    algorithm: Any, env: str, fields: dict[str, Any], scaled: bool
+) -> None:
     config, _ = resolve.resolved(Train(algorithm, env=env), fields)
     assert config.scale_rewards is scaled
 
 
-@pytest.mark.parametrize("algorithm, env", [("td3", "Pendulum-v1"), ("sac", "Pendulum-v1"), ("dqn", "CartPole-v1")])
+@pytest.mark.parametrize(
+    "algorithm, env", [("td3", "Pendulum-v1"), ("sac", "Pendulum-v1"), ("dqn", "CartPole-v1")]
+)
 def test_env_steps_are_used_as_often_with_a_core(algorithm: str, env: str) -> None:
     def sizes(**fields: Any) -> tuple[int, float]:
         hyperparameters = resolve.resolved(Train(algorithm, env=env), fields)[0].algorithm
@@ -102,9 +130,13 @@ def test_env_steps_are_used_as_often_with_a_core(algorithm: str, env: str) -> No
 
 def test_an_algorithm_with_a_core_keeps_its_sizes_with_another() -> None:
     own, other = (
-        resolve.resolved(Train("r2d2", env="CartPole-v1"), fields)[0].algorithm for fields in ({}, {"core": "lstm"})
+        resolve.resolved(Train("r2d2", env="CartPole-v1"), fields)[0].algorithm
+        for fields in ({}, {"core": "lstm"})
     )
-    assert (own.batch_size, own.replay_ratio) == (other.batch_size, other.replay_ratio) and other.core == "lstm"
+    assert (own.batch_size, own.replay_ratio) == (
+        other.batch_size,
+        other.replay_ratio,
+    ) and other.core == "lstm"
 
 
 @pytest.mark.parametrize("cores", ["gru,lstm", "none,gru"])
@@ -112,7 +144,9 @@ def test_members_with_cores_have_the_sizes_of_a_run_with_one(cores: str) -> None
     alone = jaxrl_dist.preset("ppo", "CartPole-v1", core="gru")
     population = members(jaxrl_dist.preset("ppo", "CartPole-v1", vary={"core": cores}))
     for core, member in zip(cores.split(","), population, strict=True):
-        config = dataclasses.replace(member.config, algorithm=dataclasses.replace(member.config.algorithm, core="gru"))
+        config = dataclasses.replace(
+            member.config, algorithm=dataclasses.replace(member.config.algorithm, core="gru")
+        )
         assert member.config.algorithm.core == core
         assert config.algorithm == alone.algorithm
         assert (config.num_envs, config.rollout_length) == (alone.num_envs, alone.rollout_length)
@@ -124,9 +158,14 @@ def test_preset_values_without_effect_are_dropped() -> None:
     assert config.algorithm.epsilon_ladder and config.algorithm.epsilon_end == DQN().epsilon_end
     assert row("dqn", task("classic_control"))["epsilon_end"] != DQN().epsilon_end
     config, _ = resolve.resolved(Train("rainbow", env="CartPole-v1"), {"num_atoms": 1})
-    assert (config.algorithm.value_min, config.algorithm.value_max) == (DQN().value_min, DQN().value_max)
+    assert (config.algorithm.value_min, config.algorithm.value_max) == (
+        DQN().value_min,
+        DQN().value_max,
+    )
     with pytest.raises(ConfigError, match=r"epsilon_end does nothing without"):
-        resolve.resolved(Train("dqn", env="CartPole-v1"), {"epsilon_ladder": True, "epsilon_end": 0.1})
+        resolve.resolved(
+            Train("dqn", env="CartPole-v1"), {"epsilon_ladder": True, "epsilon_end": 0.1}
+        )
 
 
 def test_user_value_without_effect_is_refused() -> None:
@@ -158,14 +197,23 @@ def test_values_are_checked_with_and_without_environment(monkeypatch: pytest.Mon
     checked = list[float]()
     monkeypatch.setattr(PPO, "validate", lambda self: checked.append(self.learning_rate))
     config, _ = resolve.resolved(Train("ppo", env="Pendulum-v1"), {"seed": 3})
-    assert checked == [PPO().learning_rate, config.algorithm.learning_rate] and checked[0] != checked[1]
+    assert (
+        checked == [PPO().learning_rate, config.algorithm.learning_rate]
+        and checked[0] != checked[1]
+    )
 
 
 def test_each_value_has_a_source() -> None:
     changes = {"discount": 0.9, "epsilon_end": 0.2, "num_envs": 16, "seed": 0}
-    *_, sources = resolve.settled(Train("dqn", env="CartPole-v1"), changes, ["num_envs", "discount"])
+    *_, sources = resolve.settled(
+        Train("dqn", env="CartPole-v1"), changes, ["num_envs", "discount"]
+    )
     assert [sources[name] for name in changes] == ["stored", "yours", "stored", "yours"]
-    assert (sources["replay_capacity"], sources["rollout_length"], sources.get("gather")) == ("preset", "preset", None)
+    assert (sources["replay_capacity"], sources["rollout_length"], sources.get("gather")) == (
+        "preset",
+        "preset",
+        None,
+    )
 
 
 def test_config_values_without_effect_are_dropped() -> None:
@@ -180,7 +228,10 @@ def test_config_values_without_effect_are_dropped() -> None:
     with pytest.raises(ConfigError, match=r"discount must be a number, not 'x'"):
         resolve.resolved(kept, {"discount": "x"})
     varied = Train("dqn", env="CartPole-v1", vary={"learning_rate_schedule": "constant,linear"})
-    with pytest.raises(ConfigError, match=r"or cosine; for some of the members, it goes into vary, as learning-rate-s"):
+    with pytest.raises(
+        ConfigError,
+        match=r"or cosine; for some of the members, it goes into vary, as learning-rate-s",
+    ):
         resolve.resolved(varied, {"learning_rate_steps": 9})
 
 
@@ -214,9 +265,13 @@ def test_every_kind_of_task_fits_eight_devices(name: str) -> None:
 
 
 @pytest.mark.parametrize("agents", [1, 2, 3, 5])
-@pytest.mark.parametrize("name", [*ALGORITHMS, *(name for name in PRESETS if data_of(name) is None)])
+@pytest.mark.parametrize(
+    "name", [*ALGORITHMS, *(name for name in PRESETS if data_of(name) is None)]
+)
 def test_defaults_divide_over_devices_and_the_rows_of_a_game(name: str, agents: int) -> None:
-    """Also where the user's numbers, of environments and of steps of a rollout, do not suit those of the presets."""
+    """Also where the user's numbers, of environments and of steps of a rollout,
+    do not suit those of the presets.
+    """
     kind = "unknown/continuous" if name in CONTINUOUS else "unknown"
     spec = dataclasses.replace(task(kind), num_agents=agents)
     for sizes in ({}, {"num_envs": 24, "rollout_length": 5}, {"num_envs": 6, "rollout_length": 5}):
@@ -230,7 +285,8 @@ def test_defaults_divide_over_devices_and_the_rows_of_a_game(name: str, agents: 
 def test_defaults_are_rounded_down_and_given_values_stay() -> None:
     spec = dataclasses.replace(task("unknown"), num_agents=3)
     dqn = filled_in(spec, Train("dqn", env="Test-v0", num_envs=6, rollout_length=5)).algorithm
-    assert (dqn.replay_capacity, dqn.replay_ratio) == (100_000 // 18 * 18, 0.5)  # 45 updates are whole
+    # 45 updates are whole
+    assert (dqn.replay_capacity, dqn.replay_ratio) == (100_000 // 18 * 18, 0.5)
     sac = filled_in(spec, Train("sac", env="Test-v0", num_envs=6, rollout_length=5)).algorithm
     assert sac.replay_ratio == 22 / 90  # 0.25 makes 22.5
     ppo = filled_in(spec, Train("ppo", env="Test-v0", num_envs=24, rollout_length=5)).algorithm
@@ -240,13 +296,19 @@ def test_defaults_are_rounded_down_and_given_values_stay() -> None:
         with pytest.raises(ConfigError, match="nearest that work"):
             check_sizes(config := filled_in(spec, config), make_algorithm(config, spec), spec, 1)
     config = filled_in(task("atari"), Train("dqn", env="Test-v0", num_envs=7, published=True))
-    with pytest.raises(ConfigError, match="replay_capacity 1000000 does not divide over 7 environments; nearest that"):
+    with pytest.raises(
+        ConfigError,
+        match="replay_capacity 1000000 does not divide over 7 environments; nearest that",
+    ):
         check_sizes(config, make_algorithm(config, task("atari")), task("atari"), 1)
 
 
 def test_ppo_with_a_core_has_environments_for_its_minibatches() -> None:
     """They hold whole rollouts."""
-    sizes = {core: jaxrl_dist.preset("ppo", "CartPole-v1", core=core).num_envs for core in ("none", "gru", "attention")}
+    sizes = {
+        core: jaxrl_dist.preset("ppo", "CartPole-v1", core=core).num_envs
+        for core in ("none", "gru", "attention")
+    }
     assert sizes == {"none": 8, "gru": 32, "attention": 32}
     pendulum = jaxrl_dist.preset("ppo", "Pendulum-v1", core="gru")
     assert (pendulum.num_envs, pendulum.algorithm.num_minibatches) == (32, 8)
@@ -272,7 +334,9 @@ def test_a_usual_run_has_some_fifty_reports(name: str, kind: str, total: int) ->
     config = filled_in(task(kind), Train(name, env="Test-v0", total_env_steps=total))
     steps = config.num_envs * config.rollout_length
     assert 40 <= total / (max(1, config.report_interval // steps) * steps) <= 102
-    assert config.report_interval == filled_in(task(kind), Train(name, env="Test-v0")).report_interval
+    assert (
+        config.report_interval == filled_in(task(kind), Train(name, env="Test-v0")).report_interval
+    )
     assert filled_in(task(kind), Train(name, env="Test-v0", report_interval=7)).report_interval == 7
 
 
@@ -288,7 +352,9 @@ class OnPolicy:
     """One that keeps nothing."""
 
 
-@pytest.mark.parametrize("kind", ["classic_control/continuous", "mujoco/continuous", "unknown/continuous"])
+@pytest.mark.parametrize(
+    "kind", ["classic_control/continuous", "mujoco/continuous", "unknown/continuous"]
+)
 def test_an_algorithm_of_the_users_that_replays_reports_as_ours_do(kind: str) -> None:
     def reports(algorithm: Any) -> tuple[int, int]:
         config = filled_in(task(kind), Train(algorithm, env="Test-v0"))
@@ -303,5 +369,9 @@ def test_by_default_no_interval_of_the_users_waits_for_a_report() -> None:
         return filled_in(task("atari"), Train("ppo", env="Test-v0", **intervals)).report_interval
 
     assert every() == every(evaluation_interval=10**6) == every(checkpoint_interval=0) == 100_000
-    assert every(evaluation_interval=20_000) == every(checkpoint_interval=20_000, video_interval=30_000) == 20_000
+    assert (
+        every(evaluation_interval=20_000)
+        == every(checkpoint_interval=20_000, video_interval=30_000)
+        == 20_000
+    )
     assert every(evaluation_interval=20_000, report_interval=50_000) == 50_000

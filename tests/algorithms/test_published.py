@@ -1,4 +1,6 @@
-"""``--published`` against copies of the papers' tables, value by value, and of the authors' code."""
+"""``--published`` against copies of the papers' tables, value by value, and of the authors'
+code.
+"""
 
 from __future__ import annotations
 
@@ -49,14 +51,16 @@ DQN: list[Entry] = [  # Mnih et al. (2015), extended data table 1
     ("final exploration frame", 1_000_000, "epsilon_steps", same),
     ("replay start size", 50_000, "learning_starts", same),
     ("no-op max", 30, "atari_preset", lambda _: "baselines"),
-    ("error term of an update, clipped to", 1, "td_loss", lambda _: "huber"),  # under Methods, Training algorithm
+    # under Methods, Training algorithm
+    ("error term of an update, clipped to", 1, "td_loss", lambda _: "huber"),
     ("limit of the gradient norm", None, "max_gradient_norm", lambda _: 1e9),
 ]
 RAINBOW: list[Entry] = [  # Hessel et al. (2018), table 1, then the tables of the appendix
     ("min history to start learning", 80_000, "learning_starts", frames),
     ("Adam learning rate", 0.0000625, "learning_rate", same),
     ("exploration epsilon", 0.0, "epsilon_end", same),
-    ("target network period", 32_000, "target_period", lambda x: frames(x) / 4),  # an update each fourth step
+    # an update each fourth step
+    ("target network period", 32_000, "target_period", lambda x: frames(x) / 4),
     ("prioritization exponent", 0.5, "priority_exponent", same),
     ("prioritization importance sampling, first", 0.4, "importance_exponent", same),
     ("limit of the gradient norm", None, "max_gradient_norm", lambda _: 1e9),
@@ -115,8 +119,12 @@ CRAFTAX: list[Entry] = [  # the arguments of Craftax_Baselines/ppo.py
 ]
 
 
-def brax_ppo(batch_size: int, unroll: int, num_envs: int, epochs: int, discount: float, entropy: float) -> list[Entry]:
-    """The arguments of ppo.train in Brax's notebook; all have 32 minibatches and a learning rate of 3e-4."""
+def brax_ppo(
+    batch_size: int, unroll: int, num_envs: int, epochs: int, discount: float, entropy: float
+) -> list[Entry]:
+    """The arguments of ppo.train in Brax's notebook;
+    all have 32 minibatches and a learning rate of 3e-4.
+    """
     return [
         ("batch_size", batch_size, "rollout_length", lambda x: x * 32 * unroll / num_envs),
         ("num_envs", num_envs, "num_envs", same),
@@ -130,9 +138,16 @@ def brax_ppo(batch_size: int, unroll: int, num_envs: int, epochs: int, discount:
 
 
 def brax_sac(batch_size: int, updates: int, action_size: int) -> list[Entry]:
-    """The arguments of sac.train in Brax's notebook: ``updates`` follow a step of all 128 environments."""
+    """The arguments of sac.train in Brax's notebook:
+    ``updates`` follow a step of all 128 environments.
+    """
     return [
-        ("target_entropy, as a multiple of action_size", -0.5, "target_entropy", lambda x: x * action_size),
+        (
+            "target_entropy, as a multiple of action_size",
+            -0.5,
+            "target_entropy",
+            lambda x: x * action_size,
+        ),
         ("num_envs", 128, "num_envs", same),
         ("batch_size", batch_size, "batch_size", same),
         ("grad_updates_per_step", updates, "replay_ratio", lambda x: x / 128),
@@ -158,11 +173,27 @@ SOURCES: dict[tuple[str, str], list[Entry]] = {
     ("sac", "brax:walker2d"): brax_sac(128, 32, 6),
 }
 FURTHER = {
-    *("double", "epsilon_start", "torso", "scale_rewards", "learning_rate_schedule", "value_clip_epsilon"),
-    *("max_gradient_norm", "activation", "hidden_sizes", "initial_std", "clip_epsilon", "gae_lambda", "target_rate"),
+    *(
+        "double",
+        "epsilon_start",
+        "torso",
+        "scale_rewards",
+        "learning_rate_schedule",
+        "value_clip_epsilon",
+    ),
+    *(
+        "max_gradient_norm",
+        "activation",
+        "hidden_sizes",
+        "initial_std",
+        "clip_epsilon",
+        "gae_lambda",
+        "target_rate",
+    ),
     *("value_coefficient", "rollout_length", "n_step", "atari_preset", "learning_rate"),
 }
-"""Flags that a row may have beside the table's: what the text of the paper says, or defaults of the authors' code."""
+"""Flags that a row may have beside the table's: what the text of the paper says,
+or defaults of the authors' code."""
 
 
 def spec_of(where: str) -> EnvSpec:
@@ -196,8 +227,9 @@ def test_every_value_is_that_of_the_source(name: str, where: str) -> None:
 
 def test_what_nobody_has_published_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["presets", "sac", "--env", "CartPole-v1", "--published"]) == 2
-    assert "--published: the table has no row of sac on gymnax:CartPole-v1; it has: dqn on atari" in (
-        capsys.readouterr().err
+    assert (
+        "--published: the table has no row of sac on gymnax:CartPole-v1; it has: dqn on atari"
+        in (capsys.readouterr().err)
     )
     with pytest.raises(ConfigError, match="published: the table has no row of a2c"):
         given.filled(
@@ -209,6 +241,13 @@ def test_what_nobody_has_published_is_refused(capsys: pytest.CaptureFixture[str]
 def test_presets_print_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["presets", "rainbow", "--env", "envpool:Pong-v5", "--published"]) == 0
     line = capsys.readouterr().out.splitlines()[1]
-    assert "--published" in line and "--replay-capacity 1000000" in line and "--target-period 2000" in line
+    assert (
+        "--published" in line
+        and "--replay-capacity 1000000" in line
+        and "--target-period 2000" in line
+    )
     assert cli.main(["presets"]) == 0
-    assert "with --published, from papers and the environments' authors: dqn on atari" in capsys.readouterr().out
+    assert (
+        "with --published, from papers and the environments' authors: dqn on atari"
+        in capsys.readouterr().out
+    )

@@ -35,7 +35,8 @@ def test_the_mixer_never_falls_where_an_agent_s_value_rises() -> None:
     mixing = mixing_network(5, 3, 2)
     keys = jax.random.split(jax.random.key(0), 4)
     params = mixing.init(keys[0])
-    params = jax.tree.map(lambda x: x + jax.random.normal(keys[1], x.shape), params)  # biases too, and both signs
+    # biases too, and both signs
+    params = jax.tree.map(lambda x: x + jax.random.normal(keys[1], x.shape), params)
     state, values = jax.random.normal(keys[2], (200, 2)), 3 * jax.random.normal(keys[3], (200, 3))
     total = mixing.apply(params, state, values)
     assert total.shape == (200,) and float(total.std()) > 0.1
@@ -55,10 +56,14 @@ def test_mixer_slopes_start_small_and_are_bounded() -> None:
 
     assert slopes(0.0, params, state).max() < 0.01
     params = jax.tree.map(lambda x: x + jax.random.normal(keys[2], x.shape), params)
-    layers = [jax.tree.map(np.asarray, params[name]["params"]) for name in ("weights", "last_weights")]
+    layers = [
+        jax.tree.map(np.asarray, params[name]["params"]) for name in ("weights", "last_weights")
+    ]
     first, last = (np.abs(layer["kernel"]).sum(axis=0) + np.abs(layer["bias"]) for layer in layers)
     assert (slopes(0.0, params, 1e3 * state) <= first.reshape(3, 32) @ last).all()
-    np.testing.assert_allclose(slopes(-1e3, params, state), 0.5 * slopes(1e3, params, state), rtol=1e-4)
+    np.testing.assert_allclose(
+        slopes(-1e3, params, state), 0.5 * slopes(1e3, params, state), rtol=1e-4
+    )
 
 
 def batch_of(spec: Any, size: int) -> dict[str, Any]:
@@ -68,7 +73,11 @@ def batch_of(spec: Any, size: int) -> dict[str, Any]:
         who = np.tile(np.eye(2, dtype=np.float32), (size, 1, 1))
         seen = {"observation": rng.normal(size=(size, 2, 1)).astype(np.float32), "agent": who}
         legal = rng.random((size, 6)) < 0.6
-        return {"agents": seen, "state": rng.normal(size=(size, 3)).astype(np.float32), "mask": legal}
+        return {
+            "agents": seen,
+            "state": rng.normal(size=(size, 3)).astype(np.float32),
+            "mask": legal,
+        }
 
     return {
         "obs": obs(), "next_obs": obs(), "action": rng.integers(0, 3, (size, 2)), "valid": np.ones(size, bool),
@@ -77,12 +86,16 @@ def batch_of(spec: Any, size: int) -> dict[str, Any]:
 
 
 def dense(params: Any, x: np.ndarray) -> np.ndarray:
-    return x @ np.asarray(params["params"]["kernel"], np.float64) + np.asarray(params["params"]["bias"], np.float64)
+    return x @ np.asarray(params["params"]["kernel"], np.float64) + np.asarray(
+        params["params"]["bias"], np.float64
+    )
 
 
 def naive_values(params: Any, obs: Any, row: int, agent: int) -> np.ndarray:
     own = obs["agents"]
-    read = np.concatenate([own["agent"][row, agent], own["observation"][row, agent]]).astype(np.float64)
+    read = np.concatenate([own["agent"][row, agent], own["observation"][row, agent]]).astype(
+        np.float64
+    )
     layer = {"params": params["q"]["torso"]["mlp"]["params"]["Dense_0"]}
     return dense(params["q"]["heads"][0], np.maximum(dense(layer, read), 0))
 
@@ -97,11 +110,14 @@ def naive_total(params: Any, obs: Any, row: int, chosen: list[float], mixer: str
     for agent, value in enumerate(chosen):
         hidden = hidden + value * weights[agent]
     hidden = np.where(hidden > 0, hidden, 0.5 * hidden)
-    return float(hidden @ np.abs(dense(made["last_weights"], state)) + dense(made["last_bias"], state)[0])
+    return float(
+        hidden @ np.abs(dense(made["last_weights"], state)) + dense(made["last_bias"], state)[0]
+    )
 
 
 @pytest.mark.parametrize(
-    "mixer, double, rescale", [("qmix", True, False), ("vdn", True, True), ("vdn", True, False), ("qmix", False, False)]
+    "mixer, double, rescale",
+    [("qmix", True, False), ("vdn", True, True), ("vdn", True, False), ("qmix", False, False)],
 )
 def test_the_loss_is_that_of_a_naive_loop(mixer: Any, double: bool, rescale: bool) -> None:
     spec, size = find(team.Meeting(), wrappers=JOINT).spec, 20
@@ -116,10 +132,16 @@ def test_the_loss_is_that_of_a_naive_loop(mixer: Any, double: bool, rescale: boo
         for agent in range(2):
             legal = batch["next_obs"]["mask"][row, 3 * agent : 3 * agent + 3]
             legal = legal | ~legal.any()
-            choosing = naive_values(variables.params if double else other.params, batch["next_obs"], row, agent)
+            choosing = naive_values(
+                variables.params if double else other.params, batch["next_obs"], row, agent
+            )
             best = max(range(3), key=lambda a, v=choosing, ok=legal: v[a] if ok[a] else -np.inf)
             target.append(naive_values(other.params, batch["next_obs"], row, agent)[best])
-            online.append(naive_values(variables.params, batch["obs"], row, agent)[batch["action"][row, agent]])
+            online.append(
+                naive_values(variables.params, batch["obs"], row, agent)[
+                    batch["action"][row, agent]
+                ]
+            )
         q = naive_total(variables.params, batch["obs"], row, online, mixer)
         bootstrap = naive_total(other.params, batch["next_obs"], row, target, mixer)
         error = h(batch["reward"][row] + 0.9 * h_inverse(bootstrap)) - q
@@ -129,7 +151,9 @@ def test_the_loss_is_that_of_a_naive_loop(mixer: Any, double: bool, rescale: boo
 
 
 def naive_sequence(params: Any, w: Any, row: int, agent: int) -> np.ndarray:
-    """An agent's values ``[W, A]`` in one window; its core reads its own last action and the team's reward, too."""
+    """An agent's values ``[W, A]`` in one window;
+    its core reads its own last action and the team's reward, too.
+    """
     params = jax.tree.map(lambda x: np.asarray(x, np.float64), params["q"])
     torso, own, values = params["torso"]["mlp"]["params"]["Dense_0"], w.obs["agents"], []
     core = w.extras["core"]["q"][0, row, agent].astype(np.float64)
@@ -147,27 +171,45 @@ def naive_sequence(params: Any, w: Any, row: int, agent: int) -> np.ndarray:
 def test_a_recurrent_team_acts_in_any_number_of_environments(core_inputs: str) -> None:
     """As an exported policy does, whose number of rows is a symbol."""
     spec = find(team.Meeting(), wrappers=JOINT).spec
-    algorithm = dataclasses.replace(SMALL, core="gru", core_size=3, core_inputs=core_inputs).make(spec)
+    algorithm = dataclasses.replace(SMALL, core="gru", core_size=3, core_inputs=core_inputs).make(
+        spec
+    )
     (count,) = jax_export.symbolic_shape("b")
     obs, core = random_rollout(algorithm, spec, 1, 2).last_obs, algorithm.initial_core(2)
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), (obs, core))
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), (obs, core)
+    )
     variables = algorithm.init(jax.random.key(0))
-    exported = jax_export.export(jax.jit(lambda *x: algorithm.policy(variables, *x, Context())[:2]))(*shapes)
-    for found, wanted in zip(exported.call(obs, core), algorithm.policy(variables, obs, core, Context()), strict=False):
+    exported = jax_export.export(
+        jax.jit(lambda *x: algorithm.policy(variables, *x, Context())[:2])
+    )(*shapes)
+    for found, wanted in zip(
+        exported.call(obs, core), algorithm.policy(variables, obs, core, Context()), strict=False
+    ):
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, wanted)
 
 
-@pytest.mark.parametrize("mixer", [pytest.param("qmix"), pytest.param("vdn", marks=pytest.mark.case)])
+@pytest.mark.parametrize(
+    "mixer", [pytest.param("qmix"), pytest.param("vdn", marks=pytest.mark.case)]
+)
 def test_the_loss_of_a_recurrent_team_is_that_of_a_naive_loop(mixer: Any) -> None:
     spec, size = find(team.Meeting(), wrappers=JOINT).spec, 8
-    sizes = {"core_size": 3, "burn_in": 2, "sequence_length": 4, "n_step": 2, "core_inputs": "action,reward"}
+    sizes = {
+        "core_size": 3,
+        "burn_in": 2,
+        "sequence_length": 4,
+        "n_step": 2,
+        "core_inputs": "action,reward",
+    }
     config = dataclasses.replace(SMALL, core="gru", mixer=mixer, discount=0.9, **sizes)
     algorithm, rng = config.make(spec), np.random.default_rng(1)
     variables, target = (jax.jit(algorithm.init)(jax.random.key(seed)) for seed in (0, 1))
     w = random_rollout(algorithm, spec, algorithm.window, size)._replace(core=(), final_core=())
     w = w._replace(obs=w.obs | {"mask": rng.random((9, size, 6)) < 0.6})
     context = Context(jax.random.split(jax.random.key(0), size), target=target.params)
-    losses, mask, aux = jax.jit(algorithm.loss)(variables, algorithm.postprocess(variables, w, context), context)
+    losses, mask, aux = jax.jit(algorithm.loss)(
+        variables, algorithm.postprocess(variables, w, context), context
+    )
     for row in range(size):
         online, later = (
             [naive_sequence(x.params, w, row, agent) for agent in range(2)] for x in (variables, target)
@@ -179,14 +221,25 @@ def test_the_loss_of_a_recurrent_team_is_that_of_a_naive_loop(mixer: Any) -> Non
             total = w.reward[start, row] + (0 if last == start else 0.9 * w.reward[last, row])
             if not w.terminated[last, row]:
                 obs = jax.tree.map(lambda x, at=last + 1: x[at], w.obs)
-                legal = obs["mask"][row].reshape(2, 3) | ~obs["mask"][row].reshape(2, 3).any(-1, keepdims=True)
-                best = [np.where(legal[agent], online[agent][last + 1], -np.inf).argmax() for agent in range(2)]
+                legal = obs["mask"][row].reshape(2, 3) | ~obs["mask"][row].reshape(2, 3).any(
+                    -1, keepdims=True
+                )
+                best = [
+                    np.where(legal[agent], online[agent][last + 1], -np.inf).argmax()
+                    for agent in range(2)
+                ]
                 chosen = [later[agent][last + 1, best[agent]] for agent in range(2)]
-                total += 0.9 ** (last + 1 - start) * naive_total(target.params, obs, row, chosen, mixer)
+                total += 0.9 ** (last + 1 - start) * naive_total(
+                    target.params, obs, row, chosen, mixer
+                )
             chosen = [online[agent][start, w.action[start, row, agent]] for agent in range(2)]
-            q = naive_total(variables.params, jax.tree.map(lambda x, at=start: x[at], w.obs), row, chosen, mixer)
+            q = naive_total(
+                variables.params, jax.tree.map(lambda x, at=start: x[at], w.obs), row, chosen, mixer
+            )
             if mask[row, k]:
-                np.testing.assert_allclose(losses[row, k], 0.5 * (total - q) ** 2, rtol=1e-3, atol=1e-5)
+                np.testing.assert_allclose(
+                    losses[row, k], 0.5 * (total - q) ** 2, rtol=1e-3, atol=1e-5
+                )
                 np.testing.assert_allclose(aux.metrics["q/mean"][row, k], q, rtol=1e-3, atol=1e-5)
     assert mask.sum() > 15 and (w.terminated | w.truncated).sum() > 5
 
@@ -196,30 +249,45 @@ def test_actions_are_legal_greedy_and_each_agent_s_own() -> None:
     algorithm, obs = SMALL.make(spec), batch_of(spec, 400)["obs"]
     variables = algorithm.init(jax.random.key(0))
     greedy, _, _ = algorithm.policy(variables, obs, (), Context())
-    drawn, _, _ = algorithm.policy(variables, obs, (), Context(jax.random.split(jax.random.key(1), 400), 0.0))
+    drawn, _, _ = algorithm.policy(
+        variables, obs, (), Context(jax.random.split(jax.random.key(1), 400), 0.0)
+    )
     legal = obs["mask"].reshape(400, 2, 3)
     legal = legal | ~legal.any(-1, keepdims=True)
     rows = np.arange(400)
     for agent in range(2):
-        assert legal[rows, agent, greedy[:, agent]].all() and legal[rows, agent, drawn[:, agent]].all()
+        assert (
+            legal[rows, agent, greedy[:, agent]].all() and legal[rows, agent, drawn[:, agent]].all()
+        )
     for row in range(20):
         for agent in range(2):
-            values = np.where(legal[row, agent], naive_values(variables.params, obs, row, agent), -np.inf)
+            values = np.where(
+                legal[row, agent], naive_values(variables.params, obs, row, agent), -np.inf
+            )
             assert int(greedy[row, agent]) == int(np.argmax(values))
     assert len({(int(a), int(b)) for a, b in drawn}) == 9  # agents explore apart
 
 
 def test_each_agent_repeats_its_own_random_action() -> None:
     spec = find(team.Meeting(), wrappers=JOINT).spec
-    algorithm, obs = dataclasses.replace(SMALL, ez_greedy=True).make(spec), batch_of(spec, 400)["obs"]
+    algorithm, obs = (
+        dataclasses.replace(SMALL, ez_greedy=True).make(spec),
+        batch_of(spec, 400)["obs"],
+    )
     obs = obs | {"mask": np.ones_like(obs["mask"])}
     variables, core = algorithm.init(jax.random.key(0)), algorithm.initial_core(400)
-    first, core, _ = algorithm.policy(variables, obs, core, Context(jax.random.split(jax.random.key(1), 400), 0.0))
-    second, after, _ = algorithm.policy(variables, obs, core, Context(jax.random.split(jax.random.key(2), 400), 0.0))
+    first, core, _ = algorithm.policy(
+        variables, obs, core, Context(jax.random.split(jax.random.key(1), 400), 0.0)
+    )
+    second, after, _ = algorithm.policy(
+        variables, obs, core, Context(jax.random.split(jax.random.key(2), 400), 0.0)
+    )
     goes_on = np.asarray(core.left) > 0
     assert 0.4 < goes_on.mean() < 0.6 and np.any(goes_on[:, 0] != goes_on[:, 1])
     np.testing.assert_array_equal(np.asarray(second)[goes_on], np.asarray(first)[goes_on])
-    np.testing.assert_array_equal(np.asarray(after.left)[goes_on], np.asarray(core.left)[goes_on] - 1)
+    np.testing.assert_array_equal(
+        np.asarray(after.left)[goes_on], np.asarray(core.left)[goes_on] - 1
+    )
     assert np.any(np.asarray(second)[~goes_on] != np.asarray(first)[~goes_on])
 
 
@@ -241,7 +309,8 @@ def test_a_team_is_a_row_that_is_paid_the_mean() -> None:
         state, step, _ = step_alone(state, action, rows)
         other, whole, episodes = step_joint(other, action.reshape(4, 3), rows[::3])
         reward, valid, over, cut = (
-            np.asarray(x).reshape(4, 3) for x in (step.reward, step.valid, step.terminated, step.truncated)
+            np.asarray(x).reshape(4, 3)
+            for x in (step.reward, step.valid, step.terminated, step.truncated)
         )
         np.testing.assert_allclose(whole.reward, reward.mean(axis=1))
         np.testing.assert_array_equal(whole.valid, valid.any(axis=1))
@@ -252,18 +321,32 @@ def test_a_team_is_a_row_that_is_paid_the_mean() -> None:
         total, length = total + reward.mean(axis=1), length + valid
         np.testing.assert_allclose(episodes.return_sum, np.where(done, total, 0), rtol=1e-6)
         np.testing.assert_array_equal(episodes.length_sum, np.where(done, length.max(axis=1), 0))
-        total, length, ended = np.where(done, 0, total), np.where(done[:, None], 0, length), ended + done.sum()
+        total, length, ended = (
+            np.where(done, 0, total),
+            np.where(done[:, None], 0, length),
+            ended + done.sum(),
+        )
         obs, seen = step.obs, whole.obs
     assert ended > 4
 
 
 @pytest.mark.parametrize("policies", [{}, {"team": "second,first"}])
 def test_a_team_is_paid_whoever_of_it_has_died(policies: Any) -> None:
-    env = find(team.Sacrifice(), wrappers=Wrappers(policies=policies, joint=tuple(policies) or ("",))).device()
-    keys, action, (name,) = jax.random.split(jax.random.key(0), 2), np.array([[0, 0], [1, 1]]), policies or [""]
+    env = find(
+        team.Sacrifice(), wrappers=Wrappers(policies=policies, joint=tuple(policies) or ("",))
+    ).device()
+    keys, action, (name,) = (
+        jax.random.split(jax.random.key(0), 2),
+        np.array([[0, 0], [1, 1]]),
+        policies or [""],
+    )
     of = (lambda x: x[name]) if policies else (lambda x: x)
     state, _ = env.reset(keys)
-    for paid, over, returned in (([0, 0], False, [0, 0]), ([6, 10], True, [6, 10]), ([0, 0], False, [0, 0])):
+    for paid, over, returned in (
+        ([0, 0], False, [0, 0]),
+        ([6, 10], True, [6, 10]),
+        ([0, 0], False, [0, 0]),
+    ):
         state, step, episodes = env.step(state, {name: action} if policies else action, keys)
         assert of(step).reward.tolist() == paid and of(step).terminated.tolist() == [over] * 2
         assert of(episodes).return_sum.tolist() == returned
@@ -278,7 +361,10 @@ def test_agent_ids_say_who_sees() -> None:
     _, obs = env.reset(jax.random.split(jax.random.key(0), 6))
     np.testing.assert_array_equal(obs["a"]["agent"], np.ones((2, 1)))
     np.testing.assert_array_equal(obs["b"]["agent"], np.tile(np.eye(2), (2, 1)))
-    with pytest.raises(ConfigError, match="agent_ids is for environments of several agents, and CartPole-v1 has one"):
+    with pytest.raises(
+        ConfigError,
+        match="agent_ids is for environments of several agents, and CartPole-v1 has one",
+    ):
         find("CartPole-v1", wrappers=Wrappers(agent_ids=True))
 
 
@@ -290,12 +376,20 @@ def test_the_first_line_of_a_run_counts_the_agents_of_a_team() -> None:
         (Wrappers(policies=policies), "3 agents x "),
         (Wrappers(policies=policies, joint=("team",)), "(a team of 2 agents and 1 agent) x "),
     ]:
-        assert agents_of(find("team:CartPoles", {"num_agents": "3"}, wrappers=wrappers).spec) == expected
+        assert (
+            agents_of(find("team:CartPoles", {"num_agents": "3"}, wrappers=wrappers).spec)
+            == expected
+        )
     assert agents_of(find("CartPole-v1").spec) == ""
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    for field, value in (("num_atoms", 51), ("noisy", True), ("parameter_noise", True), ("cql_weight", 0.0)):
+    for field, value in (
+        ("num_atoms", 51),
+        ("noisy", True),
+        ("parameter_noise", True),
+        ("cql_weight", 0.0),
+    ):
         with pytest.raises(ConfigError, match=f"{field} does not work with a mixer"):
             dataclasses.replace(SMALL, **{field: value}).validate()
     with pytest.raises(ConfigError, match="mixing_size does nothing without mixer qmix"):
@@ -306,7 +400,12 @@ def test_what_does_not_fit_is_refused() -> None:
 
 @pytest.mark.case  # test_a_team_is_a_row_that_is_paid_the_mean
 def test_a_team_beside_another_policy(tmp_path: Path) -> None:
-    small = {"replay_capacity": 1024, "batch_size": 8, "learning_starts": 64, "replay_ratio": 1 / 32}
+    small = {
+        "replay_capacity": 1024,
+        "batch_size": 8,
+        "learning_starts": 64,
+        "replay_ratio": 1 / 32,
+    }
     config = jaxrl_dist.Train(
         {"team": dataclasses.replace(SMALL, **small), "other": "random"}, env=team.CartPoles(3),
         policies={"team": "pole_0,pole_2", "other": "pole_1"}, num_envs=8, rollout_length=8, total_env_steps=500,
@@ -325,7 +424,9 @@ def test_a_copy_of_a_team_is_a_team(copies: str) -> None:
 
 def check_acts_as_a_team(other: str, env: Any, agents: str) -> None:
     policies = {"team": agents, "other": "pole_0,pole_2"}
-    config, source = resolved(jaxrl_dist.Train({"team": SMALL, "other": other}, env=env, policies=policies))
+    config, source = resolved(
+        jaxrl_dist.Train({"team": SMALL, "other": other}, env=env, policies=policies)
+    )
     spec = source.spec.policies["other"]
     assert spec.num_agents == 1
     acting, obs = make_algorithm(config, source.spec)["other"], spaces.zeros(spec.observation, 3)
@@ -348,9 +449,13 @@ TWO_STEPS: dict[str, Any] = {
 @pytest.mark.parametrize("name", ["qmix", "vdn", "dqn"])
 @pytest.mark.parametrize("seed", range(3))
 def test_only_a_mixing_network_solves_the_two_step_game(name: str, seed: int) -> None:
-    """Rashid et al. (2018), section 5 and figure 4: VDN, and learning apart, take the 7 that is safe."""
+    """Rashid et al. (2018), section 5 and figure 4: VDN, and learning apart,
+    take the 7 that is safe.
+    """
     own = {"agent_ids": True, "n_step": 1} if name == "dqn" else {}
-    *_, last = jaxrl_dist.train(jaxrl_dist.preset(name, team.TwoSteps(), **{**TWO_STEPS, **own}, seed=seed))
+    *_, last = jaxrl_dist.train(
+        jaxrl_dist.preset(name, team.TwoSteps(), **{**TWO_STEPS, **own}, seed=seed)
+    )
     value = last.evaluation["return_mean"]
     assert value >= 7.5 if name == "qmix" else value == pytest.approx(7.0, abs=0.3)
 
@@ -373,6 +478,8 @@ RECURRENT = {"core": "gru", "core_size": 32, "burn_in": 0, "sequence_length": 6}
 @pytest.mark.parametrize("name", ["qmix", "vdn"])
 @pytest.mark.parametrize("core", [{}, RECURRENT], ids=["memoryless", "gru"])
 def test_only_a_recurrent_team_recalls(name: str, core: dict[str, Any]) -> None:
-    """Each agent has to remember its bit; without memory both are right in a quarter of the episodes."""
+    """Each agent has to remember its bit;
+    without memory both are right in a quarter of the episodes.
+    """
     *_, last = jaxrl_dist.train(jaxrl_dist.preset(name, team.Recall(), **RECALL, **core))
     assert last.evaluation["return_mean"] > 0.95 if core else last.evaluation["return_mean"] < 0.45

@@ -44,10 +44,12 @@ NET: dict[str, Any] = {"hidden_sizes": (8,), "core_size": 4}
 def network_of(config: R2D2, env: EnvSpec = SPEC) -> networks.RecurrentNetwork:
     """The network of a config, which returns the core too."""
     heads = q_heads(env.action.n, num_atoms=1, dueling=config.dueling, noisy=False)
-    return networks.make_network(config, env.observation, make_core(config, jnp.dtype(config.precision)), heads)
+    return networks.make_network(
+        config, env.observation, make_core(config, jnp.dtype(config.precision)), heads
+    )
 
 
-# --- The loss -----------------------------------------------------------------------------------------
+# --- The loss -------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -58,7 +60,12 @@ def problem(config: R2D2) -> tuple[Any, Any, Any, Rollout]:
     variables, target = init(jax.random.key(0)), init(jax.random.key(1)).params
     assert algorithm.window is not None
     windows = random_rollout(algorithm, SPEC, algorithm.window, N)
-    return algorithm, variables, target, windows._replace(reward=10 * windows.reward, core=(), final_core=())
+    return (
+        algorithm,
+        variables,
+        target,
+        windows._replace(reward=10 * windows.reward, core=(), final_core=()),
+    )
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -75,8 +82,12 @@ def naive_values(params: Any, windows: Rollout, env: int, dueling: bool) -> np.n
     dense, cell = params["torso"]["params"]["Dense_0"], params["gru"]["params"]
     core, q = windows.extras["core"]["q"][0, env].astype(np.float64), []
     for t in range(len(windows.obs)):
-        core = naive_gru(cell, np.maximum(windows.obs[t, env] @ dense["kernel"] + dense["bias"], 0), core)
-        advantage, *value = (core @ head["params"]["kernel"] + head["params"]["bias"] for head in params["heads"])
+        core = naive_gru(
+            cell, np.maximum(windows.obs[t, env] @ dense["kernel"] + dense["bias"], 0), core
+        )
+        advantage, *value = (
+            core @ head["params"]["kernel"] + head["params"]["bias"] for head in params["heads"]
+        )
         q.append(value[0] + advantage - advantage.mean() if dueling else advantage)
         if t < len(windows.valid) and not windows.valid[t, env]:
             core = np.zeros_like(core)
@@ -94,13 +105,17 @@ def naive_values(params: Any, windows: Rollout, env: int, dueling: bool) -> np.n
     ids=str,
 )
 def test_loss_is_that_of_a_naive_loop(flags: dict[str, Any]) -> None:
-    config = R2D2(**{**NET, "burn_in": 3, "sequence_length": 6, "n_step": 3, "discount": 0.9, **flags})
+    config = R2D2(
+        **{**NET, "burn_in": 3, "sequence_length": 6, "n_step": 3, "discount": 0.9, **flags}
+    )
     _, variables, target, w = problem(config)
     found, mask, aux = (jax.device_get(x) for x in losses(config, variables, target, w))
     h, h_inverse = (squash, unsquash) if config.rescale_values else (float, float)
     compared = crossed = 0
     for i in range(N):
-        online, bootstrap = (naive_values(params, w, i, config.dueling) for params in (variables.params, target))
+        online, bootstrap = (
+            naive_values(params, w, i, config.dueling) for params in (variables.params, target)
+        )
         errors = []
         for k in range(config.sequence_length):
             start = t = config.burn_in + k
@@ -130,12 +145,16 @@ def test_loss_is_that_of_a_naive_loop(flags: dict[str, Any]) -> None:
 
 
 def test_burn_in_only_makes_the_core() -> None:
-    """The loss and its gradient are those of a shorter window that starts with the burnt-in core."""
+    """The loss and its gradient are those of a shorter window that starts with the burnt-in
+    core.
+    """
     config = R2D2(**NET, burn_in=5, sequence_length=4, n_step=2)
     _, variables, _, w = problem(config)
     cores = w.extras["core"]["q"]
     late = w._replace(extras={"core": {"q": cores[5:]}}, **{f: getattr(w, f)[5:] for f in STEPS})
-    cores[5] = jax.jit(network_of(config).unroll)(variables.params, w.obs[:5], cores[0], w.valid[:5])[1]
+    cores[5] = jax.jit(network_of(config).unroll)(
+        variables.params, w.obs[:5], cores[0], w.valid[:5]
+    )[1]
 
     @functools.partial(jax.jit, static_argnums=1)
     @jax.value_and_grad
@@ -176,7 +195,7 @@ def test_one_update_is_the_same_on_any_number_of_devices(num_devices: int) -> No
     assert_close(results[1], results[0])
 
 
-# --- The stored core ----------------------------------------------------------------------------------
+# --- The stored core ------------------------------------------------------------------------------
 
 ENVS, LENGTH, SLOTS = 8, 20, 90
 ACTING = R2D2(**NET, burn_in=6, sequence_length=8, n_step=3, epsilon_base=1.0, epsilon_exponent=0.0)
@@ -196,7 +215,9 @@ def rollouts() -> tuple[Any, list[Rollout]]:
         out_specs=(batch, {"": meshes.ROLLOUT}),
     )
     act = jax.jit(rollout)
-    actor = jax.jit(functools.partial(device.init, {"": algorithm}, env, EnvSlice(0, ENVS, ENVS)))(jax.random.key(1))
+    actor = jax.jit(functools.partial(device.init, {"": algorithm}, env, EnvSlice(0, ENVS, ENVS)))(
+        jax.random.key(1)
+    )
     parts = []
     for iteration in range(8):
         now = np.int32(iteration), {"": np.float32(0)}
@@ -216,7 +237,9 @@ def acted(prioritized: bool) -> tuple[Any, Rollout, ring.Memory]:
     for part in parts:
         memory = add(memory, part, window)
     parts = [part._replace(core=(), final_core=()) for part in parts]
-    whole = jax.tree.map(lambda *x: np.concatenate(x), *[part._replace(obs=part.obs[:-1]) for part in parts])
+    whole = jax.tree.map(
+        lambda *x: np.concatenate(x), *[part._replace(obs=part.obs[:-1]) for part in parts]
+    )
     return params, whole._replace(obs=np.concatenate([whole.obs, parts[-1].obs[-1:]])), memory
 
 
@@ -242,7 +265,8 @@ def test_replayed_windows_match_rollout_and_core_state(prioritized: bool) -> Non
     _, whole, _ = acted(prioritized)
     windows, env, start = sampled(prioritized)
     length = len(windows.reward)
-    assert start.min() > len(whole.reward) - SLOTS and start.max() == len(whole.reward) - length  # the write head
+    # the write head
+    assert start.min() > len(whole.reward) - SLOTS and start.max() == len(whole.reward) - length
     assert windows.valid[0].all()
     rows = start + np.arange(length + 1)[:, None]
     np.testing.assert_array_equal(windows.obs, whole.obs[rows, env])
@@ -272,7 +296,9 @@ def test_sampling_reads_the_core_of_the_first_step_alone() -> None:
     """A gather of all would not fit what the compiled program allocates."""
     config = R2D2(hidden_sizes=(8,), core_size=4096)
     algorithm = config.make(SPEC)
-    windows = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, random_rollout(algorithm, SPEC, 4, ENVS)))
+    windows = jax.eval_shape(
+        lambda: jax.tree.map(jnp.asarray, random_rollout(algorithm, SPEC, 4, ENVS))
+    )
     memory = jax.eval_shape(lambda: ring.init(windows, SLOTS, prioritized=False))
 
     def batch(memory: ring.Memory, key: jax.Array) -> Any:
@@ -304,7 +330,9 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="r2d2 needs discrete actions, which Test-v0 lacks"):
         R2D2().make(spec(action=box(2, bound=1.0)))
     algorithm = R2D2(burn_in=40, sequence_length=80, n_step=5, replay_capacity=1024).make(SPEC)
-    message = "replay_capacity 1024 is too small for 8 environments: .* windows of 124 need 1064 or more"
+    message = (
+        "replay_capacity 1024 is too small for 8 environments: .* windows of 124 need 1064 or more"
+    )
     with pytest.raises(ConfigError, match=message):
         off_policy.check_sizes(algorithm, 8, 8, 1)
     for name, value, wanted in (

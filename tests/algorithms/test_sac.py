@@ -26,7 +26,9 @@ NET: dict[str, Any] = {"hidden_sizes": (8,), "activation": "tanh", "discount": 0
 
 
 class Problem(NamedTuple):
-    """Parameters away from their start, other targets, and windows of which some run over an episode's end."""
+    """Parameters away from their start, other targets,
+    and windows of which some run over an episode's end.
+    """
 
     algorithm: Algorithm
     params: Any
@@ -53,13 +55,23 @@ def problem(config: SAC, env: EnvSpec) -> Problem:
     def loss(params: Any) -> tuple[jax.Array, jax.Array, Aux]:
         variables = Variables(params, ())
         context = Context(keys, target=target)
-        return algorithm.loss(variables, algorithm.postprocess(variables, windows, context), context)
+        return algorithm.loss(
+            variables, algorithm.postprocess(variables, windows, context), context
+        )
 
     return Problem(algorithm, params, target, windows, keys, loss)
 
 
-def check(p: Problem, discount: float, expect: Callable[..., Any], taken: np.ndarray, target_entropy: float) -> None:
-    """The losses of ``p``, given the naive expectation ``(critic params, obs, keys) -> (value, entropy)``."""
+def check(
+    p: Problem,
+    discount: float,
+    expect: Callable[..., Any],
+    taken: np.ndarray,
+    target_entropy: float,
+) -> None:
+    """The losses of ``p``, given the naive expectation
+    ``(critic params, obs, keys) -> (value, entropy)``.
+    """
     w, alpha = p.windows, np.exp(np.float64(p.params["log_temperature"]))
     next_keys, keys = np.moveaxis(jax.vmap(jax.random.split)(p.keys), 1, 0)
     reward, bootstrap, last = np.array([window_return(w, i, discount) for i in range(N)]).T
@@ -90,14 +102,18 @@ def test_continuous_losses(n: int) -> None:
         return np.asarray(critic.apply(params, obs, np.asarray(action, np.float32)), np.float64)
 
     def expect(params: Any, obs: np.ndarray, keys: Any) -> tuple[np.ndarray, np.ndarray]:
-        mean, raw = np.split(np.asarray(actor.apply(p.params["actor"], obs), np.float64), 2, axis=-1)
+        mean, raw = np.split(
+            np.asarray(actor.apply(p.params["actor"], obs), np.float64), 2, axis=-1
+        )
         log_std = -5 + 7 * (np.tanh(raw) + 1) / 2
         noise = np.stack([jax.random.normal(key, (2,)) for key in keys])
         squashed = np.tanh(mean + np.exp(log_std) * noise)
         density = -0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi) - np.log(1 - squashed**2)
         return q(params, obs, squashed).min(axis=0), -density.sum(axis=-1)
 
-    taken = q(p.params["critic"], p.windows.obs[0], (p.windows.action[0] - LOW) / (HIGH - LOW) * 2 - 1)
+    taken = q(
+        p.params["critic"], p.windows.obs[0], (p.windows.action[0] - LOW) / (HIGH - LOW) * 2 - 1
+    )
     check(p, config.discount, expect, taken, target_entropy=-2)
 
 
@@ -116,7 +132,13 @@ def test_discrete_losses(target_entropy: float | None) -> None:
         return (probs * q).sum(axis=-1), -(probs * np.log(probs)).sum(axis=-1)
 
     taken = np.asarray(critic.apply(p.params["critic"], p.windows.obs[0]), np.float64)
-    check(p, config.discount, expect, taken[:, np.arange(N), p.windows.action[0]], target_entropy or 0.5 * np.log(3))
+    check(
+        p,
+        config.discount,
+        expect,
+        taken[:, np.arange(N), p.windows.action[0]],
+        target_entropy or 0.5 * np.log(3),
+    )
 
 
 @pytest.mark.parametrize("env", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
@@ -135,21 +157,35 @@ def test_each_loss_moves_its_own_parameters_only(env: EnvSpec) -> None:
     rng = np.random.default_rng(0)
     for part, gradient in gradients.items():
         for group, slopes in gradient.items():
-            assert all(np.any(x != 0) == (group == part) for x in jax.tree.leaves(slopes)), (part, group)
-        direction = jax.tree.map(lambda x: 1e-3 * rng.standard_normal(x.shape).astype(x.dtype), p.params[part])
+            assert all(np.any(x != 0) == (group == part) for x in jax.tree.leaves(slopes)), (
+                part,
+                group,
+            )
+        direction = jax.tree.map(
+            lambda x: 1e-3 * rng.standard_normal(x.shape).astype(x.dtype), p.params[part]
+        )
         ahead, behind = (
-            parts(p.params | {part: jax.tree.map(lambda x, d: x + sign * d, p.params[part], direction)})[part]
+            parts(
+                p.params
+                | {part: jax.tree.map(lambda x, d: x + sign * d, p.params[part], direction)}
+            )[part]
             for sign in (1, -1)
         )
-        slope = sum(jax.tree.leaves(jax.tree.map(lambda g, d: np.vdot(g, d), gradient[part], direction)))
+        slope = sum(
+            jax.tree.leaves(jax.tree.map(lambda g, d: np.vdot(g, d), gradient[part], direction))
+        )
         np.testing.assert_allclose((ahead - behind) / 2, slope, rtol=0.02)
 
 
 def test_a_fixed_temperature_stays() -> None:
     p = problem(SAC(**NET, temperature=0.3), CONTINUOUS)
-    assert p.algorithm.init(jax.random.key(0)).params["log_temperature"] == pytest.approx(np.log(0.3))
+    assert p.algorithm.init(jax.random.key(0)).params["log_temperature"] == pytest.approx(
+        np.log(0.3)
+    )
     gradient = jax.grad(lambda params: p.loss(params)[0].sum())(p.params)
-    assert gradient["log_temperature"] == 0 and np.any(gradient["actor"]["head"]["params"]["kernel"] != 0)
+    assert gradient["log_temperature"] == 0 and np.any(
+        gradient["actor"]["head"]["params"]["kernel"] != 0
+    )
 
 
 def test_an_update_moves_each_group_at_its_own_rate() -> None:
@@ -157,23 +193,35 @@ def test_an_update_moves_each_group_at_its_own_rate() -> None:
     config = SAC(**NET, learning_rate=1e-2, actor_learning_rate=1e-3, target_rate=0.1)
     algorithm = config.make(CONTINUOUS)
     state = sgd.init(algorithm, jax.random.key(0))
-    after = jax.jit(functools.partial(sgd.apply, algorithm))(state, jax.tree.map(jnp.ones_like, state.variables.params))
+    after = jax.jit(functools.partial(sgd.apply, algorithm))(
+        state, jax.tree.map(jnp.ones_like, state.variables.params)
+    )
     before, params = state.variables.params, after.variables.params
     for group, rate in {"critic": 1e-2, "log_temperature": 1e-2, "actor": 1e-3}.items():
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(b - a, rate, atol=1e-6), params[group], before[group])
-    expected = jax.tree.map(lambda new, old: 0.1 * new + 0.9 * old, params["critic"], before["critic"])
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(b - a, rate, atol=1e-6),
+            params[group],
+            before[group],
+        )
+    expected = jax.tree.map(
+        lambda new, old: 0.1 * new + 0.9 * old, params["critic"], before["critic"]
+    )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), after.target, expected)
 
 
 @pytest.mark.parametrize("floor", [False, True])
 @pytest.mark.parametrize("env", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
 def test_conservative_term(env: EnvSpec, floor: bool) -> None:
-    """It is added to the loss and moves the critics only; of discrete actions it is the sum over all."""
+    """It is added to the loss and moves the critics only;
+    of discrete actions it is the sum over all.
+    """
     p, plain = problem(SAC(**NET, cql_weight=0.7, cql_floor=floor), env), problem(SAC(**NET), env)
     (found, _, aux), (before, _, _) = p.loss(p.params), plain.loss(p.params)
     np.testing.assert_allclose(found, before + 0.7 * aux.metrics["loss/cql"], rtol=1e-4, atol=1e-4)
     slopes = jax.jit(jax.grad(lambda params: p.loss(params)[2].metrics["loss/cql"].sum()))(p.params)
-    assert {name for name, x in slopes.items() if any(np.any(leaf != 0) for leaf in jax.tree.leaves(x))} == {"critic"}
+    assert {
+        name for name, x in slopes.items() if any(np.any(leaf != 0) for leaf in jax.tree.leaves(x))
+    } == {"critic"}
     if env is DISCRETE:
         critic = networks.critic_network(SAC(**NET), env.observation, 2, num_actions=3)
         q = np.float64(critic.apply(p.params["critic"], p.windows.obs[0]))
@@ -190,7 +238,9 @@ def test_conservative_term(env: EnvSpec, floor: bool) -> None:
 
 @pytest.mark.parametrize("floor", [False, True])
 def test_conservative_draws_are_weighted_by_their_densities(floor: bool) -> None:
-    """A loop over 10 uniform actions, 10 of the policy, and 10 of the policy at the next observation."""
+    """A loop over 10 uniform actions, 10 of the policy,
+    and 10 of the policy at the next observation.
+    """
     config = SAC(**NET, cql_weight=0.7, cql_floor=floor)
     p = problem(config, CONTINUOUS)
     actor = networks.policy_network(config, CONTINUOUS.observation, 4)
@@ -208,11 +258,15 @@ def test_conservative_draws_are_weighted_by_their_densities(floor: bool) -> None
             log_std = -5 + 7 * (np.tanh(raw) + 1) / 2
             noise = np.stack([jax.random.normal(key, (2,)) for key in keys[:, k]])
             action = np.tanh(mean + np.exp(log_std) * noise)
-            density = (-0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi) - np.log(1 - action**2)).sum(axis=-1)
+            density = (
+                -0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi) - np.log(1 - action**2)
+            ).sum(axis=-1)
         q = np.float64(critic.apply(p.params["critic"], w.obs[0], np.float32(action)))
         if floor and k >= 10:
             q = np.maximum(q, w.extras["return"][0])
         terms.append(q - density)
-    taken = np.float64(critic.apply(p.params["critic"], w.obs[0], (w.action[0] - LOW) / (HIGH - LOW) * 2 - 1))
+    taken = np.float64(
+        critic.apply(p.params["critic"], w.obs[0], (w.action[0] - LOW) / (HIGH - LOW) * 2 - 1)
+    )
     expected = (np.log(np.exp(terms).sum(axis=0)) - taken).sum(axis=0)
     np.testing.assert_allclose(aux.metrics["loss/cql"], expected, rtol=1e-3, atol=1e-3)

@@ -1,4 +1,6 @@
-"""Tree search: the policy that it finds is nowhere worse than the network's, and a search with a fault is."""
+"""Tree search: the policy that it finds is nowhere worse than the network's,
+and a search with a fault is.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from jaxrl_dist.types import PyTree
 
 MDPS, STATES, ACTIONS, DISCOUNT = 300, 5, 3, 0.9
 ILLEGAL_VALUE = -20.0
-"""Value of an illegal action, below that of all others; a simulator does not know that it is illegal."""
+"""Value of an illegal action, below that of all others;
+a simulator does not know that it is illegal."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +29,9 @@ class Config(searching.SearchConfig):
 
 
 class Tables(NamedTuple):
-    """MDPs whose outcomes are equally likely; each state has an illegal action, which the simulator pays well."""
+    """MDPs whose outcomes are equally likely; each state has an illegal action,
+    which the simulator pays well.
+    """
 
     reward: np.ndarray  # [M, S, A]
     then: np.ndarray  # [M, S, A, outcomes]
@@ -73,17 +78,25 @@ def values_of(policy: np.ndarray, outcomes: int) -> np.ndarray:
     reward, then, legal = tables(outcomes)
     paid = np.where(legal, reward, ILLEGAL_VALUE)
     on = np.where(legal, policy * DISCOUNT, 0.0)[..., None] * np.eye(STATES)[then].mean(axis=3)
-    return np.linalg.solve(np.eye(STATES) - on.sum(axis=2), (policy * paid).sum(axis=2)[..., None])[..., 0]
+    return np.linalg.solve(np.eye(STATES) - on.sum(axis=2), (policy * paid).sum(axis=2)[..., None])[
+        ..., 0
+    ]
 
 
 @functools.cache
 def prior(kind: str, outcomes: int) -> np.ndarray:
-    """Probabilities ``[M, S, A]``: random ones, or good ones, softmax of 10 Q*; illegal actions have none."""
+    """Probabilities ``[M, S, A]``: random ones, or good ones, softmax of 10 Q*;
+    illegal actions have none.
+    """
     best = np.zeros((MDPS, STATES))
     for _ in range(400):
         best = action_values(best, outcomes).max(axis=2)
     random = np.random.default_rng(1).normal(size=(MDPS, STATES, ACTIONS))
-    logits = np.where(tables(outcomes).legal, 10 * action_values(best, outcomes) if kind == "good" else random, -np.inf)
+    logits = np.where(
+        tables(outcomes).legal,
+        10 * action_values(best, outcomes) if kind == "good" else random,
+        -np.inf,
+    )
     weights = np.exp(logits - logits.max(axis=2, keepdims=True))
     return weights / weights.sum(axis=2, keepdims=True)
 
@@ -94,7 +107,9 @@ def search(outcomes: int) -> Any:
 
     @jax.jit
     def run(probs: jax.Array, values: jax.Array, fault: Fault) -> searching.Found:
-        def step(params: PyTree, keys: jax.Array, action: jax.Array, state: PyTree) -> tuple[Any, ...]:
+        def step(
+            params: PyTree, keys: jax.Array, action: jax.Array, state: PyTree
+        ) -> tuple[Any, ...]:
             mdp, now = state
             chance = jax.vmap(lambda key: jax.random.randint(key, (), 0, outcomes))(keys)
             new = then[mdp, now, action, chance]
@@ -114,29 +129,41 @@ def search(outcomes: int) -> Any:
         logits = jnp.where(allowed, logits, jnp.where(fault.unmasked, 0.0, ILLEGAL))
         root = mdp, jnp.where(fault.stale, (state + 1) % STATES, state)
         given = logits, values[mdp, state], root, allowed | fault.unmasked
-        return searching.search(Config(), step, (), *given, jax.random.split(jax.random.key(0), len(mdp)))
+        return searching.search(
+            Config(), step, (), *given, jax.random.split(jax.random.key(0), len(mdp))
+        )
 
     return run
 
 
 def worse(kind: str, fault: Fault, outcomes: int = 1) -> float:
-    """The share of MDPs in which the policy that the search finds is worse than the prior in some state."""
+    """The share of MDPs in which the policy that the
+    search finds is worse than the prior in some state.
+    """
     values = values_of(prior(kind, outcomes), outcomes)
     given = map(jnp.float32, (prior(kind, outcomes), values))
     found = search(outcomes)(*given, jax.tree.map(jnp.asarray, fault))
-    improved = values_of(np.asarray(found.weights, np.float64).reshape(MDPS, STATES, ACTIONS), outcomes)
+    improved = values_of(
+        np.asarray(found.weights, np.float64).reshape(MDPS, STATES, ACTIONS), outcomes
+    )
     return float((improved < values - 1e-4).any(axis=1).mean())
 
 
 @pytest.mark.parametrize("kind", ["good", "random"])
 def test_search_is_nowhere_worse_than_its_prior(kind: str) -> None:
-    """Danihelka et al. (2022), section 3.2, in all states of 300 deterministic MDPs, with exact values."""
+    """Danihelka et al. (2022), section 3.2, in all states of 300 deterministic MDPs,
+    with exact values.
+    """
     assert worse(kind, Fault()) == 0
 
 
 @pytest.mark.parametrize("outcomes, good, random", [(2, 0.55, 0.94), (3, 0.42, 0.93)])
-def test_where_chance_decides_search_improves_a_part(outcomes: int, good: float, random: float) -> None:
-    """The shares in docs/planning.md: a tree keeps one outcome of each action, and plans as if chance were known."""
+def test_where_chance_decides_search_improves_a_part(
+    outcomes: int, good: float, random: float
+) -> None:
+    """The shares in docs/planning.md: a tree keeps one outcome of each action,
+    and plans as if chance were known.
+    """
     shares = [1 - worse(kind, Fault(), outcomes) for kind in ("good", "random")]
     assert shares == pytest.approx([good, random], abs=0.03)
 
@@ -146,10 +173,18 @@ def test_a_search_with_a_fault_is_worse_than_a_good_prior(name: str) -> None:
     assert worse("good", FAULTS[name]) > 0.05
 
 
-def test_a_row_finds_the_same_whatever_the_others_are_and_greedy_search_needs_no_key() -> None:
-    def step(params: PyTree, keys: jax.Array, action: jax.Array, state: jax.Array) -> tuple[Any, ...]:
+def test_a_row_finds_the_same_whatever_the_others_are() -> None:
+    def step(
+        params: PyTree, keys: jax.Array, action: jax.Array, state: jax.Array
+    ) -> tuple[Any, ...]:
         noise = jax.vmap(jax.random.normal)(keys)
-        return noise + state, jnp.full(state.shape, 0.9), jnp.outer(state, jnp.arange(3.0)), state, state + action
+        return (
+            noise + state,
+            jnp.full(state.shape, 0.9),
+            jnp.outer(state, jnp.arange(3.0)),
+            state,
+            state + action,
+        )
 
     logits, state = jnp.zeros((4, 3)), jnp.arange(4.0)
     keys = jax.random.split(jax.random.key(1), 4)
@@ -166,8 +201,12 @@ def test_a_row_finds_the_same_whatever_the_others_are_and_greedy_search_needs_no
     assert (whole.depth >= 1).all() and whole.weights.sum(axis=1) == pytest.approx(1, abs=1e-5)
 
 
-def puct(legal: np.ndarray, logits: np.ndarray, keys: Any, q: np.ndarray | None = None, **flags: Any) -> Any:
-    """Searches ``len(logits)`` roots whose actions end the task and pay ``q [A]``, by default nothing."""
+def puct(
+    legal: np.ndarray, logits: np.ndarray, keys: Any, q: np.ndarray | None = None, **flags: Any
+) -> Any:
+    """Searches ``len(logits)`` roots whose actions end the task and pay ``q [A]``,
+    by default nothing.
+    """
     paid = jnp.zeros(logits.shape[1]) if q is None else jnp.float32(q)
 
     def step(params: PyTree, keys: jax.Array, action: jax.Array, state: PyTree) -> tuple[Any, ...]:
@@ -176,19 +215,28 @@ def puct(legal: np.ndarray, logits: np.ndarray, keys: Any, q: np.ndarray | None 
 
     config = dataclasses.replace(Config(search="puct"), **flags)
     rows = jnp.zeros(len(logits))
-    return jax.jit(lambda keys: searching.search(config, step, (), logits, rows, rows, jnp.asarray(legal), keys))(keys)
+    return jax.jit(
+        lambda keys: searching.search(
+            config, step, (), logits, rows, rows, jnp.asarray(legal), keys
+        )
+    )(keys)
 
 
 @pytest.mark.parametrize("elsewhere", [0.0, ILLEGAL])
 def test_noise_at_the_root_is_of_the_legal_actions_alone(elsewhere: float) -> None:
-    """Two of 50 actions are legal, and the network prefers one of them by far; it may know of the illegal ones or not.
+    """Two of 50 actions are legal, and the network prefers one of them by far;
+    it may know of the illegal ones or not.
 
-    A quarter of the prior is noise of the two, so the other one is tried whenever its share of 16 visits is due.
+    A quarter of the prior is noise of the two,
+    so the other one is tried whenever its share of 16 visits is due.
     """
     legal = np.arange(50) < 2
     logits = np.where(legal, -5.0, elsewhere) - 12.0 * (np.arange(50) == 1)
     rows = 300
-    found = puct(*(np.broadcast_to(x, (rows, 50)) for x in (legal, logits)), jax.random.split(jax.random.key(0), rows))
+    found = puct(
+        *(np.broadcast_to(x, (rows, 50)) for x in (legal, logits)),
+        jax.random.split(jax.random.key(0), rows),
+    )
     weights = np.asarray(found.weights)
     assert (weights[:, 2:] == 0).all()
     noise = 0.25 * np.random.default_rng(0).dirichlet([0.3, 0.3], 100_000)[:, 1]

@@ -43,7 +43,10 @@ def with_core(params: Any) -> Any:
         return [with_core(each) for each in params]
     if "head" in params or "heads" in params:
         return {**params, "core": {}}
-    return {name: with_core(each) if name in ("actor", "critic", "value") else each for name, each in params.items()}
+    return {
+        name: with_core(each) if name in ("actor", "critic", "value") else each
+        for name, each in params.items()
+    }
 
 
 @pytest.mark.parametrize("name", runs.cases(ALGORITHMS, "dqn"))
@@ -61,13 +64,17 @@ def test_without_memory_the_losses_are_those_of_transitions(name: str) -> None:
 
     batch = recurrent.postprocess(variables, rollout, Context())
     context = Context(keys, target=with_core(target))
-    found, mask, aux = jax.jit(recurrent.loss)(variables._replace(params=with_core(variables.params)), batch, context)
+    found, mask, aux = jax.jit(recurrent.loss)(
+        variables._replace(params=with_core(variables.params)), batch, context
+    )
 
     late = jax.tree.map(lambda x: x[BURN_IN:], rollout._replace(extras=()))
     pieces = windows(late, 2)  # LENGTH of them for each sequence
     keys = jax.vmap(lambda key: jax.random.split(key, LENGTH))(keys).T.reshape(-1)
     context = Context(keys, target=target)
-    expected, flags, other = jax.jit(plain.loss)(variables, plain.postprocess(variables, pieces, context), context)
+    expected, flags, other = jax.jit(plain.loss)(
+        variables, plain.postprocess(variables, pieces, context), context
+    )
     assert found.shape == (N, LENGTH) and mask.any() and not mask.all()
     np.testing.assert_array_equal(mask, flags.reshape(LENGTH, N).T)
     assert_close(np.where(mask, found, 0), np.where(mask, expected.reshape(LENGTH, N).T, 0))
@@ -108,8 +115,19 @@ def test_last_windows_bootstrap_from_the_last_step() -> None:
     ],
 )
 def test_a_run_on_two_devices(name: str, env: str, fields: dict[str, Any]) -> None:
-    sizes = {"num_envs": 8, "rollout_length": 16, "total_env_steps": 512, "report_interval": 128, "num_devices": 2}
-    replay = {"replay_ratio": 1 / 64, "batch_size": 8, "learning_starts": 128, "replay_capacity": 1024}
+    sizes = {
+        "num_envs": 8,
+        "rollout_length": 16,
+        "total_env_steps": 512,
+        "report_interval": 128,
+        "num_devices": 2,
+    }
+    replay = {
+        "replay_ratio": 1 / 64,
+        "batch_size": 8,
+        "learning_starts": 128,
+        "replay_capacity": 1024,
+    }
     more = {"hide": "velocities", "normalize_observations": True, "evaluation_episodes": 2}
     config = jaxrl_dist.preset(name, env, **NET, **WINDOW, **fields, **sizes, **replay, **more)
     *_, last = jaxrl_dist.train(config)

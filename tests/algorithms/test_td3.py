@@ -46,13 +46,17 @@ CONFIGS = {
 
 @functools.cache
 def problem(name: str) -> tuple[Any, ...]:
-    """Parameters away from their start, other targets, windows over ends of episodes, keys, and the loss of params."""
+    """Parameters away from their start, other targets, windows over ends of episodes, keys,
+    and the loss of params.
+    """
     config = CONFIGS[name]
     algorithm = config.make(ENV)
     params = algorithm.init(jax.random.key(0)).params
     target, params = perturbed(algorithm.initial_target(params), 1), perturbed(params, 2)
     assert algorithm.window == config.n_step + (name == "rebrac")
-    windows = random_rollout(algorithm, ENV, algorithm.window, N, end_chance=0.4)._replace(core=(), final_core=())
+    windows = random_rollout(algorithm, ENV, algorithm.window, N, end_chance=0.4)._replace(
+        core=(), final_core=()
+    )
     assert windows.terminated.any() and windows.truncated.any() and not windows.valid[0].all()
     keys = jax.random.split(jax.random.key(3), N)
 
@@ -60,7 +64,9 @@ def problem(name: str) -> tuple[Any, ...]:
     def loss(params: Any) -> Any:
         variables = Variables(params, ())
         context = Context(keys, target=target)
-        return algorithm.loss(variables, by_hand(algorithm.postprocess)(variables, windows, Context()), context)
+        return algorithm.loss(
+            variables, by_hand(algorithm.postprocess)(variables, windows, Context()), context
+        )
 
     return config, params, target, windows, keys, loss
 
@@ -68,7 +74,9 @@ def problem(name: str) -> tuple[Any, ...]:
 def networks_of(config: TD3) -> tuple[networks.Network, networks.Network]:
     actor = networks.policy_network(config, ENV.observation, 2)
     config = dataclasses.replace(config, layer_norm=config.critic_layer_norm)
-    return actor, networks.critic_network(config, ENV.observation, config.num_critics, action_size=2)
+    return actor, networks.critic_network(
+        config, ENV.observation, config.num_critics, action_size=2
+    )
 
 
 def best_action(config: TD3, params: Any, obs: np.ndarray) -> np.ndarray:
@@ -77,7 +85,9 @@ def best_action(config: TD3, params: Any, obs: np.ndarray) -> np.ndarray:
 
 def q_values(config: TD3, params: Any, obs: np.ndarray, action: np.ndarray) -> np.ndarray:
     critic = networks_of(config)[1]
-    return np.asarray(critic.apply(params["critic"], obs, np.asarray(action, np.float32)), np.float64)
+    return np.asarray(
+        critic.apply(params["critic"], obs, np.asarray(action, np.float32)), np.float64
+    )
 
 
 def scaled(action: np.ndarray) -> np.ndarray:
@@ -89,7 +99,9 @@ def td_error(name: str) -> np.ndarray:
     """The errors ``[num_critics, N]``."""
     config, params, target, w, keys, _ = problem(name)
     steps = jax.tree.map(lambda x: x[: config.n_step], w)
-    reward, bootstrap, last = np.array([window_return(steps, i, config.discount) for i in range(N)]).T
+    reward, bootstrap, last = np.array(
+        [window_return(steps, i, config.discount) for i in range(N)]
+    ).T
     next_obs = w.obs[last.astype(int) + 1, np.arange(N)]
     next_action = best_action(config, target, next_obs)
     if name != "ddpg":
@@ -102,7 +114,9 @@ def td_error(name: str) -> np.ndarray:
     if name == "rebrac":
         for i, t in enumerate(last.astype(int)):
             if not (w.terminated[t, i] or w.truncated[t, i]):
-                next_q[i] -= 0.5 * ((next_action[i] - scaled(w.action[t + 1, i])) ** 2).sum() * w.valid[0, i]
+                next_q[i] -= (
+                    0.5 * ((next_action[i] - scaled(w.action[t + 1, i])) ** 2).sum() * w.valid[0, i]
+                )
     return q_values(config, params, w.obs[0], scaled(w.action[0])) - (reward + bootstrap * next_q)
 
 
@@ -117,7 +131,9 @@ def test_losses(name: str) -> None:
     if config.normalize_q:
         squares = (action - scaled(w.action[0])) ** 2
         distance = squares.mean(axis=1) if name == "td3+bc" else squares.sum(axis=1)
-        actor_loss = actor_loss / np.abs(actor_loss[w.valid[0]]).mean() + config.behaviour_weight * distance
+        actor_loss = (
+            actor_loss / np.abs(actor_loss[w.valid[0]]).mean() + config.behaviour_weight * distance
+        )
     found, mask, aux = loss(params)
     np.testing.assert_array_equal(mask, w.valid[0])
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
@@ -130,7 +146,9 @@ def test_losses(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["td3", "ddpg"])
 def test_gradients(name: str) -> None:
-    """The critics' is that of a regression on fixed targets, the actor's that of rlax's; neither has any other."""
+    """The critics' is that of a regression on fixed targets, the actor's that of rlax's;
+    neither has any other.
+    """
     config, params, _, w, _, loss = problem(name)
     actor, critic = networks_of(config)
     found = jax.jit(jax.grad(lambda params: loss(params)[0].sum()))(params)
@@ -141,14 +159,18 @@ def test_gradients(name: str) -> None:
 
     def actor_loss(actor_params: Any) -> jax.Array:
         action = jnp.tanh(actor.apply(actor_params, w.obs[0]))
-        slope = jax.grad(lambda action: critic.apply(params["critic"], w.obs[0], action)[0].sum())(action)
+        slope = jax.grad(lambda action: critic.apply(params["critic"], w.obs[0], action)[0].sum())(
+            action
+        )
         return jax.vmap(rlax.dpg_loss)(action, slope).sum()
 
     expected = {
         "actor": jax.jit(jax.grad(actor_loss))(params["actor"]),
         "critic": jax.grad(critic_loss)(params["critic"]),
     }
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), found, expected)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), found, expected
+    )
 
 
 @pytest.mark.parametrize("name", ["td3+bc", "rebrac"])
@@ -164,16 +186,28 @@ def test_the_behaviour_moves_the_actor_by_a_fixed_scale_of_values(name: str) -> 
         action = jnp.tanh(actor.apply(actor_params, w.obs[0]))
         q = critic.apply(params["critic"], w.obs[0], action)
         squares = jnp.square(action - scaled(w.action[0]))
-        q, distance = (q[0], squares.mean(axis=1)) if name == "td3+bc" else (q.min(axis=0), squares.sum(axis=1))
+        q, distance = (
+            (q[0], squares.mean(axis=1))
+            if name == "td3+bc"
+            else (q.min(axis=0), squares.sum(axis=1))
+        )
         return jnp.sum(-q / np.float32(size) + config.behaviour_weight * distance)
 
     expected = jax.jit(jax.grad(actor_loss))(params["actor"])
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), parts["actor"], expected)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3),
+        parts["actor"],
+        expected,
+    )
     assert not any(np.any(x != 0) for x in jax.tree.leaves(parts["critic"]))
 
 
 def test_what_needs_the_batch_does_not_work_with_a_core() -> None:
-    for fields in ({"normalize_q": True}, {"critic_behaviour_weight": 0.1}, {"critic_behaviour_weight": 0.0}):
+    for fields in (
+        {"normalize_q": True},
+        {"critic_behaviour_weight": 0.1},
+        {"critic_behaviour_weight": 0.0},
+    ):
         with pytest.raises(ConfigError, match="does not work with core: remove one of them"):
             TD3(core="gru", **fields).validate()
     TD3(core="gru", behaviour_weight=0.1).validate()
@@ -188,13 +222,18 @@ def test_actor_and_targets_move_every_other_update() -> None:
 
     def moved(before: Any, after: Any) -> bool:
         """Whether every array has, or else none."""
-        changes = {bool(np.any(a != b)) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)}
+        changes = {
+            bool(np.any(a != b))
+            for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
+        }
         (change,) = changes
         return change
 
     actors, gradients = [state.variables.params["actor"]], []
     for update in (1, 2, 3, 4):
-        grads = jax.tree.map(lambda x: rng.standard_normal(x.shape).astype(x.dtype), state.variables.params)
+        grads = jax.tree.map(
+            lambda x: rng.standard_normal(x.shape).astype(x.dtype), state.variables.params
+        )
         before, state = state, apply(state, grads)
         params = before.variables.params, state.variables.params
         assert moved(params[0]["critic"], params[1]["critic"])
@@ -203,13 +242,19 @@ def test_actor_and_targets_move_every_other_update() -> None:
         if update % 2 == 0:
             actors.append(params[1]["actor"])
             gradients.append(grads["actor"])
-            expected = jax.tree.map(lambda new, old: 0.005 * new + 0.995 * old, params[1], before.target)
-            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state.target, expected)
+            expected = jax.tree.map(
+                lambda new, old: 0.005 * new + 0.995 * old, params[1], before.target
+            )
+            jax.tree.map(
+                lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state.target, expected
+            )
     adam = optax.adam(1e-3)
     opt_state = adam.init(actors[0])
     for actor, after, grads in zip(actors[:-1], actors[1:], gradients, strict=True):
         updates, opt_state = adam.update(grads, opt_state)
-        jax.tree.map(lambda a, b, u: np.testing.assert_allclose(a, b + u, atol=1e-6), after, actor, updates)
+        jax.tree.map(
+            lambda a, b, u: np.testing.assert_allclose(a, b + u, atol=1e-6), after, actor, updates
+        )
 
 
 def test_actor_and_targets_agree_after_a_skipped_gradient() -> None:
@@ -220,8 +265,16 @@ def test_actor_and_targets_agree_after_a_skipped_gradient() -> None:
     state, moved = apply(state, jax.tree.map(lambda x: x * np.nan, grads)), []
     for _ in range(4):
         before, state = state, apply(state, grads)
-        pairs = (before.variables.params["actor"], state.variables.params["actor"]), (before.target, state.target)
-        moved.append([any(map(np.any, jax.tree.leaves(jax.tree.map(jnp.not_equal, *pair)))) for pair in pairs])
+        pairs = (
+            (before.variables.params["actor"], state.variables.params["actor"]),
+            (before.target, state.target),
+        )
+        moved.append(
+            [
+                any(map(np.any, jax.tree.leaves(jax.tree.map(jnp.not_equal, *pair))))
+                for pair in pairs
+            ]
+        )
     assert moved == [[True, True], [False, False]] * 2
 
 
@@ -229,6 +282,11 @@ def test_ddpg_has_one_critic_and_moves_all_at_every_update() -> None:
     algorithm = DDPG(**NET).make(ENV)
     state = sgd.init(algorithm, jax.random.key(0))
     assert len(state.variables.params["critic"]) == 1
-    after = jax.jit(functools.partial(sgd.apply, algorithm))(state, jax.tree.map(jnp.ones_like, state.variables.params))
+    after = jax.jit(functools.partial(sgd.apply, algorithm))(
+        state, jax.tree.map(jnp.ones_like, state.variables.params)
+    )
     for before, now in ((state.variables, after.variables), (state.target, after.target)):
-        assert all(np.any(a != b) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(now), strict=True))
+        assert all(
+            np.any(a != b)
+            for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(now), strict=True)
+        )

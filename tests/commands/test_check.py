@@ -22,25 +22,35 @@ def test_what_is_wrong_is_named_in_one_line(name: str, capsys: pytest.CaptureFix
     assert len(lines) == 1, out
 
 
-@pytest.mark.parametrize("env", ["gymnax:CartPole-v1", "gymnasium:CartPole-v1", "broken:Right", "broken:RightJAX"])
+@pytest.mark.parametrize(
+    "env", ["gymnax:CartPole-v1", "gymnasium:CartPole-v1", "broken:Right", "broken:RightJAX"]
+)
 def test_nothing_is_wrong_with_what_is_right(env: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check-env", env]) == 0
     out, err = capsys.readouterr()
     (line,) = out.splitlines()
     words = line.removeprefix(f"{env}: no fault found in ").split()
-    assert 900 <= int(words[0]) <= 1000 and int(words[2]) > 20 and words[3] == "episodes" and not err
+    assert (
+        900 <= int(words[0]) <= 1000 and int(words[2]) > 20 and words[3] == "episodes" and not err
+    )
 
 
 def test_what_never_ends_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check-env", "broken:NeverEnds"]) == 0
     note, fine = capsys.readouterr().out.splitlines()
-    assert "note: no episode has ended within 1000 steps" in note and "no fault found in 1000 steps" in fine
+    assert (
+        "note: no episode has ended within 1000 steps" in note
+        and "no fault found in 1000 steps" in fine
+    )
 
 
 def test_goals_that_no_replay_uses_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check-env", "broken:Goals"]) == 0
     note, fine = capsys.readouterr().out.splitlines()
-    assert "note: its achieved_goal and compute_reward are not used" in note and "no fault found in" in fine
+    assert (
+        "note: its achieved_goal and compute_reward are not used" in note
+        and "no fault found in" in fine
+    )
 
 
 @pytest.mark.case  # test_environments_of_several_agents_are_played_too
@@ -61,23 +71,42 @@ def test_environments_of_several_agents_are_played_too(capsys: pytest.CaptureFix
     assert cli.main(["check-env", "team:CartPoles"]) == 0
     assert "no fault found in" in capsys.readouterr().out
     assert cli.main(["check-env", "team:Spoilt"]) == 1
-    assert "team:Spoilt: the observation of step_env at observation is not finite: [nan]" in capsys.readouterr().out
-    assert cli.main(["check-env", "team:ShortMask"]) == 1  # moves off the line are tried, and leave the space
-    assert "note: its get_avail_actions looks like an action mask, but has 2 numbers where 3" in capsys.readouterr().out
+    assert (
+        "team:Spoilt: the observation of step_env at observation is not finite: [nan]"
+        in capsys.readouterr().out
+    )
+    # moves off the line are tried, and leave the space
+    assert cli.main(["check-env", "team:ShortMask"]) == 1
+    assert (
+        "note: its get_avail_actions looks like an action mask, but has 2 numbers where 3"
+        in capsys.readouterr().out
+    )
     assert cli.main(["check-env", "parts:Shrinking"]) == 1
     out = capsys.readouterr().out
-    assert "the action mask of step is array([" in out and "dtype=int8), not 4 zeros and ones" in out
+    assert (
+        "the action mask of step is array([" in out and "dtype=int8), not 4 zeros and ones" in out
+    )
     assert cli.main(["check-env", "parts:Stuck"]) == 1
-    assert "the action mask of step 4 allows no action, though the episode goes on" in capsys.readouterr().out
+    assert (
+        "the action mask of step 4 allows no action, though the episode goes on"
+        in capsys.readouterr().out
+    )
     assert cli.main(["check-env", "team:NoMove"]) == 1
     out = capsys.readouterr().out
-    assert "the action mask of step_env in environment 0 at step 1 for agent 0 allows no action" in out
+    assert (
+        "the action mask of step_env in environment 0 at step 1 for agent 0 allows no action" in out
+    )
     assert cli.main(["check-env", "team:Unequal"]) == 2
     assert "agents with different actions" in capsys.readouterr().err
 
 
 def test_options_and_their_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["check-env", "gymnasium:CartPole-v1", "--env-options", "sutton_barto_reward=true"]) == 0
+    assert (
+        cli.main(
+            ["check-env", "gymnasium:CartPole-v1", "--env-options", "sutton_barto_reward=true"]
+        )
+        == 0
+    )
     capsys.readouterr()
     for command, message in {
         "check-env": "which environment?",
@@ -94,7 +123,9 @@ def test_options_and_their_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
         assert message in err and err.count("\n") == 1 and not out
 
 
-@pytest.mark.parametrize("value, fault", [(1.0 + 1.2e-7, ""), (-1.0 - 1.2e-7, ""), (1.5, "1.5"), (-1.5, "-1.5")])
+@pytest.mark.parametrize(
+    "value, fault", [(1.0 + 1.2e-7, ""), (-1.0 - 1.2e-7, ""), (1.5, "1.5"), (-1.5, "-1.5")]
+)
 def test_an_observation_may_round_past_its_bound(value: float, fault: str) -> None:
     space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
     found = findings._outside(np.array([0.0, value], np.float32), space)

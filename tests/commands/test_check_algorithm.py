@@ -39,15 +39,27 @@ def acted(returned: str) -> str:
 
 
 FAULTS = {
-    "mean": ("return total,", "return total.mean(),", "losses () with a mask (128,); both need an entry for each"),
+    "mean": (
+        "return total,",
+        "return total.mean(),",
+        "losses () with a mask (128,); both need an entry for each",
+    ),
     "column": ("return total,", "return total[:, None],", "losses (128, 1) with a mask (128,)"),
     "square": (
         "(rollout, weight=weight,",
         "(rollout, weight=weight[..., None],",
         "(my_algo.py, line 36)",
     ),
-    "short mask": ('batch["valid"], Aux', 'batch["valid"][1:], Aux', "losses (128,) with a mask (127,)"),
-    "one mask": ('batch["valid"], Aux', 'batch["valid"].all(), Aux', "losses (128,) with a mask ()"),
+    "short mask": (
+        'batch["valid"], Aux',
+        'batch["valid"][1:], Aux',
+        "losses (128,) with a mask (127,)",
+    ),
+    "one mask": (
+        'batch["valid"], Aux',
+        'batch["valid"].all(), Aux',
+        "losses (128,) with a mask ()",
+    ),
     "row missing": (
         *(BATCH, BATCH.replace("return ", "return {**") + ", 'weight': weight.reshape(-1)[1:]}"),
         "postprocess (my_algo.py, line 27) returned batch['weight'] float32[511]; its first axis must be 512",
@@ -100,7 +112,11 @@ MORE_FAULTS = {
         acted("(jnp.eye(2)[a[0]], a[1], a[2])"),
         "returned the action float32[8, 2]; gymnax:CartPole-v1",
     ),
-    "two values": (ACTED, acted("a[:2]"), "policy (my_algo.py, line 45) returned 2 values, not (action, core, extras)"),
+    "two values": (
+        ACTED,
+        acted("a[:2]"),
+        "policy (my_algo.py, line 45) returned 2 values, not (action, core, extras)",
+    ),
     "extras": (
         *(ACTED, acted("(a[0], a[1], {'log_prob': a[2]['log_prob'].mean()})")),
         "the extras of policy (my_algo.py, line 45) at ['log_prob'] is float32[]; its first axis must be 8, the",
@@ -111,13 +127,21 @@ MORE_FAULTS = {
         "init=lambda key: net.init(key).params",
         "init (my_algo.py, line 44) returned a dict; Variables",
     ),
-    "optimizer": ('clipped_optimizer("adam")', "clipped_optimizer", "optimizer is a method; one of optax is needed"),
+    "optimizer": (
+        'clipped_optimizer("adam")',
+        "clipped_optimizer",
+        "optimizer is a method; one of optax is needed",
+    ),
     "no algorithm": (
         "return Algorithm(",
         "x = Algorithm(",
         "make (my_algo.py, line 24) returned a NoneType; an Algorithm is",
     ),
-    "field": ("num_epochs=4", "num_epoch=4", "got an unexpected keyword argument 'num_epoch' (my_algo.py, line 43)"),
+    "field": (
+        "num_epochs=4",
+        "num_epoch=4",
+        "got an unexpected keyword argument 'num_epoch' (my_algo.py, line 43)",
+    ),
     "if": (
         "value_loss = jnp",
         "value_loss = 0 if value[0] > 0 else jnp",
@@ -178,13 +202,24 @@ OLD = f"""batch = {BATCH.removeprefix("return ")}
             return {{**batch, "old": old.log_prob(batch["action"])}}"""
 VALUE_LOSS = 'jnp.square(value - batch["value_target"])'
 EXECUTED = {
-    "one key": (ACTED, keyed("x.keys[0]"), "policy gives a row another output when environments change places"),
+    "one key": (
+        ACTED,
+        keyed("x.keys[0]"),
+        "policy gives a row another output when environments change places",
+    ),
     "fixed key": (ACTED, keyed("jax.random.key(0)"), "policy makes a key itself"),
     "greedy draws": (
-        *(ACTED, f"policy=lambda v, o, c, x: net.policy(v, o, c, {FIXED} if x.keys is None else x)"),
+        *(
+            ACTED,
+            f"policy=lambda v, o, c, x: net.policy(v, o, c, {FIXED} if x.keys is None else x)",
+        ),
         "policy draws random numbers where context.keys is None",
     ),
-    "argmin": (ACTED, acted("(1 - a[0], a[1], a[2]) if x.keys is None else a"), "policy takes greedy actions"),
+    "argmin": (
+        ACTED,
+        acted("(1 - a[0], a[1], a[2]) if x.keys is None else a"),
+        "policy takes greedy actions",
+    ),
     "no exploration": (
         *(ACTED, "policy=lambda v, o, c, x: net.policy(v, o, c, x._replace(keys=None))"),
         "note: policy takes the same actions whatever context.keys are",
@@ -194,7 +229,10 @@ EXECUTED = {
         "postprocess returned batch['weight'] in time-major order",
     ),
     "a mean of all steps": (
-        *("jnp.abs(advantage), rollout.valid)", "jnp.abs(advantage), jnp.ones_like(rollout.valid))"),
+        *(
+            "jnp.abs(advantage), rollout.valid)",
+            "jnp.abs(advantage), jnp.ones_like(rollout.valid))",
+        ),
         "postprocess returned another batch['weight'] for some environments because others have reset steps",
     ),
     "no stop_gradient": (
@@ -205,16 +243,27 @@ EXECUTED = {
         *("mesh.global_mean(jnp.abs(advantage), rollout.valid)", "jnp.abs(advantage).mean()"),
         "two devices give another 'loss/policy' than one",
     ),
-    "mean": ("return total,", "return jnp.full_like(total, total.mean()),", "two devices give another"),
+    "mean": (
+        "return total,",
+        "return jnp.full_like(total, total.mean()),",
+        "two devices give another",
+    ),
     "a mean that is 0 at first": (
         *("return total,", "return total + jnp.mean(jnp.exp(RATIO) - 1 - RATIO),"),
         "loss gives an example another loss when other examples change: no mean over examples is taken in a loss",
     ),
     "a ratio's mask": (
-        *('return total, batch["valid"]', 'return jnp.exp(RATIO) * batch["weight"], jnp.ones_like(total)'),
+        *(
+            'return total, batch["valid"]',
+            'return jnp.exp(RATIO) * batch["weight"], jnp.ones_like(total)',
+        ),
         "loss learns from reset steps",
     ),
-    "no mask": ('batch["valid"], Aux', 'jnp.ones_like(batch["valid"]), Aux', "loss learns from reset steps"),
+    "no mask": (
+        'batch["valid"], Aux',
+        'jnp.ones_like(batch["valid"]), Aux',
+        "loss learns from reset steps",
+    ),
     "no gradient": (
         *("jnp.square(value -", "jnp.square(jax.lax.stop_gradient(value) -"),
         "the loss has gradients of 0 for params['value']['params']['bias'] in all of 6 updates, and for 3 more",
@@ -229,7 +278,11 @@ EXECUTED = {
         "jnp.sqrt(jnp.square(value * 0.0))",
         "the loss has a gradient that is not finite although each",
     ),
-    "impure": ("value_loss = ", "value_loss = __import__('random').random() * ", "is not the same when traced again"),
+    "impure": (
+        "value_loss = ",
+        "value_loss = __import__('random').random() * ",
+        "is not the same when traced again",
+    ),
     "ends": (
         *(
             "*rollout.outcomes,",
@@ -249,7 +302,9 @@ def algorithm_of(text: str) -> Any:
     module = types.ModuleType("my_algo")
     sys.modules[module.__name__] = module
     exec(compile(text, "my_algo.py", "exec"), module.__dict__)
-    return next(kind for kind in vars(module).values() if getattr(kind, "__module__", "") == module.__name__)
+    return next(
+        kind for kind in vars(module).values() if getattr(kind, "__module__", "") == module.__name__
+    )
 
 
 def checked(text: str) -> None:
@@ -260,7 +315,8 @@ def checked(text: str) -> None:
 
 @pytest.mark.parametrize(
     "fault",
-    [*FAULTS, *(pytest.param(name, marks=pytest.mark.case) for name in MORE_FAULTS)],  # test_what_train_refuses
+    # test_what_train_refuses
+    [*FAULTS, *(pytest.param(name, marks=pytest.mark.case) for name in MORE_FAULTS)],
 )
 def test_what_train_refuses(fault: str) -> None:
     old, new, message = {**FAULTS, **MORE_FAULTS}[fault]
@@ -294,18 +350,28 @@ def test_what_only_shows_in_numbers(fault: str) -> None:
     text = RIGHT.replace(old, new)
     assert old in RIGHT
     if "RATIO" in new:  # of the action's probability to that before the first update
-        text = text.replace("RATIO", '(distribution.log_prob(batch["action"]) - batch["old"])').replace(BATCH, OLD)
-    config, source = resolved(jaxrl_dist.preset(algorithm_of(text), "CartPole-v1", hidden_sizes=(4,)))
+        text = text.replace(
+            "RATIO", '(distribution.log_prob(batch["action"]) - batch["old"])'
+        ).replace(BATCH, OLD)
+    config, source = resolved(
+        jaxrl_dist.preset(algorithm_of(text), "CartPole-v1", hidden_sizes=(4,))
+    )
     lines = check(config, source.spec).lines("mine", "")
     assert [line for line in lines if line.startswith(f"mine: {message}") or message in line], lines
 
 
 def tried(**of: Any) -> Any:
-    """What an algorithm with these functions is tried on; its parameters are logits of 3 actions."""
+    """What an algorithm with these functions is tried on; its parameters are logits of 3
+    actions.
+    """
     logits = np.float32([0.1, 0.0, -0.1])
-    rollout = SimpleNamespace(obs=np.zeros((17, 4, 1), np.float32), reward=np.zeros((16, 4), np.float32))
+    rollout = SimpleNamespace(
+        obs=np.zeros((17, 4, 1), np.float32), reward=np.zeros((16, 4), np.float32)
+    )
     algorithm = SimpleNamespace(initial_core=lambda num_envs: (), **of)
-    return SimpleNamespace(algorithm=algorithm, variables=Variables(logits, ()), target=logits, rollout=rollout)
+    return SimpleNamespace(
+        algorithm=algorithm, variables=Variables(logits, ()), target=logits, rollout=rollout
+    )
 
 
 @pytest.mark.parametrize("way", ["mode", "draw", "gumbel", "puct"])
@@ -323,7 +389,13 @@ def test_draws_of_greedy_actions_are_a_fault_where_they_decide(way: str) -> None
         if way == "draw":
             return jax.random.categorical(jax.random.key(0), logits), core, {}
         config = MuZero(search=way, num_simulations=4)  # type: ignore[arg-type]
-        return searching.search(config, step, logits[0], logits, rows, rows, None, context.keys).action, core, {}
+        return (
+            searching.search(
+                config, step, logits[0], logits, rows, rows, None, context.keys
+            ).action,
+            core,
+            {},
+        )
 
     assert functions._draws_decide(tried(policy=policy)) == (way == "draw")
 
@@ -332,7 +404,9 @@ def test_draws_of_greedy_actions_are_a_fault_where_they_decide(way: str) -> None
 def test_a_target_of_logits_is_read_though_a_constant_changes_no_probability(reads: bool) -> None:
     found = Check("mine")
     trial = tried(target=lambda params, target, updates: params)
-    functions._check_target(found, trial, lambda target: jax.nn.softmax(target if reads else jnp.zeros(3)))
+    functions._check_target(
+        found, trial, lambda target: jax.nn.softmax(target if reads else jnp.zeros(3))
+    )
     assert found.faults.keys() == (set() if reads else {"unread"})
 
 
@@ -341,8 +415,13 @@ ENVS = {**dict.fromkeys(["ddpg", "td3", "sac"], "Pendulum-v1"), "qmix": "team:Me
 
 @pytest.mark.slow
 def test_nothing_is_wrong_with_what_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
-    for page, env in {"adding-an-algorithm": "CartPole-v1", "adding-an-off-policy-algorithm": "CartPole-v1"}.items():
-        config, source = resolved(jaxrl_dist.preset(algorithm_of(blocks(f"docs/{page}.md")[0]), env))
+    for page, env in {
+        "adding-an-algorithm": "CartPole-v1",
+        "adding-an-off-policy-algorithm": "CartPole-v1",
+    }.items():
+        config, source = resolved(
+            jaxrl_dist.preset(algorithm_of(blocks(f"docs/{page}.md")[0]), env)
+        )
         assert check(config, source.spec).lines(page, "")[0].startswith(f"{page}: no fault found")
         phases = [line.split()[1] for line in capsys.readouterr().err.splitlines()]
         assert phases == ["tracing", "training", "comparing", "training", "trying"]
@@ -357,10 +436,24 @@ def test_nothing_is_wrong_with_ours(name: str) -> None:
 
 
 def test_what_else_a_function_raises_ends_in_its_own_line(tmp_path: Path) -> None:
-    (file := tmp_path / "my_algo.py").write_text(RIGHT.replace(FED, f"{FED}, done=lambda means: 1 / 0"))
+    (file := tmp_path / "my_algo.py").write_text(
+        RIGHT.replace(FED, f"{FED}, done=lambda means: 1 / 0")
+    )
     with pytest.raises(ZeroDivisionError) as caught:
-        cli.main(["train", str(file), "--env", "CartPole-v1", *runs.TINY.split(), "--run-dir", str(tmp_path / "run")])
-    assert "JAX has removed its internal frames" not in "".join(traceback.format_exception(caught.value))
+        cli.main(
+            [
+                "train",
+                str(file),
+                "--env",
+                "CartPole-v1",
+                *runs.TINY.split(),
+                "--run-dir",
+                str(tmp_path / "run"),
+            ]
+        )
+    assert "JAX has removed its internal frames" not in "".join(
+        traceback.format_exception(caught.value)
+    )
 
 
 @pytest.mark.parametrize(
@@ -374,7 +467,9 @@ def test_what_else_a_function_raises_ends_in_its_own_line(tmp_path: Path) -> Non
         "--policy a=ppo:agent_0 --env CartPole-v1": "check-algorithm checks one algorithm",
     }.items(),
 )
-def test_what_cannot_be_checked(args: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_checked(
+    args: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["check-algorithm", *args.split()]) == 2
     out, err = capsys.readouterr()
     assert message in err and err.count("\n") == 1 and not out

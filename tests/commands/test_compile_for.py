@@ -29,12 +29,19 @@ def test_a_run_is_compiled_and_its_memory_is_said(
     monkeypatch.setattr(targets, "target", lambda name: {"h200x2": chosen}[name])
     assert cli.main(["doctor", "--compile-for", "h200x2", *RUN.split(), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["env"] == "gymnax:CartPole-v1" and report["devices"] == 2 and report["num_envs"] == 8
+    assert (
+        report["env"] == "gymnax:CartPole-v1" and report["devices"] == 2 and report["num_envs"] == 8
+    )
     assert report["memory"]["device"] == 10**9 and report["memory"]["state"] > 8 * 4 * 4
 
     assert cli.main(["doctor", f"--compile-for={chosen.name}", *RUN.split(), "--quiet"]) == 0
     out = capsys.readouterr().out
-    assert out.count("\n") == 2 and "2 x cpu" in out and "of 1.0 GB" in out and "does not fit" not in out
+    assert (
+        out.count("\n") == 2
+        and "2 x cpu" in out
+        and "of 1.0 GB" in out
+        and "does not fit" not in out
+    )
 
 
 @pytest.mark.case  # test_a_run_is_compiled_and_its_memory_is_said
@@ -42,18 +49,31 @@ def test_what_a_run_would_allocate_on_this_machine(capsys: pytest.CaptureFixture
     replay = "dqn --env CartPole-v1 --num-envs 8 --hidden-sizes 8 --batch-size 8 --replay-capacity"
     sizes = []
     for capacity in (4096, 1048576):
-        assert cli.main(["doctor", "--compile-for", "here", *replay.split(), str(capacity), "--json"]) == 0
+        assert (
+            cli.main(["doctor", "--compile-for", "here", *replay.split(), str(capacity), "--json"])
+            == 0
+        )
         report = json.loads(capsys.readouterr().out)
         assert report["devices"] == len(jax.local_devices()) and report["memory"]["device"] > 10**8
         sizes.append(report["memory"]["state"])
-    # A step of CartPole: 4 numbers observed, 1 of action, 1 of reward, and 3 bools. Each device holds its share.
+    # A step of CartPole: 4 numbers observed, 1 of action, 1 of reward, and 3 bools.
+    # Each device holds its share.
     assert (sizes[1] - sizes[0]) * 8 == pytest.approx((1048576 - 4096) * (6 * 4 + 3), rel=0.01)
 
 
 def test_a_run_says_what_it_would_take_and_does_not_train(
-    installed: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    installed: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
-    sizes = {"device": 10**9, "state": 3 * 10**8, "new_state": 0, "temporary": 9 * 10**8, "program": 0}
+    sizes = {
+        "device": 10**9,
+        "state": 3 * 10**8,
+        "new_state": 0,
+        "temporary": 9 * 10**8,
+        "program": 0,
+    }
     about = {
         "algorithm": "PPO",
         "env": "X",
@@ -67,7 +87,10 @@ def test_a_run_says_what_it_would_take_and_does_not_train(
     report = {**about, "compile_seconds": 1.0, "memory": sizes}
     monkeypatch.setattr(compile_for, "report", lambda *run: asked.append(run) or report)
     run_dir = str(tmp_path / "run")
-    assert cli.main(["train", *RUN.split(), "--run-dir", run_dir, "--quiet", "--plan-memory", "h200"]) == 0
+    assert (
+        cli.main(["train", *RUN.split(), "--run-dir", run_dir, "--quiet", "--plan-memory", "h200"])
+        == 0
+    )
     [(target, found)] = asked
     assert target == "h200" and found.resolved()[0].num_envs == 8 and not Path(run_dir).exists()
     assert capsys.readouterr().out.splitlines()[1:] == [
@@ -89,12 +112,24 @@ def test_a_run_says_what_it_would_take_and_does_not_train(
         ("", "--json", "--compile-for which accelerator? Such as here, h200"),
         ("here", f"--json=maybe {RUN}", "--json takes no value, so 'maybe' is too much"),
         ("", RUN.removeprefix("ppo "), "--compile-for which accelerator? Such as here, h200"),
-        ("here", f"{RUN} --plan-memory here", "only `train` accepts --plan-memory: `train ... --plan-memory here`"),
-        ("h200", "", "which run? Such as: jaxrl-dist doctor --compile-for h200 ppo --env CartPole-v1"),
+        (
+            "here",
+            f"{RUN} --plan-memory here",
+            "only `train` accepts --plan-memory: `train ... --plan-memory here`",
+        ),
+        (
+            "h200",
+            "",
+            "which run? Such as: jaxrl-dist doctor --compile-for h200 ppo --env CartPole-v1",
+        ),
         ("h200x2", "ppo --env CartPole-v1 --plan synchronous", "this one is under synchronous"),
         ("h200x2", f"{RUN} --seeds 2", "remove --seeds and --vary"),
         ("h200x2", f"{RUN} --num-devices 1", "--num-devices names devices of this machine"),
-        ("h200x2", "ppo --env CartPole-v1 --num-envs 3", "--num-envs 3 does not divide over 2 devices"),
+        (
+            "h200x2",
+            "ppo --env CartPole-v1 --num-envs 3",
+            "--num-envs 3 does not divide over 2 devices",
+        ),
     ],
 )
 def test_what_cannot_be_compiled_is_said_in_one_line(
@@ -109,7 +144,9 @@ def test_what_cannot_be_compiled_is_said_in_one_line(
 def test_missing_compiler_names_its_install_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], target: str, extra: str
 ) -> None:
-    monkeypatch.setattr(accelerators, "version", lambda package: "0.11.2" if package == "jax" else None)
+    monkeypatch.setattr(
+        accelerators, "version", lambda package: "0.11.2" if package == "jax" else None
+    )
     assert cli.main(["doctor", "--compile-for", target, *RUN.split()]) == 2
     out, err = capsys.readouterr()
     assert out == "" and f"-m pip install 'jax[{extra}]==0.11.2'" in err and err.count("\n") == 1

@@ -30,8 +30,19 @@ GPU = {"platform": "gpu", "number": 0, "kind": "NVIDIA H200", "memory": 150 * 10
 def test_this_machine_can_train(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor"]) == 0
     out = capsys.readouterr().out
-    for package in ("jax", "jaxlib", "flax", "optax", "gymnax", "gymnasium", "orbax-checkpoint", "rich"):
-        assert re.search(rf"^{package} +{re.escape(importlib.metadata.version(package))}$", out, re.MULTILINE)
+    for package in (
+        "jax",
+        "jaxlib",
+        "flax",
+        "optax",
+        "gymnax",
+        "gymnasium",
+        "orbax-checkpoint",
+        "rich",
+    ):
+        assert re.search(
+            rf"^{package} +{re.escape(importlib.metadata.version(package))}$", out, re.MULTILINE
+        )
     for line in (
         r"python .*\d\.\d+\.\d+ .*",
         r"extra test +installed",
@@ -53,7 +64,9 @@ class Machine:
 
     def __init__(self, root: Path) -> None:
         self.root, self.probes = root, {name: dict(answer) for name, answer in HEALTHY.items()}
-        self.versions = dict.fromkeys((name for names in doctor.requirements().values() for name in names), "1.0")
+        self.versions = dict.fromkeys(
+            (name for names in doctor.requirements().values() for name in names), "1.0"
+        )
         for name in accelerators.PLUGINS.values():
             del self.versions[name]
         self.write("proc/cpuinfo", "processor : 0\nflags\t\t: fpu avx avx2\n")
@@ -81,22 +94,32 @@ def run(capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str], list[str]]:
     out, err = capsys.readouterr()
     assert err == ""
     assert (out.splitlines()[-1] == "this machine can train") == (code == 0)
-    return code, *(re.findall(rf"^{kind}: (.*)$", out, re.MULTILINE) for kind in ("note", "problem"))
+    return code, *(
+        re.findall(rf"^{kind}: (.*)$", out, re.MULTILINE) for kind in ("note", "problem")
+    )
 
 
-def test_a_healthy_machine_is_told_nothing(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_healthy_machine_is_told_nothing(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(capsys) == (0, [], [])
 
 
 def test_a_machine_without_envpool_can_train(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(importlib.metadata, "requires", lambda package: ["jax", 'envpool>=1.2; extra == "envpool"'])
+    monkeypatch.setattr(
+        importlib.metadata, "requires", lambda package: ["jax", 'envpool>=1.2; extra == "envpool"']
+    )
     del machine.versions["envpool"], machine.probes["envpool"]
     assert cli.main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert "backend envpool" not in out and "note" not in out
-    assert re.search(r"^extra envpool +without envpool\nextras +pip install 'jaxrl-dist\[NAME\]' installs", out, re.M)
+    assert re.search(
+        r"^extra envpool +without envpool\nextras +pip install 'jaxrl-dist\[NAME\]' installs",
+        out,
+        re.M,
+    )
 
 
 PIP = re.escape(f"{sys.executable} -m pip install")
@@ -122,19 +145,25 @@ def test_a_gpu_without_a_plugin(
     if version is not None:
         machine.write("proc/driver/nvidia/version", driver(version))
     code, (note,), problems = run(capsys)
-    assert (code, problems) == (0, []) and note.startswith("there is an NVIDIA GPU, and JAX does not use it: ")
+    assert (code, problems) == (0, []) and note.startswith(
+        "there is an NVIDIA GPU, and JAX does not use it: "
+    )
     assert re.search(message, note)
 
 
 def test_a_gpu_that_only_nvidia_smi_shows(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/nvidia-smi" if name == "nvidia-smi" else None)
+    monkeypatch.setattr(
+        shutil, "which", lambda name: "/usr/bin/nvidia-smi" if name == "nvidia-smi" else None
+    )
     _, (note,), _ = run(capsys)
     assert "jax[cuda12]" in note
 
 
-def test_a_gpu_whose_plugin_does_not_start(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gpu_whose_plugin_does_not_start(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
     machine.write("dev/nvidia0")
     machine.versions["jax-cuda12-plugin"] = "1.0"
     machine.probes["devices"]["said"] = "CUDA_ERROR_NO_DEVICE"
@@ -150,7 +179,10 @@ def test_a_gpu_that_works(machine: Machine, capsys: pytest.CaptureFixture[str]) 
     machine.probes["devices"]["devices"] = [GPU]
     assert cli.main(["doctor"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"^gpu 0 +NVIDIA H200, 150.0 GB, computes$", out, re.MULTILINE) and "note" not in out
+    assert (
+        re.search(r"^gpu 0 +NVIDIA H200, 150.0 GB, computes$", out, re.MULTILINE)
+        and "note" not in out
+    )
     assert re.search(r"^extra cuda12 +installed$", out, re.MULTILINE)
 
 
@@ -177,7 +209,9 @@ def test_a_tpu(
     code, notes, _ = run(capsys)
     assert code == 0 and len(notes) == (message is not None)
     if message is not None:
-        assert notes[0].startswith("there is a TPU, and JAX does not use it: ") and re.search(message, notes[0])
+        assert notes[0].startswith("there is a TPU, and JAX does not use it: ") and re.search(
+            message, notes[0]
+        )
 
 
 def test_a_variable_that_hides_the_gpu(
@@ -185,7 +219,9 @@ def test_a_variable_that_hides_the_gpu(
 ) -> None:
     machine.write("dev/nvidia0")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    assert run(capsys)[1] == ["there is an NVIDIA GPU, and JAX does not use it: JAX_PLATFORMS=cpu hides it"]
+    assert run(capsys)[1] == [
+        "there is an NVIDIA GPU, and JAX does not use it: JAX_PLATFORMS=cpu hides it"
+    ]
 
 
 def test_what_stands_in_the_way_of_training(
@@ -193,10 +229,15 @@ def test_what_stands_in_the_way_of_training(
 ) -> None:
     machine.write("proc/cpuinfo", "flags\t\t: fpu sse4_2\n")
     del machine.versions["optax"]
-    machine.probes["devices"]["devices"] = [GPU, {**GPU, "number": 1, "error": "XlaRuntimeError: INTERNAL"}]
+    machine.probes["devices"]["devices"] = [
+        GPU,
+        {**GPU, "number": 1, "error": "XlaRuntimeError: INTERNAL"},
+    ]
     code, notes, problems = run(capsys)
     assert (code, notes) == (1, []) and len(problems) == 3
-    assert problems[0].startswith("optax must be installed: ") and problems[0].endswith("pip install optax")
+    assert problems[0].startswith("optax must be installed: ") and problems[0].endswith(
+        "pip install optax"
+    )
     assert "no AVX" in problems[1]
     assert problems[2] == "gpu 1 cannot run a jitted computation: XlaRuntimeError: INTERNAL"
     machine.probes["devices"] = {"error": "it ends Python: Illegal instruction"}
@@ -208,23 +249,32 @@ def test_backends(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     machine.probes["envpool"] = machine.probes["gymnax"] = {"error": "ImportError: libGL.so.1"}
     code, notes, _ = run(capsys)
     assert code == 0
-    assert notes == [f"{name} cannot be imported: ImportError: libGL.so.1" for name in ("gymnax", "envpool")]
+    assert notes == [
+        f"{name} cannot be imported: ImportError: libGL.so.1" for name in ("gymnax", "envpool")
+    ]
     machine.probes["gymnasium"] = {"error": "ImportError: libGL.so.1"}
     code, notes, problems = run(capsys)
     assert (code, notes, len(problems)) == (1, [], 3)
 
 
-def test_little_room(machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_little_room(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: types.SimpleNamespace(free=5 * 10**8))
     machine.write("sys/fs/cgroup/memory.max", "4000000000\n")
     assert cli.main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"^note: .* has 500.0 MB free", out, re.MULTILINE)
-    assert re.search(r"^memory +16.4 GB, 8.2 GB available; this container's limit is 4.0 GB$", out, re.MULTILINE)
+    assert re.search(
+        r"^memory +16.4 GB, 8.2 GB available; this container's limit is 4.0 GB$", out, re.MULTILINE
+    )
 
 
 def test_a_machine_that_tells_nothing(
-    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    machine: Machine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """No /proc, and no metadata of the package."""
     monkeypatch.setattr(accelerators, "ROOT", tmp_path / "nowhere")
@@ -232,7 +282,7 @@ def test_a_machine_that_tells_nothing(
     assert run(capsys) == (0, [], [])
 
 
-# --- Probes -------------------------------------------------------------------------------------------
+# --- Probes ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -268,7 +318,9 @@ def test_jax_without_a_device_is_said_once(
 
 def test_a_python_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    assert doctor.probe("devices") == {"error": "/nowhere/python cannot be started: No such file or directory"}
+    assert doctor.probe("devices") == {
+        "error": "/nowhere/python cannot be started: No such file or directory"
+    }
 
 
 def test_a_backend_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,18 +26,28 @@ from jaxrl_dist.types import EnvSpec
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_flag_has_a_help_sentence_and_a_default(algorithm: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_flag_has_a_help_sentence_and_a_default(
+    algorithm: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["train", algorithm, "--help-all"]) == 0
     text = capsys.readouterr().out
-    names = {f.name for kind in (flags.Command, config_class(algorithm)) for f in dataclasses.fields(kind)}
+    names = {
+        f.name
+        for kind in (flags.Command, config_class(algorithm))
+        for f in dataclasses.fields(kind)
+    }
     names -= {"algorithm"}
     assert {"env_options", "mem_fraction", "precision", "init_from", "config", "quiet"} <= names
     entries = re.findall(r"^  --(\[no-\])?([a-z-]+)(.*?)(?=^  --|^$|\Z)", text, re.M | re.S)
-    assert sorted(name for _, name, _ in entries) == sorted(name.replace("_", "-") for name in names)
+    assert sorted(name for _, name, _ in entries) == sorted(
+        name.replace("_", "-") for name in names
+    )
     for _, name, rest in entries:
         sentence, value, _ = " ".join(rest.split()).rpartition(" (")
         assert value, f"{name} shows no value: {rest}"
-        assert len(sentence.split()) > 3 and sentence.endswith("."), f"{name} has no help sentence: {rest}"
+        assert len(sentence.split()) > 3 and sentence.endswith("."), (
+            f"{name} has no help sentence: {rest}"
+        )
     groups = re.findall(r"^(\w+):$", text, re.M)
     assert groups == [group for group in help.ORDER if group in groups] and groups[0] == "common"
     assert max(map(len, text.splitlines())) <= 110
@@ -57,20 +67,36 @@ def test_help_is_short_and_shows_the_values_that_would_run(
     plain, text = shown("train dqn --help")
     assert plain["num-envs"] == "8" and "memory" not in plain and "frame-stack" not in plain
     assert "values without a preset" in text and "More flags, with --help-all: network (8)" in text
-    atari, text = shown("train dqn --env envpool:Pong-v5 --seed 7 --quiet --plan-memory here --help")
+    atari, text = shown(
+        "train dqn --env envpool:Pong-v5 --seed 7 --quiet --plan-memory here --help"
+    )
     config, _ = resolved(Train("dqn", env="envpool:Pong-v5"))
-    assert atari["num-envs"] == f"{config.num_envs}; preset" and atari["plan"] == config.plan != plain["plan"]
-    assert atari["learning-rate"] == f"{config.algorithm.learning_rate}; preset" and atari["seed"] == "7; yours"
+    assert (
+        atari["num-envs"] == f"{config.num_envs}; preset"
+        and atari["plan"] == config.plan != plain["plan"]
+    )
+    assert (
+        atari["learning-rate"] == f"{config.algorithm.learning_rate}; preset"
+        and atari["seed"] == "7; yours"
+    )
     assert "on envpool:Pong-v5, and where they come from" in text
     paper, _ = shown("train dqn --env envpool:Pong-v5 --published --batch-size 32 --help-all")
-    assert (paper["discount"], paper["batch-size"], paper["quiet"]) == ("0.99; paper", "32; yours", "off")
+    assert (paper["discount"], paper["batch-size"], paper["quiet"]) == (
+        "0.99; paper",
+        "32; yours",
+        "off",
+    )
     named, _ = shown("train apex --env CartPole-v1 --help-all")
     assert (named["plan"], named["num-actors"], named["priority-exponent"]) == (
         "asynchronous; preset",
         "2",
         "0.6; preset",
     )
-    assert len(shown("train ppo --help")[1].splitlines()) < 60 < len(shown("train ppo --help-all")[1].splitlines())
+    assert (
+        len(shown("train ppo --help")[1].splitlines())
+        < 60
+        < len(shown("train ppo --help-all")[1].splitlines())
+    )
 
 
 def test_help_names_the_plans_of_actor_flags() -> None:
@@ -105,7 +131,12 @@ def test_flags_win_over_file_over_preset_over_default(tmp_path: Path) -> None:
     line = flags.parse_train(Sixteen, ["--report-interval=4", "--clip-epsilon=.4", "--seed=4"])
     config, _ = resolved(Train(Sixteen), {**stored, **line})
     # default, preset, file, flag
-    assert (config.total_env_steps, config.num_envs, config.rollout_length, config.report_interval) == (
+    assert (
+        config.total_env_steps,
+        config.num_envs,
+        config.rollout_length,
+        config.report_interval,
+    ) == (
         1_000_000,
         16,
         8,
@@ -130,7 +161,10 @@ def test_vary_and_flags_override_stored_values(tmp_path: Path) -> None:
     assert config(whole, "") == config(single, "--vary learning-rate=1e-3,1e-4") == whole
     plain = config(single, "--learning-rate-schedule constant").algorithm
     assert (plain.learning_rate_schedule, plain.learning_rate_steps) == ("constant", None)
-    for args in ("--vary learning-rate=1e-3,1e-4 --learning-rate 1e-3", "--vary learning_rate=1 --learning-rate 1e-3"):
+    for args in (
+        "--vary learning-rate=1e-3,1e-4 --learning-rate 1e-3",
+        "--vary learning_rate=1 --learning-rate 1e-3",
+    ):
         with pytest.raises(ConfigError, match="contradicts learning_rate"):
             config(single, args)
     with pytest.raises(ConfigError, match="learning_rate_steps does nothing without"):
@@ -143,10 +177,16 @@ def test_a_flag_wins_even_with_the_value_of_the_default() -> None:
     given = flags.parse_train(Sixteen, args)
     assert given == {"num_envs": 8, "discount": 0.99}
     config, _ = resolved(Train(Sixteen, "CartPole-v1"), given)
-    assert (config.num_envs, config.algorithm.discount, config.algorithm.gae_lambda) == (8, 0.99, 0.16)
+    assert (config.num_envs, config.algorithm.discount, config.algorithm.gae_lambda) == (
+        8,
+        0.99,
+        0.16,
+    )
 
 
-@pytest.mark.parametrize("wrong", [{"num_envs": 0}, {"discount": 2}, {"seed": "3"}, {"discont": 0.9}])
+@pytest.mark.parametrize(
+    "wrong", [{"num_envs": 0}, {"discount": 2}, {"seed": "3"}, {"discont": 0.9}]
+)
 def test_values_are_checked_before_the_environment_is_made(
     wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,7 +194,9 @@ def test_values_are_checked_before_the_environment_is_made(
         raise AssertionError
 
     monkeypatch.setattr(resolve, "find_env", never)
-    with pytest.raises(ConfigError, match=r"num_envs must be|discount must be|seed must be|a field 'discont'"):
+    with pytest.raises(
+        ConfigError, match=r"num_envs must be|discount must be|seed must be|a field 'discont'"
+    ):
         resolved(Train("ppo", "CartPole-v1"), wrong)
 
 
@@ -182,12 +224,19 @@ def test_config_json_brings_back_every_value(tmp_path: Path) -> None:
         torso="impala",
         learning_rate=1 / 3,
     )
-    run = {"env_options": {"a": "1", "b": "x=y z"}, "atari_preset": "machado", "plan": "synchronous", "num_devices": 3}
+    run = {
+        "env_options": {"a": "1", "b": "x=y z"},
+        "atari_preset": "machado",
+        "plan": "synchronous",
+        "num_devices": 3,
+    }
     more = {"normalize_observations": True, "mem_fraction": 0.1, "init_from": "runs/a b", "seed": 5}
     config = dataclasses.replace(CONFIG, algorithm=ppo, env="X", **run, **more)
     write(tmp_path / "config.json", config)
     assert stored_config(tmp_path) == stored_config(tmp_path / "config.json") == config
-    empty = dataclasses.replace(config, algorithm=dataclasses.replace(ppo, hidden_sizes=()), env_options={})
+    empty = dataclasses.replace(
+        config, algorithm=dataclasses.replace(ppo, hidden_sizes=()), env_options={}
+    )
     write(tmp_path / "config.json", empty)
     assert stored_config(tmp_path) == empty
 
@@ -209,7 +258,9 @@ def test_whole_numbers_may_have_an_exponent() -> None:
     given = flags.parse_train("ppo", args)
     assert given == {"total_env_steps": 1_000_000, "num_envs": 16, "hidden_sizes": (10, 20)}
     assert type(given["total_env_steps"]) is int
-    assert flags.parse_train("ppo", ["--hidden-sizes", "256,256", "64"]) == {"hidden_sizes": (256, 256, 64)}
+    assert flags.parse_train("ppo", ["--hidden-sizes", "256,256", "64"]) == {
+        "hidden_sizes": (256, 256, 64)
+    }
     assert flags.parse_train("ppo", ["--hidden-sizes"]) == {"hidden_sizes": ()}
 
 
@@ -217,23 +268,37 @@ def test_whole_numbers_may_have_an_exponent() -> None:
     "args", ["--temperature auto", "--temperature=None", "--temperature none", "--temperature=AUTO"]
 )
 def test_an_optional_number_may_be_left_to_the_run(args: str) -> None:
-    assert flags.parse_train("sac", ["--env", "auto", *args.split()]) == {"env": "auto", "temperature": None}
+    assert flags.parse_train("sac", ["--env", "auto", *args.split()]) == {
+        "env": "auto",
+        "temperature": None,
+    }
 
 
-@pytest.mark.parametrize("args", ["-o x.png a b", "-ox.png a b", "-o=x.png a b", "a --out=x.png b", "a b --out x.png"])
+@pytest.mark.parametrize(
+    "args", ["-o x.png a b", "-ox.png a b", "-o=x.png a b", "a --out=x.png b", "a b --out x.png"]
+)
 def test_arguments_and_flags_in_any_order(args: str) -> None:
     read = flags.parse(Plot, ["--smooth", "3", *args.split()], "plot")
     assert read == Plot(run_dirs=("a", "b"), out="x.png", smooth=3)
 
 
-@pytest.mark.parametrize("text, value", [("", True), ("=True", True), (" False", False), (" None", None)])
+@pytest.mark.parametrize(
+    "text, value", [("", True), ("=True", True), (" False", False), (" None", None)]
+)
 def test_a_switch_that_may_be_left_to_the_run(text: str, value: bool | None) -> None:
-    assert flags.parse_train("dqn", f"--checkpoint-replay{text}".split()) == {"checkpoint_replay": value}
+    assert flags.parse_train("dqn", f"--checkpoint-replay{text}".split()) == {
+        "checkpoint_replay": value
+    }
     assert flags.parse_train("dqn", ["--no-checkpoint-replay"]) == {"checkpoint_replay": False}
 
 
 def test_values_of_fields_of_your_own() -> None:
-    hints = {"pair": tuple[float, float], "named": tuple[str, int], "size": int | str, "sizes": tuple[int, ...] | None}
+    hints = {
+        "pair": tuple[float, float],
+        "named": tuple[str, int],
+        "size": int | str,
+        "sizes": tuple[int, ...] | None,
+    }
     args = ["--pair", "-.5,-inf", "--named", "a,b", "3", "--size", "large", "--sizes", "None"]
     assert flags.read(args, hints) == {
         "pair": (-0.5, float("-inf")), "named": ("a,b", 3), "size": "large", "sizes": None,
@@ -253,19 +318,43 @@ def test_a_run_directory_is_not_kept() -> None:
 DAMAGES: dict[str, tuple[Any, str]] = {
     "a list": (lambda c: [c], "is an object, not a list"),
     "a number": (lambda c: 3, "is an object, not a int"),
-    "no format": (lambda c: {k: v for k, v in c.items() if k != "format"}, "format None is unknown"),
-    "a later format": (lambda c: {**c, "format": 99}, "format 99 is unknown; this version reads format 1"),
-    "no algorithm": (lambda c: {**c, "algorithm": None}, "algorithm, hyperparameters or run is missing"),
+    "no format": (
+        lambda c: {k: v for k, v in c.items() if k != "format"},
+        "format None is unknown",
+    ),
+    "a later format": (
+        lambda c: {**c, "format": 99},
+        "format 99 is unknown; this version reads format 1",
+    ),
+    "no algorithm": (
+        lambda c: {**c, "algorithm": None},
+        "algorithm, hyperparameters or run is missing",
+    ),
     "run a list": (lambda c: {**c, "run": []}, "algorithm, hyperparameters or run is missing"),
-    "unknown algorithm": (lambda c: {**c, "algorithm": "pppo"}, "unknown algorithm 'pppo' (did you mean 'ppo'?)"),
-    "unknown field": (lambda c: {**c, "run": {**c["run"], "sed": 1}}, "unknown field 'sed' (did you mean 'seed'?)"),
-    "a flag, not a field": (lambda c: {**c, "run": {**c["run"], "quiet": True}}, "unknown field 'quiet'"),
-    "unknown hyperparameter": (lambda c: {**c, "hyperparameters": {"discont": 1}}, "unknown field 'discont'"),
+    "unknown algorithm": (
+        lambda c: {**c, "algorithm": "pppo"},
+        "unknown algorithm 'pppo' (did you mean 'ppo'?)",
+    ),
+    "unknown field": (
+        lambda c: {**c, "run": {**c["run"], "sed": 1}},
+        "unknown field 'sed' (did you mean 'seed'?)",
+    ),
+    "a flag, not a field": (
+        lambda c: {**c, "run": {**c["run"], "quiet": True}},
+        "unknown field 'quiet'",
+    ),
+    "unknown hyperparameter": (
+        lambda c: {**c, "hyperparameters": {"discont": 1}},
+        "unknown field 'discont'",
+    ),
     "text for a number": (
         lambda c: {**c, "run": {**c["run"], "num_envs": "many"}},
         "num_envs must be a whole number, not 'many'",
     ),
-    "a fraction": (lambda c: {**c, "run": {**c["run"], "num_envs": 8.5}}, "num_envs must be a whole number, not 8.5"),
+    "a fraction": (
+        lambda c: {**c, "run": {**c["run"], "num_envs": 8.5}},
+        "num_envs must be a whole number, not 8.5",
+    ),
     "a switch for a number": (
         lambda c: {**c, "run": {**c["run"], "num_envs": True}},
         "num_envs must be a whole number, not True",
@@ -282,13 +371,22 @@ DAMAGES: dict[str, tuple[Any, str]] = {
         lambda c: {**c, "hyperparameters": {"hidden_sizes": ["--help"]}},
         "must be a whole number, not '--help'",
     ),
-    "a NUL in a path": (lambda c: {**c, "run": {**c["run"], "record": "a\0b"}}, "record must be text without the"),
-    "a list for text": (lambda c: {**c, "run": {**c["run"], "env_options": {"a": []}}}, "env_options a must be text"),
+    "a NUL in a path": (
+        lambda c: {**c, "run": {**c["run"], "record": "a\0b"}},
+        "record must be text without the",
+    ),
+    "a list for text": (
+        lambda c: {**c, "run": {**c["run"], "env_options": {"a": []}}},
+        "env_options a must be text",
+    ),
     "text for options": (
         lambda c: {**c, "run": {**c["run"], "env_options": "a"}},
         "env_options must be a dictionary",
     ),
-    "a list for a name": (lambda c: {**c, "run": {**c["run"], "env": ["X"]}}, "env must be a name, not ['X']"),
+    "a list for a name": (
+        lambda c: {**c, "run": {**c["run"], "env": ["X"]}},
+        "env must be a name, not ['X']",
+    ),
     "null for a number": (
         lambda c: {**c, "run": {**c["run"], "seed": None}},
         "seed must be a whole number, not None",
@@ -336,7 +434,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a text": ({"num_envs": "8"}, "num_envs must be a whole number, not '8'"),
     "a fraction": ({"rollout_length": 8.5}, "rollout_length must be a whole number, not 8.5"),
     "infinity": ({"mem_fraction": float("inf")}, "mem_fraction must be > 0 and <= 1, not inf"),
-    "too many": ({"num_envs": 2**20, "rollout_length": 2**20}, "num_envs times rollout_length must be <= 107374"),
+    "too many": (
+        {"num_envs": 2**20, "rollout_length": 2**20},
+        "num_envs times rollout_length must be <= 107374",
+    ),
     "an empty run directory": ({"run_dir": ""}, "run_dir is empty"),
 }
 

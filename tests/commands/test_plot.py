@@ -47,7 +47,8 @@ def make_run(
     }
     (run_dir / "config.json").write_text(json.dumps(config))
     lines = [
-        {"env_steps": 100 * i, "wall_time_s": 0.5 * i, "episode/return": value} for i, value in enumerate(returns, 1)
+        {"env_steps": 100 * i, "wall_time_s": 0.5 * i, "episode/return": value}
+        for i, value in enumerate(returns, 1)
     ]
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return run_dir
@@ -73,9 +74,14 @@ def test_iqm_is_the_mean_of_the_middle_half() -> None:
 
 
 def test_a_short_last_report_is_joined_to_the_one_before(tmp_path: Path) -> None:
-    """A mean of 10 over 9 episodes and one episode of 110 make 20; a last report of half an interval stays."""
+    """A mean of 10 over 9 episodes and one episode of 110 make 20;
+    a last report of half an interval stays.
+    """
     rows = [(100, 5.0, 9), (200, 10.0, 9), (210, 110.0, 1)]
-    for end, expected in ((210, [(100, 5.0), (210, 20.0)]), (250, [(100, 5.0), (200, 10.0), (250, 110.0)])):
+    for end, expected in (
+        (210, [(100, 5.0), (210, 20.0)]),
+        (250, [(100, 5.0), (200, 10.0), (250, 110.0)]),
+    ):
         run_dir = tmp_path / str(end)
         run_dir.mkdir()
         lines = [
@@ -91,7 +97,8 @@ def test_a_short_last_report_is_joined_to_the_one_before(tmp_path: Path) -> None
         (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         curve = reading.read_curve(run_dir, "episode/return")
         assert [*zip(curve.x, curve.y, strict=True)] == expected
-        assert [*reading.read_curve(run_dir, "exact/regret").y] == [5, 10, 110]  # of the policy at its time
+        # of the policy at its time
+        assert [*reading.read_curve(run_dir, "exact/regret").y] == [5, 10, 110]
 
 
 def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
@@ -99,27 +106,43 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     rng = np.random.default_rng(1)
     covered = 0
     for _ in range(10):
-        line = plot.middle([Curve(np.arange(2.0), np.full(2, value)) for value in rng.normal(3.0, 1.0, 20)])
+        line = plot.middle(
+            [Curve(np.arange(2.0), np.full(2, value)) for value in rng.normal(3.0, 1.0, 20)]
+        )
         covered += line.low[0] <= 3.0 <= line.high[0]
     assert 8 <= covered <= 10
 
 
 def test_where_a_seed_has_ended_the_others_count(tmp_path: Path, figures: list[Figure]) -> None:
     """In another line, with a gap between the two, as where others have not begun."""
-    line = plot.middle([Curve(np.arange(0.0, 51.0), np.zeros(51)), Curve(np.arange(20.0, 101.0), np.ones(81))])
-    for only, value, count in ((line.x < 20, 0, 1), ((line.x > 21) & (line.x < 50), 0.5, 2), (line.x > 51, 1, 1)):
+    line = plot.middle(
+        [Curve(np.arange(0.0, 51.0), np.zeros(51)), Curve(np.arange(20.0, 101.0), np.ones(81))]
+    )
+    for only, value, count in (
+        (line.x < 20, 0, 1),
+        ((line.x > 21) & (line.x < 50), 0.5, 2),
+        (line.x > 51, 1, 1),
+    ):
         assert set(line.y[only]) == {value} and set(line.curves[only]) == {count}
     assert np.isnan(line.y).sum() == np.isnan(line.low).sum() == np.isnan(line.high).sum() == 2
     plot.plot([make_run(tmp_path, str(n), [1.0] * n, n) for n in (5, 10, 11)], tmp_path / "x.svg")
-    *_, whole, rest = ([*x.get_xdata()[~np.isnan(x.get_ydata())]] for x in figures[0].axes[0].get_lines())
+    *_, whole, rest = (
+        [*x.get_xdata()[~np.isnan(x.get_ydata())]] for x in figures[0].axes[0].get_lines()
+    )
     assert (min(whole), max(rest)) == (100, 1100) and 490 < max(whole) < 500 < min(rest) < 520
     caption = (tmp_path / "x.caption.txt").read_text()
-    assert "3 runs (seeds 5 10 11), 500 to 1,100 environment steps." in caption and "dotted where only some" in caption
+    assert (
+        "3 runs (seeds 5 10 11), 500 to 1,100 environment steps." in caption
+        and "dotted where only some" in caption
+    )
 
 
 def test_seeds_within_one_report_interval_count_whole() -> None:
     """A mean of fewer of them would look as if it rose or fell."""
-    ends, levels = [39_712.0, 39_900.0, 40_249.0, 31_000.0, 40_000.0], np.array([0.0, 100.0, 0.0, 50.0, 20.0])
+    ends, levels = (
+        [39_712.0, 39_900.0, 40_249.0, 31_000.0, 40_000.0],
+        np.array([0.0, 100.0, 0.0, 50.0, 20.0]),
+    )
     xs = [np.array([9_000.0 + 500 * n, 20_000.0, 30_000.0, end]) for n, end in enumerate(ends)]
     line = plot.middle([Curve(x, np.full(4, level)) for x, level in zip(xs, levels, strict=True)])
     assert set(line.y) == {np.sort(levels)[1:4].mean()} and set(line.curves) == {5}
@@ -127,17 +150,27 @@ def test_seeds_within_one_report_interval_count_whole() -> None:
 
 
 def grouped(runs: Sequence[Path]) -> dict[str, list[str]]:
-    """The names of the runs in each group, by its label, after its environment if there are several."""
-    groups = reading.group({run.name: json.loads((run / "config.json").read_text()) for run in runs})
+    """The names of the runs in each group, by its label,
+    after its environment if there are several.
+    """
+    groups = reading.group(
+        {run.name: json.loads((run / "config.json").read_text()) for run in runs}
+    )
     several = len({group.env for group in groups}) > 1
-    return {f"{group.env} {group.label}" if several else group.label: sorted(group.runs) for group in groups}
+    return {
+        f"{group.env} {group.label}" if several else group.label: sorted(group.runs)
+        for group in groups
+    }
 
 
 def test_runs_that_differ_in_their_seed_alone_are_put_together(tmp_path: Path) -> None:
     runs = [make_run(tmp_path, f"s{seed}", [1.0, 2.0], seed) for seed in range(3)]
     assert grouped(runs) == {"ppo": ["s0", "s1", "s2"]}
     runs.append(make_run(tmp_path, "other", [1.0, 2.0], 0, learning_rate=3e-4))
-    assert grouped(runs) == {"learning_rate=0.001": ["s0", "s1", "s2"], "learning_rate=0.0003": ["other"]}
+    assert grouped(runs) == {
+        "learning_rate=0.001": ["s0", "s1", "s2"],
+        "learning_rate=0.0003": ["other"],
+    }
     for ending, begin in (("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")):
         out = tmp_path / f"curves.{ending}"
         assert cli.main(["plot", *map(str, runs), "-o", str(out), "--x", "time"]) == 0
@@ -147,10 +180,19 @@ def test_runs_that_differ_in_their_seed_alone_are_put_together(tmp_path: Path) -
 def test_what_cannot_change_a_curve_splits_no_group(tmp_path: Path) -> None:
     """Of every field that may change at a resume, and of those that name the run."""
     fields = {field.name for field in dataclasses.fields(Train)}
-    assert {"total_env_steps", "report_interval", "wandb", "checkpoint_interval", "env_timeout"} <= set(RESUMABLE)
+    assert {
+        "total_env_steps",
+        "report_interval",
+        "wandb",
+        "checkpoint_interval",
+        "env_timeout",
+    } <= set(RESUMABLE)
     assert fields >= reading.SAME_CURVE
     other = {name: "another" for name in (*RESUMABLE, "run_dir") if name != "data"}
-    runs = [make_run(tmp_path, "a", [1.0], run=dict.fromkeys(other)), make_run(tmp_path, "b", [1.0], 1, run=other)]
+    runs = [
+        make_run(tmp_path, "a", [1.0], run=dict.fromkeys(other)),
+        make_run(tmp_path, "b", [1.0], 1, run=other),
+    ]
     assert grouped(runs) == {"ppo": ["a", "b"]}
 
 
@@ -161,7 +203,10 @@ def test_what_is_learnt_from_and_how_it_is_judged_split_groups(tmp_path: Path) -
     runs = [make_run(tmp_path, name, [1.0], run={"evaluation_policy": name}) for name in policies]
     assert grouped(runs) == {"ppo": [*policies]}  # by what they return in training
     for run in runs:
-        write_json(run / "summary.json", {"env_steps": 9, "evaluation": {"episodes": 1, "return_mean": 1.0}})
+        write_json(
+            run / "summary.json",
+            {"env_steps": 9, "evaluation": {"episodes": 1, "return_mean": 1.0}},
+        )
     text = plot.plot(runs, kind="table", score="evaluation")
     assert "evaluation_policy=greedy" in text and "evaluation_policy=sampled" in text
 
@@ -172,41 +217,68 @@ def test_a_spike_changes_no_other_point() -> None:
     np.testing.assert_allclose(curve.smoothed(2).y[3:], [(26.7 + 11.5) / 2, (11.5 + 20.8) / 2])
 
 
-def test_options_that_do_nothing_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_that_do_nothing_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = str(make_run(tmp_path, "a", [1.0]))
-    for flags in ("--kind table --smooth 5", "--kind table --width one", "--kind profile --smooth 5"):
+    for flags in (
+        "--kind table --smooth 5",
+        "--kind table --width one",
+        "--kind profile --smooth 5",
+    ):
         assert cli.main(["plot", run, *flags.split()]) == 2
         assert "does nothing without --kind" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("seed", [None, "1", [1]])
-def test_a_config_without_a_seed_is_damaged(seed: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_config_without_a_seed_is_damaged(
+    seed: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = make_run(tmp_path, "a", [1.0], run={"seed": seed})
     assert cli.main(["plot", str(run), "-o", str(tmp_path / "x.png")]) == 2
-    assert "is damaged: seed is missing" in capsys.readouterr().err and not (tmp_path / "x.png").exists()
+    assert (
+        "is damaged: seed is missing" in capsys.readouterr().err
+        and not (tmp_path / "x.png").exists()
+    )
 
 
 def test_intervals_of_improvements_are_those_of_all_resamples() -> None:
-    """Of three and four runs there are 27 x 256; more are drawn, some at a time, by the same numbers."""
+    """Of three and four runs there are 27 x 256; more are drawn, some at a time,
+    by the same numbers.
+    """
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=3), rng.normal(size=4)
     drawn = itertools.product(itertools.product(x, repeat=3), itertools.product(y, repeat=4))
     every = [np.mean(np.greater.outer(np.array(a), np.array(b))) for a, b in drawn]
     expected = np.quantile(every, (0.025, 0.975), method="inverted_cdf")
-    np.testing.assert_allclose(statistics.interval([x, y], statistics.improvement, statistics.NUMBER), expected)
+    np.testing.assert_allclose(
+        statistics.interval([x, y], statistics.improvement, statistics.NUMBER), expected
+    )
     big = rng.normal(size=(2, 40))
     once = statistics.interval([*big], statistics.improvement, 3_000)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(statistics, "CHUNK", 10**9)
-        np.testing.assert_array_equal(once, statistics.interval([*big], statistics.improvement, 3_000))
+        np.testing.assert_array_equal(
+            once, statistics.interval([*big], statistics.improvement, 3_000)
+        )
 
 
 def test_a_label_names_what_tells_runs_apart_and_no_more(tmp_path: Path) -> None:
     ppo = [make_run(tmp_path, f"ppo{seed}", [1.0], seed, clip_epsilon=0.2) for seed in range(2)]
-    dqn = make_run(tmp_path, "dqn", [1.0], algorithm="dqn", learning_rate=5e-4, n_step=3, run={"plan": "synchronous"})
+    dqn = make_run(
+        tmp_path,
+        "dqn",
+        [1.0],
+        algorithm="dqn",
+        learning_rate=5e-4,
+        n_step=3,
+        run={"plan": "synchronous"},
+    )
     assert grouped([*ppo, dqn]) == {"ppo": ["ppo0", "ppo1"], "dqn": ["dqn"]}
     wide = make_run(tmp_path, "wide", [1.0], clip_epsilon=0.2, hidden_sizes=[64, 64])
-    assert grouped([*ppo, wide]) == {"ppo": ["ppo0", "ppo1", "wide"]}, "saved before there was such a field"
+    assert grouped([*ppo, wide]) == {"ppo": ["ppo0", "ppo1", "wide"]}, (
+        "saved before there was such a field"
+    )
     old = make_run(tmp_path, "old", [1.0], clip_epsilon=0.1)
     assert grouped([*ppo, old, dqn]) == {
         "ppo clip_epsilon=0.2": ["ppo0", "ppo1"],
@@ -219,20 +291,31 @@ def test_a_label_names_what_tells_runs_apart_and_no_more(tmp_path: Path) -> None
         "gymnax:Acrobot-v1 ppo": ["acrobot"],
         "gymnax:CartPole-v1 dqn": ["dqn"],
     }
-    options = [make_run(tmp_path, f"o{g}", [1.0], run={"env_options": {"gravity": g} if g else {}}) for g in (0, 9)]
+    options = [
+        make_run(tmp_path, f"o{g}", [1.0], run={"env_options": {"gravity": g} if g else {}})
+        for g in (0, 9)
+    ]
     assert set(grouped(options)) == {"env_options=none", "env_options=gravity=9"}
 
 
 def test_legend_fits_the_figure(tmp_path: Path, figures: list[Figure]) -> None:
     runs = [
         make_run(
-            tmp_path, str(i), [1.0, 2.0], learning_rate=i, hidden_sizes=[256] * 9 * i, torso="_$x_{$" + "wide " * i
+            tmp_path,
+            str(i),
+            [1.0, 2.0],
+            learning_rate=i,
+            hidden_sizes=[256] * 9 * i,
+            torso="_$x_{$" + "wide " * i,
         )
         for i in range(7)
     ]
     plot.plot(runs[:1], tmp_path / "one.png")
     plot.plot(
-        [*runs, make_run(tmp_path, "same", [2.0, 2.0], 1, learning_rate=0, sizes=[], torso="_$x_{$")],
+        [
+            *runs,
+            make_run(tmp_path, "same", [2.0, 2.0], 1, learning_rate=0, sizes=[], torso="_$x_{$"),
+        ],
         tmp_path / "many.png",
     )
     heights = []
@@ -245,19 +328,29 @@ def test_legend_fits_the_figure(tmp_path: Path, figures: list[Figure]) -> None:
     assert heights[0] > 3 and heights[1] > 0.9 * heights[0]
 
 
-def test_runs_without_a_value_are_left_out_with_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_without_a_value_are_left_out_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     make_run(tmp_path, "good", [1.0, 2.0])
     make_run(tmp_path, "silent", [None])
     (make_run(tmp_path, "begun", []) / "config.json").unlink()
-    (make_run(tmp_path, "other", [1.0]) / "metrics.jsonl").write_text('{"env_steps": 1, "loss/total": 2}\n')
+    (make_run(tmp_path, "other", [1.0]) / "metrics.jsonl").write_text(
+        '{"env_steps": 1, "loss/total": 2}\n'
+    )
     out = tmp_path / "x.png"
     assert cli.main(["plot", *map(str, sorted(tmp_path.iterdir())), "-o", str(out)]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert out.read_bytes().startswith(b"\x89PNG") and len(lines) == 3
     for line, text in zip(
-        lines, ("has no reports yet", "has no metric 'episode/return'", "never had a value"), strict=True
+        lines,
+        ("has no reports yet", "has no metric 'episode/return'", "never had a value"),
+        strict=True,
     ):
-        assert line.startswith("jaxrl-dist: warning: ") and text in line and line.endswith("; this run is left out")
+        assert (
+            line.startswith("jaxrl-dist: warning: ")
+            and text in line
+            and line.endswith("; this run is left out")
+        )
 
 
 @pytest.mark.parametrize("runs", [2, 3])
@@ -276,7 +369,9 @@ def test_plot_warns_of_runs_of_one_seed(
     runs = {"a": {}, "again": {}, "b": {"seed": 1}, "c": {"learning_rate": 1.0}}
     for name, changed in runs.items():
         make_run(tmp_path, name, [1.0, 2.0], **changed)
-        write_json(tmp_path / name / "summary.json", {"env_steps": 200, "evaluation": {"return_mean": 1.0}})
+        write_json(
+            tmp_path / name / "summary.json", {"env_steps": 200, "evaluation": {"return_mean": 1.0}}
+        )
     assert cli.main(["plot", *runs, *flags.split()]) == 0
     [line] = capsys.readouterr().err.splitlines()
     assert "a, again (seed 0);" in line and line.count("(seed") == 1
@@ -284,15 +379,21 @@ def test_plot_warns_of_runs_of_one_seed(
     assert capsys.readouterr().err == ""
 
 
-def test_final_scores_of_different_ages_are_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_final_scores_of_different_ages_are_said_to_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for seed, (name, reports) in enumerate((("short", 5), ("long", 10), ("nearly", 9))):
         make_run(tmp_path, name, [1.0] * reports, seed)
     folders = {name: str(tmp_path / name) for name in ("short", "long", "nearly")}
     assert cli.main(["plot", *folders.values(), "--kind", "table"]) == 0
     [line] = capsys.readouterr().err.splitlines()
-    assert "runs end between 500 and 1,000 env steps, so their final scores are of different ages" in line
+    assert (
+        "runs end between 500 and 1,000 env steps, so their final scores are of different ages"
+        in line
+    )
     assert cli.main(["plot", folders["long"], folders["nearly"], "--kind", "table"]) == 0
-    assert cli.main(["plot", *folders.values(), "-o", str(tmp_path / "x.png")]) == 0  # a curve shows where it ends
+    # a curve shows where it ends
+    assert cli.main(["plot", *folders.values(), "-o", str(tmp_path / "x.png")]) == 0
     assert capsys.readouterr().err == ""
     other = str(make_run(tmp_path, "other", [1.0] * 3, learning_rate=1.0))  # of another group
     assert cli.main(["plot", folders["long"], other, "--kind", "table"]) == 0
@@ -304,10 +405,19 @@ def test_a_run_ends_with_its_last_report_whether_an_episode_ended_in_it_or_not(
 ) -> None:
     """As its summary says, so that the warning of both scores names the same steps."""
     for name, returns in (("a", [1.0] * 5), ("b", [1.0] * 9 + [None])):
-        summary = {"env_steps": 100 * len(returns), "wall_time_s": 1.0, "evaluation": {"return_mean": 1.0}}
+        summary = {
+            "env_steps": 100 * len(returns),
+            "wall_time_s": 1.0,
+            "evaluation": {"return_mean": 1.0},
+        }
         (make_run(tmp_path, name, returns) / "summary.json").write_text(json.dumps(summary))
     for score in ("training", "evaluation"):
-        assert cli.main(["plot", *map(str, sorted(tmp_path.iterdir())), "--kind", "table", "--score", score]) == 0
+        assert (
+            cli.main(
+                ["plot", *map(str, sorted(tmp_path.iterdir())), "--kind", "table", "--score", score]
+            )
+            == 0
+        )
         assert "runs end between 500 and 1,000 env steps" in capsys.readouterr().err
 
 
@@ -322,24 +432,47 @@ def test_the_axis_of_evaluations_names_the_policy(tmp_path: Path, figures: list[
 
 
 def test_the_legend_names_the_policy_of_a_metric_or_else_the_algorithms(tmp_path: Path) -> None:
-    parts = {name: {"algorithm": kind, "hyperparameters": {}} for name, kind in {"new": "ppo", "old": "Copy"}.items()}
+    parts = {
+        name: {"algorithm": kind, "hyperparameters": {}}
+        for name, kind in {"new": "ppo", "old": "Copy"}.items()
+    }
     run = make_run(tmp_path, "run", [1.0], algorithm="Policies", **parts)
-    line = {"env_steps": 100, "wall_time_s": 1.0, "episode/return": 1.0, "new/elo": 1500.0, "loss/policy": 0.5}
+    line = {
+        "env_steps": 100,
+        "wall_time_s": 1.0,
+        "episode/return": 1.0,
+        "new/elo": 1500.0,
+        "loss/policy": 0.5,
+    }
     (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    for metric, label in {"new/elo": "new (ppo)", "*/elo": "new (ppo)", "episode/return": "ppo+copy"}.items():
+    for metric, label in {
+        "new/elo": "new (ppo)",
+        "*/elo": "new (ppo)",
+        "episode/return": "ppo+copy",
+    }.items():
         with warnings.catch_warnings(action="ignore"):  # old has no Elo rating
             table = plot.plot([run], kind="table", metric=metric)
         assert f" {label} " in table and "Policies" not in table
 
 
-def test_labels_name_the_groups_in_the_order_of_their_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, env, state in (("a", "x:One", "true"), ("b", "x:Two", "true"), ("c", "x:One", "false")):
+def test_labels_name_the_groups_in_the_order_of_their_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, env, state in (
+        ("a", "x:One", "true"),
+        ("b", "x:Two", "true"),
+        ("c", "x:One", "false"),
+    ):
         options = {"env": env, "env_options": {"state": state}}
         make_run(tmp_path, name, [1.0], run=options, algorithm="dqn" if name == "b" else "ppo")
     command = ["plot", *(str(tmp_path / name) for name in "bac"), "--kind", "table"]
     assert cli.main([*command, "--labels", "DQN", "MAPPO", "IPPO"]) == 0
     rows = [row.split("|")[1:3] for row in capsys.readouterr().out.splitlines()[2:5]]
-    assert [[x.strip() for x in row] for row in rows] == [["Two", "DQN"], ["One", "MAPPO"], ["One", "IPPO"]]
+    assert [[x.strip() for x in row] for row in rows] == [
+        ["Two", "DQN"],
+        ["One", "MAPPO"],
+        ["One", "IPPO"],
+    ]
     assert cli.main([*command, "--labels", "DQN"]) == 2
     text = "--labels names 1, and the runs form 3: dqn; ppo env_options=state=true; ppo env_options=state=false"
     assert text in capsys.readouterr().err
@@ -365,7 +498,10 @@ def test_the_backend_of_a_notebook_stays_its_own(tmp_path: Path) -> None:
         ("", "which runs?"),
         ("{runs}/nowhere", "nowhere is not a run directory"),
         ("{runs}", "is not a run directory: it has no config.json; the runs in it are {runs}/*"),
-        ("{runs} --kind table --score evaluation", "is not a run directory: it has no config.json; the runs in it"),
+        (
+            "{runs} --kind table --score evaluation",
+            "is not a run directory: it has no config.json; the runs in it",
+        ),
         ("{runs}/good --metric episode/retur", "did you mean 'episode/return'?"),
         ("{runs}/good --x hours", "hours"),
         ("{runs}/good -o {runs}/nowhere/x.png", "nowhere/x.png cannot be written"),
@@ -378,8 +514,14 @@ def test_the_backend_of_a_notebook_stays_its_own(tmp_path: Path) -> None:
             "{runs}/good --kind curves",
             "--kind must be one of curve, profile, improvement, table, not 'curves' (did you",
         ),
-        ("{runs}/good --kind improvement", "compares groups of runs on the same environment, and here is only one"),
-        ("{runs}/good --score evaluation", "--score does nothing without --kind table, profile or improvement"),
+        (
+            "{runs}/good --kind improvement",
+            "compares groups of runs on the same environment, and here is only one",
+        ),
+        (
+            "{runs}/good --score evaluation",
+            "--score does nothing without --kind table, profile or improvement",
+        ),
         ("{runs}/good --kind table --score evaluation", "good has no evaluation at its end"),
         ("{runs}/good --width 3", "--width must be one of one, two, not '3'"),
         (
@@ -389,7 +531,9 @@ def test_the_backend_of_a_notebook_stays_its_own(tmp_path: Path) -> None:
         ("{runs}/good --smooth 0", "--smooth must be >= 1, not 0"),
     ],
 )
-def test_bad_input(args: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input(
+    args: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     make_run(tmp_path, "good", [1.0])
     make_run(tmp_path, "silent", [None])
     make_run(tmp_path, "empty", [])
@@ -411,7 +555,10 @@ def test_a_full_disk_leaves_the_picture_that_was_there(
     out.write_bytes(b"before")
     assert cli.main(["plot", str(run_dir), "-o", str(out)]) == 1
     assert capsys.readouterr().err == f"jaxrl-dist: error: {out}: No space left on device\n"
-    assert out.read_bytes() == b"before" and {path.name for path in tmp_path.iterdir()} == {"good", "x.png"}
+    assert out.read_bytes() == b"before" and {path.name for path in tmp_path.iterdir()} == {
+        "good",
+        "x.png",
+    }
 
 
 def test_an_axis_that_there_is_not(tmp_path: Path) -> None:
@@ -419,12 +566,15 @@ def test_an_axis_that_there_is_not(tmp_path: Path) -> None:
         plot.plot([make_run(tmp_path, "a", [1.0])], tmp_path / "x.png", x="hours")
 
 
-# --- Statistics -----------------------------------------------------------------------------------------
+# --- Statistics -----------------------------------------------------------------------------------
 
 
 def test_smoothing_is_the_mean_of_the_newest_reports() -> None:
     curve = Curve(np.arange(5.0), np.array([1.0, 2.0, 6.0, 0.0, 3.0]))
-    assert curve.smoothed(3).y.tolist() == [1, 1.5, 3, 8 / 3, 3] and curve.smoothed(1).y.tolist() == curve.y.tolist()
+    assert (
+        curve.smoothed(3).y.tolist() == [1, 1.5, 3, 8 / 3, 3]
+        and curve.smoothed(1).y.tolist() == curve.y.tolist()
+    )
     assert curve.smoothed(99).y[-1] == curve.y.mean()
 
 
@@ -432,12 +582,15 @@ def test_the_final_score_is_the_mean_over_the_last_tenth() -> None:
     assert Curve(np.arange(101.0), np.arange(101.0)).final() == 95.5
     assert Curve(np.array([7.0]), np.array([3.0])).final() == 3
     assert (
-        Curve(np.arange(101.0), np.arange(101.0), np.r_[np.ones(100), 10.0]).final() == np.r_[91:101, [100] * 9].mean()
+        Curve(np.arange(101.0), np.arange(101.0), np.r_[np.ones(100), 10.0]).final()
+        == np.r_[91:101, [100] * 9].mean()
     )
 
 
 def test_the_last_tenth_is_that_of_the_run_and_not_of_what_has_a_value(tmp_path: Path) -> None:
-    """Of 20 reports of 100 steps, those after 1,800 count; where none of them has a value, the last one that has."""
+    """Of 20 reports of 100 steps, those after 1,800 count; where none of them has a value,
+    the last one that has.
+    """
     values: list[float | None] = [*map(float, range(1, 20)), None]
     assert plot.read_curve(make_run(tmp_path, "a", values), "episode/return").final() == 19
     late = plot.read_curve(make_run(tmp_path, "b", [*values[:15], *[None] * 5]), "episode/return")
@@ -448,11 +601,15 @@ def test_a_short_last_interval_weighs_its_env_steps(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path, "run", [])
     metrics = ("loss/total", "evaluation/return_mean")
     rows = [(100, 5.0), (200, 10.0), (240, 45.0)]
-    lines = [{"env_steps": n, "wall_time_s": n**2, **dict.fromkeys(metrics, value)} for n, value in rows]
+    lines = [
+        {"env_steps": n, "wall_time_s": n**2, **dict.fromkeys(metrics, value)} for n, value in rows
+    ]
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     for axis in ("steps", "time"):
         curve = plot.read_curve(run_dir, "loss/total", axis)
-        assert curve.y.tolist() == ([5, (100 * 10 + 40 * 45) / 140] if axis == "steps" else [5, 10, 45])
+        assert curve.y.tolist() == (
+            [5, (100 * 10 + 40 * 45) / 140] if axis == "steps" else [5, 10, 45]
+        )
     assert plot.read_curve(run_dir, metrics[1]).y.tolist() == [5, 10, 45]  # of one moment
 
 
@@ -466,24 +623,34 @@ def test_a_last_report_of_one_episode_counts_as_one_episode(tmp_path: Path) -> N
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     curve = plot.read_curve(run_dir, "episode/return")
     assert curve.weight.tolist() == [180, 3]
-    of_a_policy = [{name.replace("episode", "a/episode"): value for name, value in line.items()} for line in lines]
+    of_a_policy = [
+        {name.replace("episode", "a/episode"): value for name, value in line.items()}
+        for line in lines
+    ]
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in of_a_policy))
     assert plot.read_curve(run_dir, "a/episode/return").weight.tolist() == [180, 3]
-    assert curve._replace(x=np.full(2, 10_027.0)).final() == pytest.approx((180 * 47 + 2 * 53 + 400) / 183)
+    assert curve._replace(x=np.full(2, 10_027.0)).final() == pytest.approx(
+        (180 * 47 + 2 * 53 + 400) / 183
+    )
 
 
 def test_statistics_are_those_of_the_paper() -> None:
     x, y = np.array([1.0, 4.0, 2.0]), np.array([2.0, 3.0])
-    assert statistics.improvement([x, y]) == (0 + 0 + 1 + 1 + 0.5 + 0) / 6  # by pairs; a tie is one half
-    assert statistics.improvement([x, y, y, y]) == pytest.approx((2.5 / 6 + 0.5) / 2)  # x, y of two environments
+    # by pairs; a tie is one half
+    assert statistics.improvement([x, y]) == (0 + 0 + 1 + 1 + 0.5 + 0) / 6
+    # x, y of two environments
+    assert statistics.improvement([x, y, y, y]) == pytest.approx((2.5 / 6 + 0.5) / 2)
     taus = np.array([0.0, 2.0, 9.0])
     assert statistics.profile(taus)([x]).tolist() == [1, 1 / 3, 0]
     assert statistics.profile(taus)([x, y]).tolist() == [1, (1 / 3 + 1 / 2) / 2, 0]
-    assert statistics.iqm([np.arange(6.0), np.array([100.0, -100.0])]) == 2.5  # of all runs together
+    # of all runs together
+    assert statistics.iqm([np.arange(6.0), np.array([100.0, -100.0])]) == 2.5
     low, high = statistics.interval([np.arange(50.0)], statistics.mean)
-    assert 24.5 - 3 * 2 < low < 24.5 - 2 < 24.5 + 2 < high < 24.5 + 3 * 2  # the standard error is 2.04
+    # the standard error is 2.04
+    assert 24.5 - 3 * 2 < low < 24.5 - 2 < 24.5 + 2 < high < 24.5 + 3 * 2
     both = statistics.interval([np.stack([x, 10 * x])], statistics.mean)
-    np.testing.assert_allclose(both[0][1], 10 * both[0][0], rtol=1e-14)  # the same resamples for all points of a curve
+    # the same resamples for all points of a curve
+    np.testing.assert_allclose(both[0][1], 10 * both[0][0], rtol=1e-14)
 
 
 def test_printed_intervals_are_those_of_all_resamples() -> None:
@@ -491,8 +658,13 @@ def test_printed_intervals_are_those_of_all_resamples() -> None:
     every = [np.sort(drawn)[1:4].mean() for drawn in itertools.product(scores, repeat=5)]
     found = statistics.interval([scores], statistics.iqm, statistics.NUMBER)
     np.testing.assert_allclose(found, np.sort(every)[[78, 3046]], rtol=1e-12)
-    x, options = np.random.default_rng(3).normal(size=16), {"n_resamples": 50_000, "method": "percentile"}
-    peer = stats.bootstrap((x,), lambda x, axis: stats.trim_mean(x, 0.25, axis=axis), **options, rng=1)
+    x, options = (
+        np.random.default_rng(3).normal(size=16),
+        {"n_resamples": 50_000, "method": "percentile"},
+    )
+    peer = stats.bootstrap(
+        (x,), lambda x, axis: stats.trim_mean(x, 0.25, axis=axis), **options, rng=1
+    )
     found = statistics.interval([x], statistics.iqm, statistics.NUMBER)
     np.testing.assert_allclose(found, peer.confidence_interval, atol=0.02)
 
@@ -518,7 +690,9 @@ def test_a_table_of_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert cli.main(command) == 0
     lines = capsys.readouterr().out.splitlines()
     score = "final episode/return"
-    assert [[cell.strip() for cell in line.split("|")[1:-1]] for line in (lines[0], *lines[2:4])] == [
+    assert [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in (lines[0], *lines[2:4])
+    ] == [
         ["environment", "group", "runs", f"{score}, mean", "std", f"{score}, IQM", "95% interval"],
         ["CartPole-v1", "dqn", "1", "5", "", "5", ""],
         ["CartPole-v1", "ppo", "3", "3", "2.646", "3", "1 .. 6"],
@@ -535,15 +709,28 @@ def test_a_table_of_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     rows = list(csv.reader((tmp_path / "x.csv").read_text().splitlines()))
     assert rows[0][3:6] == ["final episode/return, mean", "std", "final episode/return, IQM"]
     assert rows[0][6:] == ["low", "high"] and rows[1][:4] == ["Acrobot-v1", "dqn", "1", "4"]
-    assert rows[1][6:] == ["", ""] and rows[3] == ["CartPole-v1", "ppo", "3", "3", "2.646", "3", "1", "6"]
-    assert rows[4][:4] == ["all environments, scaled", "dqn", "2", "0.4"]  # 0.8, and 0: the only one of its environment
+    assert rows[1][6:] == ["", ""] and rows[3] == [
+        "CartPole-v1",
+        "ppo",
+        "3",
+        "3",
+        "2.646",
+        "3",
+        "1",
+        "6",
+    ]
+    # 0.8, and 0: the only one of its environment
+    assert rows[4][:4] == ["all environments, scaled", "dqn", "2", "0.4"]
     assert len(rows) == 5  # PPO has no run in the other one
     assert cli.main(["plot", str(tmp_path / "e"), *command[1:]]) == 0
     assert "over all environments, ppo is left out" in capsys.readouterr().out
 
 
 def test_a_table_for_latex(tmp_path: Path) -> None:
-    runs = [make_run(tmp_path, f"{seed}", [-1.0 - seed], seed, run={"env": "gymnax:a_b"}) for seed in (0, 1)]
+    runs = [
+        make_run(tmp_path, f"{seed}", [-1.0 - seed], seed, run={"env": "gymnax:a_b"})
+        for seed in (0, 1)
+    ]
     plot.plot(runs, tmp_path / "x.tex", kind="table", labels=[r"50% & #1^2 {\x}"])
     needs, *lines = (tmp_path / "x.tex").read_text().splitlines()
     assert needs == r"% Needs \usepackage{booktabs}."
@@ -554,40 +741,65 @@ def test_a_table_for_latex(tmp_path: Path) -> None:
     ]
     row = r"a\_b & 50\% \& \#1\^{}2 \{\textbackslash{}x\} & 2 & $-$1.5 & 0.7071 & $-$1.5 & $-$2 .. $-$1 \\"
     assert lines[3:7] == [r"\midrule", row, r"\bottomrule", r"\end{tabular}"]
-    assert lines[7].startswith("% Final episode/return: the mean of") and all(x.startswith("% ") for x in lines[7:])
+    assert lines[7].startswith("% Final episode/return: the mean of") and all(
+        x.startswith("% ") for x in lines[7:]
+    )
 
 
 def test_a_table_of_evaluations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It ranks as the end of `train` does, by the summaries of the runs."""
-    scores = {(1e-3, 0): (9.0, 20.0), (1e-3, 1): (8.0, 30.0), (1e-2, 0): (7.0, 40.0), (1e-2, 1): (6.0, 50.0)}
+    scores = {
+        (1e-3, 0): (9.0, 20.0),
+        (1e-3, 1): (8.0, 30.0),
+        (1e-2, 0): (7.0, 40.0),
+        (1e-2, 1): (6.0, 50.0),
+    }
     members = []
     for number, ((rate, seed), (trained, evaluated)) in enumerate(scores.items()):
         members.append(make_run(tmp_path, f"{number}", [trained], seed, learning_rate=rate))
-        evaluation = {"episodes": 2, "return_mean": evaluated, "a/return_mean": -evaluated, "cut": 0}
+        evaluation = {
+            "episodes": 2,
+            "return_mean": evaluated,
+            "a/return_mean": -evaluated,
+            "cut": 0,
+        }
         summary = {"env_steps": 100, "wall_time_s": 1.0, "evaluation": evaluation}
         (members[-1] / "summary.json").write_text(json.dumps(summary))
-    rows = [results.Row("", n, {"learning_rate": rate}, "done", 1, 1, *scores[rate, n]) for rate, n in scores]
+    rows = [
+        results.Row("", n, {"learning_rate": rate}, "done", 1, 1, *scores[rate, n])
+        for rate, n in scores
+    ]
     assert [x["iqm"] for x in results.settings(rows)] == [45, 25]
     command = ["plot", *map(str, members), "--kind", "table", "--score", "evaluation"]
     assert cli.main(command) == 0
     head, _, *best, _, meaning, _, _ = capsys.readouterr().out.splitlines()
-    assert [x.strip() for x in head.split("|")[4:7]] == ["greedy return, mean", "std", "greedy return, IQM"]
+    assert [x.strip() for x in head.split("|")[4:7]] == [
+        "greedy return, mean",
+        "std",
+        "greedy return, IQM",
+    ]
     cells = [[cell.strip() for cell in row.split("|")[2:7]] for row in best]
     assert cells == [
         ["learning_rate=0.01", "2", "45", "7.071", "45"],
         ["learning_rate=0.001", "2", "25", "7.071", "25"],
     ]
-    assert meaning == "Greedy return: the mean over the episodes of the evaluation that ends each run."
+    assert (
+        meaning == "Greedy return: the mean over the episodes of the evaluation that ends each run."
+    )
     assert cli.main([*command, "--metric", "a/episode/return"]) == 0
     assert "-25" in capsys.readouterr().out.splitlines()[2]
     assert cli.main([*command, "--metric", "episode/length"]) == 2
-    assert "the evaluation has no length_mean; it has: a/return_mean, cut" in capsys.readouterr().err
-    (members[0] / "summary.json").write_text('{"env_steps": 5, "wall_time_s": 1, "evaluation": null}')
+    assert (
+        "the evaluation has no length_mean; it has: a/return_mean, cut" in capsys.readouterr().err
+    )
+    (members[0] / "summary.json").write_text(
+        '{"env_steps": 5, "wall_time_s": 1, "evaluation": null}'
+    )
     assert cli.main(command) == 0
     assert "0 has no evaluation at its end; this run is left out" in capsys.readouterr().err
 
 
-# --- Pictures -------------------------------------------------------------------------------------------
+# --- Pictures -------------------------------------------------------------------------------------
 
 SWEEP = "a population"
 PICTURES: dict[str, tuple[Sequence[str] | str, dict[str, Any]]] = {
@@ -599,13 +811,16 @@ PICTURES: dict[str, tuple[Sequence[str] | str, dict[str, Any]]] = {
     "population": (SWEEP, {}),
 }
 REDUCED = (230, 150)
-"""Pictures are compared at this size: letters then differ little between versions of matplotlib and its fonts."""
+"""Pictures are compared at this size: letters then differ
+little between versions of matplotlib and its fonts."""
 TOLERANCE = 6.0
 """Root mean square difference of brightness, of 255."""
 
 
 def pictured(folder: Path, what: Sequence[str] | str) -> list[Path]:
-    """Runs that compare two algorithms on these environments, or a population that varies the step size."""
+    """Runs that compare two algorithms on these environments,
+    or a population that varies the step size.
+    """
     if what != SWEEP:
         return compared(folder, what)
     rng, x = np.random.default_rng(0), np.linspace(-6, 6, 60)
@@ -634,10 +849,14 @@ def test_pictures_look_as_they_did(name: str, tmp_path: Path) -> None:
     assert np.sqrt(np.mean((now - before) ** 2)) < TOLERANCE
     other = PICTURES["column" if name == "algorithms" else "algorithms"]
     plot.plot(pictured(tmp_path / "other", other[0]), tmp_path / "other.png", **other[1])
-    assert np.sqrt(np.mean((reduced(tmp_path / "other.png") - before) ** 2)) > TOLERANCE, "the tolerance is too wide"
+    assert np.sqrt(np.mean((reduced(tmp_path / "other.png") - before) ** 2)) > TOLERANCE, (
+        "the tolerance is too wide"
+    )
 
 
-def test_a_caption_says_what_is_smoothed_and_names_an_own_environment_as_its_user_does(tmp_path: Path) -> None:
+def test_a_caption_says_what_is_smoothed_and_names_an_own_environment_as_its_user_does(
+    tmp_path: Path,
+) -> None:
     own = make_run(tmp_path, "own", [1.0], run={"env": "gymnax:rocket:Rocket"})
     plot.plot([own], tmp_path / "x.svg", smooth=5)
     caption = (tmp_path / "x.caption.txt").read_text()
@@ -647,13 +866,24 @@ def test_a_caption_says_what_is_smoothed_and_names_an_own_environment_as_its_use
 
 
 def test_a_sweep_has_a_line_for_each_value(tmp_path: Path, figures: list[Figure]) -> None:
-    runs = [make_run(tmp_path, f"{rate}-{s}", [s, rate], s, learning_rate=rate) for rate in (1, 2, 3) for s in (0, 1)]
+    runs = [
+        make_run(tmp_path, f"{rate}-{s}", [s, rate], s, learning_rate=rate)
+        for rate in (1, 2, 3)
+        for s in (0, 1)
+    ]
     plot.plot(runs, tmp_path / "sweep.svg")
     (legend,) = figures[0].legends
-    assert [text.get_text() for text in legend.get_texts()] == [f"learning_rate={rate} (2 seeds)" for rate in (1, 2, 3)]
-    assert "learning_rate=3 (2 seeds)" in (tmp_path / "sweep.svg").read_text(), "text stays text in a vector picture"
+    assert [text.get_text() for text in legend.get_texts()] == [
+        f"learning_rate={rate} (2 seeds)" for rate in (1, 2, 3)
+    ]
+    assert "learning_rate=3 (2 seeds)" in (tmp_path / "sweep.svg").read_text(), (
+        "text stays text in a vector picture"
+    )
     caption = (tmp_path / "sweep.caption.txt").read_text()
-    assert "gymnax:CartPole-v1, learning_rate=2: ppo, 2 runs (seeds 0 1), 200 environment steps." in caption
+    assert (
+        "gymnax:CartPole-v1, learning_rate=2: ppo, 2 runs (seeds 0 1), 200 environment steps."
+        in caption
+    )
     assert 'learning_rate=2 plan="on_device"' in caption
 
 
@@ -662,7 +892,10 @@ def test_a_population_is_drawn_by_its_members(tmp_path: Path, figures: list[Figu
     for number, (rate, seed) in enumerate(itertools.product((1, 2), (0, 1, 2))):
         make_run(population / "members", f"{number:03d}", [seed, rate], seed, learning_rate=rate)
     single = make_run(tmp_path, "single", [5.0, 6.0], 7, learning_rate=2)
-    assert reading.with_members([single, population])[:2] == [str(single), str(population / "members" / "000")]
+    assert reading.with_members([single, population])[:2] == [
+        str(single),
+        str(population / "members" / "000"),
+    ]
     plot.plot([population, single], tmp_path / "x.png")
     (legend,) = figures[0].legends
     assert [text.get_text() for text in legend.get_texts()] == [
@@ -671,7 +904,9 @@ def test_a_population_is_drawn_by_its_members(tmp_path: Path, figures: list[Figu
     ]
 
 
-def test_plot_has_panels_per_env_and_colours_per_algorithm(tmp_path: Path, figures: list[Figure]) -> None:
+def test_plot_has_panels_per_env_and_colours_per_algorithm(
+    tmp_path: Path, figures: list[Figure]
+) -> None:
     plot.plot(compared(tmp_path, ["Acrobot-v1", "CartPole-v1"], seeds=1), tmp_path / "x.png")
     assert [ax.get_title() for ax in figures[0].axes] == ["Acrobot-v1", "CartPole-v1"]
     colors = [[line.get_color() for line in ax.get_lines()] for ax in figures[0].axes]
@@ -681,9 +916,21 @@ def test_plot_has_panels_per_env_and_colours_per_algorithm(tmp_path: Path, figur
 # Machado et al. (2009), severity 1: what people without red, green or blue cones see of linear RGB.
 BLINDNESS = {
     "none": np.eye(3),
-    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
-    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
-    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
+    "protanopia": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deuteranopia": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.01182, 0.04294, 0.968881],
+    ],
+    "tritanopia": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.3039],
+    ],
 }
 
 
@@ -698,7 +945,9 @@ def test_the_colour_blind_can_tell_the_first_four_colours_apart(kind: str) -> No
 
     assert min(distance(*pair) for pair in itertools.combinations(drawing.COLORS[:4], 2)) > 0.3
     assert min(distance(*pair) for pair in itertools.pairwise(drawing.COLORS)) > 0.15
-    assert kind != "deuteranopia" or distance("#d62728", "#2ca02c") < 0.15, "matplotlib's default red and green"
+    assert kind != "deuteranopia" or distance("#d62728", "#2ca02c") < 0.15, (
+        "matplotlib's default red and green"
+    )
 
 
 @pytest.fixture
@@ -706,11 +955,15 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """The figures that are saved."""
     saved: list[Figure] = []
     save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **more: saved.append(self) or save(self, *args, **more))
+    monkeypatch.setattr(
+        Figure,
+        "savefig",
+        lambda self, *args, **more: saved.append(self) or save(self, *args, **more),
+    )
     return saved
 
 
-# --- Damage ---------------------------------------------------------------------------------------------
+# --- Damage ---------------------------------------------------------------------------------------
 
 GOOD = b'{"env_steps": 1, "wall_time_s": 1, "episode/return": 1}\n'
 
@@ -736,16 +989,24 @@ GOOD = b'{"env_steps": 1, "wall_time_s": 1, "episode/return": 1}\n'
         (b'{"env_steps": "2", "episode/return": 2}', 'env_steps of line 2 is "2"'),
         (b'{"env_steps": NaN, "episode/return": 2}', "env_steps of line 2 is NaN"),
         (b'{"env_steps": 0, "episode/return": 2}', "env_steps of line 2 is 0 after 1"),
-        (b'{"env_steps": 2, "episode/return": "high"}', 'episode/return of line 2 is "high", which cannot be drawn'),
+        (
+            b'{"env_steps": 2, "episode/return": "high"}',
+            'episode/return of line 2 is "high", which cannot be drawn',
+        ),
         (b'{"env_steps": 2, "episode/return": [2]}', "episode/return of line 2 is [2]"),
         (b'{"env_steps": 2, "episode/return": {"a": 2}}', 'episode/return of line 2 is {"a": 2}'),
         (b'{"env_steps": 2, "episode/return": true}', "episode/return of line 2 is true"),
         (b'{"env_steps": 2, "episode/return": -Infinity}', "episode/return of line 2 is -Infinity"),
         (b'{"env_steps": 2, "episode/return": 1e300}', "episode/return of line 2 is 1e+300"),
-        (b'{"env_steps": 2, "episode/return": 1' + b"0" * 400 + b"}", "episode/return of line 2 is 1000"),
+        (
+            b'{"env_steps": 2, "episode/return": 1' + b"0" * 400 + b"}",
+            "episode/return of line 2 is 1000",
+        ),
     ],
 )
-def test_a_damaged_line_is_named(line: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_line_is_named(
+    line: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = make_run(tmp_path, "run", []) / "metrics.jsonl"
     path.write_bytes(GOOD + line + b"\n" + GOOD.replace(b"1", b"3"))
     assert cli.main(["plot", str(path.parent), "-o", str(tmp_path / "x.png")]) == 2
@@ -761,10 +1022,22 @@ def test_a_damaged_line_is_named(line: bytes, message: str, tmp_path: Path, caps
         (b"\xff", "is not JSON"),
         (b"5", "a run's config is an object, not a int"),
         (b'{"algorithm": "ppo"}', "format None is unknown"),
-        (b'{"format": 1, "algorithm": 5, "hyperparameters": {}, "run": {"env": "x"}}', "algorithm, hyperparameters or"),
-        (b'{"format": 1, "algorithm": "ppo", "hyperparameters": [], "run": {"env": "x"}}', "or run is missing"),
-        (b'{"format": 1, "algorithm": "ppo", "hyperparameters": {}, "run": null}', "or run is missing"),
-        (b'{"format": 1, "algorithm": "ppo", "hyperparameters": {}, "run": {"env": null}}', "env is missing"),
+        (
+            b'{"format": 1, "algorithm": 5, "hyperparameters": {}, "run": {"env": "x"}}',
+            "algorithm, hyperparameters or",
+        ),
+        (
+            b'{"format": 1, "algorithm": "ppo", "hyperparameters": [], "run": {"env": "x"}}',
+            "or run is missing",
+        ),
+        (
+            b'{"format": 1, "algorithm": "ppo", "hyperparameters": {}, "run": null}',
+            "or run is missing",
+        ),
+        (
+            b'{"format": 1, "algorithm": "ppo", "hyperparameters": {}, "run": {"env": null}}',
+            "env is missing",
+        ),
     ],
 )
 def test_a_damaged_config_is_named(
@@ -778,7 +1051,9 @@ def test_a_damaged_config_is_named(
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "config.json"])
-def test_what_is_no_plain_file_is_not_waited_for(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_plain_file_is_not_waited_for(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = make_run(tmp_path, "run", [1.0]) / name
     path.unlink()
     os.mkfifo(path)

@@ -23,10 +23,16 @@ from jaxrl_dist.commands import flags, request
     ],
 )
 def test_it_prints_the_command_that_would_run(
-    algorithm: str, env: str, options: dict[str, str], own: dict[str, str], capsys: pytest.CaptureFixture[str]
+    algorithm: str,
+    env: str,
+    options: dict[str, str],
+    own: dict[str, str],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Every flag of it is read back as the value of the preset, and no flag is left out."""
-    given = ["--env-options", *(f"{key}={text}" for key, text in options.items())] if options else []
+    given = (
+        ["--env-options", *(f"{key}={text}" for key, text in options.items())] if options else []
+    )
     given += [f"--{name}={text}" for name, text in own.items()]
     assert cli.main(["presets", algorithm, "--env", env, *given]) == 0
     kind, line = capsys.readouterr().out.splitlines()

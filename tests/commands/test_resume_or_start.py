@@ -33,12 +33,16 @@ def test_a_finished_run_is_left_as_it_is(run_dir: Path, capsys: pytest.CaptureFi
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
     assert train(run_dir) == 0
     out, err = capsys.readouterr()
-    assert out.count("\n") == 1 and "has done" in out and "--total-env-steps 384" in out and err == ""
+    assert (
+        out.count("\n") == 1 and "has done" in out and "--total-env-steps 384" in out and err == ""
+    )
     assert before == {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
 
 
 def test_it_resumes_where_there_is_a_checkpoint(run_dir: Path, tmp_path: Path) -> None:
-    """One that ends at the summary, as a run that was stopped there: to the bit what an uninterrupted run gives."""
+    """One that ends at the summary, as a run that was stopped there:
+    to the bit what an uninterrupted run gives.
+    """
     longer = [word.replace("384", "640") for word in AGAIN]
     assert cli.main([*longer, "--run-dir", str(run_dir), "--quiet"]) == 0
     assert cli.main([*longer, "--run-dir", str(tmp_path / "whole"), "--quiet"]) == 0
@@ -49,7 +53,10 @@ def test_it_resumes_where_there_is_a_checkpoint(run_dir: Path, tmp_path: Path) -
 def test_other_flags_are_refused_by_name(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(run_dir, "--learning-rate", "0.5") == 2
     err = capsys.readouterr().err
-    assert err.count("\n") == 1 and "--learning-rate is 0.5, and the run to be resumed has 0.001" in err
+    assert (
+        err.count("\n") == 1
+        and "--learning-rate is 0.5, and the run to be resumed has 0.001" in err
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,17 +64,39 @@ def test_other_flags_are_refused_by_name(run_dir: Path, capsys: pytest.CaptureFi
     [
         ("", "--seeds 2", "--seeds is 2, and the run to be resumed has 1; it cannot change"),
         ("--seeds 2", "", "--seeds is 1, and the run to be resumed has 2; it cannot change"),
-        ("--seeds 2", "--seeds 4", "--seeds is 4, and the run to be resumed has 2; it cannot change"),
-        ("--seeds 2", "--seeds 2 --seed 1", "--seed is 1, and the run to be resumed has 0; it cannot change"),
-        ("--seeds 2", "--seeds 2 --average-every 2", "--average-every is 2, and the run to be resumed has None;"),
-        ("--seeds 2", "--seeds 2 --evolve halving", "--evolve is halving, and the run to be resumed has None;"),
-        ("--seeds 2", "--seeds 2 --vary learning-rate=1,2", "--vary is {'learning-rate': '1,2'}, and the run to be"),
+        (
+            "--seeds 2",
+            "--seeds 4",
+            "--seeds is 4, and the run to be resumed has 2; it cannot change",
+        ),
+        (
+            "--seeds 2",
+            "--seeds 2 --seed 1",
+            "--seed is 1, and the run to be resumed has 0; it cannot change",
+        ),
+        (
+            "--seeds 2",
+            "--seeds 2 --average-every 2",
+            "--average-every is 2, and the run to be resumed has None;",
+        ),
+        (
+            "--seeds 2",
+            "--seeds 2 --evolve halving",
+            "--evolve is halving, and the run to be resumed has None;",
+        ),
+        (
+            "--seeds 2",
+            "--seeds 2 --vary learning-rate=1,2",
+            "--vary is {'learning-rate': '1,2'}, and the run to be",
+        ),
     ],
 )
 def test_members_do_not_change_and_nothing_is_deleted(
     began: str, flags: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_dir = Path(shutil.copytree(runs.finished(f"{runs.CARTPOLE} {began}".strip()), tmp_path / "run"))
+    run_dir = Path(
+        shutil.copytree(runs.finished(f"{runs.CARTPOLE} {began}".strip()), tmp_path / "run")
+    )
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
     assert train(run_dir, *flags.split()) == 2
     err = capsys.readouterr().err
@@ -87,20 +116,27 @@ def test_what_a_run_without_a_checkpoint_has_left_makes_room(run_dir: Path) -> N
     assert (run_dir / "notes.txt").read_text() == "mine"
 
 
-def test_a_run_whose_last_checkpoint_is_lost_is_trained(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A full disk or a kill may end a run before it; the supervisor stops, and nothing is deleted."""
+def test_a_run_whose_last_checkpoint_is_lost_is_trained(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A full disk or a kill may end a run before it; the supervisor stops, and nothing is
+    deleted.
+    """
     for path in checkpoint.saved(run_dir):
         shutil.rmtree(path)
     assert train(run_dir) == 0
     out, err = capsys.readouterr()
     assert (
         out.count("\n") == 1
-        and f"is trained, but has no checkpoint to continue from; jaxrl-dist evaluate {run_dir}" in out
+        and f"is trained, but has no checkpoint to continue from; jaxrl-dist evaluate {run_dir}"
+        in out
     )
     assert err == "" and cli.main(["evaluate", str(run_dir), "--episodes", "1"]) == 0
 
 
-def test_trained_members_are_not_deleted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trained_members_are_not_deleted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run_dir = Path(shutil.copytree(runs.finished(f"{runs.CARTPOLE} --seeds 2"), tmp_path / "run"))
     members = files.members_of(run_dir)
     for path in [path for member in members for path in checkpoint.saved(member)]:

@@ -27,7 +27,9 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def run_all(tmp_path: pathlib.Path, codes: list[str], jobs: int = 2, **options: object) -> list[int]:
+def run_all(
+    tmp_path: pathlib.Path, codes: list[str], jobs: int = 2, **options: object
+) -> list[int]:
     done: list[int] = []
     logs = [tmp_path / f"{number:03d}.log" for number in range(len(codes))]
     arguments = {"stop": lambda: False, "ended": done.append, "failed": pytest.fail, **options}
@@ -45,16 +47,16 @@ def test_all_commands_run_at_most_so_many_at_a_time(tmp_path: pathlib.Path) -> N
 
 def test_what_dies_starts_again(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     here = tmp_path / "here"
-    die_once = (
-        f"import os, pathlib; p = pathlib.Path({str(here)!r}); there = p.exists(); p.touch(); there or os.abort()"
-    )
+    die_once = f"import os, pathlib; p = pathlib.Path({str(here)!r}); there = p.exists(); p.touch(); there or os.abort()"
     assert run_all(tmp_path, [die_once]) == [0]
     assert "000 has died and starts again: exit code -6" in capsys.readouterr().err
 
 
 def test_what_fails_for_good_ends_alone(tmp_path: pathlib.Path) -> None:
     """After three attempts, and after one if its training has diverged."""
-    diverged = "import sys; sys.exit('jaxrl-dist: error: training has diverged by environment step 9')"
+    diverged = (
+        "import sys; sys.exit('jaxrl-dist: error: training has diverged by environment step 9')"
+    )
     given_up: dict[int, str] = {}
     codes = ["print('begun'); raise ValueError('no')", diverged, "import time; time.sleep(1)"]
     assert run_all(tmp_path, codes, failed=given_up.__setitem__) == [2]
@@ -93,8 +95,15 @@ def test_what_ends_with_its_parent_ends_in_order(tmp_path: pathlib.Path) -> None
         "assert not sys.stdin.read(); os.kill(os.getppid(), 9); [time.sleep(0.1) for _ in range(600)]"
     )
     run = f"subprocesses.run_all([[sys.executable, {str(member)!r}]], [pathlib.Path({str(tmp_path / 'log')!r})], 1, "
-    parent = python(f"import pathlib, sys; from jaxrl_dist.run import subprocesses; {run} lambda: False, print, print)")
-    assert subprocess.run(parent, env={**os.environ, "PYTHONPATH": str(runs.ROOT)}, timeout=60).returncode == -9
+    parent = python(
+        f"import pathlib, sys; from jaxrl_dist.run import subprocesses; {run} lambda: False, print, print)"
+    )
+    assert (
+        subprocess.run(
+            parent, env={**os.environ, "PYTHONPATH": str(runs.ROOT)}, timeout=60
+        ).returncode
+        == -9
+    )
     deadline = time.monotonic() + 30
     while not saved.exists():
         assert time.monotonic() < deadline, (tmp_path / "log").read_text()
@@ -126,7 +135,10 @@ def test_a_sweep_waits_for_the_members_of_one_that_was_killed(
         ("--seeds 2 --jobs 0", "--jobs must be >= 1"),
         ("--seeds 2 --evolve pbt", "not selected by --evolve"),
         ("--seeds 2 --average-every 3", "only `train` accepts --average-every"),
-        ("--seeds 2 --record data", "--record data does not work here: a sweep has several experiences"),
+        (
+            "--seeds 2 --record data",
+            "--record data does not work here: a sweep has several experiences",
+        ),
         ("--seeds 2 --verbose", "only `train` accepts --verbose"),
         ("--seeds 2 --plan-memory here", "only `train` accepts --plan-memory"),
     ],
@@ -155,7 +167,10 @@ def test_members_get_the_flags_that_are_theirs(
         commands.extend(made)
 
     monkeypatch.setattr(subprocesses, "run_all", collect)
-    stored, population = runs.finished(runs.CARTPOLE) if "{stored}" in flags else "", tmp_path / "config.json"
+    stored, population = (
+        runs.finished(runs.CARTPOLE) if "{stored}" in flags else "",
+        tmp_path / "config.json",
+    )
     if "{population}" in flags:
         config = runs.read_json(runs.finished(runs.CARTPOLE) / "config.json")
         config["run"] |= {"seeds": 2, "vary": {"num-epochs": "1"}, "zip": True}
@@ -168,7 +183,10 @@ def test_members_get_the_flags_that_are_theirs(
         found = request.parse(words[5:])
         assert found is not None and found.fields.pop("resume_or_start")
         assert found.fields["run_dir"] == str(tmp_path / "run" / "members" / f"{number:03d}")
-        assert found.fields["seed"] == 3 + number and found.fields["seeds"] == found.fields["processes"] == 1
+        assert (
+            found.fields["seed"] == 3 + number
+            and found.fields["seeds"] == found.fields["processes"] == 1
+        )
         found.fields.pop("quiet")
         config, _ = found.resolved()
         assert not is_population(config) and not config.zip
@@ -208,7 +226,17 @@ def test_a_member_that_diverges_ends_alone_in_the_results(
             files.lock(str(tmp_path))
 
     monkeypatch.setattr(subprocesses, "run_all", run_all)
-    command = ["sweep", "ppo", "--env", "CartPole-v1", "--seeds", "3", "--run-dir", str(tmp_path), "--quiet"]
+    command = [
+        "sweep",
+        "ppo",
+        "--env",
+        "CartPole-v1",
+        "--seeds",
+        "3",
+        "--run-dir",
+        str(tmp_path),
+        "--quiet",
+    ]
     assert main(command) == 1
     assert capsys.readouterr().err.splitlines() == [
         f"jaxrl-dist: member 000 has diverged, the others continue: training has diverged by environment step 9; see "
@@ -218,18 +246,24 @@ def test_a_member_that_diverges_ends_alone_in_the_results(
     ]
     rows = read_json(tmp_path / "population.json")["members"]
     assert [row["status"] for row in rows] == ["diverged", "failed", "done"]
-    monkeypatch.setattr(subprocesses, "run_all", lambda *given: given[4](0))  # the next session ends early
+    # the next session ends early
+    monkeypatch.setattr(subprocesses, "run_all", lambda *given: given[4](0))
     assert main(command) == 1
     rows = read_json(tmp_path / "population.json")["members"]
     assert [row["status"] for row in rows] == ["done", "failed", "done"]
 
 
-def test_a_start_that_fails_leaves_the_directory_free(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_fails_leaves_the_directory_free(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_space(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(storage, "write_json", no_space)
-    assert main(["sweep", "ppo", "--env", "CartPole-v1", "--seeds", "2", "--run-dir", str(tmp_path)]) == 1
+    assert (
+        main(["sweep", "ppo", "--env", "CartPole-v1", "--seeds", "2", "--run-dir", str(tmp_path)])
+        == 1
+    )
     assert [*tmp_path.iterdir()] == []
 
 
@@ -239,19 +273,34 @@ def test_resume_leaves_a_sweep_to_its_own_command(
     """Its members have their own checkpoints, which a population's would have to share."""
     monkeypatch.setattr(subprocesses, "run_all", lambda *args: None)
     run_dir = tmp_path / "run"
-    command = ["sweep", "ppo", "--env", "CartPole-v1", "--seeds", "2", "--run-dir", str(run_dir), "--quiet"]
+    command = [
+        "sweep",
+        "ppo",
+        "--env",
+        "CartPole-v1",
+        "--seeds",
+        "2",
+        "--run-dir",
+        str(run_dir),
+        "--quiet",
+    ]
     main(command)
     kept = run_dir / "members" / "000" / "kept"
     kept.parent.mkdir()
     kept.touch()
     assert main(["resume", str(run_dir)]) == 2
-    assert f"its own command with --run-dir {run_dir} continues it" in capsys.readouterr().err and kept.exists()
+    assert (
+        f"its own command with --run-dir {run_dir} continues it" in capsys.readouterr().err
+        and kept.exists()
+    )
     main(command)  # which holds its flags
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
-def test_a_sweep_is_stopped_and_goes_on(number: signal.Signals, code: int, tmp_path: pathlib.Path) -> None:
+def test_a_sweep_is_stopped_and_goes_on(
+    number: signal.Signals, code: int, tmp_path: pathlib.Path
+) -> None:
     """As a user would: Ctrl-C while two members train, then the same command again, at once."""
     run_dir = tmp_path / "run"
     words = f"sweep ppo --env CartPole-v1 --total-env-steps 60000 --vary learning-rate=1e-3,1e-4 --run-dir {run_dir}"
@@ -265,12 +314,20 @@ def test_a_sweep_is_stopped_and_goes_on(number: signal.Signals, code: int, tmp_p
     process.send_signal(number)
     with process:
         assert process.stderr is not None
-        assert (number == signal.SIGKILL) != ("the same command with --run-dir" in process.stderr.read())
+        assert (number == signal.SIGKILL) != (
+            "the same command with --run-dir" in process.stderr.read()
+        )
     timer.cancel()
     assert process.returncode == code
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout
     assert "2 of 2 done" in done and "learning_rate" in done
-    assert [row["status"] for row in read_json(run_dir / "population.json")["members"]] == ["done", "done"]
-    assert "2 of 2 done" in subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout
+    assert [row["status"] for row in read_json(run_dir / "population.json")["members"]] == [
+        "done",
+        "done",
+    ]
+    assert (
+        "2 of 2 done"
+        in subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout
+    )
     other = subprocess.run([*command, "--seed", "1"], capture_output=True, text=True)
     assert other.returncode == 2 and "holds a run with other flags" in other.stderr

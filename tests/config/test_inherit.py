@@ -34,7 +34,10 @@ def test_a_field_is_inherited_with_another_default() -> None:
     assert given == [(1, 2.0), (1, 3.0, 4), (5, 3.0, 4)]
     assert SubSub(x=7, z=8) == SubSub(x=7, y=3.0, z=8)
     names = [[field.name for field in dataclasses.fields(each)] for each in (DDPG, TD3)]
-    assert names[0] == names[1] and (DDPG().noise, TD3().noise) == ("ornstein_uhlenbeck", "gaussian")
+    assert names[0] == names[1] and (DDPG().noise, TD3().noise) == (
+        "ornstein_uhlenbeck",
+        "gaussian",
+    )
 
 
 def test_a_field_must_be_there() -> None:
@@ -42,7 +45,9 @@ def test_a_field_must_be_there() -> None:
         type("Wrong", (Base,), {}, w=1)
 
 
-def test_help_says_the_new_default_and_the_inherited_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_says_the_new_default_and_the_inherited_text(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert cli.main(["train", "ddpg", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "constant within an episode (Plappert et al. 2018). (ornstein_uhlenbeck)" in shown

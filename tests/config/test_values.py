@@ -31,7 +31,10 @@ NATURAL: dict[str, tuple[Any, Any]] = {
     "actor_devices": (np.int64(0), "0"),
     "env_timeout": (5, 5.0),
     "mem_fraction": (np.float32(0.5), 0.5),
-    "env_options": ({"gravity": 9.8, "steps": np.int64(3), "on": True, "off": np.bool_(False), "name": "x"}, None),
+    "env_options": (
+        {"gravity": 9.8, "steps": np.int64(3), "on": True, "off": np.bool_(False), "name": "x"},
+        None,
+    ),
     "hidden_sizes": ([4, np.int64(5)], (4, 5)),
     "learning_rate": (np.float32(0.25), 0.25),
     "discount": (jnp.float32(0.5), 0.5),
@@ -60,54 +63,90 @@ def test_an_array_is_a_tuple() -> None:
 
 
 def test_plain_values_stay_as_they_are() -> None:
-    for config in (PPO(hidden_sizes=(3, 5), torso="mlp", value_clip_epsilon=None), Train(PPO(), env="X", num_envs=8)):
+    for config in (
+        PPO(hidden_sizes=(3, 5), torso="mlp", value_clip_epsilon=None),
+        Train(PPO(), env="X", num_envs=8),
+    ):
         assert plain(config) is config or plain(config) == config
     torso = (lambda key: None, lambda params, x: x)
     assert plain(PPO(torso=torso)).torso is torso
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "text for a switch": ({"normalize_observations": "False"}, "normalize_observations must be True or False, not"),
+    "text for a switch": (
+        {"normalize_observations": "False"},
+        "normalize_observations must be True or False, not",
+    ),
     "1 for a switch": ({"tensorboard": 1}, "tensorboard must be True or False, not 1"),
     "text for a second": ({"tensorboard": "no"}, "tensorboard must be True or False, not 'no'"),
     "a switch for a number": ({"seed": True}, "seed must be a whole number, not True"),
     "a switch of numpy": ({"seed": np.bool_(True)}, "seed must be a whole number, not True"),
     "a fraction": ({"seed": 1.5}, "seed must be a whole number, not 1.5"),
-    "infinity": ({"total_env_steps": float("inf")}, "total_env_steps must be a whole number, not inf"),
+    "infinity": (
+        {"total_env_steps": float("inf")},
+        "total_env_steps must be a whole number, not inf",
+    ),
     "text for a number": ({"discount": "0.9"}, "discount must be a number, not '0.9'"),
     "a switch for a fraction": ({"discount": True}, "discount must be a number, not True"),
-    "no core": ({"core": "bogus"}, "core must be one of none, gru, lstm, attention, linear, not 'bogus'"),
+    "no core": (
+        {"core": "bogus"},
+        "core must be one of none, gru, lstm, attention, linear, not 'bogus'",
+    ),
     "nearly one": ({"activation": "tahn"}, "not 'tahn' (did you mean 'tanh'?)"),
     "no precision": ({"precision": 32}, "precision must be one of float32, bfloat16, not 32"),
-    "no torso": ({"torso": "bogus"}, "torso must be one of auto, mlp, minatar, nature, impala, not 'bogus'"),
+    "no torso": (
+        {"torso": "bogus"},
+        "torso must be one of auto, mlp, minatar, nature, impala, not 'bogus'",
+    ),
     "nothing for a torso": ({"torso": None}, "torso must be one of"),
     "no plan": (
         {"plan": "fast"},
         "plan must be one of on_device, synchronous, asynchronous, own_pace, gradients, offline, not 'fast'",
     ),
     "nothing": ({"env_timeout": None}, "env_timeout must be a number, not None"),
-    "nothing for options": ({"env_options": None}, "env_options must be a dictionary of names and values, not None"),
-    "a list as an option": ({"env_options": {"a": [1]}}, "env_options a must be text or a number, not [1]"),
+    "nothing for options": (
+        {"env_options": None},
+        "env_options must be a dictionary of names and values, not None",
+    ),
+    "a list as an option": (
+        {"env_options": {"a": [1]}},
+        "env_options a must be text or a number, not [1]",
+    ),
     "a tuple of names": (
         {"info_metrics": ("success", "task/score")},
         "info_metrics must be text or a number, not ('success', 'task/score'); as text it is 'success,task/score'",
     ),
     "one size": ({"hidden_sizes": 64}, "hidden_sizes must be a tuple, not 64"),
-    "text among sizes": ({"hidden_sizes": [4, "4"]}, "hidden_sizes must be a whole number, not '4'"),
+    "text among sizes": (
+        {"hidden_sizes": [4, "4"]},
+        "hidden_sizes must be a whole number, not '4'",
+    ),
     "bytes for a name": (
         {"init_from": b"runs"},
         "init_from must be text, not bytes: b'runs'.decode() is text",
     ),
     "a huge number": ({"num_envs": 10**400}, "num_envs must be >= 1 and <= 1048576, not 1000"),
-    "a huger number": ({"seed": 10**5000}, "seed must be >= 0 and <= 2147483647, not a number of thousands of dig"),
-    "a huge size": ({"hidden_sizes": [10**400]}, "hidden_sizes must be >= 1 and <= 1048576, not 1000"),
+    "a huger number": (
+        {"seed": 10**5000},
+        "seed must be >= 0 and <= 2147483647, not a number of thousands of dig",
+    ),
+    "a huge size": (
+        {"hidden_sizes": [10**400]},
+        "hidden_sizes must be >= 1 and <= 1048576, not 1000",
+    ),
     "a huge count": (
         {"learning_rate_steps": 10**400},
         "learning_rate_steps must be >= 1 and <= 1000000000000000, not 1000",
     ),
     "a huge fraction": ({"discount": 10**400}, "discount must be a number, not 1000"),
-    "a huge bound": ({"clip_rewards": 10**5000}, "clip_rewards must be text or a number, not a number of thousands"),
-    "a huge device": ({"actor_devices": "1" * 5000}, "actor_devices must be device numbers such as 0,1 or 2-7, not"),
+    "a huge bound": (
+        {"clip_rewards": 10**5000},
+        "clip_rewards must be text or a number, not a number of thousands",
+    ),
+    "a huge device": (
+        {"actor_devices": "1" * 5000},
+        "actor_devices must be device numbers such as 0,1 or 2-7, not",
+    ),
 }
 
 
@@ -159,14 +198,40 @@ def test_types_that_cannot_be_looked_up_are_left_alone() -> None:
 
 def test_field_declarations_match_resumable_and_stored() -> None:
     assert set(marked(Train, stored=False)) == {"algorithm", "run_dir", *marked(Processes)}
-    assert set(marked(Processes)) <= set(RESUMABLE) and not {"seed", "plan", "num_envs", *VARIED} & set(RESUMABLE)
-    assert set(OWN) < set(VARIED) and OWN == ("normalize_observations", "scale_rewards", "clip_rewards", "ema_steps")
-    alone = {"seeds": 1, "vary": {}, "zip": False, "evolve": None, "evolve_interval": None, "average_every": None}
+    assert set(marked(Processes)) <= set(RESUMABLE) and not {
+        "seed",
+        "plan",
+        "num_envs",
+        *VARIED,
+    } & set(RESUMABLE)
+    assert set(OWN) < set(VARIED) and OWN == (
+        "normalize_observations",
+        "scale_rewards",
+        "clip_rewards",
+        "ema_steps",
+    )
+    alone = {
+        "seeds": 1,
+        "vary": {},
+        "zip": False,
+        "evolve": None,
+        "evolve_interval": None,
+        "average_every": None,
+    }
     assert alone == ALONE
-    assert set(marked(Train, of_machine=True)) == {"num_devices", "learner_devices", "actor_devices"}
-    # Programs that a notebook keeps are found by the other fields: sizes, networks and what policies see.
-    assert {"num_envs", "time_limit", "num_devices", "normalize_observations"} <= set(marked(Train, compiled=True))
-    assert sum(len(marked(group)) for group in GROUPS) == len(marked(Train)) == len(set(marked(Train)))
+    assert set(marked(Train, of_machine=True)) == {
+        "num_devices",
+        "learner_devices",
+        "actor_devices",
+    }
+    # Programs that a notebook keeps are found by the other fields: sizes,
+    # networks and what policies see.
+    assert {"num_envs", "time_limit", "num_devices", "normalize_observations"} <= set(
+        marked(Train, compiled=True)
+    )
+    assert (
+        sum(len(marked(group)) for group in GROUPS) == len(marked(Train)) == len(set(marked(Train)))
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,7 +44,9 @@ def test_episodes_lie_one_after_the_other_with_their_last_observations():
     assert data.terminated.tolist() == [False, False, True, False, False, False, False]
     assert data.truncated.tolist() == [False, False, False, False, False, True, False]
     assert data.returns.tolist() == [6, 3] and data.lengths.tolist() == [3, 2] and data.steps == 5
-    np.testing.assert_array_equal(data.obs, np.concatenate([episode["obs"] for episode in episodes()]))
+    np.testing.assert_array_equal(
+        data.obs, np.concatenate([episode["obs"] for episode in episodes()])
+    )
     assert isinstance(data.action_space, Discrete) and isinstance(data.observation_space, Box)
 
 
@@ -54,7 +56,9 @@ def test_returns_to_go_are_sums_over_the_rest_of_an_episode(discount):
     data = Dataset.from_episodes(episodes())
     found = columns.returns_to_go(data.reward, data.ends, data.terminated, discount)
     rest = 1.5 / (1 - discount) if discount < 1 else -np.inf
-    expected = [sum(discount**k * r for k, r in enumerate(rewards)) for rewards in ([1, 2, 3], [2, 3], [3])]
+    expected = [
+        sum(discount**k * r for k, r in enumerate(rewards)) for rewards in ([1, 2, 3], [2, 3], [3])
+    ]
     last = 2 + discount * rest
     np.testing.assert_allclose(found[data.valid], [*expected, 1 + discount * last, last], rtol=1e-6)
 
@@ -72,9 +76,16 @@ def test_flat_arrays_as_d4rl_has_them_lose_the_last_step_of_a_time_out():
         True,
         False,
     ]
-    assert data.terminated.tolist() == [False, True, *[False] * 4] and np.flatnonzero(data.truncated).tolist() == [4]
+    assert data.terminated.tolist() == [False, True, *[False] * 4] and np.flatnonzero(
+        data.truncated
+    ).tolist() == [4]
     with_next = Dataset.from_arrays(
-        obs, np.zeros((6, 1), np.float32), np.ones(6), terminals, timeouts, next_obs=obs + np.eye(6)[:, 1:2] * 10 + 1
+        obs,
+        np.zeros((6, 1), np.float32),
+        np.ones(6),
+        terminals,
+        timeouts,
+        next_obs=obs + np.eye(6)[:, 1:2] * 10 + 1,
     )
     assert with_next.obs[:, 0].tolist() == [0, 1, 12, 2, 3, 4, 5, 5, 6]
 
@@ -94,7 +105,9 @@ def test_a_data_set_survives_its_files_and_joins_and_sorts(tmp_path):
 
 
 def _index(**changes):
-    """Changes the index; ``interface={...}`` and the like replace whole entries, ``interface__mask=...`` one below."""
+    """Changes the index; ``interface={...}`` and the like replace whole entries,
+    ``interface__mask=...`` one below.
+    """
 
     def change(path):
         content = json.loads((path / "dataset.json").read_text())
@@ -128,7 +141,11 @@ def _file(name, content, more=lambda path: None):
 def _npy(x, **header):
     """Returns an ``.npy`` file whose header says something else."""
     stream = io.BytesIO()
-    known = {"descr": np.lib.format.dtype_to_descr(x.dtype), "fortran_order": False, "shape": x.shape}
+    known = {
+        "descr": np.lib.format.dtype_to_descr(x.dtype),
+        "fortran_order": False,
+        "shape": x.shape,
+    }
     np.lib.format.write_array_header_1_0(stream, known | header)
     return stream.getvalue() + x.tobytes()
 
@@ -170,7 +187,9 @@ INTERFACE = '"interface": {'
 VECTOR = {"nvec": [2, 3], "start": [], "axes": [], "binary": False}
 BOX, HEADER = {"shape": [4], "dtype": "float32", "low": 0, "high": 1}, _npy(REWARD)[:128]
 MUTATIONS = {
-    "a truncated array": lambda path: (path / "obs.npy").write_bytes((path / "obs.npy").read_bytes()[:-8]),
+    "a truncated array": lambda path: (path / "obs.npy").write_bytes(
+        (path / "obs.npy").read_bytes()[:-8]
+    ),
     "a hole of 8 TB": lambda path: os.truncate(path / "obs.npy", 2**43),
     "a hole of 8 TB that the index names": _hole,
     "no index": lambda path: (path / "dataset.json").unlink(),
@@ -189,12 +208,16 @@ MUTATIONS = {
     "an absolute part": _index(interface__observation={"parts": {"/etc/passwd": BOX}}),
     "a part of two lines": _index(interface__observation={"parts": {"a\nb": BOX}}),
     "a part with a null": _index(interface__observation={"parts": {"a\0b": BOX}}),
-    "two parts of one path": _index(interface__observation={"parts": {"a/b": BOX, "a": {"parts": {"b": BOX}}}}),
+    "two parts of one path": _index(
+        interface__observation={"parts": {"a/b": BOX, "a": {"parts": {"b": BOX}}}}
+    ),
     "a deep space": _text(
-        '"interface": {', '"interface": {"observation": ' + '{"parts": {"a": ' * 40_000 + "}" * 80_000 + ","
+        '"interface": {',
+        '"interface": {"observation": ' + '{"parts": {"a": ' * 40_000 + "}" * 80_000 + ",",
     ),
     "the same space twice": _text(
-        '"interface": {', '"interface": {}, "interface": {"more": {}, "observation": {"n": 3}, "x": {'
+        '"interface": {',
+        '"interface": {}, "interface": {"more": {}, "observation": {"n": 3}, "x": {',
     ),
     "huge spaces": _index(interface__observation=BOX | {"shape": [2**60]}),
     "large spaces": _index(interface__observation=BOX | {"shape": [2**20, 2**10]}),
@@ -207,7 +230,9 @@ MUTATIONS = {
     "starts of other sizes": _index(interface__action=VECTOR | {"start": [1]}),
     "axes of other sizes": _index(interface__action=VECTOR | {"axes": [3]}),
     "ten thousand axes": _index(interface__action=VECTOR | {"axes": [2**20] * 10**4}),
-    "an array of ten thousand axes": _index(interface__observation=BOX | {"shape": [2**20] * 10**4}),
+    "an array of ten thousand axes": _index(
+        interface__observation=BOX | {"shape": [2**20] * 10**4}
+    ),
     "negative axes": _index(interface__action=VECTOR | {"axes": [-1, -2]}),
     "a flag of text": _index(interface__action=VECTOR | {"binary": "no"}),
     "a mask that is no part": _index(interface__mask="mask"),
@@ -267,11 +292,15 @@ def test_damaged_and_hostile_files_are_refused_in_one_line(tmp_path, monkeypatch
 def test_names_of_parts_lead_nowhere(tmp_path):
     obs = {"../../x": OBS, "/y": OBS, "%2F": OBS}
     Dataset.from_arrays(obs, FLAG.astype(int), REWARD, ~FLAG).save(tmp_path / "in" / "data")
-    assert [x.name for x in tmp_path.iterdir()] == ["in"] and [x.name for x in (tmp_path / "in").iterdir()] == ["data"]
+    assert [x.name for x in tmp_path.iterdir()] == ["in"] and [
+        x.name for x in (tmp_path / "in").iterdir()
+    ] == ["data"]
     (tmp_path / "link").symlink_to("in/data")
     assert Dataset.load(tmp_path / "link").obs.keys() == obs.keys()
     _index(format=1)(tmp_path / "link")
-    with pytest.raises(ConfigError, match="has format 1, and this version reads 2; make the data set again"):
+    with pytest.raises(
+        ConfigError, match="has format 1, and this version reads 2; make the data set again"
+    ):
         Dataset.load(tmp_path / "link")
 
 
@@ -283,7 +312,12 @@ def test_what_no_algorithm_can_learn_from_is_refused():
     with pytest.raises(ConfigError, match="one more observation"):
         Dataset.from_episodes([{**episodes()[0], "action": np.zeros(2, int)}])
     with pytest.raises(ConfigError, match="actions"):
-        Dataset.joined([Dataset.from_episodes(episodes()), Dataset.from_episodes(episodes(), action_space=Discrete(5))])
+        Dataset.joined(
+            [
+                Dataset.from_episodes(episodes()),
+                Dataset.from_episodes(episodes(), action_space=Discrete(5)),
+            ]
+        )
 
 
 def test_joined_bounds_are_those_of_all_parts():
@@ -293,12 +327,16 @@ def test_joined_bounds_are_those_of_all_parts():
 
     for parts in ([of(0.1), of(0.9)], [of(0.9), of(0.1)]):
         data = Dataset.joined(parts)
-        np.testing.assert_array_equal([data.action_space.low, data.action_space.high], np.float32([[-0.9], [0.9]]))
+        np.testing.assert_array_equal(
+            [data.action_space.low, data.action_space.high], np.float32([[-0.9], [0.9]])
+        )
         np.testing.assert_array_equal(data.observation_space["x"].high, np.float32([1.8]))
 
 
 def test_shares_are_exact():
-    data = Dataset.from_arrays(np.ones((100, 1)), np.zeros(100, int), np.arange(100), np.ones(100, bool))
+    data = Dataset.from_arrays(
+        np.ones((100, 1)), np.zeros(100, int), np.arange(100), np.ones(100, bool)
+    )
     taken = {share: len(data.best(share).ends) for share in (0.07, 0.14, 0.55, 0.071)}
     assert taken == {0.07: 7, 0.14: 14, 0.55: 55, 0.071: 8}
 
@@ -315,18 +353,31 @@ def test_probabilities_of_flat_arrays_follow_their_steps():
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int64])
 def test_integer_actions_are_categories(dtype):
-    data = Dataset.from_arrays(np.ones((4, 1)), np.array([0, 2, 1, 0], dtype), np.ones(4), np.ones(4, bool))
+    data = Dataset.from_arrays(
+        np.ones((4, 1)), np.array([0, 2, 1, 0], dtype), np.ones(4), np.ones(4, bool)
+    )
     assert data.action_space == Discrete(3) and data.action.dtype == np.int32
 
 
-FLAT = {"obs": np.ones((4, 1)), "action": np.zeros(4, int), "reward": np.ones(4), "terminals": np.arange(4) == 3}
+FLAT = {
+    "obs": np.ones((4, 1)),
+    "action": np.zeros(4, int),
+    "reward": np.ones(4),
+    "terminals": np.arange(4) == 3,
+}
 WRONG = {
     "a time-out for all": ({"timeouts": [True]}, "one length"),
     "fewer time-outs": ({"timeouts": [True, False, False]}, "one length"),
-    "no step with a successor": ({"terminals": np.zeros(4, bool), "timeouts": np.ones(4, bool)}, "has a successor"),
+    "no step with a successor": (
+        {"terminals": np.zeros(4, bool), "timeouts": np.ones(4, bool)},
+        "has a successor",
+    ),
     "fewer probabilities": ({"log_prob": np.zeros(3)}, "one length"),
     "successors of another width": ({"next_obs": np.ones((4, 2))}, "next_obs has other shapes"),
-    "successors of other parts": ({"next_obs": {"x": np.ones((4, 1))}}, "next_obs has other shapes"),
+    "successors of other parts": (
+        {"next_obs": {"x": np.ones((4, 1))}},
+        "next_obs has other shapes",
+    ),
     "text": ({"obs": np.array([["a"], ["b"], ["c"], ["d"]])}, "arrays of numbers"),
     "ragged lists": ({"obs": [[1], [1, 2], [1], [1]]}, "arrays of numbers"),
     "a number": ({"action": 1}, "arrays of numbers"),
@@ -359,13 +410,16 @@ def test_arrays_that_would_be_misread_are_refused(name):
 def test_lists_are_arrays():
     lists = {name: np.asarray(x).tolist() for name, x in FLAT.items()}
     for one, other in zip(
-        Dataset.from_arrays(**lists).rollout()[:6], Dataset.from_arrays(**FLAT).rollout()[:6], strict=True
+        Dataset.from_arrays(**lists).rollout()[:6],
+        Dataset.from_arrays(**FLAT).rollout()[:6],
+        strict=True,
     ):
         np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize(
-    "changes", [{"obs": np.ones((3, 5))}, {"terminated": np.zeros(2, bool)}, {"log_prob": np.zeros(1)}]
+    "changes",
+    [{"obs": np.ones((3, 5))}, {"terminated": np.zeros(2, bool)}, {"log_prob": np.zeros(1)}],
 )
 def test_episodes_unlike_the_others_are_refused(changes):
     first, second = episodes()
@@ -376,7 +430,13 @@ def test_episodes_unlike_the_others_are_refused(changes):
 def transitions(data):
     """The rows ``(s, a, r, s', done)`` of a data set with flat observations, in any order."""
     steps = np.flatnonzero(data.valid)
-    columns_ = data.obs[steps], data.action[steps], data.reward[steps], data.obs[steps + 1], data.terminated[steps]
+    columns_ = (
+        data.obs[steps],
+        data.action[steps],
+        data.reward[steps],
+        data.obs[steps + 1],
+        data.terminated[steps],
+    )
     return sorted(zip(*(x.reshape(len(steps), -1).tolist() for x in columns_), strict=True))
 
 
@@ -384,9 +444,16 @@ def transitions(data):
 @pytest.mark.parametrize("seed", range(4))
 def test_given_successors_are_kept_in_any_order_of_rows(seed, dtype):
     rng = np.random.default_rng(seed)
-    first = [rng.integers(0, 200, (size + 1, 2)) / (1 if dtype == np.uint8 else 7) for size in (4, 1, 3, 5)]
-    obs, after = (np.concatenate([x[part] for x in first]).astype(dtype) for part in (slice(-1), slice(1, None)))
-    terminals = np.isin(np.arange(13), (3, 7))  # the second and the last episode are cut, which no flag says
+    first = [
+        rng.integers(0, 200, (size + 1, 2)) / (1 if dtype == np.uint8 else 7)
+        for size in (4, 1, 3, 5)
+    ]
+    obs, after = (
+        np.concatenate([x[part] for x in first]).astype(dtype)
+        for part in (slice(-1), slice(1, None))
+    )
+    # the second and the last episode are cut, which no flag says
+    terminals = np.isin(np.arange(13), (3, 7))
     order = rng.permutation(13) if seed else np.arange(13)
     rows = obs, np.arange(13) % 3, np.arange(13.0), terminals
     given = [x[order] for x in rows]
@@ -397,13 +464,20 @@ def test_given_successors_are_kept_in_any_order_of_rows(seed, dtype):
     wanted = [[np.ravel(x).tolist() for x in row] for row in wanted]
     assert transitions(data) == sorted(map(tuple, wanted))
     if not seed:
-        assert data.lengths.tolist() == [4, 1, 3, 5] and np.flatnonzero(data.truncated).tolist() == [5, 15]
+        assert data.lengths.tolist() == [4, 1, 3, 5] and np.flatnonzero(
+            data.truncated
+        ).tolist() == [5, 15]
 
 
 def test_successors_of_dicts_in_two_precisions_continue_an_episode():
     obs = {"a": np.linspace(0, 1, 6)[:5, None], "b": np.arange(5)[:, None] * 0.1}
-    after = {"a": np.linspace(0, 1, 6)[1:, None].astype(np.float32), "b": np.arange(1, 6)[:, None] * 0.1}
-    assert Dataset.from_arrays(obs, np.zeros(5, int), np.ones(5), np.zeros(5), next_obs=after).lengths.tolist() == [5]
+    after = {
+        "a": np.linspace(0, 1, 6)[1:, None].astype(np.float32),
+        "b": np.arange(1, 6)[:, None] * 0.1,
+    }
+    assert Dataset.from_arrays(
+        obs, np.zeros(5, int), np.ones(5), np.zeros(5), next_obs=after
+    ).lengths.tolist() == [5]
     after["b"][1] += 1
     data = Dataset.from_arrays(obs, np.zeros(5, int), np.ones(5), np.zeros(5), next_obs=after)
     assert data.lengths.tolist() == [2, 3] and data.obs["b"][2] == after["b"][1].astype(np.float32)
@@ -425,14 +499,38 @@ MISUSED = {
     "text for episodes": (lambda data: Dataset.from_episodes("ab"), "list of episodes"),
     "one episode alone": (lambda data: Dataset.from_episodes(episodes()[0]), "list of episodes"),
     "no observations": (lambda data: Dataset.from_episodes([{"action": [0]}]), "has no obs"),
-    "no end": (lambda data: Dataset.from_episodes([{"obs": [0], "action": [0], "reward": [1]}]), "no terminated"),
-    "an end in words": (lambda data: Dataset.from_episodes([{**episodes()[0], "terminated": "False"}]), "True and"),
-    "an end of 2": (lambda data: Dataset.from_episodes([{**episodes()[0], "terminated": 2}]), "True and False"),
-    "an end of None": (lambda data: Dataset.from_episodes([{**episodes()[0], "terminated": None}]), "True and False"),
-    "parts without names": (lambda data: Dataset.from_arrays(**{**FLAT, "obs": {1: FLAT["obs"]}}), "names"),
-    "nothing observed": (lambda data: Dataset.from_arrays(**{**FLAT, "obs": None}), "arrays of numbers"),
-    "ends in words": (lambda data: Dataset.from_arrays(**{**FLAT, "terminals": ["False"] * 4}), "terminals is made"),
-    "a note that is not JSON": (lambda data: Dataset.from_arrays(**FLAT, about={"x": object()}), "no dict in JSON"),
+    "no end": (
+        lambda data: Dataset.from_episodes([{"obs": [0], "action": [0], "reward": [1]}]),
+        "no terminated",
+    ),
+    "an end in words": (
+        lambda data: Dataset.from_episodes([{**episodes()[0], "terminated": "False"}]),
+        "True and",
+    ),
+    "an end of 2": (
+        lambda data: Dataset.from_episodes([{**episodes()[0], "terminated": 2}]),
+        "True and False",
+    ),
+    "an end of None": (
+        lambda data: Dataset.from_episodes([{**episodes()[0], "terminated": None}]),
+        "True and False",
+    ),
+    "parts without names": (
+        lambda data: Dataset.from_arrays(**{**FLAT, "obs": {1: FLAT["obs"]}}),
+        "names",
+    ),
+    "nothing observed": (
+        lambda data: Dataset.from_arrays(**{**FLAT, "obs": None}),
+        "arrays of numbers",
+    ),
+    "ends in words": (
+        lambda data: Dataset.from_arrays(**{**FLAT, "terminals": ["False"] * 4}),
+        "terminals is made",
+    ),
+    "a note that is not JSON": (
+        lambda data: Dataset.from_arrays(**FLAT, about={"x": object()}),
+        "no dict in JSON",
+    ),
     "nothing to join": (lambda data: Dataset.joined([]), "no data set to join"),
     "no share": (lambda data: data.best(0), "at most 1"),
     "a share of NaN": (lambda data: data.best(float("nan")), "at most 1"),
@@ -444,10 +542,22 @@ MISUSED = {
     "a path with a NUL": (lambda data: Dataset.load("a\0b"), "path"),
     "a name that leads upward": (lambda data: data.save("a/.."), "name"),
     "a name with a NUL": (lambda data: data.save("a\0b"), "name"),
-    "sides in words": (lambda data: Dataset.from_arrays(**FLAT, both_sides="yes"), "both_sides is True or False"),
-    "a huge start": (lambda data: Dataset.from_arrays(**FLAT, action_space=Discrete(3, 2**40)), "not of the space"),
-    "a vector of one action": (lambda data: Dataset.from_arrays(**{**FLAT, "action": np.ones((4, 1), int)}), "N, 1"),
-    "negative actions": (lambda data: Dataset.from_arrays(**{**FLAT, "action": [-1, 0, 1, 0]}), "action_space="),
+    "sides in words": (
+        lambda data: Dataset.from_arrays(**FLAT, both_sides="yes"),
+        "both_sides is True or False",
+    ),
+    "a huge start": (
+        lambda data: Dataset.from_arrays(**FLAT, action_space=Discrete(3, 2**40)),
+        "not of the space",
+    ),
+    "a vector of one action": (
+        lambda data: Dataset.from_arrays(**{**FLAT, "action": np.ones((4, 1), int)}),
+        "N, 1",
+    ),
+    "negative actions": (
+        lambda data: Dataset.from_arrays(**{**FLAT, "action": [-1, 0, 1, 0]}),
+        "action_space=",
+    ),
 }
 
 
@@ -462,7 +572,9 @@ def test_misuse_is_refused_in_one_line(name, tmp_path, monkeypatch):
 
 def test_states_that_never_occur_name_the_space_to_give():
     data = Dataset.from_arrays(np.arange(4), np.zeros(4, int), np.ones(4), np.ones(4))
-    with pytest.raises(ConfigError, match=r"Discrete\(4\), and not Discrete\(16\).*observation_space="):
+    with pytest.raises(
+        ConfigError, match=r"Discrete\(4\), and not Discrete\(16\).*observation_space="
+    ):
         check_spaces("data", data, Discrete(16), data.action_space)
 
 
@@ -470,8 +582,16 @@ NATIVE = {
     "a start": (gymnasium.spaces.Discrete(3, start=1), [1, 3, 2, 1], [0, 2, 1, 0]),
     "a start of ours": (Discrete(3, 1), [1, 3, 2, 1], [0, 2, 1, 0]),
     "a column": (gymnasium.spaces.Discrete(3), [[0], [2], [1], [0]], [0, 2, 1, 0]),
-    "starts": (gymnasium.spaces.MultiDiscrete([3, 4], start=[5, -2]), [[5, -2], [7, 1], [6, 0], [5, 0]], None),
-    "a matrix": (gymnasium.spaces.MultiBinary([2, 2]), np.eye(4, dtype=int).reshape(4, 2, 2), np.eye(4)),
+    "starts": (
+        gymnasium.spaces.MultiDiscrete([3, 4], start=[5, -2]),
+        [[5, -2], [7, 1], [6, 0], [5, 0]],
+        None,
+    ),
+    "a matrix": (
+        gymnasium.spaces.MultiBinary([2, 2]),
+        np.eye(4, dtype=int).reshape(4, 2, 2),
+        np.eye(4),
+    ),
 }
 
 
@@ -482,19 +602,25 @@ def test_declared_actions_are_the_environments_own(name, tmp_path):
     data.save(tmp_path / "data")
     for again in (data, Dataset.load(tmp_path / "data")):
         rows = again.action[again.valid]
-        np.testing.assert_array_equal(spaces.native(again.action_space, rows), np.reshape(given, (4, *space.shape)))
+        np.testing.assert_array_equal(
+            spaces.native(again.action_space, rows), np.reshape(given, (4, *space.shape))
+        )
         assert stored is None or np.array_equal(rows, stored)
 
 
 def test_an_action_below_the_declared_start_is_refused():
     with pytest.raises(ConfigError, match=r"action has a value that Discrete\(3\) from 1 has not"):
-        Dataset.from_arrays(**{**FLAT, "action": [0, 1, 2, 1]}, action_space=gymnasium.spaces.Discrete(3, start=1))
+        Dataset.from_arrays(
+            **{**FLAT, "action": [0, 1, 2, 1]}, action_space=gymnasium.spaces.Discrete(3, start=1)
+        )
 
 
 def test_an_undeclared_start_is_another_space():
     with pytest.warns(ConfigWarning, match="action 0 never occurs"):
         data = Dataset.from_arrays(**{**FLAT, "action": [1, 2, 1, 2]})
-    with pytest.raises(ConfigError, match=r"Discrete\(3\), and not Discrete\(3\) from 1.*action_space="):
+    with pytest.raises(
+        ConfigError, match=r"Discrete\(3\), and not Discrete\(3\) from 1.*action_space="
+    ):
         check_spaces("data", data, data.observation_space, Discrete(3, 1))
 
 
@@ -515,14 +641,19 @@ def test_a_mask_is_found_declared_or_denied(tmp_path):
     assert Dataset.joined([data, data]).best(0.5).interface.mask == "action_mask"
     assert Dataset.from_arrays(**flat, mask="other").interface.mask == "other"
     assert Dataset.from_arrays(**flat, mask="").interface.mask is None
-    with pytest.raises(ConfigError, match="mask 'place' is not a part of the observations with a flag for each of 2"):
+    with pytest.raises(
+        ConfigError,
+        match="mask 'place' is not a part of the observations with a flag for each of 2",
+    ):
         Dataset.from_arrays(**flat, mask="place")
     with pytest.raises(ConfigError, match="differ in their masks"):
         Dataset.joined([data, Dataset.from_arrays(**flat, mask="")])
 
 
 def test_tuples_of_observations_are_read_as_the_environment_has_them():
-    space = gymnasium.spaces.Tuple([gymnasium.spaces.Box(-9, 9, (1,)), gymnasium.spaces.Discrete(4, start=2)])
+    space = gymnasium.spaces.Tuple(
+        [gymnasium.spaces.Box(-9, 9, (1,)), gymnasium.spaces.Discrete(4, start=2)]
+    )
     values = np.ones((4, 1), np.float32), np.array([2, 3, 5, 2])
     data = Dataset.from_arrays(**{**FLAT, "obs": values}, observation_space=space)
     assert data.interface.tuples == ("observation",)
@@ -536,24 +667,34 @@ def test_images_have_the_bounds_of_bytes(shape):
     pictures[0] = 200
     space = Dataset.from_arrays(**{**FLAT, "obs": pictures}).observation_space
     assert spaces.is_image(space) and space.low.max() == 0 and space.high.min() == 255
-    board = Dataset.from_arrays(**{**FLAT, "obs": np.arange(256, dtype=np.uint8).reshape(4, 8, 8) // 32})
+    board = Dataset.from_arrays(
+        **{**FLAT, "obs": np.arange(256, dtype=np.uint8).reshape(4, 8, 8) // 32}
+    )
     assert board.observation_space.high.max() == 7 and not spaces.is_image(board.observation_space)
 
 
 def test_ends_that_hold_the_time_outs_are_refused():
-    """As SB3's buffers have them beside their time-outs: each cut would count as an end of the task."""
+    """As SB3's buffers have them beside their time-outs:
+    each cut would count as an end of the task.
+    """
     timeouts = np.arange(4) % 2 == 1
     with pytest.raises(ConfigError, match="terminals & ~timeouts"):
-        Dataset.from_arrays(**{**FLAT, "terminals": timeouts, "timeouts": timeouts}, next_obs=FLAT["obs"])
+        Dataset.from_arrays(
+            **{**FLAT, "terminals": timeouts, "timeouts": timeouts}, next_obs=FLAT["obs"]
+        )
 
 
 @pytest.mark.parametrize("action", [[0, 1, 1, 0], [1, 3, 2, 1]])
 @pytest.mark.filterwarnings("ignore:action 0 never occurs")
 def test_a_mask_of_another_width_is_refused(action):
     """The last action never occurs, or actions count from 1: the mask says how many there are."""
-    obs = {"action_mask": np.array([[1, 1, 0], [0, 1, 1], [1, 1, 1], [1, 0, 1]], np.int8), "place": np.ones((4, 1))}
+    obs = {
+        "action_mask": np.array([[1, 1, 0], [0, 1, 1], [1, 1, 1], [1, 0, 1]], np.int8),
+        "place": np.ones((4, 1)),
+    }
     with pytest.raises(
-        ConfigError, match=r"action_mask has 3 flags, and the actions are Discrete\(\d\).*action_space="
+        ConfigError,
+        match=r"action_mask has 3 flags, and the actions are Discrete\(\d\).*action_space=",
     ):
         Dataset.from_arrays(**{**FLAT, "obs": obs, "action": action})
     space = gymnasium.spaces.Discrete(3, start=min(action))
@@ -567,7 +708,9 @@ def test_numbers_that_float32_cannot_tell_apart_are_told():
     Dataset.from_arrays(**{**FLAT, "obs": 1e4 + np.arange(4.0)[:, None]})
 
 
-@pytest.mark.parametrize("action", [np.zeros((4, 2, 2), int), np.zeros((4, 2), bool), np.zeros(4, bool)])
+@pytest.mark.parametrize(
+    "action", [np.zeros((4, 2, 2), int), np.zeros((4, 2), bool), np.zeros(4, bool)]
+)
 def test_actions_that_may_be_of_several_kinds_ask_for_their_space(action):
     with pytest.raises(ConfigError, match=r"MultiBinary or MultiDiscrete; .*action_space="):
         Dataset.from_arrays(**{**FLAT, "action": action})

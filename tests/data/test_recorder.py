@@ -21,11 +21,20 @@ from jaxrl_dist.play.recording import of_rollout
 from jaxrl_dist.spaces import Box, Discrete
 from jaxrl_dist.types import EnvSpec, Rollout
 
-SPEC = EnvSpec("x", "gymnax", "x", Box((1,), np.dtype(np.float32), np.array([0]), np.array([9])), Discrete(3), None)
+SPEC = EnvSpec(
+    "x",
+    "gymnax",
+    "x",
+    Box((1,), np.dtype(np.float32), np.array([0]), np.array([9])),
+    Discrete(3),
+    None,
+)
 
 
 def played(length, num_envs=3):
-    """A rollout of whole and cut episodes, whose observations count the steps of all environments."""
+    """A rollout of whole and cut episodes, whose observations count the steps of all
+    environments.
+    """
     rng = np.random.default_rng(0)
     valid, ends = np.ones((length, num_envs), bool), rng.random((length, num_envs)) < 0.2
     for t in range(1, length):
@@ -33,7 +42,10 @@ def played(length, num_envs=3):
     ends &= valid
     terminated = ends & (rng.random(ends.shape) < 0.5)
     obs = np.arange((length + 1) * num_envs, dtype=np.float32).reshape(length + 1, num_envs, 1)
-    action, reward = rng.integers(0, 3, valid.shape).astype(np.int32), rng.random(valid.shape, np.float32)
+    action, reward = (
+        rng.integers(0, 3, valid.shape).astype(np.int32),
+        rng.random(valid.shape, np.float32),
+    )
     extras = {"log_prob": rng.random(valid.shape, np.float32)}
     return Rollout(obs, action, reward, terminated, ends & ~terminated, valid, extras, (), ())
 
@@ -49,9 +61,13 @@ def recording(path, **options):
 
 
 def test_two_recorders_of_one_directory_do_not_mix(tmp_path):
-    """The second is refused at once, in whatever process; what a killed one has left is overwritten."""
+    """The second is refused at once, in whatever process;
+    what a killed one has left is overwritten.
+    """
     rollout, record = played(8), recording(tmp_path / "data")
-    with pytest.raises(ConfigError, match=r"another process writes .*data; a data set needs a directory of its own"):
+    with pytest.raises(
+        ConfigError, match=r"another process writes .*data; a data set needs a directory of its own"
+    ):
         recording(tmp_path / "data")
     record(7, [part(rollout, 0, 8)])
     record.close()
@@ -70,12 +86,16 @@ def test_a_place_deletes_nothing_of_the_users(tmp_path):
     for name in ("thesis.txt", "thesis/chapter.npy", "reward.npy/x"):
         (folder / name).parent.mkdir(parents=True)
         (folder / name).write_text("mine")
-        with pytest.raises(ConfigError, match=rf"\.data\.new/{name.split('/')[0]} is not of a data set; move it"):
+        with pytest.raises(
+            ConfigError, match=rf"\.data\.new/{name.split('/')[0]} is not of a data set; move it"
+        ):
             writing.Place(tmp_path / "data")
         assert (folder / name).read_text() == "mine"
         shutil.rmtree(folder)
     folder.write_text("mine")
-    with pytest.raises(ConfigError, match=r"the directory .*\.data\.new cannot be made: File exists"):
+    with pytest.raises(
+        ConfigError, match=r"the directory .*\.data\.new cannot be made: File exists"
+    ):
         writing.Place(tmp_path / "data")
     assert folder.read_text() == "mine"
     folder.unlink()
@@ -91,14 +111,18 @@ def test_a_place_deletes_nothing_of_the_users(tmp_path):
 def test_a_part_with_too_long_a_name_is_named(tmp_path):
     obs = {"a" * 300: np.ones((4, 2), np.float32)}
     data = Dataset.from_arrays(obs, np.zeros(4, int), np.zeros(4), np.ones(4, bool))
-    with pytest.raises(ConfigError, match=r"the part 'a+\.\.\. has a name of 300 letters, too many for a file"):
+    with pytest.raises(
+        ConfigError, match=r"the part 'a+\.\.\. has a name of 300 letters, too many for a file"
+    ):
         data.save(tmp_path / "data")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture
 def disk(monkeypatch):
-    """A disk whose ``room`` for further bytes is what a test sets; what a file has already may be written again."""
+    """A disk whose ``room`` for further bytes is what a test sets;
+    what a file has already may be written again.
+    """
 
     class Disk(io.FileIO):
         room = 2**30
@@ -152,14 +176,18 @@ def test_what_does_not_belong_to_a_data_set_is_named(tmp_path, monkeypatch):
             files.describe(tmp_path / "data", {"random": 3.0})
     Dataset.load(tmp_path / "data")
     (tmp_path / "data" / "notes.txt").write_text("x")
-    with pytest.raises(ConfigError, match=r"data holds 'notes.txt', which dataset.json does not name: remove it"):
+    with pytest.raises(
+        ConfigError, match=r"data holds 'notes.txt', which dataset.json does not name: remove it"
+    ):
         Dataset.load(tmp_path / "data")
 
 
 def test_a_place_without_a_directory_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file" / "data", tmp_path / "file" / "deeper" / "data"):
-        with pytest.raises(ConfigError, match=rf"data cannot be written: {tmp_path}/file is not a directory"):
+        with pytest.raises(
+            ConfigError, match=rf"data cannot be written: {tmp_path}/file is not a directory"
+        ):
             recording(path)
     for path in ("/proc/nowhere/deeper/data", "/proc/data"):  # root may write there, and cannot
         with pytest.raises(ConfigError, match=f"{path} cannot be written: "):
@@ -180,7 +208,8 @@ def test_episodes_are_those_that_were_played(tmp_path, monkeypatch, most):
         x, y = getattr(data, name)[data.valid][order], getattr(whole, name)[whole.valid][others]
         np.testing.assert_array_equal(x, y)
     first = np.append(0, data.ends[:-1] + 2)
-    np.testing.assert_array_equal(data.obs[data.ends + 1, 0], data.obs[first, 0] + 3 * data.lengths)  # their last one
+    # their last one
+    np.testing.assert_array_equal(data.obs[data.ends + 1, 0], data.obs[first, 0] + 3 * data.lengths)
     if most > 60:
         assert sorted(data.lengths) == sorted(whole.lengths) and not list(tmp_path.glob(".*"))
 
@@ -216,7 +245,9 @@ def test_a_directory_that_takes_the_name_meanwhile_is_kept(tmp_path):
     record = recording(tmp_path / "data")
     same, next_one = kept(tmp_path / "data"), kept(tmp_path / "data-2")
     record(7, [played(8)])
-    with pytest.warns(FileWarning, match=r"data has appeared while its data set was written, .*data-3 now"):
+    with pytest.warns(
+        FileWarning, match=r"data has appeared while its data set was written, .*data-3 now"
+    ):
         record.close()
     assert record.place.path == tmp_path / "data-3" and Dataset.load(record.place.path).steps
     assert same() and next_one() and not list(tmp_path.glob(".*"))
@@ -232,14 +263,19 @@ def test_saving_keeps_what_has_the_name_meanwhile(tmp_path):
 
 
 def test_a_claimed_place_is_refused_to_others_and_left_empty(tmp_path):
-    with contextlib.closing(writing.Place(tmp_path / "data")), pytest.raises(ConfigError, match="another process"):
+    with (
+        contextlib.closing(writing.Place(tmp_path / "data")),
+        pytest.raises(ConfigError, match="another process"),
+    ):
         of_rollout(played(8), SPEC, {}).save(tmp_path / "data")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_name_of_minari_is_not_a_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="minari:x-v0 is not a directory: `jaxrl-dist data DIR -o minari:x-v0`"):
+    with pytest.raises(
+        ConfigError, match="minari:x-v0 is not a directory: `jaxrl-dist data DIR -o minari:x-v0`"
+    ):
         of_rollout(played(8), SPEC, {}).save("minari:x-v0")
     with pytest.raises(ConfigError, match=r"minari:a/x-v0 is not a directory: .* -o DIR"):
         Dataset.load("minari:a/x-v0")

@@ -30,28 +30,38 @@ def train(env: Any, name: str = "ppo", **fields: Any) -> list[Any]:
 
 
 def play(env: Any, rows: int, steps: int, seed: int = 0) -> list[Any]:
-    """Random actions from a reset: the first observation, then the time steps and their episodes."""
+    """Random actions from a reset: the first observation, then the time steps and their
+    episodes.
+    """
     keys = jax.random.split(jax.random.key(seed), (steps + 1, rows))
     state, obs = env.reset(keys[0])
     step, out = jax.jit(env.step), [obs]
     for t in range(steps):
-        state, *stepped = step(state, jax.random.randint(jax.random.key(t), (rows,), 0, 2), keys[t + 1])
+        state, *stepped = step(
+            state, jax.random.randint(jax.random.key(t), (rows,), 0, 2), keys[t + 1]
+        )
         out.append(stepped)
     return out
 
 
 def test_one_agent_is_the_environment_itself_bit_for_bit() -> None:
-    ours, theirs = (play(find(env).device(), 4, 60) for env in (team.CartPoles(1), "gymnax:CartPole-v1"))
+    ours, theirs = (
+        play(find(env).device(), 4, 60) for env in (team.CartPoles(1), "gymnax:CartPole-v1")
+    )
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
     assert any(step.terminated.any() for step, _ in ours[1:])
 
 
 def assert_alike(ours: list[Any], theirs: list[Any], rel: float) -> None:
-    """The metrics of runs whose programs XLA fuses in its own way: sums of losses and gradients may round otherwise."""
+    """The metrics of runs whose programs XLA fuses in its own way:
+    sums of losses and gradients may round otherwise.
+    """
     for our, their in zip(ours, theirs, strict=True):
         for metric, value in their.metrics.items():
             if not metric.startswith("time/"):
-                assert our.metrics[metric] == (value and pytest.approx(value, rel=rel, abs=1e-6)), metric
+                assert our.metrics[metric] == (value and pytest.approx(value, rel=rel, abs=1e-6)), (
+                    metric
+                )
 
 
 @pytest.mark.case  # test_one_agent_is_the_environment_itself_bit_for_bit
@@ -61,47 +71,72 @@ def test_training_one_agent_is_training_the_environment_itself() -> None:
     assert ours[-1].evaluation == theirs[-1].evaluation
 
 
-@pytest.mark.case  # test_one_agent_is_the_environment_itself_bit_for_bit, test_rows_are_the_agents_of_each_environment
+# test_one_agent_is_the_environment_itself_bit_for_bit, test_rows_are_the_agents_of_each_environment
+@pytest.mark.case
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
 def test_shared_policy_trains_as_with_as_many_environments(name: str) -> None:
-    """Nothing in these environments is random. Of one agent, each environment makes as many env steps as of two."""
+    """Nothing in these environments is random. Of one agent,
+    each environment makes as many env steps as of two.
+    """
     memory = {"replay_capacity": 2048, "batch_size": 16, "replay_ratio": 1 / 32}
     fields = {**SIZES, "evaluation_episodes": 0}
     if name == "dqn":
-        fields = {**{x: y for x, y in fields.items() if x not in ("num_minibatches", "num_epochs")}, **memory}
+        fields = {
+            **{x: y for x, y in fields.items() if x not in ("num_minibatches", "num_epochs")},
+            **memory,
+        }
     found = []
     for agents, count in ((("long_1", "long_2"), 8), (("long_1",), 16)):
         counted = {"num_envs": count, "total_env_steps": 32 * count, "report_interval": 16 * count}
-        warm_up = {"learning_starts": 20 * count, "epsilon_steps": 40 * count} if name == "dqn" else {}
+        warm_up = (
+            {"learning_starts": 20 * count, "epsilon_steps": 40 * count} if name == "dqn" else {}
+        )
         config = jaxrl_dist.preset(
             name, team.Unlike(*agents), **{**fields, **counted, **warm_up, "ema_steps": 8 * count}
         )
         found.append(list(jaxrl_dist.train(config)))
     two, one = found
     for ours, theirs in zip(two, one, strict=True):
-        assert (2 * ours.env_steps, ours.agent_steps, theirs.agent_steps) == (theirs.env_steps, theirs.env_steps, None)
+        assert (2 * ours.env_steps, ours.agent_steps, theirs.agent_steps) == (
+            theirs.env_steps,
+            theirs.env_steps,
+            None,
+        )
         for metric, value in theirs.metrics.items():
             if not metric.startswith("time/"):
-                assert ours.metrics[metric] == (value and pytest.approx(value, rel=1e-5, abs=1e-6)), metric
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, 1e-5, 1e-6), two[-1].variables(), one[-1].variables())
+                assert ours.metrics[metric] == (
+                    value and pytest.approx(value, rel=1e-5, abs=1e-6)
+                ), metric
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, 1e-5, 1e-6),
+        two[-1].variables(),
+        one[-1].variables(),
+    )
 
 
 def test_other_orders_of_agents_are_other_orders_of_rows() -> None:
     keys, rows = jax.random.split(jax.random.key(0), (4, 6)), np.array([1, 0, 3, 2, 5, 4])
-    here, there = (find(team.Unlike(*agents)).device() for agents in (("long_1", "long_2"), ("long_2", "long_1")))
+    here, there = (
+        find(team.Unlike(*agents)).device()
+        for agents in (("long_1", "long_2"), ("long_2", "long_1"))
+    )
     (state, obs), (other, seen) = here.reset(keys[0]), there.reset(keys[0])
     for t in range(1, 4):
         jax.tree.map(np.testing.assert_array_equal, seen, jax.tree.map(lambda x: x[rows], obs))
         action = jnp.array([2, 0, 1, 1, 2, 3])
         state, *stepped = here.step(state, action, keys[t])
         other, *permuted = there.step(other, action[rows], keys[t])
-        jax.tree.map(np.testing.assert_array_equal, permuted, jax.tree.map(lambda x: x[rows], stepped))
+        jax.tree.map(
+            np.testing.assert_array_equal, permuted, jax.tree.map(lambda x: x[rows], stepped)
+        )
         obs, seen = stepped[0].obs, permuted[0].obs
 
 
 @pytest.mark.parametrize("limit", [pytest.param(500, marks=pytest.mark.case), 13])
 def test_rows_are_the_agents_of_each_environment(limit: int) -> None:
-    """Against a loop over single poles: an agent that has fallen waits, invalid, until the environment resets."""
+    """Against a loop over single poles: an agent that has fallen waits, invalid,
+    until the environment resets.
+    """
     num_envs, count, steps = 3, 3, 70
     env = find(team.CartPoles(count, limit)).device()
     assert env.spec.num_agents == count and env.spec.max_episode_steps == limit
@@ -124,7 +159,9 @@ def test_rows_are_the_agents_of_each_environment(limit: int) -> None:
             else:
                 action = jax.random.randint(jax.random.key(t), (num_envs * count,), 0, 2)[rows]
                 chosen = dict(zip(own.agents, action, strict=True))
-                shown, state, reward, dones, _ = own.step_env(jax.random.key_data(both[0]), state, chosen)
+                shown, state, reward, dones, _ = own.step_env(
+                    jax.random.key_data(both[0]), state, chosen
+                )
                 time += 1
                 paid = np.where(gone, 0.0, [reward[agent] for agent in own.agents])
                 total += paid
@@ -132,17 +169,25 @@ def test_rows_are_the_agents_of_each_environment(limit: int) -> None:
                 ended = np.array([dones[agent] for agent in own.agents]) & ~gone
                 cut = ~gone & ~ended & (time >= limit)
                 assert (
-                    step.terminated[rows].tolist() == ended.tolist() and step.truncated[rows].tolist() == cut.tolist()
+                    step.terminated[rows].tolist() == ended.tolist()
+                    and step.truncated[rows].tolist() == cut.tolist()
                 )
-                np.testing.assert_array_equal(episodes.return_sum[rows], np.where(ended | cut, total, 0.0))
+                np.testing.assert_array_equal(
+                    episodes.return_sum[rows], np.where(ended | cut, total, 0.0)
+                )
                 gone |= ended | cut
                 over = bool(gone.all())
-            np.testing.assert_allclose(step.obs[rows], [shown[agent] for agent in own.agents], atol=1e-6)
+            np.testing.assert_allclose(
+                step.obs[rows], [shown[agent] for agent in own.agents], atol=1e-6
+            )
 
 
 def test_agent_observations_hold_masks_and_state() -> None:
     env = find(team.Meeting()).device()
-    assert describe(env.spec.observation) == "{observation: float32[1], mask: bool[3]}" and env.spec.mask == "mask"
+    assert (
+        describe(env.spec.observation) == "{observation: float32[1], mask: bool[3]}"
+        and env.spec.mask == "mask"
+    )
     keys = jax.random.split(jax.random.key(0), 4)
     state, obs = env.reset(keys)
     assert obs["mask"].tolist() == [[False, True, True], [True, True, False]] * 2
@@ -150,7 +195,12 @@ def test_agent_observations_hold_masks_and_state() -> None:
     assert step.obs["observation"][:, 0].tolist() == [1, 3, 0, 4]
     with closing(find(team.Meeting()).host(4, 0)) as host:
         assert host.reset()["mask"].tolist() == obs["mask"].tolist()
-        assert host.step(np.array([2, 0, 1, 1]))[0].obs["observation"][:, 0].tolist() == [1, 3, 0, 4]
+        assert host.step(np.array([2, 0, 1, 1]))[0].obs["observation"][:, 0].tolist() == [
+            1,
+            3,
+            0,
+            4,
+        ]
 
 
 @pytest.mark.parametrize("name", ["get_legal_moves", "get_legal_actions", "action_mask"])
@@ -158,13 +208,18 @@ def test_masks_of_a_team_have_the_names_that_others_have(name: str) -> None:
     class Renamed(team.Meeting):
         get_avail_actions = None  # type: ignore[assignment]
 
-    setattr(Renamed, name, functools.partial(jax.jit, static_argnums=0)(team.Meeting.get_avail_actions))
+    setattr(
+        Renamed, name, functools.partial(jax.jit, static_argnums=0)(team.Meeting.get_avail_actions)
+    )
     assert find(Renamed()).spec.mask == "mask"
-    setattr(Renamed, name, lambda self, state, agent: None)  # about one agent: another thing of this name
+    # about one agent: another thing of this name
+    setattr(Renamed, name, lambda self, state, agent: None)
     assert find(Renamed()).spec.mask is None and not find(Renamed()).spec.unread_mask
     setattr(Renamed, name, lambda self, state: jnp.ones(3, bool))
     assert find(Renamed()).spec.mask is None
-    assert find(Renamed()).spec.unread_mask == f"its {name} does not answer for each agent: not read"
+    assert (
+        find(Renamed()).spec.unread_mask == f"its {name} does not answer for each agent: not read"
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,10 +232,17 @@ def test_masks_of_a_team_have_the_names_that_others_have(name: str) -> None:
     ],
 )
 def test_every_plan_takes_several_agents(plan: str, name: str) -> None:
-    memory = {"replay_capacity": 2040, "batch_size": 16, "learning_starts": 64, "replay_ratio": 1 / 32}
+    memory = {
+        "replay_capacity": 2040,
+        "batch_size": 16,
+        "learning_starts": 64,
+        "replay_ratio": 1 / 32,
+    }
     fields = {"ppo": {}, "dqn": memory}.get(name, {})
     sizes = {
-        key: value for key, value in SIZES.items() if name == "ppo" or key not in ("num_minibatches", "num_epochs")
+        key: value
+        for key, value in SIZES.items()
+        if name == "ppo" or key not in ("num_minibatches", "num_epochs")
     }
     config = jaxrl_dist.preset(name, team.CartPoles(3), **{**sizes, **fields, "plan": plan})
     *_, last = jaxrl_dist.train(config)
@@ -199,9 +261,14 @@ def test_every_plan_takes_several_agents(plan: str, name: str) -> None:
     ],
 )
 def test_env_steps_and_agent_steps_are_counted(plan: str) -> None:
-    """Against a loop over an environment, whose first agent acts in two steps of five; the sixth is a reset."""
+    """Against a loop over an environment, whose first agent acts in two steps of five;
+    the sixth is a reset.
+    """
     policies = {"a": "long_1,long_3", "b": "long_2"} if plan in ("on_device", "own_pace") else {}
-    algorithm, threads = IMPALA(hidden_sizes=(8,)), {} if plan in ("on_device", "synchronous") else {"num_actors": 1}
+    algorithm, threads = (
+        IMPALA(hidden_sizes=(8,)),
+        {} if plan in ("on_device", "synchronous") else {"num_actors": 1},
+    )
     config = jaxrl_dist.Train(
         {name: algorithm for name in policies} or algorithm, env=team.Outlived("long_1", "long_2", "long_3"),
         policies=policies, plan=plan, time_limit=5, num_envs=8, rollout_length=16, total_env_steps=512,
@@ -221,7 +288,13 @@ def test_env_steps_and_agent_steps_are_counted(plan: str) -> None:
 
 @pytest.mark.case  # test_rows_are_the_agents_of_each_environment
 def test_a_team_learns_to_meet() -> None:
-    *_, last = train(team.Meeting(), total_env_steps=3000, num_minibatches=4, hidden_sizes=(32,), learning_rate=3e-3)
+    *_, last = train(
+        team.Meeting(),
+        total_env_steps=3000,
+        num_minibatches=4,
+        hidden_sizes=(32,),
+        learning_rate=3e-3,
+    )
     assert last.evaluation is not None
     assert last.evaluation["return_mean"] == pytest.approx(0.9)
 
@@ -230,11 +303,15 @@ def test_a_team_learns_to_meet() -> None:
     "critic, seed",
     [
         pytest.param("state", 0, marks=pytest.mark.case),
-        *[pytest.param(x, y, marks=pytest.mark.slow) for x in ("state", None) for y in range(3)][1:],
+        *[pytest.param(x, y, marks=pytest.mark.slow) for x in ("state", None) for y in range(3)][
+            1:
+        ],
     ],
 )
 def test_central_critic_solves_what_no_agent_sees(critic: str | None, seed: int) -> None:
-    """MAPPO, and IPPO, whose agents agree by chance, one time in four; see ``team.Echo`` for the critic's error."""
+    """MAPPO, and IPPO, whose agents agree by chance, one time in four;
+    see ``team.Echo`` for the critic's error.
+    """
     *_, last = train(
         team.Echo(critic is not None), num_envs=32, total_env_steps=6_000 if critic else 20_000, report_interval=2_000,
         evaluation_episodes=0, hidden_sizes=(16,), num_epochs=4, learning_rate=1e-2, gae_lambda=0.0,
@@ -260,10 +337,13 @@ def test_eight_devices_give_what_one_gives() -> None:
 
 def test_what_does_not_fit_is_refused_in_one_line() -> None:
     with pytest.raises(
-        ConfigError, match=r"agents with different actions \(left: Discrete\[3\]; right: Discrete\[4\]\)"
+        ConfigError,
+        match=r"agents with different actions \(left: Discrete\[3\]; right: Discrete\[4\]\)",
     ):
         find(team.Unequal())
-    with pytest.raises(ConfigError, match=r"action_repeat works for environments with one agent, and .* has 2"):
+    with pytest.raises(
+        ConfigError, match=r"action_repeat works for environments with one agent, and .* has 2"
+    ):
         find(team.CartPoles(), wrappers=Wrappers(action_repeat=2))
     with pytest.raises(ConfigError, match=r"num_envs 4 .* 8 devices"):
         train(team.CartPoles(8), num_envs=4, num_devices=8)

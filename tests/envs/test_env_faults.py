@@ -1,4 +1,6 @@
-"""Environments in worker processes and signals, stops, constructors, ``close``, and what no policy heeds."""
+"""Environments in worker processes and signals, stops, constructors, ``close``,
+and what no policy heeds.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ from jaxrl_dist.training import setup
 SCRIPTED = "faulty:Scripted"
 
 
-# --- Signals and stops --------------------------------------------------------------------------------
+# --- Signals and stops ----------------------------------------------------------------------------
 
 
 @pytest.mark.case  # training/test_resume.py::test_a_signal_saves_and_ends_the_run
@@ -66,7 +68,9 @@ def test_workers_outlive_what_ends_others() -> None:
 
 
 def test_a_stop_is_no_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-Z stops this process in the middle of a step, and with it the environments in its threads."""
+    """Ctrl-Z stops this process in the middle of a step,
+    and with it the environments in its threads.
+    """
     host = find("faulty:Scripted", {"seconds": "0.3"}, timeout=2).host(2, 0)
     host.reset()
     ahead = [0.0]
@@ -79,7 +83,9 @@ def test_a_stop_is_no_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
         return original(connections, timeout)
 
     monkeypatch.setattr(vector, "wait", wait)
-    monkeypatch.setattr(vector, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0]))
+    monkeypatch.setattr(
+        vector, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0])
+    )
     act(host, "hang", "go on")  # type: ignore[arg-type]
     host.close()
 
@@ -96,7 +102,7 @@ def test_a_stop_costs_one_nap() -> None:
     assert not awaited(wait, 10.0) and sum(naps) == pytest.approx(10.0)
 
 
-# --- Constructors -------------------------------------------------------------------------------------
+# --- Constructors ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -139,7 +145,9 @@ def test_a_constructor_that_needs_the_main_thread() -> None:
     ],
 )
 def test_processes_describe_spaces_as_threads_do(kind: str) -> None:
-    threads, processes = (find("faulty:spaced", {"observation": kind}, None, workers).spec for workers in WORKERS)  # type: ignore[arg-type]
+    threads, processes = (
+        find("faulty:spaced", {"observation": kind}, None, workers).spec for workers in WORKERS
+    )  # type: ignore[arg-type]
     for name in ("observation", "action"):
         one, two = getattr(threads, name), getattr(processes, name)
         assert repr(one) == repr(two) and one.dtype == two.dtype
@@ -158,10 +166,15 @@ def test_a_constructor_that_hangs_in_a_process() -> None:
     "closing, message",
     [
         ("raise", r"faulty:Scripted: close\(\) raises OSError: no window"),
-        ("hang", r"faulty:Scripted: close\(\) has not come back within 0\.5 s, and is not waited for"),
+        (
+            "hang",
+            r"faulty:Scripted: close\(\) has not come back within 0\.5 s, and is not waited for",
+        ),
     ],
 )
-def test_close_is_no_fault(closing: str, message: str, workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_is_no_fault(
+    closing: str, message: str, workers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = threading.active_count()
     monkeypatch.setattr(runners, "CLOSE_SECONDS", 0.5)
     began = time.monotonic()
@@ -177,7 +190,7 @@ def test_close_is_no_fault(closing: str, message: str, workers: Any, monkeypatch
         release(before)
 
 
-# --- EnvPool's options --------------------------------------------------------------------------------
+# --- EnvPool's options ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -199,10 +212,13 @@ def test_what_would_abort_the_process_is_refused(env_id: str, option: str, messa
 
 
 def test_numbers_that_stand_for_none_are_taken() -> None:
-    assert envpool.options("Pong-v5", {"mode": "-1", "num_threads": "0"}, None, training=True)["mode"] == -1
+    assert (
+        envpool.options("Pong-v5", {"mode": "-1", "num_threads": "0"}, None, training=True)["mode"]
+        == -1
+    )
 
 
-# --- Action masks -------------------------------------------------------------------------------------
+# --- Action masks ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("env", ["faulty:Scripted", "own:Masked"])
@@ -210,14 +226,23 @@ def test_numbers_that_stand_for_none_are_taken() -> None:
 def test_unread_masks_warn(env: str, mask: str) -> None:
     options = {"mask": mask} if env.startswith("faulty") else {}
     config = jaxrl_dist.preset("a2c", env, env_options=options, hidden_sizes=(4,))
-    with pytest.warns(EnvWarning, match=rf"{env}: (its|info).* which actions are legal.*: illegal ones will be tried"):
+    with pytest.warns(
+        EnvWarning,
+        match=rf"{env}: (its|info).* which actions are legal.*: illegal ones will be tried",
+    ):
         setup.prepare(config)
 
 
-@pytest.mark.parametrize("env", ["parts:ShortInfo", pytest.param("team:ShortMask", marks=pytest.mark.case)])
+@pytest.mark.parametrize(
+    "env", ["parts:ShortInfo", pytest.param("team:ShortMask", marks=pytest.mark.case)]
+)
 def test_a_mask_of_the_wrong_length_is_left_out_with_a_warning(env: str) -> None:
-    config = jaxrl_dist.preset("a2c", env, hidden_sizes=(4,), total_env_steps=64, evaluation_episodes=0, num_devices=1)
-    with pytest.warns(EnvWarning, match=r"looks like an action mask, but has 2 numbers where [34] zeros and ones"):
+    config = jaxrl_dist.preset(
+        "a2c", env, hidden_sizes=(4,), total_env_steps=64, evaluation_episodes=0, num_devices=1
+    )
+    with pytest.warns(
+        EnvWarning, match=r"looks like an action mask, but has 2 numbers where [34] zeros and ones"
+    ):
         *_, last = jaxrl_dist.train(config)
     assert last.env_steps >= 64
 

@@ -1,4 +1,6 @@
-"""Which episodes a run meets: a matter of its seed and an environment's number, not of plan, actors or processes."""
+"""Which episodes a run meets: a matter of its seed and an environment's number, not of plan,
+actors or processes.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ NUM_ENVS = 4
 
 
 class Recorded(NamedTuple):
-    """As ``EnvSource``, but tells which environments are made, by which seed, and what they first show."""
+    """As ``EnvSource``, but tells which environments are made, by which seed,
+    and what they first show.
+    """
 
     source: EnvSource
     tell: Callable[[EnvSlice, int, np.ndarray], None]
@@ -87,18 +91,27 @@ def test_first_episodes_do_not_depend_on_plan_or_actors(env: str, num_actors: in
     np.testing.assert_array_equal(first_observations(asynchronous, env, pool), expected)
 
 
-@pytest.mark.parametrize("env", ["envpool:CartPole-v1", "gymnasium:CartPole-v1", "gymnax:CartPole-v1"])
+@pytest.mark.parametrize(
+    "env", ["envpool:CartPole-v1", "gymnasium:CartPole-v1", "gymnax:CartPole-v1"]
+)
 def test_a_share_is_a_part_of_the_whole(env: str) -> None:
     """First observations, and those of some steps and resets."""
-    source = find(env, {"max_steps_in_episode" if env.startswith("gymnax") else "max_episode_steps": "2"})
+    source = find(
+        env, {"max_steps_in_episode" if env.startswith("gymnax") else "max_episode_steps": "2"}
+    )
 
     def play(share: EnvSlice | int) -> list[np.ndarray]:
         with contextlib.closing(source.host(share, 5)) as host:
-            return [host.reset(), *(host.step(np.zeros(host.num_envs, np.int32))[0].obs for _ in range(4))]
+            return [
+                host.reset(),
+                *(host.step(np.zeros(host.num_envs, np.int32))[0].obs for _ in range(4)),
+            ]
 
     whole = np.stack(play(NUM_ENVS))
     for share in (EnvSlice(1, 2, NUM_ENVS), EnvSlice(3, 1, NUM_ENVS)):
-        np.testing.assert_array_equal(np.stack(play(share)), whole[:, share.first : share.first + share.size])
+        np.testing.assert_array_equal(
+            np.stack(play(share)), whole[:, share.first : share.first + share.size]
+        )
 
 
 def test_a_restart_meets_others() -> None:
@@ -122,11 +135,13 @@ def test_a_restart_meets_others() -> None:
     assert again == second and seed != 3
 
 
-# --- Evaluation ---------------------------------------------------------------------------------------
+# --- Evaluation -----------------------------------------------------------------------------------
 
 
 @pytest.mark.case  # test_a_share_is_a_part_of_the_whole
-def test_evaluation_makes_no_more_environments_than_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_makes_no_more_environments_than_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Of those that live on the host; each plays its part of the episodes."""
     made: list[int] = []
     original = EnvSource.host
@@ -136,7 +151,14 @@ def test_evaluation_makes_no_more_environments_than_training(monkeypatch: pytest
         return original(self, num_envs, *args, **more)
 
     monkeypatch.setattr(EnvSource, "host", host)
-    config = preset("pg", "gymnasium:CartPole-v1", num_envs=2, num_devices=1, evaluation_episodes=5, hidden_sizes=(4,))
+    config = preset(
+        "pg",
+        "gymnasium:CartPole-v1",
+        num_envs=2,
+        num_devices=1,
+        evaluation_episodes=5,
+        hidden_sizes=(4,),
+    )
     run = setup.prepare(config)
     variables = jax.jit(run.job.algorithm[""].init)(jax.random.key(0))
     played = run.members[0].shared.evaluator.play({"": variables})

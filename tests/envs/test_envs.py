@@ -32,14 +32,21 @@ from jaxrl_dist.types import EnvSpec, EpisodeStats, Timestep
 
 def random_actions(space: Space, rng: np.random.Generator, *shape: int) -> np.ndarray:
     if isinstance(space, Box):
-        low, high = (np.broadcast_to(np.clip(x, -2, 2), (*shape, *space.shape)) for x in (space.low, space.high))
+        low, high = (
+            np.broadcast_to(np.clip(x, -2, 2), (*shape, *space.shape))
+            for x in (space.low, space.high)
+        )
         return rng.uniform(low, high).astype(space.dtype)
     size = space.n if isinstance(space, Discrete) else np.asarray(space.nvec)
     return rng.integers(size, size=(*shape, *space.shape), dtype=np.int32)
 
 
-def check_contract(steps: list[tuple[Timestep, EpisodeStats]], spec: EnvSpec, num_envs: int) -> None:
-    """What holds on every backend, over a run from the first reset: ends, reset steps, dtypes, episode statistics."""
+def check_contract(
+    steps: list[tuple[Timestep, EpisodeStats]], spec: EnvSpec, num_envs: int
+) -> None:
+    """What holds on every backend, over a run from the first reset: ends, reset steps,
+    dtypes, episode statistics.
+    """
     ended = np.zeros(num_envs, bool)
     total, length = np.zeros(num_envs), np.zeros(num_envs, int)
     for step, episodes in steps:
@@ -53,10 +60,16 @@ def check_contract(steps: list[tuple[Timestep, EpisodeStats]], spec: EnvSpec, nu
         assert not step.reward[~step.valid].any()
         total, length = total + step.reward, length + step.valid
         ended = step.terminated | step.truncated
-        assert all(x.dtype == np.float32 and x.shape == (num_envs,) for x in jax.tree.leaves(episodes))
+        assert all(
+            x.dtype == np.float32 and x.shape == (num_envs,) for x in jax.tree.leaves(episodes)
+        )
         np.testing.assert_array_equal(episodes.episodes, ended)
         np.testing.assert_array_equal(episodes.length_sum, np.where(ended, length, 0))
-        for x, none in ((episodes.return_sum, 0), (episodes.return_min, np.inf), (episodes.return_max, -np.inf)):
+        for x, none in (
+            (episodes.return_sum, 0),
+            (episodes.return_min, np.inf),
+            (episodes.return_max, -np.inf),
+        ):
             np.testing.assert_allclose(x, np.where(ended, total, none), rtol=1e-5)
         if spec.max_episode_steps is not None:
             assert (length <= spec.max_episode_steps).all()
@@ -84,13 +97,16 @@ def unstack(steps: Any) -> list[Any]:
     return [jax.tree.map(lambda x: x[t], steps) for t in range(len(jax.tree.leaves(steps)[0]))]
 
 
-# --- gymnax -------------------------------------------------------------------------------------------
+# --- gymnax ---------------------------------------------------------------------------------------
 
 NUM_ENVS, NUM_STEPS = 3, 40
 
 
-def run_gymnax(env: base.DeviceEnv, actions: np.ndarray, keys: jax.Array, first: jax.Array) -> tuple[Any, Any, Any]:
-    """``T`` steps as a scan: the first observation, the states after each step, the steps with their statistics.
+def run_gymnax(
+    env: base.DeviceEnv, actions: np.ndarray, keys: jax.Array, first: jax.Array
+) -> tuple[Any, Any, Any]:
+    """``T`` steps as a scan: the first observation, the states after each step,
+    the steps with their statistics.
 
     On a mesh, as in training.
     """
@@ -104,12 +120,18 @@ def run_gymnax(env: base.DeviceEnv, actions: np.ndarray, keys: jax.Array, first:
         return obs, *jax.lax.scan(step, state, (actions, keys))[1]
 
     batch, steps = meshes.BATCH, meshes.TIME_BATCH
-    program = meshes.Program(run, make_mesh(1), (steps, steps, batch), (batch, steps, steps), mapped=meshes.acting)
+    program = meshes.Program(
+        run, make_mesh(1), (steps, steps, batch), (batch, steps, steps), mapped=meshes.acting
+    )
     return program(actions, keys, first)
 
 
-def run_native(env: Any, params: Any, actions: np.ndarray, keys: jax.Array, first: jax.Array) -> list[list[Any]]:
-    """The same for each environment in turn by gymnax's own ``step``, but with each reset on a separate step."""
+def run_native(
+    env: Any, params: Any, actions: np.ndarray, keys: jax.Array, first: jax.Array
+) -> list[list[Any]]:
+    """The same for each environment in turn by gymnax's own ``step``,
+    but with each reset on a separate step.
+    """
     step, reset_env = jax.jit(env.step), jax.jit(env.reset_env)
     reset_keys = jax.vmap(jax.vmap(lambda key: jax.random.split(key)[1]))(keys)
     columns = []
@@ -123,7 +145,9 @@ def run_native(env: Any, params: Any, actions: np.ndarray, keys: jax.Array, firs
                 row = 0.0, False, False, False
                 episode_return, length = 0.0, 0
             else:
-                _, state, reward, terminated, truncated, info = step(keys[t, index], state, actions[t, index], params)
+                _, state, reward, terminated, truncated, info = step(
+                    keys[t, index], state, actions[t, index], params
+                )
                 obs = info["final_observation"]
                 row = float(reward), bool(terminated), bool(truncated) and not terminated, True
                 episode_return, length = episode_return + row[0], length + 1
@@ -152,7 +176,10 @@ def pure(env_id: str, options: dict[str, str]) -> base.DeviceEnv:
     "env_id, options, ends",
     [
         pytest.param(
-            *row, marks=pytest.mark.case if row[0] in ("Catch-bsuite", "MemoryChain-bsuite", "FourRooms-misc") else []
+            *row,
+            marks=pytest.mark.case
+            if row[0] in ("Catch-bsuite", "MemoryChain-bsuite", "FourRooms-misc")
+            else [],
         )
         for row in AGAINST_NATIVE
     ],
@@ -168,7 +195,11 @@ def test_gymnax_against_its_own_step(env_id: str, options: dict[str, int], ends:
     check_contract(rows, env.spec, NUM_ENVS)
     terminated, truncated = np.any(steps[0].terminated), np.any(steps[0].truncated)
     assert terminated or truncated
-    assert {"both": terminated and truncated, "terminated": not truncated, "truncated": not terminated}.get(ends, True)
+    assert {
+        "both": terminated and truncated,
+        "terminated": not truncated,
+        "truncated": not terminated,
+    }.get(ends, True)
 
     native_env, params = gymnax.make(env_id)
     params = params.replace(**options)
@@ -178,7 +209,9 @@ def test_gymnax_against_its_own_step(env_id: str, options: dict[str, int], ends:
             np.testing.assert_allclose(step.obs, obs, rtol=1e-5, atol=1e-6)
             np.testing.assert_allclose(step.reward, reward, rtol=1e-5, atol=1e-6)
             assert [step.terminated, step.truncated, step.valid] == flags
-            np.testing.assert_allclose(states.episode_return[t, index], episode_return, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(
+                states.episode_return[t, index], episode_return, rtol=1e-4, atol=1e-5
+            )
             assert states.episode_length[t, index] == length
 
 
@@ -190,17 +223,28 @@ def test_accelerators_reset_without_a_condition(monkeypatch: pytest.MonkeyPatch)
     first = jax.random.split(jax.random.key(2), NUM_ENVS)
     on_cpu = run_gymnax(env, actions, keys, first)
     step = jax.jit(env.step)
-    args = jax.eval_shape(env.reset, first)[0], jax.ShapeDtypeStruct(actions[0].shape, actions.dtype), keys[0]
+    args = (
+        jax.eval_shape(env.reset, first)[0],
+        jax.ShapeDtypeStruct(actions[0].shape, actions.dtype),
+        keys[0],
+    )
     conditions = [
-        len(re.findall("stablehlo.(?:case|if)", jax.export.export(step, platforms=[platform])(*args).mlir_module()))
+        len(
+            re.findall(
+                "stablehlo.(?:case|if)",
+                jax.export.export(step, platforms=[platform])(*args).mlir_module(),
+            )
+        )
         for platform in ("cpu", "cuda", "tpu")
     ]
-    assert conditions == [3, 2, 2]  # two are the choice of the platform, by a constant: XLA removes them
+    # two are the choice of the platform, by a constant: XLA removes them
+    assert conditions == [3, 2, 2]
     monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, cpu, default: default(*args))
     assert_close(run_gymnax(env, actions, keys, first), on_cpu)
 
 
-TESTED = {"MNISTBandit-bsuite", *(env_id for env_id, *_ in AGAINST_NATIVE)}  # the first downloads its data
+# the first downloads its data
+TESTED = {"MNISTBandit-bsuite", *(env_id for env_id, *_ in AGAINST_NATIVE)}
 OTHERS = [env_id for env_id in adapter.ids() if env_id not in TESTED]
 COMPILED = {"Acrobot-v1", "MountainCarContinuous-v0", "DeepSea-bsuite", "Swimmer-misc"}
 
@@ -216,7 +260,9 @@ def test_every_other_gymnax_environment_has_the_spaces_it_names(env_id: str) -> 
         after, step, _ = jax.eval_shape(env.step, state, actions, keys)
     check_observation(first, env.spec, 2)
     check_observation(step.obs, env.spec, 2)
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), state
+    )
 
 
 @pytest.mark.parametrize(
@@ -224,7 +270,9 @@ def test_every_other_gymnax_environment_has_the_spaces_it_names(env_id: str) -> 
     [
         env_id
         if env_id in COMPILED
-        else pytest.param(env_id, marks=pytest.mark.case if env_id == "Freeway-MinAtar" else pytest.mark.slow)
+        else pytest.param(
+            env_id, marks=pytest.mark.case if env_id == "Freeway-MinAtar" else pytest.mark.slow
+        )
         for env_id in OTHERS
     ],
 )
@@ -245,14 +293,20 @@ def test_gymnax_options() -> None:
     assert pendulum.spec.action.high == 0.5
     with pytest.raises(ConfigError, match=r"no option 'max_torqe'.*did you mean 'max_torque'"):
         pure("Pendulum-v1", {"max_torqe": "0.5"})
-    with pytest.raises(ConfigError, match="max_steps_in_episode of gymnax:Pendulum-v1 must be a int"):
+    with pytest.raises(
+        ConfigError, match="max_steps_in_episode of gymnax:Pendulum-v1 must be a int"
+    ):
         pure("Pendulum-v1", {"max_steps_in_episode": "ten"})
 
 
 def test_environment_of_the_user() -> None:
     """``gymnax.register`` is all it takes."""
     source = find("Clock-v0", {"dead": "true", "max_steps_in_episode": "5"})
-    assert source.spec.backend == "gymnax" and source.spec.family == "other" and source.spec.max_episode_steps == 5
+    assert (
+        source.spec.backend == "gymnax"
+        and source.spec.family == "other"
+        and source.spec.max_episode_steps == 5
+    )
     with pytest.raises(ConfigError, match=r"has no such environment \(did you mean 'Clock-v0'\?\)"):
         find("gymnax:Clok-v0")
 
@@ -268,7 +322,9 @@ def test_gymnax_actions_outside_their_bounds() -> None:
     host = adapter.HostGymnax(env, 2, jax.random.key(0))
     host.reset()
     host.step(bound)
-    with pytest.raises(ValueError, match=r"gymnax:PointRobot-misc: action .*nan.* of environment 1 at step 1 lies"):
+    with pytest.raises(
+        ValueError, match=r"gymnax:PointRobot-misc: action .*nan.* of environment 1 at step 1 lies"
+    ):
         host.step(np.array([[0, 0], [0, np.nan]], np.float32))
     host.close()
 
@@ -282,7 +338,7 @@ def test_spaces_that_no_policy_handles() -> None:
         adapter.adapt(Strange(), "Strange-v0", "gymnax")
 
 
-# --- EnvPool ------------------------------------------------------------------------------------------
+# --- EnvPool --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -291,7 +347,12 @@ def make_pool() -> Iterator[Callable[..., envpool.EnvPool]]:
     made: list[envpool.EnvPool] = []
 
     def make(
-        env_id: str, num_envs: int, seed: int = 0, training: bool = True, preset: Any = None, **options: Any
+        env_id: str,
+        num_envs: int,
+        seed: int = 0,
+        training: bool = True,
+        preset: Any = None,
+        **options: Any,
     ) -> Any:
         texts = {key: str(value) for key, value in options.items()}
         host = find(f"envpool:{env_id}", texts, preset).host(num_envs, seed, training=training)
@@ -303,12 +364,16 @@ def make_pool() -> Iterator[Callable[..., envpool.EnvPool]]:
         host.close()
 
 
-def run_pool(host: envpool.EnvPool, num_steps: int, seed: int = 0) -> list[tuple[Timestep, EpisodeStats]]:
+def run_pool(
+    host: envpool.EnvPool, num_steps: int, seed: int = 0
+) -> list[tuple[Timestep, EpisodeStats]]:
     """Random steps from a reset."""
     rng = np.random.default_rng(seed)
     obs = host.reset()
     check_observation(obs, host.spec, host.num_envs)
-    return [host.step(random_actions(host.spec.action, rng, host.num_envs)) for _ in range(num_steps)]
+    return [
+        host.step(random_actions(host.spec.action, rng, host.num_envs)) for _ in range(num_steps)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -323,7 +388,12 @@ def run_pool(host: envpool.EnvPool, num_steps: int, seed: int = 0) -> list[tuple
     ],
 )
 def test_envpool_contract(
-    env_id: str, options: dict[str, int], num_steps: int, observation: Any, action: Any, make_pool: Any
+    env_id: str,
+    options: dict[str, int],
+    num_steps: int,
+    observation: Any,
+    action: Any,
+    make_pool: Any,
 ) -> None:
     host = make_pool(env_id, NUM_ENVS, **options)
     assert (host.spec.observation.dtype.name, host.spec.observation.shape) == observation
@@ -336,7 +406,9 @@ def test_envpool_contract(
 
 
 def test_envpool_reset_begins_a_new_episode(make_pool: Any) -> None:
-    """The reset step ignores its action and shows a first observation; a later ``reset`` forgets what was under way."""
+    """The reset step ignores its action and shows a first observation;
+    a later ``reset`` forgets what was under way.
+    """
     host = make_pool("CartPole-v1", 8, max_episode_steps=6)
     for _ in range(2):
         steps = run_pool(host, 20)
@@ -349,13 +421,16 @@ def test_envpool_reset_begins_a_new_episode(make_pool: Any) -> None:
 
 def test_envpool_seeds(make_pool: Any) -> None:
     def stream(seed: int) -> np.ndarray:
-        return np.stack([step.obs for step, _ in run_pool(make_pool("CartPole-v1", 4, seed), 30)], 1)
+        return np.stack(
+            [step.obs for step, _ in run_pool(make_pool("CartPole-v1", 4, seed), 30)], 1
+        )
 
     one, again, two = stream(1), stream(1), stream(2)
     np.testing.assert_array_equal(one, again)
     both = np.concatenate([one, two])
     distinct = np.unique(both[:, 0], axis=0)
-    assert len(distinct) == 8  # above all, environment i of seed s is not environment i - 1 of seed s + 1
+    # above all, environment i of seed s is not environment i - 1 of seed s + 1
+    assert len(distinct) == 8
 
 
 @pytest.mark.parametrize(
@@ -367,11 +442,17 @@ def test_envpool_seeds(make_pool: Any) -> None:
             r"envpool:CartPole-v1: action 2 of environment 1 at step 1 lies outside Discrete\(n=2\)",
         ),
         ("CartPole-v1", [0, 1, -1], "action -1 of environment 2 at step 1"),
-        ("Pendulum-v1", [[0.0], [0.0], [np.nan]], "envpool:Pendulum-v1: action .*nan.* of environment 2 at step 1"),
+        (
+            "Pendulum-v1",
+            [[0.0], [0.0], [np.nan]],
+            "envpool:Pendulum-v1: action .*nan.* of environment 2 at step 1",
+        ),
         ("Pendulum-v1", [[np.inf], [0.0], [0.0]], "environment 0 at step 1"),
     ],
 )
-def test_envpool_refuses_bad_actions(env_id: str, action: Any, message: str, make_pool: Any) -> None:
+def test_envpool_refuses_bad_actions(
+    env_id: str, action: Any, message: str, make_pool: Any
+) -> None:
     host = make_pool(env_id, 3)
     run_pool(host, 1)
     with pytest.raises(ValueError, match=message):
@@ -395,9 +476,13 @@ def test_envpool_clips_continuous_actions(make_pool: Any) -> None:
     assert_close(*steps)
 
 
-@pytest.mark.parametrize("env_id, action", [("CartPole-v1", np.zeros(1, int)), ("HalfCheetah-v4", np.zeros((1, 6)))])
+@pytest.mark.parametrize(
+    "env_id, action", [("CartPole-v1", np.zeros(1, int)), ("HalfCheetah-v4", np.zeros((1, 6)))]
+)
 def test_envpool_warns_of_nothing(env_id: str, action: np.ndarray) -> None:
-    """Gymnasium warns of bounds that lose precision where a space is first looked at; -W error makes it an error."""
+    """Gymnasium warns of bounds that lose precision where a space is first looked at;
+    -W error makes it an error.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         host = find(f"envpool:{env_id}").host(1, 0)
@@ -414,7 +499,10 @@ def test_envpool_without_a_library_of_the_system(monkeypatch: pytest.MonkeyPatch
             raise ImportError("EnvPool Procgen requires Qt 5")
 
     monkeypatch.setattr(envpool, "_registry", Registry)
-    with pytest.raises(ConfigError, match=r"envpool:CoinrunEasy-v0 cannot be made on this machine: .* requires Qt 5"):
+    with pytest.raises(
+        ConfigError,
+        match=r"envpool:CoinrunEasy-v0 cannot be made on this machine: .* requires Qt 5",
+    ):
         envpool.spec("CoinrunEasy-v0", {})
 
 
@@ -426,14 +514,19 @@ def test_envpool_resets_in_the_next_step_or_is_refused(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(envpool, "_registry", Registry)
     assert envpool.ids() == ["Craftax-Symbolic-v1"]
-    with pytest.raises(ConfigError, match=r"AutoReset-v1: envpool has no .* \(did you mean 'Craftax-Symbolic-v1'\?\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"AutoReset-v1: envpool has no .* \(did you mean 'Craftax-Symbolic-v1'\?\)",
+    ):
         find("envpool:Craftax-Symbolic-AutoReset-v1")
 
 
 def test_envpool_levels_have_unlisted_time_limits(make_pool: Any) -> None:
     host = make_pool("BabyAI-GoToLocal-v0", 4)
     assert host.spec.max_episode_steps is None
-    lengths = np.concatenate([episodes.length_sum[step.truncated] for step, episodes in run_pool(host, 66)])
+    lengths = np.concatenate(
+        [episodes.length_sum[step.truncated] for step, episodes in run_pool(host, 66)]
+    )
     assert (lengths == 64).all() and len(lengths) > 0
     with pytest.raises(ConfigError, match="a time limit of 0 steps"):
         find("envpool:BabyAI-GoToLocal-v0", {"max_episode_steps": "0"})
@@ -441,7 +534,11 @@ def test_envpool_levels_have_unlisted_time_limits(make_pool: Any) -> None:
 
 def test_envpool_leaves_no_thread() -> None:
     def threads() -> int:  # Python's and C++'s
-        return len(os.listdir("/proc/self/task")) if os.path.exists("/proc/self/task") else threading.active_count()
+        return (
+            len(os.listdir("/proc/self/task"))
+            if os.path.exists("/proc/self/task")
+            else threading.active_count()
+        )
 
     before = threads(), threading.enumerate()
     host = find("envpool:CartPole-v1").host(3, 0)
@@ -449,7 +546,8 @@ def test_envpool_leaves_no_thread() -> None:
     assert threading.active_count() == len(before[1]) + 1
     host.close()
     assert threading.enumerate() == before[1]
-    deadline = time.monotonic() + 10  # JAX's own pools may change size meanwhile, but only ever grow
+    # JAX's own pools may change size meanwhile, but only ever grow
+    deadline = time.monotonic() + 10
     while threads() > before[0] and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threads() <= before[0]
@@ -481,7 +579,8 @@ def test_calls_within_a_call_need_no_thread_of_their_own() -> None:
     def several(*times: float) -> list[threading.Thread]:
         return [inner.call(lambda: time.sleep(x) or threading.current_thread()) for x in times]
 
-    assert outer.call(lambda: several(0.3, 0.3, 0.3, 0.3)) == [outer._thread] * 4  # together more than one may take
+    # together more than one may take
+    assert outer.call(lambda: several(0.3, 0.3, 0.3, 0.3)) == [outer._thread] * 4
     assert several(0.0) == [inner._thread]
     with pytest.raises(ZeroDivisionError):
         outer.call(lambda: inner.call(lambda: 1 / 0))
@@ -514,7 +613,7 @@ def test_a_caller_that_stops_refuses_calls_within() -> None:
     inner.stop()
 
 
-# --- Atari --------------------------------------------------------------------------------------------
+# --- Atari ----------------------------------------------------------------------------------------
 
 
 def test_atari_presets_are_never_mixed() -> None:
@@ -522,7 +621,13 @@ def test_atari_presets_are_never_mixed() -> None:
         return envpool.options("Breakout-v5", texts, preset, training=training)
 
     baselines, machado = options("baselines", True), options("machado", True)
-    protocol = ("repeat_action_probability", "noop_max", "use_fire_reset", "episodic_life", "reward_clip")
+    protocol = (
+        "repeat_action_probability",
+        "noop_max",
+        "use_fire_reset",
+        "episodic_life",
+        "reward_clip",
+    )
     assert [baselines[name] for name in protocol] == [0.0, 30, True, True, True]
     assert [machado[name] for name in protocol] == [0.25, 1, False, False, False]
     assert set(baselines) == set(machado)  # each sets all that the other does
@@ -533,7 +638,10 @@ def test_atari_presets_are_never_mixed() -> None:
     # What the user names wins; nothing else changes.
     assert options("machado", True, noop_max="5") == {**machado, "noop_max": 5}
     assert find("Breakout-v5").atari_preset == "baselines"
-    assert find("CartPole-v1").atari_preset is None and find("envpool:CartPole-v1").atari_preset is None
+    assert (
+        find("CartPole-v1").atari_preset is None
+        and find("envpool:CartPole-v1").atari_preset is None
+    )
     for env_id in ("CartPole-v1", "envpool:CartPole-v1"):
         with pytest.raises(ConfigError, match="atari_preset machado needs an Atari environment"):
             find(env_id, atari_preset="machado")
@@ -564,13 +672,17 @@ def spy(host: envpool.EnvPool, monkeypatch: pytest.MonkeyPatch) -> list[dict[str
 def test_atari_returns_are_of_whole_games(
     game: str, training: bool, make_pool: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training under ``baselines`` sees lives and clipped rewards; the statistics see games and their own score."""
+    """Training under ``baselines`` sees lives and clipped rewards;
+    the statistics see games and their own score.
+    """
     num_envs = 4
     host = make_pool(game, num_envs, training=training)
     infos = spy(host, monkeypatch)
     steps = run_pool(host, 340)
     fields = ("reward", "terminated", "valid")
-    reward, terminated, valid = (np.stack([getattr(step, name) for step, _ in steps]) for name in fields)
+    reward, terminated, valid = (
+        np.stack([getattr(step, name) for step, _ in steps]) for name in fields
+    )
     over = np.stack([episodes.episodes for _, episodes in steps]) > 0
     returns = np.stack([episodes.return_sum for _, episodes in steps])
     raw = np.stack([info["reward"] for info in infos])
@@ -588,17 +700,23 @@ def test_atari_returns_are_of_whole_games(
         start = 0
         for end in np.flatnonzero(over[:, index]):
             assert returns[end, index] == raw[start : end + 1, index].sum()
-            assert sum(x.length_sum[index] for _, x in steps[start : end + 1]) == valid[start : end + 1, index].sum()
+            assert (
+                sum(x.length_sum[index] for _, x in steps[start : end + 1])
+                == valid[start : end + 1, index].sum()
+            )
             start = end + 1
 
 
-# --- By name ------------------------------------------------------------------------------------------
+# --- By name --------------------------------------------------------------------------------------
 
 
 def test_find() -> None:
     assert find("CartPole-v1").spec.backend == "gymnax"
     assert find("envpool:CartPole-v1").spec.backend == "envpool"
-    assert find("HalfCheetah-v4").spec.backend == "envpool" and find("HalfCheetah-v4").spec.family == "mujoco"
+    assert (
+        find("HalfCheetah-v4").spec.backend == "envpool"
+        and find("HalfCheetah-v4").spec.family == "mujoco"
+    )
     with pytest.raises(ConfigError, match=r"unknown backend 'gymnas' \(did you mean 'gymnax'\?\)"):
         find("gymnas:CartPole-v1")
     with pytest.raises(ConfigError, match="CartPole-v1"):

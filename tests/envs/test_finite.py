@@ -1,4 +1,6 @@
-"""Observations and rewards that are no finite numbers: environment, step and field are named, under every plan."""
+"""Observations and rewards that are no finite numbers: environment, step and field are named,
+under every plan.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,16 @@ SEED, NUM_ENVS, LENGTH = 0, 8, 4
 
 @functools.cache
 def first_fault() -> tuple[int, int]:
-    """The step at which and the environment in which one of ``own.Spoilt`` is spoilt first, by stepping it unchecked.
+    """The step at which and the environment in which one of ``own.Spoilt`` is spoilt first,
+    by stepping it unchecked.
 
     It is neither in the first rollout nor of the first actor.
     """
-    pure, index, key = find(own.Spoilt()).device(), jnp.arange(NUM_ENVS), rng.stream(SEED, rng.Stream.ENV)
+    pure, index, key = (
+        find(own.Spoilt()).device(),
+        jnp.arange(NUM_ENVS),
+        rng.stream(SEED, rng.Stream.ENV),
+    )
     state, _ = pure.reset(rng.per_index(key, index))
     step = jax.jit(pure.step)
     for number in range(1000):
@@ -48,7 +55,12 @@ def first_fault() -> tuple[int, int]:
 
 
 def config(env: Any, **values: Any) -> jaxrl_dist.Train[Any]:
-    sizes = {"num_envs": NUM_ENVS, "rollout_length": LENGTH, "hidden_sizes": (8,), "report_interval": 64}
+    sizes = {
+        "num_envs": NUM_ENVS,
+        "rollout_length": LENGTH,
+        "hidden_sizes": (8,),
+        "report_interval": 64,
+    }
     return jaxrl_dist.preset("a2c", env, seed=SEED, **sizes, **{"num_devices": 1, **values})
 
 
@@ -62,10 +74,16 @@ def failure(env: Any, **values: Any) -> str:
 
 @pytest.mark.case  # test_a_resumed_run_meets_it_as_the_uninterrupted_one
 @pytest.mark.parametrize(
-    "num_devices, field, value, kind", [(8, "observation", "nan", "an observation"), (1, "reward", "inf", "a reward")]
+    "num_devices, field, value, kind",
+    [(8, "observation", "nan", "an observation"), (1, "reward", "inf", "a reward")],
 )
 def test_in_a_compiled_program(
-    num_devices: int, field: str, value: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    num_devices: int,
+    field: str,
+    value: str,
+    kind: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The devices share the environments; what is spoilt later changes nothing."""
     command = f"train a2c --env own:Spoilt --env-options field={field} value={value} --num-devices {num_devices}"
@@ -82,7 +100,9 @@ def test_under_other_plans(plan: str) -> None:
     step, index = first_fault()
     line = failure(own.Spoilt(), plan=plan, **({} if plan == "synchronous" else {"num_actors": 1}))
     line = line.removesuffix(": [nan]")  # which only the host has at hand
-    assert line.endswith(f"Spoilt: environment {index} at step {step} gave an observation that is not finite")
+    assert line.endswith(
+        f"Spoilt: environment {index} at step {step} gave an observation that is not finite"
+    )
 
 
 def test_second_actor_has_global_environment_indices() -> None:
@@ -93,7 +113,9 @@ def test_second_actor_has_global_environment_indices() -> None:
 
 def test_the_first_reset() -> None:
     """Of the compiled program, ``test_the_place_in_a_rollout`` looks at it."""
-    with pytest.raises(EnvError, match="environment 0 at step 0 gave an observation that is not finite"):
+    with pytest.raises(
+        EnvError, match="environment 0 at step 0 gave an observation that is not finite"
+    ):
         find(own.SpoiltStart()).host(2, 0).reset()
 
 
@@ -103,11 +125,15 @@ def test_the_place_in_a_rollout() -> None:
     spec = find("CartPole-v1").spec
 
     def found(iteration: int = 7) -> str:
-        place = np.asarray([device.fault_of({"": Rollout(obs, (), reward, (), (), (), (), (), ())})])
+        place = np.asarray(
+            [device.fault_of({"": Rollout(obs, (), reward, (), (), (), (), (), ())})]
+        )
         try:
             device.check_fault(spec, device.Fault(np.full(1, iteration), place), 3, 5)
         except EnvError as error:
-            return re.sub(r".* environment (\d+) at step (\d+) gave an? (\w+) .*", r"\2 \1 \3", str(error))
+            return re.sub(
+                r".* environment (\d+) at step (\d+) gave an? (\w+) .*", r"\2 \1 \3", str(error)
+            )
         return "nothing"
 
     assert found() == "nothing"
@@ -127,11 +153,17 @@ def test_the_place_in_a_rollout() -> None:
 
 
 def test_a_resumed_run_meets_it_as_the_uninterrupted_one(tmp_path: Path) -> None:
-    """At the step that counts from the start, and not before: no checkpoint holds what came of it."""
+    """At the step that counts from the start, and not before: no checkpoint holds what came of
+    it.
+    """
     env = own.Spoilt()
     step, index = first_fault()
     before = step // LENGTH * LENGTH * NUM_ENVS // 2
-    list(jaxrl_dist.train(config(env, run_dir=str(tmp_path), total_env_steps=before, evaluation_episodes=0)))
+    list(
+        jaxrl_dist.train(
+            config(env, run_dir=str(tmp_path), total_env_steps=before, evaluation_episodes=0)
+        )
+    )
     with pytest.raises(EnvError, match=f"environment {index} at step {step} gave an observation"):
         list(jaxrl_dist.resume(tmp_path, env=env, total_env_steps=10**6))
 
@@ -150,7 +182,9 @@ def test_multi_agent_error_names_the_environment() -> None:
     env, two = SpoiltPoles(4), Wrappers(policies={"a": "pole_0", "b": "pole_[123]"})
     assert name in failure(env)
     whole, source = config(env), find(env)
-    policy = jaxrl_dist.Policy(whole, source, whole.algorithm.make(source.spec).init(jax.random.key(0)))
+    policy = jaxrl_dist.Policy(
+        whole, source, whole.algorithm.make(source.spec).init(jax.random.key(0))
+    )
     with pytest.raises(EnvError, match=name):
         policy.evaluate(2)
     for wrappers in (UNWRAPPED, two):
@@ -164,11 +198,13 @@ def test_multi_agent_error_names_the_environment() -> None:
             host.step(action)
 
 
-# --- EnvPool ------------------------------------------------------------------------------------------
+# --- EnvPool --------------------------------------------------------------------------------------
 
 
 class SpoiltPool:
-    """EnvPool's own object; ``values[call]`` of the field says which environment gives what else at that call."""
+    """EnvPool's own object; ``values[call]`` of the field
+    says which environment gives what else at that call.
+    """
 
     def __init__(self, envs: Any, **values: dict[int, tuple[int, float]]) -> None:
         self._envs, self._values, self._calls = envs, values, -1
@@ -206,9 +242,21 @@ class SpoiltPool:
             {"observation": {0: (1, -np.inf)}},
             "environment 1 at step 0 gave an observation that is not f",
         ),
-        ("CartPole-v1", {"reward": {7: (0, np.inf)}}, "environment 0 at step 7 gave a reward that is not finite: inf"),
-        ("CartPole-v1", {"reset": {-1: (2, np.nan)}}, "environment 2 at step 0 gave an observation that is not finite"),
-        ("Pong-v5", {"reward": {3: (1, np.nan)}}, "environment 1 at step 3 gave a reward that is not finite: nan"),
+        (
+            "CartPole-v1",
+            {"reward": {7: (0, np.inf)}},
+            "environment 0 at step 7 gave a reward that is not finite: inf",
+        ),
+        (
+            "CartPole-v1",
+            {"reset": {-1: (2, np.nan)}},
+            "environment 2 at step 0 gave an observation that is not finite",
+        ),
+        (
+            "Pong-v5",
+            {"reward": {3: (1, np.nan)}},
+            "environment 1 at step 3 gave a reward that is not finite: nan",
+        ),
     ],
 )
 def test_envpool(env_id: str, values: Any, message: str) -> None:
@@ -221,7 +269,9 @@ def test_envpool(env_id: str, values: Any, message: str) -> None:
 def play(host: envpool.EnvPool, num_steps: int) -> list[bool]:
     """Whether the steps of the first environment, from a reset on, are valid."""
     host.reset()
-    return [bool(host.step(np.zeros(host.num_envs, np.int32))[0].valid[0]) for _ in range(num_steps)]
+    return [
+        bool(host.step(np.zeros(host.num_envs, np.int32))[0].valid[0]) for _ in range(num_steps)
+    ]
 
 
 def test_envpool_does_not_look_at_what_a_reset_pays() -> None:
@@ -232,17 +282,23 @@ def test_envpool_does_not_look_at_what_a_reset_pays() -> None:
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, calls: list[int]) -> None:
-    """The environments made first give NaN at the first of these calls, those made next at the second, and so on."""
+    """The environments made first give NaN at the first of these calls,
+    those made next at the second, and so on.
+    """
     make = envpool.EnvPool.__init__
 
     def spoilt(self: envpool.EnvPool, *args: Any, **kinds: Any) -> None:
         make(self, *args, **kinds)
-        self._envs = SpoiltPool(self._envs, observation={calls.pop(0) if calls else 10**9: (1, np.nan)})
+        self._envs = SpoiltPool(
+            self._envs, observation={calls.pop(0) if calls else 10**9: (1, np.nan)}
+        )
 
     monkeypatch.setattr(envpool.EnvPool, "__init__", spoilt)
 
 
-THREADED = f"train impala --env envpool:CartPole-v1 --num-actors 1 {runs.TINY} --seed {SEED} --run-dir"
+THREADED = (
+    f"train impala --env envpool:CartPole-v1 --num-actors 1 {runs.TINY} --seed {SEED} --run-dir"
+)
 
 
 def test_envpool_from_the_command_line(
@@ -255,14 +311,25 @@ def test_envpool_from_the_command_line(
     assert line.startswith(start)
 
 
-def test_environments_on_the_host_are_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environments_on_the_host_are_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spoil(monkeypatch, [21, 5])
-    values = {"plan": "asynchronous", "num_actors": 1, "on_actor_error": "restart", "total_env_steps": 1000}
+    values = {
+        "plan": "asynchronous",
+        "num_actors": 1,
+        "on_actor_error": "restart",
+        "total_env_steps": 1000,
+    }
     values |= {"lockstep": True, "lag": 0}
-    with pytest.warns(EnvWarning, match=r"actor 0 continues .*environment 1 at step \d+ gave an obs") as warned:
+    with pytest.warns(
+        EnvWarning, match=r"actor 0 continues .*environment 1 at step \d+ gave an obs"
+    ) as warned:
         *_, last = jaxrl_dist.train(config("envpool:CartPole-v1", evaluation_episodes=2, **values))
     assert last.metrics["async/restarts"] == 2 and last.evaluation is not None
-    found = re.findall(r"restart (\d) of .* at step (\d+) gave", "\n".join(str(w.message) for w in warned))
+    found = re.findall(
+        r"restart (\d) of .* at step (\d+) gave", "\n".join(str(w.message) for w in warned)
+    )
     assert found == [("1", "21"), ("2", "5")]
 
 
@@ -272,4 +339,6 @@ def test_an_evaluation_looks_too(
     spoil(monkeypatch, [10**9, 3])
     command = f"train a2c --env envpool:CartPole-v1 {runs.TINY} --run-dir {tmp_path}/run"
     assert cli.main(command.split()) == 1
-    assert "environment 1 at step 3 gave an observation that is not finite" in capsys.readouterr().err
+    assert (
+        "environment 1 at step 3 gave an observation that is not finite" in capsys.readouterr().err
+    )

@@ -29,14 +29,18 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def played(env: Any) -> tuple[Any, np.ndarray, jax.Array, Any]:
-    """Plays legal actions at random: the first observations, actions ``[T, B * k]``, keys, and the time steps."""
+    """Plays legal actions at random: the first observations, actions ``[T, B * k]``, keys,
+    and the time steps.
+    """
     rows = NUM_ENVS * env.spec.num_agents
 
     def play(keys: jax.Array) -> Any:
         def step(carry: Any, keys: jax.Array) -> Any:
             state, obs = carry
             logits = jnp.where(obs["mask"], 0.0, -jnp.inf)
-            action = jax.vmap(jax.random.categorical)(jax.vmap(jax.random.fold_in, (0, None))(keys, 1), logits)
+            action = jax.vmap(jax.random.categorical)(
+                jax.vmap(jax.random.fold_in, (0, None))(keys, 1), logits
+            )
             state, now, _ = env.step(state, action, keys)
             return (state, now.obs), (action, now)
 
@@ -48,7 +52,9 @@ def played(env: Any) -> tuple[Any, np.ndarray, jax.Array, Any]:
     return first, actions, keys, steps
 
 
-def pgx_games(env_id: str, index: int, actions: np.ndarray, keys: jax.Array) -> Iterator[tuple[Any, ...]]:
+def pgx_games(
+    env_id: str, index: int, actions: np.ndarray, keys: jax.Array
+) -> Iterator[tuple[Any, ...]]:
     """Plays the same moves by Pgx alone: ``(state, began)`` at the start, then after each step."""
     import pgx
 
@@ -68,7 +74,9 @@ def pgx_games(env_id: str, index: int, actions: np.ndarray, keys: jax.Array) -> 
             yield state, False
 
 
-@pytest.mark.parametrize("env_id", runs.cases(["tic_tac_toe", "leduc_holdem", "sparrow_mahjong"], "tic_tac_toe"))
+@pytest.mark.parametrize(
+    "env_id", runs.cases(["tic_tac_toe", "leduc_holdem", "sparrow_mahjong"], "tic_tac_toe")
+)
 def test_a_game_is_played_as_pgx_plays_it(env_id: str) -> None:
     needs("pgx")
     import pgx
@@ -80,17 +88,31 @@ def test_a_game_is_played_as_pgx_plays_it(env_id: str) -> None:
     observe, begins = jax.jit(game.observe), set()
     for index in range(NUM_ENVS):
         with libraries.theirs():
-            states = [(jax.device_get(state), began) for state, began in pgx_games(env_id, index, actions, keys)]
-            views = [[np.asarray(observe(state, player)) for player in range(players)] for state, _ in states]
+            states = [
+                (jax.device_get(state), began)
+                for state, began in pgx_games(env_id, index, actions, keys)
+            ]
+            views = [
+                [np.asarray(observe(state, player)) for player in range(players)]
+                for state, _ in states
+            ]
         for t, (state, began) in enumerate(states):
             for player in range(players):
                 row = index * players + player
                 obs, now = first, (0.0, False, False)
                 if t:
                     obs = jax.tree.map(lambda x, t=t: x[t - 1], steps.obs)
-                    now = steps.reward[t - 1, row], steps.terminated[t - 1, row], steps.valid[t - 1, row]
+                    now = (
+                        steps.reward[t - 1, row],
+                        steps.terminated[t - 1, row],
+                        steps.valid[t - 1, row],
+                    )
                 np.testing.assert_array_equal(obs["observation"][row], views[t][player])
-                legal = np.arange(env.spec.action.n) == 0 if player != state.current_player else state.legal_action_mask
+                legal = (
+                    np.arange(env.spec.action.n) == 0
+                    if player != state.current_player
+                    else state.legal_action_mask
+                )
                 np.testing.assert_array_equal(obs["mask"][row], legal)
                 reward = 0.0 if began else state.rewards[player]
                 assert now == (reward, bool(state.terminated), not began)
@@ -100,10 +122,14 @@ def test_a_game_is_played_as_pgx_plays_it(env_id: str) -> None:
 
 
 def test_rewards_and_views_belong_to_the_player() -> None:
-    """Tic-tac-toe, judged by its rules: whose stones are in a row has won, whichever player began."""
+    """Tic-tac-toe, judged by its rules: whose stones are in a row has won, whichever player
+    began.
+    """
     needs("pgx")
     first, _, _, steps = played(find("pgx:tic_tac_toe").device())
-    boards = np.concatenate([first["observation"][None], steps.obs["observation"]]).reshape(-1, NUM_ENVS, 2, 9, 2)
+    boards = np.concatenate([first["observation"][None], steps.obs["observation"]]).reshape(
+        -1, NUM_ENVS, 2, 9, 2
+    )
     own, others = boards[..., 0], boards[..., 1]
     np.testing.assert_array_equal(own[:, :, 0], others[:, :, 1])
     won, lost = (stones[..., np.array(LINES)].all(-1).any(-1) for stones in (own, others))
@@ -112,8 +138,8 @@ def test_rewards_and_views_belong_to_the_player() -> None:
     reward = (won.astype(float) - lost)[1:]
     np.testing.assert_array_equal(steps.reward.reshape(-1, NUM_ENVS, 2), reward)
     assert {-1.0, 1.0} <= set(reward[..., 0].flat) == set(reward[..., 1].flat)
-    # Who is on the move, and only who is, may choose among the empty fields, and whoever began is so when stones are
-    # equally many.
+    # Who is on the move, and only who is, may choose among the empty fields, and whoever began is
+    # so when stones are equally many.
     masks = np.concatenate([first["mask"][None], steps.obs["mask"]]).reshape(-1, NUM_ENVS, 2, 9)
     going = ~over.any(-1)
     moves = (masks == ~(own | others)).all(-1) & ~(masks == (np.arange(9) == 0)).all(-1)
@@ -131,7 +157,9 @@ def test_options_of_games() -> None:
     assert find("pgx:tic_tac_toe", {"opponents": "random"}).spec.num_agents == 1
     seen = find("pgx:tic_tac_toe", {"state": "true"}).spec.observation
     assert isinstance(seen, dict) and seen["state"].shape == (36,)
-    each = find("pgx:tic_tac_toe", wrappers=Wrappers(policies={"a": "player_0", "b": "player_1"})).spec
+    each = find(
+        "pgx:tic_tac_toe", wrappers=Wrappers(policies={"a": "player_0", "b": "player_1"})
+    ).spec
     assert set(each.policies) == {"a", "b"}
     for options, message in (
         ({"opponents": "me"}, "opponents=me is unknown; agents, random and self work"),
@@ -144,7 +172,7 @@ def test_options_of_games() -> None:
         find("pgx:2048", {"opponents": "random"})
 
 
-# --- Self-play ------------------------------------------------------------------------------------------
+# --- Self-play ------------------------------------------------------------------------------------
 
 Stones = frozenset[int]
 
@@ -166,11 +194,17 @@ def worth(own: Stones, other: Stones) -> int:
 
 
 def perfect_moves(own: Stones, other: Stones) -> list[int]:
-    return [field for field in free(own, other) if -worth(other, own | {field}) == worth(own, other)]
+    return [
+        field for field in free(own, other) if -worth(other, own | {field}) == worth(own, other)
+    ]
 
 
-def results(choose: Callable[[Stones, Stones], int], own: Stones, other: Stones, mine: bool) -> dict[int, int]:
-    """The numbers of games with each result, of all games against a player whose every move is a perfect one."""
+def results(
+    choose: Callable[[Stones, Stones], int], own: Stones, other: Stones, mine: bool
+) -> dict[int, int]:
+    """The numbers of games with each result,
+    of all games against a player whose every move is a perfect one.
+    """
     if in_a_row(own) or in_a_row(other) or not free(own, other):
         return {in_a_row(own) - in_a_row(other): 1}
     if mine:
@@ -192,7 +226,9 @@ def test_perfect_players_draw() -> None:
     assert -1 in results(lambda own, other: free(own, other)[-1], none, none, False)
 
 
-TIC_TAC_TOE = "--env pgx:tic_tac_toe --total-env-steps 2000000 --num-devices 1 --evaluation-episodes 0"
+TIC_TAC_TOE = (
+    "--env pgx:tic_tac_toe --total-env-steps 2000000 --num-devices 1 --evaluation-episodes 0"
+)
 SELF_PLAY = {
     "shared": ("ppo --learning-rate-schedule linear --learning-rate-steps 2000000", None),
     "copy": (
@@ -201,7 +237,8 @@ SELF_PLAY = {
         "new",
     ),
 }
-"""Whose step sizes fall to zero: with a constant one, the best moves of a run that has learnt still change."""
+"""Whose step sizes fall to zero: with a constant one,
+the best moves of a run that has learnt still change."""
 
 
 @pytest.mark.slow
@@ -209,7 +246,9 @@ SELF_PLAY = {
 def test_self_play_never_loses_to_a_perfect_player(how: str, seed: int, tmp_path: Path) -> None:
     needs("pgx")
     flags, name = SELF_PLAY[how]
-    policy = load_policy(runs.train(f"{flags} {TIC_TAC_TOE} --seed {seed}", tmp_path / "run"), policy=name)
+    policy = load_policy(
+        runs.train(f"{flags} {TIC_TAC_TOE} --seed {seed}", tmp_path / "run"), policy=name
+    )
 
     @functools.cache
     def choose(own: Stones, other: Stones) -> int:
@@ -234,7 +273,9 @@ def at_random(env: Any, state: Any, key: jax.Array) -> jax.Array:
     return jax.random.categorical(key, jnp.where(state.legal_action_mask, 0.0, -jnp.inf))
 
 
-def rewards_against(env: Any, policy: Any, opponent: Callable[..., jax.Array], games: int) -> np.ndarray:
+def rewards_against(
+    env: Any, policy: Any, opponent: Callable[..., jax.Array], games: int
+) -> np.ndarray:
     """What a policy gets as player 0 in games of which Pgx draws who begins, ``[games]``."""
     choose, step = jax.jit(jax.vmap(functools.partial(opponent, env))), jax.jit(jax.vmap(env.step))
     state = jax.vmap(env.init)(jax.random.split(jax.random.key(0), games))
@@ -254,7 +295,9 @@ def test_self_play_wins_connect_four(seed: int, tmp_path: Path) -> None:
     import pgx
 
     flags = "--torso minatar --num-epochs 2 --total-env-steps 2000000 --num-devices 1 --evaluation-episodes 0"
-    policy = load_policy(runs.train(f"ppo --env pgx:connect_four {flags} --seed {seed}", tmp_path / "run"))
+    policy = load_policy(
+        runs.train(f"ppo --env pgx:connect_four {flags} --seed {seed}", tmp_path / "run")
+    )
     for opponent in (at_random, search):
         with libraries.theirs():
             rewards = rewards_against(pgx.make("connect_four"), policy, opponent, 100)

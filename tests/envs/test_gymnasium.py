@@ -1,4 +1,6 @@
-"""Gymnasium environments: the contract of the other backends, and what happens to code that fails, hangs or dies."""
+"""Gymnasium environments: the contract of the other backends,
+and what happens to code that fails, hangs or dies.
+"""
 
 from __future__ import annotations
 
@@ -62,19 +64,26 @@ def make() -> Iterator[Callable[..., vector.Gymnasium]]:
         yield make
 
 
-def play(host: vector.Gymnasium, num_steps: int, seed: int = 0) -> list[tuple[Timestep, EpisodeStats]]:
+def play(
+    host: vector.Gymnasium, num_steps: int, seed: int = 0
+) -> list[tuple[Timestep, EpisodeStats]]:
     """Random steps from a reset."""
     rng = np.random.default_rng(seed)
     obs = host.reset()
-    assert (obs.dtype, obs.shape) == (host.spec.observation.dtype, (host.num_envs, *host.spec.observation.shape))
-    return [host.step(random_actions(host.spec.action, rng, host.num_envs)) for _ in range(num_steps)]
+    assert (obs.dtype, obs.shape) == (
+        host.spec.observation.dtype,
+        (host.num_envs, *host.spec.observation.shape),
+    )
+    return [
+        host.step(random_actions(host.spec.action, rng, host.num_envs)) for _ in range(num_steps)
+    ]
 
 
 def act(host: vector.Gymnasium, *whats: str) -> tuple[Timestep, EpisodeStats]:
     return host.step(np.array([ACTION[what] for what in whats], np.int32))
 
 
-# --- The contract -------------------------------------------------------------------------------------
+# --- The contract ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -88,7 +97,14 @@ def act(host: vector.Gymnasium, *whats: str) -> tuple[Timestep, EpisodeStats]:
     ],
 )  # fmt: skip
 def test_contract(
-    env_id: str, options: Any, num_steps: int, observation: Any, action: Any, family: str, ends: str, make: Any
+    env_id: str,
+    options: Any,
+    num_steps: int,
+    observation: Any,
+    action: Any,
+    family: str,
+    ends: str,
+    make: Any,
 ) -> None:
     host = make(f"gymnasium:{env_id}", **options)
     spec = host.spec
@@ -105,7 +121,9 @@ def test_contract(
 
 @pytest.mark.parametrize("workers", WORKERS)
 def test_steps_are_those_of_the_environments_themselves(workers: str, make: Any) -> None:
-    """And those that EnvPool's adapter gives, except for the numbers that come up: ends, reset steps, statistics."""
+    """And those that EnvPool's adapter gives, except for the numbers that come up: ends,
+    reset steps, statistics.
+    """
     seeds = np.random.SeedSequence(3).generate_state(NUM_ENVS) & 0x7FFFFFFF
     host = make("gymnasium:CartPole-v1", seed=3, workers=workers, max_episode_steps="15")
     first = host.reset()
@@ -136,7 +154,9 @@ def test_both_workers_and_a_second_time_give_the_same(make: Any) -> None:
     one, again, processes, two = stream(1), stream(1), stream(1, "processes"), stream(2)
     np.testing.assert_array_equal(one, again)
     np.testing.assert_array_equal(one, processes)
-    assert len(np.unique(np.concatenate([one, two])[:, 0], axis=0)) == 8, "each environment has another seed"
+    assert len(np.unique(np.concatenate([one, two])[:, 0], axis=0)) == 8, (
+        "each environment has another seed"
+    )
 
 
 def test_an_end_and_its_reset(make: Any) -> None:
@@ -150,7 +170,11 @@ def test_an_end_and_its_reset(make: Any) -> None:
     np.testing.assert_array_equal(step.obs[:, 1:], [[0, 1]] * 3, "the last of the episode")
     np.testing.assert_array_equal(episodes.episodes, [1, 1, 1])
     step, episodes = act(host, "raise", "raise", "raise")  # which is ignored
-    assert not step.valid.any() and not step.reward.any() and not (step.terminated | step.truncated).any()
+    assert (
+        not step.valid.any()
+        and not step.reward.any()
+        and not (step.terminated | step.truncated).any()
+    )
     np.testing.assert_array_equal(step.obs[:, 0], first[:, 0], "no new seed")
     np.testing.assert_array_equal(step.obs[:, 1:], [[1, 0]] * 3, "the first of the next")
     assert not episodes.episodes.any()
@@ -162,7 +186,7 @@ def test_an_end_and_its_reset(make: Any) -> None:
     assert step.valid.all()
 
 
-# --- Spaces -------------------------------------------------------------------------------------------
+# --- Spaces ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -189,7 +213,9 @@ def test_spaces(kind: str, dtype: str, shape: Any, space: Any, make: Any) -> Non
     start = {"Discrete": -1, "MultiDiscrete": [[5, 0], [-3, 0]]}.get(kind, 0)
     np.testing.assert_array_equal(again[0], (shown - start).reshape(shape).astype(dtype))
     if kind in ("Image", "Whole"):
-        with pytest.raises(ConfigError, match=rf"has Box actions of {dtype}; a Box of floats works"):
+        with pytest.raises(
+            ConfigError, match=rf"has Box actions of {dtype}; a Box of floats works"
+        ):
             find("faulty:spaced", {"action": kind})
         return
     host = make("faulty:spaced", action=kind)
@@ -202,7 +228,11 @@ def test_spaces_that_no_policy_handles(kind: str) -> None:
     for what in ("observation", "action"):
         has = f"Text {what}s" if kind == "Text" else f"a part 'x' of its {what}s that is Text"
         message = rf"faulty:spaced has {has}; Discrete, MultiDiscrete, MultiBinary, Box, Dict and Tuple work, "
-        message += "and wrappers such as Flatten" if what == "observation" else "and a gymnasium.ActionWrapper can"
+        message += (
+            "and wrappers such as Flatten"
+            if what == "observation"
+            else "and a gymnasium.ActionWrapper can"
+        )
         with pytest.raises(ConfigError, match=message):
             find("faulty:spaced", {what: kind})
 
@@ -210,9 +240,13 @@ def test_spaces_that_no_policy_handles(kind: str) -> None:
 @pytest.mark.parametrize("parts", ["", "Dict", "Tuple"])
 @pytest.mark.parametrize("workers", WORKERS)
 def test_repeats_get_the_action_whatever_became_of_a_copy(workers: str, parts: str) -> None:
-    source = find("faulty:Halving", {"parts": parts}, None, workers, 60, wrappers=Wrappers(action_repeat=4))
+    source = find(
+        "faulty:Halving", {"parts": parts}, None, workers, 60, wrappers=Wrappers(action_repeat=4)
+    )
     action = np.full((2, 2), 0.8, np.float32)
-    whole = {"Dict": {"a": action, "b": action}, "Tuple": {"0": action, "1": action}}.get(parts, action)
+    whole = {"Dict": {"a": action, "b": action}, "Tuple": {"0": action, "1": action}}.get(
+        parts, action
+    )
     with contextlib.closing(source.host(2, 0)) as host:
         host.reset()
         for _ in range(2):
@@ -223,7 +257,9 @@ def test_repeats_get_the_action_whatever_became_of_a_copy(workers: str, parts: s
 def test_bad_actions_are_refused_and_large_ones_clipped(make: Any) -> None:
     host = make("gymnasium:CartPole-v1")
     host.reset()
-    with pytest.raises(ValueError, match=r"gymnasium:CartPole-v1: action 2 of environment 1 at step 0 lies outside"):
+    with pytest.raises(
+        ValueError, match=r"gymnasium:CartPole-v1: action 2 of environment 1 at step 0 lies outside"
+    ):
         host.step(np.array([0, 2, 0]))
     host.step(np.array([0, 1, 0]))  # nothing has been sent
     steps = []
@@ -235,7 +271,10 @@ def test_bad_actions_are_refused_and_large_ones_clipped(make: Any) -> None:
 
 
 def test_integers_that_policies_cannot_hold_are_an_error(make: Any) -> None:
-    with pytest.raises(EnvError, match=r"observation holds \d{10,}, which 32-bit integers cannot; a Box of floats can"):
+    with pytest.raises(
+        EnvError,
+        match=r"observation holds \d{10,}, which 32-bit integers cannot; a Box of floats can",
+    ):
         make("faulty:spaced", observation="Wide").reset()
 
 
@@ -244,25 +283,40 @@ def test_actions_at_a_bound_that_float32_rounds_are_in_the_space(make: Any) -> N
     assert host.spec.action.high[0].item() > 0.1
     host.reset()
     for action in (-1.0, 1.0):
-        host.step(np.full((NUM_ENVS, 2), action, np.float32))  # the environment looks at its actions
+        # the environment looks at its actions
+        host.step(np.full((NUM_ENVS, 2), action, np.float32))
 
 
-# --- Options ------------------------------------------------------------------------------------------
+# --- Options --------------------------------------------------------------------------------------
 
 
 def test_options() -> None:
     def options(env_id: str, *texts: str) -> dict[str, Any]:
         return adapter.options(env_id, dict(text.split("=", 1) for text in texts))
 
-    assert options("Pendulum-v1", "g=3", "max_episode_steps=4") == {"g": 3.0, "max_episode_steps": 4}
-    assert options("FrozenLake-v1", "map_name=8x8", "is_slippery=False") == {"map_name": "8x8", "is_slippery": False}
+    assert options("Pendulum-v1", "g=3", "max_episode_steps=4") == {
+        "g": 3.0,
+        "max_episode_steps": 4,
+    }
+    assert options("FrozenLake-v1", "map_name=8x8", "is_slippery=False") == {
+        "map_name": "8x8",
+        "is_slippery": False,
+    }
     guessed = {"a": 1, "b": 1.5, "c": True, "d": "x=y", "e": "1e", "f": -1e-3, "size": 4}
     texts = [f"{key}={value}" for key, value in guessed.items()]
     assert options("faulty:Scripted", *texts) == guessed
     assert options("faulty:sized", "size=4") == {"size": 4}
     for env_id, text, message in [
-        ("Pendulum-v1", "gg=3", r"gymnasium:Pendulum-v1 has no option 'gg' \(did you mean 'g'\?\); it has: g, max_ep"),
-        ("Pendulum-v1", "g=high", "env_options g of gymnasium:Pendulum-v1 must be a float such as 10.0, not 'high'"),
+        (
+            "Pendulum-v1",
+            "gg=3",
+            r"gymnasium:Pendulum-v1 has no option 'gg' \(did you mean 'g'\?\); it has: g, max_ep",
+        ),
+        (
+            "Pendulum-v1",
+            "g=high",
+            "env_options g of gymnasium:Pendulum-v1 must be a float such as 10.0, not 'high'",
+        ),
         ("faulty:make", "p_crsh=1", r"did you mean 'p_crash'\?"),
         ("faulty:sized", "sze=1", r"did you mean 'size'\?"),
         ("FrozenLake-v1", "reward_schedule=1", "is a tuple, which cannot be set"),
@@ -273,7 +327,7 @@ def test_options() -> None:
         find("faulty:sized")
 
 
-# --- Failures -----------------------------------------------------------------------------------------
+# --- Failures -------------------------------------------------------------------------------------
 
 FAILURES = {
     "raise": "in step: KeyError: 'no such key'",
@@ -292,7 +346,11 @@ FAILURES = {
 
 @pytest.mark.parametrize(
     "what, workers",
-    [*((what, "threads") for what in FAILURES), ("raise", "processes"), ("raise in reset", "processes")],
+    [
+        *((what, "threads") for what in FAILURES),
+        ("raise", "processes"),
+        ("raise in reset", "processes"),
+    ],
 )
 def test_failures_name_environment_and_step(what: str, workers: str, make: Any) -> None:
     host = make("faulty:Scripted", workers=workers)
@@ -311,14 +369,18 @@ def test_failures_name_environment_and_step(what: str, workers: str, make: Any) 
         (note,) = failure.value.__notes__
         assert note.startswith("Traceback (most recent call last)")
         if "raise" in what:
-            assert 'faulty.py", line' in note and note.endswith(line.split("in reset: ")[-1].split("in step: ")[-1])
+            assert 'faulty.py", line' in note and note.endswith(
+                line.split("in reset: ")[-1].split("in step: ")[-1]
+            )
         with pytest.raises(RuntimeError, match="make new ones"):
             host.reset()
 
 
 @pytest.mark.parametrize("workers", WORKERS)
 def test_a_constructor_that_raises(workers: str) -> None:
-    with pytest.raises(EnvError, match=r"faulty:Scripted cannot be made: RuntimeError: no such luck") as failure:
+    with pytest.raises(
+        EnvError, match=r"faulty:Scripted cannot be made: RuntimeError: no such luck"
+    ) as failure:
         find("faulty:Scripted", {"constructor": "raise"})
     assert "__init__" in failure.value.__notes__[0]
     spec = find("faulty:Scripted").spec  # where only a later one raises
@@ -336,7 +398,9 @@ def test_what_makes_no_environment() -> None:
     for workers in WORKERS:
         with pytest.raises(ConfigError, match=message):
             find("faulty:vector", workers=workers)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"made a dict, which is neither a gymnasium.Env nor .* \(reset_env, "):
+    with pytest.raises(
+        ConfigError, match=r"made a dict, which is neither a gymnasium.Env nor .* \(reset_env, "
+    ):
         find("faulty:nothing")
     with pytest.raises(ConfigError, match=r"cannot be made here: .*a_library_that_is_not_there"):
         find("faulty:faulty/LacksALibrary-v0")
@@ -352,15 +416,24 @@ def test_what_makes_no_environment() -> None:
         ("FrameStackObservation", None),
     ],
 )
-def test_statistics_inside_an_environment_are_warned_of_once(workers: str, wrapper: str, message: str | None) -> None:
+def test_statistics_inside_an_environment_are_warned_of_once(
+    workers: str, wrapper: str, message: str | None
+) -> None:
     sizes = {"num_envs": 2, "rollout_length": 8, "total_env_steps": 16, "evaluation_episodes": 0}
     run = jaxrl_dist.preset(
-        "a2c", "faulty:wrapped", env_options={"wrapper": wrapper}, env_workers=workers, num_devices=1, **sizes
+        "a2c",
+        "faulty:wrapped",
+        env_options={"wrapper": wrapper},
+        env_workers=workers,
+        num_devices=1,
+        **sizes,
     )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         list(jaxrl_dist.train(run))
-    found = [str(warning.message) for warning in caught if issubclass(warning.category, ConfigWarning)]
+    found = [
+        str(warning.message) for warning in caught if issubclass(warning.category, ConfigWarning)
+    ]
     assert len(found) == (message is not None)
     assert message is None or re.search(message, found[0])
 
@@ -372,7 +445,7 @@ def test_a_number_beyond_float32_is_an_error_and_no_warning_of_numpy() -> None:
             host.step(np.zeros(1, np.int32))
 
 
-# --- Time-outs ----------------------------------------------------------------------------------------
+# --- Time-outs ------------------------------------------------------------------------------------
 
 
 def children() -> list[psutil.Process]:
@@ -398,7 +471,9 @@ def test_hanging_environment_times_out_with_its_name(what: str, workers: str, ma
     host.reset()
     if what == "hang in reset":
         act(host, "go on", what, "go on")
-    message = r"faulty:Scripted: no answer from environment 1 at step \d within 0.5 s \(--env-timeout\)"
+    message = (
+        r"faulty:Scripted: no answer from environment 1 at step \d within 0.5 s \(--env-timeout\)"
+    )
     began = time.monotonic()
     with pytest.raises(TimeoutError, match=message):
         act(host, "go on", what, "go on")
@@ -406,7 +481,8 @@ def test_hanging_environment_times_out_with_its_name(what: str, workers: str, ma
     host.close()
     assert time.monotonic() - began < 20  # it hangs for a minute
     assert not children()
-    assert threading.active_count() == before + (workers == "threads")  # a daemon: see the test of Ctrl-C
+    # a daemon: see the test of Ctrl-C
+    assert threading.active_count() == before + (workers == "threads")
     release(before)
 
 
@@ -424,12 +500,16 @@ def test_each_environment_has_the_full_time(make: Any) -> None:
 def test_a_constructor_that_hangs() -> None:
     before = threading.active_count()
     began = time.monotonic()
-    with pytest.raises(TimeoutError, match=r"faulty:Scripted: making an environment has taken longer than 0.5"):
+    with pytest.raises(
+        TimeoutError, match=r"faulty:Scripted: making an environment has taken longer than 0.5"
+    ):
         find("faulty:Scripted", {"constructor": "hang"}, timeout=0.5)
     assert time.monotonic() - began < 1.5
     spec = find("faulty:Scripted").spec
     for workers in WORKERS:
-        with pytest.raises(TimeoutError, match=r"no answer from environment 0.* at step 0 within 0.5 s"):
+        with pytest.raises(
+            TimeoutError, match=r"no answer from environment 0.* at step 0 within 0.5 s"
+        ):
             vector.Gymnasium(spec, [0, 1], {"constructor": "hang"}, workers, 0.5)  # type: ignore[arg-type]
     assert not children()
     release(before)
@@ -459,7 +539,11 @@ def test_ctrl_c_ends_a_process_whose_environment_hangs(workers: str, how: signal
     code = HANGS.replace("WORKERS", workers).replace("HANG", str(ACTION["hang"]))
     env = {**os.environ, "PYTHONPATH": f"{runs.ROOT}:{runs.ROOT / 'tests'}"}
     with subprocess.Popen(
-        [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         time.sleep(0.3)
@@ -473,13 +557,15 @@ def test_ctrl_c_ends_a_process_whose_environment_hangs(workers: str, how: signal
         assert not psutil.wait_procs(below, timeout=15)[1]
 
 
-# --- Threads and processes ----------------------------------------------------------------------------
+# --- Threads and processes ------------------------------------------------------------------------
 
 
 def test_a_killed_worker_is_reported(make: Any) -> None:
     host = make("faulty:Scripted", workers="processes")
     host.reset()
-    with pytest.raises(EnvError, match=r"the worker of environments \d to 2 was ended by SIGKILL at step 0"):
+    with pytest.raises(
+        EnvError, match=r"the worker of environments \d to 2 was ended by SIGKILL at step 0"
+    ):
         act(host, "go on", "go on", "die")
     host.close()
     assert not children()
@@ -510,11 +596,13 @@ def test_close_leaves_nothing_behind(workers: str) -> None:
 
 def test_a_worker_process_imports_no_jax() -> None:
     code = f"import sys, {env_worker.__name__} as w; w.construct('CartPole-v1', {{}}); print('jax' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=runs.ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=runs.ROOT, capture_output=True, text=True, timeout=60
+    )
     assert done.stdout == "False\n", done.stderr
 
 
-# --- By name ------------------------------------------------------------------------------------------
+# --- By name --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -534,7 +622,9 @@ def test_split_env(env: str, parts: Any) -> None:
     assert split_env(env) == parts
 
 
-@pytest.mark.parametrize("env", ["envpool:a:b", "a:b:c", "a-b:make", ".a:make", ":make", "gymnasium::make"])
+@pytest.mark.parametrize(
+    "env", ["envpool:a:b", "a:b:c", "a-b:make", ".a:make", ":make", "gymnasium::make"]
+)
 def test_what_has_no_form(env: str) -> None:
     with pytest.raises(ConfigError, match=r"unknown backend .*or MODULE:NAME works"):
         split_env(env)
@@ -545,15 +635,23 @@ def test_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = find("Scripted-v0").spec  # registered by the user, and neither gymnax nor EnvPool has it
     assert (own.backend, own.max_episode_steps) == ("gymnasium", 5)
     for env, message in [
-        ("gymnasium:CartPol-v1", r"gymnasium has no such environment \(did you mean 'CartPole-v1'\?\)"),
+        (
+            "gymnasium:CartPol-v1",
+            r"gymnasium has no such environment \(did you mean 'CartPole-v1'\?\)",
+        ),
         ("gymnasium:GymV26Environment-v0", "gymnasium has no such environment"),
         ("faulty:mak", r"the module faulty has no function 'mak' \(did you mean 'make'\?\)"),
-        ("no_such_module:make", "unknown backend 'no_such_module', and no module of that name can be imported"),
+        (
+            "no_such_module:make",
+            "unknown backend 'no_such_module', and no module of that name can be imported",
+        ),
         ("faulty.sub:make", "no module of that name"),
     ]:
         with pytest.raises(ConfigError, match=message):
             find(env)
-    with pytest.raises(ConfigError, match="env_workers processes needs a Gymnasium environment, and gymnax:Cart"):
+    with pytest.raises(
+        ConfigError, match="env_workers processes needs a Gymnasium environment, and gymnax:Cart"
+    ):
         find("CartPole-v1", workers="processes")
     with pytest.raises(ConfigError, match="use plan synchronous"):
         find("gymnasium:CartPole-v1").device()
@@ -562,11 +660,13 @@ def test_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pkg_of_envs" / "lacks.py").write_text("import a_library_that_is_not_there")
     monkeypatch.syspath_prepend(tmp_path)
     assert find("pkg_of_envs.sub:make").spec.id == "pkg_of_envs.sub:make"
-    with pytest.raises(ConfigError, match="cannot be made here: No module named 'a_library_that_is_not_there'"):
+    with pytest.raises(
+        ConfigError, match="cannot be made here: No module named 'a_library_that_is_not_there'"
+    ):
         find("pkg_of_envs.lacks:make")
 
 
-# --- Runs ---------------------------------------------------------------------------------------------
+# --- Runs -----------------------------------------------------------------------------------------
 
 NO_FAULTS = "--env-options p_crash=0 p_crash_reset=0 p_stall=0 p_stall_reset=0"
 
@@ -580,7 +680,9 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         patch.chdir(folder)
         patch.setattr(sys, "path", sys.path)  # the command adds the current directory
         sys.path = list(sys.path)
-        command = f"a2c --env module_of_the_user:make {NO_FAULTS} {runs.TINY} --env-workers processes"
+        command = (
+            f"a2c --env module_of_the_user:make {NO_FAULTS} {runs.TINY} --env-workers processes"
+        )
         runs.train(f"{command} --normalize-observations", folder / "run")
         sys.modules.pop("module_of_the_user")
         yield "module_of_the_user"
@@ -589,8 +691,14 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_no_file_chooses_what_is_imported(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     config = runs.read_json(Path("run/config.json"))["run"]
     assert config["env"] == f"gymnasium:{module}:make" and config["env_workers"] == "processes"
-    message = f"no file may choose code to run; name its environment yourself, by --env {module}:make"
-    for command in ("evaluate run", "train --config run", "train a2c --config run/config.json --seed 3"):
+    message = (
+        f"no file may choose code to run; name its environment yourself, by --env {module}:make"
+    )
+    for command in (
+        "evaluate run",
+        "train --config run",
+        "train a2c --config run/config.json --seed 3",
+    ):
         assert cli.main(command.split()) == 2
         err = capsys.readouterr().err
         assert message in err and err.count("\n") == 1
@@ -602,7 +710,8 @@ def test_no_file_chooses_what_is_imported(module: str, capsys: pytest.CaptureFix
     summary = runs.read_json(Path("run/summary.json"))["evaluation"]
     assert f"return {summary['return_mean']:.4g} " in capsys.readouterr().out
     sys.modules.pop(module)
-    changes = f"--env {module}:make --plan on_device"  # which is refused, but only of an environment that was found
+    # which is refused, but only of an environment that was found
+    changes = f"--env {module}:make --plan on_device"
     assert cli.main(["train", "--config", "run", *changes.split()]) == 2
     assert f"{module}:make runs on the host" in capsys.readouterr().err
     sys.modules.pop(module)
@@ -660,7 +769,10 @@ def test_the_id_of_a_registry_in_a_file_is_no_code(module: str, tmp_path: Path) 
         {"env": ["this:CartPole-v1"]},
         {"env": "CartPole-v1", "num_envs": [8, "--env", "this:CartPole-v1"]},
     ):
-        with pytest.raises(ConfigError, match=r"no file may choose code to run|must be a name|must be a whole number"):
+        with pytest.raises(
+            ConfigError,
+            match=r"no file may choose code to run|must be a name|must be a whole number",
+        ):
             load(**changes)
     del config["run"]["env"]
     with pytest.raises(ConfigError, match="num_devices must be a whole number"):
@@ -671,7 +783,11 @@ def test_the_id_of_a_registry_in_a_file_is_no_code(module: str, tmp_path: Path) 
 @pytest.mark.case  # test_learning.py::test_ppo_learns_cartpole_a_little
 def test_ppo_learns() -> None:
     config = jaxrl_dist.Train(
-        "ppo", env="gymnasium:CartPole-v1", total_env_steps=16_000, num_devices=1, evaluation_episodes=10
+        "ppo",
+        env="gymnasium:CartPole-v1",
+        total_env_steps=16_000,
+        num_devices=1,
+        evaluation_episodes=10,
     )
     *_, last = jaxrl_dist.train(config)
     assert last.evaluation is not None
@@ -683,21 +799,33 @@ ONE_LINE = {
     "train ppo --env gymnasium:CartPole-v1 --plan on_device": (2, "use --plan synchronous"),
     "train ppo --env faulty:mak": (2, "did you mean 'make'?"),
     "train ppo --env gymnasium:LunarLander-v3": (2, "Box2D is not installed"),
-    "train ppo --env faulty:spaced --env-options observation=Words": (2, "a part 'x' of its observations that is Text"),
+    "train ppo --env faulty:spaced --env-options observation=Words": (
+        2,
+        "a part 'x' of its observations that is Text",
+    ),
     "train ppo --env gymnasium:Pendulum-v1 --env-options gg=1": (2, "did you mean 'g'?"),
     "train ppo --env gymnasium:CartPole-v1 --env-timeout 0": (2, "--env-timeout must be > 0"),
     "train ppo --env gymnasium:CartPole-v1 --env-workers fibres": (
         2,
         "--env-workers must be one of threads, processes, not 'fibres'",
     ),
-    "train ppo --env faulty:Scripted --env-options constructor=hang --env-timeout .2": (1, "longer than 0.2 s"),
-    "train ppo --env gymnasium:CartPole-v1 --atari-preset machado": (2, "needs an Atari environment"),
+    "train ppo --env faulty:Scripted --env-options constructor=hang --env-timeout .2": (
+        1,
+        "longer than 0.2 s",
+    ),
+    "train ppo --env gymnasium:CartPole-v1 --atari-preset machado": (
+        2,
+        "needs an Atari environment",
+    ),
 }
 
 
 @pytest.mark.parametrize("command", ONE_LINE)
 def test_the_command_line_says_what_is_wrong_in_one_line(
-    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    command: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -707,8 +835,13 @@ def test_the_command_line_says_what_is_wrong_in_one_line(
     assert message in err and err.count("\n") == 1 and err.startswith("jaxrl-dist: error: ")
 
 
-def test_the_command_line_shows_the_environments_own_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["train", "ppo", "--env", "faulty:Scripted", "--env-options", "constructor=raise"]) == 1
+def test_the_command_line_shows_the_environments_own_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert (
+        cli.main(["train", "ppo", "--env", "faulty:Scripted", "--env-options", "constructor=raise"])
+        == 1
+    )
     *note, line = capsys.readouterr().err.splitlines()
     assert line == "jaxrl-dist: error: faulty:Scripted cannot be made: RuntimeError: no such luck"
     assert note[0].startswith("Traceback") and note[-1] == "RuntimeError: no such luck"

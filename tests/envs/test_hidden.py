@@ -44,7 +44,9 @@ def played(env: str, wrappers: Wrappers) -> tuple[Any, list[np.ndarray]]:
         ("gymnasium:CartPole-v1", "0, 3", [1, 2]),
     ],
 )
-def test_policies_see_the_other_numbers_of_the_same_episodes(env: str, hide: str, kept: list[int]) -> None:
+def test_policies_see_the_other_numbers_of_the_same_episodes(
+    env: str, hide: str, kept: list[int]
+) -> None:
     spec, seen = played(env, Wrappers(hide=hide))
     whole, full = played(env, UNWRAPPED)
     np.testing.assert_array_equal(spec.observation.low, whole.observation.low[kept])
@@ -62,7 +64,9 @@ def test_they_are_hidden_before_frames_are_stacked() -> None:
 
 
 def test_in_a_compiled_program() -> None:
-    whole, env = (find("CartPole-v1", wrappers=wrappers).device() for wrappers in (UNWRAPPED, VELOCITIES))
+    whole, env = (
+        find("CartPole-v1", wrappers=wrappers).device() for wrappers in (UNWRAPPED, VELOCITIES)
+    )
     keys = jax.random.split(jax.random.key(0), NUM_ENVS)
     (state, obs), (all_state, all_obs) = (jax.jit(each.reset)(keys) for each in (env, whole))
     np.testing.assert_array_equal(obs, all_obs[:, [0, 2]])
@@ -75,10 +79,18 @@ def test_in_a_compiled_program() -> None:
 @pytest.mark.parametrize(
     "env, hide, message",
     [
-        ("CartPole-v1", "4", "hide 4: gymnax:CartPole-v1 has indices 0 to 3; 'velocities' or such indices work"),
+        (
+            "CartPole-v1",
+            "4",
+            "hide 4: gymnax:CartPole-v1 has indices 0 to 3; 'velocities' or such indices work",
+        ),
         ("CartPole-v1", "-1", "hide -1: gymnax:CartPole-v1 has indices 0 to 3"),
         ("CartPole-v1", "speed", "hide speed: gymnax:CartPole-v1 has indices 0 to 3"),
-        ("CartPole-v1", "0,1,2,3", "hide 0,1,2,3 leaves nothing of the observations of gymnax:CartPole-v1 to see"),
+        (
+            "CartPole-v1",
+            "0,1,2,3",
+            "hide 0,1,2,3 leaves nothing of the observations of gymnax:CartPole-v1 to see",
+        ),
         (
             "Breakout-MinAtar",
             "1",

@@ -1,4 +1,6 @@
-"""Environments of other JAX libraries: what the adapters share, and each library against a plain loop."""
+"""Environments of other JAX libraries: what the adapters share,
+and each library against a plain loop.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from jaxrl_dist.envs.device.libraries import Adapted, Step
 from jaxrl_dist.envs.source import find, locate
 from jaxrl_dist.errors import ConfigError
 
-# --- Without the libraries: a small one in place of brax --------------------------------------------------
+# --- Without the libraries: a small one in place of brax ------------------------------------------
 
 
 class Walk:
@@ -53,7 +55,9 @@ class Walk:
             assert key.dtype == jnp.uint32
             position = state["position"] + action
             over, cut = position == 3, position == 4
-            return Step(seen(position), {**state, "position": position}, jnp.float32(action), over, cut)
+            return Step(
+                seen(position), {**state, "position": position}, jnp.float32(action), over, cut
+            )
 
         box = spaces.Box(-10, 10, (1,), np.float32)
         return Adapted(reset, step, box, spaces.Discrete(3), "walks", limit.get("limit", 5))
@@ -67,11 +71,18 @@ def walk(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("walk")
 def test_library_episodes_terminate_and_truncate() -> None:
     env = find("brax:walk", wrappers=Wrappers(time_limit=4)).device()
-    assert (env.spec.backend, env.spec.id, env.spec.family, env.spec.max_episode_steps) == ("brax", "walk", "walks", 4)
+    assert (env.spec.backend, env.spec.id, env.spec.family, env.spec.max_episode_steps) == (
+        "brax",
+        "walk",
+        "walks",
+        4,
+    )
     assert find("brax:walk").spec.max_episode_steps == 5
     assert find("brax:walk", {"limit": "2"}).spec.max_episode_steps == 2
     actions = random_actions(env.spec.action, np.random.default_rng(0), 60, 3)
-    _, _, steps = run_gymnax(env, actions, jax.random.split(jax.random.key(1), (60, 3)), jax.random.split(KEY, 3))
+    _, _, steps = run_gymnax(
+        env, actions, jax.random.split(jax.random.key(1), (60, 3)), jax.random.split(KEY, 3)
+    )
     rows = unstack(steps)
     check_contract(rows, env.spec, 3)
     terminated, truncated = (
@@ -90,13 +101,27 @@ KEY = jax.random.key(2)
 @pytest.mark.usefixtures("walk")
 @pytest.mark.parametrize("plan", ["on_device", "asynchronous"])
 def test_a_run_trains_on_a_library_and_its_policy_finds_it_again(plan: str, tmp_path: Any) -> None:
-    fields = {"num_envs": 8, "rollout_length": 16, "total_env_steps": 256, "report_interval": 128, "num_devices": 1}
+    fields = {
+        "num_envs": 8,
+        "rollout_length": 16,
+        "total_env_steps": 256,
+        "report_interval": 128,
+        "num_devices": 1,
+    }
     run_dir = str(tmp_path / "run")
     config = jaxrl_dist.preset(
-        "impala", "brax:walk", plan=plan, hidden_sizes=(8,), evaluation_episodes=2, run_dir=run_dir, **fields
+        "impala",
+        "brax:walk",
+        plan=plan,
+        hidden_sizes=(8,),
+        evaluation_episodes=2,
+        run_dir=run_dir,
+        **fields,
     )
     *_, last = jaxrl_dist.train(config)
-    assert last.env_steps >= 256 and last.evaluation is not None and last.evaluation["episodes"] == 2
+    assert (
+        last.env_steps >= 256 and last.evaluation is not None and last.evaluation["episodes"] == 2
+    )
     assert jaxrl_dist.load_policy(run_dir).evaluate(episodes=2).summary()["length_mean"] <= 5
 
 
@@ -106,8 +131,12 @@ def test_check_env_plays_a_library(capsys: pytest.CaptureFixture[str]) -> None:
     assert "brax:walk: no fault found in" in capsys.readouterr().out
 
 
-def test_what_libraries_print_is_hidden_and_what_we_print_is_not(capfd: pytest.CaptureFixture[str]) -> None:
-    """Also where a library prints to the first stdout and leaves the first stderr, as JaxMARL's import does."""
+def test_what_libraries_print_is_hidden_and_what_we_print_is_not(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Also where a library prints to the first stdout and leaves the first stderr,
+    as JaxMARL's import does.
+    """
     own = sys.stderr
     with libraries.theirs():
         print("theirs")
@@ -120,7 +149,9 @@ def test_what_libraries_print_is_hidden_and_what_we_print_is_not(capfd: pytest.C
 
 @pytest.mark.usefixtures("walk")
 def test_what_a_library_has_not_is_refused() -> None:
-    with pytest.raises(ConfigError, match=re.escape("brax has no such environment (did you mean 'walk'?)")):
+    with pytest.raises(
+        ConfigError, match=re.escape("brax has no such environment (did you mean 'walk'?)")
+    ):
         find("brax:wlak")
     with pytest.raises(ConfigError, match="brax:walk has no option 'limits'"):
         find("brax:walk", {"limits": "3"})
@@ -132,7 +163,11 @@ def test_a_missing_library_is_one_line_with_the_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(libraries, "installed", lambda library: library == "pgx")
-    for args in (["train", "ppo", "--env", "brax:ant"], ["list", "envs", "brax"], ["check-env", "brax:ant"]):
+    for args in (
+        ["train", "ppo", "--env", "brax:ant"],
+        ["list", "envs", "brax"],
+        ["check-env", "brax:ant"],
+    ):
         assert cli.main(args) == 2
         assert capsys.readouterr().err == (
             "jaxrl-dist: error: brax: needs a package that is not installed: pip install 'jaxrl-dist[brax]'\n"
@@ -171,7 +206,9 @@ def test_without_envpool_no_other_library_takes_its_names(
 
 @pytest.mark.usefixtures("walk")
 @pytest.mark.parametrize("name", ["walk", "walk_on"])
-def test_a_name_without_its_library_is_answered_with_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_without_its_library_is_answered_with_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where another library has a name that is near: none there has an underscore."""
     monkeypatch.setattr(Walk, "ids", lambda: [name])
     monkeypatch.setattr(gymnax, "ids", lambda: ["WalkOn-v1"] if "_" in name else [])
@@ -198,7 +235,10 @@ def test_a_library_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(libraries, "installed", lambda library: True)
     monkeypatch.setattr(libraries.importlib, "import_module", fail)
-    with pytest.raises(ConfigError, match="brax: cannot be imported: AttributeError: jax has no attribute 'core_old'"):
+    with pytest.raises(
+        ConfigError,
+        match="brax: cannot be imported: AttributeError: jax has no attribute 'core_old'",
+    ):
         find("brax:ant")
 
 
@@ -209,7 +249,7 @@ def test_grids_of_categories_become_images() -> None:
     np.testing.assert_array_equal(image[0], [[1, 0, 0, 0, 1], [0, 1, 1, 0, 0]])
 
 
-# --- Each library against a plain loop ---------------------------------------------------------------------
+# --- Each library against a plain loop ------------------------------------------------------------
 
 
 class Loop(NamedTuple):
@@ -218,7 +258,8 @@ class Loop(NamedTuple):
     reset: Callable[[jax.Array], tuple[Any, Any]]
     """``(key) -> (obs, state)``."""
     step: Callable[[jax.Array, Any, Any, Any], tuple[Any, Any, Any, Any, Any]]
-    """``(key, state, action, number of the step) -> (obs, state, reward, terminated, truncated)``."""
+    """``(key, state, action, number of the step) -> (obs, state, reward, terminated,
+    truncated)``."""
 
 
 def brax_loop(env_id: str, limit: int) -> Loop:
@@ -246,7 +287,13 @@ def craftax_loop(env_id: str, limit: int) -> Loop:
 
     def step(key: jax.Array, state: Any, action: Any, number: Any) -> Any:
         obs, state, reward, done, _ = env.step_env(key, state, action, params)
-        return obs, state, reward, done & (state.player_health <= 0), done & (state.player_health > 0)
+        return (
+            obs,
+            state,
+            reward,
+            done & (state.player_health <= 0),
+            done & (state.player_health > 0),
+        )
 
     return Loop(lambda key: env.reset_env(key, params), step)
 
@@ -310,7 +357,13 @@ def navix_loop(env_id: str, limit: int) -> Loop:
 
     def step(key: jax.Array, timestep: Any, action: Any, number: Any) -> Any:
         timestep = env.step(timestep, action)
-        return seen(timestep), timestep, timestep.reward, timestep.is_termination(), timestep.is_truncation()
+        return (
+            seen(timestep),
+            timestep,
+            timestep.reward,
+            timestep.is_termination(),
+            timestep.is_truncation(),
+        )
 
     return Loop(reset, step)
 
@@ -339,7 +392,9 @@ def xminigrid_loop(env_id: str, limit: int) -> Loop:
 
     def seen(timestep: Any) -> Any:
         obs = timestep.observation
-        return jnp.concatenate([jnp.eye(13, dtype=bool)[obs[..., 0]], jnp.eye(12, dtype=bool)[obs[..., 1]]], -1)
+        return jnp.concatenate(
+            [jnp.eye(13, dtype=bool)[obs[..., 0]], jnp.eye(12, dtype=bool)[obs[..., 1]]], -1
+        )
 
     def reset(key: jax.Array) -> Any:
         timestep = env.reset(params, key)
@@ -359,10 +414,18 @@ LOOPS: dict[str, tuple[Callable[[str, int], Loop], dict[str, str], set[str]]] = 
     "craftax:Craftax-Classic-Symbolic-v1": (craftax_loop, {"max_timesteps": "7"}, {"truncated"}),
     "jumanji:RubiksCube-partly-scrambled-v0": (jumanji_loop, {"time_limit": "6"}, {"truncated"}),
     "jumanji:Tetris-v0": (jumanji_loop, {"time_limit": "6"}, {"terminated", "truncated"}),
-    "navix:Navix-Empty-Random-5x5-v0": (navix_loop, {"max_steps": "30"}, {"terminated", "truncated"}),
+    "navix:Navix-Empty-Random-5x5-v0": (
+        navix_loop,
+        {"max_steps": "30"},
+        {"terminated", "truncated"},
+    ),
     "pgx:2048": (pgx_loop, {}, {"terminated"}),
     "playground:CartpoleBalance": (playground_loop, {"episode_length": "6"}, {"truncated"}),
-    "xminigrid:MiniGrid-EmptyRandom-5x5": (xminigrid_loop, {"max_steps": "30"}, {"terminated", "truncated"}),
+    "xminigrid:MiniGrid-EmptyRandom-5x5": (
+        xminigrid_loop,
+        {"max_steps": "30"},
+        {"terminated", "truncated"},
+    ),
 }
 NUM_STEPS, NUM_ENVS = 40, 3
 
@@ -385,10 +448,14 @@ def test_a_library_is_stepped_as_its_own_loop_steps_it(name: str) -> None:
 
     with libraries.theirs():
         loop = make(name.split(":")[1], limit)
-        compare(loop, actions, jax.random.key_data(keys), jax.random.key_data(first), first_obs, rows)
+        compare(
+            loop, actions, jax.random.key_data(keys), jax.random.key_data(first), first_obs, rows
+        )
 
 
-def compare(loop: Loop, actions: np.ndarray, keys: jax.Array, first: jax.Array, first_obs: Any, rows: Any) -> None:
+def compare(
+    loop: Loop, actions: np.ndarray, keys: jax.Array, first: jax.Array, first_obs: Any, rows: Any
+) -> None:
     split = jax.vmap(jax.vmap(lambda key: jax.random.split(key)))(keys)
     loop = Loop(jax.jit(loop.reset), jax.jit(loop.step))
     for index in range(NUM_ENVS):
@@ -423,22 +490,30 @@ def test_other_players_answer_with_legal_actions_at_random() -> None:
     def play(key: jax.Array) -> Any:
         def step(carry: Any, key: jax.Array) -> Any:
             state, obs = carry
-            action = jax.vmap(lambda key, mask: jax.random.categorical(key, jnp.where(mask, 0.0, -jnp.inf)))(
-                jax.random.split(key, 32), obs["mask"]
-            )
+            action = jax.vmap(
+                lambda key, mask: jax.random.categorical(key, jnp.where(mask, 0.0, -jnp.inf))
+            )(jax.random.split(key, 32), obs["mask"])
             state, now, _ = env.step(state, action, jax.random.split(key, 32))
             return (state, now.obs), (obs, now)
 
-        return jax.lax.scan(step, env.reset(jax.random.split(key, 32)), jax.random.split(key, 60))[1]
+        return jax.lax.scan(step, env.reset(jax.random.split(key, 32)), jax.random.split(key, 60))[
+            1
+        ]
 
     before, now = jax.device_get(jax.jit(play)(KEY))
     over = now.terminated
-    ours, theirs = (after["observation"][..., i].sum((2, 3)) for after in (now.obs,) for i in (0, 1))
+    ours, theirs = (
+        after["observation"][..., i].sum((2, 3)) for after in (now.obs,) for i in (0, 1)
+    )
     ours_before, theirs_before = (before["observation"][..., i].sum((2, 3)) for i in (0, 1))
     going = now.valid & ~over
-    assert (ours[going] == ours_before[going] + 1).all() and (theirs[going] == theirs_before[going] + 1).all()
+    assert (ours[going] == ours_before[going] + 1).all() and (
+        theirs[going] == theirs_before[going] + 1
+    ).all()
     fresh = ~now.valid
-    assert set(np.unique(ours[fresh])) == {0} and set(np.unique(theirs[fresh])) == {0, 1}, "either player begins"
+    assert set(np.unique(ours[fresh])) == {0} and set(np.unique(theirs[fresh])) == {0, 1}, (
+        "either player begins"
+    )
     empty = 1 - now.obs["observation"].sum(-1).reshape(*over.shape, 9)
     np.testing.assert_array_equal(now.obs["mask"][going], empty[going] > 0)
     assert set(np.unique(now.reward[over])) == {-1, 0, 1} and not now.reward[~over].any()
@@ -454,18 +529,27 @@ def test_a_mask_that_can_be_read_in_two_ways_is_refused(monkeypatch: pytest.Monk
     from jumanji import registration
     from jumanji.environments.logic.minesweeper.generator import UniformSamplingGenerator
 
-    boards = {f"Board-v{n}": UniformSamplingGenerator(num_rows=2, num_cols=n, num_mines=1) for n in (2, 3)}
+    boards = {
+        f"Board-v{n}": UniformSamplingGenerator(num_rows=2, num_cols=n, num_mines=1) for n in (2, 3)
+    }
     for name, generator in boards.items():
-        board = registration.EnvSpec(name, "jumanji.environments:Minesweeper", {"generator": generator})
+        board = registration.EnvSpec(
+            name, "jumanji.environments:Minesweeper", {"generator": generator}
+        )
         monkeypatch.setitem(registration._REGISTRY, name, board)
     assert find("jumanji:Board-v3").spec.action.n == 6
-    with pytest.raises(ConfigError, match="Board-v2 has a mask of 2 x 2, of 4 combinations of actions or of 2 actions"):
+    with pytest.raises(
+        ConfigError,
+        match="Board-v2 has a mask of 2 x 2, of 4 combinations of actions or of 2 actions",
+    ):
         find("jumanji:Board-v2")
 
 
 def test_xland_has_no_task_without_a_ruleset() -> None:
     needs("xminigrid")
-    with pytest.raises(ConfigError, match=r"XLand-MiniGrid-R1-9x9 has no task without a ruleset, .* have tasks$"):
+    with pytest.raises(
+        ConfigError, match=r"XLand-MiniGrid-R1-9x9 has no task without a ruleset, .* have tasks$"
+    ):
         find("xminigrid:XLand-MiniGrid-R1-9x9")
 
 
@@ -473,9 +557,13 @@ def test_xland_has_no_task_without_a_ruleset() -> None:
 def test_smax_maps_and_options() -> None:
     pytest.importorskip("jaxmarl")
     with jax.numpy_rank_promotion("allow"):
-        spec = find("jaxmarl:HeuristicEnemySMAX", {"scenario": "3m", "walls_cause_death": "false"}).spec
+        spec = find(
+            "jaxmarl:HeuristicEnemySMAX", {"scenario": "3m", "walls_cause_death": "false"}
+        ).spec
         assert spec.num_agents == 3 and find("jaxmarl:HeuristicEnemySMAX").spec.num_agents == 5
-    with pytest.raises(ConfigError, match="HeuristicEnemySMAX has no scenario '4m'; it has: 3m, 2s3z, "):
+    with pytest.raises(
+        ConfigError, match="HeuristicEnemySMAX has no scenario '4m'; it has: 3m, 2s3z, "
+    ):
         find("jaxmarl:HeuristicEnemySMAX", {"scenario": "4m"})
     with pytest.raises(ConfigError, match="MPE_simple_spread_v3 has no option 'scenario'"):
         find("jaxmarl:MPE_simple_spread_v3", {"scenario": "3m"})
@@ -527,7 +615,9 @@ def test_the_time_limit_of_a_game_in_rounds_is_a_truncation() -> None:
 
 @pytest.mark.case  # test_the_state_of_particles_is_drawn
 @pytest.mark.filterwarnings("ignore")  # of jaxmarl
-@pytest.mark.parametrize("name", ["MPE_simple_reference_v3", "MPE_simple_push_v3", "SMAX", "HeuristicEnemySMAX"])
+@pytest.mark.parametrize(
+    "name", ["MPE_simple_reference_v3", "MPE_simple_push_v3", "SMAX", "HeuristicEnemySMAX"]
+)
 def test_all_of_mpe_and_smax_is_drawn(name: str) -> None:
     draw_two_states_of(name)
 
@@ -549,5 +639,8 @@ def draw_two_states_of(name: str) -> None:
 
 def test_what_nothing_draws_is_refused() -> None:
     pytest.importorskip("jaxmarl")
-    with pytest.raises(ConfigError, match="jaxmarl:coin_game cannot be drawn"), jax.numpy_rank_promotion("allow"):
+    with (
+        pytest.raises(ConfigError, match="jaxmarl:coin_game cannot be drawn"),
+        jax.numpy_rank_promotion("allow"),
+    ):
         find("jaxmarl:coin_game").host(2, 0, drawn=True)

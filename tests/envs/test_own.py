@@ -34,7 +34,7 @@ SIZES: dict[str, Any] = {
 }
 
 
-# --- gymnax-style environments --------------------------------------------------------------------------
+# --- gymnax-style environments --------------------------------------------------------------------
 
 
 @pytest.mark.case  # test_a_module_makes_one_for_the_command_line
@@ -45,9 +45,14 @@ def test_an_object_is_stepped_as_its_id_is() -> None:
     assert find(env).spec.max_episode_steps == find((env, params)).spec.max_episode_steps == 500
     keys = jax.random.split(jax.random.key(0), 5)
     for given, options in ((env, {}), ((env, short), {"max_steps_in_episode": "9"})):
-        ours, named = (source.device() for source in (find(given), find("gymnax:CartPole-v1", options)))
+        ours, named = (
+            source.device() for source in (find(given), find("gymnax:CartPole-v1", options))
+        )
         assert ours.spec.id == "object:CartPole" and ours.spec.backend == "gymnax"
-        assert (ours.spec.family, ours.spec.max_episode_steps) == (named.spec.family, named.spec.max_episode_steps)
+        assert (ours.spec.family, ours.spec.max_episode_steps) == (
+            named.spec.family,
+            named.spec.max_episode_steps,
+        )
         states = [jax.jit(each.reset)(keys)[0] for each in (ours, named)]
         for _ in range(12):
             results = [
@@ -76,7 +81,9 @@ MADE = gymnax.make("CartPole-v1")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[jaxrl_dist.Report]]]:
+def trained(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, dict[str, list[jaxrl_dist.Report]]]:
     """Runs of an object and of its id, and their reports."""
     folder = tmp_path_factory.mktemp("runs")
     configs = {
@@ -87,7 +94,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, l
 
 
 @pytest.mark.case  # test_a_module_makes_one_for_the_command_line
-def test_training_from_python_is_that_of_the_id(trained: tuple[Path, dict[str, list[jaxrl_dist.Report]]]) -> None:
+def test_training_from_python_is_that_of_the_id(
+    trained: tuple[Path, dict[str, list[jaxrl_dist.Report]]],
+) -> None:
     """And the policy loads again with the object, which no file holds."""
     folder, reports = trained
     for ours, named in zip(*reports.values(), strict=True):
@@ -109,10 +118,18 @@ def test_no_command_takes_the_name_of_an_object(
     trained: tuple[Path, dict[str, list[jaxrl_dist.Report]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = trained[0] / "object"
-    for command in ("evaluate {run}", "train --config {run}", "evaluate {run} --env object:CartPole"):
+    for command in (
+        "evaluate {run}",
+        "train --config {run}",
+        "evaluate {run} --env object:CartPole",
+    ):
         assert cli.main(command.format(run=run).split()) == 2
         err = capsys.readouterr().err
-        assert "object:CartPole" in err and "object handed over from Python" in err and err.count("\n") == 1
+        assert (
+            "object:CartPole" in err
+            and "object handed over from Python" in err
+            and err.count("\n") == 1
+        )
     assert cli.main(f"evaluate {run} --env CartPole-v1 --episodes 2".split()) == 0
 
 
@@ -123,7 +140,9 @@ def test_a_function_that_a_module_has_is_its_name() -> None:
         assert config.env == f"gymnax:{name}" and source.is_pure == pure
     config, source = resolved(jaxrl_dist.Train("ppo", env=faulty.make, env_workers="processes"))
     assert config.env == "gymnasium:faulty:make" and not source.is_pure
-    assert resolved(jaxrl_dist.Train("ppo", env=own.cartpole, env_options={"length": "0.4"}))[0].env_options
+    assert resolved(jaxrl_dist.Train("ppo", env=own.cartpole, env_options={"length": "0.4"}))[
+        0
+    ].env_options
 
 
 @pytest.mark.case  # test_a_module_makes_one_for_the_command_line
@@ -133,21 +152,29 @@ def test_a_local_function_makes_one_and_is_passed_again(tmp_path: Path) -> None:
     config = jaxrl_dist.preset("a2c", lambda: (MADE[0], short), run_dir=str(run_dir), **SIZES)
     *_, report = jaxrl_dist.train(config)
     assert report.evaluation is not None and report.evaluation["length_mean"] <= 9
-    with pytest.raises(ConfigError, match="its environment, object:function, was an object handed over from Python"):
+    with pytest.raises(
+        ConfigError, match="its environment, object:function, was an object handed over from Python"
+    ):
         jaxrl_dist.resume(run_dir, total_env_steps=512)
     *_, report = jaxrl_dist.resume(run_dir, env=lambda: (MADE[0], short), total_env_steps=512)
     assert report.env_steps >= 512
 
 
-def test_a_module_makes_one_for_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_module_makes_one_for_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Which runs inside the compiled program; its options are the function's."""
     run_dir = tmp_path / "run"
-    runs.train(f"a2c --env own:cartpole --env-options length=0.4 with_params=true {runs.TINY}", run_dir)
+    runs.train(
+        f"a2c --env own:cartpole --env-options length=0.4 with_params=true {runs.TINY}", run_dir
+    )
     config = runs.read_json(run_dir / "config.json")["run"]
     assert (config["env"], config["plan"]) == ("gymnax:own:cartpole", "on_device")
     assert config["env_options"] == {"length": "0.4", "with_params": "true"}
     assert cli.main(["evaluate", str(run_dir), "--episodes", "2"]) == 2
-    assert "no file may choose code to run; name its environment yourself" in capsys.readouterr().err
+    assert (
+        "no file may choose code to run; name its environment yourself" in capsys.readouterr().err
+    )
     assert cli.main(["evaluate", str(run_dir), "--env", "own:cartpole", "--episodes", "2"]) == 0
     summary = runs.read_json(run_dir / "summary.json")["evaluation"]
     assert f"return {summary['return_mean']:.4g} " in capsys.readouterr().out
@@ -197,19 +224,51 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
         {},
         "not a TimeLimit; to train on a gymnasium.Env, pass a function of a module or notebook that makes it",
     ),
-    "options": (own.Walk(), {"env_options": {"a": "1"}}, "env_options are for environments that are found by name"),
+    "options": (
+        own.Walk(),
+        {"env_options": {"a": "1"}},
+        "env_options are for environments that are found by name",
+    ),
     "workers": (
         own.Walk(),
         {"env_workers": "processes"},
         "needs a Gymnasium environment, and object:Walk",
     ),
-    "another backend": ("gymnasium:own:cartpole", {}, "makes no gymnasium environment; env own:cartpole finds out"),
-    "the other way round": ("gymnax:faulty:make", {}, "env gymnax:faulty:make makes no gymnax environment"),
-    "too many values": (Wide(), {}, "Discrete observations with 1099511627776 values; up to 1048576 work, and a Box"),
-    "too many bits": (Bits(), {}, "MultiBinary observations with 2199023255552 values; up to 1048576 work, and a Box"),
-    "actions from 1": (Shifted(), {}, "Discrete actions that do not count from 0, which work in Gymnasium's"),
-    "a table of bits": (Square(), {}, "MultiBinary observations that are not vectors, which work in Gymnasium's"),
-    "an unknown option": ("own:cartpole", {"env_options": {"lenth": "1"}}, "did you mean 'length'?"),
+    "another backend": (
+        "gymnasium:own:cartpole",
+        {},
+        "makes no gymnasium environment; env own:cartpole finds out",
+    ),
+    "the other way round": (
+        "gymnax:faulty:make",
+        {},
+        "env gymnax:faulty:make makes no gymnax environment",
+    ),
+    "too many values": (
+        Wide(),
+        {},
+        "Discrete observations with 1099511627776 values; up to 1048576 work, and a Box",
+    ),
+    "too many bits": (
+        Bits(),
+        {},
+        "MultiBinary observations with 2199023255552 values; up to 1048576 work, and a Box",
+    ),
+    "actions from 1": (
+        Shifted(),
+        {},
+        "Discrete actions that do not count from 0, which work in Gymnasium's",
+    ),
+    "a table of bits": (
+        Square(),
+        {},
+        "MultiBinary observations that are not vectors, which work in Gymnasium's",
+    ),
+    "an unknown option": (
+        "own:cartpole",
+        {"env_options": {"lenth": "1"}},
+        "did you mean 'length'?",
+    ),
 }
 
 

@@ -35,16 +35,23 @@ ENVS, STEPS, AGENTS = 3, 40, flock.Flock.possible_agents
 
 
 def loop(seed: int, actions: np.ndarray, limit: int) -> Any:
-    """Steps one flock by itself; yields rows of ``(seen, mask, reward, terminated, truncated, valid)`` by agent."""
+    """Steps one flock by itself; yields rows of
+    ``(seen, mask, reward, terminated, truncated, valid)`` by agent.
+    """
     env = flock.Flock()
     obs, infos = env.reset(seed)
-    yield {agent: (obs[agent], infos[agent]["action_mask"], 0, False, False, False) for agent in obs}
+    yield {
+        agent: (obs[agent], infos[agent]["action_mask"], 0, False, False, False) for agent in obs
+    }
     time, over = 0, False
     for row in actions:
         if over:
             obs, infos = env.reset()
             time, over = 0, False
-            yield {agent: (obs[agent], infos[agent]["action_mask"], 0, False, False, False) for agent in obs}
+            yield {
+                agent: (obs[agent], infos[agent]["action_mask"], 0, False, False, False)
+                for agent in obs
+            }
             continue
         there, time = list(env.agents), time + 1
         chosen = {agent: int(row[AGENTS.index(agent)]) - 1 for agent in there}
@@ -52,16 +59,23 @@ def loop(seed: int, actions: np.ndarray, limit: int) -> Any:
         cut = {agent: not home[agent] and (late[agent] or time == limit) for agent in there}
         over = not env.agents or time == limit
         now = {agent: (rewards[agent], home[agent], cut[agent], True) for agent in there}
-        yield {a: (obs[a], infos[a]["action_mask"], *now.get(a, (0, False, False, False))) for a in obs}
+        yield {
+            a: (obs[a], infos[a]["action_mask"], *now.get(a, (0, False, False, False))) for a in obs
+        }
 
 
 @pytest.mark.parametrize(
-    "workers, limit", [("threads", 4), pytest.param("threads", 99, marks=pytest.mark.slow), ("processes", 99)]
+    "workers, limit",
+    [("threads", 4), pytest.param("threads", 99, marks=pytest.mark.slow), ("processes", 99)],
 )
 def test_rows_are_the_agents_of_a_loop_over_the_environment(workers: Any, limit: int) -> None:
     source = find("flock:Flock", workers=workers, wrappers=Wrappers(time_limit=limit))
     assert describe(source.spec.observation) == "{observation: float32[2], mask: bool[3]}"
-    assert (source.spec.num_agents, source.spec.mask, source.spec.max_episode_steps) == (3, "mask", limit)
+    assert (source.spec.num_agents, source.spec.mask, source.spec.max_episode_steps) == (
+        3,
+        "mask",
+        limit,
+    )
     rng = np.random.default_rng(0)
     actions = rng.integers(0, 3, (STEPS, ENVS, len(AGENTS)))
     with closing(source.host(ENVS * len(AGENTS), 7)) as env:
@@ -103,13 +117,18 @@ def test_rows_are_the_agents_of_a_loop_over_the_environment(workers: Any, limit:
 def test_agent_that_leaves_without_a_flag_is_truncated(name: str) -> None:
     """Against the rows of the flock that keeps the contract."""
     rng, ended = np.random.default_rng(4), 0
-    with closing(find("flock:Flock").host(9, 3)) as one, closing(find(f"flock:{name}").host(9, 3)) as other:
+    with (
+        closing(find("flock:Flock").host(9, 3)) as one,
+        closing(find(f"flock:{name}").host(9, 3)) as other,
+    ):
         np.testing.assert_array_equal(one.reset()["observation"], other.reset()["observation"])
         for _ in range(STEPS):
             action = rng.integers(0, 3, 9)
             (step, episodes), (same, counted) = one.step(action), other.step(action)
             if name == "Silent":
-                step = step._replace(terminated=step.terminated & False, truncated=step.terminated | step.truncated)
+                step = step._replace(
+                    terminated=step.terminated & False, truncated=step.terminated | step.truncated
+                )
             for x, y in ((step, same), (episodes, counted)):
                 jax.tree.map(np.testing.assert_array_equal, x, y)
             ended += int(counted.episodes.sum())
@@ -119,7 +138,10 @@ def test_agent_that_leaves_without_a_flag_is_truncated(name: str) -> None:
 def test_rows_of_a_policy_are_its_agents() -> None:
     """Also where agents have other actions, and with the agents' numbers."""
     policies = {"a": "bird_1", "b": "late,bird_0"}
-    whole, parts = find("flock:Flock"), find("flock:Flock", wrappers=Wrappers(policies=policies, agent_ids=True))
+    whole, parts = (
+        find("flock:Flock"),
+        find("flock:Flock", wrappers=Wrappers(policies=policies, agent_ids=True)),
+    )
     assert {name: spec.num_agents for name, spec in parts.spec.policies.items()} == {"a": 1, "b": 2}
     places = {"a": np.array([1, 4, 7]), "b": np.array([0, 2, 3, 5, 6, 8])}
     rng = np.random.default_rng(1)
@@ -134,11 +156,18 @@ def test_rows_of_a_policy_are_its_agents() -> None:
             step, ended = one.step(action)
             steps, episodes = other.step({name: action[rows] for name, rows in places.items()})
             for name, rows in places.items():
-                for ours, theirs in ((steps[name]._replace(obs=()), step._replace(obs=())), (episodes[name], ended)):
+                for ours, theirs in (
+                    (steps[name]._replace(obs=()), step._replace(obs=())),
+                    (episodes[name], ended),
+                ):
                     for x, y in zip(ours, theirs, strict=True):
                         np.testing.assert_array_equal(x, y[rows] if len(y) else y)
             obs, seen = step.obs, {name: each.obs for name, each in steps.items()}
-    unequal = find("flock:Unequal", workers="processes", wrappers=Wrappers(policies={"a": "bird_*", "b": "late"}))
+    unequal = find(
+        "flock:Unequal",
+        workers="processes",
+        wrappers=Wrappers(policies={"a": "bird_*", "b": "late"}),
+    )
     assert [spec.action.n for spec in unequal.spec.policies.values()] == [3, 4]
 
 
@@ -150,14 +179,18 @@ def test_a_team_is_a_row_that_is_paid_the_mean() -> None:
     with closing(whole.host(9, 3)) as one, closing(joint.host(3, 3)) as other:
         obs, seen, total = one.reset(), other.reset(), np.zeros(9)
         for _ in range(40):
-            np.testing.assert_array_equal(seen["agents"]["observation"], obs["observation"].reshape(3, 3, 2))
+            np.testing.assert_array_equal(
+                seen["agents"]["observation"], obs["observation"].reshape(3, 3, 2)
+            )
             np.testing.assert_array_equal(seen["state"], obs["observation"].reshape(3, 6))
             np.testing.assert_array_equal(seen["mask"], obs["mask"].reshape(3, 9))
             action = rng.integers(0, 3, 9)
             step, _ = one.step(action)
             team, episodes = other.step(action.reshape(3, 3))
             total += step.reward
-            np.testing.assert_allclose(team.reward, step.reward.reshape(3, 3).mean(axis=1), rtol=1e-6)
+            np.testing.assert_allclose(
+                team.reward, step.reward.reshape(3, 3).mean(axis=1), rtol=1e-6
+            )
             assert team.valid.tolist() == step.valid.reshape(3, 3).any(axis=1).tolist()
             for index in np.flatnonzero(episodes.episodes):
                 mean = total.reshape(3, 3)[index].mean()
@@ -190,13 +223,17 @@ def test_team_reward_includes_agents_that_left() -> None:
 
 @pytest.mark.parametrize("name", ["Late", "Never"])
 def test_the_episode_of_a_team_ends_with_its_last_present_member(name: str) -> None:
-    """Whether or not another joins later, for an episode of the rest; so no return is left when environments reset."""
+    """Whether or not another joins later, for an episode of the rest;
+    so no return is left when environments reset.
+    """
     how = Wrappers(policies={"team": "bird_0,late", "other": "bird_1"}, joint=("team",))
     rng, total, ended = np.random.default_rng(5), np.zeros(3), 0
     with closing(find(f"flock:{name}", wrappers=how).host(6, 3)) as env:
         env.reset()
         for _ in range(60):
-            steps, episodes = env.step({"team": rng.integers(0, 3, (3, 2)), "other": rng.integers(0, 3, 3)})
+            steps, episodes = env.step(
+                {"team": rng.integers(0, 3, (3, 2)), "other": rng.integers(0, 3, 3)}
+            )
             step, over = steps["team"], episodes["team"].episodes > 0
             total += step.reward
             np.testing.assert_array_equal(over, step.terminated | step.truncated)
@@ -216,10 +253,14 @@ def test_evaluation_ends_without_an_agent_that_never_joins() -> None:
     source = find("flock:Never", wrappers=Wrappers(policies={"a": "bird_*", "b": "late"}))
     nothing: Any = None
     algorithms = dict.fromkeys("ab", Algorithm(nothing, still, nothing, nothing, nothing))
-    played = Evaluator(algorithms, source, 12, 0, max_steps=20, num_envs=2).play(dict.fromkeys("ab", Variables((), ())))
+    played = Evaluator(algorithms, source, 12, 0, max_steps=20, num_envs=2).play(
+        dict.fromkeys("ab", Variables((), ()))
+    )
     summary = played.summary()
     assert played.lengths.tolist() == [6] * 8 and played.cut == 0
-    assert summary["a/episodes"] == 8 and summary["b/episodes"] == 0 and "b/return_mean" not in summary
+    assert (
+        summary["a/episodes"] == 8 and summary["b/episodes"] == 0 and "b/return_mean" not in summary
+    )
     assert console.played(summary).splitlines()[1] == "b: no episode has begun"
 
 
@@ -237,10 +278,14 @@ def test_several_policies_play_as_many_whole_games_as_they_are_asked_for() -> No
 def test_masks_and_observations_of_several_kinds() -> None:
     part = find("flock:Flock", {"masks": "part"}).spec
     assert (
-        describe(part.observation) == "{action_mask: int8[3], observation: float32[2]}" and part.mask == "action_mask"
+        describe(part.observation) == "{action_mask: int8[3], observation: float32[2]}"
+        and part.mask == "action_mask"
     )
     indices = find("flock:Flock", {"masks": "indices"}).spec
-    assert indices.mask is None and "info['legal_actions'] looks like an action mask" in indices.unread_mask
+    assert (
+        indices.mask is None
+        and "info['legal_actions'] looks like an action mask" in indices.unread_mask
+    )
     none = find("flock:Flock", {"masks": "none"})
     assert isinstance(none.spec.observation, Box) and none.spec.mask is None
     with closing(none.host(6, 0)) as env:
@@ -252,14 +297,22 @@ def test_masks_and_observations_of_several_kinds() -> None:
 
 def test_what_does_not_work_is_refused_in_one_line() -> None:
     with pytest.raises(
-        ConfigError, match=r"agents with different actions .*bird_1: Discrete.*late: Discrete.*several policies"
+        ConfigError,
+        match=r"agents with different actions .*bird_1: Discrete.*late: Discrete.*several policies",
     ):
         find("flock:Unequal")
-    with pytest.raises(ConfigError, match=r"action_repeat works for environments with one agent, and .* has 3"):
+    with pytest.raises(
+        ConfigError, match=r"action_repeat works for environments with one agent, and .* has 3"
+    ):
         find("flock:Flock", wrappers=Wrappers(action_repeat=2))
-    with pytest.raises(ConfigError, match="observations of bird_0 and late have other bounds; one policy needs equal"):
+    with pytest.raises(
+        ConfigError,
+        match="observations of bird_0 and late have other bounds; one policy needs equal",
+    ):
         find("flock:Bounded")
-    with pytest.raises(ConfigError, match="agents without a policy: late; the agents of flock:Flock are bird_"):
+    with pytest.raises(
+        ConfigError, match="agents without a policy: late; the agents of flock:Flock are bird_"
+    ):
         find("flock:Flock", wrappers=Wrappers(policies={"a": "bird_*"}))
     with pytest.raises(ConfigError, match="frame_stack works for environments with one policy"):
         find("flock:Flock", wrappers=Wrappers(policies={"a": "*"}, frame_stack=2))
@@ -275,7 +328,12 @@ def test_a_game_without_a_render_mode_warns_of_nothing(monkeypatch: pytest.Monke
 def test_a_game_in_turns_is_played_as_by_pettingzoos_own_loop(masks: str) -> None:
     """Who is not on the move may only pass; a player may be out in another one's turn."""
     pytest.importorskip("pettingzoo")
-    source, chance, out_of_turn, episodes = find("flock:Knockout", {"masks": masks}), np.random.default_rng(0), 0, 0
+    source, chance, out_of_turn, episodes = (
+        find("flock:Knockout", {"masks": masks}),
+        np.random.default_rng(0),
+        0,
+        0,
+    )
     name, game = source.spec.mask or "", flock.Knockout(masks)
     with closing(source.host(3, 7)) as env:
         obs = env.reset()
@@ -285,16 +343,24 @@ def test_a_game_in_turns_is_played_as_by_pettingzoos_own_loop(masks: str) -> Non
             for row, agent in enumerate(game.possible_agents):
                 if agent in present:
                     legal = game.legal() if masks != "none" else np.ones(2)
-                    np.testing.assert_array_equal(obs[name][row], legal if agent == mover else [1, 0])
+                    np.testing.assert_array_equal(
+                        obs[name][row], legal if agent == mover else [1, 0]
+                    )
                     np.testing.assert_array_equal(obs["observation"][row], [game.pile, row])
-            action = np.array([chance.choice(np.flatnonzero(mask)) if mask.any() else 0 for mask in obs[name]])
+            action = np.array(
+                [chance.choice(np.flatnonzero(mask)) if mask.any() else 0 for mask in obs[name]]
+            )
             step, _ = env.step(action)
             game.step(action[game.possible_agents.index(mover)])
             told = dict(game.rewards), dict(game.terminations)
             while game.agents and game.terminations[game.agent_selection]:
                 game.step(None)
             for row, agent in enumerate(game.possible_agents):
-                expected = (told[0][agent], told[1][agent], True) if agent in present else (0.0, False, False)
+                expected = (
+                    (told[0][agent], told[1][agent], True)
+                    if agent in present
+                    else (0.0, False, False)
+                )
                 assert (step.reward[row], step.terminated[row], step.valid[row]) == expected
                 out_of_turn += expected[1] and agent != mover and told[0][agent] < 0
             obs = step.obs
@@ -308,7 +374,9 @@ def test_a_game_in_turns_is_played_as_by_pettingzoos_own_loop(masks: str) -> Non
 @pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")
 @pytest.mark.parametrize("env", ["tictactoe_v3", "connect_four_v3"])
 def test_pettingzoos_classic_games_are_played_in_turns(env: str) -> None:
-    """Legal moves alternate, and the last one pays both players: the sum is 0, and the winner moved."""
+    """Legal moves alternate, and the last one pays both players: the sum is 0,
+    and the winner moved.
+    """
     pytest.importorskip("pettingzoo")
     pytest.importorskip("pygame")
     source, chance, ends = find(f"pettingzoo:classic/{env}"), np.random.default_rng(0), 0
@@ -317,7 +385,10 @@ def test_pettingzoos_classic_games_are_played_in_turns(env: str) -> None:
         obs, mover = played.reset(), 0
         for _ in range(200):
             masks = obs["action_mask"]
-            assert masks[mover].any() and masks[1 - mover].tolist() == [1, *np.zeros(masks.shape[1] - 1)]
+            assert masks[mover].any() and masks[1 - mover].tolist() == [
+                1,
+                *np.zeros(masks.shape[1] - 1),
+            ]
             stones = obs["observation"][mover].sum(axis=(0, 1))
             assert stones[0] == stones[1] - mover, "each player sees its own stones first"
             action = np.array([chance.choice(np.flatnonzero(mask)) for mask in masks])
@@ -340,7 +411,8 @@ def test_a_mask_may_be_missing_but_not_something_else() -> None:
         env.reset()
         env.step(np.ones(3, int))
         with pytest.raises(
-            EnvError, match=r"in step: ValueError: the info of bird_0 gave array\(.*\) as 'action_mask', not 3"
+            EnvError,
+            match=r"in step: ValueError: the info of bird_0 gave array\(.*\) as 'action_mask', not 3",
         ):
             env.step(np.ones(3, int))
 
@@ -376,21 +448,30 @@ def test_what_an_agent_lacks_is_named(how: str, line: str) -> None:
 
 
 def test_pettingzoo_is_a_library_whose_modules_files_may_name() -> None:
-    assert split_env("pettingzoo:butterfly/pistonball_v6")[1:] == ("pettingzoo.butterfly.pistonball_v6", "parallel_env")
+    assert split_env("pettingzoo:butterfly/pistonball_v6")[1:] == (
+        "pettingzoo.butterfly.pistonball_v6",
+        "parallel_env",
+    )
     assert module_of_user("pettingzoo:butterfly/pistonball_v6") is None
     assert module_of_user("gymnasium:pettingzoo.butterfly.pistonball_v6:parallel_env") is None
     assert module_of_user("pettingzoo.utils:wrappers") == "pettingzoo.utils"
     assert module_of_user("flock:parallel_env") == "flock"
-    assert advice_on("pettingzoo.classic.go_v5:parallel_env") == "; pip install 'pettingzoo[classic]'"
+    assert (
+        advice_on("pettingzoo.classic.go_v5:parallel_env") == "; pip install 'pettingzoo[classic]'"
+    )
     moved = advice_on("pettingzoo.mpe.simple_spread_v3:parallel_env")
     assert moved == "; with it, --env mpe2.simple_spread_v3:parallel_env works"
     assert not advice_on("flock:Flock")
 
 
-def test_an_environment_that_pettingzoo_lacks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_that_pettingzoo_lacks_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("pettingzoo", "pettingzoo.classic"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ConfigError, match="not installed, or has no such environment: pip install pettingzoo"):
+    with pytest.raises(
+        ConfigError, match="not installed, or has no such environment: pip install pettingzoo"
+    ):
         find("pettingzoo:classic/chess_v5")
     for name in ("pettingzoo", "pettingzoo.classic"):
         monkeypatch.delitem(sys.modules, name)
@@ -398,7 +479,9 @@ def test_an_environment_that_pettingzoo_lacks_is_refused(tmp_path: Path, monkeyp
     for file in ("__init__.py", "classic/__init__.py", "classic/chess.py", "classic/chess_v6.py"):
         (tmp_path / "pettingzoo" / file).touch()
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=r"PettingZoo has no such environment \(did you mean 'chess_v6'\?\)"):
+    with pytest.raises(
+        ConfigError, match=r"PettingZoo has no such environment \(did you mean 'chess_v6'\?\)"
+    ):
         find("pettingzoo:classic/chess_v5")
     for name in ("pettingzoo", "pettingzoo.classic"):
         monkeypatch.delitem(sys.modules, name)
@@ -406,7 +489,9 @@ def test_an_environment_that_pettingzoo_lacks_is_refused(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("policies", [{}, {"a": "bird_*", "b": "late"}])
 def test_env_and_agent_steps_match_the_environments(policies: dict[str, str]) -> None:
-    """Birds leave at different times, and one joins late; the environments count the agents of each of their steps."""
+    """Birds leave at different times, and one joins late;
+    the environments count the agents of each of their steps.
+    """
     algorithm = A2C(hidden_sizes=(8,))
     config = Train(
         {name: algorithm for name in policies} or algorithm, env="flock:Counting", policies=policies, num_envs=4,
@@ -446,13 +531,22 @@ TEAM = "qmix --learning-starts 32 --batch-size 8 --replay-capacity 1024 --replay
 
 
 @pytest.mark.parametrize(
-    "how", ["ppo --plan synchronous", *(pytest.param(x, marks=pytest.mark.slow) for x in ("impala", TEAM))]
+    "how",
+    [
+        "ppo --plan synchronous",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("impala", TEAM)),
+    ],
 )
 def test_a_run_trains_is_evaluated_and_resumed(how: str, tmp_path: Path) -> None:
     run = runs.train(f"{how} --env flock:Flock {TINY} --evaluation-episodes 6", tmp_path / "run")
     assert runs.read_json(run / "summary.json")["evaluation"]["episodes"] == 6
     steps = runs.read_metrics(run)[-1]["env_steps"]
-    assert cli.main(["resume", str(run), "--env", "flock:Flock", "--total-env-steps", "450", "--quiet"]) == 0
+    assert (
+        cli.main(
+            ["resume", str(run), "--env", "flock:Flock", "--total-env-steps", "450", "--quiet"]
+        )
+        == 0
+    )
     assert runs.read_metrics(run)[-1]["env_steps"] >= 450 > steps
     film = tmp_path / "film.gif"
     assert cli.main(["video", str(run), str(film), "--env", "flock:Flock", "--episodes", "2"]) == 0
@@ -468,14 +562,29 @@ def test_several_policies_train_are_evaluated_and_resumed(tmp_path: Path) -> Non
     command = f"--policy a=ppo:bird_* --policy b=dqn:late --env flock:Unequal {sizes} {own} --evaluation-episodes 6"
     run = runs.train(command, tmp_path / "run")
     evaluation = runs.read_json(run / "summary.json")["evaluation"]
-    assert evaluation["episodes"] == 6 and evaluation["a/episodes"] == 4 and evaluation["b/episodes"] == 2
+    assert (
+        evaluation["episodes"] == 6
+        and evaluation["a/episodes"] == 4
+        and evaluation["b/episodes"] == 2
+    )
     last = runs.read_metrics(run)[-1]
-    assert last["a/loss/policy"] is not None and last["b/loss/q"] is not None and last["env_steps"] >= 300
+    assert (
+        last["a/loss/policy"] is not None
+        and last["b/loss/q"] is not None
+        and last["env_steps"] >= 300
+    )
     assert runs.read_json(run / "config.json")["run"]["plan"] == "synchronous"
-    assert cli.main(["resume", str(run), "--env", "flock:Unequal", "--total-env-steps", "450", "--quiet"]) == 0
+    assert (
+        cli.main(
+            ["resume", str(run), "--env", "flock:Unequal", "--total-env-steps", "450", "--quiet"]
+        )
+        == 0
+    )
     assert runs.read_metrics(run)[-1]["env_steps"] >= 450
     film = tmp_path / "film.gif"
-    assert cli.main(["video", str(run), str(film), "--env", "flock:Unequal", "--episodes", "2"]) == 0
+    assert (
+        cli.main(["video", str(run), str(film), "--env", "flock:Unequal", "--episodes", "2"]) == 0
+    )
     with Image.open(film) as pictures:
         assert pictures.size == (5, 3) and 4 <= getattr(pictures, "n_frames", 1) <= 14
     table = plot([run], kind="table", metric="*/episode/return")
@@ -501,9 +610,7 @@ def test_a_mask_that_allows_nothing_is_told_while_training() -> None:
             for _ in range(2):
                 actor._warn_of_masks(env.spec.keyed(env.step(np.ones(6, int))[0]))
         lines = [str(x.message) for x in all_ if x.category is EnvWarning]
-        line = (
-            "flock:Flock: environment 4 at step 1, agent 0: the action mask allows no action, though the episode goes"
-        )
+        line = "flock:Flock: environment 4 at step 1, agent 0: the action mask allows no action, though the episode goes"
         assert len(lines) == told and all(x.startswith(line) for x in lines)
 
 
@@ -511,16 +618,25 @@ def test_check_env_plays_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check-env", "flock:Flock"]) == 0, capsys.readouterr().out
     assert "flock:Flock: no fault found in" in capsys.readouterr().out
     for masks in ("part", "info"):
-        assert cli.main(["check-env", "flock:Strict", "--env-options", f"masks={masks}"]) == 0, capsys.readouterr().out
+        assert cli.main(["check-env", "flock:Strict", "--env-options", f"masks={masks}"]) == 0, (
+            capsys.readouterr().out
+        )
         note, _ = capsys.readouterr().out.splitlines()
-        assert ("part 'action_mask'" if masks == "part" else "info['action_mask']") in note and "are legal" in note
+        assert (
+            "part 'action_mask'" if masks == "part" else "info['action_mask']"
+        ) in note and "are legal" in note
     assert cli.main(["check-env", "flock:Faulty", "--env-options", "how=nobody"]) == 1
-    assert "its constructor raises ValueError: reset leaves env.agents empty" in capsys.readouterr().out
+    assert (
+        "its constructor raises ValueError: reset leaves env.agents empty"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.case  # test_a_mask_that_allows_nothing_is_told_while_training
 @pytest.mark.parametrize("masks", ["no part", "no info"])
-def test_check_env_names_a_mask_that_allows_nothing(masks: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_env_names_a_mask_that_allows_nothing(
+    masks: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["check-env", "flock:Flock", "--env-options", f"masks={masks}"]) == 1
     out = capsys.readouterr().out
     assert "the action mask of reset for bird_0 allows no action, though the episode goes on" in out

@@ -23,16 +23,24 @@ HOST = {"part": "action_mask", "info": "mask", "method": "mask"}
 
 def test_paths_name_the_parts_in_jax_s_order() -> None:
     tree = {"b": {"y": 1, "x": 2}, "a": 3}
-    assert leaves(tree) == {"a": 3, "b/x": 2, "b/y": 1} and list(leaves(tree).values()) == jax.tree.leaves(tree)
+    assert leaves(tree) == {"a": 3, "b/x": 2, "b/y": 1} and list(
+        leaves(tree).values()
+    ) == jax.tree.leaves(tree)
     assert leaves(5) == {"": 5}
 
 
 @pytest.mark.parametrize(
     "where, workers",
-    [pytest.param("part", "processes", marks=pytest.mark.case), ("info", "threads"), ("method", "threads")],
+    [
+        pytest.param("part", "processes", marks=pytest.mark.case),
+        ("info", "threads"),
+        ("method", "threads"),
+    ],
 )
 def test_gymnasium_shows_its_parts_and_its_mask(where: str, workers: Any) -> None:
-    """As the environment itself does, step by step, with a tuple as a dict and categories counted from 0."""
+    """As the environment itself does, step by step,
+    with a tuple as a dict and categories counted from 0.
+    """
     source = find("parts:HostGrid", {"where": where}, workers=workers)
     assert source.spec.mask == HOST[where] and not source.spec.unread_mask
     own = parts.HostGrid(where)
@@ -73,7 +81,8 @@ def test_a_mask_that_goes_missing_is_an_error() -> None:
     with closing(find("parts:Forgetful").host(1, 0)) as host:
         host.reset()
         with pytest.raises(
-            EnvError, match=r"environment 0 at step 0, in step: .*info\['action_mask'\] gave None, not 4"
+            EnvError,
+            match=r"environment 0 at step 0, in step: .*info\['action_mask'\] gave None, not 4",
         ):
             host.step(np.array([0]))
 
@@ -81,7 +90,8 @@ def test_a_mask_that_goes_missing_is_an_error() -> None:
 def test_actions_with_several_components_have_a_mask_for_each() -> None:
     spec = find("parts:HostGrid", {"wide": "true"}).spec
     obs = {"action_mask": np.array([[1, 0, 0, 0], [0, 1, 1, 1]], bool)}
-    np.testing.assert_array_equal(legal(spec, obs), [[1, 0, 1, 1], [0, 1, 1, 1]])  # nothing legal: everything is
+    # nothing legal: everything is
+    np.testing.assert_array_equal(legal(spec, obs), [[1, 0, 1, 1], [0, 1, 1, 1]])
 
 
 @pytest.fixture
@@ -104,10 +114,14 @@ def test_gymnax_shows_its_parts_and_its_mask(grids: Any) -> None:
         np.testing.assert_array_equal(obs["mask"], [[True, True, False, False]] * 3)
         state, step, _ = env.step(state, jnp.array([0, 1, 2]), keys)
         np.testing.assert_array_equal(step.obs["mask"], [[1, 1, 1, 0], [1, 1, 0, 1], [1, 1, 0, 0]])
-        assert step.reward.tolist() == pytest.approx([-0.1, -0.1, -10]) and step.terminated.tolist() == [0, 0, 1]
+        assert step.reward.tolist() == pytest.approx(
+            [-0.1, -0.1, -10]
+        ) and step.terminated.tolist() == [0, 0, 1]
         with closing(source.host(3, 0)) as host:
             np.testing.assert_array_equal(host.reset()["mask"], obs["mask"])
-            np.testing.assert_array_equal(host.step(np.array([0, 1, 2]))[0].obs["mask"], step.obs["mask"])
+            np.testing.assert_array_equal(
+                host.step(np.array([0, 1, 2]))[0].obs["mask"], step.obs["mask"]
+            )
 
 
 def test_actions_with_parts_reach_the_environment() -> None:
@@ -118,15 +132,20 @@ def test_actions_with_parts_reach_the_environment() -> None:
         secret = host.reset()["state"][:, 0]
         guess = np.stack([secret, [99, 99]], axis=1)[[0, 1], [0, 1]][:, None].astype(np.float32)
         step, _ = host.step({"guess": guess, "sign": (secret > 0).astype(np.int32)})
-        np.testing.assert_allclose(step.reward, [0, -(2 - secret[1])], rtol=1e-6)  # 99 is clipped to 2
-        with pytest.raises(ValueError, match=r"action 2 of environment 1 at step 1 lies outside Discrete\(n=2\)"):
+        # 99 is clipped to 2
+        np.testing.assert_allclose(step.reward, [0, -(2 - secret[1])], rtol=1e-6)
+        with pytest.raises(
+            ValueError, match=r"action 2 of environment 1 at step 1 lies outside Discrete\(n=2\)"
+        ):
             host.step({"guess": guess, "sign": np.array([0, 2])})
 
 
 def test_names_of_actions_may_have_slashes() -> None:
     with closing(find("parts:Arms").host(2, 0)) as host:
         host.reset()
-        step, _ = host.step({"arm/left": np.array([0, 2]), "arm": {"right": {"0": np.array([5, 6])}}})
+        step, _ = host.step(
+            {"arm/left": np.array([0, 2]), "arm": {"right": {"0": np.array([5, 6])}}}
+        )
         assert step.reward.tolist() == [15, 36]
 
 
@@ -160,13 +179,19 @@ def test_envpool_bools_and_masks() -> None:
                 obs = step.obs
                 assert not step.terminated.any()
     combinations = find("envpool:Jumanji/Minesweeper-v0").spec
-    assert combinations.mask is None and "has 100 numbers where 20 zeros and ones" in combinations.unread_mask
+    assert (
+        combinations.mask is None
+        and "has 100 numbers where 20 zeros and ones" in combinations.unread_mask
+    )
 
 
 @pytest.mark.case  # test_gymnax_shows_its_parts_and_its_mask
 def test_frames_of_parts_are_stacked_each() -> None:
     """The mask of the newest frame is the one that counts."""
-    with pytest.raises(ConfigError, match=r"needs observations that are arrays of numbers, and .* has Discrete\(4\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"needs observations that are arrays of numbers, and .* has Discrete\(4\)",
+    ):
         find(parts.Grid(), wrappers=Wrappers(frame_stack=3))
     source = find(parts.Grid("state"), wrappers=Wrappers(frame_stack=3))
     assert source.spec.observation["observation"].shape == (6,)
@@ -176,11 +201,19 @@ def test_frames_of_parts_are_stacked_each() -> None:
         state, step, _ = env.step(state, jnp.array([0, 1]), keys)
     np.testing.assert_allclose(step.obs["observation"][0], [0, 0, 0, 0.25, 0, 0.5])
     np.testing.assert_array_equal(legal(source.spec, step.obs), [[1, 1, 1, 0], [1, 1, 0, 1]])
-    with closing(find("parts:HostGrid", {"where": "info"}, wrappers=Wrappers(frame_stack=3)).host(2, 0)) as host:
+    with closing(
+        find("parts:HostGrid", {"where": "info"}, wrappers=Wrappers(frame_stack=3)).host(2, 0)
+    ) as host:
         frame = host.reset()
-        assert isinstance(frame, Frame) and frame.pixels["observation"].shape == (2, 2) and frame.fresh.all()
+        assert (
+            isinstance(frame, Frame)
+            and frame.pixels["observation"].shape == (2, 2)
+            and frame.fresh.all()
+        )
 
 
 def test_what_has_no_policy_is_named_with_its_part() -> None:
-    with pytest.raises(ConfigError, match="has a part 'x' of its observations that is Text; Discrete, MultiDisc"):
+    with pytest.raises(
+        ConfigError, match="has a part 'x' of its observations that is Text; Discrete, MultiDisc"
+    ):
         find("faulty:spaced", {"observation": "Words"})

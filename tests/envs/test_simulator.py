@@ -30,7 +30,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def foreseen(source: EnvSource) -> tuple[Any, Any]:
-    """Plays at random: what the simulator foresees of each step with the environments' own keys, and what happens."""
+    """Plays at random: what the simulator foresees of each step
+    with the environments' own keys, and what happens.
+    """
     env = source.device()
     assert env.simulate is not None
 
@@ -39,9 +41,13 @@ def foreseen(source: EnvSource) -> tuple[Any, Any]:
         legal = observations.legal(env.spec, obs)
         n = env.spec.action.n  # type: ignore[union-attr]
         logits = observations.masked(jnp.zeros((NUM_ENVS, n)), legal)
-        action = jax.vmap(jax.random.categorical)(jax.vmap(jax.random.fold_in, (0, None))(keys, 1), logits)
+        action = jax.vmap(jax.random.categorical)(
+            jax.vmap(jax.random.fold_in, (0, None))(keys, 1), logits
+        )
         simulator = env.simulate(state)  # type: ignore[misc]
-        told = jax.vmap(simulator.step)(simulator.state, action, jax.vmap(jax.random.split)(keys)[:, 0])
+        told = jax.vmap(simulator.step)(
+            simulator.state, action, jax.vmap(jax.random.split)(keys)[:, 0]
+        )
         state, now, _ = env.step(state, action, keys)
         return (state, now.obs), (told._replace(state=()), now)
 
@@ -52,7 +58,9 @@ def foreseen(source: EnvSource) -> tuple[Any, Any]:
 
 CASES: dict[str, Any] = {
     "plain": lambda: find("gymnax:CartPole-v1"),
-    "stacks": lambda: find("gymnax:CartPole-v1", wrappers=Wrappers(hide="velocities", frame_stack=3)),
+    "stacks": lambda: find(
+        "gymnax:CartPole-v1", wrappers=Wrappers(hide="velocities", frame_stack=3)
+    ),
     "repeats": lambda: find(own.Walk(), wrappers=Wrappers(action_repeat=2)),
     "turns": lambda: find(own.Turns()),
     "self": lambda: find("pgx:tic_tac_toe", {"opponents": "self"}),
@@ -77,7 +85,8 @@ def test_what_is_foreseen_happens(name: str) -> None:
     going = now.valid & ~now.terminated
     if name == "self":
         assert (told.discount[going] == -1).all() and source.spec.both_sides
-    elif name == "turns":  # after the second and the third of three moves, the other side is to move
+    elif name == "turns":
+        # after the second and the third of three moves, the other side is to move
         length = np.cumsum(now.valid, axis=0)  # the first episodes suffice
         first = going & (np.cumsum(~now.valid, axis=0) == 0)
         np.testing.assert_array_equal(told.discount[first], np.where(length % 3 == 1, 1, -1)[first])
@@ -96,7 +105,9 @@ def test_a_game_of_agents_simulates_moves_as_one_agent_that_moves_for_both_does(
     expected = jax.vmap(one.step)(one.state, action, keys)
     actual = jax.vmap(two.step)(two.state, jnp.repeat(action, 2), jnp.repeat(keys, 2))
     for name in ("obs", "reward", "discount"):
-        for a, b in zip(*map(jax.tree.leaves, (getattr(actual, name), getattr(expected, name))), strict=True):
+        for a, b in zip(
+            *map(jax.tree.leaves, (getattr(actual, name), getattr(expected, name))), strict=True
+        ):
             np.testing.assert_array_equal(a[::2], b)
             np.testing.assert_array_equal(a[1::2], b)
     assert (
@@ -106,7 +117,9 @@ def test_a_game_of_agents_simulates_moves_as_one_agent_that_moves_for_both_does(
 
 @dataclasses.dataclass(frozen=True)
 class Foresight:
-    """Does not learn; its extras hold what the simulator foresees of its own action, which is the same each time."""
+    """Does not learn; its extras hold what the simulator foresees of its own action,
+    which is the same each time.
+    """
 
     discount: float = 0.9
 
@@ -125,17 +138,30 @@ class Foresight:
             return chosen, core, {"obs": told.obs, "reward": told.reward}
 
         def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
-            fields = {"told": rollout.extras, "obs": rollout.obs[1:], "reward": rollout.reward, "valid": rollout.valid}
+            fields = {
+                "told": rollout.extras,
+                "obs": rollout.obs[1:],
+                "reward": rollout.reward,
+                "valid": rollout.valid,
+            }
             return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), fields)
 
-        def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
+        def loss(
+            variables: Variables, batch: PyTree, context: Context
+        ) -> tuple[jax.Array, jax.Array, Aux]:
             missed = jnp.abs(batch["told"]["obs"] - batch["obs"]).sum(axis=-1)
             lost = jnp.abs(batch["told"]["reward"] - batch["reward"])
             metrics = {"missed": missed, "lost": lost, "size": jnp.abs(batch["reward"])}
             return 0.0 * missed * variables.params, batch["valid"], Aux(metrics)
 
         return Algorithm(
-            lambda key: Variables(jnp.zeros(()), ()), policy, postprocess, loss, optax.sgd(0.0), window=1, searches=True
+            lambda key: Variables(jnp.zeros(()), ()),
+            policy,
+            postprocess,
+            loss,
+            optax.sgd(0.0),
+            window=1,
+            searches=True,
         )
 
 
@@ -151,14 +177,24 @@ def test_wrappers_of_policies_change_what_is_foreseen_as_what_happens() -> None:
     state, obs = env.reset(jax.random.split(KEY, 2))
     assert env.simulate is not None
     core = algorithm.initial_core(2)
-    _, _, extras = algorithm.policy(variables, obs, core, Context(KEY, simulator=env.simulate(state)))
+    _, _, extras = algorithm.policy(
+        variables, obs, core, Context(KEY, simulator=env.simulate(state))
+    )
     np.testing.assert_allclose(extras["obs"], (1 - 1) / 2 * np.ones((2, 1)), atol=1e-6)
     np.testing.assert_allclose(extras["reward"], 0.5 / 4, rtol=1e-5)  # clipped, then scaled
 
 
-@pytest.mark.parametrize("flags", [{"plan": "on_device"}, {"plan": "asynchronous", "num_actors": 1}])
+@pytest.mark.parametrize(
+    "flags", [{"plan": "on_device"}, {"plan": "asynchronous", "num_actors": 1}]
+)
 def test_training_and_evaluation_get_the_simulator(flags: dict[str, Any]) -> None:
-    settings = {"num_envs": 8, "rollout_length": 4, "total_env_steps": 64, "report_interval": 1, "frame_stack": 2}
+    settings = {
+        "num_envs": 8,
+        "rollout_length": 4,
+        "total_env_steps": 64,
+        "report_interval": 1,
+        "frame_stack": 2,
+    }
     config = jaxrl_dist.Train(Foresight(), own.Walk(), evaluation_episodes=4, **settings, **flags)
     *_, last = jaxrl_dist.train(config)
     assert last.metrics["missed"] == last.metrics["lost"] == 0 < last.metrics["size"]
@@ -198,14 +234,21 @@ def test_one_agent_for_both_sides_needs_an_algorithm_and_a_plan_that_simulate() 
     algorithm, source = Foresight().make(probes.spec()), find(own.Turns())
     check_simulator({"": algorithm}, source, "asynchronous", {"": "mine"})
     with pytest.raises(
-        ConfigError, match=r"^mine plans .* which plan synchronous does not run beside the policy; these do:"
+        ConfigError,
+        match=r"^mine plans .* which plan synchronous does not run beside the policy; these do:",
     ):
         check_simulator({"": algorithm}, source, "synchronous", {"": "mine"})
-    with pytest.raises(ConfigError, match=r"^mine would learn for one side what it does for both in object:Turns"):
-        check_simulator({"": dataclasses.replace(algorithm, searches=False)}, source, "on_device", {"": "mine"})
+    with pytest.raises(
+        ConfigError, match=r"^mine would learn for one side what it does for both in object:Turns"
+    ):
+        check_simulator(
+            {"": dataclasses.replace(algorithm, searches=False)}, source, "on_device", {"": "mine"}
+        )
 
 
 def test_one_agent_moves_for_two_players_and_not_for_more() -> None:
     needs("pgx")
-    with pytest.raises(ConfigError, match="opponents=self is for games of 2 players, and this one has 3"):
+    with pytest.raises(
+        ConfigError, match="opponents=self is for games of 2 players, and this one has 3"
+    ):
         find("pgx:sparrow_mahjong", {"opponents": "self"})

@@ -1,4 +1,6 @@
-"""Repeated actions, time limits, stacks of frames and clipped rewards: against plain loops, on every backend."""
+"""Repeated actions, time limits, stacks of frames and clipped rewards: against plain loops,
+on every backend.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def of_gymnasium(index: int) -> Single:
 def of_envpool(index: int, env_id: str = "CartPole-v1", **options: Any) -> Single:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of bounds that lose precision
-        env = pool_library.registration.registry.make_gymnasium(env_id, num_envs=1, seed=[SEEDS[index]], **options)
+        env = pool_library.registration.registry.make_gymnasium(
+            env_id, num_envs=1, seed=[SEEDS[index]], **options
+        )
         _ = env.observation_space, env.action_space
 
     def step(action: Any) -> Any:
@@ -82,13 +86,22 @@ def of_gymnax(index: int) -> Single:
 
     def step(action: Any) -> Any:
         obs, state[0], reward, terminated, _ = step_env(key, state[0], action, params)
-        return np.asarray(obs), float(reward), bool(terminated), bool(env.is_truncated(state[0], params))
+        return (
+            np.asarray(obs),
+            float(reward),
+            bool(terminated),
+            bool(env.is_truncated(state[0], params)),
+        )
 
     return reset, step
 
 
-def plain(single: Single, actions: np.ndarray, wrappers: Wrappers, axis: int = 0) -> list[tuple[Any, ...]]:
-    """What one environment does, step by step: observation, reward, terminated, truncated, valid."""
+def plain(
+    single: Single, actions: np.ndarray, wrappers: Wrappers, axis: int = 0
+) -> list[tuple[Any, ...]]:
+    """What one environment does, step by step: observation, reward, terminated, truncated,
+    valid.
+    """
     reset, step = single
     stack = [reset(-1)] * (wrappers.frame_stack or 1)
     rows: list[tuple[Any, ...]] = [(np.concatenate(stack, axis),)]
@@ -118,7 +131,9 @@ def shown(obs: Any, before: Any) -> tuple[Any, np.ndarray]:
     return before, np.asarray(obs)
 
 
-def compare(source: Any, singles: Callable[[int], Single], axis: int = 0, num_steps: int = NUM_STEPS) -> list[Timestep]:
+def compare(
+    source: Any, singles: Callable[[int], Single], axis: int = 0, num_steps: int = NUM_STEPS
+) -> list[Timestep]:
     """Steps the environments of a source, which must be those of the plain loop."""
     actions = random_actions(source.spec.action, np.random.default_rng(0), num_steps, NUM_ENVS)
     with contextlib.closing(source.host(NUM_ENVS, SEED)) as host:
@@ -129,8 +144,15 @@ def compare(source: Any, singles: Callable[[int], Single], axis: int = 0, num_st
             before, obs = shown(step.obs, before)
             steps.append(step._replace(obs=obs))
             episodes.append(ended)
-    assert first.shape[1:] == source.spec.observation.shape and first.dtype == source.spec.observation.dtype
-    check_contract(list(zip(steps, episodes, strict=True)), dataclasses.replace(source.spec, frame_stack=1), NUM_ENVS)
+    assert (
+        first.shape[1:] == source.spec.observation.shape
+        and first.dtype == source.spec.observation.dtype
+    )
+    check_contract(
+        list(zip(steps, episodes, strict=True)),
+        dataclasses.replace(source.spec, frame_stack=1),
+        NUM_ENVS,
+    )
     for index in range(NUM_ENVS):
         begin, *rows = plain(singles(index), actions[:, index], source.wrappers, axis)
         np.testing.assert_allclose(first[index], begin[0], rtol=1e-5, atol=1e-6)
@@ -173,7 +195,9 @@ def test_against_a_plain_loop(backend: str, wrappers: Wrappers, limit: int) -> N
 
 @pytest.mark.parametrize("env_id, limit", [("Catch-v0", 4), ("Catch-v0", 9), ("Highway-v0", 4)])
 def test_environments_of_envpool_that_ignore_their_time_limit(env_id: str, limit: int) -> None:
-    """Episodes are cut where EnvPool does not end them; where the task ends with the limit, it is a termination."""
+    """Episodes are cut where EnvPool does not end them; where the task ends with the limit,
+    it is a termination.
+    """
     source = find(f"envpool:{env_id}", wrappers=Wrappers(time_limit=limit))
     steps = compare(source, lambda index: of_envpool(index, env_id))
     cut = np.any([step.truncated for step in steps])
@@ -181,7 +205,9 @@ def test_environments_of_envpool_that_ignore_their_time_limit(env_id: str, limit
 
 
 def test_rows_that_are_cut_begin_again_while_others_go_on() -> None:
-    """On the cliff, one walks to the goal in 13 steps, and the other waits at the start until its time is over."""
+    """On the cliff, one walks to the goal in 13 steps,
+    and the other waits at the start until its time is over.
+    """
     up, right, down, left = range(4)
     walk = [up, *[right] * 11, down]
     wrappers = Wrappers(time_limit=20)
@@ -201,13 +227,22 @@ def test_rows_that_are_cut_begin_again_while_others_go_on() -> None:
 
 @pytest.mark.case  # memory/test_frames.py::test_rollouts_hold_the_stacks_that_envpool_makes
 def test_on_atari() -> None:
-    """Where the frames of a stack are EnvPool's own option, and a repeated action is on top of its frame skip."""
+    """Where the frames of a stack are EnvPool's own option,
+    and a repeated action is on top of its frame skip.
+    """
     options = {"noop_max": "1", "use_fire_reset": "true"}
     wrappers = Wrappers(frame_stack=2, action_repeat=3, time_limit=12)
     source = find("envpool:Breakout-v5", options, "machado", wrappers=wrappers)
     assert source.spec.frame_stack == 2 and source.spec.observation.shape == (2, 84, 84)
-    native = {"stack_num": 1, "repeat_action_probability": 0.25, "noop_max": 1, "use_fire_reset": True}
-    steps = compare(source, lambda index: of_envpool(index, "Breakout-v5", episodic_life=False, **native))
+    native = {
+        "stack_num": 1,
+        "repeat_action_probability": 0.25,
+        "noop_max": 1,
+        "use_fire_reset": True,
+    }
+    steps = compare(
+        source, lambda index: of_envpool(index, "Breakout-v5", episodic_life=False, **native)
+    )
     assert sum(step.reward.sum() for step in steps) > 0
     with pytest.raises(ConfigError, match="frame_stack 2 contradicts env_options stack_num=3"):
         find("envpool:Breakout-v5", {"stack_num": "3"}, wrappers=wrappers)
@@ -222,24 +257,34 @@ def test_images_are_stacked_along_their_channels(env: Any) -> None:
     single, source = (find(env, options, wrappers=Wrappers(frame_stack=k)) for k in (None, 3))
     height, width, channels = single.spec.observation.shape
     assert source.spec.observation.shape == (height, width, 3 * channels)
-    with contextlib.closing(single.host(2, SEED)) as one, contextlib.closing(source.host(2, SEED)) as three:
+    with (
+        contextlib.closing(single.host(2, SEED)) as one,
+        contextlib.closing(source.host(2, SEED)) as three,
+    ):
         stack = [one.reset()] * 3
         before, obs = shown(three.reset(), frames.blank(source.spec, 2))
         np.testing.assert_array_equal(obs, np.concatenate(stack, -1))
         for action in random_actions(single.spec.action, np.random.default_rng(0), 30, 2):
             step, again = one.step(action)[0], three.step(action)[0]
             before, obs = shown(again.obs, before)
-            stack = [np.where(step.valid[:, None, None, None], older, step.obs) for older in [*stack[1:], step.obs]]
+            stack = [
+                np.where(step.valid[:, None, None, None], older, step.obs)
+                for older in [*stack[1:], step.obs]
+            ]
             np.testing.assert_array_equal(obs, np.concatenate(stack, -1))
             np.testing.assert_array_equal(again.valid, step.valid)
 
 
 def test_grey_images_become_channels_of_a_stack() -> None:
     single, source = (
-        find("faulty:spaced", {"observation": "Grey"}, wrappers=Wrappers(frame_stack=k)) for k in (None, 3)
+        find("faulty:spaced", {"observation": "Grey"}, wrappers=Wrappers(frame_stack=k))
+        for k in (None, 3)
     )
     assert source.spec.observation.shape == (3, 12, 14)
-    with contextlib.closing(single.host(2, SEED)) as one, contextlib.closing(source.host(2, SEED)) as three:
+    with (
+        contextlib.closing(single.host(2, SEED)) as one,
+        contextlib.closing(source.host(2, SEED)) as three,
+    ):
         stack = [one.reset()] * 3
         before, obs = shown(three.reset(), frames.blank(source.spec, 2))
         np.testing.assert_array_equal(obs, np.stack(stack, 1))
@@ -251,7 +296,9 @@ def test_grey_images_become_channels_of_a_stack() -> None:
 
 
 def test_a_walk_in_a_compiled_program() -> None:
-    """A step with repeated actions stops at an end, and both kinds of limit count as they should."""
+    """A step with repeated actions stops at an end, and both kinds of limit count as they
+    should.
+    """
     env = find((own.Walk(), 7), wrappers=Wrappers(action_repeat=2, time_limit=3)).device()
     assert env.spec.max_episode_steps == 3
     keys = jax.random.split(jax.random.key(0), 2)
@@ -259,10 +306,22 @@ def test_a_walk_in_a_compiled_program() -> None:
     seen = []
     for actions in ([1, 1], [1, 0], [1, 1], [1, 0]):
         state, step, _ = jax.jit(env.step)(state, jnp.array(actions), keys)
-        rows = np.stack([step.obs[:, 0], step.reward, step.terminated, step.truncated, step.valid], axis=1)
+        rows = np.stack(
+            [step.obs[:, 0], step.reward, step.terminated, step.truncated, step.valid], axis=1
+        )
         seen.append(rows.astype(int).tolist())
-    assert [rows[0] for rows in seen] == [[2, 3, 0, 0, 1], [3, 3, 1, 0, 1], [0, 0, 0, 0, 0], [2, 3, 0, 0, 1]]
-    assert [rows[1] for rows in seen] == [[2, 3, 0, 0, 1], [0, 1, 0, 0, 1], [2, 3, 0, 1, 1], [0, 0, 0, 0, 0]]
+    assert [rows[0] for rows in seen] == [
+        [2, 3, 0, 0, 1],
+        [3, 3, 1, 0, 1],
+        [0, 0, 0, 0, 0],
+        [2, 3, 0, 0, 1],
+    ]
+    assert [rows[1] for rows in seen] == [
+        [2, 3, 0, 0, 1],
+        [0, 1, 0, 0, 1],
+        [2, 3, 0, 1, 1],
+        [0, 0, 0, 0, 0],
+    ]
 
 
 @pytest.mark.parametrize("action_repeat", [1, 3])
@@ -274,10 +333,13 @@ def test_python_numbers_will_do(action_repeat: int) -> None:
     assert not (step.terminated | step.truncated).any()
 
 
-@pytest.mark.parametrize("env", ["gymnax:FrozenLake-misc", "gymnasium:FrozenLake-v1", "envpool:FrozenLake-v1"])
+@pytest.mark.parametrize(
+    "env", ["gymnax:FrozenLake-misc", "gymnasium:FrozenLake-v1", "envpool:FrozenLake-v1"]
+)
 def test_what_cannot_be_stacked(env: str) -> None:
     with pytest.raises(
-        ConfigError, match=f"frame_stack 2 needs observations that are arrays of numbers, and {env} has Disc"
+        ConfigError,
+        match=f"frame_stack 2 needs observations that are arrays of numbers, and {env} has Disc",
     ):
         find(env, wrappers=Wrappers(frame_stack=2))
 
@@ -285,39 +347,59 @@ def test_what_cannot_be_stacked(env: str) -> None:
 def test_a_layout_is_never_lost() -> None:
     assert frames.channel_axis((3, 12, 12)) == 0 and frames.channel_axis((12, 12, 3)) == 2
     space = box(3, 12, 12, bound=1)
-    with pytest.raises(ConfigError, match=r"makes images of shape \(12, 12, 12\).* fewer frames work"):
+    with pytest.raises(
+        ConfigError, match=r"makes images of shape \(12, 12, 12\).* fewer frames work"
+    ):
         wrapped(spec(space), Wrappers(frame_stack=4))
 
 
-# --- Clipped rewards ------------------------------------------------------------------------------------
+# --- Clipped rewards ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "bounds, low, high",
-    [pytest.param("0.5", -0.5, 0.5, marks=pytest.mark.case), ("-1,0.25", -1, 0.25), ("0.1,0.2", 0.1, 0.2)],
+    [
+        pytest.param("0.5", -0.5, 0.5, marks=pytest.mark.case),
+        ("-1,0.25", -1, 0.25),
+        ("0.1,0.2", 0.1, 0.2),
+    ],
 )
 def test_learning_sees_clipped_rewards(bounds: str, low: float, high: float) -> None:
-    """Examples, running statistics and what the policy remembers are those of rewards clipped beforehand."""
+    """Examples, running statistics and what the policy
+    remembers are those of rewards clipped beforehand.
+    """
     plain_config = jaxrl_dist.preset("a2c", "CartPole-v1", scale_rewards=True)
     config = dataclasses.replace(plain_config, clip_rewards=bounds)
-    clipping, algorithm = (setup.make_algorithm(each, spec())[""] for each in (config, plain_config))
+    clipping, algorithm = (
+        setup.make_algorithm(each, spec())[""] for each in (config, plain_config)
+    )
     variables = algorithm.init(jax.random.key(0))
     rollout = random_rollout(algorithm, spec(), 12, 4)
-    clipped = rollout._replace(reward=np.where(rollout.valid, np.clip(rollout.reward, low, high), 0).astype(np.float32))
+    clipped = rollout._replace(
+        reward=np.where(rollout.valid, np.clip(rollout.reward, low, high), 0).astype(np.float32)
+    )
     assert (clipped.reward != rollout.reward).any()
     keys = jax.random.split(jax.random.key(0), 4)
     pairs = (clipping, rollout), (algorithm, clipped)
     assert_close(*[each.postprocess(variables, x, Context(keys)) for each, x in pairs])
     assert_close(*[updated_stats(each, variables, x) for each, x in pairs])
     for t in range(12):
-        fields = [(x.obs[t + 1], x.reward[t], x.terminated[t], x.truncated[t], x.valid[t]) for _, x in pairs]
-        assert_close(*[pairs[i][0].feedback(rollout.core, (), Timestep(*fields[i])) for i in range(2)])
+        fields = [
+            (x.obs[t + 1], x.reward[t], x.terminated[t], x.truncated[t], x.valid[t])
+            for _, x in pairs
+        ]
+        assert_close(
+            *[pairs[i][0].feedback(rollout.core, (), Timestep(*fields[i])) for i in range(2)]
+        )
 
 
 def updated_stats(algorithm: Algorithm, variables: Any, rollout: Any) -> Any:
     """The running statistics after a rollout, on a mesh, as their sums run over devices."""
     update_stats = meshes.Program(
-        lambda x: algorithm.updated_stats(variables, x, Context()), make_mesh(1), (meshes.ROLLOUT,), meshes.REPLICATED
+        lambda x: algorithm.updated_stats(variables, x, Context()),
+        make_mesh(1),
+        (meshes.ROLLOUT,),
+        meshes.REPLICATED,
     )
     return update_stats(rollout)
 
@@ -327,11 +409,13 @@ def test_gradients_plan_takes_clipped_rewards() -> None:
     check_sizes(setup.make_algorithm(plain, spec())[""], 8)
     for name in ("normalize_observations", "scale_rewards"):
         config = dataclasses.replace(plain, **{name: True})  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match="running statistics are not kept under plan gradients"):
+        with pytest.raises(
+            ConfigError, match="running statistics are not kept under plan gradients"
+        ):
             check_sizes(setup.make_algorithm(config, spec())[""], 8)
 
 
-# --- From the command line ------------------------------------------------------------------------------
+# --- From the command line ------------------------------------------------------------------------
 
 FLAGS = "--frame-stack 3 --action-repeat 2 --time-limit 6 --clip-rewards -1,1"
 
@@ -350,11 +434,15 @@ def test_a_run_its_evaluation_and_its_policy_have_them(
     sizes = "--rollout-length 16 --total-env-steps 384 --report-interval 128 --evaluation-episodes 3 --num-devices 1"
     run_dir = runs.train(f"{command} {sizes} --hidden-sizes 8 {FLAGS}", tmp_path / "run")
     assert max(line["episode/length"] for line in runs.read_metrics(run_dir)) <= 6
-    assert max(line["episode/return_max"] for line in runs.read_metrics(run_dir)) > 6, "raw, and of two steps each"
+    assert max(line["episode/return_max"] for line in runs.read_metrics(run_dir)) > 6, (
+        "raw, and of two steps each"
+    )
     summary = runs.read_json(run_dir / "summary.json")["evaluation"]
     assert summary["length_mean"] <= 6
     policy = jaxrl_dist.load_policy(run_dir)
-    assert policy.source.spec.observation.shape == (12,) and policy.source.wrappers == Wrappers(3, 2, 6)
+    assert policy.source.spec.observation.shape == (12,) and policy.source.wrappers == Wrappers(
+        3, 2, 6
+    )
     assert policy(np.zeros((2, 12)))[0].shape == (2,)
     assert cli.main(["evaluate", str(run_dir), "--episodes", "3"]) == 0
     assert f"return {summary['return_mean']:.4g} " in capsys.readouterr().out
@@ -363,7 +451,10 @@ def test_a_run_its_evaluation_and_its_policy_have_them(
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ("--clip-rewards high", "--clip-rewards must be a bound such as 1 or a range such as -1,1, not 'high'"),
+        (
+            "--clip-rewards high",
+            "--clip-rewards must be a bound such as 1 or a range such as -1,1, not 'high'",
+        ),
         ("--clip-rewards 0", "not '0'"),
         ("--clip-rewards=1,-1", "not '1,-1'"),
         ("--clip-rewards 1,2,3", "not '1,2,3'"),
@@ -371,7 +462,10 @@ def test_a_run_its_evaluation_and_its_policy_have_them(
         ("--frame-stack 0", "--frame-stack must be >= 1"),
         ("--time-limit 0", "--time-limit must be >= 1"),
         ("--action-repeat 0", "--action-repeat must be >= 1"),
-        ("--frame-stack 2 --env FrozenLake-misc", "--frame-stack 2 needs observations that are arrays of numbers"),
+        (
+            "--frame-stack 2 --env FrozenLake-misc",
+            "--frame-stack 2 needs observations that are arrays of numbers",
+        ),
     ],
 )
 def test_what_makes_no_sense(flags: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

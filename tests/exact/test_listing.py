@@ -35,7 +35,9 @@ class State(NamedTuple):
 
 
 class Hidden:
-    """A corridor of 3 places, whose end pays by a card that no observation shows; a step back may slip."""
+    """A corridor of 3 places, whose end pays by a card that no observation shows;
+    a step back may slip.
+    """
 
     default_params = 10
 
@@ -58,7 +60,9 @@ class Hidden:
         over = place == 3
         reward = jnp.where(over, 2.0 * state.card - 1.0, 0.0)
         best = jnp.maximum(state.best, reward)
-        new = State(jnp.minimum(place, 2), state.card, state.steps + 1, best, jax.random.key_data(own))
+        new = State(
+            jnp.minimum(place, 2), state.card, state.steps + 1, best, jax.random.key_data(own)
+        )
         return new.place, new, reward, over, {}
 
     def is_truncated(self, state: State, params: int) -> jax.Array:
@@ -68,7 +72,10 @@ class Hidden:
 def test_clocks_statistics_and_keys_tell_no_states_apart_and_what_is_hidden_does() -> None:
     table = exact.table(Hidden(), tries=500, starts=200)
     assert table.shape == (6, 2) and table.mixed() == 6  # 3 places and 2 cards
-    assert "200 resets, which agree with equal chances" in table.sampled and "500 tries" in table.sampled
+    assert (
+        "200 resets, which agree with equal chances" in table.sampled
+        and "500 tries" in table.sampled
+    )
     np.testing.assert_array_equal(table.start, [0.5, 0.5, 0, 0, 0, 0])
     ends = table.going[:, 1] == 0
     assert sorted(table.reward[:, 1][ends.all(axis=1)]) == pytest.approx([-1, 1])
@@ -99,13 +106,19 @@ def test_sampled_outcomes_are_near_and_said_to_be_sampled(small: exact.Table) ->
     assert "10,000 resets" in found.sampled and "2,000 tries" in found.sampled
     order = np.argmax(found.obs, axis=1)
     weight = np.zeros((5, 2, 5))
-    np.add.at(weight, (*np.indices(found.next.shape)[:2], order[found.next]), found.probability * found.going)
+    np.add.at(
+        weight,
+        (*np.indices(found.next.shape)[:2], order[found.next]),
+        found.probability * found.going,
+    )
     np.testing.assert_allclose(weight, (small.probability * small.going)[order], atol=0.05)
     assert np.abs(weight - small.probability[order]).max() > 0.1  # with the ends, they are others
 
 
 class Dice(Hidden):
-    """A race of two sides to the end of a corridor of 3 places; the mover moves on by chance, and names it."""
+    """A race of two sides to the end of a corridor of 3 places; the mover moves on by chance,
+    and names it.
+    """
 
     least = 0
 
@@ -121,7 +134,9 @@ class Dice(Hidden):
         return jnp.minimum(new["place"], 2), new, jnp.where(over, 1.0, 0.0), over
 
     def step_env(self, key: jax.Array, state: Any, action: jax.Array, params: int) -> Any:
-        return *self._after(state, jnp.where(jax.random.bernoulli(key, 0.25), action + 1, self.least)), {}
+        return *self._after(
+            state, jnp.where(jax.random.bernoulli(key, 0.25), action + 1, self.least)
+        ), {}
 
     def is_truncated(self, state: Any, params: int) -> jax.Array:
         return jnp.bool_(False)
@@ -134,10 +149,14 @@ class Named(Dice):
 
 
 def test_a_game_that_names_its_outcomes_keeps_its_sides() -> None:
-    """Who moves last by two wins at once with a quarter: v = 1/4 - 3/4 v d, whose d is the discount."""
+    """Who moves last by two wins at once with a quarter: v = 1/4 - 3/4 v d,
+    whose d is the discount.
+    """
     named, sampled = exact.table(Named()), exact.table(Dice(), tries=4000)
     assert named.sampled == "" and (named.going < 0).any()
-    values = [solve.start_value(x, solve.state_values(x, solve.optimal(x, 0.9))) for x in (named, sampled)]
+    values = [
+        solve.start_value(x, solve.state_values(x, solve.optimal(x, 0.9))) for x in (named, sampled)
+    ]
     assert values[0] == pytest.approx(0.25 / (1 + 0.75 * 0.9)) == pytest.approx(values[1], abs=0.02)
 
 
@@ -154,7 +173,8 @@ class Unsure(Named):
 
 
 @pytest.mark.parametrize(
-    "given, says", [([0.8, 0.1], "sum must be 1"), ([1.2, -0.2], "sum must be 1"), (None, "returns")]
+    "given, says",
+    [([0.8, 0.1], "sum must be 1"), ([1.2, -0.2], "sum must be 1"), (None, "returns")],
 )
 def test_outcomes_without_probabilities_are_refused(given: Any, says: str) -> None:
     env = Unsure()
@@ -174,13 +194,22 @@ def test_first_states_without_probabilities_are_refused() -> None:
 def test_runs_of_games_report_their_exploitability() -> None:
     pytest.importorskip("mctx")
     search = AlphaZero(hidden_sizes=(4,), num_simulations=2, num_minibatches=2, num_epochs=1)
-    sizes: dict[str, Any] = {"num_envs": 4, "rollout_length": 16, "num_devices": 1, "evaluation_episodes": 0}
-    config = jaxrl_dist.Train(search, Finite(), exact=True, total_env_steps=256, report_interval=128, **sizes)
+    sizes: dict[str, Any] = {
+        "num_envs": 4,
+        "rollout_length": 16,
+        "num_devices": 1,
+        "evaluation_episodes": 0,
+    }
+    config = jaxrl_dist.Train(
+        search, Finite(), exact=True, total_env_steps=256, report_interval=128, **sizes
+    )
     *_, last = jaxrl_dist.train(config)
     table = exact.table(Finite())
     learnt = Measure(search.make(source.find(Finite()).spec), table).learnt(last.variables())
     expected = {f"exact/{name}": x for name, x in exploited(Game(table), learnt).items()}
-    assert {name: x for name, x in last.metrics.items() if name.startswith("exact/")} == pytest.approx(expected)
+    assert {
+        name: x for name, x in last.metrics.items() if name.startswith("exact/")
+    } == pytest.approx(expected)
     assert [*expected] == ["exact/exploitability"]
 
 
@@ -194,7 +223,9 @@ def test_repeated_actions_know_no_time_limit() -> None:
 
 def test_what_cannot_be_listed_is_refused_in_a_line(small: exact.Table) -> None:
     env = exact.TableEnv(small)
-    with pytest.raises(ConfigError, match=r"^object:TableEnv has more than 3 states, so it gets no exact") as error:
+    with pytest.raises(
+        ConfigError, match=r"^object:TableEnv has more than 3 states, so it gets no exact"
+    ) as error:
         exact.table(env, max_states=3)
     assert "\n" not in str(error.value)
     with pytest.raises(ConfigError, match="has actions float32"):
@@ -209,14 +240,21 @@ def test_tries_name_the_error_of_what_they_estimate() -> None:
     """The best return of FrozenLake in 100 steps is 0.7442, by the table that Gymnasium names."""
     lake = Table.of_gymnasium(gymnasium.make("FrozenLake-v1"))
     truth = solve.episode_return(lake, None, 100)
-    assert truth == pytest.approx(0.7442, abs=5e-5) and solve.standard_error(lake, lambda part: 0.0) is None
+    assert (
+        truth == pytest.approx(0.7442, abs=5e-5)
+        and solve.standard_error(lake, lambda part: 0.0) is None
+    )
     apart = []
     for seed in range(6):
         table = exact.table("gymnax:FrozenLake-misc", tries=400, seed=seed)
-        error = solve.standard_error(table, lambda part, table=table: solve.return_of_best(table, part, 100))
+        error = solve.standard_error(
+            table, lambda part, table=table: solve.return_of_best(table, part, 100)
+        )
         apart.append((solve.episode_return(table, None, 100) - truth) / error)
     assert 0.3 < np.std(apart) < 2 and np.abs(apart).max() < 3.5
-    assert solve.return_of_best(table, table, 100) == pytest.approx(solve.episode_return(table, None, 100))
+    assert solve.return_of_best(table, table, 100) == pytest.approx(
+        solve.episode_return(table, None, 100)
+    )
 
 
 def test_the_command_prints_the_error_of_its_tries(capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,4 +264,7 @@ def test_the_command_prints_the_error_of_its_tries(capsys: pytest.CaptureFixture
     assert 0.01 < numbers["optimum_error"] < 0.2 and numbers["value_optimal_error"] > 0
     assert cli.main(["exact", run, "--tries", "100"]) == 0
     out = capsys.readouterr().out
-    assert f"{numbers['optimum']:.3g} +- {2 * numbers['optimum_error']:.2g}" in out and "--tries" in out
+    assert (
+        f"{numbers['optimum']:.3g} +- {2 * numbers['optimum_error']:.2g}" in out
+        and "--tries" in out
+    )

@@ -50,11 +50,15 @@ def tabular(q: np.ndarray, temperature: float = 0.0) -> tuple[Algorithm, Variabl
 
     def log_prob(variables: Variables, obs: Any, core: Any, action: Any, context: Any) -> Any:
         q = values(variables, obs)[0]
-        return jnp.take_along_axis(q - jnp.log(jnp.exp(q).sum(axis=-1, keepdims=True)), action[:, None], axis=-1)[:, 0]
+        return jnp.take_along_axis(
+            q - jnp.log(jnp.exp(q).sum(axis=-1, keepdims=True)), action[:, None], axis=-1
+        )[:, 0]
 
     none: Any = None
     variables = Variables(jnp.asarray(q, jnp.float32), ())
-    kept = Algorithm(lambda key: variables, policy, none, none, none, log_prob=log_prob, action_values=values)
+    kept = Algorithm(
+        lambda key: variables, policy, none, none, none, log_prob=log_prob, action_values=values
+    )
     return kept, variables
 
 
@@ -83,7 +87,9 @@ def test_errors_are_those_that_were_made(truth: Truth) -> None:
     mean = (np.abs(wrong - truth.q) * visits).sum() / visits.sum()
     assert numbers["q_error"] == pytest.approx(mean, rel=1e-4)
     weight = np.exp(wrong) / np.exp(wrong).sum(axis=1, keepdims=True)
-    assert numbers["return_sampled"] == pytest.approx(solve.episode_return(truth.table, weight, 20), rel=1e-5)
+    assert numbers["return_sampled"] == pytest.approx(
+        solve.episode_return(truth.table, weight, 20), rel=1e-5
+    )
 
 
 def test_what_a_policy_that_never_ends_has_without_a_discount() -> None:
@@ -92,7 +98,11 @@ def test_what_a_policy_that_never_ends_has_without_a_discount() -> None:
     truth = Truth.of(table, 1.0, 100)
     left = np.eye(4)[np.zeros(11, int)]
     made = numbers(truth, Learnt(left, left, None, 0.0))
-    assert made["return"] == 0 and made["optimum"] == made["value_optimal"] == 1 and 0 <= made["agreement"] < 1
+    assert (
+        made["return"] == 0
+        and made["optimum"] == made["value_optimal"] == 1
+        and 0 <= made["agreement"] < 1
+    )
     assert not made.keys() & {"value", "regret", "agreement_visited", "value_sampled"}
 
 
@@ -104,7 +114,9 @@ def test_values_with_entropy_are_held_to_soft_ones(truth: Truth) -> None:
     assert Measure(hard, truth.table)(variables, truth)["q_error_max"] > 0.1
 
 
-def test_the_map_of_errors_is_that_of_the_printed_number(truth: Truth, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_map_of_errors_is_that_of_the_printed_number(
+    truth: Truth, monkeypatch: pytest.MonkeyPatch
+) -> None:
     algorithm, variables = tabular(solve.optimal(truth.table, 0.9, temperature=0.3), 0.3)
     learnt, drawn = Measure(algorithm, truth.table).learnt(variables), dict[str, Any]()
     monkeypatch.setattr(heat, "cells", lambda obs, grid: None)
@@ -126,9 +138,12 @@ def test_members_with_their_own_hyperparameters_are_measured_by_one_program(trut
     algorithm, variables = tabular(truth.q)
     measure = Measure(algorithm, truth.table, vary)
     for scale in (1.0, 2.0, 3.0):
-        np.testing.assert_allclose(measure.learnt(variables, {"scale": scale}).q, truth.q * scale, rtol=1e-5)
+        np.testing.assert_allclose(
+            measure.learnt(variables, {"scale": scale}).q, truth.q * scale, rtol=1e-5
+        )
     assert len(traces) == 1
-    np.testing.assert_allclose(measure.learnt(variables).q, truth.q, rtol=1e-5)  # without any: as it was made
+    # without any: as it was made
+    np.testing.assert_allclose(measure.learnt(variables).q, truth.q, rtol=1e-5)
 
 
 def test_policies_that_remember_are_refused(truth: Truth) -> None:
@@ -136,7 +151,11 @@ def test_policies_that_remember_are_refused(truth: Truth) -> None:
     memory = dataclasses.replace(
         algorithm,
         initial_core=lambda size: jnp.zeros(size, jnp.int32),
-        policy=lambda variables, obs, core, context: (jnp.argmax(obs, axis=-1) % 3 + core, core, {}),
+        policy=lambda variables, obs, core, context: (
+            jnp.argmax(obs, axis=-1) % 3 + core,
+            core,
+            {},
+        ),
     )
     with pytest.raises(ConfigError, match="acts by its memory"):
         Measure(memory, truth.table)
@@ -144,11 +163,17 @@ def test_policies_that_remember_are_refused(truth: Truth) -> None:
     assert Measure(keeps, truth.table)(tabular(truth.q)[1], truth)["agreement"] == 1
 
 
-def test_the_command_prints_the_truth_and_draws_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_truth_and_draws_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run, picture = str(runs.finished(LAKE)), tmp_path / "heat.png"
     assert cli.main(["exact", run, "-o", str(picture)]) == 0
     printed = capsys.readouterr().out
-    assert "11 states, 4 actions; exact" in printed and "0.74419" in printed and "error of its action values" in printed
+    assert (
+        "11 states, 4 actions; exact" in printed
+        and "0.74419" in printed
+        and "error of its action values" in printed
+    )
     assert picture.read_bytes()[:4] == b"\x89PNG"
     assert cli.main(["exact", run, "--json", "--discount", "0.5"]) == 0
     numbers = json.loads(capsys.readouterr().out)
@@ -196,7 +221,9 @@ def test_a_full_disk_keeps_the_old_map(tmp_path: Path, monkeypatch: pytest.Monke
 def test_cells_of_grids() -> None:
     np.testing.assert_array_equal(cells(np.array([0, 5, 15])), [[0, 0], [1, 1], [3, 3]])
     np.testing.assert_array_equal(cells(np.array([0, 13]), (4, 12)), [[0, 0], [1, 1]])
-    np.testing.assert_array_equal(cells({"observation": np.array([[3, 1, 9]]), "mask": 0}), [[3, 1]])
+    np.testing.assert_array_equal(
+        cells({"observation": np.array([[3, 1, 9]]), "mask": 0}), [[3, 1]]
+    )
     np.testing.assert_array_equal(cells(np.eye(6).reshape(6, 2, 3)[4:]), [[1, 1], [1, 2]])
     with pytest.raises(ConfigError, match="of observations that are categories"):
         cells(np.array([[3, 1, 9]]), (4, 12))
@@ -226,7 +253,9 @@ def test_runs_report_the_truth(flags: str, tmp_path: Path) -> None:
     assert lines[0]["exact/q_error"] != lines[-1]["exact/q_error"]
 
 
-def test_a_run_whose_measure_fails_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_measure_fails_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls, measured = iter(range(9)), Measure.__call__
 
     def failing(self: Measure, *arguments: Any) -> dict[str, float]:
@@ -235,7 +264,9 @@ def test_a_run_whose_measure_fails_is_saved(tmp_path: Path, monkeypatch: pytest.
         return measured(self, *arguments)
 
     monkeypatch.setattr(Measure, "__call__", failing)
-    config = jaxrl_dist.preset("dqn", "gymnasium:FrozenLake-v1", **SMALL, exact=True, run_dir=str(tmp_path / "run"))
+    config = jaxrl_dist.preset(
+        "dqn", "gymnasium:FrozenLake-v1", **SMALL, exact=True, run_dir=str(tmp_path / "run")
+    )
     steps = list[int]()
     with pytest.raises(MemoryError) as caught:
         steps.extend(report.env_steps for report in jaxrl_dist.train(config))
@@ -245,5 +276,7 @@ def test_a_run_whose_measure_fails_is_saved(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_environments_without_a_table_are_refused_before_training(tmp_path: Path) -> None:
-    command = f"train {runs.CARTPOLE} --exact --run-dir {tmp_path / 'run'}".replace("CartPole-v1", "Pendulum-v1")
+    command = f"train {runs.CARTPOLE} --exact --run-dir {tmp_path / 'run'}".replace(
+        "CartPole-v1", "Pendulum-v1"
+    )
     assert cli.main(command.split()) == 2 and not (tmp_path / "run").exists()

@@ -29,14 +29,17 @@ def swept(transitions: Any, discount: float) -> dict[int, list[float]]:
         change = 0.0
         for state, actions in transitions.items():
             for action, outcomes in actions.items():
-                new = sum(p * (r + (0 if over else discount * max(q[to]))) for p, to, r, over in outcomes)
+                new = sum(
+                    p * (r + (0 if over else discount * max(q[to]))) for p, to, r, over in outcomes
+                )
                 change = max(change, abs(new - q[state][action]))
                 q[state][action] = new
     return q
 
 
 @pytest.mark.parametrize(
-    "env_id, episode", [("FrozenLake-v1", 0.7441902878), ("CliffWalking-v1", -13.0), ("Taxi-v4", 7.93)]
+    "env_id, episode",
+    [("FrozenLake-v1", 0.7441902878), ("CliffWalking-v1", -13.0), ("Taxi-v4", 7.93)],
 )
 def test_optima_are_those_of_a_dynamic_program(env_id: str, episode: float) -> None:
     env = gymnasium.make(env_id)
@@ -44,10 +47,14 @@ def test_optima_are_those_of_a_dynamic_program(env_id: str, episode: float) -> N
     q, own = solve.optimal(table, DISCOUNT), swept(env.unwrapped.P, DISCOUNT)  # type: ignore[attr-defined]
     np.testing.assert_allclose(q, [own[int(state)] for state in table.obs], atol=1e-8)
     assert np.max(np.abs(solve.backup(table, q, DISCOUNT) - q)) < 1e-9
-    assert solve.episode_return(table, None, env.spec.max_episode_steps or 1000) == pytest.approx(episode)
+    assert solve.episode_return(table, None, env.spec.max_episode_steps or 1000) == pytest.approx(
+        episode
+    )
     wrong = table._replace(going=np.ones_like(table.going))  # no episode ends
     with pytest.raises(AssertionError):
-        np.testing.assert_allclose(solve.optimal(wrong, DISCOUNT), [own[int(state)] for state in table.obs], atol=1e-8)
+        np.testing.assert_allclose(
+            solve.optimal(wrong, DISCOUNT), [own[int(state)] for state in table.obs], atol=1e-8
+        )
 
 
 def test_values_and_visits_of_a_policy_are_those_of_a_loop() -> None:
@@ -59,7 +66,9 @@ def test_values_and_visits_of_a_policy_are_those_of_a_loop() -> None:
         undiscounted.append(undiscounted[-1] + float(np.sum(at[:, None] * policy * table.reward)))
         going = table.probability * table.going
         at = np.einsum("s,sa,sak->k", at, policy, going)
-        value = np.einsum("sa,sa->s", policy, table.reward + DISCOUNT * np.einsum("sak,k->sa", going, value))
+        value = np.einsum(
+            "sa,sa->s", policy, table.reward + DISCOUNT * np.einsum("sak,k->sa", going, value)
+        )
         discounted *= DISCOUNT
     np.testing.assert_allclose(solve.values(table, policy, DISCOUNT), value, atol=1e-12)
     np.testing.assert_allclose(solve.visits(table, policy, DISCOUNT), visits, atol=1e-12)
@@ -104,15 +113,22 @@ def test_soft_values_are_those_of_a_loop() -> None:
     for _ in range(400):
         weight = np.exp(q / temperature)
         chosen = weight / weight.sum(axis=1, keepdims=True)
-        v = (chosen * (q - temperature * np.log(chosen))).sum(axis=1)  # SAC's form of the soft maximum
-        q = table.reward + DISCOUNT * np.einsum("sak,sak->sa", table.probability * table.going, v[table.next])
-    np.testing.assert_allclose(solve.optimal(table, DISCOUNT, temperature=temperature), q, atol=1e-8)
+        # SAC's form of the soft maximum
+        v = (chosen * (q - temperature * np.log(chosen))).sum(axis=1)
+        q = table.reward + DISCOUNT * np.einsum(
+            "sak,sak->sa", table.probability * table.going, v[table.next]
+        )
+    np.testing.assert_allclose(
+        solve.optimal(table, DISCOUNT, temperature=temperature), q, atol=1e-8
+    )
     np.testing.assert_allclose(solve.values(table, chosen, DISCOUNT, temperature), v, atol=1e-8)
     assert (solve.values(table, policy, DISCOUNT, temperature) <= v + 1e-12).all()
 
 
 def test_munchausen_values_choose_as_soft_ones_of_a_lower_temperature() -> None:
-    """Vieillard et al. (2020), theorem 1: the entropy that remains is ``(1 - alpha) temperature``."""
+    """Vieillard et al. (2020), theorem 1: the entropy that remains is ``(1 - alpha)
+    temperature``.
+    """
     table, _ = random()
     q = solve.optimal(table, DISCOUNT, temperature=0.3, munchausen=0.6)
     soft = solve.optimal(table, DISCOUNT, temperature=0.3 * 0.4)
@@ -134,7 +150,9 @@ def test_actions_that_are_not_legal_do_not_count() -> None:
     fewer = Table.of_arrays(table.probability[:, 1:], table.reward[:, 1:], going=table.going[:, 1:])
     for temperature in (0.0, 0.5):
         q = solve.optimal(masked, DISCOUNT, temperature=temperature)
-        np.testing.assert_allclose(q[:, 1:], solve.optimal(fewer, DISCOUNT, temperature=temperature), atol=1e-8)
+        np.testing.assert_allclose(
+            q[:, 1:], solve.optimal(fewer, DISCOUNT, temperature=temperature), atol=1e-8
+        )
     assert (solve.greedy(masked, q)[:, 0] == 0).all()
 
 
@@ -143,7 +161,9 @@ def test_the_other_side_moves_where_signs_turn() -> None:
     left = np.arange(5)[:, None] + 1 - [1, 2]
     going, legal = np.where(left > 0, -1.0, 0.0)[:, :, None], left >= 0
     following, start = np.maximum(left - 1, 0)[:, :, None], np.eye(5)[4]
-    table = Table.of_arrays(np.ones((5, 2, 1)), left == 0, next=following, going=going, start=start, legal=legal)
+    table = Table.of_arrays(
+        np.ones((5, 2, 1)), left == 0, next=following, going=going, start=start, legal=legal
+    )
     value = solve.state_values(table, solve.optimal(table, 1.0))
     np.testing.assert_array_equal(value, [1, 1, -1, 1, 1])
 
@@ -166,7 +186,11 @@ def test_the_other_side_moves_where_signs_turn() -> None:
     ],
 )
 def test_arrays_that_are_no_table_are_refused(field: str, value: Any, says: str) -> None:
-    fields: dict[str, Any] = {"probability": np.full((2, 2, 2), 0.5), "reward": np.zeros((2, 2)), field: value}
+    fields: dict[str, Any] = {
+        "probability": np.full((2, 2, 2), 0.5),
+        "reward": np.zeros((2, 2)),
+        field: value,
+    }
     with pytest.raises(ConfigError, match=says):
         Table.of_arrays(**fields)
     with pytest.raises(ConfigError, match="CartPoleEnv has no table: its attribute P"):
@@ -184,7 +208,9 @@ def test_what_an_action_that_is_not_legal_does_is_no_matter() -> None:
 def test_gymnasiums_tables_know_no_wrappers_and_no_hidden_chance() -> None:
     lake = gymnasium.make("FrozenLake-v1")
     assert Table.of_gymnasium(lake).shape == (11, 4)
-    with pytest.raises(ConfigError, match="TransformReward changes FrozenLakeEnv, and not its table P"):
+    with pytest.raises(
+        ConfigError, match="TransformReward changes FrozenLakeEnv, and not its table P"
+    ):
         Table.of_gymnasium(gymnasium.wrappers.TransformReward(lake, lambda reward: reward - 0.01))
     with pytest.raises(ConfigError, match="fickle_passenger"):
         Table.of_gymnasium(gymnasium.make("Taxi-v4", fickle_passenger=True))

@@ -1,4 +1,6 @@
-"""The processes of a run: which there are, what they tell each other, and what each holds of an array."""
+"""The processes of a run: which there are, what they tell each other,
+and what each holds of an array.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from jaxrl_dist.run import signals
 from jaxrl_dist.settings.stored import to_json
 from jaxrl_dist.training import setup
 
-# --- Flags --------------------------------------------------------------------------------------------
+# --- Flags ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -40,8 +42,14 @@ from jaxrl_dist.training import setup
         ({"processes": 2}, "--processes needs --coordinator and --process"),
         ({"process": 0}, "--process needs --coordinator and --processes"),
         ({"coordinator": "a", "processes": 2, "process": 0}, "--coordinator must be HOST:PORT"),
-        ({"coordinator": "a:99999", "processes": 2, "process": 0}, "--coordinator must be HOST:PORT"),
-        ({"coordinator": "a:1", "processes": 2, "process": 2}, "--process 2 is not one of --processes 2"),
+        (
+            {"coordinator": "a:99999", "processes": 2, "process": 0},
+            "--coordinator must be HOST:PORT",
+        ),
+        (
+            {"coordinator": "a:1", "processes": 2, "process": 2},
+            "--process 2 is not one of --processes 2",
+        ),
         ({"processes": 0}, "--processes must be >= 1"),
         ({"lost_process_timeout": 0.5}, "--lost-process-timeout must be >= 2"),
     ],
@@ -57,7 +65,9 @@ def test_flags_that_do_not_fit_are_refused(fields: dict[str, Any], message: str)
 def test_a_launch_is_no_part_of_a_run() -> None:
     """A resumed run is not compared with it, and its files do not hold it."""
     config = preset("ppo", "CartPole-v1")
-    launched = dataclasses.replace(config, coordinator="a:1", processes=2, process=1, lost_process_timeout=9.0)
+    launched = dataclasses.replace(
+        config, coordinator="a:1", processes=2, process=1, lost_process_timeout=9.0
+    )
     launched.checked()
     assert to_json(launched) == to_json(config)
 
@@ -89,7 +99,10 @@ def test_another_command_in_another_process_is_refused(
 
 @pytest.mark.parametrize("process, shown", [(0, ["a file", "an env"]), (1, ["process 1: an env"])])
 def test_each_process_warns_of_its_environments(
-    process: int, shown: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    process: int,
+    shown: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(peers, "index", lambda: process)
     for quiet in (False, True):
@@ -97,7 +110,9 @@ def test_each_process_warns_of_its_environments(
             warnings.warn("a file", FileWarning, stacklevel=1)
             warnings.warn("an env", EnvWarning, stacklevel=1)
         lines = [f"jaxrl-dist: warning: {text}" for text in shown]
-        assert capsys.readouterr().err.splitlines() == lines, "what has failed is said, also to the quiet"
+        assert capsys.readouterr().err.splitlines() == lines, (
+            "what has failed is said, also to the quiet"
+        )
 
 
 SLURM = {
@@ -161,11 +176,13 @@ def test_other_numbers_of_processes_are_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(peers, "world", lambda: "two")
     monkeypatch.setattr(peers, "all_gather", gather)
     config = preset("ppo", "CartPole-v1", coordinator="a:1", processes=2, process=1)
-    with pytest.raises(ConfigError, match="need the same flags, and processes is 2 in process 0 and 3 in process 0"):
+    with pytest.raises(
+        ConfigError, match="need the same flags, and processes is 2 in process 0 and 3 in process 0"
+    ):
         setup.prepare(config)
 
 
-# --- The start ----------------------------------------------------------------------------------------
+# --- The start ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -181,10 +198,17 @@ def address(server: socket.socket) -> str:
 def test_process_0_listens_only_where_the_others_look_for_it(listening: socket.socket) -> None:
     port = listening.getsockname()[1]
     for name in (f"127.0.0.1:{port}", f"localhost:{port}", f"a-name:{port}", f"192.0.2.1:{port}"):
-        with pytest.raises(ConfigError, match="another process has the number 0, or another program the port"):
+        with pytest.raises(
+            ConfigError, match="another process has the number 0, or another program the port"
+        ):
             start.listens_at(name)
     listening.close()
-    for name, wanted in (("127.0.0.1", True), ("localhost", True), ("a-name", False), ("192.0.2.1", False)):
+    for name, wanted in (
+        ("127.0.0.1", True),
+        ("localhost", True),
+        ("a-name", False),
+        ("192.0.2.1", False),
+    ):
         assert start.listens_at(f"{name}:{port}") == (f"{name}:{port}" if wanted else None)
 
 
@@ -193,14 +217,22 @@ def test_the_watch_finds_a_lost_process_before_jax_does(seconds: float) -> None:
     """JAX's service hears of a process every half of its time-out."""
     launch = Processes(coordinator="a:1", processes=2, process=0, lost_process_timeout=seconds)
     arguments = start._arguments(launch, detect=False)
-    assert arguments is not None and arguments["heartbeat_timeout_seconds"] / 2 > seconds + watching.SECONDS
+    assert (
+        arguments is not None
+        and arguments["heartbeat_timeout_seconds"] / 2 > seconds + watching.SECONDS
+    )
 
 
 def joining(process: int, where: str, waiting: Callable[[], None] = lambda: None) -> None:
     """Waits as process ``process`` of 2, while C++ would wait for a minute."""
     thread = threading.Thread(target=time.sleep, args=(60,), daemon=True)
     thread.start()
-    about = {"client": "any", "process_id": process, "num_processes": 2, "coordinator_address": where}
+    about = {
+        "client": "any",
+        "process_id": process,
+        "num_processes": 2,
+        "coordinator_address": where,
+    }
     start._wait(thread, types.SimpleNamespace(**about), waiting)
 
 
@@ -216,7 +248,9 @@ def test_a_signal_ends_the_wait_for_the_others(process: int, listening: socket.s
 def test_process_0_that_ends_is_not_waited_for(listening: socket.socket) -> None:
     where = address(listening)
     threading.Timer(1.0, listening.close).start()
-    with pytest.raises(ProcessError, match="process 0 is lost: it has ended before all processes had joined"):
+    with pytest.raises(
+        ProcessError, match="process 0 is lost: it has ended before all processes had joined"
+    ):
         joining(1, where)
 
 
@@ -239,7 +273,7 @@ def test_a_long_wait_is_said_once_and_has_an_end(
     assert capsys.readouterr().err == f"jaxrl-dist: waiting for {who}, for at most 1 s\n"
 
 
-# --- What processes tell each other -------------------------------------------------------------------
+# --- What processes tell each other ---------------------------------------------------------------
 
 
 class Store:
@@ -263,15 +297,23 @@ class Store:
 
     def key_value_delete(self, key: str) -> None:
         with self.changed:
-            self.values = {name: value for name, value in self.values.items() if not name.startswith(key)}
+            self.values = {
+                name: value for name, value in self.values.items() if not name.startswith(key)
+            }
 
     def key_value_dir_get(self, folder: str) -> list[tuple[str, str]]:
         with self.changed:
-            return [(name, value) for name, value in self.values.items() if name.startswith(f"{folder}/")]
+            return [
+                (name, value)
+                for name, value in self.values.items()
+                if name.startswith(f"{folder}/")
+            ]
 
 
 def of_processes(count: int, run: Callable[[Any, int], Any], problem: Any = None) -> list[Any]:
-    """Results or errors of ``run(peers, number)`` in threads for processes: each has a copy of the module."""
+    """Results or errors of ``run(peers, number)`` in threads for processes:
+    each has a copy of the module.
+    """
     spec = importlib.util.find_spec("jaxrl_dist.hosts.peers")
     assert spec is not None and spec.loader is not None
     store, results = Store(), [None] * count
@@ -298,7 +340,11 @@ def test_values_of_all_in_their_order() -> None:
     def run(peers: Any, number: int) -> Any:
         found = [peers.all_gather([number, round], f"round {round}") for round in range(20)]
         assert found == [[[other, round] for other in range(3)] for round in range(20)]
-        votes = peers.any_of(number == 2, "a wish"), peers.any_of(False, "none"), peers.minimum(5 - number, "the least")
+        votes = (
+            peers.any_of(number == 2, "a wish"),
+            peers.any_of(False, "none"),
+            peers.minimum(5 - number, "the least"),
+        )
         return (
             *votes,
             peers.broadcast(f"of {number}", "what process 0 says"),
@@ -320,7 +366,9 @@ def test_process_0_hears_of_the_others_beside_their_votes() -> None:
     found, *_ = of_processes(3, run)
     assert found == [{other: [other, at] for other in (1, 2)} for at in range(3)]
     lost = ProcessError("process 1 is lost")
-    _, error = of_processes(2, lambda peers, number: peers.post().collect() if number else None, lost)
+    _, error = of_processes(
+        2, lambda peers, number: peers.post().collect() if number else None, lost
+    )
     assert error is lost
 
 
@@ -339,7 +387,9 @@ def test_what_fails_in_one_fails_in_all() -> None:
     first, second, third = of_processes(3, run)
     assert isinstance(second, ZeroDivisionError)
     for other in (first, third):
-        assert isinstance(other, ProcessError) and str(other).startswith("process 1 has failed: ZeroDivisionError")
+        assert isinstance(other, ProcessError) and str(other).startswith(
+            "process 1 has failed: ZeroDivisionError"
+        )
 
 
 def test_processes_at_different_points_of_the_run_end() -> None:
@@ -348,16 +398,23 @@ def test_processes_at_different_points_of_the_run_end() -> None:
     first, second = of_processes(2, lambda peers, number: peers.fail_alike("it broke", within=5))
     assert first is second is True
     first, second = of_processes(
-        2, lambda peers, number: peers.all_gather(1, "a vote") if number else peers.fail_alike("it broke", within=5)
+        2,
+        lambda peers, number: (
+            peers.all_gather(1, "a vote") if number else peers.fail_alike("it broke", within=5)
+        ),
     )
     assert first is False and str(second) == "process 0 has failed: it broke"
 
 
 def test_nobody_waits_for_one_that_does_not_come() -> None:
-    first, _ = of_processes(2, lambda peers, number: number or peers.all_gather(None, "a vote", within=0.1))
+    first, _ = of_processes(
+        2, lambda peers, number: number or peers.all_gather(None, "a vote", within=0.1)
+    )
     assert isinstance(first, TimeoutError)
     gone = ProcessError("process 0 has failed")
-    assert of_processes(2, lambda peers, number: number == 0 or peers.all_gather(None, "a vote"), gone) == [True, gone]
+    assert of_processes(
+        2, lambda peers, number: number == 0 or peers.all_gather(None, "a vote"), gone
+    ) == [True, gone]
 
 
 class Left(Exception):
@@ -386,7 +443,9 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_process_that_is_silent_is_lost(ended: list[int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_process_that_is_silent_is_lost(
+    ended: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
     store = Store()
     one, other = (watching.Watch(store, number, 2, 0.5) for number in range(2))
     one.advice = lambda: "`resume` goes on"
@@ -405,13 +464,25 @@ def test_a_process_that_is_silent_is_lost(ended: list[int], capsys: pytest.Captu
     [
         (1, True, [], "process 0 is lost"),  # at once
         (0, False, [1], "process 1 is lost: it has not answered for 0.5 s"),
-        (0, False, [], "a library has failed: another process may be lost, or have the same --process"),
+        (
+            0,
+            False,
+            [],
+            "a library has failed: another process may be lost, or have the same --process",
+        ),
     ],
 )
 def test_a_library_that_fails_ends_the_process(
-    number: int, gone: bool, closed: list[int], error: str, ended: list[int], capsys: pytest.CaptureFixture[str]
+    number: int,
+    gone: bool,
+    closed: list[int],
+    error: str,
+    ended: list[int],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Once it is known who is lost, if anybody is: gloo's threads fail then, and jaxlib's if it is process 0."""
+    """Once it is known who is lost, if anybody is: gloo's threads fail then,
+    and jaxlib's if it is process 0.
+    """
     store = Store()
     watches = [watching.Watch(store, each, 2, 0.5) for each in range(2)]
     watches[number].gone = lambda: gone
@@ -437,7 +508,9 @@ def test_orderly_exit_of_a_process_is_a_loss_to_runs_only(ended: list[int]) -> N
     assert ended == [1]
 
 
-def test_all_hear_of_a_signal_and_of_a_failure(ended: list[int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_hear_of_a_signal_and_of_a_failure(
+    ended: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
     store = Store()
     watches = [watching.Watch(store, number, 3, 30.0) for number in range(3)]
     watches[2].stop_signal = lambda: 15
@@ -452,7 +525,7 @@ def test_all_hear_of_a_signal_and_of_a_failure(ended: list[int], capsys: pytest.
     assert capsys.readouterr().err == ""
 
 
-# --- Arrays -------------------------------------------------------------------------------------------
+# --- Arrays ---------------------------------------------------------------------------------------
 
 
 def test_one_process_needs_no_copies() -> None:

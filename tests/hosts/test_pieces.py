@@ -24,11 +24,18 @@ from jaxrl_dist.training import setup
 X = np.arange(6 * 4, dtype=np.float32).reshape(6, 4)
 FLAGS = np.arange(6) % 2 == 0
 BYTES = np.arange(12, dtype=np.uint8).reshape(2, 6)
-WHOLE = {"params": np.ones(3), "memory": {"x": X, "flags": FLAGS}, "frames": BYTES, "none": np.zeros((0, 2))}
+WHOLE = {
+    "params": np.ones(3),
+    "memory": {"x": X, "flags": FLAGS},
+    "frames": BYTES,
+    "none": np.zeros((0, 2)),
+}
 
 
 def held(process: int, processes: int) -> dict[str, Any]:
-    """The state as one of the processes has it: an equal part of ``memory`` and, along axis 1, of ``frames``."""
+    """The state as one of the processes has it: an equal part of ``memory`` and, along axis 1,
+    of ``frames``.
+    """
 
     def piece(x: np.ndarray, axis: int) -> Pieces:
         size, bounds = x.shape[axis] // processes, [(0, n) for n in x.shape]
@@ -38,7 +45,11 @@ def held(process: int, processes: int) -> dict[str, Any]:
             kept[tuple(bounds)] = np.take(x, [start], axis)
         return Pieces(x.shape, x.dtype, kept)
 
-    return {**WHOLE, "memory": {"x": piece(X, 0), "flags": piece(FLAGS, 0)}, "frames": piece(BYTES, 1)}
+    return {
+        **WHOLE,
+        "memory": {"x": piece(X, 0), "flags": piece(FLAGS, 0)},
+        "frames": piece(BYTES, 1),
+    }
 
 
 class Mail:
@@ -67,7 +78,9 @@ def save(path: Path, processes: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def assert_restored(found: Any) -> None:
     assert jax.tree.structure(found) == jax.tree.structure(WHOLE)
     for (name, value), (_, wanted) in zip(
-        jax.tree_util.tree_leaves_with_path(found), jax.tree_util.tree_leaves_with_path(WHOLE), strict=True
+        jax.tree_util.tree_leaves_with_path(found),
+        jax.tree_util.tree_leaves_with_path(WHOLE),
+        strict=True,
     ):
         np.testing.assert_array_equal(value, wanted, err_msg=str(name))
         assert value.dtype == wanted.dtype
@@ -91,7 +104,9 @@ def test_what_several_processes_have_written_is_read_as_one(
         assert stored == (X.size + FLAGS.size + BYTES.size) // processes
 
 
-def test_a_checkpoint_without_a_process_s_pieces_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_without_a_process_s_pieces_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "checkpoints" / "000000000010"
     save(path, 3, monkeypatch)
     file = next((path / "arrays.1").rglob("manifest.ocdbt"))
@@ -102,7 +117,9 @@ def test_a_checkpoint_without_a_process_s_pieces_is_damaged(tmp_path: Path, monk
     with pytest.raises(storage.DamageError, match="cannot be read"):
         arrays.restore(path / "arrays", WHOLE)
     shutil.rmtree(path / "arrays.1")
-    with pytest.raises(storage.DamageError, match=r"arrays.1/.* is damaged: No such file or directory"):
+    with pytest.raises(
+        storage.DamageError, match=r"arrays.1/.* is damaged: No such file or directory"
+    ):
         checkpoint.verify(path, WHOLE)
     with pytest.raises(storage.DamageError, match="the pieces of frames have 8 of its 12 elements"):
         arrays.restore(path / "arrays", WHOLE)
@@ -125,7 +142,9 @@ def test_a_process_that_cannot_write_leaves_no_checkpoint(
     assert_restored(arrays.restore(path / "arrays", WHOLE))
 
 
-def test_pieces_that_show_late_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_that_show_late_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on a network file system; those that never show leave no checkpoint."""
     path, shown = tmp_path / "late", threading.Timer(0.2, lambda: (tmp_path / "late").mkdir())
     shown.start()
@@ -133,19 +152,27 @@ def test_pieces_that_show_late_are_waited_for(tmp_path: Path, monkeypatch: pytes
     shown.join()
     appears = storage.appears
     monkeypatch.setattr(storage, "appears", lambda path: appears(path.with_name("elsewhere"), 0.1))
-    with pytest.raises(OSError, match=r"process 1 has written .*pieces-1, which does not show here"):
+    with pytest.raises(
+        OSError, match=r"process 1 has written .*pieces-1, which does not show here"
+    ):
         save(tmp_path / "checkpoints" / "000000000010", 2, monkeypatch)
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
-def test_a_run_directory_that_is_not_shared_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = setup.prepare(jaxrl_dist.preset("pg", "CartPole-v1", num_devices=1, run_dir=str(tmp_path / "run")))
+def test_a_run_directory_that_is_not_shared_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = setup.prepare(
+        jaxrl_dist.preset("pg", "CartPole-v1", num_devices=1, run_dir=str(tmp_path / "run"))
+    )
     (member,) = run.members
     member._check_shared()  # process 0 has made it
     monkeypatch.setattr(peers, "first", lambda: False)
     monkeypatch.setattr(peers, "index", lambda: 1)
     monkeypatch.setattr(storage, "appears", lambda path: path.exists())
-    with pytest.raises(ConfigError, match=r"process 1 does not see .*metrics.jsonl, .* that all hosts share"):
+    with pytest.raises(
+        ConfigError, match=r"process 1 does not see .*metrics.jsonl, .* that all hosts share"
+    ):
         member._check_shared()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").touch()
@@ -163,10 +190,21 @@ def test_each_element_is_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if several devices have it."""
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
     monkeypatch.setattr(of_hosts, "is_here", lambda x: False)
-    specs: Any = ("a",), ("b", "a"), ("a", "b"), (None, "b"), (("a", "b"),), (("b", "a"), None), (None, ("a", "b")), ()
+    specs: Any = (
+        ("a",),
+        ("b", "a"),
+        ("a", "b"),
+        (None, "b"),
+        (("a", "b"),),
+        (("b", "a"), None),
+        (None, ("a", "b")),
+        (),
+    )
     x = np.arange(16 * 8, dtype=np.int32).reshape(16, 8)
     for spec in specs:
-        pieces = of_hosts.pieces({"x": jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))})["x"]
+        pieces = of_hosts.pieces(
+            {"x": jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))}
+        )["x"]
         found, count = np.zeros_like(x), np.zeros_like(x)
         for bounds, piece in pieces.by_bounds.items():
             found[tuple(slice(*pair) for pair in bounds)] = piece
@@ -177,10 +215,17 @@ def test_each_element_is_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
         assert of_hosts.pieces(pieces) is pieces
 
 
-def test_devices_that_do_not_reach_each_other_are_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_that_do_not_reach_each_other_are_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def put(*args: Any) -> None:
-        raise jax.errors.JaxRuntimeError("UNKNOWN: Gloo context initialization failed:\n  Connect timeout")
+        raise jax.errors.JaxRuntimeError(
+            "UNKNOWN: Gloo context initialization failed:\n  Connect timeout"
+        )
 
     monkeypatch.setattr(of_hosts, "put", put)
-    with pytest.raises(ProcessError, match=r"start all processes again.* \(UNKNOWN: Gloo .* failed: Connect timeout\)"):
+    with pytest.raises(
+        ProcessError,
+        match=r"start all processes again.* \(UNKNOWN: Gloo .* failed: Connect timeout\)",
+    ):
         of_hosts.connect()

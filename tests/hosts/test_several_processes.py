@@ -1,4 +1,6 @@
-"""Real processes, which exchange arrays by gloo: several are as one, to rounding, and all end together."""
+"""Real processes, which exchange arrays by gloo: several are as one, to rounding,
+and all end together.
+"""
 
 from __future__ import annotations
 
@@ -83,8 +85,8 @@ def started(
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """Processes of one run on this machine, with so many devices each.
 
-    ``last`` are more words of the last one, ``missing`` is the number of one that is not started, and each starts in
-    its own of the ``folders``.
+    ``last`` are more words of the last one, ``missing`` is the number of one that is not started,
+    and each starts in its own of the ``folders``.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -98,8 +100,22 @@ def started(
     there = [
         subprocess.Popen(
             [
-                *(sys.executable, "-m", "jaxrl_dist.cli", *words, "--lost-process-timeout", str(LOST_SECONDS)),
-                *("--coordinator", address, "--processes", str(processes), "--process", str(number)),
+                *(
+                    sys.executable,
+                    "-m",
+                    "jaxrl_dist.cli",
+                    *words,
+                    "--lost-process-timeout",
+                    str(LOST_SECONDS),
+                ),
+                *(
+                    "--coordinator",
+                    address,
+                    "--processes",
+                    str(processes),
+                    "--process",
+                    str(number),
+                ),
                 *(last if number == processes - 1 else ()),
             ],
             env={**environment, "TEST_PROCESS": str(number)},
@@ -133,7 +149,8 @@ def ends(there: Sequence[subprocess.Popen[str]]) -> list[Ended]:
 
 def ended(process: subprocess.Popen[str], code: int, seconds: float) -> Ended:
     out, err = process.communicate()
-    return Ended(code, out, re.sub("jaxrl-dist: waiting for .*\n", "", err), seconds)  # of a busy machine's start
+    # of a busy machine's start
+    return Ended(code, out, re.sub("jaxrl-dist: waiting for .*\n", "", err), seconds)
 
 
 def train(name: str, processes: int, devices: int, run_dir: Path) -> list[Ended]:
@@ -143,7 +160,8 @@ def train(name: str, processes: int, devices: int, run_dir: Path) -> list[Ended]
     for process in done[1:]:
         assert (process.out, process.err) == ("", "")
     assert done[0].err == ""
-    assert name == "population" or "[Gloo]" not in done[0].out  # whose sums are over other groups of devices
+    # whose sums are over other groups of devices
+    assert name == "population" or "[Gloo]" not in done[0].out
     return done
 
 
@@ -154,7 +172,11 @@ def alone(name: str, run_dir: Path) -> None:
 
 def words_of(name: str, run_dir: Path) -> list[str]:
     """Its data set, if it has one, lies beside the directory of the run."""
-    return [*COMMANDS[name].format(records=run_dir.parent / "records").split(), "--run-dir", str(run_dir)]
+    return [
+        *COMMANDS[name].format(records=run_dir.parent / "records").split(),
+        "--run-dir",
+        str(run_dir),
+    ]
 
 
 def make_records(path: Path, seed: int = 0) -> None:
@@ -180,7 +202,11 @@ def arrays(run_dir: Path) -> dict[str, np.ndarray]:
     checkpoint.verify(newest, None)
     found: dict[str, np.ndarray] = {}
     pieces: dict[str, list[tuple[list[list[int]], np.ndarray]]] = {}
-    entries = [(key, value) for part in newest.absolute().glob("arrays*") for key, value in entries_of(part)]
+    entries = [
+        (key, value)
+        for part in newest.absolute().glob("arrays*")
+        for key, value in entries_of(part)
+    ]
     for key, value in entries:
         name, _, bounds = key.partition("@")
         if bounds:
@@ -190,7 +216,9 @@ def arrays(run_dir: Path) -> dict[str, np.ndarray]:
             assert name not in found
             found[name] = value
     for name, parts in pieces.items():
-        whole = np.empty([max(where[axis][1] for where, _ in parts) for axis in range(parts[0][1].ndim)])
+        whole = np.empty(
+            [max(where[axis][1] for where, _ in parts) for axis in range(parts[0][1].ndim)]
+        )
         count = np.zeros(whole.shape, int)
         for where, value in parts:
             whole[tuple(slice(*pair) for pair in where)] = value
@@ -203,7 +231,9 @@ def arrays(run_dir: Path) -> dict[str, np.ndarray]:
 def entries_of(part: Path) -> Iterator[tuple[str, np.ndarray]]:
     if part.name == "arrays":
         with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-            yield from ((key, np.asarray(value)) for key, value in checkpointer.restore(part).items())
+            yield from (
+                (key, np.asarray(value)) for key, value in checkpointer.restore(part).items()
+            )
         return
     database: dict[str, Any] = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{part}/"}}
     for file in tensorstore.KvStore.open(database).result().list().result():
@@ -211,7 +241,10 @@ def entries_of(part: Path) -> Iterator[tuple[str, np.ndarray]]:
             key = name.removesuffix("/.zarray")
             yield (
                 key,
-                tensorstore.open({"driver": "zarr", "kvstore": {**database, "path": key}}).result().read().result(),
+                tensorstore.open({"driver": "zarr", "kvstore": {**database, "path": key}})
+                .result()
+                .read()
+                .result(),
             )
 
 
@@ -220,10 +253,16 @@ def assert_alike(one: Path, other: Path) -> None:
     first, second = runs.untimed(one), runs.untimed(other)
     assert len(first) == len(second) > 1
     for before, after in zip(first, second, strict=True):
-        own = {name for name in before if re.match("async/(sent|queue|dropped|actor_idle|learner_idle)", name)}
+        own = {
+            name
+            for name in before
+            if re.match("async/(sent|queue|dropped|actor_idle|learner_idle)", name)
+        }
         assert before.keys() == after.keys()
         for name in before.keys() - own:
-            wanted = None if before[name] is None else pytest.approx(before[name], rel=1e-4, abs=1e-6)
+            wanted = (
+                None if before[name] is None else pytest.approx(before[name], rel=1e-4, abs=1e-6)
+            )
             assert after[name] == wanted, name
     there, here = arrays(one), arrays(other)
     assert there.keys() == here.keys()
@@ -236,7 +275,11 @@ def assert_alike(one: Path, other: Path) -> None:
     "name, processes",
     [
         pytest.param("dqn", 2, marks=pytest.mark.case),
-        *[pytest.param(name, 2, marks=pytest.mark.slow) for name in COMMANDS if name not in ("dqn", "population")],
+        *[
+            pytest.param(name, 2, marks=pytest.mark.slow)
+            for name in COMMANDS
+            if name not in ("dqn", "population")
+        ],
         *[pytest.param(name, 4, marks=pytest.mark.slow) for name in ("ppo", "impala-asynchronous")],
     ],
 )
@@ -246,7 +289,10 @@ def test_several_processes_are_as_one(name: str, processes: int, tmp_path: Path)
     assert "8 cpu devices" in done[0].out
     alone(name, tmp_path / "alone")
     assert_alike(tmp_path / "alone", tmp_path / "several")
-    best = [runs.read_json(tmp_path / x / "summary.json").get("best_evaluation") for x in ("alone", "several")]
+    best = [
+        runs.read_json(tmp_path / x / "summary.json").get("best_evaluation")
+        for x in ("alone", "several")
+    ]
     assert best[0] == best[1] and (best[0] is not None) == (name == "ppo-best")
 
 
@@ -255,7 +301,9 @@ def test_a_population_over_two_processes(tmp_path: Path) -> None:
     train("population", 2, 4, tmp_path / "several")
     alone("population", tmp_path / "alone")
     for member in ("000", "001"):
-        assert_alike(tmp_path / "alone" / "members" / member, tmp_path / "several" / "members" / member)
+        assert_alike(
+            tmp_path / "alone" / "members" / member, tmp_path / "several" / "members" / member
+        )
 
 
 @pytest.mark.slow
@@ -278,24 +326,31 @@ def test_a_run_goes_on_with_other_processes(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(here[key], value, rtol=1e-4, atol=1e-4 * scale, err_msg=key)
 
 
-# --- Ends ---------------------------------------------------------------------------------------------
+# --- Ends -----------------------------------------------------------------------------------------
 
 
 def endless(name: str) -> list[str]:
-    return ["train", *COMMANDS[name].replace("--total-env-steps 640", "--total-env-steps 100000000").split()]
+    return [
+        "train",
+        *COMMANDS[name].replace("--total-env-steps 640", "--total-env-steps 100000000").split(),
+    ]
 
 
 def wait_for_reports(run_dir: Path, there: Sequence[subprocess.Popen[str]]) -> None:
     until, lines = time.monotonic() + SECONDS, run_dir / "metrics.jsonl"
     while not (lines.exists() and lines.read_bytes().count(b"\n") > 1):
-        assert time.monotonic() < until and all(process.poll() is None for process in there), ends(there)
+        assert time.monotonic() < until and all(process.poll() is None for process in there), ends(
+            there
+        )
         time.sleep(0.05)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("name", ["ppo", "dqn-synchronous", "impala-asynchronous"])
-def test_a_signal_to_one_process_ends_all_after_the_same_update(name: str, number: Any, tmp_path: Path) -> None:
+def test_a_signal_to_one_process_ends_all_after_the_same_update(
+    name: str, number: Any, tmp_path: Path
+) -> None:
     run_dir, generator = tmp_path / "run", random.Random(f"{name}{number}")
     with started([*endless(name), "--run-dir", str(run_dir)], 2, 4) as there:
         wait_for_reports(run_dir, there)
@@ -316,7 +371,9 @@ def test_a_signal_to_one_process_ends_all_after_the_same_update(name: str, numbe
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
 @pytest.mark.parametrize("name, interval", [("ppo", 256), ("impala-asynchronous", 10**8)])
-def test_a_lost_process_ends_the_others(name: str, interval: int, lost: int, tmp_path: Path) -> None:
+def test_a_lost_process_ends_the_others(
+    name: str, interval: int, lost: int, tmp_path: Path
+) -> None:
     run_dir = tmp_path / "run"
     words = [*endless(name), "--run-dir", str(run_dir), "--checkpoint-interval", str(interval)]
     with started(words, 2, 4) as there:
@@ -328,7 +385,11 @@ def test_a_lost_process_ends_the_others(name: str, interval: int, lost: int, tmp
     survivor = done[1 - lost]
     assert survivor.code == 1 and survivor.seconds < LOST_SECONDS + 15, done
     assert survivor.err.count("\n") == 1, survivor.err
-    saved = f"`jaxrl-dist resume {run_dir}` continues" if interval == 256 else "the run has saved no checkpoint"
+    saved = (
+        f"`jaxrl-dist resume {run_dir}` continues"
+        if interval == 256
+        else "the run has saved no checkpoint"
+    )
     assert f"process {lost} is lost" in survivor.err and saved in survivor.err
 
 
@@ -339,7 +400,11 @@ def test_one_that_waits_for_the_others_ends_at_a_signal(number: int, tmp_path: P
     words = [*endless("ppo"), "--run-dir", str(tmp_path / "run")]
     with started(words, 2, 1, missing=1 - number) as (waiting,):
         assert waiting.stderr is not None and "waiting for" in waiting.stderr.readline()
-        listening = [x.laddr.ip for x in psutil.Process(waiting.pid).net_connections() if x.status == "LISTEN"]
+        listening = [
+            x.laddr.ip
+            for x in psutil.Process(waiting.pid).net_connections()
+            if x.status == "LISTEN"
+        ]
         assert listening == (["::ffff:127.0.0.1"] if number == 0 else [])
         waiting.send_signal(signal.SIGTERM)
         (done,) = ends([waiting])
@@ -348,10 +413,16 @@ def test_one_that_waits_for_the_others_ends_at_a_signal(number: int, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "other, said", [("--learning-rate 0.5", "--learning-rate is"), ("--resume-or-start", "`train --resume-or-start`")]
+    "other, said",
+    [
+        ("--learning-rate 0.5", "--learning-rate is"),
+        ("--resume-or-start", "`train --resume-or-start`"),
+    ],
 )
 def test_other_flags_in_another_process_are_refused(other: str, said: str, tmp_path: Path) -> None:
-    with started([*endless("ppo"), "--run-dir", str(tmp_path / "run")], 2, 4, other.split()) as there:
+    with started(
+        [*endless("ppo"), "--run-dir", str(tmp_path / "run")], 2, 4, other.split()
+    ) as there:
         done = ends(there)
     for process in done:
         assert process.code == 2 and process.err.count("\n") == 1 and said in process.err, done
@@ -360,12 +431,16 @@ def test_other_flags_in_another_process_are_refused(other: str, said: str, tmp_p
 
 @pytest.mark.slow
 def test_processes_that_start_from_other_values_are_refused(tmp_path: Path) -> None:
-    """Each reads the variables by itself, and the directory of one host may not be that of another."""
+    """Each reads the variables by itself, and the directory of one host may not be that of
+    another.
+    """
     folders = [tmp_path / "0", tmp_path / "1"]
     for seed, folder in enumerate(folders):
         words = COMMANDS["ppo"].replace("--seed 3", f"--seed {seed}").split()
         assert cli.main(["train", *words, "--run-dir", str(folder / "parent"), "--quiet"]) == 0
-    with started(["train", *COMMANDS["ppo"].split(), "--init-from", "parent"], 2, 4, folders=folders) as there:
+    with started(
+        ["train", *COMMANDS["ppo"].split(), "--init-from", "parent"], 2, 4, folders=folders
+    ) as there:
         done = ends(there)
     for process in done:
         assert process.code == 2 and process.err.count("\n") == 1, done
@@ -378,7 +453,9 @@ def test_processes_with_other_records_are_refused(tmp_path: Path) -> None:
     for seed, folder in enumerate(folders):
         make_records(folder / "records", seed)
     words = COMMANDS["iql"].format(records="records").split()
-    with started(["train", *words, "--run-dir", str(tmp_path / "run")], 2, 4, folders=folders) as there:
+    with started(
+        ["train", *words, "--run-dir", str(tmp_path / "run")], 2, 4, folders=folders
+    ) as there:
         done = ends(there)
     for process in done:
         assert process.code == 2 and process.err.count("\n") == 1, done
@@ -394,7 +471,11 @@ def test_a_directory_that_is_taken_ends_all(tmp_path: Path) -> None:
     with started([*endless("ppo"), "--run-dir", str(run_dir)], 2, 4) as there:
         done = ends(there)
     for process in done:
-        assert process.code == 2 and process.err.count("\n") == 1 and "holds a run already" in process.err, done
+        assert (
+            process.code == 2
+            and process.err.count("\n") == 1
+            and "holds a run already" in process.err
+        ), done
 
 
 FAILING = """
@@ -424,11 +505,15 @@ def test_an_environment_that_fails_in_one_process_ends_all_saved(
     (tmp_path / "failing_here.py").write_text(FAILING)
     monkeypatch.chdir(tmp_path)
     words = f"train impala --env failing_here:Failing {SIZES} --plan {plan} --run-dir {tmp_path / 'run'}"
-    with started(words.replace("--total-env-steps 640", "--total-env-steps 1000000").split(), 2, 4) as there:
+    with started(
+        words.replace("--total-env-steps 640", "--total-env-steps 1000000").split(), 2, 4
+    ) as there:
         done = ends(there)
     assert [process.code for process in done] == [1, 1], done
     first, second = (process.err.splitlines()[-1] for process in done)
-    assert "a plug was pulled" in second and "process 1" in first and "a plug was pulled" in first, done
+    assert (
+        "a plug was pulled" in second and "process 1" in first and "a plug was pulled" in first
+    ), done
     arrays(tmp_path / "run")
 
 
@@ -438,14 +523,21 @@ def test_environments_that_are_made_anew_are_logged_and_counted(
 ) -> None:
     (tmp_path / "failing_here.py").write_text(FAILING.replace("> 400", "== 100"))
     monkeypatch.chdir(tmp_path)
-    run_dir, plan = tmp_path / "run", "asynchronous --lockstep --num-actors 2 --on-actor-error restart"
+    run_dir, plan = (
+        tmp_path / "run",
+        "asynchronous --lockstep --num-actors 2 --on-actor-error restart",
+    )
     with started(
-        f"train impala --env failing_here:Failing {SIZES} --plan {plan} --run-dir {run_dir}".split(), 2, 1
+        f"train impala --env failing_here:Failing {SIZES} --plan {plan} --run-dir {run_dir}".split(),
+        2,
+        1,
     ) as there:
         done = ends(there)
     assert [process.code for process in done] == [0, 0], done
     (line,) = done[1].err.splitlines()
-    assert line.startswith("jaxrl-dist: warning: process 1: actor 0 continues with new environments"), done
+    assert line.startswith(
+        "jaxrl-dist: warning: process 1: actor 0 continues with new environments"
+    ), done
     assert runs.read_json(run_dir / "summary.json")["restarts"] == 1
     last = runs.read_metrics(run_dir)[-1]
     assert last["async/restarts"] == 1
@@ -470,8 +562,19 @@ def test_ray_places_the_processes_of_a_run_on_its_nodes(tmp_path: Path) -> None:
     """Two nodes of a cluster on this machine; the same command again finds the run finished."""
     pytest.importorskip("ray")
     words = [*COMMANDS["ppo"].split(), "--run-dir", str(tmp_path / "run"), "--quiet"]
-    command = [sys.executable, "-c", ON_RAY, str(runs.ROOT / "scripts" / "launch" / "ray_run.py"), *words]
-    environment = {**os.environ, "PYTHONPATH": str(runs.ROOT), "JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu"}
+    command = [
+        sys.executable,
+        "-c",
+        ON_RAY,
+        str(runs.ROOT / "scripts" / "launch" / "ray_run.py"),
+        *words,
+    ]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(runs.ROOT),
+        "JAX_NUM_CPU_DEVICES": "4",
+        "JAX_PLATFORMS": "cpu",
+    }
     for _ in range(2):
         done = subprocess.run(
             command,

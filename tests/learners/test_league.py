@@ -17,7 +17,9 @@ from jaxrl_dist.types import Algorithm, Context, Rollout, Variables
 SIZE, STEPS, ENVS = 3, 7, 4
 
 
-def rollout(reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, version: np.ndarray) -> Rollout:
+def rollout(
+    reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, version: np.ndarray
+) -> Rollout:
     extras = {"version": jnp.asarray(version)}
     parts = map(jnp.asarray, (reward, terminated, truncated))
     return Rollout((), (), *parts, jnp.ones(reward.shape, bool), extras, (), ())
@@ -36,7 +38,9 @@ def test_ratings_are_those_of_a_loop_over_games(agents: tuple[int, int]) -> None
     scores: list[list[float]] = [[] for _ in range(SIZE)]
     for t, env, agent in np.argwhere(ends):
         ours, theirs = reward[t, env].mean(), other[t, env, agent]
-        scores[version[t, env, agent]].append(1.0 if ours > theirs else 0.5 if ours == theirs else 0.0)
+        scores[version[t, env, agent]].append(
+            1.0 if ours > theirs else 0.5 if ours == theirs else 0.0
+        )
     assert {0.0, 1.0} < {score for each in scores for score in each} and not scores[-1]
     met = [at for at in range(SIZE) if scores[at]]
     wanted, rating = ratings.astype(np.float64), float(mine)
@@ -50,10 +54,14 @@ def test_ratings_are_those_of_a_loop_over_games(agents: tuple[int, int]) -> None
     blank = np.zeros((STEPS, ENVS * agents[0]), bool)
     rollouts = rollout(reward.reshape(STEPS, -1), blank, blank, blank), rollout(*flat)
     pool = league.Pool(jnp.asarray(ratings), jnp.asarray(mine), jnp.int32(0), ())
-    found = by_hand(lambda pool, *rollouts: league.update_ratings(pool, *rollouts, agents))(pool, *rollouts)
+    found = by_hand(lambda pool, *rollouts: league.update_ratings(pool, *rollouts, agents))(
+        pool, *rollouts
+    )
     np.testing.assert_allclose(found.ratings, wanted, rtol=1e-6)
     assert float(found.rating) == pytest.approx(rating, rel=1e-6)
-    assert float(found.rating + found.ratings.sum()) == pytest.approx(float(mine + ratings.sum()), rel=1e-6)
+    assert float(found.rating + found.ratings.sum()) == pytest.approx(
+        float(mine + ratings.sum()), rel=1e-6
+    )
 
 
 def test_a_rating_predicts_the_score() -> None:
@@ -79,7 +87,10 @@ def test_the_oldest_version_is_replaced() -> None:
         pool = league.replace_oldest(pool, new, jnp.array(True))
         np.testing.assert_array_equal(pool.params, versions)
         np.testing.assert_array_equal(pool.stats.stats, 10 * np.array(versions))
-        assert pool.params[pool.stats.newest] == update and pool.stats.ratings[pool.stats.newest] == update + 100
+        assert (
+            pool.params[pool.stats.newest] == update
+            and pool.stats.ratings[pool.stats.newest] == update + 100
+        )
 
 
 def counting() -> Algorithm:
@@ -108,7 +119,9 @@ def test_a_version_is_drawn_for_each_episode() -> None:
     np.testing.assert_array_equal(*seen)
     np.testing.assert_allclose(np.bincount(seen[0]), rows / SIZE, rtol=0.1)
     newest = variables._replace(stats=variables.stats._replace(newest=jnp.int32(2)))
-    action, _, _ = algorithm.policy(newest, jnp.zeros(rows), algorithm.initial_core(rows), Context())
+    action, _, _ = algorithm.policy(
+        newest, jnp.zeros(rows), algorithm.initial_core(rows), Context()
+    )
     np.testing.assert_array_equal(action, 200)
 
 
@@ -121,6 +134,8 @@ def test_which_version_is_drawn_says_nothing_about_its_action() -> None:
     algorithm, rows = league.drawn(dataclasses.replace(counting(), policy=policy), SIZE), 3000
     keys = jax.random.split(jax.random.key(0), rows)
     variables = algorithm.init(jax.random.key(0))
-    action, _, extras = algorithm.policy(variables, jnp.zeros(rows), algorithm.initial_core(rows), Context(keys))
+    action, _, extras = algorithm.policy(
+        variables, jnp.zeros(rows), algorithm.initial_core(rows), Context(keys)
+    )
     together = np.bincount(SIZE * extras["version"] + action, minlength=SIZE**2)
     np.testing.assert_allclose(together, rows / SIZE**2, rtol=0.2)

@@ -43,14 +43,24 @@ from jaxrl_dist.learners.on_policy import check_sizes, envs_per_group
 from jaxrl_dist.learners.sharded import compile_update
 from jaxrl_dist.plans.report import IntervalSums, metrics_of
 from jaxrl_dist.spaces import MultiDiscrete
-from jaxrl_dist.types import Algorithm, Aux, Context, EnvSpec, Replay, Rollout, TrainState, Variables
+from jaxrl_dist.types import (
+    Algorithm,
+    Aux,
+    Context,
+    EnvSpec,
+    Replay,
+    Rollout,
+    TrainState,
+    Variables,
+)
 
 DISCRETE, CONTINUOUS = spec(), spec(action=box(2, bound=1.0))
 AGENTS = {"agents": {"agent": box(2, 2, bound=1), "observation": box(2, 1)}, "state": box(3)}
 TEAM = spec(observation=AGENTS, action=MultiDiscrete((3, 3)))
 NET: dict[str, Any] = {"hidden_sizes": (8,), "core_size": 4}
 NUM_STEPS, NUM_ENVS = 8, 16
-MEMORY: dict[str, Any] = {  # of which uniform draws are the same on any number of devices; two updates after a rollout
+# of which uniform draws are the same on any number of devices; two updates after a rollout
+MEMORY: dict[str, Any] = {
     "hidden_sizes": (8,),
     "batch_size": 16,
     "replay_capacity": 16 * NUM_ENVS,
@@ -58,12 +68,22 @@ MEMORY: dict[str, Any] = {  # of which uniform draws are the same on any number 
     "learning_starts": 0,
 }
 SMALL: dict[str, Any] = {"num_atoms": 9, "state_size": 4, "unroll_steps": 2, "n_step": 2}
-SEQUENCES: dict[str, Any] = {"core": "gru", "core_size": 4, "core_inputs": "action", "burn_in": 2, "sequence_length": 3}
+SEQUENCES: dict[str, Any] = {
+    "core": "gru",
+    "core_size": 4,
+    "core_inputs": "action",
+    "burn_in": 2,
+    "sequence_length": 3,
+}
 
 
 @functools.cache
-def compiled(algorithm: Algorithm, num_devices: int, case: str) -> tuple[TrainState, meshes.Program]:
-    """The state to begin with, on the host, and the update, by the path that plans take, in a case's environment."""
+def compiled(
+    algorithm: Algorithm, num_devices: int, case: str
+) -> tuple[TrainState, meshes.Program]:
+    """The state to begin with, on the host, and the update, by the path that plans take,
+    in a case's environment.
+    """
     learner = learner_of(algorithm, CASES[case][1], NUM_ENVS, NUM_STEPS, num_devices)
     state = jax.device_get(jax.jit(learner.init)(jax.random.key(0)))
     return state, compile_update(learner, make_mesh(num_devices))
@@ -84,16 +104,20 @@ def updated(
     state = jax.device_put(state, meshes.shardings(mesh, meshes.STATE))
     key = meshes.put(jax.random.key(1), mesh, meshes.REPLICATED)
     for rollout in rollouts:
-        placed = [meshes.put(x, mesh, where) for x, where in zip(rollout, meshes.ROLLOUT, strict=True)]
+        placed = [
+            meshes.put(x, mesh, where) for x, where in zip(rollout, meshes.ROLLOUT, strict=True)
+        ]
         state, metrics = program(state, Rollout(*placed), key)
     return jax.device_get(state), jax.device_get(metrics)
 
 
-# --- Devices ------------------------------------------------------------------------------------------
+# --- Devices --------------------------------------------------------------------------------------
 
-CASES: dict[str, tuple[Any, EnvSpec, bool | str]] = {  # with running statistics, without, or of observations alone
+# with running statistics, without, or of observations alone
+CASES: dict[str, tuple[Any, EnvSpec, bool | str]] = {
     "ppo": (PPO(**NET, num_epochs=4, num_minibatches=4), DISCRETE, False),
-    "ppo-continuous": (PPO(**NET, num_epochs=2, num_minibatches=16), CONTINUOUS, True),  # two environments a group
+    # two environments a group
+    "ppo-continuous": (PPO(**NET, num_epochs=2, num_minibatches=16), CONTINUOUS, True),
     "ppo-gru": (PPO(**NET, core="gru", num_epochs=2, num_minibatches=2), DISCRETE, True),
     "a2c": (A2C(**NET), DISCRETE, True),
     "a2c-gru": (A2C(**NET, core="gru"), CONTINUOUS, False),
@@ -104,7 +128,8 @@ CASES: dict[str, tuple[Any, EnvSpec, bool | str]] = {  # with running statistics
     "pqn": (PQN(hidden_sizes=(8,), num_epochs=2, num_minibatches=4), DISCRETE, True),
     "dqn": (DQN(**MEMORY, n_step=3), DISCRETE, True),
     "rainbow": (Rainbow(**MEMORY, num_atoms=5, priority_exponent=None), DISCRETE, False),
-    "td3": (TD3(**MEMORY, n_step=2, noise="ornstein_uhlenbeck"), CONTINUOUS, True),  # so ddpg, which is the same
+    # so ddpg, which is the same
+    "td3": (TD3(**MEMORY, n_step=2, noise="ornstein_uhlenbeck"), CONTINUOUS, True),
     "td3-parameter": (TD3(**MEMORY, noise="parameter"), CONTINUOUS, True),
     "qmix-gru": (QMIX(**MEMORY, **SEQUENCES), TEAM, False),
     "td3-behaviour": (
@@ -135,7 +160,9 @@ def make(name: str) -> tuple[Algorithm, list[Rollout]]:
             algorithm = wrappers.scale_rewards(algorithm, config.discount)
     ends = np.linspace(0, 1, NUM_ENVS)
     algorithm = with_sgd(algorithm)
-    return algorithm, [random_rollout(algorithm, env, NUM_STEPS, NUM_ENVS, seed, ends) for seed in (1, 2)]
+    return algorithm, [
+        random_rollout(algorithm, env, NUM_STEPS, NUM_ENVS, seed, ends) for seed in (1, 2)
+    ]
 
 
 DEVICES = {"ppo": (8, 2), "ppo-continuous": (4,), "dqn": (8, 2)}
@@ -150,10 +177,14 @@ DEVICES = {"ppo": (8, 2), "ppo-continuous": (4,), "dqn": (8, 2)}
     ],
 )
 def test_one_device_is_as_many(name: str, num_devices: int) -> None:
-    """Parameters, running statistics, optimiser state, counts, memory and metrics, after two rollouts."""
+    """Parameters, running statistics, optimiser state, counts, memory and metrics,
+    after two rollouts.
+    """
     algorithm, rollouts = make(name)
     one = updated(algorithm, rollouts, 1, case=name)
-    assert one[0].updates == 2 * (2 if algorithm.replay else algorithm.num_epochs * algorithm.num_minibatches)
+    assert one[0].updates == 2 * (
+        2 if algorithm.replay else algorithm.num_epochs * algorithm.num_minibatches
+    )
     assert one[0].iteration == 2 and one[0].env_step == 2 * NUM_STEPS * NUM_ENVS
     assert_close(updated(algorithm, rollouts, num_devices, case=name), one)
 
@@ -163,17 +194,21 @@ def test_shuffling_changes_the_result() -> None:
     """Else the test above could not see that devices shuffle alike."""
     algorithm, rollouts = make("ppo")
     first, second = (
-        updated(dataclasses.replace(algorithm, num_epochs=1, num_minibatches=n), rollouts[:1], 1)[0] for n in (1, 4)
+        updated(dataclasses.replace(algorithm, num_epochs=1, num_minibatches=n), rollouts[:1], 1)[0]
+        for n in (1, 4)
     )
     with pytest.raises(AssertionError):
         assert_close(first.variables, second.variables)
 
 
 def test_mean_over_unequal_masks() -> None:
-    """``psum / psum``, differentiated as it stands; a mean of the devices' own means would be another number."""
+    """``psum / psum``, differentiated as it stands;
+    a mean of the devices' own means would be another number.
+    """
     rng = np.random.default_rng(0)
     x, noise = rng.normal(size=32), rng.normal(size=32)
-    mask = rng.random(32) < np.repeat(np.linspace(0, 0.9, 8), 4)  # the first device has nothing at all
+    # the first device has nothing at all
+    mask = rng.random(32) < np.repeat(np.linspace(0, 0.9, 8), 4)
     values = {"x": x.astype(np.float32), "noise": noise.astype(np.float32), "mask": mask}
 
     def loss(variables: Variables, batch: Any, context: Context) -> Any:
@@ -190,7 +225,10 @@ def test_mean_over_unequal_masks() -> None:
 
     def run(state: TrainState, batch: Any) -> Any:
         keys = jax.random.split(jax.random.key(0), batch["x"].shape)
-        mean = meshes.global_mean(batch["x"], batch["mask"]), meshes.global_mean(batch["x"], batch["x"] > 99)
+        mean = (
+            meshes.global_mean(batch["x"], batch["mask"]),
+            meshes.global_mean(batch["x"], batch["x"] > 99),
+        )
         return *sgd.gradient(algorithm, state, batch, keys)[:2], mean
 
     mesh = make_mesh(8)
@@ -201,19 +239,27 @@ def test_mean_over_unequal_masks() -> None:
     error = 0.7 * x - noise
     np.testing.assert_allclose(grads["w"], np.mean((2 * error * x)[mask]), rtol=1e-5)
     np.testing.assert_allclose(metrics["loss/total"], np.mean((error**2)[mask]), rtol=1e-5)
-    np.testing.assert_allclose(metrics["gradient/norm"], abs(np.mean((2 * error * x)[mask])), rtol=1e-5)
+    np.testing.assert_allclose(
+        metrics["gradient/norm"], abs(np.mean((2 * error * x)[mask])), rtol=1e-5
+    )
     np.testing.assert_allclose([metrics["mean"], mean], np.mean(x[mask]), rtol=1e-5)
     assert empty == 0
     by_device = [
-        np.mean(part[keep]) for part, keep in zip(np.split(x, 8), np.split(mask, 8), strict=True) if keep.any()
+        np.mean(part[keep])
+        for part, keep in zip(np.split(x, 8), np.split(mask, 8), strict=True)
+        if keep.any()
     ]
     assert abs(np.mean(by_device) - np.mean(x[mask])) > 0.01  # so the test can tell
 
 
 @pytest.mark.parametrize("num_devices", [1, 8])
-@pytest.mark.parametrize("weights", [[0.5, 1.0, 2.0], [1e-3], [1, 3]], ids=["mixed", "small", "whole"])
+@pytest.mark.parametrize(
+    "weights", [[0.5, 1.0, 2.0], [1e-3], [1, 3]], ids=["mixed", "small", "whole"]
+)
 def test_a_mask_of_weights_makes_a_weighted_mean(weights: list[float], num_devices: int) -> None:
-    """Against float64, beside importance weights, which metrics do not have; a weight of 0 hides even NaN."""
+    """Against float64, beside importance weights, which metrics do not have;
+    a weight of 0 hides even NaN.
+    """
     rng = np.random.default_rng(0)
     x, noise, importance = rng.normal(size=32), rng.normal(size=32), rng.random(32)
     mask = rng.choice([0, *weights], size=32)
@@ -224,11 +270,17 @@ def test_a_mask_of_weights_makes_a_weighted_mean(weights: list[float], num_devic
         w = variables.params["w"]
         losses = jnp.where(batch["mask"] == 0, jnp.nan, jnp.square(w * batch["x"] - batch["noise"]))
         # Of a weight that depends on the parameters, no gradient is taken.
-        mask = batch["mask"] * (1 + w - jax.lax.stop_gradient(w)) if weights == [1e-3] else batch["mask"]
+        mask = (
+            batch["mask"] * (1 + w - jax.lax.stop_gradient(w))
+            if weights == [1e-3]
+            else batch["mask"]
+        )
         return losses, mask, Aux({"mean": batch["x"]})
 
     params = {"w": jnp.float32(0.7)}
-    algorithm = dataclasses.replace(PG(**NET).make(DISCRETE), init=lambda key: Variables(params, ()), loss=loss)
+    algorithm = dataclasses.replace(
+        PG(**NET).make(DISCRETE), init=lambda key: Variables(params, ()), loss=loss
+    )
 
     def run(state: TrainState, batch: Any, importance: jax.Array) -> Any:
         keys = jax.vmap(jax.random.key)(meshes.global_index(len(importance)))
@@ -239,8 +291,12 @@ def test_a_mask_of_weights_makes_a_weighted_mean(weights: list[float], num_devic
     grads, metrics = program(sgd.init(algorithm, jax.random.key(0)), batch, np.float32(importance))
     assert 0 < (mask == 0).sum() < 32
     error, total = 0.7 * x - noise, mask.sum()
-    np.testing.assert_allclose(metrics["loss/total"], (mask * importance * error**2).sum() / total, rtol=1e-5)
-    np.testing.assert_allclose(grads["w"], (mask * importance * 2 * error * x).sum() / total, rtol=1e-5)
+    np.testing.assert_allclose(
+        metrics["loss/total"], (mask * importance * error**2).sum() / total, rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        grads["w"], (mask * importance * 2 * error * x).sum() / total, rtol=1e-5
+    )
     np.testing.assert_allclose(metrics["mean"], (mask * x).sum() / total, rtol=1e-5)
 
 
@@ -256,7 +312,9 @@ def test_a_mask_of_weights_makes_a_weighted_mean(weights: list[float], num_devic
         (3, (9000,), 1),
     ],
 )
-def test_examples_are_divided_into_parts_that_are_equal(num_examples: int, each: tuple[int, ...], parts: int) -> None:
+def test_examples_are_divided_into_parts_that_are_equal(
+    num_examples: int, each: tuple[int, ...], parts: int
+) -> None:
     assert sgd.num_parts(4096, num_examples, *each) == parts
 
 
@@ -268,7 +326,9 @@ def test_examples_are_divided_into_parts_that_are_equal(num_examples: int, each:
         (84, [(28224, 64), (64, 6)], 1),  # without convolutions
     ],
 )
-def test_large_images_are_convolved_in_small_parts(side: int, kernels: list[tuple[int, ...]], parts: int) -> None:
+def test_large_images_are_convolved_in_small_parts(
+    side: int, kernels: list[tuple[int, ...]], parts: int
+) -> None:
     params = [jax.ShapeDtypeStruct(shape, np.float32) for shape in kernels]
     batch = {"obs": jax.ShapeDtypeStruct((640, side, side, 4), np.uint8)}
     most = sgd._microbatch(params, batch, 640)
@@ -276,7 +336,9 @@ def test_large_images_are_convolved_in_small_parts(side: int, kernels: list[tupl
 
 
 @pytest.mark.parametrize("num_devices", [1, 2])
-@pytest.mark.parametrize("each, total, num_bytes", [((), 2**14, 1), ((3,), 10240, 1), ((3,), 2**8, 2**15)])
+@pytest.mark.parametrize(
+    "each, total, num_bytes", [((), 2**14, 1), ((3,), 10240, 1), ((3,), 2**8, 2**15)]
+)
 def test_the_gradient_of_parts_is_that_of_the_whole(
     each: tuple[int, ...], total: int, num_bytes: int, num_devices: int
 ) -> None:
@@ -296,24 +358,35 @@ def test_the_gradient_of_parts_is_that_of_the_whole(
 
     # The limit in bytes holds where a parameter is the kernel of a convolution.
     params = {"w": jnp.full((1, 1, 1, 1) if num_bytes > 1 else (), 0.7)}
-    algorithm = dataclasses.replace(PG(**NET).make(DISCRETE), init=lambda key: Variables(params, ()), loss=loss)
+    algorithm = dataclasses.replace(
+        PG(**NET).make(DISCRETE), init=lambda key: Variables(params, ()), loss=loss
+    )
     specs = meshes.REPLICATED, meshes.BATCH, meshes.BATCH, meshes.BATCH
     function = jax.jit(
         meshes.learning(
-            lambda *args: sgd.gradient(algorithm, *args), make_mesh(num_devices), specs, (*specs[:1] * 2, meshes.BATCH)
+            lambda *args: sgd.gradient(algorithm, *args),
+            make_mesh(num_devices),
+            specs,
+            (*specs[:1] * 2, meshes.BATCH),
         )
     )
     state = sgd.init(algorithm, jax.random.key(0))
     program = str(jax.make_jaxpr(function)(state, values, keys, weight))
-    assert "scan[" in program and (",1024]" in program) == (each == ()), "one after the other, and on GPUs all at once"
+    assert "scan[" in program and (",1024]" in program) == (each == ()), (
+        "one after the other, and on GPUs all at once"
+    )
     grads, metrics, priority = function(state, values, keys, weight)
     x, y, mask = (values[name].astype(np.float64) for name in ("x", "y", "mask"))
-    error = 0.7 * x - y + np.asarray(jax.vmap(jax.random.normal)(keys)).reshape(-1, *(1,) * len(each))
+    error = (
+        0.7 * x - y + np.asarray(jax.vmap(jax.random.normal)(keys)).reshape(-1, *(1,) * len(each))
+    )
     weights = mask * weight.reshape(-1, *(1,) * len(each)) / mask.sum()
     np.testing.assert_allclose(np.ravel(grads["w"]), [(weights * 2 * error * x).sum()], rtol=1e-4)
     np.testing.assert_allclose(metrics["loss/total"], (weights * error**2).sum(), rtol=1e-4)
     np.testing.assert_allclose(metrics["error"], (mask * error).sum() / mask.sum(), atol=1e-5)
-    np.testing.assert_allclose(priority, np.abs(error).reshape(total, -1).sum(axis=1), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        priority, np.abs(error).reshape(total, -1).sum(axis=1), rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("way", [sgd._in_turn, sgd._side_by_side])
@@ -323,19 +396,23 @@ def test_sums_of_parts_are_those_of_the_whole(way: Any) -> None:
 
     def function(params: Any, examples: jax.Array) -> Any:
         errors = examples @ params["w"] - params["b"]
-        return (jax.grad(lambda p: jnp.square(examples @ p["w"] - p["b"]).sum())(params), errors.sum()), errors
+        return (
+            jax.grad(lambda p: jnp.square(examples @ p["w"] - p["b"]).sum())(params),
+            errors.sum(),
+        ), errors
 
     params = {"w": jnp.array([0.5, 2.0]), "b": jnp.float32(0.1)}
     assert_close(way(function, 3, params, examples), function(params, examples), 1e-5)
 
 
-# --- Masks --------------------------------------------------------------------------------------------
+# --- Masks ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["ppo", "ppo-gru", "a2c", "pg"])
 def test_reset_steps_teach_nothing(name: str) -> None:
-    """Garbage in all that a reset step holds, except for the observation that it begins with: the one its episode ended
-    on, which a truncation bootstraps from through the value found while acting.
+    """Garbage in all that a reset step holds, except for the observation that it begins with: the
+    one its episode ended on, which a truncation bootstraps from through the value found while
+    acting.
     """
     algorithm, (rollout, _) = make(name)
     off = ~rollout.valid
@@ -347,7 +424,9 @@ def test_reset_steps_teach_nothing(name: str) -> None:
 
     spoilt = rollout._replace(
         obs=np.concatenate([spoil(rollout.obs[:-1]), rollout.obs[-1:]]),
-        action=spoil(rollout.action) if rollout.action.dtype == np.float32 else spoil(rollout.action) % 3,
+        action=spoil(rollout.action)
+        if rollout.action.dtype == np.float32
+        else spoil(rollout.action) % 3,
         reward=spoil(rollout.reward),
         extras={**rollout.extras, "log_prob": spoil(rollout.extras["log_prob"])},
     )
@@ -359,17 +438,21 @@ def test_reset_steps_teach_nothing(name: str) -> None:
         assert_close(updated(algorithm, [other], 1)[0].variables, plain[0].variables)
 
 
-# --- A naive PPO --------------------------------------------------------------------------------------
+# --- A naive PPO ----------------------------------------------------------------------------------
 
 
 def naive_ppo_loss(params: Any, rollout: Rollout, config: PPO) -> jax.Array:
-    """Equation 9 of Schulman et al. (2017), step by step in float64, for a tanh network of one hidden layer."""
+    """Equation 9 of Schulman et al. (2017), step by step in float64,
+    for a tanh network of one hidden layer.
+    """
 
     def dense(layer: Any, x: Any) -> Any:
         return x @ layer["params"]["kernel"] + layer["params"]["bias"]
 
     def network(obs: Any) -> tuple[Any, Any]:
-        towers = [jnp.tanh(dense({"params": params[name]["params"]["Dense_0"]}, obs)) for name in TOWERS]
+        towers = [
+            jnp.tanh(dense({"params": params[name]["params"]["Dense_0"]}, obs)) for name in TOWERS
+        ]
         return dense(params["policy"], towers[0]), dense(params["value"], towers[1])[0]
 
     num_steps, num_envs = rollout.reward.shape
@@ -395,12 +478,18 @@ def naive_ppo_loss(params: Any, rollout: Rollout, config: PPO) -> jax.Array:
         log_probs = jax.nn.log_softmax(logits)
         ratio = jnp.exp(log_probs[rollout.action[i]] - rollout.extras["log_prob"][i])
         a = (advantage[i] - mean) / std
-        surrogate = jnp.minimum(ratio * a, jnp.clip(ratio, 1 - config.clip_epsilon, 1 + config.clip_epsilon) * a)
+        surrogate = jnp.minimum(
+            ratio * a, jnp.clip(ratio, 1 - config.clip_epsilon, 1 + config.clip_epsilon) * a
+        )
         target = advantage[i] + old[i]
-        near = old[i] + jnp.clip(value - old[i], -config.value_clip_epsilon, config.value_clip_epsilon)
+        near = old[i] + jnp.clip(
+            value - old[i], -config.value_clip_epsilon, config.value_clip_epsilon
+        )
         error = 0.5 * jnp.maximum((value - target) ** 2, (near - target) ** 2)
         entropy = -jnp.sum(jnp.exp(log_probs) * log_probs)
-        total += -surrogate + config.value_coefficient * error - config.entropy_coefficient * entropy
+        total += (
+            -surrogate + config.value_coefficient * error - config.entropy_coefficient * entropy
+        )
     return total / len(valid)
 
 
@@ -408,18 +497,27 @@ TOWERS = ("policy_torso", "value_torso")
 
 
 def test_ppo_against_a_naive_one() -> None:
-    config = PPO(hidden_sizes=(5,), num_epochs=1, num_minibatches=1, value_clip_epsilon=0.1, entropy_coefficient=0.03)
+    config = PPO(
+        hidden_sizes=(5,),
+        num_epochs=1,
+        num_minibatches=1,
+        value_clip_epsilon=0.1,
+        entropy_coefficient=0.03,
+    )
     config = dataclasses.replace(config, clip_epsilon=0.4)
     algorithm = with_sgd(config.make(DISCRETE), 1.0)
     rollout = random_rollout(algorithm, DISCRETE, 5, 3, seed=5, end_chance=0.4)
     assert (~rollout.valid).any() and rollout.truncated.any() and rollout.terminated.any()
     init = jax.device_get(jax.jit(algorithm.init)(jax.random.key(5)))
     # Away from the start, where logits are nearly 0.
-    init = jax.tree.map(lambda x: x + 0.3 * np.random.default_rng(x.size).normal(size=x.shape).astype(x.dtype), init)
+    init = jax.tree.map(
+        lambda x: x + 0.3 * np.random.default_rng(x.size).normal(size=x.shape).astype(x.dtype), init
+    )
     state, metrics = updated(algorithm, [rollout], 1, init)
     with jax.enable_x64(True):
         exact = [
-            jax.tree.map(lambda x: x.astype(np.float64) if x.dtype == np.float32 else x, x) for x in (init, rollout)
+            jax.tree.map(lambda x: x.astype(np.float64) if x.dtype == np.float32 else x, x)
+            for x in (init, rollout)
         ]
         loss, grads = jax.value_and_grad(naive_ppo_loss)(exact[0].params, exact[1], config)
         expected = jax.tree.map(lambda x, g: np.asarray(x - g, np.float32), exact[0].params, grads)
@@ -435,7 +533,9 @@ def test_advantages_are_scaled_down_but_hardly_up(size: float) -> None:
     rollout = random_rollout(algorithm, DISCRETE, 20, 8)
     values = {**rollout.extras, "value": size * rollout.extras["value"]}
     rollout = rollout._replace(reward=size * rollout.reward, extras=values)
-    batch = meshes.by_hand(algorithm.postprocess)(algorithm.init(jax.random.key(0)), rollout, Context())
+    batch = meshes.by_hand(algorithm.postprocess)(
+        algorithm.init(jax.random.key(0)), rollout, Context()
+    )
     valid = rollout.valid.T.reshape(-1)
     error = (rollout.reward - values["value"]).T.reshape(-1).astype(np.float64)[valid]
     assert (error.std() > 0.01) == (size == 1)
@@ -443,13 +543,14 @@ def test_advantages_are_scaled_down_but_hardly_up(size: float) -> None:
     np.testing.assert_allclose(batch["advantage"][valid], expected, rtol=1e-4, atol=1e-6)
 
 
-# --- Minibatches --------------------------------------------------------------------------------------
+# --- Minibatches ----------------------------------------------------------------------------------
 
 
 def minibatches(num_devices: int, num_epochs: int, num_minibatches: int) -> np.ndarray:
     """Which examples each update of a rollout saw: bool ``[epochs, minibatches, examples]``.
 
-    The parameters are that table: the gradient says which examples a minibatch holds, and the optimiser writes it down.
+    The parameters are that table: the gradient says which examples a minibatch holds,
+    and the optimiser writes it down.
     """
     total, num_updates = NUM_STEPS * NUM_ENVS, num_epochs * num_minibatches
 
@@ -480,7 +581,9 @@ def minibatches(num_devices: int, num_epochs: int, num_minibatches: int) -> np.n
     return table.astype(bool)
 
 
-@pytest.mark.parametrize("num_minibatches, num_devices", [pytest.param(1, 8, marks=pytest.mark.case), (4, 8), (16, 4)])
+@pytest.mark.parametrize(
+    "num_minibatches, num_devices", [pytest.param(1, 8, marks=pytest.mark.case), (4, 8), (16, 4)]
+)
 def test_each_epoch_sees_every_example_once(num_minibatches: int, num_devices: int) -> None:
     table = minibatches(1, 3, num_minibatches)
     np.testing.assert_array_equal(table.sum(axis=1), 1)
@@ -488,7 +591,9 @@ def test_each_epoch_sees_every_example_once(num_minibatches: int, num_devices: i
     np.testing.assert_array_equal(minibatches(num_devices, 3, num_minibatches), table)
     if num_minibatches > 1:
         assert (table[0] != table[1]).any() and (table[1] != table[2]).any()
-        chunks = np.repeat(np.eye(num_minibatches, dtype=bool), NUM_STEPS * NUM_ENVS // num_minibatches, axis=1)
+        chunks = np.repeat(
+            np.eye(num_minibatches, dtype=bool), NUM_STEPS * NUM_ENVS // num_minibatches, axis=1
+        )
         assert (table[0] != chunks).any()
 
 
@@ -497,7 +602,9 @@ SIZES = st.integers(1, 24)
 
 @hypothesis.given(SIZES, SIZES, SIZES, st.sampled_from([1, 2, 8]))
 @hypothesis.settings(max_examples=200, deadline=None)
-def test_sizes_are_refused_with_what_would_work(envs: int, steps: int, wanted: int, devices: int) -> None:
+def test_sizes_are_refused_with_what_would_work(
+    envs: int, steps: int, wanted: int, devices: int
+) -> None:
     transitions = PG(**NET).make(DISCRETE)
 
     def fits(num_envs: int, num_minibatches: int) -> bool:
@@ -528,23 +635,32 @@ def test_sizes_are_refused_with_what_would_work(envs: int, steps: int, wanted: i
 
 def test_sizes_that_are_refused() -> None:
     ppo = PPO(**NET, num_minibatches=3).make(DISCRETE)
-    with pytest.raises(ConfigError, match=r"^num_envs 9 does not divide over 8 devices; nearest that work: 8 or 16$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^num_envs 9 does not divide over 8 devices; nearest that work: 8 or 16$",
+    ):
         check_sizes(ppo, 9, 8, 8)
-    with pytest.raises(ConfigError, match=r"^num_minibatches 3 .* 2 x 8 examples .*nearest that work: 2 or 4$"):
+    with pytest.raises(
+        ConfigError, match=r"^num_minibatches 3 .* 2 x 8 examples .*nearest that work: 2 or 4$"
+    ):
         check_sizes(ppo, 16, 8, 8)
     # A recurrent policy learns from whole rollouts: one example an environment.
     gru = PPO(**NET, core="gru", num_minibatches=4).make(DISCRETE)
     check_sizes(gru, 32, 8, 8)
-    with pytest.raises(ConfigError, match=r"^num_minibatches 4 .* 2 x 1 examples .*nearest that work: 2$"):
+    with pytest.raises(
+        ConfigError, match=r"^num_minibatches 4 .* 2 x 1 examples .*nearest that work: 2$"
+    ):
         check_sizes(gru, 16, 8, 8)
 
 
-# --- Gradients that are not finite --------------------------------------------------------------------
+# --- Gradients that are not finite ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_devices", [pytest.param(1, marks=pytest.mark.case), 8])
 @pytest.mark.parametrize(
-    "algorithm", [PPO(**NET, num_epochs=2), pytest.param(DQN(**MEMORY), marks=pytest.mark.case)], ids=["ppo", "dqn"]
+    "algorithm",
+    [PPO(**NET, num_epochs=2), pytest.param(DQN(**MEMORY), marks=pytest.mark.case)],
+    ids=["ppo", "dqn"],
 )
 def test_non_finite_gradient_is_skipped_and_counted(algorithm: Any, num_devices: int) -> None:
     made = algorithm.make(DISCRETE)
@@ -554,19 +670,26 @@ def test_non_finite_gradient_is_skipped_and_counted(algorithm: Any, num_devices:
     after, metrics = updated(made, [good, bad], num_devices)
     kept = ("variables", "opt_state", "target")
     for name in kept:
-        for old, new in zip(*(jax.tree.leaves(getattr(state, name)) for state in (before, after)), strict=True):
+        for old, new in zip(
+            *(jax.tree.leaves(getattr(state, name)) for state in (before, after)), strict=True
+        ):
             np.testing.assert_array_equal(old, new)
     assert before.skipped == 0
     assert after.skipped > 0
     assert metrics["gradient/skipped"] == 1.0
-    again, metrics = updated(made, [good, bad, good] if made.replay is None else [good], num_devices)
+    again, metrics = updated(
+        made, [good, bad, good] if made.replay is None else [good], num_devices
+    )
     assert again.skipped == 0
     assert metrics["gradient/skipped"] == 0.0
 
 
 def test_a_mean_over_a_skipped_update_is_missing() -> None:
     since = IntervalSums(
-        np.int32(4), {"": np.int32(4)}, {"": {"loss/total": np.nan, "loss/other": 2.0}}, {"": no_episodes(1)}
+        np.int32(4),
+        {"": np.int32(4)},
+        {"": {"loss/total": np.nan, "loss/other": 2.0}},
+        {"": no_episodes(1)},
     )
     metrics = metrics_of(since)
     assert metrics["loss/total"] is None and metrics["loss/other"] == 0.5
@@ -576,15 +699,23 @@ def test_non_finite_loss_with_finite_gradient_is_skipped() -> None:
     """An index out of range gives NaN, whose gradient is 0."""
 
     def loss(variables: Variables, batch: Any, context: Context) -> Any:
-        return jnp.take_along_axis(variables.params, batch, axis=0), jnp.ones(batch.shape, bool), Aux({})
+        return (
+            jnp.take_along_axis(variables.params, batch, axis=0),
+            jnp.ones(batch.shape, bool),
+            Aux({}),
+        )
 
     template = with_sgd(PG(**NET).make(DISCRETE), 1.0)
-    algorithm = dataclasses.replace(template, init=lambda key: Variables(jnp.zeros(3), ()), loss=loss)
+    algorithm = dataclasses.replace(
+        template, init=lambda key: Variables(jnp.zeros(3), ()), loss=loss
+    )
 
     @jax.jit
     @meshes.by_hand
     def update(state: TrainState, batch: jax.Array) -> Any:
-        grads, metrics, _ = sgd.gradient(algorithm, state, batch, jax.random.split(jax.random.key(0), len(batch)))
+        grads, metrics, _ = sgd.gradient(
+            algorithm, state, batch, jax.random.split(jax.random.key(0), len(batch))
+        )
         return sgd.apply(algorithm, state, grads), metrics
 
     state, metrics = update(sgd.init(algorithm, jax.random.key(0)), jnp.array([0, 3]))
@@ -604,11 +735,13 @@ def test_ten_in_a_row_are_the_end() -> None:
     ten, _ = updated(made, [bad] * sgd.MAX_SKIPPED + [good], 1)
     assert ten.skipped == sgd.MAX_SKIPPED + 1
     initial, _ = compiled(made, 1, "ppo")
-    for old, new in zip(*(jax.tree.leaves(state.variables) for state in (initial, ten)), strict=True):
+    for old, new in zip(
+        *(jax.tree.leaves(state.variables) for state in (initial, ten)), strict=True
+    ):
         np.testing.assert_array_equal(old, new)
 
 
-# --- What a loss returns ------------------------------------------------------------------------------
+# --- What a loss returns --------------------------------------------------------------------------
 
 X = np.ones(4)
 RETURNED: dict[str, tuple[Any, str]] = {
@@ -616,13 +749,28 @@ RETURNED: dict[str, tuple[Any, str]] = {
     "losses alone": (X, "not (array)"),
     "no mask": ((X, None, Aux({})), "not (array, NoneType, Aux)"),
     "a dict": ((X, X, {"x": X}), "not (array, array, dict)"),
-    "a mean": ((X.mean(), X, Aux({})), "has returned losses () with a mask (4,); both need an entry for each of 4"),
+    "a mean": (
+        (X.mean(), X, Aux({})),
+        "has returned losses () with a mask (4,); both need an entry for each of 4",
+    ),
     "a number": ((1.0, X, Aux({})), "has returned losses () with a mask (4,)"),
-    "a column": ((X[:, None], X[:, None], Aux({"x": X})), "has returned losses (4, 1) with a metric 'x' (4,)"),
-    "a table": ((X, X, Aux({"x": np.ones((4, 7))})), "has returned losses (4,) with a metric 'x' (4, 7)"),
-    "a mean priority": ((X, X, Aux({}, X.mean())), "has returned an Aux.priority (); it needs an entry for each of 4"),
+    "a column": (
+        (X[:, None], X[:, None], Aux({"x": X})),
+        "has returned losses (4, 1) with a metric 'x' (4,)",
+    ),
+    "a table": (
+        (X, X, Aux({"x": np.ones((4, 7))})),
+        "has returned losses (4,) with a metric 'x' (4, 7)",
+    ),
+    "a mean priority": (
+        (X, X, Aux({}, X.mean())),
+        "has returned an Aux.priority (); it needs an entry for each of 4",
+    ),
     "a column of priorities": ((X, X, Aux({}, X[:, None])), "has returned an Aux.priority (4, 1)"),
-    "no priority": ((X, X, Aux({})), "has returned no Aux.priority, which prioritised replay needs"),
+    "no priority": (
+        (X, X, Aux({})),
+        "has returned no Aux.priority, which prioritised replay needs",
+    ),
 }
 
 
@@ -633,24 +781,30 @@ def test_a_loss_that_returns_something_else_is_refused(name: str) -> None:
     template = dataclasses.replace(PG(**NET).make(DISCRETE), window=1, replay=replay)
     algorithm = dataclasses.replace(template, loss=lambda variables, batch, context: returned)
     with pytest.raises(ConfigError, match=re.escape(message)):
-        sgd.losses_of(algorithm, Variables((), ()), (), Context(jax.random.split(jax.random.key(0), 4)))
+        sgd.losses_of(
+            algorithm, Variables((), ()), (), Context(jax.random.split(jax.random.key(0), 4))
+        )
 
 
 def test_priorities_have_no_sign_and_are_finite() -> None:
     """One that is NaN would poison the sums from which windows are drawn."""
     replay = Replay(64, 4, 1.0, 0, priority_exponent=0.5)
-    powered = off_policy.powered_priority(replay, jnp.array([4.0, -4.0, 0.0, jnp.nan, jnp.inf, -jnp.inf]))
+    powered = off_policy.powered_priority(
+        replay, jnp.array([4.0, -4.0, 0.0, jnp.nan, jnp.inf, -jnp.inf])
+    )
     np.testing.assert_allclose(powered, [2, 2, 1e-3, 1e-3, 1e-3, 1e-3], rtol=1e-6)
 
 
-# --- Random numbers -----------------------------------------------------------------------------------
+# --- Random numbers -------------------------------------------------------------------------------
 
 
 def test_keys_differ_between_rollouts_and_replay_rounds() -> None:
     """In each of the ways to learn, which all get the same key."""
 
     def drawing(config: Any) -> Algorithm:
-        """Its losses are those of ``config``; what each example draws is the metric and the priority."""
+        """Its losses are those of ``config``;
+        what each example draws is the metric and the priority.
+        """
         algorithm = config.make(DISCRETE)
 
         def loss(variables: Variables, batch: Any, context: Context) -> Any:
@@ -661,8 +815,12 @@ def test_keys_differ_between_rollouts_and_replay_rounds() -> None:
         return dataclasses.replace(algorithm, loss=loss)
 
     fresh, replayed = drawing(PG(**NET)), drawing(DQN(**MEMORY, priority_exponent=0.6))
-    rollouts = [random_rollout(algorithm, DISCRETE, NUM_STEPS, NUM_ENVS) for algorithm in (fresh, replayed)]
-    learners = [learner_of(algorithm, DISCRETE, NUM_ENVS, NUM_STEPS) for algorithm in (fresh, replayed)]
+    rollouts = [
+        random_rollout(algorithm, DISCRETE, NUM_STEPS, NUM_ENVS) for algorithm in (fresh, replayed)
+    ]
+    learners = [
+        learner_of(algorithm, DISCRETE, NUM_ENVS, NUM_STEPS) for algorithm in (fresh, replayed)
+    ]
     states = [jax.jit(learner.init)(jax.random.key(0)) for learner in learners]
     key = jax.random.key(1)
 
@@ -675,20 +833,24 @@ def test_keys_differ_between_rollouts_and_replay_rounds() -> None:
             "off policy": learners[1].update(off, rollouts[1], key)[1]["drawn"],
             "from memory": learners[1].relearn(states[1]._replace(updates=number), key)[1]["drawn"],
             "gradients": gradients.gradient(fresh, states[0], rollouts[0], key, number)[1]["drawn"],
-            "priorities": off_policy.initial_priority(replayed, states[1], rollouts[1], key, number),
+            "priorities": off_policy.initial_priority(
+                replayed, states[1], rollouts[1], key, number
+            ),
         }
 
     first, second = draw(jnp.int32(0)), draw(jnp.int32(1))
     assert [name for name in first if not (np.abs(first[name] - second[name]) > 0).any()] == []
 
 
-# --- Stopping early -----------------------------------------------------------------------------------
+# --- Stopping early -------------------------------------------------------------------------------
 
 
 @pytest.mark.case  # test_ppo_against_a_naive_one
 @pytest.mark.parametrize("num_devices", [1, 8])
 def test_target_kl_skips_the_remaining_updates(num_devices: int) -> None:
-    """As fewer epochs do, each of one update; the first is that of the acting policy, from which it cannot diverge."""
+    """As fewer epochs do, each of one update; the first is that of the acting policy,
+    from which it cannot diverge.
+    """
     config = PPO(**NET, learning_rate=0.05, num_epochs=6, num_minibatches=1)
     whole, net = config.make(DISCRETE), actor_critic(config, DISCRETE)
     variables = jax.device_get(whole.init(jax.random.key(3)))
@@ -712,4 +874,7 @@ def test_an_update_exceeds_target_kl_by_half_of_it() -> None:
     """Stable-Baselines3 stops beyond 1.5 times the target."""
     done = PPO(**NET, target_kl=0.01).make(DISCRETE).done
     assert done is not None
-    assert [bool(done({"policy/approx_kl": jnp.float32(kl)})) for kl in (0.014, 0.016)] == [False, True]
+    assert [bool(done({"policy/approx_kl": jnp.float32(kl)})) for kl in (0.014, 0.016)] == [
+        False,
+        True,
+    ]

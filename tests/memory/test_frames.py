@@ -1,4 +1,6 @@
-"""Stacks of frames: against plain loops, and against those that EnvPool makes itself, bit for bit."""
+"""Stacks of frames: against plain loops, and against those that EnvPool makes itself, bit for
+bit.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,15 @@ from jaxrl_dist.types import Algorithm, Context, EpisodeStats, Rollout, Variable
 NUM_ENVS, LENGTH, ROLLOUTS = 8, 30, 8
 
 
-# --- Against plain loops ------------------------------------------------------------------------------
+# --- Against plain loops --------------------------------------------------------------------------
 
 
-def plain_stacks(pixels: np.ndarray, fresh: np.ndarray, frame_stack: int, axis: int = 0) -> np.ndarray:
-    """Stacks ``[T, B, k * c, ...]`` of the frames ``[T, B, c, ...]`` of a stream that begins with fresh ones."""
+def plain_stacks(
+    pixels: np.ndarray, fresh: np.ndarray, frame_stack: int, axis: int = 0
+) -> np.ndarray:
+    """Stacks ``[T, B, k * c, ...]`` of the frames
+    ``[T, B, c, ...]`` of a stream that begins with fresh ones.
+    """
     columns = []
     for env in range(pixels.shape[1]):
         stack: list[np.ndarray] = []
@@ -47,19 +53,27 @@ def plain_stacks(pixels: np.ndarray, fresh: np.ndarray, frame_stack: int, axis: 
 
 
 def stream(channels: int, levels: int) -> tuple[np.ndarray, np.ndarray]:
-    """Frames ``[40, 3, c, 5, 5]``, and which are fresh; with few ``levels``, some stacks become equal by and by."""
+    """Frames ``[40, 3, c, 5, 5]``, and which are fresh; with few ``levels``,
+    some stacks become equal by and by.
+    """
     random = np.random.default_rng(channels)
     fresh = random.random((40, 3)) < 0.2
     fresh[0] = True
-    pixels = np.broadcast_to(random.integers(levels, size=(40, 3, channels, 1, 1)), (40, 3, channels, 5, 5))
+    pixels = np.broadcast_to(
+        random.integers(levels, size=(40, 3, channels, 1, 1)), (40, 3, channels, 5, 5)
+    )
     return pixels.astype(np.uint8), fresh
 
 
 @pytest.mark.parametrize("frame_stack, channels", [(2, 1), (4, 1), (4, 3)])
 @pytest.mark.parametrize("levels", [2, 200])
 @pytest.mark.parametrize("layout", ["channels first", "channels last", "vector"])
-def test_stacks_against_a_plain_loop(frame_stack: int, channels: int, levels: int, layout: str) -> None:
-    """Pushed one by one, stacked from any ``k`` in a row, and from the newest frames of the stacks themselves."""
+def test_stacks_against_a_plain_loop(
+    frame_stack: int, channels: int, levels: int, layout: str
+) -> None:
+    """Pushed one by one, stacked from any ``k`` in a row,
+    and from the newest frames of the stacks themselves.
+    """
     pixels, fresh = stream(channels, levels)
     if layout == "channels last":
         pixels = np.moveaxis(pixels, 2, -1)
@@ -74,7 +88,9 @@ def test_stacks_against_a_plain_loop(frame_stack: int, channels: int, levels: in
         np.testing.assert_array_equal(obs, wanted)
 
     kept = jax.device_get(jax.jit(frames.newest, static_argnums=1)(expected, frame_stack))
-    assert (np.asarray(kept.fresh) | ~fresh).all() and (levels == 2) == (np.asarray(kept.fresh) & ~fresh).any()
+    assert (np.asarray(kept.fresh) | ~fresh).all() and (levels == 2) == (
+        np.asarray(kept.fresh) & ~fresh
+    ).any()
     stack = jax.jit(frames.stack)
     for given in (frames.Frame(pixels, fresh), kept):
         for end in range(frame_stack, 41):
@@ -90,7 +106,7 @@ def test_observations_that_are_no_frames_pass() -> None:
     assert frames.push((), obs) == ((), obs)
 
 
-# --- Against EnvPool's own ----------------------------------------------------------------------------
+# --- Against EnvPool's own ------------------------------------------------------------------------
 
 CASES: dict[str, tuple[str, dict[str, str], int]] = {  # the last: how many devices
     "lives": ("Breakout-v5", {}, 1),
@@ -103,10 +119,14 @@ CASES: dict[str, tuple[str, dict[str, str], int]] = {  # the last: how many devi
 
 @contextlib.contextmanager
 def stacked_by_envpool() -> Iterator[None]:
-    """Within it, the adapter hands over EnvPool's own stacks, as it does all observations that are no stacks."""
+    """Within it, the adapter hands over EnvPool's own stacks,
+    as it does all observations that are no stacks.
+    """
     ours = envpool.spec
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(envpool, "spec", lambda *args: dataclasses.replace(ours(*args), frame_stack=1))
+        patch.setattr(
+            envpool, "spec", lambda *args: dataclasses.replace(ours(*args), frame_stack=1)
+        )
         yield
 
 
@@ -128,7 +148,9 @@ def watching(num_actions: int) -> Algorithm:
 
 @functools.cache
 def act(name: str, num_devices: int) -> list[tuple[Rollout, EpisodeStats]]:
-    """Consecutive rollouts of ``LENGTH`` steps, as numpy arrays, with our stacks or, on no device, EnvPool's."""
+    """Consecutive rollouts of ``LENGTH`` steps, as numpy arrays, with our stacks or,
+    on no device, EnvPool's.
+    """
     env_id, options, _ = CASES[name]
     mesh = make_mesh(num_devices or 1)
     key = meshes.put(rng.stream(0, rng.Stream.ACT), mesh, meshes.REPLICATED)
@@ -143,7 +165,9 @@ def act(name: str, num_devices: int) -> list[tuple[Rollout, EpisodeStats]]:
         programs = compile_acting(algorithm, env.spec, mesh, LENGTH, key)
         actor = HostActor(algorithm, env, mesh, LENGTH, programs)
         for iteration in range(ROLLOUTS):
-            numbers = meshes.put((jnp.int32(iteration), {"": jnp.float32(0)}), mesh, meshes.REPLICATED)
+            numbers = meshes.put(
+                (jnp.int32(iteration), {"": jnp.float32(0)}), mesh, meshes.REPLICATED
+            )
             experience, episodes, _ = actor.rollout({"": Variables((), ())}, *numbers)
             results.append(jax.device_get((experience[""], episodes[""])))
     return results
@@ -168,20 +192,28 @@ def test_rollouts_hold_the_stacks_that_envpool_makes(name: str) -> None:
         lost += experience.terminated.sum()
         truncations += experience.truncated.sum()
     assert games >= 6 and restarts >= 6
-    assert (lost > games) == (name not in ("truncations", "truncated lives")) and (truncations > 0) == ("trunc" in name)
+    assert (lost > games) == (name not in ("truncations", "truncated lives")) and (
+        truncations > 0
+    ) == ("trunc" in name)
     assert (restarts > games) == ("no-ops" in name)  # those that EnvPool does not report
 
 
 @pytest.mark.case  # test_evaluation_sees_the_stacks_that_envpool_makes
-@pytest.mark.parametrize("rollouts, prioritized", [(2, False), (2, True), (ROLLOUTS, False), (ROLLOUTS, True)])
+@pytest.mark.parametrize(
+    "rollouts, prioritized", [(2, False), (2, True), (ROLLOUTS, False), (ROLLOUTS, True)]
+)
 def test_replay_gives_the_stacks_back(prioritized: bool, rollouts: int) -> None:
-    """Before and after the ring wraps around, of every window that may be drawn, and of no other."""
+    """Before and after the ring wraps around, of every window that may be drawn, and of no
+    other.
+    """
     frame_stack, slots, window = 4, 2 * LENGTH + 11, 3
 
     def crop(rollout: Rollout) -> Rollout:
         return rollout._replace(obs=rollout.obs[..., ::6, ::6])
 
-    whole, theirs = ([crop(experience) for experience, _ in act("lives", n)[:rollouts]] for n in (1, 0))
+    whole, theirs = (
+        [crop(experience) for experience, _ in act("lives", n)[:rollouts]] for n in (1, 0)
+    )
     obs = np.concatenate([*(rollout.obs[:-1] for rollout in theirs), theirs[-1].obs[-1:]])
     valid = np.concatenate([rollout.valid for rollout in whole])
     init = jax.jit(ring.init, static_argnames=("slots", "prioritized", "frame_stack"))
@@ -203,17 +235,22 @@ def test_replay_gives_the_stacks_back(prioritized: bool, rollouts: int) -> None:
     )
     drawn, (env, slot) = jax.device_get(jax.jit(run)(memory, jax.random.key(0)))
     added = rollouts * LENGTH
-    step = added - window - (added - window - slot) % slots  # the newest complete window that lies there
+    # the newest complete window that lies there
+    step = added - window - (added - window - slot) % slots
     for t in range(window + 1):
         np.testing.assert_array_equal(drawn.obs[t], obs[step + t, env])
     live = range(max(0, added - slots + frame_stack), added - window + 1)
-    assert set(zip(env, step, strict=True)) == {(e, s) for e in range(NUM_ENVS) for s in live if valid[s, e]}
+    assert set(zip(env, step, strict=True)) == {
+        (e, s) for e in range(NUM_ENVS) for s in live if valid[s, e]
+    }
 
 
 def test_evaluation_sees_the_stacks_that_envpool_makes() -> None:
     def play() -> Evaluation:
         source = find("Breakout-v5", {"max_episode_steps": "90"})
-        return Evaluator({"": watching(source.spec.action.n)}, source, 6, 0).play({"": Variables((), ())})
+        return Evaluator({"": watching(source.spec.action.n)}, source, 6, 0).play(
+            {"": Variables((), ())}
+        )
 
     ours = play()
     with stacked_by_envpool():
@@ -226,9 +263,13 @@ def test_a_million_atari_steps_take_seven_gigabytes(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(learner, "memory_size", lambda: 2**40)  # a machine that has them
     config = preset("dqn", "envpool:Pong-v5", replay_capacity=1_000_000)
     spec = find_env(config).spec
-    made = learner.make_learner(config, setup.make_algorithm(config, spec), spec, jax.local_devices()[:1])
+    made = learner.make_learner(
+        config, setup.make_algorithm(config, spec), spec, jax.local_devices()[:1]
+    )
     memory = jax.eval_shape(made.init, jax.random.key(0)).memory
-    assert sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(memory)) == pytest.approx(1e6 * 84 * 84, rel=0.005)
+    assert sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(memory)) == pytest.approx(
+        1e6 * 84 * 84, rel=0.005
+    )
 
 
 @pytest.mark.case  # test_replay_gives_the_stacks_back

@@ -18,7 +18,12 @@ def dataset(lengths=(5, 1, 7, 2, 9, 3, 1, 12)):
     for length in lengths:
         obs = np.arange(first, first + length + 1, dtype=np.float32)[:, None]
         episodes.append(
-            {"obs": obs, "action": np.zeros(length, int), "reward": obs[:-1, 0], "terminated": length % 2 == 0}
+            {
+                "obs": obs,
+                "action": np.zeros(length, int),
+                "reward": obs[:-1, 0],
+                "terminated": length % 2 == 0,
+            }
         )
         first += length + 1
     return Dataset.from_episodes(episodes)
@@ -29,7 +34,11 @@ def whole(shape, rows):
 
 
 def drawn(num_devices, window, batch_size=64, draws=200, whole_windows=False):
-    mesh = runs.mesh(num_devices) if hasattr(runs, "mesh") else meshes.make_mesh(jax.devices()[:num_devices])
+    mesh = (
+        runs.mesh(num_devices)
+        if hasattr(runs, "mesh")
+        else meshes.make_mesh(jax.devices()[:num_devices])
+    )
     data = dataset()
     source = records.source(data.rollout(), window, num_devices, whole_windows=whole_windows)
     packed = source.rows(whole)
@@ -41,8 +50,12 @@ def drawn(num_devices, window, batch_size=64, draws=200, whole_windows=False):
 
         return jax.lax.map(one, keys)
 
-    specs = jax.tree.map(lambda _: jax.sharding.PartitionSpec(None, None, meshes.DATA), packed.steps)
-    program = meshes.Program(draw, mesh, (meshes.BATCH, meshes.REPLICATED), specs, mapped=meshes.acting)
+    specs = jax.tree.map(
+        lambda _: jax.sharding.PartitionSpec(None, None, meshes.DATA), packed.steps
+    )
+    program = meshes.Program(
+        draw, mesh, (meshes.BATCH, meshes.REPLICATED), specs, mapped=meshes.acting
+    )
     return data, jax.device_get(program(packed, jax.random.split(jax.random.key(0), draws)))
 
 
@@ -53,9 +66,12 @@ def test_each_step_is_drawn_equally_often_on_any_number_of_devices(window):
     counts = np.bincount(starts, minlength=len(data.valid))
     assert (counts[~data.valid] == 0).all()
     share = counts[data.valid] / counts.sum() * data.steps
-    assert share.min() > 0.7 and share.max() < 1.4  # 12,800 draws of 40 steps: 0.06 is one standard deviation
+    # 12,800 draws of 40 steps: 0.06 is one standard deviation
+    assert share.min() > 0.7 and share.max() < 1.4
     for number in (2, 8):
-        for x, y in zip(jax.tree.leaves(windows), jax.tree.leaves(drawn(number, window)[1]), strict=True):
+        for x, y in zip(
+            jax.tree.leaves(windows), jax.tree.leaves(drawn(number, window)[1]), strict=True
+        ):
             np.testing.assert_array_equal(x, y)
 
 
@@ -71,12 +87,16 @@ def test_each_step_is_at_each_place_of_whole_windows_once(num_devices, lengths):
     for place in range(4):
         steps = windows.obs[windows.valid[:, place], place, 0]
         assert sorted(steps) == sorted(data.obs[data.valid, 0])
-        np.testing.assert_array_equal(packed.steps.valid[row, slot + place], windows.valid[:, place])
+        np.testing.assert_array_equal(
+            packed.steps.valid[row, slot + place], windows.valid[:, place]
+        )
         np.testing.assert_array_equal(packed.steps.obs[row, slot + place], windows.obs[:, place])
 
 
 def test_whole_windows_are_drawn_alike_on_any_number_of_devices():
-    for x, y in zip(*(jax.tree.leaves(drawn(n, 3, draws=3, whole_windows=True)[1]) for n in (1, 8)), strict=True):
+    for x, y in zip(
+        *(jax.tree.leaves(drawn(n, 3, draws=3, whole_windows=True)[1]) for n in (1, 8)), strict=True
+    ):
         np.testing.assert_array_equal(x, y)
 
 
@@ -86,7 +106,11 @@ def test_entries_of_long_rows_are_drawn_evenly(count):
         return ring.stratified(key, 2**16, 8, lambda row: jax.numpy.int32(count), count)
 
     program = meshes.Program(
-        draw, meshes.make_mesh(jax.devices()[:1]), (meshes.REPLICATED,), meshes.BATCH, mapped=meshes.acting
+        draw,
+        meshes.make_mesh(jax.devices()[:1]),
+        (meshes.REPLICATED,),
+        meshes.BATCH,
+        mapped=meshes.acting,
     )
     row, entry = jax.device_get(program(jax.random.key(0)))
     assert np.bincount(row).tolist() == [2**13] * 8 and entry.min() >= 0 and entry.max() < count
@@ -113,14 +137,20 @@ def test_all_steps_are_counted_once(lengths, whole_windows):
     data = dataset(lengths)
     for num_devices in (1, 8):
         mesh = meshes.make_mesh(jax.devices()[:num_devices])
-        packed = records.source(data.rollout(), 3, num_devices, whole_windows=whole_windows).rows(whole)
-        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, 1, *x.shape[1:]), x.dtype), data.rollout())
+        packed = records.source(data.rollout(), 3, num_devices, whole_windows=whole_windows).rows(
+            whole
+        )
+        like = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((1, 1, *x.shape[1:]), x.dtype), data.rollout()
+        )
 
         def total(packed, like=like):
             rollout = records.once(packed, like)
             valid = rollout.valid
             return meshes.global_sum(((rollout.obs_before[..., 0] * valid).sum(), valid.sum()))
 
-        program = meshes.Program(total, mesh, (meshes.BATCH,), (meshes.REPLICATED, meshes.REPLICATED))
+        program = meshes.Program(
+            total, mesh, (meshes.BATCH,), (meshes.REPLICATED, meshes.REPLICATED)
+        )
         obs, count = program(packed)
         assert float(obs) == data.obs[data.valid].sum() and int(count) == data.steps

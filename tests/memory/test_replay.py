@@ -21,21 +21,29 @@ ADD = jax.jit(ring.add, static_argnums=(2, 3))
 
 
 def stream(num_steps: int, seed: int = 0) -> Rollout:
-    """Steps of four environments; the observation says environment and step, episodes end at random."""
+    """Steps of four environments; the observation says environment and step,
+    episodes end at random.
+    """
     rng = np.random.default_rng(seed)
     ended = np.zeros((num_steps + 1, ENVS), bool)
     valid = np.ones((num_steps, ENVS), bool)
     for t in range(num_steps):
         valid[t] = ~ended[t]
         ended[t + 1] = valid[t] & (rng.random(ENVS) < 0.2)
-    obs = np.stack(np.broadcast_arrays(np.arange(num_steps + 1)[:, None], np.arange(ENVS)), -1).astype(np.uint16)
+    obs = np.stack(
+        np.broadcast_arrays(np.arange(num_steps + 1)[:, None], np.arange(ENVS)), -1
+    ).astype(np.uint16)
     step = obs[:-1, :, 0].astype(np.float32)
     truncated = ended[1:] & (rng.random(valid.shape) < 0.5)
-    return Rollout(obs, obs[:-1, :, 0], step, ended[1:] & ~truncated, truncated, valid, {"q": -step}, (), ())
+    return Rollout(
+        obs, obs[:-1, :, 0], step, ended[1:] & ~truncated, truncated, valid, {"q": -step}, (), ()
+    )
 
 
 def stacked(whole: Rollout, frame_stack: int, seed: int = 0) -> Rollout:
-    """The same with stacks of frames, the newest last; those of a new episode may be fresh or go on."""
+    """The same with stacks of frames, the newest last;
+    those of a new episode may be fresh or go on.
+    """
     if frame_stack == 1:
         return whole
     fresh = np.random.default_rng(seed).random(whole.valid.shape) < 0.5
@@ -66,9 +74,11 @@ def filled(
     return memory
 
 
-def startable(whole: Rollout, slots: int, window: int, frame_stack: int = 1) -> set[tuple[int, int]]:
-    """(environment, step) of every window that lies, with the frames before it, in the newest ``slots - 1`` steps and
-    starts on no reset."""
+def startable(
+    whole: Rollout, slots: int, window: int, frame_stack: int = 1
+) -> set[tuple[int, int]]:
+    """(environment, step) of every window that lies, with the frames before it, in the newest
+    ``slots - 1`` steps and starts on no reset."""
     total = whole.reward.shape[0]
     live = range(max(0, total - slots + frame_stack), total - window + 1)
     return {(env, step) for env in range(ENVS) for step in live if whole.valid[step, env]}
@@ -122,7 +132,9 @@ def test_windows_are_whole_and_every_one_is_drawn(
     draw = sample_prioritized if prioritized else sample_uniform
     out = (meshes.TIME_BATCH, meshes.BATCH, meshes.BATCH)[: 3 if prioritized else 2]
     specs = meshes.BATCH, meshes.REPLICATED
-    sample = on_mesh(lambda memory, key: draw(memory, key, 4096, window, frame_stack), 1, specs, out)
+    sample = on_mesh(
+        lambda memory, key: draw(memory, key, 4096, window, frame_stack), 1, specs, out
+    )
     windows, *_ = sample(memory, jax.random.key(1))
     assert windows.obs.dtype == np.uint16
     starts = check_windows(windows, whole, window)
@@ -173,7 +185,9 @@ def test_accelerators_draw_the_same_windows_without_a_loop(monkeypatch: pytest.M
         text = str(jax.make_jaxpr(draw)(memory, jax.random.key(2)))
         loops.append(text.count("while["))
         found.append(draw(memory, jax.random.key(2)))
-        monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, cpu, default: default(*args))
+        monkeypatch.setattr(
+            jax.lax, "platform_dependent", lambda *args, cpu, default: default(*args)
+        )
     assert loops[1] == 0 < loops[0]
     jax.tree.map(np.testing.assert_array_equal, *found)
     reset = {(env, step) for step, env in np.argwhere(~whole.valid)}
@@ -182,7 +196,9 @@ def test_accelerators_draw_the_same_windows_without_a_loop(monkeypatch: pytest.M
 
 @functools.cache
 def prioritized_memory() -> tuple[ring.Memory, dict[tuple[int, int], float]]:
-    """A wrapped-around memory whose priorities were set at random, and what they are by (environment, step)."""
+    """A wrapped-around memory whose priorities were set at random,
+    and what they are by (environment, step).
+    """
     whole, slots, window = stream(4000), 1500, 3
     memory = filled(whole, slots, 100, window, prioritized=True)
     starts = sorted(startable(whole, slots, window))
@@ -215,7 +231,9 @@ def test_prioritized_draws_after_wrap_around() -> None:
     used = np.asarray(expected) > 5
     observed, expected = np.asarray(observed)[used], np.asarray(expected)[used]
     # Stratified draws vary less than independent ones, so only an excess speaks against them.
-    assert scipy.stats.chi2.sf(((observed - expected) ** 2 / expected).sum(), len(observed) - 1) > 0.01
+    assert (
+        scipy.stats.chi2.sf(((observed - expected) ** 2 / expected).sum(), len(observed) - 1) > 0.01
+    )
 
 
 def test_sums_stay_exact() -> None:
@@ -223,13 +241,16 @@ def test_sums_stay_exact() -> None:
     memory, _ = prioritized_memory()
     for start in range(0, 300, 4):
         memory = ADD(memory, cut(whole, start, start + 4), 3)
-    blocks = np.asarray(memory.priorities.table, np.float64).reshape(*memory.priorities.block_sum.shape, ring.BLOCK)
+    blocks = np.asarray(memory.priorities.table, np.float64).reshape(
+        *memory.priorities.block_sum.shape, ring.BLOCK
+    )
     np.testing.assert_allclose(memory.priorities.block_sum, blocks.sum(-1), rtol=1e-5)
     assert np.asarray(memory.priorities.table)[:, 1500:].sum() == 0
 
 
 @pytest.mark.parametrize(
-    "num_devices", [pytest.param(1, marks=pytest.mark.case), pytest.param(2, marks=pytest.mark.case), 4]
+    "num_devices",
+    [pytest.param(1, marks=pytest.mark.case), pytest.param(2, marks=pytest.mark.case), 4],
 )
 def test_weighted_estimates_agree_on_any_number_of_devices(num_devices: int) -> None:
     memory, p = prioritized_memory()
@@ -258,24 +279,38 @@ OBSERVATIONS: dict[str, tuple[tuple[int, ...], Any, int]] = {  # shape, dtype, f
 }
 
 
-@pytest.mark.parametrize("slots, prioritized", [(7, False), (100, True), (1024, False), (1500, True)])
+@pytest.mark.parametrize(
+    "slots, prioritized", [(7, False), (100, True), (1024, False), (1500, True)]
+)
 @pytest.mark.parametrize(
     "num_devices, observation",
     [
         *((1, observation) for observation in OBSERVATIONS),
         (8, "atari"),
-        *(pytest.param(8, name, marks=pytest.mark.case) for name in OBSERVATIONS if name != "atari"),
+        *(
+            pytest.param(8, name, marks=pytest.mark.case)
+            for name in OBSERVATIONS
+            if name != "atari"
+        ),
     ],
 )
-def test_bytes_are_foretold(observation: str, slots: int, prioritized: bool, num_devices: int) -> None:
+def test_bytes_are_foretold(
+    observation: str, slots: int, prioritized: bool, num_devices: int
+) -> None:
     shape, dtype, frame_stack = OBSERVATIONS[observation]
     num_envs = num_devices
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct((x.shape[0], num_envs, *x.shape[2:]), x.dtype), stream(4))
+    like = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((x.shape[0], num_envs, *x.shape[2:]), x.dtype), stream(4)
+    )
     like = like._replace(obs=jax.ShapeDtypeStruct((5, num_envs, *shape), dtype))
     how: dict[str, Any] = {"prioritized": prioritized, "frame_stack": frame_stack}
     place = meshes.shardings(meshes.make_mesh(jax.local_devices()[:num_devices]), meshes.BATCH)
     memory = jax.jit(lambda: ring.init(like, slots, **how), out_shardings=place)()
-    real = sum(shard.data.on_device_size_in_bytes() for x in jax.tree.leaves(memory) for shard in x.addressable_shards)
+    real = sum(
+        shard.data.on_device_size_in_bytes()
+        for x in jax.tree.leaves(memory)
+        for shard in x.addressable_shards
+    )
     assert ring.nbytes(like, slots, **how) == real
     pixels = np.prod(shape, dtype=int) * np.dtype(dtype).itemsize // frame_stack
     assert 0 <= real / (slots * num_envs) - pixels <= 64 + 8192 * prioritized / slots
@@ -299,7 +334,8 @@ def test_new_windows_get_the_priority_that_comes_with_them(window: int) -> None:
             known = {
                 start + t - window + 1: priority[t, env]
                 for t in range(chunk)
-                if (env, start + t - window + 1) in startable(cut(whole, 0, start + chunk), slots, window)
+                if (env, start + t - window + 1)
+                in startable(cut(whole, 0, start + chunk), slots, window)
             }
             for step, p in known.items():
                 expected[env, step] = largest if np.isnan(p) else p
@@ -311,7 +347,9 @@ def test_new_windows_get_the_priority_that_comes_with_them(window: int) -> None:
             table[env, step % slots] = expected[env, step]
         assert memory.priorities is not None
         np.testing.assert_allclose(memory.priorities.table[:, :slots], table)
-        np.testing.assert_allclose(np.sum(memory.priorities.block_sum, axis=1), table.sum(axis=1), rtol=1e-5)
+        np.testing.assert_allclose(
+            np.sum(memory.priorities.block_sum, axis=1), table.sum(axis=1), rtol=1e-5
+        )
         np.testing.assert_allclose(memory.priorities.largest, largest)
 
 
@@ -322,7 +360,9 @@ def test_window_drawn_twice_gets_the_larger_priority() -> None:
     env, slot = (int(x) for x in np.argwhere(np.asarray(memory.priorities.table) > 0)[3])
     index = ring.Index(np.full(3, env, np.int32), np.full(3, slot, np.int32))
     for priority in ([0.5, 2.0, 0.25], [2.0, 0.25, 0.5]):
-        changed = jax.device_get(jax.jit(ring.set_priority)(memory, index, np.float32(priority)).priorities)
+        changed = jax.device_get(
+            jax.jit(ring.set_priority)(memory, index, np.float32(priority)).priorities
+        )
         assert changed is not None and changed.table[env, slot] == 2.0
         np.testing.assert_allclose(changed.block_sum[:, 0], changed.table.sum(1), rtol=1e-6)
 
@@ -338,19 +378,31 @@ def test_new_windows_get_the_largest_priority() -> None:
     memory = ADD(memory, cut(whole, 16, 24), 1)
     assert memory.priorities is not None
     np.testing.assert_array_equal(memory.priorities.table[env, index.slot], 0.5)
-    np.testing.assert_array_equal(memory.priorities.table[:, 16:24], np.where(whole.valid[16:24], 2.0, 0.0).T)
+    np.testing.assert_array_equal(
+        memory.priorities.table[:, 16:24], np.where(whole.valid[16:24], 2.0, 0.0).T
+    )
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_no_frames_before_the_first_stored_step_are_drawn(prioritized: bool) -> None:
     stack, window, whole = 4, 2, stream(12)
     whole = whole._replace(valid=np.ones_like(whole.valid))
-    stacks = np.stack([np.concatenate([whole.obs[t + i] for i in range(stack)], 1) for t in range(9)])  # since step 0
+    # since step 0
+    stacks = np.stack(
+        [np.concatenate([whole.obs[t + i] for i in range(stack)], 1) for t in range(9)]
+    )
     rest = cut(whole, 3, 11)._replace(obs=stacks)
-    memory = ring.start_mid_episode(INIT(rest, 32, prioritized=prioritized, frame_stack=stack), stack)
+    memory = ring.start_mid_episode(
+        INIT(rest, 32, prioritized=prioritized, frame_stack=stack), stack
+    )
     memory = ADD(memory, rest, window, stack)
     sample = sample_prioritized if prioritized else sample_uniform
-    draw = on_mesh(lambda key: sample(memory, key, 64, window, stack)[0].obs, 1, meshes.REPLICATED, meshes.TIME_BATCH)
+    draw = on_mesh(
+        lambda key: sample(memory, key, 64, window, stack)[0].obs,
+        1,
+        meshes.REPLICATED,
+        meshes.TIME_BATCH,
+    )
     drawn = np.asarray(draw(jax.random.key(0)))
     stored = {stack.tobytes() for stack in stacks.swapaxes(0, 1).reshape(-1, stacks.shape[2])}
     assert {stack.tobytes() for stack in drawn.reshape(-1, drawn.shape[-1])} <= stored

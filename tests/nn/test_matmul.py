@@ -1,4 +1,6 @@
-"""The matrix product of dense layers: value and gradients of autodiff, with a stored transpose only on CPUs."""
+"""The matrix product of dense layers: value and gradients of autodiff,
+with a stored transpose only on CPUs.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,15 @@ def gradients(width: int, matmul: Any, dtype: Any = jnp.float32, rows: int = MIN
 
 @pytest.mark.parametrize("dtype, tolerance", [(jnp.float32, 1e-6), (jnp.bfloat16, 3e-2)])
 @pytest.mark.parametrize("width", [1, 7, MAX_WIDTH, MAX_WIDTH + 1])
-def test_value_and_gradients_are_those_of_autodiff(width: int, dtype: Any, tolerance: float) -> None:
+def test_value_and_gradients_are_those_of_autodiff(
+    width: int, dtype: Any, tolerance: float
+) -> None:
     ours, plain = gradients(width, dot_general, dtype), gradients(width, None, dtype)
     for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
         assert x.dtype == y.dtype and x.shape == y.shape
-        np.testing.assert_allclose(np.asarray(x, np.float32), np.asarray(y, np.float32), tolerance, tolerance)
+        np.testing.assert_allclose(
+            np.asarray(x, np.float32), np.asarray(y, np.float32), tolerance, tolerance
+        )
 
 
 @pytest.mark.parametrize(
@@ -47,9 +53,17 @@ def test_value_and_gradients_are_those_of_autodiff(width: int, dtype: Any, toler
         ("tpu", MIN_ROWS, 7, 1, 0),
     ],
 )
-def test_the_transpose_is_stored_only_on_cpus(platform: str, rows: int, width: int, members: int, stored: int) -> None:
-    """And only for a large batch of one member: with several that learn together, XLA would store it twice."""
+def test_the_transpose_is_stored_only_on_cpus(
+    platform: str, rows: int, width: int, members: int, stored: int
+) -> None:
+    """And only for a large batch of one member: with several that learn together,
+    XLA would store it twice.
+    """
     x, kernel = jnp.ones((rows, width)), jnp.ones((members, width, 3))
-    gradient = jax.grad(lambda kernel: jnp.sum(jnp.sin(dot_general(x, kernel, (((1,), (0,)), ((), ()))))))
-    text = jax.export.export(jax.jit(over_members(gradient)), platforms=[platform])(kernel).mlir_module()
+    gradient = jax.grad(
+        lambda kernel: jnp.sum(jnp.sin(dot_general(x, kernel, (((1,), (0,)), ((), ())))))
+    )
+    text = jax.export.export(jax.jit(over_members(gradient)), platforms=[platform])(
+        kernel
+    ).mlir_module()
     assert text.count("stablehlo.optimization_barrier") == stored

@@ -1,4 +1,6 @@
-"""Networks: convolutions against XLA's, what reads which observation, recurrent unrolls against single episodes."""
+"""Networks: convolutions against XLA's, what reads which observation,
+recurrent unrolls against single episodes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ from jaxrl_dist.nn.config import NetworkConfig, TorsoConfig
 from jaxrl_dist.nn.cores import Core, reset_core
 from jaxrl_dist.nn.heads import action_value_head
 from jaxrl_dist.nn.layers import Conv, conv2d, max_pool
-from jaxrl_dist.nn.networks import RecurrentNetwork, actor_critic, critic_network, make_network, policy_network
+from jaxrl_dist.nn.networks import (
+    RecurrentNetwork,
+    actor_critic,
+    critic_network,
+    make_network,
+    policy_network,
+)
 from jaxrl_dist.nn.observations import preprocess
 from jaxrl_dist.nn.torsos import (
     MLP,
@@ -46,7 +54,10 @@ def init_sums(key: jax.Array, features: jax.Array) -> dict[str, jax.Array]:
 
 def step_sums(params: Any, features: jax.Array, state: Any) -> tuple[jax.Array, Any]:
     total = params["decay"][None] * state["total"] + features
-    return jnp.tanh(total + state["steps"][:, None]), {"total": total, "steps": state["steps"] + 0.1}
+    return jnp.tanh(total + state["steps"][:, None]), {
+        "total": total,
+        "steps": state["steps"] + 0.1,
+    }
 
 
 def initial_sums(num_envs: int) -> Any:
@@ -94,7 +105,9 @@ def draw(shapes: Any, seed: int = 0) -> Any:
     rng = np.random.default_rng(seed)
 
     def leaf(x: jax.ShapeDtypeStruct) -> jax.Array:
-        return jnp.asarray(rng.standard_normal(x.shape) / math.sqrt(math.prod(x.shape[:-1])), x.dtype)
+        return jnp.asarray(
+            rng.standard_normal(x.shape) / math.sqrt(math.prod(x.shape[:-1])), x.dtype
+        )
 
     return jax.tree.map(leaf, shapes)
 
@@ -109,10 +122,12 @@ def build(
 
 def xla_conv(x: jax.Array, kernel: jax.Array, stride: int, padding: str) -> jax.Array:
     layout = ("NHWC", "HWIO", "NHWC")
-    return jax.lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=layout)
+    return jax.lax.conv_general_dilated(
+        x, kernel, (stride, stride), padding, dimension_numbers=layout
+    )
 
 
-# --- Layers -------------------------------------------------------------------------------------------
+# --- Layers ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -129,12 +144,17 @@ def xla_conv(x: jax.Array, kernel: jax.Array, stride: int, padding: str) -> jax.
         ((2, 5, 5, 3), 1, 2, 2, "SAME"),
         ((1, 84, 84, 3), 8, 4, 4, "SAME"),
         ((1030, 4, 4, 2), 3, 3, 1, "SAME"),  # more than the CPU takes at a time
-        ((131, 6, 6, 12), 3, 3, 1, "SAME"),  # the CPU's gradient takes these in parts, of which the last is shorter
+        # the CPU's gradient takes these in parts, of which the last is shorter
+        ((131, 6, 6, 12), 3, 3, 1, "SAME"),
     ],
 )
-def test_convolution_equals_xlas(shape: tuple[int, ...], size: int, features: int, stride: int, padding: str) -> None:
+def test_convolution_equals_xlas(
+    shape: tuple[int, ...], size: int, features: int, stride: int, padding: str
+) -> None:
     x = sample(box(*shape))
-    kernel = sample(box(size, size, shape[-1], features), seed=1) / (4 * size * math.sqrt(shape[-1]))
+    kernel = sample(box(size, size, shape[-1], features), seed=1) / (
+        4 * size * math.sqrt(shape[-1])
+    )
 
     def gradients_and_value(conv: Callable[..., jax.Array]) -> object:
         def loss(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -148,18 +168,30 @@ def test_convolution_equals_xlas(shape: tuple[int, ...], size: int, features: in
 
 @pytest.mark.parametrize("platform, fast", [("cpu", 3), ("cuda", 1), ("tpu", 1)])
 def test_gradient_of_convolution_is_chosen_by_platform(platform: str, fast: int) -> None:
-    """On the CPU all three have the layout that is fast in loops; elsewhere XLA derives two of them as it likes."""
-    gradients = jax.jit(jax.grad(lambda x, kernel: jnp.sum(jnp.sin(conv2d(x, kernel, 2, "SAME"))), argnums=(0, 1)))
-    exported = jax.export.export(gradients, platforms=[platform])(jnp.ones((2, 8, 8, 12)), jnp.ones((3, 3, 12, 4)))
-    layouts = re.findall(r"stablehlo\.convolution.*dim_numbers = (.*), window", exported.mlir_module())
+    """On the CPU all three have the layout that is fast in loops;
+    elsewhere XLA derives two of them as it likes.
+    """
+    gradients = jax.jit(
+        jax.grad(lambda x, kernel: jnp.sum(jnp.sin(conv2d(x, kernel, 2, "SAME"))), argnums=(0, 1))
+    )
+    exported = jax.export.export(gradients, platforms=[platform])(
+        jnp.ones((2, 8, 8, 12)), jnp.ones((3, 3, 12, 4))
+    )
+    layouts = re.findall(
+        r"stablehlo\.convolution.*dim_numbers = (.*), window", exported.mlir_module()
+    )
     assert len(layouts) == 3
     assert layouts.count("[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]") == fast
 
 
-@pytest.mark.parametrize("platform, channels, count", [("cpu", 10, 0), ("cpu", 12, 1), ("cuda", 10, 1)])
+@pytest.mark.parametrize(
+    "platform, channels, count", [("cpu", 10, 0), ("cpu", 12, 1), ("cuda", 10, 1)]
+)
 def test_few_channels_are_a_product_on_the_cpu(platform: str, channels: int, count: int) -> None:
     inputs = jnp.ones((2, 10, 10, channels)), jnp.ones((3, 3, channels, 16))
-    exported = jax.export.export(jax.jit(lambda *inputs: conv2d(*inputs, 1, "VALID")), platforms=[platform])(*inputs)
+    exported = jax.export.export(
+        jax.jit(lambda *inputs: conv2d(*inputs, 1, "VALID")), platforms=[platform]
+    )(*inputs)
     assert exported.mlir_module().count("stablehlo.convolution") == count
 
 
@@ -198,7 +230,8 @@ def test_convolutions_start_orthogonal(scale: float) -> None:
         (MLP((8,), axes=3), (4, 4, 2), 8, 32 * 8 + 8),
         (MLP((8,), axes=0), (), 8, 8 + 8),
         (MinAtarCNN(), (10, 10, 4), 128, 9 * 4 * 16 + 16 + 8 * 8 * 16 * 128 + 128),
-        (NatureCNN(), (84, 84, 4), 512, 1_684_128),  # as counted for the published network, less its last layer
+        # as counted for the published network, less its last layer
+        (NatureCNN(), (84, 84, 4), 512, 1_684_128),
         (ImpalaResNet(), (10, 10, 4), 256, 97_744 + 2 * 2 * 32 * 256 + 256),
     ],
 )
@@ -234,14 +267,21 @@ def impala_by_hand(params: dict[str, Any], x: jax.Array) -> jax.Array:
     return jax.nn.relu(x)
 
 
-def layer_by_hand(params: dict[str, jax.Array], x: jax.Array, stride: int, padding: str) -> jax.Array:
-    return xla_conv(x, params["kernel"], stride, padding) + jnp.expand_dims(params["bias"], (0, 1, 2))
+def layer_by_hand(
+    params: dict[str, jax.Array], x: jax.Array, stride: int, padding: str
+) -> jax.Array:
+    return xla_conv(x, params["kernel"], stride, padding) + jnp.expand_dims(
+        params["bias"], (0, 1, 2)
+    )
 
 
 @pytest.mark.parametrize(
-    "torso, shape, by_hand", [(NatureCNN(), (36, 44, 2), nature_by_hand), (ImpalaResNet(), (3, 2, 2), impala_by_hand)]
+    "torso, shape, by_hand",
+    [(NatureCNN(), (36, 44, 2), nature_by_hand), (ImpalaResNet(), (3, 2, 2), impala_by_hand)],
 )
-def test_cnns_layer_by_layer(torso: Any, shape: tuple[int, ...], by_hand: Callable[..., jax.Array]) -> None:
+def test_cnns_layer_by_layer(
+    torso: Any, shape: tuple[int, ...], by_hand: Callable[..., jax.Array]
+) -> None:
     x = sample(box(*shape), 3)
     params = draw(jax.eval_shape(torso.init, jax.random.key(0), x))["params"]
     images = jax.jit(by_hand)(params, x).reshape(3, -1)
@@ -251,7 +291,9 @@ def test_cnns_layer_by_layer(torso: Any, shape: tuple[int, ...], by_hand: Callab
 
 
 def normalized_by_hand(params: dict[str, Any], x: jax.Array) -> np.ndarray:
-    """Section 3 of Ba et al. (2016), over all axes of an example; scale and shift belong to the last one."""
+    """Section 3 of Ba et al. (2016), over all axes of an example;
+    scale and shift belong to the last one.
+    """
     over = tuple(range(1, x.ndim))
     x = np.asarray(x, np.float64)
     x = (x - x.mean(over, keepdims=True)) / np.sqrt(x.var(over, keepdims=True) + 1e-6)
@@ -259,7 +301,8 @@ def normalized_by_hand(params: dict[str, Any], x: jax.Array) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "torso, shape", [(MLP((8, 6), jax.nn.silu, layer_norm=True), (5,)), (MinAtarCNN(layer_norm=True), (5, 4, 2))]
+    "torso, shape",
+    [(MLP((8, 6), jax.nn.silu, layer_norm=True), (5,)), (MinAtarCNN(layer_norm=True), (5, 4, 2))],
 )
 def test_layers_are_normalized_before_their_activation(torso: Any, shape: tuple[int, ...]) -> None:
     x = sample(box(*shape), 3)
@@ -278,7 +321,8 @@ def test_layers_are_normalized_before_their_activation(torso: Any, shape: tuple[
 
 
 def test_normalized_features_ignore_observation_scale() -> None:
-    torso, x = MLP((64,), jnp.asarray, axes=3, layer_norm=True), sample(box(4, 4, 2), 3)  # with no activation after
+    # with no activation after
+    torso, x = MLP((64,), jnp.asarray, axes=3, layer_norm=True), sample(box(4, 4, 2), 3)
     params, apply = jax.jit(torso.init)(jax.random.key(0), x), jax.jit(torso.apply)
     features = np.asarray(apply(params, x))
     np.testing.assert_allclose(features.mean(axis=1), 0, atol=1e-6)
@@ -286,7 +330,7 @@ def test_normalized_features_ignore_observation_scale() -> None:
     equal(apply(params, 100 * x), features, 1e-3)
 
 
-# --- Observations -------------------------------------------------------------------------------------
+# --- Observations ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -297,7 +341,11 @@ def test_normalized_features_ignore_observation_scale() -> None:
         (box(2), np.array([[0.5, -3.0]]), [[0.5, -3.0]]),
         (box(), np.array([0.5, -3.0]), [0.5, -3.0]),
         (box(2, dtype=np.uint8), np.array([[0, 51]], np.uint8), [[0.0, 0.2]]),
-        (Box((2,), np.dtype(np.uint8), np.uint8([0, 0]), np.uint8([2, 4])), np.uint8([[2, 1]]), [[0.5, 0.25]]),
+        (
+            Box((2,), np.dtype(np.uint8), np.uint8([0, 0]), np.uint8([2, 4])),
+            np.uint8([[2, 1]]),
+            [[0.5, 0.25]],
+        ),
         (box(2, dtype=np.bool_), np.array([[True, False]]), [[1.0, 0.0]]),
         (box(2, 1, 1), np.array([[[3.0]], [[4.0]]]), [[[3.0]], [[4.0]]]),  # channels last
         (box(1, 1, 2), np.array([[[3.0, 4.0]]]), [[[3.0], [4.0]]]),  # channels first
@@ -312,7 +360,11 @@ def test_preprocess(space: Space, obs: np.ndarray, expected: list, dtype: type, 
     with jax.enable_x64(x64):
         x = preprocess(obs, space, dtype)
         assert x.dtype == dtype
-        equal(x.astype(jnp.float32), np.asarray(expected, np.float32), 1e-6 if dtype == jnp.float32 else 1e-2)
+        equal(
+            x.astype(jnp.float32),
+            np.asarray(expected, np.float32),
+            1e-6 if dtype == jnp.float32 else 1e-2,
+        )
 
 
 def test_preprocess_keeps_pixels_in_place() -> None:
@@ -352,11 +404,17 @@ def test_choice_of_torso(space: Space, auto: str, readers: str) -> None:
         with pytest.raises(ConfigError) as error:
             actor_critic(NetworkConfig(torso=torso), space, 2, shared_torso=True)
         message = str(error.value)
-        assert message.startswith(f"torso {torso} ") and str(space.shape) in message and "\n" not in message
-        assert message.endswith(f"torso {' or '.join(['auto', 'mlp', *readers.split()])} can read them")
+        assert (
+            message.startswith(f"torso {torso} ")
+            and str(space.shape) in message
+            and "\n" not in message
+        )
+        assert message.endswith(
+            f"torso {' or '.join(['auto', 'mlp', *readers.split()])} can read them"
+        )
 
 
-# --- Actor and critics apart --------------------------------------------------------------------------
+# --- Actor and critics apart ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -364,7 +422,11 @@ def test_choice_of_torso(space: Space, auto: str, readers: str) -> None:
     "space", [Discrete(5), MultiDiscrete((2, 3)), box(), VECTOR, box(3, 2, dtype=np.float64), SMALL]
 )
 def test_shapes_and_dtypes_of_actors_and_critics(space: Space, precision: str) -> None:
-    config, obs, action = TorsoConfig(hidden_sizes=(8, 6), precision=precision), sample(space, 4), jnp.ones((4, 2))
+    config, obs, action = (
+        TorsoConfig(hidden_sizes=(8, 6), precision=precision),
+        sample(space, 4),
+        jnp.ones((4, 2)),
+    )
     for network, inputs, shape in [
         (policy_network(config, space, 5), (obs,), (4, 5)),
         (critic_network(config, space, 3, action_size=2), (obs, action), (3, 4)),
@@ -385,7 +447,8 @@ def test_critics_are_independent_and_read_observation_and_action(space: Space) -
     q = apply(params, obs, action)
     assert jnp.max(jnp.abs(q[0] - q[1])) > 0.01
     equal(apply([params[0], params[0]], obs, action)[1], q[0])
-    equal(apply(params, obs, action[::-1])[:, ::-1], apply(params, obs[::-1], action))  # each example by itself
+    # each example by itself
+    equal(apply(params, obs, action[::-1])[:, ::-1], apply(params, obs[::-1], action))
     for other in (apply(params, obs[::-1], action), apply(params, obs, action[::-1])):
         assert jnp.min(jnp.max(jnp.abs(other - q), axis=1)) > 0.01
 
@@ -400,7 +463,7 @@ def test_a_critic_of_vectors_by_hand() -> None:
     equal(network.apply(params, obs, action), (hidden @ head["kernel"] + head["bias"]).T, 1e-5)
 
 
-# --- Actor and critic ---------------------------------------------------------------------------------
+# --- Actor and critic -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -408,13 +471,18 @@ def test_a_critic_of_vectors_by_hand() -> None:
     "torso, space, core",
     [
         *(("auto", space, core) for space in (VECTOR, SMALL) for core in ("none", *NAMED)),
-        *(("auto", space, "gru") for space in (Discrete(5), MultiDiscrete((2, 3)), box(), box(3, 2, dtype=np.float64))),
+        *(
+            ("auto", space, "gru")
+            for space in (Discrete(5), MultiDiscrete((2, 3)), box(), box(3, 2, dtype=np.float64))
+        ),
         *((torso, SMALL, "none") for torso in ("mlp", "impala")),
     ],
 )
 def test_shapes_and_dtypes(torso: str, space: Space, core: str, precision: str) -> None:
     network = actor_critic(
-        NetworkConfig(torso=torso, hidden_sizes=(8, 6), core=core, core_size=5, precision=precision),
+        NetworkConfig(
+            torso=torso, hidden_sizes=(8, 6), core=core, core_size=5, precision=precision
+        ),
         space,
         3,
         False,
@@ -427,24 +495,30 @@ def test_shapes_and_dtypes(torso: str, space: Space, core: str, precision: str) 
         unrolled = network.unroll(params, sample(space, 7, 4), start, np.ones((7, 4), bool))
         return params, start, network.step(params, sample(space, 4), start), unrolled
 
-    params, start, (outputs, value, after), (all_outputs, values, final) = jax.eval_shape(trace, jax.random.key(0))
+    params, start, (outputs, value, after), (all_outputs, values, final) = jax.eval_shape(
+        trace, jax.random.key(0)
+    )
     assert outputs.shape == (4, 5) and value.shape == (4,)
     assert all_outputs.shape == (7, 4, 5) and values.shape == (7, 4)
-    assert {leaf.dtype for leaf in jax.tree.leaves((params, outputs, value, all_outputs, values))} == {
-        jnp.float32.dtype
-    }
+    assert {
+        leaf.dtype for leaf in jax.tree.leaves((params, outputs, value, all_outputs, values))
+    } == {jnp.float32.dtype}
     assert start == after == final
     assert bool(jax.tree.leaves(start)) == (core != "none")
     assert all(leaf.shape[0] == 4 and leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(start))
 
 
 def test_start() -> None:
-    network = actor_critic(NetworkConfig(hidden_sizes=(8,), initial_std=0.5), VECTOR, 2, False, log_std=3)
+    network = actor_critic(
+        NetworkConfig(hidden_sizes=(8,), initial_std=0.5), VECTOR, 2, False, log_std=3
+    )
     params = jax.jit(network.init)(jax.random.key(0))
     equal(params["log_std"], np.log([0.5] * 3))
     torsos = [params[part]["params"]["Dense_0"] for part in ("policy_torso", "value_torso")]
     heads = [params[part]["params"] for part in ("policy", "value")]
-    for layer, scale in zip([*torsos, *heads], [math.sqrt(2), math.sqrt(2), 0.01, 1.0], strict=True):
+    for layer, scale in zip(
+        [*torsos, *heads], [math.sqrt(2), math.sqrt(2), 0.01, 1.0], strict=True
+    ):
         rows = layer["kernel"] if layer["kernel"].shape == (3, 8) else layer["kernel"].T
         equal(rows @ rows.T / scale**2, np.eye(len(rows)), 1e-5)
         equal(layer["bias"], np.zeros_like(layer["bias"]))
@@ -468,8 +542,14 @@ def test_heads_and_torsos(shared: bool) -> None:
 
     def gradient(pick: Callable[[jax.Array, jax.Array], jax.Array]) -> set[str]:
         """Which parts of the parameters the picked output depends on."""
-        grads = jax.jit(jax.grad(lambda params: jnp.sum(pick(*network.step(params, obs, ())[:2]))))(params)
-        return {part for part, grad in grads.items() if any(jnp.any(leaf != 0) for leaf in jax.tree.leaves(grad))}
+        grads = jax.jit(jax.grad(lambda params: jnp.sum(pick(*network.step(params, obs, ())[:2]))))(
+            params
+        )
+        return {
+            part
+            for part, grad in grads.items()
+            if any(jnp.any(leaf != 0) for leaf in jax.tree.leaves(grad))
+        }
 
     torsos = ("torso", "torso") if shared else ("policy_torso", "value_torso")
     assert gradient(lambda outputs, value: outputs[:, :2]) == {torsos[0], "policy"}
@@ -486,10 +566,14 @@ def test_activation_is_that_of_the_mlp_only(torso: str, count: int) -> None:
     assert len({float(step(params, obs, ())[1][0]) for step in steps}) == count
 
 
-@pytest.mark.parametrize("core, space", [("none", VECTOR), ("none", SMALL), *((core, SMALL) for core in NAMED)])
+@pytest.mark.parametrize(
+    "core, space", [("none", VECTOR), ("none", SMALL), *((core, SMALL) for core in NAMED)]
+)
 def test_bfloat16_is_near_float32_but_not_equal(core: str, space: Space) -> None:
     fine, params = build(NetworkConfig(hidden_sizes=(8,), core=core), space)
-    coarse = actor_critic(NetworkConfig(hidden_sizes=(8,), core=core, precision="bfloat16"), space, 2, True)
+    coarse = actor_critic(
+        NetworkConfig(hidden_sizes=(8,), core=core, precision="bfloat16"), space, 2, True
+    )
     arguments = params, sample(space, 5, 4), fine.initial_core(4), np.ones((5, 4), bool)
     values, rough = (jax.jit(network.unroll)(*arguments)[1] for network in (fine, coarse))
     assert 1e-5 < jnp.max(jnp.abs(values - rough)) < 5e-2
@@ -498,13 +582,15 @@ def test_bfloat16_is_near_float32_but_not_equal(core: str, space: Space) -> None
 def test_heads_compute_in_float32() -> None:
     fine, params = build(NetworkConfig(hidden_sizes=()), VECTOR)
     coarse = actor_critic(NetworkConfig(hidden_sizes=(), precision="bfloat16"), VECTOR, 2, True)
-    obs = np.array([[1, -2, 4]], np.float32)  # exact in bfloat16, and there are no layers but the heads
+    # exact in bfloat16, and there are no layers but the heads
+    obs = np.array([[1, -2, 4]], np.float32)
     equal(coarse.step(params, obs, ()), fine.step(params, obs, ()))
 
 
-# --- Memory across episodes ---------------------------------------------------------------------------
+# --- Memory across episodes -----------------------------------------------------------------------
 
-VALID = np.array([[1, 1, 0, 1, 1, 1, 0, 0, 1], [0, 1, 1, 1, 1, 1, 1, 1, 0], [1] * 9], bool).T  # [T, B]
+# [T, B]
+VALID = np.array([[1, 1, 0, 1, 1, 1, 0, 0, 1], [0, 1, 1, 1, 1, 1, 1, 1, 0], [1] * 9], bool).T
 RECURRENT = [
     pytest.param(GRU, SMALL, id="cnn"),
     *(pytest.param(config, VECTOR, id=name) for name, config in CORES.items()),
@@ -516,7 +602,9 @@ def underway(network: Any, params: Any, space: Space, num_envs: int) -> Any:
     core = network.initial_core(num_envs)
     for seed in range(4):
         *_, core = jax.jit(network.step)(params, sample(space, num_envs, seed=seed + 10), core)
-        core = reset_core(core, network.initial_core(num_envs), (np.arange(num_envs) > 0) | (seed != 1))
+        core = reset_core(
+            core, network.initial_core(num_envs), (np.arange(num_envs) > 0) | (seed != 1)
+        )
     return core
 
 
@@ -535,7 +623,10 @@ def test_unroll_equals_running_episodes_one_by_one(config: NetworkConfig, space:
             equal((outputs[t, env], values[t, env]), (np.asarray(output)[0], np.asarray(value)[0]))
             if not VALID[t, env]:
                 core = network.initial_core(1)
-        equal(jax.tree.map(lambda x, env=env: x[env], final), jax.tree.map(lambda x: np.asarray(x)[0], core))
+        equal(
+            jax.tree.map(lambda x, env=env: x[env], final),
+            jax.tree.map(lambda x: np.asarray(x)[0], core),
+        )
     never_reset = np.asarray(unroll(params, obs, start, np.ones_like(VALID))[1])
     changed = np.any(np.abs(values - never_reset) > 1e-4, axis=0)
     assert changed.tolist() == [True, True, False]
@@ -559,7 +650,9 @@ def test_step_with_reset_core_equals_unroll(config: NetworkConfig, space: Space)
 def test_any_core_joins_any_heads() -> None:
     """A critic over running sums of features: what a custom core, and heads with an input, need."""
 
-    def step(params: dict[str, Any], features: jax.Array, core: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def step(
+        params: dict[str, Any], features: jax.Array, core: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         core = params["decay"] * core + features
         return jnp.tanh(core), core
 
@@ -574,11 +667,18 @@ def test_any_core_joins_any_heads() -> None:
         return jnp.stack(outputs), core
 
     core = Core(
-        lambda key, features: ({"decay": jnp.float32(0.5)}, features), step, unroll, lambda n: jnp.zeros((n, 8))
+        lambda key, features: ({"decay": jnp.float32(0.5)}, features),
+        step,
+        unroll,
+        lambda n: jnp.zeros((n, 8)),
     )
     config = TorsoConfig(hidden_sizes=(8,))
     critic = make_network(config, VECTOR, core, action_value_head(config, 2))
-    params, step_critic, reset = jax.jit(critic.init)(jax.random.key(0)), jax.jit(critic.step), jax.jit(reset_core)
+    params, step_critic, reset = (
+        jax.jit(critic.init)(jax.random.key(0)),
+        jax.jit(critic.step),
+        jax.jit(reset_core),
+    )
     assert params.keys() == {"torso", "decay", "mlp", "head"}
     obs, action = sample(VECTOR, *VALID.shape), sample(box(2), *VALID.shape)
     state = initial = critic.initial_core(VALID.shape[1])
@@ -596,10 +696,13 @@ def test_any_core_joins_any_heads() -> None:
 def test_nothing_flows_over_a_reset(name: str) -> None:
     network, params = build(dataclasses.replace(CORES[name], core_window=9), VECTOR)
     obs, start = jnp.asarray(sample(VECTOR, *VALID.shape)), network.initial_core(3)
-    gradient = jax.jit(jax.grad(lambda obs: jnp.sum(network.unroll(params, obs, start, VALID)[1][-1])))(obs)
+    gradient = jax.jit(
+        jax.grad(lambda obs: jnp.sum(network.unroll(params, obs, start, VALID)[1][-1]))
+    )(obs)
     depends = jnp.any(gradient != 0, axis=-1)
     assert depends[:, 0].tolist() == [False] * 8 + [True]  # reset at steps 6 and 7
-    assert depends[:, 1].tolist() == [False] + [True] * 8  # its reset at step 8 comes after that step's value
+    # its reset at step 8 comes after that step's value
+    assert depends[:, 1].tolist() == [False] + [True] * 8
     assert depends[:, 2].tolist() == [True] * 9
 
 
@@ -620,7 +723,7 @@ def test_without_a_core_steps_are_independent() -> None:
     equal((outputs[4], values[4]), jax.jit(network.step)(params, obs[4], ())[:2])
 
 
-# --- Many devices -------------------------------------------------------------------------------------
+# --- Many devices ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -629,7 +732,10 @@ def test_without_a_core_steps_are_independent() -> None:
         pytest.param(GRU, SMALL, id="cnn"),
         *(
             pytest.param(
-                CORES[name], VECTOR, id=name, marks=pytest.mark.case if name in ("gru", "lstm", "linear") else []
+                CORES[name],
+                VECTOR,
+                id=name,
+                marks=pytest.mark.case if name in ("gru", "lstm", "linear") else [],
             )
             for name in CORES
         ),
@@ -647,13 +753,20 @@ def test_gradients_are_equal_on_one_and_eight_devices(config: NetworkConfig, spa
         return jax.tree.reduce(jnp.add, squares)
 
     def sharded(params: object, *shards: object) -> object:
-        return jax.value_and_grad(lambda params: jax.lax.psum(total(params, *shards), "data"))(params)
+        return jax.value_and_grad(lambda params: jax.lax.psum(total(params, *shards), "data"))(
+            params
+        )
 
     batch, time_batch = PartitionSpec("data"), PartitionSpec(None, "data")
     mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:8]), ("data",))
     specs = (PartitionSpec(), time_batch, batch, time_batch)
-    program = jax.jit(jax.shard_map(sharded, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=True))
-    one, eight = jax.jit(jax.value_and_grad(total))(params, obs, core, valid), program(params, obs, core, valid)
+    program = jax.jit(
+        jax.shard_map(sharded, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=True)
+    )
+    one, eight = (
+        jax.jit(jax.value_and_grad(total))(params, obs, core, valid),
+        program(params, obs, core, valid),
+    )
     assert len(eight[0].sharding.device_set) == 8
     equal(eight, one, 1e-5)
 
@@ -670,7 +783,9 @@ def test_convolution_and_pool_on_eight_devices(padding: str) -> None:
 
     mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:8]), ("data",))
     specs = (PartitionSpec(), PartitionSpec("data"))
-    program = jax.jit(jax.shard_map(sharded, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=True))
+    program = jax.jit(
+        jax.shard_map(sharded, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=True)
+    )
     equal(program(kernel, x), jax.jit(jax.value_and_grad(total))(kernel, x), 1e-5)
 
 
@@ -680,13 +795,17 @@ def test_a_recurrent_gradient_is_summed_over_devices_once(name: str) -> None:
     mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:8]), ("data",))
 
     def gradient(params: object, obs: jax.Array, core: jax.Array, valid: jax.Array) -> object:
-        return jax.grad(lambda params: jax.lax.psum(jnp.sum(network.unroll(params, obs, core, valid)[1]), "data"))(
-            params
-        )
+        return jax.grad(
+            lambda params: jax.lax.psum(
+                jnp.sum(network.unroll(params, obs, core, valid)[1]), "data"
+            )
+        )(params)
 
     time_batch = PartitionSpec(None, "data")
     specs = (PartitionSpec(), time_batch, PartitionSpec("data"), time_batch)
-    program = jax.shard_map(gradient, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=True)
+    program = jax.shard_map(
+        gradient, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=True
+    )
     arguments = (
         params,
         sample(VECTOR, 9, 8),
@@ -710,6 +829,10 @@ def test_a_population_of_networks_is_a_vmap() -> None:
 
 def test_inside_a_scan_gradients_are_the_same() -> None:
     (network, params), obs = build(NetworkConfig(), SMALL), sample(SMALL, 3, 4)
-    gradient = jax.jit(jax.grad(lambda params, obs: jnp.sum(jnp.square(network.step(params, obs, ())[1]))))
-    scanned = jax.jit(lambda params: jax.lax.scan(lambda _, obs: (None, gradient(params, obs)), None, obs)[1])(params)
+    gradient = jax.jit(
+        jax.grad(lambda params, obs: jnp.sum(jnp.square(network.step(params, obs, ())[1])))
+    )
+    scanned = jax.jit(
+        lambda params: jax.lax.scan(lambda _, obs: (None, gradient(params, obs)), None, obs)[1]
+    )(params)
     equal(jax.tree.map(lambda x: x[1], scanned), gradient(params, obs[1]), 1e-5)

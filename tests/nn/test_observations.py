@@ -21,8 +21,17 @@ from jaxrl_dist.nn.torsos import choose_torso
 from jaxrl_dist.spaces import Box, Discrete, Space, zeros
 from jaxrl_dist.types import Context
 
-IMAGE = Box((12, 12, 3), np.dtype(np.uint8), np.zeros((12, 12, 3), np.uint8), np.full((12, 12, 3), 255, np.uint8))
-SPACE: dict[str, Space] = {"speed": box(2), "arm": {"angle": box(3), "grip": Discrete(2)}, "camera": IMAGE}
+IMAGE = Box(
+    (12, 12, 3),
+    np.dtype(np.uint8),
+    np.zeros((12, 12, 3), np.uint8),
+    np.full((12, 12, 3), 255, np.uint8),
+)
+SPACE: dict[str, Space] = {
+    "speed": box(2),
+    "arm": {"angle": box(3), "grip": Discrete(2)},
+    "camera": IMAGE,
+}
 VECTORS: dict[str, Space] = {"speed": box(2), "arm": {"angle": box(3), "grip": Discrete(2)}}
 NET = NetworkConfig(hidden_sizes=(6,), torso="auto")
 
@@ -33,20 +42,27 @@ def sample(space: Space, num: int, seed: int = 0) -> Any:
 
 
 def test_vectors_are_read_side_by_side_as_one() -> None:
-    """A dict of vectors gives what their concatenation, in the order of their names, gives with the same parameters."""
+    """A dict of vectors gives what their concatenation, in the order of their names,
+    gives with the same parameters.
+    """
     network = networks.actor_critic(NET, VECTORS, 2, shared_torso=False)
     flat = networks.actor_critic(NET, box(7), 2, shared_torso=False)
     obs = sample(VECTORS, 5)
     params, other = network.init(jax.random.key(0)), flat.init(jax.random.key(1))
     moved = jax.tree.unflatten(jax.tree.structure(other), jax.tree.leaves(params))
-    joined = np.concatenate([obs["arm"]["angle"], np.eye(2)[obs["arm"]["grip"]], obs["speed"]], 1).astype(np.float32)
-    for ours, theirs in zip(network.step(params, obs, ()), flat.step(moved, joined, ()), strict=True):
+    joined = np.concatenate(
+        [obs["arm"]["angle"], np.eye(2)[obs["arm"]["grip"]], obs["speed"]], 1
+    ).astype(np.float32)
+    for ours, theirs in zip(
+        network.step(params, obs, ()), flat.step(moved, joined, ()), strict=True
+    ):
         np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["camera", "mlp", "join"])
 def test_every_part_matters_together_with_the_others(name: str) -> None:
-    """Linear heads over separate features could not represent a product of two parts; the joining layer can.
+    """Linear heads over separate features could not represent a product of two parts;
+    the joining layer can.
 
     An image may have the name of one of our layers."""
     space = {name if part == "camera" else part: inner for part, inner in SPACE.items()}
@@ -61,7 +77,9 @@ def test_every_part_matters_together_with_the_others(name: str) -> None:
     for part in space:
         assert not np.allclose(output(**{part: other[part]}), plain)
     both = output(speed=other["speed"], **{name: other[name]})
-    assert not np.allclose(both - plain, output(speed=other["speed"]) + output(**{name: other[name]}) - 2 * plain)
+    assert not np.allclose(
+        both - plain, output(speed=other["speed"]) + output(**{name: other[name]}) - 2 * plain
+    )
 
 
 @pytest.mark.parametrize("space", [SPACE, VECTORS, {"only": IMAGE}])
@@ -70,7 +88,9 @@ def test_leading_axes_do_not_matter(space: Space) -> None:
     params, obs = network.init(jax.random.key(0)), sample(space, 6)
     rows = network.step(params, obs, ())[0]
     folded = network.step(params, jax.tree.map(lambda x: x.reshape(2, 3, *x.shape[1:]), obs), ())[0]
-    np.testing.assert_allclose(np.asarray(folded).reshape(rows.shape), np.asarray(rows), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        np.asarray(folded).reshape(rows.shape), np.asarray(rows), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_a_torso_of_ones_own_gets_the_parts() -> None:
@@ -89,15 +109,19 @@ def test_a_torso_of_ones_own_gets_the_parts() -> None:
 def test_torsos_are_chosen_by_part() -> None:
     assert choose_torso("auto", SPACE) == "parts" and choose_torso("auto", VECTORS) == "mlp"
     assert choose_torso("impala", SPACE) == "parts" and choose_torso("mlp", SPACE) == "mlp"
-    with pytest.raises(ConfigError, match=r"torso nature reads images of 36 .* no part .*; torso auto or mlp can"):
+    with pytest.raises(
+        ConfigError, match=r"torso nature reads images of 36 .* no part .*; torso auto or mlp can"
+    ):
         choose_torso("nature", SPACE)
 
 
-# --- Critics that see more --------------------------------------------------------------------------
+# --- Critics that see more ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, pytest.param({"core": "gru", "core_size": 5}, marks=pytest.mark.case)], ids=["plain", "gru"]
+    "fields",
+    [{}, pytest.param({"core": "gru", "core_size": 5}, marks=pytest.mark.case)],
+    ids=["plain", "gru"],
 )
 def test_the_policy_does_not_see_what_only_the_critic_sees(fields: dict[str, Any]) -> None:
     spec = find(parts.Secret()).spec
@@ -107,9 +131,13 @@ def test_the_policy_does_not_see_what_only_the_critic_sees(fields: dict[str, Any
     obs = {"state": jnp.full((3, 1), 0.5), "hint": jnp.ones((3, 1))}
     context = Context(jax.random.split(jax.random.key(1), 3), jnp.float32(0))
     action, after, extras = algorithm.policy(variables, obs, core, context)
-    other, other_after, others = algorithm.policy(variables, {**obs, "state": jnp.full((3, 1), -0.5)}, core, context)
+    other, other_after, others = algorithm.policy(
+        variables, {**obs, "state": jnp.full((3, 1), -0.5)}, core, context
+    )
     jax.tree.map(np.testing.assert_array_equal, (action, after), (other, other_after))
-    assert np.all(extras["log_prob"] == others["log_prob"]) and not np.any(np.isclose(extras["value"], others["value"]))
+    assert np.all(extras["log_prob"] == others["log_prob"]) and not np.any(
+        np.isclose(extras["value"], others["value"])
+    )
     blind, _, _ = algorithm.policy(variables, {**obs, "hint": -obs["hint"]}, core, context)
     assert not np.allclose(action["guess"], blind["guess"])
 
@@ -122,7 +150,9 @@ def test_replayed_critics_see_more_too(name: str) -> None:
     algorithm = config_class(name)(hidden_sizes=(4,), critic_sees=hidden).make(spec)
     params = algorithm.init(jax.random.key(0)).params
     sizes = {
-        key: next(x.shape[0] for x in jax.tree.leaves(params[key]) if x.ndim == 2 and x.shape[1] == 4)
+        key: next(
+            x.shape[0] for x in jax.tree.leaves(params[key]) if x.ndim == 2 and x.shape[1] == 4
+        )
         for key in ("actor", "critic")
     }
     hidden_size = spec.observation[hidden].shape[0]
@@ -130,7 +160,11 @@ def test_replayed_critics_see_more_too(name: str) -> None:
 
 
 def test_what_only_the_critic_sees_must_be_there() -> None:
-    secret, grid, plain = find(parts.Secret()).spec, find(parts.Grid()).spec, find("CartPole-v1").spec
+    secret, grid, plain = (
+        find(parts.Secret()).spec,
+        find(parts.Grid()).spec,
+        find("CartPole-v1").spec,
+    )
     for spec, hidden, message in (
         (secret, ("speed",), "has no such part to observe; its parts are hint, state"),
         (secret, ("state", "hint"), "leaves the policy of object:Secret nothing to observe"),
@@ -142,7 +176,9 @@ def test_what_only_the_critic_sees_must_be_there() -> None:
     for family in ("jaxmarl", "other"):
         with pytest.raises(ConfigError, match="its observation has no parts") as error:
             observations.input_space(dataclasses.replace(plain, family=family), ("state",))
-        assert ("; --env-options state=true gives it one" in error.value.with_flags) == (family == "jaxmarl")
+        assert ("; --env-options state=true gives it one" in error.value.with_flags) == (
+            family == "jaxmarl"
+        )
 
 
 def grey(*shape: int, high: int = 255) -> Box:

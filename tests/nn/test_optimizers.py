@@ -1,4 +1,6 @@
-"""The optimiser of every algorithm: by name, with weight decay, and with a schedule over env steps."""
+"""The optimiser of every algorithm: by name, with weight decay, and with a schedule over env
+steps.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ from jaxrl_dist.nn.optimizers import OptimizerConfig
 DISCRETE, CONTINUOUS = spec(), spec(action=box(2, bound=1.0))
 PARAMS = {"w": jnp.array([[1.0, -2.0], [0.5, 3.0]])}
 GRADS = {"w": jnp.array([[0.1, 0.2], [-0.3, 0.4]])}
-NAMES = [name for kind in get_args(get_type_hints(OptimizerConfig)["optimizer"]) for name in get_args(kind)]
+NAMES = [
+    name
+    for kind in get_args(get_type_hints(OptimizerConfig)["optimizer"])
+    for name in get_args(kind)
+]
 
 
 def steps(optimizer: optax.GradientTransformation, *env_steps: float) -> np.ndarray:
@@ -60,21 +66,29 @@ def test_named_optimizer_has_the_defaults_of_optax() -> None:
 
 def test_weight_decay_is_added_to_the_gradient_or_apart_from_it() -> None:
     added = OptimizerConfig(optimizer="sgd", weight_decay=0.5).make_optimizer("adam", 0.1)
-    np.testing.assert_allclose(steps(added, 0), PARAMS["w"] - 0.1 * (GRADS["w"] + 0.5 * PARAMS["w"]), rtol=1e-6)
+    np.testing.assert_allclose(
+        steps(added, 0), PARAMS["w"] - 0.1 * (GRADS["w"] + 0.5 * PARAMS["w"]), rtol=1e-6
+    )
     apart = OptimizerConfig(optimizer="adamw", weight_decay=0.5).make_optimizer("adam", 0.1)
-    np.testing.assert_array_equal(steps(apart, 0, 1), steps(optax.adamw(0.1, weight_decay=0.5), 0, 1))
+    np.testing.assert_array_equal(
+        steps(apart, 0, 1), steps(optax.adamw(0.1, weight_decay=0.5), 0, 1)
+    )
     assert (steps(apart, 0, 1) != steps(optax.adamw(0.1), 0, 1)).any()
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_a_schedule_takes_the_step_size_to_zero_over_env_steps(schedule: Any, name: Any) -> None:
-    config = OptimizerConfig(optimizer=name, learning_rate_schedule=schedule, learning_rate_steps=100)
+    config = OptimizerConfig(
+        optimizer=name, learning_rate_schedule=schedule, learning_rate_steps=100
+    )
     scheduled, constant = config.make_optimizer("sgd", 0.1), getattr(optax, name)(0.1)
     moved = steps(constant, 0) - PARAMS["w"]
     for env_step, linear in ((0, 1.0), (25, 0.75), (100, 0.0), (1e7, 0.0)):
         left = linear if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * (1 - linear)))
-        np.testing.assert_allclose(steps(scheduled, env_step) - PARAMS["w"], left * moved, rtol=1e-4, atol=1e-7)
+        np.testing.assert_allclose(
+            steps(scheduled, env_step) - PARAMS["w"], left * moved, rtol=1e-4, atol=1e-7
+        )
 
 
 @pytest.mark.parametrize("name", runs.cases(ALGORITHMS, "ppo", "dqn"))
@@ -82,7 +96,11 @@ def test_every_algorithm_has_the_flags_and_obeys_them(name: str) -> None:
     """At the end of the schedule nothing moves; at its start all parameters do."""
     kind = config_class(name)
     assert issubclass(kind, OptimizerConfig)
-    fields: dict[str, Any] = {"hidden_sizes": (4,), "learning_rate_schedule": "linear", "learning_rate_steps": 64}
+    fields: dict[str, Any] = {
+        "hidden_sizes": (4,),
+        "learning_rate_schedule": "linear",
+        "learning_rate_steps": 64,
+    }
     config = dataclasses.replace(kind(), **fields)
     config.validate()
     algorithm = config.make(CONTINUOUS if name in ("td3", "ddpg") else DISCRETE)
@@ -93,7 +111,9 @@ def test_every_algorithm_has_the_flags_and_obeys_them(name: str) -> None:
         new = state._replace(env_step=jnp.float32(env_step))
         for _ in range(2):  # TD3's actor moves with every second update
             new = sgd.apply(algorithm, new, grads)
-        changed = jax.tree.map(lambda x, y: bool((x != y).any()), state.variables.params, new.variables.params)
+        changed = jax.tree.map(
+            lambda x, y: bool((x != y).any()), state.variables.params, new.variables.params
+        )
         return jax.tree.leaves(changed)
 
     assert all(moved(0)) and not any(moved(64))
@@ -104,8 +124,12 @@ def test_a_run_says_so_if_it_goes_on_after_its_schedule(total: int, warned: bool
     from jaxrl_dist.training.setup import prepare
 
     schedule: dict[str, Any] = {"learning_rate_schedule": "linear", "learning_rate_steps": 512}
-    config = jaxrl_dist.preset("ppo", "gymnax:CartPole-v1", total_env_steps=total, num_devices=1, **schedule)
-    said = pytest.warns(ConfigWarning, match="512 is less than total_env_steps 513: step sizes are 0 from there")
+    config = jaxrl_dist.preset(
+        "ppo", "gymnax:CartPole-v1", total_env_steps=total, num_devices=1, **schedule
+    )
+    said = pytest.warns(
+        ConfigWarning, match="512 is less than total_env_steps 513: step sizes are 0 from there"
+    )
     with said if warned else contextlib.nullcontext():
         prepare(config)
 
@@ -133,8 +157,14 @@ def test_population_varies_the_step_size_of_a_schedule() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "no horizon": ({"learning_rate_schedule": "linear"}, "linear needs learning_rate_steps, the env steps"),
-    "no schedule": ({"learning_rate_steps": 9}, "learning_rate_steps does nothing without learning_rate_schedule"),
+    "no horizon": (
+        {"learning_rate_schedule": "linear"},
+        "linear needs learning_rate_steps, the env steps",
+    ),
+    "no schedule": (
+        {"learning_rate_steps": 9},
+        "learning_rate_steps does nothing without learning_rate_schedule",
+    ),
     "another name": ({"optimizer": "adan"}, "optimizer must be one of"),
     "growth": ({"weight_decay": -1.0}, "weight_decay must be >= 0"),
     "the old name": ({"anneal_updates": 9}, "it is learning_rate_schedule here"),
@@ -151,5 +181,8 @@ def test_what_is_refused(what: str) -> None:
 @pytest.mark.parametrize("name", ["adam", "rmsprop"])
 def test_settings_of_the_replaced_optimizer_are_refused(name: str) -> None:
     config = jaxrl_dist.Train("a2c", env="gymnax:CartPole-v1")
-    with pytest.raises(ConfigError, match="rms_decay does nothing without A2C's own RMSProp, which optimizer replaces"):
+    with pytest.raises(
+        ConfigError,
+        match="rms_decay does nothing without A2C's own RMSProp, which optimizer replaces",
+    ):
         jaxrl_dist.preset("a2c", config.env, optimizer=name, rms_decay=0.9)

@@ -48,7 +48,9 @@ def nnx_pair(size: int) -> Any:
             return nnx.tanh(self.dense(x.reshape(len(x), -1)))
 
     graph = nnx.graphdef(Net(nnx.Rngs(0)))
-    return lambda key, x: nnx.state(Net(nnx.Rngs(key))), lambda params, x: nnx.merge(graph, params)(x)
+    return lambda key, x: nnx.state(Net(nnx.Rngs(key))), lambda params, x: nnx.merge(graph, params)(
+        x
+    )
 
 
 def equinox_pair(size: int) -> Any:
@@ -79,20 +81,30 @@ LIBRARIES: dict[str, Callable[[int], Any]] = {
     "equinox": equinox_pair,
     "functions": functions,
 }
-IMAGE = Box((4, 6, 6), np.dtype(np.uint8), np.zeros((4, 6, 6), np.uint8), np.full((4, 6, 6), 255, np.uint8))
+IMAGE = Box(
+    (4, 6, 6), np.dtype(np.uint8), np.zeros((4, 6, 6), np.uint8), np.full((4, 6, 6), 255, np.uint8)
+)
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize("space", [box(3), IMAGE, Discrete(4)], ids=["vector", "image", "categories"])
+@pytest.mark.parametrize(
+    "space", [box(3), IMAGE, Discrete(4)], ids=["vector", "image", "categories"]
+)
 def test_it_sees_what_torsos_see(library: str, space: Any) -> None:
-    """A batch along one axis, whatever the axes of the observations, which come as the other torsos have them."""
+    """A batch along one axis, whatever the axes of the observations,
+    which come as the other torsos have them.
+    """
     shape = {(): (4,), (4, 6, 6): (6, 6, 4)}.get(space.shape, space.shape)
-    torso = make_torso(TorsoConfig(torso=LIBRARIES[library](int(np.prod(shape)))), space, jnp.dtype(jnp.float32))
+    torso = make_torso(
+        TorsoConfig(torso=LIBRARIES[library](int(np.prod(shape)))), space, jnp.dtype(jnp.float32)
+    )
     x = np.random.default_rng(1).normal(size=(2, 3, *shape)).astype(np.float32)
     apply = jax.jit(torso.apply)
     params = jax.jit(torso.init)(jax.random.key(0), x[0, :1])
     features = apply(params, x[0, :1])
-    assert features.shape == (1, WIDTH) and all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(params))
+    assert features.shape == (1, WIDTH) and all(
+        leaf.dtype == np.float32 for leaf in jax.tree.leaves(params)
+    )
     together = apply(params, x)
     assert together.shape == (2, 3, WIDTH)
     apart = np.stack([[apply(params, each[None])[0] for each in row] for row in x])
@@ -127,21 +139,33 @@ def test_every_algorithm_learns_by_it(name: str) -> None:
 
     def total(params: Any) -> jax.Array:
         examples = jax.random.split(jax.random.key(1), len(jax.tree.leaves(batch)[0]))
-        losses, mask, _ = algorithm.loss(variables._replace(params=params), batch, Context(examples, target=target))
+        losses, mask, _ = algorithm.loss(
+            variables._replace(params=params), batch, Context(examples, target=target)
+        )
         return jnp.sum(losses * mask)
 
     grads = jax.jit(jax.grad(total))(variables.params)
-    moved = [bool(jnp.any(leaf != 0)) for leaf in jax.tree.leaves(grads) if set(leaf.shape) == {3, WIDTH}]
+    moved = [
+        bool(jnp.any(leaf != 0)) for leaf in jax.tree.leaves(grads) if set(leaf.shape) == {3, WIDTH}
+    ]
     assert len(moved) == len(torsos) and all(moved)
 
 
 def test_a_run_and_its_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Which needs the network once more: no file holds it."""
-    sizes = {"num_envs": 8, "rollout_length": 16, "total_env_steps": 256, "report_interval": 128, "num_devices": 1}
+    sizes = {
+        "num_envs": 8,
+        "rollout_length": 16,
+        "total_env_steps": 256,
+        "report_interval": 128,
+        "num_devices": 1,
+    }
     net = nnx_pair(4)
     config = jaxrl_dist.preset("a2c", "CartPole-v1", torso=net, evaluation_episodes=2, **sizes)
     *_, last = jaxrl_dist.train(dataclasses.replace(config, run_dir=str(tmp_path / "run")))
-    assert runs.read_json(tmp_path / "run/config.json")["hyperparameters"]["torso"] == "object:tuple"
+    assert (
+        runs.read_json(tmp_path / "run/config.json")["hyperparameters"]["torso"] == "object:tuple"
+    )
     policy = jaxrl_dist.load_policy(tmp_path / "run", torso=net)
     jax.tree.map(np.testing.assert_array_equal, policy.variables, last.variables())
     assert policy(np.zeros((3, 4)))[0].shape == (3,)
@@ -155,11 +179,20 @@ def test_a_run_and_its_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "an unknown name": ("lstm", "unknown torso 'lstm'; these work: auto, mlp, minatar, nature, impala"),
+    "an unknown name": (
+        "lstm",
+        "unknown torso 'lstm'; these work: auto, mlp, minatar, nature, impala",
+    ),
     "one function": (jnp.tanh, "torso must be a name, or a pair of functions (init, apply), not"),
     "a class": (Linen, "torso must be an instance, such as Linen(), not the class Linen"),
-    "no functions": ((1, 2), "torso must be a name, or a pair of functions (init, apply), not (1, 2)"),
-    "no batch": ((lambda key, x: {}, lambda params, x: x[0]), "has made (3,) of observations (1, 3); (1, width) works"),
+    "no functions": (
+        (1, 2),
+        "torso must be a name, or a pair of functions (init, apply), not (1, 2)",
+    ),
+    "no batch": (
+        (lambda key, x: {}, lambda params, x: x[0]),
+        "has made (3,) of observations (1, 3); (1, width) works",
+    ),
 }
 
 

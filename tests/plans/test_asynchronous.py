@@ -1,4 +1,6 @@
-"""Plans whose actors run in threads: lag, counts, devices, what is late, what fails, and what is left behind."""
+"""Plans whose actors run in threads: lag, counts, devices, what is late, what fails,
+and what is left behind.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,15 @@ import jax
 import numpy as np
 import pytest
 import runs
-from probes import assert_close, learner_of, make_job, make_mesh, perturbed, random_rollout, with_sgd
+from probes import (
+    assert_close,
+    learner_of,
+    make_job,
+    make_mesh,
+    perturbed,
+    random_rollout,
+    with_sgd,
+)
 
 from jaxrl_dist import flow, returns
 from jaxrl_dist import mesh as meshes
@@ -35,7 +45,12 @@ from jaxrl_dist.errors import EnvError, EnvWarning
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.learners.gradients import _extended
 from jaxrl_dist.learners.policies import state_of
-from jaxrl_dist.learners.sharded import compile_apply, compile_gradient, compile_priority, compile_update
+from jaxrl_dist.learners.sharded import (
+    compile_apply,
+    compile_gradient,
+    compile_priority,
+    compile_update,
+)
 from jaxrl_dist.memory import ring
 from jaxrl_dist.plans import asynchronous as asynchronous_module
 from jaxrl_dist.plans import threaded
@@ -47,7 +62,8 @@ from jaxrl_dist.plans.report import check_progress
 from jaxrl_dist.plans.threaded import homes, joiner, sender
 from jaxrl_dist.types import Algorithm, EnvSpec, EpisodeStats, Report, Rollout, Timestep, TrainState
 
-pytestmark = pytest.mark.filterwarnings("ignore::jaxrl_dist.errors.EnvWarning")  # of environments that are to fail
+# of environments that are to fail
+pytestmark = pytest.mark.filterwarnings("ignore::jaxrl_dist.errors.EnvWarning")
 
 ACTORS, SIZE, LENGTH = 4, 2, 8
 STEPS = ACTORS * SIZE * LENGTH  # of one iteration
@@ -55,14 +71,18 @@ CONFIGS: dict[str, Any] = {
     "impala": IMPALA(hidden_sizes=(8,)),
     "a2c": A2C(hidden_sizes=(8,)),
     "dqn": DQN(
-        hidden_sizes=(8,), batch_size=16, replay_capacity=64 * STEPS, replay_ratio=2 / STEPS, learning_starts=2 * STEPS
+        hidden_sizes=(8,),
+        batch_size=16,
+        replay_capacity=64 * STEPS,
+        replay_ratio=2 / STEPS,
+        learning_starts=2 * STEPS,
     ),
 }
 PLANS = {"asynchronous": asynchronous, "gradients": gradients}
 PLAN_OF = {"impala": asynchronous, "a2c": gradients, "dqn": asynchronous}
 
 
-# --- Jobs ---------------------------------------------------------------------------------------------
+# --- Jobs -----------------------------------------------------------------------------------------
 
 
 class Hooked(NamedTuple):
@@ -93,11 +113,15 @@ class Hooked(NamedTuple):
 
 
 @functools.cache
-def base(name: str, num_devices: int, env_id: str = "envpool:CartPole-v1", num_actors: int = ACTORS) -> Job:
+def base(
+    name: str, num_devices: int, env_id: str = "envpool:CartPole-v1", num_actors: int = ACTORS
+) -> Job:
     """A job whose runs share their programs, as those of one process do."""
     source = find(env_id)
     algorithm = CONFIGS[name].make(source.spec)
-    job = make_job(algorithm, source, num_envs=ACTORS * SIZE, rollout_length=LENGTH, num_devices=num_devices)
+    job = make_job(
+        algorithm, source, num_envs=ACTORS * SIZE, rollout_length=LENGTH, num_devices=num_devices
+    )
     return job._replace(cache=ProgramCache(), pool=PoolOptions(num_actors, (make_mesh(1),)))
 
 
@@ -113,10 +137,16 @@ def make(
     max_lag: int | None = None,
     **options: Any,
 ) -> Job:
-    """A job of at least so many iterations, with a report after each ``interval``; ``env`` is like CartPole."""
+    """A job of at least so many iterations, with a report after each ``interval``;
+    ``env`` is like CartPole.
+    """
     job = base(name, learners, *([env] if isinstance(env, str) else []), num_actors=num_actors)
     source: Any = job.source if isinstance(env, str) else env
-    steps = {"total_env_steps": iterations * STEPS, "report_interval": interval * STEPS, "max_lag": max_lag}
+    steps = {
+        "total_env_steps": iterations * STEPS,
+        "report_interval": interval * STEPS,
+        "max_lag": max_lag,
+    }
     return job._replace(
         config=dataclasses.replace(job.config, **steps),
         source=source if hook is None else Hooked(source, hook),
@@ -125,9 +155,13 @@ def make(
 
 
 class Calling(ProgramCache):
-    """The programs of another cache; those of one name call ``before`` with the number of the call."""
+    """The programs of another cache; those of one name call ``before`` with the number of the
+    call.
+    """
 
-    def __init__(self, programs: ProgramCache | None, name: str, before: Callable[[int], None]) -> None:
+    def __init__(
+        self, programs: ProgramCache | None, name: str, before: Callable[[int], None]
+    ) -> None:
         assert programs is not None
         self._programs, self._name, self._before = programs, name, before
 
@@ -163,22 +197,38 @@ def take(run: Iterator[Report], count: int) -> list[Report]:
         with_close.close()
 
 
-TIMED = ("time/", "async/queue", "async/sent", "async/dropped", "async/learner_idle", "async/actor_idle")
+TIMED = (
+    "time/",
+    "async/queue",
+    "async/sent",
+    "async/dropped",
+    "async/learner_idle",
+    "async/actor_idle",
+)
 
 
 def numbers(report: Report) -> dict[str, Any]:
     """All that a report says but what the clock decides."""
     metrics = {name: value for name, value in report.metrics.items() if not name.startswith(TIMED)}
-    return {"env_steps": report.env_steps, "updates": report.updates, "iteration": report.iteration, **metrics}
+    return {
+        "env_steps": report.env_steps,
+        "updates": report.updates,
+        "iteration": report.iteration,
+        **metrics,
+    }
 
 
 def lags(report: Report) -> dict[int, float]:
     """How many samples of each lag have been learnt from since the last report."""
     prefix = "async/lag/"
-    return {int(name.removeprefix(prefix)): n for name, n in report.metrics.items() if name.startswith(prefix) and n}
+    return {
+        int(name.removeprefix(prefix)): n
+        for name, n in report.metrics.items()
+        if name.startswith(prefix) and n
+    }
 
 
-# --- ParamStore ---------------------------------------------------------------------------------------
+# --- ParamStore -----------------------------------------------------------------------------------
 
 
 def test_store_keeps_the_newest_versions() -> None:
@@ -187,7 +237,9 @@ def test_store_keeps_the_newest_versions() -> None:
     store = ParamStore([*acting, acting[0]], keep=1)
     kept = []
     for version in range(3):
-        state = job.initial_state()._replace(updates=meshes.put(jax.numpy.int32(version), job.mesh, meshes.REPLICATED))
+        state = job.initial_state()._replace(
+            updates=meshes.put(jax.numpy.int32(version), job.mesh, meshes.REPLICATED)
+        )
         kept.append(jax.tree.map(np.array, state._replace(opt_state=(), memory=())))
         store.publish(state)
         for x in jax.tree.leaves(state):
@@ -200,18 +252,25 @@ def test_store_keeps_the_newest_versions() -> None:
             snapshot = store.wait_for(version, on, going)
             assert snapshot is not None and snapshot.version == version
             assert_close(jax.tree.map(np.asarray, snapshot.state), kept[version], 0)
-            assert {d for x in jax.tree.leaves(snapshot.state) for d in x.devices()} == set(on.devices.flat)
+            assert {d for x in jax.tree.leaves(snapshot.state) for d in x.devices()} == set(
+                on.devices.flat
+            )
     with pytest.raises(IndexError):
         store.wait_for(0, acting[0], going)
 
 
-def test_waiting_for_a_version_ends_with_it_or_with_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxrl_dist.actors.pool.WAKE_SECONDS", 100.0)  # not by looking again and again
+def test_waiting_for_a_version_ends_with_it_or_with_the_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # not by looking again and again
+    monkeypatch.setattr("jaxrl_dist.actors.pool.WAKE_SECONDS", 100.0)
     job, on, stopping = base("impala", 1), make_mesh(1), threading.Event()
     store, found = ParamStore([on]), []
 
     def wait(version: int) -> threading.Thread:
-        thread = threading.Thread(target=lambda: found.append(store.wait_for(version, on, stopping)))
+        thread = threading.Thread(
+            target=lambda: found.append(store.wait_for(version, on, stopping))
+        )
         thread.start()
         time.sleep(0.05)
         assert thread.is_alive()
@@ -228,11 +287,12 @@ def test_waiting_for_a_version_ends_with_it_or_with_the_stop(monkeypatch: pytest
     assert found == [None]
 
 
-# --- Lag and counts -----------------------------------------------------------------------------------
+# --- Lag and counts -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "name, lag", [("impala", 0), ("impala", 1), ("impala", 3), pytest.param("dqn", 1, marks=pytest.mark.case)]
+    "name, lag",
+    [("impala", 0), ("impala", 1), ("impala", 3), pytest.param("dqn", 1, marks=pytest.mark.case)],
 )
 def test_lockstep_keeps_the_lag_exactly(name: str, lag: int) -> None:
     """As soon as there are so many versions, whichever thread is slow."""
@@ -246,10 +306,17 @@ def test_lockstep_keeps_the_lag_exactly(name: str, lag: int) -> None:
 def test_older_experience_than_allowed_is_dropped(plan: str) -> None:
     """And all that was sent is accounted for in every report; in the last one, nothing is left."""
     slow = {"actor-0": 0.01}
-    job = make("a2c", iterations=12, max_lag=1, hook=lambda thread, steps: time.sleep(slow.get(thread, 0.0)))
+    job = make(
+        "a2c",
+        iterations=12,
+        max_lag=1,
+        hook=lambda thread, steps: time.sleep(slow.get(thread, 0.0)),
+    )
     reports = list(PLANS[plan](job))
     for report in reports:
-        sent, trained, dropped, queued = (report.metrics[f"async/{x}"] for x in ("sent", "trained", "dropped", "queue"))
+        sent, trained, dropped, queued = (
+            report.metrics[f"async/{x}"] for x in ("sent", "trained", "dropped", "queue")
+        )
         assert sent == trained + dropped + queued
         assert 0 <= queued <= 2 * ACTORS
         assert report.metrics["async/lag_max"] <= 1
@@ -262,15 +329,22 @@ def test_without_a_limit_nothing_is_dropped_before_the_stop() -> None:
     *reports, last = list(asynchronous(make(iterations=12, hook=random_sleeps(0.002))))
     for report in reports:
         assert report.metrics["async/dropped"] == 0
-        assert report.metrics["async/sent"] == report.metrics["async/trained"] + report.metrics["async/queue"]
-    assert last.metrics["async/sent"] == last.metrics["async/trained"] + last.metrics["async/dropped"]
+        assert (
+            report.metrics["async/sent"]
+            == report.metrics["async/trained"] + report.metrics["async/queue"]
+        )
+    assert (
+        last.metrics["async/sent"] == last.metrics["async/trained"] + last.metrics["async/dropped"]
+    )
     assert last.metrics["async/dropped"] <= 2 * ACTORS
     assert last.env_steps >= 12 * STEPS
 
 
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("lag", [None, 0])
-def test_a_round_that_is_cut_short_is_dropped(lag: int | None, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_that_is_cut_short_is_dropped(
+    lag: int | None, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By a stop or by an error, after two rollouts of its four have been taken."""
     take, calls, offered = flow.Parallel.take, itertools.count(), list[Callable[[], Report]]()
 
@@ -289,7 +363,9 @@ def test_a_round_that_is_cut_short_is_dropped(lag: int | None, fails: bool, monk
         last = offered[0]()
     else:
         *_, last = run
-    sent, trained, dropped, queued = (last.metrics[f"async/{x}"] for x in ("sent", "trained", "dropped", "queue"))
+    sent, trained, dropped, queued = (
+        last.metrics[f"async/{x}"] for x in ("sent", "trained", "dropped", "queue")
+    )
     assert trained == ACTORS and queued == 0
     assert sent == trained + dropped and dropped is not None and dropped >= 2
 
@@ -305,7 +381,9 @@ def test_the_last_report_comes_after_the_actors() -> None:
 def test_a_slow_learner_is_not_flooded() -> None:
     made: list[int] = []
     job = make(hook=lambda thread, steps: made.append(steps))
-    run = asynchronous(job._replace(cache=Calling(job.cache, "update", lambda call: time.sleep(0.05))))
+    run = asynchronous(
+        job._replace(cache=Calling(job.cache, "update", lambda call: time.sleep(0.05)))
+    )
     queues = []
     for report in itertools.islice(run, 8):
         queues.append(report.metrics["async/queue"])
@@ -332,7 +410,7 @@ def random_sleeps(most: float) -> Callable[[str, int], None]:
     return lambda thread, steps: time.sleep(rng.uniform(0, most))
 
 
-# --- Repeatability and devices ------------------------------------------------------------------------
+# --- Repeatability and devices --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -344,7 +422,9 @@ def random_sleeps(most: float) -> Callable[[str, int], None]:
         pytest.param("dqn", "envpool:CartPole-v1", marks=pytest.mark.case),
     ],
 )
-def test_lockstep_repeats_bit_for_bit(name: str, env_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lockstep_repeats_bit_for_bit(
+    name: str, env_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However the threads are scheduled."""
     rollout, sleep = device.DeviceActor.rollout, random_sleeps(0.02)
 
@@ -354,7 +434,8 @@ def test_lockstep_repeats_bit_for_bit(name: str, env_id: str, monkeypatch: pytes
 
     monkeypatch.setattr(device.DeviceActor, "rollout", delayed)
     hook = None if env_id.startswith("gymnax") else random_sleeps(0.002)
-    options = {"num_actors": 2} if env_id.startswith("gymnax") else {}  # each actor's reset is a program
+    # each actor's reset is a program
+    options = {"num_actors": 2} if env_id.startswith("gymnax") else {}
     results = []
     for _ in range(2):
         job = make(name, env=env_id, hook=hook, iterations=6, interval=2, lag=1, **options)
@@ -405,29 +486,42 @@ def test_a_split_host_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = IMPALA(hidden_sizes=(8,), core="gru", core_size=4).make(source.spec)
     results, places = [], list[tuple[set[Any], ...]]()
     for actors, learners in ((acting, learning), (devices[:1], devices[:1])):
-        options = PoolOptions(num_actors=2, meshes=tuple(meshes.make_mesh([on]) for on in actors), lag=1)
-        job = make_job(algorithm, source, num_envs=12, rollout_length=8, total_env_steps=500, pool=options)
+        options = PoolOptions(
+            num_actors=2, meshes=tuple(meshes.make_mesh([on]) for on in actors), lag=1
+        )
+        job = make_job(
+            algorithm, source, num_envs=12, rollout_length=8, total_env_steps=500, pool=options
+        )
         with monkeypatch.context() as patch:
             if len(learners) > 1:
                 patch.setattr(host.HostActor, "rollout", watched)
                 patch.setattr(asynchronous_module, "exchange", exchanged)
                 patch.setattr(ParamStore, "publish", published)
             *reports, last = asynchronous(job._replace(mesh=meshes.make_mesh(learners)))
-            results.append(([numbers(report) for report in [*reports, last]][-4:], last.variables()))
+            results.append(
+                ([numbers(report) for report in [*reports, last]][-4:], last.variables())
+            )
     whole = set(learning)
-    assert {len(place): place for place in places} == {1: (whole,), 3: ({*learning[:3]}, {*learning[3:]}, whole)}
+    assert {len(place): place for place in places} == {
+        1: (whole,),
+        3: ({*learning[:3]}, {*learning[3:]}, whole),
+    }
     assert seen["actor"] == seen["rollout"] == {("actor-0", acting[0]), ("actor-1", acting[1])}
     assert_close(results[0][1], results[1][1], 1e-4)
     for split, together in zip(results[0][0], results[1][0], strict=True):
         assert split.keys() == together.keys()
         for name, value in split.items():
-            assert value == (together[name] and pytest.approx(together[name], rel=1e-4, abs=1e-4)), name
+            assert value == (
+                together[name] and pytest.approx(together[name], rel=1e-4, abs=1e-4)
+            ), name
 
 
-# --- Time and compilation -----------------------------------------------------------------------------
+# --- Time and compilation -------------------------------------------------------------------------
 
 
-def test_thread_stages_sum_to_its_time_without_recompiling(caplog: pytest.LogCaptureFixture) -> None:
+def test_thread_stages_sum_to_its_time_without_recompiling(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Nor with actors that are late and with environments that are recreated."""
     broken = breaks(("actor-3", 40))
 
@@ -435,7 +529,15 @@ def test_thread_stages_sum_to_its_time_without_recompiling(caplog: pytest.LogCap
         time.sleep(0.02 if thread == "actor-0" else 0.002)
         broken(thread, steps)
 
-    job = make(hook=hook, iterations=12, learners=2, interval=2, gather=2, gather_deadline=0.001, max_restarts=9)
+    job = make(
+        hook=hook,
+        iterations=12,
+        learners=2,
+        interval=2,
+        gather=2,
+        gather_deadline=0.001,
+        max_restarts=9,
+    )
     run: Any = asynchronous(job._replace(cache=None))
     next(run)
     lags = []
@@ -445,7 +547,9 @@ def test_thread_stages_sum_to_its_time_without_recompiling(caplog: pytest.LogCap
             for report in run:
                 metrics = report.metrics
                 lags.append(metrics["async/lag_max"] or 0.0)
-                learner = sum(value for name, value in metrics.items() if name.startswith("time/learner/"))
+                learner = sum(
+                    value for name, value in metrics.items() if name.startswith("time/learner/")
+                )
                 assert learner == pytest.approx(report.wall_time_s, rel=0.05)
                 inside = run.gi_frame.f_locals
     finally:
@@ -454,12 +558,14 @@ def test_thread_stages_sum_to_its_time_without_recompiling(caplog: pytest.LogCap
     acting = report.wall_time_s - metrics["time/learner/starting_s"]
     for stages in inside["pool"].stages:
         assert sum(stages.seconds.values()) == pytest.approx(acting, rel=0.05)
-    assert sum(v for n, v in metrics.items() if n.startswith("time/actor/")) == pytest.approx(acting, rel=0.05)
+    assert sum(v for n, v in metrics.items() if n.startswith("time/actor/")) == pytest.approx(
+        acting, rel=0.05
+    )
     assert metrics["time/learner/compiling_s"] > 0.1
     assert [record.message for record in caplog.records if "ompil" in record.message] == []
 
 
-# --- What is left behind ------------------------------------------------------------------------------
+# --- What is left behind --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -488,7 +594,7 @@ def native_threads() -> int:
     return psutil.Process().num_threads()
 
 
-# --- Late actors --------------------------------------------------------------------------------------
+# --- Late actors ----------------------------------------------------------------------------------
 
 
 def rate(slow: float, **options: Any) -> tuple[float, list[Report]]:
@@ -527,20 +633,32 @@ def test_missing_rollout_changes_nothing(name: str) -> None:
         (rollout,) = joiner(job.mesh, len(there), [meshes.ROLLOUT])(there)
         learner = learner_of(algorithm, job.source.spec, SIZE * len(there), LENGTH)
         state = jax.jit(learner.init)(jax.random.key(0))
-        state = state._replace(variables=state.variables._replace(params=perturbed(state.variables.params)))
+        state = state._replace(
+            variables=state.variables._replace(params=perturbed(state.variables.params))
+        )
         state, metrics = compile_update(learner, job.mesh)(state, rollout, key)
         updated.append((state.variables, dict(metrics)))
         assert rollout.valid.shape == (LENGTH, SIZE * len(there))
     assert_close(updated[0], updated[1], 1e-5)
 
 
-@pytest.mark.parametrize("actors, devices", [(1, 1), (4, 1), (4, 2), (2, 2), (2, 4), (1, 4), (3, 2)])
+@pytest.mark.parametrize(
+    "actors, devices", [(1, 1), (4, 1), (4, 2), (2, 2), (2, 4), (1, 4), (3, 2)]
+)
 def test_rollouts_are_sent_to_their_learner_devices(actors: int, devices: int) -> None:
     job = base("a2c", 1)
     mesh, none = make_mesh(devices), EpisodeStats(*np.zeros(5))
-    rollouts = [random_rollout(job.algorithm[""], job.source.spec, LENGTH, 4, seed) for seed in range(actors)]
+    rollouts = [
+        random_rollout(job.algorithm[""], job.source.spec, LENGTH, 4, seed)
+        for seed in range(actors)
+    ]
     samples = [
-        Sample(0, sender(home, [meshes.ROLLOUT])(cast(Any, None), rollout, np.int32(0)), none, np.zeros(2))
+        Sample(
+            0,
+            sender(home, [meshes.ROLLOUT])(cast(Any, None), rollout, np.int32(0)),
+            none,
+            np.zeros(2),
+        )
         for home, rollout in zip(homes(mesh, actors), rollouts, strict=True)
     ]
     join = joiner(mesh, actors, [meshes.ROLLOUT])
@@ -552,14 +670,24 @@ def test_rollouts_are_sent_to_their_learner_devices(actors: int, devices: int) -
             np.testing.assert_array_equal(x, np.concatenate(of_actors, axis))
             assert x.sharding.device_set == {*mesh.devices.flat}
     if actors in (devices, 1):  # nothing is copied: each device has what an actor sent there
-        sent = [shard.data for sample in samples for shard in sample.content[0].reward.addressable_shards]
+        sent = [
+            shard.data
+            for sample in samples
+            for shard in sample.content[0].reward.addressable_shards
+        ]
         there = [shard.data for shard in joined.reward.addressable_shards]
-        assert {x.unsafe_buffer_pointer() for x in there} == {x.unsafe_buffer_pointer() for x in sent}
+        assert {x.unsafe_buffer_pointer() for x in there} == {
+            x.unsafe_buffer_pointer() for x in sent
+        }
     if actors > 1:
         (joined,) = join(samples[::-1])  # in order of arrival, which need not be that of the actors
-        np.testing.assert_array_equal(joined.reward, np.concatenate([x.reward for x in rollouts[::-1]], 1))
+        np.testing.assert_array_equal(
+            joined.reward, np.concatenate([x.reward for x in rollouts[::-1]], 1)
+        )
         (joined,) = join([*samples[:-1], None])
-        assert not np.asarray(joined.valid)[:, -4:].any() and not np.asarray(joined.obs)[:, -4:].any()
+        assert (
+            not np.asarray(joined.valid)[:, -4:].any() and not np.asarray(joined.obs)[:, -4:].any()
+        )
         np.testing.assert_array_equal(np.asarray(joined.obs)[:, :4], rollouts[0].obs)
 
 
@@ -581,7 +709,7 @@ def test_rounds_in_which_all_is_too_old_are_skipped() -> None:
     assert tally.env_steps == 6 * 7 and tally.counts()["async/dropped"] == 5
 
 
-# --- Restarts -----------------------------------------------------------------------------------------
+# --- Restarts -------------------------------------------------------------------------------------
 
 
 def breaks(*when: tuple[str, int]) -> Callable[[str, int], None]:
@@ -606,27 +734,39 @@ def test_environments_that_fail_are_made_anew(env_id: str) -> None:
 
 def test_a_resumed_run_goes_on_counting_restarts() -> None:
     """Also from a checkpoint of an older version, which did not count them."""
-    *_, last = asynchronous(make(hook=breaks(("actor-0", 3), ("actor-2", 5)), iterations=3, max_restarts=2))
+    *_, last = asynchronous(
+        make(hook=breaks(("actor-0", 3), ("actor-2", 5)), iterations=3, max_restarts=2)
+    )
     whole = last.checkpoint()
     assert whole.progress["restarts"] == 2
-    older = whole._replace(progress={name: x for name, x in whole.progress.items() if name != "restarts"})
+    older = whole._replace(
+        progress={name: x for name, x in whole.progress.items() if name != "restarts"}
+    )
     for resumed, before in ((whole, 2), (older, 0)):
         check_progress(resumed.progress)
-        job = make(hook=breaks(("actor-1", 3)), iterations=6, max_restarts=2)._replace(resumed=resumed)
+        job = make(hook=breaks(("actor-1", 3)), iterations=6, max_restarts=2)._replace(
+            resumed=resumed
+        )
         *_, last = asynchronous(job)
-        assert last.metrics["async/restarts"] == before + 1 == last.checkpoint().progress["restarts"]
+        assert (
+            last.metrics["async/restarts"] == before + 1 == last.checkpoint().progress["restarts"]
+        )
     for wrong in (-1, 1.5, "1"):
         with pytest.raises(ValueError, match="counts that no run has"):
             check_progress({**whole.progress, "restarts": wrong})
 
 
 def test_reports_count_what_happens_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process has restarted environments four times, and has sent 9 rollouts, of which 2 wait."""
+    """Another process has restarted environments four times, and has sent 9 rollouts,
+    of which 2 wait.
+    """
     others: dict[str, Any] = {"the restarts": [4], "the samples": [(9, 2)]}
     monkeypatch.setattr(peers, "all_gather", lambda value, about: [value, *others.get(about, [])])
     *_, last = asynchronous(make(hook=breaks(("actor-0", 3)), iterations=3, max_restarts=2))
     assert last.metrics["async/restarts"] == 4 + 1 == last.checkpoint().progress["restarts"]
-    sent, *parts = (last.metrics[f"async/{name}"] or 0 for name in ("sent", "trained", "dropped", "queue"))
+    sent, *parts = (
+        last.metrics[f"async/{name}"] or 0 for name in ("sent", "trained", "dropped", "queue")
+    )
     assert sent == sum(parts) and sent >= 9 + 3 * ACTORS and parts[-1] == 2
 
 
@@ -634,7 +774,8 @@ def test_too_many_restarts_end_the_run() -> None:
     hook = breaks(("actor-0", 3), ("actor-0", 5), ("actor-0", 7))
     with (
         pytest.warns(
-            EnvWarning, match=r"^actor 0 continues with new environments \(restart 2 of 2\): .*broken at step 5"
+            EnvWarning,
+            match=r"^actor 0 continues with new environments \(restart 2 of 2\): .*broken at step 5",
         ),
         pytest.raises(EnvError, match="broken at step 7") as caught,
     ):
@@ -643,7 +784,10 @@ def test_too_many_restarts_end_the_run() -> None:
 
 
 def test_gymnasium_that_crashes_by_chance_goes_on() -> None:
-    source = find("faulty:make", {"p_crash": "0.02", "p_crash_reset": "0.1", "p_stall": "0", "p_stall_reset": "0"})
+    source = find(
+        "faulty:make",
+        {"p_crash": "0.02", "p_crash_reset": "0.1", "p_stall": "0", "p_stall_reset": "0"},
+    )
     *_, last = asynchronous(make(env=source, iterations=10, max_restarts=1000))
     assert last.metrics["async/restarts"] >= 2
     with pytest.raises(EnvError, match="simulated crash"):
@@ -654,7 +798,12 @@ def restarting(hook: Callable[[str, int], None], limit: int) -> RestartingEnv:
     source = find("envpool:CartPole-v1")
     hooked = Hooked(source, hook)
     return RestartingEnv(
-        source.spec, SIZE, lambda restarts: hooked.host(SIZE, restarts), limit, threading.Event(), "me"
+        source.spec,
+        SIZE,
+        lambda restarts: hooked.host(SIZE, restarts),
+        limit,
+        threading.Event(),
+        "me",
     )
 
 
@@ -691,7 +840,9 @@ def test_an_environment_that_cannot_be_made_is_tried_so_often() -> None:
 
 
 def test_a_restart_is_a_step_that_is_not_valid() -> None:
-    """Its observation is the first of the new environments, as of any reset, and the step before has its successor."""
+    """Its observation is the first of the new environments, as of any reset,
+    and the step before has its successor.
+    """
     job, on = base("impala", 1), make_mesh(1)
     env = restarting(breaks(("MainThread", 3)), 1)
     programs = compile_acting(job.algorithm, env.spec, on, LENGTH, jax.random.key(0))
@@ -714,7 +865,9 @@ def test_a_restart_is_a_step_that_is_not_valid() -> None:
 
 
 def test_learning_cuts_at_a_restart() -> None:
-    """Rewards of 1, values as given, discount 0.5, and environments lost at step 2: a hand-made example."""
+    """Rewards of 1, values as given, discount 0.5, and environments lost at step 2:
+    a hand-made example.
+    """
     reward = np.array([[1.0], [1.0], [0.0], [1.0]], np.float32)
     never = np.zeros((4, 1), bool)
     valid = np.array([[True], [True], [False], [True]])
@@ -724,7 +877,9 @@ def test_learning_cuts_at_a_restart() -> None:
     one = [1 + 0.5 * 8 - 4, 1 + 0.5 * 16 - 8, 0, 1 + 0.5 * 64 - 32]
     expected = [one[0] + 0.5 * one[1], one[1], 0, one[3]]
     np.testing.assert_allclose(returns.gae(*outcomes, values, 0.5, 1.0)[:, 0], expected)
-    np.testing.assert_allclose(returns.n_step(*outcomes, values, 0.5, 3)[:, 0], expected + values[:-1, 0])
+    np.testing.assert_allclose(
+        returns.n_step(*outcomes, values, 0.5, 3)[:, 0], expected + values[:-1, 0]
+    )
     vs, advantage = returns.vtrace(*outcomes, values, np.zeros((4, 1), np.float32), 0.5)
     np.testing.assert_allclose(vs[:, 0], expected + values[:-1, 0])
     np.testing.assert_allclose(advantage[:, 0], expected)
@@ -740,7 +895,7 @@ def test_learning_cuts_at_a_restart() -> None:
         np.testing.assert_allclose([float(x[0]) for x in found], [total, factor, last])
 
 
-# --- Faults -------------------------------------------------------------------------------------------
+# --- Faults ---------------------------------------------------------------------------------------
 
 
 def surfaces(run: Iterator[Report], at: list[float], where: str) -> None:
@@ -749,7 +904,9 @@ def surfaces(run: Iterator[Report], at: list[float], where: str) -> None:
         list(run)
     assert time.perf_counter() - at[0] < 2.0
     assert where in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
-    until(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("actor-")])
+    until(
+        lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("actor-")]
+    )
 
 
 @functools.cache
@@ -798,7 +955,11 @@ def test_an_error_in_the_learner_ends_the_run(plan: str, seed: int) -> None:
     [
         (1, 0),
         pytest.param(None, 0, marks=pytest.mark.case),
-        *(pytest.param(lag, seed, marks=pytest.mark.slow) for lag in (None, 1) for seed in range(1, 20)),
+        *(
+            pytest.param(lag, seed, marks=pytest.mark.slow)
+            for lag in (None, 1)
+            for seed in range(1, 20)
+        ),
     ],
 )
 def test_an_environment_that_hangs_ends_the_run(lag: int | None, seed: int) -> None:
@@ -812,7 +973,7 @@ def test_an_environment_that_hangs_ends_the_run(lag: int | None, seed: int) -> N
     assert time.perf_counter() - min(faulty.HANGING_SINCE) < 1.0 + 5.0
 
 
-# --- Gradients ----------------------------------------------------------------------------------------
+# --- Gradients ------------------------------------------------------------------------------------
 
 
 def test_one_gradient_is_one_update() -> None:
@@ -824,7 +985,9 @@ def test_one_gradient_is_one_update() -> None:
 
     def start() -> Any:
         state = jax.jit(learner.init)(jax.random.key(0))
-        return state._replace(variables=state.variables._replace(params=perturbed(state.variables.params)))
+        return state._replace(
+            variables=state.variables._replace(params=perturbed(state.variables.params))
+        )
 
     on = make_mesh(1)
     grads, metrics = compile_gradient(algorithm, on)(start(), rollout, key, np.int32(4))
@@ -833,20 +996,26 @@ def test_one_gradient_is_one_update() -> None:
     updated, expected = compile_update(learner, job.mesh)(start(), rollout, key)
     assert_close(applied, updated, 1e-5)
     assert_close(dict(metrics), dict(expected), 1e-5)
-    moved = jax.tree.map(lambda a, b: bool((np.asarray(a) != b).any()), applied.variables, start().variables)
+    moved = jax.tree.map(
+        lambda a, b: bool((np.asarray(a) != b).any()), applied.variables, start().variables
+    )
     assert any(jax.tree.leaves(moved))
 
 
 def test_gradients_are_no_older_than_there_are_other_actors() -> None:
     """As no actor goes on before its gradient has been applied, however slow the learner."""
     job = make("a2c")
-    *_, last = take(gradients(job._replace(cache=Calling(job.cache, "apply", lambda call: time.sleep(0.03)))), 4)
+    *_, last = take(
+        gradients(job._replace(cache=Calling(job.cache, "apply", lambda call: time.sleep(0.03)))), 4
+    )
     assert last.metrics["async/lag"] <= ACTORS - 1
 
 
 def test_one_actor_s_gradients_are_of_the_newest_parameters() -> None:
     job = make("a2c", num_actors=1)
-    *_, last = take(gradients(job._replace(config=dataclasses.replace(job.config, num_envs=SIZE))), 3)
+    *_, last = take(
+        gradients(job._replace(config=dataclasses.replace(job.config, num_envs=SIZE))), 3
+    )
     assert last.metrics["async/lag"] == last.metrics["async/lag_max"] == 0
 
 
@@ -868,12 +1037,16 @@ def test_windows_are_all_that_lie_in_the_rollout() -> None:
 
 
 def test_gradients_of_replayed_windows_are_those_of_the_loss() -> None:
-    """Async DQN: the mean over all windows of the rollout, except for those that begin on a reset step."""
+    """Async DQN: the mean over all windows of the rollout,
+    except for those that begin on a reset step.
+    """
     job = base("dqn", 1)
     algorithm, spec = job.algorithm[""], job.source.spec
     rollout = random_rollout(algorithm, spec, LENGTH, SIZE)
     state = state_of(jax.jit(job.learner.init)(jax.random.key(0)), "")._replace(memory=())
-    _, metrics = compile_gradient(algorithm, make_mesh(1))(state, rollout, jax.random.key(1), np.int32(0))
+    _, metrics = compile_gradient(algorithm, make_mesh(1))(
+        state, rollout, jax.random.key(1), np.int32(0)
+    )
     length = algorithm.window or 0
     windows = ring.windows(_extended(rollout, {}, length - 1), length)
     assert windows.reward.shape == (length, LENGTH * SIZE)
@@ -890,7 +1063,7 @@ def losses_of(algorithm: Algorithm, state: TrainState, windows: Rollout, keys: j
     return algorithm.loss(state.variables, batch, state.context(keys))
 
 
-# --- Replay beside actors -------------------------------------------------------------------------------
+# --- Replay beside actors -------------------------------------------------------------------------
 
 
 def test_actors_find_the_priorities_that_the_learner_would() -> None:
@@ -899,20 +1072,28 @@ def test_actors_find_the_priorities_that_the_learner_would() -> None:
     algorithm, spec = config.make(job.source.spec), job.source.spec
     rollout = random_rollout(algorithm, spec, LENGTH, SIZE)
     state = state_of(jax.jit(job.learner.init)(jax.random.key(0)), "")._replace(memory=())
-    found = compile_priority(algorithm, make_mesh(1))(state, rollout, jax.random.key(1), np.int32(0))
+    found = compile_priority(algorithm, make_mesh(1))(
+        state, rollout, jax.random.key(1), np.int32(0)
+    )
     assert found.shape == (LENGTH, SIZE) and np.isnan(found[:2]).all()
     for end in (2, LENGTH - 1):
-        piece = jax.tree.map(lambda x: x[end - 2 : end + 1], rollout._replace(obs=(), core=(), final_core=()))
+        piece = jax.tree.map(
+            lambda x: x[end - 2 : end + 1], rollout._replace(obs=(), core=(), final_core=())
+        )
         piece = piece._replace(obs=rollout.obs[end - 2 : end + 2])
         keys = jax.random.split(jax.random.key(2), SIZE)
         _, _, aux = losses_of(algorithm, state, piece, keys)
         np.testing.assert_allclose(found[end], (aux.priority + 1e-6) ** 0.6, rtol=1e-4)
     too_long = dataclasses.replace(config, n_step=LENGTH + 1).make(spec)
-    assert np.isnan(compile_priority(too_long, make_mesh(1))(state, rollout, jax.random.key(1), np.int32(0))).all()
+    assert np.isnan(
+        compile_priority(too_long, make_mesh(1))(state, rollout, jax.random.key(1), np.int32(0))
+    ).all()
 
 
 def test_new_window_without_finite_priority_gets_the_smallest() -> None:
-    """As one that was replayed: one that is infinite would be drawn for ever, and NaN stands for the largest."""
+    """As one that was replayed: one that is infinite would be drawn for ever,
+    and NaN stands for the largest.
+    """
     job = base("dqn", 1)
     config = dataclasses.replace(CONFIGS["dqn"], n_step=1, priority_exponent=0.6)
     algorithm, spec = config.make(job.source.spec), job.source.spec
@@ -933,7 +1114,9 @@ def test_new_window_without_finite_priority_gets_the_smallest() -> None:
 
 @pytest.mark.case  # test_lockstep_repeats_bit_for_bit
 def test_free_running_learner_does_not_wait_for_actors() -> None:
-    """It makes more updates than the ratio asks for, from the first on, and still sees what goes wrong."""
+    """It makes more updates than the ratio asks for, from the first on,
+    and still sees what goes wrong.
+    """
 
     def slow(thread: str, steps: int) -> None:
         time.sleep(0.01)

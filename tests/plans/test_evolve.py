@@ -29,12 +29,20 @@ from jaxrl_dist.training.setup import prepare
 
 def config(run_dir: pathlib.Path | None = None, *, total: int = 640, **values: Any) -> Train[Any]:
     algorithm = PPO(hidden_sizes=(4,), num_epochs=1, num_minibatches=2)
-    sizes = {"num_envs": 4, "rollout_length": 16, "report_interval": 64, "evaluation_episodes": 0, "num_devices": 1}
+    sizes = {
+        "num_envs": 4,
+        "rollout_length": 16,
+        "report_interval": 64,
+        "evaluation_episodes": 0,
+        "num_devices": 1,
+    }
     where = None if run_dir is None else str(run_dir)
-    return Train(algorithm, "CartPole-v1", total_env_steps=total, run_dir=where, **{**sizes, **values})
+    return Train(
+        algorithm, "CartPole-v1", total_env_steps=total, run_dir=where, **{**sizes, **values}
+    )
 
 
-# --- The functions --------------------------------------------------------------------------------------
+# --- The functions --------------------------------------------------------------------------------
 
 
 def test_the_worst_copy_the_best_and_are_perturbed() -> None:
@@ -68,8 +76,9 @@ def test_perturbed_probabilities_stay_below_one() -> None:
 def theta_after(use: Any, steps: int = 200) -> float:
     """Best true value of the toy of Jaderberg et al. (2017), section 4.1, with two workers.
 
-    The value is ``1.2 - |theta|^2``. A worker climbs ``1.2 - h0 theta0^2 - h1 theta1^2`` by gradient steps of 0.01, and
-    each has hyperparameters that neglect one of the two parameters. Only ``theta`` is copied.
+    The value is ``1.2 - |theta|^2``. A worker climbs ``1.2 - h0 theta0^2 - h1 theta1^2`` by
+    gradient steps of 0.01, and each has hyperparameters that neglect one of the two parameters.
+    Only ``theta`` is copied.
     """
     theta, h = np.array([[0.9, 0.9], [0.9, 0.8]]), np.array([[1.0, 0.0], [0.0, 1.0]])
     for step in range(steps):
@@ -110,11 +119,14 @@ def test_when_to_select() -> None:
 
 def test_each_selection_of_a_run_draws_its_own_numbers() -> None:
     """So a resumed run draws them again."""
-    drawn = [Selection(pbt, seed, 4).rng(iteration).random() for seed, iteration in ((0, 4), (0, 8), (1, 4))]
+    drawn = [
+        Selection(pbt, seed, 4).rng(iteration).random()
+        for seed, iteration in ((0, 4), (0, 8), (1, 4))
+    ]
     assert len(set(drawn)) == 3 and Selection(pbt, 0, 4).rng(4).random() == drawn[0]
 
 
-# --- In runs --------------------------------------------------------------------------------------------
+# --- In runs --------------------------------------------------------------------------------------
 
 
 def lines(run_dir: pathlib.Path) -> list[dict[str, Any]]:
@@ -123,12 +135,19 @@ def lines(run_dir: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def test_population_based_training_goes_on_as_if_never_stopped(tmp_path: pathlib.Path) -> None:
-    """Bit for bit, lineage and numbers of updates included, which differ here and are copied with the parameters.
+    """Bit for bit, lineage and numbers of updates included,
+    which differ here and are copied with the parameters.
 
     Members record whose parameters they took, and their hyperparameters.
     """
-    asked: dict[str, Any] = {"vary": {"learning_rate": "1e-1,1e-3,1e-4"}, "evolve": "pbt", "evolve_interval": 128}
-    whole, parts = (config(tmp_path / x, checkpoint_interval=64, **asked) for x in ("whole", "parts"))
+    asked: dict[str, Any] = {
+        "vary": {"learning_rate": "1e-1,1e-3,1e-4"},
+        "evolve": "pbt",
+        "evolve_interval": 128,
+    }
+    whole, parts = (
+        config(tmp_path / x, checkpoint_interval=64, **asked) for x in ("whole", "parts")
+    )
     algorithm = dataclasses.replace(whole.algorithm, num_epochs=4, target_kl=1e-4)
     list(jaxrl_dist.train(dataclasses.replace(whole, algorithm=algorithm)))
     reports = jaxrl_dist.train(dataclasses.replace(parts, algorithm=algorithm))
@@ -136,7 +155,9 @@ def test_population_based_training_goes_on_as_if_never_stopped(tmp_path: pathlib
         pass
     reports.close()  # type: ignore[attr-defined]
     list(jaxrl_dist.resume(tmp_path / "parts"))
-    whole, parts = (read_json(tmp_path / x / "population.json")["members"] for x in ("whole", "parts"))
+    whole, parts = (
+        read_json(tmp_path / x / "population.json")["members"] for x in ("whole", "parts")
+    )
     assert whole == parts and any(row["lineage"] for row in whole)
     for row in whole:
         written = lines(tmp_path / "whole" / "members" / row["member"])
@@ -160,10 +181,19 @@ def test_when_members_are_selected_does_not_depend_on_the_total() -> None:
     [
         ({"seeds": 2, "evolve": "pbt"}, 640 // 20),
         ({"seeds": 3, "vary": {"discount": "0.9,0.99"}, "evolve": "halving"}, 640 // 8),
-        ({"vary": {"discount": "0.9,0.99", "gae_lambda": "0.9,1"}, "zip": True, "evolve": "halving"}, 640 // 2),
+        (
+            {
+                "vary": {"discount": "0.9,0.99", "gae_lambda": "0.9,1"},
+                "zip": True,
+                "evolve": "halving",
+            },
+            640 // 2,
+        ),
     ],
 )
-def test_a_run_of_an_earlier_version_keeps_its_interval(asked: Any, interval: int, tmp_path: pathlib.Path) -> None:
+def test_a_run_of_an_earlier_version_keeps_its_interval(
+    asked: Any, interval: int, tmp_path: pathlib.Path
+) -> None:
     """Which was a share of the total that it was begun with."""
     kept = to_json(dataclasses.replace(config(**asked).checked(), evolve_interval=None))
     write_json(tmp_path / "config.json", kept)
@@ -177,7 +207,9 @@ def test_a_resumed_run_of_an_earlier_version_keeps_its_interval(tmp_path: pathli
     kept = read_json(tmp_path / "config.json")
     assert kept["run"]["evolve_interval"] == 20_000
     write_json(tmp_path / "config.json", {**kept, "run": {**kept["run"], "evolve_interval": None}})
-    with pytest.raises(ConfigError, match=r"evolve_interval is 20000, and the run to be resumed has 32; it cannot"):
+    with pytest.raises(
+        ConfigError, match=r"evolve_interval is 20000, and the run to be resumed has 32; it cannot"
+    ):
         prepare_resume(config(tmp_path, **asked), tmp_path, {})  # as `--resume-or-start` does
     next(jaxrl_dist.resume(tmp_path, total_env_steps=100_000))
     assert read_json(tmp_path / "config.json")["run"]["evolve_interval"] == 640 // 20
@@ -194,23 +226,35 @@ def test_a_stored_interval_ends_with_its_selection() -> None:
 @pytest.mark.case  # test_population_based_training_goes_on_as_if_never_stopped
 @pytest.mark.parametrize("evolve", ["pbt", "halving"])
 def test_stop_at_a_selection_does_not_change_it(evolve: str, tmp_path: pathlib.Path) -> None:
-    asked: dict[str, Any] = {"seeds": 2, "vary": {"learning_rate": "1e-1,1e-4"}, "total": 192, "evolve_interval": 64}
+    asked: dict[str, Any] = {
+        "seeds": 2,
+        "vary": {"learning_rate": "1e-1,1e-4"},
+        "total": 192,
+        "evolve_interval": 64,
+    }
     list(jaxrl_dist.train(config(tmp_path / "whole", evolve=evolve, **asked)))
     list(prepare(config(tmp_path / "parts", evolve=evolve, **asked)).reports(stop=lambda: True))
     list(jaxrl_dist.resume(tmp_path / "parts"))
-    whole, parts = (read_json(tmp_path / x / "population.json")["members"] for x in ("whole", "parts"))
+    whole, parts = (
+        read_json(tmp_path / x / "population.json")["members"] for x in ("whole", "parts")
+    )
     assert whole == parts and any(row["lineage"] or row["status"] == "halved" for row in whole)
 
 
 @pytest.mark.case  # test_population_based_training_goes_on_as_if_never_stopped
 def test_a_stop_between_two_selections_is_not_a_copy(tmp_path: pathlib.Path) -> None:
     """Neither in the lineage nor in the members' metrics, before and after the resume."""
-    asked: dict[str, Any] = {"seeds": 2, "vary": {"learning_rate": "1e-1,1e-4"}, "report_interval": 128}
+    asked: dict[str, Any] = {
+        "seeds": 2,
+        "vary": {"learning_rate": "1e-1,1e-4"},
+        "report_interval": 128,
+    }
     asked |= {"evolve": "pbt", "evolve_interval": 128, "plan": "synchronous"}
     metrics = tmp_path / "members" / "000" / "metrics.jsonl"
     run = prepare(config(tmp_path, **asked))
     *_, stopped = run.reports(stop=lambda: metrics.exists() and metrics.stat().st_size > 0)
-    assert [member.iteration for member in stopped.members] == [3] * 4  # a selection comes after every second one
+    # a selection comes after every second one
+    assert [member.iteration for member in stopped.members] == [3] * 4
     list(jaxrl_dist.resume(tmp_path))
     rows = read_json(tmp_path / "population.json")["members"]
     copies = [copy["iteration"] for row in rows for copy in row["lineage"]]
@@ -218,25 +262,51 @@ def test_a_stop_between_two_selections_is_not_a_copy(tmp_path: pathlib.Path) -> 
     for row in rows:
         written = lines(tmp_path / "members" / row["member"])
         parents = {line["iteration"]: line["population/parent"] for line in written}
-        copied = [iteration for iteration, parent in parents.items() if parent != int(row["member"])]
+        copied = [
+            iteration for iteration, parent in parents.items() if parent != int(row["member"])
+        ]
         assert copied == [copy["iteration"] for copy in row["lineage"]]
 
 
-def test_a_copy_takes_its_parents_value_where_the_new_one_is_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
-    def evolve(rng: np.random.Generator, scores: np.ndarray, hyper: Hyper) -> tuple[np.ndarray, Hyper]:
+def test_a_copy_takes_its_parents_value_where_the_new_one_is_invalid(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def evolve(
+        rng: np.random.Generator, scores: np.ndarray, hyper: Hyper
+    ) -> tuple[np.ndarray, Hyper]:
         return np.zeros(4, int), {"learning_rate": np.array([0.1, 0.25, 0.5, -1.0])}
 
     monkeypatch.setattr(training_run, "pbt", evolve)
-    asked = config(seeds=2, vary={"learning_rate": "1e-1,1e-4"}, evolve="pbt", evolve_interval=64, total=64)
+    asked = config(
+        seeds=2, vary={"learning_rate": "1e-1,1e-4"}, evolve="pbt", evolve_interval=64, total=64
+    )
     *_, last = jaxrl_dist.train(asked)
-    assert [member.metrics["hyper/learning_rate"] for member in last.members] == [0.1, 0.25, 0.5, 0.1]
+    assert [member.metrics["hyper/learning_rate"] for member in last.members] == [
+        0.1,
+        0.25,
+        0.5,
+        0.1,
+    ]
 
 
 @pytest.mark.filterwarnings("ignore:member 00. has ended")
 def test_no_member_becomes_one_that_has_diverged(tmp_path: pathlib.Path) -> None:
-    """The second member of each seed diverges in the first iteration, in which it acts, and scores, as the first."""
-    asked = config(tmp_path, seeds=2, vary={"learning_rate": "1e-3,1e30"}, evolve="pbt", evolve_interval=64, total=320)
-    list(jaxrl_dist.train(dataclasses.replace(asked, algorithm=dataclasses.replace(asked.algorithm, num_epochs=8))))
+    """The second member of each seed diverges in the first iteration, in which it acts,
+    and scores, as the first.
+    """
+    asked = config(
+        tmp_path,
+        seeds=2,
+        vary={"learning_rate": "1e-3,1e30"},
+        evolve="pbt",
+        evolve_interval=64,
+        total=320,
+    )
+    list(
+        jaxrl_dist.train(
+            dataclasses.replace(asked, algorithm=dataclasses.replace(asked.algorithm, num_epochs=8))
+        )
+    )
     rows = read_json(tmp_path / "population.json")["members"]
     assert [row["status"] for row in rows] == ["done", "diverged"] * 2
     assert {copy["parent"] for row in rows for copy in row["lineage"]} <= {"000", "002"}
@@ -255,11 +325,16 @@ def test_a_copy_is_evaluated_measured_and_loaded_with_its_new_hyperparameters(
     monkeypatch.setattr(Evaluator, "of_member", watched)
     algorithm = DQN(hidden_sizes=(4,), learning_starts=64, batch_size=8, replay_capacity=1024)
     vary = {"discount": [0.5, 0.97], "epsilon_end": [0.1, 0.4]}
-    asked = config(tmp_path, total=1280, vary=vary, evolve="pbt", evolve_interval=64, exact=True, seed=1)
-    asked = dataclasses.replace(asked, algorithm=algorithm, env="gymnax:FrozenLake-misc", evaluation_policy="sampled")
+    asked = config(
+        tmp_path, total=1280, vary=vary, evolve="pbt", evolve_interval=64, exact=True, seed=1
+    )
+    asked = dataclasses.replace(
+        asked, algorithm=algorithm, env="gymnax:FrozenLake-misc", evaluation_policy="sampled"
+    )
     *_, last = jaxrl_dist.train(dataclasses.replace(asked, evaluation_episodes=2))
     now = [{name: report.metrics[f"hyper/{name}"] for name in vary} for report in last.members]
-    assert [tuple(x.values()) for x in now] != [*itertools.product(*vary.values())]  # one was copied
+    # one was copied
+    assert [tuple(x.values()) for x in now] != [*itertools.product(*vary.values())]
     assert acted[-4:] == now
     for member, report in enumerate(last.members):
         policy = jaxrl_dist.load_policy(tmp_path / "members" / f"{member:03d}")
@@ -279,28 +354,41 @@ def test_halving_ends_the_worse_half_again_and_again(plan: str, tmp_path: pathli
     (winner,) = (row for row in rows if row["status"] == "done")
     assert winner["env_steps"] >= 640 and last.metrics["population/done"] == 1
     for member in sorted(last.members, key=lambda member: member.iteration)[:-1]:
-        with pytest.raises(RuntimeError, match="this report is past"):  # it holds no state of all members
+        # it holds no state of all members
+        with pytest.raises(RuntimeError, match="this report is past"):
             member.checkpoint()
     for row in rows:
         there = tmp_path / "run" / "members" / row["member"]
         assert jaxrl_dist.load_policy(there) is not None
         reported = [json.loads(line) for line in (there / "metrics.jsonl").read_text().splitlines()]
         assert all(line["time/env_steps_per_second"] < 1e8 for line in reported)
-        assert all(value >= 0 for line in reported for name, value in line.items() if name.startswith("time/"))
+        assert all(
+            value >= 0
+            for line in reported
+            for name, value in line.items()
+            if name.startswith("time/")
+        )
     with pytest.raises(ConfigError, match="have ended"):
         jaxrl_dist.resume(tmp_path / "run")
 
 
 @pytest.mark.slow
 def test_a_halved_population_goes_on_with_those_that_are_left(tmp_path: pathlib.Path) -> None:
-    asked: dict[str, Any] = {"seeds": 4, "evolve": "halving", "evolve_interval": 128, "checkpoint_interval": 64}
+    asked: dict[str, Any] = {
+        "seeds": 4,
+        "evolve": "halving",
+        "evolve_interval": 128,
+        "checkpoint_interval": 64,
+    }
     list(jaxrl_dist.train(config(tmp_path / "whole", **asked)))
     reports = jaxrl_dist.train(config(tmp_path / "parts", **asked))
     for _ in range(3):  # after the first rung
         next(reports)
     reports.close()  # type: ignore[attr-defined]
     list(jaxrl_dist.resume(tmp_path / "parts"))
-    whole, parts = (read_json(tmp_path / x / "population.json")["members"] for x in ("whole", "parts"))
+    whole, parts = (
+        read_json(tmp_path / x / "population.json")["members"] for x in ("whole", "parts")
+    )
     assert whole == parts
     assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
 
@@ -309,23 +397,34 @@ def test_a_halved_population_goes_on_with_those_that_are_left(tmp_path: pathlib.
 def test_the_last_member_goes_on_with_its_own_hyperparameters(tmp_path: pathlib.Path) -> None:
     """Not with those of the first one, which hardly learns."""
     rates = {"learning_rate": "1e-9,1e-2"}
-    asked = config(tmp_path, plan="synchronous", seed=5, vary=rates, evolve="halving", evolve_interval=128)
+    asked = config(
+        tmp_path, plan="synchronous", seed=5, vary=rates, evolve="halving", evolve_interval=128
+    )
     reports = jaxrl_dist.train(dataclasses.replace(asked, checkpoint_interval=64))
     for _ in range(3):  # after the rung
         next(reports)
     reports.close()  # type: ignore[attr-defined]
-    assert [row["status"] for row in read_json(tmp_path / "population.json")["members"]] == ["halved", "training"]
+    assert [row["status"] for row in read_json(tmp_path / "population.json")["members"]] == [
+        "halved",
+        "training",
+    ]
     policy = tmp_path / "members" / "001"
     before = jaxrl_dist.load_policy(policy).variables.params
     list(jaxrl_dist.resume(tmp_path))
-    moved = jax.tree.map(lambda x, y: np.abs(x - y).max(), before, jaxrl_dist.load_policy(policy).variables.params)
+    moved = jax.tree.map(
+        lambda x, y: np.abs(x - y).max(), before, jaxrl_dist.load_policy(policy).variables.params
+    )
     assert max(jax.tree.leaves(moved)) > 1e-2
 
 
 @pytest.mark.case  # test_population_based_training_goes_on_as_if_never_stopped
 @pytest.mark.parametrize("plan", ["on_device", "synchronous"])
-def test_a_halved_population_goes_on_over_several_devices(plan: str, tmp_path: pathlib.Path) -> None:
-    asked = config(tmp_path, seeds=4, num_devices=4, plan=plan, evolve="halving", evolve_interval=128)
+def test_a_halved_population_goes_on_over_several_devices(
+    plan: str, tmp_path: pathlib.Path
+) -> None:
+    asked = config(
+        tmp_path, seeds=4, num_devices=4, plan=plan, evolve="halving", evolve_interval=128
+    )
     reports = jaxrl_dist.train(dataclasses.replace(asked, checkpoint_interval=64))
     for _ in range(3):  # after the first rung
         next(reports)
@@ -337,17 +436,32 @@ def test_a_halved_population_goes_on_over_several_devices(plan: str, tmp_path: p
 
 @pytest.mark.slow
 def test_population_based_training_finds_the_learning_rate(optimized: None) -> None:
-    """PPO learns CartPole in 150,000 env steps with 1e-3, and not with 1, 1e-5 or 3e-5: it starts at the last two."""
-    sizes: dict[str, Any] = {"total": 150_000, "num_envs": 8, "rollout_length": 32, "report_interval": 1024}
+    """PPO learns CartPole in 150,000 env steps with 1e-3, and not with 1, 1e-5 or 3e-5:
+    it starts at the last two.
+    """
+    sizes: dict[str, Any] = {
+        "total": 150_000,
+        "num_envs": 8,
+        "rollout_length": 32,
+        "report_interval": 1024,
+    }
 
     def learned(rates: list[float], **options: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Of each member: the mean return in the last quarter of the run, and the last step size."""
+        """Of each member: the mean return in the last quarter of the run, and the last step
+        size.
+        """
         asked = config(vary={"learning_rate": rates}, **sizes, **options)
-        asked = dataclasses.replace(asked, algorithm=PPO(hidden_sizes=(16,), num_epochs=4, num_minibatches=4))
+        asked = dataclasses.replace(
+            asked, algorithm=PPO(hidden_sizes=(16,), num_epochs=4, num_minibatches=4)
+        )
         reports = list(jaxrl_dist.train(asked))
-        last = [[x.metrics["episode/return"] for x in report.members] for report in reports[-len(reports) // 4 :]]
+        last = [
+            [x.metrics["episode/return"] for x in report.members]
+            for report in reports[-len(reports) // 4 :]
+        ]
         chosen = [
-            x.metrics.get("hyper/learning_rate", rate) for x, rate in zip(reports[-1].members, rates, strict=True)
+            x.metrics.get("hyper/learning_rate", rate)
+            for x, rate in zip(reports[-1].members, rates, strict=True)
         ]
         return np.nanmean(np.array(last, float), axis=0), np.array(chosen)
 
@@ -362,8 +476,14 @@ def test_population_based_training_finds_the_learning_rate(optimized: None) -> N
     [
         ({"evolve": "pbt"}, "evolve does nothing without members"),
         ({"evolve_interval": 100, "seeds": 2}, "evolve_interval does nothing without evolve"),
-        ({"evolve": "pbt", "vary": {"num_epochs": "1,2"}}, "values of num_epochs need a program each"),
-        ({"evolve": "pbt", "seeds": 2, "plan": "asynchronous"}, "evolve needs plan on_device or synchronous: under"),
+        (
+            {"evolve": "pbt", "vary": {"num_epochs": "1,2"}},
+            "values of num_epochs need a program each",
+        ),
+        (
+            {"evolve": "pbt", "seeds": 2, "plan": "asynchronous"},
+            "evolve needs plan on_device or synchronous: under",
+        ),
     ],
 )
 def test_refusals(asked: Any, message: str) -> None:

@@ -1,4 +1,6 @@
-"""Acting and learning in one program: environments with ordinary control flow, and members under ``vmap``."""
+"""Acting and learning in one program: environments with ordinary control flow,
+and members under ``vmap``.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,17 @@ class Branches(environment.Environment):
         return jnp.zeros(2), environment.EnvState(time=0)
 
     def step_env(self, key: jax.Array, state: Any, action: jax.Array, params: Any) -> Any:
-        obs = jax.lax.cond(action == 1, lambda: jnp.zeros(2), lambda: jnp.full(2, state.time, jnp.float32))
+        obs = jax.lax.cond(
+            action == 1, lambda: jnp.zeros(2), lambda: jnp.full(2, state.time, jnp.float32)
+        )
         reward = jax.lax.while_loop(lambda x: x < state.time, lambda x: x + 1, 0)
-        return obs, environment.EnvState(time=state.time + 1), reward.astype(jnp.float32), jnp.bool_(False), {}
+        return (
+            obs,
+            environment.EnvState(time=state.time + 1),
+            reward.astype(jnp.float32),
+            jnp.bool_(False),
+            {},
+        )
 
     def observation_space(self, params: Any) -> spaces.Box:
         return spaces.Box(0, 10, (2,), jnp.float32)
@@ -60,7 +70,9 @@ def job(**options: Any) -> Job:
 @pytest.mark.case  # test_actor_threads_step_them_too
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_environments_may_branch_and_loop_as_they_like(num_devices: int) -> None:
-    reports: list[Report] = list(on_device.on_device(job(num_devices=num_devices, total_env_steps=56)))
+    reports: list[Report] = list(
+        on_device.on_device(job(num_devices=num_devices, total_env_steps=56))
+    )
     last = reports[-1]
     assert last.env_steps == 2 * 4 * 7  # each environment spends every eighth step on a reset
     assert last.metrics["episode/length"] == 7 and last.metrics["episode/return"] == sum(range(7))
@@ -86,7 +98,12 @@ def test_actor_threads_step_them_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "rows, columns", [pytest.param(1, 1, marks=pytest.mark.case), pytest.param(2, 1, marks=pytest.mark.case), (2, 2)]
+    "rows, columns",
+    [
+        pytest.param(1, 1, marks=pytest.mark.case),
+        pytest.param(2, 1, marks=pytest.mark.case),
+        (2, 2),
+    ],
 )
 @pytest.mark.parametrize("name", ["ppo", pytest.param("dqn", marks=pytest.mark.case)])
 def test_members_of_a_population_are_their_lone_runs(
@@ -118,25 +135,45 @@ def check_members(name: str, members: int, rows: int, columns: int) -> None:
     kind: Any = {
         "ppo": partial(PPO, hidden_sizes=(4,), num_minibatches=2, num_epochs=1),
         "dqn": partial(
-            DQN, hidden_sizes=(4,), batch_size=8, learning_starts=64, replay_capacity=96, replay_ratio=0.125
+            DQN,
+            hidden_sizes=(4,),
+            batch_size=8,
+            learning_starts=64,
+            replay_capacity=96,
+            replay_ratio=0.125,
         ),
     }[name]
 
     def vary(hyper: Any) -> Any:
         algorithm = kind(**hyper).make(source.spec)
-        return {"": algorithm}, combined_learner({"": learner_of(algorithm, source.spec, 4, 8, columns)})
+        return {"": algorithm}, combined_learner(
+            {"": learner_of(algorithm, source.spec, 4, 8, columns)}
+        )
 
     def member(seed: int, mesh: Any) -> Job:
         hyper = {"learning_rate": 1e-3 * (1 + seed)}
         algorithm, learner = vary(hyper)
         made = make_job(
-            algorithm[""], source, num_envs=4, rollout_length=8, total_env_steps=180 - 40 * (seed % 3), seed=seed
+            algorithm[""],
+            source,
+            num_envs=4,
+            rollout_length=8,
+            total_env_steps=180 - 40 * (seed % 3),
+            seed=seed,
         )
         return made._replace(hyper=hyper, vary=vary, learner=learner, mesh=mesh)
 
     def numbers(report: Report) -> Any:
-        timeless = {name: value for name, value in report.metrics.items() if value is not None and name[:5] != "time/"}
-        return (report.env_steps, report.updates, timeless), report.variables(), report.checkpoint()[:2]
+        timeless = {
+            name: value
+            for name, value in report.metrics.items()
+            if value is not None and name[:5] != "time/"
+        }
+        return (
+            (report.env_steps, report.updates, timeless),
+            report.variables(),
+            report.checkpoint()[:2],
+        )
 
     mesh = meshes.make_mesh(jax.devices()[: rows * columns], rows)
     jobs = [member(seed, mesh) for seed in range(members)]
@@ -157,7 +194,11 @@ def check_members(name: str, members: int, rows: int, columns: int) -> None:
 def test_the_mean_is_of_the_members_that_run() -> None:
     numbers = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
     numbers[2] = np.nan  # of a member that has diverged, and ended
-    tree = {"weights": jnp.asarray(numbers), "bias": jnp.asarray(numbers[:, 0]), "count": jnp.arange(4)}
+    tree = {
+        "weights": jnp.asarray(numbers),
+        "bias": jnp.asarray(numbers[:, 0]),
+        "count": jnp.arange(4),
+    }
     running = np.array([True, True, False, True])
     mean = jax.tree.map(np.asarray, jax.jit(averaging.averaged)(tree, running))
     expected = numbers.astype(np.float64)[running].mean(axis=0)
@@ -170,9 +211,16 @@ def test_the_mean_is_of_the_members_that_run() -> None:
 def test_local_sgd_is_the_mean_of_members_that_learn_alone() -> None:
     source = find("CartPole-v1")
     algorithm = A2C(hidden_sizes=(4,)).make(source.spec)
-    sizes: dict[str, Any] = {"num_envs": 4, "rollout_length": 8, "total_env_steps": 32 * 5, "report_interval": 32}
+    sizes: dict[str, Any] = {
+        "num_envs": 4,
+        "rollout_length": 8,
+        "total_env_steps": 32 * 5,
+        "report_interval": 32,
+    }
     mesh = meshes.make_mesh(jax.devices()[:2], 2)
-    jobs = [make_job(algorithm, source, seed=seed, **sizes)._replace(mesh=mesh) for seed in range(2)]
+    jobs = [
+        make_job(algorithm, source, seed=seed, **sizes)._replace(mesh=mesh) for seed in range(2)
+    ]
 
     def learnt(every: int, iterations: int) -> Any:
         """Returns each member's parameters, and moments of its optimiser."""
@@ -180,7 +228,9 @@ def test_local_sgd_is_the_mean_of_members_that_learn_alone() -> None:
         reports = [population.reports(seed, job) for seed, job in enumerate(jobs)]
         for _ in range(iterations):
             newest = [next(each) for each in reports]
-        return [(report.variables().params, report.checkpoint().state.opt_state) for report in newest]
+        return [
+            (report.variables().params, report.checkpoint().state.opt_state) for report in newest
+        ]
 
     first, second = learnt(10, 2)  # which begin equal, and are averaged only after ten iterations
     halves = jax.tree.map(lambda x, y: (x / 2 + y / 2).astype(x.dtype), first, second)
@@ -189,7 +239,9 @@ def test_local_sgd_is_the_mean_of_members_that_learn_alone() -> None:
     assert_close(here, expected, 1e-6)
     assert_close(here, there, 0)
     later = learnt(2, 3)
-    difference = jax.tree.leaves(jax.tree.map(lambda x, y: np.abs(x - y).max(), *(x for x, _ in later)))
+    difference = jax.tree.leaves(
+        jax.tree.map(lambda x, y: np.abs(x - y).max(), *(x for x, _ in later))
+    )
     assert 0 < max(difference) < 0.1, "they learn alone again"
 
 
@@ -203,20 +255,31 @@ def test_local_sgd_is_the_mean_of_members_that_learn_alone() -> None:
     ],
 )
 def test_a_replay_memory_is_not_copied(members: int, priority_exponent: float | None) -> None:
-    """Rollouts and priorities are written where it lies: the program needs no room for a second table of them."""
+    """Rollouts and priorities are written where it lies:
+    the program needs no room for a second table of them.
+    """
     source = find("CartPole-v1")
-    sizes: dict[str, Any] = {"hidden_sizes": (4,), "batch_size": 8, "replay_capacity": 2**18, "replay_ratio": 1.0}
+    sizes: dict[str, Any] = {
+        "hidden_sizes": (4,),
+        "batch_size": 8,
+        "replay_capacity": 2**18,
+        "replay_ratio": 1.0,
+    }
     algorithm = DQN(**sizes, priority_exponent=priority_exponent).make(source.spec)
     made = make_job(algorithm, source, num_envs=4, rollout_length=1)
-    size = members * algorithm.replay.capacity * np.dtype(np.float32).itemsize  # of priorities, or of rewards
+    # of priorities, or of rewards
+    size = members * algorithm.replay.capacity * np.dtype(np.float32).itemsize
     assert compiled.lower(made, members).compile().memory_analysis().temp_size_in_bytes < size / 2
 
 
 @pytest.mark.parametrize(
-    "num_devices, num_envs, seeds, slower", [(1, 8, 1, False), (4, 8, 1, True), (2, 64, 1, False), (8, 8, 8, False)]
+    "num_devices, num_envs, seeds, slower",
+    [(1, 8, 1, False), (4, 8, 1, True), (2, 64, 1, False), (8, 8, 8, False)],
 )
 def test_a_run_says_where_one_device_of_a_cpu_is_faster(
     num_devices: int, num_envs: int, seeds: int, slower: bool
 ) -> None:
-    config = jaxrl_dist.preset("ppo", "CartPole-v1", num_devices=num_devices, num_envs=num_envs, seeds=seeds)
+    config = jaxrl_dist.preset(
+        "ppo", "CartPole-v1", num_devices=num_devices, num_envs=num_envs, seeds=seeds
+    )
     assert ("one alone is faster: --num-devices 1" in setup.prepare(config).describe()) == slower

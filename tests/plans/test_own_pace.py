@@ -26,7 +26,13 @@ from jaxrl_dist.training.setup import prepare
 
 POLICIES = {"b": "long_1", "a": "short", "c": "long_2"}
 ALGORITHMS = {
-    "b": DQN(hidden_sizes=(8,), replay_capacity=1024, batch_size=8, learning_starts=128, replay_ratio=1 / 32),
+    "b": DQN(
+        hidden_sizes=(8,),
+        replay_capacity=1024,
+        batch_size=8,
+        learning_starts=128,
+        replay_ratio=1 / 32,
+    ),
     "a": PPO(hidden_sizes=(8,), num_minibatches=2, num_epochs=2),
     "c": "random",
 }
@@ -35,7 +41,9 @@ SIZES: dict[str, Any] = {
     "num_devices": 1, "plan": "own_pace",
 }  # fmt: skip
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*takes all experience for that of the newest policy")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*takes all experience for that of the newest policy"
+)
 
 
 def config(**fields: Any) -> Train[Any]:
@@ -43,15 +51,25 @@ def config(**fields: Any) -> Train[Any]:
 
 
 def test_no_policy_waits_for_another() -> None:
-    """DQN learns from its memory while there is no rollout, once two have filled it; PPO learns from rollouts only."""
+    """DQN learns from its memory while there is no rollout, once two have filled it;
+    PPO learns from rollouts only.
+    """
     job = prepare(config()).job
-    state, begun = job.initial_state(), {name: state_of(job.initial_state(), name) for name in POLICIES}
+    state, begun = (
+        job.initial_state(),
+        {name: state_of(job.initial_state(), name) for name in POLICIES},
+    )
     blank = {
-        name: blank_rollout(job.algorithm[name], begun[name].variables, zeros(spec.observation, 8), (), 8)
+        name: blank_rollout(
+            job.algorithm[name], begun[name].variables, zeros(spec.observation, 8), (), 8
+        )
         for name, spec in job.source.spec.policies.items()
     }
     rollouts = [
-        {name: x._replace(valid=~x.valid, reward=x.reward + float(k), obs=x.obs + 0.1 * k) for name, x in blank.items()}
+        {
+            name: x._replace(valid=~x.valid, reward=x.reward + float(k), obs=x.obs + 0.1 * k)
+            for name, x in blank.items()
+        }
         for k in range(3)
     ]
     placed = [meshes.put(rollout, job.mesh, meshes.REPLICATED) for rollout in rollouts]
@@ -68,7 +86,9 @@ def test_no_policy_waits_for_another() -> None:
     assert int(last.iteration) == 3 and int(last.updates["c"]) == 0
     assert last.env_step == {"b": 3 * 64, "a": 3 * 64, "c": 0}  # of rollouts learned from
 
-    learn, again = (keys_of(job.algorithm, job.key(stream)) for stream in (Stream.LEARN, Stream.LEARN_MORE))
+    learn, again = (
+        keys_of(job.algorithm, job.key(stream)) for stream in (Stream.LEARN, Stream.LEARN_MORE)
+    )
     for name, steps in {"a": [0, 1, 2], "b": [0, 1, None, None, 2, None]}.items():
         learner, own = dict(job.learner.parts)[name], begun[name]
         update = compile_update(learner, job.mesh)
@@ -88,6 +108,12 @@ def test_a_run_trains_and_is_resumed(tmp_path: Path) -> None:
     first = list(itertools.islice(jaxrl_dist.train(run), 2))
     *_, last = jaxrl_dist.resume(tmp_path / "run", env=team.Unlike())
     assert last.env_steps >= 400 > first[-1].env_steps
-    assert last.metrics["a/updates"] == 4 * last.iteration and last.metrics["b/updates"] >= 2 * last.iteration - 4
-    assert last.updates == last.metrics["a/updates"] + last.metrics["b/updates"] and last.metrics["c/updates"] == 0
+    assert (
+        last.metrics["a/updates"] == 4 * last.iteration
+        and last.metrics["b/updates"] >= 2 * last.iteration - 4
+    )
+    assert (
+        last.updates == last.metrics["a/updates"] + last.metrics["b/updates"]
+        and last.metrics["c/updates"] == 0
+    )
     assert last.metrics["a/loss/policy"] is not None and last.metrics["b/loss/q"] is not None

@@ -1,4 +1,6 @@
-"""Plans: probe environments with known answers, the truncation test, reports, repeatability, threads, traces."""
+"""Plans: probe environments with known answers, the truncation test, reports,
+repeatability, threads, traces.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +51,17 @@ from jaxrl_dist.plans.on_device import on_device
 from jaxrl_dist.plans.synchronous import synchronous
 from jaxrl_dist.types import Algorithm, Context, Report, Rollout, Variables
 
-PLANS: dict[str, Callable[[Job], Iterator[Report]]] = {"on_device": on_device, "synchronous": synchronous}
-THREADED: dict[str, Callable[[Job], Iterator[Report]]] = {"asynchronous": asynchronous, "gradients": gradients}
+PLANS: dict[str, Callable[[Job], Iterator[Report]]] = {
+    "on_device": on_device,
+    "synchronous": synchronous,
+}
+THREADED: dict[str, Callable[[Job], Iterator[Report]]] = {
+    "asynchronous": asynchronous,
+    "gradients": gradients,
+}
 """Plans that ``test_asynchronous`` looks at more closely."""
 
-# --- Probe environments -------------------------------------------------------------------------------
+# --- Probe environments ---------------------------------------------------------------------------
 
 DISCOUNT = 0.8
 COMMON: dict[str, Any] = {"hidden_sizes": (16,), "discount": DISCOUNT, "learning_rate": 0.01}
@@ -76,7 +84,9 @@ PROBED = {
     "appo": APPO(**COMMON, num_epochs=2, num_minibatches=2, entropy_coefficient=0.0),
     "pqn": PQN(**COMMON, **EPSILON, num_epochs=2, num_minibatches=2),
     "dqn": DQN(**REPLAY, **EPSILON, n_step=2, target_period=20),
-    "rainbow": Rainbow(**REPLAY, n_step=2, target_period=20, num_atoms=11, value_min=-2.0, value_max=2.0),
+    "rainbow": Rainbow(
+        **REPLAY, n_step=2, target_period=20, num_atoms=11, value_min=-2.0, value_max=2.0
+    ),
     "ddpg": DDPG(**{**REPLAY, **ACTOR, "actor_learning_rate": 0.003}, noise_std=0.2),
     "td3": TD3(**REPLAY, **ACTOR, noise_std=0.3),
     "sac": SAC(**REPLAY, **ACTOR, temperature=0.01),
@@ -86,14 +96,21 @@ DISCRETE = [name for name in PROBED if name not in ("ddpg", "td3")]
 
 
 @functools.cache
-def probed(name: str, env_id: str, plan: str = "on_device") -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """What an algorithm learns of all the probes at once: of each, greedy actions and values where x is -1 and 1."""
+def probed(
+    name: str, env_id: str, plan: str = "on_device"
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """What an algorithm learns of all the probes at once: of each,
+    greedy actions and values where x is -1 and 1.
+    """
     source = find(env_id)
     config = PROBED[name]
-    if plan == "gradients":  # of policies that are some versions old, on which large steps go to and fro
+    # of policies that are some versions old, on which large steps go to and fro
+    if plan == "gradients":
         config = dataclasses.replace(config, learning_rate=0.002)
     algorithm = config.make(source.spec)
-    iterations, num_devices = (80, 1) if algorithm.replay else (60 if plan == "synchronous" else 200, 2)
+    iterations, num_devices = (
+        (80, 1) if algorithm.replay else (60 if plan == "synchronous" else 200, 2)
+    )
     steps = STEPS_OF_ITERATION * iterations
     job = make_job(
         algorithm,
@@ -102,7 +119,9 @@ def probed(name: str, env_id: str, plan: str = "on_device") -> dict[str, tuple[n
         total_env_steps=steps,
         report_interval=10**9,
         num_devices=num_devices,
-        pool=PoolOptions(num_actors=2, meshes=(make_mesh(1),), lag=1 if plan == "asynchronous" else None),
+        pool=PoolOptions(
+            num_actors=2, meshes=(make_mesh(1),), lag=1 if plan == "asynchronous" else None
+        ),
     )
     *_, report = {**PLANS, **THREADED}[plan](job)
     obs = np.zeros((len(KINDS), 2, len(KINDS) + 1), np.float32)
@@ -113,9 +132,13 @@ def probed(name: str, env_id: str, plan: str = "on_device") -> dict[str, tuple[n
     return {kind: (actions[i], values[i]) for i, kind in enumerate(KINDS)}
 
 
-def greedy(algorithm: Algorithm, variables: Variables, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def greedy(
+    algorithm: Algorithm, variables: Variables, obs: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Greedy actions, and the values that the policy or the loss sees in them."""
-    action, _, extras = jax.jit(algorithm.policy)(variables, obs, algorithm.initial_core(len(obs)), Context())
+    action, _, extras = jax.jit(algorithm.policy)(
+        variables, obs, algorithm.initial_core(len(obs)), Context()
+    )
     if "value" in extras:
         return np.asarray(action), np.asarray(extras["value"])
     assert algorithm.window is not None
@@ -144,7 +167,9 @@ def greedy(algorithm: Algorithm, variables: Variables, obs: np.ndarray) -> tuple
     return np.asarray(action), np.asarray(values).reshape(-1, draws).mean(axis=1)
 
 
-def check_probe(learned: dict[str, tuple[np.ndarray, np.ndarray]], kind: str, continuous: bool) -> None:
+def check_probe(
+    learned: dict[str, tuple[np.ndarray, np.ndarray]], kind: str, continuous: bool
+) -> None:
     action, value = learned[kind]
     expected = {"from_observation": [-1.0, 1.0], "two_steps": [DISCOUNT, 1.0]}.get(kind, [1.0, 1.0])
     np.testing.assert_allclose(value, expected, atol=0.2)
@@ -194,22 +219,34 @@ COMBINATIONS = [
     if backend == "gymnax" or plan != "on_device"
 ]
 NO_GRADIENTS = ("ppo", "impala", "appo", "rainbow", "pqn", "r2d2", "alphazero", "muzero")
-"""Whose presets ask for what ``gradients`` does not do: several updates of a rollout, or priorities."""
+"""Whose presets ask for what ``gradients`` does not do: several updates of a rollout,
+or priorities."""
 
 EPISODIC = ("es", "ars")
 """Whose rollouts begin with new episodes, for which actor threads do not wait."""
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::jaxrl_dist.errors.ConfigWarning")  # of experience that is older than it should be
+# of experience that is older than it should be
+@pytest.mark.filterwarnings("ignore::jaxrl_dist.errors.ConfigWarning")
 @pytest.mark.parametrize("name, plan, backend", COMBINATIONS)
 def test_every_combination_trains_or_is_refused(name: str, plan: str, backend: str) -> None:
     """For a few updates from the preset, with small networks."""
     env = "Pendulum-v1" if name in ("ddpg", "td3", "apex-ddpg") else "CartPole-v1"
-    small = {"hidden_sizes": (8,), "learning_starts": 500, "batch_size": 16, "replay_capacity": 8192}
+    small = {
+        "hidden_sizes": (8,),
+        "learning_starts": 500,
+        "batch_size": 16,
+        "replay_capacity": 8192,
+    }
     own = {field.name for field in dataclasses.fields(config_class(name))}
     fields: dict[str, Any] = {field: value for field, value in small.items() if field in own}
-    sizes = {"num_devices": 1, "total_env_steps": 1500, "report_interval": 500, "evaluation_episodes": 0}
+    sizes = {
+        "num_devices": 1,
+        "total_env_steps": 1500,
+        "report_interval": 500,
+        "evaluation_episodes": 0,
+    }
     run = preset(name, f"{backend}:{env}", plan=plan, **fields, **sizes)
     simulated = backend == "gymnax" and plan != "synchronous"
     if name == "alphazero" and not simulated:
@@ -225,7 +262,7 @@ def test_every_combination_trains_or_is_refused(name: str, plan: str, backend: s
     assert last.metrics["loss/total"] is not None and np.isfinite(last.metrics["loss/total"])
 
 
-# --- Truncation ---------------------------------------------------------------------------------------
+# --- Truncation -----------------------------------------------------------------------------------
 
 
 TIMED: dict[str, Any] = {"hidden_sizes": (8,), "discount": 0.9, "learning_rate": 0.03}
@@ -238,7 +275,12 @@ def fitted_value(plan: str, env: str, options: dict[str, str], config: Any = Non
     algorithm = config.make(source.spec)
     iterations = 150
     job = make_job(
-        algorithm, source, num_envs=16, rollout_length=15, total_env_steps=iterations * 16 * 13, report_interval=10**9
+        algorithm,
+        source,
+        num_envs=16,
+        rollout_length=15,
+        total_env_steps=iterations * 16 * 13,
+        report_interval=10**9,
     )
     *_, report = PLANS[plan](job)
     if env == "Clock-v0":
@@ -249,7 +291,9 @@ def fitted_value(plan: str, env: str, options: dict[str, str], config: Any = Non
 
 
 def test_time_limit_is_not_a_termination() -> None:
-    """1 / (1 - 0.9) = 10; taken for an end, the limit of 10 steps would give 5.26 (TD) or 4.14 (Monte Carlo)."""
+    """1 / (1 - 0.9) = 10; taken for an end, the limit of 10
+    steps would give 5.26 (TD) or 4.14 (Monte Carlo).
+    """
     assert fitted_value("on_device", "Clock-v0", {}) == pytest.approx(10.0, abs=0.2)
     assert 4.0 < fitted_value("on_device", "Clock-v0", {"dead": "true"}) < 5.4
 
@@ -257,7 +301,12 @@ def test_time_limit_is_not_a_termination() -> None:
 @pytest.mark.case  # test_time_limit_is_not_a_termination
 def test_time_limit_is_not_a_termination_in_replay() -> None:
     """Of three steps, one in four of which runs over the limit."""
-    replay = {"batch_size": 32, "replay_capacity": 3200, "replay_ratio": 4 / 240, "learning_starts": 240}
+    replay = {
+        "batch_size": 32,
+        "replay_capacity": 3200,
+        "replay_ratio": 4 / 240,
+        "learning_starts": 240,
+    }
     config = DQN(**TIMED, **replay, n_step=3, target_period=10)
     assert fitted_value("on_device", "Clock-v0", {}, config) == pytest.approx(10.0, abs=0.2)
 
@@ -265,12 +314,12 @@ def test_time_limit_is_not_a_termination_in_replay() -> None:
 @pytest.mark.case  # test_time_limit_is_not_a_termination
 def test_time_limit_of_envpool_is_not_a_termination() -> None:
     """CartPole cannot fall within 7 steps, so all its episodes end by the clock."""
-    assert fitted_value("synchronous", "envpool:CartPole-v1", {"max_episode_steps": "7"}) == pytest.approx(
-        10.0, abs=0.2
-    )
+    assert fitted_value(
+        "synchronous", "envpool:CartPole-v1", {"max_episode_steps": "7"}
+    ) == pytest.approx(10.0, abs=0.2)
 
 
-# --- Reports and repeatability ------------------------------------------------------------------------
+# --- Reports and repeatability --------------------------------------------------------------------
 
 STEPS = 16 * 8  # of one iteration
 RUNS: dict[str, Train[Any]] = {
@@ -299,15 +348,28 @@ def reports(plan: str, seed: int, total: int) -> list[Report]:
 
 def numbers(report: Report) -> dict[str, Any]:
     """All that a report says but the time."""
-    metrics = {name: value for name, value in report.metrics.items() if not name.startswith("time/")}
-    return {"env_steps": report.env_steps, "updates": report.updates, "iteration": report.iteration, **metrics}
+    metrics = {
+        name: value for name, value in report.metrics.items() if not name.startswith("time/")
+    }
+    return {
+        "env_steps": report.env_steps,
+        "updates": report.updates,
+        "iteration": report.iteration,
+        **metrics,
+    }
 
 
 @pytest.mark.case  # test_every_algorithm_repeats_bit_for_bit
 @pytest.mark.parametrize("plan", RUNS)
 def test_same_seed_same_numbers(plan: str) -> None:
-    """And a longer run begins with the shorter one, up to the shorter one's last, partial report."""
-    short, long, other = reports(plan, 0, 5 * STEPS), reports(plan, 0, 10 * STEPS), reports(plan, 1, 5 * STEPS)
+    """And a longer run begins with the shorter one, up to the shorter one's last, partial
+    report.
+    """
+    short, long, other = (
+        reports(plan, 0, 5 * STEPS),
+        reports(plan, 0, 10 * STEPS),
+        reports(plan, 1, 5 * STEPS),
+    )
     assert len(short) == 3 and len(long) > 4
     assert [numbers(report) for report in short[:2]] == [numbers(report) for report in long[:2]]
     for a, b in zip(short, other, strict=True):
@@ -337,8 +399,15 @@ REPEATED = {
 def test_every_algorithm_repeats_bit_for_bit(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """And compiles nothing after its first report; those that replay report how much."""
     env = "Pendulum-v1" if name in ("td3", "sac") else "CartPole-v1"
-    sizes: dict[str, Any] = {"num_envs": 8, "rollout_length": 4, "num_devices": 1, "evaluation_episodes": 0}
-    config = Train(REPEATED[name], env, **sizes, plan="on_device", report_interval=64, total_env_steps=256)
+    sizes: dict[str, Any] = {
+        "num_envs": 8,
+        "rollout_length": 4,
+        "num_devices": 1,
+        "evaluation_episodes": 0,
+    }
+    config = Train(
+        REPEATED[name], env, **sizes, plan="on_device", report_interval=64, total_env_steps=256
+    )
     runs = []
     for _ in range(2):
         run = train(config)
@@ -359,7 +428,9 @@ def test_every_algorithm_repeats_bit_for_bit(name: str, caplog: pytest.LogCaptur
         made, taken = report.updates - updates, report.env_steps - steps
         assert report.metrics["replay/ratio"] == pytest.approx(made / taken)
         updates, steps = report.updates, report.env_steps
-    assert first.metrics["replay/ratio"] == 0 and last.metrics["replay/ratio"] == pytest.approx(0.25)
+    assert first.metrics["replay/ratio"] == 0 and last.metrics["replay/ratio"] == pytest.approx(
+        0.25
+    )
 
 
 @pytest.mark.case  # actors/test_actors.py::test_evaluation_plays_what_it_was_asked_for
@@ -387,10 +458,16 @@ def test_env_steps_are_valid_transitions(plan: str) -> None:
 
 @pytest.mark.case  # run/test_run_files.py::test_where_no_episode_ended_there_is_null
 def test_no_episode_no_value() -> None:
-    """None, not NaN, where no episode has ended; and metrics that are means over iterations, not sums."""
+    """None, not NaN, where no episode has ended; and metrics that are means over iterations,
+    not sums.
+    """
     algorithm = PG(hidden_sizes=(4,), learning_rate=1e-9).make(find("Pendulum-v1").spec)
     one, four = (
-        next(on_device(make_job(algorithm, "Pendulum-v1", total_env_steps=10**6, report_interval=n * 64)))
+        next(
+            on_device(
+                make_job(algorithm, "Pendulum-v1", total_env_steps=10**6, report_interval=n * 64)
+            )
+        )
         for n in (1, 4)
     )
     assert one.metrics["episode/count"] == 0 and one.metrics["episode/return"] is None
@@ -398,7 +475,7 @@ def test_no_episode_no_value() -> None:
     assert four.metrics["policy/entropy"] == pytest.approx(one.metrics["policy/entropy"], rel=0.01)
 
 
-# --- Variables, threads, traces -----------------------------------------------------------------------
+# --- Variables, threads, traces -------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -417,7 +494,9 @@ def job(request: pytest.FixtureRequest) -> Job:
     indirect=["job"],
 )
 def test_a_run_from_outside(plan: str, job: Job, caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is traced or compiled after the first report; reports give out copies; leaving the loop ends threads."""
+    """Nothing is traced or compiled after the first report; reports give out copies;
+    leaving the loop ends threads.
+    """
     traces: list[str] = []
 
     def counted(name: str) -> Callable[..., Any]:
@@ -432,20 +511,26 @@ def test_a_run_from_outside(plan: str, job: Job, caplog: pytest.LogCaptureFixtur
     names = ("policy", "postprocess", "loss", "update_stats", "feedback", "initial_core")
     algorithm = dataclasses.replace(job.algorithm[""], **{name: counted(name) for name in names})
     before = threading.enumerate()
-    run = PLANS[plan](make_job(algorithm, job.source, num_devices=2, total_env_steps=5 * 64, report_interval=128))
+    run = PLANS[plan](
+        make_job(algorithm, job.source, num_devices=2, total_env_steps=5 * 64, report_interval=128)
+    )
     first = next(run)
     kept = first.variables()
     copied = jax.tree.map(np.copy, kept)
     seen = list(traces)
     assert set(names) <= set(seen)
     if plan == "synchronous":
-        assert len(threading.enumerate()) == len(before) + 2  # EnvPool's, and the one that fills rollouts
+        # EnvPool's, and the one that fills rollouts
+        assert len(threading.enumerate()) == len(before) + 2
     with jax.log_compiles(), caplog.at_level(logging.DEBUG):
         second, last = run  # the latter is of one iteration, not two
     assert [record.message for record in caplog.records if "ompil" in record.message] == []
     assert traces == seen
     jax.tree.map(np.testing.assert_array_equal, kept, copied)
-    assert any((a != b).any() for a, b in zip(jax.tree.leaves(kept), jax.tree.leaves(last.variables()), strict=True))
+    assert any(
+        (a != b).any()
+        for a, b in zip(jax.tree.leaves(kept), jax.tree.leaves(last.variables()), strict=True)
+    )
     with pytest.raises(RuntimeError, match=r"ask for report.variables\(\) before"):
         second.variables()
     assert threading.enumerate() == before
@@ -470,13 +555,17 @@ def test_an_error_ends_the_threads() -> None:
         return action + 2, core, extras
 
     before = threading.enumerate()
-    with pytest.raises(ValueError, match=r"envpool:CartPole-v1: action . of environment 0 at step 0 lies outside"):
+    with pytest.raises(
+        ValueError, match=r"envpool:CartPole-v1: action . of environment 0 at step 0 lies outside"
+    ):
         next(synchronous(make_job(dataclasses.replace(algorithm, policy=policy), source)))
     assert threading.enumerate() == before
 
 
 def test_environments_that_hang_in_a_rollout_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within the time of one step, however long rollouts take; nothing is closed that still runs."""
+    """Within the time of one step, however long rollouts take; nothing is closed that still
+    runs.
+    """
     source = find("envpool:CartPole-v1", timeout=1.0)
     advance, calls, release = envpool.EnvPool._advance, itertools.count(), threading.Event()
 
@@ -487,7 +576,9 @@ def test_environments_that_hang_in_a_rollout_end_the_run(monkeypatch: pytest.Mon
         return advance(self, action)
 
     monkeypatch.setattr(envpool.EnvPool, "_advance", slow)
-    job = make_job(PG(hidden_sizes=(4,)).make(source.spec), source, rollout_length=10, total_env_steps=10_000)
+    job = make_job(
+        PG(hidden_sizes=(4,)).make(source.spec), source, rollout_length=10, total_env_steps=10_000
+    )
     run = synchronous(job)
     next(run)
     began = time.perf_counter()
@@ -510,7 +601,9 @@ def test_nothing_goes_through_the_host() -> None:
 
 
 def test_a_clock_adds_up_programs_that_replace_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where halving compiles the program again: only the first set-up is one, and training goes on between."""
+    """As where halving compiles the program again: only the first set-up is one,
+    and training goes on between.
+    """
     now = [100.0]
     monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     first, second = (cast(Program, SimpleNamespace(compile_seconds=0.0)) for _ in range(2))

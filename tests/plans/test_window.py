@@ -35,7 +35,10 @@ def stats(returns: list[float], devices: int = 2) -> EpisodeStats:
     """Statistics of episodes that have ended on some devices."""
     parts = [np.float32(returns[at::devices]) for at in range(devices)]
     count, total = np.float32([len(x) for x in parts]), np.float32([x.sum() for x in parts])
-    ends = [[getattr(x, end)(initial=start) for x in parts] for end, start in (("min", math.inf), ("max", -math.inf))]
+    ends = [
+        [getattr(x, end)(initial=start) for x in parts]
+        for end, start in (("min", math.inf), ("max", -math.inf))
+    ]
     return EpisodeStats(count, total, 10 * count, *map(np.float32, ends))
 
 
@@ -55,18 +58,25 @@ def test_the_score_is_that_of_a_naive_loop_also_after_resumes(reports: int) -> N
         mean = pytest.approx(np.mean(newest)) if newest else None
         assert window.metrics(None) == {METRIC: mean, LENGTH: 10.0 if newest else None}
         last = window.metrics({"": stats([100.0])})[METRIC]
-        assert last == pytest.approx(np.mean([*newest, 100.0])), "an interval that is cut short joins the window"
+        assert last == pytest.approx(np.mean([*newest, 100.0])), (
+            "an interval that is cut short joins the window"
+        )
 
 
 def test_each_policy_has_its_own_and_the_score_is_that_of_all() -> None:
     window = Window(job(2))
     window.add({"prey": stats([1.0, 2.0]), "hunter": stats([])})
     assert window.score == -math.inf and window.metrics(None)[METRIC] == 1.5
-    assert window.metrics(None)["prey/episode/recent_length"] == 10 and window.metrics(None)[f"hunter/{LENGTH}"] is None
+    assert (
+        window.metrics(None)["prey/episode/recent_length"] == 10
+        and window.metrics(None)[f"hunter/{LENGTH}"] is None
+    )
     window.add({"prey": stats([6.0]), "hunter": stats([10.0])})
     assert window.score == 19 / 4
     returns = {METRIC: 19 / 4, f"prey/{METRIC}": 3.0, f"hunter/{METRIC}": 10.0}
-    assert window.metrics(None) == returns | dict.fromkeys((LENGTH, f"prey/{LENGTH}", f"hunter/{LENGTH}"), 10.0)
+    assert window.metrics(None) == returns | dict.fromkeys(
+        (LENGTH, f"prey/{LENGTH}", f"hunter/{LENGTH}"), 10.0
+    )
     before = Window(job(3), most=1)
     before.add({"": stats([1.0])})
     before.add({"": stats([2.0])})
@@ -96,14 +106,18 @@ def test_a_run_of_an_earlier_version_goes_on_as_it_began(tmp_path: pathlib.Path)
     del stored["run"]["return_window"]
     write_json(tmp_path / "config.json", stored)
     assert stored_config(tmp_path).return_window == 500
-    write_json(tmp_path / "config.json", to_json(Train(PPO(), "CartPole-v1", report_interval=500, return_window=9_000)))
+    write_json(
+        tmp_path / "config.json",
+        to_json(Train(PPO(), "CartPole-v1", report_interval=500, return_window=9_000)),
+    )
     assert stored_config(tmp_path).return_window == 9_000
 
 
 @pytest.mark.parametrize(
     "fields, reports",
     [
-        ({"report_interval": 10_000, "return_window": 10_000}, 1),  # one of 9 iterations of 1,024 steps
+        # one of 9 iterations of 1,024 steps
+        ({"report_interval": 10_000, "return_window": 10_000}, 1),
         ({"report_interval": 3_000, "return_window": 10_000}, 5),  # 5 times 2 iterations
         ({"report_interval": 1, "return_window": 10_000}, 9),
         ({"report_interval": 100_000, "return_window": 10_000}, 1),

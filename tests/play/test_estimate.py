@@ -28,7 +28,9 @@ def tables() -> dict[str, Any]:
 
 
 def episodes() -> tuple[Dataset, np.ndarray, Values]:
-    """Episodes of several lengths, one cut, one with an action that the target never takes, and values of two fits."""
+    """Episodes of several lengths, one cut, one with an action that the target never takes,
+    and values of two fits.
+    """
     rng = np.random.default_rng(0)
     parts = [
         {
@@ -70,12 +72,16 @@ def test_estimates_are_those_of_the_papers() -> None:
         "is": np.mean(np.multiply(ratios, whole)),
         "wis": np.sum(np.multiply(ratios, whole)) / np.sum(ratios),
         "pdis": np.mean(decided),
-        "pdwis": sum(DISCOUNT**t * np.average(x[:, 1], weights=x[:, 0]) for t, x in enumerate(step_ratio)),
+        "pdwis": sum(
+            DISCOUNT**t * np.average(x[:, 1], weights=x[:, 0]) for t, x in enumerate(step_ratio)
+        ),
     }
     actual = {name: record.estimate(name)[0] for name in expected}
     assert actual == pytest.approx(expected, rel=1e-6) and ratios[-1] == 0
     np.testing.assert_allclose(record.doubly_robust(values), np.transpose(robust), rtol=1e-6)
-    assert record.effective() == pytest.approx(np.sum(ratios) ** 2 / np.sum(np.square(ratios)), rel=1e-6)
+    assert record.effective() == pytest.approx(
+        np.sum(ratios) ** 2 / np.sum(np.square(ratios)), rel=1e-6
+    )
 
 
 def test_the_influence_of_an_episode_is_what_one_more_of_it_changes() -> None:
@@ -87,7 +93,9 @@ def test_the_influence_of_an_episode_is_what_one_more_of_it_changes() -> None:
             chosen = np.append(many, episode)
             of_chosen = log_prob[np.concatenate([rows[i] for i in chosen])]
             more, _ = Episodes(data.episodes(chosen), DISCOUNT, of_chosen).estimate(name)
-            assert (more - value) * len(chosen) == pytest.approx(influence[episode], rel=0.01, abs=1e-4)
+            assert (more - value) * len(chosen) == pytest.approx(
+                influence[episode], rel=0.01, abs=1e-4
+            )
 
 
 def test_the_truth_of_a_linear_solve_lies_in_every_interval(tables: dict[str, Any]) -> None:
@@ -105,39 +113,66 @@ def test_the_truth_of_a_linear_solve_lies_in_every_interval(tables: dict[str, An
 
 
 def test_ratios_need_a_behaviour_that_might_have_acted_otherwise(tmp_path: Path) -> None:
-    """A repeated action of ez-greedy has all the probability: what the target would do instead was never tried."""
+    """A repeated action of ez-greedy has all the probability:
+    what the target would do instead was never tried.
+    """
     flags = f"dqn --env CartPole-v1 {runs.TINY} --epsilon-start 1 --epsilon-end 1"
     few: dict[str, Any] = {"sampled": True, "updates": 1, "refits": 2, "hidden_sizes": (4,)}
-    target, repeats = (jaxrl_dist.load_policy(runs.finished(f"{flags} --{x}ez-greedy")) for x in ("no-", ""))
+    target, repeats = (
+        jaxrl_dist.load_policy(runs.finished(f"{flags} --{x}ez-greedy")) for x in ("no-", "")
+    )
     made = jaxrl_dist.estimate(target, jaxrl_dist.record(repeats, 400, num_envs=4), **few)
     assert [*made.estimates] == ["behaviour", "fqe"]
-    assert "the behaviour had no choice in" in made.assumptions[0] and "`record --random-share`" in made.assumptions[0]
-    mixed = jaxrl_dist.estimate(target, jaxrl_dist.record(repeats, 400, num_envs=4, random_share=0.5), **few)
+    assert (
+        "the behaviour had no choice in" in made.assumptions[0]
+        and "`record --random-share`" in made.assumptions[0]
+    )
+    mixed = jaxrl_dist.estimate(
+        target, jaxrl_dist.record(repeats, 400, num_envs=4, random_share=0.5), **few
+    )
     same = jaxrl_dist.estimate(target, jaxrl_dist.record(target, 400, num_envs=4), **few)
-    assert [*mixed.estimates] == [*same.estimates] == ["behaviour", "is", "pdis", "wis", "pdwis", "fqe", "dr"]
+    assert (
+        [*mixed.estimates]
+        == [*same.estimates]
+        == ["behaviour", "is", "pdis", "wis", "pdwis", "fqe", "dr"]
+    )
 
 
 def test_a_search_is_not_estimated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run, out = str(runs.finished(f"alphazero --env CartPole-v1 {runs.TINY}")), str(tmp_path / "data")
+    run, out = (
+        str(runs.finished(f"alphazero --env CartPole-v1 {runs.TINY}")),
+        str(tmp_path / "data"),
+    )
     jaxrl_dist.record(jaxrl_dist.load_policy(run, num_simulations=0), 50, num_envs=4).save(out)
     few = ["--updates", "2", "--refits", "2", "--hidden-sizes", "8"]
     assert cli.main(["estimate", run, "--data", out, *few]) == 2
-    assert "this policy searches before it acts, which an estimate does not" in capsys.readouterr().err
+    assert (
+        "this policy searches before it acts, which an estimate does not" in capsys.readouterr().err
+    )
     assert cli.main(["estimate", run, "--data", out, *few, "--num-simulations", "0"]) == 0
 
 
 def test_the_command_says_what_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, out = str(runs.finished(f"ppo --env CartPole-v1 {runs.TINY}")), str(tmp_path / "data")
-    assert cli.main(["record", run, "-o", out, "--steps", "100", "--num-envs", "4", "--random-share", "0.5"]) == 0
+    assert (
+        cli.main(
+            ["record", run, "-o", out, "--steps", "100", "--num-envs", "4", "--random-share", "0.5"]
+        )
+        == 0
+    )
     few = ["--updates", "2", "--refits", "2", "--hidden-sizes", "8"]
     capsys.readouterr()
     assert cli.main(["estimate", run, "--data", out, *few, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert [*printed["estimates"]] == ["behaviour", "fqe"] and "deterministic" in printed["assumptions"][0]
+    assert [*printed["estimates"]] == ["behaviour", "fqe"] and "deterministic" in printed[
+        "assumptions"
+    ][0]
     assert cli.main(["estimate", run, "--data", out, *few, "--evaluation-policy", "sampled"]) == 0
     shown = capsys.readouterr().out
     assert (
-        "discount 0.99" in shown and "doubly robust" in shown and "assumptions: the probabilities are stored" in shown
+        "discount 0.99" in shown
+        and "doubly robust" in shown
+        and "assumptions: the probabilities are stored" in shown
     )
     refused = {
         ("estimate",): "which run, and from which data set? As in",
@@ -155,7 +190,9 @@ def test_actions_that_last_for_several_steps_are_refused(tmp_path: Path) -> None
     """Their probability is not a function of the observation."""
     data, _, _ = episodes()
     obs = np.zeros((len(data.reward), 4), np.float32)
-    data = Dataset.of_rows(obs, data.action, data.reward, data.terminated, data.valid, log_prob=data.log_prob)
+    data = Dataset.of_rows(
+        obs, data.action, data.reward, data.terminated, data.valid, log_prob=data.log_prob
+    )
     run = runs.finished(f"dqn --env CartPole-v1 {runs.TINY} --ez-greedy --learning-starts 100")
     with pytest.raises(ConfigError, match="evaluation_policy greedy works"):
         jaxrl_dist.estimate(run, data, sampled=True)

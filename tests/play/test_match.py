@@ -64,7 +64,8 @@ def expected(own: Stones, other: Stones, moving: bool) -> float:
 
 def replayed(result: Result, pair: int, game: int) -> tuple[list[int], float]:
     """Plays a game's moves by the rules: the fields in turn, and the score of the first player."""
-    seat = game if result.first[pair, game] else 1 - game  # the first player has the seat of the game's number
+    # the first player has the seat of the game's number
+    seat = game if result.first[pair, game] else 1 - game
     stones: list[Stones] = [frozenset(), frozenset()]
     fields = []
     for actions in result.moves[pair, game]:
@@ -104,7 +105,9 @@ def untrained(seed: int, env: str = GAME, **fields: Any) -> Policy:
 
 
 def test_policies_take_their_best_moves() -> None:
-    """Both games of a pair have the same opening; then each move is the one that the policy chooses on the host."""
+    """Both games of a pair have the same opening;
+    then each move is the one that the policy chooses on the host.
+    """
     pytest.importorskip("pgx")
     players = [untrained(seed) for seed in (0, 1)]
     played = match(*players, games=12, opening_moves=2, seed=3)
@@ -117,7 +120,9 @@ def test_policies_take_their_best_moves() -> None:
         for game, fields in enumerate((first, second)):
             for turn, field in list(enumerate(fields))[2:]:
                 board = np.zeros((1, 9, 2), bool)
-                board[0, fields[:turn][turn % 2 :: 2], 0] = board[0, fields[:turn][1 - turn % 2 :: 2], 1] = True
+                board[0, fields[:turn][turn % 2 :: 2], 0] = board[
+                    0, fields[:turn][1 - turn % 2 :: 2], 1
+                ] = True
                 obs = {"observation": board.reshape(1, 3, 3, 2), "mask": ~board.any(axis=2)}
                 policy = players[0 if (turn % 2 == 0) == result.first[pair, game] else 1]
                 assert policy(obs)[0][0] == field
@@ -135,14 +140,20 @@ def test_games_on_the_host_are_played_as_on_the_device() -> None:
         begun = []
         for game in (0, 1):
             taken = 1 + result.moves[pair, game, : result.lengths[pair, game]]
-            taken = taken[np.arange(len(taken)), np.arange(len(taken)) % 2]  # of the seat whose turn it is
+            # of the seat whose turn it is
+            taken = taken[np.arange(len(taken)), np.arange(len(taken)) % 2]
             begun.append((int(taken.sum()), *taken[:2].tolist()))
             for turn in range(2, len(taken)):
                 sticks = taken[turn:].sum()
-                seen = {"observation": np.float32([[sticks]]), "action_mask": np.arange(3)[None] < sticks}
+                seen = {
+                    "observation": np.float32([[sticks]]),
+                    "action_mask": np.arange(3)[None] < sticks,
+                }
                 policy = players[0 if (turn % 2 == 0) == result.first[pair, game] else 1]
                 assert 1 + policy(seen)[0][0] == taken[turn]
-            assert (len(taken) % 2 == 1) == (result.first[pair, game] == (result.scores[pair, game] == 1))
+            assert (len(taken) % 2 == 1) == (
+                result.first[pair, game] == (result.scores[pair, game] == 1)
+            )
         assert begun[0] == begun[1] and result.first[pair].tolist() == [True, False]
         beginnings.add(begun[0])
     assert len(beginnings) > 3 and all(7 <= sticks <= 10 for sticks, *_ in beginnings)
@@ -161,9 +172,13 @@ def test_ratings_are_those_of_maximum_likelihood() -> None:
         return float(-((points + more) * np.log(won)).sum())
 
     best = scipy.optimize.minimize(loss, np.zeros(2), tol=1e-10).x
-    np.testing.assert_allclose(ratings.elo(games, points)[0], 1500 + np.append(best, -best.sum()), atol=0.01)
+    np.testing.assert_allclose(
+        ratings.elo(games, points)[0], 1500 + np.append(best, -best.sum()), atol=0.01
+    )
     two, _ = ratings.elo(games[:2, :2], points[:2, :2])
-    assert two[0] - two[1] == pytest.approx(400 * np.log10(30.5 / 10.5)) and two.mean() == pytest.approx(1500)
+    assert two[0] - two[1] == pytest.approx(
+        400 * np.log10(30.5 / 10.5)
+    ) and two.mean() == pytest.approx(1500)
 
 
 def test_intervals_hold_the_truth_in_95_of_100() -> None:
@@ -185,7 +200,11 @@ def test_intervals_of_ratings_are_around_them_and_hold_the_truth_in_95_of_100() 
     chance = 1 / (1 + 10 ** ((truth[None] - truth[:, None]) / 400))
     inside = []
     for _ in range(300):
-        scores = {(a, b): (draw.random((100, 2)) < chance[a, b]).mean(1) for a in range(4) for b in range(a + 1, 4)}
+        scores = {
+            (a, b): (draw.random((100, 2)) < chance[a, b]).mean(1)
+            for a in range(4)
+            for b in range(a + 1, 4)
+        }
         elo, intervals = ratings.elo_table(4, scores)
         assert ((intervals[:, 0] < elo) & (elo < intervals[:, 1])).all()
         inside.append((intervals[:, 0] <= truth) & (truth <= intervals[:, 1]))
@@ -213,7 +232,11 @@ def test_intervals_of_unequal_players_hold_the_truth() -> None:
 
 
 def test_ratings_of_a_player_who_won_all_games_have_an_interval() -> None:
-    scores = {(0, 1): np.repeat([1.0, 0.5], [60, 40]), (0, 2): np.ones(100), (1, 2): np.repeat([1.0, 0.0], [70, 30])}
+    scores = {
+        (0, 1): np.repeat([1.0, 0.5], [60, 40]),
+        (0, 2): np.ones(100),
+        (1, 2): np.repeat([1.0, 0.0], [70, 30]),
+    }
     elo, intervals = ratings.elo_table(3, scores)
     games = 200 * (1 - np.eye(3))
     points = np.array([[0, 160, 200], [40, 0, 140], [0, 60, 0]])
@@ -252,13 +275,18 @@ def test_policies_of_other_games_are_refused() -> None:
     pytest.importorskip("pgx")
     with pytest.raises(ConfigError, match="num_simulations 5: no player searches"):
         match(untrained(0), "random", num_simulations=5)
-    with pytest.raises(ConfigError, match=r"play one game, and these have learnt pgx:tic_tac_toe and .*CartPole-v1"):
+    with pytest.raises(
+        ConfigError, match=r"play one game, and these have learnt pgx:tic_tac_toe and .*CartPole-v1"
+    ):
         match(untrained(0), untrained(0, "CartPole-v1"))
     with pytest.raises(
-        ConfigError, match=r"reads the observation \{.*agent: float32\[2\], .*\}, and pgx:tic_tac_toe shows"
+        ConfigError,
+        match=r"reads the observation \{.*agent: float32\[2\], .*\}, and pgx:tic_tac_toe shows",
     ):
         match(untrained(0, agent_ids=True), "random")
-    with pytest.raises(ConfigError, match="games are played in pairs, with sides swapped: games=3; 4 works"):
+    with pytest.raises(
+        ConfigError, match="games are played in pairs, with sides swapped: games=3; 4 works"
+    ):
         match("random", "random", games=3)
 
 
@@ -283,14 +311,18 @@ def test_the_film_is_the_first_game(tmp_path: Path) -> None:
     """Its pictures are those of the board by the rules, as the first player sees it."""
     pytest.importorskip("pgx")
     file, spec = tmp_path / "game.gif", find(GAME).spec
-    (result,) = match("random", LOWEST, env=GAME, games=4, seed=5, opening_moves=3, film=file).results
+    (result,) = match(
+        "random", LOWEST, env=GAME, games=4, seed=5, opening_moves=3, film=file
+    ).results
     fields, score = replayed(result, 0, 0)
     assert score == result.scores[0, 0] and len(fields) == result.lengths[0, 0]
     boards, board = [], np.zeros((9, 2), bool)
     for turn, field in enumerate([None, *fields]):
         if field is not None:
             board[field, int((turn % 2 == 0) == result.first[0, 0])] = True
-        boards.append(draw(spec, None, {"observation": board.reshape(3, 3, 2), "mask": np.ones(9, bool)}))
+        boards.append(
+            draw(spec, None, {"observation": board.reshape(3, 3, 2), "mask": np.ones(9, bool)})
+        )
     with Image.open(file) as film:
         shown = [np.array(picture.convert("RGB")) for picture in ImageSequence.Iterator(film)]
         assert film.info["duration"] == 500, "milliseconds"
@@ -307,19 +339,31 @@ CONNECT_FOUR = (
 def test_of_a_policy_and_its_copy_the_one_that_learns_plays(tmp_path: Path) -> None:
     pytest.importorskip("pgx")
     policies = "--policy new=ppo:player_0 --policy old=copy(new,1,2):player_1 --env pgx:tic_tac_toe"
-    run = runs.train(f"{policies} {runs.TINY.replace('--hidden', '--new.hidden')}", tmp_path / "run")
+    run = runs.train(
+        f"{policies} {runs.TINY.replace('--hidden', '--new.hidden')}", tmp_path / "run"
+    )
     played, named = (match(player, "random", games=40) for player in (str(run), f"{run},new"))
     np.testing.assert_array_equal(played.results[0].scores, named.results[0].scores)
     alone = load_policy(run, env_options={"opponents": "self"})
     assert alone.source.spec.both_sides and not alone.source.spec.policies
-    jax.tree.map(np.testing.assert_array_equal, alone.variables, load_policy(run, policy="new").variables)
+    jax.tree.map(
+        np.testing.assert_array_equal, alone.variables, load_policy(run, policy="new").variables
+    )
 
 
-def test_the_policy_that_learns_beside_its_copies_takes_the_simulations(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_policy_that_learns_beside_its_copies_takes_the_simulations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     kinds: dict[str, Any] = {"new": MuZero(), "old": Copy("new", 1, 2)}
     loads = []
 
-    def load(run_dir: str, *args: Any, policy: str | None, num_simulations: int | None = None, **fields: Any) -> Any:
+    def load(
+        run_dir: str,
+        *args: Any,
+        policy: str | None,
+        num_simulations: int | None = None,
+        **fields: Any,
+    ) -> Any:
         loads.append(policy)
         return SimpleNamespace(policy=policy, num_simulations=num_simulations)
 
@@ -345,7 +389,11 @@ def test_checkpoints_play_connect_four(tmp_path: Path, capsys: pytest.CaptureFix
     assert json.loads(capsys.readouterr().out) == played.summary(), "equal seeds, equal games"
     assert cli.main(["match", str(run), "random", "--checkpoint", str(oldest), "--json"]) == 0
     alone = json.loads(capsys.readouterr().out)["results"][0]
-    assert {**alone, "players": 0} == {**played.summary()["results"][2], "players": 0, "score": alone["score"]}
+    assert {**alone, "players": 0} == {
+        **played.summary()["results"][2],
+        "players": 0,
+        "score": alone["score"],
+    }
     (first, *_) = played.results
     assert first.scores.shape == (100, 2) and first.distinct >= 150
     assert isinstance(played, Match) and played.elo.argmin() == 2

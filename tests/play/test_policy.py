@@ -66,20 +66,29 @@ def test_a_population_has_no_policy_but_its_members(run_dir: Path, tmp_path: Pat
     population = shutil.copytree(run_dir, tmp_path / "population")
     shutil.copytree(run_dir, population / "members" / "000")
     with pytest.raises(
-        jaxrl_dist.ConfigError, match=r"is a population; name one of its members, such as .*members/000"
+        jaxrl_dist.ConfigError,
+        match=r"is a population; name one of its members, such as .*members/000",
     ):
         jaxrl_dist.load_policy(population)
     assert jaxrl_dist.load_policy(population / "members" / "000").config.seed == 0
 
 
-def test_all_members_of_a_population_are_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_members_of_a_population_are_evaluated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run_dir = runs.finished(runs.CARTPOLE)
     population = shutil.copytree(run_dir, tmp_path / "population")
     for member in ("000", "001"):
         shutil.copytree(run_dir, population / "members" / member)
-    head_of_file = "member,seed,learning_rate,status,env_steps,iteration,episode_return,evaluation_return"
-    (population / "results.csv").write_text(f"{head_of_file}\n000,7,0.1,done,9,3,20,\n001,8,0.1,done,9,3,21,\n")
-    with pytest.raises(jaxrl_dist.ConfigError, match=r"such as .*members/001, the best by its training return"):
+    head_of_file = (
+        "member,seed,learning_rate,status,env_steps,iteration,episode_return,evaluation_return"
+    )
+    (population / "results.csv").write_text(
+        f"{head_of_file}\n000,7,0.1,done,9,3,20,\n001,8,0.1,done,9,3,21,\n"
+    )
+    with pytest.raises(
+        jaxrl_dist.ConfigError, match=r"such as .*members/001, the best by its training return"
+    ):
         jaxrl_dist.load_policy(population)
     assert cli.main(["evaluate", str(population), "--episodes", "3"]) == 0
     returns = jaxrl_dist.load_policy(run_dir).evaluate(3).returns
@@ -88,11 +97,16 @@ def test_all_members_of_a_population_are_evaluated(tmp_path: Path, capsys: pytes
     told, head, *rows, last = capsys.readouterr().out.splitlines()
     assert told == "evaluating 2 members: 3 episodes each"
     assert re.split(" {2,}", head) == ["member", "seed", "learning_rate", "episodes", *titles]
-    assert [row.split() for row in rows] == [["000", "7", "0.1", "3", mean, std], ["001", "8", "0.1", "3", mean, std]]
+    assert [row.split() for row in rows] == [
+        ["000", "7", "0.1", "3", mean, std],
+        ["001", "8", "0.1", "3", mean, std],
+    ]
     about = "mean and standard deviation of 6 greedy episodes; 0 between the means of the 2 members"
     assert last == f"return {mean} +- {std} ({about})"
     for status, finished in {"done": True, "training": False}.items():
-        (population / "results.csv").write_text(f"{head_of_file}\n000,7,0.1,done,9,3,20,\n001,8,0.1,{status},9,3,21,\n")
+        (population / "results.csv").write_text(
+            f"{head_of_file}\n000,7,0.1,done,9,3,20,\n001,8,0.1,{status},9,3,21,\n"
+        )
         assert cli.main(["evaluate", str(population), "--episodes", "3", "--json"]) == 0
         printed = json.loads(capsys.readouterr().out)
         assert printed["finished"] is finished and set(printed["by_member"]) == {"000", "001"}
@@ -116,16 +130,22 @@ def test_greedy_without_a_key_and_sampled_with_one(policy: jaxrl_dist.Policy) ->
     np.testing.assert_array_equal(sampled[0], sampled[1])
     assert (sampled[0] != sampled[2]).any() and (sampled[0] != greedy).any()
     same = np.broadcast_to(obs[:1], obs.shape)
-    assert len(np.unique(np.asarray(policy(same, None, jax.random.key(3))[0]))) > 1, "each row has another key"
+    assert len(np.unique(np.asarray(policy(same, None, jax.random.key(3))[0]))) > 1, (
+        "each row has another key"
+    )
 
 
 def test_actions_lie_in_the_environments_bounds(policy: jaxrl_dist.Policy) -> None:
     space = policy.source.spec.action
     for key in (None, jax.random.key(0)):
-        action = np.concatenate([policy(scale * observations(policy), None, key)[0] for scale in (1, 10, 100, 1000)])
+        action = np.concatenate(
+            [policy(scale * observations(policy), None, key)[0] for scale in (1, 10, 100, 1000)]
+        )
         assert action.shape == (256, *space.shape)
         if isinstance(space, Discrete):
-            assert np.issubdtype(action.dtype, np.integer) and set(np.unique(action)) <= set(range(space.n))
+            assert np.issubdtype(action.dtype, np.integer) and set(np.unique(action)) <= set(
+                range(space.n)
+            )
         else:
             assert isinstance(space, Box)
             assert (action >= space.low).all() and (action <= space.high).all()
@@ -161,18 +181,25 @@ def test_observations_of_another_shape_are_refused(policy: jaxrl_dist.Policy) ->
     for wrong in (obs[0], obs[..., :-1], obs[None]):
         with pytest.raises(ValueError, match=r"observations have shape \[B, .*\]") as error:
             policy(wrong)
-        assert str(error.value).endswith("; obs[None] makes one observation a batch") == (wrong.shape == obs.shape[1:])
+        assert str(error.value).endswith("; obs[None] makes one observation a batch") == (
+            wrong.shape == obs.shape[1:]
+        )
 
 
 @pytest.mark.parametrize(
     "wrong, message",
     [
         (lambda obs: {"x": obs}, "observations are arrays here, not a dict"),
-        (lambda obs: (obs[0], {}), r"observations are arrays here, not \(obs, info\), as reset returns them"),
+        (
+            lambda obs: (obs[0], {}),
+            r"observations are arrays here, not \(obs, info\), as reset returns them",
+        ),
         (lambda obs: obs[:0], r"observations have shape \[B, \d\] here, not \[0, \d\]"),
     ],
 )
-def test_observations_of_another_kind_are_refused(policy: jaxrl_dist.Policy, wrong: Any, message: str) -> None:
+def test_observations_of_another_kind_are_refused(
+    policy: jaxrl_dist.Policy, wrong: Any, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         policy(wrong(observations(policy, 1)))
 
@@ -192,7 +219,8 @@ def test_it_speaks_the_environments_language(kind: str, tmp_path: Path) -> None:
     obs, _ = native.reset(seed=0)
     for _ in range(20):
         actions, _ = policy(np.asarray(obs)[None], key=jax.random.key(1))
-        obs, *_ = native.step(np.asarray(actions)[0].astype(native.action_space.dtype))  # which refuses others
+        # which refuses others
+        obs, *_ = native.step(np.asarray(actions)[0].astype(native.action_space.dtype))
         seen = np.asarray(obs)[None]
         acted = call(seen.astype(policy.observation.dtype), (), np.ones(1, bool))[0]
         np.testing.assert_allclose(acted, policy(seen)[0], rtol=1e-5)
@@ -210,8 +238,12 @@ def test_it_speaks_the_environments_language(kind: str, tmp_path: Path) -> None:
         (3, np.zeros(2), r"rewards have shape \[3\] here, not \[2\]"),
     ],
 )
-def test_cores_and_rewards_of_another_batch_are_refused(core: int, reward: Any, message: str) -> None:
-    config = jaxrl_dist.preset("ppo", "CartPole-v1", core="gru", core_size=4, core_inputs="action,reward")
+def test_cores_and_rewards_of_another_batch_are_refused(
+    core: int, reward: Any, message: str
+) -> None:
+    config = jaxrl_dist.preset(
+        "ppo", "CartPole-v1", core="gru", core_size=4, core_inputs="action,reward"
+    )
     source = find_env(config)
     variables = source.spec.bare(make_algorithm(config, source.spec)).init(jax.random.key(0))
     policy = jaxrl_dist.Policy(config, source, variables)
@@ -231,12 +263,20 @@ def test_one_observation_of_several_parts_is_told_how_to_become_a_batch() -> Non
 
 
 def test_what_is_no_finished_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(jaxrl_dist.ConfigError, match=r"is not a run directory: it has no config\.json"):
+    with pytest.raises(
+        jaxrl_dist.ConfigError, match=r"is not a run directory: it has no config\.json"
+    ):
         jaxrl_dist.load_policy(tmp_path)
-    (tmp_path / "config.json").write_bytes((runs.finished(runs.CARTPOLE) / "config.json").read_bytes())
-    with pytest.raises(jaxrl_dist.ConfigError, match=r"^nothing is not a run directory: it does not exist$"):
+    (tmp_path / "config.json").write_bytes(
+        (runs.finished(runs.CARTPOLE) / "config.json").read_bytes()
+    )
+    with pytest.raises(
+        jaxrl_dist.ConfigError, match=r"^nothing is not a run directory: it does not exist$"
+    ):
         jaxrl_dist.load_policy("nothing")
-    with pytest.raises(jaxrl_dist.ConfigError, match=r"is not a run directory: it is not a directory$"):
+    with pytest.raises(
+        jaxrl_dist.ConfigError, match=r"is not a run directory: it is not a directory$"
+    ):
         jaxrl_dist.load_policy(runs.finished(runs.CARTPOLE) / "config.json")
     with pytest.raises(jaxrl_dist.ConfigError, match="holds no trained variables"):
         jaxrl_dist.load_policy(str(tmp_path))
@@ -246,20 +286,34 @@ def test_an_old_style_key_is_the_same_key(policy: jaxrl_dist.Policy) -> None:
     obs = observations(policy)
     old = jax.random.PRNGKey(3)
     for key in (old, np.asarray(old)):
-        np.testing.assert_array_equal(policy(obs, key=key)[0], policy(obs, key=jax.random.key(3))[0])
+        np.testing.assert_array_equal(
+            policy(obs, key=key)[0], policy(obs, key=jax.random.key(3))[0]
+        )
 
 
 def test_what_is_no_key_is_refused() -> None:
     policy = jaxrl_dist.load_policy(runs.finished(runs.CARTPOLE))
-    for key in (0, 1.5, "key", [0, 1], np.zeros(2), np.uint32(3), jax.random.split(jax.random.key(0))):
-        with pytest.raises(ValueError, match=r"key must be a single key such as jax.random.key\(0\), not "):
+    for key in (
+        0,
+        1.5,
+        "key",
+        [0, 1],
+        np.zeros(2),
+        np.uint32(3),
+        jax.random.split(jax.random.key(0)),
+    ):
+        with pytest.raises(
+            ValueError, match=r"key must be a single key such as jax.random.key\(0\), not "
+        ):
             policy(observations(policy, 2), key=key)  # type: ignore[arg-type]
 
 
 def test_misuse_is_refused_in_one_line(policy: jaxrl_dist.Policy) -> None:
     with pytest.raises(jaxrl_dist.ConfigError, match="plays 1 episode or more, and not 0"):
         policy.evaluate(episodes=0)
-    with pytest.raises(jaxrl_dist.ConfigError, match=r"takes load_policy\(run_dir\), and not 'runs/lake'"):
+    with pytest.raises(
+        jaxrl_dist.ConfigError, match=r"takes load_policy\(run_dir\), and not 'runs/lake'"
+    ):
         jaxrl_dist.exact.measure("runs/lake")
     table = jaxrl_dist.exact.Table.random(np.random.default_rng(0), 3, 2)
     for temperature in (-1.0, float("nan")):

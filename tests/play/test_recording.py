@@ -30,7 +30,9 @@ def test_the_probabilities_are_those_of_the_mixture(policy: jaxrl_dist.Policy) -
     assert data.steps >= 200 and not (data.truncated & (data.reward == 0)).any()
     obs = data.obs[data.valid]
     logits = [
-        policy.algorithm.log_prob(policy.variables, jnp.asarray(obs), (), jnp.full(len(obs), a), Context(jnp.arange(1)))
+        policy.algorithm.log_prob(
+            policy.variables, jnp.asarray(obs), (), jnp.full(len(obs), a), Context(jnp.arange(1))
+        )
         for a in range(2)
     ]
     own = np.exp(np.stack(logits, axis=1).astype(np.float64))
@@ -42,20 +44,31 @@ def test_the_probabilities_are_those_of_the_mixture(policy: jaxrl_dist.Policy) -
 
 
 @pytest.mark.parametrize("greedy", [False, True])
-def test_random_actions_are_legal_and_their_probabilities_count_the_legal_ones(greedy: bool) -> None:
-    own = jaxrl_dist.load_policy(runs.finished(f"ppo --env gymnasium:Taxi-v4 --plan synchronous {runs.TINY}"))
+def test_random_actions_are_legal_and_their_probabilities_count_the_legal_ones(
+    greedy: bool,
+) -> None:
+    own = jaxrl_dist.load_policy(
+        runs.finished(f"ppo --env gymnasium:Taxi-v4 --plan synchronous {runs.TINY}")
+    )
     data = jaxrl_dist.record(own, 100, num_envs=4, random_share=0.5, greedy=greedy)
     obs = jax.tree.map(lambda x: x[data.valid], data.obs)
     legal, action, rows = obs["mask"].astype(bool), data.action[data.valid], np.arange(data.steps)
     assert legal[rows, action].all() and not legal.all()
     none = own.initial_core(data.steps)
     if greedy:
-        given = own.algorithm.policy(own.variables, obs, none, Context(None, jnp.zeros(())))[0] == action
+        given = (
+            own.algorithm.policy(own.variables, obs, none, Context(None, jnp.zeros(())))[0]
+            == action
+        )
     else:
-        given = np.exp(own.algorithm.log_prob(own.variables, obs, none, action, Context(None, jnp.zeros(()))))
+        given = np.exp(
+            own.algorithm.log_prob(own.variables, obs, none, action, Context(None, jnp.zeros(())))
+        )
     assert data.log_prob is not None
     np.testing.assert_allclose(
-        np.exp(data.log_prob[data.valid]), 0.5 * np.asarray(given) + 0.5 / legal.sum(axis=1), rtol=1e-4
+        np.exp(data.log_prob[data.valid]),
+        0.5 * np.asarray(given) + 0.5 / legal.sum(axis=1),
+        rtol=1e-4,
     )
 
 
@@ -67,7 +80,9 @@ LASTING = {
 
 @pytest.mark.parametrize("flags", LASTING)
 def test_probabilities_are_known_unless_actions_depend_on_what_these_do_not(flags: str) -> None:
-    """Correlated noise is part of the policy's state, as is the return that scales rewards; only the first one acts."""
+    """Correlated noise is part of the policy's state, as is the return that scales rewards;
+    only the first one acts.
+    """
     own, known = jaxrl_dist.load_policy(runs.finished(flags)), LASTING[flags]
     assert jax.tree.leaves(own.initial_core(1))
     drawn, given = reads_of_core(own.algorithm, own.source.spec, own.variables)
@@ -78,18 +93,26 @@ def test_probabilities_are_known_unless_actions_depend_on_what_these_do_not(flag
         jaxrl_dist.estimate(own, data, sampled=True, updates=1, refits=2, hidden_sizes=(4,))
 
 
-def test_whole_episodes_are_recorded_as_the_environment_plays_them(policy: jaxrl_dist.Policy) -> None:
+def test_whole_episodes_are_recorded_as_the_environment_plays_them(
+    policy: jaxrl_dist.Policy,
+) -> None:
     data = jaxrl_dist.record(policy, 100, num_envs=4, greedy=True)
     assert data.log_prob is None and data.about["behaviour"]["deterministic"]
     assert data.lengths.tolist() == data.returns.tolist()  # each step of CartPole pays 1
     actions, _ = policy(data.obs[data.valid])
     np.testing.assert_array_equal(actions, data.action[data.valid])
     again = jaxrl_dist.record(policy, 100, num_envs=4, greedy=True)
-    for x, y in zip(jax.tree.leaves((data.obs, data.action)), jax.tree.leaves((again.obs, again.action)), strict=True):
+    for x, y in zip(
+        jax.tree.leaves((data.obs, data.action)),
+        jax.tree.leaves((again.obs, again.action)),
+        strict=True,
+    ):
         np.testing.assert_array_equal(x, y)
 
 
-def test_the_commands_record_join_and_choose(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_record_join_and_choose(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = str(runs.finished(f"ppo --env CartPole-v1 {runs.TINY}"))
     out = str(tmp_path / "new" / "data")
     assert cli.main(["record", run, "-o", out, "--steps", "100", "--num-envs", "4"]) == 0
@@ -99,7 +122,10 @@ def test_the_commands_record_join_and_choose(tmp_path: Path, capsys: pytest.Capt
     assert cli.main(["data", out, out, "--best", "0.5", "-o", best]) == 0
     order = np.sort(np.tile(data.returns, 2))[::-1]
     assert sorted(Dataset.load(best).returns, reverse=True) == list(order[: len(order) // 2])
-    assert cli.main(["data", out, "-o", str(tmp_path / "h.png")]) == 0 and (tmp_path / "h.png").stat().st_size > 1000
+    assert (
+        cli.main(["data", out, "-o", str(tmp_path / "h.png")]) == 0
+        and (tmp_path / "h.png").stat().st_size > 1000
+    )
     capsys.readouterr()
     refused = {
         ("record", run): "where to? As in",
@@ -118,14 +144,22 @@ def test_the_commands_record_join_and_choose(tmp_path: Path, capsys: pytest.Capt
 def test_a_core_reads_the_actions_that_were_taken() -> None:
     """Half of them are random; the core's next input is then not what the policy has chosen."""
     own = jaxrl_dist.load_policy(
-        runs.finished(f"pg --env CartPole-v1 {runs.TINY} --core gru --core-size 4 --core-inputs action")
+        runs.finished(
+            f"pg --env CartPole-v1 {runs.TINY} --core gru --core-size 4 --core-inputs action"
+        )
     )
     seen: list[tuple[np.ndarray, np.ndarray]] = []
     policy = own.algorithm.policy
 
     def watched(variables: Any, obs: Any, core: Any, context: Context) -> Any:
-        (read,) = (x for path, x in jax.tree.leaves_with_path(core) if "action" in jax.tree_util.keystr(path))
-        jax.debug.callback(lambda obs, read: seen.append((np.array(obs), np.array(read))), obs, read)
+        (read,) = (
+            x
+            for path, x in jax.tree.leaves_with_path(core)
+            if "action" in jax.tree_util.keystr(path)
+        )
+        jax.debug.callback(
+            lambda obs, read: seen.append((np.array(obs), np.array(read))), obs, read
+        )
         return policy(variables, obs, core, context)
 
     watching = copy.copy(own)
@@ -142,6 +176,8 @@ def test_a_core_reads_the_actions_that_were_taken() -> None:
 def test_a_memory_is_stored_with_the_actions_that_were_executed(tmp_path: Path) -> None:
     unbounded = f"marwil --env Pendulum-v1 {runs.TINY} --initial-std 3 --run-dir {tmp_path / 'run'}"
     assert cli.main(["train", *unbounded.split(), "--checkpoint-replay"]) == 0
-    assert cli.main(["record", str(tmp_path / "run"), "--replay", "-o", str(tmp_path / "data")]) == 0
+    assert (
+        cli.main(["record", str(tmp_path / "run"), "--replay", "-o", str(tmp_path / "data")]) == 0
+    )
     action = Dataset.load(tmp_path / "data").action
     assert np.abs(action).max() == 2

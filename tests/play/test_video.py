@@ -36,7 +36,9 @@ from jaxrl_dist.types import EnvSpec
 
 
 class Painted(gymnasium.Env):
-    """Counts to a number and shows it as a colour, if it is told to draw by this name of its argument."""
+    """Counts to a number and shows it as a colour,
+    if it is told to draw by this name of its argument.
+    """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
     observation_space = gymnasium.spaces.Box(-100, 100, (1,), np.float32)
@@ -108,12 +110,16 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {
 SLOW = ("gymnax:Breakout-MinAtar", "envpool:Pong-v5", "test_video:Painted ")
 
 
-@pytest.mark.parametrize("env", [pytest.param(env, marks=[pytest.mark.slow] if env in SLOW else []) for env in CASES])
+@pytest.mark.parametrize(
+    "env", [pytest.param(env, marks=[pytest.mark.slow] if env in SLOW else []) for env in CASES]
+)
 def test_what_is_filmed_is_what_is_evaluated(env: str, tmp_path: Path) -> None:
     values, size = CASES[env]
     policy = untrained(env.strip(), **values)
     played, count = record(policy, tmp_path / "film.gif", 2, seed=3, fps=50, max_steps=12)
-    other = Evaluator({"": policy.algorithm}, policy.source, 2, 3, max_steps=12).play({"": policy.variables})
+    other = Evaluator({"": policy.algorithm}, policy.source, 2, 3, max_steps=12).play(
+        {"": policy.variables}
+    )
     np.testing.assert_array_equal(played.returns, other.returns)
     np.testing.assert_array_equal(played.lengths, other.lengths)
     assert count == sum(played.lengths) + 2
@@ -152,11 +158,17 @@ def test_each_step_has_its_picture(tmp_path: Path) -> None:
     ],
 )
 def test_a_film_has_the_speed_of_its_environment(
-    env: str, values: dict[str, Any], fps: float | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    env: str,
+    values: dict[str, Any],
+    fps: float | None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     policy, written = untrained(env, **values), list[float]()
     assert policy.source.spec.fps == (fps and pytest.approx(fps))
-    monkeypatch.setattr(video, "write_gif", lambda pictures, file, fps: written.append(fps) or file.touch())
+    monkeypatch.setattr(
+        video, "write_gif", lambda pictures, file, fps: written.append(fps) or file.touch()
+    )
     monkeypatch.setattr(video, "film", lambda *args: (None, []))
     for asked in (None, 7):
         record(policy, tmp_path / "film.gif", fps=asked)
@@ -168,13 +180,26 @@ def test_an_mp4_has_the_pictures_of_the_gif(tmp_path: Path) -> None:
     ffmpeg = pytest.importorskip("imageio_ffmpeg")
     policy = untrained("test_video:Painted")
     assert (
-        record(policy, tmp_path / "film.gif", 2, 0, 10)[1] == record(policy, tmp_path / "film.MP4", 2, 0, 10)[1] == 14
+        record(policy, tmp_path / "film.gif", 2, 0, 10)[1]
+        == record(policy, tmp_path / "film.MP4", 2, 0, 10)[1]
+        == 14
     )
-    command = [ffmpeg.get_ffmpeg_exe(), "-i", str(tmp_path / "film.MP4"), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+    command = [
+        ffmpeg.get_ffmpeg_exe(),
+        "-i",
+        str(tmp_path / "film.MP4"),
+        "-f",
+        "rawvideo",
+        "-pix_fmt",
+        "rgb24",
+        "-",
+    ]
     read = subprocess.run(command, capture_output=True, check=True)
     assert re.search(rb"Video: h264.* 6x8,.* 10 fps", read.stderr)
     shown = np.frombuffer(read.stdout, np.uint8).reshape(14, 8, 6, 3)
-    np.testing.assert_allclose(shown[:, 2, 2, 0].astype(int), [0, 40, 80, 120, 160, 200, 240] * 2, atol=9)
+    np.testing.assert_allclose(
+        shown[:, 2, 2, 0].astype(int), [0, 40, 80, 120, 160, 200, 240] * 2, atol=9
+    )
     assert shown[:, 7].max() < 90  # black, but for the compression
 
 
@@ -182,17 +207,23 @@ def test_without_its_package_an_mp4_is_refused_before_anything_is_played(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
-    with pytest.raises(ConfigError, match=r"pip install imageio-ffmpeg; one that ends in \.gif does not"):
+    with pytest.raises(
+        ConfigError, match=r"pip install imageio-ffmpeg; one that ends in \.gif does not"
+    ):
         record(untrained("envpool:Taxi-v3"), tmp_path / "film.mp4")
 
 
 @pytest.mark.parametrize("frame_stack", [1, 2])
 def test_an_environment_of_the_users_draws_itself(frame_stack: int, tmp_path: Path) -> None:
-    played, count = record(untrained("test_video:Drawn", frame_stack=frame_stack), tmp_path / "film.gif", 1, 0, 10)
+    played, count = record(
+        untrained("test_video:Drawn", frame_stack=frame_stack), tmp_path / "film.gif", 1, 0, 10
+    )
     images, _ = pictures(tmp_path / "film.gif")
     assert count == played.lengths[0] + 1 and {image.shape for image in images} == {(7, 4, 3)}
     places = [(int(image[0, 0, 0]) - 100) // 30 for image in images]
-    assert places[0] == 0 and all(abs(one - other) == 1 for one, other in itertools.pairwise(places))
+    assert places[0] == 0 and all(
+        abs(one - other) == 1 for one, other in itertools.pairwise(places)
+    )
 
 
 @pytest.mark.case  # test_the_state_of_particles_is_drawn
@@ -209,10 +240,19 @@ def test_a_team_of_jaxmarl_is_filmed(frame_stack: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "env, message",
     [
-        ("test_video:Misdrawn", r"cannot be drawn: TypeError: render\(\) gave a ndarray\[5, 4\] and not an array"),
+        (
+            "test_video:Misdrawn",
+            r"cannot be drawn: TypeError: render\(\) gave a ndarray\[5, 4\] and not an array",
+        ),
         ("own:Walk", r"own:Walk cannot be drawn: .* is drawn by its render\(state, params\)"),
-        ("envpool:Taxi-v3", "envpool:Taxi-v3 cannot be drawn: render not implemented for this environment"),
-        ("gymnax:MemoryChain-bsuite", "gymnax:MemoryChain-bsuite cannot be drawn: its observations are not images"),
+        (
+            "envpool:Taxi-v3",
+            "envpool:Taxi-v3 cannot be drawn: render not implemented for this environment",
+        ),
+        (
+            "gymnax:MemoryChain-bsuite",
+            "gymnax:MemoryChain-bsuite cannot be drawn: its observations are not images",
+        ),
         (
             "test_video:blind",
             r"test_video:blind cannot be drawn: TypeError: render\(\) gave a NoneType and not an array",
@@ -236,11 +276,15 @@ def test_what_the_agents_of_a_team_see_is_no_image(policies: dict[str, str]) -> 
     """Their observations side by side have two axes, and so have their numbers, one-hot."""
     wrappers = Wrappers(policies=policies, joint=("team" if policies else "",))
     source = find("team:CartPoles", {"num_agents": "3"}, wrappers=wrappers)
-    with pytest.raises(ConfigError, match="team:CartPoles cannot be drawn: its observations are not images"):
+    with pytest.raises(
+        ConfigError, match="team:CartPoles cannot be drawn: its observations are not images"
+    ):
         source.host(1, 0, drawn=True)
 
 
-def test_what_does_not_fit_leaves_the_film_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_leaves_the_film_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(self: Image.Image, path: Path, *args: Any, **more: Any) -> None:
         path.write_bytes(b"a part")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -257,9 +301,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert cli.main(["video", run_dir, film, "--seed", "5", "--max-steps", "9"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[-2].startswith("return ") and printed[-1].startswith(f"wrote {film}: ")
-    assert cli.main(["evaluate", run_dir, "--seed", "5", "--episodes", "1", "--max-steps", "9"]) == 0
+    assert (
+        cli.main(["evaluate", run_dir, "--seed", "5", "--episodes", "1", "--max-steps", "9"]) == 0
+    )
     assert capsys.readouterr().out.splitlines()[-1] == printed[-2]
-    assert cli.main(["video", run_dir, film, "--max-steps", "9", "--evaluation-policy", "sampled"]) == 0
+    assert (
+        cli.main(["video", run_dir, film, "--max-steps", "9", "--evaluation-policy", "sampled"])
+        == 0
+    )
     assert "1 sampled episode, " in " ".join(capsys.readouterr().out.split())
     for args, message in {
         (): "which run, and which file? As in: jaxrl-dist video runs/NAME episode.gif",
@@ -276,7 +325,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert message in captured.err and captured.err.count("\n") == 1
 
 
-# --- Pictures of gymnax ---------------------------------------------------------------------------------
+# --- Pictures of gymnax ---------------------------------------------------------------------------
 
 
 def spec(family: str = "other") -> EnvSpec:
@@ -301,9 +350,13 @@ def middle(image: np.ndarray, color: str) -> np.ndarray:
         ([{"position": x} for x in (-1.2, -0.5, 0.6)], 0, 1),
     ],
 )
-def test_classic_control_is_where_its_state_says(states: list[dict[str, float]], row: int, column: int) -> None:
+def test_classic_control_is_where_its_state_says(
+    states: list[dict[str, float]], row: int, column: int
+) -> None:
     """To the right, or down, from one state to the next."""
-    images = [draw(spec("classic_control"), SimpleNamespace(**state), np.zeros(2)) for state in states]
+    images = [
+        draw(spec("classic_control"), SimpleNamespace(**state), np.zeros(2)) for state in states
+    ]
     assert {(image.shape, image.dtype) for image in images} == {((200, 300, 3), np.dtype(np.uint8))}
     for one, other in itertools.pairwise(middle(image, "red") for image in images):
         assert not row or other[0] > one[0] + 5
@@ -317,7 +370,9 @@ def test_channels_have_colours_and_pixels_are_large() -> None:
     assert image.shape == (240, 192, 3) and not image[24:120].any()
     blocks = image[12::24, 12::24]
     assert (np.argwhere(blocks.any(axis=2)) == [[0, 1], [5, 5]]).all()
-    assert (image[24 * 5 : 24 * 6, 24 * 5 : 24 * 6] == blocks[5, 5]).all() and (blocks[0, 1] != blocks[5, 5]).any()
+    assert (image[24 * 5 : 24 * 6, 24 * 5 : 24 * 6] == blocks[5, 5]).all() and (
+        blocks[0, 1] != blocks[5, 5]
+    ).any()
 
 
 def test_images_with_colours_are_shown_as_they_are() -> None:

@@ -1,4 +1,6 @@
-"""Where the time of a run goes: each stage is found by what it costs, and stages sum to the whole."""
+"""Where the time of a run goes: each stage is found by what it costs, and stages sum to the
+whole.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,13 @@ def test_a_stage_that_sleeps_is_the_one_that_takes_longer(name: str, own: dict[s
 
 @pytest.mark.case  # test_a_run_is_profiled
 def test_the_parts_of_a_team_have_a_row_for_each_agent() -> None:
-    sizes = {"num_envs": 8, "rollout_length": 4, "num_devices": 1, "hidden_sizes": (4,), "num_minibatches": 2}
+    sizes = {
+        "num_envs": 8,
+        "rollout_length": 4,
+        "num_devices": 1,
+        "hidden_sizes": (4,),
+        "num_minibatches": 2,
+    }
     run = setup.prepare(*resolved(Train("ppo", env=team.CartPoles(3)), sizes))
     made = parts.make_parts(run.job)
     shuffled = jax.tree.leaves(made["shuffle"].run())
@@ -119,8 +127,12 @@ def test_stages_of_several_policies_belong_to_one_each(
     found = runs.read_json(file)
     (spent,) = found["threads"].values()
     trained = {stage.partition("/")[0] for stage in stages if "/" in stage}
-    expected = stages | {f"{name}/{stage}" for name in trained for stage in ("postprocess", "gradient", "optimizer")}
-    assert expected <= spent.keys() and not any(stage.startswith("b/") for stage in spent.keys() - expected)
+    expected = stages | {
+        f"{name}/{stage}" for name in trained for stage in ("postprocess", "gradient", "optimizer")
+    }
+    assert expected <= spent.keys() and not any(
+        stage.startswith("b/") for stage in spent.keys() - expected
+    )
     assert sum(spent.values()) == pytest.approx(found["iteration_seconds"], rel=1e-6)
     assert f"{found['bound']['advice']}\n" in capsys.readouterr().out
 
@@ -132,7 +144,9 @@ def drowsy(algorithm: Algorithm, nap: Any) -> Algorithm:
         return algorithm.policy(variables, nap("policy", obs), core, context)
 
     def postprocess(variables: Any, rollout: Any, context: Any) -> Any:
-        return algorithm.postprocess(variables, rollout._replace(reward=nap("postprocess", rollout.reward)), context)
+        return algorithm.postprocess(
+            variables, rollout._replace(reward=nap("postprocess", rollout.reward)), context
+        )
 
     def loss(variables: Any, batch: Any, context: Any) -> Any:
         leaves, structure = jax.tree.flatten(batch)
@@ -146,7 +160,9 @@ def drowsy(algorithm: Algorithm, nap: Any) -> Algorithm:
         return inner.update(structure.unflatten(leaves), state, params, **extra)
 
     optimizer = optax.GradientTransformationExtraArgs(algorithm.optimizer.init, update)
-    return dataclasses.replace(algorithm, policy=policy, postprocess=postprocess, loss=loss, optimizer=optimizer)
+    return dataclasses.replace(
+        algorithm, policy=policy, postprocess=postprocess, loss=loss, optimizer=optimizer
+    )
 
 
 class DrowsySource:
@@ -160,7 +176,9 @@ class DrowsySource:
 
     def device(self) -> Any:
         env = self._source.device()
-        return env._replace(step=lambda state, action, keys: env.step(state, self._nap("environment", action), keys))
+        return env._replace(
+            step=lambda state, action, keys: env.step(state, self._nap("environment", action), keys)
+        )
 
 
 def test_the_operations_of_matrix_products_are_counted() -> None:
@@ -168,7 +186,11 @@ def test_the_operations_of_matrix_products_are_counted() -> None:
         x, _ = jax.lax.scan(lambda x, _: (x @ w, None), x, length=3)
         larger = jax.lax.cond(x[0, 0] > 0, lambda: x @ w @ w, lambda: x @ w)
         images = jax.lax.conv_general_dilated(
-            jnp.ones((2, 8, 8, 3)), kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            jnp.ones((2, 8, 8, 3)),
+            kernel,
+            (1, 1),
+            "VALID",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
         )
         return larger, images
 
@@ -183,9 +205,18 @@ def test_the_operations_of_matrix_products_are_counted() -> None:
     jaxpr = jax.make_jaxpr(layers)(*args).jaxpr
     assert costs.of_products(jaxpr) == {"other": (3 + 2) * product + 2 * pixels * 4 * (3 * 3 * 3)}
     backward = jax.make_jaxpr(jax.grad(named, argnums=(0, 1)))(*args[:2]).jaxpr
-    assert costs.of_products(backward) == {"torso": 3 * 3 * product, "head": 3 * product}, "forward, and two gradients"
-    over = mesh.acting(lambda x, w: x @ w, mesh.make_mesh(jax.devices()[:2]), (mesh.BATCH, mesh.REPLICATED), mesh.BATCH)
-    assert costs.of_products(jax.make_jaxpr(over)(jnp.ones((10, 7)), args[1]).jaxpr) == {"other": 2 * product}
+    assert costs.of_products(backward) == {"torso": 3 * 3 * product, "head": 3 * product}, (
+        "forward, and two gradients"
+    )
+    over = mesh.acting(
+        lambda x, w: x @ w,
+        mesh.make_mesh(jax.devices()[:2]),
+        (mesh.BATCH, mesh.REPLICATED),
+        mesh.BATCH,
+    )
+    assert costs.of_products(jax.make_jaxpr(over)(jnp.ones((10, 7)), args[1]).jaxpr) == {
+        "other": 2 * product
+    }
 
 
 def test_the_bytes_that_a_program_moves_are_counted() -> None:
@@ -198,10 +229,14 @@ def test_the_bytes_that_a_program_moves_are_counted() -> None:
     assert moved(lambda x: jnp.tanh(x + 1) * 2, x) == 2 * x.nbytes
     product, out = x.nbytes + w.nbytes, 8 * 4 * 4
     assert moved(lambda x, w: x @ w, x, w) == product + out
-    assert moved(lambda x, w: jnp.tanh(jnp.exp(x @ w)), x, w) == product + 2 * out, "XLA fuses nothing into a product"
+    assert moved(lambda x, w: jnp.tanh(jnp.exp(x @ w)), x, w) == product + 2 * out, (
+        "XLA fuses nothing into a product"
+    )
     assert moved(lambda x: x.sum(), x) == x.nbytes + 4
     taken, index = 16 * 4, 4
-    assert moved(lambda x, i: jax.lax.dynamic_slice_in_dim(x, i, 1)[0], x, row) < 2 * taken + 5 * index
+    assert (
+        moved(lambda x, i: jax.lax.dynamic_slice_in_dim(x, i, 1)[0], x, row) < 2 * taken + 5 * index
+    )
     put = moved(lambda x, y, i: jax.lax.dynamic_update_slice_in_dim(x, y, i, 0), x, x[:1], row)
     assert 2 * taken <= put < 2 * taken + 5 * index, "the rest stays where it is"
 
@@ -209,16 +244,22 @@ def test_the_bytes_that_a_program_moves_are_counted() -> None:
         return jax.lax.scan(lambda carry, row: (carry * scale, row + carry), x, rows)
 
     rows = np.ones((5, 8, 16), np.float32)
-    assert moved(loop, x, rows, x) == 5 * 5 * x.nbytes, "in each pass three are read and two written"
+    assert moved(loop, x, rows, x) == 5 * 5 * x.nbytes, (
+        "in each pass three are read and two written"
+    )
 
     def ring(memory: jax.Array, rows: jax.Array) -> Any:
         def add(memory: jax.Array, row: jax.Array) -> Any:
-            return jax.lax.dynamic_update_slice_in_dim(memory, row[None], 3, 0), jax.lax.slice_in_dim(memory, 0, 1)
+            return jax.lax.dynamic_update_slice_in_dim(
+                memory, row[None], 3, 0
+            ), jax.lax.slice_in_dim(memory, 0, 1)
 
         return jax.lax.scan(jax.jit(add), memory, rows)
 
     memory = np.ones((1000, 16), np.float32)
-    assert moved(ring, memory, memory[:5]) <= 5 * (5 * taken + 4 * index), "memory that is written in place"
+    assert moved(ring, memory, memory[:5]) <= 5 * (5 * taken + 4 * index), (
+        "memory that is written in place"
+    )
     branches = moved(lambda x: jax.lax.cond(x[0, 0] > 0, lambda: x @ x.T, lambda: x[:, :8] * 2), x)
     least = 2 * x.nbytes + 8 * 8 * 4
     assert least <= branches <= least + x.nbytes + 8 * 8 * 4 + 100
@@ -228,9 +269,16 @@ def test_the_bytes_that_a_program_moves_are_counted() -> None:
 
 
 def test_a_profiled_run_writes_no_data_set_and_no_film() -> None:
-    config = jaxrl_dist.preset("ppo", "CartPole-v1", record="x", wandb=True, video_interval=1000, run_dir="y")
+    config = jaxrl_dist.preset(
+        "ppo", "CartPole-v1", record="x", wandb=True, video_interval=1000, run_dir="y"
+    )
     config = timing._learning_only(config)
-    assert (config.record, config.video_interval, config.run_dir, config.wandb) == (None, None, None, False)
+    assert (config.record, config.video_interval, config.run_dir, config.wandb) == (
+        None,
+        None,
+        None,
+        False,
+    )
 
 
 def test_profile_parts_are_scaled_to_the_whole() -> None:
@@ -240,11 +288,15 @@ def test_profile_parts_are_scaled_to_the_whole() -> None:
     stages = timing._divided({"update": 5.0}, alone, 5.0)
     assert stages == {"postprocess": 1.0, "gradient": 3.0, "rest": 1.0}
     thirds = {name: 0.1 / 3 for name in ("policy", "postprocess", "gradient")}
-    assert [timing._divided({"update": 0.1 * k}, thirds, 0.1 * k)["rest"] for k in (0.1, 0.3, 0.7)] == [0.0] * 3
+    assert [
+        timing._divided({"update": 0.1 * k}, thirds, 0.1 * k)["rest"] for k in (0.1, 0.3, 0.7)
+    ] == [0.0] * 3
 
 
 @pytest.mark.parametrize("running, busy", [(0.6, True), (1.0, False), (1.7, False)])
-def test_profile_names_no_stage_on_a_busy_machine(running: float, busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_names_no_stage_on_a_busy_machine(
+    running: float, busy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = itertools.count()
 
     def seconds() -> float:
@@ -254,20 +306,33 @@ def test_profile_names_no_stage_on_a_busy_machine(running: float, busy: bool, mo
     monkeypatch.setattr(timing, "time", clocks)
     reports: Any = (types.SimpleNamespace(updates=1) for _ in itertools.count())
     stage = parts.Part(lambda: np.zeros(()), {}, 0)
-    *_, alone, measured = timing._timed(reports, {"gradient": stage}, 0.1, lambda text: None, in_turn=True)
+    *_, alone, measured = timing._timed(
+        reports, {"gradient": stage}, 0.1, lambda text: None, in_turn=True
+    )
     assert alone["gradient"] > 0 and measured == pytest.approx(min(running, 1.0), abs=0.1)
-    run = {name: 1 for name in ("algorithm", "env", "plan", "num_envs", "rollout_length", "devices", "kind")}
-    found = timing.Profile(run, 1.0, 1.0, {"device": {"gradient": 1.0}}, {}, {}, 1.0, {}, 1.0, running=measured)
+    run = {
+        name: 1
+        for name in ("algorithm", "env", "plan", "num_envs", "rollout_length", "devices", "kind")
+    }
+    found = timing.Profile(
+        run, 1.0, 1.0, {"device": {"gradient": 1.0}}, {}, {}, 1.0, {}, 1.0, running=measured
+    )
     told = profile.lines(found)[-1]
     assert (told.startswith("100% of the time"), "bind" in told) == (not busy, not busy)
-    assert told.endswith(timing.to_json(found)["bound"]["advice"]) and ("profile again" in told) == busy
+    assert (
+        told.endswith(timing.to_json(found)["bound"]["advice"])
+        and ("profile again" in told) == busy
+    )
 
 
 def test_shares_of_a_peak_that_a_stage_surpasses_are_not_shown() -> None:
     """Its arrays stay in caches: how fast these are is not measured."""
     threads = {"device": {"gradient": 1.0, "optimizer": 1.0, "rest": 0.0}}
     matmul, memory = {"gradient": 0.25, "optimizer": 1.25}, {"gradient": 3.05, "optimizer": 0.5}
-    run = {name: 1 for name in ("algorithm", "env", "plan", "num_envs", "rollout_length", "devices", "kind")}
+    run = {
+        name: 1
+        for name in ("algorithm", "env", "plan", "num_envs", "rollout_length", "devices", "kind")
+    }
     found = timing.Profile(run, 1.0, 2.0, threads, matmul, {}, 1.0, memory, 1.0)
     gradient, optimizer, rest = profile.lines(found)[4:7]
     assert gradient.endswith("  25% of the peak of matrix products")
@@ -277,9 +342,16 @@ def test_shares_of_a_peak_that_a_stage_surpasses_are_not_shown() -> None:
 
 def test_advice_names_flags_that_the_run_has() -> None:
     threads = {"device": {"gradient": 1.0}}
-    found = timing.Profile({}, 1.0, 2.0, threads, {}, {}, 1.0, {}, 1.0, ["--replay-ratio", "--precision"])
-    advice = "a lower --replay-ratio computes less; --precision bfloat16 computes faster on accelerators"
-    assert bound(found.threads, found.iteration_seconds, found.flags)[3] == f"the loss and its gradient bind: {advice}"
+    found = timing.Profile(
+        {}, 1.0, 2.0, threads, {}, {}, 1.0, {}, 1.0, ["--replay-ratio", "--precision"]
+    )
+    advice = (
+        "a lower --replay-ratio computes less; --precision bfloat16 computes faster on accelerators"
+    )
+    assert (
+        bound(found.threads, found.iteration_seconds, found.flags)[3]
+        == f"the loss and its gradient bind: {advice}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -290,19 +362,31 @@ def test_advice_names_flags_that_the_run_has() -> None:
         ("ppo", "on_device", 2, "--plan"),
     ],
 )
-def test_advice_names_no_flag_that_the_run_follows(algorithm: str, plan: str, epochs: int, missing: str) -> None:
+def test_advice_names_no_flag_that_the_run_follows(
+    algorithm: str, plan: str, epochs: int, missing: str
+) -> None:
     """Nor a plan whose experience is older than the loss of PPO allows for."""
-    config, source = resolved(jaxrl_dist.preset(algorithm, "CartPole-v1", plan=plan, num_epochs=epochs))
+    config, source = resolved(
+        jaxrl_dist.preset(algorithm, "CartPole-v1", plan=plan, num_epochs=epochs)
+    )
     flags = timing._changeable(config, setup.make_algorithm(config, source.spec))
     assert {"--plan", "--num-epochs", "--num-envs"} - {*flags} == {missing}
 
 
 def test_with_several_threads_the_last_sentence_names_the_one_that_binds() -> None:
     """Its share is that of no stage in which a thread waits, though these may be the largest."""
-    threads = {"learner": {"waiting for actors": 1.6, "gradient": 0.4}, "actor": {"environment": 1.2, "policy": 0.8}}
-    run = {name: 1 for name in ("algorithm", "env", "plan", "num_envs", "rollout_length", "devices", "kind")}
+    threads = {
+        "learner": {"waiting for actors": 1.6, "gradient": 0.4},
+        "actor": {"environment": 1.2, "policy": 0.8},
+    }
+    run = {
+        name: 1
+        for name in ("algorithm", "env", "plan", "num_envs", "rollout_length", "devices", "kind")
+    }
     found = timing.Profile(run, 1.0, 2.0, threads, {}, {}, 1.0, {}, 1.0)
-    assert profile.lines(found)[-1].startswith("60% of the time of the actor, which waits least: the environments bind")
+    assert profile.lines(found)[-1].startswith(
+        "60% of the time of the actor, which waits least: the environments bind"
+    )
 
 
 def test_an_actor_whose_rollouts_outlast_the_reports_has_no_negative_rest() -> None:
@@ -331,54 +415,97 @@ def test_products_of_a_core_belong_to_its_layers(name: str) -> None:
     "command, threads",
     [
         ("ppo --env CartPole-v1 --rollout-length 8 --num-epochs 1", {"device"}),
-        ("r2d2 --env CartPole-v1 --rollout-length 8 --sequence-length 4 --burn-in 2 --core-size 4", {"device"}),
+        (
+            "r2d2 --env CartPole-v1 --rollout-length 8 --sequence-length 4 --burn-in 2 --core-size 4",
+            {"device"},
+        ),
         ("ppo --env envpool:CartPole-v1 --rollout-length 8 --num-epochs 1", {"main"}),
-        ("impala --env envpool:CartPole-v1 --rollout-length 8 --num-actors 2", {"learner", "actor"}),
-        ("a2c --env envpool:CartPole-v1 --plan gradients --rollout-length 8 --num-actors 2", {"learner", "actor"}),
+        (
+            "impala --env envpool:CartPole-v1 --rollout-length 8 --num-actors 2",
+            {"learner", "actor"},
+        ),
+        (
+            "a2c --env envpool:CartPole-v1 --plan gradients --rollout-length 8 --num-actors 2",
+            {"learner", "actor"},
+        ),
     ],
     ids=["on_device", "replay", "synchronous", "asynchronous", "gradients"],
 )
-def test_a_run_is_profiled(command: str, threads: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, picture, trace = tmp_path / "profile.json", tmp_path / "profile.png", tmp_path / "trace.json.gz"
+def test_a_run_is_profiled(
+    command: str, threads: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, picture, trace = (
+        tmp_path / "profile.json",
+        tmp_path / "profile.png",
+        tmp_path / "trace.json.gz",
+    )
     traced = "" if "gradients" in command else f"--trace {trace}"
-    assert cli.main(f"profile {command} {SMALL} --json {file} --picture {picture} {traced}".split()) == 0
+    assert (
+        cli.main(f"profile {command} {SMALL} --json {file} --picture {picture} {traced}".split())
+        == 0
+    )
     found = runs.read_json(file)
     assert found["threads"].keys() == threads and picture.stat().st_size > 1000
     for stages in found["threads"].values():
         assert sum(stages.values()) == pytest.approx(found["iteration_seconds"], rel=1e-6)
         assert all(seconds >= 0 for stage, seconds in stages.items() if stage != "rest")
-    assert found["memory_ceiling"] > 1e8 and all(rate > 0 for rate in found["memory_rates"].values())
+    assert found["memory_ceiling"] > 1e8 and all(
+        rate > 0 for rate in found["memory_rates"].values()
+    )
     for layers in found["layers"].values():
         assert sum(layers.values()) == pytest.approx(1) and "other" not in layers
     if traced:
         events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
         assert {"postprocess", "gradient", "optimizer"} < {event.get("name") for event in events}
     if "device" in threads:
-        assert {"environment", "policy", "postprocess", "gradient", "optimizer"} < found["threads"]["device"].keys()
+        assert {"environment", "policy", "postprocess", "gradient", "optimizer"} < found["threads"][
+            "device"
+        ].keys()
     steps = found["run"]["num_envs"] * found["run"]["rollout_length"]
     if "gradients" not in command:  # there an iteration is one actor's rollout
-        assert found["env_steps_per_second"] == pytest.approx(steps / found["iteration_seconds"], rel=0.3)
+        assert found["env_steps_per_second"] == pytest.approx(
+            steps / found["iteration_seconds"], rel=0.3
+        )
     out, said = (text := capsys.readouterr()).out, text.err.splitlines()
-    doing = [line.removeprefix("jaxrl-dist: ").split(" for ")[0] for line in said if line.startswith("jaxrl-dist: ")]
-    assert doing == ["compiling the run and its stages", "timing the run", "timing the peaks of the device"]
+    doing = [
+        line.removeprefix("jaxrl-dist: ").split(" for ")[0]
+        for line in said
+        if line.startswith("jaxrl-dist: ")
+    ]
+    assert doing == [
+        "compiling the run and its stages",
+        "timing the run",
+        "timing the peaks of the device",
+    ]
     assert f"{found['bound']['advice']}\n" in out and not list(tmp_path.glob("runs*"))
 
 
 def test_the_picture_names_each_stage_once(tmp_path: Path) -> None:
     threads = {"learner": {"gradient": 1.0, "rest": 1.0}, "actor": {"policy": 1.0, "rest": 1.0}}
-    profile._draw(timing.Profile({}, 1.0, 2.0, threads, {}, {}, 1.0, {}, 1.0), tmp_path / "profile.svg")
+    profile._draw(
+        timing.Profile({}, 1.0, 2.0, threads, {}, {}, 1.0, {}, 1.0), tmp_path / "profile.svg"
+    )
     drawn = (tmp_path / "profile.svg").read_text()
     assert [drawn.count(f">{stage}<") for stage in ("gradient", "policy", "rest")] == [1, 1, 1]
 
 
 @pytest.mark.case  # test_a_run_is_profiled
-def test_the_config_of_a_run_is_profiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also of one that had trackers, sampled evaluations and step sizes that end, none of which a profile has."""
+def test_the_config_of_a_run_is_profiled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also of one that had trackers, sampled evaluations and step sizes that end,
+    none of which a profile has.
+    """
     run_dir = tmp_path / "run"
     (run_dir).mkdir()
     own = {"hidden_sizes": [4], "learning_rate_schedule": "linear", "learning_rate_steps": 1000}
     config = {"format": 1, "algorithm": "pg", "hyperparameters": own}
-    config["run"] = {"env": "gymnax:CartPole-v1", "num_envs": 8, "rollout_length": 4, "report_interval": 32}
+    config["run"] = {
+        "env": "gymnax:CartPole-v1",
+        "num_envs": 8,
+        "rollout_length": 4,
+        "report_interval": 32,
+    }
     config["run"] |= {"tensorboard": True, "wandb": True, "evaluation_policy": "sampled"}
     (run_dir / "config.json").write_text(json.dumps(config))
     assert cli.main(["profile", str(run_dir), "--seconds", "0.1", "--num-devices", "1"]) == 0
@@ -394,8 +521,14 @@ def test_the_config_of_a_run_is_profiled(tmp_path: Path, capsys: pytest.CaptureF
         ("", "which run? Such as: jaxrl-dist profile ppo --env CartPole-v1"),
         ("ppo --env CartPole-v1 --seconds soon", "--seconds: 'soon' is not a number"),
         ("ppo --env CartPole-v1 --seconds 0", "--seconds must be > 0 and <= 1000000, not 0.0"),
-        ("ppo --env CartPole-v1 --json no/x.json", "no/x.json cannot be written: there is no directory no"),
-        ("ppo --env CartPole-v1 --picture x.txt", "--picture x.txt needs the extension .png or .svg or .pdf"),
+        (
+            "ppo --env CartPole-v1 --json no/x.json",
+            "no/x.json cannot be written: there is no directory no",
+        ),
+        (
+            "ppo --env CartPole-v1 --picture x.txt",
+            "--picture x.txt needs the extension .png or .svg or .pdf",
+        ),
         ("ppo --env CartPole-v1 --trace x.txt", "--trace x.txt needs the extension .json.gz"),
         (
             "a2c --env envpool:CartPole-v1 --plan gradients --trace x.json.gz",
@@ -410,7 +543,11 @@ def test_the_config_of_a_run_is_profiled(tmp_path: Path, capsys: pytest.CaptureF
     ],
 )
 def test_what_cannot_be_profiled_is_said_in_one_line(
-    args: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    args: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main(["profile", *args.split()]) == 2
@@ -420,7 +557,9 @@ def test_what_cannot_be_profiled_is_said_in_one_line(
 @pytest.mark.parametrize("largest, binds", [(0.34, False), (0.5, True)])
 def test_a_stage_binds_only_if_it_takes_clearly_the_most(largest: float, binds: bool) -> None:
     threads = {"main": {"policy": 0.305, "environment": largest, "gradient": 0.306, "rest": 0.05}}
-    found = timing.Profile({}, 1.0, 1.0, threads, {}, {}, 1.0, {}, 1.0, ["--num-envs", "--hidden-sizes"])
+    found = timing.Profile(
+        {}, 1.0, 1.0, threads, {}, {}, 1.0, {}, 1.0, ["--num-envs", "--hidden-sizes"]
+    )
     thread, stage, share, advice = bound(found.threads, found.iteration_seconds, found.flags)
     assert (thread, stage, share) == ("main", "environment", largest)
     near = "no stage binds: environment takes the most, and gradient 31%, policy 30% nearly as much"

@@ -42,14 +42,40 @@ def shown(reports: list[Report], capsys: pytest.CaptureFixture[str], **options: 
     return capsys.readouterr().out.splitlines()
 
 
-def test_reports_are_rows_of_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_are_rows_of_a_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(console, "ROW_SECONDS", -1.0)
-    first, second = report(4_000), report(10_000, {"return_mean": 480.25}, **{"episode/recent_return": None})
+    first, second = (
+        report(4_000),
+        report(10_000, {"return_mean": 480.25}, **{"episode/recent_return": None}),
+    )
     lines = shown([first, second], capsys)
     assert lines[0] == "compiling" and len(lines) == 4
-    assert lines[1].split() == ["env", "steps", "training", "return", "length", "loss", "KL", "steps/s", "left"]
+    assert lines[1].split() == [
+        "env",
+        "steps",
+        "training",
+        "return",
+        "length",
+        "loss",
+        "KL",
+        "steps/s",
+        "left",
+    ]
     assert lines[2].split() == ["4,000", "171.5", "171", "11.17", "0.0081", "200", "30", "s"]
-    assert lines[3].split() == ["10,000", "-", "171", "11.17", "0.0081", "200", "0", "s", "evaluation", "480.2"]
+    assert lines[3].split() == [
+        "10,000",
+        "-",
+        "171",
+        "11.17",
+        "0.0081",
+        "200",
+        "0",
+        "s",
+        "evaluation",
+        "480.2",
+    ]
     ends = [
         [len(line[: line.index(cell) + len(cell)]) for cell in cells]
         for line, cells in (
@@ -72,7 +98,10 @@ def test_an_interrupt_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> N
 
     with pytest.raises(KeyboardInterrupt):
         list(console.Display(2).watch(reports(), 10_000))
-    assert closed and "jaxrl_dist.resume(run_dir) continues it" in capsys.readouterr().out.splitlines()[-1]
+    assert (
+        closed
+        and "jaxrl_dist.resume(run_dir) continues it" in capsys.readouterr().out.splitlines()[-1]
+    )
 
 
 def test_each_of_several_policies_has_its_return(
@@ -81,9 +110,14 @@ def test_each_of_several_policies_has_its_return(
     monkeypatch.setattr(console, "ROW_SECONDS", -1.0)
     returns = {"prey/episode/recent_return": -3.25, "hunter/episode/recent_return": 7.0}
     own = {"episodes": 2, "return_mean": 4.5, "return_std": 1.0, "cut": 0}
-    evaluation = {**own, **{f"{policy}/{name}": x for policy in ("prey", "hunter") for name, x in own.items()}}
+    evaluation = {
+        **own,
+        **{f"{policy}/{name}": x for policy in ("prey", "hunter") for name, x in own.items()},
+    }
     evaluation["hunter/return_mean"] = 6.5
-    lines = shown([dataclasses.replace(report(10_000, evaluation, **returns), agent_steps=29_000)], capsys)
+    lines = shown(
+        [dataclasses.replace(report(10_000, evaluation, **returns), agent_steps=29_000)], capsys
+    )
     head = "env steps agent steps prey return hunter return length loss KL steps/s left"
     assert " ".join(lines[1].split()) == head, "without the mean over all agents"
     assert lines[2].split()[:5] == ["10,000", "29,000", "-3.25", "7", "171"]
@@ -101,7 +135,9 @@ def test_each_of_several_policies_has_its_return(
     )
     single = {**own, "episodes": 1, "return_std": 0.0, "sampled": True, "info/episodes": 2.0}
     assert console.played(single) == "return 4.5 (1 sampled episode), info/episodes 2"
-    assert console.played({**single, "cut": 1}).startswith("return 4.5 (1 sampled episode, cut before it had ended)")
+    assert console.played({**single, "cut": 1}).startswith(
+        "return 4.5 (1 sampled episode, cut before it had ended)"
+    )
     none = {"episodes": 0, "cut": 0}
     assert shown([report(10_000, none)], capsys)[-1].endswith("evaluation without an episode")
     assert console.played(none) == "no episode has begun"
@@ -111,13 +147,18 @@ def test_a_policy_against_a_pool_shows_its_rating(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     returns = {"new/episode/recent_return": 0.5, "old/episode/recent_return": -0.5}
-    rated, unrated = report(4_000, **returns, **{"new/elo": 1512.25}), report(8_000, **dict.fromkeys(returns))
+    rated, unrated = (
+        report(4_000, **returns, **{"new/elo": 1512.25}),
+        report(8_000, **dict.fromkeys(returns)),
+    )
     lines = shown([rated], capsys)
     assert " ".join(lines[1].split()).startswith("env steps new return old return new elo length")
     assert lines[2].split()[1:4] == ["0.5", "-0.5", "1512"]
     display = console.Display(2)
     assert "  new return 0.5, old return -0.5, new elo 1512" in display._status(rated)
-    assert "  new return 0.5, old return -0.5, new elo 1512" in display._status(unrated), "until an episode ends"
+    assert "  new return 0.5, old return -0.5, new elo 1512" in display._status(unrated), (
+        "until an episode ends"
+    )
     assert "training return" not in display._status(unrated)
 
 
@@ -131,10 +172,17 @@ def test_a_metric_of_the_info_has_a_column(capsys: pytest.CaptureFixture[str]) -
     each = {"prey/info/won": 0.25, "hunter/info/won": 0.5}
     lines = shown([report(4_000, **returns, **each, **{"info/won": 0.375})], capsys)
     head = "env steps prey return hunter return prey won hunter won length loss KL steps/s left"
-    assert " ".join(lines[1].split()) == head and lines[2].split()[1:5] == ["-3.25", "7", "0.25", "0.5"]
+    assert " ".join(lines[1].split()) == head and lines[2].split()[1:5] == [
+        "-3.25",
+        "7",
+        "0.25",
+        "0.5",
+    ]
 
 
-def test_a_long_compilation_has_a_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_compilation_has_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without bars; a compilation of this display's threads or of others."""
 
     def reports(seconds: float) -> Iterator[Report]:
@@ -143,7 +191,10 @@ def test_a_long_compilation_has_a_line(capsys: pytest.CaptureFixture[str], monke
 
     list(console.Display(2).watch(reports(95.0), 10_000))
     jax.monitoring.record_event_duration_secs(console._COMPILED, 95.0)  # after the run
-    assert capsys.readouterr().out.splitlines()[:2] == ["compiling", "compiled a program in 1.6 min"]
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "compiling",
+        "compiled a program in 1.6 min",
+    ]
     for seconds, quiet in ((0.5, False), (95.0, True)):
         list(console.Display(2, quiet=quiet).watch(reports(seconds), 10_000))
     assert "compiled a program" not in capsys.readouterr().out
@@ -154,12 +205,19 @@ def test_a_long_compilation_has_a_line(capsys: pytest.CaptureFixture[str], monke
         yield report(10_000)
 
     list(console.Display(2).watch(compiles(), 10_000))
-    assert "compiled a program in 0 s" in capsys.readouterr().out.splitlines(), "the event of this version of JAX"
+    assert "compiled a program in 0 s" in capsys.readouterr().out.splitlines(), (
+        "the event of this version of JAX"
+    )
 
 
-def test_a_table_of_members_says_that_it_counts_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_of_members_says_that_it_counts_all_of_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     lines = shown([dataclasses.replace(report(10_000), members=(report(5_000),) * 2)], capsys)
-    assert lines[1].startswith("2 members' env steps  training return") and lines[2].split()[0] == "10,000"
+    assert (
+        lines[1].startswith("2 members' env steps  training return")
+        and lines[2].split()[0] == "10,000"
+    )
 
 
 def test_the_save_of_members_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,7 +234,10 @@ def test_the_head_comes_again_and_rows_do_not_come_too_often(
     monkeypatch.setattr(console, "ROW_SECONDS", -1.0)
     lines = shown(reports, capsys)
     assert len(lines) == 43 and lines[-1].split()[0] == "40"
-    assert [number for number, line in enumerate(lines) if "steps/s" in line] == [1, console.HEAD_ROWS + 2]
+    assert [number for number, line in enumerate(lines) if "steps/s" in line] == [
+        1,
+        console.HEAD_ROWS + 2,
+    ]
 
 
 def test_every_evaluation_has_a_row_and_no_row_repeats_one(
@@ -184,7 +245,9 @@ def test_every_evaluation_has_a_row_and_no_row_repeats_one(
 ) -> None:
     monkeypatch.setattr(console, "ROW_SECONDS", 1e9)
     played = {"return_mean": 480.25}
-    assert len(shown([report(1), report(2), report(3, played), report(4)], capsys)) == 4, "rows of 1 and 3"
+    assert len(shown([report(1), report(2), report(3, played), report(4)], capsys)) == 4, (
+        "rows of 1 and 3"
+    )
     monkeypatch.setattr(console, "ROW_SECONDS", -1.0)
     lines = shown([report(1), report(2, played), report(3), report(10_000)], capsys)
     ends = [line.partition("s  evaluation ")[2] for line in lines[2:]]
@@ -200,6 +263,8 @@ def test_verbose_shows_every_metric_and_quiet_nothing(capsys: pytest.CaptureFixt
     assert "--verbose contradicts --quiet" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("seconds, text", [(None, "-"), (0.4, "0 s"), (59, "59 s"), (90, "1.5 min"), (9000, "2.5 h")])
+@pytest.mark.parametrize(
+    "seconds, text", [(None, "-"), (0.4, "0 s"), (59, "59 s"), (90, "1.5 min"), (9000, "2.5 h")]
+)
 def test_times_have_their_largest_unit(seconds: float | None, text: str) -> None:
     assert table.duration(seconds) == text

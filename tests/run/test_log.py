@@ -21,7 +21,9 @@ SIZES: dict[str, Any] = {
 
 
 def test_numbers_of_the_loop_are_in_the_line_of_its_report(tmp_path: Path) -> None:
-    config = jaxrl_dist.preset("pg", "envpool:CartPole-v1", **SIZES, run_dir=str(tmp_path / "run"), tensorboard=True)
+    config = jaxrl_dist.preset(
+        "pg", "envpool:CartPole-v1", **SIZES, run_dir=str(tmp_path / "run"), tensorboard=True
+    )
     logged = []
     for report in jaxrl_dist.train(config):
         report.log({"own/steps": 2 * report.env_steps, "own/none": None})
@@ -30,7 +32,11 @@ def test_numbers_of_the_loop_are_in_the_line_of_its_report(tmp_path: Path) -> No
     *lines, last = runs.read_metrics(tmp_path / "run")
     assert [*(line["env_steps"] for line in lines), last["env_steps"]] == logged
     for line in (*lines, last):
-        assert [line[f"own/{name}"] for name in ("steps", "numpy", "jax")] == [2 * line["env_steps"], 0.5, 3.0]
+        assert [line[f"own/{name}"] for name in ("steps", "numpy", "jax")] == [
+            2 * line["env_steps"],
+            0.5,
+            3.0,
+        ]
         assert line["own/none"] is None and line["own/nan"] is None and "loss/total" in line
     assert any("evaluation/return_mean" in line for line in lines), "it stays in its line"
     assert {step: values["own/steps"] for step, values in shown(tmp_path / "run").items()} == {
@@ -43,12 +49,17 @@ def test_numbers_of_the_loop_are_in_the_line_of_its_report(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "values, message",
     [
-        ({"env_steps": 1.0}, "the line has env_steps already; another name works, such as own/env_steps"),
+        (
+            {"env_steps": 1.0},
+            "the line has env_steps already; another name works, such as own/env_steps",
+        ),
         ({"own/a": "fast"}, "own/a must be a number, not 'fast'"),
         ({"own/a": np.zeros(1)}, r"own/a must be a number, not array\(\[0.\]\)"),
     ],
 )
-def test_what_cannot_be_logged_leaves_the_line_as_it_is(values: Any, message: str, tmp_path: Path) -> None:
+def test_what_cannot_be_logged_leaves_the_line_as_it_is(
+    values: Any, message: str, tmp_path: Path
+) -> None:
     config = jaxrl_dist.preset("pg", "envpool:CartPole-v1", **SIZES, run_dir=str(tmp_path / "run"))
     for report in jaxrl_dist.train(config):
         with pytest.raises(ConfigError, match=message):
@@ -58,7 +69,9 @@ def test_what_cannot_be_logged_leaves_the_line_as_it_is(values: Any, message: st
     assert not any(name.startswith("own/") for name in line)
 
 
-def test_without_a_directory_it_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_directory_it_does_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     report = next(iter(jaxrl_dist.train(jaxrl_dist.preset("pg", "envpool:CartPole-v1", **SIZES))))
     report.log({"own/steps": 1.0})

@@ -27,7 +27,11 @@ GB = 10**9
     ],
 )
 def test_the_limit_of_a_container_is_found(
-    groups: str, files: dict[str, str], limit: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    groups: str,
+    files: dict[str, str],
+    limit: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text(groups)

@@ -26,7 +26,11 @@ def drawings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def draw(picture: Any, *, raw: bool) -> None:
         assert raw and list(picture) == ["image/png"]
-        drawn.append(np.asarray(Image.open(io.BytesIO(base64.b64decode(picture["image/png"]))).convert("RGB")))
+        drawn.append(
+            np.asarray(
+                Image.open(io.BytesIO(base64.b64decode(picture["image/png"]))).convert("RGB")
+            )
+        )
 
     def output(picture: Any, *, raw: bool, display_id: bool) -> Any:
         assert display_id and not drawn, "later drawings replace the first"
@@ -55,9 +59,17 @@ def test_reports_are_shown_and_drawn(
     assert list(jaxrl_dist.display(reports, 10_000, plot=True)) == reports
     assert len(capsys.readouterr().out.splitlines()) == 5  # compiling, the head and three rows
     training, evaluation = (np.round(255 * np.array(to_rgb(color))) for color in ("C0", "C1"))
-    counts = [[int((drawing == color).all(axis=2).sum()) for color in (training, evaluation)] for drawing in drawings]
+    counts = [
+        [int((drawing == color).all(axis=2).sum()) for color in (training, evaluation)]
+        for drawing in drawings
+    ]
     assert [drawing.shape for drawing in drawings] == [(300, 600, 3)] * 3
-    assert counts[0] == counts[1] and counts[0][1] == 0 and counts[2][0] > counts[0][0] and counts[2][1] > 10
+    assert (
+        counts[0] == counts[1]
+        and counts[0][1] == 0
+        and counts[2][0] > counts[0][0]
+        and counts[2][1] > 10
+    )
 
 
 def test_without_a_notebook_there_is_the_table_and_no_plot(
@@ -108,8 +120,15 @@ def test_an_interrupt_while_it_draws_saves_the_run(
     drawings: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys.modules["IPython.display"], "display", interrupted)
-    sizes: dict[str, Any] = {"hidden_sizes": (8,), "num_envs": 8, "rollout_length": 16, "report_interval": 128}
-    config = jaxrl_dist.preset("ppo", "CartPole-v1", **sizes, num_devices=1, run_dir=str(tmp_path / "run"))
+    sizes: dict[str, Any] = {
+        "hidden_sizes": (8,),
+        "num_envs": 8,
+        "rollout_length": 16,
+        "report_interval": 128,
+    }
+    config = jaxrl_dist.preset(
+        "ppo", "CartPole-v1", **sizes, num_devices=1, run_dir=str(tmp_path / "run")
+    )
     with pytest.raises(KeyboardInterrupt) as error:
         for _ in jaxrl_dist.display(jaxrl_dist.train(config), 1_000_000, plot=True):
             pass

@@ -1,4 +1,6 @@
-"""What code of users may do to the process of a run: fork, hold Python's lock, exit; and signals at any moment."""
+"""What code of users may do to the process of a run: fork, hold Python's lock, exit;
+and signals at any moment.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ TRAIN = f"ppo --env hostile:Hostile {runs.TINY}"
 def script(code: str, *args: object) -> subprocess.Popen[str]:
     """Runs Python code, whose first line of output says that it has begun."""
     process = command("-c", code, *args)
-    assert process.stdout is not None and process.stdout.readline() == "begun\n", process.communicate()[1]
+    assert process.stdout is not None and process.stdout.readline() == "begun\n", (
+        process.communicate()[1]
+    )
     return process
 
 
@@ -39,7 +43,9 @@ def command(*words: object) -> subprocess.Popen[str]:
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     path = os.pathsep.join([str(runs.ROOT), str(runs.ROOT / "tests")])
     words = (sys.executable, *map(str, words))
-    return subprocess.Popen(words, cwd=runs.ROOT / "tests", env={**os.environ, "PYTHONPATH": path}, **pipes)
+    return subprocess.Popen(
+        words, cwd=runs.ROOT / "tests", env={**os.environ, "PYTHONPATH": path}, **pipes
+    )
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -139,7 +145,9 @@ def test_a_signal_waits_for_an_import(tmp_path: Path, monkeypatch: pytest.Monkey
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_signal_ends_an_import_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_ends_an_import_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(100)\n"
     (tmp_path / "imported_for_ever.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
@@ -233,7 +241,15 @@ def test_an_exit_of_users_code_is_not_success(status: int, code: int, lines: int
 
 
 def test_json_is_what_a_command_prints_alone() -> None:
-    words = "evaluate", runs.finished(TRAIN), "--env", "hostile:Hostile", "--env-options", "what=prints", "--json"
+    words = (
+        "evaluate",
+        runs.finished(TRAIN),
+        "--env",
+        "hostile:Hostile",
+        "--env-options",
+        "what=prints",
+        "--json",
+    )
     out, err = command("-m", "jaxrl_dist.cli", *words, "--episodes", 2).communicate(timeout=SECONDS)
     assert json.loads(out)["episodes"] == 2
     assert {"{noise", "{noise of a descriptor", "{noise of C"} <= {*err.splitlines()}
@@ -245,7 +261,7 @@ def test_a_name_that_is_too_long_is_a_short_line(capsys: pytest.CaptureFixture[s
     assert line.count("\n") == 1 and len(line) < 500 and "File name too long" in line
 
 
-# --- Whole runs ---------------------------------------------------------------------------------------
+# --- Whole runs -----------------------------------------------------------------------------------
 
 
 @pytest.mark.case  # test_a_signal_waits_for_an_import
@@ -254,7 +270,9 @@ def test_signals_at_the_start_end_a_run_in_a_line(number: signal.Signals, tmp_pa
     moments = random.Random(0)
     for attempt in range(20):
         words = TRAIN.replace("hostile:Hostile", "CartPole-v1").split()
-        process = command("-m", "jaxrl_dist.cli", "train", *words, "--quiet", "--run-dir", tmp_path / str(attempt))
+        process = command(
+            "-m", "jaxrl_dist.cli", "train", *words, "--quiet", "--run-dir", tmp_path / str(attempt)
+        )
         while not _handles_sigterm(process.pid):  # Python itself is starting
             time.sleep(0.001)
         time.sleep(moments.uniform(0, 1.5))
@@ -274,11 +292,30 @@ def hostile(what: str, run_dir: Path, *flags: str) -> subprocess.Popen[str]:
     words = TRAIN.replace("384", "4000").split()
     options = "--env-options", f"what={what}", f"after={run_dir}"
     often = "--checkpoint-interval", "256"
-    return command("-m", "jaxrl_dist.cli", "train", *words, "--quiet", "--run-dir", run_dir, *often, *flags, *options)
+    return command(
+        "-m",
+        "jaxrl_dist.cli",
+        "train",
+        *words,
+        "--quiet",
+        "--run-dir",
+        run_dir,
+        *often,
+        *flags,
+        *options,
+    )
 
 
 def resumed(run_dir: Path) -> None:
-    words = "resume", str(run_dir), "--env", "hostile:Hostile", "--change-env-options", "--env-options", "what=nothing"
+    words = (
+        "resume",
+        str(run_dir),
+        "--env",
+        "hostile:Hostile",
+        "--change-env-options",
+        "--env-options",
+        "what=nothing",
+    )
     assert cli.main([*words, "--quiet"]) == 0
 
 

@@ -32,14 +32,27 @@ ALL = [runs.CARTPOLE, runs.ENVPOOL]
 @pytest.mark.parametrize("command", ALL)
 def test_a_run_leaves_config_metrics_summary_and_variables(command: str) -> None:
     run_dir = runs.finished(command)
-    assert {path.name for path in run_dir.iterdir()} == {"config.json", "metrics.jsonl", "summary.json", "checkpoints"}
+    assert {path.name for path in run_dir.iterdir()} == {
+        "config.json",
+        "metrics.jsonl",
+        "summary.json",
+        "checkpoints",
+    }
     config = runs.read_json(run_dir / "config.json")
     assert (config["format"], config["algorithm"]) == (1, command.split()[0])
     assert config["run"]["num_envs"] == 8 and config["hyperparameters"]["hidden_sizes"] == [8]
     assert {"jax", "flax", "gymnax", "envpool", "python"} <= config["versions"].keys()
     lines = runs.read_metrics(run_dir)
     assert len(lines) >= 3
-    needed = {"env_steps", "updates", "iteration", "wall_time_s", "episode/return", "episode/length", "loss/total"}
+    needed = {
+        "env_steps",
+        "updates",
+        "iteration",
+        "wall_time_s",
+        "episode/return",
+        "episode/length",
+        "loss/total",
+    }
     needed |= {"time/env_steps_per_second", "time/compile_s"}
     assert all(needed <= line.keys() for line in lines)
     for name in ("env_steps", "updates", "iteration", "wall_time_s"):
@@ -51,12 +64,20 @@ def test_a_run_leaves_config_metrics_summary_and_variables(command: str) -> None
     assert summary["wall_time_s"] == lines[-1]["wall_time_s"] > summary["compile_time_s"] > 0
     seconds = summary["wall_time_s"] - summary["compile_time_s"]
     assert summary["env_steps_per_second"] == pytest.approx(summary["env_steps"] / seconds)
-    assert summary["evaluation"].keys() == {"episodes", "return_mean", "return_std", "length_mean", "cut"}
+    assert summary["evaluation"].keys() == {
+        "episodes",
+        "return_mean",
+        "return_std",
+        "length_mean",
+        "cut",
+    }
     assert (summary["evaluation"]["episodes"], summary["evaluation"]["cut"]) == (2, 0)
 
 
 @pytest.mark.case  # test_an_evaluation_looks_too, in envs/test_finite.py
-def test_an_evaluation_that_fails_costs_the_evaluation_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_evaluation_that_fails_costs_the_evaluation_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def fail(*args: Any, **kinds: Any) -> None:
         raise EnvError("broken")
 
@@ -89,18 +110,28 @@ def test_a_run_can_be_repeated_from_its_config(tmp_path: Path) -> None:
 
 def test_a_command_can_be_repeated_and_extended(tmp_path: Path) -> None:
     first = runs.finished(runs.CARTPOLE)
-    longer = runs.train(runs.CARTPOLE.replace("--total-env-steps 384", "--total-env-steps 640"), tmp_path / "longer")
+    longer = runs.train(
+        runs.CARTPOLE.replace("--total-env-steps 384", "--total-env-steps 640"), tmp_path / "longer"
+    )
     whole = len(runs.untimed(first)) - 1  # the last report may come early, when the steps are done
     assert whole >= 2
     assert runs.untimed(longer)[:whole] == runs.untimed(first)[:whole]
     assert len(runs.untimed(longer)) > whole + 1
 
 
-# --- Files --------------------------------------------------------------------------------------------
+# --- Files ----------------------------------------------------------------------------------------
 
 
 def report(iteration: int = 3, **values: float | None) -> Report:
-    return Report(1, 2, iteration, 0.5, {"time/compile_s": None, **values}, lambda: Variables((), ()), lambda: None)
+    return Report(
+        1,
+        2,
+        iteration,
+        0.5,
+        {"time/compile_s": None, **values},
+        lambda: Variables((), ()),
+        lambda: None,
+    )
 
 
 def test_what_is_no_number_becomes_null(tmp_path: Path) -> None:
@@ -109,7 +140,13 @@ def test_what_is_no_number_becomes_null(tmp_path: Path) -> None:
     files.finish(report())
     files.close()
     assert runs.read_metrics(tmp_path)[0] == {
-        **{"env_steps": 1, "updates": 2, "iteration": 3, "wall_time_s": 0.5, "time/compile_s": None},
+        **{
+            "env_steps": 1,
+            "updates": 2,
+            "iteration": 3,
+            "wall_time_s": 0.5,
+            "time/compile_s": None,
+        },
         **{"a": None, "b": None, "c": None, "d": 1.5},
     }
     assert runs.read_json(tmp_path / "summary.json")["evaluation"] is None
@@ -133,7 +170,10 @@ def test_an_evaluation_after_resuming_overwrites_only_its_line(tmp_path: Path) -
     files = run_files.RunFiles(tmp_path, run_files.lock(str(tmp_path)), {}, 3)
     files.write(dataclasses.replace(report(3), evaluation={"return_mean": 1.5}))
     files.close()
-    assert runs.read_metrics(tmp_path) == [*before[:2], {**before[2], "evaluation/return_mean": 1.5}]
+    assert runs.read_metrics(tmp_path) == [
+        *before[:2],
+        {**before[2], "evaluation/return_mean": 1.5},
+    ]
 
 
 def test_one_of_two_runs_gets_a_directory(tmp_path: Path) -> None:
@@ -154,7 +194,9 @@ def no_space() -> Any:
 
 
 def test_a_full_disk_names_the_file(tmp_path: Path, no_space: None) -> None:
-    """A report that does not fit is a warning, as the disk may not stay full, and at the end it is an error."""
+    """A report that does not fit is a warning, as the disk may not stay full,
+    and at the end it is an error.
+    """
     files = run_files.RunFiles(tmp_path, run_files.lock(str(tmp_path)), {})
     files.write(report())
     with pytest.warns(FileWarning, match=r"metrics\.jsonl cannot be written now: File too large"):
@@ -177,12 +219,15 @@ def test_a_full_disk_names_the_file(tmp_path: Path, no_space: None) -> None:
     assert not (tmp_path / "summary.json").exists()
 
 
-# --- Variables ----------------------------------------------------------------------------------------
+# --- Variables ------------------------------------------------------------------------------------
 
 
 def variables(width: int = 3) -> Variables:
     generator = np.random.default_rng(0)
-    params = {"a": {"kernel": generator.normal(size=(2, width)).astype(np.float32)}, "b": np.float32(3)}
+    params = {
+        "a": {"kernel": generator.normal(size=(2, width)).astype(np.float32)},
+        "b": np.float32(3),
+    }
     return Variables(params, ({"count": np.arange(4, dtype=np.int32)}, ()))
 
 
@@ -197,14 +242,22 @@ def test_variables_come_back_bit_for_bit(saved: Path) -> None:
     found = checkpoint.load_variables(saved, jax.eval_shape(variables))
     assert jax.tree.structure(found) == jax.tree.structure(variables())
     jax.tree.map(np.testing.assert_array_equal, found, variables())
-    jax.tree.map(lambda x, y: np.testing.assert_equal(x.dtype, np.asarray(y).dtype), found, variables())
+    jax.tree.map(
+        lambda x, y: np.testing.assert_equal(x.dtype, np.asarray(y).dtype), found, variables()
+    )
 
 
 OTHERS: dict[str, tuple[Variables, str]] = {
     "shape": (variables(5), "params/a/kernel is float32[2, 3] there and float32[2, 5] here"),
-    "more": (variables()._replace(stats=({"count": np.arange(4, dtype=np.int32)}, np.ones(2))), "missing there"),
+    "more": (
+        variables()._replace(stats=({"count": np.arange(4, dtype=np.int32)}, np.ones(2))),
+        "missing there",
+    ),
     "less": (variables()._replace(stats=()), "stats/0/count is int32[4] there and missing here"),
-    "dtype": (variables()._replace(stats=({"count": np.zeros(4, np.float32)}, ())), "and float32[4] here"),
+    "dtype": (
+        variables()._replace(stats=({"count": np.zeros(4, np.float32)}, ())),
+        "and float32[4] here",
+    ),
 }
 
 
@@ -218,7 +271,11 @@ def test_variables_of_another_network_are_refused(what: str, saved: Path) -> Non
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_any_damage_to_any_file_is_seen(damage: str, saved: Path, tmp_path: Path) -> None:
-    files = [file.relative_to(saved) for file in saved.rglob("*") if file.is_file() and file.stat().st_size]
+    files = [
+        file.relative_to(saved)
+        for file in saved.rglob("*")
+        if file.is_file() and file.stat().st_size
+    ]
     assert len(files) > 3
     for index, name in enumerate(files):
         copy = shutil.copytree(saved, tmp_path / str(index))
@@ -228,7 +285,9 @@ def test_any_damage_to_any_file_is_seen(damage: str, saved: Path, tmp_path: Path
             (copy / name).unlink()
         else:
             (copy / name).write_bytes(content if damage == "flip" else content[: len(content) // 2])
-        with pytest.raises(ConfigError, match=r"damaged|not JSON|there is no|holds no trained variables"):
+        with pytest.raises(
+            ConfigError, match=r"damaged|not JSON|there is no|holds no trained variables"
+        ):
             checkpoint.load_variables(copy, variables())
 
 
@@ -251,7 +310,10 @@ def test_a_checkpoint_that_cannot_be_written_is_one_oserror(tmp_path: Path) -> N
     command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
     env = {**os.environ, "PYTHONPATH": str(runs.ROOT)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
-    assert done.stdout.startswith(f"{tmp_path}/checkpoints/final cannot be written: ") and done.stdout.count("\n") == 1
+    assert (
+        done.stdout.startswith(f"{tmp_path}/checkpoints/final cannot be written: ")
+        and done.stdout.count("\n") == 1
+    )
     assert done.stderr == ""
     with pytest.raises(ConfigError, match="holds no trained variables"):
         checkpoint.load_variables(tmp_path, variables())
@@ -273,22 +335,34 @@ for number in range(3):
 
 
 def test_full_disk_during_a_checkpoint_raises_quietly(tmp_path: Path) -> None:
-    """Each of the 40 writes fails, most of them after the save has ended with the error of the first."""
+    """Each of the 40 writes fails, most of them after
+    the save has ended with the error of the first.
+    """
     command = [sys.executable, "-c", FULL_WHILE_WRITING, str(tmp_path)]
     env = {**os.environ, "PYTHONPATH": str(runs.ROOT)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("True\n" * 3, "")
 
 
-# --- Python -------------------------------------------------------------------------------------------
+# --- Python ---------------------------------------------------------------------------------------
 
 
 def config(**values: Any) -> jaxrl_dist.Train:
-    sizes = {"num_envs": 8, "rollout_length": 8, "report_interval": 64, "num_devices": 1, "evaluation_episodes": 0}
-    return jaxrl_dist.Train("pg", **{"env": "envpool:CartPole-v1", "total_env_steps": 10**9, **sizes, **values})
+    sizes = {
+        "num_envs": 8,
+        "rollout_length": 8,
+        "report_interval": 64,
+        "num_devices": 1,
+        "evaluation_episodes": 0,
+    }
+    return jaxrl_dist.Train(
+        "pg", **{"env": "envpool:CartPole-v1", "total_env_steps": 10**9, **sizes, **values}
+    )
 
 
-def test_reports_come_without_files_and_breaking_out_is_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_come_without_files_and_breaking_out_is_clean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     threads = threading.active_count()
     past = None
@@ -303,8 +377,12 @@ def test_reports_come_without_files_and_breaking_out_is_clean(tmp_path: Path, mo
         kept = jax.tree.map(np.copy, before)
     assert (past.env_steps, past.iteration, past.evaluation) == (64, 1, None)
     assert report.env_steps > 64
-    jax.tree.map(np.testing.assert_array_equal, before, kept)  # a copy: training went on and left it alone
-    changed = [bool(np.any(x != y)) for x, y in zip(*map(jax.tree.leaves, (before, report.variables())), strict=True)]
+    # a copy: training went on and left it alone
+    jax.tree.map(np.testing.assert_array_equal, before, kept)
+    changed = [
+        bool(np.any(x != y))
+        for x, y in zip(*map(jax.tree.leaves, (before, report.variables())), strict=True)
+    ]
     assert any(changed)
     reports.close()
     assert threading.active_count() == threads
@@ -324,7 +402,9 @@ def test_reports_come_without_files_and_breaking_out_is_clean(tmp_path: Path, mo
         ({"init_from": "nowhere"}, "there is no run directory nowhere"),
     ],
 )
-def test_train_refuses_before_the_first_report(values: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_train_refuses_before_the_first_report(
+    values: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(jaxrl_dist.ConfigError) as error:
         jaxrl_dist.train(config(run_dir=str(tmp_path / "run"), **values))
     assert message in str(error.value)
@@ -336,7 +416,7 @@ def test_an_unknown_algorithm_is_refused() -> None:
         jaxrl_dist.train(jaxrl_dist.Train("pppo", env="CartPole-v1"))
 
 
-# --- Files that someone else has made -----------------------------------------------------------------
+# --- Files that someone else has made -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["config.json", "checkpoints"])
@@ -346,12 +426,16 @@ def test_what_is_left_of_a_run_is_not_overwritten(name: str, tmp_path: Path) -> 
         run_files.claim(str(tmp_path))
     (tmp_path / name).rmdir()
     (tmp_path / name).symlink_to("nowhere")
-    with pytest.raises(ConfigError, match="holds a run already" if name == "config.json" else "has a link"):
+    with pytest.raises(
+        ConfigError, match="holds a run already" if name == "config.json" else "has a link"
+    ):
         run_files.claim(str(tmp_path))
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
-def test_files_are_written_through_no_link_and_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_written_through_no_link_and_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced, victim = [], tmp_path / "victim"
     monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.fstat(number).st_ino))
     victim.write_text("precious")

@@ -1,4 +1,6 @@
-"""However a run ends, what it has learnt is saved: errors, Ctrl-C, signals, a loop that is left, Python's end."""
+"""However a run ends, what it has learnt is saved: errors, Ctrl-C, signals,
+a loop that is left, Python's end.
+"""
 
 from __future__ import annotations
 
@@ -42,18 +44,26 @@ from jaxrl_dist.types import Checkpoint, Report, Variables
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# --- Stages -------------------------------------------------------------------------------------------
+# --- Stages ---------------------------------------------------------------------------------------
 
 
 def fake_report(env_steps: int, **values: Any) -> Report:
     """Every 10 env steps are an iteration; only multiples of 20 are due."""
     since = None if env_steps % 20 == 0 else {"iterations": 1}
     reported = {"env_steps": env_steps, "iteration": env_steps // 10, "updates": 0, "seconds": 0.0}
-    progress = {"env_steps": env_steps, "since": since, "reported": reported, "wall_time_s": 1.0, "compile_s": 0.0}
+    progress = {
+        "env_steps": env_steps,
+        "since": since,
+        "reported": reported,
+        "wall_time_s": 1.0,
+        "compile_s": 0.0,
+    }
     whole = Checkpoint({"x": np.full(3, env_steps)}, (), progress)  # type: ignore[arg-type]
     metrics = {"episode/return": None, "time/compile_s": 0.0}
     variables = Variables({"x": np.zeros(2)}, ())
-    return Report(env_steps, 1, env_steps // 10, 0.5, metrics, lambda: variables, lambda: whole, **values)
+    return Report(
+        env_steps, 1, env_steps // 10, 0.5, metrics, lambda: variables, lambda: whole, **values
+    )
 
 
 def steps(reports: Any) -> list[int]:
@@ -71,14 +81,23 @@ def failing(*env_steps: int) -> Iterator[Report]:
 
 def test_a_plan_that_fails_makes_one_report_more() -> None:
     ends = ending()
-    assert steps(stages.with_final_report(failing(20, 40), lambda: fake_report(50), ends)) == [20, 40, 50]
+    assert steps(stages.with_final_report(failing(20, 40), lambda: fake_report(50), ends)) == [
+        20,
+        40,
+        50,
+    ]
     assert isinstance(ends.error, EnvError) and ends()
     assert steps(stages.with_final_report(failing(20), lambda: None, ending())) == [20]
-    assert steps(stages.with_final_report(iter([fake_report(20)]), lambda: fake_report(50), ending())) == [20]
+    assert steps(
+        stages.with_final_report(iter([fake_report(20)]), lambda: fake_report(50), ending())
+    ) == [20]
 
 
 def test_what_has_diverged_ends_with_that_report() -> None:
-    ends, reports = ending(), iter([fake_report(20), fake_report(40, diverged=True), fake_report(60)])
+    ends, reports = (
+        ending(),
+        iter([fake_report(20), fake_report(40, diverged=True), fake_report(60)]),
+    )
     assert set(steps(stages.with_final_report(reports, lambda: None, ends))) == {20, 40}
     assert isinstance(ends.error, DivergedError) and "by environment step 40" in str(ends.error)
 
@@ -136,14 +155,18 @@ def test_an_evaluation_that_fails_passes_its_report_on() -> None:
     def fail(report: Report) -> Report:
         raise EnvError("broken")
 
-    config: Any = jaxrl_dist.Train("pg", env="x", total_env_steps=100, evaluation_interval=40, evaluation_episodes=1)
+    config: Any = jaxrl_dist.Train(
+        "pg", env="x", total_env_steps=100, evaluation_interval=40, evaluation_episodes=1
+    )
     ends = ending()
-    passed_on = list(stages.Evaluations(config, 0, ends).on_the_way(map(fake_report, (20, 40)), fail))
+    passed_on = list(
+        stages.Evaluations(config, 0, ends).on_the_way(map(fake_report, (20, 40)), fail)
+    )
     assert steps(passed_on) == [20, 40] and isinstance(ends.error, EnvError)
     assert [report.checkpoint().progress["evaluated"] for report in passed_on] == [20, 20]
 
 
-# --- Runs of a plan that learns nothing ---------------------------------------------------------------
+# --- Runs of a plan that learns nothing -----------------------------------------------------------
 
 
 Fake = Callable[..., tuple[Iterator[Report], Path]]
@@ -151,7 +174,9 @@ Fake = Callable[..., tuple[Iterator[Report], Path]]
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fake:
-    """``(at, event, **fields) -> (reports, run_dir)`` of a run in whose iteration ``at`` the event happens."""
+    """``(at, event, **fields) -> (reports, run_dir)`` of a
+    run in whose iteration ``at`` the event happens.
+    """
 
     def begin(at: int, event: Callable[[], Any], **fields: Any) -> tuple[Iterator[Report], Path]:
         def plan(job: Job) -> Iterator[Report]:
@@ -163,13 +188,17 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fake:
                 done += 10
                 if done % 20 == 0 and done < job.config.total_env_steps and not job.stop():
                     yield fake_report(done)
-            yield fake_report(done, ended_by="total_env_steps" if done >= job.config.total_env_steps else None)
+            yield fake_report(
+                done, ended_by="total_env_steps" if done >= job.config.total_env_steps else None
+            )
 
         monkeypatch.setattr(plans, "execute", plan)
         run_dir = tmp_path / "run"
         sizes = {"num_envs": 4, "rollout_length": 4, "num_devices": 1, "evaluation_episodes": 0}
         sizes |= {"total_env_steps": 200, "run_dir": str(run_dir)}
-        return setup.prepare(jaxrl_dist.preset("pg", "CartPole-v1", **{**sizes, **fields})).reports(), run_dir
+        return setup.prepare(
+            jaxrl_dist.preset("pg", "CartPole-v1", **{**sizes, **fields})
+        ).reports(), run_dir
 
     return begin
 
@@ -185,8 +214,12 @@ def fail() -> None:
     raise KeyError("no such thing")
 
 
-def test_what_is_learnt_without_new_env_steps_is_saved_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As under ``--free-running``: the last checkpoint takes the place of the one at the same env steps."""
+def test_what_is_learnt_without_new_env_steps_is_saved_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As under ``--free-running``: the last checkpoint
+    takes the place of the one at the same env steps.
+    """
 
     def plan(job: Job) -> Iterator[Report]:
         yield fake_report(20)
@@ -196,7 +229,9 @@ def test_what_is_learnt_without_new_env_steps_is_saved_too(monkeypatch: pytest.M
 
     monkeypatch.setattr(plans, "execute", plan)
     sizes: dict[str, Any] = {"num_devices": 1, "evaluation_episodes": 0, "total_env_steps": 20}
-    config = jaxrl_dist.preset("pg", "CartPole-v1", checkpoint_interval=20, run_dir=str(tmp_path / "run"), **sizes)
+    config = jaxrl_dist.preset(
+        "pg", "CartPole-v1", checkpoint_interval=20, run_dir=str(tmp_path / "run"), **sizes
+    )
     list(setup.prepare(config).reports())
     assert saved(tmp_path / "run") == [20] and not list(tmp_path.glob("run/checkpoints/.*"))
     (path,) = checkpoint.saved(tmp_path / "run")
@@ -209,7 +244,9 @@ def test_an_error_is_raised_as_it_was_when_all_is_saved(fake: Fake) -> None:
     taken = []
     with pytest.raises(KeyError, match="no such thing") as error:
         taken.extend(report.env_steps for report in reports)
-    assert error.value.__notes__ == [f"the run is saved: `jaxrl-dist resume {run_dir}` continues from 50 env steps"]
+    assert error.value.__notes__ == [
+        f"the run is saved: `jaxrl-dist resume {run_dir}` continues from 50 env steps"
+    ]
     assert saved(run_dir) == [50]
     assert [line["env_steps"] for line in runs.read_metrics(run_dir)] == [20, 40, 50]
     run_files.lock(str(run_dir)).close()
@@ -255,13 +292,18 @@ def test_an_error_outlives_that_saving_fails(fake: Fake, monkeypatch: pytest.Mon
     monkeypatch.setattr(saving, "_write", full)
     reports, run_dir = fake(5, fail)
     text = "what the run has learnt since its last checkpoint is lost: the disk is full"
-    with pytest.raises(KeyError, match="no such thing") as error, pytest.warns(FileWarning, match=text):
+    with (
+        pytest.raises(KeyError, match="no such thing") as error,
+        pytest.warns(FileWarning, match=text),
+    ):
         list(reports)
     assert not hasattr(error.value, "__notes__") and saved(run_dir) == []
 
 
 def test_a_disk_that_is_full_at_the_end_leaves_a_way_on(fake: Fake) -> None:
-    """Neither the trained variables nor the lines of the reports fit, and the run says what it has saved."""
+    """Neither the trained variables nor the lines of the reports fit,
+    and the run says what it has saved.
+    """
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     fill = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (100, limits[1]))
     reports, run_dir = fake(15, fill, checkpoint_interval=140)
@@ -270,11 +312,16 @@ def test_a_disk_that_is_full_at_the_end_leaves_a_way_on(fake: Fake) -> None:
             pass
         while not checkpoint.saved(run_dir):
             time.sleep(0.05)
-        with pytest.raises(OSError, match="final cannot be written") as error, pytest.warns(FileWarning) as warned:
+        with (
+            pytest.raises(OSError, match="final cannot be written") as error,
+            pytest.warns(FileWarning) as warned,
+        ):
             list(reports)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert error.value.__notes__ == [f"the run is saved: `jaxrl-dist resume {run_dir}` continues from 140 env steps"]
+    assert error.value.__notes__ == [
+        f"the run is saved: `jaxrl-dist resume {run_dir}` continues from 140 env steps"
+    ]
     assert saved(run_dir)[0] == 140 and len(warned) == 1
 
 
@@ -310,7 +357,7 @@ def test_reports_that_nobody_takes_leave_the_directory_free(fake: Fake) -> None:
     assert steps(reports)[-1] == 200 and saved(run_dir) == [200]
 
 
-# --- Real plans ---------------------------------------------------------------------------------------
+# --- Real plans -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -318,14 +365,26 @@ def test_reports_that_nobody_takes_leave_the_directory_free(fake: Fake) -> None:
     [
         ("on_device", {}),
         pytest.param("synchronous", {}, marks=pytest.mark.case),
-        pytest.param("asynchronous", {"num_actors": 2, "lockstep": True, "lag": 0}, marks=pytest.mark.case),
+        pytest.param(
+            "asynchronous", {"num_actors": 2, "lockstep": True, "lag": 0}, marks=pytest.mark.case
+        ),
         pytest.param("gradients", {"num_actors": 1}, marks=pytest.mark.slow),
     ],
 )
-def test_a_run_that_its_environment_ends_can_go_on(plan: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_that_its_environment_ends_can_go_on(
+    plan: str, options: dict[str, Any], tmp_path: Path
+) -> None:
     """The state is that before the fault, and on the device the run goes on into the same fault."""
-    sizes = {"num_envs": 8, "rollout_length": 4, "hidden_sizes": (8,), "report_interval": 10**6, "num_devices": 1}
-    config = jaxrl_dist.preset("a2c", own.Spoilt(), plan=plan, run_dir=str(tmp_path), **sizes, **options)
+    sizes = {
+        "num_envs": 8,
+        "rollout_length": 4,
+        "hidden_sizes": (8,),
+        "report_interval": 10**6,
+        "num_devices": 1,
+    }
+    config = jaxrl_dist.preset(
+        "a2c", own.Spoilt(), plan=plan, run_dir=str(tmp_path), **sizes, **options
+    )
     with pytest.raises(EnvError, match="not finite") as error:
         list(jaxrl_dist.train(config))
     (env_steps,) = saved(tmp_path)
@@ -348,19 +407,29 @@ def test_the_command_that_resumes_a_run_names_the_user_s_code() -> None:
         return training_run.resume_command(Train(algorithm, env=env, run_dir="runs/a b"))
 
     assert command(PG(), "gymnax:CartPole-v1") == "jaxrl-dist resume 'runs/a b'"
-    assert command(PG(), "gymnasium:my:make") == "jaxrl-dist resume 'runs/a b' --env gymnasium:my:make"
+    assert (
+        command(PG(), "gymnasium:my:make") == "jaxrl-dist resume 'runs/a b' --env gymnasium:my:make"
+    )
     mine = type("Mine", (PG,), {"__module__": __name__})()
-    assert command(mine, "gymnax:CartPole-v1") == f"jaxrl-dist resume 'runs/a b' --algorithm {__file__}"
+    assert (
+        command(mine, "gymnax:CartPole-v1")
+        == f"jaxrl-dist resume 'runs/a b' --algorithm {__file__}"
+    )
     assert command(PG(), own.Spoilt()) == "jaxrl_dist.resume('runs/a b', env=...)"
 
 
-def test_a_run_that_has_diverged_leaves_finite_variables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_has_diverged_leaves_finite_variables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sizes = "--num-devices 1 --num-envs 4 --rollout-length 8 --num-minibatches 2 --hidden-sizes 4"
     command = f"train ppo --env gymnax:CartPole-v1 --learning-rate 1e38 {sizes} --total-env-steps 4000 --quiet"
     assert cli.main([*command.split(), "--run-dir", str(tmp_path / "run")]) == 1
     note, line = capsys.readouterr().err.splitlines()
     assert f"`--init-from {tmp_path / 'run'}` starts a new run" in note
-    assert "training has diverged by environment step" in line and "start a new run with a smaller --learning-" in line
+    assert (
+        "training has diverged by environment step" in line
+        and "start a new run with a smaller --learning-" in line
+    )
     policy = jaxrl_dist.load_policy(tmp_path / "run")
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(policy.variables))
 
@@ -379,17 +448,24 @@ def test_reports_that_are_held_when_python_ends_are_closed(tmp_path: Path) -> No
     command = [sys.executable, "-c", HELD, str(tmp_path / "run")]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0 and "Exception ignored" not in done.stderr and "Traceback" not in done.stderr
+    assert (
+        done.returncode == 0
+        and "Exception ignored" not in done.stderr
+        and "Traceback" not in done.stderr
+    )
     assert "is lost" not in done.stderr
     (step,) = saved(tmp_path / "run")
     assert step >= int(done.stdout)
     run_files.lock(str(tmp_path / "run")).close()
 
 
-def test_the_copies_that_were_saved_go_back_to_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_copies_that_were_saved_go_back_to_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(saving, "_write", lambda *args: None)
     saver, process = saving.Saver(tmp_path, 1), psutil.Process()
-    copies, between = [], []  # the latter stay, and keep the C library from seeing that all above them is free
+    # the latter stay, and keep the C library from seeing that all above them is free
+    copies, between = [], []
     for _ in range(500):
         copies.append(np.ones(25_000, np.float32))
         between.append(np.ones(250, np.float32))
@@ -400,7 +476,7 @@ def test_the_copies_that_were_saved_go_back_to_the_system(tmp_path: Path, monkey
     assert before - process.memory_info().rss > 30e6
 
 
-# --- Signals ------------------------------------------------------------------------------------------
+# --- Signals --------------------------------------------------------------------------------------
 
 HEARS = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
 """Under `nohup`, what a test starts would ignore SIGHUP."""
@@ -418,12 +494,16 @@ with signals.stopping() as stop:
 """
 
 
-@pytest.mark.parametrize("name, gap, ends", [("SIGTERM", 0.001, False), ("SIGHUP", 0.1, False), ("SIGHUP", 1.1, True)])
+@pytest.mark.parametrize(
+    "name, gap, ends", [("SIGTERM", 0.001, False), ("SIGHUP", 0.1, False), ("SIGHUP", 1.1, True)]
+)
 def test_a_second_signal_counts_after_a_second(name: str, gap: float, ends: bool) -> None:
     env, number = {**os.environ, "PYTHONPATH": str(ROOT)}, getattr(signal, name)
     command = [sys.executable, "-c", WAITING, name, str(gap)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == ((128 + number, "") if ends else (0, f"{number.value}\n"))
+    assert (done.returncode, done.stdout) == (
+        (128 + number, "") if ends else (0, f"{number.value}\n")
+    )
     assert done.stderr == ("jaxrl-dist: error: ended at once: nothing is saved\n" if ends else "")
 
 
@@ -446,7 +526,12 @@ def test_a_closed_terminal_ends_a_run_in_order(tmp_path: Path) -> None:
     command = command.replace("steps 384", "steps 1000000000")
     env, (ours, its) = {**os.environ, "PYTHONPATH": str(ROOT)}, pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", program, *command.split()], cwd=tmp_path, env=env, stdin=its, stdout=its, stderr=its
+        [sys.executable, "-c", program, *command.split()],
+        cwd=tmp_path,
+        env=env,
+        stdin=its,
+        stdout=its,
+        stderr=its,
     )
     os.close(its)
     try:
@@ -464,7 +549,7 @@ def test_a_closed_terminal_ends_a_run_in_order(tmp_path: Path) -> None:
     assert newest == runs.read_metrics(tmp_path / "x")[-1]["env_steps"]
 
 
-# --- Files --------------------------------------------------------------------------------------------
+# --- Files ----------------------------------------------------------------------------------------
 
 
 def test_metrics_that_someone_cuts_get_no_hole(tmp_path: Path) -> None:
@@ -476,16 +561,22 @@ def test_metrics_that_someone_cuts_get_no_hole(tmp_path: Path) -> None:
     assert [line["env_steps"] for line in runs.read_metrics(tmp_path)] == [40]
 
 
-def test_a_file_system_without_locks_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*args: Any) -> None:
         raise OSError(38, os.strerror(38))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.warns(FileWarning, match=r"metrics\.jsonl cannot be locked \(Function not implemented\)"):
+    with pytest.warns(
+        FileWarning, match=r"metrics\.jsonl cannot be locked \(Function not implemented\)"
+    ):
         run_files.lock(str(tmp_path)).close()
 
 
-def test_event_files_are_in_order_though_the_clock_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_files_are_in_order_though_the_clock_is_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[str] = []
     for seconds in (2_000_000_000, 1_700_000_000, 2_000_000_001):
         monkeypatch.setattr(trackers.time, "time", lambda seconds=seconds: float(seconds))

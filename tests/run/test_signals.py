@@ -47,7 +47,8 @@ def test_a_signal_ends_a_command_in_a_line(
         return 0
 
     monkeypatch.setattr(data, "run", run)
-    with handled(number, signal.SIG_DFL):  # `nohup` ignores SIGHUP, and a shell SIGINT in the background
+    # `nohup` ignores SIGHUP, and a shell SIGINT in the background
+    with handled(number, signal.SIG_DFL):
         assert cli.main(["data", "x"]) == 128 + number
         assert signal.getsignal(number) == signal.SIG_DFL
     assert capsys.readouterr().err == "jaxrl-dist: error: interrupted\n" and done == ["cleaned up"]
@@ -68,7 +69,10 @@ def test_a_signal_in_a_finaliser_is_not_lost(capsys: pytest.CaptureFixture[str])
         wait()
 
     hook = sys.unraisablehook
-    with handled(signal.SIGINT, signal.SIG_DFL), pytest.raises(signals.Interrupted, match="interrupted"):
+    with (
+        handled(signal.SIGINT, signal.SIG_DFL),
+        pytest.raises(signals.Interrupted, match="interrupted"),
+    ):
         work()
     assert sys.unraisablehook is hook and not capsys.readouterr().err
 

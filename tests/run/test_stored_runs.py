@@ -1,4 +1,5 @@
-"""Run directories that version 0.1.0 wrote: every later one loads and resumes them, or says in a line what to do.
+"""Run directories that version 0.1.0 wrote: every later one loads and resumes them,
+or says in a line what to do.
 
 ``tests/stored/expected.json`` has what that version made of them.
 """
@@ -33,7 +34,8 @@ def test_a_stored_policy_plays_as_it_did(stored: tuple[str, Path]) -> None:
     name, run_dir = stored
     member = run_dir / "members" / "001" if name == "population" else run_dir
     summary = jaxrl_dist.load_policy(member, **ENV[name]).evaluate(episodes=4, seed=1).summary()
-    assert summary == pytest.approx(EXPECTED[name]["evaluation"], rel=0.05)  # rounding grows from step to step
+    # rounding grows from step to step
+    assert summary == pytest.approx(EXPECTED[name]["evaluation"], rel=0.05)
 
 
 @pytest.mark.filterwarnings("ignore:the run was saved with other versions of jaxrl-dist")
@@ -49,6 +51,8 @@ def test_a_stored_run_resumes_as_it_did(stored: tuple[str, Path]) -> None:
 @pytest.mark.parametrize("stored", ["policies"], indirect=True)
 def test_old_run_with_agent_steps_is_refused_with_advice(stored: tuple[str, Path]) -> None:
     name, run_dir = stored
-    with pytest.raises(ConfigError, match=r"counted each agent's steps as env steps: .* `init_from ") as caught:
+    with pytest.raises(
+        ConfigError, match=r"counted each agent's steps as env steps: .* `init_from "
+    ) as caught:
         jaxrl_dist.resume(run_dir, total_env_steps=500, **ENV[name])
     assert "\n" not in str(caught.value)

@@ -51,7 +51,9 @@ def read_events(path: Path) -> list[Event]:
 
 
 def shown(run_dir: Path) -> dict[int, dict[str, float]]:
-    """What TensorBoard shows of a run: what a later session says it will make again does not count."""
+    """What TensorBoard shows of a run: what a later session says it will make again does not
+    count.
+    """
     found: dict[int, dict[str, float]] = {}
     for path in sorted(run_dir.glob("events.out.tfevents.*")):
         for event in read_events(path):
@@ -81,10 +83,14 @@ def sent(run_dir: Path) -> dict[int, dict[str, float]]:
 def assert_same(one: dict[int, dict[str, float]], other: dict[int, dict[str, float]]) -> None:
     assert one.keys() == other.keys()
     for step, values in one.items():
-        assert values == {name: pytest.approx(np.float32(value)) for name, value in other[step].items()}
+        assert values == {
+            name: pytest.approx(np.float32(value)) for name, value in other[step].items()
+        }
 
 
-def test_the_event_files_say_what_the_metrics_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_event_files_say_what_the_metrics_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run_dir = runs.train(f"{COMMAND} --tensorboard", tmp_path / "run")
     assert_same(shown(run_dir), sent(run_dir))
     first = shown(run_dir)
@@ -176,33 +182,70 @@ FILMED = COMMAND.replace("--evaluation-interval 60", "--video-interval 60")
 
 def films(run_dir: Path) -> dict[int, bytes]:
     """The animated GIFs that TensorBoard shows, by env steps."""
-    events = [event for path in sorted(run_dir.glob("events.out.tfevents.*")) for event in read_events(path)]
-    images = [(event.step, value) for event in events for value in event.summary.value if value.HasField("image")]
-    assert all(value.tag == "film" and (value.image.width, value.image.height) == (600, 400) for _, value in images)
+    events = [
+        event
+        for path in sorted(run_dir.glob("events.out.tfevents.*"))
+        for event in read_events(path)
+    ]
+    images = [
+        (event.step, value)
+        for event in events
+        for value in event.summary.value
+        if value.HasField("image")
+    ]
+    assert all(
+        value.tag == "film" and (value.image.width, value.image.height) == (600, 400)
+        for _, value in images
+    )
     return {step: value.image.encoded_image_string for step, value in images}
 
 
 @pytest.mark.case  # test_wandb_gets_films
 def test_tensorboard_gets_films_and_the_numbers_of_a_run_without(tmp_path: Path) -> None:
     run_dir = runs.train(f"{FILMED} --tensorboard", tmp_path / "run")
-    assert runs.untimed(run_dir) == runs.untimed(runs.finished(COMMAND.replace("--evaluation-interval 60 ", "")))
+    assert runs.untimed(run_dir) == runs.untimed(
+        runs.finished(COMMAND.replace("--evaluation-interval 60 ", ""))
+    )
     steps = [line["env_steps"] for line in runs.read_metrics(run_dir)]
-    shown_at = [now for before, now in zip([0, *steps], steps, strict=False) if now // 60 > before // 60]
+    shown_at = [
+        now for before, now in zip([0, *steps], steps, strict=False) if now // 60 > before // 60
+    ]
     assert [*films(run_dir)] == shown_at and shown_at
     for gif in films(run_dir).values():
         with Image.open(io.BytesIO(gif)) as film:
             assert film.format == "GIF" and film.n_frames > 5
-    assert cli.main(["resume", str(run_dir), "--total-env-steps", "250", "--video-interval", "90", "--quiet"]) == 0
+    assert (
+        cli.main(
+            [
+                "resume",
+                str(run_dir),
+                "--total-env-steps",
+                "250",
+                "--video-interval",
+                "90",
+                "--quiet",
+            ]
+        )
+        == 0
+    )
     assert len(films(run_dir)) > len(shown_at)
 
 
 def test_what_cannot_be_filmed_is_told_once_and_trains(tmp_path: Path) -> None:
-    sizes = {"num_envs": 4, "rollout_length": 4, "hidden_sizes": (4,), "num_devices": 1, "evaluation_episodes": 0}
+    sizes = {
+        "num_envs": 4,
+        "rollout_length": 4,
+        "hidden_sizes": (4,),
+        "num_devices": 1,
+        "evaluation_episodes": 0,
+    }
     steps = {"report_interval": 16, "total_env_steps": 64, "video_interval": 16}
     config = jaxrl_dist.preset(
         "pg", "envpool:Taxi-v3", **sizes, **steps, tensorboard=True, run_dir=str(tmp_path / "run")
     )
-    with pytest.warns(EnvWarning, match="there will be no films: envpool:Taxi-v3 cannot be drawn") as told:
+    with pytest.warns(
+        EnvWarning, match="there will be no films: envpool:Taxi-v3 cannot be drawn"
+    ) as told:
         assert len(list(jaxrl_dist.train(config))) >= 4
     assert len(told) == 1 and not films(tmp_path / "run")
 
@@ -213,7 +256,9 @@ def test_wandb_gets_films(wandb: list[FakeRun], tmp_path: Path) -> None:
     assert wandb[0].logged == [(7, {"film": (b"GIF89a", "gif")})]
 
 
-def test_wandb_gets_the_config_and_what_the_metrics_say(wandb: list[FakeRun], tmp_path: Path) -> None:
+def test_wandb_gets_the_config_and_what_the_metrics_say(
+    wandb: list[FakeRun], tmp_path: Path
+) -> None:
     run_dir = runs.train(f"{COMMAND} --wandb", tmp_path / "run")
     (run,) = wandb
     config = runs.read_json(run_dir / "config.json")
@@ -247,7 +292,9 @@ def test_no_file_chooses_to_send_metrics_away(
     for command in (more, ["train", "--config", str(run_dir), "--run-dir", str(tmp_path / "new")]):
         assert cli.main(command) == 2
         assert "--wandb sends them again, --no-wandb does not\n" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="which no file may choose for you: wandb sends them again"):
+    with pytest.raises(
+        ConfigError, match="which no file may choose for you: wandb sends them again"
+    ):
         jaxrl_dist.resume(run_dir, total_env_steps=250)
     assert cli.main([*more, "--wandb"]) == 2
     assert "run/wandb is a link" in capsys.readouterr().err
@@ -260,7 +307,12 @@ def test_what_wandb_refuses_is_one_line(
     wandb: list[FakeRun], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wandb.append(FakeRun(name="refused"))
-    assert cli.main(["train", *COMMAND.split(), "--wandb", "--quiet", "--run-dir", str(tmp_path / "run")]) == 2
+    assert (
+        cli.main(
+            ["train", *COMMAND.split(), "--wandb", "--quiet", "--run-dir", str(tmp_path / "run")]
+        )
+        == 2
+    )
     assert capsys.readouterr().err == (
         "jaxrl-dist: error: --wandb: No API key configured. Use `wandb login`; WANDB_MODE=offline writes into the run "
         "directory only, and --no-wandb nothing\n"
@@ -273,9 +325,19 @@ def test_failed_start_leaves_no_lock_and_no_open_file(
     wandb: list[FakeRun], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     closed, close = list[None](), trackers.TensorBoard.close
-    monkeypatch.setattr(trackers.TensorBoard, "close", lambda tracker: closed.append(close(tracker)))
+    monkeypatch.setattr(
+        trackers.TensorBoard, "close", lambda tracker: closed.append(close(tracker))
+    )
     wandb.append(FakeRun(name="refused"))
-    both = ["train", *COMMAND.split(), "--tensorboard", "--wandb", "--quiet", "--run-dir", str(tmp_path / "run")]
+    both = [
+        "train",
+        *COMMAND.split(),
+        "--tensorboard",
+        "--wandb",
+        "--quiet",
+        "--run-dir",
+        str(tmp_path / "run"),
+    ]
     assert cli.main(both) == 2 and len(closed) == 1
     with monkeypatch.context() as full:
         full.setattr(run_files, "write_json", no_space)
@@ -292,7 +354,12 @@ def test_without_the_package_nothing_begins(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    assert cli.main(["train", *COMMAND.split(), "--wandb", "--quiet", "--run-dir", str(tmp_path / "run")]) == 2
+    assert (
+        cli.main(
+            ["train", *COMMAND.split(), "--wandb", "--quiet", "--run-dir", str(tmp_path / "run")]
+        )
+        == 2
+    )
     assert capsys.readouterr().err == (
         "jaxrl-dist: error: --wandb needs a package that is not installed: pip install wandb\n"
     )

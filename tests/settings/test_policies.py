@@ -57,7 +57,9 @@ OF_THREE = {"a": "short", "b": "long_1", "c": "long_2"}
 
 
 def train(algorithms: Any, env: Any = None, **fields: Any) -> list[Any]:
-    return list(jaxrl_dist.train(Train(algorithms, env=env or team.Unlike(), **{**SIZES, **fields})))
+    return list(
+        jaxrl_dist.train(Train(algorithms, env=env or team.Unlike(), **{**SIZES, **fields}))
+    )
 
 
 def timeless(report: Any) -> dict[str, Any]:
@@ -91,8 +93,11 @@ def test_each_policy_learns_what_it_learns_alone(policy: str) -> None:
     if policy == "b":
         *_, last = reports = train({name: THREE[name] for name in "bac"}, policies=OF_THREE)
         variables = last.variables()
-    alone = train({"a": PPO_, "b": DQN_}[policy], team.Unlike(agent), normalize_observations=policy == "a")
-    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)  # XLA fuses a larger program differently
+    alone = train(
+        {"a": PPO_, "b": DQN_}[policy], team.Unlike(agent), normalize_observations=policy == "a"
+    )
+    # XLA fuses a larger program differently
+    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
     jax.tree.map(close, variables[policy], alone[-1].variables())
     for ours, theirs in zip(reports, alone, strict=True):
         for name, value in timeless(theirs).items():
@@ -105,7 +110,9 @@ def test_each_policy_learns_what_it_learns_alone(policy: str) -> None:
 @pytest.mark.parametrize("plan", ["synchronous", "asynchronous"])
 def test_on_the_host_they_learn_what_they_learn_in_one_program(plan: str) -> None:
     """Actors that wait for each update act with the newest policies, as the other plans do."""
-    uniform = dataclasses.replace(DQN_, priority_exponent=None, importance_exponent=DQN().importance_exponent)
+    uniform = dataclasses.replace(
+        DQN_, priority_exponent=None, importance_exponent=DQN().importance_exponent
+    )
     how = {"lockstep": True, "lag": 0, "num_actors": 2} if plan == "asynchronous" else {}
     algorithms = THREE if plan == "synchronous" else {**THREE, "b": uniform}
     expected = three()[0] if plan == "synchronous" else train(algorithms, policies=OF_THREE)
@@ -119,7 +126,11 @@ def test_on_the_host_they_learn_what_they_learn_in_one_program(plan: str) -> Non
 
 # envs/test_parallel.py::test_several_policies_train_are_evaluated_and_resumed
 @pytest.mark.parametrize(
-    "plan", [pytest.param("synchronous", marks=pytest.mark.slow), pytest.param("asynchronous", marks=pytest.mark.case)]
+    "plan",
+    [
+        pytest.param("synchronous", marks=pytest.mark.slow),
+        pytest.param("asynchronous", marks=pytest.mark.case),
+    ],
 )
 def test_a_run_on_the_host_is_resumed(plan: str, tmp_path: Path) -> None:
     """With replay, priorities and a pool of copies."""
@@ -159,7 +170,9 @@ def test_policies_have_their_own_random_numbers() -> None:
     config = {**SIZES, "env": team.Unlike("long_1", "long_2")}
     states = [
         prepare(Train(PPO_, **config)).job.learner.init(jax.random.key(5)).variables[""].params,
-        *prepare(Train(algorithms, policies=both, **config)).job.learner.init(jax.random.key(5)).variables.values(),
+        *prepare(Train(algorithms, policies=both, **config))
+        .job.learner.init(jax.random.key(5))
+        .variables.values(),
     ]
     alone, a, b = map(jax.tree.leaves, [states[0], states[1].params, states[2].params])
     assert all(np.array_equal(x, y) for x, y in zip(alone, a, strict=True))
@@ -169,12 +182,20 @@ def test_policies_have_their_own_random_numbers() -> None:
 @pytest.mark.case  # test_the_command_line_trains_resumes_and_evaluates
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
     reports, _, checkpoint = three()
-    config = Train(THREE, env=team.Unlike(), policies=OF_THREE, run_dir=str(tmp_path / "run"), **SIZES)
+    config = Train(
+        THREE, env=team.Unlike(), policies=OF_THREE, run_dir=str(tmp_path / "run"), **SIZES
+    )
     first = list(itertools.islice(jaxrl_dist.train(config), 2))
     rest = list(jaxrl_dist.resume(tmp_path / "run", env=team.Unlike()))
     assert len(first) + len(rest) == len(reports)
-    assert timeless(rest[-1]) == timeless(reports[-1]) and rest[-1].evaluation == reports[-1].evaluation
-    assert (rest[-1].env_steps, rest[-1].agent_steps) == (reports[-1].env_steps, reports[-1].agent_steps)
+    assert (
+        timeless(rest[-1]) == timeless(reports[-1])
+        and rest[-1].evaluation == reports[-1].evaluation
+    )
+    assert (rest[-1].env_steps, rest[-1].agent_steps) == (
+        reports[-1].env_steps,
+        reports[-1].agent_steps,
+    )
     jax.tree.map(np.testing.assert_array_equal, rest[-1].checkpoint().state, checkpoint.state)
     assert checkpoint.state.updates["c"] == 0
 
@@ -183,7 +204,9 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
     assert action.shape == (4,)
     everyone = jaxrl_dist.load_policy(tmp_path / "run", env=team.Unlike())
     assert everyone.evaluate(6).summary() == {**rest[-1].evaluation}
-    with pytest.raises(ValueError, match=r"policies a, b, c; load_policy\(run_dir, policy=\.\.\.\)"):
+    with pytest.raises(
+        ValueError, match=r"policies a, b, c; load_policy\(run_dir, policy=\.\.\.\)"
+    ):
         everyone(np.zeros((4, 2), np.float32))
     with pytest.raises(ConfigError, match="no policy z; it has the policies a, b, c"):
         jaxrl_dist.load_policy(tmp_path / "run", env=team.Unlike(), policy="z")
@@ -195,7 +218,9 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
 def test_a_fixed_policy_is_that_of_its_run(tmp_path: Path) -> None:
     *_, before = train(THREE, policies=OF_THREE, run_dir=str(tmp_path / "run"))
     fixed = f"fixed({tmp_path / 'run'},b)"
-    *_, last = train({"x": PPO_, "y": fixed}, policies={"x": "short", "y": "long_*"}, total_env_steps=128)
+    *_, last = train(
+        {"x": PPO_, "y": fixed}, policies={"x": "short", "y": "long_*"}, total_env_steps=128
+    )
     jax.tree.map(np.testing.assert_array_equal, last.variables()["y"], before.variables()["b"])
     assert not any(name.startswith("y/loss") for name in last.metrics)
 
@@ -205,21 +230,36 @@ def test_a_fixed_policy_stays_at_its_checkpoint(tmp_path: Path) -> None:
     run, again = tmp_path / "run", str(tmp_path / "again")
     train(THREE, policies=OF_THREE, run_dir=str(run), checkpoint_interval=64)
     *_, oldest = map(checkpoint.number_of, checkpoint.saved(run))
-    expected = jaxrl_dist.load_policy(run, env=team.Unlike(), policy="b", checkpoint=oldest).variables
+    expected = jaxrl_dist.load_policy(
+        run, env=team.Unlike(), policy="b", checkpoint=oldest
+    ).variables
     policies, sizes = {"x": "short", "y": "long_*"}, {"total_env_steps": 128, "run_dir": again}
-    with pytest.raises(ConfigError, match=rf"policy y: .* has no checkpoint 7; it has 320, .*{oldest}, best"):
+    with pytest.raises(
+        ConfigError, match=rf"policy y: .* has no checkpoint 7; it has 320, .*{oldest}, best"
+    ):
         train({"x": PPO_, "y": f"fixed({run}@7,b)"}, policies=policies, **sizes)
     *_, last = train({"x": PPO_, "y": f"fixed({run}@{oldest},b)"}, policies=policies, **sizes)
     *_, resumed = jaxrl_dist.resume(again, env=team.Unlike(), total_env_steps=192)
     for report in (last, resumed):
-        jax.tree.map(np.testing.assert_array_equal, jax.device_get(report.variables()["y"]), expected)
+        jax.tree.map(
+            np.testing.assert_array_equal, jax.device_get(report.variables()["y"]), expected
+        )
     # A run that starts from that one's networks has the opponent that it names, not that one's.
-    *_, begun = train({"x": PPO_, "y": f"fixed({run}@320,b)"}, policies=policies, total_env_steps=64, init_from=again)
+    *_, begun = train(
+        {"x": PPO_, "y": f"fixed({run}@320,b)"},
+        policies=policies,
+        total_env_steps=64,
+        init_from=again,
+    )
     newer = jaxrl_dist.load_policy(run, env=team.Unlike(), policy="b", checkpoint=320).variables
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(begun.variables()["y"]), newer)
-    best = resolved(Train({"x": PPO_, "y": f"fixed({run}@best,b)"}, env=team.Unlike(), policies=policies))[0]
+    best = resolved(
+        Train({"x": PPO_, "y": f"fixed({run}@best,b)"}, env=team.Unlike(), policies=policies)
+    )[0]
     steps = best.algorithm.parts["y"].algorithm.checkpoint
-    assert steps == str(checkpoint.number_of(checkpoint.chosen(run, "best"))), "another one may become the best"
+    assert steps == str(checkpoint.number_of(checkpoint.chosen(run, "best"))), (
+        "another one may become the best"
+    )
 
 
 def test_runs_are_named_with_checkpoint_and_policy(tmp_path: Path) -> None:
@@ -230,7 +270,9 @@ def test_runs_are_named_with_checkpoint_and_policy(tmp_path: Path) -> None:
         f"{tmp_path}/a@7": (f"{tmp_path}/a@7", None, None), f"{tmp_path}/a@7@8": (f"{tmp_path}/a@7", None, "8"),
     }.items():  # fmt: skip
         fixed = still(f"fixed({text})")
-        assert isinstance(fixed, Fixed) and (fixed.run_dir, fixed.policy, fixed.checkpoint) == expected
+        assert (
+            isinstance(fixed, Fixed) and (fixed.run_dir, fixed.policy, fixed.checkpoint) == expected
+        )
 
 
 def test_a_fixed_policy_of_several_must_be_named() -> None:
@@ -253,7 +295,9 @@ def test_the_only_policy_that_trains_needs_no_name() -> None:
 def test_a_fixed_run_whose_other_policies_are_copies_is_its_learner(tmp_path: Path) -> None:
     """As in ``match``."""
     policies, env = {"b": "long_1", "c": "long_2"}, team.Unlike("long_1", "long_2")
-    config, source = resolved(Train({"b": PPO_, "c": "copy(b)"}, env=env, policies=policies, **SIZES))
+    config, source = resolved(
+        Train({"b": PPO_, "c": "copy(b)"}, env=env, policies=policies, **SIZES)
+    )
     write_json(tmp_path / "config.json", to_json(config))
     acting, name = acting_config(str(tmp_path), None, "team:Unlike")
     assert (acting.algorithm, name) == (PPO_, "b")
@@ -267,13 +311,21 @@ def test_a_fixed_run_whose_other_policies_are_copies_is_its_learner(tmp_path: Pa
 
 # learners/test_learners.py::test_one_device_is_as_many
 @pytest.mark.parametrize(
-    "other", [pytest.param("dqn", marks=pytest.mark.case), pytest.param("copy(a,6,2)", marks=pytest.mark.slow)]
+    "other",
+    [
+        pytest.param("dqn", marks=pytest.mark.case),
+        pytest.param("copy(a,6,2)", marks=pytest.mark.slow),
+    ],
 )
 def test_eight_devices_give_what_one_gives(other: str) -> None:
     env, policies = team.CartPoles(3), {"a": "pole_0", "b": "pole_[12]"}
-    uniform = dataclasses.replace(DQN_, priority_exponent=None, importance_exponent=DQN().importance_exponent)
+    uniform = dataclasses.replace(
+        DQN_, priority_exponent=None, importance_exponent=DQN().importance_exponent
+    )
     algorithms = {"a": PPO_, "b": uniform if other == "dqn" else other}
-    one, eight = (train(algorithms, env, policies=policies, num_devices=count)[0].metrics for count in (1, 8))
+    one, eight = (
+        train(algorithms, env, policies=policies, num_devices=count)[0].metrics for count in (1, 8)
+    )
     assert one.keys() == eight.keys()
     for name, value in one.items():
         if not name.startswith("time/") and value is not None:
@@ -294,44 +346,74 @@ def test_members_of_a_population_are_their_lone_runs() -> None:
 
 # plans/test_population.py
 @pytest.mark.parametrize(
-    "plan", [pytest.param("on_device", marks=pytest.mark.case), pytest.param("synchronous", marks=pytest.mark.slow)]
+    "plan",
+    [
+        pytest.param("on_device", marks=pytest.mark.case),
+        pytest.param("synchronous", marks=pytest.mark.slow),
+    ],
 )
 def test_hyperparameters_of_policies_vary_in_one_program(plan: str, tmp_path: Path) -> None:
-    algorithms, vary = {"a": PPO_, "b": DQN_}, {"a.learning-rate": "1e-3,1e-2", "b.discount": "0.9,0.5"}
+    algorithms, vary = (
+        {"a": PPO_, "b": DQN_},
+        {"a.learning-rate": "1e-3,1e-2", "b.discount": "0.9,0.5"},
+    )
     run_dir = tmp_path / "all"
-    *_, both = train(algorithms, policies=BOTH, vary=vary, zip=True, run_dir=str(run_dir), plan=plan)
+    *_, both = train(
+        algorithms, policies=BOTH, vary=vary, zip=True, run_dir=str(run_dir), plan=plan
+    )
     assert len(list((run_dir / "members").iterdir())) == 2
-    second = {"a": dataclasses.replace(PPO_, learning_rate=1e-2), "b": dataclasses.replace(DQN_, discount=0.5)}
+    second = {
+        "a": dataclasses.replace(PPO_, learning_rate=1e-2),
+        "b": dataclasses.replace(DQN_, discount=0.5),
+    }
     *_, alone = train(second, policies=BOTH)
     for name, value in timeless(alone).items():
         assert both.members[1].metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
     config = runs.read_json(run_dir / "members" / "001" / "config.json")["hyperparameters"]
-    assert config["a"]["hyperparameters"]["learning_rate"] == 1e-2 and config["b"]["hyperparameters"]["discount"] == 0.5
+    assert (
+        config["a"]["hyperparameters"]["learning_rate"] == 1e-2
+        and config["b"]["hyperparameters"]["discount"] == 0.5
+    )
     assert plot([run_dir], tmp_path / "curves.png", metric="*/episode/return").startswith("wrote")
     caption = (tmp_path / "curves.caption.txt").read_text()
-    assert "a (ppo) a.learning_rate=0.01 b.discount=0.5:" in caption and "b (dqn) a.learning_rate=0.001 b" in caption
+    assert (
+        "a (ppo) a.learning_rate=0.01 b.discount=0.5:" in caption
+        and "b (dqn) a.learning_rate=0.001 b" in caption
+    )
 
 
 @pytest.mark.case  # test_the_command_line_trains_resumes_and_evaluates
 @pytest.mark.parametrize("every", [1, 3, 10**6])
 def test_a_copy_is_renewed_after_so_many_updates(every: int) -> None:
-    """Each iteration makes two updates of the policy that is copied; checked on the learner by hand."""
+    """Each iteration makes two updates of the policy that is copied;
+    checked on the learner by hand.
+    """
     policies, env = {"b": "long_1", "c": "long_2"}, team.Unlike("long_1", "long_2")
     algorithms = {"b": dataclasses.replace(PPO_, num_minibatches=1), "c": f"copy(b,{every})"}
     job = prepare(Train(algorithms, env=env, policies=policies, **SIZES)).job
     state = job.learner.init(jax.random.key(0))
     rollouts = {
-        name: blank_rollout(job.algorithm[name], state.variables[name], zeros(spec.observation, 8), (), 8)
+        name: blank_rollout(
+            job.algorithm[name], state.variables[name], zeros(spec.observation, 8), (), 8
+        )
         for name, spec in job.source.spec.policies.items()
     }
-    rollouts = {name: x._replace(valid=~x.valid, reward=x.reward + 1.0) for name, x in rollouts.items()}
+    rollouts = {
+        name: x._replace(valid=~x.valid, reward=x.reward + 1.0) for name, x in rollouts.items()
+    }
     update, expected = jax.jit(by_hand(job.learner.update)), state.variables["b"]
     for iteration in range(1, 5):
         jax.tree.map(np.testing.assert_array_equal, state.variables["c"], expected)
         before = state
         state, metrics = update(state, rollouts, jax.random.key(1))
-        assert int(state.updates["b"]) == 2 * iteration and int(state.updates["c"]) == 0 and not metrics["c"]
-        moved = jax.tree.map(lambda x, y: bool((x != y).any()), state.variables["b"], before.variables["b"])
+        assert (
+            int(state.updates["b"]) == 2 * iteration
+            and int(state.updates["c"]) == 0
+            and not metrics["c"]
+        )
+        moved = jax.tree.map(
+            lambda x, y: bool((x != y).any()), state.variables["b"], before.variables["b"]
+        )
         assert any(jax.tree.leaves(moved))
         if 2 * iteration // every > 2 * (iteration - 1) // every:
             expected = state.variables["b"]
@@ -395,7 +477,12 @@ def test_random_actions_are_legal_and_uniform() -> None:
 
 
 def test_random_actions_are_independent_and_in_bounds() -> None:
-    half = Box((2,), np.dtype(np.float32), np.array([-1, -np.inf], np.float32), np.array([1, np.inf], np.float32))
+    half = Box(
+        (2,),
+        np.dtype(np.float32),
+        np.array([-1, -np.inf], np.float32),
+        np.array([1, np.inf], np.float32),
+    )
     parts = {"arm": half, "body": {"head": half, "tail": half}, "turn": MultiDiscrete((2, 2))}
     acting = Random().make(dataclasses.replace(find("gymnax:Pendulum-v1").spec, action=parts))
     keys = jax.random.split(jax.random.key(0), 3000)
@@ -409,26 +496,42 @@ def test_random_actions_are_independent_and_in_bounds() -> None:
 
 
 def test_fixed_policy_does_not_change_sizes() -> None:
-    config = Train({"a": "dqn", "b": "random"}, env=team.CartPoles(2), policies={"a": "pole_0", "b": "pole_1"})
-    alone = resolved(dataclasses.replace(config, algorithm="dqn", env="CartPole-v1", policies={}))[0]
+    config = Train(
+        {"a": "dqn", "b": "random"}, env=team.CartPoles(2), policies={"a": "pole_0", "b": "pole_1"}
+    )
+    alone = resolved(dataclasses.replace(config, algorithm="dqn", env="CartPole-v1", policies={}))[
+        0
+    ]
     both = resolved(config)[0]
-    assert (both.num_envs, both.rollout_length) == (alone.num_envs, alone.rollout_length) == (alone.num_envs, 4)
+    assert (
+        (both.num_envs, both.rollout_length)
+        == (alone.num_envs, alone.rollout_length)
+        == (alone.num_envs, 4)
+    )
 
 
 def test_an_evaluation_says_which_policies_sampled() -> None:
     of_three = {"a": "long_1", "b": "short", "c": "long_2"}
-    job = prepare(Train({"a": PPO_, "b": "random", "c": "copy(a)"}, team.Unlike(), policies=of_three, **SIZES)).job
+    job = prepare(
+        Train({"a": PPO_, "b": "random", "c": "copy(a)"}, team.Unlike(), policies=of_three, **SIZES)
+    ).job
     evaluator = Evaluator(job.algorithm, job.source, 3, seed=0, max_steps=4)
     evaluation = evaluator.play(job.learner.init(jax.random.key(0)).variables)
     assert evaluation is not None and not evaluation.sampled
     lines = played(evaluation.summary()).splitlines()
-    assert [re.findall("1 ([a-z]+) episode", line) for line in lines] == [["greedy"], ["sampled"], ["sampled"]], lines
+    assert [re.findall("1 ([a-z]+) episode", line) for line in lines] == [
+        ["greedy"],
+        ["sampled"],
+        ["sampled"],
+    ], lines
 
 
 @pytest.mark.case  # test_the_command_line_trains_resumes_and_evaluates
 def test_rows_of_a_policy_are_its_agents() -> None:
     whole = find(team.CartPoles(3)).device()
-    parts = find(team.CartPoles(3), wrappers=Wrappers(policies={"a": "pole_1", "b": "pole_0,pole_2"})).device()
+    parts = find(
+        team.CartPoles(3), wrappers=Wrappers(policies={"a": "pole_1", "b": "pole_0,pole_2"})
+    ).device()
     keys = jax.random.split(jax.random.key(0), 12)
     (state, obs), (other, seen) = whole.reset(keys), parts.reset(keys)
     places = {"a": np.array([1, 4, 7, 10]), "b": np.array([0, 2, 3, 5, 6, 8, 9, 11])}
@@ -438,7 +541,9 @@ def test_rows_of_a_policy_are_its_agents() -> None:
         for name, rows in places.items():
             np.testing.assert_array_equal(seen[name], obs[rows])
         state, step, ended = step_whole(state, action, keys)
-        other, steps, episodes = step_parts(other, {name: action[rows] for name, rows in places.items()}, keys)
+        other, steps, episodes = step_parts(
+            other, {name: action[rows] for name, rows in places.items()}, keys
+        )
         for name, rows in places.items():
             expected = jax.tree.map(lambda x, rows=rows: x[rows], (step, ended))
             jax.tree.map(np.testing.assert_array_equal, (steps[name], episodes[name]), expected)
@@ -492,9 +597,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("flags", WRONG)
-def test_what_is_wrong_exits_2_in_one_line(flags: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_what_is_wrong_exits_2_in_one_line(
+    flags: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     run_dir = tmp_path / "run"
-    assert cli.main(["train", *flags.split(), "--env", "team:Unlike", "--run-dir", str(run_dir)]) == 2
+    assert (
+        cli.main(["train", *flags.split(), "--env", "team:Unlike", "--run-dir", str(run_dir)]) == 2
+    )
     message = capsys.readouterr().err
     assert message.count("\n") == 1 and re.search(WRONG[flags], message), message
     assert not run_dir.exists()
@@ -503,7 +612,9 @@ def test_what_is_wrong_exits_2_in_one_line(flags: str, capsys: pytest.CaptureFix
 def test_in_python_the_message_names_fields() -> None:
     with pytest.raises(ConfigError, match="policy b has no agents; policies b=AGENTS names them"):
         train({"a": PPO_, "b": DQN_}, policies={"a": "*"})
-    with pytest.raises(ConfigError, match="several policies are for environments of several agents, and Cart"):
+    with pytest.raises(
+        ConfigError, match="several policies are for environments of several agents, and Cart"
+    ):
         train({"a": PPO_}, "CartPole-v1", policies={"a": "*"})
     pools = {"a": PPO_, "b": "copy(a,9,2)", "c": "copy(a,9,3)"}
     with pytest.raises(ConfigError, match="policy b: a has 2 pools of copies; one works"):
@@ -524,30 +635,38 @@ def test_the_replay_of_a_policy_is_rounded_to_its_agents_rows() -> None:
     agents = {"a": "pole_0", "b": "pole_1,pole_2"}
     config = Train({"a": "dqn", "b": DQN()}, env=team.CartPoles(3), policies=agents, num_envs=12)
     parts = resolved(config)[0].algorithm.parts
-    assert {name: part.algorithm.replay_capacity for name, part in parts.items()} == {"a": 99_996, "b": 99_984}
+    assert {name: part.algorithm.replay_capacity for name, part in parts.items()} == {
+        "a": 99_996,
+        "b": 99_984,
+    }
 
 
 @pytest.mark.parametrize("name", ["dqn", "r2d2", "rainbow", "qmix", "sac"])
 def test_policies_share_sizes_that_divide_for_both(name: str) -> None:
     policies = {"a": "pole_0", "b": "pole_1,pole_2"}
     for sizes in ({}, {"num_envs": 24, "rollout_length": 5}):
-        config, source = resolved(Train({"a": "ppo", "b": name}, env=team.CartPoles(3), policies=policies, **sizes))
+        config, source = resolved(
+            Train({"a": "ppo", "b": name}, env=team.CartPoles(3), policies=policies, **sizes)
+        )
         for devices in (1, 8):
             check_sizes(config, make_algorithm(config, source.spec), source.spec, devices)
 
 
-def test_the_command_line_trains_resumes_and_evaluates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_trains_resumes_and_evaluates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sizes = "--num-envs 8 --rollout-length 8 --total-env-steps 128 --report-interval 64 --evaluation-episodes 6"
     own = "--a.hidden-sizes 8 --a.num-minibatches 2 --a.num-epochs 2 --a.normalize-observations --num-devices 1 "
-    own += (
-        "--b.hidden-sizes 8 --b.replay-capacity 1024 --b.batch-size 8 --b.learning-starts 100 --b.replay-ratio=0.03125 "
-    )
+    own += "--b.hidden-sizes 8 --b.replay-capacity 1024 --b.batch-size 8 --b.learning-starts 100 --b.replay-ratio=0.03125 "
     own += "--b.epsilon-steps 200 --b.priority-exponent 0.6 --b.importance-exponent 0.4 --b.double"
     command = f"--policy a=ppo:short --policy b=dqn:long_1 --policy c=random:long_2 --env team:Unlike {sizes} {own}"
     run = runs.train(command, tmp_path / "run")
     config = runs.read_json(run / "config.json")
     assert config["hyperparameters"]["b"]["hyperparameters"]["batch_size"] == 8
-    assert config["hyperparameters"]["a"]["normalize_observations"] and config["run"]["policies"]["b"] == "long_1"
+    assert (
+        config["hyperparameters"]["a"]["normalize_observations"]
+        and config["run"]["policies"]["b"] == "long_1"
+    )
     again = runs.train(f"--config {run} --env team:Unlike", tmp_path / "again")
     assert runs.untimed(again) == runs.untimed(run)
     stored = ["--config", str(run), "--env", "team:Unlike"]

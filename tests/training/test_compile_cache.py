@@ -1,4 +1,6 @@
-"""Compiled programs: found by later runs in memory and on the disk, kept apart by CPU, and never a reason to fail."""
+"""Compiled programs: found by later runs in memory and on the disk, kept apart by CPU,
+and never a reason to fail.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,16 @@ for flag in ("--no-compile-cache", "--compile-cache", "--compile-cache"):
 
 
 def start(home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Trains three times, the first without the cache; prints the number of kept programs after each."""
+    """Trains three times, the first without the cache;
+    prints the number of kept programs after each.
+    """
     env = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
-    env |= {"PYTHONPATH": str(runs.ROOT), "JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": str(home / "cache"), **environment}
+    env |= {
+        "PYTHONPATH": str(runs.ROOT),
+        "JAX_PLATFORMS": "cpu",
+        "XDG_CACHE_HOME": str(home / "cache"),
+        **environment,
+    }
     command = [sys.executable, "-c", TRAIN, str(home), *runs.CARTPOLE.split()]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
 
@@ -64,7 +73,9 @@ def test_old_programs_are_deleted_whatever_else_happens_to_them(tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir() if not path.is_symlink()] == ["new-cache"]
 
 
-def test_each_version_and_each_cpu_has_a_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_each_version_and_each_cpu_has_a_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     here = compile_cache.cache_dir()
     assert here == compile_cache.cache_dir() and here.parent == tmp_path / "jaxrl_dist"
@@ -81,7 +92,10 @@ def unset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A home for caches, in a process that has chosen none."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     names = ("dir", "min_compile_time_secs", "enable_xla_caches")
-    options = [f"jax_{'compilation_cache' if name == 'dir' else 'persistent_cache'}_{name}" for name in names]
+    options = [
+        f"jax_{'compilation_cache' if name == 'dir' else 'persistent_cache'}_{name}"
+        for name in names
+    ]
     before = {option: getattr(jax.config, option) for option in options}
     jax.config.update("jax_compilation_cache_dir", None)
     yield tmp_path / "cache"
@@ -121,7 +135,7 @@ def test_a_place_that_cannot_be_written_is_no_error(unset: Path) -> None:
     assert jax.config.jax_compilation_cache_dir is None
 
 
-# --- In memory ----------------------------------------------------------------------------------------
+# --- In memory ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -129,27 +143,41 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> list[mesh.Program]:
     """The programs that are lowered."""
     found: list[mesh.Program] = []
     lower = mesh.Program.lower
-    monkeypatch.setattr(mesh.Program, "lower", lambda self, *args: found.append(self) or lower(self, *args))
+    monkeypatch.setattr(
+        mesh.Program, "lower", lambda self, *args: found.append(self) or lower(self, *args)
+    )
     return found
 
 
 def returns(
-    env: object = "gymnax:CartPole-v1", plan: str = "on_device", algorithm: str = "a2c", **fields: object
+    env: object = "gymnax:CartPole-v1",
+    plan: str = "on_device",
+    algorithm: str = "a2c",
+    **fields: object,
 ) -> list[object]:
     """Trains, and returns what the reports say without times."""
-    sizes = {"num_envs": 8, "rollout_length": 6, "hidden_sizes": (8,), "num_devices": 1, "evaluation_episodes": 2}
+    sizes = {
+        "num_envs": 8,
+        "rollout_length": 6,
+        "hidden_sizes": (8,),
+        "num_devices": 1,
+        "evaluation_episodes": 2,
+    }
     config = jaxrl_dist.preset(
         algorithm, env, plan=plan, report_interval=48, **{"total_env_steps": 96, **sizes, **fields}
     )
     reports = list(jaxrl_dist.train(config))
     assert all(report.metrics["time/compile_s"] < report.wall_time_s for report in reports)
     return [
-        [value for name, value in report.metrics.items() if not name.startswith("time/")] + [report.evaluation]
+        [value for name, value in report.metrics.items() if not name.startswith("time/")]
+        + [report.evaluation]
         for report in reports
     ]
 
 
-@pytest.mark.parametrize("plan", runs.cases(["on_device", "synchronous", "asynchronous", "gradients"], "synchronous"))
+@pytest.mark.parametrize(
+    "plan", runs.cases(["on_device", "synchronous", "asynchronous", "gradients"], "synchronous")
+)
 def test_a_second_run_of_a_process_compiles_nothing(plan: str, lowered: list[mesh.Program]) -> None:
     fields = {"num_actors": 2, "max_lag": 0} if plan in ("asynchronous", "gradients") else {}
     first, made = returns(plan=plan, **fields), len(lowered)
@@ -170,7 +198,12 @@ def test_a_second_run_of_a_process_compiles_nothing(plan: str, lowered: list[mes
 
 def test_a_second_run_with_priorities_compiles_nothing(lowered: list[mesh.Program]) -> None:
     """Which actors compute on their way to the learner."""
-    fields: dict[str, object] = {"learning_starts": 48, "batch_size": 8, "priority_exponent": 0.6, "num_actors": 2}
+    fields: dict[str, object] = {
+        "learning_starts": 48,
+        "batch_size": 8,
+        "priority_exponent": 0.6,
+        "num_actors": 2,
+    }
     for again in (False, True):
         made = len(lowered)
         returns(plan="asynchronous", algorithm="dqn", **fields)

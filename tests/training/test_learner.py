@@ -20,16 +20,21 @@ from jaxrl_dist.training.setup import prepare
     [
         ("ppo", {"num_envs": 8, "rollout_length": 4, "num_epochs": 4, "num_minibatches": 2}, 8),
         ("dqn", {"num_envs": 8, "rollout_length": 4, "replay_ratio": 0.5}, 16),
-        ("dqn", {"num_envs": 8, "rollout_length": 4, "replay_ratio": 0.03125}, 4),  # steps of an environment
+        # steps of an environment
+        ("dqn", {"num_envs": 8, "rollout_length": 4, "replay_ratio": 0.03125}, 4),
         ("a2c", {"num_envs": 8, "rollout_length": 4, "plan": "gradients", "num_actors": 4}, 4),
     ],
 )
-def test_a_run_that_devices_cannot_count_is_refused(name: str, fields: dict[str, Any], updates: int) -> None:
+def test_a_run_that_devices_cannot_count_is_refused(
+    name: str, fields: dict[str, Any], updates: int
+) -> None:
     """int32 counts would turn negative, and no checkpoint could be resumed."""
     works = (MAX_COUNT // updates - 1) * 32
 
     def total(steps: int) -> jaxrl_dist.Train[Any]:
-        return jaxrl_dist.preset(name, "CartPole-v1", num_devices=1, total_env_steps=steps, **fields)
+        return jaxrl_dist.preset(
+            name, "CartPole-v1", num_devices=1, total_env_steps=steps, **fields
+        )
 
     with pytest.raises(ConfigError, match=f"32 env steps make {updates}; {works} works"):
         prepare(total(works + 1))
@@ -68,15 +73,37 @@ def test_a_default_that_does_not_divide_is_rounded_down(
 @pytest.mark.parametrize(
     "algorithm, fields, message",
     [
-        ("dqn", {"num_envs": 12, "replay_capacity": 100_000}, "replay_capacity 100000 does not divide over 12 env"),
-        (DQN(replay_capacity=1000), {"num_envs": 12}, "replay_capacity 1000 does not divide over 12 environments"),
-        ("dqn", {"num_envs": 12, "published": True}, "replay_capacity 1000000 does not divide over 12 environments"),
-        ("dqn", {"num_envs": 8, "replay_capacity": 8}, "replay_capacity 8 is too small for 8 environments"),
-        ("ppo", {"num_envs": 3, "rollout_length": 50, "num_minibatches": 4}, "num_minibatches 4 does not divide"),
+        (
+            "dqn",
+            {"num_envs": 12, "replay_capacity": 100_000},
+            "replay_capacity 100000 does not divide over 12 env",
+        ),
+        (
+            DQN(replay_capacity=1000),
+            {"num_envs": 12},
+            "replay_capacity 1000 does not divide over 12 environments",
+        ),
+        (
+            "dqn",
+            {"num_envs": 12, "published": True},
+            "replay_capacity 1000000 does not divide over 12 environments",
+        ),
+        (
+            "dqn",
+            {"num_envs": 8, "replay_capacity": 8},
+            "replay_capacity 8 is too small for 8 environments",
+        ),
+        (
+            "ppo",
+            {"num_envs": 3, "rollout_length": 50, "num_minibatches": 4},
+            "num_minibatches 4 does not divide",
+        ),
         ("impala", {"num_envs": 9, "num_actors": 2}, "9 does not divide over 2 actors"),
     ],
 )
-def test_what_the_user_gave_is_refused_instead(algorithm: Any, fields: dict[str, Any], message: str) -> None:
+def test_what_the_user_gave_is_refused_instead(
+    algorithm: Any, fields: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         prepare(config(algorithm, "envpool:Pong-v5", fields))
 

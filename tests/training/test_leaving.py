@@ -49,7 +49,8 @@ def test_an_interrupt_between_two_reports_lets_the_run_save(when: str) -> None:
 def test_reports_that_no_loop_takes_are_said() -> None:
     config = jaxrl_dist.preset("ppo", "CartPole-v1", hidden_sizes=(4,), num_devices=1)
     with pytest.warns(
-        ConfigWarning, match="nothing has been trained: a run advances only while a loop takes its reports"
+        ConfigWarning,
+        match="nothing has been trained: a run advances only while a loop takes its reports",
     ):
         jaxrl_dist.train(config)
     reports = jaxrl_dist.train(config)
@@ -60,7 +61,9 @@ def test_reports_that_no_loop_takes_are_said() -> None:
 
 @pytest.mark.case  # an own process, which compiles
 @pytest.mark.parametrize("error", ["", "raise RuntimeError('mine')"])
-def test_a_program_that_ends_with_unfinished_reports_saves_their_run(error: str, tmp_path: Path) -> None:
+def test_a_program_that_ends_with_unfinished_reports_saves_their_run(
+    error: str, tmp_path: Path
+) -> None:
     program = f"""
         import jaxrl_dist
 

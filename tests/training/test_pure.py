@@ -1,4 +1,6 @@
-"""Training as a pure function: the numbers of ``train``, under vmap and under forward differentiation."""
+"""Training as a pure function: the numbers of ``train``,
+under vmap and under forward differentiation.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,23 @@ import jaxrl_dist
 from jaxrl_dist.errors import ConfigError
 
 REPLAY: dict[str, Any] = {
-    **{"num_envs": 4, "rollout_length": 8, "batch_size": 8, "learning_starts": 64, "replay_capacity": 96},
+    **{
+        "num_envs": 4,
+        "rollout_length": 8,
+        "batch_size": 8,
+        "learning_starts": 64,
+        "replay_capacity": 96,
+    },
     **{"replay_ratio": 0.125, "total_env_steps": 160, "report_interval": 32},
 }
 SIZES: dict[str, dict[str, Any]] = {
-    "ppo": {"num_envs": 8, "rollout_length": 16, "num_epochs": 2, "num_minibatches": 2, "total_env_steps": 640}
+    "ppo": {
+        "num_envs": 8,
+        "rollout_length": 16,
+        "num_epochs": 2,
+        "num_minibatches": 2,
+        "total_env_steps": 640,
+    }
     | {"report_interval": 128},
     "dqn": REPLAY,
     "sac": REPLAY,
@@ -34,11 +48,20 @@ def check_equal(name: str, num_devices: int = 1) -> None:
     """The networks, and up to rounding the metrics, are those of ``train``'s first five reports."""
     changes = {"seed": 3, "num_devices": num_devices}
     state, metrics = jax.jit(jaxrl_dist.make_train(config(name, **changes)))(jax.random.key(3))
-    for number, report in enumerate(jaxrl_dist.train(config(name, **{**changes, "total_env_steps": 10_000}))):
-        counts = {"env_steps": report.env_steps, "updates": report.updates, "iteration": number + 1, "env/faults": 0}
+    for number, report in enumerate(
+        jaxrl_dist.train(config(name, **{**changes, "total_env_steps": 10_000}))
+    ):
+        counts = {
+            "env_steps": report.env_steps,
+            "updates": report.updates,
+            "iteration": number + 1,
+            "env/faults": 0,
+        }
         for metric, values in metrics.items():
             expected = counts[metric] if metric in counts else report.metrics[metric]
-            assert values[number] == pytest.approx(np.nan if expected is None else expected, 1e-5, 1e-6, True), metric
+            assert values[number] == pytest.approx(
+                np.nan if expected is None else expected, 1e-5, 1e-6, True
+            ), metric
         if number == 4:
             jax.tree.map(np.testing.assert_array_equal, state.variables, report.variables())
             break
@@ -58,13 +81,19 @@ def test_learning_rates_train_side_by_side(name: str) -> None:
     states, metrics = jax.jit(jax.vmap(train, (None, 0)))(key, {"learning_rate": rates})
     assert metrics["episode/return"].shape == (16, 5)
     alone, _ = jax.jit(train)(key, {"learning_rate": rates[7]})
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x[7], y, 1e-4, 1e-5), states.variables, alone.variables)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x[7], y, 1e-4, 1e-5),
+        states.variables,
+        alone.variables,
+    )
 
 
 @pytest.mark.case
 @pytest.mark.parametrize("name", ["ppo", "dqn", "sac"])
 def test_the_derivative_by_the_learning_rate_is_a_difference_of_runs(name: str) -> None:
-    """Through minibatches, the optimiser, the replay memory, and targets that losses take as constant."""
+    """Through minibatches, the optimiser, the replay memory,
+    and targets that losses take as constant.
+    """
     train = jaxrl_dist.make_train(config(name, activation="tanh"))
     rate = jnp.float32(config(name).algorithm.learning_rate)
 
@@ -84,11 +113,26 @@ def test_the_derivative_by_the_learning_rate_is_a_difference_of_runs(name: str) 
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"run_dir": "runs/x"}, "make_train makes a pure function, which writes nothing: remove run_dir"),
-        ({"record": "data/x"}, "make_train makes a pure function, which writes nothing: remove record"),
-        ({"video_interval": 64}, "make_train makes a pure function, which writes nothing: remove video_interval"),
-        ({"exact": True}, "make_train makes a pure function, which makes no evaluations: remove exact"),
-        ({"seeds": 4}, "trains one member, and jax.vmap maps it over keys and hyperparameters: remove seeds"),
+        (
+            {"run_dir": "runs/x"},
+            "make_train makes a pure function, which writes nothing: remove run_dir",
+        ),
+        (
+            {"record": "data/x"},
+            "make_train makes a pure function, which writes nothing: remove record",
+        ),
+        (
+            {"video_interval": 64},
+            "make_train makes a pure function, which writes nothing: remove video_interval",
+        ),
+        (
+            {"exact": True},
+            "make_train makes a pure function, which makes no evaluations: remove exact",
+        ),
+        (
+            {"seeds": 4},
+            "trains one member, and jax.vmap maps it over keys and hyperparameters: remove seeds",
+        ),
         ({"stop_at_return": 9.0}, "makes a fixed number of iterations: remove stop_at_return"),
         (
             {"plan": "synchronous"},

@@ -1,4 +1,6 @@
-"""Checkpoints and what goes on from them: to the bit, after signals and kills, from damaged and hostile directories."""
+"""Checkpoints and what goes on from them: to the bit, after signals and kills,
+from damaged and hostile directories.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ MEMORY: dict[str, Any] = {"replay_capacity": 160, "batch_size": 8, "learning_sta
 
 
 def slow(values: list[Any]) -> list[Any]:
-    return [pytest.param(*(x if isinstance(x, tuple) else (x,)), marks=pytest.mark.slow) for x in values]
+    return [
+        pytest.param(*(x if isinstance(x, tuple) else (x,)), marks=pytest.mark.slow) for x in values
+    ]
 
 
 def config(name: str = "pg", env: str = "CartPole-v1", **values: Any) -> Train[Any]:
@@ -75,12 +79,18 @@ def numbers(reports: list[Report]) -> list[dict[str, Any]]:
 
 def untimed(whole: Checkpoint) -> dict[str, Any]:
     """What of a checkpoint's progress is no time."""
-    progress = {name: value for name, value in whole.progress.items() if name not in ("wall_time_s", "compile_s")}
+    progress = {
+        name: value
+        for name, value in whole.progress.items()
+        if name not in ("wall_time_s", "compile_s")
+    }
     return {**progress, "reported": {**progress["reported"], "seconds": None}}
 
 
 def assert_equal(one: Checkpoint, other: Checkpoint) -> None:
-    assert jax.tree.structure(one._replace(progress={})) == jax.tree.structure(other._replace(progress={}))
+    assert jax.tree.structure(one._replace(progress={})) == jax.tree.structure(
+        other._replace(progress={})
+    )
     for x, y in zip(jax.tree.leaves(one[:2]), jax.tree.leaves(other[:2]), strict=True):
         np.testing.assert_array_equal(x, y)
     assert untimed(one) == untimed(other)
@@ -102,7 +112,7 @@ def prepare_resume(run_dir: Path, changes: dict[str, Any] | None = None) -> trai
     return run
 
 
-# --- To the bit ---------------------------------------------------------------------------------------
+# --- To the bit -----------------------------------------------------------------------------------
 
 EXACT: dict[str, dict[str, Any]] = {
     "ppo": {
@@ -119,7 +129,12 @@ EXACT: dict[str, dict[str, Any]] = {
     "appo": {"plan": "on_device"},
     "pqn": {},
     "rainbow": {"num_devices": 2},
-    "alphazero": {"num_devices": 2, "num_simulations": 2, "temperature_moves": 3, "scale_rewards": True},
+    "alphazero": {
+        "num_devices": 2,
+        "num_simulations": 2,
+        "temperature_moves": 3,
+        "scale_rewards": True,
+    },
     "muzero": {"num_devices": 2, "num_simulations": 2},
     "r2d2": {"replay_capacity": 400, "core_size": 4},
     "ddpg": {"env": "Pendulum-v1", "noise": "ornstein_uhlenbeck"},
@@ -129,10 +144,13 @@ EXACT: dict[str, dict[str, Any]] = {
     "ars": {"normalize_observations": True},
 }
 FAST = ("pg", "dqn", "es")
-"""With running statistics, with a replay memory on two devices, and with parameters for each environment."""
+"""With running statistics, with a replay memory on two devices,
+and with parameters for each environment."""
 
 
-@pytest.mark.parametrize("name", [*runs.cases(FAST, "dqn"), *slow([name for name in EXACT if name not in FAST])])
+@pytest.mark.parametrize(
+    "name", [*runs.cases(FAST, "dqn"), *slow([name for name in EXACT if name not in FAST])]
+)
 def test_on_device_a_resumed_run_is_the_uninterrupted_one(name: str, tmp_path: Path) -> None:
     """Its first part ends between two reports, so its last line is not one of the whole run's."""
     here = config(name, **{"env": "CartPole-v1", "plan": "on_device", **EXACT[name]})
@@ -165,7 +183,9 @@ class StopAt:
 
 
 @functools.cache
-def begun(plan: str, env: str, name: str, **options: Any) -> tuple[training_run.Run, Checkpoint, list[Report]]:
+def begun(
+    plan: str, env: str, name: str, **options: Any
+) -> tuple[training_run.Run, Checkpoint, list[Report]]:
     """A run that ended with its fourth iteration, between two reports."""
     run = setup.prepare(config(name, env, plan=plan, total_env_steps=50, **options))
     reports = list(plans.execute(run.job))
@@ -182,7 +202,8 @@ def resumed(run: training_run.Run, whole: Checkpoint, env_steps: int) -> list[Re
 
 
 def test_a_stop_between_two_reports_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_device, "DISPATCH_SECONDS", 0.0)  # one iteration at a time, or as many as it likes
+    # one iteration at a time, or as many as it likes
+    monkeypatch.setattr(on_device, "DISPATCH_SECONDS", 0.0)
     run = setup.prepare(config(plan="on_device", total_env_steps=10**6))
     first = list(on_device.on_device(run.job._replace(stop=StopAt(4))))
     monkeypatch.undo()
@@ -203,7 +224,11 @@ def test_a_stop_between_two_reports_loses_nothing(monkeypatch: pytest.MonkeyPatc
     [
         ("synchronous", "envpool:CartPole-v1", "dqn", {}),
         pytest.param(
-            "asynchronous", "CartPole-v1", "impala", {"lockstep": True, "num_actors": 2}, marks=pytest.mark.case
+            "asynchronous",
+            "CartPole-v1",
+            "impala",
+            {"lockstep": True, "num_actors": 2},
+            marks=pytest.mark.case,
         ),
         *slow(
             [
@@ -212,7 +237,12 @@ def test_a_stop_between_two_reports_loses_nothing(monkeypatch: pytest.MonkeyPatc
             ]
         ),
         pytest.param(
-            *("asynchronous", "envpool:CartPole-v1", "rainbow", {"lockstep": True, "num_actors": 2}),
+            *(
+                "asynchronous",
+                "envpool:CartPole-v1",
+                "rainbow",
+                {"lockstep": True, "num_actors": 2},
+            ),
             marks=pytest.mark.case,
         ),
     ],
@@ -225,9 +255,18 @@ def test_two_runs_resumed_from_one_checkpoint_are_equal(
     assert whole.actor == () and int(whole.state.iteration) == first[-1].iteration
     total = whole.env_steps + 100
     one, other = (resumed(run, whole, total) for _ in range(2))
-    without = ("async/sent", "async/queue", "async/dropped", "async/learner_idle", "async/actor_idle")
+    without = (
+        "async/sent",
+        "async/queue",
+        "async/dropped",
+        "async/learner_idle",
+        "async/actor_idle",
+    )
     ones, others = (
-        [{key: value for key, value in line.items() if key not in without} for line in numbers(reports)]
+        [
+            {key: value for key, value in line.items() if key not in without}
+            for line in numbers(reports)
+        ]
         for reports in (one, other)
     )
     assert ones == others
@@ -249,7 +288,9 @@ def test_resumed_replay_memory_is_cut_at_the_restart() -> None:
 
 def test_a_memory_that_is_not_saved_is_not_copied_either(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be larger than the host's memory."""
-    run = setup.prepare(config("dqn", plan="on_device", total_env_steps=50, checkpoint_replay=False))
+    run = setup.prepare(
+        config("dqn", plan="on_device", total_env_steps=50, checkpoint_replay=False)
+    )
     copied: list[Any] = []
     to_host = hosts.pieces
     monkeypatch.setattr(hosts, "pieces", lambda tree: copied.append(tree) or to_host(tree))
@@ -269,7 +310,7 @@ def test_resume_without_replay_refills_before_learning() -> None:
     assert one[-1].updates == whole.state.updates < two[-1].updates
 
 
-# --- A run's directory --------------------------------------------------------------------------------
+# --- A run's directory ----------------------------------------------------------------------------
 
 TINY = (
     "pg --env CartPole-v1 --num-envs 4 --rollout-length 4 --hidden-sizes 4 --num-devices 1 --report-interval 16 "
@@ -281,10 +322,13 @@ TINY = (
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with three checkpoints, not to be changed."""
     run_dir = tmp_path_factory.mktemp("resume") / "run"
-    here = config(checkpoint_interval=1, keep_checkpoints=3, report_interval=16, run_dir=str(run_dir))
+    here = config(
+        checkpoint_interval=1, keep_checkpoints=3, report_interval=16, run_dir=str(run_dir)
+    )
     for report in jaxrl_dist.train(dataclasses.replace(here, total_env_steps=160)):
         written = run_dir / "checkpoints" / f"{report.env_steps:012d}"
-        for _ in range(20):  # a checkpoint is skipped while the one before is being written, and never comes
+        # a checkpoint is skipped while the one before is being written, and never comes
+        for _ in range(20):
             if written.exists():
                 break
             time.sleep(0.1)
@@ -313,7 +357,16 @@ def load(run_dir: Path, like: Checkpoint) -> Checkpoint:
 def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
     saver = saving.Saver(tmp_path, 2)
     state: Any = {"x": np.arange(3)}
-    for steps, value in {10: 1.0, 20: 7.0, 30: None, 35: np.nan, 40: 7.0, 50: 3.0, 60: 2.0, 70: 1.0}.items():
+    for steps, value in {
+        10: 1.0,
+        20: 7.0,
+        30: None,
+        35: np.nan,
+        40: 7.0,
+        50: 3.0,
+        60: 2.0,
+        70: 1.0,
+    }.items():
         saver.save(Checkpoint(state, (), {"env_steps": steps}), value)
     saver.finish()
     saver.close()
@@ -324,7 +377,10 @@ def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
     saver.finish()
     saver.close()
     assert [int(path.name) for path in checkpoint.saved(tmp_path)] == [65, 40]
-    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"000000000065", "000000000040"}
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {
+        "000000000065",
+        "000000000040",
+    }
     saver = saving.Saver(tmp_path, 2, since=40)  # 65 was damaged
     saver.save(Checkpoint(state, (), {"env_steps": 70}), 0.0)
     saver.finish()
@@ -347,15 +403,21 @@ def test_checkpoint_is_chosen_by_env_steps_or_best(tmp_path: Path) -> None:
     saving.save_variables(tmp_path, final)
     assert [x(which) for which in (None, "best", 40, "20", "4e1")] == [50.0, 30.0, 40.0, 20.0, 40.0]
     for absent in (10, "newest", "40.5", "nan"):
-        with pytest.raises(ConfigError, match=f"has no checkpoint {absent}; it has 40, 30, 20, best"):
+        with pytest.raises(
+            ConfigError, match=f"has no checkpoint {absent}; it has 40, 30, 20, best"
+        ):
             x(absent)
     (tmp_path / "checkpoints" / "000000000020" / "more").touch()
-    with pytest.raises(ConfigError, match=r"more is damaged: it does not belong there; .* has 40, 30, best$"):
+    with pytest.raises(
+        ConfigError, match=r"more is damaged: it does not belong there; .* has 40, 30, best$"
+    ):
         x(20)
 
 
 @pytest.mark.parametrize("command", ["evaluate", "export", "video"])
-def test_commands_take_a_checkpoint(run_dir: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_take_a_checkpoint(
+    run_dir: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = [command, str(run_dir), *(["x.gif"] if command == "video" else []), "--checkpoint"]
     assert cli.main([*words, "7"]) == 2
     assert "has no checkpoint 7; it has " in capsys.readouterr().err
@@ -367,24 +429,37 @@ def test_variables_of_an_unfinished_run_can_be_used(run_dir: Path, original: Pat
     policy = jaxrl_dist.load_policy(run_dir)
     assert policy.variables.stats == jaxrl_dist.load_policy(original).variables.stats == ()
     jax.tree.map(
-        np.testing.assert_array_equal, policy.variables.params, jaxrl_dist.load_policy(original).variables.params
+        np.testing.assert_array_equal,
+        policy.variables.params,
+        jaxrl_dist.load_policy(original).variables.params,
     )
 
 
 def test_one_process_at_a_time(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with run_files.lock(str(run_dir)):
         assert cli.main(["resume", str(run_dir), "--total-env-steps", "999999"]) == 2
-        assert capsys.readouterr().err == f"jaxrl-dist: error: another process is at the run in {run_dir}\n"
+        assert (
+            capsys.readouterr().err
+            == f"jaxrl-dist: error: another process is at the run in {run_dir}\n"
+        )
     run_files.lock(str(run_dir)).close()
 
 
 def test_metrics_are_cut_at_the_checkpoint(tmp_path: Path) -> None:
-    lines = [b'{"iteration": 1}\n', b"damaged\n", b'{"iteration": 3}\n', b'{"iteration": 4}\n', b'{"iteration": 5']
+    lines = [
+        b'{"iteration": 1}\n',
+        b"damaged\n",
+        b'{"iteration": 3}\n',
+        b'{"iteration": 4}\n',
+        b'{"iteration": 5',
+    ]
     for iteration, kept in {0: 0, 1: 2, 2: 2, 3: 3, 4: 4, 9: 4}.items():
         (tmp_path / "metrics.jsonl").write_bytes(b"".join(lines))
-        os.truncate(tmp_path / "metrics.jsonl", 2**43)  # more than the memory, without the end of a line
+        # more than the memory, without the end of a line
+        os.truncate(tmp_path / "metrics.jsonl", 2**43)
         lost = pytest.warns(
-            FileWarning, match=f"has lost the lines after iteration {1 if iteration == 2 else 4}, up to"
+            FileWarning,
+            match=f"has lost the lines after iteration {1 if iteration == 2 else 4}, up to",
         )
         with lost if iteration in (2, 9) else contextlib.nullcontext():
             files = run_files.RunFiles(tmp_path, run_files.lock(str(tmp_path)), {}, iteration)
@@ -393,7 +468,7 @@ def test_metrics_are_cut_at_the_checkpoint(tmp_path: Path) -> None:
         assert (tmp_path / "metrics.jsonl").read_bytes() == b"".join(lines[:kept])
 
 
-# --- Changed configurations ---------------------------------------------------------------------------
+# --- Changed configurations -----------------------------------------------------------------------
 
 CHANGED: dict[str, Any] = {
     "learning_rate": 0.5,
@@ -428,7 +503,10 @@ def test_a_changed_configuration_is_refused_by_name(
     part = content["hyperparameters" if name in content["hyperparameters"] else "run"]
     if name not in part:
         pytest.skip(f"pg has no {name}")
-    before, arguments = (run_dir / "metrics.jsonl").read_bytes(), ["resume", str(run_dir), "--total-env-steps", "999"]
+    before, arguments = (
+        (run_dir / "metrics.jsonl").read_bytes(),
+        ["resume", str(run_dir), "--total-env-steps", "999"],
+    )
     value = CHANGED[name]
     assert part[name] != value
     if where == "file":
@@ -436,17 +514,26 @@ def test_a_changed_configuration_is_refused_by_name(
         (run_dir / "config.json").write_text(json.dumps(content))
     else:
         field = "--" + name.replace("_", "-")
-        spelled = [f"{key}={x}" for key, x in value.items()] if isinstance(value, dict) else [str(value)]
+        spelled = (
+            [f"{key}={x}" for key, x in value.items()] if isinstance(value, dict) else [str(value)]
+        )
         spelled = [str(x) for x in value] if isinstance(value, list) else spelled
         arguments += [field] if value is True else [field, *spelled]
     assert cli.main(arguments) == 2
     err = capsys.readouterr().err
     assert err.startswith("jaxrl-dist: error: --" + name.replace("_", "-")) and err.count("\n") == 1
-    assert (run_dir / "metrics.jsonl").read_bytes() == before and (run_dir / "summary.json").exists()
+    assert (run_dir / "metrics.jsonl").read_bytes() == before and (
+        run_dir / "summary.json"
+    ).exists()
 
 
 def test_what_may_change(run_dir: Path) -> None:
-    changes = {"report_interval": 32, "keep_checkpoints": 1, "evaluation_episodes": 1, "num_devices": 2}
+    changes = {
+        "report_interval": 32,
+        "keep_checkpoints": 1,
+        "evaluation_episodes": 1,
+        "num_devices": 2,
+    }
     reports = list(jaxrl_dist.resume(run_dir, total_env_steps=200, **changes))
     assert reports[-1].evaluation and reports[-1].evaluation["episodes"] == 1
     assert runs.read_json(run_dir / "config.json")["run"]["report_interval"] == 32
@@ -463,7 +550,11 @@ def test_other_versions_are_worth_a_warning(run_dir: Path, monkeypatch: pytest.M
 
 def test_a_run_of_a_version_with_fewer_flags_goes_on(run_dir: Path) -> None:
     def older(content: dict[str, Any]) -> dict[str, Any]:
-        del content["run"]["free_running"], content["hyperparameters"]["initial_std"], content["spaces"]
+        del (
+            content["run"]["free_running"],
+            content["hyperparameters"]["initial_std"],
+            content["spaces"],
+        )
         del content["clock"]
         return content
 
@@ -482,26 +573,47 @@ def test_a_run_of_a_version_with_fewer_flags_goes_on(run_dir: Path) -> None:
     assert last.env_steps > done["env_steps"]
 
 
-def test_a_run_whose_env_steps_were_each_agent_s_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_whose_env_steps_were_each_agent_s_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """As versions before have stored it; one agent's are the environment's."""
     config, source = resolved(Train("ppo", "team:CartPoles"))
     content = stored.to_json(config, source.spec)
-    (tmp_path / "config.json").write_text(json.dumps({x: y for x, y in content.items() if x != "clock"}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({x: y for x, y in content.items() if x != "clock"})
+    )
     (tmp_path / "metrics.jsonl").touch()
-    for command, way in {"resume": f"--init-from {tmp_path}", "train --config": 'add "clock": "env_steps"'}.items():
+    for command, way in {
+        "resume": f"--init-from {tmp_path}",
+        "train --config": 'add "clock": "env_steps"',
+    }.items():
         assert cli.main([*command.split(), str(tmp_path), "--env", "team:CartPoles"]) == 2
         message = capsys.readouterr().err
-        assert message.count("\n") == 1 and "counted each agent's steps as env steps" in message and way in message
+        assert (
+            message.count("\n") == 1
+            and "counted each agent's steps as env steps" in message
+            and way in message
+        )
 
 
 @pytest.mark.parametrize(
     "name, there, message",
     [
-        ("observation", "uint8[4]", "observations are float32[4], and those of the run to be resumed uint8[4]"),
-        ("action", "Discrete(3)", "actions are Discrete(2), and those of the run to be resumed Discrete(3)"),
+        (
+            "observation",
+            "uint8[4]",
+            "observations are float32[4], and those of the run to be resumed uint8[4]",
+        ),
+        (
+            "action",
+            "Discrete(3)",
+            "actions are Discrete(2), and those of the run to be resumed Discrete(3)",
+        ),
     ],
 )
-def test_an_environment_with_other_spaces_is_refused(run_dir: Path, name: str, there: str, message: str) -> None:
+def test_an_environment_with_other_spaces_is_refused(
+    run_dir: Path, name: str, there: str, message: str
+) -> None:
     for path in checkpoint.saved(run_dir):
         content = runs.read_json(path / "run.json")
         assert content["config"]["spaces"] == {"observation": "float32[4]", "action": "Discrete(2)"}
@@ -515,26 +627,47 @@ def test_an_environment_with_other_spaces_is_refused(run_dir: Path, name: str, t
 @pytest.mark.case  # test_what_may_change
 def test_a_run_of_natural_values_is_resumed_and_loaded(tmp_path: Path) -> None:
     """Those that Python offers, where the command line has text and whole numbers."""
-    values = {"hidden_sizes": [4], "seed": np.int64(3), "total_env_steps": 3e1, "learning_rate": np.float32(1e-3)}
-    options = {"env_options": {"gravity": 9.5}, "clip_rewards": 1, "normalize_observations": np.bool_(True)}
-    here = jaxrl_dist.preset("pg", "CartPole-v1", run_dir=tmp_path / "run", **{**SIZES, **values, **options})
+    values = {
+        "hidden_sizes": [4],
+        "seed": np.int64(3),
+        "total_env_steps": 3e1,
+        "learning_rate": np.float32(1e-3),
+    }
+    options = {
+        "env_options": {"gravity": 9.5},
+        "clip_rewards": 1,
+        "normalize_observations": np.bool_(True),
+    }
+    here = jaxrl_dist.preset(
+        "pg", "CartPole-v1", run_dir=tmp_path / "run", **{**SIZES, **values, **options}
+    )
     list(jaxrl_dist.train(here))
     kept = runs.read_json(tmp_path / "run/config.json")
     assert kept["run"]["env_options"] == {"gravity": "9.5"} and kept["run"]["clip_rewards"] == "1"
     assert kept["run"]["seed"] == 3 and kept["hyperparameters"]["hidden_sizes"] == [4]
-    assert list(jaxrl_dist.resume(tmp_path / "run", total_env_steps=np.int64(60)))[-1].env_steps >= 60
+    assert (
+        list(jaxrl_dist.resume(tmp_path / "run", total_env_steps=np.int64(60)))[-1].env_steps >= 60
+    )
     policy = jaxrl_dist.load_policy(tmp_path / "run", env_options={"gravity": 9})
-    assert policy.config.env_options == {"gravity": "9"} and policy.config.algorithm.hidden_sizes == (4,)
+    assert policy.config.env_options == {
+        "gravity": "9"
+    } and policy.config.algorithm.hidden_sizes == (4,)
 
 
-@pytest.mark.parametrize("wrong", [{"normalize_observations": "False"}, {"core": "bogus"}, {"env_options": None}])
+@pytest.mark.parametrize(
+    "wrong", [{"normalize_observations": "False"}, {"core": "bogus"}, {"env_options": None}]
+)
 def test_unstorable_config_is_refused_before_writing(wrong: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(wrong))} must be"):
-        jaxrl_dist.train(jaxrl_dist.preset("pg", "CartPole-v1", run_dir=str(tmp_path / "run"), **{**SIZES, **wrong}))
+        jaxrl_dist.train(
+            jaxrl_dist.preset(
+                "pg", "CartPole-v1", run_dir=str(tmp_path / "run"), **{**SIZES, **wrong}
+            )
+        )
     assert not (tmp_path / "run").exists()
 
 
-# --- Damage -------------------------------------------------------------------------------------------
+# --- Damage ---------------------------------------------------------------------------------------
 
 
 def damage(path: Path, how: str, generator: random.Random) -> str:
@@ -553,7 +686,9 @@ def damage(path: Path, how: str, generator: random.Random) -> str:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, *slow(list(range(3, 200)))])
-def test_any_damage_is_seen_and_the_checkpoint_before_is_used(seed: int, run_dir: Path, original: Path) -> None:
+def test_any_damage_is_seen_and_the_checkpoint_before_is_used(
+    seed: int, run_dir: Path, original: Path
+) -> None:
     newest, before, *_ = checkpoint.saved(run_dir)
     name = damage(newest, ("flip", "cut", "remove")[seed % 3], random.Random(seed))
     like = shapes(original)
@@ -561,10 +696,14 @@ def test_any_damage_is_seen_and_the_checkpoint_before_is_used(seed: int, run_dir
         found = load(run_dir, like)
     assert found.env_steps == int(before.name)
     (message,) = [str(warning.message) for warning in caught]
-    assert str(newest) in message and f"{before} is used instead" in message and "\n" not in message, name
+    assert (
+        str(newest) in message and f"{before} is used instead" in message and "\n" not in message
+    ), name
 
 
-def test_a_run_without_a_whole_checkpoint_is_not_begun_anew(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_a_whole_checkpoint_is_not_begun_anew(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = (run_dir / "metrics.jsonl").read_bytes()
     for path in checkpoint.saved(run_dir):
         damage(path, "cut", random.Random(0))
@@ -609,25 +748,40 @@ for report in jaxrl_dist.train(dataclasses.replace(config, total_env_steps=256, 
 @pytest.mark.case  # run/test_run_files.py::test_full_disk_during_a_checkpoint_raises_quietly
 def test_on_a_full_disk_training_goes_on(tmp_path: Path) -> None:
     """In a separate process, because orbax leaves unfinished coroutines behind."""
-    command = [sys.executable, "-W", "ignore::RuntimeWarning", "-c", FULL_DISK, str(tmp_path / "run")]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore::RuntimeWarning",
+        "-c",
+        FULL_DISK,
+        str(tmp_path / "run"),
+    ]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert "metrics.jsonl cannot be written now" in done.stderr
-    assert "the run continues without a checkpoint" in done.stderr and "Traceback" not in done.stderr
+    assert (
+        "the run continues without a checkpoint" in done.stderr and "Traceback" not in done.stderr
+    )
     full, free = ([*line.split()[1:]] for line in done.stdout.splitlines())
-    assert {name for name in full if name[0] != "."} & set(free), "the last that was written is still there"
+    assert {name for name in full if name[0] != "."} & set(free), (
+        "the last that was written is still there"
+    )
     lines = runs.read_metrics(tmp_path / "run")
-    assert [line["iteration"] for line in lines] == list(range(1, len(lines) + 1)) and len(lines) > 15
+    assert [line["iteration"] for line in lines] == list(range(1, len(lines) + 1)) and len(
+        lines
+    ) > 15
     assert last_checkpoint(tmp_path / "run").env_steps == lines[-1]["env_steps"]
 
 
-# --- Signals and kills --------------------------------------------------------------------------------
+# --- Signals and kills ----------------------------------------------------------------------------
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(runs.ROOT)}
 
 
 def start(command: str, run_dir: Path, file: str = "metrics.jsonl") -> subprocess.Popen[str]:
-    """Starts a run, and waits for its first report in ``file``; if that is far, until it compiles."""
+    """Starts a run, and waits for its first report in ``file``; if that is far, until it
+    compiles.
+    """
     arguments = [*command.split(), "--total-env-steps", str(10**9), "--run-dir", str(run_dir)]
     process = subprocess.Popen(
         [sys.executable, "-m", "jaxrl_dist.cli", "train", *arguments],
@@ -661,7 +815,11 @@ def test_a_signal_saves_and_ends_the_run(attempt: int, tmp_path: Path) -> None:
     process = start(command, run_dir)
     try:
         time.sleep(generator.random())
-        assert [c for c in psutil.Process(process.pid).net_connections() if c.status == psutil.CONN_LISTEN] == []
+        assert [
+            c
+            for c in psutil.Process(process.pid).net_connections()
+            if c.status == psutil.CONN_LISTEN
+        ] == []
         sent, began = time.time(), time.monotonic()
         process.send_signal(number)
         out, err = process.communicate(timeout=60)
@@ -669,10 +827,18 @@ def test_a_signal_saves_and_ends_the_run(attempt: int, tmp_path: Path) -> None:
     finally:
         process.kill()
     assert process.returncode == 128 + number, err
-    assert out == "" and err.count("\n") == 1 and f"`jaxrl-dist resume {run_dir}` continues from" in err
+    assert (
+        out == ""
+        and err.count("\n") == 1
+        and f"`jaxrl-dist resume {run_dir}` continues from" in err
+    )
     newest = checkpoint.saved(run_dir)[0]
     assert (newest / "manifest.json").stat().st_mtime >= sent - 0.1
-    assert runs.read_metrics(run_dir)[-1]["env_steps"] == int(newest.name) == last_checkpoint(run_dir).env_steps
+    assert (
+        runs.read_metrics(run_dir)[-1]["env_steps"]
+        == int(newest.name)
+        == last_checkpoint(run_dir).env_steps
+    )
     assert not (run_dir / "summary.json").exists()
 
 
@@ -691,7 +857,9 @@ def test_a_second_signal_ends_at_once_even_while_xla_compiles(tmp_path: Path) ->
         "    ctypes.CDLL(None).sleep(60)\n"  # as compiled code: no Python handler runs meanwhile
     )
     began = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, timeout=100
+    )
     assert (done.returncode, done.stdout, done.stderr) == (143, "patient\n", "")
     assert time.monotonic() - began < 40
 
@@ -733,7 +901,8 @@ def test_a_killed_population_goes_on_with_all_members(attempt: int, tmp_path: Pa
         process.communicate()
     total = int(checkpoint.saved(members[0])[0].name) + 200
     with warnings.catch_warnings():
-        # The members save a report before the population writes its line, which may be lost in between.
+        # The members save a report before the population writes its line,
+        # which may be lost in between.
         warnings.filterwarnings("ignore", ".*has lost the lines after iteration", FileWarning)
         *_, last = jaxrl_dist.resume(run_dir, total_env_steps=total)
     assert len(last.members) == 2 and last.ended_by is not None
@@ -744,7 +913,7 @@ def test_a_killed_population_goes_on_with_all_members(attempt: int, tmp_path: Pa
         assert {line["population/parent"] for line in lines} <= {0.0, 1.0}
 
 
-# --- Hostile directories ------------------------------------------------------------------------------
+# --- Hostile directories --------------------------------------------------------------------------
 
 
 class Canary:
@@ -780,7 +949,9 @@ def hostile(path: Path, canary: Path, seed: int) -> None:
     elif kind == 1:  # one more, which nobody has signed
         (path / "arrays" / "state.pkl").write_bytes(evil)
     elif kind == 2:  # a huge shape
-        store = tensorstore.KvStore.open({"driver": "ocdbt", "base": f"file://{path}/arrays/"}).result()
+        store = tensorstore.KvStore.open(
+            {"driver": "ocdbt", "base": f"file://{path}/arrays/"}
+        ).result()
         name = generator.choice([key for key in store.list().result() if key.endswith(b"/.zarray")])
         header = json.loads(store[name])
         header["shape"] = [10 ** (3 + seed % 13) for _ in header["shape"]] or [10**12]
@@ -810,7 +981,9 @@ def hostile(path: Path, canary: Path, seed: int) -> None:
     elif kind == 7:  # JSON that is none, or too deep
         nested = "[" * 100_000 + "]" * 100_000
         name = generator.choice(["manifest.json", "run.json"])
-        (path / name).write_text(generator.choice([nested, "[]", "{}", "null", '"x"', '{"sha256": []}']))
+        (path / name).write_text(
+            generator.choice([nested, "[]", "{}", "null", '"x"', '{"sha256": []}'])
+        )
         if name == "run.json":
             resealed(path)
     elif kind == 8:  # the checkpoint itself is a link, or a file
@@ -819,7 +992,9 @@ def hostile(path: Path, canary: Path, seed: int) -> None:
         path.symlink_to(moved_to) if seed % 20 == 8 else path.write_bytes(evil)
     else:  # counts that no run has
         content = json.loads((path / "run.json").read_text())
-        content["progress"] = generator.choice([None, [], {}, {"env_steps": "x"}, {"env_steps": -1, "since": 3}])
+        content["progress"] = generator.choice(
+            [None, [], {}, {"env_steps": "x"}, {"env_steps": -1, "since": 3}]
+        )
         (path / "run.json").write_text(json.dumps(content))
         resealed(path)
 
@@ -838,7 +1013,12 @@ def test_a_hostile_directory_is_refused_and_runs_nothing(
     code = cli.main(["resume", str(run_dir), "--total-env-steps", "9999"])
     assert time.process_time() - began < 5
     err = capsys.readouterr().err
-    assert code == 2 and err.startswith("jaxrl-dist: error: ") and err.count("\n") == 1 and len(err) < 600, err
+    assert (
+        code == 2
+        and err.startswith("jaxrl-dist: error: ")
+        and err.count("\n") == 1
+        and len(err) < 600
+    ), err
     assert not canary.exists() and (run_dir / "metrics.jsonl").read_bytes() == before
 
 
@@ -862,9 +1042,13 @@ def test_a_hostile_directory_is_refused_and_runs_nothing(
 def test_array_header_cannot_claim_memory(header: dict[str, Any], tmp_path: Path) -> None:
     like = {"x": np.ones((4, 4), np.float32)}
     arrays.save(tmp_path / "arrays", like)
-    store = tensorstore.KvStore.open({"driver": "ocdbt", "base": f"file://{tmp_path}/arrays/"}).result()
+    store = tensorstore.KvStore.open(
+        {"driver": "ocdbt", "base": f"file://{tmp_path}/arrays/"}
+    ).result()
     store["x/.zarray"] = json.dumps({**json.loads(store["x/.zarray"]), **header}).encode()
-    with pytest.raises(DamageError, match=r"is damaged: x has chunks|cannot be read|another network: x is") as raised:
+    with pytest.raises(
+        DamageError, match=r"is damaged: x has chunks|cannot be read|another network: x is"
+    ) as raised:
         arrays.restore(tmp_path / "arrays", like)
     assert len(str(raised.value)) < 600 and "\n" not in str(raised.value)
 
@@ -872,7 +1056,9 @@ def test_array_header_cannot_claim_memory(header: dict[str, Any], tmp_path: Path
 def test_a_file_larger_than_the_memory_is_not_read(run_dir: Path) -> None:
     path = checkpoint.saved(run_dir)[0]
     os.truncate(path / "arrays/manifest.ocdbt", 2**43)
-    with pytest.raises(DamageError, match=f"it has {2**43} bytes, which is more than the memory here"):
+    with pytest.raises(
+        DamageError, match=f"it has {2**43} bytes, which is more than the memory here"
+    ):
         checkpoint.verify(path, None)
 
 
@@ -905,14 +1091,19 @@ def test_what_is_no_checkpoint_is_never_deleted(tmp_path: Path) -> None:
     assert len(list(home.iterdir())) == 4
     shutil.copytree(home, tmp_path / "run" / "checkpoints")
     saving.Saver(tmp_path / "run", 1).close()
-    assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()} == {".ssh", ".10.new.old"}
+    assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()} == {
+        ".ssh",
+        ".10.new.old",
+    }
 
 
 class _KillError(BaseException):
     """As if the process was killed."""
 
 
-def test_rewritten_checkpoint_is_always_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rewritten_checkpoint_is_always_readable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, seen, rename = tmp_path / "checkpoints" / "000000000010", [], Path.rename
     path.parent.mkdir()
 
@@ -961,11 +1152,15 @@ def test_a_file_that_the_disk_does_not_give_is_damage(
 
     like = shapes(original)
     monkeypatch.setattr(hashlib, "file_digest", fail)
-    with pytest.warns(FileWarning, match=f"is damaged: Input/output error; {before} is used instead"):
+    with pytest.warns(
+        FileWarning, match=f"is damaged: Input/output error; {before} is used instead"
+    ):
         assert load(run_dir, like).env_steps == int(before.name)
 
 
-@pytest.mark.parametrize("what", ["pipe", "link", "nested", '"x"', "NaN", "1e999", "1" + "0" * 400, "[]"])
+@pytest.mark.parametrize(
+    "what", ["pipe", "link", "nested", '"x"', "NaN", "1e999", "1" + "0" * 400, "[]"]
+)
 def test_checkpoint_with_invalid_return_is_not_the_best(what: str, tmp_path: Path) -> None:
     about = tmp_path / "checkpoints" / "000000000010" / "run.json"
     about.parent.mkdir(parents=True)
@@ -985,7 +1180,9 @@ def test_checkpoint_with_invalid_return_is_not_the_best(what: str, tmp_path: Pat
     assert [int(path.name) for path in checkpoint.saved(tmp_path)] == [30, 20]
 
 
-def test_a_last_checkpoint_that_cannot_be_written_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_last_checkpoint_that_cannot_be_written_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*args: Any) -> None:
         raise OSError("full")
 
@@ -1010,11 +1207,13 @@ def test_a_last_checkpoint_that_cannot_be_written_is_told_once(tmp_path: Path, m
         ({40: 1.0}, 9, {70, 60, 50, 40}),
     ],
 )
-def test_which_checkpoints_are_kept(returns: dict[int, float | None], keep: int, kept: set[int]) -> None:
+def test_which_checkpoints_are_kept(
+    returns: dict[int, float | None], keep: int, kept: set[int]
+) -> None:
     assert saving._checkpoints_to_keep(returns, [70, 60, 50, 40], keep) == kept
 
 
-# --- Other options of the environment -------------------------------------------------------------------
+# --- Other options of the environment -------------------------------------------------------------
 
 
 @pytest.mark.case  # test_what_may_change
@@ -1028,12 +1227,21 @@ def test_a_curriculum_changes_the_options_of_the_environment(
     more = f"resume {run_dir} --quiet --total-env-steps"
     longer = "--env-options max_steps_in_episode=60"
     assert cli.main(f"{more} 768 {longer}".split()) == 2
-    assert "--env-options cannot change where a run is resumed; --change-env-options allows" in capsys.readouterr().err
+    assert (
+        "--env-options cannot change where a run is resumed; --change-env-options allows"
+        in capsys.readouterr().err
+    )
     assert cli.main(f"{more} 768 {longer} --change-env-options".split()) == 0
-    assert runs.read_json(run_dir / "config.json")["run"]["env_options"] == {"max_steps_in_episode": "60"}
+    assert runs.read_json(run_dir / "config.json")["run"]["env_options"] == {
+        "max_steps_in_episode": "60"
+    }
     assert runs.read_metrics(run_dir)[-1]["episode/length"] > 6
     assert cli.main(f"{more} 1024".split()) == 0, "with the newest options"
-    with pytest.raises(ConfigError, match="env_options cannot change where a run is resumed; change_env_options"):
+    with pytest.raises(
+        ConfigError, match="env_options cannot change where a run is resumed; change_env_options"
+    ):
         jaxrl_dist.resume(run_dir, env_options={}, total_env_steps=2048)
-    reports = jaxrl_dist.resume(run_dir, env_options={}, change_env_options=True, total_env_steps=1280)
+    reports = jaxrl_dist.resume(
+        run_dir, env_options={}, change_env_options=True, total_env_steps=1280
+    )
     assert list(reports)[-1].env_steps >= 1280

@@ -1,4 +1,6 @@
-"""Runs on observations with parts: on any number of devices, after a resume, and as a loaded policy."""
+"""Runs on observations with parts: on any number of devices, after a resume,
+and as a loaded policy.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,13 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 ON_POLICY = {"rollout_length": 16, "num_minibatches": 2, "num_epochs": 2}
 INFO = {"where": "info"}
-REPLAY = {"replay_capacity": 512, "batch_size": 16, "learning_starts": 64, "replay_ratio": 1 / 16, "rollout_length": 8}
+REPLAY = {
+    "replay_capacity": 512,
+    "batch_size": 16,
+    "learning_starts": 64,
+    "replay_ratio": 1 / 16,
+    "rollout_length": 8,
+}
 
 
 def train(name: str, env: Any, **fields: Any) -> list[Any]:
@@ -33,11 +41,15 @@ def train(name: str, env: Any, **fields: Any) -> list[Any]:
 
 @pytest.mark.parametrize(
     "name, fields",
-    [pytest.param("ppo", ON_POLICY, marks=pytest.mark.case), pytest.param("dqn", REPLAY, marks=pytest.mark.slow)],
+    [
+        pytest.param("ppo", ON_POLICY, marks=pytest.mark.case),
+        pytest.param("dqn", REPLAY, marks=pytest.mark.slow),
+    ],
 )
 def test_eight_devices_give_what_one_gives(name: str, fields: dict[str, Any]) -> None:
     one, eight = (
-        train(name, parts.Grid(), **fields, num_devices=count, total_env_steps=128)[-1].variables() for count in (1, 8)
+        train(name, parts.Grid(), **fields, num_devices=count, total_env_steps=128)[-1].variables()
+        for count in (1, 8)
     )
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), one, eight)
 
@@ -45,11 +57,17 @@ def test_eight_devices_give_what_one_gives(name: str, fields: dict[str, Any]) ->
 @pytest.mark.parametrize(
     "name, fields",
     [
-        pytest.param("dqn", {**REPLAY, "priority_exponent": 0.5, "env": "parts:Grid"}, marks=pytest.mark.case),
-        pytest.param("ppo", {**ON_POLICY, "core": "gru", "env": "parts:Grid"}, marks=pytest.mark.slow),
+        pytest.param(
+            "dqn", {**REPLAY, "priority_exponent": 0.5, "env": "parts:Grid"}, marks=pytest.mark.case
+        ),
+        pytest.param(
+            "ppo", {**ON_POLICY, "core": "gru", "env": "parts:Grid"}, marks=pytest.mark.slow
+        ),
     ],
 )
-def test_a_resumed_run_is_the_uninterrupted_one(name: str, fields: dict[str, Any], tmp_path: Path) -> None:
+def test_a_resumed_run_is_the_uninterrupted_one(
+    name: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
     env = fields.pop("env")
     here = jaxrl_dist.preset(name, env, **{**SIZES, **fields, "plan": "on_device"})
     halves, whole = tmp_path / "halves", tmp_path / "whole"
@@ -71,11 +89,15 @@ def test_a_policy_is_loaded_and_exported_with_its_parts(tmp_path: Path) -> None:
     assert action["guess"].shape == (3, 1) and action["sign"].shape == (3,)
     with pytest.raises(ValueError, match="observations are dicts here, with hint; hint is missing"):
         policy(hint)
-    with pytest.raises(ValueError, match=r"not \[1\]; jax.tree.map\(lambda x: x\[None\], obs\) makes one"):
+    with pytest.raises(
+        ValueError, match=r"not \[1\]; jax.tree.map\(lambda x: x\[None\], obs\) makes one"
+    ):
         policy({"hint": hint[0]})
     with pytest.raises(ValueError, match=r"observations hint have shape \[B, 1\] here, not \[3\]"):
         policy({"hint": hint[:, 0]})
-    with pytest.raises(ValueError, match="observations have no part speed here; their parts are hint, state"):
+    with pytest.raises(
+        ValueError, match="observations have no part speed here; their parts are hint, state"
+    ):
         policy({"hint": hint, "speed": hint})
     export(policy, tmp_path / "policy.bin")
     loaded = jax.export.deserialize((tmp_path / "policy.bin").read_bytes())
@@ -88,21 +110,35 @@ def test_an_exported_policy_takes_the_mask_that_gymnasium_gives(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     env = "parts:HostGrid"
-    train("ppo", env, **ON_POLICY, env_options=INFO, total_env_steps=128, run_dir=str(tmp_path / "run"))
+    train(
+        "ppo",
+        env,
+        **ON_POLICY,
+        env_options=INFO,
+        total_env_steps=128,
+        run_dir=str(tmp_path / "run"),
+    )
     out = tmp_path / "policy.bin"
     assert cli.main(["export", str(tmp_path / "run"), "--env", env, "-o", str(out)]) == 0
     assert "the parts of obs: mask int8[b,4], observation float32[b,2]\n" in capsys.readouterr().out
     own = parts.HostGrid("info")
     shown, info = own.reset()
     assert info["action_mask"].dtype == np.int8
-    obs = {"observation": np.float32([shown, shown]), "mask": np.stack([info["action_mask"], np.int8([0, 0, 0, 1])])}
+    obs = {
+        "observation": np.float32([shown, shown]),
+        "mask": np.stack([info["action_mask"], np.int8([0, 0, 0, 1])]),
+    }
     action, _ = jax.export.deserialize(bytearray(out.read_bytes())).call(obs, (), np.ones(2, bool))
     assert action[0] in (0, 1) and action[1] == 3
 
 
 PLANS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "synchronous": ("ppo", "parts:HostGrid", {"env_workers": "processes", **ON_POLICY}),
-    "asynchronous": ("impala", "parts:HostGrid", {"plan": "asynchronous", "env_options": INFO, "rollout_length": 16}),
+    "asynchronous": (
+        "impala",
+        "parts:HostGrid",
+        {"plan": "asynchronous", "env_options": INFO, "rollout_length": 16},
+    ),
     "components": ("ppo", "parts:HostGrid", {"env_options": {"wide": "true"}, **ON_POLICY}),
     "replay": ("dqn", "parts:Grid", {"plan": "asynchronous", **REPLAY}),
 }
@@ -113,7 +149,11 @@ SLOW_PLANS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "parts:HostGrid",
         {"plan": "gradients", "rollout_length": 16, "normalize_observations": False},
     ),
-    "stacks": ("dqn", "parts:Grid", {"frame_stack": 2, "env_options": {"where": "state"}, **REPLAY}),
+    "stacks": (
+        "dqn",
+        "parts:Grid",
+        {"frame_stack": 2, "env_options": {"where": "state"}, **REPLAY},
+    ),
     "appo": ("appo", "parts:Grid", ON_POLICY),
     **{name: (name, "parts:Grid", {"rollout_length": 16}) for name in ("a2c", "pg")},
     **{name: (name, "parts:Grid", {}) for name in ("es", "ars")},
@@ -122,7 +162,11 @@ SLOW_PLANS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(
-    "case", [*runs.cases(PLANS, "asynchronous"), *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW_PLANS)]
+    "case",
+    [
+        *runs.cases(PLANS, "asynchronous"),
+        *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW_PLANS),
+    ],
 )
 def test_every_plan_takes_parts_and_masks(case: str) -> None:
     """The environments of ``parts`` fail, or pay -10, at the first illegal action."""
@@ -131,7 +175,10 @@ def test_every_plan_takes_parts_and_masks(case: str) -> None:
         warnings.simplefilter("error")
         reports = train(name, env, **fields)
     worst = [report.metrics["episode/return_min"] for report in reports]
-    assert min(x for x in worst if x is not None) > -9.0 and reports[-1].evaluation["return_mean"] > -9.0
+    assert (
+        min(x for x in worst if x is not None) > -9.0
+        and reports[-1].evaluation["return_mean"] > -9.0
+    )
 
 
 @pytest.mark.slow
@@ -145,9 +192,15 @@ def test_every_plan_takes_parts_and_masks(case: str) -> None:
         ("impala", "parts:HostBoth", {"plan": "asynchronous"}),
     ],
 )
-def test_a_picture_and_a_number_that_say_it_together_are_learnt(name: str, env: str, fields: dict[str, Any]) -> None:
-    """The best return is 4. A policy that ignores either part gets 2 on average, whatever it does with the other."""
+def test_a_picture_and_a_number_that_say_it_together_are_learnt(
+    name: str, env: str, fields: dict[str, Any]
+) -> None:
+    """The best return is 4. A policy that ignores either part gets 2 on average,
+    whatever it does with the other.
+    """
     sizes = {"num_devices": 1, "num_envs": 16, "total_env_steps": 60_000, "report_interval": 10_000}
-    config = jaxrl_dist.preset(name, env, **sizes, **fields, learning_rate=1e-3, evaluation_episodes=100)
+    config = jaxrl_dist.preset(
+        name, env, **sizes, **fields, learning_rate=1e-3, evaluation_episodes=100
+    )
     *_, last = jaxrl_dist.train(config)
     assert last.evaluation["return_mean"] > 3.9

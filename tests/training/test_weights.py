@@ -26,17 +26,38 @@ def named(tree: Any) -> dict[str, np.ndarray]:
 
 
 def first(**fields: Any) -> dict[str, np.ndarray]:
-    """The variables of a run that has learnt nothing: its learning rate is too small to change any."""
-    sizes = {"num_envs": 8, "rollout_length": 16, "hidden_sizes": (8,), "num_devices": 1, "evaluation_episodes": 0}
-    fields = {**sizes, "num_epochs": 2, "num_minibatches": 2, "total_env_steps": 1, "seed": 3, **fields}
-    (report,) = jaxrl_dist.train(jaxrl_dist.preset("ppo", "CartPole-v1", learning_rate=1e-30, **fields))
+    """The variables of a run that has learnt nothing: its learning rate is too small to change
+    any.
+    """
+    sizes = {
+        "num_envs": 8,
+        "rollout_length": 16,
+        "hidden_sizes": (8,),
+        "num_devices": 1,
+        "evaluation_episodes": 0,
+    }
+    fields = {
+        **sizes,
+        "num_epochs": 2,
+        "num_minibatches": 2,
+        "total_env_steps": 1,
+        "seed": 3,
+        **fields,
+    }
+    (report,) = jaxrl_dist.train(
+        jaxrl_dist.preset("ppo", "CartPole-v1", learning_rate=1e-30, **fields)
+    )
     return named(report.variables())
 
 
 def test_a_run_starts_with_parts_of_another(tmp_path: Path) -> None:
     there = runs.finished(runs.CARTPOLE)
     config = jaxrl_dist.preset("ppo", "CartPole-v1", hidden_sizes=(8,))
-    trained = named(checkpoint.load_variables(there, variable_shapes(make_algorithm(config, find_env(config).spec))))
+    trained = named(
+        checkpoint.load_variables(
+            there, variable_shapes(make_algorithm(config, find_env(config).spec))
+        )
+    )
     mixed = first(init_from=str(there), init_parts="policy_torso,value")
     assert mixed.keys() == trained.keys()
     for name, value in mixed.items():
@@ -57,24 +78,52 @@ def layer(*shape: int) -> Any:
 
 
 def test_init_parts_are_found_at_any_depth(tmp_path: Path) -> None:
-    shapes = {"actor": {"torso": layer(4, 8), "gru": layer(8, 8), "head": layer(8, 1)}, "value_torso": layer(4, 8)}
+    shapes = {
+        "actor": {"torso": layer(4, 8), "gru": layer(8, 8), "head": layer(8, 1)},
+        "value_torso": layer(4, 8),
+    }
     like = jax.eval_shape(lambda: Variables(shapes, ()))
-    run_dir = saved(tmp_path, actor={"torso": layer(4, 8), "gru": layer(8, 8)}, value_torso=layer(4, 8), other=layer(2))
-    for parts, wanted in {"torso": (1, 0, 0, 1), "core": (0, 1, 0, 0), "actor/torso,core": (1, 1, 0, 0)}.items():
+    run_dir = saved(
+        tmp_path,
+        actor={"torso": layer(4, 8), "gru": layer(8, 8)},
+        value_torso=layer(4, 8),
+        other=layer(2),
+    )
+    for parts, wanted in {
+        "torso": (1, 0, 0, 1),
+        "core": (0, 1, 0, 0),
+        "actor/torso,core": (1, 1, 0, 0),
+    }.items():
         got = load(run_dir, like, parts).params
-        places = got["actor"]["torso"], got["actor"]["gru"], got["actor"]["head"], got["value_torso"]
+        places = (
+            got["actor"]["torso"],
+            got["actor"]["gru"],
+            got["actor"]["head"],
+            got["value_torso"],
+        )
         kernels = [place["params"]["Dense_0"]["kernel"] for place in places]
         assert [isinstance(x, np.ndarray) for x in kernels] == [bool(x) for x in wanted], parts
-        assert all(np.array_equal(x, np.ones(x.shape)) for x in kernels if isinstance(x, np.ndarray))
+        assert all(
+            np.array_equal(x, np.ones(x.shape)) for x in kernels if isinstance(x, np.ndarray)
+        )
 
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_copies_begin_with_init_parts_of_their_source(size: int, tmp_path: Path) -> None:
     kinds = {"new": DQN(hidden_sizes=(8,)), "old": f"copy(new,4,{size})"}
-    fields = {"policies": {"new": "pole_0", "old": "pole_1"}, "num_devices": 1, "num_envs": 2, "rollout_length": 4}
-    config, source = resolved(jaxrl_dist.Train(kinds, env=team.CartPoles(2), normalize_observations=True, **fields))
+    fields = {
+        "policies": {"new": "pole_0", "old": "pole_1"},
+        "num_devices": 1,
+        "num_envs": 2,
+        "rollout_length": 4,
+    }
+    config, source = resolved(
+        jaxrl_dist.Train(kinds, env=team.CartPoles(2), normalize_observations=True, **fields)
+    )
     shapes = variable_shapes(make_algorithm(config, source.spec))["new"]
-    saving.save_variables(tmp_path, {"new": jax.tree.map(lambda x: np.full(x.shape, 7, x.dtype), shapes)})
+    saving.save_variables(
+        tmp_path, {"new": jax.tree.map(lambda x: np.full(x.shape, 7, x.dtype), shapes)}
+    )
     config = dataclasses.replace(config, init_from=str(tmp_path), init_parts="new")
     variables = make_job(config, source).initial_state().variables
     new, old = variables["new"], variables["old"]
@@ -85,29 +134,60 @@ def test_copies_begin_with_init_parts_of_their_source(size: int, tmp_path: Path)
 
 @pytest.mark.case  # test_copies_begin_with_init_parts_of_their_source
 def test_the_policy_that_trains_goes_on_from_a_run_of_one_policy(tmp_path: Path) -> None:
-    fields = {"env": team.CartPoles(2), "num_devices": 1, "num_envs": 2, "rollout_length": 4, "total_env_steps": 8}
-    alone = jaxrl_dist.Train(DQN(hidden_sizes=(8,)), **fields, run_dir=str(tmp_path / "run"), evaluation_episodes=0)
+    fields = {
+        "env": team.CartPoles(2),
+        "num_devices": 1,
+        "num_envs": 2,
+        "rollout_length": 4,
+        "total_env_steps": 8,
+    }
+    alone = jaxrl_dist.Train(
+        DQN(hidden_sizes=(8,)), **fields, run_dir=str(tmp_path / "run"), evaluation_episodes=0
+    )
     *_, last = jaxrl_dist.train(alone)
-    kinds, policies = {"new": DQN(hidden_sizes=(8,)), "old": "copy(new,4,2)"}, {"new": "pole_0", "old": "pole_1"}
+    kinds, policies = (
+        {"new": DQN(hidden_sizes=(8,)), "old": "copy(new,4,2)"},
+        {"new": "pole_0", "old": "pole_1"},
+    )
     league = jaxrl_dist.Train(kinds, **fields, policies=policies, init_from=str(tmp_path / "run"))
     variables = make_job(*resolved(league)).initial_state().variables
     for name, copies in {"new": 1, "old": 2}.items():
-        for mine, theirs in zip(*map(jax.tree.leaves, (variables[name].params, last.variables().params)), strict=True):
-            np.testing.assert_array_equal(mine, np.broadcast_to(theirs, (copies, *theirs.shape)[copies == 1 :]))
+        for mine, theirs in zip(
+            *map(jax.tree.leaves, (variables[name].params, last.variables().params)), strict=True
+        ):
+            np.testing.assert_array_equal(
+                mine, np.broadcast_to(theirs, (copies, *theirs.shape)[copies == 1 :])
+            )
 
 
 def test_parts_of_several_policies_are_offered_without_their_names() -> None:
     names = "a/params/policy/params/bias", "a/params/value_torso/mlp/params/bias", "b/stats/mean"
-    assert _offered(names) == {"policy", "value_torso/mlp", "stats"} == _offered([name[2:] for name in names])
+    assert (
+        _offered(names)
+        == {"policy", "value_torso/mlp", "stats"}
+        == _offered([name[2:] for name in names])
+    )
 
 
 @pytest.mark.parametrize(
     "parts, message",
     [
-        ("torsos", r"init_parts 'torsos': .* no such part \(did you mean 'torso'\?\); they have: policy, torso"),
-        ("torso,", "init_parts '': the networks of this run have no such part; they have: policy, torso"),
-        ("torso", r"another network: params/torso/.*kernel is float32\[3, 8\] there and float32\[4, 8\] here"),
-        ("policy", r"another network: params/policy/.*kernel is missing there and float32\[8, 2\] here"),
+        (
+            "torsos",
+            r"init_parts 'torsos': .* no such part \(did you mean 'torso'\?\); they have: policy, torso",
+        ),
+        (
+            "torso,",
+            "init_parts '': the networks of this run have no such part; they have: policy, torso",
+        ),
+        (
+            "torso",
+            r"another network: params/torso/.*kernel is float32\[3, 8\] there and float32\[4, 8\] here",
+        ),
+        (
+            "policy",
+            r"another network: params/policy/.*kernel is missing there and float32\[8, 2\] here",
+        ),
     ],
 )
 def test_what_does_not_fit_is_one_line(parts: str, message: str, tmp_path: Path) -> None:

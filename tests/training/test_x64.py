@@ -36,12 +36,22 @@ class Wide(own.Walk):
 def numbers(algorithm: str, env: Any, **changes: Any) -> Any:
     """The metrics and the variables of a run's reports."""
     config = jaxrl_dist.preset(
-        algorithm, env, total_env_steps=192, report_interval=64, evaluation_episodes=2, **SMALL, **changes
+        algorithm,
+        env,
+        total_env_steps=192,
+        report_interval=64,
+        evaluation_episodes=2,
+        **SMALL,
+        **changes,
     )
     reports = jaxrl_dist.train(config)
     return [
         (
-            {name: x for name, x in report.metrics.items() if not name.startswith(("time/", "async/"))},
+            {
+                name: x
+                for name, x in report.metrics.items()
+                if not name.startswith(("time/", "async/"))
+            },
             report.evaluation,
             report.variables(),
         )
@@ -79,20 +89,28 @@ def test_training_is_equal_in_64_bit_mode(algorithm: str, env: Any, changes: Any
 
 
 def test_train_leaves_the_mode_of_its_caller() -> None:
-    config = jaxrl_dist.preset("ppo", "CartPole-v1", total_env_steps=128, report_interval=64, **SMALL, **PPO)
+    config = jaxrl_dist.preset(
+        "ppo", "CartPole-v1", total_env_steps=128, report_interval=64, **SMALL, **PPO
+    )
     with jax.enable_x64(True):
         dtypes = {jnp.zeros(()).dtype for _ in jaxrl_dist.train(config)}
     assert dtypes == {np.dtype(np.float64)}
 
 
 def test_make_train_agrees_in_64_bit_mode() -> None:
-    config = jaxrl_dist.preset("ppo", "CartPole-v1", total_env_steps=128, report_interval=64, **SMALL, **PPO)
+    config = jaxrl_dist.preset(
+        "ppo", "CartPole-v1", total_env_steps=128, report_interval=64, **SMALL, **PPO
+    )
     rate = {"learning_rate": 1e-3}
     expected = jax.jit(jaxrl_dist.make_train(config))(jax.random.key(3), rate)
     with jax.enable_x64(True):
-        found = jax.jit(jaxrl_dist.make_train(config))(jax.random.key(3), {"learning_rate": jnp.asarray(1e-3)})
+        found = jax.jit(jaxrl_dist.make_train(config))(
+            jax.random.key(3), {"learning_rate": jnp.asarray(1e-3)}
+        )
         tangent = jax.jvp(
-            lambda rate: jaxrl_dist.make_train(config)(jax.random.key(3), {"learning_rate": rate})[1]["loss/value"],
+            lambda rate: jaxrl_dist.make_train(config)(jax.random.key(3), {"learning_rate": rate})[
+                1
+            ]["loss/value"],
             (jnp.float64(1e-3),),
             (jnp.float64(1.0),),
         )[1]
@@ -115,7 +133,9 @@ def test_policy_acts_alike_in_64_bit_mode() -> None:
 
 @pytest.mark.case  # test_command_line_trains_in_64_bit_mode
 def test_profile_works_in_64_bit_mode() -> None:
-    command = "profile ppo --env CartPole-v1 --num-envs 8 --hidden-sizes 4 --num-devices 1 --seconds 0.1"
+    command = (
+        "profile ppo --env CartPole-v1 --num-envs 8 --hidden-sizes 4 --num-devices 1 --seconds 0.1"
+    )
     found = subprocess.run(
         [sys.executable, "-m", "jaxrl_dist.cli", *command.split()],
         env={**os.environ, "JAX_ENABLE_X64": "1"},
@@ -130,7 +150,10 @@ def test_command_line_trains_in_64_bit_mode(tmp_path: Path) -> None:
     flags = f"{size} --evaluation-episodes 0 --run-dir {tmp_path / 'run'}"
     words = f"-m jaxrl_dist.cli train ppo --env CartPole-v1 {flags}".split()
     found = subprocess.run(
-        [sys.executable, *words], env={**os.environ, "JAX_ENABLE_X64": "1"}, capture_output=True, text=True
+        [sys.executable, *words],
+        env={**os.environ, "JAX_ENABLE_X64": "1"},
+        capture_output=True,
+        text=True,
     )
     assert (found.returncode, found.stderr) == (0, "")
     dtypes = {x.dtype for x in jax.tree.leaves(jaxrl_dist.load_policy(tmp_path / "run").variables)}

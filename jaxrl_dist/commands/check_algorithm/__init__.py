@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class CheckAlgorithm:
     """Traces each function of an algorithm and prints one line per fault.
 
-    FLAGS are those of `jaxrl-dist train`. Nothing is written. Lines on stderr say what is being done.
+    FLAGS are those of `jaxrl-dist train`. Nothing is written.
+    Lines on stderr say what is being done.
     """
 
 
@@ -28,7 +29,9 @@ def run(args: Sequence[str]) -> int:
     """Runs ``check-algorithm ALGO --env ID [FLAGS]``; returns 1 if the algorithm has faults."""
     _, args = flags.split(CheckAlgorithm, args, "jaxrl-dist check-algorithm FILE.py --env ID")
     if not args:
-        raise ConfigError("which algorithm? Such as: jaxrl-dist check-algorithm my_algo.py --env CartPole-v1")
+        raise ConfigError(
+            "which algorithm? Such as: jaxrl-dist check-algorithm my_algo.py --env CartPole-v1"
+        )
     if policies.names_policies(args):
         raise ConfigError("check-algorithm checks one algorithm: name it in place of --policy")
     import jax

@@ -1,4 +1,6 @@
-"""Environments of random numbers: any spaces, rewards by action, short episodes, and both kinds of ends."""
+"""Environments of random numbers: any spaces, rewards by action, short episodes,
+and both kinds of ends.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,14 @@ END_CHANCE = 0.1
 NOISE = 0.1
 """Standard deviation of rewards, around the size of the action."""
 FAR = 1e6
-"""A bound as large as this counts as none: observations lie within ``WIDTH`` of the other bound, or of 0."""
+"""A bound as large as this counts as none: observations lie within ``WIDTH`` of the other bound,
+or of 0."""
 WIDTH = 3.0
 
 
 def made_up(spec: EnvSpec) -> DeviceEnv:
-    """Returns environments with the spaces of ``spec``, whose agents begin and end their episodes together.
+    """Returns environments with the spaces of ``spec``,
+    whose agents begin and end their episodes together.
 
     The larger an action is, the larger the reward, from -1 to 1; nothing else depends on it.
     """
@@ -31,16 +35,23 @@ def made_up(spec: EnvSpec) -> DeviceEnv:
 
         parts, tree = jax.tree.flatten(spec.observation)
         obs = jax.tree.unflatten(tree, [of_part(number, part) for number, part in enumerate(parts)])
-        return obs if spec.mask is None else {**obs, spec.mask: jnp.ones_like(obs[spec.mask])}
+        if spec.mask is None:
+            return obs
+        return {**obs, spec.mask: jnp.ones_like(obs[spec.mask])}
 
     def reset(keys: jax.Array) -> tuple[PyTree, PyTree]:
         return jnp.zeros(len(keys), bool), draw(keys)
 
-    def step(ended: PyTree, action: PyTree, keys: jax.Array) -> tuple[PyTree, Timestep, EpisodeStats]:
-        noise, chance = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, len(keys)), (2,)))(keys).T
+    def step(
+        ended: PyTree, action: PyTree, keys: jax.Array
+    ) -> tuple[PyTree, Timestep, EpisodeStats]:
+        noise, chance = jax.vmap(
+            lambda key: jax.random.normal(jax.random.fold_in(key, len(keys)), (2,))
+        )(keys).T
         chance = jnp.repeat(jax.scipy.stats.norm.cdf(chance[:: spec.num_agents]), spec.num_agents)
         valid = ~ended
-        terminated, truncated = valid & (chance < END_CHANCE), valid & (chance > 1 - END_CHANCE)
+        terminated = valid & (chance < END_CHANCE)
+        truncated = valid & (chance > 1 - END_CHANCE)
         reward = jnp.where(valid, _pay(spec.action, action) + NOISE * noise, 0.0)
         timestep = Timestep(draw(keys), reward, terminated, truncated, valid)
         ended = terminated | truncated
@@ -53,10 +64,12 @@ def made_up(spec: EnvSpec) -> DeviceEnv:
 def _drawn(key: jax.Array, part: Part) -> jax.Array:
     """Returns a random value of a space."""
     if isinstance(part, Discrete | MultiDiscrete):
-        n = part.n if isinstance(part, Discrete) else np.asarray(part.nvec)
+        n = np.asarray(part.n if isinstance(part, Discrete) else part.nvec)
         return jax.random.randint(key, part.shape, 0, n)
     low, high = _bounds(part)
-    x = jax.random.uniform(key, part.shape) * (high - low).astype(np.float32) + low.astype(np.float32)
+    x = jax.random.uniform(key, part.shape) * (high - low).astype(np.float32) + low.astype(
+        np.float32
+    )
     whole = not np.issubdtype(part.dtype, np.floating)
     return (jnp.round(x) if whole else x).astype(part.dtype)
 
@@ -73,7 +86,11 @@ def _pay(space: Space, action: PyTree) -> jax.Array:
     """Returns how large actions ``[B, ...]`` are, from -1 to 1: the mean over their components."""
 
     def share(part: Part, x: jax.Array) -> jax.Array:
-        low, high = _bounds(part) if isinstance(part, Box) else (0, np.reshape(num_choices(part), part.shape) - 1)
+        if isinstance(part, Box):
+            low, high = _bounds(part)
+        else:
+            low = np.zeros(())
+            high = np.reshape(num_choices(part), part.shape) - 1
         width = np.maximum(np.subtract(high, low), 1e-6).astype(np.float32)
         return jnp.clip((x.astype(np.float32) - np.float32(low)) / width, 0.0, 1.0).reshape(-1)
 

@@ -31,7 +31,8 @@ UPDATES = 4
 ITERATIONS = 3
 """Rollouts to learn from, after those that fill a window."""
 TOLERANCE = 2e-3
-"""By how much numbers may differ between one device and two, relative to the largest of an array."""
+"""By how much numbers may differ between one device and two, relative to the largest of an
+array."""
 
 
 class Trial(NamedTuple):
@@ -49,27 +50,43 @@ class Recorded(NamedTuple):
     """State of an optimiser that records gradients."""
 
     inner: PyTree
-    total: PyTree  # sums of the absolute gradients
-    learns: jax.Array  # float32 scalar, factor of each step: 0 leaves the parameters as they are
+    total: PyTree
+    """Sums of the absolute gradients."""
+    learns: jax.Array
+    """Float32 scalar, factor of each step: 0 leaves the parameters as they are."""
 
 
 def train(check: Check, config: Train[Any], algorithm: Algorithm, spec: EnvSpec) -> Trial:
-    """Trains, checks what changes and whether two devices agree, and returns what has been learned and from what."""
+    """Trains, checks what changes and whether two devices agree,
+    and returns what has been learned and from what.
+    """
     config, algorithm = _small(config, algorithm, spec)
     algorithm = dataclasses.replace(algorithm, optimizer=_recording(algorithm.optimizer))
-    algorithms, devices = {"": algorithm}, jax.local_devices()[:2]
+    algorithms = {"": algorithm}
+    devices = jax.local_devices()[:2]
     learner = make_learner(config, algorithms, spec, devices)
-    one, both = meshes.make_mesh(devices[:1]), meshes.make_mesh(devices)
-    act_key, env_key, learn_key = (rng.stream(0, name) for name in (rng.Stream.ACT, rng.Stream.ENV, rng.Stream.LEARN))
-    env, rows = made_up(spec), config.num_envs * spec.num_agents
+    one = meshes.make_mesh(devices[:1])
+    both = meshes.make_mesh(devices)
+    act_key, env_key, learn_key = (
+        rng.stream(0, name) for name in (rng.Stream.ACT, rng.Stream.ENV, rng.Stream.LEARN)
+    )
+    env = made_up(spec)
+    rows = config.num_envs * spec.num_agents
     acting = device.compile_rollout(algorithms, env, one, config.rollout_length, act_key, env_key)
-    begin = partial(jax.jit(lambda key: device.init(algorithms, env, EnvSlice.all(rows), key)), env_key)
-    update, state = compile_update(learner, one), jax.device_get(jax.jit(learner.init)(jax.random.key(0)))
-    before, actor = state, begin()
+    begin = partial(
+        jax.jit(lambda key: device.init(algorithms, env, EnvSlice.all(rows), key)), env_key
+    )
+    update = compile_update(learner, one)
+    state = jax.device_get(jax.jit(learner.init)(jax.random.key(0)))
+    before = state
+    actor = begin()
 
     def rollout(actor: PyTree, state: Any) -> tuple[PyTree, Any]:
-        first, env_step = np.int32(0), state.env_step
-        return check.call("acting", acting, state.variables, actor, state.iteration, env_step, first)[:2]
+        first = np.int32(0)
+        env_step = state.env_step
+        return check.call(
+            "acting", acting, state.variables, actor, state.iteration, env_step, first
+        )[:2]
 
     check.begin("training for some updates on random numbers")
     for _ in range(ITERATIONS + (algorithm.window or 0) // config.rollout_length):
@@ -83,26 +100,49 @@ def train(check: Check, config: Train[Any], algorithm: Algorithm, spec: EnvSpec)
     _, experience = rollout(actor, state)
     experience = jax.device_get(experience)
     if len(devices) < 2:
-        check.note("JAX has begun with one device, so two have not been compared; the command begins with two")
+        check.note(
+            "JAX has begun with one device, so two have not been compared; the command begins with two"
+        )
     else:
         check.begin("comparing an update on one device and on two")
         still = _still(state)
         single = jax.device_get(update(still, experience, learn_key))
-        double = check.call("on two devices an update", compile_update(learner, both), still, experience, learn_key)
+        double = check.call(
+            "on two devices an update", compile_update(learner, both), still, experience, learn_key
+        )
         _check_equal(check, single, jax.device_get(double))
     check_learns(check, algorithm, begin, acting, update, before, learn_key)
-    return Trial(algorithm, spec, state.variables[""], state.target[""], experience[""], int(state.updates[""]))
+    return Trial(
+        algorithm,
+        spec,
+        state.variables[""],
+        state.target[""],
+        experience[""],
+        int(state.updates[""]),
+    )
 
 
 def _small(config: Train[Any], algorithm: Algorithm, spec: EnvSpec) -> tuple[Train[Any], Algorithm]:
-    """Returns a short run of two devices, and its algorithm, which makes few updates after each rollout."""
-    window, length = algorithm.window or 1, min(config.rollout_length, LENGTH)
-    sizes: dict[str, Any] = {"num_devices": 2, "plan": "on_device", "num_envs": NUM_ENVS, "num_actors": None}
+    """Returns a short run of two devices, and its algorithm,
+    which makes few updates after each rollout.
+    """
+    window = algorithm.window or 1
+    length = min(config.rollout_length, LENGTH)
+    sizes: dict[str, Any] = {
+        "num_devices": 2,
+        "plan": "on_device",
+        "num_envs": NUM_ENVS,
+        "num_actors": None,
+    }
     if algorithm.replay is None:
         length = max(1, length // window) * window
-        changes: dict[str, Any] = {"num_epochs": 1, "num_minibatches": min(2, algorithm.num_minibatches)}
+        changes: dict[str, Any] = {
+            "num_epochs": 1,
+            "num_minibatches": min(2, algorithm.num_minibatches),
+        }
     else:
-        length, rows = max(length, window), NUM_ENVS * spec.num_agents
+        length = max(length, window)
+        rows = NUM_ENVS * spec.num_agents
         changes = {
             "replay": dataclasses.replace(
                 algorithm.replay,
@@ -118,25 +158,35 @@ def _small(config: Train[Any], algorithm: Algorithm, spec: EnvSpec) -> tuple[Tra
 
 
 def _recording(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Returns the optimiser, which also adds up the absolute gradients, and may leave parameters as they are."""
+    """Returns the optimiser, which also adds up the absolute gradients,
+    and may leave parameters as they are.
+    """
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: PyTree) -> Recorded:
         return Recorded(inner.init(params), jax.tree.map(jnp.zeros_like, params), jnp.ones(()))
 
-    def update(grads: PyTree, state: Any, params: PyTree = None, **extra: Any) -> tuple[PyTree, Recorded]:
+    def update(
+        grads: PyTree, state: Any, params: PyTree = None, **extra: Any
+    ) -> tuple[PyTree, Recorded]:
         updates, after = inner.update(grads, state.inner, params, **extra)
         total = jax.tree.map(lambda x, grad: x + jnp.abs(grad), state.total, grads)
-        return jax.tree.map(lambda x: x * state.learns.astype(x.dtype), updates), Recorded(after, total, state.learns)
+        return jax.tree.map(lambda x: x * state.learns.astype(x.dtype), updates), Recorded(
+            after, total, state.learns
+        )
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _still(state: Any) -> Any:
-    """Returns the state with an optimiser that leaves the parameters as they are, and has recorded nothing."""
+    """Returns the state with an optimiser that leaves the parameters as they are,
+    and has recorded nothing.
+    """
     recorded = state.opt_state[""]
     total = jax.tree.map(np.zeros_like, recorded.total)
-    return state._replace(opt_state={"": recorded._replace(total=total, learns=np.zeros_like(recorded.learns))})
+    return state._replace(
+        opt_state={"": recorded._replace(total=total, learns=np.zeros_like(recorded.learns))}
+    )
 
 
 def _causes_first(metrics: dict[str, Any]) -> list[str]:
@@ -146,29 +196,40 @@ def _causes_first(metrics: dict[str, Any]) -> list[str]:
 def _check_finite(check: Check, metrics: dict[str, Any], updates: int) -> None:
     bad = [name for name in _causes_first(metrics) if not np.isfinite(metrics[name])]
     if bad and bad[0].startswith("gradient/"):
-        text = (
-            "a gradient that is not finite although each metric is, as of a square root, norm or log at 0, also where "
+        text = "a gradient that is not finite although each metric is, as of a square root, norm or log at 0, also where "
+        raise check.stop(
+            "finite", f"the loss has {text}jnp.where does not choose it; within {updates} updates"
         )
-        raise check.stop("finite", f"the loss has {text}jnp.where does not choose it; within {updates} updates")
     if bad:
-        raise check.stop("finite", f"the loss has the metric {bad[0]!r} {metrics[bad[0]]} within {updates} updates")
+        raise check.stop(
+            "finite",
+            f"the loss has the metric {bad[0]!r} {metrics[bad[0]]} within {updates} updates",
+        )
 
 
 def _check_changes(check: Check, config: Any, before: Any, after: Any) -> None:
-    """Checks that every parameter has a gradient, and that updates change it; values of no weight need none."""
-    recorded, params = after.opt_state[""], after.variables[""].params
-    totals, updates = jax.tree.leaves_with_path(recorded.total), int(after.updates[""])
+    """Checks that every parameter has a gradient, and that updates change it;
+    values of no weight need none.
+    """
+    recorded = after.opt_state[""]
+    params = after.variables[""].params
+    totals = jax.tree.leaves_with_path(recorded.total)
+    updates = int(after.updates[""])
     zero = [jax.tree_util.keystr(path) for path, total in totals if not np.any(total)]
     if getattr(config, "value_coefficient", None) == 0:
         zero = [name for name in zero if not name.startswith("['value")]
     if zero:
         text = f"the loss has gradients of 0 for params{zero[0]} in all of {updates} updates"
         check.fault("gradient", text + (f", and for {len(zero) - 1} more" if len(zero) > 1 else ""))
-    pairs = zip(totals, jax.tree.leaves(before.variables[""].params), jax.tree.leaves(params), strict=True)
+    pairs = zip(
+        totals, jax.tree.leaves(before.variables[""].params), jax.tree.leaves(params), strict=True
+    )
     for (path, total), old, new in pairs:
         if np.any(total) and np.array_equal(old, new):
             where = jax.tree_util.keystr(path)
-            return check.fault("change", f"the optimizer has not changed params{where} in {updates} updates")
+            return check.fault(
+                "change", f"the optimizer has not changed params{where} in {updates} updates"
+            )
 
 
 def _check_equal(check: Check, one: Any, two: Any) -> None:
@@ -184,11 +245,11 @@ def _check_equal(check: Check, one: Any, two: Any) -> None:
         ("gradient of params", state.opt_state[""].total, other.opt_state[""].total),
         ("update_stats at ", state.variables[""].stats, other.variables[""].stats),
     ):
-        for (path, x), y in zip(jax.tree.leaves_with_path(first), jax.tree.leaves(second), strict=True):
+        for (path, x), y in zip(
+            jax.tree.leaves_with_path(first), jax.tree.leaves(second), strict=True
+        ):
             if not close(x, y):
-                text = (
-                    f"two devices give another {subject}{jax.tree_util.keystr(path)} than one for the same experience"
-                )
+                text = f"two devices give another {subject}{jax.tree_util.keystr(path)} than one for the same experience"
                 return check.fault("devices", f"{text}: {advice}")
 
 

@@ -39,12 +39,19 @@ def run(args: Sequence[str]) -> int:
         raise ConfigError("which environment? Such as: jaxrl-dist check-env my_module:make")
     find_modules(options.env)
     result = check(options)
-    print(visible("\n".join(result.lines(options.env, f"{result.steps} steps, {result.episodes} episodes"))))
+    print(
+        visible(
+            "\n".join(
+                result.lines(options.env, f"{result.steps} steps, {result.episodes} episodes")
+            )
+        )
+    )
     return int(bool(result.faults))
 
 
 def check(options: CheckEnv) -> Check:
-    """Plays a Gymnasium or gymnax-style environment with random actions and checks everything it returns.
+    """Plays a Gymnasium or gymnax-style environment with
+    random actions and checks everything it returns.
 
     Raises:
       ConfigError: no environment has this name and these options, or EnvPool provides it.
@@ -61,13 +68,17 @@ def check(options: CheckEnv) -> Check:
 
     backend, name, _ = locate(options.env)
     if backend == "envpool":
-        raise ConfigError(f"envpool:{name} is EnvPool's own; check-env is for Gymnasium and gymnax-style environments")
+        raise ConfigError(
+            f"envpool:{name} is EnvPool's own; check-env is for Gymnasium and gymnax-style environments"
+        )
     result = Check(options.env)
     refused: list[ConfigError] = []
 
     def play() -> None:
         if backend in LIBRARIES:
-            return check_gymnax(result, libraries.make(backend, name, options.env_options), name, backend)
+            return check_gymnax(
+                result, libraries.make(backend, name, options.env_options), name, backend
+            )
         if backend == "gymnax":
             return check_gymnax(result, gymnax.native(name, options.env_options), name, backend)
         with result.during(IMPORTING):
@@ -83,7 +94,10 @@ def check(options: CheckEnv) -> Check:
                     raise
 
         made = make()
-        single = made[0] if isinstance(made, tuple) and len(made) == 2 else made
+        if isinstance(made, tuple) and len(made) == 2:
+            single = made[0]
+        else:
+            single = made
         if is_team(single) or hasattr(single, "reset_env") or hasattr(single, "step_env"):
             return check_gymnax(result, made, name, "gymnax")
         check_gymnasium(result, made, make, name)
@@ -96,7 +110,9 @@ def check(options: CheckEnv) -> Check:
         except ConfigError as error:
             refused.append(error)
         except Exception as error:  # what no check has foreseen is a fault all the same
-            result.fault("check", f"{result.doing} ends the check by {type(error).__name__}: {error}")
+            result.fault(
+                "check", f"{result.doing} ends the check by {type(error).__name__}: {error}"
+            )
 
     # In a thread, because the user's code may hang.
     thread = threading.Thread(target=run, name=f"check {name}", daemon=True)

@@ -1,4 +1,6 @@
-"""The faults that a check finds, and the checks common to Gymnasium and gymnax-style environments."""
+"""The faults that a check finds, and the checks common to Gymnasium and gymnax-style
+environments.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ class Check(Contract):
         self.faults: dict[str, str] = {}
         self.notes: list[str] = []
         self.steps = self.episodes = 0
-        self.doing, self.since = "", time.monotonic()
+        self.doing = ""
+        self.since = time.monotonic()
 
     def fault(self, kind: str, text: str) -> None:
         """Records a fault; keeps only the first of each kind."""
@@ -52,17 +55,23 @@ class Check(Contract):
         say(f"{phase} ...")
 
     def lines(self, name: str, done: str) -> list[str]:
-        """Returns all findings as lines for the terminal; ``done``: what was tried if there is no fault."""
+        """Returns all findings as lines for the terminal; ``done``:
+        what was tried if there is no fault.
+        """
         lines = [*self.faults.values(), *(f"note: {note}" for note in self.notes)]
-        return [f"{name}: {line}" for line in lines + ([] if self.faults else [f"no fault found in {done}"])]
+        return [
+            f"{name}: {line}"
+            for line in lines + ([] if self.faults else [f"no fault found in {done}"])
+        ]
 
     @contextlib.contextmanager
     def during(self, doing: str) -> Iterator[None]:
-        self.doing, self.since = doing, time.monotonic()
+        self.doing = doing
+        self.since = time.monotonic()
         with super().during(doing):
             yield
 
-    # --- Checks of values -------------------------------------------------------------------------------
+    # --- Checks of values -------------------------------------------------------------------------
 
     def part(self, subject: str, obs: Any, space: Any) -> bool:
         right = super().part(subject, obs, space)
@@ -96,7 +105,9 @@ class Check(Contract):
                 "method": f"its method {mask.name}",
                 "state": f"field {mask.name!r} of its state",
             }[mask.where]
-            self.notes.append(f"{where} says which actions are legal, and policies will take only those")
+            self.notes.append(
+                f"{where} says which actions are legal, and policies will take only those"
+            )
 
     def goals(self, env: Any) -> None:
         """Adds the note on goals, if an environment has Gymnasium-Robotics' interface for them."""
@@ -108,9 +119,13 @@ class Check(Contract):
             )
 
     def legal(self, where: str, mask: Any) -> None:
-        """Checks that an action mask allows an action while the episode goes on; ``where``: a call, and of whom."""
+        """Checks that an action mask allows an action while the episode goes on; ``where``:
+        a call, and of whom.
+        """
         if not np.any(mask):
-            self.fault("legal", f"the action mask of {where} allows no action, though the episode goes on")
+            self.fault(
+                "legal", f"the action mask of {where} allows no action, though the episode goes on"
+            )
 
     def ends(self, lengths: list[int], both: int) -> None:
         """Checks how episodes end: ``both`` of them ended as terminated and truncated at once."""
@@ -119,9 +134,15 @@ class Check(Contract):
             text = f"no episode has ended within {self.steps} steps of random actions; a time limit makes sure of it"
             self.notes.append(text)
         elif both == len(lengths) > 1:
-            self.fault("both", "every end is terminated and truncated at once; truncated is for time limits alone")
+            self.fault(
+                "both",
+                "every end is terminated and truncated at once; truncated is for time limits alone",
+            )
         if len(lengths) > 4 and lengths[0] > 1 and set(lengths[1:]) == {1}:
-            self.fault("restart", "after its first episode each ends with its first step: reset begins no new one")
+            self.fault(
+                "restart",
+                "after its first episode each ends with its first step: reset begins no new one",
+            )
 
 
 ROUNDING = 1e-6
@@ -129,7 +150,9 @@ ROUNDING = 1e-6
 
 
 def _outside(x: np.ndarray, space: Any) -> str:
-    """Describes where an observation is outside a Gymnasium or gymnax space; empty if it is inside."""
+    """Describes where an observation is outside a Gymnasium or gymnax space; empty if it is
+    inside.
+    """
     if hasattr(space, "low"):
         bounds = space.low, space.high
     elif type(space).__name__ == "MultiBinary":
@@ -139,7 +162,8 @@ def _outside(x: np.ndarray, space: Any) -> str:
         bounds = first, first + np.asarray(space.nvec if hasattr(space, "nvec") else space.n) - 1
     low, high = (np.broadcast_to(np.asarray(bound), x.shape) for bound in bounds)
     bad = (x < low) | (x > high)
-    if np.issubdtype(x.dtype, np.floating):  # sums and cosines round past a bound by a unit in the last place
+    # sums and cosines round past a bound by a unit in the last place
+    if np.issubdtype(x.dtype, np.floating):
         bad &= ~(np.isclose(x, low, ROUNDING, ROUNDING) | np.isclose(x, high, ROUNDING, ROUNDING))
     if not bad.any():
         return ""

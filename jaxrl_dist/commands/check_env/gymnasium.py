@@ -33,11 +33,16 @@ class _Step(NamedTuple):
 def check_gymnasium(check: Check, env: Any, make: Callable[[], Any], name: str) -> None:
     if not isinstance(env, library.Env):
         kind = type(env).__name__
-        raise check.stop("kind", f"is a {kind}, neither a gymnasium.Env nor a gymnax-style environment")
+        raise check.stop(
+            "kind", f"is a {kind}, neither a gymnasium.Env nor a gymnax-style environment"
+        )
     for role in ("observation", "action"):
         space = check.call(f"its {role}_space", getattr, env, f"{role}_space", None)
         if not isinstance(space, library.spaces.Space):
-            missing = "is missing" if space is None else f"is a {type(space).__name__}, not a space of Gymnasium's"
+            if space is None:
+                missing = "is missing"
+            else:
+                missing = f"is a {type(space).__name__}, not a space of Gymnasium's"
             check.fault(role, f"its {role}_space {missing}")
             continue
         try:
@@ -46,14 +51,21 @@ def check_gymnasium(check: Check, env: Any, make: Callable[[], Any], name: str) 
             check.fault(role, error.with_flags)
             continue
         for part in parts.values():
-            if role == "action" and isinstance(part, Box) and not np.issubdtype(part.dtype, np.floating):
-                check.fault(role, f"its action_space is a Box of {part.dtype}; a Box of floats works")
+            if (
+                role == "action"
+                and isinstance(part, Box)
+                and not np.issubdtype(part.dtype, np.floating)
+            ):
+                check.fault(
+                    role, f"its action_space is a Box of {part.dtype}; a Box of floats works"
+                )
     check.halt()
     check.goals(env)
 
     scout = make()  # which is reset once more than the others
     if isinstance(scout, Parallel):
-        offered, shown = scout.description().agents or {}, list(scout.masks().values())
+        offered = scout.description().agents or {}
+        shown = list(scout.masks().values())
     else:
         if problem := inside(env):
             check.notes.append(problem)
@@ -78,7 +90,9 @@ def _check_seeds(check: Check, player: _Player, twin: _Player, played: list[_Ste
     first = player.reset(SEEDS[0])
     again = twin.play(SEEDS[0], min(len(played) - 1, 200))
     if not _same(played[0].obs, again[0].obs):
-        return check.fault("seed", "two environments with the same seed begin differently: reset ignores its seed")
+        return check.fault(
+            "seed", "two environments with the same seed begin differently: reset ignores its seed"
+        )
     if not _same(played[0].obs, first):
         text = "reset with the seed of before begins differently after some episodes: it keeps something of them"
         return check.fault("fresh", text)
@@ -86,19 +100,27 @@ def _check_seeds(check: Check, player: _Player, twin: _Player, played: list[_Ste
         if not _same(now, then):
             text = "the same seed and actions lead elsewhere the second time"
             if not player.lengths or step <= player.lengths[0]:
-                return check.fault("deterministic", f"{text}: its steps are random, and not by the seed")
+                return check.fault(
+                    "deterministic", f"{text}: its steps are random, and not by the seed"
+                )
             text += ", after a reset without a seed: it has to continue with the generator of the last seed"
             return check.fault("unseeded", text)
     other = twin.play(SEEDS[1], len(again) - 1)
     differ = any(not _same(obs, player.firsts[0]) for obs in player.firsts)
     if differ and all(map(_same, again, other)):
-        check.fault("seed", "every seed gives the same episodes, which differ from each other: reset ignores its seed")
+        check.fault(
+            "seed",
+            "every seed gives the same episodes, which differ from each other: reset ignores its seed",
+        )
 
 
 def _same(x: PyTree, y: PyTree) -> bool:
     """Returns True if two trees of numbers are equal bit for bit; NaN equals NaN."""
     pairs = zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True)
-    return all(np.shape(a) == np.shape(b) and np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
+    return all(
+        np.shape(a) == np.shape(b) and np.asarray(a).tobytes() == np.asarray(b).tobytes()
+        for a, b in pairs
+    )
 
 
 class _Player:
@@ -107,7 +129,9 @@ class _Player:
     def __init__(self, check: Check, env: Any, offered: Mapping[str, Mask]) -> None:
         """``offered``: the mask of each agent, or of ""."""
         self.env = env
-        self._masks = {agent: mask for agent, mask in offered.items() if mask.where and not mask.unread}
+        self._masks = {
+            agent: mask for agent, mask in offered.items() if mask.where and not mask.unread
+        }
         self._legal: dict[str, np.ndarray] = {}
         self.firsts: list[Any] = []  # the first observation of each episode
         self.lengths: list[int] = []
@@ -116,7 +140,9 @@ class _Player:
         self._last: tuple[Any, bytes, str] | None = None
 
     def play(self, seed: int, steps: int) -> list[_Step]:
-        """Plays ``steps`` steps and resets after each episode; the first entry is the first reset."""
+        """Plays ``steps`` steps and resets after each episode; the first entry is the first
+        reset.
+        """
         actions = copy.deepcopy(self.env.action_space)
         actions.seed(0)
         began = time.monotonic()
@@ -145,8 +171,14 @@ class _Player:
         flags = legal.astype(np.int8)
         if type(actions).__name__ == "Discrete":
             return actions.sample(mask=flags)
-        sizes = [int(n) for n in actions.nvec.flat] if hasattr(actions, "nvec") else [2] * int(np.prod(actions.shape))
-        chosen = [np.flatnonzero(part if part.any() else part + 1) for part in np.split(flags, np.cumsum(sizes)[:-1])]
+        if hasattr(actions, "nvec"):
+            sizes = [int(n) for n in actions.nvec.flat]
+        else:
+            sizes = [2] * int(np.prod(actions.shape))
+        chosen = [
+            np.flatnonzero(part if part.any() else part + 1)
+            for part in np.split(flags, np.cumsum(sizes)[:-1])
+        ]
         drawn = np.array([actions.np_random.choice(part) for part in chosen]).reshape(actions.shape)
         return (drawn + getattr(actions, "start", 0)).astype(actions.dtype)
 
@@ -158,11 +190,16 @@ class _Player:
                 if mask.where == "method":
                     return self.env.get_wrapper_attr(mask.name)()
                 if agent:
-                    return obs[PART][agent] if mask.where == "info" else obs[OBS][agent][mask.name]
+                    if mask.where == "info":
+                        return obs[PART][agent]
+                    return obs[OBS][agent][mask.name]
                 return (obs if mask.where == "part" else info)[mask.name]
 
             value = self._check.call(f"the action mask of {where}", read)
-            space = self.env.action_space[agent] if agent else self.env.action_space
+            if agent:
+                space = self.env.action_space[agent]
+            else:
+                space = self.env.action_space
             wanted = plain(space).num_choices
             legal = masks.flat(value, wanted)
             if legal is None:
@@ -176,7 +213,9 @@ class _Player:
     def reset(self, seed: int | None) -> Any:
         """Resets the environment and returns its first observation."""
         keywords = {} if seed is None else {"seed": seed}
-        out = self._check.call(f"reset({'' if seed is None else f'seed={seed}'})", self.env.reset, **keywords)
+        out = self._check.call(
+            f"reset({'' if seed is None else f'seed={seed}'})", self.env.reset, **keywords
+        )
         obs, info = self._check.returned("reset", out, RESET)
         return self._received("reset", obs, info, ended=False)
 
@@ -192,19 +231,30 @@ class _Player:
         check.flag("terminated", terminated)
         check.flag("truncated", truncated)
         self.both += bool(np.all(terminated)) and bool(np.all(truncated))
-        number = float(np.asarray(reward, float).sum()) if "reward" not in check.faults else 0.0
+        if "reward" not in check.faults:
+            number = float(np.asarray(reward, float).sum())
+        else:
+            number = 0.0
         ended = bool(np.any(terminated)) or bool(np.any(truncated))
         return _Step(self._received("step", obs, info, ended=ended), number, ended)
 
     def _received(self, where: str, obs: Any, info: Any, *, ended: bool) -> Any:
-        """Checks an observation and its info, and that the previous one has not changed since; returns a copy."""
+        """Checks an observation and its info,
+        and that the previous one has not changed since; returns a copy.
+        """
         check = self._check
         check.info(where, info)
         if self._last is not None:
             last, content, call = self._last
             if last.tobytes() != content:
-                check.fault("alias", f"the observation of {call} changes with the next call: return a copy of it")
-        self._last = (obs, obs.tobytes(), where) if isinstance(obs, np.ndarray) and obs.dtype != object else None
+                check.fault(
+                    "alias",
+                    f"the observation of {call} changes with the next call: return a copy of it",
+                )
+        if isinstance(obs, np.ndarray) and obs.dtype != object:
+            self._last = (obs, obs.tobytes(), where)
+        else:
+            self._last = None
         check.observation(where, obs, self.env.observation_space)
         self._read_masks(where, obs, info, ended=ended)
         return copy.deepcopy(obs)

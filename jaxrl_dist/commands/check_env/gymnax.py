@@ -1,4 +1,6 @@
-"""Traces a JAX environment, calls it in Python and compiled, and plays it in a compiled loop, as training does."""
+"""Traces a JAX environment, calls it in Python and compiled, and plays it in a compiled loop,
+as training does.
+"""
 
 from __future__ import annotations
 
@@ -33,25 +35,39 @@ def check_gymnax(check: Check, made: Any, env_id: str, backend: str) -> None:
     if isinstance(made, Team) or is_team(made):
         _play(check, pure, "reset", lambda state: jnp.bool_(False))
         return
-    env, params = made if isinstance(made, tuple) else (made, None)
+    if isinstance(made, tuple):
+        env, params = made
+    else:
+        env = made
+        params = None
     params = env.default_params if params is None else params
-    native, key = env.action_space(params), jax.random.key(0)
+    native = env.action_space(params)
+    key = jax.random.key(0)
     _, state = _twice(check, "reset_env", lambda key: env.reset_env(key, params), key)
     action = zero_action(native, pure.spec.action)
-    _, after, *_ = _twice(check, "step_env", lambda *args: env.step_env(*args, params), key, state, action)
+    _, after, *_ = _twice(
+        check, "step_env", lambda *args: env.step_env(*args, params), key, state, action
+    )
     _twice(check, "is_truncated", lambda state: env.is_truncated(state, params), after)
     if not pure.spec.unread_mask:
-        check.masked(masks.of_gymnax(env, state, {}, plain(env.observation_space(params)), plain(native)))
+        check.masked(
+            masks.of_gymnax(env, state, {}, plain(env.observation_space(params)), plain(native))
+        )
     _play(check, pure, "reset_env", jax.vmap(lambda env_state: env.is_truncated(env_state, params)))
 
 
 def _twice(check: Check, method: str, function: Callable[..., Any], *args: Any) -> Any:
-    """Returns the result of a method in Python, after checking that a second and a compiled call give the same."""
+    """Returns the result of a method in Python,
+    after checking that a second and a compiled call give the same.
+    """
     result = check.call(method, function, *args)
     again = check.call(method, function, *args)
-    compiled = check.call(f"{method} under jax.jit", jax.jit(lambda *args: _arrays(function(*args))), *args)
+    compiled = check.call(
+        f"{method} under jax.jit", jax.jit(lambda *args: _arrays(function(*args))), *args
+    )
     for other, when in ((again, "the second time"), (compiled, "under jax.jit")):
-        ours, theirs = jax.tree.leaves(_arrays(result)), jax.tree.leaves(_arrays(other))
+        ours = jax.tree.leaves(_arrays(result))
+        theirs = jax.tree.leaves(_arrays(other))
         if len(ours) != len(theirs) or not all(map(_close, ours, theirs)):
             text = f"{method} gives something else {when} for the same arguments; randomness comes from the key alone"
             raise check.stop("pure", text)
@@ -59,14 +75,20 @@ def _twice(check: Check, method: str, function: Callable[..., Any], *args: Any) 
 
 
 def _arrays(tree: PyTree) -> PyTree:
-    return [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array | np.ndarray | np.generic | bool | int | float)]
+    return [
+        x
+        for x in jax.tree.leaves(tree)
+        if isinstance(x, jax.Array | np.ndarray | np.generic | bool | int | float)
+    ]
 
 
 def _close(x: Any, y: Any) -> bool:
     x, y = (np.asarray(rng.raw(z) if isinstance(z, jax.Array) else z) for z in (x, y))
     if x.shape != y.shape:
         return False
-    return np.allclose(x, y, rtol=1e-3, atol=1e-4, equal_nan=True) if x.dtype.kind in "fc" else np.array_equal(x, y)
+    if x.dtype.kind in "fc":
+        return np.allclose(x, y, rtol=1e-3, atol=1e-4, equal_nan=True)
+    return np.array_equal(x, y)
 
 
 def _play(check: Check, env: DeviceEnv, reset: str, timed: Callable[[PyTree], jax.Array]) -> None:
@@ -76,7 +98,8 @@ def _play(check: Check, env: DeviceEnv, reset: str, timed: Callable[[PyTree], ja
       reset: the environment's method.
       timed: ``(states [B]) -> [B]`` bool, whether its time limit ends the episode here.
     """
-    spec, rows = env.spec, ENVS * env.spec.num_agents
+    spec = env.spec
+    rows = ENVS * env.spec.num_agents
     policy = Random().make(spec).policy
 
     def step(state: PyTree, key: jax.Array) -> Any:
@@ -89,18 +112,30 @@ def _play(check: Check, env: DeviceEnv, reset: str, timed: Callable[[PyTree], ja
         state, obs = env.reset(jax.random.split(jax.random.key(0), rows))
         return obs, jax.lax.scan(step, state, jax.random.split(jax.random.key(1), STEPS // ENVS))[1]
 
-    first, (steps, episodes, both) = check.call("a compiled loop of steps", lambda: jax.device_get(jax.jit(play)()))
+    first, (steps, episodes, both) = check.call(
+        "a compiled loop of steps", lambda: jax.device_get(jax.jit(play)())
+    )
     check.steps = int(count_steps(spec, spec.keyed(steps.valid)).sum(axis=0)[0])
     present = steps.valid | (spec.num_agents == 1)  # nothing is learnt from an agent that is gone
     for path, part in leaves(spec.observation).items():
-        for call, shown_obs in ((reset, leaves(first)[path]), ("step_env", leaves(steps.obs)[path][present])):
+        for call, shown_obs in (
+            (reset, leaves(first)[path]),
+            ("step_env", leaves(steps.obs)[path][present]),
+        ):
             subject = f"the observation of {call}{path and f' at {path}'}"
             all(check.part(subject, x, part) for x in shown_obs)  # until the first fault
     if spec.mask:
         none = ~np.asarray(leaves(steps.obs)[spec.mask], bool).any(-1) & steps.valid
         for number, row in np.argwhere(none & ~(steps.terminated | steps.truncated))[:1]:
-            of = f" for agent {row % spec.num_agents}" if spec.num_agents > 1 else ""
-            check.legal(f"step_env in environment {row // spec.num_agents} at step {number + 1}{of}", False)
+            if spec.num_agents > 1:
+                of = f" for agent {row % spec.num_agents}"
+            else:
+                of = ""
+            check.legal(
+                f"step_env in environment {row // spec.num_agents} at step {number + 1}{of}", False
+            )
     if not np.isfinite(steps.reward).all():
         check.number("the reward", float(steps.reward[~np.isfinite(steps.reward)][0]))
-    check.ends([int(length) for length in episodes.length_sum[episodes.episodes > 0]], int(both.sum()))
+    check.ends(
+        [int(length) for length in episodes.length_sum[episodes.episodes > 0]], int(both.sum())
+    )

@@ -12,7 +12,9 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backend_bases import FigureCanvasBase
-from matplotlib.figure import Figure  # not pyplot: its backend belongs to the caller, such as a notebook
+
+# not pyplot: its backend belongs to the caller, such as a notebook
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter
 
@@ -23,7 +25,8 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.storage import check_place, replacing
 
 COLORS = ("#0072B2", "#E69F00", "#000000", "#56B4E9", "#D55E00", "#009E73", "#CC79A7")
-"""The palette of Okabe and Ito (2008), which colour-blind readers can tell apart, without its yellow, pale on paper.
+"""The palette of Okabe and Ito (2008), which colour-blind readers can tell apart,
+without its yellow, pale on paper.
 
 The first four are the furthest apart under any colour blindness."""
 DASHES = ("-", "--", ":", "-.")
@@ -51,12 +54,19 @@ _LABEL_WIDTH = 400  # characters: a config.json from elsewhere may hold any text
 
 def styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Returns the colour and dashes of each label, the same in all panels."""
-    looks = ({"color": color, "linestyle": dashes} for dashes in itertools.cycle(DASHES) for color in COLORS)
+    looks = (
+        {"color": color, "linestyle": dashes}
+        for dashes in itertools.cycle(DASHES)
+        for color in COLORS
+    )
     return dict(zip(dict.fromkeys(labels), looks, strict=False))
 
 
-def curves(groups: Sequence[Group], lines: Mapping[str, Curve], label: str, axis: str, width: str) -> Figure:
-    """Draws a panel for each environment, with the curves of its groups; ``lines``: those of all runs.
+def curves(
+    groups: Sequence[Group], lines: Mapping[str, Curve], label: str, axis: str, width: str
+) -> Figure:
+    """Draws a panel for each environment, with the curves of its groups; ``lines``:
+    those of all runs.
 
     Args:
       label: of the vertical axis; ``axis``: of the horizontal one.
@@ -74,12 +84,18 @@ def curves(groups: Sequence[Group], lines: Mapping[str, Curve], label: str, axis
         if len(names) > 1:
             ax.set_title(names[env], fontsize=9, parse_math=False)
     axes[0].set_ylabel(label, parse_math=False)
-    _legend(fig, style, width, {label: f" ({count} seeds)" for label, count in seeds.items() if count > 1})
+    _legend(
+        fig,
+        style,
+        width,
+        {label: f" ({count} seeds)" for label, count in seeds.items() if count > 1},
+    )
     return fig
 
 
 def band(ax: Axes, lines: Sequence[Curve], color: str, linestyle: str = "-") -> None:
-    """Draws the curves of seeds, and if there are several their interquartile mean and its interval.
+    """Draws the curves of seeds, and if there are
+    several their interquartile mean and its interval.
 
     The mean is dotted where only some of the curves have values.
     """
@@ -91,22 +107,33 @@ def band(ax: Axes, lines: Sequence[Curve], color: str, linestyle: str = "-") -> 
         ax.plot(curve.x, curve.y, color=color, linewidth=0.5, alpha=0.4)
     line = middle(lines)
     whole = line.curves == len(lines)
-    ax.plot(line.x, np.where(whole, line.y, np.nan), color=color, linestyle=linestyle, linewidth=1.8)
-    ax.plot(line.x, np.where(whole, np.nan, line.y), color=color, linestyle=(0, (1, 1)), linewidth=1.8)
+    ax.plot(
+        line.x, np.where(whole, line.y, np.nan), color=color, linestyle=linestyle, linewidth=1.8
+    )
+    ax.plot(
+        line.x, np.where(whole, np.nan, line.y), color=color, linestyle=(0, (1, 1)), linewidth=1.8
+    )
     ax.fill_between(line.x, line.low, line.high, color=color, alpha=0.2, linewidth=0)
 
 
 def profiles(scores: Scores, score: str, width: str) -> Figure:
-    """Draws the performance profile of each label, with its interval; ``score``: what the scores are."""
+    """Draws the performance profile of each label, with its interval; ``score``:
+    what the scores are.
+    """
     style = styles(list(scores))
     values = np.concatenate([x for by_env in scores.values() for x in by_env.values()])
     taus = np.linspace(values.min(), values.max(), TAUS)
     fig, (ax,) = figure(width, 1)
     for label, by_env in scores.items():
-        strata, statistic = list(by_env.values()), statistics.profile(taus)
+        strata = list(by_env.values())
+        statistic = statistics.profile(taus)
         ax.plot(taus, statistic(strata), linewidth=1.8, **style[label])
         ax.fill_between(
-            taus, *statistics.interval(strata, statistic), color=style[label]["color"], alpha=0.2, linewidth=0
+            taus,
+            *statistics.interval(strata, statistic),
+            color=style[label]["color"],
+            alpha=0.2,
+            linewidth=0,
         )
     ax.set_xlabel(_axis_of(scores, score), parse_math=False)
     ax.set_ylabel("fraction of runs above")
@@ -116,7 +143,8 @@ def profiles(scores: Scores, score: str, width: str) -> Figure:
 
 
 def improvements(scores: Scores, score: str, width: str) -> Figure:
-    """Draws the probability of improvement of each pair of labels that share an environment, with its interval.
+    """Draws the probability of improvement of each pair of labels that share an environment,
+    with its interval.
 
     Raises:
       ConfigError: no two groups of runs share an environment.
@@ -124,9 +152,13 @@ def improvements(scores: Scores, score: str, width: str) -> Figure:
     pairs = {}
     for first, second in itertools.combinations(scores, 2):
         if envs := [env for env in scores[first] if env in scores[second]]:
-            pairs[f"{first} > {second}"] = [scores[label][env] for label in (first, second) for env in envs]
+            pairs[f"{first} > {second}"] = [
+                scores[label][env] for label in (first, second) for env in envs
+            ]
     if not pairs:
-        raise ConfigError("--kind improvement compares groups of runs on the same environment, and here is only one")
+        raise ConfigError(
+            "--kind improvement compares groups of runs on the same environment, and here is only one"
+        )
     wrapped = 36 if width == "two" else 18
     fig, (ax,) = figure(width, 1, height=0.9 + 0.45 * len(pairs))
     for y, (pair, strata) in enumerate(pairs.items()):
@@ -135,7 +167,15 @@ def improvements(scores: Scores, score: str, width: str) -> Figure:
         ax.plot(bounds, [y, y], color=COLORS[0], linewidth=6, alpha=0.3, solid_capstyle="butt")
         ax.plot([value], [y], color=COLORS[0], marker="|", markersize=12, markeredgewidth=2)
         text = textwrap.fill(pair[:_LABEL_WIDTH], wrapped)
-        ax.text(-0.02, y, text, transform=ax.get_yaxis_transform(), ha="right", va="center", parse_math=False)
+        ax.text(
+            -0.02,
+            y,
+            text,
+            transform=ax.get_yaxis_transform(),
+            ha="right",
+            va="center",
+            parse_math=False,
+        )
     ax.axvline(0.5, color="0.4", linewidth=0.8, linestyle="--")
     ax.set_yticks([])
     ax.set_ylim(len(pairs) - 0.5, -0.5)
@@ -165,7 +205,9 @@ def check(out: pathlib.Path) -> None:
       ConfigError: the format is unknown, or the file's directory is missing or read-only.
     """
     if not names_picture(out) or out.suffix.lower() == ".pgf":  # which needs TeX
-        raise ConfigError(f"{out} cannot be written: its extension names no format of pictures; .png, .svg and .pdf do")
+        raise ConfigError(
+            f"{out} cannot be written: its extension names no format of pictures; .png, .svg and .pdf do"
+        )
     check_place(out)
 
 
@@ -204,7 +246,9 @@ def figure(
     return fig, axes[:panels]
 
 
-def _legend(fig: Figure, style: Mapping[str, Mapping[str, Any]], width: str, more: Mapping[str, str] = {}) -> None:
+def _legend(
+    fig: Figure, style: Mapping[str, Mapping[str, Any]], width: str, more: Mapping[str, str] = {}
+) -> None:
     """Adds a legend below the panels: the labels, with ``more`` behind them.
 
     The figure grows by its lines, so the panels keep their size.
@@ -215,6 +259,8 @@ def _legend(fig: Figure, style: Mapping[str, Mapping[str, Any]], width: str, mor
     lines = sum(label.count("\n") + 1 for label in labels) / columns + 1
     fig.set_figheight(fig.get_figheight() + 0.17 * lines)
     handles = [Line2D([], [], linewidth=1.8, **style[label]) for label in style]
-    legend = fig.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
+    legend = fig.legend(
+        handles, labels, loc="outside lower center", ncols=columns, fontsize=8, frameon=False
+    )
     for text in legend.get_texts():
         text.set_parse_math(False)

@@ -29,7 +29,8 @@ AXES = {
 FORMS = "md", "csv", "tex"
 """Forms of tables, by the extensions of their files: Markdown, CSV and LaTeX."""
 SAME_CURVE = {*RESUMABLE, "seed", "run_dir"} - {"data"}
-"""Fields of ``Train`` in which the runs of a group may differ: only the seed changes how a run learns."""
+"""Fields of ``Train`` in which the runs of a group may differ:
+only the seed changes how a run learns."""
 OF_EVALUATION = {"evaluation_policy", "evaluation_max_steps"}
 """Those that change what an evaluation measures."""
 LARGEST = 1e100
@@ -45,59 +46,77 @@ _MAX_METRICS = 2**31  # bytes
 
 @dataclasses.dataclass(frozen=True)
 class Plot:
-    """Plots learning curves of runs, or compares their final scores; seeds of one configuration form a group."""
+    """Plots learning curves of runs, or compares their final scores;
+    seeds of one configuration form a group.
+    """
 
     run_dirs: Annotated[tuple[str, ...], help.Argument("RUN_DIR ...")] = ()
-    """Directories of runs or of populations; runs without a value of the metric are skipped with a warning."""
+    """Directories of runs or of populations;
+    runs without a value of the metric are skipped with a warning."""
     out: Annotated[str | None, help.Alias("-o")] = None
-    """The file to write; its extension sets the format: png, pdf, svg ..., for tables md, csv or tex. None: curves.png,
-    or the terminal for a table."""
+    """The file to write; its extension sets the format: png, pdf, svg ..., for tables md, csv or
+    tex. None: curves.png, or the terminal for a table."""
     kind: Literal["curve", "profile", "improvement", "table"] = "curve"
-    """Learning curves; or of final scores the performance profile, the probability of improvement, or a table."""
+    """Learning curves; or of final scores the performance profile,
+    the probability of improvement, or a table."""
     labels: tuple[str, ...] = ()
-    """A name for each group of runs, in the order of their first runs: --labels IPPO MAPPO. None: what differs."""
+    """A name for each group of runs, in the order of their first runs: --labels IPPO MAPPO.
+    None: what differs."""
     metric: str = "episode/return"
-    """A metric of metrics.jsonl; of several policies, '*/episode/return' is each one's. A last report of less than half
-    an interval is joined to the one before, weighted by episodes or else by env steps."""
+    """A metric of metrics.jsonl; of several policies, '*/episode/return' is each one's. A last
+    report of less than half an interval is joined to the one before, weighted by episodes or else
+    by env steps."""
     score: Literal["training", "evaluation"] = "training"
-    """The final score of a run: the metric's mean over its last tenth, weighted by episodes or else by env steps, or
-    its value in the evaluation at the end."""
+    """The final score of a run: the metric's mean over its last tenth, weighted by episodes or else
+    by env steps, or its value in the evaluation at the end."""
     x: Literal["steps", "updates", "time"] = "steps"
     """Horizontal axis of curves: environment steps, updates or seconds."""
     smooth: int = setting(1, low=1)
-    """Each point of a curve is the mean of so many of the newest reports up to it, of fewer at the start; 1 draws each
-    report by itself. A last report of less than half an interval is always joined to the one before."""
+    """Each point of a curve is the mean of so many of the newest reports up to it, of fewer at the
+    start; 1 draws each report by itself. A last report of less than half an interval is always
+    joined to the one before."""
     width: Literal["one", "two"] = "two"
-    """Width of the picture: 'one' column of a page with two columns (3.3 inches), or 'two' (6.9 inches)."""
+    """Width of the picture: 'one' column of a page with two columns (3.3 inches),
+    or 'two' (6.9 inches)."""
 
 
 class Curve(NamedTuple):
     """One metric of one run."""
 
-    x: np.ndarray  # [N] float64, ascending
-    y: np.ndarray  # [N] float64, finite
-    weight: np.ndarray | float = 1.0  # [N] float64, positive: the episodes, or env steps, of which y is the mean
-    end: float = 0.0  # where the run's last report is, if that is after x[-1]: there the metric may be null
+    x: np.ndarray
+    """[N] float64, ascending."""
+    y: np.ndarray
+    """[N] float64, finite."""
+    weight: np.ndarray | float = 1.0
+    """[N] float64, positive: the episodes, or env steps, of which y is the mean."""
+    end: float = 0.0
+    """Where the run's last report is, if that is after x[-1]: there the metric may be null."""
 
     def smoothed(self, reports: int) -> Curve:
         """Returns the trailing moving average over so many reports, of fewer at the start."""
         ends = range(1, len(self.y) + 1)  # a difference of sums would be wrong after a large number
-        return self._replace(y=np.array([self.y[max(end - reports, 0) : end].mean() for end in ends]))
+        return self._replace(
+            y=np.array([self.y[max(end - reports, 0) : end].mean() for end in ends])
+        )
 
     def final(self) -> float:
-        """Returns the run's final score: the mean by ``weight`` of the reports in the last tenth of the run.
+        """Returns the run's final score: the mean by ``weight``
+        of the reports in the last tenth of the run.
 
         If none of them has a value, it is the last value.
         """
         last = self.x > (1 - FINAL) * max(self.end, self.x[-1])
         last[-1] = True
-        return float(np.average(self.y[last], weights=np.broadcast_to(self.weight, self.y.shape)[last]))
+        return float(
+            np.average(self.y[last], weights=np.broadcast_to(self.weight, self.y.shape)[last])
+        )
 
 
 class Middle(NamedTuple):
     """The interquartile mean of several seeds and its interval; ``[POINTS]`` float64.
 
-    NaN where no curve has values, and at the first point of other curves than before: a line has a gap there.
+    NaN where no curve has values, and at the first point of other curves than before:
+    a line has a gap there.
     """
 
     x: np.ndarray
@@ -129,53 +148,72 @@ class NoValueError(ConfigError):
 
 def with_members(run_dirs: Sequence[str | pathlib.Path]) -> list[str]:
     """Replaces the directory of each population by those of its members."""
-    return [str(run) for run_dir in map(pathlib.Path, run_dirs) for run in members_of(run_dir) or [run_dir]]
+    return [
+        str(run)
+        for run_dir in map(pathlib.Path, run_dirs)
+        for run in members_of(run_dir) or [run_dir]
+    ]
 
 
 def read_curve(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Curve:
     """Reads one metric from a run's ``metrics.jsonl``, skipping reports in which it is null.
 
-    The weight of a mean over episodes (``episode/...``) is their number, that of others the env steps since the report
-    before. A last report of less than half an interval is joined to the one before, by these weights. Evaluations
-    are of one moment: they weigh alike and are not joined. An incomplete last line is skipped: the run may still be
-    writing it, or may have been killed.
+    The weight of a mean over episodes (``episode/...``) is their number, that of others the env
+    steps since the report before. A last report of less than half an interval is joined to the one
+    before, by these weights. Evaluations are of one moment: they weigh alike and are not joined. An
+    incomplete last line is skipped: the run may still be writing it, or may have been killed.
 
     Raises:
       ConfigError: the file is missing or damaged; the message names the line.
       NoValueError: the file has no report yet, or no such metric, or the metric never had a value.
     """
-    path, (field, _) = run_dir / METRICS, AXES[x]
+    path = run_dir / METRICS
+    (field, _) = AXES[x]
     try:
         content = read_plain(path, _MAX_METRICS)
     except ConfigError as error:
         raise ConfigError(f"{run_dir} is not a run directory: {error.with_flags}") from None
     names: set[str] = set()
     points: list[tuple[float, float, float]] = []
-    at, before = 0.0, 0
+    at = 0.0
+    before = 0
     for number, line in _lines(path, content):
         names |= line.keys()
         at = _number(path, number, line, field)
         if points and at < points[-1][0]:
-            raise ConfigError(f"{path} is damaged: {field} of line {number} is {at:g} after {points[-1][0]:g}")
+            raise ConfigError(
+                f"{path} is damaged: {field} of line {number} is {at:g} after {points[-1][0]:g}"
+            )
         if line.get(metric) is not None:
             points.append((at, _number(path, number, line, metric), _weight(line, metric, before)))
         before = line.get("env_steps", 0)
     if not points:
         raise _without_value(run_dir, metric, names)
-    whole = points if metric.startswith(AT_ONCE) else _in_whole_intervals(points)
+    if metric.startswith(AT_ONCE):
+        whole = points
+    else:
+        whole = _in_whole_intervals(points)
     xs, ys, weights = np.array(whole, float).T
     return Curve(xs, ys, weights, at)
 
 
 def _weight(line: Mapping[str, Any], metric: str, before: Any) -> float:
-    """Returns of how much a report's value is the mean: episodes, or env steps since it had ``before``; at least 1."""
-    policy, of_episodes, _ = metric.partition("episode/")  # of several policies: NAME/episode/return
+    """Returns of how much a report's value is the mean: episodes,
+    or env steps since it had ``before``; at least 1.
+    """
+    # of several policies: NAME/episode/return
+    policy, of_episodes, _ = metric.partition("episode/")
     if metric.startswith(AT_ONCE):
         return 1
     size: Any = line.get(f"{policy}episode/count" if of_episodes else "env_steps")
     if not of_episodes:
-        size = size - before if _can_draw(size) and _can_draw(before) else 1
-    return max(size, 1) if _can_draw(size) else 1
+        if _can_draw(size) and _can_draw(before):
+            size = size - before
+        else:
+            size = 1
+    if _can_draw(size):
+        return max(size, 1)
+    return 1
 
 
 def _without_value(run_dir: pathlib.Path, metric: str, names: Collection[str]) -> NoValueError:
@@ -183,9 +221,13 @@ def _without_value(run_dir: pathlib.Path, metric: str, names: Collection[str]) -
     if not names:
         return NoValueError(f"{run_dir / METRICS} has no reports yet")
     if metric in names:
-        return NoValueError(f"{run_dir}: {metric} never had a value, as no episode ended or nothing was learnt")
+        return NoValueError(
+            f"{run_dir}: {metric} never had a value, as no episode ended or nothing was learnt"
+        )
     shown = ", ".join(sorted(name for name in names if "/" in name))
-    return NoValueError(f"{run_dir} has no metric {metric!r}{did_you_mean(metric, names)}; it has: {shown}")
+    return NoValueError(
+        f"{run_dir} has no metric {metric!r}{did_you_mean(metric, names)}; it has: {shown}"
+    )
 
 
 def read_evaluation(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Curve:
@@ -195,8 +237,13 @@ def read_evaluation(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Cur
       ConfigError: the file is damaged.
       NoValueError: the run has no evaluation at its end, or none of this metric.
     """
-    path, (field, _) = run_dir / SUMMARY, AXES[x]
-    summary = read_json(path) if path.exists() else {field: 0}  # the run still trains, or has ended early
+    path = run_dir / SUMMARY
+    (field, _) = AXES[x]
+    # the run still trains, or has ended early
+    if path.exists():
+        summary = read_json(path)
+    else:
+        summary = {field: 0}
     if not isinstance(summary, dict) or not _can_draw(summary.get(field)):
         raise ConfigError(f"{path} is damaged: {field} is missing")
     evaluation: Any = summary.get("evaluation")
@@ -204,12 +251,18 @@ def read_evaluation(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Cur
         raise NoValueError(f"{run_dir} has no evaluation at its end")
     name = metric.replace("episode/return", "return_mean").replace("episode/length", "length_mean")
     if not _can_draw(evaluation.get(name)):
-        raise NoValueError(f"{path}: the evaluation has no {name}; it has: {', '.join(sorted(evaluation))}")
+        raise NoValueError(
+            f"{path}: the evaluation has no {name}; it has: {', '.join(sorted(evaluation))}"
+        )
     return Curve(*np.array([[summary[field]], [evaluation[name]]], float))
 
 
-def _in_whole_intervals(points: list[tuple[float, float, float]]) -> list[tuple[float, float, float]]:
-    """Joins a last report of less than half an interval to the one before: it may have only an episode or two."""
+def _in_whole_intervals(
+    points: list[tuple[float, float, float]],
+) -> list[tuple[float, float, float]]:
+    """Joins a last report of less than half an interval to the one before:
+    it may have only an episode or two.
+    """
     if len(points) < 3 or points[-1][0] - points[-2][0] >= 0.5 * (points[-2][0] - points[-3][0]):
         return points
     (_, before, many), (at, last, few) = points[-2:]
@@ -227,7 +280,9 @@ def _lines(path: pathlib.Path, content: bytes) -> Iterator[tuple[int, dict[str, 
                 return
             raise ConfigError(f"{path} is damaged: line {number} is not JSON") from None
         if not isinstance(line, dict):
-            raise ConfigError(f"{path} is damaged: line {number} is {_shown(line)}, which is not a report")
+            raise ConfigError(
+                f"{path} is damaged: line {number} is {_shown(line)}, which is not a report"
+            )
         yield number, line
 
 
@@ -239,7 +294,10 @@ def _number(path: pathlib.Path, number: int, line: Mapping[str, Any], name: str)
     """
     value: Any = line.get(name)
     if not _can_draw(value):
-        shown = f"{_shown(value)}, which cannot be drawn" if name in line else "missing"
+        if name in line:
+            shown = f"{_shown(value)}, which cannot be drawn"
+        else:
+            shown = "missing"
         raise ConfigError(f"{path} is damaged: {name} of line {number} is {shown}")
     return float(value)
 
@@ -250,15 +308,18 @@ def _can_draw(x: Any) -> bool:
 
 def _shown(value: Any) -> str:
     text = json.dumps(value)
-    return text if len(text) <= 40 else f"{text[:36]} ..."
+    if len(text) <= 40:
+        return text
+    return f"{text[:36]} ..."
 
 
 def middle(curves: Sequence[Curve]) -> Middle:
     """Computes the interquartile mean over seeds and its bootstrap interval, point by point.
 
-    Source: Agarwal et al. (2021), https://arxiv.org/abs/2108.13264, section 4.3. Curves are interpolated linearly; each
-    point uses only the curves that reach it. Those that begin, or end, within a report interval of each other do so
-    together: their first or last value is held until then.
+    Source: Agarwal et al. (2021), https://arxiv.org/abs/2108.13264, section 4.3. Curves are
+    interpolated linearly; each point uses only the curves that reach it. Those that begin, or end,
+    within a report interval of each other do so together: their first or last value is held until
+    then.
     """
     from jaxrl_dist.commands.plot import statistics  # here, not above: it imports scipy
 
@@ -283,18 +344,24 @@ def middle(curves: Sequence[Curve]) -> Middle:
 
 def _joined(ends: Sequence[float], intervals: Sequence[float]) -> np.ndarray:
     """Moves each end up to the highest one of those less than its report interval above it."""
-    joined, top = np.array(ends), np.inf
+    joined = np.array(ends)
+    top = np.inf
     for index in np.argsort(-joined):
-        top = top if top - ends[index] < intervals[index] else ends[index]
+        if top - ends[index] < intervals[index]:
+            top = top
+        else:
+            top = ends[index]
         joined[index] = top
     return joined
 
 
-def group(configs: Mapping[str, Mapping[str, Any]], same: Collection[str] = SAME_CURVE) -> list[Group]:
+def group(
+    configs: Mapping[str, Mapping[str, Any]], same: Collection[str] = SAME_CURVE
+) -> list[Group]:
     """Groups runs that differ only in the seed and in settings that do not change learning.
 
-    A label is the algorithm, if there are several, and the settings in which runs of the same algorithm and environment
-    differ. Where there are no settings, it is the algorithm.
+    A label is the algorithm, if there are several, and the settings in which runs of the same
+    algorithm and environment differ. Where there are no settings, it is the algorithm.
 
     Args:
       configs: ``config.json`` of each run, by its directory.
@@ -309,19 +376,30 @@ def group(configs: Mapping[str, Mapping[str, Any]], same: Collection[str] = SAME
     for (env, algorithm), runs in kinds.items():
         differ = _differing(list(runs.values()), same)
         for name, settings in runs.items():
-            parts = [algorithm] if several or not differ else []
+            if several or not differ:
+                parts = [algorithm]
+            else:
+                parts = []
             parts += [f"{key}={_text(settings[key])}" for key in differ]
             groups.setdefault((env, " ".join(parts)), []).append(name)
     return [Group(env, label, names) for (env, label), names in groups.items()]
 
 
 def _differing(runs: Sequence[Mapping[str, Any]], same: Collection[str]) -> list[str]:
-    """Returns the names of the settings that all runs have, and in which they differ, without the ``same``."""
+    """Returns the names of the settings that all runs have, and in which they differ,
+    without the ``same``.
+    """
     shared = sorted(set.intersection(*map(set, runs)) - {*same})
-    return [key for key in shared if len({json.dumps(settings[key], sort_keys=True) for settings in runs}) > 1]
+    return [
+        key
+        for key in shared
+        if len({json.dumps(settings[key], sort_keys=True) for settings in runs}) > 1
+    ]
 
 
 def _text(value: Any) -> str:
     if isinstance(value, dict):
         value = [f"{key}={x}" for key, x in value.items()]
-    return ",".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return ",".join(map(str, value)) or "none"
+    return str(value)

@@ -28,14 +28,14 @@ TELLS = {
 """What a picture of each kind shows."""
 
 
-JOINED = (
-    " A last report of less than half an interval is joined to the one before, weighted by episodes or else env steps."
-)
+JOINED = " A last report of less than half an interval is joined to the one before, weighted by episodes or else env steps."
 """How the last point of a curve is made."""
 
 
 def env_names(groups: Sequence[Group]) -> dict[str, str]:
-    """Returns a short name for each environment: without the backend, unless two would be the same."""
+    """Returns a short name for each environment: without the backend, unless two would be the
+    same.
+    """
     envs = list(dict.fromkeys(group.env for group in groups))
     short = [env.split(":", 1)[-1] for env in envs]
     return dict(zip(envs, short if len(set(short)) == len(short) else envs, strict=True))
@@ -47,8 +47,12 @@ def _full_name(env: str) -> str:
     return name if ":" in name else env
 
 
-def scores(groups: Sequence[Group], curves: Mapping[str, Curve]) -> dict[str, dict[str, np.ndarray]]:
-    """Returns the final scores ``[N]`` of each label's N runs, by environment; scaled if there are several."""
+def scores(
+    groups: Sequence[Group], curves: Mapping[str, Curve]
+) -> dict[str, dict[str, np.ndarray]]:
+    """Returns the final scores ``[N]`` of each label's N runs, by environment;
+    scaled if there are several.
+    """
     labels = _finals(groups, curves)
     envs = {group.env for group in groups}
     for env in envs if len(envs) > 1 else ():
@@ -59,7 +63,9 @@ def scores(groups: Sequence[Group], curves: Mapping[str, Curve]) -> dict[str, di
     return labels
 
 
-def complete(scores: Mapping[str, dict[str, np.ndarray]]) -> tuple[dict[str, dict[str, np.ndarray]], list[str]]:
+def complete(
+    scores: Mapping[str, dict[str, np.ndarray]],
+) -> tuple[dict[str, dict[str, np.ndarray]], list[str]]:
     """Returns the labels with scores in all environments, and the names of the others."""
     envs = {env for finals in scores.values() for env in finals}
     whole = {label: finals for label, finals in scores.items() if finals.keys() == envs}
@@ -71,16 +77,24 @@ def left_out(labels: Sequence[str]) -> str:
     return f"over all environments, {', '.join(labels)} is left out: some have no run of it"
 
 
-def _finals(groups: Sequence[Group], curves: Mapping[str, Curve]) -> dict[str, dict[str, np.ndarray]]:
+def _finals(
+    groups: Sequence[Group], curves: Mapping[str, Curve]
+) -> dict[str, dict[str, np.ndarray]]:
     """As ``scores``, never scaled."""
     labels: dict[str, dict[str, np.ndarray]] = {}
     for group in groups:
-        labels.setdefault(group.label, {})[group.env] = np.array([curves[name].final() for name in group.runs])
+        labels.setdefault(group.label, {})[group.env] = np.array(
+            [curves[name].final() for name in group.runs]
+        )
     return labels
 
 
 def table(
-    groups: Sequence[Group], curves: Mapping[str, Curve], name: str, score: str = "training", form: str = "md"
+    groups: Sequence[Group],
+    curves: Mapping[str, Curve],
+    name: str,
+    score: str = "training",
+    form: str = "md",
 ) -> str:
     """Returns the mean, the interquartile mean and its interval of final scores.
 
@@ -92,9 +106,12 @@ def table(
       form: one of ``reading.FORMS``.
     """
     rows: list[tuple[str, ...]] = []
-    envs, labels = env_names(groups), _finals(groups, curves)
+    envs = env_names(groups)
+    labels = _finals(groups, curves)
     for env, shown in envs.items():
-        rows += _ranked(shown, {label: [finals[env]] for label, finals in labels.items() if env in finals})
+        rows += _ranked(
+            shown, {label: [finals[env]] for label, finals in labels.items() if env in finals}
+        )
     whole, partial = complete(scores(groups, curves))
     if len(envs) > 1:
         rows += _ranked(ALL, {label: list(finals.values()) for label, finals in whole.items()})
@@ -112,7 +129,11 @@ def table(
         "IQM: interquartile mean; of fewer than 4 runs nothing is trimmed, so it is the mean, and the interval in an "
         "environment reaches from the lowest run to the highest.",
     ]
-    notes = [*_meaning(name, score, len(envs)), *([f"{left_out(partial)}."] if partial else []), *terms]
+    notes = [
+        *_meaning(name, score, len(envs)),
+        *([f"{left_out(partial)}."] if partial else []),
+        *terms,
+    ]
     return "\n".join(_latex(lines, notes) if form == "tex" else [*_markdown(lines), "", *notes])
 
 
@@ -132,10 +153,20 @@ _LATEX = str.maketrans(
 
 def _latex(rows: Sequence[Sequence[str]], notes: Sequence[str]) -> list[str]:
     """Returns the lines of a table whose first row is its head, and the notes as comments."""
-    texts = [[re.sub(r"(?<!\w)-(?=\d)", "$-$", cell.translate(_LATEX)) for cell in row] for row in rows]
+    texts = [
+        [re.sub(r"(?<!\w)-(?=\d)", "$-$", cell.translate(_LATEX)) for cell in row] for row in rows
+    ]
     head, *body = (" & ".join(row) + r" \\" for row in texts)
     begin = rf"\begin{{tabular}}{{ll{'r' * (len(rows[0]) - 2)}}}"
-    lines = [r"% Needs \usepackage{booktabs}.", begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule"]
+    lines = [
+        r"% Needs \usepackage{booktabs}.",
+        begin,
+        r"\toprule",
+        head,
+        r"\midrule",
+        *body,
+        r"\bottomrule",
+    ]
     return [*lines, r"\end{tabular}", *(f"% {note}" for note in notes)]
 
 
@@ -148,18 +179,27 @@ MEANS = {
 
 
 def _meaning(name: str, score: str, envs: int) -> list[str]:
-    scaled = ["Over environments, scores are scaled: 0 is the lowest of all runs in an environment, 1 the highest."]
+    scaled = [
+        "Over environments, scores are scaled: 0 is the lowest of all runs in an environment, 1 the highest."
+    ]
     return [f"{name[0].upper()}{name[1:]}: {MEANS[score]}.", *(scaled if envs > 1 else [])]
 
 
 def _ranked(env: str, samples: Mapping[str, statistics.Strata]) -> list[tuple[str, ...]]:
-    """Returns a row for each label, the highest interquartile mean first; without an interval where a run is alone."""
+    """Returns a row for each label, the highest interquartile mean first;
+    without an interval where a run is alone.
+    """
     rows = []
     for label in sorted(samples, key=lambda label: -statistics.iqm(samples[label])):
         strata = samples[label]
-        several = any(len(runs) > 1 for runs in strata)  # a single run says nothing about how far others are from it
-        std = [np.std(strata[0], ddof=1)] if several and len(strata) == 1 else []
-        bounds = statistics.interval(strata, statistics.iqm, statistics.NUMBER) if several else ()
+        # a single run says nothing about how far others are from it
+        several = any(len(runs) > 1 for runs in strata)
+        std: list[Any] = []
+        if several and len(strata) == 1:
+            std = [np.std(strata[0], ddof=1)]
+        bounds: tuple[Any, ...] = ()
+        if several:
+            bounds = statistics.interval(strata, statistics.iqm, statistics.NUMBER)
         parts = [statistics.mean(strata)], std, [statistics.iqm(strata)], bounds[:1], bounds[1:]
         shown = ["".join(f"{float(value):.4g}" for value in part) for part in parts]
         rows.append((env, label, str(sum(map(len, strata))), *shown))
@@ -181,17 +221,34 @@ def caption(
     axis = AXES[plot.x][1]
     newest = f"the mean of the newest {plot.smooth} reports up to it, of fewer at the start"
     average = f"; each point is {newest}" if plot.smooth > 1 else ""
-    tells = TELLS[plot.kind].format(interval=f"{statistics.CONFIDENCE:.0%} bootstrap interval (Agarwal et al. 2021)")
+    tells = TELLS[plot.kind].format(
+        interval=f"{statistics.CONFIDENCE:.0%} bootstrap interval (Agarwal et al. 2021)"
+    )
     meaning = _meaning(score, plot.score, len({group.env for group in groups}))
-    lines = [f"{plot.metric} by {axis}{average}.{JOINED}", tells] if plot.kind == "curve" else [tells, *meaning]
-    number, unit = (",.0f", axis) if plot.x != "time" else (",.1f", "s")
+    if plot.kind == "curve":
+        lines = [f"{plot.metric} by {axis}{average}.{JOINED}", tells]
+    else:
+        lines = [tells, *meaning]
+    if plot.x != "time":
+        number = ",.0f"
+        unit = axis
+    else:
+        number = ",.1f"
+        unit = "s"
     for group in groups:
         config = configs[group.runs[0]]
         seeds = map(str, sorted(configs[name]["run"]["seed"] for name in group.runs))
         first, last = group.ends(curves)
-        until = f"{first:{number}} to " if first < (1 - FINAL) * last else ""
+        if first < (1 - FINAL) * last:
+            until = f"{first:{number}} to "
+        else:
+            until = ""
         settings = {**config["hyperparameters"], **config["run"]}
-        shown = [f"{key}={json.dumps(value)}" for key, value in settings.items() if key not in {*SAME_CURVE, "env"}]
+        shown = [
+            f"{key}={json.dumps(value)}"
+            for key, value in settings.items()
+            if key not in {*SAME_CURVE, "env"}
+        ]
         lines += [
             "",
             f"{_full_name(group.env)}, {group.label}: {config['algorithm']}, {counted(len(group.runs), 'run')} "

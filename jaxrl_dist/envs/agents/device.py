@@ -1,8 +1,9 @@
 """Multi-agent environments: each agent is a row of its policy's batch.
 
-Rows are environment-major, ``[B * k]`` for ``B`` environments of ``k`` agents. So a device holds whole environments,
-and learners need no special case. With several policies, each has the rows of its agents. An agent whose episode has
-ended while the others go on has ``valid`` False until the environment resets.
+Rows are environment-major, ``[B * k]`` for ``B`` environments of ``k`` agents. So a device holds
+whole environments, and learners need no special case. With several policies, each has the rows of
+its agents. An agent whose episode has ended while the others go on has ``valid`` False until the
+environment resets.
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ from jaxrl_dist import mesh, rng
 from jaxrl_dist.envs import episodes, masks
 from jaxrl_dist.envs.agents import groups
 from jaxrl_dist.envs.agents.groups import STATE, Group, Groups, Team
-from jaxrl_dist.envs.base import DeviceEnv, Wrappers, outcome, policy_space, restarted, rows_where, space_of
+from jaxrl_dist.envs.base import (
+    DeviceEnv,
+    Wrappers,
+    outcome,
+    policy_space,
+    restarted,
+    rows_where,
+    space_of,
+)
 from jaxrl_dist.envs.contract import Contract, of_library, zero_action
 from jaxrl_dist.envs.drawing import own_render
 from jaxrl_dist.envs.native import Mask, check_agents, env_label, named, plain, unnamed
@@ -32,38 +41,56 @@ from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 class State(NamedTuple):
     """A batch of ``B`` environments of ``k`` agents."""
 
-    env: PyTree  # [B, ...]
-    obs: PyTree  # [B * k, ...]; with several policies, a dict keyed by policy
-    ended: jax.Array  # [B] bool: the next step is a reset
-    steps: jax.Array  # [B] int32, of the episode
-    info: PyTree  # [B, K] float32, keyed by metric of the info; see ``episodes.advanced``
-    gone: jax.Array  # [B * k] bool: the agent's episode has ended
-    episode_return: jax.Array  # [B * k] float32
-    episode_length: jax.Array  # [B * k] int32
+    env: PyTree
+    """[B, ...]."""
+    obs: PyTree
+    """[B * k, ...]; with several policies, a dict keyed by policy."""
+    ended: jax.Array
+    """[B] bool: the next step is a reset."""
+    steps: jax.Array
+    """[B] int32, of the episode."""
+    info: PyTree
+    """[B, K] float32, keyed by metric of the info; see ``episodes.advanced``."""
+    gone: jax.Array
+    """[B * k] bool: the agent's episode has ended."""
+    episode_return: jax.Array
+    """[B * k] float32."""
+    episode_length: jax.Array
+    """[B * k] int32."""
 
 
-def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers, contract: Contract | None = None) -> DeviceEnv:
+def from_team(
+    team: Team, env_id: str, backend: str, wrappers: Wrappers, contract: Contract | None = None
+) -> DeviceEnv:
     """Makes the agents of an environment the rows of a batch.
 
-    With ``wrappers.policies``, actions, observations, time steps and episodes are dicts keyed by policy, and a policy's
-    rows are its agents. The agents of a policy in ``wrappers.joint`` share one row. Its reward is the mean of what the
-    environment pays all of them, also those whose episodes have ended, until the last one's has.
+    With ``wrappers.policies``, actions, observations, time steps and episodes are dicts keyed by
+    policy, and a policy's rows are its agents. The agents of a policy in ``wrappers.joint`` share
+    one row. Its reward is the mean of what the environment pays all of them, also those whose
+    episodes have ended, until the last one's has.
 
     Raises:
       ConfigError: as ``groups.divided``.
       EnvError: as ``contract.of_env``.
     """
-    env, agents, name = team.env, list(team.env.agents), env_label(backend, env_id)
-    contract, limit = contract or Contract(name), wrappers.limit(team.time_limit)
+    env = team.env
+    agents = list(team.env.agents)
+    name = env_label(backend, env_id)
+    contract = contract or Contract(name)
+    limit = wrappers.limit(team.time_limit)
     obs, state, info = _traced(contract, env)
     metrics = episodes.parse(wrappers.info_metrics)
     episodes.check_known(metrics, episodes.numbers(info, [*map(str, agents)]), name)
 
     def alone(agents: Sequence[Any]) -> tuple[EnvSpec, Mask]:
         observation, action, mask = _spaces(env, agents, obs, state, name)
-        return EnvSpec(env_id, backend, team.family, observation, action, limit, info_metrics=metrics), mask
+        return EnvSpec(
+            env_id, backend, team.family, observation, action, limit, info_metrics=metrics
+        ), mask
 
-    size = jax.eval_shape(lambda obs: groups.whole_state(jax.tree.map(lambda x: x[None], obs), agents), obs).size
+    size = jax.eval_shape(
+        lambda obs: groups.whole_state(jax.tree.map(lambda x: x[None], obs), agents), obs
+    ).size
     divided = groups.divided(agents, name, wrappers, alone, size, shows_state=team.shows_state)
     rows = _Rows(env, divided, limit)
     simulate = rows.simulate if rows.can_simulate else None
@@ -75,39 +102,63 @@ class _Rows:
 
     def __init__(self, env: Any, divided: Groups, limit: int | None) -> None:
         """``limit``: env steps after which an episode is truncated."""
-        self._env, self._groups, self._limit = env, divided, limit
-        self._count, self._rows = len(divided.agents), divided.spec.num_agents
+        self._env = env
+        self._groups = divided
+        self._limit = limit
+        self._count = len(divided.agents)
+        self._rows = divided.spec.num_agents
 
     @property
     def can_simulate(self) -> bool:
-        """Whether it is a game whose ``env`` simulates moves as all its agents see them, with one policy."""
+        """Whether it is a game whose ``env`` simulates moves as all its agents see them,
+        with one policy.
+        """
         groups = self._groups.by_policy.values()
         as_alone = all(group.added <= {masks.PART} and not group.joint for group in groups)
-        return as_alone and not self._groups.spec.policies and getattr(self._env, "simulate", None) is not None
+        return (
+            as_alone
+            and not self._groups.spec.policies
+            and getattr(self._env, "simulate", None) is not None
+        )
 
     def simulate(self, state: State) -> Simulator:
         """Returns the simulator of the rows, each with the state of its environment."""
         simulator: Simulator = self._env.simulate(state.env)
-        return simulator._replace(state=jax.tree.map(lambda x: jnp.repeat(x, self._rows, axis=0), simulator.state))
+        return simulator._replace(
+            state=jax.tree.map(lambda x: jnp.repeat(x, self._rows, axis=0), simulator.state)
+        )
 
     def reset(self, keys: jax.Array) -> tuple[State, PyTree]:
         obs, state = self._reset_all(keys[:: self._rows])
         size = len(keys) // self._rows * self._count
-        none, zeros = jnp.zeros(size, bool), jnp.zeros(size, jnp.float32)
+        none = jnp.zeros(size, bool)
+        zeros = jnp.zeros(size, jnp.float32)
         ended = none[:: self._count]
-        info = {metric: jnp.full((len(ended), self._count), jnp.nan) for metric in self._groups.spec.info_metrics}
-        return State(state, obs, ended, jnp.zeros_like(ended, jnp.int32), info, none, zeros, none * 0), obs
+        info = {
+            metric: jnp.full((len(ended), self._count), jnp.nan)
+            for metric in self._groups.spec.info_metrics
+        }
+        return State(
+            state, obs, ended, jnp.zeros_like(ended, jnp.int32), info, none, zeros, none * 0
+        ), obs
 
-    def step(self, state: State, action: PyTree, keys: jax.Array) -> tuple[State, Timestep, EpisodeStats]:
+    def step(
+        self, state: State, action: PyTree, keys: jax.Array
+    ) -> tuple[State, Timestep, EpisodeStats]:
         keys = jax.vmap(jax.random.split)(keys[:: self._rows])
         step_all = jax.vmap(lambda key, *arguments: self._env.step_env(rng.raw(key), *arguments))
         obs, env_state, reward, dones, news = step_all(keys[:, 0], state.env, self._actions(action))
         stepped = jax.tree.map(
-            lambda new, old: new.astype(old.dtype), (self._observe(obs, env_state), env_state), (state.obs, state.env)
+            lambda new, old: new.astype(old.dtype),
+            (self._observe(obs, env_state), env_state),
+            (state.obs, state.env),
         )
         obs, env_state = restarted(self._started, keys[:, 1], state.ended, stepped)
         steps = jnp.where(state.ended, 0, state.steps + 1)
-        timed = jnp.zeros_like(state.ended) if self._limit is None else steps >= self._limit
+        if self._limit is None:
+            timed = jnp.zeros_like(state.ended)
+        else:
+            timed = steps >= self._limit
         over = dones["__all__"].astype(bool)
         resetting = state.ended[:, None]
         agents = state.gone, state.episode_return, state.episode_length
@@ -116,7 +167,9 @@ class _Rows:
         valid, terminated, truncated = outcome(resetting | gone, terminated, timed[:, None])
         gone = ~resetting & (gone | terminated | truncated)
         ended = ~state.ended & (over | timed | jnp.all(gone, axis=1))
-        rewards = jnp.where(self._groups.pays(valid), self._stacked(reward).astype(jnp.float32), 0.0)
+        rewards = jnp.where(
+            self._groups.pays(valid), self._stacked(reward).astype(jnp.float32), 0.0
+        )
         episode_return, episode_length = (jnp.where(resetting, 0, x) for x in before)
         totals = episode_return + rewards, episode_length + valid
         info = {metric: jnp.where(resetting, jnp.nan, x) for metric, x in state.info.items()}
@@ -128,13 +181,18 @@ class _Rows:
             step = group.step(obs, rewards, terminated, truncated, valid)
             episode_return, episode_length = map(group.of_all, totals)
             if group.joint:
-                episode_return, episode_length = episode_return.mean(axis=1), episode_length.max(axis=1)
+                episode_return = episode_return.mean(axis=1)
+                episode_length = episode_length.max(axis=1)
             over = step.terminated | step.truncated
-            statistics = episodes.ended_episodes(over, episode_return.reshape(-1), episode_length.reshape(-1))
+            statistics = episodes.ended_episodes(
+                over, episode_return.reshape(-1), episode_length.reshape(-1)
+            )
             return step, statistics._replace(info=group.info(reported))
 
         spec, by_policy = self._groups.spec, self._groups.by_policy
-        return new, *map(spec.bare, mesh.over_policies(of_group, outputs=2)(by_policy, spec.keyed(obs)))
+        return new, *map(
+            spec.bare, mesh.over_policies(of_group, outputs=2)(by_policy, spec.keyed(obs))
+        )
 
     def _metrics(self, info: PyTree, valid: jax.Array, going: jax.Array) -> dict[str, jax.Array]:
         """Returns a step's metrics of the info, ``[B, K]``, of an agent while it is ``valid``.
@@ -145,10 +203,18 @@ class _Rows:
 
         def one(info: PyTree, valid: jax.Array, going: jax.Array) -> dict[str, jax.Array]:
             known = episodes.numbers(info, agents)
-            said = {x: jnp.float32(known[episodes.field(x)]).reshape(-1) for x in self._groups.spec.info_metrics}
-            return {x: jnp.where(valid if len(y) == len(agents) else going, y, jnp.nan) for x, y in said.items()}
+            said = {
+                x: jnp.float32(known[episodes.field(x)]).reshape(-1)
+                for x in self._groups.spec.info_metrics
+            }
+            return {
+                x: jnp.where(valid if len(y) == len(agents) else going, y, jnp.nan)
+                for x, y in said.items()
+            }
 
-        return jax.vmap(one)(info, valid, going) if self._groups.spec.info_metrics else {}
+        if self._groups.spec.info_metrics:
+            return jax.vmap(one)(info, valid, going)
+        return {}
 
     def _stacked(self, values: Mapping[Any, jax.Array]) -> jax.Array:
         """Returns numbers keyed by agent as ``[B, K]``."""
@@ -156,7 +222,9 @@ class _Rows:
 
     def _reset_all(self, keys: jax.Array) -> tuple[PyTree, PyTree]:
         obs, state = jax.vmap(lambda key: self._env.reset(rng.raw(key)))(keys)
-        return self._observe(obs, state), jax.tree.map(lambda x: jnp.broadcast_to(x, jnp.shape(x) or keys.shape), state)
+        return self._observe(obs, state), jax.tree.map(
+            lambda x: jnp.broadcast_to(x, jnp.shape(x) or keys.shape), state
+        )
 
     def _started(self, keys: jax.Array, ended: jax.Array, stepped: PyTree) -> PyTree:
         """Resets the environments that have ended."""
@@ -166,7 +234,8 @@ class _Rows:
 
         obs, env_state = self._reset_all(keys)
         before, env_before = stepped
-        spec, rows = self._groups.spec, mesh.over_policies(of_group)
+        spec = self._groups.spec
+        rows = mesh.over_policies(of_group)
         obs = rows(self._groups.by_policy, spec.keyed(obs), spec.keyed(before))
         return spec.bare(obs), rows_where(ended, env_state, env_before)
 
@@ -180,19 +249,31 @@ class _Rows:
         }
 
     def _observe(self, obs: Mapping[Any, PyTree], state: PyTree) -> PyTree:
-        """Returns the agents' observations, ``[B * k, ...]``; with several policies, a dict keyed by policy."""
+        """Returns the agents' observations, ``[B * k, ...]``; with several policies,
+        a dict keyed by policy.
+        """
 
         def of_group(group: Group) -> PyTree:
-            rows, legal = groups.in_rows(group.agents, obs), None
+            rows = groups.in_rows(group.agents, obs)
+            legal = None
             if masks.PART in group.added:
-                legal = groups.in_rows(group.agents, jax.vmap(getattr(self._env, group.mask.name))(state)).astype(bool)
-            whole = groups.whole_state(obs, self._groups.agents) if STATE in group.added else None
-            return group.observation(named(self._env.observation_space(group.agents[0]), rows), legal, whole)
+                legal = groups.in_rows(
+                    group.agents, jax.vmap(getattr(self._env, group.mask.name))(state)
+                ).astype(bool)
+            if STATE in group.added:
+                whole = groups.whole_state(obs, self._groups.agents)
+            else:
+                whole = None
+            return group.observation(
+                named(self._env.observation_space(group.agents[0]), rows), legal, whole
+            )
 
         return self._groups.spec.bare(mesh.over_policies(of_group)(self._groups.by_policy))
 
 
-def _spaces(env: Any, agents: Sequence[Any], obs: PyTree, state: PyTree, name: str) -> tuple[Space, Space, Mask]:
+def _spaces(
+    env: Any, agents: Sequence[Any], obs: PyTree, state: PyTree, name: str
+) -> tuple[Space, Space, Mask]:
     """Returns what each of a policy's agents sees and does, and where its legal actions are.
 
     Args:
@@ -202,27 +283,40 @@ def _spaces(env: Any, agents: Sequence[Any], obs: PyTree, state: PyTree, name: s
     Raises:
       ConfigError: the agents have different spaces, or spaces that no policy supports.
     """
-    first, spaces = agents[0], {"observations": env.observation_space, "actions": env.action_space}
+    first = agents[0]
+    spaces = {"observations": env.observation_space, "actions": env.action_space}
     for role, kind in spaces.items():
         groups.check_same(name, role, {agent: plain(kind(agent)) for agent in agents})
-    known, native_action = plain(env.observation_space(first)), plain(env.action_space(first))
-    if known.kind == "Box":  # some libraries' spaces have other dtypes and shapes than their observations
+    known = plain(env.observation_space(first))
+    native_action = plain(env.action_space(first))
+    # some libraries' spaces have other dtypes and shapes than their observations
+    if known.kind == "Box":
         known = known._replace(shape=tuple(obs[first].shape), dtype=obs[first].dtype.name)
-    observation, action = space_of(known, name, "observations"), space_of(native_action, name, "actions")
+    observation = space_of(known, name, "observations")
+    action = space_of(native_action, name, "actions")
     mask = masks.of_parts(known, native_action)
-    legal = _legal_actions(env, state) if isinstance(action, Discrete) and not mask.where else None
+    if isinstance(action, Discrete) and not mask.where:
+        legal = _legal_actions(env, state)
+    else:
+        legal = None
     if legal is not None and isinstance(action, Discrete):
         method, shapes = legal
         mask = Mask("method", method)
         if not isinstance(shapes, dict) or not shapes.keys() >= set(agents):
-            return observation, action, mask._replace(unread=f"its {method} does not answer for each agent: not read")
+            return (
+                observation,
+                action,
+                mask._replace(unread=f"its {method} does not answer for each agent: not read"),
+            )
         if (sizes := {shapes[agent].size for agent in agents}) != {action.n}:
             mask = mask._replace(unread=masks.misfit(f"its {method}", max(sizes), native_action))
     return observation, action, mask
 
 
 def _legal_actions(env: Any, state: PyTree) -> tuple[str, PyTree] | None:
-    """Returns the name of the environment's method for legal actions, if it has one that works, and their shapes."""
+    """Returns the name of the environment's method for legal actions, if it has one that works,
+    and their shapes.
+    """
     for name in masks.NAMES:
         if callable(method := getattr(env, name, None)) and _takes_one(method):
             with contextlib.suppress(NotImplementedError):
@@ -231,7 +325,9 @@ def _legal_actions(env: Any, state: PyTree) -> tuple[str, PyTree] | None:
 
 
 def _takes_one(method: Any) -> bool:
-    """Returns whether a method can be called with the state alone; another one may be about one agent."""
+    """Returns whether a method can be called with the state alone;
+    another one may be about one agent.
+    """
     try:
         inspect.signature(method).bind(None)
     except TypeError:
@@ -240,7 +336,8 @@ def _takes_one(method: Any) -> bool:
 
 
 def _traced(contract: Contract, env: Any) -> tuple[PyTree, PyTree, PyTree]:
-    """Traces a reset and a step of a multi-agent environment in JaxMARL's style, and checks all that both return.
+    """Traces a reset and a step of a multi-agent environment in JaxMARL's style,
+    and checks all that both return.
 
     Returns the observations and the state of the reset, and the info of the step.
 
@@ -248,7 +345,8 @@ def _traced(contract: Contract, env: Any) -> tuple[PyTree, PyTree, PyTree]:
       ConfigError: no policy here supports an agent's actions.
       EnvError: as ``contract.of_env``.
     """
-    agents, key = list(env.agents), jax.eval_shape(lambda: jax.random.key(0))
+    agents = list(env.agents)
+    key = jax.eval_shape(lambda: jax.random.key(0))
     fault = partial(contract.stop, "agents")
     if not agents:
         raise contract.stop("agents", "it has no agents")
@@ -259,9 +357,12 @@ def _traced(contract: Contract, env: Any) -> tuple[PyTree, PyTree, PyTree]:
     contract.halt()
     native = {agent: env.action_space(agent) for agent in agents}
     actions = {
-        agent: zero_action(space, policy_space(space, contract.name, "actions")) for agent, space in native.items()
+        agent: zero_action(space, policy_space(space, contract.name, "actions"))
+        for agent, space in native.items()
     }
-    step = contract.trace("step_env", env, lambda key, *now: env.step_env(rng.raw(key), *now), key, state, actions)
+    step = contract.trace(
+        "step_env", env, lambda key, *now: env.step_env(rng.raw(key), *now), key, state, actions
+    )
     names = ("observations", "state", "rewards", "dones", "info")
     next_obs, next_state, rewards, dones, info = contract.returned("step_env", step, names)
     check_agents(fault, "step_env", agents, observation=next_obs, reward=rewards)
@@ -269,7 +370,9 @@ def _traced(contract: Contract, env: Any) -> tuple[PyTree, PyTree, PyTree]:
     if not of_library(env.observation_space):
         for agent in agents:
             for call, returned in {"reset": obs, "step_env": next_obs}.items():
-                contract.observation(f"{agent} in {call}", returned[agent], env.observation_space(agent))
+                contract.observation(
+                    f"{agent} in {call}", returned[agent], env.observation_space(agent)
+                )
             contract.number(f"the reward of {agent}", rewards[agent])
             contract.flag(f"the done of {agent}", dones[agent])
         contract.flag("the done of __all__", dones["__all__"])

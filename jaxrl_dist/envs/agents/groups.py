@@ -19,7 +19,8 @@ from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Part, describe
 from jaxrl_dist.types import Array, EnvSpec, PyTree, Timestep
 
 AGENTS = "agents"
-"""Part of an observation that holds the observations of all agents that act as one, each part ``[k, ...]``."""
+"""Part of an observation that holds the observations of all agents that act as one,
+each part ``[k, ...]``."""
 AGENT = "agent"
 """Part of an observation that says which agent sees it, one-hot among the agents of its policy."""
 STATE = "state"
@@ -30,19 +31,23 @@ WORLD = "world_state"
 
 @dataclasses.dataclass(frozen=True)
 class Team:
-    """A multi-agent environment in JaxMARL's style (Rutherford et al. 2024, https://arxiv.org/abs/2311.10090).
+    """A multi-agent environment in JaxMARL's style (Rutherford et al. 2024,
+    https://arxiv.org/abs/2311.10090).
 
-    ``env`` has ``agents`` (names), ``reset(key) -> (obs, state)``, ``step_env(key, state, actions) -> (obs, state,
-    rewards, dones, info)``, ``observation_space(agent)`` and ``action_space(agent)``. Everything except the states is a
-    dict keyed by agent; ``dones`` also has ``__all__``. ``get_avail_actions(state)`` (legal actions) is optional.
+    ``env`` has ``agents`` (names), ``reset(key) -> (obs, state)``, ``step_env(key, state, actions)
+    -> (obs, state, rewards, dones, info)``, ``observation_space(agent)`` and
+    ``action_space(agent)``. Everything except the states is a dict keyed by agent; ``dones`` also
+    has ``__all__``. ``get_avail_actions(state)`` (legal actions) is optional.
     """
 
     env: Any
     family: str = "team"
     time_limit: int | None = None
-    """Env steps after which an episode is truncated; the environment itself ends it later, or never."""
+    """Env steps after which an episode is truncated; the environment itself ends it later,
+    or never."""
     shows_state: bool = False
-    """Whether observations have a part ``state``: the environment's own, or all agents' observations side by side."""
+    """Whether observations have a part ``state``: the environment's own,
+    or all agents' observations side by side."""
     render: Callable[[Any], Any] | None = None
     """Draws one state, ``[H, W, 3]`` uint8, in place of the environment's own ``render``."""
 
@@ -65,39 +70,67 @@ class Group(NamedTuple):
 
     def of_all(self, x: Array) -> Array:
         """Selects these agents from all: ``[B, k, ...]`` from ``[B, K, ...]``."""
-        return x if len(self.agents) == x.shape[1] else x[:, np.array(self.places)]
+        if len(self.agents) == x.shape[1]:
+            return x
+        return x[:, np.array(self.places)]
 
     def actions(self, action: PyTree) -> dict[Any, PyTree]:
         """Returns the action of each agent, ``[B, ...]``, from those of the policy's rows."""
         size = len(self.agents)
         flat = jax.tree.map(_flat, action) if self.joint else action
-        return {agent: jax.tree.map(lambda x, at=at: x[at::size], flat) for at, agent in enumerate(self.agents)}
+        return {
+            agent: jax.tree.map(lambda x, at=at: x[at::size], flat)
+            for at, agent in enumerate(self.agents)
+        }
 
     def observation(self, obs: PyTree, legal: Array, state: Array) -> PyTree:
         """Returns the observations of the policy's rows, with the added parts.
 
         Args:
           obs: what the agents see, ``[B * k, ...]``.
-          legal: which of their actions are legal, ``[B * k, n]``; None without the part ``masks.PART``.
+          legal: which of their actions are legal, ``[B * k, n]``;
+            None without the part ``masks.PART``.
           state: of the whole environment, ``[B, S]``; None without the part ``STATE``.
         """
-        count, first = len(self.agents), jax.tree.leaves(obs)[0]
-        xp, size = first.__array_namespace__(), len(first) // count
-        ids = {AGENT: xp.tile(xp.eye(count, dtype=xp.float32), (size, 1))} if AGENT in self.added else {}
-        extra = {masks.PART: legal} if masks.PART in self.added else {}
+        count = len(self.agents)
+        first = jax.tree.leaves(obs)[0]
+        xp = first.__array_namespace__()
+        size = len(first) // count
+        if AGENT in self.added:
+            ids = {AGENT: xp.tile(xp.eye(count, dtype=xp.float32), (size, 1))}
+        else:
+            ids = {}
+        if masks.PART in self.added:
+            extra = {masks.PART: legal}
+        else:
+            extra = {}
         if self.joint:
-            by_agent = jax.tree.map(lambda x: x.reshape(size, count, *x.shape[1:]), {**in_parts(obs), **ids})
-            return {AGENTS: by_agent, **{part: x.reshape(size, -1) for part, x in extra.items()}, STATE: state}
+            by_agent = jax.tree.map(
+                lambda x: x.reshape(size, count, *x.shape[1:]), {**in_parts(obs), **ids}
+            )
+            return {
+                AGENTS: by_agent,
+                **{part: x.reshape(size, -1) for part, x in extra.items()},
+                STATE: state,
+            }
         if STATE in self.added:
             extra[STATE] = xp.repeat(state, count, axis=0)
-        return {**in_parts(obs), **extra, **ids} if self.added else obs
+        if self.added:
+            return {**in_parts(obs), **extra, **ids}
+        return obs
 
-    def step(self, obs: PyTree, reward: Array, terminated: Array, truncated: Array, valid: Array) -> Timestep:
-        """Returns the step of the policy's rows, from their observations and the rest of all agents, ``[B, K]``.
+    def step(
+        self, obs: PyTree, reward: Array, terminated: Array, truncated: Array, valid: Array
+    ) -> Timestep:
+        """Returns the step of the policy's rows,
+        from their observations and the rest of all agents, ``[B, K]``.
 
-        Agents that act as one have the mean of their rewards, and their episode ends with that of the last.
+        Agents that act as one have the mean of their rewards,
+        and their episode ends with that of the last.
         """
-        reward, terminated, truncated, valid = map(self.of_all, (reward, terminated, truncated, valid))
+        reward, terminated, truncated, valid = map(
+            self.of_all, (reward, terminated, truncated, valid)
+        )
         if not self.joint:
             return Timestep(obs, *(_flat(x) for x in (reward, terminated, truncated, valid)))
         taking_part = valid.any(axis=1)
@@ -106,15 +139,20 @@ class Group(NamedTuple):
         return Timestep(obs, reward.mean(axis=1), over & ~cut, cut, taking_part)
 
     def info(self, reported: Mapping[str, tuple[Array, Array]]) -> dict[str, tuple[Array, Array]]:
-        """Returns the field ``info`` of the statistics of the policy's rows from that of all agents, ``[B, K]`` each.
+        """Returns the field ``info`` of the statistics of the
+        policy's rows from that of all agents, ``[B, K]`` each.
 
         Agents that act as one have the sums over all of them, and so their mean.
         """
 
         def of_rows(x: Array) -> Array:
-            return self.of_all(x).sum(axis=1) if self.joint else _flat(self.of_all(x))
+            if self.joint:
+                return self.of_all(x).sum(axis=1)
+            return _flat(self.of_all(x))
 
-        return {metric: (of_rows(total), of_rows(count)) for metric, (total, count) in reported.items()}
+        return {
+            metric: (of_rows(total), of_rows(count)) for metric, (total, count) in reported.items()
+        }
 
 
 class Groups(NamedTuple):
@@ -126,7 +164,9 @@ class Groups(NamedTuple):
     spec: EnvSpec
 
     def pays(self, valid: Array) -> Array:
-        """Returns whose rewards count, from who is there, both ``[B, K]``: of all that act as one while one is."""
+        """Returns whose rewards count, from who is there, both ``[B, K]``:
+        of all that act as one while one is.
+        """
         for group in self.by_policy.values():
             if group.joint:
                 members = np.isin(np.arange(len(self.agents)), group.places)[None]
@@ -135,11 +175,18 @@ class Groups(NamedTuple):
 
 
 Alone = Callable[[Sequence[Any]], tuple[EnvSpec, Mask]]
-"""Takes the agents of a policy, and returns the spec of one of them without an action mask, and the mask."""
+"""Takes the agents of a policy, and returns the spec of one of them without an action mask,
+and the mask."""
 
 
 def divided(
-    agents: Sequence[Any], name: str, wrappers: Wrappers, alone: Alone, state_size: int, *, shows_state: bool = False
+    agents: Sequence[Any],
+    name: str,
+    wrappers: Wrappers,
+    alone: Alone,
+    state_size: int,
+    *,
+    shows_state: bool = False,
 ) -> Groups:
     """Divides the agents of an environment among the policies of ``wrappers``.
 
@@ -150,13 +197,17 @@ def divided(
       shows_state: adds the state to what each agent sees; agents that act as one always see it.
 
     Raises:
-      ConfigError: the agents of a policy have different spaces, or spaces that no policy supports; an agent has no
-        policy, or several; or a policy has no agent.
+      ConfigError: the agents of a policy have different spaces, or spaces that no policy supports;
+        an agent has no policy, or several; or a policy has no agent.
     """
 
     def group_of(policy: str, agents_of_policy: Sequence[Any]) -> Group:
-        (spec, mask), count, joint = alone(agents_of_policy), len(agents_of_policy), policy in wrappers.joint
-        observation, action, added = spec.observation, spec.action, set()
+        (spec, mask) = alone(agents_of_policy)
+        count = len(agents_of_policy)
+        joint = policy in wrappers.joint
+        observation = spec.observation
+        action = spec.action
+        added = set()
         if wrappers.agent_ids or joint:
             observation = {**in_parts(observation), AGENT: _numbers(count, 0, 1)}
             added.add(AGENT)
@@ -177,13 +228,17 @@ def divided(
 
     check_wrappers(wrappers, agents, name)
     owners = agents_of(wrappers.policies, agents, name)
-    groups = {policy: group_of(policy, agents_of_policy) for policy, agents_of_policy in owners.items()}
+    groups = {
+        policy: group_of(policy, agents_of_policy) for policy, agents_of_policy in owners.items()
+    }
     specs = {policy: group.spec for policy, group in groups.items()}
     return Groups(agents, groups, of_policies(specs) if wrappers.policies else specs[""])
 
 
 def _numbers(size: int, low: float, high: float) -> Box:
-    return Box((size,), np.dtype(np.float32), *(np.full(size, bound, np.float32) for bound in (low, high)))
+    return Box(
+        (size,), np.dtype(np.float32), *(np.full(size, bound, np.float32) for bound in (low, high))
+    )
 
 
 def check_wrappers(wrappers: Wrappers, agents: Sequence[Any], name: str) -> None:
@@ -193,20 +248,30 @@ def check_wrappers(wrappers: Wrappers, agents: Sequence[Any], name: str) -> None
       ConfigError: names a flag that works only for one agent or one policy.
     """
     if wrappers.action_repeat != UNWRAPPED.action_repeat:
-        raise ConfigError(f"--action-repeat works for environments with one agent, and {name} has {len(agents)}")
+        raise ConfigError(
+            f"--action-repeat works for environments with one agent, and {name} has {len(agents)}"
+        )
     for field in ("hide", "frame_stack") if wrappers.policies else ():
         if getattr(wrappers, field) is not None:
-            raise ConfigError(f"{flag(field)} works for environments with one policy; remove it, or train one")
+            raise ConfigError(
+                f"{flag(field)} works for environments with one policy; remove it, or train one"
+            )
     if wrappers.joint and wrappers.frame_stack is not None:
         # Frames are stacked along the first axis, which is that of the agents here.
-        raise ConfigError(f"--frame-stack does not work for agents that act as one, as the {len(agents)} of {name} do")
+        raise ConfigError(
+            f"--frame-stack does not work for agents that act as one, as the {len(agents)} of {name} do"
+        )
 
 
-def agents_of(policies: Mapping[str, str], agents: Sequence[Any], name: str) -> dict[str, list[Any]]:
-    """Returns the agents of each policy, in the environment's order; without policies, all under ``""``.
+def agents_of(
+    policies: Mapping[str, str], agents: Sequence[Any], name: str
+) -> dict[str, list[Any]]:
+    """Returns the agents of each policy, in the environment's order; without policies,
+    all under ``""``.
 
     Args:
-      policies: names of agents, keyed by policy: shell patterns (``*``, ``?``, ``[]``), separated by commas.
+      policies: names of agents, keyed by policy: shell patterns (``*``, ``?``, ``[]``),
+        separated by commas.
       name: the environment's, for errors.
 
     Raises:
@@ -215,14 +280,20 @@ def agents_of(policies: Mapping[str, str], agents: Sequence[Any], name: str) -> 
     if not policies:
         return {"": list(agents)}
     listed = f"the agents of {name} are {', '.join(map(str, agents))}"
-    matching = {policy: _matching(policy, text, agents, listed) for policy, text in policies.items()}
+    matching = {
+        policy: _matching(policy, text, agents, listed) for policy, text in policies.items()
+    }
     for agent in agents:
         owners = [policy for policy in policies if agent in matching[policy]]
         if len(owners) > 1:
-            raise ConfigError(f"agent {agent} has the policies {' and '.join(owners)}; it can have one")
+            raise ConfigError(
+                f"agent {agent} has the policies {' and '.join(owners)}; it can have one"
+            )
     owned = set().union(*matching.values())
     if alone := [str(agent) for agent in agents if agent not in owned]:
-        raise ConfigError(f"agents without a policy: {', '.join(alone)}; {listed}, and each needs one")
+        raise ConfigError(
+            f"agents without a policy: {', '.join(alone)}; {listed}, and each needs one"
+        )
     return matching
 
 
@@ -232,11 +303,14 @@ def _matching(policy: str, text: str, agents: Sequence[Any], listed: str) -> lis
     Raises:
       ConfigError: a pattern matches none; ``listed`` says which agents exist.
     """
-    names, matching = [str(agent) for agent in agents], set[str]()
+    names = [str(agent) for agent in agents]
+    matching = set[str]()
     for pattern in text.split(","):
         if not (more := fnmatch.filter(names, pattern.strip())):
             near = did_you_mean(pattern, names)
-            raise ConfigError(f"policy {policy}: no agent is named {pattern.strip()}{near}; {listed}")
+            raise ConfigError(
+                f"policy {policy}: no agent is named {pattern.strip()}{near}; {listed}"
+            )
         matching.update(more)
     return [agent for agent in agents if str(agent) in matching]
 
@@ -255,8 +329,12 @@ def of_policies(policies: Mapping[str, EnvSpec]) -> EnvSpec:
 
 
 def in_parts(observation: Any) -> dict[str, Any]:
-    """Returns an observation or a space with parts; one without parts becomes the part ``observation``."""
-    return observation if isinstance(observation, dict) else {"observation": observation}
+    """Returns an observation or a space with parts;
+    one without parts becomes the part ``observation``.
+    """
+    if isinstance(observation, dict):
+        return observation
+    return {"observation": observation}
 
 
 def joined(name: str, observation: Any, action: Any, count: int, mask: Mask) -> tuple[Any, Any]:
@@ -266,15 +344,21 @@ def joined(name: str, observation: Any, action: Any, count: int, mask: Mask) -> 
       ConfigError: their actions are not discrete, or a part of their observations is a mask.
     """
     if not isinstance(action, Discrete):
-        raise ConfigError(f"{name}: agents that act as one need discrete actions, and have {describe(action)}")
+        raise ConfigError(
+            f"{name}: agents that act as one need discrete actions, and have {describe(action)}"
+        )
     if mask.where == "part":
-        raise ConfigError(f"{name}: agents that act as one need legal actions by a method, not as a part {mask.name!r}")
+        raise ConfigError(
+            f"{name}: agents that act as one need legal actions by a method, not as a part {mask.name!r}"
+        )
 
     def several(part: Part) -> Part:
         if isinstance(part, Box):
             bounds = (np.stack([bound] * count) for bound in (part.low, part.high))
             return Box((count, *part.shape), part.dtype, *bounds)
-        raise ConfigError(f"{name}: agents that act as one need observations of numbers, and have {describe(part)}")
+        raise ConfigError(
+            f"{name}: agents that act as one need observations of numbers, and have {describe(part)}"
+        )
 
     return {AGENTS: jax.tree.map(several, observation)}, MultiDiscrete((action.n,) * count)
 
@@ -283,7 +367,9 @@ def team_size(spec: EnvSpec) -> int:
     """Returns how many agents act as one in each row of a policy; 0: a row is one agent's."""
     parts, action = spec.observation, spec.action
     joint = isinstance(parts, dict) and STATE in parts and isinstance(parts.get(AGENTS), dict)
-    return len(action.nvec) if joint and isinstance(action, MultiDiscrete) else 0
+    if joint and isinstance(action, MultiDiscrete):
+        return len(action.nvec)
+    return 0
 
 
 def stacked(agents: Sequence[Any], values: Mapping[Any, PyTree]) -> PyTree:
@@ -294,13 +380,20 @@ def stacked(agents: Sequence[Any], values: Mapping[Any, PyTree]) -> PyTree:
 
 
 def in_rows(agents: Sequence[Any], values: Mapping[Any, PyTree]) -> PyTree:
-    """Makes the values of these agents rows of a batch, environment by environment: ``[B * k, ...]``."""
+    """Makes the values of these agents rows of a batch,
+    environment by environment: ``[B * k, ...]``.
+    """
     return jax.tree.map(_flat, stacked(agents, values))
 
 
 def whole_state(obs: Mapping[Any, PyTree], agents: Sequence[Any]) -> Array:
-    """Returns the state of the whole environment, ``[B, S]``: the library's, or all observations side by side."""
-    leaves = [obs[WORLD]] if WORLD in obs else jax.tree.leaves([obs[agent] for agent in agents])
+    """Returns the state of the whole environment, ``[B, S]``: the library's,
+    or all observations side by side.
+    """
+    if WORLD in obs:
+        leaves = [obs[WORLD]]
+    else:
+        leaves = jax.tree.leaves([obs[agent] for agent in agents])
     xp = leaves[0].__array_namespace__()
     return xp.concatenate([x.reshape(len(x), -1).astype(xp.float32) for x in leaves], axis=1)
 
@@ -329,5 +422,7 @@ def check_same(name: str, role: str, native: Mapping[Any, PlainSpace]) -> None:
 
 def _shown(space: PlainSpace) -> str:
     if space.parts is not None:
-        return "{" + ", ".join(f"{name}: {_shown(part)}" for name, part in space.parts.items()) + "}"
+        return (
+            "{" + ", ".join(f"{name}: {_shown(part)}" for name, part in space.parts.items()) + "}"
+        )
     return f"{space.kind}{list(space.sizes or space.shape)}"

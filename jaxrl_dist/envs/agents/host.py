@@ -1,4 +1,6 @@
-"""Makes the agents of PettingZoo environments rows of the batch, like ``device`` for JAX environments."""
+"""Makes the agents of PettingZoo environments rows of the batch,
+like ``device`` for JAX environments.
+"""
 
 from __future__ import annotations
 
@@ -31,37 +33,51 @@ def divided(env_id: str, made: Description, wrappers: Wrappers) -> Groups:
     Raises:
       ConfigError: as ``groups.divided``.
     """
-    name, agents = env_label("gymnasium", env_id), list(made.agents)
+    name = env_label("gymnasium", env_id)
+    agents = list(made.agents)
 
     def alone(agents: Sequence[str]) -> tuple[EnvSpec, Mask]:
         first = agents[0]
-        for role, spaces in (("observations", made.observation.parts), ("actions", made.action.parts)):
+        for role, spaces in (
+            ("observations", made.observation.parts),
+            ("actions", made.action.parts),
+        ):
             groups.check_same(name, role, {agent: spaces[agent] for agent in agents})
-            if other := next((agent for agent in agents if not alike(spaces[agent], spaces[first])), None):
+            if other := next(
+                (agent for agent in agents if not alike(spaces[agent], spaces[first])), None
+            ):
                 has = f"{role} of {first} and {other} have other bounds"
                 raise ConfigError(f"{name}: {has}; one policy needs equal ones")
         spaces = made.observation.parts[first], made.action.parts[first]
         one = made._replace(observation=spaces[0], action=spaces[1], mask=Mask(), agents={})
         return gymnasium.spec(env_id, one, wrappers), made.agents[first]
 
-    sizes = [math.prod(space.shape) for space in leaves(space_of(made.observation, name, "observations")).values()]
+    sizes = [
+        math.prod(space.shape)
+        for space in leaves(space_of(made.observation, name, "observations")).values()
+    ]
     return groups.divided(agents, name, wrappers, alone, sum(sizes))
 
 
 def whole(divided: Groups) -> EnvSpec:
     """Returns the spec of the ``pettingzoo.Parallel`` that has all agents."""
-    agents, of_agents = divided.agents, [(agent, x) for x in divided.by_policy.values() for agent in x.agents]
+    agents = divided.agents
+    of_agents = [(agent, x) for x in divided.by_policy.values() for agent in x.agents]
     reward = np.full(len(agents), np.inf, np.float32)
     parts: dict[str, Space] = {
         OBS: {agent: group.alone.observation for agent, group in of_agents},
         "reward": Box((len(agents),), reward.dtype, -reward, reward),
         **{flag: MultiDiscrete((2,) * len(agents)) for flag in (THERE, *FLAGS)},
     }
-    legal: Space = {agent: masks.flags(group.alone.action) for agent, group in of_agents if PART in group.added}
+    legal: Space = {
+        agent: masks.flags(group.alone.action) for agent, group in of_agents if PART in group.added
+    }
     if legal:
         parts[PART] = legal
     actions: Space = {agent: group.alone.action for agent, group in of_agents}
-    return dataclasses.replace(divided.spec, observation=parts, action=actions, num_agents=1, mask=None, policies={})
+    return dataclasses.replace(
+        divided.spec, observation=parts, action=actions, num_agents=1, mask=None, policies={}
+    )
 
 
 class Rows:
@@ -69,14 +85,16 @@ class Rows:
 
     Agents that act as one share one row, ``[B]``, with the reward of ``device.from_team``.
 
-    With several policies, actions, observations, time steps and episodes are dicts keyed by policy, and a policy's rows
-    are its agents. ``valid`` is False for an agent that has not joined yet, or whose episode has ended before the
-    others'. An environment resets once no agent is left. If the run's time limit cuts it, all its agents are truncated.
+    With several policies, actions, observations, time steps and episodes are dicts keyed by policy,
+    and a policy's rows are its agents. ``valid`` is False for an agent that has not joined yet, or
+    whose episode has ended before the others'. An environment resets once no agent is left. If the
+    run's time limit cuts it, all its agents are truncated.
     """
 
     def __init__(self, env: DrawnEnv, divided: Groups) -> None:
         """``env`` has the spec ``whole(divided)``."""
-        self.spec, self.num_envs = divided.spec, env.num_envs * divided.spec.num_agents
+        self.spec = divided.spec
+        self.num_envs = env.num_envs * divided.spec.num_agents
         self._env, self._groups = env, divided
 
     def reset(self) -> PyTree:
@@ -85,21 +103,33 @@ class Rows:
             group.agents[0]: EpisodeCounter(self._env.num_envs * group.spec.num_agents)
             for group in self._groups.by_policy.values()
         }
-        return self.spec.bare(over_policies(lambda group: self._group_obs(group, obs))(self._groups.by_policy))
+        return self.spec.bare(
+            over_policies(lambda group: self._group_obs(group, obs))(self._groups.by_policy)
+        )
 
     def step(self, action: PyTree) -> tuple[Timestep, EpisodeStats]:
         by_policy = self._groups.by_policy
-        acting = [by_policy[name].actions(jax.tree.map(np.asarray, x)) for name, x in self.spec.keyed(action).items()]
+        acting = [
+            by_policy[name].actions(jax.tree.map(np.asarray, x))
+            for name, x in self.spec.keyed(action).items()
+        ]
         step, whole = self._env.step(dict(collections.ChainMap(*acting)))
         present, terminated, truncated = (step.obs[name].astype(bool) for name in (THERE, *FLAGS))
         truncated = truncated | np.asarray(step.truncated)[:, None]
-        valid, terminated, truncated = outcome(~(present & step.valid[:, None]), terminated, truncated)
+        valid, terminated, truncated = outcome(
+            ~(present & step.valid[:, None]), terminated, truncated
+        )
         reward = np.where(self._groups.pays(valid), step.obs["reward"], 0).astype(np.float32)
 
         def of_group(group: Group) -> tuple[Timestep, EpisodeStats]:
-            rows = group.step(self._group_obs(group, step.obs), reward, terminated, truncated, valid)
-            counter, over = self._episodes[group.agents[0]], rows.terminated | rows.truncated
-            return rows, counter.add(rows.reward, rows.valid, over)._replace(info=group.info(whole.info))
+            rows = group.step(
+                self._group_obs(group, step.obs), reward, terminated, truncated, valid
+            )
+            counter = self._episodes[group.agents[0]]
+            over = rows.terminated | rows.truncated
+            return rows, counter.add(rows.reward, rows.valid, over)._replace(
+                info=group.info(whole.info)
+            )
 
         stepped, ended = over_policies(of_group, 2)(by_policy)
         return self.spec.bare(stepped), self.spec.bare(ended)
@@ -112,6 +142,12 @@ class Rows:
 
     def _group_obs(self, group: Group, obs: PyTree) -> PyTree:
         """Returns the observations of a policy's rows."""
-        legal = groups.in_rows(group.agents, obs[PART]) if PART in group.added else None
-        state = groups.whole_state(obs[OBS], self._groups.agents) if groups.STATE in group.added else None
+        if PART in group.added:
+            legal = groups.in_rows(group.agents, obs[PART])
+        else:
+            legal = None
+        if groups.STATE in group.added:
+            state = groups.whole_state(obs[OBS], self._groups.agents)
+        else:
+            state = None
         return group.observation(groups.in_rows(group.agents, obs[OBS]), legal, state)

@@ -1,7 +1,8 @@
-"""Adapts PettingZoo's multi-agent environments to Gymnasium: one observation holds those of all agents.
+"""Adapts PettingZoo's multi-agent environments to Gymnasium:
+one observation holds those of all agents.
 
-So worker threads and processes step them like others, and ``host.Rows`` makes each agent a row of its policy's batch.
-This module imports no JAX, because worker processes import it.
+So worker threads and processes step them like others, and ``host.Rows`` makes each agent a row of
+its policy's batch. This module imports no JAX, because worker processes import it.
 """
 
 from __future__ import annotations
@@ -16,13 +17,27 @@ import numpy as np
 from gymnasium import spaces
 
 from jaxrl_dist.envs.masks import NAMES, PART, flat, of_parts, of_value
-from jaxrl_dist.envs.native import NO_MASK, Description, Mask, check_agents, flag, number, plain, render_fps, returned
+from jaxrl_dist.envs.native import (
+    NO_MASK,
+    Description,
+    Mask,
+    check_agents,
+    flag,
+    number,
+    plain,
+    render_fps,
+    returned,
+)
 
-OBS, THERE, FLAGS = "obs", "there", ("terminated", "truncated")
-"""Parts of the observation: what agents see, whether each was there before the step, and how its episode ends."""
+OBS = "obs"
+THERE = "there"
+FLAGS = ("terminated", "truncated")
+"""Parts of the observation: what agents see, whether each was there before the step,
+and how its episode ends."""
 
 RETURNED = ("observations", "rewards", "terminations", "truncations", "infos")
-"""What ``step`` of an environment returns, each keyed by agent; ``reset`` returns the first and the last."""
+"""What ``step`` of an environment returns, each keyed by agent;
+``reset`` returns the first and the last."""
 
 
 def is_parallel(made: Any) -> bool:
@@ -35,18 +50,20 @@ def is_parallel(made: Any) -> bool:
 class Parallel(gymnasium.Env[Any, Any]):
     """A PettingZoo environment as one Gymnasium environment, with all agents side by side.
 
-    The observation is a dict of ``reward`` and flags, ``[k]`` each, ``obs`` keyed by agent and, if infos have legal
-    actions, ``mask`` keyed by agent. The action is a dict keyed by agent. The episode ends once no agent is left. For
-    an absent agent, the observation is zero and the action is ignored. An agent is absent from its flag until the
-    reset, even if the environment still lists it. One that leaves without a flag is truncated. Other agents need an
-    observation, and for a step a reward and both flags; else ``reset`` and ``step`` raise an error.
+    The observation is a dict of ``reward`` and flags, ``[k]`` each, ``obs`` keyed by agent and, if
+    infos have legal actions, ``mask`` keyed by agent. The action is a dict keyed by agent. The
+    episode ends once no agent is left. For an absent agent, the observation is zero and the action
+    is ignored. An agent is absent from its flag until the reset, even if the environment still
+    lists it. One that leaves without a flag is truncated. Other agents need an observation, and for
+    a step a reward and both flags; else ``reset`` and ``step`` raise an error.
     """
 
     def __init__(self, env: Any) -> None:
         """Adapts ``env``; PettingZoo converts one of the AEC API, see ``InTurns``."""
         self.env = env = _in_parallel(env)
         self.agents = list(env.possible_agents)
-        self.render_mode, self.metadata = getattr(env, "render_mode", None), env.metadata
+        self.render_mode = getattr(env, "render_mode", None)
+        self.metadata = env.metadata
         self._obs_space = {agent: env.observation_space(agent) for agent in self.agents}
         self._act_space = {agent: env.action_space(agent) for agent in self.agents}
         self._gone: set[Any] = set()  # whose flags have said so since the reset
@@ -60,12 +77,24 @@ class Parallel(gymnasium.Env[Any, Any]):
         }
         if self._masks:
             sizes = {agent: (int(self._act_space[agent].n),) for agent in self._masks}
-            parts[PART] = _by_name({agent: spaces.Box(0, 1, size, np.bool_) for agent, size in sizes.items()})  # type: ignore[arg-type]
-        self.observation_space, self.action_space = spaces.Dict(parts), _by_name(self._act_space)
+            parts[PART] = _by_name(
+                {
+                    agent: spaces.Box(0, 1, size, np.bool_)  # type: ignore[arg-type]
+                    for agent, size in sizes.items()
+                }
+            )
+        self.observation_space = spaces.Dict(parts)
+        self.action_space = _by_name(self._act_space)
 
     def _masks_of_infos(self, infos: Any) -> dict[Any, Mask]:
-        """Returns each agent's mask in its info; agents that join late have that of others with as many actions."""
-        sizes = {agent: int(space.n) for agent, space in self._act_space.items() if isinstance(space, spaces.Discrete)}
+        """Returns each agent's mask in its info;
+        agents that join late have that of others with as many actions.
+        """
+        sizes = {
+            agent: int(space.n)
+            for agent, space in self._act_space.items()
+            if isinstance(space, spaces.Discrete)
+        }
         by_size: dict[int, Mask] = {}
         for agent, size in sizes.items():
             for name in filter(infos.get(agent, {}).__contains__, reversed(NAMES)):
@@ -80,18 +109,24 @@ class Parallel(gymnasium.Env[Any, Any]):
         for agent, space in self._obs_space.items():
             part = of_parts(plain(space), plain(self._act_space[agent]))
             of_info = agent in self._masks or not part.where
-            masks[str(agent)] = self._offered.get(agent, NO_MASK) if of_info else part
+            if of_info:
+                masks[str(agent)] = self._offered.get(agent, NO_MASK)
+            else:
+                masks[str(agent)] = part
         return masks
 
     def description(self) -> Description:
         """Returns the description, with the spaces and masks of the agents by their names."""
-        observation, action = plain(_by_name(self._obs_space)), plain(self.action_space)
+        observation = plain(_by_name(self._obs_space))
+        action = plain(self.action_space)
         masks = {
             name: Mask("info", PART) if mask.where == "info" and not mask.unread else mask
             for name, mask in self.masks().items()
         }
         kind = type(self.env.unwrapped if isinstance(self.env, InTurns) else self.env).__name__
-        return Description(kind, True, False, observation, action, "pettingzoo", agents=masks, fps=render_fps(self))
+        return Description(
+            kind, True, False, observation, action, "pettingzoo", agents=masks, fps=render_fps(self)
+        )
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         return self._all(*self._begin(seed=seed, options=options), {}, {}, {}, []), {}
@@ -99,22 +134,40 @@ class Parallel(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         present = self.going()
         chosen = {agent: action[str(agent)] for agent in self.env.agents}
-        whole = {agent: int(chosen[agent]) for agent in chosen if isinstance(self._act_space[agent], spaces.Discrete)}
+        whole = {
+            agent: int(chosen[agent])
+            for agent in chosen
+            if isinstance(self._act_space[agent], spaces.Discrete)
+        }
         actions = {**chosen, **whole}  # some environments need Python's int
-        obs, rewards, terminated, truncated, infos = returned("step", self.env.step(actions), RETURNED)
+        obs, rewards, terminated, truncated, infos = returned(
+            "step", self.env.step(actions), RETURNED
+        )
         listed = self.going()
         flags = {"termination": terminated, "truncation": truncated}
         check_agents(ValueError, "step", listed, observation=obs)
-        check_agents(ValueError, "step", list(filter(present.__contains__, listed)), reward=rewards, **flags)
+        check_agents(
+            ValueError, "step", list(filter(present.__contains__, listed)), reward=rewards, **flags
+        )
         flagged = [agent for agent in present if terminated.get(agent) or truncated.get(agent)]
         check_agents(ValueError, "step", flagged, reward=rewards)
-        check_agents(ValueError, "step", itertools.filterfalse(terminated.get, flagged), observation=obs)
+        check_agents(
+            ValueError, "step", itertools.filterfalse(terminated.get, flagged), observation=obs
+        )
         self._gone.update(flagged)
         going = self.going()
         unflagged = [agent for agent in present if agent not in {*going, *self._gone}]
         truncated = {**truncated, **dict.fromkeys(unflagged, True)}
-        info = {str(name): x for name, x in infos.items() if name in present or name not in self.agents}
-        return self._all(obs, infos, rewards, terminated, truncated, present), 0.0, not going, False, info
+        info = {
+            str(name): x for name, x in infos.items() if name in present or name not in self.agents
+        }
+        return (
+            self._all(obs, infos, rewards, terminated, truncated, present),
+            0.0,
+            not going,
+            False,
+            info,
+        )
 
     def render(self) -> Any:
         return self.env.render()
@@ -140,34 +193,56 @@ class Parallel(gymnasium.Env[Any, Any]):
         """Returns the agents whose episodes go on."""
         return [agent for agent in self.env.agents if agent not in self._gone]
 
-    def _all(self, obs: Any, infos: Any, rewards: Any, terminated: Any, truncated: Any, present: list[Any]) -> Any:
-        """Returns the observation from dicts keyed by agent; ``present`` lists the agents that have acted."""
+    def _all(
+        self,
+        obs: Any,
+        infos: Any,
+        rewards: Any,
+        terminated: Any,
+        truncated: Any,
+        present: list[Any],
+    ) -> Any:
+        """Returns the observation from dicts keyed by agent;
+        ``present`` lists the agents that have acted.
+        """
         flags = dict(zip(FLAGS, (terminated, truncated), strict=True))
         parts = {
-            OBS: {str(agent): obs[agent] if agent in obs else _zero(space) for agent, space in self._obs_space.items()},
-            "reward": np.array([_finite(agent, rewards.get(agent, 0.0)) for agent in self.agents], np.float32),
+            OBS: {
+                str(agent): obs[agent] if agent in obs else _zero(space)
+                for agent, space in self._obs_space.items()
+            },
+            "reward": np.array(
+                [_finite(agent, rewards.get(agent, 0.0)) for agent in self.agents], np.float32
+            ),
             THERE: np.array([agent in present for agent in self.agents], np.int8),
             **{
-                name: np.array([flag(f"{name} of {agent}", x.get(agent, False)) for agent in self.agents], np.int8)
+                name: np.array(
+                    [flag(f"{name} of {agent}", x.get(agent, False)) for agent in self.agents],
+                    np.int8,
+                )
                 for name, x in flags.items()
             },
         }
         if self._masks:
             going = self.going()
             parts[PART] = {
-                str(agent): self._legal(agent, infos.get(agent, {}), agent in going) for agent in self._masks
+                str(agent): self._legal(agent, infos.get(agent, {}), agent in going)
+                for agent in self._masks
             }
         return parts
 
     def _legal(self, agent: Any, info: Any, going: bool) -> np.ndarray:
         """Returns which of an agent's actions are legal, ``[n]`` bool.
 
-        Without a mask all are (``InTurns`` gives one to who waits); none is for an agent whose episode has ended.
+        Without a mask all are (``InTurns`` gives one to who waits);
+        none is for an agent whose episode has ended.
 
         Raises:
-          ValueError: the agent's episode goes on, and its mask is not zeros and ones, or has changed its size.
+          ValueError: the agent's episode goes on, and its mask is not zeros and ones,
+            or has changed its size.
         """
-        name, size = self._masks[agent], int(self._act_space[agent].n)
+        name = self._masks[agent]
+        size = int(self._act_space[agent].n)
         mask = info.get(name)
         if (flags := flat(mask, size)) is not None:
             return flags
@@ -184,28 +259,39 @@ def _in_parallel(env: Any) -> Any:
     from pettingzoo.utils.conversions import aec_to_parallel
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "(?s)The base environment .* does not have a `render_mode` defined")
-        return aec_to_parallel(env) if env.metadata.get("is_parallelizable", False) else InTurns(env)
+        warnings.filterwarnings(
+            "ignore", "(?s)The base environment .* does not have a `render_mode` defined"
+        )
+        if env.metadata.get("is_parallelizable", False):
+            return aec_to_parallel(env)
+        return InTurns(env)
 
 
 class InTurns:
-    """A game in turns, by PettingZoo's ``turn_based_aec_to_parallel``: a step is one agent's, and all are paid for it.
+    """A game in turns, by PettingZoo's ``turn_based_aec_to_parallel``: a step is one agent's,
+    and all are paid for it.
 
-    The conversion ignores the actions of agents who are not on the move. Their masks have one legal action, the first,
-    so that a policy learns nothing from these steps. A mask is a part of the observation, or ``action_mask`` in the
-    info, also where the game has none; actions that are not discrete have none.
+    The conversion ignores the actions of agents who are not on the move. Their masks have one legal
+    action, the first, so that a policy learns nothing from these steps. A mask is a part of the
+    observation, or ``action_mask`` in the info, also where the game has none; actions that are not
+    discrete have none.
     """
 
     def __init__(self, env: Any) -> None:
         from pettingzoo.utils.conversions import turn_based_aec_to_parallel
 
-        self._game, self._parallel = env, turn_based_aec_to_parallel(env)
-        self._part = {}  # the part of each agent's observation that is its mask; "" for one in its info
+        self._game = env
+        self._parallel = turn_based_aec_to_parallel(env)
+        # the part of each agent's observation that is its mask; "" for one in its info
+        self._part = {}
         for agent in env.possible_agents:
             space, action = (plain(of(agent)) for of in (env.observation_space, env.action_space))
             mask = of_parts(space, action)
             if action.kind == "Discrete":
-                self._part[agent] = mask.name if mask.where and not mask.unread else ""
+                if mask.where and not mask.unread:
+                    self._part[agent] = mask.name
+                else:
+                    self._part[agent] = ""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._parallel, name)
@@ -217,13 +303,18 @@ class InTurns:
     def step(self, actions: Any) -> tuple[Any, ...]:
         obs, rewards, terminated, truncated, infos = self._parallel.step(actions)
         ended = [agent for agent in obs if terminated.get(agent) or truncated.get(agent)]
-        # The conversion has observed before those who have ended left, and so before the next one was on the move.
-        going = {agent: self._game.observe(agent) for agent in self._game.agents if agent not in ended}
+        # The conversion has observed before those who have ended left,
+        # and so before the next one was on the move.
+        going = {
+            agent: self._game.observe(agent) for agent in self._game.agents if agent not in ended
+        }
         obs, infos = self._masked({**obs, **going}, {**infos, **self._game.infos}, ended)
         return obs, rewards, terminated, truncated, infos
 
     def _masked(self, obs: Any, infos: Any, ended: Sequence[Any]) -> tuple[Any, Any]:
-        """Returns observations and infos with the masks of all agents; those of agents who have ``ended`` stay."""
+        """Returns observations and infos with the masks of all agents;
+        those of agents who have ``ended`` stay.
+        """
         obs, infos = dict(obs), {agent: dict(infos.get(agent, {})) for agent in obs}
         for agent, part in self._part.items():
             if agent not in obs or agent in ended:
@@ -234,7 +325,10 @@ class InTurns:
                 continue
             every = np.ones(int(self._game.action_space(agent).n), np.int8)
             mask = next((infos[agent][name] for name in NAMES if name in infos[agent]), every)
-            infos[agent][NAMES[0]] = mask if agent == self._game.agent_selection else _first(every)
+            if agent == self._game.agent_selection:
+                infos[agent][NAMES[0]] = mask
+            else:
+                infos[agent][NAMES[0]] = _first(every)
         return obs, infos
 
 
@@ -252,7 +346,9 @@ def _zero(space: Any) -> Any:
     """Returns the observation of an absent agent: zero, or the start of a discrete space."""
     parts = getattr(space, "spaces", None)
     if parts is not None:
-        return {name: _zero(parts[name]) for name in parts} if isinstance(parts, dict) else tuple(map(_zero, parts))
+        if isinstance(parts, dict):
+            return {name: _zero(parts[name]) for name in parts}
+        return tuple(map(_zero, parts))
     return np.zeros(space.shape, space.dtype) + getattr(space, "start", 0)
 
 

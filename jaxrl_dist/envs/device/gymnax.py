@@ -33,10 +33,14 @@ class State(NamedTuple):
 
     env: PyTree
     obs: PyTree
-    ended: jax.Array  # bool: the next step is a reset
-    episode_return: jax.Array  # float32
-    episode_length: jax.Array  # int32
-    info: PyTree  # float32, keyed by metric of the info; see ``episodes.advanced``
+    ended: jax.Array
+    """Bool: the next step is a reset."""
+    episode_return: jax.Array
+    """Float32."""
+    episode_length: jax.Array
+    """Int32."""
+    info: PyTree
+    """Float32, keyed by metric of the info; see ``episodes.advanced``."""
 
 
 def ids() -> list[str]:
@@ -68,14 +72,21 @@ def native(env_id: str, options: Mapping[str, str]) -> tuple[Any, Any]:
         env, params = gymnax.make(env_id)
     except OSError as error:  # some environments download data in their constructor
         raise ConfigError(f"gymnax:{env_id} cannot be made here: {error}") from error
-    arguments, fields = libraries.defaults_of(type(env)), libraries.fields_of(params)
+    arguments = libraries.defaults_of(type(env))
+    fields = libraries.fields_of(params)
     values = base.parse_options(f"gymnax:{env_id}", options, {**arguments, **fields})
     env, params = gymnax.make(env_id, **{k: v for k, v in values.items() if k in arguments})
-    return env, params.replace(**{k: v for k, v in values.items() if k in fields and k not in arguments})
+    return env, params.replace(
+        **{k: v for k, v in values.items() if k in fields and k not in arguments}
+    )
 
 
 def adapt(
-    made: Any, env_id: str, backend: str, wrappers: Wrappers = UNWRAPPED, contract: Contract | None = None
+    made: Any,
+    env_id: str,
+    backend: str,
+    wrappers: Wrappers = UNWRAPPED,
+    contract: Contract | None = None,
 ) -> DeviceEnv:
     """Adapts an environment of a JAX library or of the user, and traces a first step to check it.
 
@@ -88,12 +99,20 @@ def adapt(
       ConfigError: no policy here supports the spaces.
       EnvError: a fault, or its code fails in a compiled program.
     """
-    env, params = made if isinstance(made, tuple) else (made, None)
+    if isinstance(made, tuple):
+        env, params = made
+    else:
+        env = made
+        params = None
     of_user = not of_library(type(env))
     contract = contract or Contract(env_label(backend, env_id))
     with contract.during("a first step"):
         if is_team(env):
-            team_fields = {name: getattr(env, name) for name in ("time_limit", "shows_state") if hasattr(env, name)}
+            team_fields = {
+                name: getattr(env, name)
+                for name in ("time_limit", "shows_state")
+                if hasattr(env, name)
+            }
             env = Team(env, **team_fields)
         if isinstance(env, Team):
             adapted = device.from_team(env, env_id, backend, wrappers, contract)
@@ -107,17 +126,26 @@ def adapt(
 def _trace(env: DeviceEnv) -> None:
     """Traces a step of two environments with all wrappers, without compiling it."""
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 2 * env.spec.num_agents))
-    action = {name: zeros(spec.action, 2 * spec.num_agents) for name, spec in env.spec.by_policy.items()}
-    jax.eval_shape(lambda keys, action: env.step(env.reset(keys)[0], action, keys), keys, env.spec.bare(action))
+    action = {
+        name: zeros(spec.action, 2 * spec.num_agents) for name, spec in env.spec.by_policy.items()
+    }
+    jax.eval_shape(
+        lambda keys, action: env.step(env.reset(keys)[0], action, keys), keys, env.spec.bare(action)
+    )
 
 
 def _one_agent(
-    env: Environment, params: PyTree, env_id: str, backend: str, wrappers: Wrappers, contract: Contract
+    env: Environment,
+    params: PyTree,
+    env_id: str,
+    backend: str,
+    wrappers: Wrappers,
+    contract: Contract,
 ) -> DeviceEnv:
     """Wraps a gymnax-style environment object.
 
-    gymnax's own ``step`` resets in the same step and hides the last observation; here the reset takes the next step.
-    Frames are stacked elsewhere. Arguments and errors are those of ``adapt``.
+    gymnax's own ``step`` resets in the same step and hides the last observation; here the reset
+    takes the next step. Frames are stacked elsewhere. Arguments and errors are those of ``adapt``.
     """
     name = contract.name
     params, (native_obs, native_action), action_space, *first, info = of_env(contract, env, params)
@@ -129,7 +157,10 @@ def _one_agent(
     limit = wrappers.limit(None if limit is None else int(limit))
     metrics = episodes.parse(wrappers.info_metrics)
     episodes.check_known(metrics, episodes.numbers(info), name)
-    family = env.family if isinstance(env, libraries.Adapted) else family_of(env, "other")
+    if isinstance(env, libraries.Adapted):
+        family = env.family
+    else:
+        family = family_of(env, "other")
     side_to_move = getattr(env, "side_to_move", None)
     spec = EnvSpec(
         env_id, backend, family, observation, action_space, limit, mask=mask, unread_mask=native_mask.unread,
@@ -139,12 +170,15 @@ def _one_agent(
 
     def reported(info: PyTree) -> dict[str, jax.Array]:
         known = episodes.numbers(info) if metrics else {}
-        return {metric: jnp.float32(known[episodes.field(metric)]).reshape(()) for metric in metrics}
+        return {
+            metric: jnp.float32(known[episodes.field(metric)]).reshape(()) for metric in metrics
+        }
 
     def reset_all(keys: jax.Array) -> tuple[PyTree, PyTree]:
         obs, state = jax.vmap(env.reset_env, (0, None))(keys, params)
         obs = jax.vmap(observe)(obs, state)
-        # Some environments start from Python numbers: give every leaf a dtype and a row per environment.
+        # Some environments start from Python numbers:
+        # give every leaf a dtype and a row per environment.
         return obs, jax.tree.map(lambda x: jnp.broadcast_to(x, jnp.shape(x) or keys.shape), state)
 
     def nothing(like: jax.Array) -> dict[str, jax.Array]:
@@ -156,13 +190,19 @@ def _one_agent(
         return State(state, obs, none > 0, none, none.astype(jnp.int32), nothing(none)), obs
 
     def step_once(key: jax.Array, env_state: PyTree, action: PyTree) -> tuple[PyTree, ...]:
-        *stepped, reward, terminated, info = env.step_env(key, env_state, unnamed(native_action, action), params)
+        *stepped, reward, terminated, info = env.step_env(
+            key, env_state, unnamed(native_action, action), params
+        )
         # The contract allows for dtypes that those of a reset can hold.
-        obs, env_state = jax.tree.map(lambda x, like: jnp.asarray(x).astype(like.dtype), stepped, first)
+        obs, env_state = jax.tree.map(
+            lambda x, like: jnp.asarray(x).astype(like.dtype), stepped, first
+        )
         over = terminated, env.is_truncated(env_state, params)
         return observe(obs, env_state), env_state, jnp.float32(reward), *over, reported(info)
 
-    def step_one(key: jax.Array, env_state: PyTree, action: PyTree, *, limited: bool = True) -> tuple[PyTree, ...]:
+    def step_one(
+        key: jax.Array, env_state: PyTree, action: PyTree, *, limited: bool = True
+    ) -> tuple[PyTree, ...]:
         action = spaces.clipped(action_space, action)
         if wrappers.action_repeat == 1:
             return step_once(key, env_state, action)
@@ -171,7 +211,11 @@ def _one_agent(
         def again(now: tuple[PyTree, ...], key: jax.Array) -> tuple[tuple[PyTree, ...], None]:
             _, state, reward, terminated, truncated, info = now
             obs, state, more, *flags, news = step_once(key, state, action)
-            over = terminated | truncated if limited else terminated  # the episode has ended: keep its outcome
+            # the episode has ended: keep its outcome
+            if limited:
+                over = terminated | truncated
+            else:
+                over = terminated
             new = obs, state, reward + more, *flags, episodes.advanced(info, news)
             return jax.tree.map(lambda x, y: jnp.where(over, x, y), now, new), None
 
@@ -212,8 +256,12 @@ def _one_agent(
 
     def outcomes(state: PyTree, action: PyTree) -> tuple[jax.Array, Simulated]:
         given = named.outcomes(state, unnamed(native_action, action), params)
-        probability, obs, new, reward, over = _parts(given, "outcomes", "probability, obs, state, reward, terminated")
-        obs, new = jax.tree.map(lambda x, like: jnp.asarray(x).astype(like.dtype), (obs, new), tuple(first))
+        probability, obs, new, reward, over = _parts(
+            given, "outcomes", "probability, obs, state, reward, terminated"
+        )
+        obs, new = jax.tree.map(
+            lambda x, like: jnp.asarray(x).astype(like.dtype), (obs, new), tuple(first)
+        )
         going = jax.vmap(discount, (None, 0, 0))(state, new, jnp.asarray(over))
         return probability, Simulated(new, jax.vmap(observe)(obs, new), jnp.float32(reward), going)
 
@@ -240,9 +288,13 @@ def _parts(given: Any, method: str, names: str) -> tuple[Any, ...]:
 
 
 def _fps(env: Any, params: Any, family: str, action_repeat: int) -> float | None:
-    """Returns ``EnvSpec.fps``: the environment's ``render_fps``, or by the seconds of a step of classic control."""
+    """Returns ``EnvSpec.fps``: the environment's ``render_fps``,
+    or by the seconds of a step of classic control.
+    """
     fields = ("tau", "dt") if family == "classic_control" else ()
-    seconds = next((float(getattr(params, field)) for field in fields if hasattr(params, field)), 0.0)
+    seconds = next(
+        (float(getattr(params, field)) for field in fields if hasattr(params, field)), 0.0
+    )
     fps = render_fps(env) or (1 / seconds if seconds > 0 else None)
     return fps and fps / action_repeat
 
@@ -260,9 +312,12 @@ class HostGymnax:
           key: the key of the environment stream; for several runs side by side, an array of keys.
           first: the index of the first environment within the run.
         """
-        self.spec, self.num_envs, self._draw = env.spec, num_envs, env.render
+        self.spec = env.spec
+        self.num_envs = num_envs
+        self._draw = env.render
         self._steps = self._resets = 0
-        self._key, self._first = key, np.int32(first)
+        self._key = key
+        self._first = np.int32(first)
         self._reset, self._step = _programs(env.reset, env.step, num_envs)
 
     def reset(self) -> PyTree:
@@ -274,7 +329,9 @@ class HostGymnax:
 
     def step(self, action: PyTree) -> tuple[Timestep, EpisodeStats]:
         action = base.checked_action(self.spec, action, self._steps)
-        self._state, *outputs = self._step(self._state, action, self._key, self._first, np.uint32(self._steps))
+        self._state, *outputs = self._step(
+            self._state, action, self._key, self._first, np.uint32(self._steps)
+        )
         step, ended = jax.tree.map(np.array, outputs)
         values = over_policies(lambda step: (step.obs, step.reward), 2)(self.spec.keyed(step))
         for field, value in zip(("observation", "reward"), values, strict=True):
@@ -288,7 +345,11 @@ class HostGymnax:
         return self._state
 
     def render(self, index: int) -> np.ndarray:
-        state = self._state if self.spec.frame_stack == 1 else self._state[0]  # the stacks are second
+        # the stacks are second
+        if self.spec.frame_stack == 1:
+            state = self._state
+        else:
+            state = self._state[0]
         place = index // self.spec.num_agents
         env_state = jax.tree.map(lambda x: np.asarray(x[place]), state.env)
         rows = {name: place * spec.num_agents for name, spec in self.spec.by_policy.items()}
@@ -302,11 +363,17 @@ class HostGymnax:
 
 @functools.lru_cache(maxsize=8)  # environments recreated for each evaluation compile once
 def _programs(env_reset: Any, env_step: Any, num_envs: int) -> tuple[Any, Any]:
-    """Compiles reset ``(key, first, steps) -> (state, obs)`` and step ``(state, action, key, first, steps) -> ...``."""
+    """Compiles reset ``(key, first, steps) -> (state, obs)`` and step
+    ``(state, action, key, first, steps) -> ...``.
+    """
 
     def keys(key: jax.Array, first: jax.Array, steps: jax.Array) -> jax.Array:
         index = first + jnp.arange(num_envs // key.size, dtype=jnp.int32)
-        return jax.vmap(lambda key: rng.per_index(jax.random.fold_in(key, steps), index))(key.reshape(-1)).reshape(-1)
+        return jax.vmap(lambda key: rng.per_index(jax.random.fold_in(key, steps), index))(
+            key.reshape(-1)
+        ).reshape(-1)
 
     reset = jax.jit(lambda *index: env_reset(keys(*index)))
-    return reset, jax.jit(lambda state, action, *index: env_step(state, action, keys(*index)), donate_argnums=0)
+    return reset, jax.jit(
+        lambda state, action, *index: env_step(state, action, keys(*index)), donate_argnums=0
+    )

@@ -19,15 +19,19 @@ _LONGEST_NAP = 0.1  # seconds, of a caller whose own calls may take any time
 class Caller:
     """A daemon thread that runs one call at a time and returns its result or raises its exception.
 
-    A call that another caller's thread makes runs in that thread, without a hand-over. Whoever waits for that thread
-    watches each such call.
+    A call that another caller's thread makes runs in that thread, without a hand-over. Whoever
+    waits for that thread watches each such call.
     """
 
     def __init__(self, name: str, timeout: float = math.inf) -> None:
         self.hangs = False
-        self._name, self._timeout, self._ends = name, timeout, False
+        self._name = name
+        self._timeout = timeout
+        self._ends = False
         self._own = self._running = _Running(self)
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = (
+            queue.SimpleQueue()
+        )
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -45,7 +49,8 @@ class Caller:
         """Runs ``function`` in the thread.
 
         Raises:
-          TimeoutError: the function, or another caller's call within it, did not return within that caller's time.
+          TimeoutError: the function, or another caller's call within it,
+            did not return within that caller's time.
         """
         if (outer := getattr(_HERE, "caller", self)) is not self:
             return outer._within(self, function)
@@ -53,7 +58,9 @@ class Caller:
         self._calls.put((function, future))
         if late := self._late(future):
             late.hangs = self.hangs = True
-            raise TimeoutError(f"{late._name} has not answered for {late._timeout:g} s (--env-timeout)")
+            raise TimeoutError(
+                f"{late._name} has not answered for {late._timeout:g} s (--env-timeout)"
+            )
         return future.result()
 
     def _within(self, inner: Caller, function: Callable[[], Any]) -> Any:
@@ -68,10 +75,13 @@ class Caller:
     def _late(self, future: Future[Any]) -> Caller | None:
         """Waits for a result; returns None, or whose call has not returned in time.
 
-        It waits in short naps, and counts those in which the same call runs. If this process is stopped meanwhile, as
-        by Ctrl-Z, it loses one nap and not the whole time: the other side may have been stopped with it.
+        It waits in short naps, and counts those in which the same call runs. If this process is
+        stopped meanwhile, as by Ctrl-Z, it loses one nap and not the whole time: the other side may
+        have been stopped with it.
         """
-        nap, seen, naps = min(self._timeout / NAPS, _LONGEST_NAP), self._running, 0
+        nap = min(self._timeout / NAPS, _LONGEST_NAP)
+        seen = self._running
+        naps = 0
         while not futures.wait([future], nap).done:
             running = self._running
             seen, naps = running, naps + 1 if running is seen else 0

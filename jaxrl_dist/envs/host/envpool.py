@@ -22,7 +22,8 @@ from jaxrl_dist.spaces import write_rows
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
 ATARI_PRESETS: dict[str, dict[str, Any]] = {
-    # OpenAI baselines' wrappers, the protocol of Mnih et al. (2015): deterministic, random no-ops at the start.
+    # OpenAI baselines' wrappers, the protocol of Mnih et al. (2015): deterministic,
+    # random no-ops at the start.
     "baselines": {
         "repeat_action_probability": 0.0,
         "noop_max": 30,
@@ -31,7 +32,8 @@ ATARI_PRESETS: dict[str, dict[str, Any]] = {
         "reward_clip": True,
         "max_episode_steps": 27_000,
     },
-    # Machado et al. (2018), "Revisiting the Arcade Learning Environment", section 5: sticky actions, the full game.
+    # Machado et al. (2018), "Revisiting the Arcade Learning Environment", section 5:
+    # sticky actions, the full game.
     "machado": {
         "repeat_action_probability": 0.25,
         "noop_max": 1,
@@ -44,7 +46,15 @@ ATARI_PRESETS: dict[str, dict[str, Any]] = {
 ATARI_TRAINING_ONLY = {"episodic_life": False, "reward_clip": False}
 """Options that evaluation turns off, to play full games for their unclipped score."""
 
-_RESERVED = {"num_envs", "batch_size", "seed", "env_seed", "base_path", "max_num_players", "gym_reset_return_info"}
+_RESERVED = {
+    "num_envs",
+    "batch_size",
+    "seed",
+    "env_seed",
+    "base_path",
+    "max_num_players",
+    "gym_reset_return_info",
+}
 _POSITIVE = {"frame_skip", "img_height", "img_width", "noop_max", "size", "stack_num"}
 """Options whose value 0 crashes the process."""
 _MAX_THREADS = 1024
@@ -66,7 +76,8 @@ _ALONE = threading.Lock()
 def _without_warnings() -> Iterator[None]:
     """Hides gymnasium's warnings that float64 bounds lose precision.
 
-    Runs in one thread at a time: warning filters belong to the process, so two threads would restore a mixture.
+    Runs in one thread at a time: warning filters belong to the process,
+    so two threads would restore a mixture.
     """
     with _ALONE, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -74,7 +85,9 @@ def _without_warnings() -> Iterator[None]:
 
 
 def ids() -> list[str]:
-    """Returns EnvPool's ids, in its order, without those that reset in the step that ends an episode."""
+    """Returns EnvPool's ids, in its order,
+    without those that reset in the step that ends an episode.
+    """
     return [env_id for env_id in _registry().specs if "AutoReset" not in env_id]
 
 
@@ -82,8 +95,8 @@ def spec(env_id: str, options: Mapping[str, Any], wrappers: Wrappers = UNWRAPPED
     """Reads the spec of ``env_id`` with the given keyword arguments, without making an environment.
 
     Raises:
-      ConfigError: the options are invalid, a system library is missing, no policy here supports the spaces, or
-        there are several players.
+      ConfigError: the options are invalid, a system library is missing, no policy here supports the
+        spaces, or there are several players.
     """
     name = f"envpool:{env_id}"
     with _without_warnings():
@@ -102,7 +115,8 @@ def spec(env_id: str, options: Mapping[str, Any], wrappers: Wrappers = UNWRAPPED
     native_mask = masks.of_parts(plain_observation, plain_action)
     observation, mask = masks.with_mask(observation, action, native_mask)
     limit = getattr(native.config, "max_episode_steps", None)
-    if limit == NO_LIMIT or (limit == 0 and "max_episode_steps" not in options):  # BabyAI's 0: the level has its limit
+    # BabyAI's 0: the level has its limit
+    if limit == NO_LIMIT or (limit == 0 and "max_episode_steps" not in options):
         limit = None
     if getattr(native.config, "max_num_players", 1) > 1:
         raise ConfigError(f"{name} has several players; environments with one work")
@@ -118,26 +132,42 @@ def spec(env_id: str, options: Mapping[str, Any], wrappers: Wrappers = UNWRAPPED
 
 def _numbers(native: Any) -> list[str]:
     """Returns the names of the numbers in the info."""
-    names = {key: key.removeprefix("info:") for key, spec in native.state_array_spec.items() if spec.shape == [-1]}
-    return [name for key, name in names.items() if name != key and ":" not in name and "." not in name]
+    names = {
+        key: key.removeprefix("info:")
+        for key, spec in native.state_array_spec.items()
+        if spec.shape == [-1]
+    }
+    return [
+        name for key, name in names.items() if name != key and ":" not in name and "." not in name
+    ]
 
 
 def options(
-    env_id: str, texts: Mapping[str, str], preset: str | None, wrappers: Wrappers = UNWRAPPED, *, training: bool
+    env_id: str,
+    texts: Mapping[str, str],
+    preset: str | None,
+    wrappers: Wrappers = UNWRAPPED,
+    *,
+    training: bool,
 ) -> dict[str, Any]:
     """Builds EnvPool's keyword arguments; ``--env-options`` override ``--atari-preset``.
 
-    On Atari, two wrappers become options: the time limit of a game and the number of frames in a stack.
+    On Atari, two wrappers become options: the time
+    limit of a game and the number of frames in a stack.
 
     Raises:
-      ConfigError: unknown option, a preset for an environment that is not Atari, or contradictory settings.
+      ConfigError: unknown option, a preset for an environment that is not Atari,
+        or contradictory settings.
     """
-    name, config = f"envpool:{env_id}", _registry().make_spec(env_id).config
+    name = f"envpool:{env_id}"
+    config = _registry().make_spec(env_id).config
     defaults = {key: value for key, value in config._asdict().items() if key not in _RESERVED}
     chosen: dict[str, Any] = {}
     if preset is not None:
         if family(env_id) != "atari":
-            raise ConfigError(f"--atari-preset {preset} needs an Atari environment, and {name} is not one")
+            raise ConfigError(
+                f"--atari-preset {preset} needs an Atari environment, and {name} is not one"
+            )
         chosen.update(ATARI_PRESETS[preset])
         if not training:
             chosen.update(ATARI_TRAINING_ONLY)
@@ -146,9 +176,13 @@ def options(
     chosen.update(parsed)
     if family(env_id) != "atari":
         return chosen
-    if (frame_stack := wrappers.frame_stack) is not None and chosen.setdefault("stack_num", frame_stack) != frame_stack:
+    if (frame_stack := wrappers.frame_stack) is not None and chosen.setdefault(
+        "stack_num", frame_stack
+    ) != frame_stack:
         other = f"--env-options stack_num={texts['stack_num']}"
-        raise ConfigError(f"--frame-stack {frame_stack} contradicts {other}, which is the same thing")
+        raise ConfigError(
+            f"--frame-stack {frame_stack} contradicts {other}, which is the same thing"
+        )
     if wrappers.own_limit is not None:
         limit = chosen.get("max_episode_steps", defaults["max_episode_steps"])
         chosen["max_episode_steps"] = min(limit, wrappers.own_limit)
@@ -162,7 +196,8 @@ def _check_ranges(name: str, values: Mapping[str, Any], defaults: Mapping[str, A
       ConfigError: a number is too small or too large.
     """
     for key, value in values.items():
-        if not isinstance(value, int) or isinstance(value, bool) or defaults[key] < 0:  # -1 means no value
+        # -1 means no value
+        if not isinstance(value, int) or isinstance(value, bool) or defaults[key] < 0:
             continue
         low = 1 if key in _POSITIVE else 0
         if value < low:
@@ -174,22 +209,28 @@ def _check_ranges(name: str, values: Mapping[str, Any], defaults: Mapping[str, A
 
 def default_preset(env_id: str) -> str | None:
     """Returns the default Atari preset; None if the environment is not Atari."""
-    return "baselines" if family(env_id) == "atari" else None
+    if family(env_id) == "atari":
+        return "baselines"
+    return None
 
 
 def family(env_id: str) -> str:
-    """Returns EnvPool's package of the environment: ``atari``, ``mujoco``, ``classic_control`` ..."""
+    """Returns EnvPool's package of the environment: ``atari``, ``mujoco``, ``classic_control``
+    ...
+    """
     return str(_registry().specs[env_id][0]).split(".")[1]
 
 
 class EnvPool:
     """``num_envs`` EnvPool environments: a ``HostEnv``.
 
-    EnvPool resets on the next step by itself. Its calls run in a separate thread, because it ignores Ctrl-C while it
-    steps; the caller waits with a time-out. Atari frames are stacked elsewhere.
+    EnvPool resets on the next step by itself. Its calls run in a separate thread, because it
+    ignores Ctrl-C while it steps; the caller waits with a time-out. Atari frames are stacked
+    elsewhere.
 
-    Episodes are truncated here at the time limit of the spec: many of EnvPool's environments ignore theirs, and rewards
-    of others depend on it. Atari counts the steps of games, which lost lives do not end, by itself.
+    Episodes are truncated here at the time limit of the spec: many of EnvPool's environments ignore
+    theirs, and rewards of others depend on it. Atari counts the steps of games, which lost lives do
+    not end, by itself.
     """
 
     def __init__(
@@ -215,7 +256,9 @@ class EnvPool:
         self._action_repeat = wrappers.action_repeat
         self.num_envs = num_envs = len(seeds)
         options = {"num_threads": 0, **options}
-        options["num_threads"] = options["num_threads"] or min(num_envs, len(os.sched_getaffinity(0)))
+        options["num_threads"] = options["num_threads"] or min(
+            num_envs, len(os.sched_getaffinity(0))
+        )
         if self.spec.frame_stack > 1:
             options["stack_num"] = 1
         if drawn:
@@ -223,7 +266,9 @@ class EnvPool:
 
         def make() -> Any:
             with _without_warnings():  # the spaces are built on first access, with warnings
-                envs = _registry().make_gymnasium(env_id, num_envs=num_envs, seed=list(seeds), **options)
+                envs = _registry().make_gymnasium(
+                    env_id, num_envs=num_envs, seed=list(seeds), **options
+                )
                 _ = envs.observation_space, envs.action_space
             return envs
 
@@ -234,7 +279,10 @@ class EnvPool:
             self._worker.stop()
             raise
         self._steps = 0
-        self._limit = np.inf if self.spec.family == "atari" else self.spec.max_episode_steps or np.inf
+        if self.spec.family == "atari":
+            self._limit = np.inf
+        else:
+            self._limit = self.spec.max_episode_steps or np.inf
         self._begin()
         self._lives = np.zeros(num_envs, np.int32)
 
@@ -251,14 +299,20 @@ class EnvPool:
     def step(self, action: np.ndarray) -> tuple[Timestep, EpisodeStats]:
         action = base.checked_action(self.spec, action, self._steps)
         obs, reward, terminated, truncated, info = self._worker.call(lambda: self._advance(action))
-        self._cut = ~(self._ended | terminated | truncated) & (self._episodes.length + 1 >= self._limit)
+        self._cut = ~(self._ended | terminated | truncated) & (
+            self._episodes.length + 1 >= self._limit
+        )
         valid, terminated, truncated = base.outcome(self._ended, terminated, truncated | self._cut)
         self._ended = terminated | truncated
         raw_reward, over = reward, self._ended
-        if self.spec.family == "atari":  # info holds the unclipped reward, and whether the whole game is over
+        # info holds the unclipped reward, and whether the whole game is over
+        if self.spec.family == "atari":
             raw_reward = info.get(f"reward{episodes.SUM}", info["reward"])
             over = truncated | (terminated & (info["terminated"] != 0))
-        metrics = {metric: info.get(metric, info[episodes.field(metric)]) for metric in self.spec.info_metrics}
+        metrics = {
+            metric: info.get(metric, info[episodes.field(metric)])
+            for metric in self.spec.info_metrics
+        }
         ended = self._episodes.add(raw_reward, valid, over, metrics)
         reward = np.where(valid, reward, 0).astype(np.float32)
         observation = self._observation(obs, info, ~valid)
@@ -281,15 +335,22 @@ class EnvPool:
             del self._envs  # EnvPool's own threads end with the last reference
 
     def _advance(self, action: np.ndarray) -> tuple[Any, ...]:
-        """Steps EnvPool once per repeat of the action; environments whose episode has ended wait."""
+        """Steps EnvPool once per repeat of the action; environments whose episode has ended
+        wait.
+        """
         *stepped, info = self._first(action)
         if self._action_repeat == 1:
             return *stepped, info
         obs, reward, terminated, truncated = jax.tree.map(np.copy, stepped)  # see _observation
         info = {name: x.copy() for name, x in info.items() if isinstance(x, np.ndarray)}
         going = ~self._ended
-        names = {f"reward{episodes.SUM}", *(x for x in self.spec.info_metrics if x.endswith(episodes.SUM))}
-        sums = {name: info[field].copy() for name in names if (field := episodes.field(name)) in info}
+        names = {
+            f"reward{episodes.SUM}",
+            *(x for x in self.spec.info_metrics if x.endswith(episodes.SUM)),
+        }
+        sums = {
+            name: info[field].copy() for name in names if (field := episodes.field(name)) in info
+        }
         for _ in range(self._action_repeat - 1):
             going &= ~(terminated | truncated)
             if not going.any():
@@ -308,23 +369,30 @@ class EnvPool:
         """Steps EnvPool once; resets the environments whose episode it has not ended itself."""
         if not self._cut.any():
             return self._envs.step(action)
-        cut, others = np.flatnonzero(self._cut), np.flatnonzero(~self._cut)
+        cut = np.flatnonzero(self._cut)
+        others = np.flatnonzero(~self._cut)
         obs, info = jax.tree.map(np.copy, self._envs.reset(cut))  # see _observation
         no = np.zeros(len(cut), bool)
         begun = obs, no.astype(np.float32), no, no, info
         if not len(others):
             return begun
-        place, stepped = np.argsort(np.concatenate([cut, others])), self._envs.step(action[others], others)
+        place = np.argsort(np.concatenate([cut, others]))
+        stepped = self._envs.step(action[others], others)
         return jax.tree.map(lambda *rows: np.concatenate(rows)[place], begun, stepped)
 
     def _observation(self, obs: PyTree, info: Mapping[str, Any], resetting: np.ndarray) -> PyTree:
         # Always copy: EnvPool may reuse its buffers while a device still reads them.
-        obs = jax.tree.map(lambda space, part: np.array(part, dtype=space.dtype), self.spec.observation, obs)
+        obs = jax.tree.map(
+            lambda space, part: np.array(part, dtype=space.dtype), self.spec.observation, obs
+        )
         base.check_finite(self.spec, self._steps, "observation", obs)
         if self.spec.frame_stack == 1:  # masks become vectors
-            return jax.tree.map(lambda space, part: part.reshape(-1, *space.shape), self.spec.observation, obs)
-        # EnvPool's own stacks continue over a lost life and restart with each game, as does ``elapsed_step``. The
-        # exception is a game that ends during the no-ops of a reset: only the number of lives shows it.
+            return jax.tree.map(
+                lambda space, part: part.reshape(-1, *space.shape), self.spec.observation, obs
+            )
+        # EnvPool's own stacks continue over a lost life and restart with each game, as does
+        # ``elapsed_step``. The exception is a game that ends during the no-ops of a reset: only the
+        # number of lives shows it.
         fresh = (info["elapsed_step"] == 0) | (resetting & (info["lives"] > self._lives))
         self._lives = info["lives"].copy()
         return Frame(obs, fresh)

@@ -1,4 +1,6 @@
-"""Finds Gymnasium environments, registered ones and the user's own, and reads their options and spaces."""
+"""Finds Gymnasium environments, registered ones and the user's own,
+and reads their options and spaces.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,14 @@ from jaxrl_dist.types import EnvSpec
 
 
 def ids() -> list[str]:
-    """Returns the ids in Gymnasium's registry, in its order; some need libraries that may not be installed."""
-    import gymnasium  # imported here: it takes half a second, which other backends need not wait for
+    """Returns the ids in Gymnasium's registry, in its order;
+    some need libraries that may not be installed.
+    """
+    # imported here: it takes half a second, which other backends need not wait for
+    import gymnasium
 
-    # The excluded ids run any older Gym environment that an option names, so a file could choose code to run.
+    # The excluded ids run any older Gym environment that an option names,
+    # so a file could choose code to run.
     return [name for name in gymnasium.registry if not name.startswith(("GymV21", "GymV26"))]
 
 
@@ -42,13 +48,17 @@ Result = TypeVar("Result")
 
 
 def describe_or_adapt(
-    env_id: str, texts: Mapping[str, str], timeout: float, workers: str, adapt: Callable[[Any], Result]
+    env_id: str,
+    texts: Mapping[str, str],
+    timeout: float,
+    workers: str,
+    adapt: Callable[[Any], Result],
 ) -> Description | Result:
     """Makes an environment, reads its description and closes it.
 
     Args:
-      env_id: ``ID`` of Gymnasium's registry, or ``MODULE:NAME``: a function or class of the module that makes an
-        environment, or an id that the module registers on import.
+      env_id: ``ID`` of Gymnasium's registry, or ``MODULE:NAME``: a function or class of the module
+        that makes an environment, or an id that the module registers on import.
       texts: ``--env-options``.
       timeout: seconds for making the environment.
       workers: where to make it: in a thread, or in a process, which survives a crash.
@@ -58,8 +68,8 @@ def describe_or_adapt(
       The description of a ``gymnasium.Env``, or the result of ``adapt``.
 
     Raises:
-      ConfigError: no environment has this name and these options, a library that it needs is not installed, or it is
-        of another kind.
+      ConfigError: no environment has this name and these options, a library that it needs is not
+        installed, or it is of another kind.
       EnvError: its code raised another error.
       TimeoutError: making it took too long.
     """
@@ -72,7 +82,9 @@ def describe_or_adapt(
         description = describe(first)
         if description.gymnasium:
             made.append(first)
-        return adapt(first) if description.gymnax else description
+        if description.gymnax:
+            return adapt(first)
+        return description
 
     def close() -> None:
         closing.set_result(env_worker.closed(made[0]) if made else b"")
@@ -86,9 +98,13 @@ def describe_or_adapt(
         runners.warn_of_closing(name, closing.result() if closing.done() else None)
     if isinstance(result, Description) and not result.gymnasium:
         if result.gymnax:
-            raise ConfigError(f"--env-workers processes needs a Gymnasium environment, and {name} is not one")
+            raise ConfigError(
+                f"--env-workers processes needs a Gymnasium environment, and {name} is not one"
+            )
         if "VectorEnv" in result.kind:
-            raise ConfigError(f"{name} made a {result.kind}; it has to make one environment, and --num-envs makes many")
+            raise ConfigError(
+                f"{name} made a {result.kind}; it has to make one environment, and --num-envs makes many"
+            )
         raise ConfigError(
             f"{name} made a {result.kind}, which is neither a gymnasium.Env nor a gymnax-style environment (reset_env, "
             "step_env, is_truncated, observation_space and action_space) of one agent; docs/environments.md shows both"
@@ -97,9 +113,14 @@ def describe_or_adapt(
 
 
 def _in_time(
-    name: str, timeout: float, function: Callable[[], Result], then: Callable[[], None] = lambda: None
+    name: str,
+    timeout: float,
+    function: Callable[[], Result],
+    then: Callable[[], None] = lambda: None,
 ) -> Result:
-    """Runs ``function`` (user code that may hang) and then ``then`` in a thread; returns the result of ``function``."""
+    """Runs ``function`` (user code that may hang) and then ``then`` in a thread;
+    returns the result of ``function``.
+    """
     from gymnasium.error import Error
 
     answer: Future[Result] = Future()
@@ -132,7 +153,8 @@ def spec(env_id: str, made: Description, wrappers: Wrappers) -> EnvSpec:
       ConfigError: no policy supports its spaces.
     """
     name = env_label("gymnasium", env_id)
-    observation, action = space_of(made.observation, name, "observations"), space_of(made.action, name, "actions")
+    observation = space_of(made.observation, name, "observations")
+    action = space_of(made.action, name, "actions")
     for part in leaves(action).values():
         if isinstance(part, Box) and not np.issubdtype(part.dtype, np.floating):
             raise ConfigError(f"{name} has Box actions of {part.dtype}; a Box of floats works")
@@ -148,8 +170,8 @@ def spec(env_id: str, made: Description, wrappers: Wrappers) -> EnvSpec:
 def options(env_id: str, texts: Mapping[str, str]) -> dict[str, Any]:
     """Parses ``--env-options`` into keyword arguments.
 
-    Each text is parsed as the type of the argument's default; without a default, as the first of int, float, bool and
-    str that fits.
+    Each text is parsed as the type of the argument's default; without a default, as the first of
+    int, float, bool and str that fits.
 
     Raises:
       ConfigError: unknown environment, unknown option, missing option, or invalid value.
@@ -167,13 +189,16 @@ def options(env_id: str, texts: Mapping[str, str]) -> dict[str, Any]:
             raise ConfigError(f"{name} needs an option: --env-options {key}=...")
     unknown = (None, inspect.Parameter.empty)
     return {
-        key: _guess(text) if defaults.get(key) in unknown else parse_option(name, key, text, defaults[key])
+        key: _guess(text)
+        if defaults.get(key) in unknown
+        else parse_option(name, key, text, defaults[key])
         for key, text in texts.items()
     }
 
 
 def _function(env_id: str) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Returns the function that makes the environment, and the defaults that its signature does not show.
+    """Returns the function that makes the environment,
+    and the defaults that its signature does not show.
 
     Raises:
       ConfigError: unknown environment.
@@ -198,7 +223,9 @@ def _function(env_id: str) -> tuple[Callable[..., Any], dict[str, Any]]:
         return function, {}
     if name in gymnasium.registry:
         spec = gymnasium.registry[name]
-        entry = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
+        entry: Any = spec.entry_point
+        if isinstance(entry, str):
+            entry = load_env_creator(entry)
         limit = spec.max_episode_steps or -1  # Gymnasium's value for no limit
         return entry or gymnasium.make, {"max_episode_steps": limit, **spec.kwargs}
     near = did_you_mean(name, dict(inspect.getmembers(sys.modules[module], callable)))
@@ -212,7 +239,11 @@ def _missing_from_pettingzoo(module: str) -> str:
         package = importlib.import_module(family)
     except ModuleNotFoundError:
         return "PettingZoo is not installed, or has no such environment: pip install pettingzoo"
-    games = [game.name for game in pkgutil.iter_modules(package.__path__) if re.search(r"_v\d+$", game.name)]
+    games = [
+        game.name
+        for game in pkgutil.iter_modules(package.__path__)
+        if re.search(r"_v\d+$", game.name)
+    ]
     return f"PettingZoo has no such environment{did_you_mean(name, games)}"
 
 

@@ -16,14 +16,17 @@ from jaxrl_dist.spaces import leaves
 Records = Mapping[str, np.ndarray]
 """The memory shared by caller and worker, one row per environment of the vector.
 
-The caller writes ``action`` and ``reset``. The worker writes the outcome of the step and ``since`` (when it started on
-this environment, by ``time.monotonic``, a clock that all processes share). Each part of an observation or action has a
-column named after it, such as ``obs/camera``.
+The caller writes ``action`` and ``reset``. The worker writes the outcome of the step and ``since``
+(when it started on this environment, by ``time.monotonic``, a clock that all processes share). Each
+part of an observation or action has a column named after it, such as ``obs/camera``.
 """
 
 
-def record_fields(observation: Any, action: Any, metrics: Sequence[str] = (), agents: Sequence[str] = ()) -> list[Any]:
-    """Returns the names, dtypes and shapes of an environment's record; the spaces are those that policies see.
+def record_fields(
+    observation: Any, action: Any, metrics: Sequence[str] = (), agents: Sequence[str] = ()
+) -> list[Any]:
+    """Returns the names, dtypes and shapes of an environment's record;
+    the spaces are those that policies see.
 
     Each of several ``agents`` has metrics.
     """

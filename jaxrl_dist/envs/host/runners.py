@@ -1,4 +1,6 @@
-"""Starts the workers that step Gymnasium environments, threads or processes, and listens to them."""
+"""Starts the workers that step Gymnasium environments, threads or processes, and listens to
+them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from jaxrl_dist.envs.native import Description, Mask, PlainSpace, advice_on, env
 from jaxrl_dist.errors import ConfigError, EnvError, EnvWarning
 
 START_SECONDS = 60.0
-"""Time limit for the start of a worker process on a busy machine; ``timeout`` counts from then on."""
+"""Time limit for the start of a worker process on a busy machine; ``timeout`` counts from then
+on."""
 CLOSE_SECONDS = 5.0
 """Time limit for closing environments; one second if they had already stopped answering."""
 _NAP = 0.05  # seconds between two looks at a worker that is to end
@@ -42,9 +45,14 @@ def read_description(env_id: str, options: Mapping[str, Any], timeout: float) ->
         up = worker.receive(START_SECONDS)
         answer = None if up is None else worker.receive(timeout)
         content = json.loads(answer or "null")
-        closing = worker.receive(CLOSE_SECONDS) if isinstance(content, list) else b""
+        if isinstance(content, list):
+            closing = worker.receive(CLOSE_SECONDS)
+        else:
+            closing = b""
     except (EOFError, OSError):
-        raise EnvError(f"{name} cannot be made: the process of its constructor {worker.end()}") from None
+        raise EnvError(
+            f"{name} cannot be made: the process of its constructor {worker.end()}"
+        ) from None
     finally:
         worker.connection.close()
         worker.join(1.0)
@@ -52,35 +60,55 @@ def read_description(env_id: str, options: Mapping[str, Any], timeout: float) ->
         raise TimeoutError(f"{name}: making an environment has taken longer than {timeout:g} s")
     if isinstance(content, dict):
         if content["missing"]:
-            raise ConfigError(f"{name} cannot be made here: {content['error'].partition(': ')[2]}{advice_on(env_id)}")
+            raise ConfigError(
+                f"{name} cannot be made here: {content['error'].partition(': ')[2]}{advice_on(env_id)}"
+            )
         raise EnvError(f"{name} cannot be made: {content['error']}", content["traceback"])
     warn_of_closing(name, closing)
     description = Description(*content)
     observation, action = map(PlainSpace.restored, (description.observation, description.action))
     agents = {agent: Mask(*mask) for agent, mask in description.agents.items()}
-    return description._replace(observation=observation, action=action, mask=Mask(*description.mask), agents=agents)
+    return description._replace(
+        observation=observation, action=action, mask=Mask(*description.mask), agents=agents
+    )
 
 
 def warn_of_closing(name: str, answer: bytes | None) -> None:
-    """Warns if ``close`` raised an error, as ``worker.closed`` reports it, or has not returned (``answer`` None)."""
+    """Warns if ``close`` raised an error, as ``worker.closed`` reports it,
+    or has not returned (``answer`` None).
+    """
     if answer != b"":
         late = f"has not come back within {CLOSE_SECONDS:g} s, and is not waited for"
-        text = late if answer is None else f"raises {json.loads(answer)['error']}"
+        if answer is None:
+            text = late
+        else:
+            text = f"raises {json.loads(answer)['error']}"
         warnings.warn(f"{name}: close() {text}", EnvWarning, stacklevel=2)
 
 
 def process(request: Any, *memory: int) -> tuple[Connection, subprocess.Popen[bytes]]:
-    """Starts a worker process and sends it ``request``; returns the connection to it and the process."""
-    # Not by multiprocessing: it would import the caller's script again in each process, and forking a process that runs
-    # JAX's threads may hang. A new session keeps signals to the caller's process group from the worker before it has
-    # installed its handlers.
+    """Starts a worker process and sends it ``request``;
+    returns the connection to it and the process.
+    """
+    # Not by multiprocessing: it would import the caller's script again in each process, and forking
+    # a process that runs JAX's threads may hang. A new session keeps signals to the caller's
+    # process group from the worker before it has installed its handlers.
     ours, theirs = multiprocessing.Pipe()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", env_worker.__name__, *map(str, (theirs.fileno(), *memory))],
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                env_worker.__name__,
+                *map(str, (theirs.fileno(), *memory)),
+            ],
             stdin=subprocess.PIPE,
             pass_fds=(theirs.fileno(), *memory),
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+            },
             start_new_session=True,
         )
     with contextlib.suppress(OSError):
@@ -101,7 +129,9 @@ class Worker(NamedTuple):
         Raises:
           EOFError, OSError: the worker has ended.
         """
-        return self.connection.recv_bytes() if awaited(self.connection.poll, seconds) else None
+        if awaited(self.connection.poll, seconds):
+            return self.connection.recv_bytes()
+        return None
 
     def stop(self) -> None:
         """Asks the worker to close its environments and end."""
@@ -109,8 +139,11 @@ class Worker(NamedTuple):
             self.connection.send_bytes(b"")
 
     def last_words(self, patience: float) -> bytes | None:
-        """Returns the worker's last answer, skipping unread ones; None if it does not end in time."""
-        deadline, answer = time.monotonic() + patience, b""
+        """Returns the worker's last answer, skipping unread ones; None if it does not end in
+        time.
+        """
+        deadline = time.monotonic() + patience
+        answer = b""
         with contextlib.suppress(EOFError, OSError):
             while True:
                 # Besides the end of the pipe: an environment's children of `fork` hold that open.
@@ -147,4 +180,6 @@ class Worker(NamedTuple):
         if isinstance(self.runner, threading.Thread):
             return "has ended"
         code = self.runner.wait(CLOSE_SECONDS)
-        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"has ended with exit code {code}"
+        if code < 0:
+            return f"was ended by {signal.Signals(-code).name}"
+        return f"has ended with exit code {code}"

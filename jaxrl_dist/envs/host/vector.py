@@ -15,7 +15,14 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jaxrl_dist.envs.base import UNWRAPPED, Wrappers, check_finite, checked_action, label_of, outcome
+from jaxrl_dist.envs.base import (
+    UNWRAPPED,
+    Wrappers,
+    check_finite,
+    checked_action,
+    label_of,
+    outcome,
+)
 from jaxrl_dist.envs.episodes import EpisodeCounter
 from jaxrl_dist.envs.host import records, runners
 from jaxrl_dist.envs.host import worker as env_worker
@@ -27,7 +34,9 @@ from jaxrl_dist.spaces import Box, leaves, num_choices, paths
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
 
-def drawn(spec: EnvSpec, seeds: Sequence[int], options: Mapping[str, Any], **settings: Any) -> Gymnasium:
+def drawn(
+    spec: EnvSpec, seeds: Sequence[int], options: Mapping[str, Any], **settings: Any
+) -> Gymnasium:
     """Makes ``Gymnasium`` with environments that can be drawn.
 
     Raises:
@@ -37,7 +46,8 @@ def drawn(spec: EnvSpec, seeds: Sequence[int], options: Mapping[str, Any], **set
     if not callable(function) or any(
         x.name == "render_mode" or x.kind is x.VAR_KEYWORD for x in parameters_of(function)
     ):
-        options = {"render_mode": "rgb_array", **options}  # other functions may draw without the argument
+        # other functions may draw without the argument
+        options = {"render_mode": "rgb_array", **options}
     try:
         return Gymnasium(spec, seeds, options, **settings)
     except EnvError as error:  # making one without render_mode has worked before
@@ -48,8 +58,8 @@ def drawn(spec: EnvSpec, seeds: Sequence[int], options: Mapping[str, Any], **set
 class Gymnasium:
     """``num_envs`` Gymnasium environments: a ``HostEnv``.
 
-    One worker per CPU core steps a share of the environments. Data goes through shared memory; calls and errors go
-    through a pipe. After an error, only ``close`` works.
+    One worker per CPU core steps a share of the environments. Data goes through shared memory;
+    calls and errors go through a pipe. After an error, only ``close`` works.
     """
 
     def __init__(
@@ -77,10 +87,15 @@ class Gymnasium:
           EnvError: an environment cannot be made.
           TimeoutError: making one takes too long.
         """
-        self.spec, self._name = spec, label_of(spec)
+        self.spec = spec
+        self._name = label_of(spec)
         self.num_envs = num_envs = len(seeds)
-        self._timeout, self._steps, self._agents = timeout, 0, [*map(str, agents)]
-        fields = records.record_fields(spec.observation, spec.action, spec.info_metrics, self._agents)
+        self._timeout = timeout
+        self._steps = 0
+        self._agents = [*map(str, agents)]
+        fields = records.record_fields(
+            spec.observation, spec.action, spec.info_metrics, self._agents
+        )
         descriptor = os.memfd_create("environments")
         self._workers: list[Worker] = []
         self._pending: list[Worker] = []
@@ -95,8 +110,11 @@ class Gymnasium:
                     wrappers.action_repeat, wrappers.own_limit, NO_MASK if mask.where == "part" else mask,
                     spec.info_metrics, self._agents,
                 )  # fmt: skip
-                runner = self._thread(task) if workers == "threads" else process(task._asdict(), descriptor)
-                self._workers.append(Worker(indices, *runner))
+                if workers == "threads":
+                    self._workers.append(Worker(indices, *self._thread(task)))
+                else:
+                    runner = process(task._asdict(), descriptor)
+                    self._workers.append(Worker(indices, *runner))
             self._collect(max(timeout, runners.START_SECONDS))
             self._collect(timeout)
         except BaseException:
@@ -108,12 +126,16 @@ class Gymnasium:
     def _thread(self, task: env_worker.Task) -> tuple[Connection, threading.Thread]:
         ours, theirs = multiprocessing.Pipe()
         name = f"{self._name}[{task.first}:{task.first + len(task.seeds)}]"
-        thread = threading.Thread(target=env_worker.serve, args=(theirs, task, self._records), name=name, daemon=True)
+        thread = threading.Thread(
+            target=env_worker.serve, args=(theirs, task, self._records), name=name, daemon=True
+        )
         thread.start()
         return ours, thread
 
     def _observations(self) -> PyTree:
-        return jax.tree.map(lambda path: self._records[path].copy(), paths(self.spec.observation, "obs"))
+        return jax.tree.map(
+            lambda path: self._records[path].copy(), paths(self.spec.observation, "obs")
+        )
 
     def reset(self) -> PyTree:
         self._ended = np.ones(self.num_envs, bool)
@@ -127,7 +149,9 @@ class Gymnasium:
             self._records[path][:] = part
         self._advance()
         self._steps += 1
-        reward, *flags = (self._records[name].copy() for name in ("reward", "terminated", "truncated"))
+        reward, *flags = (
+            self._records[name].copy() for name in ("reward", "terminated", "truncated")
+        )
         valid, terminated, truncated = outcome(self._ended, *flags)
         self._ended = terminated | truncated
         info = {metric: self._records[f"info/{metric}"] for metric in self.spec.info_metrics}
@@ -143,7 +167,9 @@ class Gymnasium:
             raise self._dead(worker) from None
         if drawn is None:
             self._pending = [worker]
-            raise TimeoutError(f"{self._name}: environment {index} has not drawn itself within {self._timeout:g} s")
+            raise TimeoutError(
+                f"{self._name}: environment {index} has not drawn itself within {self._timeout:g} s"
+            )
         answer, _, pixels = drawn.partition(b"\n")
         head = json.loads(answer)
         if "error" in head:
@@ -151,7 +177,8 @@ class Gymnasium:
         return np.frombuffer(pixels, np.uint8).reshape(head["shape"])
 
     def close(self) -> None:
-        workers, self._workers = self._workers, []
+        workers = self._workers
+        self._workers = []
         deadline = time.monotonic() + (1.0 if self._pending else runners.CLOSE_SECONDS)
 
         def left() -> float:
@@ -169,7 +196,9 @@ class Gymnasium:
     def _advance(self) -> None:
         """Steps each environment, or resets it if the last step ended its episode."""
         if self._pending or not self._workers:
-            raise RuntimeError(f"{self._name}: these environments have failed or are closed; make new ones")
+            raise RuntimeError(
+                f"{self._name}: these environments have failed or are closed; make new ones"
+            )
         self._records["reset"][:] = self._ended
         for worker in self._workers:
             with contextlib.suppress(OSError):  # ``_collect`` reports a dead worker
@@ -185,10 +214,12 @@ class Gymnasium:
           TimeoutError: an environment takes longer than ``limit`` seconds.
         """
         began = now = time.monotonic()
-        stopped = nap = 0.0  # ``stopped``: seconds that this process, and perhaps its workers, spent stopped
+        # ``stopped``: seconds that this process, and perhaps its workers, spent stopped
+        stopped = nap = 0.0
         self._pending = list(self._workers)
         while self._pending:
-            before, now = now, time.monotonic()
+            before = now
+            now = time.monotonic()
             stopped += max(0.0, now - before - nap)
             # A worker steps its environments one after the other, and each has the full time limit.
             turned = [max(began, self._since(worker).max()) for worker in self._pending]
@@ -196,7 +227,9 @@ class Gymnasium:
             nap = min(max(patience, 0.0), 1.0)
             ready = wait([worker.connection for worker in self._pending], nap)
             if not ready and patience <= 0:
-                stuck = ", ".join(str(w.indices[int(self._since(w).argmax())]) for w in self._pending)
+                stuck = ", ".join(
+                    str(w.indices[int(self._since(w).argmax())]) for w in self._pending
+                )
                 raise TimeoutError(
                     f"{self._name}: no answer from environment {stuck} at step {self._steps} within {limit:g} s "
                     "(--env-timeout)"
@@ -206,7 +239,9 @@ class Gymnasium:
                 self._pending.remove(worker)
 
     def _check_answer(self, worker: Worker) -> None:
-        """Receives a worker's answer, and raises what it reports, or ``EnvError`` if the worker has died."""
+        """Receives a worker's answer, and raises what it reports,
+        or ``EnvError`` if the worker has died.
+        """
         try:
             answer = worker.connection.recv_bytes()
         except (EOFError, OSError):
@@ -222,15 +257,19 @@ class Gymnasium:
         return self._records["since"][worker.indices.start : worker.indices.stop]
 
     def _dead(self, worker: Worker) -> EnvError:
-        first, last = worker.indices[0], worker.indices[-1]
+        first = worker.indices[0]
+        last = worker.indices[-1]
         text = f"the worker of environments {first} to {last} {worker.end()} at step {self._steps}"
         return EnvError(f"{self._name}: {text}")
 
     def _check(self) -> None:
-        """Raises ``EnvError`` if a number is not finite, or an observation is outside a discrete space."""
+        """Raises ``EnvError`` if a number is not finite,
+        or an observation is outside a discrete space.
+        """
         check_finite(self.spec, self._steps, "reward", self._records["reward"])
         for path, space in leaves(self.spec.observation, "obs").items():
-            obs, part = self._records[path], path.removeprefix("obs").removeprefix("/")
+            obs = self._records[path]
+            part = path.removeprefix("obs").removeprefix("/")
             check_finite(self.spec, self._steps, "observation", {part: obs} if part else obs)
             if isinstance(space, Box):
                 continue

@@ -51,7 +51,8 @@ class Task(NamedTuple):
     mask: Sequence[str] = NO_MASK
     """The ``Mask`` of an environment whose mask is not part of its observation."""
     metrics: Sequence[str] = ()
-    """Entries of the info; each has a column such as ``info/success``, NaN where a step reports no value."""
+    """Entries of the info; each has a column such as ``info/success``,
+    NaN where a step reports no value."""
     agents: Sequence[str] = ()
     """Names of several agents, each with a place in these columns."""
 
@@ -60,32 +61,47 @@ class _Env:
     """One environment, which resets when its record requests it."""
 
     def __init__(self, env: Any, index: int, task: Task, records: Records) -> None:
-        self._env, self._index, self._records, self._action_repeat = env, index, records, task.action_repeat
+        self._env = env
+        self._index = index
+        self._records = records
+        self._action_repeat = task.action_repeat
         self._seed: int | None = task.seeds[index - task.first]
-        self._observation, self._action, self._mask = env.observation_space, env.action_space, Mask(*task.mask)
-        self._metrics, self._agents, self._known = task.metrics, task.agents, set[str]()
+        self._observation = env.observation_space
+        self._action = env.action_space
+        self._mask = Mask(*task.mask)
+        self._metrics = task.metrics
+        self._agents = task.agents
+        self._known = set[str]()
         apart = bool(self._mask.where) and f"obs/{masks.PART}" in records
         wrapped = apart and native.named_spaces(self._observation) is self._observation
-        self._spaces = leaves(native.named_spaces(self._observation), "obs/observation" if wrapped else "obs")
+        self._spaces = leaves(
+            native.named_spaces(self._observation), "obs/observation" if wrapped else "obs"
+        )
         self._actions = leaves(native.named_spaces(self._action), "action")
         self._paths = paths(native.named_spaces(self._action), "action")
 
     def advance(self) -> None:
         index, records = self._index, self._records
         if records["reset"][index]:
-            observation, info = native.returned("reset", self._env.reset(seed=self._seed), native.RESET)
+            observation, info = native.returned(
+                "reset", self._env.reset(seed=self._seed), native.RESET
+            )
             self._seed = None
-            reward, terminated, truncated = 0.0, False, False
+            reward = 0.0
+            terminated = False
+            truncated = False
         else:
             total = 0.0
             metrics: Mapping[str, Any] = dict.fromkeys(self._metrics, np.float32(np.nan))
             for _ in range(self._action_repeat):
-                action = self._native(index)  # for each repeat: an environment may change its copy in place
+                # for each repeat: an environment may change its copy in place
+                action = self._native(index)
                 values = native.returned("step", self._env.step(action), native.STEP)
                 observation, reward, terminated, truncated, info = values
                 metrics = self._metrics_after(info, metrics)
                 reward = total = total + native.number("the reward", reward)
-                terminated, truncated = native.flag("terminated", terminated), native.flag("truncated", truncated)
+                terminated = native.flag("terminated", terminated)
+                truncated = native.flag("truncated", truncated)
                 if terminated or truncated:
                     episodes.check_known(self._metrics, self._known, "the environment")
                     break
@@ -94,22 +110,29 @@ class _Env:
         parts = leaves(native.named(self._observation, observation))
         for (path, space), value in zip(self._spaces.items(), parts.values(), strict=True):
             record = records[path]
-            checked = _checked(path, np.asarray(value), space, record.dtype).reshape(record.shape[1:])
-            with np.errstate(over="ignore"):  # a number beyond float32 becomes infinite, which is an error later
+            checked = _checked(path, np.asarray(value), space, record.dtype).reshape(
+                record.shape[1:]
+            )
+            # a number beyond float32 becomes infinite, which is an error later
+            with np.errstate(over="ignore"):
                 record[index] = checked
         if self._mask.where:
             records[f"obs/{masks.PART}"][index] = self._legal(info)
         with np.errstate(over="ignore"):
             records["reward"][index] = reward
-        records["terminated"][index], records["truncated"][index] = terminated, truncated
+        records["terminated"][index] = terminated
+        records["truncated"][index] = truncated
 
     def _metrics_after(self, info: Any, before: Mapping[str, Any]) -> Mapping[str, Any]:
         """Adds the numbers of an info to those from the action's earlier repeats."""
         if not before:
             return before
-        known, shape = episodes.numbers(info, self._agents), -1 if self._agents else ()
+        known = episodes.numbers(info, self._agents)
+        shape = -1 if self._agents else ()
         self._known |= known.keys()
-        values = {name: np.asarray(known.get(episodes.field(name), np.nan), np.float32) for name in before}
+        values = {
+            name: np.asarray(known.get(episodes.field(name), np.nan), np.float32) for name in before
+        }
         return episodes.advanced(before, {name: x.reshape(shape) for name, x in values.items()})
 
     def picture(self) -> bytes:
@@ -129,7 +152,11 @@ class _Env:
             part = self._records[path][index].astype(space.dtype).reshape(space.shape)
             if hasattr(space, "low"):  # which float32 may have rounded, outwards too
                 part = np.clip(part, space.low, space.high)
-            parts[path] = part + space.start if hasattr(space, "start") else part  # may start at any number
+            # may start at any number
+            if hasattr(space, "start"):
+                parts[path] = part + space.start
+            else:
+                parts[path] = part
         return native.unnamed(self._action, _filled(self._paths, parts))
 
     def _legal(self, info: Any) -> np.ndarray:
@@ -138,17 +165,28 @@ class _Env:
         Raises:
           ValueError: the environment's mask is missing or has changed its size.
         """
-        name, record = self._mask.name, self._records[f"obs/{masks.PART}"]
-        mask = self._env.get_wrapper_attr(name)() if self._mask.where == "method" else info.get(name)
+        name = self._mask.name
+        record = self._records[f"obs/{masks.PART}"]
+        if self._mask.where == "method":
+            mask = self._env.get_wrapper_attr(name)()
+        else:
+            mask = info.get(name)
         if (flags := masks.flat(mask, record.shape[1])) is None:
-            source = f"the method {name}" if self._mask.where == "method" else f"info[{name!r}]"
-            raise ValueError(f"{source} gave {mask!r:.80}, not {record.shape[1]} zeros and ones that say what is legal")
+            if self._mask.where == "method":
+                source = f"the method {name}"
+            else:
+                source = f"info[{name!r}]"
+            raise ValueError(
+                f"{source} gave {mask!r:.80}, not {record.shape[1]} zeros and ones that say what is legal"
+            )
         return flags
 
 
 def _filled(tree: Any, parts: Mapping[str, Any]) -> Any:
     """Returns nested dicts with each path replaced by its part, the inverse of ``paths``."""
-    return {name: _filled(x, parts) for name, x in tree.items()} if isinstance(tree, dict) else parts[tree]
+    if isinstance(tree, dict):
+        return {name: _filled(x, parts) for name, x in tree.items()}
+    return parts[tree]
 
 
 def _checked(path: str, observation: np.ndarray, space: Any, record: np.dtype) -> np.ndarray:
@@ -158,9 +196,11 @@ def _checked(path: str, observation: np.ndarray, space: Any, record: np.dtype) -
       record: the dtype that policies see.
 
     Raises:
-      ValueError: shape or dtype differ from the environment's observation space, or ``record`` cannot hold a number.
+      ValueError: shape or dtype differ from the environment's observation space,
+        or ``record`` cannot hold a number.
     """
-    dtype, part = observation.dtype, path.removeprefix("obs").removeprefix("/")
+    dtype = observation.dtype
+    part = path.removeprefix("obs").removeprefix("/")
     if observation.shape != space.shape or (
         dtype is not space.dtype and not np.can_cast(dtype, space.dtype, "same_kind")
     ):
@@ -168,17 +208,24 @@ def _checked(path: str, observation: np.ndarray, space: Any, record: np.dtype) -
             f"the observation{part and f' part {part}'} has shape {observation.shape} and dtype {dtype}, where its "
             f"space has {space.shape} and {space.dtype}"
         )
-    if dtype.itemsize > record.itemsize and hasattr(space, "low") and (wide := too_wide(observation, record)):
+    if (
+        dtype.itemsize > record.itemsize
+        and hasattr(space, "low")
+        and (wide := too_wide(observation, record))
+    ):
         raise ValueError(f"the observation{part and f' part {part}'} {wide}")
-    return observation - space.start if hasattr(space, "start") else observation
+    if hasattr(space, "start"):
+        return observation - space.start
+    return observation
 
 
 def serve(connection: Connection, task: Task, records: Records) -> None:
-    """Makes the environments of a task, steps them at each message of the caller, and closes them at the end.
+    """Makes the environments of a task, steps them at each message of the caller,
+    and closes them at the end.
 
-    Sends an empty message when the worker is up, when the environments are made, after each step and when they are
-    closed. On an error it sends ``failure_of`` instead, closes the environments and ends. It answers a request to draw
-    with ``_Env.picture`` or, in the same way, with an error.
+    Sends an empty message when the worker is up, when the environments are made, after each step
+    and when they are closed. On an error it sends ``failure_of`` instead, closes the environments
+    and ends. It answers a request to draw with ``_Env.picture`` or, in the same way, with an error.
     """
     import gymnasium
     from gymnasium.wrappers import TimeLimit
@@ -188,7 +235,9 @@ def serve(connection: Connection, task: Task, records: Records) -> None:
     envs: dict[int, _Env] = {}
     drawn: list[bytes] = []
 
-    def for_all(work: Callable[[int], None], doing: Callable[[int], str], indices: Iterable[int] = indices) -> bytes:
+    def for_all(
+        work: Callable[[int], None], doing: Callable[[int], str], indices: Iterable[int] = indices
+    ) -> bytes:
         for index in indices:
             records["since"][index] = time.monotonic()
             try:
@@ -222,7 +271,11 @@ def serve(connection: Connection, task: Task, records: Records) -> None:
                     connection.send_bytes(failure)
                 elif message.startswith(DRAW):
                     one = [int(message.removeprefix(DRAW))]
-                    failure = for_all(lambda index: drawn.append(envs[index].picture()), lambda index: "in render", one)
+                    failure = for_all(
+                        lambda index: drawn.append(envs[index].picture()),
+                        lambda index: "in render",
+                        one,
+                    )
                     connection.send_bytes(failure or drawn.pop())
                 else:
                     break
@@ -232,10 +285,14 @@ def serve(connection: Connection, task: Task, records: Records) -> None:
 
 
 def failure_of(error: BaseException, **where: Any) -> bytes:
-    """Encodes an exception as JSON: ``error`` (one line), ``refused`` (a ``ConfigError``), ``traceback``, ``where``."""
+    """Encodes an exception as JSON: ``error`` (one line),
+    ``refused`` (a ``ConfigError``), ``traceback``, ``where``.
+    """
     line = " ".join(traceback.format_exception_only(error)[-1].split())
     refused = error.with_flags if isinstance(error, ConfigError) else ""
-    return json.dumps({**where, "refused": refused, "error": line, "traceback": traceback.format_exc()}).encode()
+    return json.dumps(
+        {**where, "refused": refused, "error": line, "traceback": traceback.format_exc()}
+    ).encode()
 
 
 def closed(env: Any) -> bytes:
@@ -250,8 +307,9 @@ def closed(env: Any) -> bytes:
 def send_description(connection: Connection, env: str, options: Mapping[str, Any]) -> None:
     """Makes one environment and closes it.
 
-    Sends an empty message when the worker is up, then a ``Description`` in JSON or ``failure_of`` the error, with
-    ``missing`` True if a library is not installed, and finally the result of ``closed``.
+    Sends an empty message when the worker is up, then a ``Description`` in JSON or ``failure_of``
+    the error, with ``missing`` True if a library is not installed, and finally the result of
+    ``closed``.
     """
     import gymnasium
 
@@ -280,12 +338,14 @@ def _end_with_parent() -> None:
 
 
 def main() -> None:
-    """Runs ``python -m jaxrl_dist.envs.host.worker CONNECTION [MEMORY]``; both are file descriptors.
+    """Runs ``python -m jaxrl_dist.envs.host.worker CONNECTION [MEMORY]``;
+    both are file descriptors.
 
     Reads a ``Task`` from the connection; without ``MEMORY``, the arguments of ``send_description``.
     """
-    # A terminal, GNU timeout, systemd or Slurm may signal all processes of a run. The parent decides, and this process
-    # ends after it. A handler, not SIG_IGN: programs started by an environment would inherit SIG_IGN.
+    # A terminal, GNU timeout, systemd or Slurm may signal all processes of a run. The parent
+    # decides, and this process ends after it. A handler, not SIG_IGN: programs started by an
+    # environment would inherit SIG_IGN.
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, lambda *_: None)
     _end_with_parent()

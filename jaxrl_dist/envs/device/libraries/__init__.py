@@ -1,4 +1,6 @@
-"""Environments of JAX libraries, each as a gymnax-style object; a library is imported only when it is named."""
+"""Environments of JAX libraries, each as a gymnax-style object;
+a library is imported only when it is named.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from jaxrl_dist.types import PyTree
 
 
 class Step(NamedTuple):
-    """The result of one step of one environment; fields except ``obs``, ``state`` and ``info`` are scalars."""
+    """The result of one step of one environment; fields except ``obs``,
+    ``state`` and ``info`` are scalars.
+    """
 
     obs: PyTree
     state: PyTree
@@ -40,9 +44,12 @@ class Step(NamedTuple):
 class State(NamedTuple):
     """The state of an ``Adapted`` environment."""
 
-    env: PyTree  # the library's
-    steps: jax.Array  # int32 scalar
-    truncated: jax.Array  # bool scalar
+    env: PyTree
+    """The library's."""
+    steps: jax.Array
+    """Int32 scalar."""
+    truncated: jax.Array
+    """Bool scalar."""
 
 
 class Params(NamedTuple):
@@ -55,12 +62,13 @@ class Params(NamedTuple):
 class Adapted:
     """A library's environment behind gymnax's interface; it never resets by itself.
 
-    ``reset_env``, ``step_env`` and ``is_truncated`` are as in gymnax. The time limit is counted here, unless the
-    library itself distinguishes truncation from termination.
+    ``reset_env``, ``step_env`` and ``is_truncated`` are as in gymnax. The time limit is counted
+    here, unless the library itself distinguishes truncation from termination.
     """
 
     reset: Callable[[jax.Array], tuple[PyTree, PyTree]]
-    """``(key) -> (obs, state)``; keys are uint32 arrays, because libraries keep them in states, which are saved."""
+    """``(key) -> (obs, state)``; keys are uint32 arrays,
+    because libraries keep them in states, which are saved."""
     step: Callable[[jax.Array, PyTree, Any], Step]
     """``(key, state, action) -> step``."""
     observations: spaces.Space[Any]
@@ -70,12 +78,15 @@ class Adapted:
     time_limit: int | None = None
     """Steps after which an episode is truncated."""
     side: Callable[[PyTree], jax.Array] | None = None
-    """``(state) -> side``: whose turn it is in a game in which the agent moves for both sides; None: another game."""
+    """``(state) -> side``: whose turn it is in a game in which
+    the agent moves for both sides; None: another game."""
 
     @property
     def side_to_move(self) -> Callable[[State], jax.Array] | None:
         side = self.side
-        return None if side is None else lambda state: side(state.env)
+        if side is None:
+            return None
+        return lambda state: side(state.env)
 
     @property
     def default_params(self) -> Params:
@@ -92,14 +103,23 @@ class Adapted:
             obs, state = self.reset(rng.raw(key))
         return obs, State(state, jnp.zeros((), jnp.int32), jnp.zeros((), bool))
 
-    def step_env(self, key: jax.Array, state: State, action: Any, params: Params) -> tuple[Any, ...]:
+    def step_env(
+        self, key: jax.Array, state: State, action: Any, params: Params
+    ) -> tuple[Any, ...]:
         with theirs():
             step = self.step(rng.raw(key), state.env, action)
-        steps, truncated = state.steps + 1, jnp.asarray(step.truncated, bool)
+        steps = state.steps + 1
+        truncated = jnp.asarray(step.truncated, bool)
         if params.max_steps_in_episode is not None:
             truncated = truncated | (steps >= params.max_steps_in_episode)
         terminated = jnp.asarray(step.terminated).astype(bool)
-        return step.obs, State(step.state, steps, truncated), jnp.float32(step.reward), terminated, dict(step.info)
+        return (
+            step.obs,
+            State(step.state, steps, truncated),
+            jnp.float32(step.reward),
+            terminated,
+            dict(step.info),
+        )
 
     def is_truncated(self, state: State, params: Params) -> jax.Array:
         return state.truncated
@@ -120,7 +140,9 @@ class Library(Protocol):
 
 
 def installed(library: str) -> bool:
-    """Returns True if the library, or a backend such as EnvPool, is installed, without importing it."""
+    """Returns True if the library, or a backend such as EnvPool, is installed,
+    without importing it.
+    """
     return importlib.util.find_spec(LIBRARIES.get(library, library)) is not None
 
 
@@ -131,7 +153,9 @@ def load(library: str) -> Library:
       ConfigError: the library is not installed, or cannot be imported.
     """
     if not installed(library):
-        raise ConfigError(f"{library}: needs a package that is not installed: {install_extra(library)}")
+        raise ConfigError(
+            f"{library}: needs a package that is not installed: {install_extra(library)}"
+        )
     try:
         with theirs():
             return cast(Library, importlib.import_module(f"{__name__}.{library}"))
@@ -158,7 +182,8 @@ def make(library: str, env_id: str, options: Mapping[str, str]) -> Adapted:
     """Makes an environment of a library.
 
     Raises:
-      ConfigError: unknown environment or option, the library is missing, or it cannot make this environment here.
+      ConfigError: unknown environment or option, the library is missing,
+        or it cannot make this environment here.
     """
     module = check(library, env_id)
     try:
@@ -173,9 +198,16 @@ def make(library: str, env_id: str, options: Mapping[str, str]) -> Adapted:
 @contextlib.contextmanager
 def theirs() -> Iterator[None]:
     """Runs the libraries' own code: hides its output and warnings, and allows rank promotion."""
-    silent, first = cast(Any, io.StringIO()), sys.__stdout__
-    own = contextlib.redirect_stderr(sys.stderr)  # the import of JaxMARL leaves that of the process, not a notebook's
-    with warnings.catch_warnings(), contextlib.redirect_stdout(silent), own, jax.numpy_rank_promotion("allow"):
+    silent = cast(Any, io.StringIO())
+    first = sys.__stdout__
+    # the import of JaxMARL leaves that of the process, not a notebook's
+    own = contextlib.redirect_stderr(sys.stderr)
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(silent),
+        own,
+        jax.numpy_rank_promotion("allow"),
+    ):
         warnings.simplefilter("ignore")
         sys.__stdout__ = silent  # type: ignore[misc] # where the import of JaxMARL prints to
         try:
@@ -185,20 +217,30 @@ def theirs() -> Iterator[None]:
 
 
 def summary() -> list[str]:
-    """Returns a line for each library: its prefix, and how to list its environments or to install it."""
+    """Returns a line for each library: its prefix,
+    and how to list its environments or to install it.
+    """
     return [
         f"{library}:NAME{' ' * (10 - len(library))} "
-        + (f"installed; see: jaxrl-dist list envs {library}" if installed(library) else install_extra(library))
+        + (
+            f"installed; see: jaxrl-dist list envs {library}"
+            if installed(library)
+            else install_extra(library)
+        )
         for library in LIBRARIES
     ]
 
 
-# --- Shared by the adapters ------------------------------------------------------------------------------
+# --- Shared by the adapters -----------------------------------------------------------------------
 
 
 def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
     """Returns the arguments of a function that have a default, with it."""
-    return {x.name: x.default for x in inspect.signature(function).parameters.values() if x.default is not x.empty}
+    return {
+        x.name: x.default
+        for x in inspect.signature(function).parameters.values()
+        if x.default is not x.empty
+    }
 
 
 def fields_of(params: Any) -> dict[str, Any]:
@@ -208,11 +250,14 @@ def fields_of(params: Any) -> dict[str, Any]:
 
 def settable(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns those values that a text can set."""
-    return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str)}
+    return {
+        name: value for name, value in values.items() if isinstance(value, bool | int | float | str)
+    }
 
 
 def one_hot(obs: jax.Array, sizes: tuple[int, ...]) -> jax.Array:
-    """Converts a grid of categories ``[H, W, len(sizes)]`` to an image ``[H, W, sum(sizes)]``, bool.
+    """Converts a grid of categories ``[H, W, len(sizes)]``
+    to an image ``[H, W, sum(sizes)]``, bool.
 
     Args:
       sizes: the number of categories of each channel.
@@ -227,12 +272,15 @@ def bool_space(shape: tuple[int, ...]) -> spaces.Box:
 
 
 def adapted(env: Any, family: str, limit: int) -> Adapted:
-    """Adapts an environment whose state has observation, reward, end and metrics: Brax's, or MuJoCo Playground's.
+    """Adapts an environment whose state has observation, reward, end and metrics: Brax's,
+    or MuJoCo Playground's.
 
     Args:
-      env: has ``reset(key)``, ``step(state, action)``, ``observation_size`` and ``action_size``; actions are -1 .. 1.
+      env: has ``reset(key)``, ``step(state, action)``,
+        ``observation_size`` and ``action_size``; actions are -1 .. 1.
       family: as ``EnvSpec.family``.
-      limit: steps after which an episode is truncated. A ``time_out`` in the state's info may mean the end of the task.
+      limit: steps after which an episode is truncated.
+        A ``time_out`` in the state's info may mean the end of the task.
     """
 
     def reset(key: jax.Array) -> tuple[PyTree, PyTree]:
@@ -243,7 +291,9 @@ def adapted(env: Any, family: str, limit: int) -> Adapted:
         state = env.step(state, action)
         return Step(state.obs, state, state.reward, state.done, info=state.metrics)
 
-    return Adapted(reset, step, _space(env.observation_size), _box(env.action_size, 1.0), family, limit)
+    return Adapted(
+        reset, step, _space(env.observation_size), _box(env.action_size, 1.0), family, limit
+    )
 
 
 def _space(size: Any) -> spaces.Space[Any]:

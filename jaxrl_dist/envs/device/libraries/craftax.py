@@ -14,7 +14,10 @@ from jaxrl_dist.envs.device.libraries import Adapted, Step, fields_of
 
 
 def ids() -> list[str]:
-    return [f"Craftax-{kind}-v1" for kind in ("Symbolic", "Pixels", "Classic-Symbolic", "Classic-Pixels")]
+    return [
+        f"Craftax-{kind}-v1"
+        for kind in ("Symbolic", "Pixels", "Classic-Symbolic", "Classic-Pixels")
+    ]
 
 
 def make(env_id: str, options: Mapping[str, str]) -> Adapted:
@@ -23,7 +26,8 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
     params = env.default_params
     params = params.replace(**parse_options(f"craftax:{env_id}", options, fields_of(params)))
     limit = int(params.max_timesteps)
-    # The library would report its time limit as a terminal state, so its limit is one step above the one here.
+    # The library would report its time limit as a terminal state,
+    # so its limit is one step above the one here.
     params = params.replace(max_timesteps=limit + 1)
 
     def step(key: jax.Array, state: Any, action: Any) -> Step:
@@ -33,4 +37,6 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
     native = env.observation_space(params)
     observations = spaces.Box(native.low, native.high, tuple(native.shape), native.dtype)
     actions: Any = spaces.Discrete(int(env.num_actions))
-    return Adapted(lambda key: env.reset_env(key, params), step, observations, actions, "craftax", limit)
+    return Adapted(
+        lambda key: env.reset_env(key, params), step, observations, actions, "craftax", limit
+    )

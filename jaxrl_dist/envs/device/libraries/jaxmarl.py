@@ -22,7 +22,9 @@ from jaxrl_dist.errors import ConfigError
 
 
 class Battle:
-    """SMAX, with ``won`` in its info: whether the allies have beaten the enemies, and one of them lives."""
+    """SMAX, with ``won`` in its info: whether the allies have beaten the enemies,
+    and one of them lives.
+    """
 
     def __init__(self, env: Any) -> None:
         self._smax = env
@@ -32,13 +34,15 @@ class Battle:
 
     def step_env(self, key: Any, state: Any, actions: Any) -> Any:
         obs, state, rewards, dones, info = self._smax.step_env(key, state, actions)
-        alive = getattr(state, "state", state).unit_alive  # the state of SMAX is within that of heuristic enemies
+        # the state of SMAX is within that of heuristic enemies
+        alive = getattr(state, "state", state).unit_alive
         won = alive[: self.num_allies].any() & ~alive[self.num_allies :].any()
         return obs, state, rewards, dones, {**info, "won": won}
 
 
 CLOCKS: Mapping[str, Mapping[str, Any]] = {"max_steps": {}, "episode_length": {"auto_reset": False}}
-"""Arguments that set a time limit, with those that go with them: MABrax would replace an episode's last observation."""
+"""Arguments that set a time limit, with those that go with them:
+MABrax would replace an episode's last observation."""
 ROUNDS = "num_inner_steps", "num_outer_steps"
 """Arguments whose product is a time limit: so many rounds, of so many steps each (coin_game)."""
 
@@ -48,18 +52,28 @@ def ids() -> list[str]:
 
 
 def make(env_id: str, options: Mapping[str, str]) -> Team:
-    """Options are the constructor's arguments that are numbers or texts, such as ``num_agents`` and ``max_steps``.
+    """Options are the constructor's arguments that are numbers or texts,
+    such as ``num_agents`` and ``max_steps``.
 
-    Two others are ``state``, whether observations have a part ``state``, the state of the whole environment; and for
-    SMAX ``scenario``, the name of a map, such as ``3m``.
+    Two others are ``state``, whether observations have a part ``state``, the state of the whole
+    environment; and for SMAX ``scenario``, the name of a map, such as ``3m``.
     """
     env = jaxmarl.make(env_id)
     parameters = _parameters(env)
     defaults = settable(parameters)
     maps = {"scenario": ""} if "scenario" in parameters else {}
-    clock = next(({clock: int(getattr(env, clock))} for clock in CLOCKS if getattr(env, clock, None) is not None), {})
+    clock = next(
+        (
+            {clock: int(getattr(env, clock))}
+            for clock in CLOCKS
+            if getattr(env, clock, None) is not None
+        ),
+        {},
+    )
     name = f"jaxmarl:{env_id}"
-    values: dict[str, Any] = parse_options(name, options, {**defaults, **maps, **clock, "state": False})
+    values: dict[str, Any] = parse_options(
+        name, options, {**defaults, **maps, **clock, "state": False}
+    )
     shows_state = values.pop("state", False)
     if "scenario" in values:
         values["scenario"] = _scenario(name, values["scenario"])
@@ -67,24 +81,36 @@ def make(env_id: str, options: Mapping[str, str]) -> Team:
     if clock:
         ((argument, default),) = clock.items()
         limit = values.pop(argument, default)
-        # The library would report its time limit as the end of the task, so its limit is one step above the one here.
+        # The library would report its time limit as the end of the task,
+        # so its limit is one step above the one here.
         clock = {argument: limit + 1, **CLOCKS[argument]}
     elif all(name in defaults for name in ROUNDS):
         steps, rounds = (values.get(name, defaults[name]) for name in ROUNDS)
-        limit, values[ROUNDS[1]] = steps * rounds, rounds + 1
+        limit = steps * rounds
+        values[ROUNDS[1]] = rounds + 1
     try:
         env = jaxmarl.make(env_id, **values, **clock)
     except TypeError:  # a few have a limit that no argument sets
         env = jaxmarl.make(env_id, **values)
     draw = next((draw for kind, draw in DRAWN.items() if isinstance(env, kind)), None)
-    render = None if draw is None else partial(_picture, partial(draw, env))
-    return Team(Battle(env) if hasattr(env, "num_allies") else env, "jaxmarl", limit, shows_state, render)
+    if draw is None:
+        render = None
+    else:
+        render = partial(_picture, partial(draw, env))
+    return Team(
+        Battle(env) if hasattr(env, "num_allies") else env, "jaxmarl", limit, shows_state, render
+    )
 
 
 def _parameters(env: Any) -> dict[str, Any]:
-    """Returns the defaults of the constructor's arguments, and of those that it passes on to another environment's."""
+    """Returns the defaults of the constructor's arguments,
+    and of those that it passes on to another environment's.
+    """
     parameters = inspect.signature(type(env)).parameters.values()
-    inner = env._env if any(x.kind is x.VAR_KEYWORD for x in parameters) and "_env" in vars(env) else None
+    if any(x.kind is x.VAR_KEYWORD for x in parameters) and "_env" in vars(env):
+        inner = env._env
+    else:
+        inner = None
     passed_on = {} if inner is None else _parameters(inner)
     return {**passed_on, **{x.name: x.default for x in parameters}}
 
@@ -101,19 +127,26 @@ def _scenario(name: str, map_name: str) -> Any:
     return maps[map_name]
 
 
-# --- Pictures -----------------------------------------------------------------------------------------
+# --- Pictures -------------------------------------------------------------------------------------
 
 
 def _particles(env: Any, state: Any, ax: Any) -> None:
-    """Draws as the library's ``MPEVisualizer``, which works on a window of pyplot; small circles lie on large ones."""
+    """Draws as the library's ``MPEVisualizer``, which works on a window of pyplot;
+    small circles lie on large ones.
+    """
     from matplotlib.patches import Circle
 
     ax.set(xlim=(-2, 2), ylim=(-2, 2), aspect="equal", title=f"Step {state.step}")
     circles = zip(state.p_pos, env.rad.tolist(), env.colour, strict=False)
-    for place, radius, colour in circles:  # the colours of push's landmarks are plain numbers, one too many
-        ax.add_patch(Circle(place, radius, color=np.broadcast_to(colour, 3) / 255, zorder=1 / radius))
+    # the colours of push's landmarks are plain numbers, one too many
+    for place, radius, colour in circles:
+        ax.add_patch(
+            Circle(place, radius, color=np.broadcast_to(colour, 3) / 255, zorder=1 / radius)
+        )
     senders = [agent for agent, silent in enumerate(env.silent) if not silent]
-    said = [f"{env.agents[agent]} sends {chr(ord('A') + state.c[agent].argmax())}" for agent in senders]
+    said = [
+        f"{env.agents[agent]} sends {chr(ord('A') + state.c[agent].argmax())}" for agent in senders
+    ]
     ax.text(-1.95, -1.95, "\n".join(said))
 
 
@@ -123,7 +156,9 @@ def _battle(env: Any, state: Any, ax: Any) -> None:
     agents = getattr(env, "all_agents", env.agents)
     actions = dict(zip(agents, state.prev_attack_actions, strict=True))
     with jax.disable_jit():  # else it compiles its branches for each picture
-        shown = env.init_render(ax, (None, state, actions), env.world_steps_per_env_step / 2, state.step)
+        shown = env.init_render(
+            ax, (None, state, actions), env.world_steps_per_env_step / 2, state.step
+        )
     shown.remove()  # a copy of the picture within it
 
 

@@ -15,8 +15,8 @@ from jaxrl_dist.envs.device.libraries import Adapted, Step, bool_space, one_hot
 from jaxrl_dist.types import PyTree
 
 CATEGORIES = 1 + max(int(value) for value in vars(EntityIds).values() if hasattr(value, "dtype"))
-"""Categories in each channel of a grid: kinds of entities; colours and states have fewer. Spaces of NAVIX 0.7 leave out
-the last two."""
+"""Categories in each channel of a grid: kinds of entities; colours and states have fewer. Spaces of
+NAVIX 0.7 leave out the last two."""
 
 
 def ids() -> list[str]:
@@ -41,7 +41,8 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
         return one_hot(timestep.observation, sizes), timestep
 
     def step(key: jax.Array, timestep: Any, action: Any) -> Step:
-        timestep = showing(env._step(showing(timestep, pictures), action), None)  # `step` also resets
+        # `step` also resets
+        timestep = showing(env._step(showing(timestep, pictures), action), None)
         ends = timestep.is_termination(), timestep.is_truncation()
         return Step(one_hot(timestep.observation, sizes), timestep, timestep.reward, *ends)
 

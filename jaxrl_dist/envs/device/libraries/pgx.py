@@ -31,14 +31,16 @@ def ids() -> list[str]:
 def make(env_id: str, options: Mapping[str, str]) -> Adapted | Team:
     """Makes a game; if it has several players, each is an agent.
 
-    Options of games with several players are ``opponents`` (``random``: the agent is player 0, and the others choose
-    legal actions at random; ``self``: one agent moves for both players) and ``state`` (whether observations have a part
-    ``state``: those of all players).
+    Options of games with several players are ``opponents`` (``random``: the agent is player 0, and
+    the others choose legal actions at random; ``self``: one agent moves for both players) and
+    ``state`` (whether observations have a part ``state``: those of all players).
 
     Raises:
-      ConfigError: an option is unknown, or one agent cannot move for the players, who are more than two.
+      ConfigError: an option is unknown, or one agent cannot move for the players,
+        who are more than two.
     """
-    env, name = pgx.make(env_id), f"pgx:{env_id}"
+    env = pgx.make(env_id)
+    name = f"pgx:{env_id}"
     if env.num_players == 1:
         parse_options(name, options, {})
         return against_random(env)
@@ -54,16 +56,18 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted | Team:
     if values["opponents"] == "random":
         return against_random(env)
     if env.num_players > 2:
-        raise ConfigError(f"{name}: opponents=self is for games of 2 players, and this one has {env.num_players}")
+        raise ConfigError(
+            f"{name}: opponents=self is for games of 2 players, and this one has {env.num_players}"
+        )
     return against_itself(env)
 
 
 class Players:
     """A game whose players are agents, in JaxMARL's style; see ``groups.Team``.
 
-    All players act at every step. Except for the player whose turn it is, action 0 is the only legal one and has no
-    effect. Each player gets its rewards after every move, and sees the game from its side; pgx draws which player
-    begins.
+    All players act at every step. Except for the player whose turn it is, action 0 is the only
+    legal one and has no effect. Each player gets its rewards after every move, and sees the game
+    from its side; pgx draws which player begins.
     """
 
     def __init__(self, env: Any) -> None:
@@ -72,7 +76,8 @@ class Players:
         observation, _ = jax.eval_shape(self.reset, jax.eval_shape(lambda: jax.random.PRNGKey(0)))
         self._observation = box(observation[self.agents[0]])
         self.simulate = None if env.num_players > 2 else self._simulate
-        """``(state [R, ...]) -> simulator`` of single moves, in which both players are as ``against_itself``."""
+        """``(state [R, ...]) -> simulator`` of single moves,
+        in which both players are as ``against_itself``."""
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         return self._observation
@@ -85,18 +90,27 @@ class Players:
             state = self.env.init(key)
             return self._observations(state), state
 
-    def step_env(self, key: jax.Array, state: Any, actions: Mapping[str, jax.Array]) -> tuple[Any, ...]:
+    def step_env(
+        self, key: jax.Array, state: Any, actions: Mapping[str, jax.Array]
+    ) -> tuple[Any, ...]:
         with theirs():
             action = jnp.stack([actions[agent] for agent in self.agents])[state.current_player]
             state = self.env.step(state, action, key)
             over = dict.fromkeys([*self.agents, "__all__"], state.terminated | state.truncated)
-            return self._observations(state), state, dict(zip(self.agents, state.rewards, strict=True)), over, {}
+            return (
+                self._observations(state),
+                state,
+                dict(zip(self.agents, state.rewards, strict=True)),
+                over,
+                {},
+            )
 
     def get_avail_actions(self, state: Any) -> dict[str, jax.Array]:
         legal = state.legal_action_mask
         passes = jnp.arange(len(legal)) == 0
         return {
-            agent: jnp.where(state.current_player == player, legal, passes) for player, agent in enumerate(self.agents)
+            agent: jnp.where(state.current_player == player, legal, passes)
+            for player, agent in enumerate(self.agents)
         }
 
     def _simulate(self, state: PyTree) -> Simulator:
@@ -106,23 +120,33 @@ class Players:
             with theirs():
                 then = game.step(rng.raw(key), state, action)
             turn = jnp.where(state.current_player == then.state.current_player, 1.0, -1.0)
-            return Simulated(then.state, then.obs, jnp.float32(then.reward), jnp.where(then.terminated, 0.0, turn))
+            return Simulated(
+                then.state,
+                then.obs,
+                jnp.float32(then.reward),
+                jnp.where(then.terminated, 0.0, turn),
+            )
 
         return Simulator(jax.vmap(without_observation)(state), jax.tree_util.Partial(step))
 
     def _observations(self, state: Any) -> dict[str, jax.Array]:
-        return {agent: self.env.observe(state, jnp.int32(player)) for player, agent in enumerate(self.agents)}
+        return {
+            agent: self.env.observe(state, jnp.int32(player))
+            for player, agent in enumerate(self.agents)
+        }
 
 
 def against_random(env: Any) -> Adapted:
     """Makes a game in which all players but player 0 choose legal actions at random.
 
-    A step is an action of player 0 and those of the others, until it is player 0's turn again. The observation's part
-    ``mask`` has the legal actions.
+    A step is an action of player 0 and those of the others, until it is player 0's turn again. The
+    observation's part ``mask`` has the legal actions.
     """
 
     def others_play(key: jax.Array, state: Any) -> Any:
-        """Returns the state at player 0's next turn, with the rewards ``[players]`` since its last."""
+        """Returns the state at player 0's next turn, with the rewards ``[players]`` since its
+        last.
+        """
 
         def waits(carry: Any) -> jax.Array:
             _, state = carry
@@ -131,14 +155,21 @@ def against_random(env: Any) -> Adapted:
         def play(carry: Any) -> Any:
             key, state = carry
             key, choice, chance = jax.random.split(key, 3)
-            action = jax.random.categorical(choice, jnp.where(state.legal_action_mask, 0.0, -jnp.inf))
+            action = jax.random.categorical(
+                choice, jnp.where(state.legal_action_mask, 0.0, -jnp.inf)
+            )
             new = env.step(state, action, chance)
             return key, new.replace(rewards=state.rewards + new.rewards)
 
-        return state if env.num_players == 1 else jax.lax.while_loop(waits, play, (key, state))[1]
+        if env.num_players == 1:
+            return state
+        return jax.lax.while_loop(waits, play, (key, state))[1]
 
     def observed(state: Any) -> PyTree:
-        obs = env.observe(state) if env.num_players == 1 else env.observe(state, jnp.int32(PLAYER))
+        if env.num_players == 1:
+            obs = env.observe(state)
+        else:
+            obs = env.observe(state, jnp.int32(PLAYER))
         return {"observation": obs, "mask": state.legal_action_mask}
 
     def reset(key: jax.Array) -> tuple[PyTree, PyTree]:
@@ -149,7 +180,9 @@ def against_random(env: Any) -> Adapted:
     def step(key: jax.Array, state: Any, action: Any) -> Step:
         chance, then = jax.random.split(key)
         state = others_play(then, env.step(state, action, chance))
-        return Step(observed(state), state, state.rewards[PLAYER], state.terminated, state.truncated)
+        return Step(
+            observed(state), state, state.rewards[PLAYER], state.terminated, state.truncated
+        )
 
     return _adapted(env, reset, step)
 
@@ -157,7 +190,8 @@ def against_random(env: Any) -> Adapted:
 def against_itself(env: Any) -> Adapted:
     """Makes a game of two players in which one agent moves for both.
 
-    A step is a move. Observation, mask and reward are those of the player who is to move, or has moved.
+    A step is a move. Observation, mask and reward are those of the player who is to move,
+    or has moved.
     """
 
     def observed(state: Any) -> PyTree:
@@ -169,23 +203,34 @@ def against_itself(env: Any) -> Adapted:
 
     def step(key: jax.Array, state: Any, action: Any) -> Step:
         new = without_observation(env.step(state, action, key))
-        return Step(observed(new), new, new.rewards[state.current_player], new.terminated, new.truncated)
+        return Step(
+            observed(new), new, new.rewards[state.current_player], new.terminated, new.truncated
+        )
 
     return _adapted(env, reset, step, lambda state: state.current_player)
 
 
 def without_observation(state: Any) -> Any:
-    """Returns a game's state without the observation, most of its bytes, which follows from the rest."""
+    """Returns a game's state without the observation, most of its bytes,
+    which follows from the rest.
+    """
     return state.replace(observation=jnp.zeros(0))
 
 
 def _adapted(env: Any, reset: Any, step: Any, side: Any = None) -> Adapted:
     """Returns the adapted game; arguments as its fields."""
     with theirs():
-        shape = jax.eval_shape(reset, jax.eval_shape(lambda: jax.random.PRNGKey(0)))[0]["observation"]
-    parts: dict[str, spaces.Space[Any]] = {"observation": box(shape), "mask": bool_space((env.num_actions,))}
+        shape = jax.eval_shape(reset, jax.eval_shape(lambda: jax.random.PRNGKey(0)))[0][
+            "observation"
+        ]
+    parts: dict[str, spaces.Space[Any]] = {
+        "observation": box(shape),
+        "mask": bool_space((env.num_actions,)),
+    }
     family = "pgx" if side is None else "game"
-    return Adapted(reset, step, spaces.Dict(parts), spaces.Discrete(env.num_actions), family, side=side)
+    return Adapted(
+        reset, step, spaces.Dict(parts), spaces.Discrete(env.num_actions), family, side=side
+    )
 
 
 def box(shape: jax.ShapeDtypeStruct) -> spaces.Box:

@@ -1,4 +1,6 @@
-"""MuJoCo Playground: robots and the DeepMind control suite (Zakka et al. 2025, https://arxiv.org/abs/2502.08844)."""
+"""MuJoCo Playground: robots and the DeepMind control suite (Zakka et al. 2025,
+https://arxiv.org/abs/2502.08844).
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,12 @@ def ids() -> list[str]:
 
 
 def make(env_id: str, options: Mapping[str, str]) -> Adapted:
-    """Options are entries of the environment's config that are single values, such as ``episode_length``.
+    """Options are entries of the environment's config that are single values,
+    such as ``episode_length``.
 
-    ``impl`` is the implementation of MuJoCo: ``warp``, the library's default, needs an NVIDIA GPU; elsewhere it is
-    ``jax``. The config's ``action_repeat`` is for the library's own training: ``--action-repeat`` does it here.
+    ``impl`` is the implementation of MuJoCo: ``warp``, the library's default, needs an NVIDIA GPU;
+    elsewhere it is ``jax``. The config's ``action_repeat`` is for the library's own training:
+    ``--action-repeat`` does it here.
     """
     defaults = settable(registry.get_default_config(env_id))
     defaults.pop("action_repeat", None)

@@ -23,10 +23,12 @@ def ids() -> list[str]:
 
 
 def make(env_id: str, options: Mapping[str, str]) -> Adapted:
-    """Options are the fields of the parameters that are numbers; tiles and colours become images, see ``one_hot``.
+    """Options are the fields of the parameters that are numbers;
+    tiles and colours become images, see ``one_hot``.
 
     Raises:
-      ConfigError: an unknown option, or an environment whose task is a ruleset that a program chooses.
+      ConfigError: an unknown option, or an environment
+        whose task is a ruleset that a program chooses.
     """
     if env_id.startswith("XLand-"):
         raise ConfigError(
@@ -43,9 +45,17 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
 
     def step(key: jax.Array, timestep: Any, action: Any) -> Step:
         timestep = env.step(params, timestep, action)
-        over, terminated = timestep.last(), timestep.discount == 0
+        over = timestep.last()
+        terminated = timestep.discount == 0
         ends = over & terminated, over & ~terminated
         return Step(one_hot(timestep.observation, SIZES), timestep, timestep.reward, *ends)
 
     observations = bool_space((params.view_size, params.view_size, sum(SIZES)))
-    return Adapted(reset, step, observations, spaces.Discrete(env.num_actions(params)), "grid", params.max_steps)
+    return Adapted(
+        reset,
+        step,
+        observations,
+        spaces.Discrete(env.num_actions(params)),
+        "grid",
+        params.max_steps,
+    )

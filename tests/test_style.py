@@ -1,0 +1,97 @@
+"""Code is read once: lines that hold two thoughts are counted, and may only become fewer."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+import runs
+
+ALLOWED = {"packed assignment": 7, "conditional": 200, "walrus": 20, "cut message": 83}
+"""Places of each kind in the package. Lower a number when the text has fewer; never raise one."""
+
+
+def _trees() -> dict[str, ast.Module]:
+    files = sorted((runs.ROOT / "jaxrl_dist").rglob("*.py"))
+    return {
+        path.relative_to(runs.ROOT).as_posix(): ast.parse(path.read_text("utf-8")) for path in files
+    }
+
+
+TREES = _trees()
+
+
+def packed_assignments(tree: ast.Module) -> Iterator[int]:
+    """``a, b = f(), g()`` is two statements; a swap of names is one."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Tuple):
+            continue
+        values = node.value.elts if isinstance(node.value, ast.Tuple) else []
+        if not all(isinstance(value, ast.Name | ast.Attribute) for value in values):
+            yield node.lineno
+
+
+def nested_conditionals(tree: ast.Module) -> Iterator[int]:
+    """A conditional expression within another one, an f-string or a comprehension."""
+    outer = (
+        ast.IfExp,
+        ast.FormattedValue,
+        ast.ListComp,
+        ast.SetComp,
+        ast.DictComp,
+        ast.GeneratorExp,
+    )
+    inner = set()
+    for node in ast.walk(tree):
+        if isinstance(node, outer):
+            below = (child for child in ast.walk(node) if child is not node)
+            inner |= {child for child in below if isinstance(child, ast.IfExp)}
+    yield from (node.lineno for node in inner)
+
+
+def walruses(tree: ast.Module) -> Iterator[int]:
+    """``:=`` outside the test of an ``if`` or a ``while``."""
+    tested = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If | ast.While):
+            tested |= {child for child in ast.walk(node.test) if isinstance(child, ast.NamedExpr)}
+    every = (node for node in ast.walk(tree) if isinstance(node, ast.NamedExpr))
+    yield from (node.lineno for node in every if node not in tested)
+
+
+def cut_messages(tree: ast.Module) -> Iterator[int]:
+    """A sentence in a variable that an f-string of an error puts into another sentence."""
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        sentences = {
+            target.id
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.JoinedStr | ast.Constant)
+            for target in node.targets
+            if isinstance(target, ast.Name) and " " in ast.unparse(node.value)
+        }
+        for node in ast.walk(function):
+            if isinstance(node, ast.Raise):
+                names = {
+                    part.value.id
+                    for part in ast.walk(node)
+                    if isinstance(part, ast.FormattedValue) and isinstance(part.value, ast.Name)
+                }
+                if names & sentences:
+                    yield node.lineno
+
+
+KINDS = {
+    "packed assignment": packed_assignments,
+    "conditional": nested_conditionals,
+    "walrus": walruses,
+    "cut message": cut_messages,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_more_lines_hold_two_thoughts(kind: str) -> None:
+    places = [f"{name}:{line}" for name, tree in TREES.items() for line in KINDS[kind](tree)]
+    assert len(places) <= ALLOWED[kind], "\n".join(["write one thought a line:", *places])
