@@ -626,7 +626,7 @@ BARS = (
 # --- Running --------------------------------------------------------------------------------------
 
 
-def config_of(bar: Bar, seed: int, seeds: int = 1) -> jaxrl_dist.Train[Any]:
+def config_of(bar: Bar, seed: int, seeds: int = 1) -> jaxrl_dist.Train:
     """Returns the default config of one run, with the bar's flags."""
     return jaxrl_dist.preset(
         bar.algorithm,

@@ -97,7 +97,7 @@ def parse(args: Sequence[str]) -> tuple[str, dict[str, Any], dict[str, Any]]:
 
 
 def changed(
-    parts: Mapping[str, Train[Any]], args: Sequence[str]
+    parts: Mapping[str, Train], args: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the algorithms by policy, and the values of other fields,
     of a stored run with changes.

@@ -43,7 +43,7 @@ class Request(NamedTuple):
     config: str | None = None
     """The file or run directory of ``--config``."""
 
-    def resolved(self) -> tuple[Train[Any], EnvSource]:
+    def resolved(self) -> tuple[Train, EnvSource]:
         """Returns the complete config, and its environment;
         prepares the process as ``settled`` does.
         """
@@ -53,7 +53,7 @@ class Request(NamedTuple):
         """Checks, as ``stored.check_asked``, that the user asks for what no file may choose."""
         check_asked(self.fields, self.fields.keys() - {*self.stored})
 
-    def in_run_dir(self, config: Train[Any]) -> Train[Any]:
+    def in_run_dir(self, config: Train) -> Train:
         """Returns the resolved config with a run directory: a new one if the user names none."""
         if config.run_dir is not None:
             return config
@@ -61,7 +61,7 @@ class Request(NamedTuple):
         where = self.fields.get("env") or pathlib.Path(str(config.data)).resolve().name
         return dataclasses.replace(config, run_dir=default_run_dir(where, self.name, config.seed))
 
-    def settled(self) -> tuple[Train[Any], EnvSource, Mapping[str, str]]:
+    def settled(self) -> tuple[Train, EnvSource, Mapping[str, str]]:
         """Returns the complete config, its environment, and the sources of its values;
         see ``resolve.settled``.
 
@@ -179,7 +179,7 @@ def _help(request: Request, *, everything: bool) -> str:
     """Returns the help of an algorithm; if ``--env`` is given,
     with the values that the run would use.
     """
-    config: Train[Any] = flags.plain_defaults(request.algorithm)
+    config: Train = flags.plain_defaults(request.algorithm)
     values = dict(vars(config))
     sources = dict[str, str]()
     about = "In parentheses: values without a preset; with --env ID, those that would run."

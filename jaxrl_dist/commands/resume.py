@@ -80,7 +80,7 @@ def run(args: Sequence[str]) -> int:
 
 
 def _changes(
-    before: Train[Any],
+    before: Train,
     user_values: Mapping[str, Any],
     changeable: Sequence[str],
     run_dir: pathlib.Path,

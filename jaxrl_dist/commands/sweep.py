@@ -138,7 +138,7 @@ def _tune(
     return known
 
 
-def _check(config: Train[Any]) -> None:
+def _check(config: Train) -> None:
     """Checks that a run has members that do without each other.
 
     Raises:
@@ -155,7 +155,7 @@ def _check(config: Train[Any]) -> None:
     _check_record(config)
 
 
-def _check_record(config: Train[Any]) -> None:
+def _check_record(config: Train) -> None:
     if config.record is not None:
         instead = "a sweep has several experiences; `jaxrl-dist record` works afterwards"
         raise ConfigError(f"--record {config.record} does not work here: {instead}")
@@ -251,7 +251,7 @@ def _wait_for(member: pathlib.Path, stop: Callable[[], bool]) -> None:
             time.sleep(0.2)
 
 
-def _command(args: Sequence[str], config: Train[Any], member: MemberConfig) -> list[str]:
+def _command(args: Sequence[str], config: Train, member: MemberConfig) -> list[str]:
     """Returns the command that trains a member, continues it,
     or leaves it as it is if it has ended.
 

@@ -99,7 +99,7 @@ def _train(
         )
 
 
-def _resumed_or_started(config: Train[Any]) -> Run | None:
+def _resumed_or_started(config: Train) -> Run | None:
     """Prepares to resume the run in a config's directory; without a checkpoint,
     deletes its files and returns None.
 

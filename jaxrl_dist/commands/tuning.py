@@ -71,7 +71,7 @@ def check(tuner: str, run: Request) -> None:
         )
 
 
-def spaces(config: Train[Any], vary: Mapping[str, str]) -> dict[str, Space]:
+def spaces(config: Train, vary: Mapping[str, str]) -> dict[str, Space]:
     """Returns what each hyperparameter of ``--vary`` may be.
 
     Args:
@@ -84,7 +84,7 @@ def spaces(config: Train[Any], vary: Mapping[str, str]) -> dict[str, Space]:
     return {name: _space(config, name, text) for name, text in vary.items()}
 
 
-def _space(config: Train[Any], name: str, text: str) -> Space:
+def _space(config: Train, name: str, text: str) -> Space:
     bounds = text.removesuffix(":log")
     log = text.endswith(":log")
     if bounds.count(":") == 1:
@@ -304,7 +304,7 @@ def _flags(values: Values) -> str:
 
 def by_ray(
     args: Sequence[str],
-    config: Train[Any],
+    config: Train,
     space: Mapping[str, Space],
     run_dir: pathlib.Path,
     trials: int,

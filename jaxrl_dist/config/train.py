@@ -429,7 +429,7 @@ class Train(
             raise ConfigError("--evaluation-episodes needs --env, the environment to play in")
 
 
-def settings_of(config: Train[Any]) -> dict[str, Any]:
+def settings_of(config: Train) -> dict[str, Any]:
     """Returns what a data set notes of the form of its environment: the fields that change it,
     if they do.
     """

@@ -48,7 +48,7 @@ def population_plan(name: str) -> type[Population] | None:
 
 
 def pool_options(
-    config: Train[Any],
+    config: Train,
     algorithm: Algorithms,
     names: Mapping[str, str],
     learners: Sequence[jax.Device],

@@ -12,7 +12,6 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 
@@ -33,7 +32,7 @@ from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Algorithm, Algorithms, Report, TrainState
 
 
-def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int) -> None:
+def check(config: Train, algorithm: Algorithm, name: str, num_devices: int) -> None:
     """See ``config.plans.Plan``; warns if experience may
     lag and the algorithm does not correct for it.
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 
@@ -93,7 +92,7 @@ def cpu_devices(members: int) -> int:
     )
 
 
-def undivided(config: Train[Any], members: int) -> str:
+def undivided(config: Train, members: int) -> str:
     """Says how a population gets several devices where JAX has
     begun with one for a CPU of several cores; else "".
     """
@@ -112,7 +111,7 @@ def undivided(config: Train[Any], members: int) -> str:
     )
 
 
-def learner_devices(config: Train[Any], members: int | None = None) -> list[jax.Device]:
+def learner_devices(config: Train, members: int | None = None) -> list[jax.Device]:
     """Returns the devices that learn; by default all,
     and of a CPU as many as have whole ``members`` of a program.
 

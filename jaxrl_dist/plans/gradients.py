@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
@@ -33,7 +32,7 @@ from jaxrl_dist.plans.job import Job
 from jaxrl_dist.types import Algorithm, PyTree, Report, TrainState
 
 
-def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int) -> None:
+def check(config: Train, algorithm: Algorithm, name: str, num_devices: int) -> None:
     """See ``config.plans.Plan``."""
     del name, num_devices  # each gradient is one actor's, so nothing is sharded
     if peers.count() > 1:

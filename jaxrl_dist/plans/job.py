@@ -73,7 +73,7 @@ WINDOWS: Any = Windows._make([meshes.BATCH, meshes.REPLICATED])
 class Job(NamedTuple):
     """What to execute; a plan decides how."""
 
-    config: Train[Any]
+    config: Train
     """Resolved: no field is left out."""
     algorithm: Algorithms
     learner: Learner
@@ -359,13 +359,13 @@ def _never() -> bool:
     return False
 
 
-def step_of(config: Train[Any], progress: Mapping[str, Any]) -> int:
+def step_of(config: Train, progress: Mapping[str, Any]) -> int:
     """Returns what the clock says in a checkpoint's progress; 0: a new run."""
     step: int = progress.get(config.clock, 0)
     return step
 
 
-def ended_by(config: Train[Any], step: int, score: float) -> str | None:
+def ended_by(config: Train, step: int, score: float) -> str | None:
     """Returns the field of ``Train`` that has ended a run, its total or ``stop_at_return``;
     None: it goes on.
 

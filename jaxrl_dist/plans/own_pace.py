@@ -34,7 +34,7 @@ from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Algorithm, Report, TrainState
 
 
-def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int) -> None:
+def check(config: Train, algorithm: Algorithm, name: str, num_devices: int) -> None:
     """See ``config.plans.Plan``."""
     if peers.count() > 1:
         raise ConfigError(

@@ -38,7 +38,7 @@ def prioritizes(algorithm: Algorithms) -> bool:
     )
 
 
-def check(config: Train[Any], *divisors: tuple[int, str]) -> None:
+def check(config: Train, *divisors: tuple[int, str]) -> None:
     """Checks the flags that the plans with actor threads share.
 
     Args:
@@ -62,7 +62,7 @@ def check(config: Train[Any], *divisors: tuple[int, str]) -> None:
             )
 
 
-def pool_options(config: Train[Any], learners: Sequence[jax.Device]) -> PoolOptions:
+def pool_options(config: Train, learners: Sequence[jax.Device]) -> PoolOptions:
     """Returns the options of the actor pool from a resolved config.
 
     Raises:

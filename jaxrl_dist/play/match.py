@@ -248,7 +248,7 @@ def _check_game(source: EnvSource) -> None:
         raise ConfigError(f"{label_of(spec)} {problem}, which does not work in a match; {works}")
 
 
-def _learnt(config: Train[Any]) -> tuple[Any, dict[str, str]]:
+def _learnt(config: Train) -> tuple[Any, dict[str, str]]:
     """Returns the game of a run, and its options."""
     return config.env, {
         name: value for name, value in config.env_options.items() if name not in VIEWS

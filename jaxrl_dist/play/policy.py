@@ -37,7 +37,7 @@ class Policy:
     """A trained policy: ``(obs, core, key) -> (action, core)``; see ``__call__``."""
 
     def __init__(
-        self, config: Train[Any], source: EnvSource, variables: Any, *, fresh: bool = False
+        self, config: Train, source: EnvSource, variables: Any, *, fresh: bool = False
     ) -> None:
         """``fresh``: play its evaluations in other episodes than those of its run,
         as ``Evaluator.of_member``.
@@ -287,7 +287,7 @@ class Policy:
         return spaces.tupled(spaces.nested(space, native), self.source.spec.tuples, "action"), core
 
 
-def _restored(config: Train[Any], variables: Variables, fresh: bool) -> Policy:
+def _restored(config: Train, variables: Variables, fresh: bool) -> Policy:
     """Makes the policy that ``__reduce__`` describes."""
     return Policy(*resolved(config), jax.device_put(variables, jax.local_devices()[0]), fresh=fresh)
 
@@ -379,9 +379,7 @@ def load_policy(
     )
 
 
-def _with_selected(
-    config: Train[Any], run_dir: pathlib.Path, checkpoint: str | int | None
-) -> Train[Any]:
+def _with_selected(config: Train, run_dir: pathlib.Path, checkpoint: str | int | None) -> Train:
     """Returns the config of a member of a population with
     the hyperparameters that a selection has given it.
     """

@@ -109,7 +109,7 @@ class Profile(NamedTuple):
 
 
 def profile(
-    config: Train[Any],
+    config: Train,
     source: EnvSource,
     seconds: float,
     trace: pathlib.Path | None = None,
@@ -166,7 +166,7 @@ def profile(
     )
 
 
-def _changeable(config: Train[Any], made: Algorithms) -> list[str]:
+def _changeable(config: Train, made: Algorithms) -> list[str]:
     """Returns the flags of a run, but those that cannot change as advice says.
 
     The run follows it already, or its loss would take
@@ -184,7 +184,7 @@ def _changeable(config: Train[Any], made: Algorithms) -> list[str]:
     ]
 
 
-def _learning_only(config: Train[Any]) -> Train[Any]:
+def _learning_only(config: Train) -> Train:
     """Returns the config of a long run in which all policies learn from the first env step on,
     and that does no more.
 
@@ -366,7 +366,7 @@ def _divided(
     return {**divided, REST: whole - total}
 
 
-def described(config: Train[Any], devices: Sequence[jax.Device]) -> dict[str, Any]:
+def described(config: Train, devices: Sequence[jax.Device]) -> dict[str, Any]:
     """Returns the names and sizes of a run, for JSON."""
     return {
         "algorithm": label(config.algorithm),

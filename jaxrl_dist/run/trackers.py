@@ -41,7 +41,7 @@ class Tracker(Protocol):
         """Closes the tracker after its last value."""
 
 
-def check(config: Train[Any]) -> None:
+def check(config: Train) -> None:
     """Checks that the trackers of a run can be used.
 
     Raises:
@@ -62,7 +62,7 @@ def check(config: Train[Any]) -> None:
 
 def start(
     stack: contextlib.ExitStack,
-    config: Train[Any],
+    config: Train,
     run_dir: pathlib.Path,
     content: dict[str, Any],
     resumed: int | None,

@@ -39,7 +39,7 @@ DEVICES = 8
 class Given(NamedTuple):
     """What the user gives a run, or one of its policies; a preset may fill in the rest."""
 
-    config: Train[Any]
+    config: Train
     """Its fields have been checked. The algorithm is a name, a class or a config."""
     hyperparameters: Mapping[str, Any]
     """Hyperparameters that keep their values: those given beside the algorithm,
@@ -74,7 +74,7 @@ def kind_of(algorithm: Any) -> Any:
 
 
 def user_values(
-    config: Train[Any], hyperparameters: Mapping[str, Any] = {}, sources: Mapping[str, str] = {}
+    config: Train, hyperparameters: Mapping[str, Any] = {}, sources: Mapping[str, str] = {}
 ) -> Given:
     """Checks what the user gives, before the environment is known.
 
@@ -129,7 +129,7 @@ def _of_name(algorithm: Any) -> Mapping[str, Any]:
     return {}
 
 
-def checked(config: Train[Any], explicit: Container[str]) -> Train[Any]:
+def checked(config: Train, explicit: Container[str]) -> Train:
     """As ``config.checked()``; hyperparameters that have no
     effect and are not ``explicit`` get their defaults.
 
@@ -151,7 +151,7 @@ def checked(config: Train[Any], explicit: Container[str]) -> Train[Any]:
             config = dataclasses.replace(config, algorithm=algorithm)
 
 
-def filled(user: Given, source: EnvSource) -> tuple[Train[Any], dict[str, str]]:
+def filled(user: Given, source: EnvSource) -> tuple[Train, dict[str, str]]:
     """Fills in what the user leaves out, and returns the
     config with the source of each value as in ``settled``.
 
@@ -232,7 +232,7 @@ def _of_presets(user: Given, source: EnvSource) -> tuple[dict[str, Any], dict[st
     return values | trained, sources | dict.fromkeys(trained, "preset")
 
 
-def _of_trained(config: Train[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def _of_trained(config: Train, values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values of a run whose policy is loaded, and need not explore anew."""
     kind = kind_of(config.algorithm)
     if not config.init_from or config.init_parts or config.clock == "updates":
@@ -244,7 +244,7 @@ def _of_trained(config: Train[Any], values: Mapping[str, Any]) -> dict[str, Any]
     return {name: value for name, value in trained.items() if name in marked(kind)}
 
 
-def rounded(config: Train[Any], sources: Mapping[str, str], spec: EnvSpec) -> Train[Any]:
+def rounded(config: Train, sources: Mapping[str, str], spec: EnvSpec) -> Train:
     """Returns a filled-in config, the sizes that nobody gave
     rounded down to what divides over its environments.
 
@@ -287,7 +287,7 @@ def rounded(config: Train[Any], sources: Mapping[str, str], spec: EnvSpec) -> Tr
     )
 
 
-def _minibatches(most: int, config: Train[Any], spec: EnvSpec) -> int:
+def _minibatches(most: int, config: Train, spec: EnvSpec) -> int:
     """Returns the largest number up to ``most`` that divides the examples of a rollout.
 
     Those of each device, too, of as many of ``DEVICES`` as the environments divide over,

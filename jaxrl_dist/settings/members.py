@@ -30,12 +30,12 @@ _MAX_RESULTS = 2**28  # bytes
 class MemberConfig(NamedTuple):
     """A run of a population."""
 
-    config: Train[Any]
+    config: Train
     values: Mapping[str, Any]
     """The varied fields, with this member's values."""
 
 
-def is_population(config: Train[Any]) -> bool:
+def is_population(config: Train) -> bool:
     """Returns whether a config asks for several runs."""
     return config.seeds > 1 or bool(config.vary)
 
@@ -50,7 +50,7 @@ def number_of_members(fields: Mapping[str, Any]) -> int:
     return int(settings * fields.get("seeds", 1))
 
 
-def members(config: Train[Any]) -> list[MemberConfig]:
+def members(config: Train) -> list[MemberConfig]:
     """Returns the members of a resolved config: all settings with the first seed,
     then with the second, and so on.
 
@@ -91,7 +91,7 @@ def members(config: Train[Any]) -> list[MemberConfig]:
     return population
 
 
-def _varied(config: Train[Any]) -> dict[str, list[Any]]:
+def _varied(config: Train) -> dict[str, list[Any]]:
     """Returns the values of each field of ``--vary``."""
     known = kinds(config)
     choices = dict[str, list[Any]]()
@@ -106,7 +106,7 @@ def _varied(config: Train[Any]) -> dict[str, list[Any]]:
     return choices
 
 
-def kinds(config: Train[Any]) -> dict[str, Any]:
+def kinds(config: Train) -> dict[str, Any]:
     """Returns the types of the fields in which members may differ, by name:
     ``POLICY.FIELD`` if a policy has it.
     """
@@ -130,7 +130,7 @@ def kinds(config: Train[Any]) -> dict[str, Any]:
     return types
 
 
-def tunable(config: Train[Any]) -> list[str]:
+def tunable(config: Train) -> list[str]:
     """Returns the fields of ``kinds`` that may be numbers with a fraction,
     which programs can compute with.
     """

@@ -41,7 +41,7 @@ class Policies(Parts):
                 Traits.of(part.algorithm).validate()
 
 
-def by_policy(config: Train[Any]) -> dict[str, Train[Any]]:
+def by_policy(config: Train) -> dict[str, Train]:
     """Returns the config of each policy: the run's, with its own algorithm;
     a single policy has the name ``""``.
     """
@@ -56,7 +56,7 @@ def by_policy(config: Train[Any]) -> dict[str, Train[Any]]:
     return configs
 
 
-def learner(config: Train[Any]) -> str | None:
+def learner(config: Train) -> str | None:
     """Returns the only policy of several that trains; None: the run has one policy,
     or several train.
     """

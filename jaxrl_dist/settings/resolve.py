@@ -56,15 +56,15 @@ _OF_ENV = (
 
 
 def resolved(
-    config: Train[Any], changes: Mapping[str, Any] = {}, stored: Collection[str] = ()
-) -> tuple[Train[Any], EnvSource]:
+    config: Train, changes: Mapping[str, Any] = {}, stored: Collection[str] = ()
+) -> tuple[Train, EnvSource]:
     """As ``settled``, without the sources."""
     return settled(config, changes, stored)[:2]
 
 
 def settled(
-    config: Train[Any], changes: Mapping[str, Any] = {}, stored: Collection[str] = ()
-) -> tuple[Train[Any], EnvSource, Mapping[str, str]]:
+    config: Train, changes: Mapping[str, Any] = {}, stored: Collection[str] = ()
+) -> tuple[Train, EnvSource, Mapping[str, str]]:
     """Fills in the fields that a config leaves out, and finds its environment.
 
     Values come from the user, else from a run's file, the algorithm's paper (``--published``), its
@@ -121,7 +121,7 @@ def settled(
 
 
 def _check_changes(
-    config: Train[Any], changes: Mapping[str, Any], stored: Collection[str]
+    config: Train, changes: Mapping[str, Any], stored: Collection[str]
 ) -> dict[str, Any]:
     """Checks the names of changes, and returns the hyperparameters among them.
 
@@ -141,7 +141,7 @@ def _check_changes(
 
 
 @in_32_bits
-def find_env(config: Train[Any]) -> EnvSource:
+def find_env(config: Train) -> EnvSource:
     """Finds the environment of a config, for which it
     reserves the memory of GPUs that the config asks for.
 
@@ -184,7 +184,7 @@ def find_env(config: Train[Any]) -> EnvSource:
     )
 
 
-def _acts_as_one(policy: str, parts: Mapping[str, Train[Any]], env: Any) -> bool:
+def _acts_as_one(policy: str, parts: Mapping[str, Train], env: Any) -> bool:
     """Returns whether the agents of a policy act as one:
     as those of the policy that it copies or loads.
 
@@ -203,7 +203,7 @@ def _acts_as_one(policy: str, parts: Mapping[str, Train[Any]], env: Any) -> bool
 # --- Several policies -----------------------------------------------------------------------------
 
 
-def _policies(config: Train[Any], changes: Mapping[str, Any]) -> tuple[Train[Any], EnvSource]:
+def _policies(config: Train, changes: Mapping[str, Any]) -> tuple[Train, EnvSource]:
     """As ``resolved``, for several policies.
 
     Sizes that the user leaves out are the largest of the presets of policies that train; the plan
@@ -213,7 +213,7 @@ def _policies(config: Train[Any], changes: Mapping[str, Any]) -> tuple[Train[Any
     parts = {name: policy.config for name, policy in policies.items()}
     source = find_env(dataclasses.replace(config, algorithm=Policies(parts)))
     config = dataclasses.replace(config, plan=_plan_of_several(config, source))
-    full = dict[str, Train[Any]]()
+    full = dict[str, Train]()
     sources = dict[str, Mapping[str, str]]()
     for name, policy in policies.items():
         policy = policy._replace(config=dataclasses.replace(policy.config, plan=config.plan))
@@ -234,7 +234,7 @@ def _policies(config: Train[Any], changes: Mapping[str, Any]) -> tuple[Train[Any
     return dataclasses.replace(config, algorithm=Policies(parts), **sizes), source
 
 
-def _sizes(config: Train[Any], parts: Iterable[Train[Any]]) -> dict[str, Any]:
+def _sizes(config: Train, parts: Iterable[Train]) -> dict[str, Any]:
     """Returns the fields of the run that the user leaves out,
     from the presets of the policies that train.
     """
@@ -244,9 +244,7 @@ def _sizes(config: Train[Any], parts: Iterable[Train[Any]]) -> dict[str, Any]:
     return {name: max(values) for name, values in presets.items() if None not in values}
 
 
-def _given_policies(
-    config: Train[Any], changes: Mapping[str, Any]
-) -> tuple[Train[Any], dict[str, Given]]:
+def _given_policies(config: Train, changes: Mapping[str, Any]) -> tuple[Train, dict[str, Given]]:
     """Returns the config of the run, without algorithms, and what the user gives each policy."""
     if config.published:
         raise ConfigError(
@@ -272,7 +270,7 @@ def _given_policies(
     return config, policies
 
 
-def _plan_of_several(config: Train[Any], source: EnvSource) -> str:
+def _plan_of_several(config: Train, source: EnvSource) -> str:
     """Returns the plan of a run of several policies.
 
     Raises:
@@ -287,7 +285,7 @@ def _plan_of_several(config: Train[Any], source: EnvSource) -> str:
     return plan
 
 
-def _check_names(config: Train[Any], parts: Mapping[str, Any]) -> None:
+def _check_names(config: Train, parts: Mapping[str, Any]) -> None:
     """Checks that each policy has agents and an algorithm.
 
     Raises:
@@ -309,7 +307,7 @@ def _check_names(config: Train[Any], parts: Mapping[str, Any]) -> None:
         )
 
 
-def _given_policy(config: Train[Any], value: Any) -> Given:
+def _given_policy(config: Train, value: Any) -> Given:
     """Returns what the user gives a policy.
 
     Args:
@@ -342,7 +340,7 @@ def _given_policy(config: Train[Any], value: Any) -> Given:
     return user_values(config, hyperparameters, dict.fromkeys(hyperparameters, "yours"))
 
 
-def _own_fields(part: Train[Any]) -> dict[str, Any]:
+def _own_fields(part: Train) -> dict[str, Any]:
     """Returns the fields that a ``Train`` gives its policy.
 
     Raises:
@@ -356,7 +354,7 @@ def _own_fields(part: Train[Any]) -> dict[str, Any]:
     return {name: getattr(part, name) for name in OWN if getattr(part, name) is not None}
 
 
-def with_simulations(config: Train[Any], source: EnvSource, number: int) -> Train[Any]:
+def with_simulations(config: Train, source: EnvSource, number: int) -> Train:
     """Returns the config whose algorithm searches with this number of simulations.
 
     Raises:

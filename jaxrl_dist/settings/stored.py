@@ -48,7 +48,7 @@ _KEPT = marked(Train, stored=True)
 _PARTS = {"algorithm": str, "hyperparameters": dict, "run": dict}
 
 
-def to_json(config: Train[Any], spec: EnvSpec | None = None) -> dict[str, Any]:
+def to_json(config: Train, spec: EnvSpec | None = None) -> dict[str, Any]:
     """Returns the contents of ``config.json`` for a resolved config,
     with its environment's spaces if known.
     """
@@ -71,7 +71,7 @@ def _hyperparameters(algorithm: Any) -> dict[str, Any]:
     return {name: _in_json(getattr(algorithm, name)) for name in marked(algorithm)}
 
 
-def _part(part: Train[Any]) -> dict[str, Any]:
+def _part(part: Train) -> dict[str, Any]:
     """Returns one of several policies as JSON."""
     policy_fields = {name: getattr(part, name) for name in OWN}
     return {
@@ -114,7 +114,7 @@ def _in_json(value: Any) -> Any:
 
 def stored_config(
     run_dir: str | pathlib.Path, algorithm: type | None = None, env: Any = None, **objects: Any
-) -> Train[Any]:
+) -> Train:
     """Reads the config of a run; the arguments replace objects that no file can hold,
     as in ``load_policy``.
 
@@ -378,7 +378,7 @@ NAMED = "; fixed(RUN_DIR,POLICY) or fixed(RUN_DIR@CHECKPOINT,POLICY) names one"
 """How to name the policy of a run that does not train."""
 
 
-def acting_config(run_dir: str, policy: str | None, env: Any) -> tuple[Train[Any], str | None]:
+def acting_config(run_dir: str, policy: str | None, env: Any) -> tuple[Train, str | None]:
     """Returns the config of a finished run, or of one of its policies,
     with another environment; and the policy's name.
 
@@ -393,7 +393,7 @@ def acting_config(run_dir: str, policy: str | None, env: Any) -> tuple[Train[Any
     return of_policy(config, name, run_dir, NAMED), name
 
 
-def of_policy(config: Train[Any], policy: str | None, run_dir: Any, advice: str = "") -> Train[Any]:
+def of_policy(config: Train, policy: str | None, run_dir: Any, advice: str = "") -> Train:
     """Returns the config of the policy that the user has named in a run; ``advice``:
     how to name one.
 

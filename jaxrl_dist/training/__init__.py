@@ -17,7 +17,7 @@ from jaxrl_dist.types import Report
 # The functions import what needs JAX, so that a run's config can be read without it.
 
 
-def train(config: Train[Any], *others: Never, **fields: Never) -> Iterator[Report]:
+def train(config: Train, *others: Never, **fields: Never) -> Iterator[Report]:
     """Trains, and yields a report after each interval. The last report has an evaluation,
     as do those at its interval.
 
@@ -91,7 +91,7 @@ def resume(
         ).reports()
 
 
-def preset(algorithm: str | type[Hyperparameters], env: Any, **changes: Any) -> Train[Any]:
+def preset(algorithm: str | type[Hyperparameters], env: Any, **changes: Any) -> Train:
     """Returns ``Train(algorithm, env=env)`` with the preset filled in and some fields changed.
 
     Args:

@@ -51,7 +51,7 @@ class Strict(Contract):
         return ConfigError(f"{self.name}: {text}")
 
 
-def check_own(config: Train[Any], spec: EnvSpec, num_devices: int) -> None:
+def check_own(config: Train, spec: EnvSpec, num_devices: int) -> None:
     """Checks the algorithms of a resolved config that are not ours, which are tested.
 
     Raises:
@@ -115,9 +115,7 @@ def check_simulator(
                 )
 
 
-def of_algorithm(
-    contract: Contract, config: Train[Any], spec: EnvSpec, num_devices: int
-) -> Algorithm:
+def of_algorithm(contract: Contract, config: Train, spec: EnvSpec, num_devices: int) -> Algorithm:
     """Makes the algorithm of a resolved config,
     traces each of its functions and checks all that they return.
 
@@ -180,7 +178,7 @@ def of_algorithm(
     return algorithm
 
 
-def _check_numbers(contract: Contract, algorithm: Algorithm, config: Train[Any]) -> None:
+def _check_numbers(contract: Contract, algorithm: Algorithm, config: Train) -> None:
     whose = f"make{_place(config.algorithm.make)} returned an Algorithm whose"
     window = algorithm.window
     replay = algorithm.replay

@@ -40,7 +40,7 @@ are scaled (the authors' code of Kostrikov et al. 2021)."""
 
 
 def make_learner(
-    config: Train[Any],
+    config: Train,
     algorithm: Algorithms,
     spec: EnvSpec,
     devices: Sequence[jax.Device],
@@ -68,7 +68,7 @@ def make_learner(
 
 
 def _learner(
-    config: Train[Any],
+    config: Train,
     algorithm: Algorithm,
     spec: EnvSpec,
     devices: Sequence[jax.Device],
@@ -106,7 +106,7 @@ def _learner(
     )
 
 
-def _check_extras(config: Train[Any], algorithm: Algorithm, like: Rollout) -> None:
+def _check_extras(config: Train, algorithm: Algorithm, like: Rollout) -> None:
     """Raises ``ConfigError`` if the algorithm learns from what it stores as it acts,
     and cannot add it to records.
     """
@@ -122,7 +122,7 @@ def _check_extras(config: Train[Any], algorithm: Algorithm, like: Rollout) -> No
         )
 
 
-def check_sizes(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_devices: int) -> None:
+def check_sizes(config: Train, algorithm: Algorithms, spec: EnvSpec, num_devices: int) -> None:
     """Checks that sizes divide over the devices, and that the run's counts fit 32 bits.
 
     Raises:
@@ -134,7 +134,7 @@ def check_sizes(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_de
             _check_sizes(config, algorithm[name], policy_spec, num_devices)
 
 
-def _check_sizes(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_devices: int) -> None:
+def _check_sizes(config: Train, algorithm: Algorithm, spec: EnvSpec, num_devices: int) -> None:
     if algorithm.replay is not None and algorithm.window is None:
         raise ConfigError(
             "an algorithm with replay needs windows of a fixed length, such as window=1 for transitions"
@@ -160,9 +160,7 @@ def _check_sizes(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_de
     check_counts(config, algorithm, num_envs)
 
 
-def check_recorded(
-    config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_devices: int
-) -> None:
+def check_recorded(config: Train, algorithm: Algorithm, spec: EnvSpec, num_devices: int) -> None:
     """Checks that an algorithm can learn from the data set of a run, if there is one.
 
     Raises:
@@ -221,7 +219,7 @@ MAX_COUNT = 2**31 - 1
 """Maximum of updates, iterations and steps of an environment: devices count them as int32."""
 
 
-def check_counts(config: Train[Any], algorithm: Algorithm, num_envs: int) -> None:
+def check_counts(config: Train, algorithm: Algorithm, num_envs: int) -> None:
     """Checks that devices can count the run's updates,
     iterations and steps of each environment to its end.
 
@@ -277,7 +275,7 @@ def check_memory(
         )
 
 
-def scale_of_records(config: Train[Any]) -> float:
+def scale_of_records(config: Train) -> float:
     """Returns the factor of the rewards of a run that learns from records alone; 1:
     they stay as they are.
 
@@ -295,7 +293,7 @@ def scale_of_records(config: Train[Any]) -> float:
 
 
 def recorded(
-    config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_devices: int, scale: float
+    config: Train, algorithm: Algorithms, spec: EnvSpec, num_devices: int, scale: float
 ) -> tuple[Source, str]:
     """Returns the windows of the data set of a run, and the identity of the set as
     ``data.files.identity`` has it.
@@ -364,7 +362,7 @@ def _check_legal(name: str, data: Dataset, spec: EnvSpec) -> None:
         warnings.warn(f"--data {name}: {text}", ConfigWarning, stacklevel=3)
 
 
-def _check_settings(config: Train[Any], data: Dataset, spec: EnvSpec) -> None:
+def _check_settings(config: Train, data: Dataset, spec: EnvSpec) -> None:
     """Warns of a data set that was recorded in another form of the run's environment."""
     theirs = data.about.get("settings")
     if not isinstance(theirs, Mapping) or data.about.get("env") != spec.id:

@@ -143,7 +143,7 @@ class Member:
     """None: its experience is not recorded."""
 
     @property
-    def config(self) -> Train[Any]:
+    def config(self) -> Train:
         """Its config, resolved: no field is left out."""
         return self.job.config
 
@@ -477,7 +477,7 @@ class Member:
 
 def open_files(
     stack: contextlib.ExitStack,
-    config: Train[Any],
+    config: Train,
     stored: dict[str, Any],
     file: IO[bytes] | None,
     done: Mapping[str, int],

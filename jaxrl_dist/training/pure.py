@@ -56,7 +56,7 @@ class PureTrain(Protocol):
 
 
 @in_32_bits
-def make_train(config: Train[Any]) -> PureTrain:
+def make_train(config: Train) -> PureTrain:
     """Returns training as a pure function ``(key, hyper) -> (state, metrics)``,
     for ``jax.jit``, ``vmap`` and ``jvp``.
 
@@ -182,7 +182,7 @@ def _ratio(total: jax.Array, number: Array, count: jax.Array) -> jax.Array:
     return jnp.where(count > 0, total / jnp.maximum(number, 1), jnp.nan)
 
 
-def _check(config: Train[Any]) -> None:
+def _check(config: Train) -> None:
     blank = Train(config.algorithm)
     for name, instead in IMPURE.items():
         if getattr(config, name) != getattr(blank, name):

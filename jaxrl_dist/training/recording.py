@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Any
 
 import jax
 
@@ -21,7 +20,7 @@ from jaxrl_dist.settings.policies import label
 from jaxrl_dist.types import EnvSpec
 
 
-def check(config: Train[Any], spec: EnvSpec) -> None:
+def check(config: Train, spec: EnvSpec) -> None:
     """Checks that the experience of a resolved config can be recorded, if it shall be.
 
     Raises:

@@ -47,7 +47,7 @@ ALLOWS = "--change-env-options allows it"
 
 @in_32_bits
 def prepare_resume(
-    config: Train[Any],
+    config: Train,
     run_dir: pathlib.Path,
     changes: Mapping[str, Any],
     *,
@@ -131,7 +131,7 @@ class Saved(NamedTuple):
         """Returns the progress of the newest intact checkpoint, among those of these iterations."""
         return next((x for x in self.progress if within is None or x["iteration"] in within), None)
 
-    def over(self, config: Train[Any]) -> bool:
+    def over(self, config: Train) -> bool:
         """Returns whether it trains no further."""
         last = self.newest(None) or {}
         ended = last.get("halved") or ended_by(config, step_of(config, last), score_of(last))
@@ -150,7 +150,7 @@ class Decision(NamedTuple):
 BEGIN = Decision(None)
 
 
-def decide(config: Train[Any], members: Sequence[Saved]) -> list[Decision]:
+def decide(config: Train, members: Sequence[Saved]) -> list[Decision]:
     """Decides how the members of one program continue: those that train, from the same iteration.
 
     Members that have saved nothing, because the population was stopped before they began, begin
@@ -172,7 +172,7 @@ def decide(config: Train[Any], members: Sequence[Saved]) -> list[Decision]:
     return [_decided(config, x, shared) for x in members]
 
 
-def _decided(config: Train[Any], member: Saved, shared: Collection[int]) -> Decision:
+def _decided(config: Train, member: Saved, shared: Collection[int]) -> Decision:
     """Decides how a member goes on; ``shared``:
     iterations of which all that train have a checkpoint.
     """
@@ -228,7 +228,7 @@ def _saved(member: Member, changes: Collection[str]) -> Saved:
 
 
 def _go_on(
-    config: Train[Any],
+    config: Train,
     members: Sequence[Member],
     changes: Collection[str],
     allowed: Collection[str],
@@ -318,7 +318,7 @@ def _check_going(run: Run) -> None:
     raise FinishedError(f"{ended}; name more to continue")
 
 
-def _ended_members(config: Train[Any], rows: Sequence[Row]) -> str:
+def _ended_members(config: Train, rows: Sequence[Row]) -> str:
     ends = f"{flag(f'total_{config.clock}')} {config.total}"
     if config.stop_at_return is not None:
         ends += f" or --stop-at-return {config.stop_at_return}"
@@ -327,7 +327,7 @@ def _ended_members(config: Train[Any], rows: Sequence[Row]) -> str:
     return f"all members of {config.run_dir} have ended at {ends}"
 
 
-def _ended(config: Train[Any], job: Job) -> str:
+def _ended(config: Train, job: Job) -> str:
     field = str(job.ended_by(job.step, job.score))
     reached = f"reached a mean return of {job.score:.4g},"
     if field == f"total_{config.clock}":
@@ -337,7 +337,7 @@ def _ended(config: Train[Any], job: Job) -> str:
     return f"{config.run_dir} has {progress} {flag(field)} {getattr(config, field)}"
 
 
-def _check_devices(config: Train[Any], source: EnvSource) -> None:
+def _check_devices(config: Train, source: EnvSource) -> None:
     """Checks that a single run's sizes, which can no longer change, divide over the devices.
 
     Raises:
@@ -374,7 +374,7 @@ def _checkpoint_shapes(job: Job) -> Checkpoint:
 
 
 def _check_same(
-    config: Train[Any], spec: EnvSpec, about: Mapping[str, Any], allowed: Collection[str]
+    config: Train, spec: EnvSpec, about: Mapping[str, Any], allowed: Collection[str]
 ) -> bool:
     """As ``_check_config``, for a checkpoint; returns True if the checkpoint holds a replay memory.
 
@@ -394,7 +394,7 @@ def _check_same(
 
 
 def _check_config(
-    config: Train[Any], spec: EnvSpec, stored: Mapping[str, Any], allowed: Collection[str]
+    config: Train, spec: EnvSpec, stored: Mapping[str, Any], allowed: Collection[str]
 ) -> None:
     """Checks that a run has this config and this environment.
 

@@ -52,7 +52,7 @@ class Run:
     """
 
     def __init__(
-        self, config: Train[Any], members: Sequence[Member], groups: Sequence[Sequence[int]]
+        self, config: Train, members: Sequence[Member], groups: Sequence[Sequence[int]]
     ) -> None:
         """Prepares a new run.
 
@@ -363,7 +363,7 @@ class Run:
 
 
 def _started(
-    config: Train[Any], file: IO[bytes] | None, begin: Callable[[], Generator[Report]]
+    config: Train, file: IO[bytes] | None, begin: Callable[[], Generator[Report]]
 ) -> Generator[Report]:
     """Returns the reports of a run, or of a member, that can start.
 
@@ -392,7 +392,7 @@ def _warn_unread() -> None:
     warnings.warn(f"{text}jaxrl_dist.train(config): pass`", ConfigWarning, stacklevel=3)
 
 
-def resume_command(config: Train[Any]) -> str:
+def resume_command(config: Train) -> str:
     """Returns the command, or in Python the call, that resumes a run, and says what no file may."""
     run_dir = str(config.run_dir)
     again = to_ask(vars(config))
@@ -425,7 +425,7 @@ def agents_of(spec: EnvSpec) -> str:
     return ""
 
 
-def selection(config: Train[Any], job: Job) -> Selection | None:
+def selection(config: Train, job: Job) -> Selection | None:
     """Returns the selection that a resolved config asks for."""
     if config.evolve is None or config.evolve_interval is None:
         return None

@@ -52,7 +52,7 @@ _job_cache = collections.OrderedDict[str, Job]()
 
 
 @in_32_bits
-def prepare(config: Train[Any], source: EnvSource | None = None) -> Run:
+def prepare(config: Train, source: EnvSource | None = None) -> Run:
     """Checks that a config can be run, and prepares the run.
 
     Args:
@@ -87,7 +87,7 @@ def _warn_once(text: str) -> None:
     warnings.warn(text, ConfigWarning, stacklevel=5)  # names the caller of ``train``
 
 
-def _check_schedules(config: Train[Any]) -> None:
+def _check_schedules(config: Train) -> None:
     """Warns if the run goes on after the step sizes of a policy have become zero."""
     for part in by_policy(config).values():
         steps = Traits.of(part.algorithm).learning_rate_steps
@@ -99,7 +99,7 @@ def _check_schedules(config: Train[Any]) -> None:
             warnings.warn(text, ConfigWarning, stacklevel=4)
 
 
-def _same(config: Train[Any]) -> Train[Any]:
+def _same(config: Train) -> Train:
     """Checks that all processes of the run have this config,
     and returns it with the run directory of process 0.
 
@@ -131,7 +131,7 @@ def _checked(job: Job) -> Job:
     return job._replace(config=dataclasses.replace(config, checkpoint_replay=replay))
 
 
-def _prepared(config: Train[Any], source: EnvSource) -> Run:
+def _prepared(config: Train, source: EnvSource) -> Run:
     """Prepares the members of a run; a single run has one.
     They share programs where the plan lets them.
     """
@@ -184,7 +184,7 @@ def _member(
 
 
 def _check_one_program(
-    config: Train[Any],
+    config: Train,
     groups: Sequence[Sequence[int]],
     values: Mapping[str, Any],
     hyper: Sequence[str],
@@ -233,7 +233,7 @@ def variable_shapes(algorithm: Algorithms) -> Any:
     )
 
 
-def make_algorithm(config: Train[Any], spec: EnvSpec, record_scale: float = 1.0) -> Algorithms:
+def make_algorithm(config: Train, spec: EnvSpec, record_scale: float = 1.0) -> Algorithms:
     """Returns the algorithm of each policy of a resolved config.
 
     Args:
@@ -246,7 +246,7 @@ def make_algorithm(config: Train[Any], spec: EnvSpec, record_scale: float = 1.0)
     return {name: _of_policy(config, name, spec, record_scale) for name in by_policy(config)}
 
 
-def _wrapped(config: Train[Any], spec: EnvSpec, record_scale: float = 1.0) -> Algorithm:
+def _wrapped(config: Train, spec: EnvSpec, record_scale: float = 1.0) -> Algorithm:
     """Returns the algorithm of a policy, wrapped as the fields of the run ask;
     see ``algorithms.wrappers``.
     """
@@ -285,9 +285,7 @@ def _wrapped(config: Train[Any], spec: EnvSpec, record_scale: float = 1.0) -> Al
     return algorithm
 
 
-def _of_policy(
-    config: Train[Any], policy: str, spec: EnvSpec, record_scale: float = 1.0
-) -> Algorithm:
+def _of_policy(config: Train, policy: str, spec: EnvSpec, record_scale: float = 1.0) -> Algorithm:
     with naming(policy):
         part = by_policy(config)[policy]
         kind = part.algorithm
@@ -304,7 +302,7 @@ def _of_policy(
     return algorithm
 
 
-def copied(config: Train[Any], copy: Copy, copy_spec: EnvSpec, spec: EnvSpec) -> str:
+def copied(config: Train, copy: Copy, copy_spec: EnvSpec, spec: EnvSpec) -> str:
     """Returns the name of the policy that a policy is a copy of.
 
     Raises:
@@ -338,7 +336,7 @@ def copied(config: Train[Any], copy: Copy, copy_spec: EnvSpec, spec: EnvSpec) ->
 
 @in_32_bits
 def make_job(
-    config: Train[Any],
+    config: Train,
     source: EnvSource,
     num_members: int | None = None,
     devices: Sequence[jax.Device] | None = None,
@@ -377,7 +375,7 @@ def make_job(
     return job._replace(config=config, init_variables=init_variables(config, job.algorithm))
 
 
-def init_variables(config: Train[Any], algorithm: Algorithms) -> Any:
+def init_variables(config: Train, algorithm: Algorithms) -> Any:
     """Returns the variables that a new run of this config starts from; None: the algorithm's own.
 
     Raises:
@@ -405,7 +403,7 @@ def init_variables(config: Train[Any], algorithm: Algorithms) -> Any:
 
 
 def _new_job(
-    config: Train[Any], source: EnvSource, num_members: int, devices: Sequence[jax.Device]
+    config: Train, source: EnvSource, num_members: int, devices: Sequence[jax.Device]
 ) -> Job:
     if PLANS[config.plan].compiled:
         source.device()
@@ -437,20 +435,20 @@ def _new_job(
 
 
 def _pool(
-    config: Train[Any], algorithm: Algorithms, source: EnvSource, devices: Sequence[jax.Device]
+    config: Train, algorithm: Algorithms, source: EnvSource, devices: Sequence[jax.Device]
 ) -> PoolOptions:
     return plans.pool_options(
         config, algorithm, _names(config), devices, on_host=not source.is_pure
     )
 
 
-def _names(config: Train[Any]) -> dict[str, str]:
+def _names(config: Train) -> dict[str, str]:
     return {
         policy: algorithms.name_of(part.algorithm) for policy, part in by_policy(config).items()
     }
 
 
-def _computed(config: Train[Any], num_members: int | None) -> str | None:
+def _computed(config: Train, num_members: int | None) -> str | None:
     """Returns a text that is equal for configs whose programs are equal; None:
     they depend on the user's code.
 

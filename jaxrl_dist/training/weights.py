@@ -59,7 +59,7 @@ def load(run_dir: str, shapes: Any, parts: str | None, *, some: bool = False) ->
     )
 
 
-def check_units(config: Train[Any], scale: float) -> None:
+def check_units(config: Train, scale: float) -> None:
     """Checks that the values of the run to start from are in the units of this one.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jaxrl_dist.commands import flags, policies, request
 from jaxrl_dist.config.train import Train
@@ -47,7 +47,7 @@ def run(args: Sequence[str]) -> int:
     return int(bool(result.faults))
 
 
-def check(config: Train[Any], spec: EnvSpec) -> Check:
+def check(config: Train, spec: EnvSpec) -> Check:
     """Checks the algorithm of a resolved config; says on stderr what it is doing.
 
     Raises:

@@ -56,7 +56,7 @@ class Recorded(NamedTuple):
     """Float32 scalar, factor of each step: 0 leaves the parameters as they are."""
 
 
-def train(check: Check, config: Train[Any], algorithm: Algorithm, spec: EnvSpec) -> Trial:
+def train(check: Check, config: Train, algorithm: Algorithm, spec: EnvSpec) -> Trial:
     """Trains, checks what changes and whether two devices agree,
     and returns what has been learned and from what.
     """
@@ -122,7 +122,7 @@ def train(check: Check, config: Train[Any], algorithm: Algorithm, spec: EnvSpec)
     )
 
 
-def _small(config: Train[Any], algorithm: Algorithm, spec: EnvSpec) -> tuple[Train[Any], Algorithm]:
+def _small(config: Train, algorithm: Algorithm, spec: EnvSpec) -> tuple[Train, Algorithm]:
     """Returns a short run of two devices, and its algorithm,
     which makes few updates after each rollout.
     """
