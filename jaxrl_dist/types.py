@@ -9,6 +9,7 @@ one agent's transition, a valid row; a reset is neither. An *update* is a gradie
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -428,6 +429,23 @@ class Checkpoint(NamedTuple):
     def env_steps(self) -> int:
         """Env steps so far."""
         return self.progress["env_steps"]
+
+
+class Join(enum.Enum):
+    """How a metric of several members becomes one of their population.
+
+    A module whose metrics do not join to means lists them in ``JOINS``, by name without the
+    policy's. A name that ends in ``/`` stands for all names that begin with it.
+    """
+
+    MEAN = enum.auto()
+    SUM = enum.auto()
+    MIN = enum.auto()
+    MAX = enum.auto()
+    SECONDS = enum.auto()
+    """The longest of members that train together, added up over those that take turns."""
+    RATE = enum.auto()
+    """The sum over the members that have just reported."""
 
 
 @dataclasses.dataclass(frozen=True)

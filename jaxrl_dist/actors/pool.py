@@ -31,7 +31,10 @@ from jaxrl_dist.errors import EnvError, EnvWarning
 from jaxrl_dist.flow import WAKE_SECONDS, Parallel
 from jaxrl_dist.heavy import in_32_bits
 from jaxrl_dist.mesh import over_policies
-from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep, TrainState
+from jaxrl_dist.types import EnvSpec, EpisodeStats, Join, PyTree, Timestep, TrainState
+
+JOINS = {"time/actor/": Join.SECONDS}
+"""How members' metrics of the pool are joined, as ``Join`` says."""
 
 
 class Snapshot(NamedTuple):

@@ -91,7 +91,7 @@ def _estimated(options: Estimate) -> Estimates:
 def text(made: Estimates) -> str:
     """Formats estimates for reading."""
     from jaxrl_dist.play.estimate import NAMES
-    from jaxrl_dist.training.results import aligned
+    from jaxrl_dist.training.tables import aligned
 
     rows = [["", "estimator", "value", "95 %", "effective episodes"]]
     for name, (value, (low, high), effective) in made.estimates.items():

@@ -175,7 +175,7 @@ def _of_members(options: Evaluate, members: Sequence[pathlib.Path]) -> str:
     from jaxrl_dist.data.files import scored
     from jaxrl_dist.run.console import played
     from jaxrl_dist.settings.members import results_of
-    from jaxrl_dist.training.results import joined
+    from jaxrl_dist.training.joining import join_evaluations
 
     if not (options.quiet or options.json):
         print(
@@ -215,7 +215,7 @@ def _of_members(options: Evaluate, members: Sequence[pathlib.Path]) -> str:
         say(
             f"warning: these members have not finished, and play as of their newest checkpoints: {', '.join(left)}"
         )
-    together = joined(list(evaluations.values()))
+    together = join_evaluations(list(evaluations.values()))
     if options.json:
         for problem in problems:
             say(f"warning: {problem.with_flags}")
@@ -233,7 +233,7 @@ def _of_members(options: Evaluate, members: Sequence[pathlib.Path]) -> str:
 def _table(options: Trained, evaluations: Mapping[str, Mapping[str, float | int]]) -> str:
     """Returns a table with a row for each member."""
     from jaxrl_dist.settings.members import results_of
-    from jaxrl_dist.training.results import aligned
+    from jaxrl_dist.training.tables import aligned
 
     run_dir = pathlib.Path(options.run_dir)
     results = results_of(run_dir)

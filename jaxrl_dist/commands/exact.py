@@ -144,7 +144,7 @@ def _with_error(numbers: Mapping[str, float], name: str) -> str:
 
 def lines(measured: Measured) -> Iterator[str]:
     """Formats the numbers for reading."""
-    from jaxrl_dist.training.results import aligned
+    from jaxrl_dist.training.tables import aligned
 
     table = measured.truth.table
     truth = measured.truth

@@ -22,7 +22,7 @@ from jaxrl_dist.settings.members import MemberConfig, is_population, members
 from jaxrl_dist.settings.stored import to_json
 
 if TYPE_CHECKING:
-    from jaxrl_dist.training.results import Row
+    from jaxrl_dist.training.rows import Row
 
 USAGE = "jaxrl-dist sweep ALGO --env ID [--seeds N] [--vary NAME=A,B,C ...]"
 _OURS = (*marked(Processes), *ALONE, "seed", "run_dir", "quiet", "resume_or_start")
@@ -63,7 +63,8 @@ def run(args: Sequence[str]) -> int:
             return int(not _tune(sweep, population, args, stop, quiet=output["quiet"]))
         config, source = population.resolved()
 
-        from jaxrl_dist.training.results import Row, read_rows, table
+        from jaxrl_dist.training.rows import Row, read_rows
+        from jaxrl_dist.training.tables import table
 
         _check(config)
         config = population.in_run_dir(config)
@@ -120,7 +121,7 @@ def _tune(
 
         show(f"{counted(sweep.trials, 'trial')} by {tuner}, {sweep.jobs} at a time, in {path}")
         if tuner == "optuna":
-            from jaxrl_dist.training.results import score_name
+            from jaxrl_dist.training.tables import score_name
 
             if config.evaluation_episodes:
                 field = "evaluation_return"
@@ -180,7 +181,8 @@ class _Progress:
             print(visible(text), flush=True)
 
     def ended(self, number: int, status: str = "done") -> None:
-        from jaxrl_dist.training.results import refill, score_name, scored, write_results
+        from jaxrl_dist.training.rows import refill, scored
+        from jaxrl_dist.training.tables import score_name, write_results
 
         row = self.rows[number]
         row.status = status

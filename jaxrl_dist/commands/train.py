@@ -197,7 +197,7 @@ def _summary(run: Run, last: Report) -> Iterator[str]:
     """Yields the lines that are shown at the end of a run."""
     from jaxrl_dist.run.console import played
     from jaxrl_dist.settings.members import is_population
-    from jaxrl_dist.training.results import table
+    from jaxrl_dist.training.tables import table
 
     seconds = last.wall_time_s
     compiling = last.metrics["time/compile_s"] or 0.0

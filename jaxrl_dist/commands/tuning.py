@@ -238,7 +238,7 @@ def _scores(
     Raises:
       ConfigError: none can run, for a reason that has nothing to do with their values.
     """
-    from jaxrl_dist.training.results import scored
+    from jaxrl_dist.training.rows import scored
     from jaxrl_dist.training.setup import prepare
 
     different = {str(values): values for values in trials}
@@ -280,7 +280,7 @@ def _best(study: optuna.Study, ranked_by: str) -> str:
 
 def _ranking(trials: Sequence[tuple[float, Values, str]], ranked_by: str) -> str:
     """Returns a table of the ten best trials: score, values, and the run to go on with."""
-    from jaxrl_dist.training.results import aligned
+    from jaxrl_dist.training.tables import aligned
 
     if not trials:
         return f"no trial has a {ranked_by}"

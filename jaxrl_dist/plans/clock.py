@@ -7,6 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl_dist import mesh as meshes
+from jaxrl_dist.types import Join
+
+JOINS = {
+    "time/env_steps_per_second": Join.RATE,
+    "time/updates_per_second": Join.RATE,
+    "time/compile_s": Join.SECONDS,
+}
+"""How members' times and rates are joined, as ``Join`` says."""
 
 
 class Clock:

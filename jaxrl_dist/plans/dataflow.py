@@ -24,7 +24,21 @@ from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.recording import acting, recorded
 from jaxrl_dist.plans.report import updates_of
 from jaxrl_dist.plans.window import Window
-from jaxrl_dist.types import Algorithms, Report, TrainState
+from jaxrl_dist.types import Algorithms, Join, Report, TrainState
+
+JOINS = {
+    "async/queue": Join.SUM,
+    "async/sent": Join.SUM,
+    "async/trained": Join.SUM,
+    "async/dropped": Join.SUM,
+    "async/restarts": Join.SUM,
+    "async/lag/": Join.SUM,
+    "async/lag_max": Join.MAX,
+    "updates": Join.SUM,
+    "time/learner/": Join.SECONDS,
+}
+"""How members' metrics of the data flow are joined, as ``Join`` says; ``updates`` are those of each
+of several policies."""
 
 
 class Turn(NamedTuple):

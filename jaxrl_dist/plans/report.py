@@ -16,10 +16,17 @@ from jaxrl_dist.learners.sgd import MAX_SKIPPED
 from jaxrl_dist.mesh import flat, over_policies
 from jaxrl_dist.plans.clock import Clock
 from jaxrl_dist.plans.window import Window, merged, sums_of_json
-from jaxrl_dist.types import Array, Checkpoint, EpisodeStats, PyTree, Report, TrainState
+from jaxrl_dist.types import Array, Checkpoint, EpisodeStats, Join, PyTree, Report, TrainState
 
 if TYPE_CHECKING:
     from jaxrl_dist.plans.job import Job
+
+JOINS = {
+    "episode/count": Join.SUM,
+    "episode/return_min": Join.MIN,
+    "episode/return_max": Join.MAX,
+}
+"""How members' statistics of episodes are joined, as ``Join`` says."""
 
 
 class Counts(NamedTuple):

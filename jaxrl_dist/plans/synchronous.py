@@ -23,7 +23,14 @@ from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.population import Population
 from jaxrl_dist.plans.report import HostInterval, IntervalSums, of_all
 from jaxrl_dist.rng import Stream
-from jaxrl_dist.types import PyTree, Report
+from jaxrl_dist.types import Join, PyTree, Report
+
+JOINS = {
+    "time/update_s": Join.SECONDS,
+    "time/acting_s": Join.SECONDS,
+    "time/env_s": Join.SECONDS,
+}
+"""How members' times are joined, as ``Join`` says."""
 
 
 def synchronous(job: Job) -> Iterator[Report]:

@@ -49,7 +49,7 @@ from jaxrl_dist.training.reports import (
     with_final_report,
     writing,
 )
-from jaxrl_dist.training.results import ENDED, Row, refill
+from jaxrl_dist.training.rows import ENDED, Row, refill
 from jaxrl_dist.training.truth import Exact, measuring
 from jaxrl_dist.types import Report
 

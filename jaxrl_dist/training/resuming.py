@@ -37,9 +37,10 @@ from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.stored import SPACES, check_clock, differences, stored_content, to_json
 from jaxrl_dist.training.learner import check_sizes
 from jaxrl_dist.training.member import Member
-from jaxrl_dist.training.results import Row, read_rows, write_results
+from jaxrl_dist.training.rows import Row, read_rows
 from jaxrl_dist.training.run import Run
 from jaxrl_dist.training.setup import init_variables, make_algorithm, prepare
+from jaxrl_dist.training.tables import write_results
 from jaxrl_dist.types import Checkpoint, EnvSpec
 
 ALLOWS = "--change-env-options allows it"

@@ -35,9 +35,11 @@ from jaxrl_dist.run import files as run_files
 from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.policies import Policies, label
 from jaxrl_dist.settings.stored import to_ask, to_json
+from jaxrl_dist.training.joining import join_reports
 from jaxrl_dist.training.member import Member, open_files
 from jaxrl_dist.training.reports import StopState
-from jaxrl_dist.training.results import ENDED, Row, merged_rows, write_results
+from jaxrl_dist.training.rows import ENDED, Row
+from jaxrl_dist.training.tables import write_results
 from jaxrl_dist.types import EnvSpec, Report
 
 FEW = 16
@@ -343,7 +345,8 @@ class Run:
             for number, member in enumerate(self.members)
             if member.newest is not None
         }
-        report = merged_rows(newest, new, self.rows, self.groups)
+        policies = self.job.source.spec.policies
+        report = join_reports(newest, new, self.rows, self.groups, policies)
         if files is not None:
             files.write(report)
             report = dataclasses.replace(report, log=partial(files.log, report.iteration))

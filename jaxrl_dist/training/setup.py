@@ -41,7 +41,7 @@ from jaxrl_dist.training import contract, recording, weights
 from jaxrl_dist.training.compile_cache import keep_programs
 from jaxrl_dist.training.learner import check_sizes, make_learner, recorded, scale_of_records
 from jaxrl_dist.training.member import Member, ProgramShared
-from jaxrl_dist.training.results import Row
+from jaxrl_dist.training.rows import Row
 from jaxrl_dist.training.run import Run, resume_command
 from jaxrl_dist.types import Algorithm, Algorithms, Array, EnvSpec
 

@@ -15,7 +15,10 @@ from jaxrl_dist.exact.measuring import Measure, Truth, exploited
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.protocols import Traits
-from jaxrl_dist.types import Report
+from jaxrl_dist.types import Join, Report
+
+JOINS = {"time/exact_s": Join.SECONDS}
+"""How members' times are joined, as ``Join`` says."""
 
 
 class Exact:

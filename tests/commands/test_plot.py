@@ -25,7 +25,8 @@ from jaxrl_dist.commands.plot import Curve, drawing, reading, statistics
 from jaxrl_dist.config.train import RESUMABLE, Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.storage import write_json
-from jaxrl_dist.training import results
+from jaxrl_dist.training.rows import Row
+from jaxrl_dist.training.tables import settings
 
 
 def make_run(
@@ -766,10 +767,9 @@ def test_a_table_of_evaluations(tmp_path: Path, capsys: pytest.CaptureFixture[st
         summary = {"env_steps": 100, "wall_time_s": 1.0, "evaluation": evaluation}
         (members[-1] / "summary.json").write_text(json.dumps(summary))
     rows = [
-        results.Row("", n, {"learning_rate": rate}, "done", 1, 1, *scores[rate, n])
-        for rate, n in scores
+        Row("", n, {"learning_rate": rate}, "done", 1, 1, *scores[rate, n]) for rate, n in scores
     ]
-    assert [x["iqm"] for x in results.settings(rows)] == [45, 25]
+    assert [x["iqm"] for x in settings(rows)] == [45, 25]
     command = ["plot", *map(str, members), "--kind", "table", "--score", "evaluation"]
     assert cli.main(command) == 0
     head, _, *best, _, meaning, _, _ = capsys.readouterr().out.splitlines()

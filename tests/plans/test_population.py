@@ -53,17 +53,10 @@ from jaxrl_dist.run.storage import read_json
 from jaxrl_dist.settings.members import members, number_of_members, programs
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training import setup
-from jaxrl_dist.training.results import (
-    Row,
-    merged_rows,
-    read_rows,
-    refill,
-    scored,
-    settings,
-    table,
-    write_results,
-)
+from jaxrl_dist.training.joining import join_reports
+from jaxrl_dist.training.rows import Row, read_rows, refill, scored
 from jaxrl_dist.training.setup import make_job, prepare
+from jaxrl_dist.training.tables import settings, table, write_results
 from jaxrl_dist.types import Report
 
 SMALL = {
@@ -356,15 +349,15 @@ def test_population_variables_are_those_of_the_best_member() -> None:
     ]
     rows += [Row("002", 2, {}, "training", episode_return=7.0)]
     newest = {number: report(number, wall_time_s=1.0) for number in range(3)}
-    assert merged_rows(newest, [1, 2], rows, [range(3)]).variables() == 0
+    assert join_reports(newest, [1, 2], rows, [range(3)]).variables() == 0
     rows[0].status = "training"  # its arrays are those of a state that the program has left
-    assert merged_rows(newest, [1, 2], rows, [range(3)]).variables() == 2
+    assert join_reports(newest, [1, 2], rows, [range(3)]).variables() == 2
 
 
 def test_programs_that_run_one_after_another_add_up_their_times() -> None:
     rows = [Row(f"{number:03d}", number, {}, "done", env_steps=10) for number in range(4)]
     newest = {number: report(number, wall_time_s=float(number)) for number in range(4)}
-    joined = merged_rows(newest, [2, 3], rows, [[0, 1], [2, 3]])
+    joined = join_reports(newest, [2, 3], rows, [[0, 1], [2, 3]])
     assert joined.wall_time_s == 1 + 3 and joined.metrics["time/compile_s"] == 2 + 2
 
 
@@ -406,18 +399,26 @@ def test_an_evaluation_of_members_is_that_of_all_their_episodes(
     }
     every, prey = (whole(each) for each in zip(*parts, strict=True))
     expected = every | {f"prey/{name}": x for name, x in prey.items()}
-    assert merged_rows(newest, [0], rows, [range(4)]).evaluation == pytest.approx(
+    assert join_reports(newest, [0], rows, [range(4)]).evaluation == pytest.approx(
         expected, rel=1e-12
     )
     del newest[2]
-    assert merged_rows(newest, [0], rows, [range(4)]).evaluation is None, "until all have one"
+    assert join_reports(newest, [0], rows, [range(4)]).evaluation is None, "until all have one"
 
 
 def test_metrics_of_a_population_are_of_all_members() -> None:
     """Without those of members that have diverged: of one, its report has just said so."""
     rng = np.random.default_rng(0)
     joins = dict.fromkeys(
-        ("episode/return", "loss/total", "info/updates", "hyper/discount", "async/lag"), np.mean
+        (
+            "episode/return",
+            "loss/total",
+            "info/updates",
+            "info/episode/count",
+            "hyper/discount",
+            "async/lag",
+        ),
+        np.mean,
     )
     joins |= dict.fromkeys(
         ("episode/count", "a/episode/count", "a/updates", "async/restarts", "async/lag/2"), np.sum
@@ -437,7 +438,7 @@ def test_metrics_of_a_population_are_of_all_members() -> None:
     newest = {
         at: report(at, wall_time_s=1.0, metrics=x, diverged=at == 3) for at, x in enumerate(metrics)
     }
-    found = merged_rows(newest, [0, 1], rows, [range(2), range(2, 5)]).metrics
+    found = join_reports(newest, [0, 1], rows, [range(2), range(2, 5)], ("a",)).metrics
     for name, join in joins.items():
         assert found[name] == pytest.approx(join(values[name][name == "loss/total" : 3])), name
     best = np.sort(returns[:4])
