@@ -383,7 +383,7 @@ def test_an_evaluation_of_an_unfinished_run_says_so(
         capsys.readouterr(),
         runs.read_json(run_dir / "config.json")["run"]["total_env_steps"],
     )
-    text = f"{run_dir} has not finished its {total:,} env steps: this is the policy of its newest checkpoint"
+    text = f"{run_dir} has not finished its {total:,} env steps; this is the policy of its newest checkpoint"
     assert (
         said.err == f"jaxrl-dist: warning: {text}\n" and json.loads(said.out)["finished"] is False
     )

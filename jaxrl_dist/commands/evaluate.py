@@ -7,7 +7,7 @@ import itertools
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from jaxrl_dist.algorithms import from_file
 from jaxrl_dist.checks import counted, unit
@@ -15,13 +15,14 @@ from jaxrl_dist.commands import find_modules, flags, help
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError, say, visible
 from jaxrl_dist.hosts import stdout
-from jaxrl_dist.run.files import MEMBERS, members_of
+from jaxrl_dist.run.files import members_of
 from jaxrl_dist.run.storage import check_run_dir
 from jaxrl_dist.settings.policies import Policies
 from jaxrl_dist.settings.stored import stored_fields
 
 if TYPE_CHECKING:
     from jaxrl_dist.actors.evaluate import Evaluator
+    from jaxrl_dist.config.train import Train
     from jaxrl_dist.play.policy import Policy
 
 
@@ -39,9 +40,9 @@ class Trained:
     """Checkpoint whose policy to take: "best" (the highest return, as the run's --keep-best says)
     or its env steps; None: the trained policy, or else that of the newest checkpoint."""
 
-    def taken(self, run_dir: str | pathlib.Path) -> dict[str, int]:
-        """Returns the ``checkpoint`` that ``load`` takes of a run, by its env steps;
-        {} where none is named.
+    @property
+    def checkpoint_steps(self) -> int | None:
+        """The env steps of the ``checkpoint`` that the user named; None: none was named.
 
         Raises:
           ConfigError: the run does not have it.
@@ -49,8 +50,8 @@ class Trained:
         from jaxrl_dist.run.checkpoint import chosen, number_of
 
         if self.checkpoint is None:
-            return {}
-        return {"checkpoint": number_of(chosen(pathlib.Path(run_dir), self.checkpoint))}
+            return None
+        return number_of(chosen(pathlib.Path(self.run_dir), self.checkpoint))
 
     def load(
         self,
@@ -64,25 +65,29 @@ class Trained:
           ConfigError: the directory holds no run, or no policy,
             or ``algorithm`` has nothing to do with it.
         """
-        kind = from_file(self.algorithm) if self.algorithm else None
-        check_run_dir(pathlib.Path(self.run_dir))
+        own_algorithm = from_file(self.algorithm) if self.algorithm else None
+        run_dir = pathlib.Path(self.run_dir)
+        check_run_dir(run_dir)
         # fails before JAX is imported
-        trained, _ = stored_fields(pathlib.Path(self.run_dir), kind, self.env)
-        if kind is not None and trained not in (Policies.stored_as, kind.__name__):
+        trained, _ = stored_fields(run_dir, own_algorithm, self.env)
+        if own_algorithm and trained not in (Policies.stored_as, own_algorithm.__name__):
             raise ConfigError(
-                f"{self.run_dir} is a run of {trained}, not of {kind.__name__}: remove --algorithm"
+                f"{self.run_dir} is a run of {trained}, not of {own_algorithm.__name__}; "
+                "remove --algorithm"
             )
         find_modules(self.env)
 
         from jaxrl_dist.play.policy import load_policy
 
-        options = env_options or None
-        which: dict[str, Any] = {
-            "policy": policy,
-            "checkpoint": self.checkpoint,
-            "num_simulations": num_simulations,
-        }
-        return load_policy(self.run_dir, kind, env=self.env, env_options=options, **which)
+        return load_policy(
+            self.run_dir,
+            own_algorithm,
+            env=self.env,
+            env_options=env_options or None,
+            policy=policy,
+            checkpoint=self.checkpoint,
+            num_simulations=num_simulations,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,160 +122,198 @@ class Evaluate(Trained):
             return None
         return self.evaluation_policy == "sampled"
 
+    def load_player(self) -> Policy:
+        """Loads the policy for these ``env_options`` and ``num_simulations``."""
+        return self.load(env_options=self.env_options, num_simulations=self.num_simulations)
+
+
+class Played(NamedTuple):
+    """What a run's policy has played."""
+
+    numbers: Mapping[str, float | int]
+    """The summary of the evaluation."""
+    checkpoint: int | None
+    """Env steps of the checkpoint that the user named; None: none was named."""
+
+    def fields(self) -> dict[str, float | int]:
+        """Returns the fields of the JSON."""
+        if self.checkpoint is None:
+            return dict(self.numbers)
+        return {"checkpoint": self.checkpoint, **self.numbers}
+
 
 def run(args: Sequence[str]) -> int:
-    """Runs ``evaluate RUN_DIR [FLAGS]``; of a population, all members play."""
+    """Runs ``evaluate RUN_DIR [FLAGS]``; all members of a population play."""
     options = flags.parse(Evaluate, args, "jaxrl-dist evaluate")
     if not options.run_dir:
         raise ConfigError("which run? Name its directory, as in: jaxrl-dist evaluate runs/NAME")
     members = members_of(pathlib.Path(options.run_dir))
     with stdout.kept_for(options.json):
         if members:
-            text = _of_members(options, members)
+            output = evaluate_members(options, members)
         else:
-            text = _of_run(options)
-    print(text if options.json else visible(text))
+            output = evaluate_run(options)
+    print(output if options.json else visible(output))
     return 0
 
 
-def _of_run(options: Evaluate) -> str:
-    """Evaluates a run; returns a line or JSON."""
-    policy = options.load(env_options=options.env_options, num_simulations=options.num_simulations)
+# --- One run --------------------------------------------------------------------------------------
+
+
+def evaluate_run(options: Evaluate) -> str:
+    """Evaluates a run; returns one line, or one for each of several policies, or JSON."""
+    policy = options.load_player()
 
     from jaxrl_dist.data.files import scored
+    from jaxrl_dist.run import console
     from jaxrl_dist.run.checkpoint import trained
-    from jaxrl_dist.run.console import Display, played
 
     finished = trained(options.run_dir)
-    config = policy.config
     if not finished and options.checkpoint is None:
-        text = f"{options.run_dir} has not finished its {config.total:,} {unit(config.clock)}"
-        say(f"warning: {text}: this is the policy of its newest checkpoint")
-
-    display = Display(options.episodes, quiet=options.quiet or options.json)
-    show = display.evaluating
+        config = policy.config
+        say(
+            f"warning: {options.run_dir} has not finished its {config.total:,} "
+            f"{unit(config.clock)}; this is the policy of its newest checkpoint"
+        )
+    display = console.Display(options.episodes, quiet=options.quiet or options.json)
     with display.live:
-        result = policy.evaluate(
+        evaluation = policy.evaluate(
             options.episodes,
             options.seed,
             max_steps=options.max_steps,
             sampled=options.sampled,
-            progress=show,
+            progress=display.evaluating,
         )
-    numbers = scored(result.summary(), policy.config.data)
-    taken = options.taken(options.run_dir)
-    shown = ", ".join(f"{name} {steps:,}" for name, steps in taken.items())
+    numbers = scored(evaluation.summary(), policy.config.data)
+    played = Played(numbers, options.checkpoint_steps)
     if options.json:
-        return json.dumps({"finished": finished, **taken, **numbers}, indent=2)
-    return played(numbers, shown)
+        return json.dumps({"finished": finished, **played.fields()}, indent=2)
+    if played.checkpoint is None:
+        return console.played(numbers)
+    return console.played(numbers, f"checkpoint {played.checkpoint:,}")
 
 
-def _of_members(options: Evaluate, members: Sequence[pathlib.Path]) -> str:
-    """Evaluates a population; returns a table with a row for each member,
-    and what holds for all of them, or JSON.
+# --- The members of a population ------------------------------------------------------------------
+
+
+def evaluate_members(options: Evaluate, members: Sequence[pathlib.Path]) -> str:
+    """Evaluates a population; returns a table with a row for each member, and a line about the
+    episodes of all of them, or JSON.
 
     Raises:
       ConfigError: no member has a policy that can be loaded.
     """
-    from jaxrl_dist.data.files import scored
-    from jaxrl_dist.run.console import played
+    by_member, problems = _play_members(options, members)
+    if not by_member:
+        raise problems[0]
+
+    from jaxrl_dist.run import console
     from jaxrl_dist.settings.members import results_of
     from jaxrl_dist.training.joining import join_evaluations
 
+    results = results_of(pathlib.Path(options.run_dir))
+    unfinished = [name for name in by_member if results.get(name, {}).get("status") == "training"]
+    if unfinished and options.checkpoint is None:
+        say(
+            "warning: these members have not finished, so the policies of their newest "
+            f"checkpoints play: {', '.join(unfinished)}"
+        )
+    total = join_evaluations([played.numbers for played in by_member.values()])
+    if not options.json:
+        return "\n".join([_table(by_member, results), *map(str, problems), console.played(total)])
+    for problem in problems:
+        say(f"warning: {problem.with_flags}")
+    fields = {name: played.fields() for name, played in by_member.items()}
+    every = {member.name: fields.get(member.name) for member in members}
+    return json.dumps({"finished": not unfinished, **total, "by_member": every}, indent=2)
+
+
+def _play_members(
+    options: Evaluate, members: Sequence[pathlib.Path]
+) -> tuple[dict[str, Played], list[ConfigError]]:
+    """Plays the episodes of each member.
+
+    Returns:
+      What the members have played, by their names, and why others could not be loaded.
+    """
+    from jaxrl_dist.data.files import scored
+
     if not (options.quiet or options.json):
         print(
-            f"evaluating {counted(len(members), 'member')}: {counted(options.episodes, 'episode')} each",
+            f"evaluating {counted(len(members), 'member')}: "
+            f"{counted(options.episodes, 'episode')} each",
             flush=True,
         )
-    evaluators: list[tuple[object, Evaluator]] = []  # of members that differ in seeds only, one
-    evaluations = dict[str, Mapping[str, float | int]]()
+    by_member = dict[str, Played]()
     problems = list[ConfigError]()
+    evaluators: list[tuple[Train, Evaluator]] = []
     for member in members:
+        member_options = dataclasses.replace(options, run_dir=str(member))
         try:
-            of_member = dataclasses.replace(options, run_dir=str(member))
-            policy = of_member.load(
-                env_options=options.env_options, num_simulations=options.num_simulations
-            )
+            policy = member_options.load_player()
         except ConfigError as error:
             problems.append(error)
             continue
-        acting = dataclasses.replace(policy.config, seed=0, run_dir=None)
-        evaluator = next((x for config, x in evaluators if config == acting), None)
-        if evaluator is None:
-            num_envs = policy.config.num_envs or 1  # the preset has it
-            evaluator = policy.evaluator(
-                options.episodes, options.seed, options.max_steps, options.sampled, num_envs
-            )
-            evaluators.append((acting, evaluator))
+        evaluator = _shared_evaluator(options, policy, evaluators)
         evaluation = evaluator.play(policy.source.spec.keyed(policy.variables))
         assert evaluation is not None, "nothing stops it"
-        evaluations[member.name] = scored(evaluation.summary(), policy.config.data)
-    if not evaluations:
-        raise problems[0]
-    statuses = {
-        name: row["status"] for name, row in results_of(pathlib.Path(options.run_dir)).items()
-    }
-    left = [name for name in evaluations if statuses.get(name) == "training"]
-    if options.checkpoint is None and left:
-        say(
-            f"warning: these members have not finished, and play as of their newest checkpoints: {', '.join(left)}"
-        )
-    together = join_evaluations(list(evaluations.values()))
-    if options.json:
-        for problem in problems:
-            say(f"warning: {problem.with_flags}")
-        known = {
-            x.name: {**options.taken(x), **evaluations[x.name]}
-            for x in members
-            if x.name in evaluations
-        }
-        by_member = {x.name: known.get(x.name) for x in members}
-        return json.dumps({"finished": not left, **together, "by_member": by_member}, indent=2)
-    text = _table(options, evaluations)
-    return "\n".join([text, *map(str, problems), played(together)])
+        numbers = scored(evaluation.summary(), policy.config.data)
+        by_member[member.name] = Played(numbers, member_options.checkpoint_steps)
+    return by_member, problems
 
 
-def _table(options: Trained, evaluations: Mapping[str, Mapping[str, float | int]]) -> str:
-    """Returns a table with a row for each member."""
-    from jaxrl_dist.settings.members import results_of
+def _shared_evaluator(
+    options: Evaluate, policy: Policy, evaluators: list[tuple[Train, Evaluator]]
+) -> Evaluator:
+    """Returns the evaluator of a policy, and adds it to ``evaluators`` if it is new.
+
+    Members that differ only in their seeds share one, so their programs are compiled once.
+    """
+    config = dataclasses.replace(policy.config, seed=0, run_dir=None)
+    for other, evaluator in evaluators:
+        if other == config:
+            return evaluator
+    assert config.num_envs is not None, "the preset has it"
+    evaluator = policy.evaluator(
+        options.episodes, options.seed, options.max_steps, options.sampled, config.num_envs
+    )
+    evaluators.append((config, evaluator))
+    return evaluator
+
+
+def _table(by_member: Mapping[str, Played], results: Mapping[str, Mapping[str, str]]) -> str:
+    """Returns a table with a row for each member; ``results`` are the rows of the population's
+    ``results.csv``, where a member's seed and hyperparameters stand before its status.
+    """
     from jaxrl_dist.training.tables import aligned
 
-    run_dir = pathlib.Path(options.run_dir)
-    results = results_of(run_dir)
-    lines = list[dict[str, str]]()
-    for name, numbers in evaluations.items():
-        known = results.get(name, {"member": name})
-        lines.append(
-            {
-                field: known[field]
-                for field in itertools.takewhile(lambda field: field != "status", known)
-            }
-        )
-        lines[-1] |= {
-            title: f"{steps:,}" for title, steps in options.taken(run_dir / MEMBERS / name).items()
-        }
-        lines[-1] |= _columns(numbers)
-    head = list(dict.fromkeys(itertools.chain(*lines)))
-    return aligned([head, *([line.get(title, "-") for title in head] for line in lines)])
+    rows = []
+    for name, played in by_member.items():
+        cells = results.get(name, {"member": name})
+        row = {title: cells[title] for title in itertools.takewhile("status".__ne__, cells)}
+        if played.checkpoint is not None:
+            row["checkpoint"] = f"{played.checkpoint:,}"
+        rows.append(row | _columns(played.numbers))
+    titles = list(dict.fromkeys(itertools.chain(*rows)))
+    return aligned([titles, *([row.get(title, "-") for title in titles] for row in rows)])
 
 
-def _columns(evaluation: Mapping[str, float | int]) -> dict[str, str]:
-    """Returns a member's numbers by the titles of their columns: of each policy,
-    if there are several.
+def _columns(numbers: Mapping[str, float | int]) -> dict[str, str]:
+    """Returns a member's numbers by the titles of their columns; each of several policies has
+    columns of its own.
     """
     from jaxrl_dist.run.console import of_each_policy
 
-    whole, *policies = of_each_policy(evaluation).items()
-    columns = {"episodes": str(evaluation["episodes"])}
-    for policy, numbers in policies or [whole]:
-        kind = "sampled" if numbers.get("sampled") else "greedy"
-        if numbers["episodes"]:
-            columns[f"{policy} {kind} return, mean".lstrip()] = f"{numbers['return_mean']:.4g}"
-        if numbers["episodes"] > 1:
-            columns[f"{policy} std over episodes".lstrip()] = f"{numbers['return_std']:.4g}"
-        columns |= {
-            f"{policy} {x}".lstrip(): f"{y:.4g}"
-            for x, y in numbers.items()
-            if x.startswith("info/")
-        }
+    whole, *policies = of_each_policy(numbers).items()
+    columns = {"episodes": str(numbers["episodes"])}
+    for policy, own in policies or [whole]:
+        prefix = f"{policy} " if policy else ""
+        kind = "sampled" if own.get("sampled") else "greedy"
+        if own["episodes"]:
+            columns[f"{prefix}{kind} return, mean"] = f"{own['return_mean']:.4g}"
+        if own["episodes"] > 1:
+            columns[f"{prefix}std over episodes"] = f"{own['return_std']:.4g}"
+        for name, value in own.items():
+            if name.startswith("info/"):
+                columns[f"{prefix}{name}"] = f"{value:.4g}"
     return columns

@@ -7,8 +7,8 @@ import itertools
 import json
 import pathlib
 import sys
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from jaxrl_dist.algorithms import from_file
 from jaxrl_dist.commands import find_modules, flags, help
@@ -68,158 +68,174 @@ def run(args: Sequence[str]) -> int:
     if len(options.players) < 2:
         raise ConfigError(f"which players? Name two or more, as in: {EXAMPLE}")
     if options.games % 2:
-        near = f"{options.games - 1} and {options.games + 1} work"
         raise ConfigError(
-            f"--games {options.games}: games are played in pairs, with sides swapped; {near}"
+            f"--games {options.games}: games are played in pairs, with sides swapped; "
+            f"{options.games - 1} and {options.games + 1} work"
         )
     with stdout.kept_for(options.json):
-        if options.algorithm:
-            kind = from_file(options.algorithm)
-        else:
-            kind = None
-    for path in (
-        pathlib.Path(of_run(player).run_dir) for player in options.players if player != "random"
-    ):
-        check_run_dir(path)
-        stored_fields(path, kind, options.env)  # fails before JAX is imported
+        played = _play(options)
+    if options.json:
+        print(json.dumps(played.summary(), indent=2))
+        return 0
+    print(visible("\n".join(lines(played))))
+    if options.film is not None:
+        print(visible(f"\n{_filmed(options.film, played.results[0])}"))
+    return 0
+
+
+def _play(options: Games) -> Match:
+    algorithm = from_file(options.algorithm) if options.algorithm else None
+    for player in options.players:
+        if player != "random":
+            run_dir = pathlib.Path(of_run(player).run_dir)
+            check_run_dir(run_dir)
+            stored_fields(run_dir, algorithm, options.env)  # fails before JAX is imported
     find_modules(options.env)
 
     from jaxrl_dist.play.match import match
 
-    names = "games", "opening_moves", "seed", "checkpoint", "env", "num_simulations", "film"
-    fields = {name: getattr(options, name) for name in names}
-    sampled = options.evaluation_policy == "sampled"
-    env_options = options.env_options or None
+    return match(
+        *options.players,
+        games=options.games,
+        opening_moves=options.opening_moves,
+        seed=options.seed,
+        checkpoint=options.checkpoint,
+        env=options.env,
+        env_options=options.env_options or None,
+        algorithm=algorithm,
+        sampled=options.evaluation_policy == "sampled",
+        num_simulations=options.num_simulations,
+        progress=_progress(options),
+        film=options.film,
+    )
+
+
+def _progress(options: Games) -> Callable[[int], None]:
+    """Returns what prints, after each pair of players, how many have played."""
     pairs = list(itertools.combinations(options.players, 2))
 
-    def progress(done: int) -> None:
-        number = done // options.games
-        if not number:
-            print(
-                f"compiling, and playing {options.games} games of each two players",
-                file=sys.stderr,
-                flush=True,
-            )
+    def show(finished_games: int) -> None:
+        if not finished_games:
+            line = f"compiling, and playing {options.games} games of each two players"
         elif len(pairs) > 1:
-            line = f"{' against '.join(pairs[number - 1])} has ended: {number} of {len(pairs)} pairs of players"
-            print(visible(line), file=sys.stderr, flush=True)
+            finished = finished_games // options.games
+            against = " against ".join(pairs[finished - 1])
+            line = f"{against} has ended: {finished} of {len(pairs)} pairs of players"
+        else:
+            return
+        print(visible(line), file=sys.stderr, flush=True)
 
-    with stdout.kept_for(options.json):
-        played = match(
-            *options.players,
-            **fields,
-            env_options=env_options,
-            algorithm=kind,
-            sampled=sampled,
-            progress=progress,
-        )
-    if options.json:
-        print(json.dumps(played.summary(), indent=2))
-    else:
-        text = [
-            *lines(played),
-            *([] if options.film is None else ["", _filmed(options.film, played.results[0])]),
-        ]
-        print(visible("\n".join(text)))
-    return 0
+    return show
 
 
 def lines(match: Match) -> Iterator[str]:
     """Formats a match for reading."""
-    several = len(match.players) > 2
     names = match.players
-    if several:
+    if len(names) > 2:
         names = tuple(f"{number} {name}" for number, name in enumerate(names, 1))
-    yield from (
-        *(_of_several(match, names) if several else _of_pair(match.env, match.results[0])),
-        "",
-    )
+        yield from _scores_of_several(match, names)
+    else:
+        yield from _scores_of_two(match.env, match.results[0])
+    yield ""
     width = max(map(len, names))
     yield f"{'':{width}}  {'Elo':>6}  {'95 %':>14}"
     for number in match.elo.argsort()[::-1]:
         low, high = match.intervals[number]
-        yield f"{names[number]:{width}}  {match.elo[number]:6.0f}  {f'{low:.0f} to {high:.0f}':>14}"
+        interval = f"{low:.0f} to {high:.0f}"
+        yield f"{names[number]:{width}}  {match.elo[number]:6.0f}  {interval:>14}"
     yield from _unclear(match)
 
 
-def _of_several(match: Match, names: Sequence[str]) -> Iterator[str]:
+def _scores_of_two(env: str, result: Result) -> Iterator[str]:
+    first, second = result.players
+    low, high = result.interval
+    yield f"{first} against {second} in {env}"
+    yield (
+        f"score {result.score:.3f} ({low:.3f} to {high:.3f}, 95 % over "
+        f"{len(result.scores)} pairs of games)"
+    )
+    games = f"{result.scores.size} games, {result.distinct} distinct"
+    if result.cut:
+        games += f", {result.cut} of them cut before they had ended"
+    yield games
+    counts = {"all games": result.counts()}
+    counts |= {name: result.counts(side) for side, name in enumerate(result.sides)}
+    for name, (won, drawn, lost) in counts.items():
+        yield f"  {name:18} {won:>6} won {drawn:>6} drawn {lost:>6} lost"
+
+
+def _scores_of_several(match: Match, names: Sequence[str]) -> Iterator[str]:
     """Formats the scores of three and more players: a table of each against each,
     and a line for every two.
     """
-    between = _between(match)
+    results = _by_numbers(match)
     numbers = range(len(names))
-    scores = {pair: result.score for pair, result in between.items()}
-    scores |= {(b, a): 1 - score for (a, b), score in scores.items()}
+    cells = {(number, number): "-" for number in numbers}
+    for (first, second), result in results.items():
+        cells[first, second] = f"{result.score:.3f}"
+        cells[second, first] = f"{1 - result.score:.3f}"
     width = max(map(len, names))
     yield f"score of the row's player against the column's in {match.env}"
     yield f"{'':{width}}" + "".join(f"{number + 1:7}" for number in numbers)
-    for a, name in enumerate(names):
-        cells = (f"{'-':>7}" if a == b else f"{scores[a, b]:7.3f}" for b in numbers)
-        yield f"{name:{width}}{''.join(cells)}"
+    for row, name in enumerate(names):
+        yield f"{name:{width}}" + "".join(f"{cells[row, column]:>7}" for column in numbers)
     yield ""
     title = f"{match.results[0].scores.size} games each"
-    pair = max(len(title), 2 * len(str(len(names))) + len(" against "))
-    yield f"{title:{pair}}  {'score':>5}  {'95 %':>14}     won  drawn   lost  distinct"
-    for (a, b), result in between.items():
+    width = max(len(title), 2 * len(str(len(names))) + len(" against "))
+    yield f"{title:{width}}  {'score':>5}  {'95 %':>14}     won  drawn   lost  distinct"
+    for (first, second), result in results.items():
+        pair = f"{first + 1} against {second + 1}"
         low, high = result.interval
         won, drawn, lost = result.counts()
+        line = (
+            f"{pair:{width}}  {result.score:.3f}  {low:.3f} to {high:.3f}  "
+            f"{won:6} {drawn:6} {lost:6}  {result.distinct:8}"
+        )
         if result.cut:
-            cut = f"  {result.cut} cut before they had ended"
-        else:
-            cut = ""
-        score = f"{result.score:.3f}  {low:.3f} to {high:.3f}"
-        yield f"{f'{a + 1} against {b + 1}':{pair}}  {score}  {won:6} {drawn:6} {lost:6}  {result.distinct:8}{cut}"
+            line += f"  {result.cut} cut before they had ended"
+        yield line
 
 
-def _between(match: Match) -> dict[tuple[int, int], Result]:
-    return dict(
-        zip(itertools.combinations(range(len(match.players)), 2), match.results, strict=True)
-    )
+def _by_numbers(match: Match) -> dict[tuple[int, int], Result]:
+    """Returns the results by the numbers of the two players, the lower one first."""
+    pairs = itertools.combinations(range(len(match.players)), 2)
+    return dict(zip(pairs, match.results, strict=True))
 
 
 def _unclear(match: Match) -> Iterator[str]:
-    """Says so where the games do not tell the two players of the highest ratings apart."""
-    first, second = (int(number) for number in match.elo.argsort()[::-1][:2])
-    result = _between(match)[min(first, second), max(first, second)]
-    score, (low, high) = result.score, result.interval
-    if first > second:
-        score, low, high = 1 - score, 1 - high, 1 - low
+    """Says so if the games do not tell the two players of the highest ratings apart."""
+    best, next_best = (int(number) for number in match.elo.argsort()[::-1][:2])
+    result = _by_numbers(match)[min(best, next_best), max(best, next_best)]
+    score = result.score
+    interval = result.interval
+    if best > next_best:
+        score = 1 - score
+        interval = (1 - interval[1], 1 - interval[0])
+    low, high = interval
+    name = match.players[best]
     reasons = []
-    if match.intervals[first, 0] <= match.intervals[second, 1]:
+    if match.intervals[best, 0] <= match.intervals[next_best, 1]:
         reasons.append("their Elo intervals overlap")
-    best = match.players[first]
-    next_best = match.players[second]
     if low <= 0.5:
         above = "below" if high < 0.5 else "not clearly above"
         reasons.append(
-            f"{best} scored {score:.3f} ({low:.3f} to {high:.3f}) in their own games, {above} 0.5"
+            f"{name} scored {score:.3f} ({low:.3f} to {high:.3f}) in their own games, {above} 0.5"
         )
     if reasons:
         yield ""
-        yield f"{best} and {next_best} do not differ clearly: {', and '.join(reasons)}"
+        yield (
+            f"{name} and {match.players[next_best]} do not differ clearly: {', and '.join(reasons)}"
+        )
 
 
 def _filmed(file: str, result: Result) -> str:
     """Says which game a film shows, who plays which side in it, and how it ends."""
-    a, b = result.players
-    if result.first[0, 0]:
-        own, other = result.sides
-    else:
-        own, other = result.sides[::-1]
-    outcome = {1.0: f"{a} won", 0.5: "it was drawn", 0.0: f"{b} won"}[float(result.scores[0, 0])]
-    return f"wrote {file}: the first game of {a} ({own}) and {b} ({other}); {outcome} after {result.lengths[0, 0]} steps"
-
-
-def _of_pair(env: str, result: Result) -> Iterator[str]:
-    numbers: dict[str, Any] = result.summary()
-    low, high = numbers["interval"]
-    a, b = numbers["players"]
-    if result.cut:
-        cut = f", {result.cut} of them cut before they had ended"
-    else:
-        cut = ""
-    yield f"{a} against {b} in {env}"
-    yield f"score {result.score:.3f} ({low:.3f} to {high:.3f}, 95 % over {len(result.scores)} pairs of games)"
-    yield f"{numbers['games']} games, {numbers['distinct']} distinct{cut}"
-    for name, counts in {"all games": numbers, **numbers["sides"]}.items():
-        yield f"  {name:18} {counts['won']:>6} won {counts['drawn']:>6} drawn {counts['lost']:>6} lost"
+    first, second = result.players
+    side, other_side = result.sides
+    if not result.first[0, 0]:
+        side, other_side = other_side, side
+    outcomes = {1.0: f"{first} won", 0.5: "it was drawn", 0.0: f"{second} won"}
+    return (
+        f"wrote {file}: the first game of {first} ({side}) and {second} ({other_side}); "
+        f"{outcomes[float(result.scores[0, 0])]} after {result.lengths[0, 0]} steps"
+    )

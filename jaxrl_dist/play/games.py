@@ -1,4 +1,4 @@
-"""Games of two players: what plays, the programs that play all games at once, and who has won.
+"""Games of two players: who plays, the programs that play all games at once, and who has won.
 
 Both games of a pair begin with the same random moves, by the same chances of the environment, and
 the players have changed seats. So neither the opening nor the side favours a player.
@@ -25,7 +25,7 @@ from jaxrl_dist.errors import EnvError
 from jaxrl_dist.play import ratings
 from jaxrl_dist.settings.policies import Random
 from jaxrl_dist.simulator import Simulator
-from jaxrl_dist.types import Context, EnvSpec, PyTree, Timestep, Variables
+from jaxrl_dist.types import Array, Context, EnvSpec, PyTree, Timestep, Variables
 
 _STEPS = 32
 """Steps of a dispatch."""
@@ -33,8 +33,18 @@ FILMED_STEPS = 1000
 """Steps of a game that a film shows, at most."""
 
 
+class Rules(NamedTuple):
+    """How two players meet."""
+
+    games: int
+    """Number of games; an even one."""
+    opening_moves: int
+    """Random moves of both players together, with which a game begins."""
+    seed: int
+
+
 class Player(NamedTuple):
-    """What plays, as pure functions over a batch of ``G`` games."""
+    """A player, as pure functions over a batch of ``G`` games."""
 
     name: str
     act: Callable[..., tuple[jax.Array, PyTree]]
@@ -50,12 +60,12 @@ class Player(NamedTuple):
     """``(state, action, step) -> state``, with the actions that were taken,
     which are random in the opening."""
     searches: bool = False
-    """Whether ``act`` takes the games' simulator, too, as in ``Context``."""
+    """Whether ``act`` also takes the games' simulator, as in ``Context``."""
 
 
 class Result(NamedTuple):
-    """``P`` pairs of games between two players.
-    The first player has the first seat in the first game of a pair.
+    """``P`` pairs of games between two players; the first player has the first seat in the first
+    game of a pair.
     """
 
     players: tuple[str, str]
@@ -83,9 +93,10 @@ class Result(NamedTuple):
     def distinct(self) -> int:
         """The number of games whose moves differ."""
         games = self.moves.reshape(len(self.moves) * 2, -1, 2)
-        # whether the first seat does
-        begins = self.first.reshape(-1) ^ (np.arange(len(games)) % 2 == 1)
-        return len(np.unique(np.where(begins[:, None, None], games, games[..., ::-1]), axis=0))
+        # in the second game of a pair, the first player has the second seat
+        first_seat_begins = self.first.reshape(-1) ^ (np.arange(len(games)) % 2 == 1)
+        in_turn = np.where(first_seat_begins[:, None, None], games, games[..., ::-1])
+        return len(np.unique(in_turn, axis=0))
 
     @property
     def lengths(self) -> np.ndarray:
@@ -96,10 +107,9 @@ class Result(NamedTuple):
         """Returns the games that the first player won, drew and lost: all,
         or as one of the ``sides``.
         """
-        if side is None:
-            scores = self.scores
-        else:
-            scores = self.scores[self.first == (side == 0)]
+        scores = self.scores
+        if side is not None:
+            scores = scores[self.first == (side == 0)]
         won, drawn, lost = (int((scores == score).sum()) for score in (1, 0.5, 0))
         return won, drawn, lost
 
@@ -112,46 +122,47 @@ class Result(NamedTuple):
             "cut": self.cut,
             "score": self.score,
             "interval": list(self.interval),
-            **dict(zip(("won", "drawn", "lost"), self.counts(), strict=True)),
-            "sides": {
-                name: dict(zip(("won", "drawn", "lost"), self.counts(side), strict=True))
-                for side, name in enumerate(self.sides)
-            },
+            **self._outcomes(),
+            "sides": {name: self._outcomes(side) for side, name in enumerate(self.sides)},
         }
 
+    def _outcomes(self, side: int | None = None) -> dict[str, int]:
+        return dict(zip(("won", "drawn", "lost"), self.counts(side), strict=True))
 
-class _Acting:
-    """What two players do in ``games`` games at once;
-    the seats of game ``g`` are the rows ``2 g`` and ``2 g + 1``.
+
+class _Steps(NamedTuple):
+    """Some steps of all games, ``[T, G, 2]`` by seat."""
+
+    action: Array
+    reward: Array
+    over: Array
+    """Whether the seat's episode ends."""
+
+
+class _Pair:
+    """Two players in all their games at once; the seats of game ``g`` are the rows ``2 g`` and
+    ``2 g + 1``, where the players sit in turn.
     """
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        players: tuple[Player, Player],
-        games: int,
-        opening_moves: int,
-        key: jax.Array,
-    ):
-        """``key``: that of all chances of both players."""
+    def __init__(self, spec: EnvSpec, players: tuple[Player, Player], rules: Rules):
         self.spec = spec
         self.players = players
-        self.games = games
-        self._opening_moves = opening_moves
-        self._key = key
-        self._chance = Random().make(spec)
-        game = np.arange(games)
+        self.games = rules.games
+        self._opening_moves = rules.opening_moves
+        self._key = _key(rules.seed, rng.Stream.ACT)
+        self._random = Random().make(spec)
+        game = np.arange(self.games)
         # [2, G], of each player
         self._rows = np.stack([2 * game + game % 2, 2 * game + 1 - game % 2])
-        self._back = np.argsort(self._rows.reshape(-1))
+        self._by_seat = np.argsort(self._rows.reshape(-1))
         self.pair = np.repeat(game // 2, 2)
-        self._seat = 2 * self.pair + np.tile([0, 1], games)
+        self._seat = 2 * self.pair + np.tile([0, 1], self.games)
 
     def legal(self, obs: PyTree) -> jax.Array:
         """The legal actions of every seat, ``[2 G, n]`` bool."""
-        size, mask = self.spec.action.n, self.spec.mask  # type: ignore[union-attr]
+        mask = self.spec.mask
         if mask is None:
-            return jnp.ones((2 * self.games, size), bool)
+            return jnp.ones((2 * self.games, self.spec.action.n), bool)  # type: ignore[union-attr]
         return jnp.asarray(obs[mask], bool)
 
     def begin(self, obs: PyTree) -> tuple[PyTree, jax.Array]:
@@ -170,147 +181,139 @@ class _Acting:
         simulator: Simulator | None = None,
     ) -> tuple[jax.Array, PyTree]:
         """Returns the actions of all seats ``[2 G]``,
-        and the players' states before they see what these lead to.
+        and the players' states before they see the next observations.
         """
         legal = self.legal(obs)
-        chosen = []
+        actions = []
+        next_states = []
         for number, player in enumerate(self.players):
-            mine = self._of(number, obs), self._of(number, legal), states[number]
-            drawn = _keys(rng.of_policy(self._key, 1 + number), step, np.arange(self.games))
+            own = (self._of(number, obs), self._of(number, legal), states[number])
+            keys = _keys(rng.of_policy(self._key, 1 + number), step, np.arange(self.games))
             if simulator is None or not player.searches:
-                tried = []
+                action, state = player.act(variables[number], *own, keys)
             else:
-                tried = [self._tried(number, simulator)]
-            chosen.append(player.act(variables[number], *mine, drawn, *tried))
-        opening = Context(_keys(self._key, step, self._seat), jnp.float32(0))
-        at_random = self._chance.policy(Variables({}, ()), obs, (), opening)[0]
-        acted = jnp.concatenate([jnp.asarray(action, at_random.dtype) for action, _ in chosen])[
-            self._back
-        ]
-        action = jnp.where(step < self._opening_moves, at_random, acted)
-        return action, tuple(state for _, state in chosen)
+                model = simulator._replace(state=self._of(number, simulator.state))
+                action, state = player.act(variables[number], *own, keys, model)
+            actions.append(action)
+            next_states.append(state)
+        context = Context(_keys(self._key, step, self._seat), jnp.float32(0))
+        at_random, *_ = self._random.policy(Variables({}, ()), obs, (), context)
+        by_player = jnp.concatenate([jnp.asarray(action, at_random.dtype) for action in actions])
+        action = jnp.where(step < self._opening_moves, at_random, by_player[self._by_seat])
+        return action, tuple(next_states)
 
-    def see(self, states: PyTree, action: jax.Array, now: Timestep) -> tuple[PyTree, PyTree]:
-        """Returns the players' states, and of each seat its action,
-        its reward and whether its episode ends.
-        """
+    def see(self, states: PyTree, action: jax.Array, step: Timestep) -> tuple[PyTree, _Steps]:
+        """Returns the players' states after a step, and what it was to each seat, ``[G, 2]``."""
         states = tuple(
-            player.feedback(states[number], self._of(number, action), self._of(number, now))
+            player.feedback(states[number], self._of(number, action), self._of(number, step))
             for number, player in enumerate(self.players)
         )
-        told = action, jnp.where(now.valid, now.reward, 0.0), now.terminated | now.truncated
-        return states, jax.tree.map(lambda x: x.reshape(self.games, 2), told)
-
-    def _tried(self, player: int, simulator: Simulator) -> Simulator:
-        return simulator._replace(state=self._of(player, simulator.state))
+        reward = jnp.where(step.valid, step.reward, 0.0)
+        seen = _Steps(action, reward, step.terminated | step.truncated)
+        return states, jax.tree.map(lambda leaf: leaf.reshape(self.games, 2), seen)
 
     def _of(self, player: int, tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda x: x[self._rows[player]], tree)
+        return jax.tree.map(lambda leaf: leaf[self._rows[player]], tree)
+
+
+Course = Generator[Any, None, None]
+"""The course of all games: first which seats have a choice at the start, ``[G, 2]``; then
+``_Steps`` without end."""
 
 
 def program(
-    source: EnvSource, players: tuple[Player, Player], games: int, opening_moves: int, seed: int
+    source: EnvSource, players: tuple[Player, Player], rules: Rules
 ) -> Callable[[tuple[Player, Player]], Result]:
     """Compiles the games of two players, and returns a function
     that plays them with the variables of such players.
     """
-    acting = _Acting(source.spec, players, games, opening_moves, _key(seed, rng.Stream.ACT))
-    play = (_on_device if source.is_pure else _on_host)(source, acting, seed)
+    pair = _Pair(source.spec, players, rules)
+    start = (_on_device if source.is_pure else _on_host)(source, pair, rules.seed)
     limit = max(MAX_EPISODE_STEPS, source.spec.max_episode_steps or 0)
 
-    def played(players: tuple[Player, Player]) -> Result:
-        told: list[Any] = []
-        ended = np.zeros((games, 2), bool)
-        with contextlib.closing(play((players[0].variables, players[1].variables))) as steps:
-            choices = next(steps)
-            for some in steps:
-                told.append(some)
-                ended |= some[2].any(axis=0)
-                if ended.all() or sum(len(x[0]) for x in told) >= limit:
+    def play(players: tuple[Player, Player]) -> Result:
+        chunks = list[_Steps]()
+        ended = np.zeros((rules.games, 2), bool)
+        with contextlib.closing(start((players[0].variables, players[1].variables))) as course:
+            choices = np.asarray(next(course))
+            for chunk in course:
+                chunks.append(chunk)
+                ended |= chunk.over.any(axis=0)
+                if ended.all() or sum(len(chunk.over) for chunk in chunks) >= limit:
                     break
-        moves, reward, over = (np.concatenate(x) for x in zip(*told, strict=True))
-        return _result(
-            source.spec,
-            (players[0].name, players[1].name),
-            np.asarray(choices),
-            moves,
-            reward,
-            over,
-        )
+        steps = _Steps(*(np.concatenate(arrays) for arrays in zip(*chunks, strict=True)))
+        return _judge(source.spec, (players[0].name, players[1].name), choices, steps)
 
-    return played
+    return play
 
 
-Steps = Generator[Any, None, None]
-"""First which seats have a choice at the start, ``[G, 2]``; then some steps of all games at a time,
-``[T, G, 2]``: actions, rewards, and where a seat's episode ends."""
-
-
-def _on_device(source: EnvSource, acting: _Acting, seed: int) -> Callable[[PyTree], Steps]:
+def _on_device(source: EnvSource, pair: _Pair, seed: int) -> Callable[[PyTree], Course]:
     """Plays games whose environment is compiled."""
     env = source.device()
     key = _key(seed, rng.Stream.ENV)
+    searches = any(player.searches for player in pair.players)
+    simulate = env.simulate if searches else None
 
     @jax.jit
     def begin() -> PyTree:
-        state, obs = env.reset(_keys(key, rng.RESET, acting.pair))
-        states, choices = acting.begin(obs)
+        state, obs = env.reset(_keys(key, rng.RESET, pair.pair))
+        states, choices = pair.begin(obs)
         return (state, obs, states, jnp.int32(0)), choices
 
     @jax.jit
-    def play_on(variables: PyTree, under_way: PyTree) -> PyTree:
-        def one_step(carry: PyTree, _: Any) -> Any:
-            env_state, obs, states, step = carry
-            searches = (
-                any(player.searches for player in acting.players) and env.simulate is not None
-            )
-            simulator = env.simulate(env_state) if searches else None  # type: ignore[misc]
-            action, states = acting.choose(variables, obs, states, step, simulator)
-            env_state, now, *_ = env.step(env_state, action, _keys(key, step, acting.pair))
-            states, told = acting.see(states, action, now)
-            return (env_state, now.obs, states, step + 1), told
+    def advance(variables: PyTree, position: PyTree) -> PyTree:
+        def one_step(position: PyTree, inputs: None) -> tuple[PyTree, _Steps]:
+            env_state, obs, states, number = position
+            simulator = simulate(env_state) if simulate else None
+            action, states = pair.choose(variables, obs, states, number, simulator)
+            env_state, step, *_ = env.step(env_state, action, _keys(key, number, pair.pair))
+            states, seen = pair.see(states, action, step)
+            return (env_state, step.obs, states, number + 1), seen
 
-        return jax.lax.scan(one_step, under_way, None, length=_STEPS)
+        return jax.lax.scan(one_step, position, None, length=_STEPS)
 
-    def play(variables: PyTree) -> Steps:
-        under_way, choices = begin()
+    def start(variables: PyTree) -> Course:
+        position, choices = begin()
         yield choices
         while True:
-            under_way, told = play_on(variables, under_way)
-            yield jax.device_get(told)
+            position, chunk = advance(variables, position)
+            yield jax.device_get(chunk)
 
-    return play
+    return start
 
 
-def _on_host(source: EnvSource, acting: _Acting, seed: int) -> Callable[[PyTree], Steps]:
+def _on_host(source: EnvSource, pair: _Pair, seed: int) -> Callable[[PyTree], Course]:
     """Plays games that are stepped on the host, such as PettingZoo's."""
     # The environments of two runs of one seed: the first games of all pairs,
     # then their second games.
-    pairs = acting.games // 2
-    place = np.arange(2 * acting.games).reshape(2, pairs, 2).swapaxes(0, 1).reshape(-1)
-    back = np.argsort(place)
-    begin = jax.jit(acting.begin)
-    choose = jax.jit(acting.choose)
-    see = jax.jit(acting.see)
+    pairs = pair.games // 2
+    to_pair = np.arange(2 * pair.games).reshape(2, pairs, 2).swapaxes(0, 1).reshape(-1)
+    to_env = np.argsort(to_pair)
+    begin = jax.jit(pair.begin)
+    choose = jax.jit(pair.choose)
+    see = jax.jit(pair.see)
 
-    def in_place(tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda x: x[place], tree)
+    def in_pairs(tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda leaf: leaf[to_pair], tree)
 
-    def play(variables: PyTree) -> Steps:
-        with contextlib.closing(
-            source.host(acting.games, [evaluation_seed(seed)] * 2, training=False)
-        ) as env:
-            obs = in_place(env.reset())
+    def start(variables: PyTree) -> Course:
+        seeds = [evaluation_seed(seed)] * 2
+        with contextlib.closing(source.host(pair.games, seeds, training=False)) as env:
+            obs = in_pairs(env.reset())
             states, choices = begin(obs)
             yield choices
-            for step in itertools.count():
-                action, states = choose(variables, obs, states, jnp.int32(step))
-                now = in_place(env.step(np.asarray(action)[back])[0])
-                states, told = see(states, action, now)
-                obs = now.obs
-                yield tuple(x[None] for x in jax.device_get(told))
+            for number in itertools.count():
+                action, states = choose(variables, obs, states, jnp.int32(number))
+                step = in_pairs(env.step(np.asarray(action)[to_env])[0])
+                states, seen = see(states, action, step)
+                obs = step.obs
+                yield _Steps(*(array[None] for array in jax.device_get(seen)))
 
-    return play
+    return start
+
+
+def _key(seed: int, purpose: rng.Stream) -> jax.Array:
+    return rng.stream(rng.stream(seed, rng.Stream.EVALUATE), purpose)
 
 
 def _keys(key: jax.Array, step: jax.Array | int, index: np.ndarray) -> jax.Array:
@@ -318,14 +321,13 @@ def _keys(key: jax.Array, step: jax.Array | int, index: np.ndarray) -> jax.Array
 
 
 def pictures(env: DeviceEnv, result: Result, seed: int) -> list[Any]:
-    """Draws the first game of ``result`` as its first player sees it: its start,
-    and each of its first steps.
+    """Draws the first game of ``result`` as its first player sees it.
 
     The game is played again, with its moves and with the
     environment's chances that ``program`` drew by this seed.
 
     Returns:
-      The pictures (of Pillow), one more than steps; of those, at most ``FILMED_STEPS``.
+      The pictures (of Pillow) of its start and of its first ``FILMED_STEPS`` steps.
 
     Raises:
       ConfigError: as ``DrawnEnv.render``.
@@ -339,41 +341,31 @@ def pictures(env: DeviceEnv, result: Result, seed: int) -> list[Any]:
     return drawn
 
 
-def _key(seed: int, purpose: rng.Stream) -> jax.Array:
-    return rng.stream(rng.stream(seed, rng.Stream.EVALUATE), purpose)
-
-
-def _result(
-    spec: EnvSpec,
-    names: tuple[str, str],
-    choices: np.ndarray,
-    moves: np.ndarray,
-    reward: np.ndarray,
-    over: np.ndarray,
-) -> Result:
-    """Judges games: who has the larger sum of rewards has won, and equals have drawn.
+def _judge(spec: EnvSpec, names: tuple[str, str], choices: np.ndarray, steps: _Steps) -> Result:
+    """Judges games: the player with the larger sum of rewards has won; equal sums are a draw.
 
     Args:
       choices: whether each seat has several legal actions at the start, ``[G, 2]``.
-      moves, reward, over: actions, rewards, and whether a seat's episode ends, ``[T, G, 2]``.
+      steps: of whole games.
     """
-    games = np.arange(over.shape[1])
-    ended = np.cumsum(over, axis=0) - over > 0  # before the step
-    points = np.where(ended, 0, reward.astype(np.float64)).sum(axis=0)
+    games = np.arange(steps.over.shape[1])
+    ended = np.cumsum(steps.over, axis=0) - steps.over > 0  # before the step
+    points = np.where(ended, 0, steps.reward.astype(np.float64)).sum(axis=0)
     if not np.isfinite(points).all():
         raise EnvError(f"{label_of(spec)}: rewards are not finite")
-    taken = np.where(ended.all(axis=2, keepdims=True), -1, moves)
-    length = int((taken[..., 0] >= 0).any(axis=1).sum())
     seat = games % 2  # of the first player
     score = 0.5 * (1 + np.sign(points[games, seat] - points[games, 1 - seat]))
     in_turns = bool((choices.sum(axis=1) == 1).all())
-    first = choices[games, seat] if in_turns else seat == 0
     if in_turns:
+        first = choices[games, seat]
         sides = Result._field_defaults["sides"]
     else:
+        first = seat == 0
         sides = ("in the first seat", "in the second seat")
-    by_game = taken[:length].transpose(1, 0, 2).reshape(-1, 2, length, 2)
-    cut = int((~ended.any(axis=0) & ~over[-1]).any(axis=1).sum())
+    moves = np.where(ended.all(axis=2, keepdims=True), -1, steps.action)
+    length = int((moves[..., 0] >= 0).any(axis=1).sum())
+    by_game = moves[:length].transpose(1, 0, 2).reshape(-1, 2, length, 2)
+    cut = int((~ended.any(axis=0) & ~steps.over[-1]).any(axis=1).sum())
     return Result(
         names, score.reshape(-1, 2), first.reshape(-1, 2), by_game.astype(np.int32), sides, cut
     )

@@ -144,7 +144,7 @@ def test_its_runs_are_evaluated_and_repeated_by_naming_it(
     assert cli.main(["train", str(file), "--config", str(runs.finished(runs.CARTPOLE))]) == 2
     assert "was made by ppo, not by RWR" in capsys.readouterr().err
     assert cli.main(["evaluate", str(runs.finished(runs.CARTPOLE)), "--algorithm", str(file)]) == 2
-    assert "is a run of ppo, not of RWR: remove --algorithm" in capsys.readouterr().err
+    assert "is a run of ppo, not of RWR; remove --algorithm" in capsys.readouterr().err
 
 
 @pytest.mark.case  # test_its_runs_are_evaluated_and_repeated_by_naming_it

@@ -25,8 +25,8 @@ from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.envs.drawing import draw
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.play import entrants, ratings
 from jaxrl_dist.play import match as matches
-from jaxrl_dist.play import ratings
 from jaxrl_dist.play.games import Player, Result
 from jaxrl_dist.play.match import Match, match
 from jaxrl_dist.play.policy import Policy
@@ -250,8 +250,8 @@ WRONG = {
     "random random --games 7": r"--games 7: games are played in pairs, .* 6 and 8 work",
     "random random": r"which game\? Such as --env pgx:connect_four",
     "random nowhere": "nowhere is not a run directory",
-    "random random --env CartPole-v1": "CartPole-v1 has 1 player, which .* games of two players do",
-    "random random --env flock:Sticks --film game.gif": "flock:Sticks runs on the host, and --film shows games on the",
+    "random random --env CartPole-v1": "CartPole-v1 has 1 player; name a game of two players, such",
+    "random random --env flock:Sticks --film game.gif": "flock:Sticks runs on the host, but --film shows games on the",
     f"random random --env {GAME} --film game.png": r"game\.png must end in \.gif or \.mp4",
     f"random random --env {GAME} --film nowhere/game.gif": "there is no directory nowhere",
     "random random --env pgx:kuhn_poker --film game.gif": "pgx:kuhn_poker cannot be drawn",
@@ -276,12 +276,12 @@ def test_policies_of_other_games_are_refused() -> None:
     with pytest.raises(ConfigError, match="num_simulations 5: no player searches"):
         match(untrained(0), "random", num_simulations=5)
     with pytest.raises(
-        ConfigError, match=r"play one game, and these have learnt pgx:tic_tac_toe and .*CartPole-v1"
+        ConfigError, match=r"play one game, but these have learnt pgx:tic_tac_toe and .*CartPole-v1"
     ):
         match(untrained(0), untrained(0, "CartPole-v1"))
     with pytest.raises(
         ConfigError,
-        match=r"reads the observation \{.*agent: float32\[2\], .*\}, and pgx:tic_tac_toe shows",
+        match=r"reads the observation \{.*agent: float32\[2\], .*\}, but pgx:tic_tac_toe shows",
     ):
         match(untrained(0, agent_ids=True), "random")
     with pytest.raises(
@@ -367,12 +367,12 @@ def test_the_policy_that_learns_beside_its_copies_takes_the_simulations(
         loads.append(policy)
         return SimpleNamespace(policy=policy, num_simulations=num_simulations)
 
-    monkeypatch.setattr(matches, "load_policy", load)
+    monkeypatch.setattr(entrants, "load_policy", load)
     stored = Train(Policies({name: Train(kind) for name, kind in kinds.items()}))
-    monkeypatch.setattr(matches, "stored_config", lambda *args: stored)
+    monkeypatch.setattr(entrants, "stored_config", lambda *args: stored)
     for player in ("runs/x", "runs/x,new", "runs/x,old"):
         loads.clear()
-        _, loaded = matches._loaded(player, None, None, None, 7)
+        _, loaded = entrants.load(player, entrants.Loading(num_simulations=7))
         learns = not player.endswith("old")
         assert (loaded.policy, loaded.num_simulations) == (("new", 7) if learns else ("old", None))
         assert len(loads) == 1, "a policy is read once"
