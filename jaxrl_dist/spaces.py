@@ -12,6 +12,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+AGENTS = "agents"
+"""Part of an observation that holds the observations of all agents that act as one,
+each part ``[k, ...]``."""
+AGENT = "agent"
+"""Part of an observation that says which agent sees it, one-hot among the agents of its policy."""
+STATE = "state"
+"""Part of an observation that holds the state of the whole environment, for ``--critic-sees``."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Discrete:

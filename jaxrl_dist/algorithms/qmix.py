@@ -154,12 +154,12 @@ def _team_of(config: QMIX, spec: EnvSpec) -> _Team:
     Raises:
       ConfigError: actions are not discrete.
     """
-    if isinstance(spec.observation, dict) and "agents" in spec.observation:
+    if isinstance(spec.observation, dict) and spaces.AGENTS in spec.observation:
         assert isinstance(spec.action, spaces.MultiDiscrete), (
             "agents that act as one have discrete actions"
         )
-        agents = spec.observation["agents"]
-        state = spec.observation["state"]
+        agents = spec.observation[spaces.AGENTS]
+        state = spec.observation[spaces.STATE]
         one = jax.tree.map(lambda x: spaces.Box(x.shape[1:], x.dtype, x.low[0], x.high[0]), agents)
         nvec = spec.action.nvec
         return _Team(
@@ -167,8 +167,8 @@ def _team_of(config: QMIX, spec: EnvSpec) -> _Team:
             nvec[0],
             one,
             state,
-            lambda obs: _rows(obs["agents"]),
-            lambda obs: obs["state"],
+            lambda obs: _rows(obs[spaces.AGENTS]),
+            lambda obs: obs[spaces.STATE],
         )
     space = observations.input_space(spec)
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxrl_dist import mesh, rng
 from jaxrl_dist.envs import episodes, masks
 from jaxrl_dist.envs.agents import groups
-from jaxrl_dist.envs.agents.groups import STATE, Group, Groups, Team
+from jaxrl_dist.envs.agents.groups import Group, Groups, Team
 from jaxrl_dist.envs.base import (
     DeviceEnv,
     Wrappers,
@@ -34,7 +34,7 @@ from jaxrl_dist.envs.contract import Contract, of_library, zero_action
 from jaxrl_dist.envs.drawing import own_render
 from jaxrl_dist.envs.native import Mask, check_agents, env_label, named, plain, unnamed
 from jaxrl_dist.simulator import Simulator
-from jaxrl_dist.spaces import Discrete, Space, clipped
+from jaxrl_dist.spaces import STATE, Discrete, Space, clipped
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
 

@@ -15,16 +15,18 @@ from jaxrl_dist.envs import masks
 from jaxrl_dist.envs.base import UNWRAPPED, Wrappers
 from jaxrl_dist.envs.native import Mask, PlainSpace
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Part, describe
+from jaxrl_dist.spaces import (
+    AGENT,
+    AGENTS,
+    STATE,
+    Box,
+    Discrete,
+    MultiDiscrete,
+    Part,
+    describe,
+)
 from jaxrl_dist.types import Array, EnvSpec, PyTree, Timestep
 
-AGENTS = "agents"
-"""Part of an observation that holds the observations of all agents that act as one,
-each part ``[k, ...]``."""
-AGENT = "agent"
-"""Part of an observation that says which agent sees it, one-hot among the agents of its policy."""
-STATE = "state"
-"""Part of an observation that holds the state of the whole environment, for ``--critic-sees``."""
 WORLD = "world_state"
 """Name of that state among the observations of JaxMARL's environments."""
 

@@ -23,7 +23,7 @@ from jaxrl_dist.envs.masks import PART
 from jaxrl_dist.envs.native import Description, Mask, alike, env_label
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.mesh import over_policies
-from jaxrl_dist.spaces import Box, MultiDiscrete, Space, leaves
+from jaxrl_dist.spaces import STATE, Box, MultiDiscrete, Space, leaves
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
 
@@ -146,7 +146,7 @@ class Rows:
             legal = groups.in_rows(group.agents, obs[PART])
         else:
             legal = None
-        if groups.STATE in group.added:
+        if STATE in group.added:
             state = groups.whole_state(obs[OBS], self._groups.agents)
         else:
             state = None
