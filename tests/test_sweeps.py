@@ -25,6 +25,7 @@ import runs
 import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.commands import request, tuning
+from jaxrl_dist.commands.tuning import by_optuna, by_ray
 
 SCRIPTS = runs.ROOT / "scripts"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(runs.ROOT), "PYTHONUNBUFFERED": "1"}
@@ -65,7 +66,7 @@ def sweep(*args: object) -> list[str]:
         ("--vary lr=1:2", "--vary lr: ppo has no such hyperparameter; it is --learning-rate here"),
         (
             "--vary learning-rate=0.1:0.01",
-            "--vary learning-rate=0.1:0.01 is not a range of numbers; LOW:HIGH works",
+            "--vary learning-rate=0.1:0.01 is not a range of numbers; write LOW:HIGH",
         ),
         ("--vary activation=tanh:relu", "--vary activation=tanh:relu is not a range of numbers"),
         ("--vary learning-rate=0:1:log", "--learning-rate must be > 0, not 0.0"),
@@ -132,7 +133,7 @@ def test_ray_cannot_compare_runs_of_records(
         "learning-rate=1e-4:1e-2",
     ]
     assert cli.main(["sweep", *command, "--tuner", "ray"]) == 2
-    assert "--plan offline has none; --tuner optuna works" in capsys.readouterr().err
+    assert "--plan offline does not have; --tuner optuna works" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -151,7 +152,10 @@ def test_trials_are_headed_by_what_ranks_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     trial = SimpleNamespace(
-        number=0, value=9.0, params={"learning-rate": 0.1}, user_attrs={tuning.RUN: "trials/0000"}
+        number=0,
+        value=9.0,
+        params={"learning-rate": 0.1},
+        user_attrs={by_optuna.RUN: "trials/0000"},
     )
     told = list[Any]()
     study = SimpleNamespace(
@@ -164,7 +168,9 @@ def test_trials_are_headed_by_what_ranks_them(
     optuna.create_study.return_value = study
     monkeypatch.setitem(sys.modules, "optuna", optuna)
     monkeypatch.setitem(sys.modules, "optuna.trial", SimpleNamespace(TrialState=states))  # type: ignore[arg-type]
-    monkeypatch.setattr(tuning, "_scores", lambda run, trials, run_dir, stop: [(9.0, run_dir)])
+    monkeypatch.setattr(
+        by_optuna, "_train", lambda run, trials, run_dir, stop: [by_optuna.Outcome(9.0, run_dir)]
+    )
     monkeypatch.setattr(tuning, "check", lambda *command: None)  # whether it is installed
     command = f"sweep ppo --env CartPole-v1 --tuner optuna --vary learning-rate=1e-5:1 --trials 1 {flags} --run-dir"
     assert cli.main([*command.split(), str(tmp_path / "run")]) == 0
@@ -188,11 +194,13 @@ def test_ranges_and_choices_of_a_tuner() -> None:
     }  # fmt: skip
 
 
-def by_optuna(monkeypatch: pytest.MonkeyPatch, path: Path, trials: int) -> int:
+def sweep_by_optuna(monkeypatch: pytest.MonkeyPatch, path: Path, trials: int) -> int:
     """The exit code of a sweep whose trials do not train."""
     pytest.importorskip("optuna", reason="needs jaxrl-dist[optuna]")
     monkeypatch.setattr(
-        tuning, "_scores", lambda run, trials, run_dir, stop: [(9.0, run_dir)] * len(trials)
+        by_optuna,
+        "_train",
+        lambda run, trials, run_dir, stop: [by_optuna.Outcome(9.0, run_dir)] * len(trials),
     )
     command = f"sweep ppo --env CartPole-v1 --tuner optuna --vary learning-rate=1e-5:1 --trials {trials} --run-dir"
     return cli.main([*command.split(), str(path)])
@@ -202,7 +210,7 @@ def by_optuna(monkeypatch: pytest.MonkeyPatch, path: Path, trials: int) -> int:
 def test_optuna_keeps_its_study_in_the_run_directory(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert [by_optuna(monkeypatch, tmp_path / name, trials) for trials in (1, 2)] == [0, 0]
+    assert [sweep_by_optuna(monkeypatch, tmp_path / name, trials) for trials in (1, 2)] == [0, 0]
     assert "2 trials, best greedy return 9 with" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name / tuning.STUDY).read_bytes().startswith(b"SQLite format 3")
@@ -212,22 +220,22 @@ def test_optuna_keeps_its_study_in_the_run_directory(
 def test_a_sweep_follows_no_link_in_its_directory(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert by_optuna(monkeypatch, tmp_path / "run", 1) == 0
+    assert sweep_by_optuna(monkeypatch, tmp_path / "run", 1) == 0
     path, victim = tmp_path / "run" / name, tmp_path / "victim"
     path.unlink(missing_ok=True)
     path.parent.mkdir(exist_ok=True)
     path.symlink_to(victim)
-    assert by_optuna(monkeypatch, tmp_path / "run", 2) == 2
+    assert sweep_by_optuna(monkeypatch, tmp_path / "run", 2) == 2
     assert f"{path} is a link" in capsys.readouterr().err and not victim.exists()
 
 
 def test_a_damaged_study_is_told_in_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert by_optuna(monkeypatch, tmp_path / "run", 1) == 0
+    assert sweep_by_optuna(monkeypatch, tmp_path / "run", 1) == 0
     (tmp_path / "run" / tuning.STUDY).write_bytes(b"no database" * 1000)
     capsys.readouterr()
-    assert by_optuna(monkeypatch, tmp_path / "run", 2) == 2
+    assert sweep_by_optuna(monkeypatch, tmp_path / "run", 2) == 2
     error = capsys.readouterr().err
     assert "optuna.db cannot be used as Optuna's study: " in error and error.count("\n") == 1
 
@@ -311,12 +319,12 @@ def test_a_value_that_cannot_run_leaves_the_other_trials_alone(
 ) -> None:
     command = request.parse(runs.CARTPOLE.removesuffix(" --num-minibatches 2").split())
     trials = [{"num-minibatches": value} for value in (2, 3, 2)]
-    first, refused, again = tuning._scores(command, trials, tmp_path / "0000", lambda: False)
+    first, refused, again = by_optuna._train(command, trials, tmp_path / "0000", lambda: False)
     assert first == again and first[0] is not None and first[1] == tmp_path / "0000/members/000"
-    assert refused[0] is None
+    assert refused.score is None
     said = capsys.readouterr().err
     assert "the trial with --num-minibatches 3 is left out: " in said and said.count("\n") == 1
-    assert tuning._scores(command, trials[1:2], tmp_path / "0001", lambda: False) == [
+    assert by_optuna._train(command, trials[1:2], tmp_path / "0001", lambda: False) == [
         (None, tmp_path / "0001")
     ]
 
@@ -337,8 +345,17 @@ def test_what_no_value_could_mend_ends_a_sweep(
     command = request.parse(runs.CARTPOLE.replace("--num-devices 1", "--num-devices 99").split())
     space = {"learning-rate": tuning.Range(0.01, 0.1, False)}
     with pytest.raises(jaxrl_dist.ConfigError, match="99"):
-        tuning.by_optuna(command, space, tmp_path, 2, 2, lambda: False, print, "return", 0)
+        by_optuna.tune(search_of(command, space, tmp_path, 2, 2), "return", 0)
     assert told == [states.FAIL] * 2
+
+
+NO_RUN: Any = None  # Ray's processes read the command instead
+
+
+def search_of(
+    run: request.Request, space: Any, run_dir: Path, trials: int, jobs: int, show: Any = print
+) -> tuning.Search:
+    return tuning.Search(run, space, run_dir, trials, jobs, lambda: False, show)
 
 
 class Study:
@@ -377,9 +394,8 @@ class Study:
             request.parse(runs.CARTPOLE.split()),
             {"learning-rate": tuning.Range(0.01, 0.1, False)},
         )
-        return tuning.by_optuna(
-            command, space, tmp_path, trials, 2, lambda: False, said.append, "return", 0
-        )
+        search = search_of(command, space, tmp_path, trials, 2, said.append)
+        return by_optuna.tune(search, "return", 0)
 
 
 def test_equal_values_train_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,11 +404,11 @@ def test_equal_values_train_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def scores(run: Any, trials: list[Any], run_dir: Path, stop: Any) -> list[Any]:
         trained.extend(trials)
         return [
-            (100 * trial["learning-rate"], run_dir / f"{trial['learning-rate']}")
+            by_optuna.Outcome(100 * trial["learning-rate"], run_dir / f"{trial['learning-rate']}")
             for trial in trials
         ]
 
-    monkeypatch.setattr(tuning, "_scores", scores)
+    monkeypatch.setattr(by_optuna, "_train", scores)
     study = Study(monkeypatch, [0.1, 0.2, 0.2, 0.3, 0.1, 0.2])
     assert study.sweep(tmp_path, 6, said)
     assert [trial["learning-rate"] for trial in trained] == [0.1, 0.2, 0.3]
@@ -413,9 +429,9 @@ def test_an_environment_that_fails_costs_one_batch_and_ends_a_sweep_if_it_fails_
     def scores(run: Any, trials: list[Any], run_dir: Path, stop: Any) -> list[Any]:
         if fails.pop(0):
             raise jaxrl_dist.EnvError("step 3 broke")
-        return [(1.0, run_dir / str(number)) for number in range(len(trials))]
+        return [by_optuna.Outcome(1.0, run_dir / str(number)) for number in range(len(trials))]
 
-    monkeypatch.setattr(tuning, "_scores", scores)
+    monkeypatch.setattr(by_optuna, "_train", scores)
     study = Study(monkeypatch, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8])
     with pytest.raises(jaxrl_dist.EnvError):
         study.sweep(tmp_path, 8, [])
@@ -431,7 +447,9 @@ def test_a_sweep_in_which_no_trial_has_a_return_fails(
 ) -> None:
     monkeypatch.setattr(tuning, "check", lambda *command: None)  # whether it is installed
     monkeypatch.setattr(
-        tuning, "_scores", lambda run, trials, run_dir, stop: [(None, run_dir)] * len(trials)
+        by_optuna,
+        "_train",
+        lambda run, trials, run_dir, stop: [by_optuna.Outcome(None, run_dir)] * len(trials),
     )
     Study(monkeypatch, [0.1, 0.2])
     command = "sweep ppo --env CartPole-v1 --tuner optuna --vary learning-rate=1e-5:1 --trials 2 --run-dir"
@@ -465,16 +483,8 @@ def test_ray_hears_of_a_trial_from_its_first_return_on(
         .split()
     )
     config, _ = request.parse(words).resolved()
-    tuning.by_ray(
-        words,
-        config,
-        {"learning-rate": tuning.Range(0.01, 0.1, False)},
-        tmp_path,
-        1,
-        1,
-        lambda: False,
-        print,
-    )
+    space = {"learning-rate": tuning.Range(0.01, 0.1, False)}
+    by_ray.tune(search_of(NO_RUN, space, tmp_path, 1, 1), words, config)
     reports = [
         json.loads(line)
         for line in next(tmp_path.glob("trials/*/**/metrics.jsonl")).read_text().splitlines()
@@ -499,11 +509,10 @@ def test_what_a_trial_of_ray_cannot_do_is_told_as_a_result(
     )
     words = runs.CARTPOLE.removesuffix(" --num-minibatches 2").split()
     config, _ = request.parse(words).resolved()
-    assert not tuning.by_ray(
-        words, config, {"num-minibatches": ("7",)}, tmp_path, 1, 1, lambda: False, print
-    )
+    search = search_of(NO_RUN, {"num-minibatches": ("7",)}, tmp_path, 1, 1)
+    assert not by_ray.tune(search, words, config)
     (told,) = heard
-    assert told["episode_return"] == tuning.LOWEST and told[tuning.PROBLEM].startswith(
+    assert told["episode_return"] == by_ray.LOWEST and told[by_ray.PROBLEM].startswith(
         "--num-minibatches 7 does not"
     )
 
@@ -527,14 +536,15 @@ def test_ray_s_best_is_of_the_trials_that_ended(
             config={"lr": 2},
         ),
         SimpleNamespace(
-            metrics={"episode_return": tuning.LOWEST, "env_steps": 0, "problem": "no"},
+            metrics={"episode_return": by_ray.LOWEST, "env_steps": 0, "problem": "no"},
             config={"lr": 3},
         ),
         SimpleNamespace(metrics=None, config=None),
     ]
     ray.tune.Tuner.return_value.fit.return_value = results
     config = jaxrl_dist.preset("ppo", "Probe-v0", total_env_steps=90)
-    assert tuning.by_ray(["ppo"], config, {}, tmp_path, 5, 1, lambda: False, said.append)
+    search = search_of(NO_RUN, {}, tmp_path, 5, 1, said.append)
+    assert by_ray.tune(search, ["ppo"], config)
     assert said[0] == f"5 trials, of which 3 with a return, {2 if whole else 3} after all env steps"
     _, *rows = (line.split() for line in said[1].splitlines())
     assert [row[-1] for row in rows] == [
@@ -551,5 +561,6 @@ def test_a_sweep_by_ray_says_that_no_trial_has_a_return(
     ray.tune.Tuner.return_value.fit.return_value = results
     config, said = jaxrl_dist.preset("ppo", "Probe-v0", total_env_steps=90), list[str]()
     space = {"learning_rate": tuning.Range(1e-4, 1e-2, True)}
-    assert not tuning.by_ray(["ppo"], config, space, tmp_path, 2, 1, lambda: False, said.append)
+    search = search_of(NO_RUN, space, tmp_path, 2, 1, said.append)
+    assert not by_ray.tune(search, ["ppo"], config)
     assert said[-1] == "no trial has a training return" and ray.shutdown.called

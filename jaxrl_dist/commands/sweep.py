@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 from jaxrl_dist.checks import counted, flag
 from jaxrl_dist.commands import flags, request, tuning
+from jaxrl_dist.commands.tuning import by_optuna, by_ray
 from jaxrl_dist.config.train import ALONE, CONFIG_FILE, Processes, Train
 from jaxrl_dist.config.values import marked, setting
 from jaxrl_dist.errors import DIVERGED, ConfigError, say, visible
@@ -59,38 +60,50 @@ def run(args: Sequence[str]) -> int:
     if output["verbose"]:
         raise ConfigError("only `train` accepts --verbose: a sweep prints one line for each member")
     with signals.stopping() as stop:
-        if sweep.tuner is not None:
-            return int(not _tune(sweep, population, args, stop, quiet=output["quiet"]))
-        config, source = population.resolved()
+        if sweep.tuner is None:
+            succeeded = _train_members(sweep, population, args, stop, quiet=output["quiet"])
+        else:
+            succeeded = _tune(sweep, population, args, stop, quiet=output["quiet"])
+    return 0 if succeeded else 1
 
-        from jaxrl_dist.training.rows import Row, read_rows
-        from jaxrl_dist.training.tables import table
 
-        _check(config)
-        config = population.in_run_dir(config)
-        path = pathlib.Path(str(config.run_dir))
-        configs = members(config)
-        commands = [_command(args, config, member) for member in configs]
-        rows = [
-            Row(f"{number:03d}", member.config.seed, member.values)
-            for number, member in enumerate(configs)
-        ]
-        progress = _Progress(path, rows, config.evaluation_policy, quiet=output["quiet"])
-        with _claimed(path, to_json(config, source.spec)):
-            # of an earlier session; those that end now replace theirs
-            rows[:] = read_rows(path, rows)
-            progress.print(f"{counted(len(rows), 'member')}, {sweep.jobs} at a time, in {path}")
-            logs = list(map(progress.log, range(len(rows))))
-            logs[0].parent.mkdir(exist_ok=True)
-            for log in logs:
-                _wait_for(log.with_suffix(""), stop)
-            subprocesses.run_all(commands, logs, sweep.jobs, stop, progress.ended, progress.failed)
-        if stop():
-            raise stop.interrupted(
-                f"interrupted; the same command with --run-dir {path} continues it"
-            )
-        progress.print(table(rows, config.evaluation_policy))
-    return int(any(row.status in ("diverged", "failed") for row in rows))
+def _train_members(
+    sweep: Sweep,
+    population: request.Request,
+    args: Sequence[str],
+    stop: signals.Stop,
+    *,
+    quiet: bool,
+) -> bool:
+    """Trains each member in a process; returns whether none has failed."""
+    config, source = population.resolved()
+
+    from jaxrl_dist.training.rows import Row, read_rows
+    from jaxrl_dist.training.tables import table
+
+    _check(config)
+    config = population.in_run_dir(config)
+    path = pathlib.Path(str(config.run_dir))
+    configs = members(config)
+    commands = [_command(args, config, member) for member in configs]
+    rows = [
+        Row(f"{number:03d}", member.config.seed, member.values)
+        for number, member in enumerate(configs)
+    ]
+    progress = _Progress(path, rows, config.evaluation_policy, quiet=quiet)
+    with _claimed(path, to_json(config, source.spec)):
+        # of an earlier session; those that end now replace theirs
+        rows[:] = read_rows(path, rows)
+        progress.print(f"{counted(len(rows), 'member')}, {sweep.jobs} at a time, in {path}")
+        logs = list(map(progress.log, range(len(rows))))
+        logs[0].parent.mkdir(exist_ok=True)
+        for log in logs:
+            _wait_for(log.with_suffix(""), stop)
+        subprocesses.run_all(commands, logs, sweep.jobs, stop, progress.ended, progress.failed)
+    if stop():
+        raise stop.interrupted(f"interrupted; the same command with --run-dir {path} continues it")
+    progress.print(table(rows, config.evaluation_policy))
+    return not any(row.status in ("diverged", "failed") for row in rows)
 
 
 def _tune(
@@ -106,37 +119,37 @@ def _tune(
     _check_record(config)
     if tuner == "ray" and config.clock == "updates":
         raise ConfigError(
-            "--tuner ray compares returns of training, and --plan offline has none; --tuner optuna works"
+            "--tuner ray compares returns of training, which --plan offline does not have; "
+            "--tuner optuna works"
         )
     space = tuning.spaces(config, vary)
     config = run.in_run_dir(config)
 
+    def show(text: str) -> None:
+        if not quiet:
+            print(visible(text), flush=True)
+
     path = pathlib.Path(str(config.run_dir))
+    search = tuning.Search(run, space, path, sweep.trials, sweep.jobs, stop, show)
     stored = to_json(dataclasses.replace(config, vary=vary), source.spec)
     with _claimed(path, {**stored, "tuner": tuner}), start.one_line_warnings(quiet):
-
-        def show(text: str) -> None:
-            if not quiet:
-                print(visible(text), flush=True)
-
         show(f"{counted(sweep.trials, 'trial')} by {tuner}, {sweep.jobs} at a time, in {path}")
         if tuner == "optuna":
-            from jaxrl_dist.training.tables import score_name
-
-            if config.evaluation_episodes:
-                field = "evaluation_return"
-            else:
-                field = "episode_return"
-            ranked_by = score_name(field, config.evaluation_policy)
-            known = tuning.by_optuna(
-                run, space, path, sweep.trials, sweep.jobs, stop, show, ranked_by, config.seed
-            )
+            has_return = by_optuna.tune(search, _ranked_by(config), config.seed)
         else:
-            known = tuning.by_ray(args, config, space, path, sweep.trials, sweep.jobs, stop, show)
+            has_return = by_ray.tune(search, args, config)
     if stop():
         again = "continues it" if tuner == "optuna" else "begins it again"
         raise stop.interrupted(f"interrupted; the same command with --run-dir {path} {again}")
-    return known
+    return has_return
+
+
+def _ranked_by(config: Train) -> str:
+    """Returns in words what Optuna ranks trials by."""
+    from jaxrl_dist.training.tables import score_name
+
+    field = "evaluation_return" if config.evaluation_episodes else "episode_return"
+    return score_name(field, config.evaluation_policy)
 
 
 def _check(config: Train) -> None:
@@ -158,8 +171,10 @@ def _check(config: Train) -> None:
 
 def _check_record(config: Train) -> None:
     if config.record is not None:
-        instead = "a sweep has several experiences; `jaxrl-dist record` works afterwards"
-        raise ConfigError(f"--record {config.record} does not work here: {instead}")
+        raise ConfigError(
+            f"--record {config.record} does not work with a sweep, which has several experiences; "
+            "remove it, and use `jaxrl-dist record` afterwards"
+        )
 
 
 @dataclasses.dataclass
@@ -169,7 +184,7 @@ class _Progress:
     path: pathlib.Path
     rows: list[Row]
     policy: str
-    """That of evaluations."""
+    """The policy of evaluations."""
     quiet: bool
 
     def log(self, number: int) -> pathlib.Path:
@@ -193,9 +208,8 @@ class _Progress:
             row.iteration = last.iteration
         write_results(self.path, self.rows)
         field, (score,) = scored([row])
-        if score is None:
-            result = status
-        else:
+        result = status
+        if score is not None:
             result = f"{score_name(field, self.policy)} {score:.6g}"
         done = sum(row.status == "done" for row in self.rows)
         self.print(f"member {row.member}: {result}, {done} of {len(self.rows)} done")
@@ -203,7 +217,8 @@ class _Progress:
     def failed(self, number: int, why: str) -> None:
         status = "diverged" if why.startswith(DIVERGED) else "failed"
         say(
-            f"member {self.rows[number].member} has {status}, the others continue: {why}; see {self.log(number)}"
+            f"member {self.rows[number].member} has {status}, the others continue: {why}; "
+            f"see {self.log(number)}"
         )
         self.ended(number, status)
 
@@ -247,7 +262,8 @@ def _wait_for(member: pathlib.Path, stop: Callable[[], bool]) -> None:
         except ConfigError as error:
             if not said:
                 say(
-                    f"{error.with_flags}: waiting until it has ended, for at most {subprocesses.GRACE_SECONDS:g} s"
+                    f"{error.with_flags}: waiting until it has ended, for at most "
+                    f"{subprocesses.GRACE_SECONDS:g} s"
                 )
             said = True
             time.sleep(0.2)
@@ -260,10 +276,9 @@ def _command(args: Sequence[str], config: Train, member: MemberConfig) -> list[s
     Args:
       config: the population's.
     """
-    train, values = member.config, member.values
-    wanted = {**vars(config.algorithm), **values}
-    # in this member
-    unused = [name for name, value in vars(train.algorithm).items() if value != wanted[name]]
+    algorithm = vars(member.config.algorithm)
+    wanted = {**vars(config.algorithm), **member.values}
+    unused = [name for name, value in algorithm.items() if value != wanted[name]]
     replaced = [flag(name) for name in (*_OURS, *unused)]
     words = list[str]()
     skipping = False
@@ -274,12 +289,13 @@ def _command(args: Sequence[str], config: Train, member: MemberConfig) -> list[s
             words.append(arg)
     fields = {
         "processes": 1,
-        "seed": train.seed,
-        "run_dir": train.run_dir,
+        "seed": member.config.seed,
+        "run_dir": member.config.run_dir,
         "quiet": True,
         **ALONE,
-        **values,
+        **member.values,
     }
     for name, value in fields.items():
-        words += [] if name in unused else flags.written(name, value)
+        if name not in unused:
+            words += flags.written(name, value)
     return [sys.executable, "-P", "-m", "jaxrl_dist.cli", "train", *words, "--resume-or-start"]

@@ -137,7 +137,7 @@ def test_a_sweep_waits_for_the_members_of_one_that_was_killed(
         ("--seeds 2 --average-every 3", "only `train` accepts --average-every"),
         (
             "--seeds 2 --record data",
-            "--record data does not work here: a sweep has several experiences",
+            "--record data does not work with a sweep, which has several experiences",
         ),
         ("--seeds 2 --verbose", "only `train` accepts --verbose"),
         ("--seeds 2 --plan-memory here", "only `train` accepts --plan-memory"),
