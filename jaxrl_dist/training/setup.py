@@ -41,6 +41,7 @@ from jaxrl_dist.training import contract, recording, weights
 from jaxrl_dist.training.compile_cache import keep_programs
 from jaxrl_dist.training.learner import check_sizes, make_learner, recorded, scale_of_records
 from jaxrl_dist.training.member import Member, ProgramShared
+from jaxrl_dist.training.planning import check_simulator
 from jaxrl_dist.training.rows import Row
 from jaxrl_dist.training.run import Run, resume_command
 from jaxrl_dist.types import Algorithm, Algorithms, Array, EnvSpec
@@ -410,7 +411,7 @@ def _new_job(
     contract.check_own(config, source.spec, len(devices))
     scale = scale_of_records(config)
     algorithm = make_algorithm(config, source.spec, scale)
-    contract.check_simulator(algorithm, source, config.plan, _names(config))
+    check_simulator(algorithm, source, config.plan, _names(config))
     pool = _pool(config, algorithm, source, devices)
     rows = meshes.rows_of(num_members, len(devices))
     # a row has its devices

@@ -20,7 +20,7 @@ from jaxrl_dist.envs.base import Wrappers
 from jaxrl_dist.envs.source import EnvSource, find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.nn import observations
-from jaxrl_dist.training.contract import check_simulator
+from jaxrl_dist.training.planning import check_simulator
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
 
 NUM_ENVS, NUM_STEPS = 4, 24

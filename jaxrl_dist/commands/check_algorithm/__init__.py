@@ -60,7 +60,7 @@ def check(config: Train, spec: EnvSpec) -> Check:
 
     result = Check(config.env)
     try:
-        algorithm = contract.of_algorithm(result, config, spec, 1)
+        algorithm = contract.check_algorithm(result, config, spec, 1)
         tried = trial.train(result, config, algorithm, spec)
         result.begin("trying its functions one by one")
         functions.check_functions(result, tried)

@@ -1,0 +1,69 @@
+"""Which algorithms an environment allows: those that plan need its simulator, and only some may
+move for both sides of a game.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jaxrl_dist.config.plans import PLANS
+from jaxrl_dist.envs.base import label_of
+from jaxrl_dist.envs.source import RECORDS, EnvSource
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.settings.policies import naming
+from jaxrl_dist.types import Algorithm, Algorithms, EnvSpec
+
+
+def check_simulator(
+    algorithm: Algorithms, source: EnvSource, plan: str, names: Mapping[str, str]
+) -> None:
+    """Checks that an algorithm that plans has a simulator,
+    and that one that does not moves for one side only.
+
+    Args:
+      names: the algorithm's name, by policy.
+
+    Raises:
+      ConfigError: it has none, or moves for both.
+    """
+    for policy, part in algorithm.items():
+        with naming(policy):
+            if source.spec.both_sides and part.trains and not part.imitates:
+                _check_sides(part, source.spec, names[policy])
+            if part.searches:
+                _check_searching(source, plan, names[policy])
+
+
+def _check_sides(algorithm: Algorithm, spec: EnvSpec, name: str) -> None:
+    if spec.backend == RECORDS:
+        raise ConfigError(
+            f"{name} would learn for one side what the agent of its data did for both; bc imitates it"
+        )
+    if not algorithm.searches:
+        raise ConfigError(
+            f"{name} would learn for one side what it does for both in {label_of(spec)}: "
+            "opponents=self needs an algorithm that plans, such as alphazero, or imitates, as bc "
+            "does; opponents=agents trains others in self-play"
+        )
+
+
+def _check_searching(source: EnvSource, plan: str, name: str) -> None:
+    env = label_of(source.spec)
+    if not PLANS[plan].simulates:
+        works = ", ".join(name for name in PLANS if PLANS[name].simulates)
+        raise ConfigError(
+            f"{name} plans with the environment itself, which --plan {plan} does not run beside "
+            f"the policy; these do: {works}"
+        )
+    if source.pure is None or source.pure.simulate is None:
+        lacks = "runs on the host" if source.pure is None else "has no simulator of one agent"
+        raise ConfigError(
+            f"{name} plans with the environment itself, and {env} {lacks}; gymnax's, those of JAX "
+            "libraries and your own in JAX can be planned with (a trained policy plays elsewhere "
+            "unplanned)"
+        )
+    if source.spec.num_agents > 1:
+        raise ConfigError(
+            f"{name} plans for one agent, and {env} has {source.spec.num_agents}; --env-options "
+            "opponents=self lets it move for both players of a game"
+        )
