@@ -26,7 +26,7 @@ from jaxrl_dist.settings.members import tunable
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training.compile_cache import keep_programs
 from jaxrl_dist.training.setup import make_job
-from jaxrl_dist.types import Array, TrainState
+from jaxrl_dist.types import Array, PyTree, TrainState
 
 IMPURE = {
     **dict.fromkeys(
@@ -111,26 +111,28 @@ def make_train(config: Train) -> PureTrain:
         )
         blank = jax.tree.map(jnp.asarray, compiled.blank_sums(job, act, learn, *inputs))
 
-        def iterate(_: Array, carry: Any) -> Any:
+        def iterate(_: Array, carry: PyTree) -> PyTree:
             state, actor, since, steps, faults = carry
             actor, experience, (new_steps, episodes, fault) = act(state, actor, keys, hyper)
             state, since = iteration.learned(learn, state, since, experience, episodes, keys, hyper)
             faulty = jnp.any(fault.where != NO_FAULT)
             return state, actor, since, steps + new_steps.sum(axis=0), faults + faulty
 
-        def interval(carry: Any, length: jax.Array) -> Any:
+        def interval(carry: PyTree, length: jax.Array) -> PyTree:
             state, actor, steps = carry
             begin = state, actor, blank, steps, jnp.float32(0)
             state, actor, since, steps, faults = jax.lax.fori_loop(0, length, iterate, begin)
             updates = jnp.sum(jnp.stack(jax.tree.leaves(state.updates)))
-            counts = {"env_steps": steps[0], "updates": updates, "iteration": state.iteration}
-            return (state, actor, steps), {
-                **counts,
+            metrics = {
+                "env_steps": steps[0],
+                "updates": updates,
+                "iteration": state.iteration,
                 **metrics_of(since, jnp, _ratio),
                 "env/faults": faults,
             }
+            return (state, actor, steps), metrics
 
-        begin: Any = state, actor, jnp.zeros(2, jnp.int32)
+        begin = state, actor, jnp.zeros(2, jnp.int32)
         (state, _, _), metrics = jax.lax.scan(interval, begin, jnp.asarray(lengths))
         return job.bare(state), metrics
 
@@ -152,8 +154,8 @@ def make_train(config: Train) -> PureTrain:
 
 
 def _check_arguments(key: Any, hyper: Any, names: Collection[str]) -> None:
-    """Raises ``ConfigError`` for what is no key,
-    and for hyperparameters that do not exist or are no scalars.
+    """Raises ``ConfigError`` for what is not a key,
+    and for hyperparameters that do not exist or are not scalars.
     """
     old = getattr(key, "dtype", None) == np.uint32 and key.shape == (2,)
     new = (

@@ -38,10 +38,7 @@ class StopState:
         """Returns whether an error ends the run, here or in another process,
         whose error then becomes this one's.
         """
-        if self.error is None:
-            message = None
-        else:
-            message = first_line(self.error)
+        message = None if self.error is None else first_line(self.error)
         for process, problem in enumerate(peers.all_gather(message, "errors")):
             if problem is not None and self.error is None:
                 self.error = ProcessError(f"process {process} has ended the run: {problem}")
@@ -67,16 +64,13 @@ def with_final_report(
             return
         except BaseException as error:
             ending.error = error
-            if failed_alike(error):
-                report = newest()
-            else:
-                report = None
+            report = newest() if failed_alike(error) else None
             break
         if report.diverged:
             ending.error = DivergedError(
-                f"{DIVERGED} by {_at(report)}: too many losses or gradients in a row "
-                "were not finite; start a new run with a smaller --learning-rate, or with smaller rewards and "
-                "observations"
+                f"{DIVERGED} by {_at(report)}: too many losses or gradients in a row were not "
+                "finite; start a new run with a smaller --learning-rate, or with smaller rewards "
+                "and observations"
             )
         yield report
     if report is not None:
@@ -103,7 +97,8 @@ class Evaluations:
         """
         self._interval = config.evaluation_interval
         self._at_the_end = config.evaluation_episodes > 0
-        self._evaluated, self._ending = evaluated, ending
+        self._evaluated = evaluated
+        self._ending = ending
         self._agree = agree
         self._due = False  # whether the newest report is at the interval
 
@@ -153,12 +148,10 @@ class Evaluations:
                     send = files.write if self._due else files.track
                     send(report)
                     files.finish(report)
-                if (
-                    confirm is not None
-                    and (report := confirm(report)).best_evaluation
-                    and files is not None
-                ):
-                    files.finish(report)
+                if confirm is not None:
+                    report = confirm(report)
+                    if report.best_evaluation and files is not None:
+                        files.finish(report)
             yield report
 
 
@@ -200,11 +193,9 @@ def writing(
             if files is not None:
                 save_variables(files.path, variables)
                 files.finish(report)
-        yield (
-            report
-            if files is None
-            else dataclasses.replace(report, log=partial(files.log, report.iteration))
-        )
+        if files is not None:
+            report = dataclasses.replace(report, log=partial(files.log, report.iteration))
+        yield report
 
 
 def filming(

@@ -41,7 +41,7 @@ from jaxrl_dist.training.rows import Row, read_rows
 from jaxrl_dist.training.run import Run
 from jaxrl_dist.training.setup import init_variables, make_algorithm, prepare
 from jaxrl_dist.training.tables import write_results
-from jaxrl_dist.types import Checkpoint, EnvSpec
+from jaxrl_dist.types import Checkpoint, EnvSpec, PyTree
 
 ALLOWS = "--change-env-options allows it"
 
@@ -57,39 +57,31 @@ def prepare_resume(
     """Prepares to resume a run with this config; the arguments and errors are those of
     ``resume``.
     """
-    if change_env_options:
-        allowed = (*RESUMABLE, "env_options")
-    else:
-        allowed = RESUMABLE
-    for name in sorted(changes.keys() - set(allowed)):
-        if name == "env_options":
-            instead = ALLOWS
-        else:
-            instead = f"{', '.join(RESUMABLE)} can"
-        raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {instead}")
+    allowed = (*RESUMABLE, "env_options") if change_env_options else RESUMABLE
+    _check_changes(changes, allowed)
     stored = stored_content(run_dir / CONFIG_FILE)
     if stored.get("sweep"):
-        one = f"`jaxrl-dist resume {shlex.quote(str(run_dir / run_files.MEMBERS / '000'))}` continues one of them"
-        text = f"{run_dir} is a sweep, whose members train by themselves: its own command with --run-dir {run_dir}"
-        raise ConfigError(f"{text} continues it, and {one}")
+        first = shlex.quote(str(run_dir / run_files.MEMBERS / "000"))
+        raise ConfigError(
+            f"{run_dir} is a sweep, whose members train by themselves: its own command with "
+            f"--run-dir {run_dir} continues it, and `jaxrl-dist resume {first}` continues one of "
+            "them"
+        )
     with contextlib.ExitStack() as files:
-        # The first process locks it for all processes of this run:
-        # another run might resume it, too.
-        if peers.first():
+        file = None
+        if peers.first():  # for all processes of this run: another run might resume it, too
             file = files.enter_context(run_files.lock(str(run_dir)))
-        else:
-            file = None
         config = dataclasses.replace(config, run_dir=str(run_dir))
-        initial: dict[str, Any] = {"init_from": config.init_from, "init_parts": config.init_parts}
+        origin: dict[str, Any] = {"init_from": config.init_from, "init_parts": config.init_parts}
         new, source = resolved(
             dataclasses.replace(config, init_from=None, init_parts=None), changes
         )
-        _check_config(dataclasses.replace(new, **initial), source.spec, stored, allowed)
+        _check_config(dataclasses.replace(new, **origin), source.spec, stored, allowed)
         _check_devices(new, source)
         run = prepare(new, source)
-        run.config = dataclasses.replace(run.config, **initial)
+        run.config = dataclasses.replace(run.config, **origin)
         for member in run.members:
-            member.job = member.job._replace(config=dataclasses.replace(member.config, **initial))
+            member.job = member.job._replace(config=dataclasses.replace(member.config, **origin))
         if is_population(new):
             run.file = file
             for member, row in zip(run.members, read_rows(run_dir, run.rows), strict=True):
@@ -98,10 +90,17 @@ def prepare_resume(
             run.members[0].file = file
             _load(run.members[0], allowed)
         for group in run.groups:
-            _go_on(run.config, [run.members[number] for number in group], changes, allowed, files)
-        _check_going(run)
+            members = [run.members[number] for number in group]
+            _resume_members(run.config, members, changes, allowed, files)
+        _check_unfinished(run)
         files.pop_all()
         return run
+
+
+def _check_changes(changes: Collection[str], allowed: Collection[str]) -> None:
+    for name in sorted(set(changes) - set(allowed)):
+        instead = ALLOWS if name == "env_options" else f"{', '.join(RESUMABLE)} can"
+        raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {instead}")
 
 
 class Saved(NamedTuple):
@@ -125,7 +124,7 @@ class Saved(NamedTuple):
         return self.status == "diverged" and not self.progress
 
     def iterations(self) -> set[int]:
-        """Returns those of its intact checkpoints."""
+        """Returns the iterations of its intact checkpoints."""
         return {x["iteration"] for x in self.progress}
 
     def newest(self, within: Collection[int] | None) -> Mapping[str, Any] | None:
@@ -165,17 +164,19 @@ def decide(config: Train, members: Sequence[Saved]) -> list[Decision]:
         return [Decision(x.status) if x.lost else BEGIN for x in members]
     going = [x for x in members if not x.over(config)]
     shared = set[int]()
-    if going and not (shared := set.intersection(*map(Saved.iterations, going))):
-        alone = f"resume them one by one, such as {going[0].folder}"
-        raise CheckpointError(
-            f"the members of {config.run_dir} share no intact checkpoint; {alone}"
-        )
+    if going:
+        shared = set.intersection(*map(Saved.iterations, going))
+        if not shared:
+            raise CheckpointError(
+                f"the members of {config.run_dir} share no intact checkpoint; resume them one by "
+                f"one, such as {going[0].folder}"
+            )
     return [_decided(config, x, shared) for x in members]
 
 
 def _decided(config: Train, member: Saved, shared: Collection[int]) -> Decision:
-    """Decides how a member goes on; ``shared``:
-    iterations of which all that train have a checkpoint.
+    """Decides how a member continues; ``shared``: iterations of which all that train have a
+    checkpoint.
     """
     over = member.over(config)
     at = member.newest(None if over else shared)
@@ -209,33 +210,38 @@ def _have_saved_nothing(members: Sequence[Saved], keep_checkpoints: int) -> bool
 
 
 def _saved(member: Member, changes: Collection[str]) -> Saved:
-    """Returns what the files hold; of a single run, which has loaded its checkpoint,
-    also whether it shall end here.
+    """Returns what the files hold of a member.
+
+    A single run has loaded its checkpoint; it is finished, too, if it was told to end there.
     """
-    folder, alone = member.folder, member.job.resumed
-    progress: list[Mapping[str, Any]] = []
-    if alone:
-        progress.append({**alone.progress, "halved": False})
-    else:
-        progress += checkpoint.progress(folder)
+    folder = member.folder
     finished = run_files.finished(folder, member.config.evaluation_episodes)
-    finished = finished or (
-        alone is not None
-        and not {"total_env_steps", "total_updates", "stop_at_return"}.isdisjoint(changes)
+    loaded = member.job.resumed
+    progress: Sequence[Mapping[str, Any]]
+    if loaded is None:
+        progress = checkpoint.progress(folder)
+    else:
+        progress = [{**loaded.progress, "halved": False}]
+        ends = {"total_env_steps", "total_updates", "stop_at_return"}
+        finished = finished or not ends.isdisjoint(changes)
+    return Saved(
+        folder,
+        member.row.status,
+        progress,
+        checkpoints=len(checkpoint.saved(folder)),
+        trained=checkpoint.trained(folder),
+        finished=finished,
     )
-    count = len(checkpoint.saved(folder))
-    trained = checkpoint.trained(folder)
-    return Saved(folder, member.row.status, progress, count, trained, finished)
 
 
-def _go_on(
+def _resume_members(
     config: Train,
     members: Sequence[Member],
     changes: Collection[str],
     allowed: Collection[str],
     files: contextlib.ExitStack,
 ) -> None:
-    """Lets the members of one program go on as ``decide`` says;
+    """Resumes the members of one program as ``decide`` says;
     ``files`` closes those that it opens.
     """
     saved = [_saved(member, changes) for member in members]
@@ -247,20 +253,24 @@ def _go_on(
     variables = None
     if BEGIN in decisions:
         if intact:
-            text = f"not all members of {config.run_dir} that train together have saved their state: they begin again"
-            warnings.warn(text, FileWarning, stacklevel=3)
+            warnings.warn(
+                f"not all members of {config.run_dir} that train together have saved their state: "
+                "they begin again",
+                FileWarning,
+                stacklevel=3,
+            )
         variables = init_variables(members[0].config, members[0].job.algorithm)
     for member, decision in zip(members, decisions, strict=True):
-        _apply(member, decision, allowed, files)
+        _resume_member(member, decision, allowed, files)
     state = next(filter(None, (member.job.resumed for member in members)), None)
-    # the program takes a state for each, and ignores that of a member whose own is lost
+    # the program takes a state for each, and ignores it for a member whose own is lost
     for member in members:
         member.job = member.job._replace(
             resumed=member.job.resumed or state, init_variables=variables
         )
 
 
-def _apply(
+def _resume_member(
     member: Member, decision: Decision, allowed: Collection[str], files: contextlib.ExitStack
 ) -> None:
     if decision.status is None:
@@ -290,52 +300,55 @@ def _load(member: Member, allowed: Collection[str], iteration: int | None = None
     )
     if resumed.progress.get("data") != job.data_identity:
         raise ConfigError(
-            f"{config.data} is not the data set that {member.folder} has learnt from; --data names the directory where "
-            f"that lies now, and `--init-from {shlex.quote(str(member.folder))}` starts a new run from its variables"
+            f"{config.data} is not the data set that {member.folder} has learnt from; --data names "
+            "the directory where that lies now, and "
+            f"`--init-from {shlex.quote(str(member.folder))}` starts a new run from its variables"
         )
     member.job = job._replace(resumed=resumed, hyper=resumed.progress.get("hyper", job.hyper))
 
 
-def _check_going(run: Run) -> None:
-    """Checks that a member goes on, and reads what the members of a population have reported.
+def _check_unfinished(run: Run) -> None:
+    """Checks that a member trains on, and reads what the members of a population have reported.
 
     Raises:
       FinishedError: all have ended.
     """
-    config = run.config
     several = is_population(run.config)
     if several:
         for member in run.members:
             member.read()
     if any(row.status == "training" for row in run.rows):
         return
-    if several and peers.first():
-        # members may have been resumed one by one
-        write_results(pathlib.Path(str(config.run_dir)), run.rows)
     if several:
-        ended = _ended_members(config, run.rows)
-    else:
-        ended = _ended(config, run.job)
-    raise FinishedError(f"{ended}; name more to continue")
+        if peers.first():  # members may have been resumed one by one
+            write_results(pathlib.Path(str(run.config.run_dir)), run.rows)
+        raise _members_finished(run.config, run.rows)
+    raise _finished(run.config, run.job)
 
 
-def _ended_members(config: Train, rows: Sequence[Row]) -> str:
+def _members_finished(config: Train, rows: Sequence[Row]) -> FinishedError:
     ends = f"{flag(f'total_{config.clock}')} {config.total}"
     if config.stop_at_return is not None:
         ends += f" or --stop-at-return {config.stop_at_return}"
     if any(row.status == "diverged" for row in rows):
         ends += ", or have diverged"
-    return f"all members of {config.run_dir} have ended at {ends}"
+    return FinishedError(
+        f"all members of {config.run_dir} have ended at {ends}; name more to continue"
+    )
 
 
-def _ended(config: Train, job: Job) -> str:
+def _finished(config: Train, job: Job) -> FinishedError:
     field = str(job.ended_by(job.step, job.score))
-    reached = f"reached a mean return of {job.score:.4g},"
+    limit = f"{flag(field)} {getattr(config, field)}"
     if field == f"total_{config.clock}":
-        progress = f"done {job.step} {unit(config.clock)} of"
-    else:
-        progress = reached
-    return f"{config.run_dir} has {progress} {flag(field)} {getattr(config, field)}"
+        return FinishedError(
+            f"{config.run_dir} has done {job.step} {unit(config.clock)} of {limit}; "
+            "name more to continue"
+        )
+    return FinishedError(
+        f"{config.run_dir} has reached a mean return of {job.score:.4g}, {limit}; "
+        "name more to continue"
+    )
 
 
 def _check_devices(config: Train, source: EnvSource) -> None:
@@ -356,21 +369,25 @@ def _check_devices(config: Train, source: EnvSource) -> None:
         return None
 
     num_devices = len(learner_devices(config))
-    if (why := problem(num_devices)) is not None:
-        working = [str(n) for n in range(1, len(all_devices()) + 1) if problem(n) is None]
-        if working:
-            why = f"the run cannot continue over {num_devices} devices; these --num-devices work: {', '.join(working)}"
-        raise ConfigError(why)
+    why = problem(num_devices)
+    if why is None:
+        return
+    working = [str(n) for n in range(1, len(all_devices()) + 1) if problem(n) is None]
+    if working:
+        why = (
+            f"the run cannot continue over {num_devices} devices; these --num-devices work: "
+            f"{', '.join(working)}"
+        )
+    raise ConfigError(why)
 
 
 def _checkpoint_shapes(job: Job) -> Checkpoint:
     """Returns the shapes and dtypes of a checkpoint of this job."""
     key = jax.random.key(0)
     state = job.bare(jax.eval_shape(job.learner.init, key))
+    actor: PyTree = ()
     if PLANS[job.config.plan].compiled:
         actor = jax.eval_shape(initial.start(job), key, job.hyper)
-    else:
-        actor = ()
     return Checkpoint(state, actor, {})
 
 
@@ -383,14 +400,15 @@ def _check_same(
     """
     check_progress(about["progress"])
     _check_config(config, spec, about["config"], allowed)
-    changed = {
-        name
-        for name, version in machine.versions().items()
-        if about["versions"].get(name) != version
-    }
+    versions = machine.versions().items()
+    changed = sorted(name for name, value in versions if about["versions"].get(name) != value)
     if changed:
-        text = f"the run was saved with other versions of {', '.join(sorted(changed))}: its numbers may differ a little"
-        warnings.warn(text, ConfigWarning, stacklevel=2)
+        warnings.warn(
+            f"the run was saved with other versions of {', '.join(changed)}: its numbers may "
+            "differ a little",
+            ConfigWarning,
+            stacklevel=2,
+        )
     return bool(about["config"]["run"]["checkpoint_replay"])
 
 
@@ -409,8 +427,13 @@ def _check_config(
       LookupError, TypeError, ValueError: ``stored`` is damaged.
     """
     run_dir = pathlib.Path(str(config.run_dir))
-    instead = f"it cannot continue, and `--init-from {shlex.quote(str(run_dir))}` starts a new run from its variables"
-    check_clock(stored, spec, run_dir, instead)
+    check_clock(
+        stored,
+        spec,
+        run_dir,
+        f"it cannot continue, and `--init-from {shlex.quote(str(run_dir))}` starts a new run from "
+        "its variables",
+    )
     current = json.loads(json.dumps(to_json(config, spec)))
     plain = json.loads(json.dumps(to_json(Train(type(config.algorithm)(), config.env))))
     # of an older version
@@ -421,12 +444,10 @@ def _check_config(
             raise ConfigError(f"{flag(name)} is {new}, and the run to be resumed has {old}; {hint}")
     spaces = stored.get("spaces")
     for name in SPACES:
-        if isinstance(spaces, dict):
-            old = spaces.get(name)
-        else:
-            old = None
+        old = spaces.get(name) if isinstance(spaces, dict) else None  # not of an older version
         new = current["spaces"][name]
-        if old not in (None, new):  # an older version did not store it
+        if old not in (None, new):
             raise ConfigError(
-                f"the environment's {name}s are {new}, and those of the run to be resumed {old}; they cannot change"
+                f"the environment's {name}s are {new}, and those of the run to be resumed {old}; "
+                "they cannot change"
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from jaxrl_dist.config.values import varied
 from jaxrl_dist.errors import ConfigError
@@ -15,7 +15,7 @@ from jaxrl_dist.exact.measuring import Measure, Truth, exploited
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.protocols import Traits
-from jaxrl_dist.types import Join, Report
+from jaxrl_dist.types import Join, Report, Variables
 
 JOINS = {"time/exact_s": Join.SECONDS}
 """How members' times are joined, as ``Join`` says."""
@@ -43,7 +43,9 @@ class Exact:
         self._truths: dict[float, Truth] = {}
         self.of(job)
 
-    def of(self, job: Job, hyper: Mapping[str, float] = {}) -> Callable[[Any], dict[str, float]]:
+    def of(
+        self, job: Job, hyper: Mapping[str, float] = {}
+    ) -> Callable[[Variables], dict[str, float]]:
         """Returns ``(variables) -> numbers`` for the policy of a job with these hyperparameters."""
         table = self._table
         discount = Traits.of(varied(job.config.algorithm, hyper)).discount

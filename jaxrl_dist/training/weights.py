@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -22,7 +21,7 @@ CORES = ("gru", "lstm", "attention", "linear", "core")
 """Names of recurrent cores among the parameters; ``--init-parts core`` stands for any of them."""
 
 
-def load(run_dir: str, shapes: Any, parts: str | None, *, some: bool = False) -> Any:
+def load(run_dir: str, shapes: PyTree, parts: str | None, *, some: bool = False) -> PyTree:
     """Reads the variables of a run, or some of them.
 
     Args:
@@ -48,15 +47,14 @@ def load(run_dir: str, shapes: Any, parts: str | None, *, some: bool = False) ->
         if not within:
             known = sorted(_offered(names))
             raise ConfigError(
-                f"--init-parts {part!r}: the networks of this run have no such part{did_you_mean(part, known)}; "
-                f"they have: {', '.join(known)}"
+                f"--init-parts {part!r}: the networks of this run have no such part"
+                f"{did_you_mean(part, known)}; they have: {', '.join(known)}"
             )
         chosen |= within
     like = {name: leaf for name, leaf in zip(names, leaves, strict=True) if name in chosen}
     read = checkpoint.load_variables(run_dir, like, some=True)
-    return jax.tree.unflatten(
-        jax.tree.structure(shapes), [read.get(x, y) for x, y in zip(names, leaves, strict=True)]
-    )
+    filled = [read.get(name, leaf) for name, leaf in zip(names, leaves, strict=True)]
+    return jax.tree.unflatten(jax.tree.structure(shapes), filled)
 
 
 def check_units(config: Train, scale: float) -> None:
@@ -80,8 +78,9 @@ def check_units(config: Train, scale: float) -> None:
         theirs = float(read[""].stats[0])
     if not np.isclose(theirs, scale, rtol=1e-4):
         raise ConfigError(
-            f"--init-from {config.init_from}: --scale-rewards multiplied its rewards by {theirs:.4g}, and those of "
-            f"this run by {scale:.4g}; use the same flag and data, or load the torso alone by --init-parts torso"
+            f"--init-from {config.init_from}: --scale-rewards multiplied its rewards by "
+            f"{theirs:.4g}, and those of this run by {scale:.4g}; use the same flag and data, or "
+            "load the torso alone by --init-parts torso"
         )
 
 
@@ -92,8 +91,8 @@ def of_one_policy(run_dir: str) -> bool:
 
 
 def with_copies(variables: dict[str, Variables], copies: Mapping[str, str]) -> dict[str, Variables]:
-    """Returns the variables of ``load``, where a copy also
-    begins with what is read for the policy that it copies.
+    """Returns the variables of ``load``; a copy begins with what is read for the policy that it
+    copies.
 
     Args:
       copies: for each policy that copies another, the name of that policy.
@@ -104,13 +103,13 @@ def with_copies(variables: dict[str, Variables], copies: Mapping[str, str]) -> d
 
     result = dict(variables)
     for name, source in copies.items():
-        (params, stats) = variables[name]
+        params, stats = variables[name]
         theirs = variables[source]
-        pool = isinstance(stats, Pool)  # the versions of one begin equal
-        new_stats = filled(stats.stats if pool else stats, theirs.stats)
-        result[name] = Variables(
-            filled(params, theirs.params), stats._replace(stats=new_stats) if pool else new_stats
-        )
+        if isinstance(stats, Pool):  # its versions begin equal
+            stats = stats._replace(stats=filled(stats.stats, theirs.stats))
+        else:
+            stats = filled(stats, theirs.stats)
+        result[name] = Variables(filled(params, theirs.params), stats)
     return result
 
 
@@ -122,12 +121,11 @@ def _within(part: str, name: str) -> bool:
     path = name.split("/")
     # Statistics may hold an average of the networks, with parts of the same names.
     starts = path.index("stats") + 1 if "stats" in path else len(path)
-    return any(
-        all(map(_same, wanted, path[i:])) for i in range(min(starts, len(path) - len(wanted) + 1))
-    )
+    starts = min(starts, len(path) - len(wanted) + 1)
+    return any(all(map(_matches, wanted, path[at:])) for at in range(starts))
 
 
-def _same(wanted: str, stored: str) -> bool:
+def _matches(wanted: str, stored: str) -> bool:
     if wanted == "torso" and stored.endswith("_torso"):  # where policy and value have one each
         return True
     return stored == wanted or (wanted == "core" and stored in CORES)
