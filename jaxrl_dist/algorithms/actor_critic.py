@@ -5,8 +5,7 @@ and the conversion of rollouts to training examples.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxrl_dist.algorithms import exploration
 from jaxrl_dist.algorithms.presets import TablePresets
@@ -32,7 +31,6 @@ from jaxrl_dist.types import (
     Aux,
     Context,
     EnvSpec,
-    Policy,
     PyTree,
     Rollout,
     Timestep,
@@ -92,42 +90,178 @@ class ActorCriticConfig(TablePresets, NetworkConfig, CriticConfig, OptimizerConf
         return optax.chain(packing.clip_by_global_norm(self.max_gradient_norm), optimizer)
 
 
-class ActorCritic(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class ActorCritic:
     """A policy and a value function over one network, feed-forward or recurrent."""
 
-    init: Callable[[jax.Array], Variables]
-    policy: Policy
-    """Its extras are ``log_prob`` and ``value``, both ``[B]`` float32,
-    and ``core_inputs`` if the core reads any."""
-    log_prob: Callable[[Variables, PyTree, PyTree, PyTree, Context], jax.Array]
-    """As ``Algorithm.log_prob``."""
-    initial_core: Callable[[int], PyTree]
-    window: int | None
-    """As ``Algorithm.window``: a recurrent core learns from whole rollouts,
-    a feed-forward one from transitions."""
-    values: Callable[[Variables, Rollout], jax.Array]
-    """``(variables, rollout) -> [T + 1, B]``: the values computed while acting,
-    then that of the last observation."""
-    examples: Callable[..., dict[str, PyTree]]
-    """``(rollout, **fields [T, B, ...]) -> batch`` of the fields, and of the rollout's ``obs``,
-    ``action``, ``valid`` and ``core``: environment-major transitions ``[B * T, ...]``, or with a
-    recurrent core sequences ``[B, T, ...]``."""
-    feedback: Callable[[PyTree, PyTree, Timestep], PyTree]
-    """As ``Algorithm.feedback``."""
-    evaluate: Callable[[PyTree, dict[str, PyTree]], tuple[distributions.Distribution, jax.Array]]
-    """``(params, batch) -> (distribution, value)``, shaped as the batch's fields."""
-    unroll: Callable[[PyTree, Rollout], tuple[distributions.Distribution, jax.Array]]
-    """``(params, rollout) -> (distribution [T, B], values [T + 1, B])`` under these parameters,
-    not the acting ones."""
-    from_start: Callable[[Rollout], Rollout]
-    """``(rollout) -> rollout`` for ``unroll`` and ``examples``: its core becomes that of an
-    episode's start, its extras the core's inputs, if it reads any. For windows that hold
-    neither."""
+    config: ActorCriticConfig
+    spec: EnvSpec
+    head: distributions.PolicyHead
+    network: networks.RecurrentNetwork
+    inputs: core_inputs.CoreInputs
+    """What the core reads beside the observation."""
+    noise_size: int
+    """Components of the noise that actions keep from step to step; 0: none."""
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether there is a core."""
+        return self.config.core != "none"
+
+    @property
+    def window(self) -> int | None:
+        """As ``Algorithm.window``: a recurrent core learns from whole rollouts,
+        a feed-forward one from transitions."""
+        return None if self.recurrent else 1
 
     def acting(self) -> dict[str, Any]:
         """Returns the fields of an ``Algorithm`` that acts by this policy."""
-        names = "init", "policy", "log_prob", "initial_core", "feedback", "window"
+        names = ("init", "policy", "log_prob", "initial_core", "feedback", "window")
         return {name: getattr(self, name) for name in names}
+
+    def init(self, key: jax.Array) -> Variables:
+        """As ``Algorithm.init``."""
+        return Variables(self.network.init(key), ())
+
+    def initial_core(self, num_envs: int) -> PyTree:
+        """As ``Algorithm.initial_core``."""
+        core = self.inputs.initial(self.network.initial_core(num_envs), num_envs)
+        noise = jnp.zeros((num_envs, self.noise_size)) if self.noise_size else None
+        return _with_noise(noise, core)
+
+    def policy(self, variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
+        """As ``Algorithm.policy``. Its extras are ``log_prob`` and ``value``, both ``[B]`` float32,
+        and ``core_inputs`` if the core reads any.
+        """
+        noise, core = self._split(core)
+        correlation = self.config.noise_correlation
+        if noise is not None and correlation is not None and context.keys is not None:
+            noise = exploration.correlated(noise, context.keys, correlation)
+        read = self.inputs.read(core)
+        outputs, value, memory = self.network.step(
+            variables.params, obs, self.inputs.memory(core), core_inputs=read
+        )
+        distribution = self._distribution(outputs, obs)
+        if context.keys is None:
+            action = distribution.mode()
+        else:
+            action = distribution.sample(context.keys, noise)
+        extras = {"log_prob": distribution.log_prob(action), "value": value}
+        if read is not None:
+            extras["core_inputs"] = read
+        return action, _with_noise(noise, self.inputs.acted(core, memory, action)), extras
+
+    def log_prob(
+        self, variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context
+    ) -> jax.Array:
+        """As ``Algorithm.log_prob``."""
+        outputs, _ = self._step(variables, obs, core)
+        return self._distribution(outputs, obs).log_prob(action)
+
+    def feedback(self, core: PyTree, action: PyTree, step: Timestep) -> PyTree:
+        """As ``Algorithm.feedback``."""
+        noise, core = self._split(core)
+        return _with_noise(noise, self.inputs.feedback(core, action, step))
+
+    def values(self, variables: Variables, rollout: Rollout) -> jax.Array:
+        """Returns the values computed while acting, then that of the last observation,
+        ``[T + 1, B]``.
+        """
+        _, bootstrap = self._step(variables, rollout.last_obs, rollout.final_core)
+        return jnp.concatenate([rollout.extras["value"], bootstrap[None]])
+
+    def examples(self, rollout: Rollout, **fields: PyTree) -> dict[str, PyTree]:
+        """Returns a batch of the fields ``[T, B, ...]``, and of the rollout's ``obs``, ``action``,
+        ``valid`` and ``core``: environment-major transitions ``[B * T, ...]``, or with a recurrent
+        core sequences ``[B, T, ...]``.
+
+        Raises:
+          ValueError: a field has other axes than the rollout.
+        """
+        num_steps, num_rows = rollout.reward.shape
+        for name, field in fields.items():
+            for x in jax.tree.leaves(field):
+                if jnp.shape(x)[:2] != (num_steps, num_rows):
+                    raise ValueError(
+                        f"the field {name!r} of examples has shape {list(jnp.shape(x))}; "
+                        f"it needs [T, B, ...], here [{num_steps}, {num_rows}, ...]"
+                    )
+        fields |= {"obs": rollout.obs_before, "action": rollout.action, "valid": rollout.valid}
+        if self.inputs.size:
+            fields["core_inputs"] = rollout.extras["core_inputs"]
+        batch: dict[str, PyTree] = swap_axes(fields)
+        if not self.recurrent:
+            batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
+        _, core = self._split(rollout.core)
+        return {**batch, "core": self.inputs.memory(core)}
+
+    def evaluate(
+        self, params: PyTree, batch: dict[str, PyTree]
+    ) -> tuple[distributions.Distribution, jax.Array]:
+        """Returns the distribution and the value of ``examples``, shaped as their fields."""
+        if not self.recurrent:
+            outputs, value, _ = self.network.step(params, batch["obs"], batch["core"])
+            return self._distribution(outputs, batch["obs"]), value
+        obs, valid, read = swap_axes((batch["obs"], batch["valid"], batch.get("core_inputs")))
+        outputs, value, _ = self.network.unroll(params, obs, batch["core"], valid, core_inputs=read)
+        return self._distribution(swap_axes(outputs), batch["obs"]), swap_axes(value)
+
+    def unroll(
+        self, params: PyTree, rollout: Rollout
+    ) -> tuple[distributions.Distribution, jax.Array]:
+        """Returns the distribution ``[T, B]`` and the values ``[T + 1, B]`` of a rollout under
+        these parameters, not the acting ones.
+        """
+        valid = jnp.concatenate([rollout.valid, jnp.ones_like(rollout.valid[:1])])
+        _, core = self._split(rollout.core)
+        _, final_core = self._split(rollout.final_core)
+        read = self.inputs.read(final_core)
+        if read is not None:
+            read = jnp.concatenate([rollout.extras["core_inputs"], read[None]])
+        outputs, values, _ = self.network.unroll(
+            params, rollout.obs, self.inputs.memory(core), valid, core_inputs=read
+        )
+        return self._distribution(outputs[:-1], rollout.obs_before), values
+
+    def from_start(self, rollout: Rollout) -> Rollout:
+        """Returns windows that hold no core as ``unroll`` and ``examples`` take them: with the core
+        of an episode's start, and as extras what the core reads, if anything.
+        """
+        core = self.initial_core(rollout.reward.shape[1])
+        before = self.inputs.of_steps(rollout)
+        read = self.inputs.read(before)
+        if read is None:
+            return rollout._replace(extras={}, core=core, final_core=core)
+        noise, rest = self._split(core)
+        last = {name: x[-1] for name, x in before.items()}
+        return rollout._replace(
+            extras={"core_inputs": read[:-1]},
+            core=core,
+            final_core=_with_noise(noise, {**rest, **last}),
+        )
+
+    def _distribution(self, outputs: jax.Array, obs: PyTree) -> distributions.Distribution:
+        return self.head.distribution(outputs, observations.legal(self.spec, obs))
+
+    def _step(self, variables: Variables, obs: PyTree, core: PyTree) -> tuple[jax.Array, jax.Array]:
+        """Returns the policy's outputs and the value of one step."""
+        _, core = self._split(core)
+        memory = self.inputs.memory(core)
+        read = self.inputs.read(core)
+        outputs, value, _ = self.network.step(variables.params, obs, memory, core_inputs=read)
+        return outputs, value
+
+    def _split(self, core: PyTree) -> tuple[jax.Array | None, PyTree]:
+        """Divides the policy's state into the noise of the last action and the rest."""
+        if self.noise_size:
+            noise, rest = core
+            return noise, rest
+        return None, core
+
+
+def _with_noise(noise: jax.Array | None, core: PyTree) -> PyTree:
+    """The inverse of ``ActorCritic._split``."""
+    return core if noise is None else (noise, core)
 
 
 def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
@@ -151,129 +285,8 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
         core_inputs=inputs.size,
     )
     check_used(config, "initial_std", active=bool(head.log_std_size), needed="continuous actions")
-    recurrent = config.core != "none"
-    noise_size = config.noise_size(head.log_std_size)
-
-    def choices(outputs: jax.Array, obs: PyTree) -> distributions.Distribution:
-        return head.distribution(outputs, observations.legal(spec, obs))
-
-    def split(core: PyTree) -> tuple[Any, PyTree]:
-        """Divides the policy's state into the noise of the last action and the rest."""
-        if noise_size:
-            return core
-        return (None, core)
-
-    def joined(noise: jax.Array | None, rest: PyTree) -> PyTree:
-        if noise is None:
-            return rest
-        return (noise, rest)
-
-    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
-        noise, core = split(core)
-        if config.noise_correlation is not None and context.keys is not None:
-            noise = exploration.correlated(noise, context.keys, config.noise_correlation)
-        read = inputs.read(core)
-        outputs, value, memory = network.step(
-            variables.params, obs, inputs.memory(core), core_inputs=read
-        )
-        distribution = choices(outputs, obs)
-        if context.keys is None:
-            action = distribution.mode()
-        else:
-            action = distribution.sample(context.keys, noise)
-        extras = {"log_prob": distribution.log_prob(action), "value": value}
-        core = joined(noise, inputs.acted(core, memory, action))
-        return action, core, extras if read is None else {**extras, "core_inputs": read}
-
-    def log_prob(
-        variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context
-    ) -> jax.Array:
-        _, core = split(core)
-        memory = inputs.memory(core)
-        read = inputs.read(core)
-        outputs, _, _ = network.step(variables.params, obs, memory, core_inputs=read)
-        return choices(outputs, obs).log_prob(action)
-
-    def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
-        noise, core = split(core)
-        return joined(noise, inputs.feedback(core, action, step))
-
-    def initial_core(num_envs: int) -> PyTree:
-        if noise_size:
-            noise = jnp.zeros((num_envs, noise_size))
-        else:
-            noise = None
-        return joined(noise, inputs.initial(network.initial_core(num_envs), num_envs))
-
-    def values(variables: Variables, rollout: Rollout) -> jax.Array:
-        _, core = split(rollout.final_core)
-        memory = inputs.memory(core)
-        read = inputs.read(core)
-        _, bootstrap, _ = network.step(variables.params, rollout.last_obs, memory, core_inputs=read)
-        return jnp.concatenate([rollout.extras["value"], bootstrap[None]])
-
-    def examples(rollout: Rollout, **fields: jax.Array) -> dict[str, PyTree]:
-        steps = rollout.reward.shape
-        for name, x in (
-            (name, x) for name, field in fields.items() for x in jax.tree.leaves(field)
-        ):
-            if jnp.shape(x)[:2] != steps:
-                wanted = f"[T, B, ...], here [{steps[0]}, {steps[1]}, ...]"
-                raise ValueError(
-                    f"the field {name!r} of examples has shape {list(jnp.shape(x))}; it needs {wanted}"
-                )
-        fields |= {"obs": rollout.obs_before, "action": rollout.action, "valid": rollout.valid}
-        if inputs.size:
-            fields["core_inputs"] = rollout.extras["core_inputs"]
-        batch: dict[str, Any] = swap_axes(fields)
-        if not recurrent:
-            batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
-        return {**batch, "core": inputs.memory(split(rollout.core)[1])}
-
-    def evaluate(
-        params: PyTree, batch: dict[str, PyTree]
-    ) -> tuple[distributions.Distribution, jax.Array]:
-        if not recurrent:
-            outputs, value, _ = network.step(params, batch["obs"], batch["core"])
-            return choices(outputs, batch["obs"]), value
-        obs, valid, read = swap_axes((batch["obs"], batch["valid"], batch.get("core_inputs")))
-        outputs, value, _ = network.unroll(params, obs, batch["core"], valid, core_inputs=read)
-        return choices(swap_axes(outputs), batch["obs"]), swap_axes(value)
-
-    def unroll(params: PyTree, rollout: Rollout) -> tuple[distributions.Distribution, jax.Array]:
-        valid = jnp.concatenate([rollout.valid, jnp.ones_like(rollout.valid[:1])])
-        (_, core) = split(rollout.core)
-        (_, final_core) = split(rollout.final_core)
-        read = inputs.read(final_core)
-        if read is not None:
-            read = jnp.concatenate([rollout.extras["core_inputs"], read[None]])
-        outputs, values, _ = network.unroll(
-            params, rollout.obs, inputs.memory(core), valid, core_inputs=read
-        )
-        return choices(outputs[:-1], rollout.obs_before), values
-
-    def from_start(rollout: Rollout) -> Rollout:
-        core = initial_core(rollout.reward.shape[1])
-        before = inputs.of_steps(rollout)
-        read = inputs.read(before)
-        if read is None:
-            return rollout._replace(extras={}, core=core, final_core=core)
-        noise, rest = split(core)
-        final = joined(noise, {**rest, **{name: x[-1] for name, x in before.items()}})
-        return rollout._replace(extras={"core_inputs": read[:-1]}, core=core, final_core=final)
-
     return ActorCritic(
-        init=lambda key: Variables(network.init(key), ()),
-        policy=policy,
-        log_prob=log_prob,
-        initial_core=initial_core,
-        feedback=feedback,
-        window=None if recurrent else 1,
-        values=values,
-        examples=examples,
-        evaluate=evaluate,
-        unroll=unroll,
-        from_start=from_start,
+        config, spec, head, network, inputs, noise_size=config.noise_size(head.log_std_size)
     )
 
 
