@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from jaxrl_dist.lazy import core_inputs, cores, jax, jnp, observations, returns
 from jaxrl_dist.memory.config import ReplayConfig
@@ -23,9 +23,12 @@ from jaxrl_dist.types import (
     swap_axes,
 )
 
+if TYPE_CHECKING:
+    from jaxrl_dist.nn.networks import Network
 
-def recurrence(config: ReplayConfig, spec: EnvSpec) -> Any:
-    """Returns the ``nn.cores.Recurrence`` of a config; None if it has no core."""
+
+def recurrence(config: ReplayConfig, spec: EnvSpec) -> cores.Recurrence | None:
+    """Returns the recurrence of a config's networks; None if it has no core."""
     if config.core == "none":
         return None
     core = cores.make_core(config, jnp.dtype(config.precision))
@@ -58,7 +61,7 @@ def sequences(
     config: ReplayConfig,
     spec: EnvSpec,
     algorithm: Algorithm,
-    networks: Mapping[str, Any],
+    networks: Mapping[str, Network],
     params_of: Callable[[PyTree], Mapping[str, PyTree]],
 ) -> Algorithm:
     """Lets an algorithm that is written for transitions learn from sequences,
@@ -69,79 +72,109 @@ def sequences(
     2022, section 4).
 
     Args:
-      networks: made with ``recurrence``; in place of
-        observations they read ``nn.observations.View``s.
+      networks: made with ``recurrence``; in place of observations they read
+        ``nn.observations.View``s.
       params_of: ``(params) -> {name: params}`` of the networks.
     """
     if config.core == "none":
         return algorithm
     inputs = core_inputs.CoreInputs.of(config, spec)
-    length = config.sequence_length
-    # Burn-in, training steps, the steps that the last return's bootstrap needs,
-    # and one that only supplies inputs.
-    window = config.burn_in + length + config.n_step - 1 + (config.core_inputs != "none")
+    recurrent = _Sequences(config, algorithm, networks, params_of, inputs)
+    return dataclasses.replace(
+        algorithm,
+        policy=recurrent.policy,
+        log_prob=None if algorithm.log_prob is None else recurrent.log_prob,
+        action_values=None,  # they depend on the memory, too
+        postprocess=recurrent.postprocess,
+        loss=recurrent.loss,
+        initial_core=recurrent.initial_core,
+        feedback=recurrent.feedback,
+        recorded=recurrent.recorded,
+        whole_windows=True,
+        window=recurrent.window,
+    )
 
-    def initial_core(num_envs: int) -> PyTree:
-        memory = {name: network.initial_core(num_envs) for name, network in networks.items()}
-        return inputs.initial(memory, num_envs), algorithm.initial_core(num_envs)
 
-    def single(obs: PyTree, memory: PyTree, read: jax.Array | None) -> Any:
-        """Returns the view of one step."""
-        size = jax.tree.leaves(obs)[0].shape[0]
-        sequence = jax.tree.map(lambda x: x[None], (obs, read))
-        one = jnp.ones((1, size), bool)
-        return observations.View(
-            obs, sequence[0], one, sequence[1], memory, jnp.zeros_like(one, jnp.int32).T
-        )
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Sequences:
+    """The functions of an algorithm that learns from sequences.
 
-    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
+    Its core is the inputs and states of the networks' cores, and the algorithm's own core.
+    """
+
+    config: ReplayConfig
+    algorithm: Algorithm
+    networks: Mapping[str, Network]
+    params_of: Callable[[PyTree], Mapping[str, PyTree]]
+    inputs: core_inputs.CoreInputs
+
+    @property
+    def window(self) -> int:
+        """Burn-in, training steps, the steps that the last return's bootstrap needs,
+        and one that only supplies inputs."""
+        config = self.config
+        supplied = config.core_inputs != "none"
+        return config.burn_in + config.sequence_length + config.n_step - 1 + supplied
+
+    def initial_core(self, num_envs: int) -> PyTree:
+        memory = self._initial_memory(num_envs)
+        return self.inputs.initial(memory, num_envs), self.algorithm.initial_core(num_envs)
+
+    def policy(self, variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
         core, rest = core
-        memory = inputs.memory(core)
-        read = inputs.read(core)
-        action, rest, extras = algorithm.policy(variables, single(obs, memory, read), rest, context)
-        params = params_of(variables.params)
+        memory = self.inputs.memory(core)
+        read = self.inputs.read(core)
+        view = _view_of_step(obs, memory, read)
+        action, rest, extras = self.algorithm.policy(variables, view, rest, context)
+        params = self.params_of(variables.params)
         after = {
-            name: networks[name].advance(params[name], obs, memory[name], read) for name in networks
+            name: network.advance(params[name], obs, memory[name], read)
+            for name, network in self.networks.items()
         }
-        if read is None:
-            extras = {**extras, "core": memory}
-        else:
-            extras = {**extras, "core": memory, "core_inputs": read}
-        return action, (inputs.acted(core, after, action), rest), extras
+        extras = {**extras, "core": memory}
+        if read is not None:
+            extras["core_inputs"] = read
+        return action, (self.inputs.acted(core, after, action), rest), extras
 
     def log_prob(
-        variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context
+        self, variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context
     ) -> jax.Array:
-        assert algorithm.log_prob is not None
-        view = single(obs, inputs.memory(core[0]), inputs.read(core[0]))
-        return algorithm.log_prob(variables, view, core[1], action, context)
+        assert self.algorithm.log_prob is not None
+        core, rest = core
+        view = _view_of_step(obs, self.inputs.memory(core), self.inputs.read(core))
+        return self.algorithm.log_prob(variables, view, rest, action, context)
 
-    def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
-        return inputs.feedback(core[0], action, step), algorithm.feedback(core[1], action, step)
+    def feedback(self, core: PyTree, action: PyTree, step: Timestep) -> PyTree:
+        core, rest = core
+        rest = self.algorithm.feedback(rest, action, step)
+        return self.inputs.feedback(core, action, step), rest
 
-    def recorded(windows: Rollout) -> Rollout:
+    def recorded(self, windows: Rollout) -> Rollout:
         """Lets each window begin with the core of an episode's start:
         the burn-in brings it up to date.
         """
-        length, size = windows.reward.shape
-        memory = {name: network.initial_core(size) for name, network in networks.items()}
-        extras = {"core": jax.tree.map(lambda x: jnp.broadcast_to(x, (length, *x.shape)), memory)}
-        read = inputs.read(inputs.of_steps(windows))
-        return windows._replace(
-            extras=extras if read is None else {**extras, "core_inputs": read[:-1]}
-        )
+        num_steps, size = windows.reward.shape
+        memory = self._initial_memory(size)
+        extras = {
+            "core": jax.tree.map(lambda x: jnp.broadcast_to(x, (num_steps, *x.shape)), memory)
+        }
+        read = self.inputs.read(self.inputs.of_steps(windows))
+        if read is not None:
+            extras["core_inputs"] = read[:-1]
+        return windows._replace(extras=extras)
 
-    def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
+    def postprocess(self, variables: Variables, rollout: Rollout, context: Context) -> PyTree:
+        config = self.config
+        length = config.sequence_length
         steps, core, read = stored(rollout)
         late: Rollout = jax.tree.map(lambda x: x[config.burn_in :], steps)
 
-        def pieces(x: jax.Array) -> jax.Array:
-            """All windows of ``n_step`` steps, ``[n_step, length * N]``."""
-            return jnp.stack([x[k : k + length] for k in range(config.n_step)]).reshape(
-                config.n_step, -1
-            )
+        def slide(x: jax.Array) -> jax.Array:
+            """Returns all windows of ``n_step`` steps, ``[n_step, length * N]``."""
+            windows = jnp.stack([x[k : k + length] for k in range(config.n_step)])
+            return windows.reshape(config.n_step, -1)
 
-        starts: Rollout = jax.tree.map(pieces, late._replace(obs=(), action=()))
+        starts: Rollout = jax.tree.map(slide, late._replace(obs=(), action=()))
         reward, discount, last = returns.window_return(*starts.outcomes, config.discount)
         shape = late.valid[:length].shape
         start = jnp.broadcast_to(
@@ -164,42 +197,41 @@ def sequences(
         return {**batch, "core": core}
 
     def loss(
-        variables: Variables, batch: PyTree, context: Context
+        self, variables: Variables, batch: PyTree, context: Context
     ) -> tuple[jax.Array, jax.Array, Aux]:
+        length = self.config.sequence_length
         obs, valid, read = swap_axes((batch["obs"], batch["going"], batch["core_inputs"]))
 
-        def view(rows: jax.Array) -> Any:
+        def view(rows: jax.Array) -> observations.View:
             now = jax.tree.map(lambda x: observations.take_rows(x, rows), obs)
             return observations.View(now, obs, valid, read, batch["core"], rows)
 
-        plain = ("action", "reward", "discount", "valid")
-        flat = {
-            name: jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch[name]) for name in plain
-        }
-        flat |= {"obs": view(batch["start"]), "next_obs": view(batch["following"])}
-        keys = jax.vmap(lambda key: jax.random.split(key, length))(context.keys).reshape(-1)
-        losses, mask, aux = algorithm.loss(variables, flat, context._replace(keys=keys))
-
-        def unflat(x: jax.Array) -> jax.Array:
+        def in_sequences(x: jax.Array) -> jax.Array:
             return x.reshape(-1, length)
 
-        metrics = {name: unflat(x) for name, x in aux.metrics.items()}
+        examples = {
+            name: jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch[name])
+            for name in ("action", "reward", "discount", "valid")
+        }
+        examples |= {"obs": view(batch["start"]), "next_obs": view(batch["following"])}
+        keys = jax.vmap(lambda key: jax.random.split(key, length))(context.keys).reshape(-1)
+        context = context._replace(keys=keys)
+        losses, mask, aux = self.algorithm.loss(variables, examples, context)
+        losses = in_sequences(losses)
+        mask = in_sequences(mask)
+        metrics = {name: in_sequences(x) for name, x in aux.metrics.items()}
         if aux.priority is None:
-            error = None
-        else:
-            error = priority(config, unflat(aux.priority), unflat(mask))
-        return unflat(losses), unflat(mask), Aux(metrics, error)
+            return losses, mask, Aux(metrics)
+        return losses, mask, Aux(metrics, priority(self.config, in_sequences(aux.priority), mask))
 
-    return dataclasses.replace(
-        algorithm,
-        policy=policy,
-        log_prob=None if algorithm.log_prob is None else log_prob,
-        action_values=None,  # they depend on the memory, too
-        postprocess=postprocess,
-        loss=loss,
-        initial_core=initial_core,
-        feedback=feedback,
-        recorded=recorded,
-        whole_windows=True,
-        window=window,
-    )
+    def _initial_memory(self, size: int) -> dict[str, PyTree]:
+        return {name: network.initial_core(size) for name, network in self.networks.items()}
+
+
+def _view_of_step(obs: PyTree, memory: PyTree, read: jax.Array | None) -> observations.View:
+    """Returns the view of one step, a sequence of length 1."""
+    size = jax.tree.leaves(obs)[0].shape[0]
+    sequence = jax.tree.map(lambda x: x[None], (obs, read))
+    valid = jnp.ones((1, size), bool)
+    rows = jnp.zeros_like(valid, jnp.int32).T
+    return observations.View(obs, sequence[0], valid, sequence[1], memory, rows)
