@@ -372,7 +372,7 @@ class Algorithm:
     action_values: Callable[[Variables, PyTree], tuple[jax.Array, Array]] | None = None
     """``(variables, obs [B, ...]) -> (values [B, A], temperature)`` of discrete actions, by raw
     rewards, and with the entropy at this temperature or at 0. None: it has no action values."""
-    recorded: Callable[[Rollout], Rollout] | None = None
+    add_extras: Callable[[Rollout], Rollout] | None = None
     """``(windows [window, N, ...]) -> windows`` of a data set:
     adds the extras that acting would store; None: none."""
     whole_windows: bool = False

@@ -89,7 +89,7 @@ def sequences(
         loss=recurrent.loss,
         initial_core=recurrent.initial_core,
         feedback=recurrent.feedback,
-        recorded=recurrent.recorded,
+        add_extras=recurrent.add_extras,
         whole_windows=True,
         window=recurrent.window,
     )
@@ -149,7 +149,7 @@ class _Sequences:
         rest = self.algorithm.feedback(rest, action, step)
         return self.inputs.feedback(core, action, step), rest
 
-    def recorded(self, windows: Rollout) -> Rollout:
+    def add_extras(self, windows: Rollout) -> Rollout:
         """Lets each window begin with the core of an episode's start:
         the burn-in brings it up to date.
         """

@@ -117,7 +117,7 @@ def _tune(
     vary = run.fields.pop("vary")
     config, source = run.resolved()
     _check_record(config)
-    if tuner == "ray" and config.clock == "updates":
+    if tuner == "ray" and config.offline:
         raise ConfigError(
             "--tuner ray compares returns of training, which --plan offline does not have; "
             "--tuner optuna works"

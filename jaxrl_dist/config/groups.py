@@ -209,7 +209,7 @@ class Checkpoints:
     @property
     def judge(self: Any) -> Literal["training", "evaluation"]:
         """Whose mean return says which checkpoint is the best."""
-        offline = self.clock == "updates" and self.evaluation_interval is not None
+        offline = self.offline and self.evaluation_interval is not None
         return self.keep_best or ("evaluation" if offline else "training")
 
     def check_best(self: Any) -> None:
@@ -218,7 +218,7 @@ class Checkpoints:
         Raises:
           ConfigError: there will be none; the message names what works.
         """
-        if self.keep_best == "training" and self.clock == "updates":
+        if self.keep_best == "training" and self.offline:
             raise ConfigError(
                 "--keep-best training: --plan offline has no training episodes; evaluation works"
             )

@@ -319,9 +319,14 @@ class Train(
         return "env_steps"
 
     @property
+    def offline(self) -> bool:
+        """Whether the run learns from a data set alone."""
+        return self.clock == "updates"
+
+    @property
     def total(self) -> int:
         """Where the run ends, by its ``clock``."""
-        if self.clock == "updates":
+        if self.offline:
             return self.total_updates
         return self.total_env_steps
 
@@ -363,7 +368,7 @@ class Train(
         Raises:
           ConfigError: a value is out of range; the message names the first such flag.
         """
-        if not self.env and not (self.data and self.clock == "updates"):
+        if not self.env and not (self.data and self.offline):
             raise ConfigError(
                 "--env is missing; `jaxrl-dist list envs` names environments, such as CartPole-v1"
             )
@@ -404,7 +409,7 @@ class Train(
         Raises:
           ConfigError: one of them does nothing, or is missing.
         """
-        offline = self.clock == "updates"
+        offline = self.offline
         if offline and self.data is None:
             raise ConfigError("--plan offline learns from a data set, and --data is missing")
         if offline and self.data_share is not None:

@@ -128,7 +128,7 @@ class Dataset:
 
     def rollout(self) -> Rollout:
         """Returns all steps as one row, without an axis of environments: what
-        ``memory.records.source`` takes.
+        ``memory.records.divide`` takes.
         """
         parts: Any = (
             self.obs,

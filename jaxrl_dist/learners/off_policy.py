@@ -23,27 +23,27 @@ def off_policy(
     frame_stack: int = 1,
     num_agents: int = 1,
     *,
-    recorded: int = 0,
+    data_windows: int = 0,
     packed: bool = False,
 ) -> sgd.Learner:
     """Adds each rollout to the memory, then makes
     ``ratio`` updates per agent step from sampled windows.
 
-    If all windows of a batch are ``recorded``, there is no memory,
+    If all windows of a batch are ``data_windows``, there is no memory,
     and an update follows each rollout, which is blank.
 
     Args:
       like: shapes and dtypes of a rollout of all environments, which determine the memory's.
       frame_stack: frames in an observation, as in ``EnvSpec``; the memory stores each frame once.
       num_agents: rows of a rollout that belong to one environment.
-      recorded: windows of each batch that come from a data
-        set (Ball et al. 2023, section 4.1), over all devices.
+      data_windows: windows of each batch that come from a data set, over all devices (Ball et al.
+        2023, section 4.1).
       packed: as in ``packing.scan``.
     """
     replay, window = algorithm.replay, algorithm.window
     assert replay is not None and window is not None, "replay needs windows of a fixed length"
     rollout_length, num_envs = like.reward.shape
-    offline = recorded == replay.batch_size
+    offline = data_windows == replay.batch_size
     prioritized = replay.priority_exponent is not None
     if offline:
         updates = 1
@@ -61,11 +61,11 @@ def off_policy(
 
     def draw(memory: ring.Memory, data: PyTree, key: jax.Array) -> tuple[Any, ...]:
         """Returns an update's random numbers: of windows in the memory, or the key that draws them,
-        and of recorded windows, or () for none; and two keys for each window.
+        and of windows of the data set, or () for none; and two keys for each window.
         """
         devices = jax.lax.axis_size(mesh.DATA)
-        new = (replay.batch_size - recorded) // devices
-        old = recorded // devices
+        new = (replay.batch_size - data_windows) // devices
+        old = data_windows // devices
         draw_key, *keys = (jax.random.fold_in(key, stage) for stage in range(3))
         drawn: ring.Index | jax.Array | tuple[()] = draw_key if prioritized else ()
         examples = mesh.global_index(new)
@@ -77,11 +77,11 @@ def off_policy(
             examples = jnp.concatenate([examples, new * devices + mesh.global_index(old)])
         return drawn, of_data, *(rng.per_index(key, examples) for key in keys)
 
-    def recorded_windows(data: PyTree, index: ring.Index) -> Rollout:
+    def windows_of_data(data: PyTree, index: ring.Index) -> Rollout:
         windows = ring.gather(data.steps, index, window, frame_stack)
-        if algorithm.recorded is None:
+        if algorithm.add_extras is None:
             return windows
-        return mesh.vary(algorithm.recorded(windows))
+        return mesh.vary(algorithm.add_extras(windows))
 
     def one_update(
         data: PyTree, state: TrainState, drawn: tuple[Any, ...]
@@ -95,7 +95,7 @@ def off_policy(
             parts = [ring.gather(state.memory.steps, index, window, frame_stack)]
         else:
             parts = []
-        parts += [recorded_windows(data, of_data)] if of_data else []
+        parts += [windows_of_data(data, of_data)] if of_data else []
         if len(parts) > 1:
             windows = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *parts)
         else:
@@ -177,7 +177,7 @@ def off_policy(
     def index(iteration: jax.Array, key: jax.Array, data: records.Records) -> ring.Index:
         (key,) = rng.per_index(jax.random.fold_in(key, iteration), jnp.arange(updates))
         return records.draw(
-            data, jax.random.fold_in(key, 3), recorded // jax.lax.axis_size(mesh.DATA)
+            data, jax.random.fold_in(key, 3), data_windows // jax.lax.axis_size(mesh.DATA)
         )
 
     cut = partial(ring.cut, window=window, frame_stack=frame_stack)

@@ -14,13 +14,13 @@ from jaxrl_dist.types import Algorithm, Array, TrainState
 
 
 def compile_update(
-    learner: Learner, mesh: Mesh, *, prioritized: bool = False, recorded: bool = False
+    learner: Learner, mesh: Mesh, *, prioritized: bool = False, with_data: bool = False
 ) -> Program:
     """``(state, rollout, key) -> (state, metrics)``: experience is sharded over the mesh,
     all else replicated.
 
     With ``prioritized``, a fourth argument holds the initial priorities ``[T, B]`` of the windows;
-    with ``recorded``, it holds a data set. The state is donated. The program sums gradients over
+    with ``with_data``, it holds a data set. The state is donated. The program sums gradients over
     devices; ``check_vma`` proves that the replicas stay equal. With several policies, rollout and
     priorities are dicts keyed by policy.
     """
@@ -28,7 +28,7 @@ def compile_update(
     if prioritized:
         more = {"priority": TIME_BATCH}
     else:
-        more = {"data": BATCH} if recorded else {}
+        more = {"data": BATCH} if with_data else {}
 
     def update(state: TrainState, rollout: Any, key: Array, *others: Any) -> Any:
         return learner.update(state, rollout, key, **dict(zip(more, others, strict=True)))
@@ -38,14 +38,14 @@ def compile_update(
     )
 
 
-def compile_relearn(learner: Learner, mesh: Mesh, *, recorded: bool = False) -> Program:
+def compile_relearn(learner: Learner, mesh: Mesh, *, with_data: bool = False) -> Program:
     """``(state, key) -> (state, metrics)``: updates from the memory only; the state is donated.
 
-    With ``recorded``, a third argument holds a data set.
+    With ``with_data``, a third argument holds a data set.
     """
     assert learner.relearn is not None, "only learners with a memory learn without new experience"
     inputs: tuple[Any, ...] = (STATE, REPLICATED)
-    if recorded:
+    if with_data:
         inputs = (*inputs, BATCH)
     return Program(learner.relearn, mesh, inputs, (STATE, REPLICATED), donate=(0,))
 

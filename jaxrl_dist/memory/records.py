@@ -47,7 +47,7 @@ class Windows(NamedTuple):
     """[] int32, the iteration of the first update; in an update, which of them it is."""
 
 
-class Source(NamedTuple):
+class HostRecords(NamedTuple):
     """A record on the host, where it may lie in mapped files,
     and how it is cut into the rows of ``Records``.
     """
@@ -124,13 +124,13 @@ class Source(NamedTuple):
         return Records(jax.tree.map(cut, self.record), of_rows(self.starts), of_rows(self.sizes))
 
 
-def source(
+def divide(
     record: Rollout, window: int, num_devices: int, *, whole_windows: bool = False
-) -> Source:
+) -> HostRecords:
     """Cuts a record into rows with equally many windows; copies nothing.
 
     Args:
-      record: as in ``Source``.
+      record: as in ``HostRecords``.
       window: steps of a window.
       num_devices: devices over which the rows are divided.
       whole_windows: see ``Algorithm.whole_windows``.
@@ -147,7 +147,7 @@ def source(
     starts = np.zeros((rows, count.max()), np.int32)
     for row, (at, number) in enumerate(zip(first, count, strict=True)):
         starts[row, :number] = slots[at : at + number] - begin[row]
-    return Source(record, begin, length, starts, count, window)
+    return HostRecords(record, begin, length, starts, count, window)
 
 
 def draw(records: Records | Windows, key: jax.Array, batch_size: int) -> ring.Index:

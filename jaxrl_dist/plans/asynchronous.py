@@ -90,7 +90,7 @@ class Trainer:
 
         def compiled(job: Job) -> Program:
             return compile_update(
-                learner, job.mesh, prioritized=prioritized, recorded=job.data is not None
+                learner, job.mesh, prioritized=prioritized, with_data=job.data is not None
             )
 
         self._update = job.once(name, compiled)
@@ -98,7 +98,7 @@ class Trainer:
         if relearns:
             self._relearn = job.once(
                 ("relearn", *algorithm),
-                lambda job: compile_relearn(learner, job.mesh, recorded=job.data is not None),
+                lambda job: compile_relearn(learner, job.mesh, with_data=job.data is not None),
             )
         self._keys = keys
         if self._relearn is None:

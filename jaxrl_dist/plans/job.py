@@ -16,14 +16,13 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors.pool import PoolOptions
 from jaxrl_dist.actors.step import ActorJob
-from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.envs.base import EnvSlice
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.policies import joined, state_of
 from jaxrl_dist.learners.sgd import Learner
-from jaxrl_dist.memory.records import Source, Windows
+from jaxrl_dist.memory.records import HostRecords, Windows
 from jaxrl_dist.types import (
     Algorithms,
     Array,
@@ -101,7 +100,7 @@ class Job(NamedTuple):
     record: Callable[[int, Iterable[Rollout]], None] | None = None
     cache: ProgramCache | None = None
     """None: nothing is shared."""
-    data: Source | None = None
+    data: HostRecords | None = None
     """The data set, whose rows ``put_data`` puts on the devices; None: there is none."""
     data_identity: str | None = None
     """As ``data.files.identity`` returns it; None: there is no data set."""
@@ -199,7 +198,7 @@ class Job(NamedTuple):
     @property
     def acts(self) -> bool:
         """Whether the plan acts in the environment, or learns from a data set alone."""
-        return PLANS[self.config.plan].clock == "env_steps"
+        return not self.config.offline
 
     @property
     def steps_per_iteration(self) -> int:

@@ -105,7 +105,7 @@ class HostPopulation(Population):
             )
             self._update = job.once(
                 "update",
-                lambda job: compile_update(job.learner, job.mesh, recorded=job.data is not None),
+                lambda job: compile_update(job.learner, job.mesh, with_data=job.data is not None),
             )
         self._act = acting.act
         self._ready(self._update, *acting)

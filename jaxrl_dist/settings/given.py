@@ -200,7 +200,7 @@ def _of_presets(user: Given, source: EnvSource) -> tuple[dict[str, Any], dict[st
     cores = user.config.vary.get("core", user.hyperparameters.get("core", traits.core))
     if any(core != "none" for core in str(cores).split(",")):  # members share the preset
         preset = traits.recurrent_preset(preset)
-    offline = user.config.clock == "updates"
+    offline = user.config.offline
     if offline:
         plan = offline_plan()
     else:
@@ -235,7 +235,7 @@ def _of_presets(user: Given, source: EnvSource) -> tuple[dict[str, Any], dict[st
 def _of_trained(config: Train, values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values of a run whose policy is loaded, and need not explore anew."""
     kind = kind_of(config.algorithm)
-    if not config.init_from or config.init_parts or config.clock == "updates":
+    if not config.init_from or config.init_parts or config.offline:
         return {}
     trained = {
         "random_steps": 0,
@@ -260,7 +260,7 @@ def rounded(config: Train, sources: Mapping[str, str], spec: EnvSpec) -> Train:
     def by_nobody(name: str) -> bool:
         return sources.get(name, "default") in NOBODY
 
-    if config.clock == "updates":
+    if config.offline:
         return config
     rows = config.num_envs * spec.num_agents
     traits = Traits.of(config.algorithm)

@@ -25,7 +25,7 @@ from jaxrl_dist.learners import off_policy, on_policy, policies
 from jaxrl_dist.learners.league import Copies
 from jaxrl_dist.learners.sgd import Learner
 from jaxrl_dist.memory import ring
-from jaxrl_dist.memory.records import ROWS, Source, source
+from jaxrl_dist.memory.records import ROWS, HostRecords, divide
 from jaxrl_dist.nn import observations
 from jaxrl_dist.protocols import Traits
 from jaxrl_dist.run.machine import memory_size
@@ -82,7 +82,7 @@ def _learner(
     num_envs = config.num_envs * spec.num_agents
     length = config.rollout_length
     packed = packing.starts_kernel_per_array(devices[0])
-    offline = PLANS[config.plan].clock == "updates"
+    offline = config.offline
     if algorithm.replay is None or PLANS[config.plan].sends_gradients:
         return on_policy.on_policy(algorithm, spec.num_agents, packed=packed)
 
@@ -98,11 +98,11 @@ def _learner(
     if not offline:
         check_memory(algorithm.replay, like, devices, spec.frame_stack, members)
     if offline:
-        recorded = algorithm.replay.batch_size
+        data_windows = algorithm.replay.batch_size
     else:
-        recorded = round((config.data_share or 0) * algorithm.replay.batch_size)
+        data_windows = round((config.data_share or 0) * algorithm.replay.batch_size)
     return off_policy.off_policy(
-        algorithm, like, spec.frame_stack, spec.num_agents, recorded=recorded, packed=packed
+        algorithm, like, spec.frame_stack, spec.num_agents, data_windows=data_windows, packed=packed
     )
 
 
@@ -114,8 +114,8 @@ def _check_extras(config: Train, algorithm: Algorithm, like: Rollout) -> None:
         added: Mapping[str, Any] = {}
     else:
         added = {"return": like.reward}
-    if algorithm.recorded is not None:
-        added = jax.eval_shape(algorithm.recorded, like._replace(extras={})).extras
+    if algorithm.add_extras is not None:
+        added = jax.eval_shape(algorithm.add_extras, like._replace(extras={})).extras
     if lacking := [name for name in like.extras if name not in added]:
         raise ConfigError(
             f"--data {config.data}: records hold no {', '.join(lacking)}, which this run stores as it acts"
@@ -140,7 +140,7 @@ def _check_sizes(config: Train, algorithm: Algorithm, spec: EnvSpec, num_devices
             "an algorithm with replay needs windows of a fixed length, such as window=1 for transitions"
         )
     check_recorded(config, algorithm, spec, num_devices)
-    if PLANS[config.plan].clock == "updates":
+    if config.offline:
         return
     check_divides(
         "num_envs",
@@ -172,9 +172,7 @@ def check_recorded(config: Train, algorithm: Algorithm, spec: EnvSpec, num_devic
             raise ConfigError("--cql-floor takes returns from a data set: --data names one")
         return
     prioritized = replay is not None and replay.priority_exponent is not None
-    changed = config.clip_rewards is not None or (
-        config.scale_rewards and config.clock == "env_steps"
-    )
+    changed = config.clip_rewards is not None or (config.scale_rewards and not config.offline)
     problems = {
         "are for algorithms that replay experience": replay is None or algorithm.window is None,
         "are drawn uniformly: --priority-exponent None works": prioritized,
@@ -182,7 +180,7 @@ def check_recorded(config: Train, algorithm: Algorithm, spec: EnvSpec, num_devic
         "hold no stacked frames": spec.frame_stack > 1,
         "are scaled by --scale-rewards, and --core-inputs reads rewards that are not: --no-scale-rewards works": (
             config.scale_rewards
-            and config.clock == "updates"
+            and config.offline
             and "reward" in Traits.of(config.algorithm).core_inputs
         ),
         "have returns of raw rewards, as --cql-floor needs: it works without --clip-rewards and --scale-rewards": (
@@ -238,7 +236,7 @@ def check_counts(config: Train, algorithm: Algorithm, num_envs: int) -> None:
     else:
         most = max(off_policy.updates_per_iteration(algorithm.replay, num_envs * length), length)
     works = (MAX_COUNT // most - 1) * steps
-    if config.clock == "env_steps" and config.total_env_steps > works:
+    if not config.offline and config.total_env_steps > works:
         raise ConfigError(
             f"--total-env-steps {config.total_env_steps} is more than devices can count: {MAX_COUNT} updates, of which "
             f"{steps} env steps make {most}; {works} works"
@@ -282,7 +280,7 @@ def scale_of_records(config: Train) -> float:
     Raises:
       ConfigError: the data set cannot be read, or ``scale_rewards`` cannot scale it.
     """
-    if not config.scale_rewards or config.clock != "updates":
+    if not config.scale_rewards or not config.offline:
         return 1.0
     span = float(np.ptp(Dataset.load(str(config.data)).returns))
     if not span:
@@ -292,9 +290,9 @@ def scale_of_records(config: Train) -> float:
     return RETURN_SPAN / span
 
 
-def recorded(
+def load_data(
     config: Train, algorithm: Algorithms, spec: EnvSpec, num_devices: int, scale: float
-) -> tuple[Source, str]:
+) -> tuple[HostRecords, str]:
     """Returns the windows of the data set of a run, and the identity of the set as
     ``data.files.identity`` has it.
 
@@ -311,7 +309,7 @@ def recorded(
     data = Dataset.load(str(config.data))
     check_spaces(f"--data {config.data}", data, spec.observation, spec.action)
     if PIECES in data.about and (
-        scale != 1 or _return_discount(trained) is not None or trained.recorded is not None
+        scale != 1 or _return_discount(trained) is not None or trained.add_extras is not None
     ):
         raise ConfigError(
             f"--data {config.data}: its rows are not in the order in which they were played, so that --scale-rewards, "
@@ -333,7 +331,7 @@ def recorded(
     if (discount := _return_discount(trained)) is not None:
         returned = returns_to_go(np.asarray(record.reward), data.ends, data.terminated, discount)
         record = record._replace(extras={"return": returned})
-    windows = source(record, trained.window, num_devices, whole_windows=trained.whole_windows)
+    windows = divide(record, trained.window, num_devices, whole_windows=trained.whole_windows)
     return windows._replace(reward_scale=scale), name
 
 

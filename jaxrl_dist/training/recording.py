@@ -7,7 +7,6 @@ import pathlib
 import jax
 
 from jaxrl_dist.actors.step import probabilities_known
-from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train, settings_of
 from jaxrl_dist.data.recorder import Recorder, advising, kinds, unrecordable
 from jaxrl_dist.data.writing import Place, Writer
@@ -29,7 +28,7 @@ def check(config: Train, spec: EnvSpec) -> None:
     if config.record is None:
         return
     problems = {
-        "--plan offline makes no experience": PLANS[config.plan].clock == "updates",
+        "--plan offline makes no experience": config.offline,
         "a population has several experiences; `jaxrl-dist record` works afterwards": is_population(
             config
         ),

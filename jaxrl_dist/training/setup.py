@@ -39,7 +39,7 @@ from jaxrl_dist.settings.stored import acting_config, differences, to_json
 from jaxrl_dist.spaces import describe
 from jaxrl_dist.training import contract, recording, weights
 from jaxrl_dist.training.compile_cache import keep_programs
-from jaxrl_dist.training.learner import check_sizes, make_learner, recorded, scale_of_records
+from jaxrl_dist.training.learner import check_sizes, load_data, make_learner, scale_of_records
 from jaxrl_dist.training.member import Member, ProgramShared
 from jaxrl_dist.training.planning import check_simulator
 from jaxrl_dist.training.rows import Row
@@ -261,13 +261,12 @@ def _wrapped(config: Train, spec: EnvSpec, record_scale: float = 1.0) -> Algorit
     else:
         algorithm = config.algorithm.make(spec)
     if config.ema_steps:
-        by_update = config.clock == "updates"
         algorithm = wrappers.average_parameters(
-            algorithm, config.ema_steps, spec.num_agents, by_update=by_update
+            algorithm, config.ema_steps, spec.num_agents, by_update=config.offline
         )
     if config.normalize_observations:
         algorithm = wrappers.normalize_observations(algorithm, spec)
-    if config.scale_rewards and config.clock == "updates":
+    if config.scale_rewards and config.offline:
         algorithm = wrappers.scaled_records(algorithm, record_scale)
     elif config.scale_rewards:
         name = algorithms.name_of(config.algorithm)
@@ -431,7 +430,7 @@ def _new_job(
     )
     if config.data is None:
         return job
-    data, data_identity = recorded(config, algorithm, source.spec, len(member_devices), scale)
+    data, data_identity = load_data(config, algorithm, source.spec, len(member_devices), scale)
     return job._replace(data=data, data_identity=data_identity)
 
 

@@ -54,10 +54,10 @@ def test_records_get_what_acting_would_have_stored(core: str) -> None:
     """
     config = config_class("dqn")(**NET, **CORES[core], **WINDOWED)
     algorithm = clip_rewards(config.make(SPEC), -0.1, 0.1)
-    assert algorithm.recorded is not None
+    assert algorithm.add_extras is not None
     variables = jax.jit(algorithm.init)(jax.random.key(0))
     rollout = acted(algorithm, variables, random_rollout(algorithm, SPEC, 12, 6))
-    made = jax.jit(algorithm.recorded)(rollout._replace(extras={}))
+    made = jax.jit(algorithm.add_extras)(rollout._replace(extras={}))
     assert_close(made._replace(extras={}), rollout._replace(extras={}))
     assert jax.tree.map(jnp.shape, made.extras) == jax.tree.map(jnp.shape, rollout.extras)
     for x, y in zip(

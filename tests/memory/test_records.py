@@ -40,7 +40,7 @@ def drawn(num_devices, window, batch_size=64, draws=200, whole_windows=False):
         else meshes.make_mesh(jax.devices()[:num_devices])
     )
     data = dataset()
-    source = records.source(data.rollout(), window, num_devices, whole_windows=whole_windows)
+    source = records.divide(data.rollout(), window, num_devices, whole_windows=whole_windows)
     packed = source.rows(whole)
 
     def draw(packed, keys):
@@ -79,7 +79,7 @@ def test_each_step_is_drawn_equally_often_on_any_number_of_devices(window):
 @pytest.mark.parametrize("lengths", [(24,), (5, 1, 7, 2, 9, 3)])
 def test_each_step_is_at_each_place_of_whole_windows_once(num_devices, lengths):
     data = dataset(lengths)
-    source = records.source(data.rollout(), 4, num_devices, whole_windows=True)
+    source = records.divide(data.rollout(), 4, num_devices, whole_windows=True)
     row, number = np.nonzero(np.arange(source.starts.shape[1]) < source.sizes[:, None])
     slot = source.starts[row, number]
     windows = source.windows(row, slot)
@@ -137,7 +137,7 @@ def test_all_steps_are_counted_once(lengths, whole_windows):
     data = dataset(lengths)
     for num_devices in (1, 8):
         mesh = meshes.make_mesh(jax.devices()[:num_devices])
-        packed = records.source(data.rollout(), 3, num_devices, whole_windows=whole_windows).rows(
+        packed = records.divide(data.rollout(), 3, num_devices, whole_windows=whole_windows).rows(
             whole
         )
         like = jax.tree.map(

@@ -20,7 +20,7 @@ def clip_rewards(algorithm: Algorithm, low: float, high: float) -> Algorithm:
         algorithm,
         policy=wrapper.policy,
         action_values=None,  # they are of clipped rewards
-        recorded=wrapper.recorded,
+        add_extras=wrapper.add_extras,
         feedback=wrapper.feedback,
         postprocess=wrapper.postprocess,
         update_stats=None if algorithm.update_stats is None else wrapper.update_stats,
@@ -40,9 +40,9 @@ class _Clipped:
         context = simulating(context, lambda then: then._replace(reward=self._clip(then.reward)))
         return self.algorithm.policy(variables, obs, core, context)
 
-    def recorded(self, windows: Rollout) -> Rollout:
-        assert self.algorithm.recorded is not None
-        return windows._replace(extras=self.algorithm.recorded(self._clipped(windows)).extras)
+    def add_extras(self, windows: Rollout) -> Rollout:
+        assert self.algorithm.add_extras is not None
+        return windows._replace(extras=self.algorithm.add_extras(self._clipped(windows)).extras)
 
     def feedback(self, core: PyTree, action: PyTree, step: Timestep) -> PyTree:
         reward = jnp.where(step.valid, self._clip(step.reward), 0.0)

@@ -22,7 +22,7 @@ from jaxrl_dist.types import (
     Variables,
 )
 
-OPTIONAL = ("action_values", "behaviour", "log_prob", "recorded")
+OPTIONAL = ("action_values", "add_extras", "behaviour", "log_prob")
 """Functions that an algorithm may lack; a wrapper then does not give it one."""
 
 
