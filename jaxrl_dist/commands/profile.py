@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_dist.checks import counted
 from jaxrl_dist.commands import flags, request
-from jaxrl_dist.config.train import CONFIG_FILE
+from jaxrl_dist.config.train import CONFIG_FILE, Train
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError, say, visible
 from jaxrl_dist.run.storage import check_place, check_run_dir, replacing
 
 if TYPE_CHECKING:
+    from jaxrl_dist.envs.source import EnvSource
     from jaxrl_dist.profiling.timing import Profile
 
 BAR = 32
 """Width of the bar of a whole iteration, in characters."""
-LAYERS = 5
-"""Maximum number of layers that are printed for a stage; JSON has all."""
+EXTENSIONS = {"json": ("",), "picture": (".png", ".svg", ".pdf"), "trace": (".json.gz",)}
+"""What the names of files end with, by flag."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,43 +50,29 @@ class Output:
         Raises:
           ConfigError: a directory is missing, or an extension names another format.
         """
-        for name, endings in {
-            "json": ("",),
-            "picture": (".png", ".svg", ".pdf"),
-            "trace": (".json.gz",),
-        }.items():
-            if (file := getattr(self, name)) is not None:
-                if not file.endswith(endings):
-                    raise ConfigError(f"--{name} {file} needs the extension {' or '.join(endings)}")
-                check_place(pathlib.Path(file))
+        for name, endings in EXTENSIONS.items():
+            file = getattr(self, name)
+            if file is None:
+                continue
+            if not file.endswith(endings):
+                raise ConfigError(f"--{name} {file} needs the extension {' or '.join(endings)}")
+            check_place(pathlib.Path(file))
 
 
 def run(args: Sequence[str]) -> int:
     """Runs ``profile ALGO --env ID [FLAGS]`` or ``profile RUN_DIR [FLAGS]``."""
-    output, args = flags.split(Output, args, "jaxrl-dist profile ALGO --env ID")
-    output.validate()
-    if not args:
-        raise ConfigError("which run? Such as: jaxrl-dist profile ppo --env CartPole-v1")
-    if pathlib.Path(args[0]).is_dir():
-        check_run_dir(pathlib.Path(args[0]))
-        args = ["--config", str(pathlib.Path(args[0], CONFIG_FILE)), *args[1:]]
-    train = request.parse(args)
-    request.output_flags(train.fields)
-    config, source = train.resolved()
+    output, config, source = parse(args)
 
     from jaxrl_dist.profiling import timing
 
-    if output.trace is None:
-        trace = None
-    else:
+    trace = None
+    if output.trace is not None:
         trace = pathlib.Path(output.trace)
     profile = timing.profile(config, source, output.seconds, trace, say)
     print(visible("\n".join(lines(profile))))
     if output.json is not None:
         with replacing(pathlib.Path(output.json)) as partial:
-            partial.write_text(
-                json.dumps(timing.to_json(profile), indent=2) + "\n", encoding="utf-8"
-            )
+            partial.write_text(json.dumps(profile._asdict(), indent=2) + "\n", encoding="utf-8")
         print(f"wrote {output.json}")
     if output.picture is not None:
         _draw(profile, pathlib.Path(output.picture))
@@ -96,12 +82,32 @@ def run(args: Sequence[str]) -> int:
     return 0
 
 
+def parse(args: Sequence[str]) -> tuple[Output, Train, EnvSource]:
+    """Returns the files that the arguments ask for, and the run to time.
+
+    Raises:
+      ConfigError: an argument is wrong.
+    """
+    output, args = flags.split(Output, args, "jaxrl-dist profile ALGO --env ID")
+    output.validate()
+    if not args:
+        raise ConfigError("which run? Such as: jaxrl-dist profile ppo --env CartPole-v1")
+    if pathlib.Path(args[0]).is_dir():
+        check_run_dir(pathlib.Path(args[0]))
+        args = ["--config", str(pathlib.Path(args[0], CONFIG_FILE)), *args[1:]]
+    train = request.parse(args)
+    request.output_flags(train.fields)
+    return output, *train.resolved()
+
+
 def heading(run: Mapping[str, Any], relation: str) -> str:
     """Returns names and sizes of a run in words; ``relation``: to its devices."""
     envs = counted(run["num_envs"], "environment")
     steps = counted(run["rollout_length"], "step")
-    about = f"{run['algorithm']} on {run['env']} under {run['plan']}, {envs} x {steps} an iteration"
-    return f"{about}, {relation} {run['devices']} x {run['kind']}"
+    return (
+        f"{run['algorithm']} on {run['env']} under {run['plan']}, "
+        f"{envs} x {steps} an iteration, {relation} {run['devices']} x {run['kind']}"
+    )
 
 
 def lines(profile: Profile) -> list[str]:
@@ -115,40 +121,15 @@ def lines(profile: Profile) -> list[str]:
         shown += ["", f"{thread:<24}{'ms':>10}{'share':>8}"]
         for stage, seconds in stages.items():
             share = seconds / whole
-            bar = f"{'#' * round(BAR * max(share, 0)):<{BAR}}"
-            shown.append(
-                f"  {stage:<22}{seconds * 1e3:>10.3g}{share:>8.1%}  {bar}{_reached(profile, stage)}".rstrip()
-            )
-            layers = profile.layers.get(stage, {})
-            if len(layers) > 1:
-                largest = [f"{layer} {part:.0%}" for layer, part in layers.items()][:LAYERS]
-                shown.append(
-                    f"    products: {', '.join(largest)}{', ...' * (len(layers) > LAYERS)}"
-                )
-    thread, _, share, advice = profile.bound
+            bar = "#" * round(BAR * max(share, 0))
+            shown.append(f"  {stage:<22}{seconds * 1e3:>10.3g}{share:>8.1%}  {bar}".rstrip())
     if profile.busy:
-        return [*shown, "", advice]
-    if len(profile.threads) > 1:
-        whose = f" of the {thread}, which waits least"
-    else:
-        whose = ""
-    return [*shown, "", f"{share:.0%} of the time{whose}: {advice}"]
-
-
-def _reached(profile: Profile, stage: str) -> str:
-    """Returns a stage's shares of the peaks of matrix products and of memory,
-    where it does not surpass them.
-
-    A stage whose arrays stay in caches is faster than memory, and then its peak is not known.
-    """
-    peaks = {"matrix products": (profile.matmul_rates, profile.matmul_ceiling)}
-    peaks["memory"] = profile.memory_rates, profile.memory_ceiling
-    shares = {
-        name: rates.get(stage, math.inf) / ceiling for name, (rates, ceiling) in peaks.items()
-    }
-    return "  " + ", ".join(
-        f"{share:.0%} of the peak of {name}" for name, share in shares.items() if share <= 1
-    )
+        shown += [
+            "",
+            f"the machine is busy: the stages had a core for {profile.running:.0%} of their time; "
+            "profile again when other programs are idle",
+        ]
+    return shown
 
 
 def _draw(profile: Profile, out: pathlib.Path) -> None:
@@ -158,15 +139,14 @@ def _draw(profile: Profile, out: pathlib.Path) -> None:
     styles = drawing.styles([stage for stages in profile.threads.values() for stage in stages])
     figure, (ax,) = drawing.figure("two", 1, height=0.9 + 0.5 * len(profile.threads))
     labelled = set[str]()  # several threads may have a stage, which the legend names once
-    for y, stages in enumerate(profile.threads.values()):
+    for row, stages in enumerate(profile.threads.values()):
         left = 0.0
         for stage, seconds in stages.items():
+            width = max(seconds, 0.0) * 1e3
             label = None if stage in labelled else stage
             labelled.add(stage)
-            ax.barh(
-                y, max(seconds, 0.0) * 1e3, left=left, color=styles[stage]["color"], label=label
-            )
-            left += max(seconds, 0.0) * 1e3
+            ax.barh(row, width, left=left, color=styles[stage]["color"], label=label)
+            left += width
     ax.set_yticks(range(len(profile.threads)), list(profile.threads))
     ax.invert_yaxis()
     ax.set_xlabel("ms of an iteration")

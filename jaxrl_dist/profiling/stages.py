@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +24,6 @@ from jaxrl_dist.learners.policies import state_of
 from jaxrl_dist.memory import ring
 from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.profiling import costs
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import EpisodeStats, PyTree, Rollout, Timestep, TrainState
 
@@ -34,19 +33,16 @@ TIME = meshes.TIME_BATCH
 ROLLOUT = meshes.ROLLOUT
 
 
-class Part(NamedTuple):
+class Stage(NamedTuple):
     """A stage of an iteration, as a separate program."""
 
-    run: Callable[[], Any]
-    """Does an iteration's work of the stage; once its outputs are ready, the work is done."""
-    layers: Mapping[str, int]
-    """Floating-point operations of its matrix products and convolutions by layer, on all
-    devices."""
-    moved: int
-    """Bytes that it reads and writes on all devices, as ``costs.of_memory`` counts them."""
+    run: Callable[[], PyTree]
+    """Does one iteration's work of the stage; the work is done when the outputs are ready."""
+    traced: jax.stages.Traced
+    """The program as JAX traces it."""
 
 
-def make_parts(job: Job) -> dict[str, Part]:
+def make_stages(job: Job) -> dict[str, Stage]:
     """Returns the stages of an iteration that run on devices and that no thread times,
     in their order.
 
@@ -59,7 +55,7 @@ def make_parts(job: Job) -> dict[str, Part]:
         return {}
     state = job.initial_state()
     if not job.source.is_pure:
-        return _of_learners(job, state, _host_rollout(job, state))
+        return _learning(job, state, _host_rollout(job, state))
     env = job.source.device()
     act_key = job.key(Stream.ACT)
     env_key = job.key(Stream.ENV)
@@ -67,17 +63,17 @@ def make_parts(job: Job) -> dict[str, Part]:
     program = device.compile_rollout(
         job.algorithm, env, job.mesh, job.rollout_length, act_key, env_key
     )
-    # the program uses up the first
+    # The program donates its actor, so the stages need a second one.
     actor, started = (meshes.put(begin(env_key), job.mesh, BATCH) for _ in range(2))
     rollout = program(state.variables, actor, state.iteration, state.env_step, np.int32(0))[1]
-    parts = _of_learners(job, state, rollout)
+    learning = _learning(job, state, rollout)
     if not PLANS[job.config.plan].compiled:
-        return parts
+        return learning
     light = state._replace(memory=())
     return {
         "environment": _environment(job, env, started, rollout),
         "policy": _policy(job, env, started, rollout, light),
-        **parts,
+        **learning,
     }
 
 
@@ -94,7 +90,7 @@ def _host_rollout(job: Job, state: TrainState) -> Rollouts:
 # --- Acting ---------------------------------------------------------------------------------------
 
 
-def _environment(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: PyTree) -> Part:
+def _environment(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: Rollouts) -> Stage:
     """Steps the environments with the actions of a rollout, and stores what they return."""
     packed = packing.starts_kernel_per_array(job.mesh.devices.flat[0])
     actions = env.spec.bare(over_policies(lambda rollout: rollout.action)(rollout))
@@ -114,109 +110,120 @@ def _environment(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: Py
         return packing.scan(step, state, (actions, keys), packed=packed)
 
     mapped = meshes.acting(step_all, job.mesh, (BATCH, TIME, ONE), (BATCH, TIME))
-    return _part(mapped, actor.env, actions, job.key(Stream.ENV), carries=True)[0]
+    return _stage(mapped, actor.env, actions, job.key(Stream.ENV), carries=True)[0]
 
 
 def _policy(
-    job: Job, env: DeviceEnv, actor: device.ActorState, rollout: PyTree, state: TrainState
-) -> Part:
+    job: Job, env: DeviceEnv, actor: device.ActorState, rollout: Rollouts, state: TrainState
+) -> Stage:
     """Acts on the observations of a rollout, and stores actions and observations."""
-
     searches = simulator(job.algorithm, env, actor.env) is not None
-
-    def replayed(state: PyTree, action: PyTree, keys: jax.Array) -> Any:
-        del action, keys
-        state, native = state
-        state, *stepped = over_policies(of_policy, 3)(state)
-        return (state, native), *map(env.spec.bare, stepped)
-
-    def simulate(state: PyTree) -> Any:
-        # of the first states, again and again
-        if env.simulate:
-            return env.simulate(state[1])
-        return None
-
-    def of_policy(state: tuple[PyTree, jax.Array]) -> tuple[PyTree, Timestep, EpisodeStats]:
-        observations, now = state  # [B, T + 1, ...], [B]
-        no = jnp.zeros(now.shape, bool)
-        zeros = jnp.zeros(now.shape, jnp.float32)
-        obs = jax.tree.map(lambda x: x[:, now[0] + 1], observations)
-        return (
-            (observations, now + 1),
-            Timestep(obs, zeros, no, no, ~no),
-            ended_episodes(no, zeros, now),
-        )
-
-    def replay_of(rollout: Rollout) -> PyTree:
-        by_env = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), rollout.obs)
-        return by_env, jnp.zeros(rollout.reward.shape[1], jnp.int32)
-
     act = device.make_rollout(
         # Resets before a rollout belong to the environment.
         over_policies(lambda algorithm: dataclasses.replace(algorithm, episodic=False))(
             job.algorithm
         ),
-        env._replace(step=replayed, simulate=simulate if searches else None),
+        _replaying(env, searches=searches),
         job.rollout_length,
         packed=packing.starts_kernel_per_array(job.mesh.devices.flat[0]),
     )
 
-    def act_all(actor: device.ActorState, state: TrainState, key: jax.Array) -> Any:
-        done = act(state.variables, actor, key, key, state.iteration, state.env_step)[1]
-        return over_policies(lambda x: (x.obs, (x.action, x.extras), x.final_core), 3)(done)
+    def act_all(actor: device.ActorState, state: TrainState, key: jax.Array) -> PyTree:
+        acted = act(state.variables, actor, key, key, state.iteration, state.env_step)[1]
+        return over_policies(lambda x: (x.obs, (x.action, x.extras), x.final_core), 3)(acted)
 
-    native = actor.env if searches else ()
-    actor = actor._replace(
-        env=(meshes.put(over_policies(replay_of)(rollout), job.mesh, BATCH), native)
-    )
+    observations = meshes.put(over_policies(_observations)(rollout), job.mesh, BATCH)
+    actor = actor._replace(env=(observations, actor.env if searches else ()))
     mapped = meshes.acting(act_all, job.mesh, (BATCH, ONE, ONE), (TIME, TIME, BATCH))
-    return _part(mapped, actor, state, job.key(Stream.ACT))[0]
+    return _stage(mapped, actor, state, job.key(Stream.ACT))[0]
+
+
+def _replaying(env: DeviceEnv, *, searches: bool) -> DeviceEnv:
+    """Returns an environment that returns recorded observations, whatever the actions.
+
+    Its state is a pair of the ``_observations`` of each policy and the state from which searches
+    plan, which stays the first one.
+    """
+
+    def step(state: tuple[PyTree, PyTree], action: PyTree, keys: jax.Array) -> Any:
+        del action, keys
+        observations, native = state
+        observations, *stepped = over_policies(_next_observation, 3)(observations)
+        return (observations, native), *map(env.spec.bare, stepped)
+
+    def simulate(state: tuple[PyTree, PyTree]) -> Any:
+        assert env.simulate is not None, "a search needs an environment that can be simulated"
+        return env.simulate(state[1])
+
+    return env._replace(step=step, simulate=simulate if searches else None)
+
+
+def _observations(rollout: Rollout) -> tuple[PyTree, jax.Array]:
+    """Returns the observations of a rollout by environment, [B, T + 1, ...],
+    and the step that each environment is at, [B].
+    """
+    by_env = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), rollout.obs)
+    return by_env, jnp.zeros(rollout.reward.shape[1], jnp.int32)
+
+
+def _next_observation(
+    state: tuple[PyTree, jax.Array],
+) -> tuple[tuple[PyTree, jax.Array], Timestep, EpisodeStats]:
+    """Advances ``_observations`` by a step that pays nothing and ends no episode."""
+    observations, now = state
+    no = jnp.zeros(now.shape, bool)
+    zeros = jnp.zeros(now.shape, jnp.float32)
+    obs = jax.tree.map(lambda x: x[:, now[0] + 1], observations)
+    return (
+        (observations, now + 1),
+        Timestep(obs, zeros, no, no, ~no),
+        ended_episodes(no, zeros, now),
+    )
 
 
 # --- Learning -------------------------------------------------------------------------------------
 
 
-def _of_learners(job: Job, state: TrainState, rollout: PyTree) -> dict[str, Part]:
+def _learning(job: Job, state: TrainState, rollout: Rollouts) -> dict[str, Stage]:
     """Returns the stages of each policy that trains."""
-    parts: dict[str, dict[str, Part]] = {}
+    stages: dict[str, dict[str, Stage]] = {}
     for name, algorithm in job.algorithm.items():
         if algorithm.trains:
             of_policy = job._replace(algorithm=algorithm)
             frame_stack = job.source.spec.by_policy[name].frame_stack
-            parts[name] = _learner_parts(
-                of_policy, state_of(state, name), rollout[name], frame_stack
-            )
-    return meshes.flat(parts)
+            stages[name] = _of_learner(of_policy, state_of(state, name), rollout[name], frame_stack)
+    return meshes.flat(stages)
 
 
-def _learner_parts(
+def _of_learner(
     job: Job, state: TrainState, rollout: Rollout, frame_stack: int
-) -> dict[str, Part]:
+) -> dict[str, Stage]:
+    """Returns the stages of a learner; ``job`` has its algorithm alone."""
     algorithm = job.algorithm
     key = job.key(Stream.LEARN)
     light = state._replace(memory=())
-    parts: dict[str, Part] = {}
+    stages: dict[str, Stage] = {}
     if algorithm.replay is None:
-        parts["postprocess"], (batch, _) = _postprocess_once(job, light, rollout, key)
+        stages["postprocess"], (batch, _) = _postprocess_once(job, light, rollout, key)
         minibatches = algorithm.num_minibatches
         updates = algorithm.num_epochs * minibatches
         if minibatches > 1:
-            parts["shuffle"], _ = _shuffle(job, batch, key, rollout.reward.shape[1])
+            stages["shuffle"], _ = _shuffle(job, batch, key, rollout.reward.shape[1])
     else:
         minibatches = 1
         updates = off_policy.updates_per_iteration(algorithm.replay, rollout.reward.size)
-        parts["replay"], (_, windows) = _replay(
+        stages["replay"], (_, windows) = _replay(
             job, state.memory, rollout, key, updates, frame_stack
         )
-        parts["postprocess"], batch = _postprocess_each(job, light, windows, key, updates)
-    parts["gradient"], gradient = _gradient(job, light, batch, key, updates, minibatches)
-    parts["optimizer"] = _optimizer(job, light, gradient, updates)
-    return parts
+        stages["postprocess"], batch = _postprocess_each(job, light, windows, key, updates)
+    stages["gradient"], gradient = _gradient(job, light, batch, key, updates, minibatches)
+    stages["optimizer"] = _optimizer(job, light, gradient, updates)
+    return stages
 
 
 def _postprocess_once(
     job: Job, state: TrainState, rollout: Rollout, key: jax.Array
-) -> tuple[Part, Any]:
+) -> tuple[Stage, Any]:
     """Postprocesses a rollout, and observes it for running statistics."""
     algorithm = job.algorithm
 
@@ -225,12 +232,12 @@ def _postprocess_once(
         batch = algorithm.postprocess(state.variables, rollout, state.context(keys))
         return batch, algorithm.updated_stats(state.variables, rollout, state.context())
 
-    return _part(
+    return _stage(
         meshes.acting(postprocess, job.mesh, (ONE, ROLLOUT, ONE), (BATCH, ONE)), state, rollout, key
     )
 
 
-def _shuffle(job: Job, batch: PyTree, key: jax.Array, rows: int) -> tuple[Part, PyTree]:
+def _shuffle(job: Job, batch: PyTree, key: jax.Array, rows: int) -> tuple[Stage, PyTree]:
     """Divides the examples of a rollout into the minibatches of every epoch."""
     minibatches = job.algorithm.num_minibatches
     num_envs = rows // job.mesh.size
@@ -244,7 +251,7 @@ def _shuffle(job: Job, batch: PyTree, key: jax.Array, rows: int) -> tuple[Part, 
 
         return _repeated(epoch, order)
 
-    return _part(
+    return _stage(
         meshes.acting(shuffle, job.mesh, (BATCH, ONE, ONE), BATCH),
         batch,
         key,
@@ -254,11 +261,12 @@ def _shuffle(job: Job, batch: PyTree, key: jax.Array, rows: int) -> tuple[Part, 
 
 def _replay(
     job: Job, memory: ring.Memory, rollout: Rollout, key: jax.Array, updates: int, frame_stack: int
-) -> tuple[Part, tuple[ring.Memory, Rollout]]:
-    """Stores a rollout, draws and gathers the windows of every update,
-    and sets their priorities, if it has any.
+) -> tuple[Stage, tuple[ring.Memory, Rollout]]:
+    """Stores a rollout, then draws and gathers the windows of every update;
+    prioritised replay also sets their priorities.
     """
-    replay, window = job.algorithm.replay, job.algorithm.window
+    replay = job.algorithm.replay
+    window = job.algorithm.window
     assert replay is not None and window is not None, "replay needs windows of a fixed length"
     size = replay.batch_size // job.mesh.size
 
@@ -275,24 +283,29 @@ def _replay(
 
     def store_and_draw(
         memory: ring.Memory, rollout: Rollout, key: jax.Array, order: jax.Array
-    ) -> Any:
+    ) -> tuple[ring.Memory, Rollout]:
         memory = store(memory, rollout)
         keys = rng.per_index(key, order)
         blank = _blank(lambda: draw(memory, keys[0])[1])
-        return jax.lax.scan(lambda carry, key: (draw(carry[0], key), None), (memory, blank), keys)[
-            0
-        ]
+
+        def one(
+            carry: tuple[ring.Memory, Rollout], key: jax.Array
+        ) -> tuple[tuple[ring.Memory, Rollout], None]:
+            return draw(carry[0], key), None
+
+        return jax.lax.scan(one, (memory, blank), keys)[0]
 
     fill = jax.jit(meshes.acting(store, job.mesh, (BATCH, ROLLOUT), BATCH), donate_argnums=0)
-    for _ in range(2 + window // job.rollout_length):  # so that there are windows to draw
+    # A draw needs whole windows in the memory.
+    for _ in range(2 + window // job.rollout_length):
         memory = fill(memory, rollout)
     mapped = meshes.acting(store_and_draw, job.mesh, (BATCH, ROLLOUT, ONE, ONE), (BATCH, ROLLOUT))
-    return _part(mapped, memory, rollout, key, _order(updates), carries=True)
+    return _stage(mapped, memory, rollout, key, _order(updates), carries=True)
 
 
 def _postprocess_each(
     job: Job, state: TrainState, windows: Rollout, key: jax.Array, updates: int
-) -> tuple[Part, Any]:
+) -> tuple[Stage, Any]:
     """Postprocesses the windows of every update."""
     algorithm = job.algorithm
 
@@ -309,50 +322,52 @@ def _postprocess_each(
         return _repeated(one, order)
 
     mapped = meshes.acting(postprocess, job.mesh, (ONE, ROLLOUT, ONE, ONE), BATCH)
-    return _part(mapped, state, windows, key, _order(updates))
+    return _stage(mapped, state, windows, key, _order(updates))
 
 
 def _gradient(
     job: Job, state: TrainState, batch: PyTree, key: jax.Array, updates: int, minibatches: int
-) -> tuple[Part, PyTree]:
+) -> tuple[Stage, PyTree]:
     """Differentiates the loss of every update's examples."""
     algorithm = job.algorithm
 
     def differentiate(
-        state: TrainState, batch: PyTree, key: jax.Array, order: jax.Array, which: jax.Array
+        state: TrainState, batch: PyTree, key: jax.Array, order: jax.Array, chosen: jax.Array
     ) -> PyTree:
-        parts = jax.tree.map(lambda x: x.reshape(minibatches, -1, *x.shape[1:]), batch)
         if minibatches == 1:
-            parts = _twice(batch)
-        examples = meshes.global_index(jax.tree.leaves(parts)[0].shape[1])
+            choices = _twice(batch)
+        else:
+            choices = jax.tree.map(lambda x: x.reshape(minibatches, -1, *x.shape[1:]), batch)
+        examples = meshes.global_index(jax.tree.leaves(choices)[0].shape[1])
 
         def one(now: tuple[jax.Array, jax.Array]) -> PyTree:
-            number, which = now
+            number, choice = now
             keys = rng.per_index(jax.random.fold_in(key, number), examples)
-            return sgd.gradient(algorithm, state, jax.tree.map(lambda x: x[which], parts), keys)[:2]
+            minibatch = jax.tree.map(lambda x: x[choice], choices)
+            return sgd.gradient(algorithm, state, minibatch, keys)[:2]
 
-        return _repeated(one, (order, which))[0]
+        return _repeated(one, (order, chosen))[0]
 
     order = _order(updates)
     mapped = meshes.learning(differentiate, job.mesh, (ONE, BATCH, ONE, ONE, ONE), ONE)
-    return _part(mapped, state, batch, key, order, order % max(minibatches, 2))
+    return _stage(mapped, state, batch, key, order, order % max(minibatches, 2))
 
 
-def _optimizer(job: Job, state: TrainState, gradient: PyTree, updates: int) -> Part:
+def _optimizer(job: Job, state: TrainState, gradient: PyTree, updates: int) -> Stage:
     """Makes every update, from one gradient."""
 
     def update(state: TrainState, gradient: PyTree, order: jax.Array) -> tuple[TrainState]:
-        return (
-            jax.lax.scan(
-                lambda state, _: (sgd.apply(job.algorithm, state, gradient), None), state, order
-            )[0],
-        )
+        def one(state: TrainState, number: jax.Array) -> tuple[TrainState, None]:
+            del number
+            return sgd.apply(job.algorithm, state, gradient), None
+
+        return (jax.lax.scan(one, state, order)[0],)
 
     mapped = meshes.learning(update, job.mesh, (ONE, ONE, ONE), ONE)
-    return _part(mapped, state, gradient, _order(updates), carries=True)[0]
+    return _stage(mapped, state, gradient, _order(updates), carries=True)[0]
 
 
-# --- Parts ----------------------------------------------------------------------------------------
+# --- Stages ---------------------------------------------------------------------------------------
 
 
 def _order(updates: int) -> np.ndarray:
@@ -360,8 +375,8 @@ def _order(updates: int) -> np.ndarray:
 
 
 def _twice(tree: PyTree) -> PyTree:
-    """Stacks arrays twice: with a copy chosen at run time,
-    no compiler can move the computation out of a loop.
+    """Stacks two copies of arrays. A loop that chooses one at run time computes in each pass:
+    the compiler cannot move the computation out of the loop.
     """
     return jax.tree.map(lambda x: jnp.stack([x, x]), tree)
 
@@ -379,27 +394,27 @@ def _repeated(function: Callable[[Any], PyTree], over: PyTree) -> PyTree:
     return jax.lax.scan(lambda _, now: (function(now), None), blank, over)[0]
 
 
-def _part(mapped: Callable[..., Any], *args: Any, carries: bool = False) -> tuple[Part, Any]:
-    """Returns a mapped function as a part, and its first output.
+def _stage(
+    mapped: Callable[..., PyTree], *args: PyTree, carries: bool = False
+) -> tuple[Stage, PyTree]:
+    """Returns a mapped function as a stage, and its first output.
 
     Args:
       carries: the function returns a tuple, and takes its
         first output as its first argument in the next run.
     """
     if carries:
-        args = jax.tree.map(jnp.copy, args[:1]) + args[1:]
-    else:
-        args = args
-    jaxpr = jax.make_jaxpr(mapped)(*args).jaxpr
+        args = (jax.tree.map(jnp.copy, args[0]), *args[1:])
     program = jax.jit(mapped, donate_argnums=0 if carries else ())
+    traced = program.trace(*args)
     first = program(*args)
     state = first[0] if carries else args[0]
 
-    def run() -> Any:
+    def run() -> PyTree:
         nonlocal state
         out = program(state, *args[1:])
         if carries:
             state = out[0]
         return out
 
-    return Part(run, costs.of_products(jaxpr), costs.of_memory(jaxpr)), first
+    return Stage(run, traced), first

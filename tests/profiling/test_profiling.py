@@ -8,6 +8,7 @@ import dataclasses
 import gzip
 import itertools
 import json
+import runpy
 import time
 import types
 from pathlib import Path
@@ -26,14 +27,13 @@ from jaxrl_dist import cli, mesh
 from jaxrl_dist.commands import profile
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.nn import cores
-from jaxrl_dist.profiling import costs, timing
-from jaxrl_dist.profiling import stages as parts
-from jaxrl_dist.profiling.advice import bound
+from jaxrl_dist.profiling import stages, timing
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training import setup
 from jaxrl_dist.types import Algorithm
 
 NAP = 0.2
+SCRIPT = types.SimpleNamespace(**runpy.run_path(str(runs.ROOT / "scripts" / "bottleneck.py")))
 SMALL = "--num-envs 8 --hidden-sizes 4 --num-devices 1 --report-interval 64 --seconds 0.2"
 
 
@@ -60,7 +60,9 @@ def test_a_stage_that_sleeps_is_the_one_that_takes_longer(name: str, own: dict[s
     run = setup.prepare(*resolved(Train(name, env="gymnax:CartPole-v1"), {**sizes, **own}))
     job = run.job
     algorithm = {"": drowsy(job.algorithm[""], nap)}
-    made = parts.make_parts(job._replace(algorithm=algorithm, source=DrowsySource(job.source, nap)))
+    made = stages.make_stages(
+        job._replace(algorithm=algorithm, source=DrowsySource(job.source, nap))
+    )
     for part in made.values():
         jax.block_until_ready(part.run())
     for stage in naps:
@@ -85,7 +87,7 @@ def test_the_parts_of_a_team_have_a_row_for_each_agent() -> None:
         "num_minibatches": 2,
     }
     run = setup.prepare(*resolved(Train("ppo", env=team.CartPoles(3)), sizes))
-    made = parts.make_parts(run.job)
+    made = stages.make_stages(run.job)
     shuffled = jax.tree.leaves(made["shuffle"].run())
     assert {len(x) for x in shuffled} == {8 * 3 * 4 // 2}
 
@@ -96,7 +98,7 @@ def several(policies: str, plan: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "plan, policies, stages",
+    "plan, policies, expected",
     [
         pytest.param(
             "on_device",
@@ -120,21 +122,22 @@ def several(policies: str, plan: str) -> str:
     ids=["on_device", "random", "synchronous"],
 )
 def test_stages_of_several_policies_belong_to_one_each(
-    plan: str, policies: str, stages: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    plan: str, policies: str, expected: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "profile.json"
     assert cli.main(f"profile {several(policies, plan)} --seconds 0.02 --json {file}".split()) == 0
     found = runs.read_json(file)
     (spent,) = found["threads"].values()
-    trained = {stage.partition("/")[0] for stage in stages if "/" in stage}
-    expected = stages | {
+    trained = {stage.partition("/")[0] for stage in expected if "/" in stage}
+    expected |= {
         f"{name}/{stage}" for name in trained for stage in ("postprocess", "gradient", "optimizer")
     }
     assert expected <= spent.keys() and not any(
         stage.startswith("b/") for stage in spent.keys() - expected
     )
     assert sum(spent.values()) == pytest.approx(found["iteration_seconds"], rel=1e-6)
-    assert f"{found['bound']['advice']}\n" in capsys.readouterr().out
+    printed = {line.split()[0] for line in capsys.readouterr().out.splitlines() if line}
+    assert expected <= printed
 
 
 def drowsy(algorithm: Algorithm, nap: Any) -> Algorithm:
@@ -203,9 +206,9 @@ def test_the_operations_of_matrix_products_are_counted() -> None:
     product, pixels = 2 * 5 * 7 * 7, 2 * 6 * 6
     args = jnp.ones((5, 7)), jnp.ones((7, 7)), jnp.ones((3, 3, 3, 4))
     jaxpr = jax.make_jaxpr(layers)(*args).jaxpr
-    assert costs.of_products(jaxpr) == {"other": (3 + 2) * product + 2 * pixels * 4 * (3 * 3 * 3)}
+    assert SCRIPT.of_products(jaxpr) == {"other": (3 + 2) * product + 2 * pixels * 4 * (3 * 3 * 3)}
     backward = jax.make_jaxpr(jax.grad(named, argnums=(0, 1)))(*args[:2]).jaxpr
-    assert costs.of_products(backward) == {"torso": 3 * 3 * product, "head": 3 * product}, (
+    assert SCRIPT.of_products(backward) == {"torso": 3 * 3 * product, "head": 3 * product}, (
         "forward, and two gradients"
     )
     over = mesh.acting(
@@ -214,7 +217,7 @@ def test_the_operations_of_matrix_products_are_counted() -> None:
         (mesh.BATCH, mesh.REPLICATED),
         mesh.BATCH,
     )
-    assert costs.of_products(jax.make_jaxpr(over)(jnp.ones((10, 7)), args[1]).jaxpr) == {
+    assert SCRIPT.of_products(jax.make_jaxpr(over)(jnp.ones((10, 7)), args[1]).jaxpr) == {
         "other": 2 * product
     }
 
@@ -224,7 +227,7 @@ def test_the_bytes_that_a_program_moves_are_counted() -> None:
     x, w, row = np.ones((8, 16), np.float32), np.ones((16, 4), np.float32), np.int32(0)
 
     def moved(function: Any, *args: Any) -> int:
-        return costs.of_memory(jax.make_jaxpr(function)(*args).jaxpr)
+        return SCRIPT.of_memory(jax.make_jaxpr(function)(*args).jaxpr)
 
     assert moved(lambda x: jnp.tanh(x + 1) * 2, x) == 2 * x.nbytes
     product, out = x.nbytes + w.nbytes, 8 * 4 * 4
@@ -305,53 +308,40 @@ def test_profile_names_no_stage_on_a_busy_machine(
     clocks = types.SimpleNamespace(perf_counter=seconds, process_time=lambda: running * seconds())
     monkeypatch.setattr(timing, "time", clocks)
     reports: Any = (types.SimpleNamespace(updates=1) for _ in itertools.count())
-    stage = parts.Part(lambda: np.zeros(()), {}, 0)
-    *_, alone, measured = timing._timed(
-        reports, {"gradient": stage}, 0.1, lambda text: None, in_turn=True
-    )
-    assert alone["gradient"] > 0 and measured == pytest.approx(min(running, 1.0), abs=0.1)
-    run = {
-        name: 1
-        for name in ("algorithm", "env", "plan", "num_envs", "rollout_length", "devices", "kind")
-    }
-    found = timing.Profile(
-        run, 1.0, 1.0, {"device": {"gradient": 1.0}}, {}, {}, 1.0, {}, 1.0, running=measured
-    )
-    told = profile.lines(found)[-1]
-    assert (told.startswith("100% of the time"), "bind" in told) == (not busy, not busy)
-    assert (
-        told.endswith(timing.to_json(found)["bound"]["advice"])
-        and ("profile again" in told) == busy
-    )
+    stage: Any = types.SimpleNamespace(run=lambda: np.zeros(()))
+    times = timing._timed(reports, {"gradient": stage}, 0.1, lambda text: None, in_turn=True)
+    assert times.alone["gradient"] > 0
+    assert times.running == pytest.approx(min(running, 1.0), abs=0.1)
+    found = profiled({"device": {"gradient": 1.0}})._replace(running=times.running)
+    last = profile.lines(found)[-1]
+    assert found.busy == busy == last.startswith("the machine is busy: the stages had a core for")
+    assert busy or last.split()[:3] == ["gradient", "1e+03", "50.0%"]
+
+
+def profiled(threads: dict[str, dict[str, float]], alone: Any = None) -> timing.Profile:
+    """A profile of some run, of 2 s an iteration."""
+    names = ("algorithm", "env", "plan", "num_envs", "rollout_length", "devices", "kind")
+    return timing.Profile(dict.fromkeys(names, 1), 1.0, 2.0, threads, alone or {})
 
 
 def test_shares_of_a_peak_that_a_stage_surpasses_are_not_shown() -> None:
     """Its arrays stay in caches: how fast these are is not measured."""
-    threads = {"device": {"gradient": 1.0, "optimizer": 1.0, "rest": 0.0}}
-    matmul, memory = {"gradient": 0.25, "optimizer": 1.25}, {"gradient": 3.05, "optimizer": 0.5}
-    run = {
-        name: 1
-        for name in ("algorithm", "env", "plan", "num_envs", "rollout_length", "devices", "kind")
+    found = profiled({}, {"gradient": 1.0, "optimizer": 2.0})
+    work = {
+        "gradient": SCRIPT.Work({"MLP/Dense_1": 3, "MLP/Dense_0": 1}, 12),
+        "optimizer": SCRIPT.Work({}, 4),
     }
-    found = timing.Profile(run, 1.0, 2.0, threads, matmul, {}, 1.0, memory, 1.0)
-    gradient, optimizer, rest = profile.lines(found)[4:7]
-    assert gradient.endswith("  25% of the peak of matrix products")
-    assert optimizer.endswith("  50% of the peak of memory") and "matrix" not in optimizer
-    assert rest.split() == ["rest", "0", "0.0%"]
+    _, gradient, optimizer = SCRIPT.table(found, work, SCRIPT.Peaks(matmul=16.0, memory=4.0))
+    assert gradient.split() == ["gradient", "25%", "MLP/Dense_1", "75%,", "MLP/Dense_0", "25%"]
+    assert optimizer.split() == ["optimizer", "50%"]
 
 
 def test_advice_names_flags_that_the_run_has() -> None:
-    threads = {"device": {"gradient": 1.0}}
-    found = timing.Profile(
-        {}, 1.0, 2.0, threads, {}, {}, 1.0, {}, 1.0, ["--replay-ratio", "--precision"]
-    )
     advice = (
         "a lower --replay-ratio computes less; --precision bfloat16 computes faster on accelerators"
     )
-    assert (
-        bound(found.threads, found.iteration_seconds, found.flags)[3]
-        == f"the loss and its gradient bind: {advice}"
-    )
+    bound = SCRIPT.bound({"device": {"gradient": 1.0}}, 2.0, ["--replay-ratio", "--precision"])
+    assert bound.advice == f"the loss and its gradient bind: {advice}"
 
 
 @pytest.mark.parametrize(
@@ -369,7 +359,7 @@ def test_advice_names_no_flag_that_the_run_follows(
     config, source = resolved(
         jaxrl_dist.preset(algorithm, "CartPole-v1", plan=plan, num_epochs=epochs)
     )
-    flags = timing._changeable(config, setup.make_algorithm(config, source.spec))
+    flags = SCRIPT.changeable(config, setup.make_algorithm(config, source.spec))
     assert {"--plan", "--num-epochs", "--num-envs"} - {*flags} == {missing}
 
 
@@ -379,12 +369,8 @@ def test_with_several_threads_the_last_sentence_names_the_one_that_binds() -> No
         "learner": {"waiting for actors": 1.6, "gradient": 0.4},
         "actor": {"environment": 1.2, "policy": 0.8},
     }
-    run = {
-        name: 1
-        for name in ("algorithm", "env", "plan", "num_envs", "rollout_length", "devices", "kind")
-    }
-    found = timing.Profile(run, 1.0, 2.0, threads, {}, {}, 1.0, {}, 1.0)
-    assert profile.lines(found)[-1].startswith(
+    sentence = SCRIPT.sentence(profiled(threads), SCRIPT.bound(threads, 2.0, []))
+    assert sentence.startswith(
         "60% of the time of the actor, which waits least: the environments bind"
     )
 
@@ -405,7 +391,7 @@ def test_products_of_a_core_belong_to_its_layers(name: str) -> None:
         lambda params: core.unroll(params, features, state, valid)[0].sum(),
         lambda params: core.step(params, features[0], state)[0].sum(),
     ):
-        layers = costs.of_products(jax.make_jaxpr(jax.grad(function))(params).jaxpr)
+        layers = SCRIPT.of_products(jax.make_jaxpr(jax.grad(function))(params).jaxpr)
         assert layers and {layer.split("/")[0] for layer in layers} == {module}
         assert not any(layer.endswith(f"/{module}") for layer in layers)
 
@@ -446,14 +432,9 @@ def test_a_run_is_profiled(
     )
     found = runs.read_json(file)
     assert found["threads"].keys() == threads and picture.stat().st_size > 1000
-    for stages in found["threads"].values():
-        assert sum(stages.values()) == pytest.approx(found["iteration_seconds"], rel=1e-6)
-        assert all(seconds >= 0 for stage, seconds in stages.items() if stage != "rest")
-    assert found["memory_ceiling"] > 1e8 and all(
-        rate > 0 for rate in found["memory_rates"].values()
-    )
-    for layers in found["layers"].values():
-        assert sum(layers.values()) == pytest.approx(1) and "other" not in layers
+    for spent in found["threads"].values():
+        assert sum(spent.values()) == pytest.approx(found["iteration_seconds"], rel=1e-6)
+        assert all(seconds >= 0 for stage, seconds in spent.items() if stage != "rest")
     if traced:
         events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
         assert {"postprocess", "gradient", "optimizer"} < {event.get("name") for event in events}
@@ -466,25 +447,45 @@ def test_a_run_is_profiled(
         assert found["env_steps_per_second"] == pytest.approx(
             steps / found["iteration_seconds"], rel=0.3
         )
-    out, said = (text := capsys.readouterr()).out, text.err.splitlines()
-    doing = [
-        line.removeprefix("jaxrl-dist: ").split(" for ")[0]
-        for line in said
-        if line.startswith("jaxrl-dist: ")
-    ]
-    assert doing == [
-        "compiling the run and its stages",
-        "timing the run",
-        "timing the peaks of the device",
-    ]
-    assert f"{found['bound']['advice']}\n" in out and not list(tmp_path.glob("runs*"))
+    assert doing(capsys.readouterr().err) == ["compiling the run and its stages", "timing the run"]
+    assert not list(tmp_path.glob("runs*"))
+
+
+def doing(said: str) -> list[str]:
+    """What a profile says that it does."""
+    lines = [line for line in said.splitlines() if line.startswith("jaxrl-dist: ")]
+    return [line.removeprefix("jaxrl-dist: ").split(" for ")[0] for line in lines]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "ppo --env CartPole-v1 --rollout-length 8 --num-epochs 1",
+        pytest.param(
+            "dqn --env envpool:CartPole-v1 --rollout-length 8 --batch-size 8",
+            marks=pytest.mark.case,
+        ),
+    ],
+)
+def test_the_script_says_what_binds(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bottleneck.json"
+    SCRIPT.main(f"{command} {SMALL} --json {file}".split())
+    found = runs.read_json(file)
+    assert found["memory_ceiling"] > 1e8 and found["matmul_ceiling"] > 1e8
+    assert all(rate > 0 for rate in found["memory_rates"].values())
+    assert found["layers"].keys() == found["matmul_rates"].keys() >= {"gradient"}
+    for layers in found["layers"].values():
+        assert sum(layers.values()) > 0 and "other" not in layers
+    out, err = capsys.readouterr()
+    assert doing(err)[-1] == "timing the peaks of the device"
+    assert f"{found['bound']['advice']}\n" in out or "profile again" in out
 
 
 def test_the_picture_names_each_stage_once(tmp_path: Path) -> None:
     threads = {"learner": {"gradient": 1.0, "rest": 1.0}, "actor": {"policy": 1.0, "rest": 1.0}}
-    profile._draw(
-        timing.Profile({}, 1.0, 2.0, threads, {}, {}, 1.0, {}, 1.0), tmp_path / "profile.svg"
-    )
+    profile._draw(profiled(threads), tmp_path / "profile.svg")
     drawn = (tmp_path / "profile.svg").read_text()
     assert [drawn.count(f">{stage}<") for stage in ("gradient", "policy", "rest")] == [1, 1, 1]
 
@@ -557,13 +558,11 @@ def test_what_cannot_be_profiled_is_said_in_one_line(
 @pytest.mark.parametrize("largest, binds", [(0.34, False), (0.5, True)])
 def test_a_stage_binds_only_if_it_takes_clearly_the_most(largest: float, binds: bool) -> None:
     threads = {"main": {"policy": 0.305, "environment": largest, "gradient": 0.306, "rest": 0.05}}
-    found = timing.Profile(
-        {}, 1.0, 1.0, threads, {}, {}, 1.0, {}, 1.0, ["--num-envs", "--hidden-sizes"]
-    )
-    thread, stage, share, advice = bound(found.threads, found.iteration_seconds, found.flags)
+    flags = ["--num-envs", "--hidden-sizes"]
+    thread, stage, share, advice = SCRIPT.bound(threads, 1.0, flags)
     assert (thread, stage, share) == ("main", "environment", largest)
     near = "no stage binds: environment takes the most, and gradient 31%, policy 30% nearly as much"
     assert advice.startswith("the environments bind: ") if binds else advice == near
     two = {"main": {"policy": 0.45, "environment": 0.45, "rest": 0.1}}
-    advice = bound(two, 1.0, found.flags)[3]
+    advice = SCRIPT.bound(two, 1.0, flags).advice
     assert advice.endswith("environment 45% nearly as much; more --num-envs would help all of them")
