@@ -1004,9 +1004,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 save(folder / RESULTS, {**load(folder / RESULTS), name: entry})
 
             before = load(folder / RESULTS).get(bar.name, {})
-            if args.missing and before.get("command") == bar.command():
-                before = before
-            else:
+            if not args.missing and before.get("command") == bar.command():
                 before = None
             result = run_bar(bar, args.seeds, lambda text: print(text, flush=True), keep, before)
             if not bar.passed(result["returns"]):

@@ -67,8 +67,6 @@ def tables(page: str) -> Iterator[tuple[str, list[str]]]:
     for line in [*(ROOT / page).read_text(encoding="utf-8").splitlines(), ""]:
         if line.startswith("#"):
             section = line.strip("# ")
-        else:
-            section = section
         if line.startswith("|"):
             rows.append(line)
         elif rows:

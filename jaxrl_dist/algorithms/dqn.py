@@ -94,7 +94,8 @@ class DQN(
             self, "ez_greedy", active=not self.parameter_noise, needed="--no-parameter-noise"
         )
         others = [flag(name) for name in ("noisy", "epsilon_ladder") if getattr(self, name)]
-        others += ["--core"] if self.core != "none" else []
+        if self.core != "none":
+            others.append("--core")
         if self.parameter_noise and others:
             raise ConfigError(
                 f"--parameter-noise does not work with {others[0]}: remove one of them"
@@ -106,7 +107,9 @@ class DQN(
 
     def error_loss(self, error: jax.Array) -> jax.Array:
         """Returns the loss of each temporal-difference error."""
-        return (optax.losses.huber_loss if self.td_loss == "huber" else optax.losses.l2_loss)(error)
+        if self.td_loss == "huber":
+            return optax.losses.huber_loss(error)
+        return optax.losses.l2_loss(error)
 
     def bellman(self, reward: jax.Array, discount: jax.Array, value: jax.Array) -> jax.Array:
         """Returns ``h(reward + discount h^-1(value))``, without ``rescale_values``
@@ -181,9 +184,8 @@ class DQN(
         """Returns the log-probability ``[...]`` with which ``act`` chooses actions ``[...]``,
         from the same core.
         """
-        chosen = distributions.EpsilonGreedy(
-            q, self._epsilon(core, action.ndim, env_step), legal
-        ).log_prob(action)
+        epsilon = self._epsilon(core, action.ndim, env_step)
+        chosen = distributions.EpsilonGreedy(q, epsilon, legal).log_prob(action)
         if not self.ez_greedy:
             return chosen
         repeated = jnp.where(action == core.action, 0.0, -jnp.inf)
@@ -218,7 +220,9 @@ class DQN(
 
         def action_values(variables: Variables, obs: PyTree) -> tuple[jax.Array, float]:
             q = values(network.apply(variables.params, obs, None))
-            return returns.unscale(q) if self.rescale_values else q, 0.0
+            if self.rescale_values:
+                q = returns.unscale(q)
+            return q, 0.0
 
         def log_prob(
             variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context
@@ -226,14 +230,54 @@ class DQN(
             q = values(network.apply(variables.params, obs, None))
             return self.log_prob(q, observations.legal(spec, obs), core, action, context.env_step)
 
+        def expected_loss(
+            q: jax.Array, batch: PyTree, bootstrap: jax.Array, best: jax.Array
+        ) -> tuple[jax.Array, jax.Array]:
+            """Returns losses and priorities, ``[N]`` each, of mean returns."""
+            next_q = packing.take_along_last(values(bootstrap), best)
+            target = self.bellman(batch["reward"], batch["discount"], next_q)
+            error = returns.constant(target) - q
+            return self.error_loss(error), jnp.abs(error)
+
+        def categorical_loss(
+            online: jax.Array, batch: PyTree, bootstrap: jax.Array, best: jax.Array
+        ) -> tuple[jax.Array, jax.Array]:
+            """Returns losses and priorities, ``[N]`` each, of distributions of returns."""
+            rows = jnp.arange(len(online))
+            probs = jax.nn.softmax(bootstrap[rows, best])
+            reward = batch["reward"][:, None]
+            target = self.bellman(reward, batch["discount"][:, None], atoms[None])
+            project = jax.vmap(returns.project, (0, 0, None))
+            projected = returns.constant(project(target, probs, atoms))
+            losses = optax.losses.softmax_cross_entropy(online[rows, batch["action"]], projected)
+            # Hessel et al. (2018), section 4: the KL divergence, which is 0 where the prediction
+            # equals the target.
+            entropy = jnp.sum(jax.scipy.special.entr(projected), axis=-1)
+            return losses, jnp.maximum(losses - entropy, 0.0)
+
+        def conservative_metrics(
+            q: jax.Array, batch: PyTree, online: jax.Array
+        ) -> dict[str, jax.Array]:
+            """Returns the loss of ``cql_weight``, ``[N]``, and how many values are at the floor."""
+            every_q = values(online)
+            legal = observations.legal(spec, batch["obs"])
+            metrics = {}
+            if self.cql_floor:
+                floor = batch["return"][:, None]
+                if self.rescale_values:
+                    floor = returns.rescale(floor)
+                metrics["q/floored"] = jnp.mean(every_q < floor, axis=-1, where=legal)
+                every_q = jnp.maximum(every_q, floor)
+            log_sum = jax.scipy.special.logsumexp(observations.masked(every_q, legal), axis=-1)
+            return {**metrics, "loss/cql": log_sum - q}
+
         def loss(
             variables: Variables, batch: PyTree, context: Context
         ) -> tuple[jax.Array, jax.Array, Aux]:
             noise: list[jax.Array | None] = [None, None, None]
             if self.noisy:
-                noise = list(
-                    jnp.moveaxis(jax.vmap(lambda key: jax.random.split(key, 3))(context.keys), 1, 0)
-                )
+                keys = jax.vmap(lambda key: jax.random.split(key, 3))(context.keys)
+                noise = list(jnp.moveaxis(keys, 1, 0))
             now = (batch["obs"], noise[0])
             following = (batch["next_obs"], noise[2])
             online, next_online = network.apply_each(variables.params, now, following)
@@ -243,42 +287,12 @@ class DQN(
             legal = observations.legal(spec, batch["next_obs"])
             best = jnp.argmax(observations.masked(values(choosing), legal), axis=-1)
             if self.num_atoms == 1:
-                next_q = packing.take_along_last(values(bootstrap), best)
-                error = (
-                    returns.constant(self.bellman(batch["reward"], batch["discount"], next_q)) - q
-                )
-                losses = self.error_loss(error)
-                priority = jnp.abs(error)
+                losses, priority = expected_loss(q, batch, bootstrap, best)
             else:
-                rows = jnp.arange(len(online))
-                probs = jax.nn.softmax(bootstrap[rows, best])
-                returned = self.bellman(
-                    batch["reward"][:, None], batch["discount"][:, None], atoms[None]
-                )
-                projected = returns.constant(
-                    jax.vmap(returns.project, (0, 0, None))(returned, probs, atoms)
-                )
-                losses = optax.losses.softmax_cross_entropy(
-                    online[rows, batch["action"]], projected
-                )
-                # Hessel et al. (2018), section 4: the KL divergence, which is 0 where the
-                # prediction equals the target.
-                entropy = jnp.sum(jax.scipy.special.entr(projected), axis=-1)
-                priority = jnp.maximum(losses - entropy, 0.0)
+                losses, priority = categorical_loss(online, batch, bootstrap, best)
             metrics = {"loss/q": losses, "q/mean": q}
             if self.cql_weight is not None:
-                known = values(online)
-                legal = observations.legal(spec, batch["obs"])
-                if self.cql_floor:
-                    returned = batch["return"][:, None]
-                    if self.rescale_values:
-                        least = returns.rescale(returned)
-                    else:
-                        least = returned
-                    metrics["q/floored"] = jnp.mean(known < least, axis=-1, where=legal)
-                    known = jnp.maximum(known, least)
-                known = observations.masked(known, legal)
-                metrics["loss/cql"] = jax.scipy.special.logsumexp(known, axis=-1) - q
+                metrics |= conservative_metrics(q, batch, online)
                 losses += self.cql_weight * metrics["loss/cql"]
             return losses, batch["valid"], Aux(metrics, returns.constant(priority))
 
@@ -301,9 +315,8 @@ class DQN(
             legal = observations.legal(spec, obs)
 
             def log_probs(params: PyTree) -> jax.Array:
-                return jax.nn.log_softmax(
-                    observations.masked(values(network.apply(params, obs, None)), legal)
-                )
+                q = values(network.apply(params, obs, None))
+                return jax.nn.log_softmax(observations.masked(q, legal))
 
             plain = log_probs(params)
             noisy = log_probs(perturbed)

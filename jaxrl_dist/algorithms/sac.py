@@ -67,15 +67,19 @@ class SAC(
 
         def choose(params: PyTree, obs: PyTree) -> Any:
             """Returns the policy's distribution of actions ``[N]``."""
-            return kind.distribution(
-                observations.masked(actor.apply(params, obs), observations.legal(spec, obs))
-            )
+            outputs = actor.apply(params, obs)
+            return kind.distribution(observations.masked(outputs, observations.legal(spec, obs)))
 
         def init(key: jax.Array) -> Variables:
             actor_key, critic_key = jax.random.split(key)
             params = {"actor": actor.init(actor_key), "critic": kind.critic.init(critic_key)}
             temperature = jnp.float32(1.0 if self.temperature is None else self.temperature)
             return Variables(params | {"log_temperature": jnp.log(temperature)}, ())
+
+        def initial_core(num_envs: int) -> PyTree:
+            if kind.noise_size:
+                return jnp.zeros((num_envs, kind.noise_size))
+            return ()
 
         def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
             chosen = choose(variables.params["actor"], obs)
@@ -100,9 +104,49 @@ class SAC(
             return jnp.exp(variables.params["log_temperature"])
 
         def action_values(variables: Variables, obs: PyTree) -> tuple[jax.Array, jax.Array]:
-            return kind.critic.apply(variables.params["critic"], obs).min(axis=0), entropy_weight(
-                variables
-            )
+            q = kind.critic.apply(variables.params["critic"], obs)
+            return q.min(axis=0), entropy_weight(variables)
+
+        def critic_loss(
+            params: PyTree,
+            frozen: PyTree,
+            temperature: jax.Array,
+            batch: PyTree,
+            context: Context,
+            keys: jax.Array,
+        ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
+            """Returns losses ``[N]``, errors ``[2, N]`` and metrics: equations 2, 3 and 5, with the
+            smaller of two critics.
+            """
+            chosen = choose(frozen["actor"], batch["next_obs"])
+            next_q, next_entropy = kind.expect(context.target, batch["next_obs"], chosen, keys)
+            next_value = next_q + temperature * next_entropy
+            target = batch["reward"] + batch["discount"] * next_value
+            q = kind.value(params["critic"], batch["obs"], batch["action"])
+            error = q - returns.constant(target)[None]
+            losses = 0.5 * jnp.sum(jnp.square(error), axis=0)
+            metrics = {"q/mean": q.mean(axis=0)}
+            if self.cql_weight is not None:
+                policies = (choose(frozen["actor"], batch["obs"]), chosen)
+                floor = batch.get("return")
+                log_sum = kind.log_sum(
+                    params["critic"], batch["obs"], policies, context.keys, floor
+                )
+                metrics["loss/cql"] = jnp.sum(log_sum - q, axis=0)
+                losses = losses + self.cql_weight * metrics["loss/cql"]
+            return losses, error, metrics | {"loss/critic": losses}
+
+        def temperature_loss(params: PyTree, entropy: jax.Array, obs: PyTree) -> jax.Array:
+            """Returns losses ``[N]``: equation 18 by the logarithm of the temperature, as in the
+            authors' code.
+            """
+            target: float | jax.Array | None = self.target_entropy
+            if target is None:
+                target = kind.target_entropy(obs)
+            excess = returns.constant(entropy) - target
+            if self.temperature is None:
+                return params["log_temperature"] * excess
+            return jnp.zeros_like(excess)
 
         def loss(
             variables: Variables, batch: PyTree, context: Context
@@ -111,59 +155,25 @@ class SAC(
             frozen = returns.constant(variables.params)
             next_keys, keys = jnp.moveaxis(jax.vmap(jax.random.split)(context.keys), 1, 0)
             temperature = entropy_weight(variables._replace(params=frozen))
-
-            # Equations 2, 3 and 5, with the smaller of two critics.
-            chosen = choose(frozen["actor"], batch["next_obs"])
-            next_q, next_entropy = kind.expect(context.target, batch["next_obs"], chosen, next_keys)
-            value_target = batch["reward"] + batch["discount"] * (
-                next_q + temperature * next_entropy
+            critic_losses, error, metrics = critic_loss(
+                params, frozen, temperature, batch, context, next_keys
             )
-            q = kind.value(params["critic"], batch["obs"], batch["action"])
-            error = q - returns.constant(value_target)[None]
-            critic_loss = 0.5 * jnp.sum(jnp.square(error), axis=0)
-            cql: dict[str, jax.Array] = {}
-            if self.cql_weight is not None:
-                policies = (choose(frozen["actor"], batch["obs"]), chosen)
-                least = batch.get("return")
-                log_sum = kind.log_sum(
-                    params["critic"], batch["obs"], policies, context.keys, least
-                )
-                gap = jnp.sum(log_sum - q, axis=0)
-                cql = {"loss/cql": gap}
-                critic_loss = critic_loss + self.cql_weight * gap
 
-            # Equation 7
+            # Equation 7.
             chosen = choose(params["actor"], batch["obs"])
             new_q, entropy = kind.expect(frozen["critic"], batch["obs"], chosen, keys)
-            actor_loss = -(new_q + temperature * entropy)
+            actor_losses = -(new_q + temperature * entropy)
 
-            # Equation 18 by the logarithm of the temperature, as in the authors' code
-            if self.target_entropy is None:
-                wanted = kind.target_entropy(batch["obs"])
-            else:
-                wanted = self.target_entropy
-            excess = returns.constant(entropy) - wanted
-            if self.temperature is None:
-                temperature_loss = params["log_temperature"] * excess
-            else:
-                temperature_loss = jnp.zeros_like(excess)
-
-            metrics = {
-                "loss/critic": critic_loss,
-                "loss/actor": actor_loss,
+            losses = critic_losses + actor_losses + temperature_loss(params, entropy, batch["obs"])
+            metrics |= {
+                "loss/actor": actor_losses,
                 "policy/entropy": entropy,
                 "policy/temperature": jnp.broadcast_to(temperature, entropy.shape),
-                "q/mean": q.mean(axis=0),
-                **cql,
             }
             if self.cql_floor:
                 metrics["q/floored"] = (new_q < batch["return"]).astype(jnp.float32)
             priority = returns.constant(jnp.abs(error).mean(axis=0))
-            return (
-                critic_loss + actor_loss + temperature_loss,
-                batch["valid"],
-                Aux(metrics, priority),
-            )
+            return losses, batch["valid"], Aux(metrics, priority)
 
         def update_target(params: PyTree, target: PyTree, updates: jax.Array) -> PyTree:
             del updates
@@ -185,9 +195,7 @@ class SAC(
             target=update_target,
             initial_target=lambda params: copied(params["critic"]),
             **n_step_replay(self),
-            initial_core=lambda num_envs: (
-                jnp.zeros((num_envs, kind.noise_size)) if kind.noise_size else ()
-            ),
+            initial_core=initial_core,
         )
         networks_of = {"actor": actor, "critic": kind.critic}
         return sequences.sequences(
@@ -328,15 +336,14 @@ class _Discrete:
         return chosen.log_prob(action)
 
     def _random(self, size: int, legal: jax.Array | None) -> distributions.Categorical:
-        return distributions.Categorical(
-            observations.masked(jnp.zeros((size, self.num_outputs)), legal)
-        )
+        equal = jnp.zeros((size, self.num_outputs))
+        return distributions.Categorical(observations.masked(equal, legal))
 
     def target_entropy(self, obs: PyTree) -> float | jax.Array:
         legal = observations.legal(self.spec, obs)
-        return 0.5 * (
-            math.log(self.num_outputs) if legal is None else jnp.log(jnp.sum(legal, axis=-1))
-        )
+        if legal is None:
+            return 0.5 * math.log(self.num_outputs)
+        return 0.5 * jnp.log(jnp.sum(legal, axis=-1))
 
     def value(self, params: PyTree, obs: PyTree, action: jax.Array) -> jax.Array:
         return self.critic.apply(params, obs)[:, jnp.arange(len(action)), action]
@@ -357,12 +364,8 @@ class _Discrete:
     ) -> jax.Array:
         legal = observations.legal(self.spec, obs)
         q = self.critic.apply(params, obs)
-        if least is None:
-            q = q
-        else:
+        if least is not None:
             q = jnp.maximum(q, least[None, :, None])
-        if legal is None:
-            legal = None
-        else:
+        if legal is not None:
             legal = jnp.broadcast_to(legal[None], q.shape)
         return jax.scipy.special.logsumexp(observations.masked(q, legal), axis=-1)

@@ -458,8 +458,6 @@ def _texts(vary: Mapping[str, Any]) -> dict[str, Any]:
         # an array
         if hasattr(values, "tolist"):
             values = values.tolist()
-        else:
-            values = values
         if isinstance(values, list | tuple | range):
             return ",".join(map(str, values))
         return values

@@ -252,8 +252,6 @@ def _with_kinds(
     """Pairs the values of a tuple with their types, given the arguments of the tuple's type."""
     if kinds[1:] == (...,):
         kinds = kinds[:1] * len(parts)
-    else:
-        kinds = kinds
     if len(kinds) != len(parts):
         raise ConfigError(
             f"{flag(name)} must be a tuple of {len(kinds)} values, not {shown(parts)}"

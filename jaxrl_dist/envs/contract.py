@@ -231,8 +231,6 @@ def of_env(contract: Contract, env: Any, params: Any) -> Traced:
     contract.halt()
     if params is None:
         params = contract.call("default_params", lambda: env.default_params)
-    else:
-        params = params
     native = []
     spaces = []
     for role in ("observation", "action"):

@@ -109,8 +109,6 @@ def _image(obs: np.ndarray) -> np.ndarray:
     else:
         if channels_first(obs.shape):
             obs = np.moveaxis(obs, 0, 2)
-        else:
-            obs = obs
     if obs.dtype == np.uint8:
         shown = obs / 255
     else:

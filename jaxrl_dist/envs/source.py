@@ -120,8 +120,6 @@ class EnvSource(NamedTuple):
             )
         if isinstance(share, int):
             share = EnvSlice.all(share)
-        else:
-            share = share
         if isinstance(seed, Sequence):
             runs = seed
         else:

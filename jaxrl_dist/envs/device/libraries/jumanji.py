@@ -69,8 +69,6 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
     def step(key: jax.Array, state: Any, action: Any) -> Step:
         if joint:
             action = jnp.stack(jnp.unravel_index(action, shape))
-        else:
-            action = action
         state, timestep = env.step(state, action)
         over = timestep.last()
         ends = over & (timestep.discount == 0), over & (timestep.discount != 0)
@@ -80,8 +78,6 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
 
     if joint:
         actions = spaces.Discrete(int(np.prod(shape)))
-    else:
-        actions = actions
     return Adapted(reset, step, _space(observations), actions, "jumanji", limit)
 
 
