@@ -28,12 +28,13 @@ _HINTS |= {tuple: "tuple[int, ...]", type(None): "float | None"}
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        text = f"module {__name__!r} has no attribute {name!r}"
         if name not in ALGORITHMS.values():
-            raise AttributeError(text)
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         file = name.lower()
-        how = f"it is {__name__}.{file}.{name}; jaxrl_dist.preset({file!r}, env) has its values for an environment"
-        raise absent(f"{text}: {how}")
+        raise absent(
+            f"module {__name__!r} has no attribute {name!r}: it is {__name__}.{file}.{name}; "
+            f"jaxrl_dist.preset({file!r}, env) has its values for an environment"
+        )
 
 
 def config_class(name: str | type, user_class: type | None = None) -> Any:
@@ -62,18 +63,18 @@ def having(field: str) -> str:
     names = [
         name for name in (*ALGORITHMS, *PRESETS) if field in config_class(name).__dataclass_fields__
     ]
-    listed = " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
-    return listed and f"{listed} {'has' if len(names) == 1 else 'have'}"
+    if not names:
+        return ""
+    if len(names) == 1:
+        return f"{names[0]} has"
+    return f"{', '.join(names[:-1])} and {names[-1]} have"
 
 
 def name_of(config: Any) -> str:
     """Returns the algorithm's name for a config or config class; for the user's own algorithm,
     the class name.
     """
-    if isinstance(config, type):
-        kind = config
-    else:
-        kind = type(config)
+    kind = config if isinstance(config, type) else type(config)
     package, _, file = kind.__module__.rpartition(".")
     if package == __name__ and ALGORITHMS.get(file) == kind.__name__:
         return file
@@ -99,13 +100,14 @@ def from_file(path: str) -> type:
         if isinstance(kind, type) and kind.__module__ == module.__name__
     ]
     kinds = [kind for kind in kinds if callable(getattr(kind, "make", None))]
-    if len(kinds) != 1:
-        if kinds:
-            several = f"several: {', '.join(kind.__name__ for kind in kinds)}"
-        else:
-            several = "none"
+    if not kinds:
         raise ConfigError(
-            f"{path} must hold one algorithm, a dataclass with make, but there is {several}"
+            f"{path} must hold one algorithm, a dataclass with make, but there is none"
+        )
+    if len(kinds) > 1:
+        names = ", ".join(kind.__name__ for kind in kinds)
+        raise ConfigError(
+            f"{path} must hold one algorithm, a dataclass with make, but there are several: {names}"
         )
     _check(path, kinds[0])
     return kinds[0]
@@ -137,7 +139,8 @@ def unannotated(kind: type) -> str:
     fields = {field.name for field in dataclasses.fields(kind)}
     annotated = set[str]()
     for base in reversed(kind.__mro__):
-        annotated |= (own := inspect.get_annotations(base).keys())
+        own = inspect.get_annotations(base).keys()
+        annotated |= own
         for name, value in vars(base).items():
             constant = (
                 name.startswith("_")

@@ -149,16 +149,14 @@ class ActionScale(NamedTuple):
         """
         space = spec.action
         name = name_of(config)
-        if (
-            not isinstance(space, spaces.Box)
-            or len(space.shape) != 1
-            or not np.issubdtype(space.dtype, np.floating)
-        ):
-            hint = f"; {_handled(space)}"
-            if isinstance(space, spaces.Box):
-                hint = f": they have the shape {space.shape}; gymnasium.wrappers.TransformAction can flatten them"
+        if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
             raise ConfigError(
-                f"{name} needs actions that are {needed}, which {spec.id} lacks{hint}"
+                f"{name} needs actions that are {needed}, which {spec.id} lacks; {_handled(space)}"
+            )
+        if len(space.shape) != 1:
+            raise ConfigError(
+                f"{name} needs actions that are {needed}, which {spec.id} lacks: they have the shape "
+                f"{space.shape}; gymnasium.wrappers.TransformAction can flatten them"
             )
         if not np.isfinite([space.low, space.high]).all():
             raise ConfigError(

@@ -321,7 +321,7 @@ BAD = {
     "import sys\nsys.exit(0)": "line 2: SystemExit: 0",
     "import sys\n\nsys.exit('enough')": "line 3: SystemExit: enough",
     "x = 1": "must hold one algorithm, a dataclass with make, but there is none",
-    CONFIG_CLASS + CONFIG_CLASS.replace("Mine", "Yours"): "but there is several: Mine, Yours",
+    CONFIG_CLASS + CONFIG_CLASS.replace("Mine", "Yours"): "but there are several: Mine, Yours",
     CONFIG_CLASS.replace("@dataclasses.dataclass(frozen=True)\n", ""): "Mine must be a dataclass",
     CONFIG_CLASS.replace("Mine", "ppo"): "ppo is the name of one of ours; call the class otherwise",
     CONFIG_CLASS.replace("x: int = 3", "x: int"): "Mine.x needs a default",
