@@ -372,7 +372,7 @@ class Train(
             raise ConfigError(
                 "--env is missing; `jaxrl-dist list envs` names environments, such as CartPole-v1"
             )
-        self._check_data()
+        self.check_data()
         self.check_best()
         if self.run_dir == "":
             raise ConfigError("--run-dir is empty; remove it for one under runs/")
@@ -402,36 +402,6 @@ class Train(
         self.check_launch()
         if not isinstance(self.algorithm, type):
             Traits.of(self.algorithm).validate()
-
-    def _check_data(self) -> None:
-        """Checks the fields of learning from a data set.
-
-        Raises:
-          ConfigError: one of them does nothing, or is missing.
-        """
-        offline = self.offline
-        if offline and self.data is None:
-            raise ConfigError("--plan offline learns from a data set, and --data is missing")
-        if offline and self.data_share is not None:
-            raise ConfigError(
-                "--data-share is for runs with new experience, and --plan offline makes none: remove one"
-            )
-        if self.data is not None and self.data_share is None and not offline:
-            raise ConfigError(
-                f"--data under --plan {self.plan} needs --data-share, its share of each batch"
-            )
-        if self.data_memory == "host":
-            single = offline and self.seeds == 1 and not self.vary
-            check_used(
-                self, "data_memory", active=single, needed="a single run under --plan offline"
-            )
-        check_used(self, "total_updates", active=offline, needed="--data and --plan offline")
-        new = "new experience, which --plan offline does not make"
-        check_used(
-            self, "total_env_steps", "stop_at_return", "evolve", active=not offline, needed=new
-        )
-        if offline and not self.env and self.evaluation_episodes:
-            raise ConfigError("--evaluation-episodes needs --env, the environment to play in")
 
 
 def settings_of(config: Train) -> dict[str, Any]:

@@ -39,7 +39,8 @@ from jaxrl_dist.settings.stored import acting_config, differences, to_json
 from jaxrl_dist.spaces import describe
 from jaxrl_dist.training import contract, recording, weights
 from jaxrl_dist.training.compile_cache import keep_programs
-from jaxrl_dist.training.learner import check_sizes, load_data, make_learner, scale_of_records
+from jaxrl_dist.training.data import load_data, scale_of_records
+from jaxrl_dist.training.learner import check_sizes, make_learner
 from jaxrl_dist.training.member import Member, ProgramShared
 from jaxrl_dist.training.planning import check_simulator
 from jaxrl_dist.training.rows import Row
