@@ -151,16 +151,6 @@ def reads_of_core(
     return read(lambda *x: algorithm.policy(*x)[0]), read(algorithm.log_prob, action)
 
 
-def probabilities_known(algorithm: Algorithm, spec: EnvSpec, variables: Variables) -> bool:
-    """Returns whether ``log_prob`` is that of drawn actions:
-    it is not where their noise is correlated in time.
-    """
-    if algorithm.log_prob is None:
-        return False
-    drawn, given = reads_of_core(algorithm, spec, variables)
-    return drawn <= given
-
-
 def num_parts(algorithm: Algorithm, variables: Variables, num_envs: int) -> int:
     """The number of parts in which environments with separate parameters act,
     so that parameters fit into memory.

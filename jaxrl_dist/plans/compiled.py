@@ -15,10 +15,10 @@ from jax.sharding import PartitionSpec
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import packing, rng
 from jaxrl_dist.actors import device, programs
+from jaxrl_dist.actors.recorded_policy import to_record
 from jaxrl_dist.actors.step import NO_FAULT, initial_core
 from jaxrl_dist.envs.base import EnvSlice
 from jaxrl_dist.envs.episodes import no_episodes
-from jaxrl_dist.plans import recording
 from jaxrl_dist.plans.averaging import averaging
 from jaxrl_dist.plans.initial import BATCH, MEMBERS, STATE, stack, start
 from jaxrl_dist.plans.iteration import (
@@ -243,7 +243,7 @@ def make_program(
       average_every: iterations after which the networks of all members become their mean;
         None: never.
       keeps: the largest ``count`` of a run that is recorded. Then ``kept`` is what
-        ``recording.divided`` keeps of each iteration, ``[keeps, ...]``; 0: it is (), and ``count``
+        ``to_record`` returns for each iteration, ``[keeps, ...]``; 0: it is (), and ``count``
         has no limit.
     """
 
@@ -273,9 +273,7 @@ def make_program(
             state, actor, since, steps, kept, done, _ = carry
             acted, experience, (new_steps, episodes, fault) = act(state, actor, keys, hyper)
             if keeps:
-                kept = jax.tree.map(
-                    lambda all, x: all.at[done].set(x), kept, recording.divided(experience)[0]
-                )
+                kept = jax.tree.map(lambda all, x: all.at[done].set(x), kept, to_record(experience))
 
             def learn(state: TrainState, _: Any, since: IntervalSums, steps: jax.Array) -> Any:
                 state, since = learned(
@@ -298,7 +296,7 @@ def make_program(
         zeros = jnp.zeros((*running.shape, 2), jnp.int32)
         kept: PyTree = ()
         if keeps:
-            one = recording.divided(jax.eval_shape(act, state, actor, keys, hyper)[1])[0]
+            one = to_record(jax.eval_shape(act, state, actor, keys, hyper)[1])
             kept = jax.tree.map(lambda x: jnp.zeros((keeps, *x.shape), x.dtype), one)
         begin = state, actor, since, zeros, kept, jnp.zeros((), jnp.int32), none
         with jax.named_scope("iteration"):

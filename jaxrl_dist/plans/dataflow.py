@@ -21,7 +21,7 @@ from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.plans import report as reports
 from jaxrl_dist.plans.clock import Clock
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.recording import acting, recorded
+from jaxrl_dist.plans.recording import acting, recording_actors
 from jaxrl_dist.plans.report import updates_of
 from jaxrl_dist.plans.window import Window
 from jaxrl_dist.types import Algorithms, Join, Report, TrainState
@@ -96,7 +96,7 @@ def dataflow(
     store = ParamStore(options.meshes, keep=options.lag or 0)
     store.publish(arrays.as_local(state, job.mesh))
     with contextlib.closing(
-        ActorPool(job.actor_job(acting(job)), options, store, recorded(job, exchange.send))
+        ActorPool(job.actor_job(acting(job)), options, store, recording_actors(job, exchange.send))
     ) as pool:
         tally = Tally(
             job, pool, store, job.iterations_per_report * options.num_actors // exchange.size

@@ -14,10 +14,9 @@ import jax.numpy as jnp
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import packing
-from jaxrl_dist.actors import device
+from jaxrl_dist.actors import device, recorded_policy
 from jaxrl_dist.actors.step import NO_FAULT
 from jaxrl_dist.envs.episodes import no_episodes
-from jaxrl_dist.plans import recording
 from jaxrl_dist.plans.initial import BATCH, MEMBERS, STATE
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import IntervalSums
@@ -46,7 +45,7 @@ def make_iteration(
     programs use them.
 
     Args:
-      recorded: the experience is as of ``recording.with_probabilities``.
+      recorded: the experience is as of ``recorded_policy.with_probabilities``.
     """
     one, state = meshes.REPLICATED, meshes.STATE
     experience: Any = one
@@ -72,7 +71,7 @@ def make_iteration(
         data: PyTree = (),
     ) -> Any:
         if recorded:
-            own = recording.divided(experience)[1]
+            own = recorded_policy.to_learn(experience)
         else:
             own = experience
         return learns(state, own, keys[-1], hyper, data)
@@ -95,7 +94,7 @@ def _acting(job: Job, members: int, recorded: bool) -> Callable[..., Any]:
     ) -> tuple[Any, ...]:
         algorithm = job.variant(hyper)[0]
         if recorded:
-            algorithm = recording.with_probabilities(algorithm, env.spec)
+            algorithm = recorded_policy.with_probabilities(algorithm, env.spec)
         rollout = device.make_rollout(algorithm, env, rollout_length, packed=packed)
         actor, experience, episodes = rollout(variables, actor, *keys, iteration, env_step)
         fault = device.Fault(iteration, device.fault_of(experience))

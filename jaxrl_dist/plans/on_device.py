@@ -113,7 +113,7 @@ class DevicePopulation(Population):
             self._since,
             self._keys,
             self._hyper,
-            self._goes_on(),
+            self._running_mask(),
             limit,
             self._data,
         )
@@ -140,7 +140,7 @@ class DevicePopulation(Population):
         self._count(numbers.steps)
         if job.record is not None:
             job.record(
-                0, recording.taken(kept, int(numbers.since.iterations[0]) - self._iterations)
+                0, recording.fetched(kept, int(numbers.since.iterations[0]) - self._iterations)
             )
         for row in (row for row, member in enumerate(self._rows) if not self._done[member]):
             # The program stops before the faulty iteration,

@@ -162,7 +162,7 @@ class Population(abc.ABC):
             return jax.tree.map(lambda x: x[row], tree)
         return tree
 
-    def _goes_on(self) -> jax.Array:
+    def _running_mask(self) -> jax.Array:
         """Returns which members of the programs are not done, ``[M]`` bool on the mesh."""
         return self._placed(
             "running", [not self._done[member] for member in self._rows], initial.MEMBERS

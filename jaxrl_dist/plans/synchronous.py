@@ -50,17 +50,15 @@ class HostPopulation(Population):
     def _begin(self) -> None:
         jobs = self.jobs
         job = self.jobs[0]
-        # a program without the axis has no hyperparameters as inputs
+        # A single run acts without the axis: XLA fuses other operations with it, which round
+        # differently. A program without the axis has no hyperparameters as inputs.
         self._axis = len(jobs) > 1 or bool(job.hyper)
         self._here = arrays.own_part(job.mesh)
         self._env = job.source.host(job.share, [job.session_seed for job in jobs])
         # which holds for this thread only
         if self._env.spec.backend == "envpool" and not meshes.jit_disabled():
             self._thread = Caller("the environments")
-        if self._axis:
-            members = [job.variant(job.hyper)[0] for job in jobs]
-        else:
-            members = []
+        members = [job.variant(job.hyper)[0] for job in jobs] if self._axis else []
         self._acting = host.HostActor(
             recording.acting(job),
             self._env,
@@ -112,16 +110,15 @@ class HostPopulation(Population):
         return acting
 
     def _iterate(self, running: Sequence[int]) -> int:
-        mesh, state = self.jobs[0].mesh, self._state
+        mesh = self.jobs[0].mesh
+        state = self._state
+        member_inputs: list[PyTree] = []
+        inputs: list[PyTree] = [self._key]
         if self._axis:
             member_inputs = [(self._keys[0], self._hyper)]
-        else:
-            member_inputs = []
-        if self._axis:
-            inputs = [self._keys[-1], self._hyper, self._goes_on(), self._data]
-        else:
-            inputs = [self._key]
-        inputs += [self._data] if self._data and not self._axis else []
+            inputs = [self._keys[-1], self._hyper, self._running_mask(), self._data]
+        elif self._data:
+            inputs.append(self._data)
         updates = arrays.fetch(state.updates)
         variables, iteration, env_step = arrays.as_local(
             (state.variables, state.iteration, state.env_step), mesh

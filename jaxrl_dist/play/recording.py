@@ -15,6 +15,7 @@ import numpy as np
 from jaxrl_dist import rng, spaces
 from jaxrl_dist.actors import step as steps
 from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES, MAX_EPISODE_STEPS
+from jaxrl_dist.actors.recorded_policy import probabilities_known
 from jaxrl_dist.data.dataset import Dataset
 from jaxrl_dist.data.recorder import unrecordable
 from jaxrl_dist.envs.base import EnvSlice
@@ -137,7 +138,7 @@ def _acting(
     and whether that is known.
     """
     algorithm, spec = policy.algorithm, policy.source.spec
-    drawn = not greedy and steps.probabilities_known(algorithm, spec, policy.variables)
+    drawn = not greedy and probabilities_known(algorithm, spec, policy.variables)
     log_prob = algorithm.log_prob if drawn else None
     known = log_prob is not None or (
         greedy and random_share > 0 and isinstance(spec.action, Discrete)

@@ -6,7 +6,7 @@ import pathlib
 
 import jax
 
-from jaxrl_dist.actors.step import probabilities_known
+from jaxrl_dist.actors.recorded_policy import probabilities_known
 from jaxrl_dist.config.train import Train, settings_of
 from jaxrl_dist.data.recorder import Recorder, advising, kinds, unrecordable
 from jaxrl_dist.data.writing import Place, Writer
