@@ -23,7 +23,7 @@ from jaxrl_dist.checks import install_extra
 from jaxrl_dist.envs.base import KINDS
 from jaxrl_dist.envs.native import plain
 from jaxrl_dist.errors import ConfigError, first_line
-from jaxrl_dist.run import machine, storage
+from jaxrl_dist.run import directories, machine, storage
 from jaxrl_dist.spaces import Box, Discrete, Interface, MultiDiscrete, Space
 from jaxrl_dist.types import PyTree
 
@@ -136,7 +136,7 @@ def _check_files(stored: Any) -> None:
             f"the format {stored.FORMAT} is not supported; Dataset.from_episodes takes its episodes"
         )
     folder = pathlib.Path(stored.data_path)
-    for file in storage.plain_files(folder.parent.resolve() / folder.name):
+    for file in directories.plain_files(folder.parent.resolve() / folder.name):
         if file.suffix != ".hdf5":
             continue
         size = _announced(file)
@@ -303,11 +303,13 @@ def _whole(place: pathlib.Path, arrays: list[np.ndarray]) -> Iterator[None]:
     place.mkdir(parents=True)
     try:
         with storage.naming(place):
-            storage.check_room(place / "room", sum(x.nbytes * 9 // 8 + _HDF5_BYTES for x in arrays))
+            directories.check_room(
+                place / "room", sum(x.nbytes * 9 // 8 + _HDF5_BYTES for x in arrays)
+            )
             place.rmdir()  # Minari makes it
             yield
     except BaseException:
-        storage.delete(place)
+        directories.delete(place)
         raise
 
 

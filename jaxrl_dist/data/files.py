@@ -19,7 +19,7 @@ import numpy as np
 from jaxrl_dist import spaces
 from jaxrl_dist.checks import MAX_SIZE, MINARI, shown
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.run import storage
+from jaxrl_dist.run import directories, storage
 from jaxrl_dist.spaces import Box, Discrete, Interface, MultiDiscrete, Space
 
 FORMAT = 2
@@ -83,7 +83,7 @@ def read(
     """
     path = path.resolve()  # a link that the user names is followed, and none below it
     content, interface = _index(path)
-    there = {file.relative_to(path).as_posix() for file in storage.plain_files(path)} - {INDEX}
+    there = {file.relative_to(path).as_posix() for file in directories.plain_files(path)} - {INDEX}
     if more := sorted(there - content["files"].keys()):
         raise ConfigError(f"{path} holds {shown(more[0])}, which {INDEX} does not name: remove it")
     kept = {
@@ -104,7 +104,7 @@ def read(
         size = len(fields[first])
         arrays |= {file_of(name, part) for part in parts}
     # Digests last: only now has each file the size that the spaces say.
-    if there != arrays or storage.digests(path, without=[INDEX]) != content["files"]:
+    if there != arrays or directories.digests(path, without=[INDEX]) != content["files"]:
         raise ConfigError(f"{path} is damaged: its arrays are not those that {INDEX} names")
     return fields, interface, content
 

@@ -19,7 +19,7 @@ from jaxrl_dist import spaces
 from jaxrl_dist.checks import MINARI, shown
 from jaxrl_dist.data import files
 from jaxrl_dist.errors import ConfigError, FileWarning
-from jaxrl_dist.run import locks, storage
+from jaxrl_dist.run import directories, locks, storage
 from jaxrl_dist.spaces import Interface, Space
 
 _RESERVED = 2**16  # bytes of an index, beside the spaces
@@ -72,7 +72,7 @@ class Place:
           OSError: the disk fails.
         """
         wanted = self.path
-        self.path = storage.commit_new(self.temporary, self.path)
+        self.path = directories.commit_new(self.temporary, self.path)
         if self.path != wanted:
             text = (
                 f"{wanted} has appeared while its data set was written, which is in {self.path} now"
@@ -82,7 +82,7 @@ class Place:
     def close(self) -> None:
         """Deletes what has not got its name."""
         if self._lock is not None:
-            storage.delete(self.temporary)
+            directories.delete(self.temporary)
             os.close(self._lock)
         self._lock = None
 
@@ -142,7 +142,7 @@ class Writer:
             self._heads()
             for file in self._files.values():
                 file.close()
-            digests = storage.digests(folder, without=[files.INDEX])
+            digests = directories.digests(folder, without=[files.INDEX])
             content = {
                 "format": files.FORMAT,
                 **about,

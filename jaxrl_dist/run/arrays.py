@@ -22,8 +22,8 @@ import numpy as np
 from jaxrl_dist.errors import ConfigError, first_line
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.hosts.arrays import Pieces
+from jaxrl_dist.run.directories import DamageError
 from jaxrl_dist.run.machine import memory_size
-from jaxrl_dist.run.storage import DamageError
 from jaxrl_dist.types import PyTree
 
 

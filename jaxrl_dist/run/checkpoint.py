@@ -17,27 +17,25 @@ which a reader still finds it.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pathlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
 from jaxrl_dist.errors import CheckpointError, ConfigError, FileWarning, first_line
-from jaxrl_dist.run import arrays, storage
+from jaxrl_dist.run import arrays
+from jaxrl_dist.run.directories import DamageError
 from jaxrl_dist.run.files import CHECKPOINTS, FINAL, members_of
-from jaxrl_dist.run.machine import memory_size
-from jaxrl_dist.run.storage import DamageError, finite, read_json
+from jaxrl_dist.run.manifest import read_object, verify
+from jaxrl_dist.run.storage import finite, read_json
 from jaxrl_dist.types import Checkpoint, PyTree
 
+Content = TypeVar("Content")
 ARRAYS = "arrays"
 RUN = "run.json"
-MANIFEST = "manifest.json"
-FORMAT = 1
-"""Format number of a checkpoint; a reader refuses unknown numbers."""
 REPLAY_LIMIT = 2 * 10**9
 """Bytes below which checkpoints hold the replay memory by default."""
 
@@ -63,12 +61,12 @@ def keeps_replay(chosen: bool | None, memory: PyTree) -> bool:
 
 def load_variables(
     run_dir: str | pathlib.Path,
-    like: Any,
+    like: PyTree,
     policy: str | None = None,
     *,
     some: bool = False,
     which: str | int | None = None,
-) -> Any:
+) -> PyTree:
     """Reads a run's trained variables, or else those of its newest checkpoint,
     into the structure of ``like``.
 
@@ -89,31 +87,32 @@ def load_variables(
         raise ConfigError(f"there is no run directory {run_dir}")
     if members := members_of(run_dir):
         raise ConfigError(
-            f"{run_dir} is a population of {len(members)}; name the run of one member, such as {members[0]}"
+            f"{run_dir} is a population of {len(members)}; name the run of one member, such as "
+            f"{members[0]}"
         )
-    part = f"{policy}/" if policy else ""
+    prefix = f"{policy}/" if policy else ""
     final = run_dir / CHECKPOINTS / FINAL
     damage = []
     if which is None and os.path.lexists(final):
-        all_of_them = not (part or some)
-        if not (damage := _damage(final, like if all_of_them else None)):
-            return arrays.restore(final / ARRAYS, like, None if all_of_them else part)
+        alone = not (prefix or some)  # they are all that the directory holds
+        damage = _damage(final, like if alone else None)
+        if not damage:
+            return arrays.restore(final / ARRAYS, like, None if alone else prefix)
 
-    def read(path: pathlib.Path) -> Any:
+    def read(path: pathlib.Path) -> PyTree:
         verify(path, None)
-        return arrays.restore(path / ARRAYS, like, f"state/variables/{part}")
+        return arrays.restore(path / ARRAYS, like, f"state/variables/{prefix}")
 
-    if which is None:
-        paths = saved(run_dir)
-    else:
-        paths = [chosen(run_dir, which)]
+    paths = _candidates(run_dir, which)
     try:
         return _newest(run_dir, paths, read, damage)
     except CheckpointError as error:
         raise ConfigError(str(error)) from None
 
 
-def load_memory(run_dir: str | pathlib.Path, like: Any, which: str | int | None = None) -> Any:
+def load_memory(
+    run_dir: str | pathlib.Path, like: PyTree, which: str | int | None = None
+) -> PyTree:
     """Reads the replay memory of a run's checkpoint into the structure of ``like``.
 
     Args:
@@ -124,13 +123,13 @@ def load_memory(run_dir: str | pathlib.Path, like: Any, which: str | int | None 
     """
     run_dir = pathlib.Path(run_dir)
 
-    def read(path: pathlib.Path) -> Any:
+    def read(path: pathlib.Path) -> PyTree:
         verify(path, None)
-        if not _read_object(path / RUN)["config"]["run"]["checkpoint_replay"]:
+        if not read_object(path / RUN)["config"]["run"]["checkpoint_replay"]:
             raise ConfigError(f"{path} holds no replay memory; --checkpoint-replay saves it")
         return arrays.restore(path / ARRAYS, like, "state/memory/")
 
-    return _newest(run_dir, saved(run_dir) if which is None else [chosen(run_dir, which)], read)
+    return _newest(run_dir, _candidates(run_dir, which), read)
 
 
 def progress(run_dir: pathlib.Path) -> list[Mapping[str, Any]]:
@@ -141,7 +140,7 @@ def progress(run_dir: pathlib.Path) -> list[Mapping[str, Any]]:
     def read(path: pathlib.Path) -> Mapping[str, Any] | None:
         with contextlib.suppress(DamageError, LookupError, TypeError, ValueError):
             verify(path, None)
-            progress = _read_object(path / RUN)["progress"]
+            progress = read_object(path / RUN)["progress"]
             float.fromhex(progress.get("score", "0"))
             if isinstance(progress["iteration"], int) and isinstance(progress["env_steps"], int):
                 return progress
@@ -156,10 +155,9 @@ def selected_hyper(run_dir: pathlib.Path, which: str | int | None = None) -> dic
 
     Where a selection has changed them, the member's config has those of the start.
     """
-    for path in saved(run_dir) if which is None else [chosen(run_dir, which)]:
-        # a damaged one
-        with contextlib.suppress(ConfigError, LookupError, TypeError, AttributeError):
-            hyper = _read_object(path / RUN)["progress"].get("hyper", {})
+    for path in _candidates(run_dir, which):
+        with contextlib.suppress(ConfigError, LookupError, TypeError, AttributeError):  # damage
+            hyper = read_object(path / RUN)["progress"].get("hyper", {})
             return {name: x for name, x in hyper.items() if isinstance(x, float)}
     return {}
 
@@ -185,7 +183,7 @@ def load(
 
     def read(path: pathlib.Path) -> Checkpoint:
         verify(path, like)
-        about = _read_object(path / RUN)
+        about = read_object(path / RUN)
         try:
             with_memory = check(about)
         except ConfigError:
@@ -194,22 +192,26 @@ def load(
             raise DamageError(
                 f"{path / RUN} is damaged: {type(error).__name__}: {first_line(error)}"
             ) from None
-        if with_memory:
-            wanted = like
-        else:
-            wanted = like._replace(state=like.state._replace(memory=()))
-        return arrays.restore(path / ARRAYS, wanted._replace(progress={}))._replace(
-            progress=about["progress"]
-        )
+        shapes = like._replace(progress={})
+        if not with_memory:
+            shapes = shapes._replace(state=like.state._replace(memory=()))
+        stored: Checkpoint = arrays.restore(path / ARRAYS, shapes)
+        return stored._replace(progress=about["progress"])
 
-    def iteration_of(path: pathlib.Path) -> Any:
-        with contextlib.suppress(ConfigError, LookupError, TypeError):
-            return read_json(path / RUN)["progress"]["iteration"]
-
-    paths = [
-        path for path in saved(run_dir) if iteration is None or iteration_of(path) == iteration
-    ]
+    paths = saved(run_dir)
+    if iteration is not None:
+        paths = [path for path in paths if _iteration(path) == iteration]
     return _newest(run_dir, paths, read)
+
+
+def _iteration(path: pathlib.Path) -> object:
+    """Returns the iteration of a checkpoint; None: it is damaged."""
+    with contextlib.suppress(ConfigError, LookupError, TypeError):
+        return read_json(path / RUN)["progress"]["iteration"]
+    return None
+
+
+# --- Choosing -------------------------------------------------------------------------------------
 
 
 def saved(run_dir: str | pathlib.Path) -> list[pathlib.Path]:
@@ -261,30 +263,25 @@ def chosen(run_dir: pathlib.Path, which: str | int) -> pathlib.Path:
         name = float(which)
     paths = _named(run_dir)
     if name not in paths:
-        if paths:
-            known = f"it has {', '.join(map(str, paths))}"
-        else:
-            known = "it has none"
-        raise ConfigError(f"{run_dir} has no checkpoint {which}; {known}")
+        has = ", ".join(map(str, paths)) or "none"
+        raise ConfigError(f"{run_dir} has no checkpoint {which}; it has {has}")
     return paths[name]
+
+
+def _candidates(run_dir: pathlib.Path, which: str | int | None) -> list[pathlib.Path]:
+    """Returns the checkpoint that the user has named, or all of them, newest first."""
+    if which is None:
+        return saved(run_dir)
+    return [chosen(run_dir, which)]
 
 
 def _named(run_dir: pathlib.Path) -> dict[str | float, pathlib.Path]:
     """Returns a run's checkpoints by the names that ``chosen`` takes."""
     paths: dict[str | float, pathlib.Path] = {number_of(path): path for path in saved(run_dir)}
-    if (
-        best := best_of({number_of(path): episode_return(path) for path in paths.values()})
-    ) is not None:
+    best = best_of({number_of(path): episode_return(path) for path in paths.values()})
+    if best is not None:
         paths["best"] = paths[best]
     return paths
-
-
-def _others(run_dir: pathlib.Path, paths: Sequence[pathlib.Path]) -> str:
-    """Says which checkpoints a run has beside damaged ones."""
-    names = [str(name) for name, path in _named(run_dir).items() if path not in paths]
-    if names:
-        return f"; {run_dir} has {', '.join(names)}"
-    return ""
 
 
 def number_of(path: pathlib.Path) -> int:
@@ -292,12 +289,21 @@ def number_of(path: pathlib.Path) -> int:
     return int(path.name.removeprefix(".").removesuffix(".kept"))
 
 
+def _damage(path: pathlib.Path, like: PyTree) -> list[str]:
+    """Returns what ``verify`` finds."""
+    try:
+        verify(path, like)
+    except DamageError as error:
+        return [error.with_flags]
+    return []
+
+
 def _newest(
     run_dir: pathlib.Path,
     paths: Sequence[pathlib.Path],
-    read: Callable[[pathlib.Path], Any],
+    read: Callable[[pathlib.Path], Content],
     damage: Sequence[str] = (),
-) -> Any:
+) -> Content:
     """Returns ``read`` of the first of a run's checkpoints that can be read;
     they come newest first.
 
@@ -317,85 +323,17 @@ def _newest(
         for problem in problems:
             warnings.warn(f"{problem}; {path} is used instead", FileWarning, stacklevel=3)
         return content
-    again = f"`jaxrl-dist train --config {run_dir}` starts it again in a new directory"
-    if problems:
-        more = "; older ones are damaged, too" if len(problems) > 1 else ""
-        way_on = _others(run_dir, paths) or f"; put back a copy, or {again}"
-        raise CheckpointError(f"{problems[0]}{more}{way_on}")
-    here = "its own command with --resume-or-start does in this one"
-    ways = f"wait for one if it still runs, or else {again}, and {here}"
-    raise CheckpointError(
-        f"{run_dir} holds no trained variables: its run has saved no checkpoint; {ways}"
-    )
-
-
-# --- The manifest ---------------------------------------------------------------------------------
-
-
-def write_manifest(path: pathlib.Path, known: Mapping[str, str] = {}) -> None:
-    """Writes the SHA-256 of each file below ``path``.
-
-    Args:
-      known: those of files that other processes have written.
-
-    Raises:
-      OSError: the file cannot be written.
-    """
-    manifest = {"format": FORMAT, "sha256": {**storage.digests(path, known), **known}}
-    (path / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
-
-
-def verify(path: pathlib.Path, like: PyTree) -> None:
-    """Checks that a checkpoint holds exactly the files that were written, unchanged.
-
-    Args:
-      like: shapes and dtypes of its arrays, which bound its size; None:
-        only this machine's memory bounds each file.
-
-    Raises:
-      ConfigError: a file is missing, changed or added, is not a plain file, or is too large.
-    """
-    with storage.reading(path):
-        sizes = {file: file.stat().st_size for file in storage.plain_files(path)}
-    size = sum(sizes.values())
-    memory = memory_size()
-    if like is not None and size > (room := 2 * arrays.nbytes(like) + 2**26):
-        raise DamageError(
-            f"{path} is damaged: it has {size} bytes, of which its arrays explain at most {room}"
+    if not problems:
+        raise CheckpointError(
+            f"{run_dir} holds no trained variables: its run has saved no checkpoint; wait for one "
+            f"if it still runs, or else `jaxrl-dist train --config {run_dir}` starts it again in "
+            "a new directory, and its own command with --resume-or-start does in this one"
         )
-    for file, size in sizes.items():
-        if size > memory:  # an array may claim all of it
-            raise DamageError(
-                f"{file} cannot be read: it has {size} bytes, which is more than the memory here"
-            )
-    manifest = _read_object(path / MANIFEST)
-    written = manifest.get("sha256")
-    if manifest.get("format") != FORMAT or not isinstance(written, dict):
-        raise DamageError(f"{path / MANIFEST} is damaged: it is not a list of format {FORMAT}")
-    digests = storage.digests(path, without={MANIFEST})
-    problems = dict.fromkeys(written.keys() & digests.keys(), "it is not what was written")
-    problems |= dict.fromkeys(written.keys() - digests.keys(), "No such file or directory")
-    problems |= dict.fromkeys(digests.keys() - written.keys(), "it does not belong there")
-    for name, problem in sorted(problems.items()):
-        if name not in digests or written.get(name) != digests[name]:
-            raise DamageError(f"{path / name} is damaged: {problem}")
-
-
-def _damage(path: pathlib.Path, like: PyTree) -> list[str]:
-    """Returns what ``verify`` finds."""
-    try:
-        verify(path, like)
-    except DamageError as error:
-        return [error.with_flags]
-    return []
-
-
-def _read_object(path: pathlib.Path) -> dict[str, Any]:
-    """Reads a JSON object from a file of a checkpoint."""
-    try:
-        content = read_json(path)
-    except ConfigError as error:
-        raise DamageError(error.with_flags) from None
-    if not isinstance(content, dict):
-        raise DamageError(f"{path} is damaged: it is not an object")
-    return content
+    older = "; older ones are damaged, too" if len(problems) > 1 else ""
+    others = [str(name) for name, path in _named(run_dir).items() if path not in paths]
+    if others:
+        raise CheckpointError(f"{problems[0]}{older}; {run_dir} has {', '.join(others)}")
+    raise CheckpointError(
+        f"{problems[0]}{older}; put back a copy, or `jaxrl-dist train --config {run_dir}` starts "
+        "it again in a new directory"
+    )

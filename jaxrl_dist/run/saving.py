@@ -20,7 +20,7 @@ from typing import Any
 
 from jaxrl_dist.errors import FileWarning, ProcessError, first_line
 from jaxrl_dist.hosts import peers
-from jaxrl_dist.run import arrays, storage
+from jaxrl_dist.run import arrays, directories, manifest, storage
 from jaxrl_dist.run.checkpoint import (
     ARRAYS,
     RUN,
@@ -28,7 +28,6 @@ from jaxrl_dist.run.checkpoint import (
     episode_return,
     number_of,
     saved,
-    write_manifest,
 )
 from jaxrl_dist.run.files import CHECKPOINTS, FINAL
 from jaxrl_dist.run.storage import finite
@@ -89,17 +88,10 @@ class Saver:
         self._clock = clock
         if not peers.first():
             return
-        # left by a session killed while writing or deleting
-        for path in _own_folder(run_dir).glob(".*"):
-            if (name := _HIDDEN.fullmatch(path.name)) is None:
-                continue
-            if name[2] == "kept" and not os.path.lexists(path.with_name(name[1])):
-                path.rename(path.with_name(name[1]))
-            else:
-                storage.delete(path)
+        _clean_up(_own_folder(run_dir))
         ours = [path for path in saved(run_dir) if since is None or number_of(path) <= since]
         self._returns = {number_of(path): episode_return(path) for path in ours}
-        storage.remove(self._folder / FINAL)  # of a finished session, whose run trains further
+        directories.remove(self._folder / FINAL)  # of a finished session, whose run trains further
 
     def busy(self) -> bool:
         """Returns True while a checkpoint is being written; warns if writing failed."""
@@ -132,22 +124,21 @@ class Saver:
             }
             self._writing = self._thread.submit(self._save, step, state, content, post)
         elif post is not None:
-            path = _named(self._folder, step)
+            path = _path_of(self._folder, step)
             self._writing = self._thread.submit(_write_pieces, path, state, post)
         self._thread.submit(_give_back_memory)
 
     def _save(
         self, step: int, state: Checkpoint, content: dict[str, Any], post: peers.Post | None
     ) -> None:
-        _write(_named(self._folder, step), state, content, post)
+        _write(_path_of(self._folder, step), state, content, post)
         self.newest = step
         self._returns[step] = content["episode_return"]
         numbers = [number_of(path) for path in saved(self._folder.parent)]
-        # Others are from an earlier session: they were damaged,
-        # so the run was resumed from an older one.
+        # Others are damaged ones of an earlier session: the run was resumed from an older one.
         ours = [number for number in numbers if number in self._returns]
         for number in set(numbers) - _checkpoints_to_keep(self._returns, ours, self._keep):
-            storage.remove(_named(self._folder, number))
+            directories.remove(_path_of(self._folder, number))
 
     def finish(self) -> None:
         """Waits until all checkpoints are written.
@@ -167,7 +158,7 @@ class Saver:
         self.busy()
 
 
-def _named(folder: pathlib.Path, step: int) -> pathlib.Path:
+def _path_of(folder: pathlib.Path, step: int) -> pathlib.Path:
     return folder / f"{step:012d}"
 
 
@@ -185,8 +176,11 @@ def _checkpoints_to_keep(
     """Returns the numbers of the checkpoints to keep, the newest and the best;
     ``numbers`` come newest first.
     """
+    kept = set(numbers[:keep])
     best = best_of({number: returns.get(number) for number in numbers})
-    return {*numbers[:keep], *(() if best is None else (best,))}
+    if best is not None:
+        kept.add(best)
+    return kept
 
 
 def _own_folder(run_dir: str | pathlib.Path) -> pathlib.Path:
@@ -203,6 +197,18 @@ def _own_folder(run_dir: str | pathlib.Path) -> pathlib.Path:
     return folder
 
 
+def _clean_up(folder: pathlib.Path) -> None:
+    """Puts back or deletes what a session has left that was killed while writing or deleting."""
+    for path in folder.glob(".*"):
+        if (name := _HIDDEN.fullmatch(path.name)) is None:
+            continue
+        final = path.with_name(name[1])
+        if name[2] == "kept" and not os.path.lexists(final):
+            path.rename(final)
+        else:
+            directories.delete(path)
+
+
 def _write(
     path: pathlib.Path,
     tree: PyTree,
@@ -217,26 +223,27 @@ def _write(
     """
     # absolute, for orbax; a link is replaced, not followed
     path = path.parent.resolve() / path.name
-    temporary, previous = (path.with_name(f".{path.name}.{state}") for state in ("new", "kept"))
+    temporary = path.with_name(f".{path.name}.new")
+    previous = path.with_name(f".{path.name}.kept")
     named = arrays.named_arrays(tree)
     others: Mapping[int, Any] = {}
     try:
-        storage.delete(temporary)
+        directories.delete(temporary)
         temporary.mkdir()  # not its parents: someone may have removed or renamed the run directory
-        storage.check_room(temporary / "room", arrays.nbytes(named))
+        directories.check_room(temporary / "room", arrays.nbytes(named))
         arrays.save(temporary / ARRAYS, named)
         if about is not None:
             (temporary / RUN).write_text(json.dumps(about, indent=2), encoding="utf-8")
         if post is not None:
             others = post.collect()
-        write_manifest(temporary, _joined(path, temporary, others))
-        storage.commit(temporary, path, previous)
+        manifest.write(temporary, _add_pieces(path, temporary, others))
+        directories.commit(temporary, path, previous)
     except Exception as error:  # orbax and tensorstore raise many kinds on a full disk
         if post is not None and not others:  # they may still be writing
             with contextlib.suppress(ProcessError):
                 post.collect()
         for left in (temporary, *path.parent.glob(f".{path.name}.pieces-*")):
-            storage.delete(left)
+            directories.delete(left)
         raise OSError(f"{path} cannot be written: {first_line(error)}") from error
 
 
@@ -247,19 +254,19 @@ def _write_pieces(path: pathlib.Path, tree: PyTree, post: peers.Post) -> None:
     folder = _pieces_of(path.parent.resolve() / path.name, peers.index())
     named = arrays.named_arrays(tree, pieces=True)
     try:
-        storage.delete(folder)
+        directories.delete(folder)
         folder.mkdir()
         if named:
-            storage.check_room(folder / "room", arrays.nbytes(named))
+            directories.check_room(folder / "room", arrays.nbytes(named))
             arrays.save_pieces(folder / ARRAYS, named)
-            storage.sync_all(folder)
-        post.send({"sha256": storage.digests(folder)})
+            directories.sync_all(folder)
+        post.send({"sha256": directories.digests(folder)})
     except Exception as error:  # as in ``_write``
-        storage.delete(folder)
+        directories.delete(folder)
         post.send({"error": first_line(error)})
 
 
-def _joined(
+def _add_pieces(
     path: pathlib.Path, temporary: pathlib.Path, others: Mapping[int, Any]
 ) -> dict[str, str]:
     """Moves the pieces of other processes into a checkpoint that is being written;
@@ -268,20 +275,19 @@ def _joined(
     Raises:
       OSError: a process could not write its pieces, or they cannot be moved.
     """
-    digests = {}
+    digests: dict[str, str] = {}
     for process, answer in others.items():
         if "error" in answer:
             raise OSError(f"process {process}: {answer['error']}")
         folder = _pieces_of(path, process)
         name = f"{ARRAYS}.{process}"
         if answer["sha256"]:
-            if not storage.appears(folder / ARRAYS):
+            if not directories.appears(folder / ARRAYS):
                 raise OSError(f"process {process} has written {folder}, which does not show here")
             (folder / ARRAYS).rename(temporary / name)
-        storage.delete(folder)
-        digests.update(
-            {name + file.removeprefix(ARRAYS): digest for file, digest in answer["sha256"].items()}
-        )
+        directories.delete(folder)
+        for file, digest in answer["sha256"].items():
+            digests[name + file.removeprefix(ARRAYS)] = digest
     return digests
 
 

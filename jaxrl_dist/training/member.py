@@ -34,9 +34,10 @@ from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.plans.job import Job, step_of
 from jaxrl_dist.plans.population import Population
 from jaxrl_dist.plans.window import recent_return
-from jaxrl_dist.run import checkpoint, machine, signals, storage, trackers
+from jaxrl_dist.run import checkpoint, directories, machine, signals, trackers
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.run.saving import Saver
+from jaxrl_dist.run.writing import RunFiles
 from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.stored import to_json
 from jaxrl_dist.training.recording import recorder
@@ -135,7 +136,7 @@ class Member:
     """Its place in the program."""
     newest: Report | None = None
     """Of this session or an earlier one."""
-    files: run_files.RunFiles | None = None
+    files: RunFiles | None = None
     """None: without a run directory, or another process writes them."""
     saver: Saver | None = None
     """None: without a run directory."""
@@ -251,7 +252,7 @@ class Member:
             lost = "what the run has learnt since its last checkpoint is lost"
             return warnings.warn(f"{lost}: {first_line(error)}", FileWarning, stacklevel=2)
 
-    def _opened(self, stack: contextlib.ExitStack) -> tuple[run_files.RunFiles | None, Saver]:
+    def _opened(self, stack: contextlib.ExitStack) -> tuple[RunFiles | None, Saver]:
         """Opens the files, and what saves this process's part of checkpoints;
         ``stack`` closes them.
         """
@@ -275,7 +276,7 @@ class Member:
           ConfigError: it does not.
         """
         path = self.folder / run_files.METRICS
-        if not peers.first() and not storage.appears(path):
+        if not peers.first() and not directories.appears(path):
             raise ConfigError(
                 f"process {peers.index()} does not see {path}, which process 0 has made: --run-dir must be on a file "
                 "system that all hosts share"
@@ -481,7 +482,7 @@ def open_files(
     stored: dict[str, Any],
     file: IO[bytes] | None,
     done: Mapping[str, int],
-) -> run_files.RunFiles:
+) -> RunFiles:
     """Opens the files of a run, or of a member; ``stack`` closes them.
 
     Args:
@@ -498,5 +499,5 @@ def open_files(
         others = []
         if not is_population(config):  # its members send their own
             others = trackers.start(stack, config, directory, stored, done.get(config.clock))
-        files = run_files.RunFiles(directory, file, stored, done.get("iteration"), others)
+        files = RunFiles(directory, file, stored, done.get("iteration"), others)
     return stack.enter_context(files)

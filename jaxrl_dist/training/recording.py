@@ -13,7 +13,7 @@ from jaxrl_dist.data.writing import Place, Writer
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.run import storage
+from jaxrl_dist.run import directories
 from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.policies import label
 from jaxrl_dist.types import EnvSpec
@@ -55,7 +55,7 @@ def recorder(job: Job, *, resumed: bool) -> Recorder:
     ((_, algorithm),) = job.algorithm.items()
     path = pathlib.Path(str(config.record))
     if resumed and path.name not in ("", ".."):  # which are directories, and no names
-        path = storage.free(path)
+        path = directories.free(path)
     behaviour = {"run": config.run_dir, "training": label(config.algorithm)}
     about = {"env": spec.id, "settings": settings_of(config), "behaviour": behaviour}
     known = probabilities_known(algorithm, spec, jax.eval_shape(algorithm.init, jax.random.key(0)))

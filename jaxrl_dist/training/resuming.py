@@ -30,7 +30,7 @@ from jaxrl_dist.plans import initial
 from jaxrl_dist.plans.devices import all_devices, learner_devices
 from jaxrl_dist.plans.job import Job, ended_by, score_of, step_of
 from jaxrl_dist.plans.report import check_progress
-from jaxrl_dist.run import checkpoint, machine, storage
+from jaxrl_dist.run import checkpoint, directories, machine
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.resolve import resolved
@@ -275,7 +275,7 @@ def _resume_member(
 ) -> None:
     if decision.status is None:
         if peers.first():
-            storage.remove(member.folder)  # it holds only reports of lost progress
+            directories.remove(member.folder)  # it holds only reports of lost progress
         member.row = Row(member.row.member, member.row.seed, member.row.values)
     elif decision.iteration is not None:
         if member.job.resumed is None:

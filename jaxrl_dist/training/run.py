@@ -32,6 +32,7 @@ from jaxrl_dist.hosts.arrays import check_equal
 from jaxrl_dist.plans.evolve import Selection, halving, pbt
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.run import files as run_files
+from jaxrl_dist.run.writing import RunFiles
 from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.policies import Policies, label
 from jaxrl_dist.settings.stored import to_ask, to_json
@@ -196,7 +197,7 @@ class Run:
                     yield self._together(new, files)
             self._check_standing(files)
 
-    def _check_standing(self, files: run_files.RunFiles | None) -> None:
+    def _check_standing(self, files: RunFiles | None) -> None:
         if any(row.status != "diverged" for row in self.rows):
             return
         if files is not None:
@@ -338,7 +339,7 @@ class Run:
                 for _ in reports:
                     pass
 
-    def _together(self, new: Sequence[int], files: run_files.RunFiles | None) -> Report:
+    def _together(self, new: Sequence[int], files: RunFiles | None) -> Report:
         """Returns the report of the population after new reports of some members, and writes it."""
         newest = {
             number: member.newest
@@ -355,7 +356,7 @@ class Run:
                 files.finish(report)
         return report
 
-    def _files(self, stack: contextlib.ExitStack) -> run_files.RunFiles:
+    def _files(self, stack: contextlib.ExitStack) -> RunFiles:
         """Opens the population's own files; ``stack`` closes them."""
         stored = to_json(self.config, self.job.source.spec)
         if self.file is not None:

@@ -18,7 +18,7 @@ from jaxrl_dist.errors import ConfigError, ProcessError
 from jaxrl_dist.hosts import arrays as of_hosts
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.hosts.arrays import Pieces
-from jaxrl_dist.run import arrays, checkpoint, saving, storage
+from jaxrl_dist.run import arrays, checkpoint, directories, saving
 from jaxrl_dist.training import setup
 
 X = np.arange(6 * 4, dtype=np.float32).reshape(6, 4)
@@ -112,16 +112,18 @@ def test_a_checkpoint_without_a_process_s_pieces_is_damaged(
     file = next((path / "arrays.1").rglob("manifest.ocdbt"))
     good = file.read_bytes()
     file.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-    with pytest.raises(storage.DamageError, match="is not what was written"):
+    with pytest.raises(directories.DamageError, match="is not what was written"):
         checkpoint.verify(path, WHOLE)
-    with pytest.raises(storage.DamageError, match="cannot be read"):
+    with pytest.raises(directories.DamageError, match="cannot be read"):
         arrays.restore(path / "arrays", WHOLE)
     shutil.rmtree(path / "arrays.1")
     with pytest.raises(
-        storage.DamageError, match=r"arrays.1/.* is damaged: No such file or directory"
+        directories.DamageError, match=r"arrays.1/.* is damaged: No such file or directory"
     ):
         checkpoint.verify(path, WHOLE)
-    with pytest.raises(storage.DamageError, match="the pieces of frames have 8 of its 12 elements"):
+    with pytest.raises(
+        directories.DamageError, match="the pieces of frames have 8 of its 12 elements"
+    ):
         arrays.restore(path / "arrays", WHOLE)
 
 
@@ -148,10 +150,12 @@ def test_pieces_that_show_late_are_waited_for(
     """As on a network file system; those that never show leave no checkpoint."""
     path, shown = tmp_path / "late", threading.Timer(0.2, lambda: (tmp_path / "late").mkdir())
     shown.start()
-    assert storage.appears(path, 30)
+    assert directories.appears(path, 30)
     shown.join()
-    appears = storage.appears
-    monkeypatch.setattr(storage, "appears", lambda path: appears(path.with_name("elsewhere"), 0.1))
+    appears = directories.appears
+    monkeypatch.setattr(
+        directories, "appears", lambda path: appears(path.with_name("elsewhere"), 0.1)
+    )
     with pytest.raises(
         OSError, match=r"process 1 has written .*pieces-1, which does not show here"
     ):
@@ -169,7 +173,7 @@ def test_a_run_directory_that_is_not_shared_is_refused(
     member._check_shared()  # process 0 has made it
     monkeypatch.setattr(peers, "first", lambda: False)
     monkeypatch.setattr(peers, "index", lambda: 1)
-    monkeypatch.setattr(storage, "appears", lambda path: path.exists())
+    monkeypatch.setattr(directories, "appears", lambda path: path.exists())
     with pytest.raises(
         ConfigError, match=r"process 1 does not see .*metrics.jsonl, .* that all hosts share"
     ):

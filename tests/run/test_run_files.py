@@ -24,6 +24,7 @@ from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.errors import ConfigError, EnvError, FileWarning
 from jaxrl_dist.run import checkpoint, saving, storage
 from jaxrl_dist.run import files as run_files
+from jaxrl_dist.run.writing import RunFiles
 from jaxrl_dist.types import Report, Variables
 
 ALL = [runs.CARTPOLE, runs.ENVPOOL]
@@ -135,7 +136,7 @@ def report(iteration: int = 3, **values: float | None) -> Report:
 
 
 def test_what_is_no_number_becomes_null(tmp_path: Path) -> None:
-    files = run_files.RunFiles(tmp_path, run_files.lock(str(tmp_path)), {})
+    files = RunFiles(tmp_path, run_files.lock(str(tmp_path)), {})
     files.write(report(a=float("nan"), b=float("inf"), c=None, d=1.5))
     files.finish(report())
     files.close()
@@ -153,7 +154,7 @@ def test_what_is_no_number_becomes_null(tmp_path: Path) -> None:
 
 
 def test_every_line_is_on_the_disk_when_write_returns(tmp_path: Path) -> None:
-    files = run_files.RunFiles(tmp_path, run_files.lock(str(tmp_path)), {})
+    files = RunFiles(tmp_path, run_files.lock(str(tmp_path)), {})
     for count in (1, 2, 3):
         files.write(report(count))
         assert len(runs.read_metrics(tmp_path)) == count
@@ -162,12 +163,12 @@ def test_every_line_is_on_the_disk_when_write_returns(tmp_path: Path) -> None:
 
 def test_an_evaluation_after_resuming_overwrites_only_its_line(tmp_path: Path) -> None:
     """As that of the last report, which the earlier session had no time for."""
-    files = run_files.RunFiles(tmp_path, run_files.lock(str(tmp_path)), {})
+    files = RunFiles(tmp_path, run_files.lock(str(tmp_path)), {})
     for iteration in (1, 2, 3):
         files.write(report(iteration))
     files.close()
     before = runs.read_metrics(tmp_path)
-    files = run_files.RunFiles(tmp_path, run_files.lock(str(tmp_path)), {}, 3)
+    files = RunFiles(tmp_path, run_files.lock(str(tmp_path)), {}, 3)
     files.write(dataclasses.replace(report(3), evaluation={"return_mean": 1.5}))
     files.close()
     assert runs.read_metrics(tmp_path) == [
@@ -197,7 +198,7 @@ def test_a_full_disk_names_the_file(tmp_path: Path, no_space: None) -> None:
     """A report that does not fit is a warning, as the disk may not stay full,
     and at the end it is an error.
     """
-    files = run_files.RunFiles(tmp_path, run_files.lock(str(tmp_path)), {})
+    files = RunFiles(tmp_path, run_files.lock(str(tmp_path)), {})
     files.write(report())
     with pytest.warns(FileWarning, match=r"metrics\.jsonl cannot be written now: File too large"):
         files.write(report(4, **{"x" * 5000: 1.0}))
@@ -480,5 +481,5 @@ def test_metrics_pipe_is_refused_and_nested_line_ignored(tmp_path: Path) -> None
     path.unlink()
     path.write_bytes(b"[" * 10**5 + b"\n")
     with pytest.warns(FileWarning, match="has lost the lines after iteration 0, up to 3"):
-        run_files.RunFiles(tmp_path, run_files.lock(str(tmp_path)), {}, 3).close()
+        RunFiles(tmp_path, run_files.lock(str(tmp_path)), {}, 3).close()
     assert path.stat().st_size == 10**5 + 1

@@ -37,6 +37,7 @@ from jaxrl_dist.errors import ConfigWarning, DivergedError, EnvError, FileWarnin
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.run import arrays, checkpoint, saving, signals, trackers
 from jaxrl_dist.run import files as run_files
+from jaxrl_dist.run.writing import RunFiles
 from jaxrl_dist.training import reports as stages
 from jaxrl_dist.training import run as training_run
 from jaxrl_dist.training import setup
@@ -553,7 +554,7 @@ def test_a_closed_terminal_ends_a_run_in_order(tmp_path: Path) -> None:
 
 
 def test_metrics_that_someone_cuts_get_no_hole(tmp_path: Path) -> None:
-    files = run_files.RunFiles(tmp_path, run_files.lock(str(tmp_path)), {})
+    files = RunFiles(tmp_path, run_files.lock(str(tmp_path)), {})
     files.write(fake_report(20))
     os.truncate(tmp_path / "metrics.jsonl", 0)
     files.write(fake_report(40))

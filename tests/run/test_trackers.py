@@ -25,7 +25,8 @@ import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.errors import ConfigError, EnvWarning, FileWarning
 from jaxrl_dist.run import files as run_files
-from jaxrl_dist.run import trackers
+from jaxrl_dist.run import trackers, writing
+from jaxrl_dist.run.writing import RunFiles
 from jaxrl_dist.training import setup
 from jaxrl_dist.types import Report
 
@@ -126,7 +127,7 @@ def test_a_tracker_that_fails_costs_its_metrics_alone(tmp_path: Path) -> None:
             raise ValueError("broken")
 
     nothing: Any = None
-    files = run_files.RunFiles(tmp_path, run_files.lock(str(tmp_path)), {}, None, [Failing()])
+    files = RunFiles(tmp_path, run_files.lock(str(tmp_path)), {}, None, [Failing()])
     with pytest.warns(FileWarning, match="Failing does not get the report at step 7: broken"):
         files.write(Report(7, 2, 3, 0.5, {"a": 1.0}, nothing, nothing))
     files.close()
@@ -340,7 +341,7 @@ def test_failed_start_leaves_no_lock_and_no_open_file(
     ]
     assert cli.main(both) == 2 and len(closed) == 1
     with monkeypatch.context() as full:
-        full.setattr(run_files, "write_json", no_space)
+        full.setattr(writing, "write_json", no_space)
         alone = ["train", *COMMAND.split(), "--quiet", "--run-dir", str(tmp_path / "run")]
         assert cli.main([*alone, "--seeds", "2"]) == cli.main(alone) == 1
     runs.train(COMMAND, tmp_path / "run")

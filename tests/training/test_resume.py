@@ -36,9 +36,10 @@ from jaxrl_dist.errors import CheckpointError, ConfigError, ConfigWarning, FileW
 from jaxrl_dist.hosts import arrays as hosts
 from jaxrl_dist.plans import on_device
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.run import arrays, checkpoint, machine, saving, storage
+from jaxrl_dist.run import arrays, checkpoint, directories, machine, saving
 from jaxrl_dist.run import files as run_files
-from jaxrl_dist.run.storage import DamageError
+from jaxrl_dist.run.directories import DamageError
+from jaxrl_dist.run.writing import RunFiles
 from jaxrl_dist.settings import stored
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training import resuming, setup
@@ -462,7 +463,7 @@ def test_metrics_are_cut_at_the_checkpoint(tmp_path: Path) -> None:
             match=f"has lost the lines after iteration {1 if iteration == 2 else 4}, up to",
         )
         with lost if iteration in (2, 9) else contextlib.nullcontext():
-            files = run_files.RunFiles(tmp_path, run_files.lock(str(tmp_path)), {}, iteration)
+            files = RunFiles(tmp_path, run_files.lock(str(tmp_path)), {}, iteration)
         files.write(Report(1, 2, iteration, 0.0, {}, lambda: None, lambda: None))  # type: ignore[arg-type, return-value]
         files.close()
         assert (tmp_path / "metrics.jsonl").read_bytes() == b"".join(lines[:kept])
@@ -929,7 +930,7 @@ class Canary:
 def resealed(path: Path) -> None:
     """Writes the manifest that fits the files."""
     files = [file for file in path.rglob("*") if file.is_file() and file.name != "manifest.json"]
-    digests = {file.relative_to(path).as_posix(): storage.sha256(file) for file in files}
+    digests = {file.relative_to(path).as_posix(): directories.sha256(file) for file in files}
     (path / "manifest.json").write_text(json.dumps({"format": 1, "sha256": digests}))
 
 
