@@ -475,7 +475,7 @@ def test_labels_name_the_groups_in_the_order_of_their_runs(
         ["One", "IPPO"],
     ]
     assert cli.main([*command, "--labels", "DQN"]) == 2
-    text = "--labels names 1, and the runs form 3: dqn; ppo env_options=state=true; ppo env_options=state=false"
+    text = "--labels names 1, but the runs form 3: dqn; ppo env_options=state=true; ppo env_options=state=false"
     assert text in capsys.readouterr().err
     assert cli.main([*command, "--labels", "DQN", "PPO", "PPO"]) == 2
     assert "two groups of an environment the same name" in capsys.readouterr().err
@@ -517,7 +517,7 @@ def test_the_backend_of_a_notebook_stays_its_own(tmp_path: Path) -> None:
         ),
         (
             "{runs}/good --kind improvement",
-            "compares groups of runs on the same environment, and here is only one",
+            "compares groups of runs on the same environment, but there is only one; name",
         ),
         (
             "{runs}/good --score evaluation",

@@ -65,11 +65,12 @@ def styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
 def curves(
     groups: Sequence[Group], lines: Mapping[str, Curve], label: str, axis: str, width: str
 ) -> Figure:
-    """Draws a panel for each environment, with the curves of its groups; ``lines``:
-    those of all runs.
+    """Draws a panel for each environment, with the curves of its groups.
 
     Args:
-      label: of the vertical axis; ``axis``: of the horizontal one.
+      lines: the curves of all runs.
+      label: label of the vertical axis.
+      axis: label of the horizontal axis.
     """
     style = styles([group.label for group in groups])
     names = env_names(groups)
@@ -84,20 +85,14 @@ def curves(
         if len(names) > 1:
             ax.set_title(names[env], fontsize=9, parse_math=False)
     axes[0].set_ylabel(label, parse_math=False)
-    _legend(
-        fig,
-        style,
-        width,
-        {label: f" ({count} seeds)" for label, count in seeds.items() if count > 1},
-    )
+    counts = {label: f" ({count} seeds)" for label, count in seeds.items() if count > 1}
+    _legend(fig, style, width, counts)
     return fig
 
 
 def band(ax: Axes, lines: Sequence[Curve], color: str, linestyle: str = "-") -> None:
-    """Draws the curves of seeds, and if there are
-    several their interquartile mean and its interval.
-
-    The mean is dotted where only some of the curves have values.
+    """Draws the curves of seeds, and if there are several, their interquartile mean and its
+    interval. The mean is dotted where only some of the curves have values.
     """
     ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     if len(lines) == 1:
@@ -107,12 +102,10 @@ def band(ax: Axes, lines: Sequence[Curve], color: str, linestyle: str = "-") -> 
         ax.plot(curve.x, curve.y, color=color, linewidth=0.5, alpha=0.4)
     line = middle(lines)
     whole = line.curves == len(lines)
-    ax.plot(
-        line.x, np.where(whole, line.y, np.nan), color=color, linestyle=linestyle, linewidth=1.8
-    )
-    ax.plot(
-        line.x, np.where(whole, np.nan, line.y), color=color, linestyle=(0, (1, 1)), linewidth=1.8
-    )
+    of_all = np.where(whole, line.y, np.nan)
+    of_some = np.where(whole, np.nan, line.y)
+    ax.plot(line.x, of_all, color=color, linestyle=linestyle, linewidth=1.8)
+    ax.plot(line.x, of_some, color=color, linestyle=(0, (1, 1)), linewidth=1.8)
     ax.fill_between(line.x, line.low, line.high, color=color, alpha=0.2, linewidth=0)
 
 
@@ -121,20 +114,15 @@ def profiles(scores: Scores, score: str, width: str) -> Figure:
     what the scores are.
     """
     style = styles(list(scores))
-    values = np.concatenate([x for by_env in scores.values() for x in by_env.values()])
+    values = np.concatenate([runs for by_env in scores.values() for runs in by_env.values()])
     taus = np.linspace(values.min(), values.max(), TAUS)
     fig, (ax,) = figure(width, 1)
     for label, by_env in scores.items():
         strata = list(by_env.values())
         statistic = statistics.profile(taus)
+        low, high = statistics.interval(strata, statistic)
         ax.plot(taus, statistic(strata), linewidth=1.8, **style[label])
-        ax.fill_between(
-            taus,
-            *statistics.interval(strata, statistic),
-            color=style[label]["color"],
-            alpha=0.2,
-            linewidth=0,
-        )
+        ax.fill_between(taus, low, high, color=style[label]["color"], alpha=0.2, linewidth=0)
     ax.set_xlabel(_axis_of(scores, score), parse_math=False)
     ax.set_ylabel("fraction of runs above")
     ax.set_ylim(-0.03, 1.03)
@@ -151,13 +139,14 @@ def improvements(scores: Scores, score: str, width: str) -> Figure:
     """
     pairs = {}
     for first, second in itertools.combinations(scores, 2):
-        if envs := [env for env in scores[first] if env in scores[second]]:
-            pairs[f"{first} > {second}"] = [
-                scores[label][env] for label in (first, second) for env in envs
-            ]
+        envs = [env for env in scores[first] if env in scores[second]]
+        if envs:
+            strata = [scores[label][env] for label in (first, second) for env in envs]
+            pairs[f"{first} > {second}"] = strata
     if not pairs:
         raise ConfigError(
-            "--kind improvement compares groups of runs on the same environment, and here is only one"
+            "--kind improvement compares groups of runs on the same environment, "
+            "but there is only one; name runs of another group"
         )
     wrapped = 36 if width == "two" else 18
     fig, (ax,) = figure(width, 1, height=0.9 + 0.45 * len(pairs))
@@ -206,7 +195,8 @@ def check(out: pathlib.Path) -> None:
     """
     if not names_picture(out) or out.suffix.lower() == ".pgf":  # which needs TeX
         raise ConfigError(
-            f"{out} cannot be written: its extension names no format of pictures; .png, .svg and .pdf do"
+            f"{out} cannot be written: its extension names no format of pictures; "
+            ".png, .svg and .pdf do"
         )
     check_place(out)
 
@@ -226,8 +216,8 @@ def save(fig: Figure, out: pathlib.Path) -> None:
 
 
 def _axis_of(scores: Scores, score: str) -> str:
-    scaled = len({env for by_env in scores.values() for env in by_env}) > 1
-    return f"{score}{', scaled' if scaled else ''}"
+    envs = {env for by_env in scores.values() for env in by_env}
+    return f"{score}, scaled" if len(envs) > 1 else score
 
 
 def figure(
@@ -238,7 +228,8 @@ def figure(
     columns = columns or min(panels, 3 if width == "two" else 1)
     rows = -(-panels // columns)
     height = height or {1: 0.6, 2: 0.38, 3: 0.3}[columns] * inches
-    with matplotlib.rc_context({**STYLE, "font.size": 8 if width == "one" or columns > 1 else 10}):
+    font_size = 8 if width == "one" or columns > 1 else 10
+    with matplotlib.rc_context({**STYLE, "font.size": font_size}):
         fig = Figure(figsize=(inches, rows * height), layout="constrained")
         axes = list(fig.subplots(rows, columns, squeeze=False).flat)
     for ax in axes[panels:]:

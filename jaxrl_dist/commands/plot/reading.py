@@ -9,7 +9,7 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeGuard
 
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.commands import help
@@ -26,22 +26,24 @@ AXES = {
     "time": ("wall_time_s", "seconds since the start"),
 }
 """Choices for the horizontal axis: the field of ``metrics.jsonl`` and the label."""
-FORMS = "md", "csv", "tex"
+FORMS = ("md", "csv", "tex")
 """Forms of tables, by the extensions of their files: Markdown, CSV and LaTeX."""
 SAME_CURVE = {*RESUMABLE, "seed", "run_dir"} - {"data"}
 """Fields of ``Train`` in which the runs of a group may differ:
 only the seed changes how a run learns."""
 OF_EVALUATION = {"evaluation_policy", "evaluation_max_steps"}
-"""Those that change what an evaluation measures."""
+"""Fields of ``SAME_CURVE`` that change what an evaluation measures."""
 LARGEST = 1e100
 """Larger numbers are rejected: their sums and differences would overflow."""
 POINTS = 200
 """Points of the axis on which the curves of several seeds are aggregated."""
 FINAL = 0.1
 """Last part of a curve whose mean is the run's final score."""
-AT_ONCE = "evaluation/", "exact/"
-"""How metrics begin that are of a policy, and not means over an interval of training."""
+AT_ONCE = ("evaluation/", "exact/")
+"""Prefixes of metrics that are not means over an interval of training, but measure one policy."""
 _MAX_METRICS = 2**31  # bytes
+Config: TypeAlias = Mapping[str, Any]
+"""A run's ``config.json``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,14 +92,13 @@ class Curve(NamedTuple):
     weight: np.ndarray | float = 1.0
     """[N] float64, positive: the episodes, or env steps, of which y is the mean."""
     end: float = 0.0
-    """Where the run's last report is, if that is after x[-1]: there the metric may be null."""
+    """Where the run's last report is, if that is after x[-1]: the metric may be null there."""
 
     def smoothed(self, reports: int) -> Curve:
         """Returns the trailing moving average over so many reports, of fewer at the start."""
         ends = range(1, len(self.y) + 1)  # a difference of sums would be wrong after a large number
-        return self._replace(
-            y=np.array([self.y[max(end - reports, 0) : end].mean() for end in ends])
-        )
+        means = [self.y[max(end - reports, 0) : end].mean() for end in ends]
+        return self._replace(y=np.array(means))
 
     def final(self) -> float:
         """Returns the run's final score: the mean by ``weight``
@@ -107,15 +108,14 @@ class Curve(NamedTuple):
         """
         last = self.x > (1 - FINAL) * max(self.end, self.x[-1])
         last[-1] = True
-        return float(
-            np.average(self.y[last], weights=np.broadcast_to(self.weight, self.y.shape)[last])
-        )
+        weight = np.broadcast_to(self.weight, self.y.shape)
+        return float(np.average(self.y[last], weights=weight[last]))
 
 
 class Middle(NamedTuple):
     """The interquartile mean of several seeds and its interval; ``[POINTS]`` float64.
 
-    NaN where no curve has values, and at the first point of other curves than before:
+    NaN where no curve has values, and at the first point after a curve begins or ends:
     a line has a gap there.
     """
 
@@ -146,6 +146,14 @@ class NoValueError(ConfigError):
     """A run has no value of the metric, or none yet."""
 
 
+class _Point(NamedTuple):
+    """A point of a curve; see ``Curve``."""
+
+    x: float
+    y: float
+    weight: float
+
+
 def with_members(run_dirs: Sequence[str | pathlib.Path]) -> list[str]:
     """Replaces the directory of each population by those of its members."""
     return [
@@ -158,7 +166,7 @@ def with_members(run_dirs: Sequence[str | pathlib.Path]) -> list[str]:
 def read_curve(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Curve:
     """Reads one metric from a run's ``metrics.jsonl``, skipping reports in which it is null.
 
-    The weight of a mean over episodes (``episode/...``) is their number, that of others the env
+    A mean over episodes (``episode/...``) has their number as its weight, other metrics the env
     steps since the report before. A last report of less than half an interval is joined to the one
     before, by these weights. Evaluations are of one moment: they weigh alike and are not joined. An
     incomplete last line is skipped: the run may still be writing it, or may have been killed.
@@ -168,56 +176,56 @@ def read_curve(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Curve:
       NoValueError: the file has no report yet, or no such metric, or the metric never had a value.
     """
     path = run_dir / METRICS
-    (field, _) = AXES[x]
+    field, _ = AXES[x]
     try:
         content = read_plain(path, _MAX_METRICS)
     except ConfigError as error:
         raise ConfigError(f"{run_dir} is not a run directory: {error.with_flags}") from None
     names: set[str] = set()
-    points: list[tuple[float, float, float]] = []
-    at = 0.0
-    before = 0
+    points: list[_Point] = []
+    end = 0.0
+    env_steps_before: Any = 0
     for number, line in _lines(path, content):
         names |= line.keys()
-        at = _number(path, number, line, field)
-        if points and at < points[-1][0]:
+        end = _number(path, number, line, field)
+        if points and end < points[-1].x:
             raise ConfigError(
-                f"{path} is damaged: {field} of line {number} is {at:g} after {points[-1][0]:g}"
+                f"{path} is damaged: {field} of line {number} is {end:g} after {points[-1].x:g}"
             )
         if line.get(metric) is not None:
-            points.append((at, _number(path, number, line, metric), _weight(line, metric, before)))
-        before = line.get("env_steps", 0)
+            value = _number(path, number, line, metric)
+            points.append(_Point(end, value, _weight(line, metric, env_steps_before)))
+        env_steps_before = line.get("env_steps", 0)
     if not points:
         raise _without_value(run_dir, metric, names)
-    if metric.startswith(AT_ONCE):
-        whole = points
-    else:
-        whole = _in_whole_intervals(points)
-    xs, ys, weights = np.array(whole, float).T
-    return Curve(xs, ys, weights, at)
+    if not metric.startswith(AT_ONCE):
+        points = _in_whole_intervals(points)
+    x_values, values, weights = np.array(points, float).T
+    return Curve(x_values, values, weights, end)
 
 
-def _weight(line: Mapping[str, Any], metric: str, before: Any) -> float:
-    """Returns of how much a report's value is the mean: episodes,
-    or env steps since it had ``before``; at least 1.
+def _weight(line: Mapping[str, Any], metric: str, env_steps_before: Any) -> float:
+    """Returns the number of episodes, or of env steps since the report before, of which a report's
+    value is the mean; at least 1.
     """
-    # of several policies: NAME/episode/return
-    policy, of_episodes, _ = metric.partition("episode/")
     if metric.startswith(AT_ONCE):
         return 1
-    size: Any = line.get(f"{policy}episode/count" if of_episodes else "env_steps")
-    if not of_episodes:
-        if _can_draw(size) and _can_draw(before):
-            size = size - before
-        else:
-            size = 1
-    if _can_draw(size):
-        return max(size, 1)
-    return 1
+    # with several policies: NAME/episode/return
+    policy, of_episodes, _ = metric.partition("episode/")
+    if of_episodes:
+        size = line.get(f"{policy}episode/count")
+    else:
+        env_steps: Any = line.get("env_steps")
+        if not (_can_draw(env_steps) and _can_draw(env_steps_before)):
+            return 1
+        size = env_steps - env_steps_before
+    return max(size, 1) if _can_draw(size) else 1
 
 
 def _without_value(run_dir: pathlib.Path, metric: str, names: Collection[str]) -> NoValueError:
-    """Says why a run has no value of a metric, if its reports have those of ``names``."""
+    """Returns the error that says why a run has no value of a metric; ``names``: the metrics of
+    its reports.
+    """
     if not names:
         return NoValueError(f"{run_dir / METRICS} has no reports yet")
     if metric in names:
@@ -238,12 +246,10 @@ def read_evaluation(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Cur
       NoValueError: the run has no evaluation at its end, or none of this metric.
     """
     path = run_dir / SUMMARY
-    (field, _) = AXES[x]
-    # the run still trains, or has ended early
+    field, _ = AXES[x]
+    summary = {field: 0}  # of a run that still trains, or has ended early
     if path.exists():
         summary = read_json(path)
-    else:
-        summary = {field: 0}
     if not isinstance(summary, dict) or not _can_draw(summary.get(field)):
         raise ConfigError(f"{path} is damaged: {field} is missing")
     evaluation: Any = summary.get("evaluation")
@@ -257,26 +263,28 @@ def read_evaluation(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Cur
     return Curve(*np.array([[summary[field]], [evaluation[name]]], float))
 
 
-def _in_whole_intervals(
-    points: list[tuple[float, float, float]],
-) -> list[tuple[float, float, float]]:
+def _in_whole_intervals(points: list[_Point]) -> list[_Point]:
     """Joins a last report of less than half an interval to the one before:
     it may have only an episode or two.
     """
-    if len(points) < 3 or points[-1][0] - points[-2][0] >= 0.5 * (points[-2][0] - points[-3][0]):
+    if len(points) < 3:
         return points
-    (_, before, many), (at, last, few) = points[-2:]
-    return [*points[:-2], (at, (many * before + few * last) / (many + few), many + few)]
+    *others, before, last = points
+    if last.x - before.x >= 0.5 * (before.x - others[-1].x):
+        return points
+    weight = before.weight + last.weight
+    mean = (before.weight * before.y + last.weight * last.y) / weight
+    return [*others, _Point(last.x, mean, weight)]
 
 
 def _lines(path: pathlib.Path, content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields the reports in ``metrics.jsonl``, each with its line number."""
-    texts = content.split(b"\n")
-    for number, text in enumerate(texts, 1):
+    raw_lines = content.split(b"\n")
+    for number, raw_line in enumerate(raw_lines, 1):
         try:
-            line = json.loads(text)
+            line = json.loads(raw_line)
         except (ValueError, RecursionError):
-            if number == len(texts):  # it has no newline, so it may be incomplete
+            if number == len(raw_lines):  # it has no newline, so it may be incomplete
                 return
             raise ConfigError(f"{path} is damaged: line {number} is not JSON") from None
         if not isinstance(line, dict):
@@ -292,44 +300,45 @@ def _number(path: pathlib.Path, number: int, line: Mapping[str, Any], name: str)
     Raises:
       ConfigError: it is missing or cannot be drawn.
     """
-    value: Any = line.get(name)
+    if name not in line:
+        raise ConfigError(f"{path} is damaged: {name} of line {number} is missing")
+    value: Any = line[name]
     if not _can_draw(value):
-        if name in line:
-            shown = f"{_shown(value)}, which cannot be drawn"
-        else:
-            shown = "missing"
-        raise ConfigError(f"{path} is damaged: {name} of line {number} is {shown}")
+        raise ConfigError(
+            f"{path} is damaged: {name} of line {number} is {_shown(value)}, which cannot be drawn"
+        )
     return float(value)
 
 
-def _can_draw(x: Any) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool) and abs(x) <= LARGEST
+def _can_draw(value: object) -> TypeGuard[int | float]:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= LARGEST
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value)
-    if len(text) <= 40:
-        return text
-    return f"{text[:36]} ..."
+    shown = json.dumps(value)
+    return shown if len(shown) <= 40 else f"{shown[:36]} ..."
 
 
 def middle(curves: Sequence[Curve]) -> Middle:
     """Computes the interquartile mean over seeds and its bootstrap interval, point by point.
 
     Source: Agarwal et al. (2021), https://arxiv.org/abs/2108.13264, section 4.3. Curves are
-    interpolated linearly; each point uses only the curves that reach it. Those that begin, or end,
+    interpolated linearly; each point uses only the curves that reach it. Curves that begin, or end,
     within a report interval of each other do so together: their first or last value is held until
     then.
     """
     from jaxrl_dist.commands.plot import statistics  # here, not above: it imports scipy
 
-    intervals = [float(np.median(np.diff(c.x, prepend=0.0))) for c in curves]  # runs begin at 0
-    begins = -_joined([-c.x[0] for c in curves], intervals)
-    ends = _joined([c.x[-1] for c in curves], intervals)
+    # runs begin at 0
+    intervals = [float(np.median(np.diff(curve.x, prepend=0.0))) for curve in curves]
+    begins = -_joined([-curve.x[0] for curve in curves], intervals)
+    ends = _joined([curve.x[-1] for curve in curves], intervals)
     x = np.linspace(begins.min(), ends.max(), POINTS)
-    values = np.array([np.interp(x, c.x, c.y) for c in curves])
+    values = np.array([np.interp(x, curve.x, curve.y) for curve in curves])
     reached = (begins[:, None] <= x) & (x <= ends[:, None])
-    y, low, high = (np.full(POINTS, np.nan) for _ in range(3))
+    y, low, high = np.full((3, POINTS), np.nan)
     sets, points = np.unique(reached, axis=1, return_inverse=True)
     for index, seeds in enumerate(sets.T):
         if seeds.any():
@@ -347,21 +356,17 @@ def _joined(ends: Sequence[float], intervals: Sequence[float]) -> np.ndarray:
     joined = np.array(ends)
     top = np.inf
     for index in np.argsort(-joined):
-        if top - ends[index] < intervals[index]:
-            top = top
-        else:
+        if top - ends[index] >= intervals[index]:
             top = ends[index]
         joined[index] = top
     return joined
 
 
-def group(
-    configs: Mapping[str, Mapping[str, Any]], same: Collection[str] = SAME_CURVE
-) -> list[Group]:
+def group(configs: Mapping[str, Config], same: Collection[str] = SAME_CURVE) -> list[Group]:
     """Groups runs that differ only in the seed and in settings that do not change learning.
 
     A label is the algorithm, if there are several, and the settings in which runs of the same
-    algorithm and environment differ. Where there are no settings, it is the algorithm.
+    algorithm and environment differ. Without such settings, it is the algorithm.
 
     Args:
       configs: ``config.json`` of each run, by its directory.
@@ -376,12 +381,10 @@ def group(
     for (env, algorithm), runs in kinds.items():
         differ = _differing(list(runs.values()), same)
         for name, settings in runs.items():
-            if several or not differ:
-                parts = [algorithm]
-            else:
-                parts = []
-            parts += [f"{key}={_text(settings[key])}" for key in differ]
-            groups.setdefault((env, " ".join(parts)), []).append(name)
+            words = [f"{key}={_text(settings[key])}" for key in differ]
+            if several or not words:
+                words = [algorithm, *words]
+            groups.setdefault((env, " ".join(words)), []).append(name)
     return [Group(env, label, names) for (env, label), names in groups.items()]
 
 
@@ -399,7 +402,7 @@ def _differing(runs: Sequence[Mapping[str, Any]], same: Collection[str]) -> list
 
 def _text(value: Any) -> str:
     if isinstance(value, dict):
-        value = [f"{key}={x}" for key, x in value.items()]
+        value = [f"{key}={item}" for key, item in value.items()]
     if isinstance(value, list):
         return ",".join(map(str, value)) or "none"
     return str(value)

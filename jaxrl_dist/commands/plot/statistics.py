@@ -17,10 +17,11 @@ from scipy import stats
 CONFIDENCE = 0.95
 """Confidence level of intervals."""
 BAND = 1_000
+"""Bootstrap resamples of an interval that is drawn."""
 NUMBER = 50_000
+"""Bootstrap resamples of an interval that is printed."""
 CHUNK = 1_000
-"""Bootstrap resamples of an interval that is drawn, of one that is printed,
-and of those that are computed at once."""
+"""Bootstrap resamples that are computed together."""
 Strata: TypeAlias = Sequence[np.ndarray]
 
 
@@ -42,7 +43,9 @@ def profile(taus: np.ndarray) -> Callable[[Strata], np.ndarray]:
 
     It maps strata ``[..., N]`` to ``[..., T]``, the mean over environments of their fractions.
     """
-    return lambda strata: np.mean([(x[..., None] > taus).mean(axis=-2) for x in strata], axis=0)
+    return lambda strata: np.mean(
+        [(scores[..., None] > taus).mean(axis=-2) for scores in strata], axis=0
+    )
 
 
 def improvement(strata: Strata) -> np.ndarray:
@@ -53,7 +56,10 @@ def improvement(strata: Strata) -> np.ndarray:
     counts one half (section 4.3: the Mann-Whitney U statistic).
     """
     pairs = zip(strata[: len(strata) // 2], strata[len(strata) // 2 :], strict=True)
-    wins = [np.sign(x[..., :, None] - y[..., None, :]).mean(axis=(-2, -1)) for x, y in pairs]
+    wins = [
+        np.sign(first[..., :, None] - second[..., None, :]).mean(axis=(-2, -1))
+        for first, second in pairs
+    ]
     return (1.0 + np.mean(wins, axis=0)) / 2.0
 
 
@@ -62,8 +68,8 @@ def interval(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the bootstrap interval ``(low, high)`` of a statistic; the same numbers each time.
 
-    All resamples count, each once, where they are no more than ``resamples``: the interval is
-    exact. Of one stratum of N runs there are ``N ** N``, of several the product.
+    If there are no more than ``resamples``, each possible resample counts once: the interval is
+    exact. One stratum of N runs has ``N ** N`` of them, several strata have the product.
 
     Args:
       strata: ``[..., N]`` for each environment; runs are drawn along the last axis.
@@ -71,10 +77,11 @@ def interval(
       resamples: how many to draw at random.
     """
     rng = np.random.default_rng(0)
-    sizes = [x.shape[-1] for x in strata]
-    if (every := math.prod(size**size for size in sizes)) <= resamples:
-        resamples = every
-        places = np.unravel_index(np.arange(every), [size**size for size in sizes])
+    sizes = [scores.shape[-1] for scores in strata]
+    possible = [size**size for size in sizes]
+    if math.prod(possible) <= resamples:
+        resamples = math.prod(possible)
+        places = np.unravel_index(np.arange(resamples), possible)
         rows = [
             np.indices((size,) * size).reshape(size, -1).T[place]
             for size, place in zip(sizes, places, strict=True)
@@ -82,18 +89,14 @@ def interval(
     else:
         rows = [rng.integers(size, size=(resamples, size)) for size in sizes]
 
-    def of(chunk: slice) -> np.ndarray:
-        return statistic(
-            [
-                np.moveaxis(x[..., drawn[chunk]], -2, 0)
-                for x, drawn in zip(strata, rows, strict=True)
-            ]
-        )
-
-    values = np.concatenate(
-        [of(slice(first, first + CHUNK)) for first in range(0, resamples, CHUNK)]
-    )
-    tails = 0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2
+    values = []
+    for start in range(0, resamples, CHUNK):
+        resampled = [
+            np.moveaxis(scores[..., drawn[start : start + CHUNK]], -2, 0)
+            for scores, drawn in zip(strata, rows, strict=True)
+        ]
+        values.append(statistic(resampled))
+    tails = (0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2)
     # few runs have few values
-    low, high = np.quantile(values, tails, axis=0, method="inverted_cdf")
+    low, high = np.quantile(np.concatenate(values), tails, axis=0, method="inverted_cdf")
     return low, high

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxrl_dist.checks import counted
 from jaxrl_dist.commands.plot import statistics
-from jaxrl_dist.commands.plot.reading import AXES, FINAL, SAME_CURVE, Curve, Group, Plot
+from jaxrl_dist.commands.plot.reading import AXES, FINAL, SAME_CURVE, Config, Curve, Group, Plot
 
 ALL = "all environments, scaled"
 """Row of a table over several environments."""
@@ -28,8 +28,17 @@ TELLS = {
 """What a picture of each kind shows."""
 
 
-JOINED = " A last report of less than half an interval is joined to the one before, weighted by episodes or else env steps."
+JOINED = (
+    " A last report of less than half an interval is joined to the one before, weighted by episodes "
+    "or else env steps."
+)
 """How the last point of a curve is made."""
+TERMS = (
+    "std: standard deviation of the runs, whose variance is divided by their number less one.",
+    "IQM: interquartile mean; of fewer than 4 runs nothing is trimmed, so it is the mean, and the "
+    "interval in an environment reaches from the lowest run to the highest.",
+)
+"""What the columns of a table are."""
 
 
 def env_names(groups: Sequence[Group]) -> dict[str, str]:
@@ -73,14 +82,14 @@ def complete(
 
 
 def left_out(labels: Sequence[str]) -> str:
-    """Says which labels are left out where those with all environments are compared."""
+    """Says which labels are left out of a comparison over all environments."""
     return f"over all environments, {', '.join(labels)} is left out: some have no run of it"
 
 
 def _finals(
     groups: Sequence[Group], curves: Mapping[str, Curve]
 ) -> dict[str, dict[str, np.ndarray]]:
-    """As ``scores``, never scaled."""
+    """Returns ``scores`` that are not scaled."""
     labels: dict[str, dict[str, np.ndarray]] = {}
     for group in groups:
         labels.setdefault(group.label, {})[group.env] = np.array(
@@ -117,24 +126,20 @@ def table(
         rows += _ranked(ALL, {label: list(finals.values()) for label, finals in whole.items()})
     head = ("environment", "group", "runs", f"{name}, mean", "std", f"{name}, IQM", "low", "high")
     if form == "csv":
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([head, *rows])
-        return text.getvalue().rstrip()
+        file = io.StringIO()
+        csv.writer(file, lineterminator="\n").writerows([head, *rows])
+        return file.getvalue().rstrip()
     lines = [
         (*head[:6], f"{statistics.CONFIDENCE:.0%} interval"),
         *((*row[:6], " .. ".join(filter(None, row[6:]))) for row in rows),
     ]
-    terms = [
-        "std: standard deviation of the runs, whose variance is divided by their number less one.",
-        "IQM: interquartile mean; of fewer than 4 runs nothing is trimmed, so it is the mean, and the interval in an "
-        "environment reaches from the lowest run to the highest.",
-    ]
-    notes = [
-        *_meaning(name, score, len(envs)),
-        *([f"{left_out(partial)}."] if partial else []),
-        *terms,
-    ]
-    return "\n".join(_latex(lines, notes) if form == "tex" else [*_markdown(lines), "", *notes])
+    notes = _meaning(name, score, len(envs))
+    if partial:
+        notes.append(f"{left_out(partial)}.")
+    notes += TERMS
+    if form == "tex":
+        return "\n".join(_latex(lines, notes))
+    return "\n".join([*_markdown(lines), "", *notes])
 
 
 def _markdown(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -153,21 +158,21 @@ _LATEX = str.maketrans(
 
 def _latex(rows: Sequence[Sequence[str]], notes: Sequence[str]) -> list[str]:
     """Returns the lines of a table whose first row is its head, and the notes as comments."""
-    texts = [
+    cells = [
         [re.sub(r"(?<!\w)-(?=\d)", "$-$", cell.translate(_LATEX)) for cell in row] for row in rows
     ]
-    head, *body = (" & ".join(row) + r" \\" for row in texts)
-    begin = rf"\begin{{tabular}}{{ll{'r' * (len(rows[0]) - 2)}}}"
-    lines = [
+    head, *body = (" & ".join(row) + r" \\" for row in cells)
+    return [
         r"% Needs \usepackage{booktabs}.",
-        begin,
+        rf"\begin{{tabular}}{{ll{'r' * (len(rows[0]) - 2)}}}",
         r"\toprule",
         head,
         r"\midrule",
         *body,
         r"\bottomrule",
+        r"\end{tabular}",
+        *(f"% {note}" for note in notes),
     ]
-    return [*lines, r"\end{tabular}", *(f"% {note}" for note in notes)]
 
 
 MEANS = {
@@ -179,38 +184,44 @@ MEANS = {
 
 
 def _meaning(name: str, score: str, envs: int) -> list[str]:
-    scaled = [
-        "Over environments, scores are scaled: 0 is the lowest of all runs in an environment, 1 the highest."
-    ]
-    return [f"{name[0].upper()}{name[1:]}: {MEANS[score]}.", *(scaled if envs > 1 else [])]
+    meaning = [f"{name[0].upper()}{name[1:]}: {MEANS[score]}."]
+    if envs > 1:
+        meaning.append(
+            "Over environments, scores are scaled: 0 is the lowest of all runs in an environment, "
+            "1 the highest."
+        )
+    return meaning
 
 
 def _ranked(env: str, samples: Mapping[str, statistics.Strata]) -> list[tuple[str, ...]]:
     """Returns a row for each label, the highest interquartile mean first;
     without an interval where a run is alone.
     """
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for label in sorted(samples, key=lambda label: -statistics.iqm(samples[label])):
         strata = samples[label]
+        std = low = high = ""
         # a single run says nothing about how far others are from it
-        several = any(len(runs) > 1 for runs in strata)
-        std: list[Any] = []
-        if several and len(strata) == 1:
-            std = [np.std(strata[0], ddof=1)]
-        bounds: tuple[Any, ...] = ()
-        if several:
+        if any(len(runs) > 1 for runs in strata):
+            if len(strata) == 1:
+                std = _shown(np.std(strata[0], ddof=1))
             bounds = statistics.interval(strata, statistics.iqm, statistics.NUMBER)
-        parts = [statistics.mean(strata)], std, [statistics.iqm(strata)], bounds[:1], bounds[1:]
-        shown = ["".join(f"{float(value):.4g}" for value in part) for part in parts]
-        rows.append((env, label, str(sum(map(len, strata))), *shown))
+            low, high = map(_shown, bounds)
+        mean = _shown(statistics.mean(strata))
+        iqm = _shown(statistics.iqm(strata))
+        rows.append((env, label, str(sum(map(len, strata))), mean, std, iqm, low, high))
     return rows
+
+
+def _shown(value: Any) -> str:
+    return f"{float(value):.4g}"
 
 
 def caption(
     plot: Plot,
     groups: Sequence[Group],
     curves: Mapping[str, Curve],
-    configs: Mapping[str, Mapping[str, Any]],
+    configs: Mapping[str, Config],
     score: str,
 ) -> str:
     """Returns the text beside a picture: what it shows, and the runs and settings of each group.
@@ -218,31 +229,22 @@ def caption(
     Args:
       score: what the scores are.
     """
-    axis = AXES[plot.x][1]
-    newest = f"the mean of the newest {plot.smooth} reports up to it, of fewer at the start"
-    average = f"; each point is {newest}" if plot.smooth > 1 else ""
     tells = TELLS[plot.kind].format(
         interval=f"{statistics.CONFIDENCE:.0%} bootstrap interval (Agarwal et al. 2021)"
     )
-    meaning = _meaning(score, plot.score, len({group.env for group in groups}))
     if plot.kind == "curve":
-        lines = [f"{plot.metric} by {axis}{average}.{JOINED}", tells]
+        average = ""
+        if plot.smooth > 1:
+            average = (
+                f"; each point is the mean of the newest {plot.smooth} reports up to it, "
+                "of fewer at the start"
+            )
+        lines = [f"{plot.metric} by {AXES[plot.x][1]}{average}.{JOINED}", tells]
     else:
-        lines = [tells, *meaning]
-    if plot.x != "time":
-        number = ",.0f"
-        unit = axis
-    else:
-        number = ",.1f"
-        unit = "s"
+        lines = [tells, *_meaning(score, plot.score, len({group.env for group in groups}))]
     for group in groups:
         config = configs[group.runs[0]]
         seeds = map(str, sorted(configs[name]["run"]["seed"] for name in group.runs))
-        first, last = group.ends(curves)
-        if first < (1 - FINAL) * last:
-            until = f"{first:{number}} to "
-        else:
-            until = ""
         settings = {**config["hyperparameters"], **config["run"]}
         shown = [
             f"{key}={json.dumps(value)}"
@@ -251,8 +253,18 @@ def caption(
         ]
         lines += [
             "",
-            f"{_full_name(group.env)}, {group.label}: {config['algorithm']}, {counted(len(group.runs), 'run')} "
-            f"(seeds {' '.join(seeds)}), {until}{last:{number}} {unit}.",
+            f"{_full_name(group.env)}, {group.label}: {config['algorithm']}, "
+            f"{counted(len(group.runs), 'run')} (seeds {' '.join(seeds)}), "
+            f"{_length(group, curves, plot.x)}.",
             f"  {' '.join(shown)}",
         ]
     return "\n".join(lines) + "\n"
+
+
+def _length(group: Group, curves: Mapping[str, Curve], axis: str) -> str:
+    """Says how long the runs of a group are."""
+    first, last = group.ends(curves)
+    form, unit = (",.1f", "s") if axis == "time" else (",.0f", AXES[axis][1])
+    if first < (1 - FINAL) * last:
+        return f"{first:{form}} to {last:{form}} {unit}"
+    return f"{last:{form}} {unit}"
