@@ -16,7 +16,7 @@ from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError, visible
 from jaxrl_dist.hosts import stdout
 from jaxrl_dist.run.storage import check_run_dir
-from jaxrl_dist.settings.policies import of_run
+from jaxrl_dist.settings.still import read_fixed
 from jaxrl_dist.settings.stored import stored_fields
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _play(options: Games) -> Match:
     algorithm = from_file(options.algorithm) if options.algorithm else None
     for player in options.players:
         if player != "random":
-            run_dir = pathlib.Path(of_run(player).run_dir)
+            run_dir = pathlib.Path(read_fixed(player).run_dir)
             check_run_dir(run_dir)
             stored_fields(run_dir, algorithm, options.env)  # fails before JAX is imported
     find_modules(options.env)

@@ -16,7 +16,8 @@ from jaxrl_dist.config.train import OWN, Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.settings import placements
 from jaxrl_dist.settings.given import RUN_FIELDS
-from jaxrl_dist.settings.policies import Policies, Still, naming, still
+from jaxrl_dist.settings.policies import Policies, naming
+from jaxrl_dist.settings.still import Still, read_still
 
 FLAG = "--policy"
 _FORM = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)=(.+):([^:]+)")
@@ -163,7 +164,11 @@ def _divided(
 
 def _fields(policy: str, algorithm: Any, args: Sequence[str]) -> dict[str, Any]:
     """Returns the hyperparameters of a policy, and its fields of ``OWN``."""
-    if still(algorithm) is not None if isinstance(algorithm, str) else issubclass(algorithm, Still):
+    if (
+        read_still(algorithm) is not None
+        if isinstance(algorithm, str)
+        else issubclass(algorithm, Still)
+    ):
         if args:
             raise ConfigError(
                 f"--{policy}.{args[0][2:]}: policy {policy} does not train, and has no flags"

@@ -17,11 +17,7 @@ from jaxrl_dist.settings import placements
 from jaxrl_dist.settings.policies import Policies, label
 from jaxrl_dist.settings.resolve import settled
 from jaxrl_dist.settings.stored import (
-    CLOCK,
     check_asked,
-    check_clock,
-    file_of,
-    stored_content,
     stored_fields,
 )
 
@@ -75,10 +71,6 @@ class Request(NamedTuple):
         if "env" not in self.stored:
             find_modules(self.fields.get("env"))
         config, source, sources = settled(Train(self.algorithm), self.fields, self.stored)
-        if self.config is not None:
-            path = file_of(pathlib.Path(self.config))
-            instead = f'divide its numbers of env steps by the agents that they count, and add "clock": "{CLOCK}" to it'
-            check_clock(stored_content(path), source.spec, path, instead)
         return config, source, sources
 
 

@@ -233,9 +233,7 @@ def _claimed(path: pathlib.Path, config: Mapping[str, Any]) -> IO[bytes]:
     """
     config = {**json.loads(json.dumps(config)), "sweep": True}
     if (path / CONFIG_FILE).exists():
-        # An older version stored neither; members with several
-        # agents then refuse to continue without a clock.
-        stored = {"clock": config["clock"], "sweep": True, **storage.read_json(path / CONFIG_FILE)}
+        stored = storage.read_json(path / CONFIG_FILE)
         if {name: stored.get(name) for name in config} != config:
             raise ConfigError(
                 f"--run-dir {path} holds a run with other flags; name another directory"

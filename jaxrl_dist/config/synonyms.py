@@ -51,7 +51,7 @@ SYNONYMS: dict[str, str] = {
     # learning
     "learning_rate": "lr step_size learning_rates lrate q_lr critic_lr vf_lr v_lr",
     "actor_learning_rate learning_rate": "policy_lr actor_lr pi_lr",
-    "learning_rate_schedule": "anneal_updates anneal_lr lr_schedule linear_lr_schedule use_lr_decay lr_decay",
+    "learning_rate_schedule": "anneal_lr lr_schedule linear_lr_schedule use_lr_decay lr_decay",
     "learning_rate_steps": "anneal_steps lr_decay_steps decay_steps",
     "optimizer": "optim optimizer_class optimizer_type optimiser",
     "weight_decay": "l2 l2_reg l2_coef",

@@ -31,11 +31,8 @@ class Clock:
         self._compiled_before = progress.get("compile_s", 0.0)
         self._programs: tuple[meshes.Program, ...] = ()
         self._setup_began: float | None = self.wall_time()
-        reported = progress.get(
-            "reported", {"iteration": 0, "env_steps": 0, "updates": 0, "seconds": 0.0}
-        )
-        # an older version did not store them
-        self._reported = {"agent_steps": reported["env_steps"], **reported}
+        counts = ("iteration", "env_steps", "agent_steps", "updates")
+        self._reported = progress.get("reported", {**dict.fromkeys(counts, 0), "seconds": 0.0})
 
     def ready(self, *programs: meshes.Program) -> None:
         """Ends the set-up; ``programs`` compile later, at their first call.

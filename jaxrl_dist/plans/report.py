@@ -126,12 +126,8 @@ def check_progress(progress: Mapping[str, Any]) -> None:
         IntervalSums.from_json(progress["since"])
     sums_of_json(progress.get("window", []))
     counts = progress["reported"]
-    numbers = [
-        progress["env_steps"],
-        *(counts[name] for name in ("iteration", "env_steps", "updates")),
-    ]
-    # an older version did not store them
-    numbers += [x.get("agent_steps", 0) for x in (progress, counts)]
+    names = ("iteration", "env_steps", "agent_steps", "updates")
+    numbers = [progress["env_steps"], progress["agent_steps"], *(counts[x] for x in names)]
     numbers += [progress.get("evaluated", 0), progress.get("restarts", 0)]
     seconds = [progress["wall_time_s"], progress["compile_s"], counts["seconds"]]
     seconds += [*progress.get("hyper", {}).values(), float.fromhex(progress.get("score", "0"))]

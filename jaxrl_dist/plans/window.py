@@ -84,18 +84,15 @@ def sums_of_json(stored: list[dict[str, list[str]]]) -> list[_Sums]:
       LookupError, TypeError, ValueError, AttributeError: no run can have written it.
     """
 
-    def exact(total: str, count: str, length: str = "nan") -> tuple[float, float, float]:
-        # an older version stored no lengths
+    def exact(total: str, count: str, length: str) -> tuple[float, float, float]:
         return float.fromhex(total), float.fromhex(count), float.fromhex(length)
 
     return [{name: exact(*parts) for name, parts in sums.items()} for sums in stored]
 
 
 def recent_return(metrics: Mapping[str, float | None]) -> float | None:
-    """Returns the mean return of a report's window,
-    or of its interval in files of an earlier version.
-    """
-    return metrics.get(METRIC, metrics["episode/return"])
+    """Returns the mean return of a report's window."""
+    return metrics[METRIC]
 
 
 def merged(episodes: Mapping[str, EpisodeStats], xp: Any = np) -> EpisodeStats:
@@ -128,6 +125,6 @@ def _means(reports: Collection[_Sums]) -> dict[str, dict[str, float | None]]:
         )
         means[name] = {
             METRIC: float(total / count) if count else None,
-            LENGTH: float(length / count) if count and not np.isnan(length) else None,
+            LENGTH: float(length / count) if count else None,
         }
     return means

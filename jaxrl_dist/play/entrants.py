@@ -18,7 +18,8 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.play.games import Player
 from jaxrl_dist.play.policy import Policy, load_policy
 from jaxrl_dist.protocols import Hyperparameters, Traits
-from jaxrl_dist.settings.policies import Random, by_policy, learner, of_run
+from jaxrl_dist.settings.policies import by_policy, learner
+from jaxrl_dist.settings.still import Random, read_fixed
 from jaxrl_dist.settings.stored import stored_config
 from jaxrl_dist.simulator import Simulator
 from jaxrl_dist.types import Context, EnvSpec, PyTree
@@ -57,7 +58,7 @@ def load(player: object, loading: Loading) -> tuple[str, Entrant]:
     name = str(player)
     if name == RANDOM:
         return name, RANDOM
-    run = of_run(name)
+    run = read_fixed(name)
     checkpoint: str | int | None = run.checkpoint
     if checkpoint is None and loading.checkpoint is not None:
         checkpoint = loading.checkpoint

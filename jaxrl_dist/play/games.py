@@ -23,7 +23,7 @@ from jaxrl_dist.envs.device.gymnax import HostGymnax
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import EnvError
 from jaxrl_dist.play import ratings
-from jaxrl_dist.settings.policies import Random
+from jaxrl_dist.settings.still import Random
 from jaxrl_dist.simulator import Simulator
 from jaxrl_dist.types import Array, Context, EnvSpec, PyTree, Timestep, Variables
 

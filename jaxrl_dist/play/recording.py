@@ -25,7 +25,7 @@ from jaxrl_dist.nn import observations
 from jaxrl_dist.nn.distributions import policy_head
 from jaxrl_dist.play.policy import Policy
 from jaxrl_dist.run.checkpoint import load_memory
-from jaxrl_dist.settings.policies import Random
+from jaxrl_dist.settings.still import Random
 from jaxrl_dist.spaces import Box, Discrete, clipped
 from jaxrl_dist.training.setup import make_job
 from jaxrl_dist.types import Array, Context, EnvSpec, PyTree, Rollout, Timestep

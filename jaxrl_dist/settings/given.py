@@ -88,52 +88,56 @@ def user_values(
       ConfigError: a value has the wrong type, is out of range, or has no effect.
     """
     algorithm = config.algorithm
-    by_name = isinstance(config.algorithm, str | type)
-    base = {name: value for name, value in _of_name(algorithm).items() if name not in RUN_FIELDS}
-    base = base if by_name else vars(algorithm)
-    if by_name:
+    kind = kind_of(algorithm)
+    if isinstance(algorithm, str | type):
+        named = _of_name(algorithm)
+        base = {name: value for name, value in named.items() if name not in RUN_FIELDS}
         fixed = hyperparameters
     else:
+        base = vars(algorithm)
         fixed = {**base, **hyperparameters}
-    used = [name for name in hyperparameters or fixed if sources.get(name) != "stored"]
-    config = checked(
-        dataclasses.replace(config, algorithm=kind_of(algorithm)(**{**base, **hyperparameters})),
-        used,
+    explicit = [name for name in hyperparameters or fixed if sources.get(name) != "stored"]
+    complete = dataclasses.replace(config, algorithm=kind(**{**base, **hyperparameters}))
+    complete = checked(complete, explicit)
+    yours = changed(complete)
+    if not isinstance(algorithm, str | type):
+        yours += fixed if _filled_in_before(complete) else changed(complete.algorithm)
+    return Given(
+        dataclasses.replace(complete, algorithm=algorithm),
+        {name: getattr(complete.algorithm, name) for name in fixed},
+        dict.fromkeys(yours, "yours") | dict(sources),
     )
-    yours = changed(config)
-    # a run that was filled in before, such as a stored one, gives all hyperparameters
-    if not by_name:
-        before = all(
-            getattr(config, name) is not None for name in RUN_DEFAULTS if name != "num_actors"
-        )
-        yours += fixed if before else changed(config.algorithm)
-    fixed = {name: getattr(config.algorithm, name) for name in fixed}
-    config = dataclasses.replace(config, algorithm=algorithm)
-    return Given(config, fixed, dict.fromkeys(yours, "yours") | dict(sources))
+
+
+def _filled_in_before(config: Train) -> bool:
+    """Returns whether a config is that of an earlier run, such as a stored one, in which all
+    hyperparameters count as given.
+    """
+    names = [name for name in RUN_DEFAULTS if name != "num_actors"]
+    return all(getattr(config, name) is not None for name in names)
 
 
 def changed(config: Any) -> list[str]:
     """Returns the fields of a config that differ from their defaults."""
-    fields = dataclasses.fields(config)
     return [
-        field.name for field in fields if getattr(config, field.name) not in (field.default, {})
+        field.name
+        for field in dataclasses.fields(config)
+        if getattr(config, field.name) not in (field.default, {})
     ]
 
 
-def _of_name(algorithm: Any) -> Mapping[str, Any]:
-    """Returns the fields that an algorithm's name stands for, such as ``apex`` for those of a
-    DQN.
-    """
-    if isinstance(algorithm, str):
-        return algorithms.PRESETS.get(algorithm, (None, {}))[1]
+def _of_name(algorithm: object) -> Mapping[str, Any]:
+    """Returns the fields that an algorithm's name stands for: of ``apex``, those of a DQN."""
+    if isinstance(algorithm, str) and algorithm in algorithms.PRESETS:
+        return algorithms.PRESETS[algorithm][1]
     return {}
 
 
 def checked(config: Train, explicit: Container[str]) -> Train:
-    """As ``config.checked()``; hyperparameters that have no
-    effect and are not ``explicit`` get their defaults.
+    """As ``config.checked()``, but a hyperparameter that has no effect and is not ``explicit`` gets
+    its default.
 
-    They are those of a preset, or of a config, that the user's have replaced.
+    It is one of a preset, or of a config, which another value of the user's has replaced.
 
     Raises:
       ConfigError: one of ``explicit`` has no effect, or a value is out of range.
@@ -145,91 +149,104 @@ def checked(config: Train, explicit: Container[str]) -> Train:
             defaults = {field.name: field.default for field in dataclasses.fields(config.algorithm)}
             if error.field in explicit or error.field not in defaults:
                 raise
-            algorithm = dataclasses.replace(
-                config.algorithm, **{error.field: defaults[error.field]}
+            default = {error.field: defaults[error.field]}
+            config = dataclasses.replace(
+                config, algorithm=dataclasses.replace(config.algorithm, **default)
             )
-            config = dataclasses.replace(config, algorithm=algorithm)
 
 
 def filled(user: Given, source: EnvSource) -> tuple[Train, dict[str, str]]:
-    """Fills in what the user leaves out, and returns the
-    config with the source of each value as in ``settled``.
+    """Fills in what the user leaves out, and returns the config with the source of each value as
+    in ``settled``.
 
     Raises:
       ConfigError: a value is out of range.
     """
-    config, spec = user.config, source.spec
+    config = user.config
+    kind = kind_of(config.algorithm)
     values, sources = _of_presets(user, source)
-    run = {name: values.pop(name) for name in RUN_FIELDS & values.keys()}
-    run = {name: value for name, value in run.items() if getattr(config, name) is None}
+    run = _run_fields(user, values)
+    hyperparameters = {name: value for name, value in values.items() if name not in RUN_FIELDS}
+    check_names(kind, hyperparameters, f"the preset of {algorithms.name_of(kind)}: ")
+    algorithm = kind(**{**hyperparameters, **user.hyperparameters})
+    env = config.env
+    if isinstance(env, str) and env:
+        env = f"{source.spec.backend}:{source.spec.id}"
+    sources |= user.sources
+    explicit = [name for name in user.hyperparameters if sources.get(name) != "stored"]
+    config = dataclasses.replace(config, algorithm=algorithm, env=env, **run)
+    return checked(config, explicit), sources
+
+
+def _run_fields(user: Given, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of fields of ``Train`` that the user leaves out.
+
+    Raises:
+      UnusedError: the plan that they name makes no use of a field of the user's.
+    """
+    config = user.config
+    run = {
+        name: values[name] for name in RUN_FIELDS & values.keys() if getattr(config, name) is None
+    }
     if "report_interval" in run:  # by default, none of the user's intervals waits for a report
         waiting = [getattr(config, name) for name in WAITING]
         run["report_interval"] = min(filter(None, [run["report_interval"], *waiting]))
-    plan = PLANS[run.get("plan", config.plan)]
-    # a config that was filled in before has values that nobody gave
-    new = run.keys() > {"num_actors"}
-    for name in plan.unused if new else ():
-        if user.sources.get(name) == "yours" and getattr(config, name, 0) is not None:
-            raise UnusedError(
-                f"{flag(name)} does nothing under --plan {run.get('plan', config.plan)}", name
-            )
+    name_of_plan = run.get("plan", config.plan)
+    plan = PLANS[name_of_plan]
+    # A config that was filled in before has values that nobody gave.
+    if run.keys() > {"num_actors"}:
+        for name in plan.unused:
+            if user.sources.get(name) == "yours" and getattr(config, name, 0) is not None:
+                raise UnusedError(f"{flag(name)} does nothing under --plan {name_of_plan}", name)
     if not plan.threaded:
         run.pop("num_actors", None)
-    kind = kind_of(config.algorithm)
-    check_names(kind, values, f"the preset of {algorithms.name_of(kind)}: ")
-    algorithm = kind(**{**values, **user.hyperparameters})
-    if isinstance(config.env, str) and config.env:
-        env = f"{spec.backend}:{spec.id}"
-    else:
-        env = config.env
-    config = dataclasses.replace(config, algorithm=algorithm, env=env, **run)
-    sources |= user.sources
-    return checked(
-        config, [name for name in user.hyperparameters if sources.get(name) != "stored"]
-    ), sources
+    return run
 
 
 def _of_presets(user: Given, source: EnvSource) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns the values of fields and hyperparameters that nobody needs to give,
-    and the sources of both.
+    """Returns the values of fields and hyperparameters that nobody needs to give, and the sources
+    of both.
     """
+    config = user.config
     spec = source.spec
-    kind = kind_of(user.config.algorithm)
-    traits = Traits.of(kind)
+    kind = kind_of(config.algorithm)
+    replays = Traits.of(kind).replay_capacity is not None
+    defaults = {**RUN_DEFAULTS, **presets.report_interval(spec, replays=replays)}
+    preset = _preset_for(user, spec)
+    if config.offline:
+        defaults |= {**OFFLINE, "plan": offline_plan()}
+        for name in (*OFFLINE, "plan"):
+            preset.pop(name, None)
+    else:
+        defaults["plan"] = default_plan(is_pure=source.is_pure)
+    if not config.env:  # the spec is that of the data set
+        defaults["evaluation_episodes"] = 0
+        preset.pop("evaluation_episodes", None)
+    layers = {
+        "default": defaults,
+        "preset": {"atari_preset": "baselines", **preset, **_of_name(config.algorithm)},
+        "paper": published.row(algorithms.name_of(kind), spec) if config.published else {},
+    }
+    is_atari = spec.backend == "envpool" and spec.family == "atari"
+    values = dict[str, Any]()
+    sources = dict[str, str]()
+    for layer, fields in layers.items():
+        for name, value in fields.items():
+            if name != "atari_preset" or is_atari:
+                values[name] = value
+                sources[name] = layer
+    trained = _of_trained(config, {**values, **user.hyperparameters})
+    return values | trained, sources | dict.fromkeys(trained, "preset")
+
+
+def _preset_for(user: Given, spec: EnvSpec) -> dict[str, Any]:
+    """Returns the values of the algorithm's preset for an environment."""
+    traits = Traits.of(kind_of(user.config.algorithm))
     preset = traits.preset(spec)
     cores = user.config.vary.get("core", user.hyperparameters.get("core", traits.core))
     if any(core != "none" for core in str(cores).split(",")):  # members share the preset
         preset = traits.recurrent_preset(preset)
-    offline = user.config.offline
-    if offline:
-        plan = offline_plan()
-    else:
-        plan = default_plan(is_pure=source.is_pure)
-    defaults = OFFLINE if offline else {}
-    if not user.config.env:  # the spec is that of the data set
-        defaults = {**defaults, "evaluation_episodes": 0}
-    preset = {
-        name: value
-        for name, value in preset.items()
-        if name not in (*defaults, *(["plan"] if offline else []))
-    }
-    reports = presets.report_interval(spec, replays=traits.replay_capacity is not None)
-    is_atari = spec.backend == "envpool" and spec.family == "atari"
-    layers = {
-        "default": {**RUN_DEFAULTS, **reports, **defaults, "plan": plan},
-        "preset": {"atari_preset": "baselines", **preset, **_of_name(user.config.algorithm)},
-        "paper": published.row(algorithms.name_of(kind), spec) if user.config.published else {},
-    }
-    values = dict[str, Any]()
-    sources = dict[str, str]()
-    for layer, fields in layers.items():
-        fields = {
-            name: value for name, value in fields.items() if name != "atari_preset" or is_atari
-        }
-        values |= fields
-        sources |= dict.fromkeys(fields, layer)
-    trained = _of_trained(user.config, {**values, **user.hyperparameters})
-    return values | trained, sources | dict.fromkeys(trained, "preset")
+    return dict(preset)
 
 
 def _of_trained(config: Train, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -257,30 +274,30 @@ def rounded(config: Train, sources: Mapping[str, str], spec: EnvSpec) -> Train:
       spec: the environment's; of one of several policies, that of its agents.
     """
 
-    def by_nobody(name: str) -> bool:
-        return sources.get(name, "default") in NOBODY
-
     if config.offline:
         return config
+
+    def may_round(name: str, size: object) -> bool:
+        is_number = isinstance(size, int | float)
+        return is_number and sources.get(name, "default") in NOBODY
+
     rows = config.num_envs * spec.num_agents
     traits = Traits.of(config.algorithm)
-    actors = config.num_actors
+    capacity = traits.replay_capacity
     sizes: dict[str, float] = {}
-    # what may replay, and does not, leaves the other fields unused
-    replays = isinstance(traits.replay_capacity, int)
-    if (
-        isinstance(traits.replay_capacity, int)
-        and traits.replay_capacity > rows
-        and by_nobody("replay_capacity")
-    ):
-        sizes["replay_capacity"] = traits.replay_capacity // rows * rows
-    if replays and isinstance(traits.replay_ratio, int | float) and by_nobody("replay_ratio"):
-        sizes["replay_ratio"] = whole_updates_below(
-            traits.replay_ratio, rows * config.rollout_length
-        )
-    if not replays and isinstance(traits.num_minibatches, int) and by_nobody("num_minibatches"):
-        sizes["num_minibatches"] = _minibatches(traits.num_minibatches, config, spec)
-    if actors is not None and by_nobody("num_actors"):
+    # An algorithm that may replay, and does not, leaves the other fields unused.
+    if isinstance(capacity, int):
+        if capacity > rows and may_round("replay_capacity", capacity):
+            sizes["replay_capacity"] = capacity // rows * rows
+        ratio = traits.replay_ratio
+        if ratio is not None and may_round("replay_ratio", ratio):
+            sizes["replay_ratio"] = whole_updates_below(ratio, rows * config.rollout_length)
+    else:
+        most = traits.num_minibatches
+        if most is not None and may_round("num_minibatches", most):
+            sizes["num_minibatches"] = _minibatches(most, config, spec)
+    actors = config.num_actors
+    if actors is not None and may_round("num_actors", actors):
         actors = divisor_below(actors, config.num_envs)
     return dataclasses.replace(
         config, algorithm=dataclasses.replace(config.algorithm, **sizes), num_actors=actors
@@ -290,16 +307,15 @@ def rounded(config: Train, sources: Mapping[str, str], spec: EnvSpec) -> Train:
 def _minibatches(most: int, config: Train, spec: EnvSpec) -> int:
     """Returns the largest number up to ``most`` that divides the examples of a rollout.
 
-    Those of each device, too, of as many of ``DEVICES`` as the environments divide over,
-    if there are enough examples.
+    It also divides those of each device, of as many of ``DEVICES`` as the environments divide
+    over, if there are enough examples.
     """
     rows = config.num_envs * spec.num_agents
     devices = math.gcd(config.num_envs, DEVICES)
     if rows // devices % most == 0:
         return most
-    examples = config.rollout_length // (
-        config.algorithm.make(spec).window or config.rollout_length
-    )
-    return divisor_below(
-        most, rows * examples // (devices if rows * examples >= most * devices else 1)
-    )
+    window = config.algorithm.make(spec).window or config.rollout_length
+    examples = rows * (config.rollout_length // window)
+    if examples < most * devices:
+        devices = 1
+    return divisor_below(most, examples // devices)

@@ -21,7 +21,8 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.files import MEMBERS, RESULTS
 from jaxrl_dist.run.storage import check_no_links, read_plain
 from jaxrl_dist.settings.given import checked, several
-from jaxrl_dist.settings.policies import Still, by_policy
+from jaxrl_dist.settings.policies import by_policy
+from jaxrl_dist.settings.still import Still
 
 MAX_MEMBERS = 10_000
 _MAX_RESULTS = 2**28  # bytes

@@ -28,16 +28,8 @@ from jaxrl_dist.settings.given import (
     several,
     user_values,
 )
-from jaxrl_dist.settings.policies import (
-    NAME,
-    Copy,
-    Fixed,
-    Policies,
-    Still,
-    by_policy,
-    naming,
-    still,
-)
+from jaxrl_dist.settings.policies import NAME, Policies, by_policy, naming
+from jaxrl_dist.settings.still import Copy, Fixed, Still, read_still
 from jaxrl_dist.settings.stored import acting_config
 
 if TYPE_CHECKING:
@@ -321,7 +313,7 @@ def _given_policy(config: Train, value: Any) -> Given:
         fields = {}
     if isinstance(algorithm, Train):
         algorithm, fields = algorithm.algorithm, _own_fields(algorithm)
-    if isinstance(algorithm, str) and (made := still(algorithm)) is not None:
+    if isinstance(algorithm, str) and (made := read_still(algorithm)) is not None:
         algorithm = made
     if isinstance(algorithm, Fixed):
         algorithm = algorithm.pinned()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import pathlib
 import shlex
@@ -31,17 +30,12 @@ from jaxrl_dist.config.values import marked, plain
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import spaces
 from jaxrl_dist.run.storage import check_run_dir, read_json
-from jaxrl_dist.settings.policies import STILL, Copy, Policies, by_policy, learner, naming
+from jaxrl_dist.settings.policies import Policies, by_policy, learner, naming
+from jaxrl_dist.settings.still import STILL, Copy
 from jaxrl_dist.types import EnvSpec
 
-RETIRED = {"anneal_updates": None}
-"""Hyperparameters of earlier versions, with the value that changed nothing:
-a run with that value can be read."""
 FORMAT = 1
 """Format number of ``config.json``; a reader refuses unknown numbers."""
-CLOCK = "env_steps"
-"""What numbers of steps in ``config.json`` count;
-files of versions that counted each agent's steps do not say it."""
 SPACES = ("observation", "action")
 """Spaces of the environment that are stored: they must not change between two sessions of a run."""
 _KEPT = marked(Train, stored=True)
@@ -93,9 +87,8 @@ def _parts(stored: Mapping[str, Any], user_class: type | None) -> dict[str, Any]
             if not isinstance(part, dict) or not isinstance(part.get("hyperparameters"), dict):
                 raise ConfigError("algorithm or hyperparameters is missing")
             _check_known(part, ("algorithm", "hyperparameters", *OWN))
-            kind = STILL.get(part.get("algorithm")) or config_class(
-                str(part.get("algorithm")), user_class
-            )
+            algorithm = str(part.get("algorithm"))
+            kind = STILL.get(algorithm) or config_class(algorithm, user_class)
             _check_known(part["hyperparameters"], marked(kind))
             fields = {name: part[name] for name in OWN if name in part}
             hyperparameters = _without_objects(part["hyperparameters"], (), kind)
@@ -194,28 +187,23 @@ def file_of(path: pathlib.Path) -> pathlib.Path:
 def _without_objects(
     hyperparameters: Mapping[str, Any], objects: Collection[str], kind: type
 ) -> dict[str, Any]:
-    """Returns stored hyperparameters without retired ones, those that the caller sets to
-    ``objects``, and objects that are defaults of the class.
+    """Returns stored hyperparameters without those that the caller sets to ``objects``,
+    and without objects that are defaults of the class.
 
     Raises:
       ConfigError: another one needs an object.
     """
     values = {name: value for name, value in hyperparameters.items() if name not in objects}
-    for name in [
-        name
-        for name, value in values.items()
-        if isinstance(value, str) and value.startswith(f"{OBJECT}:")
-    ]:
-        if (value := values.pop(name)) != _in_json(getattr(kind, name, None)):
+    for name, value in list(values.items()):
+        if not isinstance(value, str) or not value.startswith(f"{OBJECT}:"):
+            continue
+        if value != _in_json(getattr(kind, name, None)):
             raise ConfigError(
                 f"its {name}, {value}, was an object handed over from Python, which no file can hold; hand it over "
                 f"again, as in load_policy(run_dir, {name}=...), or have an algorithm file of yours name it"
             )
-    return {
-        name: value
-        for name, value in values.items()
-        if not (name in RETIRED and value == RETIRED[name])
-    }
+        del values[name]
+    return values
 
 
 def _checked_env(env: Any) -> str:
@@ -233,10 +221,8 @@ def _checked_env(env: Any) -> str:
             "yourself, by --env or in Python as env="
         )
     if module is not None:
-        if (parts := split_env(env))[1] is None:
-            named = env
-        else:
-            named = ":".join(filter(None, parts[1:]))
+        _, module, name = split_env(env)
+        named = env if module is None else ":".join(filter(None, (module, name)))
         raise ConfigError(
             f"no file may choose code to run; name its environment yourself, by --env {named}"
         )
@@ -259,47 +245,7 @@ def stored_content(path: pathlib.Path) -> dict[str, Any]:
             )
         if not all(isinstance(content.get(name), kind) for name, kind in _PARTS.items()):
             raise ConfigError("algorithm, hyperparameters or run is missing")
-    run = content["run"]
-    # of an earlier version
-    if run.get("evolve") is not None and run.get("evolve_interval") is None:
-        # damaged
-        with contextlib.suppress(
-            LookupError, TypeError, AttributeError, ValueError, ArithmeticError
-        ):
-            run["evolve_interval"] = _interval_by_total(run)
-    if "report_interval" in run:  # an earlier version judged by one report
-        run.setdefault("return_window", run["report_interval"])
     return content
-
-
-def check_clock(
-    content: Mapping[str, Any], spec: EnvSpec, path: pathlib.Path, instead: str
-) -> None:
-    """Checks that a ``config.json`` counts steps as this version does;
-    of environments with one agent, all do.
-
-    Raises:
-      ConfigError: it counts the steps of each agent; the message ends with what to do ``instead``.
-    """
-    if spec.num_agents > 1 and content.get("clock") != CLOCK:
-        raise ConfigError(
-            f"{path} was written by a version that counted each agent's steps as env steps: {instead}"
-        )
-
-
-def _interval_by_total(run: Mapping[str, Any]) -> int:
-    """Returns the default ``evolve_interval`` of earlier versions: 20 selections,
-    or as many as leave one member.
-    """
-    values = [len(text.split(",")) for text in run["vary"].values()]
-    members = run["seeds"] * (values[0] if run["zip"] else math.prod(values))
-    return max(
-        1,
-        round(
-            run["total_env_steps"]
-            / (20 if run["evolve"] == "pbt" else 1 << (members - 1).bit_length())
-        ),
-    )
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
@@ -307,7 +253,11 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tupl
     by name within each part, and both values.
     """
     for part in _PARTS:
-        before, now = ({part: x[part]} if part == "algorithm" else x[part] for x in (old, new))
+        before = old[part]
+        now = new[part]
+        if part == "algorithm":
+            before = {part: before}
+            now = {part: now}
         for name in sorted(before.keys() | now.keys()):
             if before.get(name) != now.get(name):
                 yield name, before.get(name), now.get(name)
@@ -335,20 +285,21 @@ def to_ask(run: Mapping[str, Any]) -> dict[str, str]:
     A data set may go below the current directory, if no directory above it is hidden:
     programs read files in those.
     """
+    flags = {}
     if run.get("wandb"):
-        words = {"wandb": "--wandb"}
-    else:
-        words = {}
-    if (record := run.get("record")) is not None:
-        place = pathlib.Path(os.path.realpath(record))
-        here = pathlib.Path.cwd()
-        if place.is_relative_to(here):
-            below = place.relative_to(here).parts
-        else:
-            below = ()
-        if not below or any(part.startswith(".") for part in below):
-            words["record"] = f"--record {shlex.quote(record)}"
-    return words
+        flags["wandb"] = "--wandb"
+    record = run.get("record")
+    if record is not None and not _may_be_written(pathlib.Path(os.path.realpath(record))):
+        flags["record"] = f"--record {shlex.quote(record)}"
+    return flags
+
+
+def _may_be_written(place: pathlib.Path) -> bool:
+    """Returns whether a place is below the current directory, and not hidden."""
+    here = pathlib.Path.cwd()
+    if place == here or not place.is_relative_to(here):
+        return False
+    return not any(part.startswith(".") for part in place.relative_to(here).parts)
 
 
 def check_asked(run: Mapping[str, Any], user_fields: Collection[str]) -> None:
@@ -361,7 +312,7 @@ def check_asked(run: Mapping[str, Any], user_fields: Collection[str]) -> None:
     Raises:
       ConfigError: only the file does.
     """
-    missing = {name: words for name, words in to_ask(run).items() if name not in user_fields}
+    missing = {name: flag for name, flag in to_ask(run).items() if name not in user_fields}
     if "wandb" in missing:
         raise ConfigError(
             "the stored run sends its metrics to Weights & Biases, which no file may choose for you: --wandb sends "
@@ -406,13 +357,15 @@ def of_policy(config: Train, policy: str | None, run_dir: Any, advice: str = "")
         if not name:
             raise ConfigError(f"{run_dir}: which policy? It has {', '.join(known)}{advice}")
         if "" in known:
-            names = "it has one policy, which needs no name"
-        else:
-            names = f"it has the policies {', '.join(known)}"
-        raise ConfigError(f"{run_dir}: no policy {name}; {names}")
+            raise ConfigError(
+                f"{run_dir}: no policy {name}; it has one policy, which needs no name"
+            )
+        raise ConfigError(f"{run_dir}: no policy {name}; it has the policies {', '.join(known)}")
     kind = known[name].algorithm
-    if isinstance(kind, Copy) and kind.size > 1:
+    if not isinstance(kind, Copy):
+        return known[name]
+    if kind.size > 1:
         raise ConfigError(
             f"{run_dir}: {name} is a pool of copies of {kind.policy}; {kind.policy} can be loaded"
         )
-    return known[kind.policy if isinstance(kind, Copy) else name]
+    return known[kind.policy]

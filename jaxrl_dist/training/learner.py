@@ -18,7 +18,8 @@ from jaxrl_dist.learners.league import Copies
 from jaxrl_dist.learners.sgd import Learner
 from jaxrl_dist.memory import ring
 from jaxrl_dist.run.machine import memory_size
-from jaxrl_dist.settings.policies import Copy, by_policy, naming
+from jaxrl_dist.settings.policies import by_policy, naming
+from jaxrl_dist.settings.still import Copy
 from jaxrl_dist.training import data
 from jaxrl_dist.types import Algorithm, Algorithms, EnvSpec, Replay, Rollout
 

@@ -34,7 +34,7 @@ from jaxrl_dist.run import checkpoint, directories, machine
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.resolve import resolved
-from jaxrl_dist.settings.stored import SPACES, check_clock, differences, stored_content, to_json
+from jaxrl_dist.settings.stored import SPACES, differences, stored_content, to_json
 from jaxrl_dist.training.learner import check_sizes
 from jaxrl_dist.training.member import Member
 from jaxrl_dist.training.rows import Row, read_rows
@@ -423,30 +423,20 @@ def _check_config(
 
     Raises:
       ConfigError: a field differs; the message names it.
-        Or its numbers of steps count something else.
       LookupError, TypeError, ValueError: ``stored`` is damaged.
     """
-    run_dir = pathlib.Path(str(config.run_dir))
-    check_clock(
-        stored,
-        spec,
-        run_dir,
-        f"it cannot continue, and `--init-from {shlex.quote(str(run_dir))}` starts a new run from "
-        "its variables",
-    )
     current = json.loads(json.dumps(to_json(config, spec)))
     plain = json.loads(json.dumps(to_json(Train(type(config.algorithm)(), config.env))))
-    # of an older version
+    # A later version may have more fields.
     filled = {part: {**plain[part], **stored[part]} for part in ("hyperparameters", "run")}
     for name, old, new in differences({**stored, **filled}, current):
         if name not in allowed:
             hint = ALLOWS if name == "env_options" else "it cannot change"
             raise ConfigError(f"{flag(name)} is {new}, and the run to be resumed has {old}; {hint}")
-    spaces = stored.get("spaces")
     for name in SPACES:
-        old = spaces.get(name) if isinstance(spaces, dict) else None  # not of an older version
+        old = stored["spaces"][name]
         new = current["spaces"][name]
-        if old not in (None, new):
+        if old != new:
             raise ConfigError(
                 f"the environment's {name}s are {new}, and those of the run to be resumed {old}; "
                 "they cannot change"

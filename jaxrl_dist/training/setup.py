@@ -33,8 +33,9 @@ from jaxrl_dist.plans.job import Job, ProgramCache
 from jaxrl_dist.protocols import Traits
 from jaxrl_dist.run import checkpoint, trackers
 from jaxrl_dist.settings import members as populations
-from jaxrl_dist.settings.policies import Copy, Fixed, Still, by_policy, learner, naming
+from jaxrl_dist.settings.policies import by_policy, learner, naming
 from jaxrl_dist.settings.resolve import resolved
+from jaxrl_dist.settings.still import Copy, Fixed, Still
 from jaxrl_dist.settings.stored import acting_config, differences, to_json
 from jaxrl_dist.spaces import describe
 from jaxrl_dist.training import contract, recording, weights

@@ -241,18 +241,6 @@ def test_config_json_brings_back_every_value(tmp_path: Path) -> None:
     assert stored_config(tmp_path) == empty
 
 
-def test_removed_hyperparameters_without_effect_are_ignored(tmp_path: Path) -> None:
-    config = dataclasses.replace(CONFIG, env="X")
-    content = to_json(config)
-    content["hyperparameters"]["anneal_updates"] = None
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    assert stored_config(tmp_path) == config
-    content["hyperparameters"]["anneal_updates"] = 5
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match="unknown field 'anneal_updates'"):
-        stored_config(tmp_path)
-
-
 def test_whole_numbers_may_have_an_exponent() -> None:
     args = ["--total-env-steps", "1e6", "--num-envs", "1.6E1", "--hidden-sizes", "1_0", "2e1"]
     given = flags.parse_train("ppo", args)

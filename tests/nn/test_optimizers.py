@@ -167,7 +167,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "another name": ({"optimizer": "adan"}, "optimizer must be one of"),
     "growth": ({"weight_decay": -1.0}, "weight_decay must be >= 0"),
-    "the old name": ({"anneal_updates": 9}, "it is learning_rate_schedule here"),
 }
 
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import pathlib
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.window import LENGTH, METRIC, Window, recent_return
-from jaxrl_dist.run.storage import write_json
-from jaxrl_dist.settings.stored import stored_config, to_json
 from jaxrl_dist.types import EpisodeStats
 
 
@@ -85,32 +81,12 @@ def test_each_policy_has_its_own_and_the_score_is_that_of_all() -> None:
     assert Window(job(2)).metrics(None) == {METRIC: None, LENGTH: None}
 
 
-def test_checkpoints_and_files_of_an_earlier_version() -> None:
+def test_a_score_lasts_until_an_episode_ends() -> None:
     window = Window(job(1, {"score": (7.5).hex()}))
     assert window.score == 7.5
     window.add({"": stats([])})
     assert window.score == 7.5
-    window = Window(job(2, {"window": [{"": [(6.0).hex(), (2.0).hex()]}]}))
-    assert window.metrics(None) == {METRIC: 3.0, LENGTH: None}, "it stored no lengths"
-    window.add({"": stats([1.0])})
-    assert resumed(window, 2).metrics(None)[LENGTH] is None
-    window.add({"": stats([1.0])})
-    assert window.metrics(None)[LENGTH] == 10
-    assert recent_return({"episode/return": 3.0}) == 3.0
     assert recent_return({"episode/return": 3.0, METRIC: None}) is None
-
-
-def test_a_run_of_an_earlier_version_goes_on_as_it_began(tmp_path: pathlib.Path) -> None:
-    """One report judged it."""
-    stored = to_json(Train(PPO(), "CartPole-v1", report_interval=500))
-    del stored["run"]["return_window"]
-    write_json(tmp_path / "config.json", stored)
-    assert stored_config(tmp_path).return_window == 500
-    write_json(
-        tmp_path / "config.json",
-        to_json(Train(PPO(), "CartPole-v1", report_interval=500, return_window=9_000)),
-    )
-    assert stored_config(tmp_path).return_window == 9_000
 
 
 @pytest.mark.parametrize(
@@ -121,7 +97,6 @@ def test_a_run_of_an_earlier_version_goes_on_as_it_began(tmp_path: pathlib.Path)
         ({"report_interval": 3_000, "return_window": 10_000}, 5),  # 5 times 2 iterations
         ({"report_interval": 1, "return_window": 10_000}, 9),
         ({"report_interval": 100_000, "return_window": 10_000}, 1),
-        ({"report_interval": 3_000}, 1),  # what an earlier version stored
     ],
 )
 def test_a_window_covers_its_steps_in_whole_reports(fields: dict[str, int], reports: int) -> None:

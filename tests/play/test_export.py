@@ -26,8 +26,8 @@ from jaxrl_dist.play import onnx
 from jaxrl_dist.play.export import export
 from jaxrl_dist.protocols import Traits
 from jaxrl_dist.run.storage import replacing
-from jaxrl_dist.settings.policies import Random
 from jaxrl_dist.settings.resolve import find_env
+from jaxrl_dist.settings.still import Random
 from jaxrl_dist.training.setup import make_algorithm
 
 WITHOUT_THE_PACKAGE = """

@@ -30,8 +30,9 @@ from jaxrl_dist.play import match as matches
 from jaxrl_dist.play.games import Player, Result
 from jaxrl_dist.play.match import Match, match
 from jaxrl_dist.play.policy import Policy
-from jaxrl_dist.settings.policies import Copy, Policies
+from jaxrl_dist.settings.policies import Policies
 from jaxrl_dist.settings.resolve import resolved
+from jaxrl_dist.settings.still import Copy
 
 LINES = [[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 3, 6], [1, 4, 7], [2, 5, 8], [0, 4, 8], [2, 4, 6]]
 GAME = "pgx:tic_tac_toe"

@@ -34,8 +34,9 @@ from jaxrl_dist.mesh import by_hand
 from jaxrl_dist.run import checkpoint, saving
 from jaxrl_dist.run.console import played
 from jaxrl_dist.run.storage import write_json
-from jaxrl_dist.settings.policies import STILL, Copy, Fixed, Policies, Random, learner, still
+from jaxrl_dist.settings.policies import Policies, learner
 from jaxrl_dist.settings.resolve import resolved
+from jaxrl_dist.settings.still import STILL, Copy, Fixed, Random, read_still
 from jaxrl_dist.settings.stored import NAMED, acting_config, of_policy, stored_config, to_json
 from jaxrl_dist.spaces import Box, MultiDiscrete, zeros
 from jaxrl_dist.training.learner import check_sizes
@@ -269,7 +270,7 @@ def test_runs_are_named_with_checkpoint_and_policy(tmp_path: Path) -> None:
         "x@y/a@1e6,new": ("x@y/a", "new", "1e6"), "x@y/a,new": ("x@y/a", "new", None),
         f"{tmp_path}/a@7": (f"{tmp_path}/a@7", None, None), f"{tmp_path}/a@7@8": (f"{tmp_path}/a@7", None, "8"),
     }.items():  # fmt: skip
-        fixed = still(f"fixed({text})")
+        fixed = read_still(f"fixed({text})")
         assert (
             isinstance(fixed, Fixed) and (fixed.run_dir, fixed.policy, fixed.checkpoint) == expected
         )

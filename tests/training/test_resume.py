@@ -41,7 +41,6 @@ from jaxrl_dist.run import files as run_files
 from jaxrl_dist.run.directories import DamageError
 from jaxrl_dist.run.writing import RunFiles
 from jaxrl_dist.settings import stored
-from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training import resuming, setup
 from jaxrl_dist.training import run as training_run
 from jaxrl_dist.types import Checkpoint, Report
@@ -551,12 +550,7 @@ def test_other_versions_are_worth_a_warning(run_dir: Path, monkeypatch: pytest.M
 
 def test_a_run_of_a_version_with_fewer_flags_goes_on(run_dir: Path) -> None:
     def older(content: dict[str, Any]) -> dict[str, Any]:
-        del (
-            content["run"]["free_running"],
-            content["hyperparameters"]["initial_std"],
-            content["spaces"],
-        )
-        del content["clock"]
+        del content["run"]["free_running"], content["hyperparameters"]["initial_std"]
         return content
 
     config = run_dir / "config.json"
@@ -565,36 +559,11 @@ def test_a_run_of_a_version_with_fewer_flags_goes_on(run_dir: Path) -> None:
         content = runs.read_json(path / "run.json")
         older(content["config"])
         done = content["progress"]
-        assert done.pop("agent_steps") == done["env_steps"]
-        del done["reported"]["agent_steps"]
         (path / "run.json").write_text(json.dumps(content))
         resealed(path)
     assert prepare_resume(run_dir).job.steps == (done["env_steps"], done["env_steps"])
     *_, last = jaxrl_dist.resume(run_dir, total_env_steps=done["env_steps"] + 16)
     assert last.env_steps > done["env_steps"]
-
-
-def test_a_run_whose_env_steps_were_each_agent_s_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As versions before have stored it; one agent's are the environment's."""
-    config, source = resolved(Train("ppo", "team:CartPoles"))
-    content = stored.to_json(config, source.spec)
-    (tmp_path / "config.json").write_text(
-        json.dumps({x: y for x, y in content.items() if x != "clock"})
-    )
-    (tmp_path / "metrics.jsonl").touch()
-    for command, way in {
-        "resume": f"--init-from {tmp_path}",
-        "train --config": 'add "clock": "env_steps"',
-    }.items():
-        assert cli.main([*command.split(), str(tmp_path), "--env", "team:CartPoles"]) == 2
-        message = capsys.readouterr().err
-        assert (
-            message.count("\n") == 1
-            and "counted each agent's steps as env steps" in message
-            and way in message
-        )
 
 
 @pytest.mark.parametrize(

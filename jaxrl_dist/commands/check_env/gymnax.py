@@ -20,7 +20,7 @@ from jaxrl_dist.envs.base import DeviceEnv
 from jaxrl_dist.envs.contract import zero_action
 from jaxrl_dist.envs.device import gymnax
 from jaxrl_dist.envs.native import is_team, plain
-from jaxrl_dist.settings.policies import Random
+from jaxrl_dist.settings.still import Random
 from jaxrl_dist.spaces import leaves
 from jaxrl_dist.types import Context, PyTree, Variables
 
