@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +21,8 @@ from jaxrl_dist.spaces import Part
 from jaxrl_dist.types import PyTree
 
 FORMATS = ("stablehlo", "onnx")
+Size = Any
+"""Number of environments: an int, JAX's symbolic one, or a name for ONNX."""
 
 
 class Exported(NamedTuple):
@@ -91,13 +93,17 @@ def export(
         ) from error
     with replacing(pathlib.Path(out)) as partial:
         partial.write_bytes(content)
-    inputs, outputs = (tuple(map(_kind, jax.tree.leaves(avals))) for avals in (args, results))
-    parts = {path: _kind(x) for path, x in spaces.leaves(args[0]).items() if path}
-    if jax.tree.leaves(args[1]):
-        layout = str(jax.tree.map(_kind, args[1])).replace("'", "")
-    else:
-        layout = ""
-    return Exported(len(content), inputs, outputs, parts, layout)
+    obs, core, _ = args
+    layout = ""
+    if jax.tree.leaves(core):
+        layout = str(jax.tree.map(_kind, core)).replace("'", "")
+    return Exported(
+        bytes=len(content),
+        inputs=tuple(map(_kind, jax.tree.leaves(args))),
+        outputs=tuple(map(_kind, jax.tree.leaves(results))),
+        parts={path: _kind(x) for path, x in spaces.leaves(obs).items() if path},
+        core=layout,
+    )
 
 
 def format_of(out: str | pathlib.Path, format: str | None = None) -> str:
@@ -114,7 +120,8 @@ def format_of(out: str | pathlib.Path, format: str | None = None) -> str:
         return format or FORMATS[0]
     if format not in (ending, None):
         raise ConfigError(
-            f"--format {format} contradicts the ending of {out}: remove it, or name a .{format} file"
+            f"--format {format} contradicts the ending of {out}; "
+            f"remove it, or name a .{format} file"
         )
     return ending
 
@@ -126,21 +133,23 @@ def _check(policy: Policy, platforms: tuple[str, ...], format: str) -> None:
             "--platforms works with StableHLO only; a runtime chooses where it runs an ONNX file"
         )
     if names := list(policy.source.spec.policies):
-        known = ", ".join(names)
         raise ConfigError(
-            f"a file acts as one policy, and the run has {known}; name one, as in --policy {names[0]}"
+            f"a file acts as one policy, and the run has {', '.join(names)}; "
+            f"name one, as in --policy {names[0]}"
         )
     if problem := policy.unable():
         raise ConfigError(f"{problem}: it cannot be exported")
     read = Traits.of(policy.config.algorithm).core_inputs
     if "reward" in read:
         raise ConfigError(
-            f"an exported function takes no reward, and this policy was trained with --core-inputs {read}: train one "
-            "with --core-inputs action or none, or call this one in Python, as policy(obs, core, key, reward)"
+            f"an exported function takes no reward, but this policy was trained with "
+            f"--core-inputs {read}; train one with --core-inputs action or none, or call this one "
+            "in Python, as policy(obs, core, key, reward)"
         )
     if format == "onnx" and Traits.of(policy.config.algorithm).core == "linear":
         raise ConfigError(
-            "--core linear computes with complex numbers, which ONNX lacks: export to a .stablehlo file"
+            "--core linear computes with complex numbers, which ONNX lacks; "
+            "export to a .stablehlo file"
         )
     if format == "stablehlo" and importlib.util.find_spec("flatbuffers") is None:
         raise ConfigError(
@@ -160,77 +169,75 @@ def _exported(
     """
     from jax import export as jax_export
 
+    size: Size = batch
     if batch is None:
-        size = jax_export.symbolic_shape("b")[0]
-    else:
-        size = batch
+        (size,) = jax_export.symbolic_shape("b")
     observation = policy.observation
     mask = None if policy.source.is_pure else policy.source.spec.mask
 
     def argument(path: str, part: Part) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(
-            (size, *part.native_shape), np.dtype(np.int8) if path == mask else part.dtype
-        )
+        dtype = np.dtype(np.int8) if path == mask else part.dtype
+        return jax.ShapeDtypeStruct((size, *part.native_shape), dtype)
 
     obs = jax.tree.map(argument, spaces.paths(observation), observation)
-    act, core = _acting(policy, obs, size)
-    args = obs, core, jax.ShapeDtypeStruct((size,), jnp.bool_)
+    acting = Acting(policy, obs)
+    args = obs, acting.core(size), jax.ShapeDtypeStruct((size,), jnp.bool_)
     if format == "onnx":
-        return _onnx(act, args, batch), args, jax.eval_shape(act, *args)
+        return _onnx(acting, args, batch), args, jax.eval_shape(acting, *args)
     chosen = platforms or (jax.local_devices()[0].platform,)
-    exported = jax_export.export(jax.jit(act), platforms=chosen)(*args)
+    exported = jax_export.export(jax.jit(acting), platforms=chosen)(*args)
     return bytes(exported.serialize()), args, exported.out_avals
 
 
 ROWS = 2
-"""Environments with which it is found out what the core of a policy is for."""
+"""Environments with which ``Acting`` finds out what the core of a policy is for."""
 
 
-def _acting(
-    policy: Policy, obs: PyTree, size: Any
-) -> tuple[Callable[..., tuple[PyTree, PyTree]], PyTree]:
-    """Returns the function to export, and the shapes and dtypes of the core it takes:
-    what greedy actions depend on.
+class Acting:
+    """The function to export: ``(obs [B, ...], core, start [B]) -> (action [B, ...], core)``.
 
-    Args:
-      obs: shapes and dtypes of a batch.
-      size: of the batch; it may be symbolic.
+    Its core has the arrays of the policy's core on which greedy actions depend.
     """
-    some = policy.initial_core(ROWS)
-    rows, tree = jax.tree.flatten(some)
-    needed = _needed(
-        policy,
-        jax.tree.map(lambda x: jax.ShapeDtypeStruct((ROWS, *x.shape[1:]), x.dtype), obs),
-        some,
-    )
-    alike = all(bool(jnp.all(rows[at] == rows[at][:1])) for at in needed)
 
-    def first(count: Any) -> list[jax.Array]:
-        """Returns the core at the start of episodes; what is not needed may be anything."""
-        if not alike:
-            return jax.tree.leaves(policy.initial_core(count))
-        return [jnp.broadcast_to(row[0], (count, *row.shape[1:])) for row in rows]
-
-    def kept(core: PyTree) -> PyTree:
-        leaves = jax.tree.leaves(core)
-        return _plain(
-            jax.tree.unflatten(
-                tree, [leaf if at in needed else None for at, leaf in enumerate(leaves)]
-            )
+    def __init__(self, policy: Policy, obs: PyTree) -> None:
+        """``obs``: shapes and dtypes of a batch of any size."""
+        self._policy = policy
+        self._initial = policy.initial_core(ROWS)
+        self._rows, self._tree = jax.tree.flatten(self._initial)
+        self._needed = _needed(policy, _shapes(obs, ROWS), self._initial)
+        self._alike = all(
+            bool(jnp.all(self._rows[at] == self._rows[at][:1])) for at in self._needed
         )
+        """Whether all environments start with the same core."""
 
-    def act(obs: PyTree, core: PyTree, start: jax.Array) -> tuple[PyTree, PyTree]:
-        leaves = first(start.shape[0])
-        for at, now in zip(sorted(needed), jax.tree.leaves(core), strict=True):
-            leaves[at] = jnp.where(
-                start.reshape(start.shape + (1,) * (now.ndim - 1)), leaves[at], now
-            )
-        action, after = policy(obs, jax.tree.unflatten(tree, leaves))
-        return action, kept(after)
+    def core(self, size: Size) -> PyTree:
+        """Returns the shapes and dtypes of the core for a batch of this size."""
+        return self._reduced(_shapes(self._initial, size))
 
-    return act, kept(
-        jax.tree.map(lambda x: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype), some)
-    )
+    def __call__(self, obs: PyTree, core: PyTree, start: jax.Array) -> tuple[PyTree, PyTree]:
+        leaves = self._first(start.shape[0])
+        for at, now in zip(sorted(self._needed), jax.tree.leaves(core), strict=True):
+            begins = start.reshape(start.shape + (1,) * (now.ndim - 1))
+            leaves[at] = jnp.where(begins, leaves[at], now)
+        action, after = self._policy(obs, jax.tree.unflatten(self._tree, leaves))
+        return action, self._reduced(after)
+
+    def _first(self, size: Size) -> list[jax.Array]:
+        """Returns the core at the start of episodes; what is not needed may be anything."""
+        if not self._alike:
+            return jax.tree.leaves(self._policy.initial_core(size))
+        return [jnp.broadcast_to(row[0], (size, *row.shape[1:])) for row in self._rows]
+
+    def _reduced(self, core: PyTree) -> PyTree:
+        leaves = [
+            leaf if at in self._needed else None for at, leaf in enumerate(jax.tree.leaves(core))
+        ]
+        return _plain(jax.tree.unflatten(self._tree, leaves))
+
+
+def _shapes(tree: PyTree, size: Size) -> PyTree:
+    """Returns the shapes and dtypes of arrays ``[B, ...]`` for a batch of this size."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype), tree)
 
 
 def _needed(policy: Policy, obs: PyTree, core: PyTree) -> set[int]:
@@ -242,12 +249,15 @@ def _needed(policy: Policy, obs: PyTree, core: PyTree) -> set[int]:
     before = len(jax.tree.leaves(obs))
     while len(needed) < count:
 
-        def outputs(obs: PyTree, core: PyTree, needed: frozenset[int] = frozenset(needed)) -> Any:
+        def outputs(
+            obs: PyTree, core: PyTree, needed: frozenset[int] = frozenset(needed)
+        ) -> tuple[PyTree, list[jax.Array]]:
             action, after = policy(obs, core)
             return action, [leaf for at, leaf in enumerate(jax.tree.leaves(after)) if at in needed]
 
         used = jax_export.export(jax.jit(outputs))(obs, core).module_kept_var_idx
-        if (more := {at - before for at in used if at >= before}) <= needed:
+        more = {at - before for at in used if at >= before}
+        if more <= needed:
             break
         needed |= more
     return needed
@@ -258,38 +268,34 @@ def _plain(tree: PyTree) -> PyTree:
     () where no array is left.
     """
     if isinstance(tree, dict):
-        parts: PyTree = {name: _plain(part) for name, part in tree.items()}
-    elif isinstance(tree, list | tuple):
-        parts = (list if isinstance(tree, list) else tuple)(map(_plain, tree))
+        plain: PyTree = {name: _plain(branch) for name, branch in tree.items()}
+    elif isinstance(tree, list):
+        plain = [_plain(branch) for branch in tree]
+    elif isinstance(tree, tuple):
+        plain = tuple(_plain(branch) for branch in tree)
     else:
-        return () if tree is None else tree
-    if jax.tree.leaves(parts):
-        return parts
-    return ()
+        plain = tree
+    return plain if jax.tree.leaves(plain) else ()
 
 
-def _kind(array: Any) -> str:
+def _kind(array: jax.ShapeDtypeStruct) -> str:
     return f"{array.dtype}[{','.join(map(str, array.shape))}]"
 
 
-def _onnx(act: Callable[..., Any], args: tuple[PyTree, ...], batch: int | None) -> bytes:
+def _onnx(act: Acting, args: tuple[PyTree, ...], batch: int | None) -> bytes:
     """Returns the ONNX model of a function of ``(obs, core, start)``; if ``batch`` is None,
     its dimension is ``b``.
     """
     tree = jax.tree.structure(args)
 
-    def flat(*leaves: Any) -> list[Any]:
+    def flat(*leaves: jax.Array) -> list[jax.Array]:
         return jax.tree.leaves(act(*jax.tree.unflatten(tree, leaves)))
 
     def names(whole: str, tree: PyTree, memory: str, core: PyTree) -> list[str]:
         paths = [f"{whole}/{path}".rstrip("/") for path in spaces.leaves(tree)]
         return [*paths, *(f"{memory}/{number}" for number in range(len(jax.tree.leaves(core))))]
 
-    sizes: tuple[Any, ...] = ("b",) if batch is None else (batch,)
-    specs = [
-        jax.ShapeDtypeStruct((*sizes, *leaf.shape[1:]), leaf.dtype)
-        for leaf in jax.tree.leaves(args)
-    ]
+    specs = jax.tree.leaves(_shapes(args, "b" if batch is None else batch))
     action, core = jax.eval_shape(act, *args)
     inputs = [*names("obs", args[0], "core", args[1]), "start"]
     return onnx.converted(flat, specs, inputs, names("action", action, "next_core", core))

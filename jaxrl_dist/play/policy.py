@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Never
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from jaxrl_dist import spaces
 from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES, MAX_ENVS, Evaluation, Evaluator
@@ -20,6 +21,7 @@ from jaxrl_dist.envs.base import label_of
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.heavy import in_32_bits
+from jaxrl_dist.play import observations
 from jaxrl_dist.protocols import CoreLike, Hyperparameters, TorsoLike, Traits
 from jaxrl_dist.run.checkpoint import load_variables, selected_hyper
 from jaxrl_dist.run.files import members_of
@@ -28,7 +30,7 @@ from jaxrl_dist.settings.members import best_of, tunable
 from jaxrl_dist.settings.policies import label, learner
 from jaxrl_dist.settings.resolve import find_env, resolved, with_simulations
 from jaxrl_dist.settings.stored import of_policy, stored_config
-from jaxrl_dist.spaces import Space, clipped
+from jaxrl_dist.spaces import clipped
 from jaxrl_dist.training.setup import make_algorithm, variable_shapes
 from jaxrl_dist.types import Context, PyTree, Timestep, Variables
 
@@ -37,12 +39,13 @@ class Policy:
     """A trained policy: ``(obs, core, key) -> (action, core)``; see ``__call__``."""
 
     def __init__(
-        self, config: Train, source: EnvSource, variables: Any, *, fresh: bool = False
+        self, config: Train, source: EnvSource, variables: PyTree, *, fresh: bool = False
     ) -> None:
         """``fresh``: play its evaluations in other episodes than those of its run,
         as ``Evaluator.of_member``.
         """
-        self.config, self._fresh = config, fresh
+        self.config = config
+        self._fresh = fresh
         self.source = source
         self.algorithm = source.spec.bare(make_algorithm(config, source.spec))
         self.variables = variables
@@ -86,7 +89,7 @@ class Policy:
         obs: PyTree,
         core: PyTree = None,
         key: jax.Array | None = None,
-        reward: Any = None,
+        reward: ArrayLike | None = None,
         **others: Never,
     ) -> tuple[jax.Array, PyTree]:
         """Chooses actions for a batch of observations.
@@ -116,113 +119,47 @@ class Policy:
             raise TypeError(missing("this policy", name, "argument"))
         if names := ", ".join(self.source.spec.policies):
             raise ValueError(
-                f"these are the policies {names}; load_policy(run_dir, policy=...) loads one that acts"
+                f"these are the policies {names}; "
+                "load_policy(run_dir, policy=...) loads one that acts"
             )
-        obs, num_envs = self._checked(obs)
+        obs, num_envs = observations.checked(
+            obs, self.source.spec, Traits.of(self.config.algorithm).hidden
+        )
         if problem := self.unable():
             raise ValueError(f"{problem}; evaluate() plays with it")
-        if core is not None and any(
-            (*np.shape(x), None)[0] != num_envs for x in jax.tree.leaves(core)
-        ):
-            raise ValueError(f"the core is not of {num_envs} environments, as the observations are")
-        if reward is not None and np.shape(reward) != (num_envs,):
-            raise ValueError(f"rewards have shape [{num_envs}] here, not {list(np.shape(reward))}")
-        if (
-            reward is None
-            and core is not None
-            and "reward" in Traits.of(self.config.algorithm).core_inputs
-        ):
-            raise ValueError(
-                "this policy reads the reward of its last action: policy(obs, core, key, reward) takes it"
-            )
-        core = self.initial_core(num_envs) if core is None else core
+        self._check_memory(core, reward, num_envs)
+        if core is None:
+            core = self.initial_core(num_envs)
         if reward is not None:
             none = np.zeros(num_envs, bool)
             step = Timestep(obs, jnp.asarray(reward, jnp.float32), none, none, ~none)
             core = self.algorithm.feedback(core, (), step)
-        if key is None:
-            keys = None
-        else:
+        keys = None
+        if key is not None:
             keys = jax.random.split(_checked_key(key), num_envs)
         return self._act(self.variables, obs, core, keys)
+
+    def _check_memory(self, core: PyTree, reward: ArrayLike | None, num_envs: int) -> None:
+        """Refuses a core or rewards of another batch, and a missing reward."""
+        if any((*np.shape(x), None)[0] != num_envs for x in jax.tree.leaves(core)):
+            raise ValueError(f"the core is not of {num_envs} environments, as the observations are")
+        if reward is not None and np.shape(reward) != (num_envs,):
+            raise ValueError(f"rewards have shape [{num_envs}] here, not {list(np.shape(reward))}")
+        reads_reward = "reward" in Traits.of(self.config.algorithm).core_inputs
+        if reads_reward and reward is None and core is not None:
+            raise ValueError(
+                "this policy reads the reward of its last action; "
+                "call it as policy(obs, core, key, reward)"
+            )
 
     def unable(self) -> str:
         """Says why observations are not enough for this policy to act; empty: they are."""
         if not self.algorithm.searches or hasattr(self.config.algorithm, "num_simulations"):
             return ""
-        return "this policy only plans with its environment's simulator, which observations do not hold"
-
-    def _checked(self, obs: PyTree) -> tuple[PyTree, int]:
-        """Returns the observations as policies see them, and the batch size B; missing parts that
-        only the critic sees become 0.
-
-        Raises:
-          ValueError: as ``__call__``.
-        """
-        space = self.source.spec.observation
-        obs = spaces.untupled(obs, self.source.spec.tuples, "observation")
-        if isinstance(space, dict):
-            obs = self._all_parts(obs, space)
-        elif isinstance(obs, dict) or (
-            isinstance(obs, tuple) and any(isinstance(part, dict) for part in obs)
-        ):
-            if isinstance(obs, dict):
-                instead = "a dict"
-            else:
-                instead = "(obs, info), as reset returns them"
-            raise ValueError(f"observations are arrays here, not {instead}")
-        given = spaces.leaves(obs)
-        if unlike := sorted(given.keys() ^ spaces.leaves(space).keys()):
-            raise ValueError(
-                f"observations have the parts {', '.join(spaces.leaves(space))}; {unlike[0]} differs"
-            )
-        for path, part in spaces.leaves(space).items():
-            if isinstance(given[path], jax.Array | np.ndarray):
-                value = given[path]
-            else:
-                value = np.asarray(given[path])
-            shape = np.shape(value)
-            wanted = part.native_shape
-            dtype = value.dtype
-            if jnp.issubdtype(dtype, jnp.floating) and not jnp.issubdtype(part.dtype, jnp.floating):
-                raise ValueError(
-                    f"observations{path and f' {path}'} are {part.dtype} here, not {dtype}"
-                )
-            if len(shape) != len(wanted) + 1 or shape[1:] != wanted or not shape[0]:
-                if path:
-                    batch = "jax.tree.map(lambda x: x[None], obs)"
-                else:
-                    batch = "obs[None]"
-                raise ValueError(
-                    f"observations{path and f' {path}'} have shape [{', '.join(map(str, ('B', *wanted)))}] here, not "
-                    f"{list(shape)}{f'; {batch} makes one observation a batch' if shape == wanted else ''}"
-                )
-            given[path] = spaces.counted(part, value)
-            if isinstance(value, np.ndarray) and not spaces.holds(part, given[path]):
-                raise ValueError(
-                    f"observations{path and f' {path}'} hold values that the environment's do not"
-                )
-        return spaces.nested(space, given), shape[0]
-
-    def _all_parts(self, obs: PyTree, space: dict[str, Any]) -> dict[str, PyTree]:
-        """Returns the observations with the parts of ``space``;
-        those that only the critic sees may be missing.
-
-        Raises:
-          ValueError: another part is missing, or there are more.
-        """
-        parts = obs if isinstance(obs, dict) else {}
-        needed = self.observation
-        if missing := [name for name in needed if name not in parts]:
-            raise ValueError(
-                f"observations are dicts here, with {', '.join(needed)}; {missing[0]} is missing"
-            )
-        if extra := [str(name) for name in parts if name not in space]:
-            raise ValueError(
-                f"observations have no part {extra[0]} here; their parts are {', '.join(space)}"
-            )
-        size = (*np.shape(jax.tree.leaves(parts)[0]), 1)[0]
-        return {name: parts[name] if name in parts else _blank(space[name], size) for name in space}
+        return (
+            "this policy only plans with its environment's simulator, "
+            "which observations do not hold"
+        )
 
     def evaluate(
         self,
@@ -292,12 +229,7 @@ def _restored(config: Train, variables: Variables, fresh: bool) -> Policy:
     return Policy(*resolved(config), jax.device_put(variables, jax.local_devices()[0]), fresh=fresh)
 
 
-def _blank(space: Space, num_envs: int) -> PyTree:
-    """Returns zeros ``[num_envs, ...]``; in an export, ``num_envs`` is symbolic."""
-    return jax.tree.map(lambda part: jnp.zeros((num_envs, *part.native_shape), part.dtype), space)
-
-
-def _checked_key(key: Any) -> jax.Array:
+def _checked_key(key: object) -> jax.Array:
     """Returns a typed key; converts an old-style key such as ``jax.random.PRNGKey(0)``."""
     if (
         isinstance(key, jax.Array)
@@ -352,19 +284,17 @@ def load_policy(
         raise ConfigError(
             f"{run_dir} is a population; name one of its members, such as {best_of(path, members)}"
         )
-    config = _with_selected(
-        stored_config(run_dir, algorithm, env, torso=torso, core=core), path, checkpoint
-    )
-    part = policy
-    if env_options is None:
-        changes = {}
-    else:
-        changes = {"env_options": env_options}
-    learns = learner(config) if policy is None else None
-    if env_options is not None and learns is not None:
-        alone = of_policy(config, learns, run_dir)
-        if find_env(dataclasses.replace(alone, env_options=env_options)).spec.num_agents == 1:
-            config, part = alone, learns
+    stored = stored_config(run_dir, algorithm, env, torso=torso, core=core)
+    config = _with_selected(stored, path, checkpoint)
+    name = policy
+    changes = {}
+    if env_options is not None:
+        changes["env_options"] = env_options
+        if policy is None and (learns := learner(config)) is not None:
+            alone = of_policy(config, learns, run_dir)
+            if find_env(dataclasses.replace(alone, env_options=env_options)).spec.num_agents == 1:
+                config = alone
+                name = learns
     config, source = resolved(config, changes)
     if policy is not None:
         config = of_policy(config, policy, run_dir)
@@ -372,20 +302,16 @@ def load_policy(
     if num_simulations is not None:
         config = with_simulations(config, source, num_simulations)
     shapes = variable_shapes(make_algorithm(config, source.spec))
-    variables = load_variables(run_dir, shapes, part, which=checkpoint)
+    variables = load_variables(run_dir, shapes, name, which=checkpoint)
     variables = jax.device_put(source.spec.bare(variables), jax.local_devices()[0])
-    return Policy(
-        config, source, variables, fresh=checkpoint is not None and config.judge == "evaluation"
-    )
+    fresh = checkpoint is not None and config.judge == "evaluation"
+    return Policy(config, source, variables, fresh=fresh)
 
 
 def _with_selected(config: Train, run_dir: pathlib.Path, checkpoint: str | int | None) -> Train:
     """Returns the config of a member of a population with
     the hyperparameters that a selection has given it.
     """
-    hyper = {
-        name: x
-        for name, x in selected_hyper(run_dir, checkpoint).items()
-        if name in tunable(config)
-    }
+    selected = selected_hyper(run_dir, checkpoint)
+    hyper = {name: value for name, value in selected.items() if name in tunable(config)}
     return dataclasses.replace(config, algorithm=varied(config.algorithm, hyper))

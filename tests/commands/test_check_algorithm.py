@@ -20,7 +20,7 @@ import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.algorithms import ALGORITHMS, searching
 from jaxrl_dist.algorithms.muzero import MuZero
-from jaxrl_dist.commands.check_algorithm import check, functions
+from jaxrl_dist.commands.check_algorithm import acting, check, losses
 from jaxrl_dist.commands.check_env.findings import Check
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.settings.resolve import resolved
@@ -397,14 +397,14 @@ def test_draws_of_greedy_actions_are_a_fault_where_they_decide(way: str) -> None
             {},
         )
 
-    assert functions._draws_decide(tried(policy=policy)) == (way == "draw")
+    assert acting._draws_decide(tried(policy=policy)) == (way == "draw")
 
 
 @pytest.mark.parametrize("reads", [True, False])
 def test_a_target_of_logits_is_read_though_a_constant_changes_no_probability(reads: bool) -> None:
     found = Check("mine")
     trial = tried(target=lambda params, target, updates: params)
-    functions._check_target(
+    losses._check_target(
         found, trial, lambda target: jax.nn.softmax(target if reads else jnp.zeros(3))
     )
     assert found.faults.keys() == (set() if reads else {"unread"})

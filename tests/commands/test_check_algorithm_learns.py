@@ -6,6 +6,7 @@ import inspect
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from test_check_algorithm import RIGHT, algorithm_of
@@ -50,7 +51,8 @@ def judged(step: float, **traits: bool) -> list[str]:
     )  # type: ignore[arg-type]
     found = Check("mine")
     algorithm: Any = SimpleNamespace(**{"searches": False, "episodic": False, **traits})
-    learning.check_learns(found, algorithm, lambda: 0, acting, update, state, None)
+    programs = learning.Programs(lambda: 0, acting, update, state, jax.random.key(0))
+    learning.check_learns(found, algorithm, programs)
     return [*found.faults.values(), *found.notes]
 
 
@@ -62,7 +64,7 @@ def test_only_what_avoids_rewards_is_a_fault(capsys: pytest.CaptureFixture[str])
     (told,) = judged(-0.01)
     start = "after 100 updates with rewards that grow with the action, actions are at "
     assert told.startswith(
-        f"{start}55% of their range, and at 95% with rewards that fall with it: the sign of a loss"
+        f"{start}55% of their range, and at 95% with rewards that fall with it; the sign of a loss"
     )
     (told,) = judged(-1e-5)
     assert told.startswith(

@@ -254,7 +254,7 @@ def test_every_algorithm_can_be_exported(name: str, format: str, tmp_path: Path)
         ("{run} -o x.onnx --platforms cpu", "--platforms works with StableHLO only"),
         (
             "{run} -o x.onnx --format stablehlo",
-            "--format stablehlo contradicts the ending of x.onnx: remove it, or",
+            "--format stablehlo contradicts the ending of x.onnx; remove it, or",
         ),
         ("{run} -o {runs}/nowhere/x", "nowhere/x cannot be written: there is no directory"),
     ],

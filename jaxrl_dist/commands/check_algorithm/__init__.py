@@ -53,7 +53,9 @@ def check(config: Train, spec: EnvSpec) -> Check:
     Raises:
       ConfigError: it does not support the environment.
     """
-    from jaxrl_dist.commands.check_algorithm import functions, trial
+    from jaxrl_dist.commands.check_algorithm import trial
+    from jaxrl_dist.commands.check_algorithm.acting import check_policy
+    from jaxrl_dist.commands.check_algorithm.losses import check_learning
     from jaxrl_dist.commands.check_env.findings import Check
     from jaxrl_dist.envs.contract import Stop
     from jaxrl_dist.training import contract
@@ -63,7 +65,8 @@ def check(config: Train, spec: EnvSpec) -> Check:
         algorithm = contract.check_algorithm(result, config, spec, 1)
         tried = trial.train(result, config, algorithm, spec)
         result.begin("trying its functions one by one")
-        functions.check_functions(result, tried)
+        check_policy(result, tried)
+        check_learning(result, tried)
         result.steps = tried.updates
         if "devices" in result.faults:  # often a symptom of another
             result.faults["devices"] = result.faults.pop("devices")

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxrl_dist.commands.check_env.findings import Check
-from jaxrl_dist.types import Algorithm, PyTree
+from jaxrl_dist.types import Algorithm, PyTree, TrainState
 
 ITERATIONS = 100
 """Rollouts to learn from; fewer if they take more than ``SECONDS``."""
@@ -31,52 +31,24 @@ LATE = 1e9
 """Env steps at which a policy is judged: exploration has been annealed."""
 
 
-def check_learns(
-    check: Check,
-    algorithm: Algorithm,
-    begin: Callable[[], PyTree],
-    acting: Any,
-    update: Any,
-    state: Any,
-    key: Any,
-) -> None:
-    """Checks that actions do not become larger where they cost more than where they pay more.
+class Programs(NamedTuple):
+    """The programs that train an algorithm in environments of ``made_up``, and how they start."""
 
-    What imitates its own actions has the same parameters in both cases, and nothing is said of it.
+    begin: Callable[[], PyTree]
+    """Returns environments as they start."""
+    act: Callable[..., Any]
+    """As ``device.compile_rollout`` returns it."""
+    update: Callable[..., Any]
+    """As ``sharded.compile_update`` returns it."""
+    state: TrainState
+    """What has learned nothing; its optimiser is ``trial.recording``."""
+    key: jax.Array
+    """The key of learning."""
 
-    Args:
-      begin: returns environments of ``made_up`` as they start.
-      acting, update: the programs that act and learn.
-      state: what has learned nothing.
-      key: of learning.
-    """
-    if algorithm.searches or algorithm.episodic:
-        # a model of the environment teaches it,
-        # or the returns of more environments than there are here
-        return
-    check.begin(
-        "training with rewards that grow with the action, and with rewards that fall with it"
-    )
-    for scale in SCALES:
-        for rate in RATES:
-            pay, cost = (
-                _trained(factor, rate, begin, acting, update, state, key)
-                for factor in (scale, -scale)
-            )
-            if pay.size > cost.size + MARGIN:
-                return
-            if not pay.size < cost.size - MARGIN:
-                break
-        else:
-            text = f"{_told(pay, cost)}: the sign of a loss, of advantages or of a target is turned"
-            return check.fault("learns", text)
-    imitates = jax.tree.all(jax.tree.map(np.array_equal, pay.params, cost.params))
-    in_time = pay.whole and cost.whole
-    diverged = np.isnan(pay.size + cost.size)
-    if in_time and not (imitates or diverged):
-        check.note(
-            f"{_told(pay, cost)}, so it learns little from rewards here; a sign may be turned"
-        )
+    def rollout(self, state: TrainState, actor: PyTree) -> tuple[PyTree, PyTree]:
+        """Returns the environments after a rollout, and the rollout."""
+        first = np.int32(0)
+        return self.act(state.variables, actor, state.iteration, state.env_step, first)[:2]
 
 
 class Trained(NamedTuple):
@@ -90,42 +62,73 @@ class Trained(NamedTuple):
     params: PyTree
 
 
-def _told(pay: Trained, cost: Trained) -> str:
-    where = f"actions are at {pay.size:.0%} of their range, and at {cost.size:.0%} with rewards that fall with it"
-    return f"after {pay.updates} updates with rewards that grow with the action, {where}"
+def check_learns(check: Check, algorithm: Algorithm, programs: Programs) -> None:
+    """Checks that actions do not become larger where they cost more than where they pay more.
 
-
-def _trained(
-    factor: float,
-    rate: float,
-    begin: Callable[[], PyTree],
-    acting: Any,
-    update: Any,
-    state: Any,
-    key: Any,
-) -> Trained:
-    """Trains with rewards times ``factor``, and plays."""
-    state = state._replace(opt_state={"": state.opt_state[""]._replace(learns=np.float32(rate))})
-    late = jax.tree.map(lambda x: np.full_like(x, LATE), state.env_step)
-    actor = begin()
-    first = np.int32(0)
-    until = time.monotonic() + SECONDS
-    for _ in range(ITERATIONS):
-        actor, experience, *_ = acting(
-            state.variables, actor, state.iteration, state.env_step, first
+    An algorithm that imitates its own actions has the same parameters in both cases; the check says
+    nothing of it.
+    """
+    if algorithm.searches or algorithm.episodic:
+        # a model of the environment teaches it,
+        # or the returns of more environments than there are here
+        return
+    check.begin(
+        "training with rewards that grow with the action, and with rewards that fall with it"
+    )
+    for scale in SCALES:
+        for rate in RATES:
+            pay = _trained(scale, rate, programs)
+            cost = _trained(-scale, rate, programs)
+            if pay.size > cost.size + MARGIN:
+                return
+            if not pay.size < cost.size - MARGIN:
+                break
+        else:
+            return check.fault(
+                "learns",
+                f"{_told(pay, cost)}; the sign of a loss, of advantages or of a target is turned",
+            )
+    imitates = jax.tree.all(jax.tree.map(np.array_equal, pay.params, cost.params))
+    in_time = pay.whole and cost.whole
+    diverged = np.isnan(pay.size + cost.size)
+    if in_time and not (imitates or diverged):
+        check.note(
+            f"{_told(pay, cost)}, so it learns little from rewards here; a sign may be turned"
         )
+
+
+def _told(pay: Trained, cost: Trained) -> str:
+    return (
+        f"after {pay.updates} updates with rewards that grow with the action, "
+        f"actions are at {pay.size:.0%} of their range, "
+        f"and at {cost.size:.0%} with rewards that fall with it"
+    )
+
+
+def _trained(factor: float, rate: float, programs: Programs) -> Trained:
+    """Trains with rewards times ``factor``, and plays."""
+    recorded = programs.state.opt_state[""]._replace(learns=np.float32(rate))
+    state = programs.state._replace(opt_state={"": recorded})
+    actor = programs.begin()
+    until = time.monotonic() + SECONDS
+    whole = True
+    for _ in range(ITERATIONS):
+        actor, experience = programs.rollout(state, actor)
         rollout = experience[""]
         rollout = rollout._replace(reward=factor * rollout.reward)
-        state, _ = jax.block_until_ready(update(state, {"": rollout}, key))
-        if not (whole := time.monotonic() < until):
+        state, _ = jax.block_until_ready(programs.update(state, {"": rollout}, programs.key))
+        whole = time.monotonic() < until
+        if not whole:
             break
     variables, iteration, updates = jax.device_get(
         (state.variables, state.iteration, state.updates[""])
     )
+    late = jax.tree.map(lambda x: np.full_like(x, LATE), programs.state.env_step)
+    judged = state._replace(variables=variables, env_step=late)
     rewards = []
     for number in range(PLAYED):
         played = jax.tree.map(lambda x, number=number: x + np.full_like(x, number), iteration)
-        actor, experience, *_ = acting(variables, actor, played, late, first)
+        actor, experience = programs.rollout(judged._replace(iteration=played), actor)
         rollout = jax.device_get(experience[""])
         rewards.append(np.mean(rollout.reward, where=rollout.valid))
     size = float(np.clip(0.5 + 0.5 * np.mean(rewards), 0.0, 1.0))

@@ -29,18 +29,8 @@ def made_up(spec: EnvSpec) -> DeviceEnv:
     The larger an action is, the larger the reward, from -1 to 1; nothing else depends on it.
     """
 
-    def draw(keys: jax.Array) -> PyTree:
-        def of_part(number: int, part: Part) -> jax.Array:
-            return jax.vmap(lambda key: _drawn(jax.random.fold_in(key, number), part))(keys)
-
-        parts, tree = jax.tree.flatten(spec.observation)
-        obs = jax.tree.unflatten(tree, [of_part(number, part) for number, part in enumerate(parts)])
-        if spec.mask is None:
-            return obs
-        return {**obs, spec.mask: jnp.ones_like(obs[spec.mask])}
-
     def reset(keys: jax.Array) -> tuple[PyTree, PyTree]:
-        return jnp.zeros(len(keys), bool), draw(keys)
+        return jnp.zeros(len(keys), bool), _observation(spec, keys)
 
     def step(
         ended: PyTree, action: PyTree, keys: jax.Array
@@ -53,12 +43,25 @@ def made_up(spec: EnvSpec) -> DeviceEnv:
         terminated = valid & (chance < END_CHANCE)
         truncated = valid & (chance > 1 - END_CHANCE)
         reward = jnp.where(valid, _pay(spec.action, action) + NOISE * noise, 0.0)
-        timestep = Timestep(draw(keys), reward, terminated, truncated, valid)
+        timestep = Timestep(_observation(spec, keys), reward, terminated, truncated, valid)
         ended = terminated | truncated
         zero = jnp.zeros(len(keys))
         return ended, timestep, EpisodeStats(ended.astype(jnp.float32), zero, zero, zero, zero)
 
     return DeviceEnv(spec, reset, step)
+
+
+def _observation(spec: EnvSpec, keys: jax.Array) -> PyTree:
+    """Draws observations ``[B, ...]``, whose action masks allow all actions."""
+
+    def of_part(number: int, part: Part) -> jax.Array:
+        return jax.vmap(lambda key: _drawn(jax.random.fold_in(key, number), part))(keys)
+
+    parts, tree = jax.tree.flatten(spec.observation)
+    obs = jax.tree.unflatten(tree, [of_part(number, part) for number, part in enumerate(parts)])
+    if spec.mask is None:
+        return obs
+    return {**obs, spec.mask: jnp.ones_like(obs[spec.mask])}
 
 
 def _drawn(key: jax.Array, part: Part) -> jax.Array:
@@ -67,19 +70,21 @@ def _drawn(key: jax.Array, part: Part) -> jax.Array:
         n = np.asarray(part.n if isinstance(part, Discrete) else part.nvec)
         return jax.random.randint(key, part.shape, 0, n)
     low, high = _bounds(part)
-    x = jax.random.uniform(key, part.shape) * (high - low).astype(np.float32) + low.astype(
-        np.float32
-    )
-    whole = not np.issubdtype(part.dtype, np.floating)
-    return (jnp.round(x) if whole else x).astype(part.dtype)
+    width = (high - low).astype(np.float32)
+    number = jax.random.uniform(key, part.shape) * width + low.astype(np.float32)
+    if not np.issubdtype(part.dtype, np.floating):
+        number = jnp.round(number)
+    return number.astype(part.dtype)
 
 
 def _bounds(part: Box) -> tuple[np.ndarray, np.ndarray]:
     """Returns bounds that are finite and not far from each other."""
-    low, high = (np.asarray(bound, np.float64) for bound in (part.low, part.high))
-    bounded = np.abs(low) < FAR, np.abs(high) < FAR
-    low = np.where(bounded[0], low, np.where(bounded[1], high - 2 * WIDTH, -WIDTH))
-    return low, np.where(bounded[1], high, low + 2 * WIDTH)
+    low = np.asarray(part.low, np.float64)
+    high = np.asarray(part.high, np.float64)
+    has_low = np.abs(low) < FAR
+    has_high = np.abs(high) < FAR
+    low = np.where(has_low, low, np.where(has_high, high - 2 * WIDTH, -WIDTH))
+    return low, np.where(has_high, high, low + 2 * WIDTH)
 
 
 def _pay(space: Space, action: PyTree) -> jax.Array:
