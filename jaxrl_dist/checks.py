@@ -16,14 +16,10 @@ from numbers import Integral, Real
 from typing import Any
 
 from jaxrl_dist.errors import ConfigError, UnusedError
+from jaxrl_dist.errors import flag as flag
 
 UPDATES_TOLERANCE = 1e-6
 """How far a rounded ratio may leave the number of updates after a rollout from a whole one."""
-
-
-def flag(name: str) -> str:
-    """Returns the command-line spelling of a field: ``num_envs`` -> ``--num-envs``."""
-    return "--" + name.replace("_", "-")
 
 
 def counted(number: int, noun: str) -> str:
@@ -95,9 +91,7 @@ def check_range(
                 continue
             kind: Any = Integral if whole else Real
             if not isinstance(x, kind):
-                raise ConfigError(
-                    f"{flag(name)} must be a {'whole ' * whole}number, not {shown(x)}"
-                )
+                raise ConfigError(f"must be a {'whole ' * whole}number, not {shown(x)}", name)
             most = MAX_COUNT if whole and high is None and x > MAX_COUNT else high
             check_bounds(name, x, {">=": low, ">": above, "<=": most, "<": below})
 
@@ -116,7 +110,7 @@ def check_bounds(name: str, x: Any, bounds: Mapping[str, float | None]) -> None:
     finite = isinstance(x, Integral) or math.isfinite(x)  # a huge whole number does not fit a float
     if not (finite and all(_HOLDS[sign](x, bound) for sign, bound in known.items())):
         wanted = " and ".join(f"{sign} {bound}" for sign, bound in known.items()) or "finite"
-        raise ConfigError(f"{flag(name)} must be {wanted}, not {shown(x)}")
+        raise ConfigError(f"must be {wanted}, not {shown(x)}", name)
 
 
 def check_used(config: Any, *names: str, active: bool, needed: str) -> None:
@@ -129,7 +123,7 @@ def check_used(config: Any, *names: str, active: bool, needed: str) -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     for name in names:
         if not active and getattr(config, name) != defaults[name]:
-            raise UnusedError(f"{flag(name)} does nothing without {needed}", name)
+            raise UnusedError(f"does nothing without {needed}", name)
 
 
 def check_divides(name: str, value: int, *divisors: tuple[int, str]) -> None:
@@ -143,7 +137,7 @@ def check_divides(name: str, value: int, *divisors: tuple[int, str]) -> None:
         if value % divisor:
             near = multiples_near(value, math.lcm(*[divisor for divisor, _ in divisors]))
             raise ConfigError(
-                f"{flag(name)} {value} does not divide over {divisor} {unit}; nearest that work: {near}"
+                f"{value} does not divide over {divisor} {unit}; nearest that work: {near}", name
             )
 
 
@@ -159,12 +153,10 @@ def parse_devices(name: str, text: str | None) -> list[int] | None:
     for part in text.split(","):
         ends = re.fullmatch("([0-9]{1,6})(?:-([0-9]{1,6}))?", part)
         if ends is None or int(ends[1]) > int(ends[2] or ends[1]):
-            raise ConfigError(
-                f"{flag(name)} must be device numbers such as 0,1 or 2-7, not {shown(text)}"
-            )
+            raise ConfigError(f"must be device numbers such as 0,1 or 2-7, not {shown(text)}", name)
         numbers += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
     if len(set(numbers)) < len(numbers):
-        raise ConfigError(f"{flag(name)} {text} names a device twice")
+        raise ConfigError(f"{text} names a device twice", name)
     return numbers
 
 
@@ -187,7 +179,7 @@ def parse_bounds(name: str, text: str | None) -> tuple[float, float] | None:
         low = high = math.nan
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ConfigError(
-            f"{flag(name)} must be a bound such as 1 or a range such as -1,1, not {shown(text)}"
+            f"must be a bound such as 1 or a range such as -1,1, not {shown(text)}", name
         )
     return low, high
 

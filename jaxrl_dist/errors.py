@@ -1,7 +1,8 @@
 """Errors and warnings for the user; each message is one line.
 
-Messages about settings name them by their flags, such as ``--num-envs``. The command line prints
-``with_flags``; in Python, where settings are fields, ``str(error)`` says ``num_envs``.
+A message is written with the flags of settings, such as ``--num-envs``, and the command line prints
+``with_flags``. In Python, where settings are fields, ``str(error)`` says ``num_envs``. The setting
+that a message is about is its ``field``: the message is then the rest of the sentence.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+from typing import Self
 
 DIVERGED = "training has diverged"
 """How the message of a run's ``DivergedError`` begins."""
@@ -34,20 +36,48 @@ def say(message: str) -> None:
         print(visible(f"jaxrl-dist: {message}", 2_000), file=sys.stderr, flush=True)
 
 
-class _Message:
+def flag(name: str) -> str:
+    """Returns the command-line spelling of a field: ``num_envs`` -> ``--num-envs``."""
+    return "--" + name.replace("_", "-")
+
+
+class _Message(Exception):
     """A message about settings, with their flags or with their fields."""
 
-    args: tuple[object, ...]
+    def __init__(self, text: str = "", field: str | None = None, where: str = "") -> None:
+        """``text`` goes on after the flag of ``field``, if there is one.
+
+        ``where`` comes before both, such as the name of a file or of a policy.
+        """
+        super().__init__(text, field, where)
+        self.text = text
+        self.field = field
+        self.where = where
 
     @property
     def with_flags(self) -> str:
-        """The message as written, which names settings by their flags."""
-        if self.args:
-            return str(self.args[0])
-        return ""
+        """The message with the flags of settings."""
+        if self.field is None:
+            return f"{self.where}{self.text}"
+        return f"{self.where}{flag(self.field)} {self.text}"
 
     def __str__(self) -> str:
-        return _COMMANDS_OR_FLAGS.sub(_field, self.with_flags)
+        text = _COMMANDS_OR_FLAGS.sub(_field, self.text)
+        if self.field is None:
+            return f"{self.where}{text}"
+        return f"{self.where}{self.field} {text}"
+
+    def within(self, where: str, policy: str = "") -> Self:
+        """Returns the same message about a setting of a policy, or of another place.
+
+        Args:
+          where: comes first, such as ``policy prey`` or the name of a file.
+          policy: whose setting it is, so that its flag is ``--prey.batch-size``.
+        """
+        field = self.field
+        if field is not None and policy:
+            field = f"{policy}.{field}"
+        return type(self)(self.text, field, f"{where}: {self.where}")
 
 
 def _field(match: re.Match[str]) -> str:
@@ -77,11 +107,7 @@ def first_line(error: BaseException) -> str:
 
 
 class UnusedError(ConfigError):
-    """A field has a value that has no effect, given the others; ``field`` names it."""
-
-    def __init__(self, message: str, field: str) -> None:
-        super().__init__(message)
-        self.field = field
+    """The value of ``field`` has no effect, given the others."""
 
 
 class FinishedError(ConfigError):

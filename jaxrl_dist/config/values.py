@@ -182,7 +182,7 @@ def _scalar(value: Any) -> Any:
 
 def _truth(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ConfigError(f"{flag(name)} must be True or False, not {shown(value)}")
+        raise ConfigError(f"must be True or False, not {shown(value)}", name)
     return value
 
 
@@ -190,7 +190,7 @@ def _whole(name: str, value: Any) -> int:
     if isinstance(value, bool) or not (
         isinstance(value, Integral) or (isinstance(value, float) and value.is_integer())
     ):
-        raise ConfigError(f"{flag(name)} must be a whole number, not {shown(value)}")
+        raise ConfigError(f"must be a whole number, not {shown(value)}", name)
     return int(value)
 
 
@@ -200,7 +200,7 @@ def _number(name: str, value: Any) -> float:
             return float(value)
     except OverflowError:
         pass
-    raise ConfigError(f"{flag(name)} must be a number, not {shown(value)}")
+    raise ConfigError(f"must be a number, not {shown(value)}", name)
 
 
 def _text(name: str, value: Any, part: str = "") -> str:
@@ -210,20 +210,18 @@ def _text(name: str, value: Any, part: str = "") -> str:
     if isinstance(value, str):
         if "\0" in value:
             raise ConfigError(
-                f"{flag(name)}{part} must be text without the character NUL, not {shown(value)}"
+                f"{part}must be text without the character NUL, not {shown(value)}", name
             )
         return value
     with contextlib.suppress(ValueError):  # Python does not write out thousands of digits
         if not isinstance(value, bool) and isinstance(value, Real):
             return str(value)
     if isinstance(value, bytes):
-        raise ConfigError(
-            f"{flag(name)}{part} must be text, not bytes: {shown(value)}.decode() is text"
-        )
+        raise ConfigError(f"{part}must be text, not bytes: {shown(value)}.decode() is text", name)
     joined = ""
     if isinstance(value, tuple | list) and value and all(isinstance(x, str) for x in value):
         joined = f"; as text it is {shown(','.join(value))}"
-    raise ConfigError(f"{flag(name)}{part} must be text or a number, not {shown(value)}{joined}")
+    raise ConfigError(f"{part}must be text or a number, not {shown(value)}{joined}", name)
 
 
 def _choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
@@ -233,7 +231,7 @@ def _choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
         else:
             near = ""
         raise ConfigError(
-            f"{flag(name)} must be one of {', '.join(map(str, choices))}, not {shown(value)}{near}"
+            f"must be one of {', '.join(map(str, choices))}, not {shown(value)}{near}", name
         )
     return value
 
@@ -242,7 +240,7 @@ def _plain_tuple(name: str, value: Any, kinds: tuple[Any, ...]) -> Any:
     if hasattr(value, "tolist"):  # an array
         value = value.tolist()
     if not isinstance(value, tuple | list | range):
-        raise ConfigError(f"{flag(name)} must be a tuple, not {shown(value)}")
+        raise ConfigError(f"must be a tuple, not {shown(value)}", name)
     return tuple(_plain(name, part, kind) for part, kind in _with_kinds(name, value, kinds))
 
 
@@ -253,9 +251,7 @@ def _with_kinds(
     if kinds[1:] == (...,):
         kinds = kinds[:1] * len(parts)
     if len(kinds) != len(parts):
-        raise ConfigError(
-            f"{flag(name)} must be a tuple of {len(kinds)} values, not {shown(parts)}"
-        )
+        raise ConfigError(f"must be a tuple of {len(kinds)} values, not {shown(parts)}", name)
     return zip(parts, kinds, strict=True)
 
 
@@ -264,12 +260,10 @@ def _plain_texts(name: str, value: Any) -> Any:
     such as ``True`` and ``False``.
     """
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise ConfigError(
-            f"{flag(name)} must be a dictionary of names and values, not {shown(value)}"
-        )
+        raise ConfigError(f"must be a dictionary of names and values, not {shown(value)}", name)
     scalars = {key: _scalar(x) for key, x in value.items()}
     return {
-        key: str(x) if isinstance(x, bool) else _text(name, x, f" {key}")
+        key: str(x) if isinstance(x, bool) else _text(name, x, f"{key} ")
         for key, x in scalars.items()
     }
 

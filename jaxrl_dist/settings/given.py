@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_dist import algorithms
 from jaxrl_dist.algorithms import presets, published
-from jaxrl_dist.checks import divisor_below, flag, whole_updates_below
+from jaxrl_dist.checks import divisor_below, whole_updates_below
 from jaxrl_dist.config.plans import PLANS, default_plan, offline_plan
 from jaxrl_dist.config.synonyms import hint
 from jaxrl_dist.config.train import RUN_DEFAULTS, Train
@@ -197,7 +197,7 @@ def _run_fields(user: Given, values: Mapping[str, Any]) -> dict[str, Any]:
     if run.keys() > {"num_actors"}:
         for name in plan.unused:
             if user.sources.get(name) == "yours" and getattr(config, name, 0) is not None:
-                raise UnusedError(f"{flag(name)} does nothing under --plan {name_of_plan}", name)
+                raise UnusedError(f"does nothing under --plan {name_of_plan}", name)
     if not plan.threaded:
         run.pop("num_actors", None)
     return run

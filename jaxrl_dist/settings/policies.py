@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar
 
-from jaxrl_dist.algorithms import having, name_of
+from jaxrl_dist.algorithms import name_of
 from jaxrl_dist.config.train import OWN, Train
 from jaxrl_dist.config.values import Parts
 from jaxrl_dist.errors import ConfigError
@@ -73,20 +73,13 @@ def label(algorithm: object) -> str:
 
 @contextlib.contextmanager
 def naming(policy: str) -> Iterator[None]:
-    """Puts the policy's name, if it has one, before an error's
-    message and into its flags: ``--prey.batch-size``.
+    """Names the policy in errors about its settings, whose flags are then ``--prey.batch-size``.
+
+    A single policy has no name, and its errors stay as they are.
     """
-
-    def named(match: re.Match[str]) -> str:
-        field = match[2].replace("-", "_")
-        if field in OWN or having(field):
-            return f"--{match[1]}{policy}.{match[2]}"
-        return match[0]
-
     try:
         yield
     except ConfigError as error:
         if not policy:
             raise
-        flags = re.sub(r"--(no-|)([a-z][a-z0-9-]*)(?!\.?[\w-])", named, error.with_flags)
-        raise ConfigError(f"policy {policy}: {flags}") from None
+        raise error.within(f"policy {policy}", policy) from None

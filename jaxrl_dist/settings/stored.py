@@ -275,7 +275,7 @@ def _naming(path: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error.with_flags}") from None
+        raise error.within(str(path)) from None
 
 
 def to_ask(run: Mapping[str, Any]) -> dict[str, str]:

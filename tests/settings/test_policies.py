@@ -568,7 +568,7 @@ WRONG = {
     "--policy a=ppo:short --policy a=ppo:long_*": "names the policy a twice",
     "--policy a=ppo:short --policy b=sac:long_* --b.learning-rate -1": "policy b: --b.learning-rate must be > 0",
     "--policy a=ppo:short --policy b=ppo:long_* --gamma 1": "unknown flag --gamma",
-    "--policy a=ppo:short --policy b=ppo:long_* --b.gamma 1": "policy b: unknown flag --gamma; it is --b.discount here",
+    "--policy a=ppo:short --policy b=ppo:long_* --b.gamma 1": "policy b: unknown flag --gamma; it is --discount here",
     "--policy a=ppo:short --policy b=dqn:long_* --num-envs 8 --b.replay-capacity 9": "b: --b.replay-capacity 9 does",
     "--policy a=ppo:short --policy b=ppo:long_* --discount 1": "--discount belongs to a policy: --a.discount",
     "--policy a=ppo:short --policy b=ppo:long_* --c.learning-rate 1": "there is no policy c",
