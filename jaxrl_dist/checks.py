@@ -257,8 +257,6 @@ def no_env(fault: str) -> ConfigError:
 MAX_SIZE = 2**20
 """Maximum length of an array axis: far more than anyone uses,
 far below an overflow of 32-bit indices."""
-MINARI = "minari:"
-"""How the name of a data set of Minari begins, which is not a directory."""
 MAX_RETURN = 1e30
 """Largest return that a data set may name, far from an overflow of its square."""
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from jaxrl_dist.checks import MAX_RETURN, MINARI
+from jaxrl_dist.checks import MAX_RETURN
 from jaxrl_dist.commands import flags, help
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError, visible
@@ -43,41 +43,52 @@ def run(args: Sequence[str]) -> int:
     from jaxrl_dist.data import files
     from jaxrl_dist.data.dataset import Dataset
 
-    data = Dataset.joined([_load(path) for path in options.data])
+    data = Dataset.joined([_load(name) for name in options.data])
     if options.best is not None:
         data = data.best(options.best)
-    ends = {end: value for end in files.ENDS if (value := getattr(options, end)) is not None}
+    ends = {end: getattr(options, end) for end in files.ENDS if getattr(options, end) is not None}
     data = dataclasses.replace(data, about={**data.about, **ends})
     if ends and data.about.get("random") == data.about.get("expert"):
         raise ConfigError(
             f"the returns of random actions and of the expert are both {data.about['random']:g}"
         )
-    picture = _names_picture(options.out or "")
-    makes = options.out is not None and not picture
-    if ends and not makes:
-        if len(options.data) > 1 or options.best is not None or options.data[0].startswith(MINARI):
-            raise ConfigError(
-                "--random and --expert change one data set in place, none of Minari: name one alone, or -o a new one"
-            )
-        files.describe(pathlib.Path(options.data[0]), ends)
-    if options.out is None:
-        wrote = ""
-    else:
-        wrote = f"\nwrote {_write(data, options.out, picture=picture)}"
-    print(visible(f"{data.summary()}{wrote}"))
+    picture = options.out is not None and _names_picture(options.out)
+    if ends and (options.out is None or picture):
+        _store_ends(options, ends)
+    lines = [data.summary()]
+    if options.out is not None:
+        lines.append(f"wrote {_write(data, options.out, picture=picture)}")
+    print(visible("\n".join(lines)))
     return 0
 
 
-def _load(path: str) -> Dataset:
+def _load(name: str) -> Dataset:
+    from jaxrl_dist.data import formats
     from jaxrl_dist.data.dataset import Dataset
 
-    if path.startswith(MINARI):
-        return Dataset.from_minari(path.removeprefix(MINARI))
-    return Dataset.load(path)
+    prefix = formats.prefix_of(name)
+    if prefix is None:
+        return Dataset.load(name)
+    return Dataset.from_episodes(**formats.FORMATS[prefix].read(name.removeprefix(prefix)))
+
+
+def _store_ends(options: Data, ends: Mapping[str, float]) -> None:
+    """Stores the mean returns of a random and an expert policy in a directory."""
+    from jaxrl_dist.data import files, formats
+
+    name = options.data[0]
+    if len(options.data) > 1 or options.best is not None or formats.prefix_of(name) is not None:
+        raise ConfigError(
+            "--random and --expert change one data set in place, none of Minari: name one alone, "
+            "or -o a new one"
+        )
+    files.describe(pathlib.Path(name), ends)
 
 
 def _names_picture(out: str) -> bool:
-    if not pathlib.Path(out).suffix or out.startswith(MINARI):
+    from jaxrl_dist.data import formats
+
+    if not pathlib.Path(out).suffix or formats.prefix_of(out) is not None:
         return False
 
     from jaxrl_dist.commands.plot import drawing
@@ -87,14 +98,17 @@ def _names_picture(out: str) -> bool:
 
 def _write(data: Dataset, out: str, *, picture: bool) -> str:
     """Writes a data set, or a picture of its returns; returns the name of what it has written."""
+    from jaxrl_dist.data import formats
+
     if picture:
         from jaxrl_dist.commands.plot import drawing
 
-        drawing.save(
-            drawing.histogram(data.returns, "episode return", "episodes"), pathlib.Path(out)
-        )
-    elif out.startswith(MINARI):
-        data.to_minari(out.removeprefix(MINARI))
-    else:
+        histogram = drawing.histogram(data.returns, "episode return", "episodes")
+        drawing.save(histogram, pathlib.Path(out))
+        return out
+    prefix = formats.prefix_of(out)
+    if prefix is None:
         return str(data.save(out))
+    form = formats.FORMATS[prefix]
+    form.write(out.removeprefix(prefix), data.as_episodes(), data.interface, data.about)
     return out

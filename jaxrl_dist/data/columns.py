@@ -160,55 +160,72 @@ def entries(tree: PyTree) -> dict[str, tuple[int, ...]]:
 
 
 def space_of(tree: PyTree, *, actions: bool = False) -> Space:
-    """Returns the space of arrays ``[L, ...]``: integers count from 0,
-    and the bounds of numbers are the data's.
+    """Returns the space of arrays ``[L, ...]``: integers count from 0, and the bounds of numbers
+    are the data's.
 
-    Bytes are integers as ``actions``; as observations they are parts of images,
-    whose bounds are 0 and 255.
+    Bytes are integers as ``actions``; as observations they are parts of images, whose bounds are 0
+    and 255.
+
+    Raises:
+      ConfigError: integers may mean several things.
     """
     if isinstance(tree, dict):
         return {name: space_of(part, actions=actions) for name, part in tree.items()}
-    x = np.asarray(tree)
-    if actions and (x.dtype == np.bool_ or (np.issubdtype(x.dtype, np.integer) and x.ndim > 2)):
+    values = np.asarray(tree)
+    is_integer = np.issubdtype(values.dtype, np.integer)
+    if actions and (values.dtype == np.bool_ or (is_integer and values.ndim > 2)):
         raise ConfigError(
-            f"actions {x.dtype}{list(x.shape)} may be MultiBinary or MultiDiscrete; give the space as action_space="
+            f"actions {values.dtype}{list(values.shape)} may be MultiBinary or MultiDiscrete; "
+            "give the space as action_space="
         )
-    if np.issubdtype(x.dtype, np.integer) and (actions or x.dtype != np.uint8) and x.ndim <= 2:
-        if x.min() < 0:
-            raise ConfigError(
-                "integers are categories, which count from 0, and some are negative; give numbers as "
-                "floats, or the space of the environment as action_space= or observation_space="
-            )
-        if x.ndim == 1:
-            return Discrete(int(x.max()) + 1)
-        if actions and x.shape[1] == 1:
-            raise ConfigError(
-                "integer actions [N, 1] may be Discrete or a MultiDiscrete of one; give action[:, 0] "
-                "for Discrete, or the space as action_space="
-            )
-        return MultiDiscrete(tuple(int(most) + 1 for most in x.max(axis=0)))
-    if x.dtype in (np.uint8, np.bool_):
-        dtype = x.dtype
-    else:
-        dtype = np.dtype(np.float32)
+    if is_integer and values.ndim <= 2 and (actions or values.dtype != np.uint8):
+        return _categories(values, actions=actions)
+    return _numbers(values)
+
+
+def _categories(values: np.ndarray, *, actions: bool) -> Discrete | MultiDiscrete:
+    """Returns the space of integers ``[L]`` or ``[L, N]`` that count from 0."""
+    if values.min() < 0:
+        raise ConfigError(
+            "integers are categories, which count from 0, and some are negative; give numbers as "
+            "floats, or the space of the environment as action_space= or observation_space="
+        )
+    if values.ndim == 1:
+        return Discrete(int(values.max()) + 1)
+    if actions and values.shape[1] == 1:
+        raise ConfigError(
+            "integer actions [N, 1] may be Discrete or a MultiDiscrete of one; give action[:, 0] "
+            "for Discrete, or the space as action_space="
+        )
+    return MultiDiscrete(tuple(int(most) + 1 for most in values.max(axis=0)))
+
+
+def _numbers(values: np.ndarray) -> Box:
+    """Returns the space of numbers or pixels ``[L, ...]``."""
+    shape = values.shape[1:]
     # an image, whose brightest pixels the data may lack
-    if dtype == np.uint8 and x.ndim > 2 and x.max() > 127:
-        return Box(
-            x.shape[1:], dtype, np.zeros(x.shape[1:], dtype), np.full(x.shape[1:], 255, dtype)
+    if values.dtype == np.uint8 and values.ndim > 2 and values.max() > 127:
+        return Box(shape, values.dtype, np.zeros(shape, np.uint8), np.full(shape, 255, np.uint8))
+    low = values.min(axis=0)
+    high = values.max(axis=0)
+    if values.dtype in (np.uint8, np.bool_, np.float32):
+        return Box(shape, values.dtype, low, high)
+    _warn_of_coarse(low, high)
+    return Box(shape, np.dtype(np.float32), low.astype(np.float32), high.astype(np.float32))
+
+
+def _warn_of_coarse(low: np.ndarray, high: np.ndarray) -> None:
+    """Warns of numbers between bounds within which float32 has few values."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        step = np.spacing(np.maximum(np.abs(low), np.abs(high)).astype(np.float32))
+        coarse = (high > low) & (step > (high - low) / COARSE)
+    if coarse.any():
+        warnings.warn(
+            "numbers of the data set differ by less than float32 can tell at their size; "
+            "subtract a constant",
+            ConfigWarning,
+            stacklevel=7,
         )
-    low = x.min(axis=0)
-    high = x.max(axis=0)
-    if dtype == np.float32 and x.dtype != np.float32:
-        with np.errstate(over="ignore", invalid="ignore"):
-            step = np.spacing(np.maximum(np.abs(low), np.abs(high)).astype(np.float32))
-            coarse = (high > low) & (step > (high - low) / COARSE)
-        if coarse.any():
-            warnings.warn(
-                "numbers of the data set differ by less than float32 can tell at their size; subtract a constant",
-                ConfigWarning,
-                stacklevel=5,
-            )
-    return Box(x.shape[1:], np.dtype(dtype), low.astype(dtype), high.astype(dtype))
 
 
 def cast(tree: PyTree, space: Space, name: str) -> PyTree:

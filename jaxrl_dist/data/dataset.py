@@ -8,7 +8,7 @@ import math
 import os
 import pathlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,8 @@ import numpy as np
 
 from jaxrl_dist import spaces
 from jaxrl_dist.checks import MAX_RETURN
-from jaxrl_dist.data import columns, declared, farama, files, writing
+from jaxrl_dist.data import columns, farama, files, making, writing
+from jaxrl_dist.data.declared import Declaration, declaration
 from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.spaces import Discrete, Interface, MultiDiscrete, Space
 from jaxrl_dist.types import PyTree, Rollout
@@ -101,10 +102,11 @@ class Dataset:
 
     def summary(self) -> str:
         """Describes it in a few lines."""
-        returns, about = self.returns, self.about
-        behaviour = about.get("behaviour", {})
+        returns = self.returns
+        about = self.about
         lines = [
-            f"{self.steps:,} steps in {len(returns):,} episodes, {self.lengths.mean():.4g} steps each",
+            f"{self.steps:,} steps in {len(returns):,} episodes, "
+            f"{self.lengths.mean():.4g} steps each",
             f"returns {returns.mean():.6g} on average, standard deviation {returns.std():.4g}, "
             f"{returns.min():.6g} to {returns.max():.6g}",
             f"observations {spaces.describe(self.observation_space, starts=True)}, "
@@ -114,34 +116,24 @@ class Dataset:
             lines.append(f"legal actions are in the part {self.interface.mask}")
         if self.interface.both_sides:
             lines.append("the agent moves for both sides of a game")
-        lines += [f"environment {about['env']}"] if "env" in about else []
-        lines += [f"with {name} {x}" for name, x in about.get("settings", {}).items()]
-        lines += (
-            [f"behaviour {', '.join(f'{name} {x}' for name, x in behaviour.items())}"]
-            if behaviour
-            else []
-        )
+        if "env" in about:
+            lines.append(f"environment {about['env']}")
+        lines += [f"with {name} {value}" for name, value in about.get("settings", {}).items()]
+        behaviour = [f"{name} {value}" for name, value in about.get("behaviour", {}).items()]
+        if behaviour:
+            lines.append(f"behaviour {', '.join(behaviour)}")
         lines += [f"{end} policy {about[end]:.6g}" for end in files.ENDS if end in about]
         if self.log_prob is None:
             lines.append("the probabilities of the actions are not known")
         return "\n".join(lines)
 
     def rollout(self) -> Rollout:
-        """Returns all steps as one row, without an axis of environments: what
-        ``memory.records.divide`` takes.
+        """Returns all steps as one row, without an axis of environments, as
+        ``memory.records.divide`` takes it.
         """
-        parts: Any = (
-            self.obs,
-            self.action,
-            self.reward,
-            self.terminated,
-            self.truncated,
-            self.valid,
-            {},
-            (),
-            (),
-        )
-        return Rollout._make(parts)
+        names = "obs", "action", "reward", "terminated", "truncated", "valid"
+        arrays: dict[str, Any] = {name: getattr(self, name) for name in names}
+        return Rollout(**arrays, extras={}, core=(), final_core=())
 
     def episodes(self, chosen: np.ndarray) -> Dataset:
         """Returns the data set of these episodes, by their numbers, in the order of the numbers.
@@ -164,8 +156,8 @@ class Dataset:
         return self._map(lambda x: x[rows])
 
     def best(self, share: float) -> Dataset:
-        """Returns the share of the episodes with the highest returns, rounded up,
-        in the order of their recording.
+        """Returns the share of the episodes with the highest returns, rounded up, in the order of
+        their recording.
 
         Raises:
           ConfigError: ``share`` is not above 0 and at most 1.
@@ -177,12 +169,26 @@ class Dataset:
         count = math.ceil(share * len(self.ends) - 1e-9)  # 0.07 x 100 is a little more than 7
         return self.episodes(np.sort(np.argsort(-self.returns, kind="stable")[:count]))
 
-    def _map(self, function: Any, *others: Dataset) -> Dataset:
-        mine = self.columns
-        theirs = [other.columns for other in others]
-        known = [name for name in mine if all(name in x for x in theirs)]
+    def as_episodes(self) -> list[dict[str, PyTree]]:
+        """Returns the episodes as ``from_episodes`` takes them."""
+        steps = self.columns
+        names = [name for name in ("action", "reward", "log_prob") if name in steps]
+        return [
+            {
+                "obs": _sliced(self.obs, first, end + 2),
+                **{name: _sliced(steps[name], first, end + 1) for name in names},
+                "terminated": bool(self.terminated[end]),
+            }
+            for first, end in zip(self._firsts, self.ends, strict=True)
+        ]
+
+    def _map(self, function: Callable[..., np.ndarray], *others: Dataset) -> Dataset:
+        """Returns a data set of the function's results for the columns that all data sets have."""
+        columns_of = [data.columns for data in (self, *others)]
+        common = [name for name in self.columns if all(name in columns for columns in columns_of)]
         arrays = {
-            name: jax.tree.map(function, mine[name], *(x[name] for x in theirs)) for name in known
+            name: jax.tree.map(function, *(columns[name] for columns in columns_of))
+            for name in common
         }
         return dataclasses.replace(self, **{"log_prob": None, **arrays})
 
@@ -201,8 +207,8 @@ class Dataset:
         interface: Interface | None = None,
         about: Mapping[str, Any] = {},
     ) -> Dataset:
-        """Makes a data set of rows, of which the invalid
-        ones hold the last observations of episodes.
+        """Makes a data set of rows, of which the invalid ones hold the last observations of
+        episodes.
 
         A step before an invalid row that has not terminated is truncated. An invalid row that
         follows no step goes. Observations and actions are as policies see them: integers count from
@@ -214,32 +220,28 @@ class Dataset:
         Raises:
           ConfigError: no algorithm could learn from it.
         """
-        before = np.append(False, valid[:-1])
-        after = np.append(valid[1:], False)
-        keep = valid | before
-        terminated = terminated & valid
+        follows_step = np.append(False, valid[:-1])
+        precedes_step = np.append(valid[1:], False)
+        keep = valid | follows_step
         if not keep.any():
             raise ConfigError("no step of the data set has a successor")
+        terminated = terminated & valid
         fields = {
             "obs": obs,
             "action": action,
             "reward": np.where(valid, reward, 0).astype(np.float32),
-        }
-        fields |= {
             "terminated": terminated,
-            "truncated": valid & ~after & ~terminated,
+            "truncated": valid & ~precedes_step & ~terminated,
             "valid": valid,
         }
-        fields |= (
-            {}
-            if log_prob is None
-            else {"log_prob": np.where(valid, log_prob, 0).astype(np.float32)}
-        )
+        if log_prob is not None:
+            fields["log_prob"] = np.where(valid, log_prob, 0).astype(np.float32)
         fields = {
             name: jax.tree.map(lambda x: np.asarray(x)[keep], field)
             for name, field in fields.items()
         }
-        interface = interface or declared.interface(fields["obs"], fields["action"])
+        if interface is None:
+            interface = Declaration().interface(fields["obs"], fields["action"])
         for name, space in interface.kinds.items():
             fields[name] = columns.cast(fields[name], space, name)
         return checked(cls(**fields, interface=interface, about=about))
@@ -261,8 +263,8 @@ class Dataset:
         both_sides: bool = False,
         about: Mapping[str, Any] = {},
     ) -> Dataset:
-        """Makes a data set of flat arrays ``[N, ...]``, as D4RL has them; ``log_prob``,
-        ``about`` as for ``of_rows``.
+        """Makes a data set of flat arrays ``[N, ...]``, as D4RL has them; ``log_prob`` and
+        ``about`` are as for ``of_rows``.
 
         Without ``next_obs``, rows are those of one environment, in the order of time. An episode
         ends where ``terminals``, the ends of the task alone, or ``timeouts`` is True, and where
@@ -281,83 +283,29 @@ class Dataset:
             the name of a mask, as in environments; empty: all are legal.
           both_sides: one agent moved for both sides of a game; only ``bc`` learns from it.
 
-        Warns: ConfigWarning: more than half of the rows are
-          not followed by the row that ``next_obs`` names.
+        Warns:
+          ConfigWarning: more than half of the rows are not followed by the row that ``next_obs``
+            names.
 
         Raises:
           ConfigError: arrays have other lengths, or no algorithm could learn from them.
         """
-        terminals = columns.flags(terminals, "terminals").reshape(-1)
-        if timeouts is None:
-            timeouts = np.zeros_like(terminals)
-        else:
-            timeouts = columns.flags(timeouts, "timeouts").reshape(-1)
-        seen = declared.form(observation_space, "observations")
-        taken = declared.form(action_space, "actions")
-        obs = seen.read(obs)
-        action = taken.read(action)
-        reward = columns.arrays(reward)
-        next_obs = None if next_obs is None else seen.read(next_obs)
-        if log_prob is None:
-            log_prob = None
-        else:
-            log_prob = columns.arrays(log_prob)
-        reward, log_prob = (None if x is None else x.reshape(-1) for x in (reward, log_prob))
-        lengths = {
-            len(x)
-            for x in jax.tree.leaves((obs, action, reward, terminals, timeouts, log_prob, next_obs))
-        }
-        if len(lengths) != 1 or not len(reward):
-            raise ConfigError(
-                f"a data set's arrays have one length, 1 or more, and these have {sorted(lengths)}"
-            )
-        declared.warn_of_starts(taken, [action])
-        if next_obs is not None and columns.entries(next_obs) != columns.entries(obs):
-            raise ConfigError("next_obs has other shapes than obs")
-        if np.count_nonzero(timeouts) > 1 and terminals[timeouts].all():
-            raise ConfigError(
-                "each time-out is a terminal, too; give terminals & ~timeouts, the ends of the task alone"
-            )
-        ends = terminals | timeouts
-        if next_obs is not None:
-            following = jax.tree.map(lambda x: np.roll(x, -1, axis=0), obs)
-            torn = ~ends & ~columns.equal_rows(next_obs, following)
-            torn[-1] = False  # nothing follows it
-            ends |= torn
-            if np.count_nonzero(torn) > len(torn) / 2:
-                warnings.warn(_torn(torn), ConfigWarning, stacklevel=2)
-                about = {**about, PIECES: True}
-        ends[-1] = True
-        if next_obs is None:
-            lost = ends & ~terminals
-        else:
-            lost = np.zeros_like(ends)
-        repeats = 1 + (ends & ~lost)
-        rows = np.repeat(np.arange(len(ends)), repeats)
-        added = np.zeros(repeats.sum(), bool)
-        added[np.cumsum(repeats) - 1] = ends & ~lost
-
-        def with_successors(x: np.ndarray, after: np.ndarray) -> np.ndarray:
-            x = x[rows]
-            x[added] = np.asarray(after)[rows[added]]
-            return x
-
-        obs = jax.tree.map(with_successors, obs, obs if next_obs is None else next_obs)
-        action, reward, terminals, log_prob = jax.tree.map(
-            lambda x: x[rows], (action, reward, terminals, log_prob)
+        said = declaration(observation_space, action_space, mask, both_sides)
+        steps = making.read_steps(
+            said, obs, action, reward, terminals, timeouts, next_obs, log_prob
         )
-        interface = declared.interface(obs, action, seen, taken, mask=mask, both_sides=both_sides)
-        valid = ~added & ~lost[rows]
-        return cls.of_rows(
-            obs,
-            action,
-            reward,
-            terminals,
-            valid,
-            log_prob=log_prob,
-            interface=interface,
-            about=about,
-        )
+        torn = steps.torn()
+        if np.count_nonzero(torn) > len(torn) / 2:
+            warnings.warn(
+                f"{np.count_nonzero(torn)} of {len(torn)} rows are not followed by the row that "
+                "next_obs names, so episodes are pieces: returns, --best and estimates of this "
+                "data set mean little",
+                ConfigWarning,
+                stacklevel=2,
+            )
+            about = {**about, PIECES: True}
+        rows = making.of_steps(steps, torn, said)
+        return cls.of_rows(**rows._asdict(), about=about)
 
     @classmethod
     def from_episodes(
@@ -370,8 +318,8 @@ class Dataset:
         both_sides: bool = False,
         about: Mapping[str, Any] = {},
     ) -> Dataset:
-        """Makes a data set of episodes; spaces, ``mask``,
-        ``both_sides`` and ``about`` as for ``from_arrays``.
+        """Makes a data set of episodes; spaces, ``mask``, ``both_sides`` and ``about`` are as for
+        ``from_arrays``.
 
         Args:
           episodes: dicts of ``obs [T + 1, ...]``, ``action [T, ...]``, ``reward [T]``, the flag
@@ -380,72 +328,9 @@ class Dataset:
         Raises:
           ConfigError: there is no episode, lengths do not fit, or no algorithm could learn from it.
         """
-        if isinstance(episodes, Mapping):
-            episodes = episodes
-        else:
-            episodes = list(episodes)
-        if isinstance(episodes, Mapping) or not all(
-            isinstance(episode, Mapping) for episode in episodes
-        ):
-            raise ConfigError("a data set is made of a list of episodes, each of which is a dict")
-        if not episodes:
-            raise ConfigError("a data set needs one or more episodes")
-        for number, episode in enumerate(episodes):
-            if missing := {"obs", "action", "reward", "terminated"} - episode.keys():
-                raise ConfigError(f"episode {number} has no {min(missing)}; each episode needs one")
-        names = [
-            "action",
-            *(["log_prob"] if all("log_prob" in x for x in episodes) else []),
-            "obs",
-            "reward",
-        ]
-        seen = declared.form(observation_space, "observations")
-        taken = declared.form(action_space, "actions")
-        read = {"obs": seen.read, "action": taken.read}
-        arrays = [
-            {name: read.get(name, columns.arrays)(episode[name]) for name in names}
-            for episode in episodes
-        ]
-        flags = [columns.flags(episode["terminated"], "terminated") for episode in episodes]
-        sizes = [len(episode["reward"].reshape(-1)) for episode in arrays]
-        first = columns.entries(arrays[0])
-        for number, (size, episode, flag) in enumerate(zip(sizes, arrays, flags, strict=True)):
-            lengths = [{len(x) for x in jax.tree.leaves(episode[name])} for name in names]
-            if not size or lengths != [{size + (name == "obs")} for name in names]:
-                needed = "it needs as many actions and one more observation, 1 or more steps"
-                raise ConfigError(f"episode {number} has {size} rewards: {needed}")
-            if columns.entries(episode) != first or flag.ndim:
-                raise ConfigError(
-                    f"episode {number} has other parts or shapes than the first, or several ends"
-                )
-
-        declared.warn_of_starts(taken, [episode["action"] for episode in arrays])
-
-        def joined(name: str) -> PyTree:
-            padded = (
-                jax.tree.map(lambda x: np.append(x, np.zeros_like(x[:1]), axis=0), x[name])
-                for x in arrays
-            )
-            return jax.tree.map(lambda *x: np.concatenate(x), *padded)
-
-        obs = jax.tree.map(lambda *x: np.concatenate(x), *(x["obs"] for x in arrays))
-        ends = np.cumsum([size + 1 for size in sizes]) - 1
-        valid = np.ones(ends[-1] + 1, bool)
-        terminated = np.zeros(ends[-1] + 1, bool)
-        valid[ends] = False
-        terminated[ends - 1] = flags
-        action = joined("action")
-        interface = declared.interface(obs, action, seen, taken, mask=mask, both_sides=both_sides)
-        return cls.of_rows(
-            obs,
-            action,
-            joined("reward"),
-            terminated,
-            valid,
-            log_prob=joined("log_prob") if "log_prob" in names else None,
-            interface=interface,
-            about=about,
-        )
+        said = declaration(observation_space, action_space, mask, both_sides)
+        rows = making.of_episodes(episodes, said)
+        return cls.of_rows(**rows._asdict(), about=about)
 
     @classmethod
     def from_minari(cls, source: Any) -> Dataset:
@@ -469,15 +354,7 @@ class Dataset:
         Raises:
           ConfigError: there is one of this name, or this is not a name.
         """
-        episodes = list[Mapping[str, PyTree]]()
-        for start, end in zip(self._firsts, self.ends, strict=True):
-            steps = slice(start, end + 1)
-            whole = {"obs": jax.tree.map(lambda x, a=start, b=end: x[a : b + 2], self.obs)}
-            parts = {"action": self.action, "reward": self.reward}
-            parts |= {} if self.log_prob is None else {"log_prob": self.log_prob}
-            cut = jax.tree.map(lambda x, steps=steps: x[steps], parts)
-            episodes.append(whole | cut | {"terminated": bool(self.terminated[end])})
-        return farama.write(name, episodes, self.interface, self.about, **options)
+        return farama.write(name, self.as_episodes(), self.interface, self.about, **options)
 
     @classmethod
     def joined(cls, parts: Sequence[Dataset]) -> Dataset:
@@ -499,15 +376,14 @@ class Dataset:
                 )
         abouts = [part.about for part in parts]
         about = {
-            name: x
-            for name, x in abouts[0].items()
-            if all(other.get(name) == x for other in abouts)
+            name: value
+            for name, value in first.about.items()
+            if all(other.get(name) == value for other in abouts)
         }
-        interfaces = [part.interface for part in parts]
         interface = dataclasses.replace(
             first.interface,
-            observation=columns.hull(*(each.observation for each in interfaces)),
-            action=columns.hull(*(each.action for each in interfaces)),
+            observation=columns.hull(*(part.observation_space for part in parts)),
+            action=columns.hull(*(part.action_space for part in parts)),
         )
         whole = first._map(lambda *x: np.concatenate(x), *parts[1:])
         return dataclasses.replace(whole, about={**about, "parts": abouts}, interface=interface)
@@ -515,17 +391,17 @@ class Dataset:
     # --- Files ------------------------------------------------------------------------------------
 
     def save(self, path: str | pathlib.Path | writing.Place) -> pathlib.Path:
-        """Writes a new directory, whole or not at all; returns it,
-        as ``data.writing.Place.commit`` names it.
+        """Writes a new directory, whole or not at all; returns it, as
+        ``data.writing.Place.commit`` names it.
 
         Raises:
           ConfigError: the directory exists, or cannot be written.
           OSError: the disk is full.
         """
         about = {"steps": self.steps, "episodes": len(self.ends), "about": dict(self.about)}
-        known = self.columns
-        kinds = {name: kind for name, kind in self.kinds.items() if name in known}
-        return writing.write(path, known, kinds, self.interface, about)
+        arrays = self.columns
+        kinds = {name: kind for name, kind in self.kinds.items() if name in arrays}
+        return writing.write(path, arrays, kinds, self.interface, about)
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> Dataset:
@@ -542,8 +418,8 @@ class Dataset:
 
 
 def checked(data: Dataset, name: str = "the data set") -> Dataset:
-    """Returns a data set after checking that its arrays have the shapes,
-    dtypes and order that it promises.
+    """Returns a data set after checking that its arrays have the shapes, dtypes and order that it
+    promises.
 
     Raises:
       ConfigError: they do not.
@@ -558,11 +434,8 @@ def checked(data: Dataset, name: str = "the data set") -> Dataset:
     return data
 
 
-def _torn(torn: np.ndarray) -> str:
-    return (
-        f"{np.count_nonzero(torn)} of {len(torn)} rows are not followed by the row that next_obs names, "
-        "so episodes are pieces: returns, --best and estimates of this data set mean little"
-    )
+def _sliced(tree: PyTree, begin: int, end: int) -> PyTree:
+    return jax.tree.map(lambda x: x[begin:end], tree)
 
 
 def _problem_about(about: Mapping[str, Any]) -> str | None:
@@ -570,34 +443,32 @@ def _problem_about(about: Mapping[str, Any]) -> str | None:
         json.dumps(dict(about), allow_nan=False)
     except (TypeError, ValueError, RecursionError):
         return "what it is about is no dict in JSON"
-    for end in ("random", "expert"):
-        if not isinstance(x := about.get(end, 0.0), int | float) or not abs(x) <= MAX_RETURN:
+    for end in files.ENDS:
+        value = about.get(end, 0.0)
+        if not isinstance(value, int | float) or not abs(value) <= MAX_RETURN:
             return f"the return of its {end} policy is not a number"
-    wrong = [
-        name for name in ("behaviour", "settings") if not isinstance(about.get(name, {}), Mapping)
-    ]
-    if wrong:
-        return f"its {wrong[0]} is not a dict"
+    for name in ("behaviour", "settings"):
+        if not isinstance(about.get(name, {}), Mapping):
+            return f"its {name} is not a dict"
     return None
 
 
 def check_spaces(name: str, data: Dataset, observation: Space, action: Space) -> None:
-    """Checks that a data set has these spaces, of which the bounds of numbers may differ;
-    starts count.
+    """Checks that a data set has these spaces; only the bounds of numbers may differ.
 
     Raises:
       ConfigError: it has not.
     """
-    pairs = {
-        "observations": (data.observation_space, observation),
-        "actions": (data.action_space, action),
-    }
-    for role, (mine, wanted) in pairs.items():
-        own, other = (spaces.describe(space, starts=True) for space in (mine, wanted))
-        if own != other:
-            problem = f"{name} has the {role} {own}, and not {other}"
-            if isinstance(mine, Discrete | MultiDiscrete):
-                problem += (
-                    f"; if values never occur in the data, give {role[:-1]}_space= to the Dataset"
-                )
-            raise ConfigError(problem)
+    _check_space(name, "observation", data.observation_space, observation)
+    _check_space(name, "action", data.action_space, action)
+
+
+def _check_space(name: str, role: str, space: Space, needed: Space) -> None:
+    own = spaces.describe(space, starts=True)
+    other = spaces.describe(needed, starts=True)
+    if own == other:
+        return
+    remedy = ""
+    if isinstance(space, Discrete | MultiDiscrete):
+        remedy = f"; if values never occur in the data, give {role}_space= to the Dataset"
+    raise ConfigError(f"{name} has the {role}s {own}, and not {other}{remedy}")

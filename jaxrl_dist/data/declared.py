@@ -45,10 +45,71 @@ class Form(NamedTuple):
 
 
 OF_DATA = Form(None)
-UNUSED = (
-    "action 0 never occurs in the data set; if actions count from 1, give action_space=gymnasium.spaces.Discrete(n, "
-    "start=1)"
-)
+
+
+class Declaration(NamedTuple):
+    """What a user says of observations and actions."""
+
+    observation: Form = OF_DATA
+    action: Form = OF_DATA
+    mask: str | None = None
+    """The part of the observations that says which actions are legal; None: the one with the name
+    of a mask; empty: all actions are legal."""
+    both_sides: bool = False
+
+    def interface(self, obs: PyTree, action: PyTree) -> Interface:
+        """Returns the interface of arrays ``[L, ...]`` in the form that policies see.
+
+        Raises:
+          ConfigError: the mask cannot be one, or integers may mean several things.
+        """
+        if not isinstance(self.both_sides, bool):
+            raise ConfigError(f"both_sides is True or False, and not {self.both_sides!r:.80}")
+        observation = self.observation.space or columns.space_of(obs)
+        actions = self.action.space or columns.space_of(action, actions=True)
+        if self.mask is None:
+            mask = masks.part_of(observation, actions)
+        else:
+            mask = self.mask or None
+        tuples = [
+            *_tuples(self.observation.native, "observation"),
+            *_tuples(self.action.native, "action"),
+        ]
+        interface = Interface(observation, actions, mask, self.both_sides, tuple(tuples))
+        problem = interface.problem()
+        if problem is not None:
+            raise ConfigError(problem)
+        return interface
+
+    def warn_of_starts(self, actions: Sequence[PyTree]) -> None:
+        """Warns of actions that may count from 1, if nobody has declared their space.
+
+        Args:
+          actions: arrays of the steps that were played, such as those of each episode.
+        """
+        if self.action.space is not None:
+            return
+        parts = [part for action in actions for part in spaces.leaves(action).values()]
+        if all(part.dtype.kind in "iu" and part.ndim == 1 and part.min() > 0 for part in parts):
+            warnings.warn(
+                "action 0 never occurs in the data set; if actions count from 1, give "
+                "action_space=gymnasium.spaces.Discrete(n, start=1)",
+                ConfigWarning,
+                stacklevel=4,
+            )
+
+
+def declaration(
+    observation_space: object, action_space: object, mask: str | None, both_sides: bool
+) -> Declaration:
+    """Returns what the arguments of ``Dataset.from_arrays`` say.
+
+    Raises:
+      ConfigError: a space is none, or no policy reads it.
+    """
+    return Declaration(
+        form(observation_space, "observations"), form(action_space, "actions"), mask, both_sides
+    )
 
 
 def form(space: Any, role: str) -> Form:
@@ -73,19 +134,6 @@ def form(space: Any, role: str) -> Form:
     return Form(space_of(plain(space), "the data set", role), space)
 
 
-def warn_of_starts(taken: Form, actions: Sequence[PyTree]) -> None:
-    """Warns of actions that may count from 1, if nobody has declared their space.
-
-    Args:
-      actions: arrays of the steps that were played, such as those of each episode.
-    """
-    if taken.space is not None:
-        return
-    parts = [part for action in actions for part in spaces.leaves(action).values()]
-    if all(part.dtype.kind in "iu" and part.ndim == 1 and part.min() > 0 for part in parts):
-        warnings.warn(UNUSED, ConfigWarning, stacklevel=3)
-
-
 def _counted(space: Space, values: PyTree) -> PyTree:
     if isinstance(space, dict):
         return {name: _counted(part, values[name]) for name, part in space.items()}
@@ -94,42 +142,8 @@ def _counted(space: Space, values: PyTree) -> PyTree:
     return spaces.counted(space, np.asarray(values))
 
 
-def interface(
-    obs: PyTree,
-    action: PyTree,
-    seen: Form = OF_DATA,
-    taken: Form = OF_DATA,
-    *,
-    mask: str | None = None,
-    both_sides: object = False,
-) -> Interface:
-    """Returns the interface of arrays ``[L, ...]`` in the form that policies see.
-
-    Args:
-      seen: that of the observations.
-      taken: that of the actions.
-      mask: as for ``Dataset.from_arrays``, and ``both_sides`` too.
-
-    Raises:
-      ConfigError: the mask cannot be one, or integers may mean several things.
-    """
-    if not isinstance(both_sides, bool):
-        raise ConfigError(f"both_sides is True or False, and not {both_sides!r:.80}")
-    observation = seen.space or columns.space_of(obs)
-    actions = taken.space or columns.space_of(action, actions=True)
-    if mask is None:
-        mask = masks.part_of(observation, actions)
-    else:
-        mask = mask or None
-    forms = {"observation": seen.native, "action": taken.native}
-    paths = [
-        path
-        for role, native in forms.items()
-        if native is not None
-        for path in tuples_in(plain(native), role)
-    ]
-    found = Interface(observation, actions, mask, both_sides, tuple(paths))
-    problem = found.problem()
-    if problem is not None:
-        raise ConfigError(problem)
-    return found
+def _tuples(native: Any, role: str) -> list[str]:
+    """Returns the paths of the tuples in a space of Gymnasium; None has none."""
+    if native is None:
+        return []
+    return list(tuples_in(plain(native), role))

@@ -12,7 +12,7 @@ import math
 import os
 import pathlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -239,7 +239,7 @@ def _about(metadata: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def write(
     name: str,
-    episodes: list[Mapping[str, PyTree]],
+    episodes: Sequence[Mapping[str, PyTree]],
     interface: Interface,
     about: Mapping[str, Any],
     **options: Any,

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from jaxrl_dist import spaces
-from jaxrl_dist.checks import MAX_SIZE, MINARI, shown
+from jaxrl_dist.checks import MAX_SIZE, shown
+from jaxrl_dist.data import formats
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import directories, storage
 from jaxrl_dist.spaces import Box, Discrete, Interface, MultiDiscrete, Space
@@ -123,11 +124,16 @@ def identity(path: str | pathlib.Path) -> str:
 def _index(path: pathlib.Path) -> tuple[dict[str, Any], Interface]:
     """Returns the index of a directory, and the interface in it. Raises as ``read``."""
     if not (path / INDEX).is_file():
-        if any(part.startswith(MINARI) for part in path.parts):
-            way = f"`jaxrl-dist data {MINARI}NAME -o DIR` makes one of a data set of Minari"
-            raise ConfigError(f"{path} is not a directory: {way}")
-        text = f"it has no {INDEX}; `jaxrl-dist record RUN_DIR -o {path}` makes one"
-        raise ConfigError(f"{path} is not a data set: {text}")
+        prefix = next(filter(None, map(formats.prefix_of, path.parts)), None)
+        if prefix is not None:
+            raise ConfigError(
+                f"{path} is not a directory: `jaxrl-dist data {prefix}NAME -o DIR` makes one of a "
+                f"data set of {formats.FORMATS[prefix].title}"
+            )
+        raise ConfigError(
+            f"{path} is not a data set: it has no {INDEX}; "
+            f"`jaxrl-dist record RUN_DIR -o {path}` makes one"
+        )
     try:
         content = storage.read_json(path / INDEX)
         if content["format"] != FORMAT:

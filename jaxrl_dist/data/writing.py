@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from jaxrl_dist import spaces
-from jaxrl_dist.checks import MINARI, shown
-from jaxrl_dist.data import files
+from jaxrl_dist.checks import shown
+from jaxrl_dist.data import files, formats
 from jaxrl_dist.errors import ConfigError, FileWarning
 from jaxrl_dist.run import directories, locks, storage
 from jaxrl_dist.spaces import Interface, Space
@@ -29,12 +29,14 @@ def check_new(path: pathlib.Path) -> None:
     """Checks that a data set can get this name.
 
     Raises:
-      ConfigError: something has it, it is a name of Minari's,
-        or it lies in what is no writable directory.
+      ConfigError: something has it, it is a name of another format, or it does not lie in a
+        writable directory.
     """
-    if str(path).startswith(MINARI):
+    prefix = formats.prefix_of(str(path))
+    if prefix is not None:
         raise ConfigError(
-            f"{path} is not a directory: `jaxrl-dist data DIR -o {path}` makes one of Minari of it"
+            f"{path} is not a directory: `jaxrl-dist data DIR -o {path}` makes one of "
+            f"{formats.FORMATS[prefix].title} of it"
         )
     if path.name == ".." or "\0" in path.name:
         raise ConfigError(f"{str(path)!r} has no name for a new directory; add one")
