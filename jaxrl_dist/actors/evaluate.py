@@ -6,8 +6,7 @@ import contextlib
 import copy
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -57,52 +56,43 @@ class Evaluation(NamedTuple):
 
     def summary(self) -> dict[str, float | int]:
         """Returns the numbers stored in a run's summary, without means if there are no episodes."""
-        means = {}
+        summary: dict[str, float | int] = {"episodes": len(self.returns)}
         if len(self.returns):
-            means = {
-                "return_mean": float(self.returns.mean()),
-                "return_std": float(self.returns.std()),
-                "length_mean": float(self.lengths.mean()),
-            }
-        return {
-            "episodes": len(self.returns),
-            **means,
-            "cut": self.cut,
-            **({"sampled": True} if self.sampled else {}),
-            **{
-                f"info/{x}": float(y[known].mean())
-                for x, y in self.info.items()
-                if (known := ~np.isnan(y)).any()
-            },
-            **{
-                f"{policy}/{x}": y
-                for policy in self.policies
-                for x, y in self.policies[policy].summary().items()
-            },
-        }
+            summary["return_mean"] = float(self.returns.mean())
+            summary["return_std"] = float(self.returns.std())
+            summary["length_mean"] = float(self.lengths.mean())
+        summary["cut"] = self.cut
+        if self.sampled:
+            summary["sampled"] = True
+        for metric, values in self.info.items():
+            reported = values[~np.isnan(values)]
+            if len(reported):
+                summary[f"info/{metric}"] = float(reported.mean())
+        for policy, evaluation in self.policies.items():
+            for name, value in evaluation.summary().items():
+                summary[f"{policy}/{name}"] = value
+        return summary
 
 
 def check_samples(algorithm: Algorithms) -> None:
     """Checks that an evaluation can sample actions.
 
     Raises:
-      ConfigError: training perturbs the parameters, not the actions; with several policies,
-        in all of them.
+      ConfigError: all policies explore by perturbed parameters.
     """
     if all(policy.behaviour is not None for policy in algorithm.values()):
         raise ConfigError(
-            "--evaluation-policy sampled does nothing here: this run explores by perturbed parameters, and draws no "
-            "actions; --evaluation-policy greedy works"
+            "--evaluation-policy sampled does nothing here, because this run explores by perturbed "
+            "parameters and draws no actions; use --evaluation-policy greedy"
         )
 
 
 class Evaluator:
-    """Plays episodes on one device: the same ones each time,
-    with programs compiled on the first call.
+    """Plays the same episodes each time, on one device, with programs compiled on the first call.
 
     Each environment plays a number of episodes fixed in advance: counting the first ones to finish
-    would favour short episodes. Atari games are played in full, for their unclipped score.
-    Environments that are pure functions are played by one program, unless ``watch`` is given.
+    would favour short episodes. Atari games are played in full, for their unclipped score. One
+    program plays environments that are pure functions, unless ``watch`` is given.
     """
 
     def __init__(
@@ -125,8 +115,8 @@ class Evaluator:
             greedy policy that walks in circles may never end it. An agent that waits longer for an
             episode, such as one that never joins, plays one fewer. None: ``MAX_EPISODE_STEPS``, or
             the environment's time limit if longer.
-          num_envs: number of environments in training. On the host, evaluation makes no more than
-            that, because more may not fit into memory. With fewer environments than episodes, each
+          num_envs: number of environments in training. On the host, evaluation makes at most as
+            many, because more may not fit into memory. With fewer environments than episodes, each
             plays several in turn; which episodes they play depends on this number.
           variant: returns the algorithm with other hyperparameters (traced scalars),
             for ``of_member``.
@@ -142,10 +132,7 @@ class Evaluator:
         self._source = source
         self._episodes = episodes
         # pure environments take little memory
-        if source.is_pure:
-            most = MAX_ENVS
-        else:
-            most = min(num_envs, MAX_ENVS)
+        most = MAX_ENVS if source.is_pure else min(num_envs, MAX_ENVS)
         agents = source.spec.num_agents
         self._num_envs = -(-min(episodes, most * agents) // agents) * agents
         self._max_steps = max_steps or max(MAX_EPISODE_STEPS, source.spec.max_episode_steps or 0)
@@ -154,57 +141,11 @@ class Evaluator:
         self._hyper = dict[str, float]()
         self._sampled = sampled
         variant = variant or (lambda hyper: algorithm)
-
-        @jax.jit
-        def act(
-            hyper: Any,
-            variables: Variables,
-            obs: PyTree,
-            core: PyTree,
-            stacks: PyTree,
-            key: jax.Array,
-            *now: PyTree,
-        ) -> tuple[PyTree, ...]:
-            step, env_state = now
-            env_step = jnp.float32(END_OF_SCHEDULES if sampled else 0)
-
-            def act_one(algorithm: Algorithm, *arguments: PyTree) -> tuple[PyTree, ...]:
-                variables, obs, core, stacks, key, index = arguments
-                stacks, obs = frames.push(stacks, obs)
-                # A policy that does not train may have no best action.
-                drawn = sampled or not algorithm.trains
-                if drawn:
-                    keys = rng.per_index(jax.random.fold_in(key, step), index)
-                else:
-                    keys = None
-                action, core, _ = algorithm.policy(
-                    variables, obs, core, Context(keys, env_step, simulator=simulator)
-                )
-                return action, core, stacks
-
-            algorithm = variant(hyper)
-            rows = jnp.arange(self._num_envs, dtype=jnp.int32)
-            simulator = steps.simulator(algorithm, source.pure, env_state)
-            keys = steps.keys_of(algorithm, key)
-            index = steps.indices(algorithm, source.spec, rows)
-            return over_policies(act_one, 3)(algorithm, variables, obs, core, stacks, keys, index)
-
-        @jax.jit
-        def update_core(
-            hyper: Any, core: PyTree, start: PyTree, stacks: PyTree, action: PyTree, step: PyTree
-        ) -> PyTree:
-            def with_stacks(stacks: PyTree, step: Timestep) -> Timestep:
-                # stacks are discarded: ``act`` pushes this frame itself
-                _, obs = frames.push(stacks, step.obs)
-                return step._replace(obs=obs)
-
-            step = over_policies(with_stacks)(stacks, step)
-            return over_policies(steps.after_step)(variant(hyper), core, start, action, step)
-
-        self._act, self._update_core = act, update_core
+        self._act = _compile_acting(variant, source, self._num_envs, sampled=sampled)
+        self._update_core = _compile_core(variant)
         if source.pure is not None and episodes:
             self._begin, self._play_on = played.programs(
-                source.pure, self._quota, self._max_steps, act, update_core
+                source.pure, self._quota, self._max_steps, self._act, self._update_core
             )
 
     def of_member(
@@ -232,11 +173,11 @@ class Evaluator:
         """Episodes that each row plays, ``[B]``, as in ``Episodes``.
 
         With several policies, all agents of an environment play the same number, so that each
-        policy plays whole games; also with metrics of the info: some are those of the environment's
-        whole episode.
+        policy plays whole games. They also do with metrics of the info, because some of these are
+        about the whole episode of the environment.
         """
         spec = self._source.spec
-        (common, extra) = divmod(self._episodes, self._num_envs)
+        common, extra = divmod(self._episodes, self._num_envs)
         if not (spec.policies or spec.info_metrics):
             return common + (np.arange(self._num_envs) < extra)
         # of environments
@@ -271,14 +212,26 @@ class Evaluator:
           EnvError: an environment's own code failed.
           TimeoutError: an environment has not answered in time.
         """
-        spec, num_envs, quota = self._source.spec, self._num_envs, self._quota
-        put = partial(jax.device_put, device=jax.local_devices()[0])
-        variables, start = put(
-            (variables, steps.initial_core(self._algorithm, spec, EnvSlice.all(num_envs)))
-        )
+        everything = EnvSlice.all(self._num_envs)
+        start = steps.initial_core(self._algorithm, self._source.spec, everything)
+        variables, start = _put((variables, start))
         if self._source.pure is not None and watch is None:
             return self._play_compiled(variables, start, progress, stop)
-        stacks = put(steps.blank_stacks(spec, num_envs))
+        return self._play_on_host(variables, start, progress, stop, watch)
+
+    def _play_on_host(
+        self,
+        variables: Variables,
+        start: PyTree,
+        progress: Callable[[int], None],
+        stop: Callable[[], bool],
+        watch: Callable[[DrawnEnv, np.ndarray], None] | None,
+    ) -> Evaluation | None:
+        """Plays step by step; as ``play``."""
+        spec = self._source.spec
+        num_envs = self._num_envs
+        quota = self._quota
+        stacks = _put(steps.blank_stacks(spec, num_envs))
         episodes = Episodes.none(np, quota, spec.info_metrics)
         number = 0
         key = rng.stream(self._seed, rng.Stream.ACT)
@@ -293,19 +246,20 @@ class Evaluator:
             while (episodes.done < quota).any():
                 if stop():
                     return None
-                now = (
-                    put(obs),
+                action, core, stacks = self._act(
+                    self._hyper,
+                    variables,
+                    _put(obs),
                     core,
                     stacks,
                     key,
                     np.uint32(number),
                     steps.searched(self._algorithm, env),
                 )
-                action, core, stacks = self._act(self._hyper, variables, *now)
                 number += 1
                 step, ended = map(spec.keyed, env.step(spec.bare(jax.tree.map(np.asarray, action))))
                 if jax.tree.leaves(start):
-                    core = self._update_core(self._hyper, core, start, stacks, action, put(step))
+                    core = self._update_core(self._hyper, core, start, stacks, action, _put(step))
                 if watch is not None:
                     watch(env, np.flatnonzero(episodes.done == 0))
                 obs, step, ended = steps.in_rows(spec, step, ended)
@@ -316,7 +270,7 @@ class Evaluator:
         return self._evaluation(episodes)
 
     def _evaluation(self, episodes: Episodes) -> Evaluation:
-        """Returns the evaluation of all rows, with that of each of several policies."""
+        """Returns the evaluation of all rows, and of each of several policies."""
         returns, lengths, cut, info = jax.device_get(
             (episodes.returns, episodes.lengths, episodes.cut, episodes.info)
         )
@@ -331,7 +285,8 @@ class Evaluator:
             )
 
         sampled = {
-            policy: self._sampled or not made.trains for policy, made in self._algorithm.items()
+            policy: self._sampled or not algorithm.trains
+            for policy, algorithm in self._algorithm.items()
         }
         slices = steps.row_slices(self._source.spec, self._num_envs)
         parts = {
@@ -346,7 +301,7 @@ class Evaluator:
         progress: Callable[[int], None],
         stop: Callable[[], bool],
     ) -> Evaluation | None:
-        """Plays in one program, some steps per dispatch; as ``play``."""
+        """Plays some steps per dispatch of one program; as ``play``."""
         state: Played = self._begin(rng.stream(self._seed, rng.Stream.ENV), start)
         num_steps = _FIRST_STEPS
         done = 0
@@ -370,9 +325,83 @@ class Evaluator:
         return self._evaluation(state.episodes)
 
 
+def _put(tree: PyTree) -> PyTree:
+    return jax.device_put(tree, jax.local_devices()[0])
+
+
+def _compile_acting(
+    variant: Callable[[Mapping[str, Array]], Algorithms],
+    source: EnvSource,
+    num_envs: int,
+    *,
+    sampled: bool,
+) -> Callable[..., tuple[PyTree, PyTree, PyTree]]:
+    """``(hyper, variables, obs, core, stacks, key, step, env_state) -> (action, core, stacks)``."""
+
+    @jax.jit
+    def act(
+        hyper: Mapping[str, Array],
+        variables: Variables,
+        obs: PyTree,
+        core: PyTree,
+        stacks: PyTree,
+        key: jax.Array,
+        step: jax.Array,
+        env_state: PyTree,
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        env_step = jnp.float32(END_OF_SCHEDULES if sampled else 0)
+
+        def of_policy(algorithm: Algorithm, *arguments: PyTree) -> tuple[PyTree, PyTree, PyTree]:
+            variables, obs, core, stacks, key, index = arguments
+            stacks, obs = frames.push(stacks, obs)
+            keys = None
+            # A policy that does not train may have no best action.
+            if sampled or not algorithm.trains:
+                keys = rng.per_index(jax.random.fold_in(key, step), index)
+            context = Context(keys, env_step, simulator=simulator)
+            action, core, _ = algorithm.policy(variables, obs, core, context)
+            return action, core, stacks
+
+        algorithm = variant(hyper)
+        rows = jnp.arange(num_envs, dtype=jnp.int32)
+        simulator = steps.simulator(algorithm, source.pure, env_state)
+        keys = steps.keys_of(algorithm, key)
+        index = steps.indices(algorithm, source.spec, rows)
+        return over_policies(of_policy, 3)(algorithm, variables, obs, core, stacks, keys, index)
+
+    return act
+
+
+def _compile_core(
+    variant: Callable[[Mapping[str, Array]], Algorithms],
+) -> Callable[..., PyTree]:
+    """``(hyper, core, start, stacks, action, step) -> core`` for the next observation."""
+
+    def with_stacks(stacks: PyTree, step: Timestep) -> Timestep:
+        # The stacks are discarded: acting pushes this frame itself.
+        _, obs = frames.push(stacks, step.obs)
+        return step._replace(obs=obs)
+
+    @jax.jit
+    def update_core(
+        hyper: Mapping[str, Array],
+        core: PyTree,
+        start: PyTree,
+        stacks: PyTree,
+        action: PyTree,
+        step: PyTree,
+    ) -> PyTree:
+        step = over_policies(with_stacks)(stacks, step)
+        return over_policies(steps.after_step)(variant(hyper), core, start, action, step)
+
+    return update_core
+
+
 def evaluation_seed(seed: int, *, fresh: bool = False) -> int:
-    """Returns the seed of the evaluation's environments, for a run's seed;
-    ``fresh`` as for ``of_member``.
+    """Returns the seed of an evaluation's environments for a run's seed.
+
+    Args:
+      fresh: as for ``Evaluator.of_member``.
     """
     stream = rng.Stream.CONFIRM if fresh else rng.Stream.EVALUATE
     return int(jax.random.bits(rng.stream(seed, stream))) & 0x7FFFFFFF

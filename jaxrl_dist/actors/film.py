@@ -22,13 +22,13 @@ def film(
     progress: Callable[[int], None] = lambda done: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> tuple[Evaluation, list[Any]] | None:
-    """Plays the episodes of an evaluator of ``num_envs`` environments;
-    the arguments and errors are those of ``play``.
+    """Plays the episodes of an evaluator of ``num_envs`` environments.
+
+    The other arguments and the errors are those of ``Evaluator.play``.
 
     Returns:
-      The evaluation, and the pictures (of Pillow) of all environments,
-      one environment after the other; None if it was
-      stopped.
+      The evaluation, and the pictures (of Pillow) of all environments, one environment after the
+      other; None if the evaluation was stopped.
     """
     pictures: list[list[Any]] = [[] for _ in range(num_envs)]
 
@@ -46,9 +46,7 @@ def film(
 
 
 def picture(env: DrawnEnv, index: int) -> Any:
-    """Returns the picture (of Pillow) of an environment;
-    the argument and the errors are those of ``env.render``.
-    """
+    """Returns the picture (of Pillow) of an environment; raises what ``env.render`` raises."""
     from PIL import Image
 
     # A palette per picture cuts it to a third of the memory.
@@ -56,10 +54,10 @@ def picture(env: DrawnEnv, index: int) -> Any:
 
 
 def speed(spec: EnvSpec, otherwise: float = 30) -> float:
-    """Returns the frames per second of a film: those of the environment,
-    but no more than players of GIF show.
+    """Returns the frames per second of a film: the environment's, but at most ``MAX_FPS``.
 
-    ``otherwise``: those where the environment does not say.
+    Args:
+      otherwise: for environments that do not name any.
     """
     return min(spec.fps or otherwise, MAX_FPS)
 
@@ -69,8 +67,7 @@ MAX_FPS = 50
 
 
 def write_gif(pictures: Sequence[Any], file: pathlib.Path | IO[bytes], fps: float) -> None:
-    """Writes pictures as an animated GIF; ``fps`` is
-    rounded to what GIF's hundredths of a second allow.
+    """Writes pictures as an animated GIF, which rounds the time of a picture to 0.01 s.
 
     Raises:
       OSError: the file cannot be written.

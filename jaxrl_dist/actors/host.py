@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,9 +32,9 @@ class HostActor:
     """Fills rollouts on the mesh from environments on the host.
 
     The host sends each observation to the devices once. One call on the devices stacks its frames,
-    stores it and chooses the action; only the action is sent back. Everything that belongs to a
+    stores it and chooses the action; only the action comes back. Everything that belongs to a
     policy, such as rollouts and statistics, is in a dict keyed by policy, and one call acts with
-    all of them.
+    all policies.
     """
 
     def __init__(
@@ -52,11 +51,11 @@ class HostActor:
         """Resets the environments.
 
         Args:
-          programs: from ``compile_acting`` with the same algorithm, mesh and length;
-            for members, ``compile_members``.
+          programs: from ``compile_acting`` with the same algorithm, mesh and length; with
+            ``members``, from ``compile_members``.
           share: the actor's part of the run's environments; None: all of them.
           members: the algorithms of a population's members. The environments of the first member
-            come first; all arrays except the environments' get a leading axis of members.
+            come first; all arrays except the environments' have a leading axis of members.
         """
         self.stages = stages or Stages()
         self._env = env
@@ -71,18 +70,17 @@ class HostActor:
         self._outcome = {
             name: np.zeros((4, part.stop - part.start), np.float32) for name, part in rows.items()
         }
-        self._rows: Any = None  # the environments' rows of the remaining members; None: all
+        self._rows: dict[str, np.ndarray] | None = None
+        """The environments' rows of the remaining members, by policy; None: all."""
         self._first = np.int32(share.first)
         self._steps = 0
         self._warned = False
-        cores = [initial_core(member, env.spec, share) for member in members or [algorithm]]
         if members:
+            cores = [initial_core(member, env.spec, share) for member in members]
             core = jax.tree.map(lambda *x: jnp.stack(x), *cores)
-        else:
-            core = cores[0]
-        if members:
             spec = meshes.of_members(meshes.BATCH)
         else:
+            core = initial_core(algorithm, env.spec, share)
             spec = meshes.BATCH
         self._initial_core = meshes.put(core, mesh, spec)
         self._core = meshes.put(jax.tree.map(jnp.copy, core), mesh, spec)
@@ -90,8 +88,8 @@ class HostActor:
         self.stages.mark("start")
 
     def _parted(self, tree: PyTree, axis: int = 0) -> PyTree:
-        """Divides an axis of environments into members and the environments of each,
-        if there are members.
+        """Divides an axis of environments into two, of members and their environments, if there are
+        members.
         """
         if not self._lead:
             return tree
@@ -108,9 +106,8 @@ class HostActor:
           member_inputs: further arguments of members' programs; see ``compile_members``.
 
         Returns:
-          The rollout on the mesh, the statistics of the episodes that ended in it,
-          and its env steps and agent steps,
-          ``[2]``; for members, statistics ``[M]`` and steps ``[M, 2]``.
+          The rollout on the mesh, the statistics of the episodes that ended in it, and its env
+          steps and agent steps, ``[2]``; for members, statistics ``[M]`` and steps ``[M, 2]``.
         """
         self.stages.mark("other")
         buffer, params, self._core = self._programs.allocate(
@@ -125,17 +122,19 @@ class HostActor:
         episodes = list[EpisodeStats]()
         valid = list[PyTree]()
         for t in range(self._length):
-            state = (
+            buffer, self._core, self._stacks, action = self._programs.act(
+                np.int32(t),
+                self._first,
+                *member_inputs,
+                variables,
                 params,
                 buffer,
                 self._core,
                 self._stacks,
                 self._initial_core,
                 *self._env_inputs(),
-            )
-            arguments = *member_inputs, variables, *state, iteration, env_step
-            buffer, self._core, self._stacks, action = self._programs.act(
-                np.int32(t), self._first, *arguments
+                iteration,
+                env_step,
             )
             action = jax.tree.map(np.asarray, action)
             self.stages.mark("acting")
@@ -157,9 +156,8 @@ class HostActor:
             self._obs = self._of_rows(self._env.spec.keyed(self._env.reset()))
             self.stages.mark("env")
         ended = EpisodeStats.stack(episodes)
-        steps = count_steps(self._env.spec, jax.tree.map(lambda *x: np.stack(x), *valid)).sum(
-            axis=0
-        )
+        stacked = jax.tree.map(lambda *x: np.stack(x), *valid)
+        steps = count_steps(self._env.spec, stacked).sum(axis=0)
         if not self._lead:
             return rollout, over_policies(EpisodeStats.merge)(ended), steps
         in_rows = jax.tree.map(
@@ -168,7 +166,7 @@ class HostActor:
         return rollout, over_policies(lambda episodes: episodes.merge(1))(in_rows), steps
 
     def _env_inputs(self) -> tuple[PyTree, PyTree]:
-        """The programs' inputs from the environments: ``obs`` and ``outcome``."""
+        """Returns the programs' inputs from the environments: ``obs`` and ``outcome``."""
         outcome = self._parted(self._outcome, 1)
         if self._lead:
             outcome = jax.tree.map(lambda x: np.moveaxis(x, 1, 0), outcome)
@@ -188,20 +186,31 @@ class HostActor:
         return self._of_rows(step), self._of_rows(ended)
 
     def _warn_of_masks(self, step: PyTree) -> None:
-        """Warns once of an action mask that allows nothing while the episode goes on."""
-        for name, rows in step.items() if not self._warned else ():
-            part = self._env.spec.by_policy[name]
-            if (row := masks.without_choice(part, rows)) is not None:
-                env, agent = divmod(row, part.num_agents)
-                if self._env.spec.num_agents > 1:
-                    of = f", agent {agent}{f' of policy {name}' if name else ''}"
-                else:
-                    of = ""
-                text = f"environment {self._first + env} at step {self._steps}{of}: the action mask allows no action"
-                text = f"{label_of(self._env.spec)}: {text}, though the episode goes on; all count as legal then"
-                warnings.warn(text, EnvWarning, stacklevel=2)
+        """Warns once of an action mask that allows no action while the episode continues."""
+        if self._warned:
+            return
+        for policy, rows in step.items():
+            row = masks.without_choice(self._env.spec.by_policy[policy], rows)
+            if row is not None:
+                warnings.warn(
+                    f"{label_of(self._env.spec)}: {self._place(policy, row)}: the action mask allows "
+                    "no action, though the episode continues; all actions count as legal",
+                    EnvWarning,
+                    stacklevel=2,
+                )
                 self._warned = True
                 return
+
+    def _place(self, policy: str, row: int) -> str:
+        """Names the environment, the step and the agent of one of a policy's rows."""
+        spec = self._env.spec
+        env, agent = divmod(row, spec.by_policy[policy].num_agents)
+        place = f"environment {self._first + env} at step {self._steps}"
+        if spec.num_agents > 1:
+            place += f", agent {agent}"
+            if policy:
+                place += f" of policy {policy}"
+        return place
 
     def _of_rows(self, tree: PyTree) -> PyTree:
         if self._rows is None:
@@ -209,8 +218,8 @@ class HostActor:
         return over_policies(_rows_of)(self._rows, tree)
 
     def keep(self, index: np.ndarray, programs: Programs) -> None:
-        """Keeps the members ``index``. The environments of the
-        others repeat their last actions and are ignored.
+        """Keeps the members ``index``; the environments of the others repeat their last actions and
+        are ignored.
         """
 
         def left(outcome: np.ndarray) -> np.ndarray:
@@ -223,7 +232,7 @@ class HostActor:
             self._rows = rows
         else:
             self._rows = over_policies(_rows_of)(rows, self._rows)
-        self._action = jax.tree.map(np.array, self._action)  # which may be read-only
+        self._action = jax.tree.map(np.array, self._action)  # it may be read-only
         self._lead = (len(index),)
         self._programs = programs
         arrays = self._initial_core, self._core, self._stacks

@@ -16,10 +16,10 @@ from jaxrl_dist.types import Array, EpisodeStats, PyTree, Timestep, Variables
 
 
 class Episodes(NamedTuple):
-    """Episodes that ``B`` rows have played, at most ``E`` each, and those under way;
-    of numpy in 64 bits, of JAX in 32.
+    """Episodes that ``B`` rows have played, at most ``E`` for each row, and those under way.
 
-    Rows are agents, and those of the policies follow each other as in ``find_fault``.
+    Arrays of numpy have 64 bits, and arrays of JAX 32. Rows are agents, in the order of
+    ``find_fault``.
     """
 
     done: Array
@@ -33,10 +33,9 @@ class Episodes(NamedTuple):
     running: Array
     """[3, B] float, return, length and steps of waiting of the episodes under way."""
     rest: Array
-    """[B] bool, whether the episode under way is the rest of one that was cut,
-    and counts for nothing."""
+    """[B] bool, whether the episode under way is the rest of a cut one, which does not count."""
     cut: Array
-    """[B] int."""
+    """[B] int, number of cut episodes."""
 
     @classmethod
     def none(cls, xp: Any, quota: np.ndarray, metrics: Sequence[str]) -> Episodes:
@@ -54,7 +53,7 @@ class Episodes(NamedTuple):
     def after(
         self, step: Timestep, ended: EpisodeStats, quota: np.ndarray, max_steps: int
     ) -> Episodes:
-        """Returns the state after a step of all rows; arrays of numpy are written into.
+        """Returns the state after a step of all rows; writes into arrays of numpy.
 
         An episode is cut after ``max_steps``, and the environment plays it to its end. If the rest
         is as long again, it counts as another episode: a policy may never end one.
@@ -71,19 +70,17 @@ class Episodes(NamedTuple):
         done = self.done + new
 
         def put(stored: Any, values: Any, known: Any = new) -> Any:
-            """Writes the values of the newest episodes into their places, where they are
-            ``known``.
-            """
+            """Writes the values of the newest episodes where they are ``known``."""
             if xp is np:
                 stored[rows[known], done[known] - 1] = values[known]
                 return stored
-            # out of range, and dropped, if it is not
+            # Where they are not known, the place is out of range, and JAX drops the value.
             place = xp.where(known, done - 1, stored.shape[1])
             return stored.at[rows, place].set(values.astype(stored.dtype), mode="drop")
 
         def put_info(stored: Any, total: Any, count: Any) -> Any:
-            """Writes what an environment reports at its end,
-            also for agents whose episodes have ended before.
+            """Writes what an environment reports at its end, also if the agent's episode ended
+            earlier.
             """
             late = ~over & (done > 0) & xp.isnan(stored[rows, done - 1])
             return put(stored, total / xp.maximum(count, 1), (count > 0) & (new | late))

@@ -106,7 +106,7 @@ class DevicePopulation(Population):
         """Returns the arguments with which ``program`` runs ``count`` iterations;
         it donates the first two.
         """
-        limit = self._placed("count", np.int32(count), meshes.REPLICATED)
+        limit = self._put_small("count", np.int32(count), meshes.REPLICATED)
         return (
             self._state,
             self._actor,
@@ -160,7 +160,7 @@ class DevicePopulation(Population):
         self._read = None
         if read is None:
             return super()._numbers()
-        return self._sums(read.since), read.counts
+        return ReportNumbers(self._sums(read.since), read.counts)
 
     def _sums(self, since: IntervalSums | None = None) -> Sequence[IntervalSums]:
         since = arrays.fetch(self._since) if since is None else since

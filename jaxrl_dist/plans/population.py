@@ -1,6 +1,4 @@
-"""Runs that advance together, as ``on_device`` and ``synchronous`` train them;
-a single run is a population of one.
-"""
+"""Runs that advance together under ``on_device`` and ``synchronous``, or a single run."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import abc
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -26,18 +24,22 @@ from jaxrl_dist.plans.window import Window
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Checkpoint, Report, TrainState
 
-ReportNumbers = tuple[Sequence[IntervalSums], Counts]
-"""What the members' reports need: the sums of each row since the last report, and the rows'
-counts."""
+
+class ReportNumbers(NamedTuple):
+    """The numbers of the reports, for each row of the program's arrays."""
+
+    since: Sequence[IntervalSums]
+    """The sums since the last report."""
+    counts: Counts
+    """[M]."""
 
 
 class Population(abc.ABC):
     """Runs that differ only in seed and ``hyper``, called members, in the same programs.
 
-    Every array of the programs has a leading axis of members. A member learns the same as a single
-    run, up to rounding. Once it is done, further results for it are ignored. Each plan's subclass
-    defines how members advance. The members' ``jobs`` have the hyperparameters that selections have
-    given them.
+    Every array of the programs has a leading axis of members, one row for each. A member learns the
+    same as a single run, up to rounding. Results for members that are done are ignored. Each plan's
+    subclass defines how members advance. Selections change the hyperparameters in ``jobs``.
     """
 
     _state: TrainState
@@ -67,27 +69,31 @@ class Population(abc.ABC):
           average_every: iterations after which the members' networks become their mean;
             None: never.
         """
-        self._names = range(len(jobs)) if numbers is None else numbers
+        members = range(len(jobs))
+        self._member_numbers = members if numbers is None else numbers
         self.jobs = list(jobs)
         self._selection = selection
         self._average_every = average_every
-        self._rows = list(range(len(jobs)))  # the members of the program's arrays
-        # whose parameters each member has since its last report
-        self._parents = list(range(len(jobs)))
-        if selection is None:
-            most = None
-        else:
-            most = selection.interval // jobs[0].iterations_per_report
-        self._windows = [Window(job, most) for job in jobs]
+        self._rows = list(members)
+        """The members of the program's rows."""
+        self._parents = list(members)
+        """The member whose parameters each member has since its last report."""
+        reports_per_selection = None
+        if selection is not None:
+            reports_per_selection = selection.interval // jobs[0].iterations_per_report
+        self._windows = [Window(job, reports_per_selection) for job in jobs]
         self.halved: set[int] = set()
         """The members that a selection has ended."""
         self._due: dict[int, Report] = {}
-        # of members that are done, and whose reports wait while others advance
+        """The reports that have not been taken."""
         self._held: dict[int, Checkpoint] = {}
-        self._small: dict[str, tuple[Any, jax.Array]] = {}
-        trained = range(len(jobs)) if training is None else training
-        self._ended = [at for at in trained if jobs[at].ended_by(jobs[at].step, jobs[at].score)]
-        self._done = [at not in trained or at in self._ended for at in range(len(jobs))]
+        """The checkpoints of reports that wait while other members advance."""
+        self._placed: dict[str, tuple[Any, jax.Array]] = {}
+        """Small values, and their arrays on the mesh."""
+        trained = members if training is None else training
+        self._ended = [x for x in trained if jobs[x].ended_by(jobs[x].step, jobs[x].score)]
+        """The members that an earlier session has ended."""
+        self._done = [x not in trained or x in self._ended for x in members]
         self._started = False
         self.error: BaseException | None = None
         """Ends all members that are not done: each raises it instead of advancing,
@@ -99,12 +105,12 @@ class Population(abc.ABC):
         The members advance together: the caller takes the next report of every member before it
         takes a second one of any. The variables of members that are done stay valid.
         """
-        # which a selection may have changed
-        self.jobs[member] = job._replace(hyper=self.jobs[member].hyper)
+        hyper = self.jobs[member].hyper  # a selection may have changed it
+        self.jobs[member] = job._replace(hyper=hyper)
         if not self._started:
             self._check()
             self._start()
-        job.publish_latest(lambda: self._now(member, self._numbers()))
+        job.publish_latest(lambda: self._make_report(member, self._numbers()))
         try:
             while not self._done[member] or member in self._due:
                 while member not in self._due:
@@ -122,7 +128,8 @@ class Population(abc.ABC):
     def _start(self) -> None:
         jobs = self.jobs
         self._clocks = [
-            Clock(job.progress, partial(self._excluded_seconds, at)) for at, job in enumerate(jobs)
+            Clock(job.progress, partial(self._excluded_seconds, member))
+            for member, job in enumerate(jobs)
         ]
         self._put_inputs()
         self._steps = np.array([job.steps for job in jobs])
@@ -131,10 +138,10 @@ class Population(abc.ABC):
             IntervalSums.of(jobs[member].progress, jobs[member].algorithm)
             for member in self._running()
         ]
-        self._iterations = max((int(x.iterations) for x in since), default=0)
+        self._iterations = max((int(sums.iterations) for sums in since), default=0)
         self._begin()
-        if self._ended:  # before this session, but their reports have not been taken
-            self._offer(self._ended, self._numbers())
+        if self._ended:  # their last reports have not been taken
+            self._make_reports(self._ended, self._numbers())
         self._started = True
 
     def _ready(self, *programs: meshes.Program) -> None:
@@ -163,38 +170,35 @@ class Population(abc.ABC):
         return tree
 
     def _running_mask(self) -> jax.Array:
-        """Returns which members of the programs are not done, ``[M]`` bool on the mesh."""
-        return self._placed(
-            "running", [not self._done[member] for member in self._rows], initial.MEMBERS
-        )
+        """Returns which rows' members are not done, ``[M]`` bool on the mesh."""
+        running = [not self._done[member] for member in self._rows]
+        return self._put_small("running", running, initial.MEMBERS)
 
-    def _placed(self, name: str, value: Any, spec: PartitionSpec) -> jax.Array:
-        """Returns a small value on the mesh, placed only when it has changed:
-        placing takes as long as a dispatch.
+    def _put_small(self, name: str, value: Any, spec: PartitionSpec) -> jax.Array:
+        """Returns a small value on the mesh, placed only when it has changed: placing takes as long
+        as a dispatch.
         """
-        if name not in self._small or self._small[name][0] != value:
-            self._small[name] = value, meshes.put(np.asarray(value), self.jobs[0].mesh, spec)
-        return self._small[name][1]
+        if name not in self._placed or self._placed[name][0] != value:
+            self._placed[name] = value, meshes.put(np.asarray(value), self.jobs[0].mesh, spec)
+        return self._placed[name][1]
 
     def _advance(self) -> None:
         """Runs some iterations, and makes the reports that are due after them."""
         running = self._running()
         assert not any(member in self._due for member in running), "a report has not been taken"
-        self._hold()
+        self._hold_checkpoints()
         if self._iterations == 0 and self.halved.intersection(self._rows):
             self._shrink()  # not before the reports have been taken
         count = self._iterate(running)
         self._iterations += count
-        for member in running:  # of the plans that do not act, where an iteration is an update
-            self._updates[member] += count
+        for member in running:
+            self._updates[member] += count  # read only if the plan does not act
         self._report(running)
 
-    def _hold(self) -> None:
-        """Copies what the checkpoints of waiting reports need,
-        until these have been taken and saved.
-        """
+    def _hold_checkpoints(self) -> None:
+        """Copies the checkpoints of waiting reports, until these have been taken and saved."""
         for member, due in self._due.items():
-            # else nothing saves a replay memory
+            # without a directory nothing saves a replay memory
             if self.jobs[member].config.run_dir and member not in self._held:
                 self._held[member] = due.checkpoint()
                 self._due[member] = dataclasses.replace(
@@ -202,12 +206,13 @@ class Population(abc.ABC):
                 )
 
     def _count(self, steps: np.ndarray) -> None:
-        """Adds the env steps and agent steps of each row, ``[M, 2]``, to those of its member."""
+        """Adds the env steps and agent steps of each row, ``[M, 2]``, to its member's."""
         for row, member in enumerate(self._rows):
-            self._steps[member] += 0 if self._done[member] else steps[row]
+            if not self._done[member]:
+                self._steps[member] += steps[row]
 
     def _step(self, member: int) -> int:
-        """Returns what the member's clock says."""
+        """Returns what the member's clock says: env steps, or updates if the plan does not act."""
         if self.jobs[member].acts:
             return int(self._steps[member, 0])
         return self._updates[member]
@@ -218,45 +223,41 @@ class Population(abc.ABC):
         numbers = None
         if interval_over:
             numbers = self._numbers()
-            self._score(running, numbers[0])
+            for member in running:
+                row = self._rows.index(member)
+                self._windows[member].add(numbers.since[row].episodes)
         ended = [x for x in running if self.jobs[x].ended_by(self._step(x), self._windows[x].score)]
         stopped = self._stopped(running)
         due = running if interval_over else sorted({*ended, *stopped})
         if not due:
             return
         self._end(ended)
-        since, counts = numbers or self._numbers()
+        numbers = numbers or self._numbers()
         if interval_over:
-            counts = self._select(counts)  # also among those that stop: a resume goes on after it
+            # Also among members that stop, because they resume after the selection.
+            numbers = numbers._replace(counts=self._select(numbers.counts))
         self._end(stopped)
-        self._offer(due, (since, counts))
+        self._make_reports(due, numbers)
         self._parents = list(range(len(self.jobs)))
         if interval_over:
             self._restart()
             self._iterations = 0
 
-    def _offer(self, members: Iterable[int], numbers: ReportNumbers) -> None:
-        """Makes reports. The variables of members that are done stay valid while others advance."""
+    def _make_reports(self, members: Iterable[int], numbers: ReportNumbers) -> None:
+        """The variables of members that are done stay valid while others advance."""
         for member in members:
-            self._due[member] = self._now(
-                member, numbers, keep=self._done[member] and not all(self._done)
-            )
-
-    def _score(self, members: Sequence[int], since: Sequence[IntervalSums]) -> None:
-        """Adds the episodes of a whole interval to those that score the members."""
-        for member in members:
-            self._windows[member].add(since[self._rows.index(member)].episodes)
+            keep = self._done[member] and not all(self._done)
+            self._due[member] = self._make_report(member, numbers, keep=keep)
 
     def _end(self, members: Iterable[int]) -> None:
         for member in members:
             self._done[member] = True
 
     def _stopped(self, running: Sequence[int]) -> list[int]:
-        """Returns the members that end early: all of them for a signal,
-        or some for an error of theirs.
+        """Returns the members that end early: all for a signal, or some for their own errors.
 
-        A signal that comes between two questions ends all after the next iteration:
-        they resume from a shared one.
+        If a signal comes while the members are asked, all end after the next iteration, so that
+        they resume from the same one.
         """
         jobs = self.jobs
         stopped = [member for member in running if jobs[member].stop()]
@@ -266,22 +267,23 @@ class Population(abc.ABC):
         return stopped
 
     def _select(self, counts: Counts) -> Counts:
-        """Selects among the members that go on, if it is time: after an interval,
-        before its reports.
+        """Selects among the running members, if it is time: after an interval, before its reports.
 
-        Returns the counts after it. A member that has diverged takes no part:
-        its report ends it, and it has no copies.
+        Returns the counts after the selection. A member that has diverged takes no part: its report
+        ends it, and no member copies it.
         """
-        rows, selection, jobs = self._rows, self._selection, self.jobs
+        selection = self._selection
         members = [
-            x for x in self._running() if not diverged(self._part(counts.skipped, rows.index(x)))
+            member
+            for member in self._running()
+            if not diverged(self._part(counts.skipped, self._rows.index(member)))
         ]
         if selection is None or len(members) < 2:
             return counts
-        iteration = int(self._part(counts.iteration, rows.index(members[0])))
+        iteration = int(self._part(counts.iteration, self._rows.index(members[0])))
         if not selection.due(iteration - self._iterations, iteration):
             return counts
-        before = [jobs[member] for member in members]
+        before = [self.jobs[member] for member in members]
         scores = np.array([self._windows[member].score for member in members])
         source, chosen = selection.evolve(
             selection.rng(iteration), scores, initial.stacked_hyper(before)
@@ -290,17 +292,16 @@ class Population(abc.ABC):
             self.halved.update(np.delete(members, source).tolist())
             self._end(self.halved)
             return counts
-        for place, member in enumerate(members):
-            job = jobs[member]
-            self._parents[member] = members[source[place]]
-            values = {name: float(x[place]) for name, x in chosen.items()}
-            jobs[member] = job._replace(
-                hyper=selection.checked(job.config, values, before[source[place]].hyper)
-            )
+        for place, (member, parent) in enumerate(zip(members, source, strict=True)):
+            self._parents[member] = members[parent]
+            values = {name: float(column[place]) for name, column in chosen.items()}
+            config = self.jobs[member].config
+            hyper = selection.checked(config, values, before[parent].hyper)
+            self.jobs[member] = self.jobs[member]._replace(hyper=hyper)
         return self._copy_parents(counts)
 
     def _copy_parents(self, counts: Counts) -> Counts:
-        """Gives each member the state and the counts of its parent; each keeps its experience."""
+        """Copies the state and the counts of each member's parent; each keeps its own memory."""
         index = np.array([self._rows.index(self._parents[member]) for member in self._rows])
         memory = self._state.memory
         self._state = meshes.rows(self._state._replace(memory=()), index)._replace(memory=memory)
@@ -308,37 +309,42 @@ class Population(abc.ABC):
         return jax.tree.map(lambda x: x[index], counts)
 
     def _shrink(self) -> None:
-        """Removes the members that are done from the programs, which are compiled again."""
+        """Removes the members that are done from the programs, which are compiled again.
+
+        All stay if none would be left, or if the others do not divide over the devices.
+        """
         index = np.array([row for row, member in enumerate(self._rows) if not self._done[member]])
         if not len(index) or len(index) % self.jobs[0].mesh.shape[meshes.AGENT]:
-            return  # none is left, or the rest does not divide over the devices: all are computed
+            return
         self._rows = [self._rows[row] for row in index]
         before = self._state, self._actor
         self._state, self._actor = meshes.rows(before, index)
-        for x in jax.tree.leaves(before):
-            x.delete()  # reports hold it, too
+        for array in jax.tree.leaves(before):
+            array.delete()  # reports also hold it
         self._put_inputs()
         self._keep(index)
 
     def _numbers(self) -> ReportNumbers:
-        """Fetches the numbers of all members' reports."""
-        state = self._state
-        return self._sums(), arrays.fetch(Counts.of(state))
+        """Fetches the numbers of the reports."""
+        return ReportNumbers(self._sums(), arrays.fetch(Counts.of(self._state)))
 
-    def _now(self, member: int, numbers: ReportNumbers, *, keep: bool = False) -> Report:
-        """Returns a member's report; ``keep`` copies its variables,
-        which others' advance would overwrite.
+    def _make_report(self, member: int, numbers: ReportNumbers, *, keep: bool = False) -> Report:
+        """Returns a member's report.
+
+        Args:
+          keep: copy its variables, which the advance of others would overwrite.
         """
         job = self.jobs[member]
         row = self._rows.index(member)
-        since = numbers[0][row]
-        counts = self._part(numbers[1], row)
+        since = numbers.since[row]
+        counts = self._part(numbers.counts, row)
         state = self._state._replace(**counts._asdict())
-        actor = self._actor
         own_row = row if self._axis else None
-        selected = {"hyper": dict(job.hyper), "halved": member in self.halved}
         if keep:
             state = state._replace(variables=copied(state.variables, "variables", row=own_row))
+        selected: Mapping[str, Any] = {}
+        if job.hyper or self._selection:
+            selected = {"hyper": dict(job.hyper), "halved": member in self.halved}
         return report(
             job,
             state,
@@ -347,36 +353,35 @@ class Population(abc.ABC):
             since,
             due=since.iterations >= job.iterations_per_report,
             window=self._windows[member],
-            actor=actor,
+            actor=self._actor,
             row=own_row,
-            extra_metrics={**self._times(), **self._selected(member)},
-            extra_progress=selected if job.hyper or self._selection else {},
+            extra_metrics={**self._times(), **self._selection_metrics(member)},
+            extra_progress=selected,
         )
 
-    def _selected(self, member: int) -> Mapping[str, float]:
-        """Returns the metrics of selection: whose parameters the member has, and its
-        hyperparameters from now on.
-        """
+    def _selection_metrics(self, member: int) -> Mapping[str, float]:
+        """Returns whose parameters the member has, and its new hyperparameters."""
         if self._selection is None:
             return {}
         hyper = {f"hyper/{name}": value for name, value in self.jobs[member].hyper.items()}
-        return {"population/parent": float(self._names[self._parents[member]]), **hyper}
+        parent = self._member_numbers[self._parents[member]]
+        return {"population/parent": float(parent), **hyper}
 
     # --- Defined by each plan ---------------------------------------------------------------------
 
     @abc.abstractmethod
     def _begin(self) -> None:
-        """Makes the state, the environments and the programs, and calls ``_ready`` with these."""
+        """Makes the state, the environments and the programs, and calls ``_ready`` with them."""
 
     @abc.abstractmethod
     def _iterate(self, running: Sequence[int]) -> int:
-        """Runs some iterations, calls ``_count``, and returns their number;
-        no member ends before the last of them.
+        """Runs some iterations, calls ``_count``, and returns the number of iterations; no member
+        ends before the last of them.
         """
 
     @abc.abstractmethod
     def _sums(self) -> Sequence[IntervalSums]:
-        """Returns each row's sums since the last report, on the host."""
+        """Returns the sums of each row since the last report, on the host."""
 
     @abc.abstractmethod
     def _restart(self) -> None:
@@ -384,7 +389,7 @@ class Population(abc.ABC):
 
     @abc.abstractmethod
     def _keep(self, index: np.ndarray) -> None:
-        """Keeps only these rows of the plan's other arrays, and compiles the programs again."""
+        """Keeps only these rows of the plan's own arrays, and compiles the programs again."""
 
     def _times(self) -> Mapping[str, float]:
         """Returns the seconds of the plan's stages."""

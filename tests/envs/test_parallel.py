@@ -610,7 +610,7 @@ def test_a_mask_that_allows_nothing_is_told_while_training() -> None:
             for _ in range(2):
                 actor._warn_of_masks(env.spec.keyed(env.step(np.ones(6, int))[0]))
         lines = [str(x.message) for x in all_ if x.category is EnvWarning]
-        line = "flock:Flock: environment 4 at step 1, agent 0: the action mask allows no action, though the episode goes"
+        line = "flock:Flock: environment 4 at step 1, agent 0: the action mask allows no action, though the episode continues"
         assert len(lines) == told and all(x.startswith(line) for x in lines)
 
 
