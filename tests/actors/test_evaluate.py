@@ -383,7 +383,7 @@ def test_a_policy_whose_actions_are_not_drawn_refuses_to_sample() -> None:
     variables = setup.make_algorithm(config, source.spec)[""].init(jax.random.key(0))
     policy = jaxrl_dist.Policy(config, source, variables)
     assert not policy.evaluate(1, max_steps=5).sampled
-    with pytest.raises(ConfigError, match="evaluation_policy greedy works"):
+    with pytest.raises(ConfigError, match="use evaluation_policy greedy"):
         policy.evaluate(1, max_steps=5, sampled=True)
 
 
