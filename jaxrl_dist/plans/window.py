@@ -91,8 +91,8 @@ def sums_of_json(stored: list[dict[str, list[str]]]) -> list[_Sums]:
 
 
 def recent_return(metrics: Mapping[str, float | None]) -> float | None:
-    """Returns the mean return of a report's window."""
-    return metrics[METRIC]
+    """Returns the mean return of a report's window; None if no episode ended in it."""
+    return metrics.get(METRIC)
 
 
 def merged(episodes: Mapping[str, EpisodeStats], xp: Any = np) -> EpisodeStats:

@@ -613,7 +613,7 @@ def test_damaged_reports_of_a_member_do_not_count(tmp_path: pathlib.Path) -> Non
         "updates": 1,
         "iteration": 2,
         "wall_time_s": 1.0,
-        "episode/return": 3.0,
+        "episode/recent_return": 3.0,
     }
     row = Row("000", 0, {}, episode_return=1.0, evaluation_return=1.0)
     assert refill(row, tmp_path) is None and scored([row]) == ("evaluation_return", [1.0])
@@ -629,7 +629,7 @@ def test_damaged_reports_of_a_member_do_not_count(tmp_path: pathlib.Path) -> Non
         **whole,
         "env_steps": 16,
         "iteration": 4,
-        "episode/return": "x",
+        "episode/recent_return": "x",
         "evaluation/return_mean": 5.0,
     }
     written = [json.dumps(line) for line in [*damaged, whole, later]]
