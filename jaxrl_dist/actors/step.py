@@ -18,7 +18,7 @@ from jax.interpreters import partial_eval
 
 from jaxrl_dist import rng, spaces
 from jaxrl_dist.envs.base import DeviceEnv, EnvSlice, HostEnv
-from jaxrl_dist.envs.device.gymnax import HostGymnax
+from jaxrl_dist.envs.device.hosted import HostGymnax
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.memory import frames
 from jaxrl_dist.mesh import over_policies

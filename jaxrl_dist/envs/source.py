@@ -30,6 +30,7 @@ from jaxrl_dist.envs.base import (
     label_of,
 )
 from jaxrl_dist.envs.device import gymnax, libraries
+from jaxrl_dist.envs.device.hosted import HostGymnax
 from jaxrl_dist.envs.host import envpool, gymnasium, vector
 from jaxrl_dist.envs.native import NO_MASK, Description, Mask, is_gymnax
 from jaxrl_dist.errors import ConfigError
@@ -128,7 +129,7 @@ class EnvSource(NamedTuple):
             if drawn:
                 drawing.check(self.pure.spec, self.pure.render)
             keys = jnp.stack([rng.stream(seed, rng.Stream.ENV) for seed in runs])
-            return gymnax.HostGymnax(self.pure, share.size * len(runs), keys, share.first)
+            return HostGymnax(self.pure, share.size * len(runs), keys, share.first)
         envs = EnvSlice._make(number // self.spec.num_agents for number in share)
         seeds = [seed for run in runs for seed in envs.seeds(run)]
         if self.spec.backend == "gymnasium":

@@ -19,7 +19,7 @@ from jaxrl_dist import rng
 from jaxrl_dist.actors.evaluate import MAX_EPISODE_STEPS, evaluation_seed
 from jaxrl_dist.actors.film import picture
 from jaxrl_dist.envs.base import DeviceEnv, label_of
-from jaxrl_dist.envs.device.gymnax import HostGymnax
+from jaxrl_dist.envs.device.hosted import HostGymnax
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import EnvError
 from jaxrl_dist.play import ratings

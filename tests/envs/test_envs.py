@@ -22,6 +22,7 @@ from probes import Probe, assert_close, make_mesh
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.envs import base
 from jaxrl_dist.envs.device import gymnax as adapter
+from jaxrl_dist.envs.device.hosted import HostGymnax
 from jaxrl_dist.envs.host import envpool
 from jaxrl_dist.envs.host.calls import Caller
 from jaxrl_dist.envs.source import BACKENDS, find
@@ -319,7 +320,7 @@ def test_gymnax_actions_outside_their_bounds() -> None:
     bound = np.broadcast_to(env.spec.action.high, (2, 2))
     step = jax.jit(env.step)
     assert_close(step(state, 100 * jnp.asarray(bound), keys), step(state, jnp.asarray(bound), keys))
-    host = adapter.HostGymnax(env, 2, jax.random.key(0))
+    host = HostGymnax(env, 2, jax.random.key(0))
     host.reset()
     host.step(bound)
     with pytest.raises(
