@@ -98,7 +98,7 @@ BAD = {
     # flags
     CARTPOLE + "--sed 3": "unknown flag --sed (did you mean '--seed'?)",
     CARTPOLE + "-s 3": "'-s' is neither a flag nor the value of one",
-    CARTPOLE + "extra": "--env takes one value, so 'extra' is too much",
+    CARTPOLE + "extra": "--env takes one value; remove 'extra'",
     CARTPOLE + "--no-seed": "unknown flag --no-seed",
     CARTPOLE + "--seed": "--seed needs a value",
     CARTPOLE + "--seed 1 --seed 2": "--seed is given twice",
@@ -106,7 +106,7 @@ BAD = {
     CARTPOLE
     + "--normalize-advantages --no-normalize-advantages": "contradicts --normalize-advantages",
     CARTPOLE
-    + "--normalize-advantages 1": "takes no value, so '1' is too much; --no-normalize-advantages turns it off",
+    + "--normalize-advantages 1": "takes no value; remove '1'; --no-normalize-advantages turns it off",
     # sizes and numbers
     CARTPOLE + "--num-envs 0": "--num-envs must be >= 1 and <= 1048576, not 0",
     CARTPOLE + "--num-envs -8": "--num-envs must be >= 1",
@@ -116,11 +116,11 @@ BAD = {
     CARTPOLE + "--num-envs 1e-3": "--num-envs: '1e-3' is not a whole number",
     CARTPOLE + "--num-envs nan": "--num-envs: 'nan' is not a whole number",
     CARTPOLE
-    + "--normalize-advantages=off": "takes no value, so 'off' is too much; --no-normalize-advantages turns it",
+    + "--normalize-advantages=off": "takes no value; remove 'off'; --no-normalize-advantages turns it",
     CARTPOLE
-    + "--normalize-advantages=": "--normalize-advantages takes no value, so '' is too much; --no-normalize",
-    CARTPOLE + "--seed 8 --num-envs 8 8": "--num-envs takes one value, so '8' is too much",
-    CARTPOLE + "--num-envs 8 16": "--num-envs takes one value, so '16' is too much",
+    + "--normalize-advantages=": "--normalize-advantages takes no value; remove ''; --no-normalize",
+    CARTPOLE + "--seed 8 --num-envs 8 8": "--num-envs takes one value; remove '8'",
+    CARTPOLE + "--num-envs 8 16": "--num-envs takes one value; remove '16'",
     CARTPOLE
     + "--num-envs 12": "--num-envs 12 does not divide over 8 devices; nearest that work: 8 or 16",
     CARTPOLE

@@ -9,6 +9,8 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Callable
+from typing import NamedTuple
 
 from jaxrl_dist.errors import one_line
 
@@ -65,9 +67,7 @@ def driver() -> int | None:
     match = re.search(
         r"^NVRM version:.*?\s(\d+)\.\d+", read("proc/driver/nvidia/version"), re.MULTILINE
     )
-    if match:
-        return int(match[1])
-    return None
+    return int(match[1]) if match else None
 
 
 def without_gpu(said: str = "") -> str:
@@ -78,21 +78,47 @@ def without_gpu(said: str = "") -> str:
     if number is not None and number < CUDA12_DRIVER:
         return f"its driver {number} is older than {CUDA12_DRIVER}, which CUDA 12 needs"
     if version(PLUGINS["cuda12"]) or version(PLUGINS["cuda13"]):
-        return f"JAX's CUDA plugin is installed, and does not start{said and f': {said}'}"
-    return install_plugin("cuda13" if number is not None and number >= CUDA13_DRIVER else "cuda12")
+        return "JAX's CUDA plugin is installed, and does not start" + _because(said)
+    if number is not None and number >= CUDA13_DRIVER:
+        return install_plugin("cuda13")
+    return install_plugin("cuda12")
 
 
 def without_tpu(said: str = "") -> str:
     """Explains why JAX does not use the TPU, and how to fix it; ``said`` is JAX's own message."""
     if version(PLUGINS["tpu"]):
-        return f"libtpu is installed, so another process may hold it{said and f': {said}'}"
+        return "libtpu is installed, so another process may hold it" + _because(said)
     return install_plugin("tpu")
+
+
+def _because(said: str) -> str:
+    return f": {said}" if said else ""
 
 
 def install_plugin(extra: str) -> str:
     """Explains how to install the plugin of a JAX extra for the installed JAX version."""
-    installed = version("jax")
-    return f"install its plugin by: {install(f'jax[{extra}]' + (f'=={installed}' if installed else ''))}"
+    package = f"jax[{extra}]"
+    if installed := version("jax"):
+        package += f"=={installed}"
+    return f"install its plugin by: {install(package)}"
+
+
+class Accelerator(NamedTuple):
+    """A kind of device besides CPUs."""
+
+    name: str
+    exists: Callable[[], bool]
+    """Whether the machine has one."""
+    unused: Callable[[str], str]
+    """Explains why JAX does not use it, given JAX's own message."""
+    platforms: set[str]
+    """JAX's names for it."""
+
+
+ACCELERATORS = (
+    Accelerator("an NVIDIA GPU", nvidia, without_gpu, {"cuda", "gpu"}),
+    Accelerator("a TPU", tpu, without_tpu, {"tpu"}),
+)
 
 
 def no_devices() -> str | None:
@@ -103,27 +129,23 @@ def no_devices() -> str | None:
         import jax
 
         jax.local_devices()
+        return None
     except Exception as error:
-        chosen, count = (
-            os.environ.get(name, "") for name in ("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES")
-        )
         why = one_line(error)
-        for name, exists, reason, platforms in ACCELERATORS:
-            if platforms & set(chosen.split(",")):
-                why = f"{'' if exists() else f'{name} is not seen here; '}{reason(why)}"
-                break
-        else:
-            if count and not re.fullmatch("0*[1-9][0-9]*", count):
-                return f"JAX_NUM_CPU_DEVICES={count} leaves JAX without a device; 1 or more works"
-        if chosen:
-            return f"JAX_PLATFORMS={chosen}, and JAX has no such device: {why}; unset it to use what is available"
-        return f"JAX has no device: {why}"
-    return None
-
-
-ACCELERATORS = (
-    ("an NVIDIA GPU", nvidia, without_gpu, {"cuda", "gpu"}),
-    ("a TPU", tpu, without_tpu, {"tpu"}),
-)
-"""Names of accelerators, whether the machine has one, why JAX does not use it,
-and JAX's names for it."""
+    chosen = os.environ.get("JAX_PLATFORMS", "")
+    count = os.environ.get("JAX_NUM_CPU_DEVICES", "")
+    for accelerator in ACCELERATORS:
+        if accelerator.platforms & set(chosen.split(",")):
+            why = accelerator.unused(why)
+            if not accelerator.exists():
+                why = f"{accelerator.name} is not seen here; {why}"
+            break
+    else:
+        if count and not re.fullmatch("0*[1-9][0-9]*", count):
+            return f"JAX_NUM_CPU_DEVICES={count} leaves JAX without a device; 1 or more works"
+    if chosen:
+        return (
+            f"JAX_PLATFORMS={chosen}, and JAX has no such device: {why}; "
+            "unset it to use what is available"
+        )
+    return f"JAX has no device: {why}"

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.filesize import decimal
 
@@ -20,6 +20,9 @@ from jaxrl_dist.config.train import Train
 from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import ConfigError, visible
 from jaxrl_dist.hosts import stdout
+
+if TYPE_CHECKING:
+    from jaxrl_dist.profiling.targets import Target
 
 FLAG = "--compile-for"
 
@@ -42,19 +45,17 @@ def run(args: Sequence[str]) -> int:
       ConfigError: the target is unknown, its compiler is not installed,
         or the run cannot be compiled for it.
     """
-    try:
-        options, args = flags.split(
-            CompileFor, args, "jaxrl-dist doctor --compile-for TARGET ALGO --env ID"
-        )
-    except ConfigError as error:
+    target = flags.value_of(args, FLAG)
+    if not target or target.startswith("-"):
         from jaxrl_dist.profiling import targets
 
-        if not error.with_flags.startswith(FLAG):
-            raise
-        raise ConfigError(f"{FLAG} which accelerator? Such as {targets.EXAMPLES}") from None
+        raise ConfigError(f"{FLAG} which accelerator? Such as {targets.EXAMPLES}")
+    options, args = flags.split(
+        CompileFor, args, "jaxrl-dist doctor --compile-for TARGET ALGO --env ID"
+    )
     if not args:
         raise ConfigError(
-            f"which run? Such as: jaxrl-dist doctor {FLAG} {options.compile_for} ppo --env CartPole-v1"
+            f"which run? Such as: jaxrl-dist doctor {FLAG} {target} ppo --env CartPole-v1"
         )
     with stdout.kept_for(options.json):
         train = request.parse(args)
@@ -78,16 +79,7 @@ def report(name: str, train: request.Request) -> dict[str, Any]:
     from jaxrl_dist.profiling import targets
 
     target = targets.target(name)
-    extras = [
-        extra
-        for extra in accelerators.PLUGINS
-        if target.platform and extra.startswith(target.platform)
-    ]
-    if extras and not any(accelerators.version(accelerators.PLUGINS[extra]) for extra in extras):
-        raise ConfigError(
-            f"compiling for {name} needs JAX's compiler for it, though not the device; "
-            f"{accelerators.install_plugin(extras[0])}"
-        )
+    _check_compiler(target)
     devices = target.devices()
 
     from jaxrl_dist.plans.compiled import lower
@@ -95,17 +87,7 @@ def report(name: str, train: request.Request) -> dict[str, Any]:
     from jaxrl_dist.training import setup
 
     config, source = train.resolved()
-    if not PLANS[config.plan].compiled:
-        raise ConfigError(
-            f"only runs under --plan on_device are compiled as a whole; this one is under {config.plan}"
-        )
-    if config.seeds > 1 or config.vary:
-        raise ConfigError("one run is compiled; remove --seeds and --vary")
-    for field in marked(Train, of_machine=True):
-        if getattr(config, field) is not None:
-            raise ConfigError(
-                f"{flag(field)} names devices of this machine, and {name} is compiled for whole"
-            )
+    _check_run(config, name)
     job = setup.make_job(config, source, devices=devices)
     began = time.perf_counter()
     program = lower(job).compile(compiler_options=dict(target.options))
@@ -126,17 +108,42 @@ def report(name: str, train: request.Request) -> dict[str, Any]:
     }
 
 
+def _check_compiler(target: Target) -> None:
+    if target.platform is None:
+        return
+    extras = [extra for extra in accelerators.PLUGINS if extra.startswith(target.platform)]
+    if not any(accelerators.version(accelerators.PLUGINS[extra]) for extra in extras):
+        raise ConfigError(
+            f"compiling for {target.name} needs JAX's compiler for it, though not the device; "
+            f"{accelerators.install_plugin(extras[0])}"
+        )
+
+
+def _check_run(config: Train, target: str) -> None:
+    if not PLANS[config.plan].compiled:
+        raise ConfigError(
+            f"only runs under --plan on_device are compiled as a whole; "
+            f"this one is under {config.plan}"
+        )
+    if config.seeds > 1 or config.vary:
+        raise ConfigError("one run is compiled; remove --seeds and --vary")
+    for field in marked(Train, of_machine=True):
+        if getattr(config, field) is not None:
+            raise ConfigError(
+                f"{flag(field)} names devices of this machine, but {target} is compiled for whole; "
+                "remove it"
+            )
+
+
 def memory(report: Mapping[str, Any]) -> list[str]:
     """Formats the run and its memory per device."""
     sizes = dict(report["memory"])
     available = sizes.pop("device")
     used = sum(sizes.values())
-    parts = ", ".join(
-        f"{name.replace('_', ' ')} {decimal(size)}" for name, size in sizes.items() if size
-    )
+    uses = [f"{name.replace('_', ' ')} {decimal(size)}" for name, size in sizes.items() if size]
     shown = [
         f"{heading(report, 'compiled for')} in {report['compile_seconds']:.1f} s",
-        f"memory of a device: {decimal(used)} of {decimal(available)} ({parts})",
+        f"memory of a device: {decimal(used)} of {decimal(available)} ({', '.join(uses)})",
     ]
     if used > available:
         shown.append(

@@ -19,7 +19,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.filesize import decimal
@@ -39,10 +39,12 @@ LITTLE_DISK = 10**9
 PACKAGE = "jaxrl-dist"
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "gymnax", "gymnasium")
 """Always shown; the other libraries come from the package's metadata."""
+Line = tuple[str, str]
+"""A line of the report: a name, and what is known of it."""
 NOTE = "note"
+"""Names a missing part that training can do without."""
 PROBLEM = "problem"
-"""Names of missing parts that training can do without,
-and of reasons why this machine cannot train."""
+"""Names a reason why this machine cannot train."""
 _LAST = {NOTE: 1, PROBLEM: 2}
 
 
@@ -72,7 +74,7 @@ def run(args: Sequence[str]) -> int:
     return 0
 
 
-def examine() -> list[tuple[str, str]]:
+def examine() -> list[Line]:
     """Examines this machine, and returns names and values; takes seconds and raises nothing."""
     backends = [name for name in BACKENDS if name != "envpool" or accelerators.version(name)]
     with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -105,14 +107,9 @@ def requirements() -> dict[str, list[str]]:
     return packages
 
 
-def _software() -> Iterator[tuple[str, str]]:
+def _software() -> Iterator[Line]:
     extras = requirements()
-    missing = {
-        extra: [
-            package for package in dict.fromkeys(packages) if accelerators.version(package) is None
-        ]
-        for extra, packages in extras.items()
-    }
+    missing = {extra: _missing(packages) for extra, packages in extras.items()}
     yield "python", f"{platform.python_version()} ({sys.executable})"
     yield PACKAGE, version.version()
     for package in dict.fromkeys(extras[""]):
@@ -125,32 +122,32 @@ def _software() -> Iterator[tuple[str, str]]:
         yield "extras", f"pip install '{PACKAGE}[NAME]' installs the packages of one"
 
 
+def _missing(packages: Sequence[str]) -> list[str]:
+    return [name for name in dict.fromkeys(packages) if accelerators.version(name) is None]
+
+
 # --- The machine ----------------------------------------------------------------------------------
 
 
-def _host() -> Iterator[tuple[str, str]]:
+def _host() -> Iterator[Line]:
     features = re.search(r"^flags\s*:(.*)$", accelerators.read("proc/cpuinfo"), re.MULTILINE)
-    known = features[1].split() if features else []
-    vectors = [name for name in ("avx", "avx2", "fma", "avx512f") if name in known]
+    supported = features[1].split() if features else []
+    vectors = [name for name in ("avx", "avx2", "fma", "avx512f") if name in supported]
     cores = counted(len(os.sched_getaffinity(0)), "core")
     yield "CPU", f"{cores} of {os.cpu_count()}, {platform.machine()} {' '.join(vectors)}".rstrip()
-    if features and "avx" not in known:
+    if features and "avx" not in supported:
         yield PROBLEM, "this CPU has no AVX instructions, which jaxlib from PyPI is compiled for"
     lines = re.findall(r"^(\w+):\s+(\d+) kB", accelerators.read("proc/meminfo"), re.M)
     sizes = {name: int(size) * 1024 for name, size in lines}
-    limit = container_limit(accelerators.ROOT)
     if total := sizes.get("MemTotal"):
+        memory = f"{decimal(total)}, {decimal(sizes.get('MemAvailable', 0))} available"
+        limit = container_limit(accelerators.ROOT)
         if limit is not None and limit < total:
-            limited = f"; this container's limit is {decimal(limit)}"
-        else:
-            limited = ""
-        yield (
-            "memory",
-            f"{decimal(total)}, {decimal(sizes.get('MemAvailable', 0))} available{limited}",
-        )
+            memory += f"; this container's limit is {decimal(limit)}"
+        yield "memory", memory
 
 
-def _disk() -> Iterator[tuple[str, str]]:
+def _disk() -> Iterator[Line]:
     try:
         free = shutil.disk_usage(".").free
         folder = os.getcwd()
@@ -170,15 +167,14 @@ def _disk() -> Iterator[tuple[str, str]]:
 # --- JAX and the environments ---------------------------------------------------------------------
 
 
-def _devices(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _devices(answer: Mapping[str, Any]) -> Iterator[Line]:
     devices = answer.get("devices", [])
     for device in devices:
-        if device["memory"]:
-            memory = f", {decimal(device['memory'])}"
-        else:
-            memory = ""
         name = f"{device['platform']} {device['number']}"
-        yield name, f"{device['kind']}{memory}, {'fails' if device['error'] else 'computes'}"
+        about = device["kind"]
+        if device["memory"]:
+            about += f", {decimal(device['memory'])}"
+        yield name, f"{about}, {'fails' if device['error'] else 'computes'}"
         if device["error"]:
             yield PROBLEM, f"{name} cannot run a jitted computation: {device['error']}"
     if "error" in answer:
@@ -186,37 +182,32 @@ def _devices(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _unused({device["platform"] for device in devices}, answer.get("said", ""))
 
 
-def _unused(platforms: set[str], said: str) -> Iterator[tuple[str, str]]:
+def _unused(used: set[str], said: str) -> Iterator[Line]:
     """Yields the accelerators that JAX does not use, and why."""
     chosen = os.environ.get("JAX_PLATFORMS")
-    for name, exists, reason, same in accelerators.ACCELERATORS:
-        if not platforms & same and exists():
-            hidden = chosen and not set(chosen.split(",")) & same
-            if hidden:
-                why = f"JAX_PLATFORMS={chosen} hides it"
-            else:
-                why = reason(said)
-            yield NOTE, f"there is {name}, and JAX does not use it: {why}"
+    for name, exists, unused, platforms in accelerators.ACCELERATORS:
+        if used & platforms or not exists():
+            continue
+        if chosen and not set(chosen.split(",")) & platforms:
+            why = f"JAX_PLATFORMS={chosen} hides it"
+        else:
+            why = unused(said)
+        yield NOTE, f"there is {name}, and JAX does not use it: {why}"
 
 
-def _backends(
-    answers: dict[str, dict[str, Any]], before: list[tuple[str, str]]
-) -> Iterator[tuple[str, str]]:
+def _backends(answers: Mapping[str, Mapping[str, Any]], before: Sequence[Line]) -> Iterator[Line]:
     problems = " ".join(text for name, text in before if name == PROBLEM)
     broken = {name: answer["error"] for name, answer in answers.items() if "error" in answer}
     for name, answer in answers.items():
         if name in broken:
-            shown = "cannot be imported"
+            yield f"backend {name}", "cannot be imported"
         else:
-            shown = f"imported, {counted(answer['ids'], 'environment')}"
-        yield f"backend {name}", shown
+            yield f"backend {name}", f"imported, {counted(answer['ids'], 'environment')}"
+    kind = PROBLEM if len(broken) == len(answers) else NOTE
     for name, error in broken.items():
         # a JAX that does not work breaks backends too: report the error once
         if error not in problems:
-            yield (
-                PROBLEM if len(broken) == len(answers) else NOTE,
-                f"{name} cannot be imported: {error}",
-            )
+            yield kind, f"{name} cannot be imported: {error}"
 
 
 def probe(name: str) -> dict[str, Any]:
@@ -253,7 +244,8 @@ def look_at_devices() -> dict[str, Any]:
     """
     devices = []
     for device in jax.local_devices():
-        memory = error = None
+        memory: int | None = None
+        error: str | None = None
         try:
             memory = (device.memory_stats() or {}).get("bytes_limit")
             x = jax.device_put(np.ones((8, 8), np.float32), device)
@@ -278,10 +270,7 @@ def main() -> None:
     """
     name = sys.argv[1]
     try:
-        if name == "devices":
-            answer = look_at_devices()
-        else:
-            answer = look_at_backend(name)
+        answer = look_at_devices() if name == "devices" else look_at_backend(name)
     except BaseException as error:
         answer = {"error": accelerators.no_devices() or one_line(error)}
     print(f"\n{json.dumps(answer)}", flush=True)

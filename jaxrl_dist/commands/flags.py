@@ -70,10 +70,9 @@ def parse_train(algorithm: str | type, args: Sequence[str]) -> dict[str, Any]:
       ConfigError: the algorithm or a flag is unknown, or a value cannot be read;
         the message is one line.
     """
-    hints = {
-        **_types(Command),
-        **({} if algorithm is Policies else _types(config_class(algorithm))),
-    }
+    hints = _types(Command)
+    if algorithm is not Policies:
+        hints |= _types(config_class(algorithm))
     del hints["algorithm"]
     return read(
         args, hints, algorithm if isinstance(algorithm, str) else algorithms.name_of(algorithm)
@@ -99,23 +98,26 @@ def split(target: Any, args: Sequence[str], prog: str) -> tuple[Any, list[str]]:
     """As ``parse``, for a command that also takes those of ``train``,
     which are returned as they are.
     """
-    known = _known(_types(target))
-    left = 0
-    command_args = list[str]()
+    declared = _declared(_types(target))
+    own = list[str]()
     others = list[str]()
+    left = 0
+    """How many of the next arguments belong to the command."""
     for arg in args:
         if _LIKE_A_FLAG.match(arg):
             name, equals, _ = arg.replace("_", "-").partition("=")
-            if name not in known:
+            if name not in declared:
                 left = 0
+            elif equals:
+                left = 1
             else:
-                left = 1 if equals else 1 + known[name].most
+                left = 1 + declared[name].most
         if left > 0:
-            command_args.append(arg.removesuffix("="))  # which is no value
+            own.append(arg.removesuffix("="))  # which is no value
         else:
             others.append(arg)
         left -= 1
-    return parse(target, ["--help"] if wants_help(args) else command_args, prog), others
+    return parse(target, ["--help"] if wants_help(args) else own, prog), others
 
 
 def _types(kind: Any) -> dict[str, Any]:
@@ -140,10 +142,10 @@ def value_of(args: Sequence[str], name: str) -> str | None:
     before the others can be parsed.
     """
     for arg, following in zip(args, [*args[1:], None], strict=False):
-        if arg == name or arg.startswith(name + "="):
-            if arg == name:
-                return following
-            return arg.split("=", 1)[1]
+        if arg == name:
+            return following
+        if arg.startswith(f"{name}="):
+            return arg.removeprefix(f"{name}=")
     return None
 
 
@@ -171,9 +173,7 @@ class _Flag(NamedTuple):
     """Whether it may be repeated, with further values."""
 
     def texts(self, token: str, values: list[str]) -> list[str]:
-        """Returns what it says with the values behind it,
-        of which it leaves those that are too many.
-        """
+        """Returns what it says with the values behind it, except those that are too many."""
         if not values and self.without is None:
             raise ConfigError(f"{token} needs a value")
         return values[: self.most] or self.without or []
@@ -193,51 +193,43 @@ def read(
       ConfigError: a flag is unknown, repeated, or has too few or too many values,
         or a value cannot be read.
     """
-    known = _known(hints)
+    declared = _declared(hints)
     texts: dict[str, list[str]] = {}
     typed: dict[str, str] = {}
-    loose: list[tuple[str, str, int]] = []
-    for token, values in _groups(args, known):
-        spelling, definition = _flag_of(token, known, algorithm)
-        earlier = typed.setdefault(definition.field, spelling)
-        if definition.field in texts and not definition.again:
-            raise ConfigError(
-                f"{token} is given twice"
-                if earlier == spelling
-                else f"{token} contradicts {earlier}"
-            )
-        texts.setdefault(definition.field, []).extend(definition.texts(token, values))
-        loose += [(value, token, definition.most) for value in values[definition.most :]]
-    texts |= _by_place(loose, known)
+    loose: list[_Loose] = []
+    for token, values in _groups(args, declared):
+        spelling, definition = _flag_of(token, declared, algorithm)
+        field = definition.field
+        earlier = typed.setdefault(field, spelling)
+        if field in texts and not definition.again:
+            if earlier == spelling:
+                raise ConfigError(f"{token} is given twice")
+            raise ConfigError(f"{token} contradicts {earlier}")
+        texts.setdefault(field, []).extend(definition.texts(token, values))
+        loose += [_Loose(value, token, definition.most) for value in values[definition.most :]]
+    texts |= _by_place(loose, declared)
     return {name: _value(name, texts[name], hint) for name, hint in hints.items() if name in texts}
 
 
-def _known(hints: Mapping[str, Any]) -> dict[str, _Flag]:
+def _declared(hints: Mapping[str, Any]) -> dict[str, _Flag]:
     """Returns all flags by spelling, and arguments by their names in help."""
-    known: dict[str, _Flag] = {}
+    declared: dict[str, _Flag] = {}
     for name, hint in hints.items():
         (kind, *_), optional = alternatives(hint)
-        switch = help.is_switch(hint)
-        many = get_origin(kind) in (tuple, dict)
-        if many:
-            most = _MANY
+        if help.is_switch(hint):
+            definition = _Flag(name, 1 if optional else 0, ["True"])
+            declared["--no-" + flag(name)[2:]] = _Flag(name, 0, ["False"])
+        elif get_origin(kind) in (tuple, dict):
+            again = get_origin(kind) is dict or help.repeats(hint)
+            definition = _Flag(name, _MANY, [], again=again)
         else:
-            most = 1 if optional or not switch else 0
-        without: list[str] | None = None
-        if switch:
-            without = ["True"]
-        elif many:
-            without = []
+            definition = _Flag(name, 1, None)
         for spelling in help.spellings_of(name, hint):
-            known[spelling] = _Flag(
-                name, most, without, again=get_origin(kind) is dict or help.repeats(hint)
-            )
-        if switch:
-            known["--no-" + flag(name)[2:]] = _Flag(name, 0, ["False"])
-    return known
+            declared[spelling] = definition
+    return declared
 
 
-def _groups(args: Sequence[str], known: Collection[str]) -> Iterator[tuple[str, list[str]]]:
+def _groups(args: Sequence[str], declared: Collection[str]) -> Iterator[tuple[str, list[str]]]:
     """Yields each flag as typed and the values behind it; before them, with an empty flag,
     those before all flags.
     """
@@ -248,76 +240,76 @@ def _groups(args: Sequence[str], known: Collection[str]) -> Iterator[tuple[str, 
             values.append(arg)
             continue
         yield token, values
-        if arg[:2] in known:  # -o FILE, -oFILE and -o=FILE
+        values = []
+        if arg[:2] in declared:  # -o FILE, -oFILE and -o=FILE
             token = arg[:2]
             if arg[2:]:
-                values = [arg[2:].removeprefix("=")]
-            else:
-                values = []
+                values.append(arg[2:].removeprefix("="))
         else:
             token, equals, value = arg.partition("=")
-            values = [value] if equals else []
+            if equals:
+                values.append(value)
     yield token, values
 
 
-def _flag_of(token: str, known: Mapping[str, _Flag], algorithm: str | None) -> tuple[str, _Flag]:
+def _flag_of(token: str, declared: Mapping[str, _Flag], algorithm: str | None) -> tuple[str, _Flag]:
     """Returns a flag's spelling and what it gives; the empty flag gives nothing.
 
     Raises:
       ConfigError: it is unknown; the message names the nearest known one.
     """
-    if token.startswith("--"):
-        spelling = token.replace("_", "-")
-    else:
-        spelling = token
-    if spelling in known or not spelling:
-        return spelling, known.get(spelling, _Flag("", 0, []))
+    spelling = token.replace("_", "-") if token.startswith("--") else token
+    if spelling in declared or not spelling:
+        return spelling, declared.get(spelling, _Flag("", 0, []))
     if not token.startswith("--"):
-        raise ConfigError(
-            f"{shown(token)} is neither a flag nor the value of one; --help lists all"
-        )
-    names = [
-        known_flag[2:].replace("-", "_")
-        for known_flag in ("--help", *known)
-        if known_flag.startswith("--")
-    ]
+        raise _neither(token)
+    names = [name[2:].replace("-", "_") for name in declared if name.startswith("--")]
     others = algorithms.having if algorithm else lambda field: ""
-    instead = synonyms.hint(spelling[2:], names, others) or "; --help lists all"
-    of_others = others(spelling[2:].removeprefix("no-").replace("-", "_"))
-    raise ConfigError(
-        f"{f'{token} is not a flag of {algorithm}' if of_others else f'unknown flag {token}'}{instead}"
-    )
+    instead = synonyms.hint(spelling[2:], ["help", *names], others) or "; --help lists all"
+    if others(spelling[2:].removeprefix("no-").replace("-", "_")):
+        raise ConfigError(f"{token} is not a flag of {algorithm}{instead}")
+    raise ConfigError(f"unknown flag {token}{instead}")
 
 
-def _by_place(
-    loose: Sequence[tuple[str, str, int]], known: Mapping[str, _Flag]
-) -> dict[str, list[str]]:
-    """Returns the texts of the arguments that have no flag, given each text,
-    the flag before it and what that takes.
+class _Loose(NamedTuple):
+    """A value that no flag takes."""
+
+    value: str
+    flag: str
+    """The flag before it; empty: none."""
+    most: int
+    """Maximum number of values of that flag."""
+
+
+def _by_place(loose: Sequence[_Loose], declared: Mapping[str, _Flag]) -> dict[str, list[str]]:
+    """Returns the texts of the arguments that have no flag.
 
     Raises:
       ConfigError: there are too many.
     """
     texts = {}
-    for spelling, (field, most, *_) in known.items():
+    for spelling, (field, most, *_) in declared.items():
         if loose and not spelling.startswith("-"):
-            texts[field] = [value for value, *_ in loose[:most]]
+            texts[field] = [one.value for one in loose[:most]]
             loose = loose[most:]
     if not loose:
         return texts
     value, token, most = loose[0]
     if not token:
-        raise ConfigError(
-            f"{shown(value)} is neither a flag nor the value of one; --help lists all"
-        )
-    if most or token.startswith("--no-"):
-        more = ""
-    else:
-        more = f"; --no-{token[2:]} turns it off"
-    if token == "--seed" and "--seeds" in known:
+        raise _neither(value)
+    more = ""
+    if token == "--seed" and "--seeds" in declared:
         more = _SEEDS
-    raise ConfigError(
-        f"{token} takes {'one' if most else 'no'} value, so {shown(value)} is too much{more}"
+    elif not most and not token.startswith("--no-"):
+        more = f"; --no-{token[2:]} turns it off"
+    if most:
+        raise ConfigError(f"{token} takes one value; remove {shown(value)}{more}")
+    raise ConfigError(f"{token} takes no value; remove {shown(value)}{more}")
+
+
+def _neither(argument: str) -> ConfigError:
+    return ConfigError(
+        f"{shown(argument)} is neither a flag nor the value of one; --help lists all"
     )
 
 

@@ -26,9 +26,10 @@ ORDER = (_FIRST, "algorithm", "network", "optimizer", "memory", *_OTHERS)
 """The groups of settings, in the order in which help shows them."""
 SHORT = ("common", "algorithm")
 """The groups that ``--help`` shows; ``--help-all`` shows all."""
-# characters
 _COLUMN = 28
+"""Column at which the meaning of a flag begins."""
 _WIDEST = 110
+"""Maximum width of a page, in characters."""
 
 
 class Argument(str):
@@ -73,14 +74,10 @@ def defaults_of(kind: Any) -> dict[str, Any]:
     """
     defaults = {}
     for field in dataclasses.fields(kind):
+        default = field.default
         if callable(field.default_factory):
             default = field.default_factory()
-        else:
-            default = field.default
-        if default is None:
-            defaults[field.name] = RUN_DEFAULTS.get(field.name)
-        else:
-            defaults[field.name] = default
+        defaults[field.name] = RUN_DEFAULTS.get(field.name) if default is None else default
     return defaults
 
 
@@ -121,9 +118,7 @@ def spelled(value: Any) -> str:
         case bool():
             return "on" if value else "off"
         case int():
-            if value >= 10_000:
-                return f"{value:_}"
-            return str(value)
+            return f"{value:_}" if value >= 10_000 else str(value)
         case dict():
             return " ".join(f"{key}={x}" for key, x in value.items())
         case tuple():
@@ -156,11 +151,8 @@ def page(kind: Any, prog: str) -> str:
     hints = get_type_hints(kind, include_extras=True)
     texts = inherited_docstrings(kind)
     values = defaults_of(kind)
-    positional = [
-        name
-        for field in values
-        if not (name := spellings_of(field, hints[field])[0]).startswith("-")
-    ]
+    names = [spellings_of(field, hints[field])[0] for field in values]
+    positional = [name for name in names if not name.startswith("-")]
     lines = [
         f"usage: {' '.join([prog, *positional, '[FLAGS]'])}",
         "",
@@ -232,10 +224,14 @@ def _entry(field: str, hint: Any, text: str, value: Any, source: str = "default"
     its value and where that comes from.
     """
     name, *aliases = spellings_of(field, hint)
-    head = ", ".join([f"  --[no-]{name[2:]}" if is_switch(hint) else f"  {name}", *aliases])
+    head = ", ".join([name, *aliases])
+    if is_switch(hint):
+        head = head.replace("--", "--[no-]", 1)
+    head = f"  {head}"
     if name.startswith("--"):
         head += _metavar(hint)
-        text += f" ({spelled(value)}{'' if source == 'default' else f'; {source}'})"
+        where = "" if source == "default" else f"; {source}"
+        text += f" ({spelled(value)}{where})"
     body = _wrapped(text, _COLUMN)
     if len(head) + 2 > _COLUMN:
         yield head
@@ -253,35 +249,25 @@ def _metavar(hint: Any) -> str:
         return f" {hint.__metadata__[0]} ..."
     if get_origin(kind) is dict:
         return " KEY=VALUE ..."
+    many = ""
     if get_origin(kind) is tuple:
-        part = get_args(kind)[0]
+        kind = get_args(kind)[0]
         many = " ..."
-    else:
-        part = kind
-        many = ""
-    choices = choices_of(part)
-    if choices:
-        word = "{" + ",".join(choices) + "}"
-    else:
-        word = {int: "N", float: "X"}.get(part, "TEXT")
-    return f" {'TEXT' if others else word}{many}"
+    if others:
+        return f" TEXT{many}"
+    if choices := choices_of(kind):
+        return f" {{{','.join(choices)}}}{many}"
+    return f" {({int: 'N', float: 'X'}).get(kind, 'TEXT')}{many}"
 
 
 def _wrapped(text: str, indent: int) -> list[str]:
     """Wraps paragraphs to the width of the terminal, and returns the lines."""
     width = max(min(shutil.get_terminal_size((100, 24)).columns, _WIDEST), indent + 40)
     margin = " " * indent
+    wrapper = textwrap.TextWrapper(
+        width, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False
+    )
     lines = []
-    for part in text.split("\n\n"):
-        words = " ".join(part.split())
-        lines += [
-            *textwrap.wrap(
-                words,
-                width,
-                initial_indent=margin,
-                subsequent_indent=margin,
-                break_on_hyphens=False,
-            ),
-            "",
-        ]
+    for paragraph in text.split("\n\n"):
+        lines += [*wrapper.wrap(" ".join(paragraph.split())), ""]
     return lines[:-1]

@@ -29,8 +29,8 @@ def run(args: Sequence[str]) -> int:
     kind = " ".join(args)
     if kind not in kinds | libraries:
         raise ConfigError(
-            f"list what? {kind!r} is none of {', '.join(kinds)}{did_you_mean(kind, kinds)}; envs may be followed by "
-            f"one of {', '.join(LIBRARIES)}"
+            f"list what? {kind!r} is none of {', '.join(kinds)}{did_you_mean(kind, kinds)}; "
+            f"envs may be followed by one of {', '.join(LIBRARIES)}"
         )
     print("\n".join((kinds | libraries)[kind]()))
     return 0

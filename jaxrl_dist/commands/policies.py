@@ -62,7 +62,7 @@ def parse(args: Sequence[str]) -> tuple[str, dict[str, Any], dict[str, Any]]:
     options, args = flags.split(Several, args, PROG)
     if args and not args[0].startswith("-"):
         raise ConfigError(
-            f"{args[0]!r} is too much beside {FLAG}, which names each policy's algorithm"
+            f"unexpected {args[0]!r}: {FLAG} already names each policy's algorithm; remove it"
         )
     algorithms: dict[str, Any] = {}
     agents: dict[str, str] = {}
@@ -75,30 +75,28 @@ def parse(args: Sequence[str]) -> tuple[str, dict[str, Any], dict[str, Any]]:
             raise ConfigError(
                 f"{FLAG} names the policy {name} twice; commas join the names of agents"
             )
-        if algorithm.endswith(".py"):
-            algorithms[name] = from_file(algorithm)
-        else:
-            algorithms[name] = algorithm
+        algorithms[name] = from_file(algorithm) if algorithm.endswith(".py") else algorithm
         agents[name] = agents_of
     by_policy, rest = _divided(args, algorithms)
-    parts = {
+    configs = {
         name: (algorithm, _fields(name, algorithm, by_policy[name]))
         for name, algorithm in algorithms.items()
     }
     fields = _of_run(rest, algorithms)
     if "config" in fields:
         raise ConfigError(
-            f"--config {fields['config']} names the algorithms, and so does {FLAG}: remove one of them"
+            f"--config {fields['config']} names the algorithms, and so does {FLAG}; "
+            "remove one of them"
         )
-    names = (
+    names = [
         getattr(algorithm, "__name__", str(algorithm)).split("(")[0]
         for algorithm in algorithms.values()
-    )
-    return "+".join(names), parts, {**fields, "policies": agents}
+    ]
+    return "+".join(names), configs, {**fields, "policies": agents}
 
 
 def changed(
-    parts: Mapping[str, Train], args: Sequence[str]
+    configs: Mapping[str, Train], args: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the algorithms by policy, and the values of other fields,
     of a stored run with changes.
@@ -106,20 +104,19 @@ def changed(
     Raises:
       ConfigError: a flag is wrong.
     """
-    by_policy, rest = _divided(args, parts)
-    fields = _of_run(rest, parts)
+    by_policy, rest = _divided(args, configs)
+    fields = _of_run(rest, configs)
     for name in OWN:
         if name in fields:
             raise ConfigError(
-                f"{flag(name)}: each policy has its own, as in --{next(iter(parts))}.{flag(name)[2:]}"
+                f"{flag(name)}: each policy has its own, "
+                f"as in --{next(iter(configs))}.{flag(name)[2:]}"
             )
     trained = {}
-    for name, part in parts.items():
-        stored = {field: getattr(part, field) for field in OWN}
-        trained[name] = (
-            part.algorithm,
-            stored | _fields(name, type(part.algorithm), by_policy[name]),
-        )
+    for name, config in configs.items():
+        stored = {field: getattr(config, field) for field in OWN}
+        given = _fields(name, type(config.algorithm), by_policy[name])
+        trained[name] = (config.algorithm, stored | given)
     return trained, fields
 
 
@@ -150,29 +147,31 @@ def _divided(
             into = rest
             name, dot, field = arg[2:].partition(".")
             if dot and "=" not in name:
-                negated = name.startswith("no-") and name not in by_policy
-                name = name[3:] if negated else name
+                no = ""
+                if name.startswith("no-") and name not in by_policy:
+                    no = "no-"
+                    name = name.removeprefix(no)
                 if name not in by_policy:
                     raise ConfigError(
                         f"{arg}: there is no policy {name}{did_you_mean(name, by_policy)}"
                     )
                 into = by_policy[name]
-                arg = f"--{'no-' if negated else ''}{field}"
+                arg = f"--{no}{field}"
         into.append(arg)
     return by_policy, rest
 
 
-def _fields(policy: str, algorithm: Any, args: Sequence[str]) -> dict[str, Any]:
+def _fields(policy: str, algorithm: str | type, args: Sequence[str]) -> dict[str, Any]:
     """Returns the hyperparameters of a policy, and its fields of ``OWN``."""
-    if (
-        read_still(algorithm) is not None
-        if isinstance(algorithm, str)
-        else issubclass(algorithm, Still)
-    ):
-        if args:
-            raise ConfigError(
-                f"--{policy}.{args[0][2:]}: policy {policy} does not train, and has no flags"
-            )
+    if isinstance(algorithm, str):
+        trains = read_still(algorithm) is None
+    else:
+        trains = not issubclass(algorithm, Still)
+    if not trains and args:
+        raise ConfigError(
+            f"--{policy}.{args[0][2:]}: policy {policy} does not train, and has no flags"
+        )
+    if not trains:
         return {}
     with naming(policy):
         fields = flags.parse_train(algorithm, args)

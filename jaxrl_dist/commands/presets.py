@@ -45,9 +45,8 @@ def run(args: Sequence[str]) -> int:
         )
     # refuses an unknown algorithm before JAX is imported
     default = flags.plain_defaults(options.algorithm)
-    if options.core is None:
-        core = {}
-    else:
+    core = {}
+    if options.core is not None:
         core = flags.parse_train(options.algorithm, ["--core", options.core])
     find_modules(options.env)
 

@@ -100,21 +100,20 @@ def parse(args: Sequence[str]) -> Request:
 
 def _algorithm(args: Sequence[str]) -> tuple[str | type | None, Sequence[str]]:
     """Returns the algorithm that the arguments begin with, if any, and the flags behind it."""
+    first = None
     if args and not args[0].startswith("-"):
-        first = args[0]
-    else:
-        first = None
-    args = args[1:] if first else args
+        first, *args = args
     if args and not args[0].startswith("-"):
-        network = args[0].endswith("Policy")  # as in Stable-Baselines3
-        if network:
-            instead = "--torso and --hidden-sizes choose the network"
-        else:
-            instead = None
+        if args[0].endswith("Policy"):  # as in Stable-Baselines3
+            raise ConfigError(
+                f"unknown argument {args[0]!r}; --torso and --hidden-sizes choose the network"
+            )
         raise ConfigError(
-            f"unknown argument {args[0]!r}; {instead or f'an environment is named by --env {args[0]}'}"
+            f"unknown argument {args[0]!r}; an environment is named by --env {args[0]}"
         )
-    return from_file(first) if first is not None and first.endswith(".py") else first, args
+    if first is not None and first.endswith(".py"):
+        return from_file(first), args
+    return first, args
 
 
 def _stored(
@@ -128,17 +127,17 @@ def _stored(
         return algorithm, {}
     kind = algorithm if isinstance(algorithm, type) else None
     name, fields = stored_fields(pathlib.Path(config_file), kind, flags.value_of(args, "--env"))
+    stored: str | type | Policies = name
     if name == Policies.stored_as:
-        parts = fields.pop("parts")
-    else:
-        parts = None
-    stored = name if parts is None else Policies(parts)
-    of_a_policy = kind is not None and parts is not None  # the file of one of the stored policies
-    if algorithm is not None and _name(algorithm) != _name(stored) and not of_a_policy:
+        stored = Policies(fields.pop("parts"))
+        if kind is not None:  # the file of one of the stored policies
+            return stored, fields
+    if algorithm is not None and _name(algorithm) != _name(stored):
         raise ConfigError(
-            f"{config_file} was made by {_name(stored)}, not by {_name(algorithm)}; remove the algorithm's name"
+            f"{config_file} was made by {_name(stored)}, not by {_name(algorithm)}; "
+            "remove the algorithm's name"
         )
-    return stored if kind is None or of_a_policy else kind, fields
+    return kind or stored, fields
 
 
 def _name(algorithm: str | type | Policies) -> str:
@@ -181,7 +180,10 @@ def _help(request: Request, *, everything: bool) -> str:
         config, _, settled_sources = request.settled()
         values.update(vars(config))
         sources.update(settled_sources)
-        about = f"In parentheses: the values that would run on {config.env}, and where they come from if not defaults."
+        about = (
+            f"In parentheses: the values that would run on {config.env}, "
+            "and where they come from if not defaults."
+        )
     values.update(vars(config.algorithm))
     del values["algorithm"]
     kind = type(config.algorithm)
@@ -197,7 +199,8 @@ def output_flags(fields: dict[str, Any]) -> dict[str, bool]:
     """
     if "plan_memory" in fields:
         raise ConfigError(
-            "only `train` accepts --plan-memory: `train ... --plan-memory here` says what a run takes"
+            "only `train` accepts --plan-memory: "
+            "`train ... --plan-memory here` says what a run takes"
         )
     output = {name: fields.pop(name, False) for name in ("quiet", "verbose")}
     fields.pop("resume_or_start", None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Never
 
 import jax
 from jax.experimental import topologies
@@ -118,9 +118,8 @@ class Target(NamedTuple):
             return jax.local_devices()
         jax.config.update("jax_platforms", "cpu")
         if self.platform == "tpu":
-            os.environ.update(
-                LIBTPU | {name: value for name, value in os.environ.items() if name in LIBTPU}
-            )
+            for name, value in LIBTPU.items():
+                os.environ.setdefault(name, value)
         try:
             return list(
                 topologies.get_topology_desc(platform=self.platform, **self.topology).devices
@@ -132,7 +131,7 @@ class Target(NamedTuple):
 LIBTPU = {
     "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server, for which libtpu would wait
     "TPU_WORKER_HOSTNAMES": "localhost",
-    # of the machine that libtpu assumes; the topology names its own
+    # the machine that libtpu assumes; the topology names its own
     "TPU_ACCELERATOR_TYPE": "v4-8",
     # compiling holds no chip, so two processes may do it at a time
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
@@ -151,20 +150,31 @@ def target(name: str) -> Target:
     """
     if name == "here":
         return Target(name, None, _memory_here(), {}, {})
-    kind, _, rest = name.partition(":")
-    if kind in TPUS and re.fullmatch(r"\d+x\d+(x\d+)?", rest):
-        # As a TPU VM sets it: both cores of a chip of v4 are one device.
-        if kind == "v4":
-            megacore = {"chip_config_name": "megacore"}
-        else:
-            megacore = {}
-        return Target(name, "tpu", TPUS[kind], {"topology_name": name, **megacore}, {})
-    kind, times, count = name.partition("x")
-    if kind in GPUS and (count.isdecimal() and int(count) > 0 if times else not count):
-        gpu = GPUS[kind]
-        topology = {"target_config": gpu.describe(), "topology": f"1x1x{count or 1}"}
-        # Level 0 takes the first algorithm of each product: there is no GPU to time them on.
-        return Target(name, "cuda", gpu.memory, topology, {"xla_gpu_autotune_level": 0})
+    return _tpu(name) or _gpu(name) or _refuse(name)
+
+
+def _tpu(name: str) -> Target | None:
+    kind, _, slice_ = name.partition(":")
+    if kind not in TPUS or not re.fullmatch(r"\d+x\d+(x\d+)?", slice_):
+        return None
+    topology = {"topology_name": name}
+    if kind == "v4":
+        # As a TPU VM sets it: both cores of a chip are one device.
+        topology["chip_config_name"] = "megacore"
+    return Target(name, "tpu", TPUS[kind], topology, {})
+
+
+def _gpu(name: str) -> Target | None:
+    match = re.fullmatch(r"([a-z0-9]+?)(?:x0*([1-9]\d*))?", name)
+    if match is None or match[1] not in GPUS:
+        return None
+    gpu = GPUS[match[1]]
+    topology = {"target_config": gpu.describe(), "topology": f"1x1x{match[2] or 1}"}
+    # Level 0 takes the first algorithm of each product: there is no GPU to time them on.
+    return Target(name, "cuda", gpu.memory, topology, {"xla_gpu_autotune_level": 0})
+
+
+def _refuse(name: str) -> Never:
     near = did_you_mean(re.split(r"[:x]", name)[0], [*GPUS, *TPUS])
     raise ConfigError(
         f"no target {name!r}{near}; such as {EXAMPLES}: a GPU and how many, or a TPU and its slice"
@@ -177,6 +187,4 @@ def _memory_here() -> int:
     """
     devices = jax.local_devices()
     limit = (devices[0].memory_stats() or {}).get("bytes_limit")
-    if limit is None:
-        return memory_size() // len(devices)
-    return int(limit)
+    return memory_size() // len(devices) if limit is None else int(limit)

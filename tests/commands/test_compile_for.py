@@ -110,7 +110,7 @@ def test_a_run_says_what_it_would_take_and_does_not_train(
         ("h200x0", RUN, "no target 'h200x0'"),
         ("", "", "--compile-for which accelerator? Such as here, h200"),
         ("", "--json", "--compile-for which accelerator? Such as here, h200"),
-        ("here", f"--json=maybe {RUN}", "--json takes no value, so 'maybe' is too much"),
+        ("here", f"--json=maybe {RUN}", "--json takes no value; remove 'maybe'"),
         ("", RUN.removeprefix("ppo "), "--compile-for which accelerator? Such as here, h200"),
         (
             "here",

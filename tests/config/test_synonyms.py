@@ -146,17 +146,16 @@ CALLS = {
     PPO_ON + "--core rnn": "--core must be one of none, gru, lstm, attention, linear, not 'rnn'",
     PPO_ON + "--plan ondevice": "not 'ondevice' (did you mean 'on_device'?)",
     PPO_ON
-    + "--seed 0 1 2": "--seed takes one value, so '1' is too much; --seeds 3 runs three seeds, and --seed 7",
+    + "--seed 0 1 2": "--seed takes one value; remove '1'; --seeds 3 runs three seeds, and --seed 7",
     PPO_ON
-    + "--normalize-advantages false": "takes no value, so 'false' is too much; --no-normalize-advantages",
-    PPO_ON
-    + "--no-normalize-advantages 0": "--no-normalize-advantages takes no value, so '0' is too much",
+    + "--normalize-advantages false": "takes no value; remove 'false'; --no-normalize-advantages",
+    PPO_ON + "--no-normalize-advantages 0": "--no-normalize-advantages takes no value; remove '0'",
     PPO_ON + "--hidden-sizes 64,x": "--hidden-sizes: 'x' is not a whole number",
     # other commands
     "evaluate runs/x --stochastic": "it is --evaluation-policy here",
     "evaluate runs/x --n-episodes 5": "it is --episodes here",
     "video runs/x x.gif --frames 9": "unknown flag --frames; --help lists all",
-    "evaluate runs/x --seed 0 1": "--seed takes one value, so '1' is too much\n",
+    "evaluate runs/x --seed 0 1": "--seed takes one value; remove '1'\n",
     "evaluate nothing": "nothing is not a run directory: it does not exist",
     "evaluate .": ". is not a run directory: it has no config.json",
     "tune ppo": "unknown command 'tune'",
