@@ -132,7 +132,7 @@ def _run(args: list[str]) -> int:
     from jaxrl_dist.checks import did_you_mean
     from jaxrl_dist.commands import COMMANDS, help_text
     from jaxrl_dist.heavy import in_32_bits
-    from jaxrl_dist.hosts import start
+    from jaxrl_dist.hosts import warn
     from jaxrl_dist.run import version
 
     if not args or args[0] in ("-h", "--help", "help"):
@@ -145,7 +145,7 @@ def _run(args: list[str]) -> int:
     if name not in COMMANDS:
         similar = did_you_mean(name, [*COMMANDS, "--version", "--help"])
         raise ConfigError(f"unknown command {name!r}{similar}; see: jaxrl-dist --help")
-    with start.one_line_warnings():
+    with warn.one_line_warnings():
         command = importlib.import_module(f"jaxrl_dist.commands.{name.replace('-', '_')}").run
         if "JAX_ENABLE_X64" in os.environ:
             command = in_32_bits(command)

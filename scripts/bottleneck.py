@@ -33,7 +33,7 @@ from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import ConfigError, say, visible
-from jaxrl_dist.hosts import start
+from jaxrl_dist.hosts.warn import one_line_warnings
 from jaxrl_dist.profiling import timing
 from jaxrl_dist.profiling.stages import Stage, make_stages
 from jaxrl_dist.settings.policies import by_policy
@@ -504,7 +504,7 @@ def _layer(scopes: str) -> str:
 
 if __name__ == "__main__":
     try:
-        with start.one_line_warnings():
+        with one_line_warnings():
             main(sys.argv[1:])
     except ConfigError as error:
         say(f"error: {error.with_flags}")

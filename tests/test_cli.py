@@ -28,7 +28,7 @@ from jaxrl_dist import cli
 from jaxrl_dist.commands import COMMANDS, accelerators, request
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError, ConfigWarning, EnvWarning, FileWarning
-from jaxrl_dist.hosts import start
+from jaxrl_dist.hosts.warn import one_line_warnings
 from jaxrl_dist.play.policy import load_policy
 from jaxrl_dist.run import checkpoint, console, saving
 from jaxrl_dist.training import run as training_run
@@ -463,7 +463,7 @@ def test_names_from_files_do_not_move_the_cursor(
     config["run"]["env"] = name
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert cli.main(["evaluate", str(tmp_path)]) == 2
-    with start.one_line_warnings():
+    with one_line_warnings():
         warnings.warn(name, FileWarning, stacklevel=1)
     console.Display(1).print(name)
     written = capsys.readouterr()
@@ -476,7 +476,7 @@ def test_names_from_files_do_not_move_the_cursor(
 def test_quiet_leaves_out_advice_and_not_what_has_failed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with start.one_line_warnings(quiet=True):
+    with one_line_warnings(quiet=True):
         for category in (ConfigWarning, EnvWarning, FileWarning):
             warnings.warn(category.__name__, category, stacklevel=1)
     shown = [

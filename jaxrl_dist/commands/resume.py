@@ -13,7 +13,7 @@ from jaxrl_dist.commands import find_modules, flags, request
 from jaxrl_dist.commands.train import joined, show
 from jaxrl_dist.config.train import RESUMABLE, Train
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.hosts import start
+from jaxrl_dist.hosts.warn import one_line_warnings
 from jaxrl_dist.run import signals
 from jaxrl_dist.run.storage import check_run_dir
 from jaxrl_dist.settings import members as populations
@@ -69,7 +69,7 @@ def run(args: Sequence[str]) -> int:
     with (
         signals.stopping() as stop,
         joined("resume", user_values, stop),
-        start.one_line_warnings(output["quiet"]),
+        one_line_warnings(output["quiet"]),
     ):
         devices.divide_cpu(populations.number_of_members(vars(before)))
         find_modules(env)

@@ -16,7 +16,7 @@ from jaxrl_dist.commands.tuning import by_optuna, by_ray
 from jaxrl_dist.config.train import ALONE, CONFIG_FILE, Processes, Train
 from jaxrl_dist.config.values import marked, setting
 from jaxrl_dist.errors import DIVERGED, ConfigError, say, visible
-from jaxrl_dist.hosts import start
+from jaxrl_dist.hosts.warn import one_line_warnings
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.run import machine, signals, storage, subprocesses
 from jaxrl_dist.settings.members import MemberConfig, is_population, members
@@ -132,7 +132,7 @@ def _tune(
     path = pathlib.Path(str(config.run_dir))
     search = tuning.Search(run, space, path, sweep.trials, sweep.jobs, stop, show)
     stored = to_json(dataclasses.replace(config, vary=vary), source.spec)
-    with _claimed(path, {**stored, "tuner": tuner}), start.one_line_warnings(quiet):
+    with _claimed(path, {**stored, "tuner": tuner}), one_line_warnings(quiet):
         show(f"{counted(sweep.trials, 'trial')} by {tuner}, {sweep.jobs} at a time, in {path}")
         if tuner == "optuna":
             has_return = by_optuna.tune(search, _ranked_by(config), config.seed)

@@ -15,7 +15,8 @@ from jaxrl_dist.checks import unit
 from jaxrl_dist.commands import request
 from jaxrl_dist.config.train import Train, launch_of
 from jaxrl_dist.errors import ConfigError, FinishedError, visible
-from jaxrl_dist.hosts import peers, start, stdout
+from jaxrl_dist.hosts import failing, peers, start, stdout
+from jaxrl_dist.hosts.warn import one_line_warnings
 from jaxrl_dist.run import signals, subprocesses, watchdog
 
 if TYPE_CHECKING:
@@ -65,9 +66,9 @@ def joined(command: str, fields: Mapping[str, Any], stop: signals.Stop) -> Itera
             raise stop.interrupted("interrupted while waiting for the other processes of the run")
 
     start.start(launch_of(fields), detect=True, waiting=check)
-    if (watch := start.watch()) is not None:
+    if (watch := failing.watch()) is not None:
         watch.stop_signal = lambda: stop.number or 0
-    with start.failing(), contextlib.nullcontext() if peers.first() else stdout.discarded():
+    with failing.failing(), contextlib.nullcontext() if peers.first() else stdout.discarded():
         for process, other in enumerate(peers.all_gather(command, "the command")):
             if other != command:
                 raise ConfigError(
@@ -87,7 +88,7 @@ def _train(
     from jaxrl_dist.training import setup
 
     config = run.in_run_dir(config)
-    with start.one_line_warnings(quiet):
+    with one_line_warnings(quiet):
         try:
             prepared = _resumed_or_started(config) if again else None
         except FinishedError as error:
@@ -135,7 +136,7 @@ def show(name: str, run: Run, stop: signals.Stop, *, quiet: bool, verbose: bool)
         raise stop.interrupted()
     quiet = quiet or not peers.first()
     stop.last_words = partial(_continues_from, run)
-    if (watch := start.watch()) is not None:
+    if (watch := failing.watch()) is not None:
         watch.advice = stop.last_words
     if not quiet:
         stop.notice = "stopping after this update, which is saved; once more, 1 s from now or later, ends the run at once"

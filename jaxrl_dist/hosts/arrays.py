@@ -20,6 +20,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxrl_dist.errors import ConfigError, ProcessError
 from jaxrl_dist.hosts import peers
 
+PyTree = Any
+"""A nest of arrays."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Pieces:
@@ -45,18 +48,17 @@ def connect() -> None:
     mesh = Mesh(np.asarray(jax.devices()), ("all",))
     try:
         ones = put(np.ones(mesh.size, np.float32), NamedSharding(mesh, PartitionSpec("all")))
-        jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, PartitionSpec()))(
-            ones
-        ).block_until_ready()
+        add = jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, PartitionSpec()))
+        add(ones).block_until_ready()
     except jax.errors.JaxRuntimeError as error:
         line = " ".join(str(error).split())[:200]
         raise ProcessError(
-            f"the devices of the processes have not reached each other; start all processes again, where the machine "
-            f"is less busy ({line})"
+            "the devices of the processes have not reached each other; start all processes again, "
+            f"where the machine is less busy ({line})"
         ) from None
 
 
-def check_equal(tree: Any, about: str) -> None:
+def check_equal(tree: PyTree, about: str) -> None:
     """Checks that the numpy arrays of ``tree`` are equal in all processes,
     each of which has read them by itself.
 
@@ -71,8 +73,9 @@ def check_equal(tree: Any, about: str) -> None:
     for process, theirs in enumerate(peers.all_gather(digest.hexdigest(), about)):
         if theirs != digest.hexdigest():
             raise ConfigError(
-                f"process {process} has read other values of {about} than process {peers.index()}: all need the same "
-                "files, on a file system that all hosts share, which no other run changes"
+                f"process {process} has read other values of {about} than process {peers.index()}: "
+                "all need the same files, on a file system that all hosts share, which no other "
+                "run changes"
             )
 
 
@@ -93,7 +96,7 @@ def own_part(mesh: Mesh) -> Mesh:
     return Mesh(np.asarray(own_devices(list(mesh.devices.flat))).reshape(1, -1), mesh.axis_names)
 
 
-def put(tree: Any, shardings: Any) -> Any:
+def put(tree: PyTree, shardings: PyTree) -> PyTree:
     """Puts every array of ``tree`` on devices.
 
     Args:
@@ -128,24 +131,24 @@ def from_rows(
     Args:
       rows: makes those of a slice; called once for each slice, however many devices hold it.
     """
-    made = dict[int | None, np.ndarray]()
+    by_start = dict[int | None, np.ndarray]()
 
     def part(index: Any) -> np.ndarray:
-        if (first := index[0].start) not in made:
-            made[first] = rows(index[0])
-        return made[first]
+        if (start := index[0].start) not in by_start:
+            by_start[start] = rows(index[0])
+        return by_start[start]
 
     return jax.make_array_from_callback(shape, sharding, part)
 
 
-def fetch(tree: Any) -> Any:
+def fetch(tree: PyTree) -> PyTree:
     """Copies every array of ``tree`` to the host;
     all processes must call it if each holds parts of the arrays.
     """
     return jax.device_get(whole(tree))
 
 
-def whole(tree: Any) -> Any:
+def whole(tree: PyTree) -> PyTree:
     """Replicates those arrays of ``tree`` of which other processes hold parts;
     all processes must call it.
     """
@@ -160,23 +163,23 @@ def whole(tree: Any) -> Any:
     return jax.tree.unflatten(structure, leaves)
 
 
-def copied(tree: Any) -> Any:
+def copied(tree: PyTree) -> PyTree:
     """Copies every array of ``tree`` to the host, so that no donation overwrites it;
     otherwise as ``fetch``.
     """
     return jax.tree.map(np.array, whole(tree))
 
 
-def _identity(tree: Any) -> Any:
+def _identity(tree: PyTree) -> PyTree:
     return tree
 
 
-def is_here(x: Any) -> bool:
+def is_here(x: object) -> bool:
     """Returns whether this process can read all of a value."""
     return not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated
 
 
-def pieces(tree: Any) -> Any:
+def pieces(tree: PyTree) -> PyTree:
     """Copies every array of ``tree`` to the host: whole or, if other processes hold parts of it,
     as ``Pieces``.
 
@@ -200,7 +203,7 @@ def _pieces(x: Any) -> np.ndarray | Pieces:
     return Pieces(x.shape, x.dtype, by_bounds)
 
 
-def as_local(tree: Any, mesh: Mesh) -> Any:
+def as_local(tree: PyTree, mesh: Mesh) -> PyTree:
     """Returns this process's part of arrays on ``mesh``, as arrays on ``own_part(mesh)``,
     without copying.
     """
@@ -210,7 +213,7 @@ def as_local(tree: Any, mesh: Mesh) -> Any:
     return jax.tree.map(lambda x: _view(x, part, x.sharding.spec, mesh.size, part.size), tree)
 
 
-def as_global(tree: Any, mesh: Mesh, specs: Any) -> Any:
+def as_global(tree: PyTree, mesh: Mesh, specs: PyTree) -> PyTree:
     """Joins the parts of all processes into arrays on ``mesh``, without copying;
     the inverse of ``as_local``.
 
@@ -225,9 +228,9 @@ def as_global(tree: Any, mesh: Mesh, specs: Any) -> Any:
 
 
 def _view(x: jax.Array, on: Mesh, spec: PartitionSpec, before: int, after: int) -> jax.Array:
-    shape = [
-        size * after // before if axis < len(spec) and spec[axis] is not None else size
-        for axis, size in enumerate(x.shape)
-    ]
+    shape = [*x.shape]
+    for axis, name in enumerate(spec):
+        if name is not None:
+            shape[axis] = shape[axis] * after // before
     shards = [shard.data for shard in x.addressable_shards]
     return jax.make_array_from_single_device_arrays(tuple(shape), NamedSharding(on, spec), shards)

@@ -1,10 +1,10 @@
-"""Exchanges values that all processes of a run must know before it goes on.
+"""Exchanges values that all processes of a run must know before it continues.
 
 Values travel through the key-value store of JAX's coordination service, on the host. No collective
 of the devices waits for a process that is busy elsewhere, and each wait ends once a process is lost
 or has failed. With one process, each function returns its argument.
 
-All processes must call ``gather`` and the functions built on it in the same order;
+All processes must call ``all_gather`` and the functions built on it in the same order;
 the text ``about`` checks this.
 """
 
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from jaxrl_dist.errors import ProcessError
 
 Result = TypeVar("Result")
+Value = TypeVar("Value")
 FAILED = "a failure"
 WAIT_MS = 500
 """Milliseconds of a wait, after which a process checks whether the others are still alive."""
@@ -33,11 +34,12 @@ class World(NamedTuple):
     """Number of this process."""
     size: int
     problem: Callable[[], ProcessError | None]
-    """Returns why the run cannot go on, as soon as another process has failed."""
+    """Returns why the run cannot continue, as soon as another process has failed."""
 
 
 _world: World | None = None
-_said = _posts = 0
+_said = 0
+_posts = 0
 
 
 def join(world: World | None) -> None:
@@ -68,7 +70,7 @@ def first() -> bool:
     return index() == 0
 
 
-def all_gather(value: Any, about: str, within: float = math.inf) -> list[Any]:
+def all_gather(value: Value, about: str, within: float = math.inf) -> list[Value]:
     """Returns the values of all processes, in their order.
 
     Args:
@@ -104,14 +106,15 @@ def all_gather(value: Any, about: str, within: float = math.inf) -> list[Any]:
     for other, place in enumerate(places):
         if place != places[0]:
             raise ProcessError(
-                f"the processes have lost each other: process {other} is at {place}, and process 0 at {places[0]}"
+                f"the processes have lost each other: process {other} is at {place}, and process "
+                f"0 at {places[0]}"
             )
     return list(values)
 
 
 class Post:
-    """Brings values of the other processes to process 0, from any thread and beside ``gather``;
-    see ``post``.
+    """Brings values of the other processes to process 0, from any thread, independently of
+    ``all_gather``; see ``post``.
     """
 
     def __init__(self, world: World, number: int) -> None:
@@ -174,15 +177,15 @@ def run_everywhere(function: Callable[[], Result], about: str) -> Result:
       ProcessError: it has failed in another process.
     """
     failed: Exception | None = None
+    message = None
     try:
         result = function()
     except Exception as error:
         failed = error
-    for process, message in enumerate(
-        all_gather(failed and f"{type(failed).__name__}: {failed}", about)
-    ):
-        if message is not None and failed is None:
-            raise ProcessError(f"process {process} has failed: {' '.join(message.split())}")
+        message = f"{type(error).__name__}: {error}"
+    for process, problem in enumerate(all_gather(message, about)):
+        if problem is not None and failed is None:
+            raise ProcessError(f"process {process} has failed: {' '.join(problem.split())}")
     if failed is not None:
         raise failed
     return result
@@ -198,7 +201,7 @@ def minimum(number: int, about: str) -> int:
     return int(min(all_gather(number, about)))
 
 
-def broadcast(value: Any, about: str) -> Any:
+def broadcast(value: Value, about: str) -> Value:
     """Returns the value of process 0."""
     return all_gather(value, about)[0]
 

@@ -13,23 +13,13 @@ import socket
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxrl_dist.config.train import Processes
-from jaxrl_dist.errors import (
-    ConfigError,
-    ConfigWarning,
-    EnvWarning,
-    FileWarning,
-    ProcessError,
-    first_line,
-    say,
-    visible,
-)
+from jaxrl_dist.errors import ConfigError, ProcessError, say
 from jaxrl_dist.heavy import jax
-from jaxrl_dist.hosts import peers, stdout
+from jaxrl_dist.hosts import failing, peers, stdout
 from jaxrl_dist.hosts.watch import Watch, end, on_terminate
 
 CLUSTERS = ("slurm", "ompi", "gcetpu", "gketpu")
@@ -42,14 +32,9 @@ JOIN_SECONDS = 300
 QUIET_SECONDS = 5
 """Seconds after which a process says that it waits for the others."""
 
-_watch: Watch | None = None
-_alive: list[Any] = []
+_alive: list[object] = []
+"""What must not be deleted."""
 _joining: threading.Thread | None = None
-
-
-def watch() -> Watch | None:
-    """Returns the watch of a run over several processes; None: this is the only process."""
-    return _watch
 
 
 def start(
@@ -124,8 +109,9 @@ def listens_at(coordinator: str) -> str | None:
     version = 4 if host == "localhost" else 0
     with contextlib.suppress(ValueError):
         version = ipaddress.ip_address(host).version
+    family = socket.AF_INET6 if version == 6 else socket.AF_INET
     for name in (host, "") if version else ("",):
-        with socket.socket(socket.AF_INET6 if version == 6 else socket.AF_INET) as probe:
+        with socket.socket(family) as probe:
             # a run that has ended here leaves no trace
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -133,8 +119,8 @@ def listens_at(coordinator: str) -> str | None:
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:  # gRPC would share the port with the other
                     raise ConfigError(
-                        f"another process has the number 0, or another program the port: --coordinator {coordinator} "
-                        "is in use"
+                        "another process has the number 0, or another program the port: "
+                        f"--coordinator {coordinator} is in use"
                     ) from None
             else:
                 return coordinator if name else None
@@ -163,14 +149,17 @@ def detected() -> str | None:
         except Exception as error:  # a metadata server may not answer
             line = " ".join(str(error).split())[:200]
             raise ConfigError(
-                f"the processes of {kind.name} cannot be found: {line}; --processes 1 trains on this one alone"
+                f"the processes of {kind.name} cannot be found: {line}; --processes 1 trains on "
+                "this one alone"
             ) from None
     return None
 
 
 def _initialize(launch: Processes, arguments: dict[str, Any], waiting: Callable[[], None]) -> None:
-    # JAX has no public name for its client, nor for the option below
-    from jax._src import distributed
+    """Joins the processes in a thread: C++ waits for the others there, and Python would handle no
+    signal meanwhile.
+    """
+    from jax._src.distributed import global_state  # JAX has no public name for its client
 
     global _joining
     if launch.coordinator is not None and not launch.process:
@@ -179,41 +168,57 @@ def _initialize(launch: Processes, arguments: dict[str, Any], waiting: Callable[
     if getattr(config, "jax_cpu_collectives_implementation", None) in (None, "none"):
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
-    _alive.append(on_terminate(_ended))
-    library: Any = vars(distributed)["_jax"]
-    original = library.get_distributed_runtime_client
-    # Once process 0 is lost, jaxlib aborts the others with a page of stack trace, whatever the
-    # heartbeats' time-out and ``jax_enable_recoverability``; only this option prevents it, and
-    # ``initialize`` does not pass it on.
-    client = functools.partial(original, missed_heartbeat_callback=_ended)
-    library.get_distributed_runtime_client = client
+    _alive.append(on_terminate(failing.process_lost))
     errors: list[Exception] = []
 
     def initialize() -> None:
         try:
-            jax.distributed.initialize(**arguments)
+            with _hearing_of_losses():
+                jax.distributed.initialize(**arguments)
         except Exception as error:
             errors.append(error)
-        finally:
-            library.get_distributed_runtime_client = original
 
     _joining = threading.Thread(target=initialize, name="join", daemon=True)
-    _joining.start()  # C++ waits for the others there, and Python handles no signal meanwhile
+    _joining.start()
     try:
-        _wait(_joining, distributed.global_state, waiting)
+        _wait(_joining, global_state, waiting)
         if errors:
-            line = " ".join(str(errors[0]).split())[:300]
-            if "before any JAX calls" in line:
-                line = (
-                    "JAX is in use already; join the processes first, by jax.distributed.initialize"
-                )
-            if "bad_cast" in line:  # jaxlib cannot hand its reason to ``_ended``
-                line = "process 0 has other --processes, or another one the same number"
-            raise _unjoined(line)
+            raise _unjoined(_reason(errors[0]))
     except BaseException:
         # else its end at Python's end fails, with a traceback
-        distributed.global_state.client = None
+        global_state.client = None
         raise
+
+
+@contextlib.contextmanager
+def _hearing_of_losses() -> Iterator[None]:
+    """Makes the client that JAX makes meanwhile call ``process_lost`` once process 0 is lost.
+
+    jaxlib would abort the others with a page of stack trace, whatever the heartbeats' time-out and
+    ``jax_enable_recoverability``; only this option prevents it, and ``initialize`` does not pass it
+    on.
+    """
+    from jax._src import distributed  # JAX has no public name for it
+
+    library: Any = vars(distributed)["_jax"]
+    original = library.get_distributed_runtime_client
+    library.get_distributed_runtime_client = functools.partial(
+        original, missed_heartbeat_callback=failing.process_lost
+    )
+    try:
+        yield
+    finally:
+        library.get_distributed_runtime_client = original
+
+
+def _reason(error: Exception) -> str:
+    """Returns in one line why JAX has not joined the processes."""
+    line = " ".join(str(error).split())[:300]
+    if "before any JAX calls" in line:
+        return "JAX is in use already; join the processes first, by jax.distributed.initialize"
+    if "bad_cast" in line:  # jaxlib cannot hand its reason to ``process_lost``
+        return "process 0 has other --processes, or another one the same number"
+    return line
 
 
 def _wait(joining: threading.Thread, state: Any, waiting: Callable[[], None]) -> None:
@@ -264,24 +269,16 @@ def _unjoined(why: str) -> ConfigError:
     return ConfigError(f"the processes of the run cannot be joined: {why}")
 
 
-def _ended(*status: object) -> None:
-    if _watch is not None:
-        _watch.terminated()
-    else:
-        say("error: another process is lost before the run has begun")
-    os._exit(1)
-
-
 def _join(launch: Processes) -> None:
     from jax._src.distributed import global_state  # JAX has no public name for its key-value store
 
     from jaxrl_dist.hosts import arrays
 
-    global _watch
     number = jax.process_index()
     count = jax.process_count()
     client = global_state.client
-    _watch = watch = Watch(client, number, count, launch.lost_process_timeout)
+    watch = Watch(client, number, count, launch.lost_process_timeout)
+    failing.begin(watch)
     watch.gone = lambda: _listens(str(global_state.coordinator_address)) is False
     peers.join(peers.World(client, number, count, lambda: watch.problem))
     atexit.register(watch.disconnect)  # then JAX waits for the other processes, and disconnects
@@ -290,97 +287,8 @@ def _join(launch: Processes) -> None:
         arrays.connect()
 
 
-@contextlib.contextmanager
-def one_line_warnings(quiet: bool = False) -> Iterator[None]:
-    """Shows this package's warnings in one line each, as it shows errors;
-    other warnings stay as they are.
-
-    Each process warns of its environments; other warnings are those of process 0. ``quiet``:
-    only of what has failed.
-    """
-    if peers.first():
-        process = ""
-    else:
-        process = f"process {peers.index()}: "
-    hidden = ConfigWarning if quiet else ()
-    with warnings.catch_warnings():
-        show = warnings.showwarning
-
-        def one_line(message: Any, category: type[Warning], *where: Any, **options: Any) -> None:
-            if not issubclass(category, ConfigWarning | EnvWarning | FileWarning):
-                show(message, category, *where, **options)
-            elif issubclass(category, EnvWarning) or (
-                peers.first() and not issubclass(category, hidden)
-            ):
-                if isinstance(message, ConfigWarning):
-                    text = message.with_flags
-                else:
-                    text = message
-                print(visible(f"jaxrl-dist: warning: {process}{text}", 2_000), file=sys.stderr)
-
-        for kind in (ConfigWarning, EnvWarning, FileWarning):
-            warnings.simplefilter("always", kind)
-        warnings.showwarning = one_line
-        yield
-
-
 def leave(code: int) -> None:
-    """Ends this process at once if it or another one has failed: there is nothing to wait for.
-
-    Process 0 leaves last: the others hear from it what has happened.
-    """
+    """As ``failing.leave``; also ends a process that still waits for the others."""
     if _joining is not None and _joining.is_alive():
         end(code)
-    if _watch is not None and (_watch.failed or _watch.problem is not None):
-        _watch.exit_now(code)
-
-
-def signalled() -> bool:
-    """Returns whether a signal has asked any process to end the run."""
-    return _watch is not None and _watch.signal != 0
-
-
-def failed_alike(error: BaseException) -> bool:
-    """Returns whether all processes have failed at the same point,
-    so that they can still save the run together.
-    """
-    if peers.world() is None:
-        return True
-    return not isinstance(error, jax.errors.JaxRuntimeError) and peers.fail_alike(str(error))
-
-
-@contextlib.contextmanager
-def failing() -> Iterator[None]:
-    """Tells the other processes of an error that ends the run here, so that they end, too.
-    Within, all are needed.
-
-    An error of a collective may come from a process that is lost:
-    the watch then ends this one with a better message.
-    """
-    watch = _watch
-    if watch is None:
-        yield
-        return
-    watch.running += 1
-    try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, GeneratorExit):
-            _tell(watch, error)
-        raise
-    finally:
-        watch.running -= 1
-
-
-def _tell(watch: Watch, error: BaseException) -> None:
-    if watch.problem is not None or watch.failed is not None:
-        return
-    if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
-        problem = watch.wait()
-        if problem is not None:
-            raise problem from None
-    if isinstance(error, ConfigError):
-        code = 2
-    else:
-        code = getattr(error, "exit_code", 1)
-    watch.fail(first_line(error), code)
+    failing.leave(code)

@@ -52,7 +52,8 @@ class Watch:
         self._beat = 0
         self._left = False
         self._failed_at = 0.0
-        self._gone: set[int] = set()  # the processes that have left
+        self._gone: set[int] = set()
+        """The processes that have left."""
         self._since = {other: (time.monotonic(), -1) for other in range(count) if other != index}
         self._stopping = threading.Event()
         self._telling = threading.Lock()
@@ -95,9 +96,7 @@ class Watch:
         end(code)
 
     def disconnect(self) -> None:
-        """Tells the others that this process ends in order:
-        they may go on with what each does alone.
-        """
+        """Tells the others that this process ends in order: they may continue alone."""
         self._left = True
         self._tell()
         self.close()
@@ -115,17 +114,17 @@ class Watch:
             if self._stopping.is_set():
                 return
             self._stopping.set()
-            text = f"process {process} is lost: it has not answered for {self._timeout:g} s"
-            if process == 0 and time.monotonic() - self._answered < self._timeout:
-                text = "process 0 is lost"
+            problem = f"process {process} is lost: it has not answered for {self._timeout:g} s"
             if process == self._index:
-                text = (
+                problem = (
                     "a library has failed: another process may be lost, or have the same --process"
                 )
-            advice = ""
+            elif process == 0 and time.monotonic() - self._answered < self._timeout:
+                problem = "process 0 is lost"
             with contextlib.suppress(Exception):  # such as that no thread can be started
-                advice = self.advice()
-            say(f"error: {text}{advice and '; '}{advice}")
+                if advice := self.advice():
+                    problem += f"; {advice}"
+            say(f"error: {problem}")
             os._exit(1)
 
     def terminated(self) -> None:
@@ -209,7 +208,7 @@ def end(code: int) -> None:
     os._exit(code)
 
 
-def on_terminate(function: Callable[[], None]) -> Any:
+def on_terminate(function: Callable[[], None]) -> object:
     """Calls a function where C++ would end the process with ``std::terminate``;
     returns what must be kept alive.
 

@@ -8,6 +8,7 @@ from typing import Any, Never
 
 from jaxrl_dist.config.train import Train, launch_of
 from jaxrl_dist.hosts import start
+from jaxrl_dist.hosts.failing import failing
 from jaxrl_dist.protocols import CoreLike, Hyperparameters, TorsoLike
 from jaxrl_dist.run.storage import check_run_dir
 from jaxrl_dist.settings.resolve import resolved
@@ -42,7 +43,7 @@ def train(config: Train, *others: Never, **fields: Never) -> Iterator[Report]:
     if isinstance(given, Train):  # else ``prepare`` says what is wrong
         given.check_launch()
         start.start(given)
-    with start.failing():
+    with failing():
         return prepare(given).reports()
 
 
@@ -83,7 +84,7 @@ def resume(
 
     check_run_dir(pathlib.Path(run_dir))
     start.start(launch_of(changes))
-    with start.failing():
+    with failing():
         config = stored_config(run_dir, algorithm, env, torso=torso, core=core)
         check_asked(vars(config), changes)
         return prepare_resume(

@@ -30,7 +30,8 @@ from jaxrl_dist.errors import (
     FileWarning,
     first_line,
 )
-from jaxrl_dist.hosts import peers, start
+from jaxrl_dist.hosts import peers
+from jaxrl_dist.hosts.failing import failing
 from jaxrl_dist.plans.job import Job, step_of
 from jaxrl_dist.plans.population import Population
 from jaxrl_dist.plans.window import recent_return
@@ -202,7 +203,7 @@ class Member:
         leaves.
         """
         ending = StopState(lambda: stop() or self.halved)
-        with start.failing():
+        with failing():
             try:
                 with self.file or contextlib.nullcontext(), contextlib.ExitStack() as stack:
                     if self.config.record is not None:

@@ -10,7 +10,7 @@ from functools import partial
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import DIVERGED, DivergedError, ProcessError, first_line
 from jaxrl_dist.hosts import peers
-from jaxrl_dist.hosts.start import failed_alike, signalled
+from jaxrl_dist.hosts.failing import failed_alike, signalled
 from jaxrl_dist.run.saving import Saver, save_variables
 from jaxrl_dist.run.writing import RunFiles
 from jaxrl_dist.types import Checkpoint, Report

@@ -27,8 +27,9 @@ from jaxrl_dist.data.writing import check_new
 from jaxrl_dist.envs.agents.groups import team_size
 from jaxrl_dist.errors import ConfigWarning, DivergedError, FileWarning
 from jaxrl_dist.heavy import in_32_bits
-from jaxrl_dist.hosts import peers, start
+from jaxrl_dist.hosts import peers
 from jaxrl_dist.hosts.arrays import check_equal
+from jaxrl_dist.hosts.failing import failing
 from jaxrl_dist.plans.evolve import Selection, halving, pbt
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.run import files as run_files
@@ -178,7 +179,7 @@ class Run:
     def _reports(self) -> Generator[Report]:
         self._unread.detach()
         jobs = [member.job for member in self.members]
-        with start.failing():
+        with failing():
             resumed = [
                 job.resumed and (job.resumed.state.variables, job.resumed.state.updates)
                 for job in jobs
@@ -187,7 +188,7 @@ class Run:
         if not is_population(self.config):
             yield from self.members[0].reports(self._evaluating, self._stop)
             return
-        with start.failing(), contextlib.ExitStack() as stack:
+        with failing(), contextlib.ExitStack() as stack:
             if self.config.run_dir and peers.first():
                 files = self._files(stack)
             else:
@@ -378,7 +379,7 @@ def _started(
       ConfigError: the run directory cannot be written or holds a run already,
         or that of its record exists.
     """
-    with start.failing():
+    with failing():
         if file is None and config.record is not None:
             check_new(pathlib.Path(config.record))
         if file is None and config.run_dir and peers.first():

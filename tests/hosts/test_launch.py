@@ -26,8 +26,9 @@ from jaxrl_dist import Train, cli, preset
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.config.train import Processes, launch_of
 from jaxrl_dist.errors import ConfigError, EnvWarning, FileWarning, ProcessError
-from jaxrl_dist.hosts import arrays, peers, start
+from jaxrl_dist.hosts import arrays, failing, peers, start
 from jaxrl_dist.hosts import watch as watching
+from jaxrl_dist.hosts.warn import one_line_warnings
 from jaxrl_dist.run import signals
 from jaxrl_dist.settings.stored import to_json
 from jaxrl_dist.training import setup
@@ -106,7 +107,7 @@ def test_each_process_warns_of_its_environments(
 ) -> None:
     monkeypatch.setattr(peers, "index", lambda: process)
     for quiet in (False, True):
-        with start.one_line_warnings(quiet):
+        with one_line_warnings(quiet):
             warnings.warn("a file", FileWarning, stacklevel=1)
             warnings.warn("an env", EnvWarning, stacklevel=1)
         lines = [f"jaxrl-dist: warning: {text}" for text in shown]
@@ -154,7 +155,9 @@ def test_one_process_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**SLURM, "SLURM_NTASKS": "2"}.items():
         monkeypatch.setenv(name, value)
     start.start(Processes(processes=1), detect=True)
-    assert not jax.distributed.is_initialized() and start.watch() is None and peers.world() is None
+    assert (
+        not jax.distributed.is_initialized() and failing.watch() is None and peers.world() is None
+    )
 
 
 def test_launch_files_can_be_read() -> None:
