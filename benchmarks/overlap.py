@@ -26,7 +26,7 @@ from jaxrl_dist.commands import flags
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.learners.sharded import compile_update
 from jaxrl_dist.plans.asynchronous import asynchronous
-from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.session import Session
 from jaxrl_dist.plans.threaded import exchange
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.settings.resolve import resolved
@@ -54,16 +54,17 @@ def main() -> None:
         "--report-interval",
         "1",
     ]
-    job = setup.prepare(
+    session = setup.prepare(
         *resolved(Train(args.algorithm), flags.parse_train(args.algorithm, more))
-    ).job
+    ).session
+    job = session.job
     assert job.algorithm[""].replay is None, "this measures plans that learn from each rollout once"
 
     steps = args.iterations * job.steps_per_iteration
     rates: dict[str, list[float]] = {"acting": [], "learning": [], "together": []}
     for _ in range(args.rounds):
         for name, way in (("acting", act), ("learning", learn), ("together", together)):
-            rates[name].append(steps / way(job, args.iterations))
+            rates[name].append(steps / way(session, args.iterations))
     median = {name: statistics.median(values) for name, values in rates.items()}
     for name, value in median.items():
         print(f"{name:10} {value:10,.0f} env steps/s")
@@ -76,27 +77,33 @@ def main() -> None:
         )
 
 
-def act(job: Job, iterations: int) -> float:
+def act(session: Session, iterations: int) -> float:
     """Returns the seconds that the actors take without the learner."""
+    job = session.job
     store = ParamStore(job.pool.meshes)
-    store.publish(job.initial_state())
-    with ActorPool(job.actor_job(), job.pool, store, exchange(job).send) as pool:
+    store.publish(session.initial_state())
+    with ActorPool(
+        session.actor_job(job.algorithm), job.pool, store, exchange(session).send
+    ) as pool:
         rounds = flow.batch(flow.gather_async(pool.streams), job.pool.num_actors)
         return timed(lambda: next(rounds), iterations)
 
 
-def learn(job: Job, iterations: int) -> float:
+def learn(session: Session, iterations: int) -> float:
     """Returns the seconds that the updates take without the actors."""
+    job = session.job
     state, key, update = (
-        job.initial_state(),
-        job.key(Stream.LEARN),
+        session.initial_state(),
+        session.key(Stream.LEARN),
         compile_update(job.learner, job.mesh),
     )
     store = ParamStore(job.pool.meshes)
     store.publish(state)
-    with ActorPool(job.actor_job(), job.pool, store, exchange(job).send) as pool:
+    with ActorPool(
+        session.actor_job(job.algorithm), job.pool, store, exchange(session).send
+    ) as pool:
         samples = next(flow.batch(flow.gather_async(pool.streams), job.pool.num_actors))
-        (rollout,) = exchange(job).join(samples)
+        (rollout,) = exchange(session).join(samples)
 
     def once() -> None:
         nonlocal state
@@ -105,9 +112,9 @@ def learn(job: Job, iterations: int) -> float:
     return timed(once, iterations)
 
 
-def together(job: Job, iterations: int) -> float:
+def together(session: Session, iterations: int) -> float:
     """Returns the seconds that a run takes."""
-    with contextlib.closing(asynchronous(job)) as reports:
+    with contextlib.closing(asynchronous(session)) as reports:
         return timed(lambda: next(reports), iterations)
 
 

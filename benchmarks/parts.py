@@ -30,7 +30,7 @@ from jaxrl_dist.config.train import Train
 from jaxrl_dist.envs.host import envpool as adapter
 from jaxrl_dist.envs.host.calls import Caller
 from jaxrl_dist.learners.sharded import compile_update
-from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.session import Session
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.spaces import Box
 from jaxrl_dist.training import setup
@@ -48,9 +48,10 @@ def main() -> None:
     args = parser.parse_args()
 
     config: Train[Any] = Train(args.algorithm, env=args.env, plan="synchronous")
-    job = setup.prepare(config).job
+    session = setup.prepare(config).session
+    job = session.job
     with contextlib.closing(job.source.host(job.num_envs, 0)) as env:
-        stages = make_stages(job, env)
+        stages = make_stages(session, env)
         for stage in stages.values():
             stage()  # compiles
         seconds: dict[str, list[float]] = {name: [] for name in stages}
@@ -69,8 +70,9 @@ def main() -> None:
     print(f"whole / bound: {ratio:.3f}  (medians of {args.rounds} rounds of {steps} env steps)")
 
 
-def make_stages(job: Job, env: Any) -> dict[str, Callable[[], object]]:
+def make_stages(session: Session, env: Any) -> dict[str, Callable[[], object]]:
     """Returns functions that run one iteration of each part, and of the whole."""
+    job = session.job
     spec, source = job.source.spec, job.source
     options = adapter.options(spec.id, source.options, source.atari_preset, training=True)
     with warnings.catch_warnings():
@@ -97,11 +99,11 @@ def make_stages(job: Job, env: Any) -> dict[str, Callable[[], object]]:
     )
     policy = jax.jit(algorithm.policy)
     programs = compile_acting(
-        job.algorithm, env.spec, job.mesh, job.rollout_length, job.key(Stream.ACT)
+        job.algorithm, env.spec, job.mesh, job.rollout_length, session.key(Stream.ACT)
     )
     actor = HostActor(job.algorithm, env, job.mesh, job.rollout_length, programs)
-    update, key = compile_update(job.learner, job.mesh), job.key(Stream.LEARN)
-    state, thread = job.initial_state(), Caller("the environments")
+    update, key = compile_update(job.learner, job.mesh), session.key(Stream.LEARN)
+    state, thread = session.initial_state(), Caller("the environments")
     rollout, _, _ = actor.rollout(state.variables, state.iteration, state.env_step)
 
     def step_env() -> None:

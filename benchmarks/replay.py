@@ -24,8 +24,8 @@ from jaxrl_dist.config.train import Train
 from jaxrl_dist.learners import sgd
 from jaxrl_dist.learners.policies import state_of
 from jaxrl_dist.memory import ring
-from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.on_device import on_device
+from jaxrl_dist.plans.session import Session
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training import setup
 from jaxrl_dist.types import TrainState
@@ -47,13 +47,13 @@ def main() -> None:
     replay = setup.prepare(config, source).job.algorithm[""].replay
     assert replay is not None, f"{args.algorithm} replays nothing"
     config = dataclasses.replace(config, report_interval=int(args.updates / replay.ratio))
-    job = setup.prepare(config, source).job
+    session = setup.prepare(config, source).session
 
-    reports = on_device(job)
+    reports = on_device(session)
     while next(reports).updates == 0:
         pass  # the memory fills
     updates = next(reports).updates
-    bare = make_bare(job)
+    bare = make_bare(session)
     bare(10)  # compiles
     run_rates, bare_rates = [], []
     for _ in range(args.rounds):
@@ -72,14 +72,15 @@ def main() -> None:
     )
 
 
-def make_bare(job: Job) -> Callable[[int], None]:
+def make_bare(session: Session) -> Callable[[int], None]:
     """Returns ``(count) -> None``, which makes ``count`` updates on one batch,
     one jitted call each.
     """
+    job = session.job
     algorithm, key = job.algorithm[""], jax.random.key(0)
     replay, window = algorithm.replay, algorithm.window
     assert replay is not None and window is not None
-    state = state_of(job.initial_state(), "")
+    state = state_of(session.initial_state(), "")
     keys = jax.random.split(key, replay.batch_size)
 
     def draw(state: TrainState) -> object:

@@ -24,7 +24,7 @@ import jaxrl_dist
 from jaxrl_dist import exact
 from jaxrl_dist.exact.measuring import Measure, Truth
 from jaxrl_dist.settings.resolve import resolved
-from jaxrl_dist.training.setup import make_algorithm
+from jaxrl_dist.training.algorithm import make_algorithm
 
 DISCOUNT = 0.9
 COMMON: dict[str, Any] = {"discount": DISCOUNT, "hidden_sizes": (128,), "learning_rate": 1e-3}

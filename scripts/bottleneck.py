@@ -61,7 +61,7 @@ def main(args: Sequence[str]) -> None:
         raise ConfigError("jaxrl-dist profile writes --picture and --trace; remove them")
     run = timing.prepare(config, source)
     say("compiling the run and its stages")
-    stages = make_stages(run.job)
+    stages = make_stages(run.session)
     times = timing.measure(run, stages, output.seconds, say)
     say("timing the peaks of the device")
     size = run.job.mesh.size

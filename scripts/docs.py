@@ -47,6 +47,7 @@ from jaxrl_dist.run.version import RELEASE
 from jaxrl_dist.settings import given
 from jaxrl_dist.spaces import Box, Discrete, Space
 from jaxrl_dist.training import setup
+from jaxrl_dist.training.algorithm import make_algorithm
 from jaxrl_dist.types import EnvSpec
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -224,7 +225,7 @@ def algorithm_presets(name: str) -> str:
             given.user_values(jaxrl_dist.Train(name, env=env, data=data_of(name))), source_of(env)
         )
         try:
-            setup.make_algorithm(config, spec_of(env))
+            make_algorithm(config, spec_of(env))
         except ConfigError as error:
             rows.append((KINDS[kind], f"`{env}`", f"refused: {error.with_flags}"))
             continue

@@ -25,7 +25,7 @@ from jaxrl_dist.plans import initial
 from jaxrl_dist.plans.iteration import make_iteration
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.settings.members import members
-from jaxrl_dist.training.setup import make_job
+from jaxrl_dist.training.job import make_session
 
 
 def evolve(
@@ -41,12 +41,12 @@ def evolve(
     generation.
     """
     config = preset(PPO, env, num_devices=1, seed=seed * size, seeds=size, **options)
-    jobs = [make_job(member.config, find(env), size) for member in members(config)]
-    act, learn = make_iteration(jobs[0], size)
-    state = initial.states(jobs, {})
-    actor = initial.actors(jobs, {})
+    sessions = [make_session(member.config, find(env), size) for member in members(config)]
+    act, learn = make_iteration(sessions[0].job, size)
+    state = initial.states(sessions, {})
+    actor = initial.actors(sessions, {})
     keys = tuple(
-        initial.member_keys(jobs, stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN)
+        initial.member_keys(sessions, stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN)
     )
     weights = jnp.maximum(jnp.log((size + 1) / 2) - jnp.log(jnp.arange(1, size + 1)), 0)
 

@@ -29,6 +29,7 @@ from jaxrl_dist.learners.sgd import Learner
 from jaxrl_dist.memory import ring
 from jaxrl_dist.memory.ring import Memory
 from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.session import Session
 from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete
 from jaxrl_dist.training.learner import make_learner
 from jaxrl_dist.types import Algorithm, Context, EnvSpec, PyTree, Rollout, Timestep, Variables
@@ -172,7 +173,7 @@ def sample_prioritized(
 # --- Runs -----------------------------------------------------------------------------------------
 
 
-def make_job(
+def make_session(
     algorithm: Algorithm,
     source: EnvSource | str,
     *,
@@ -183,13 +184,14 @@ def make_job(
     report_interval: int = 1,
     seed: int = 0,
     pool: PoolOptions | None = None,
-) -> Job:
-    """A job for a plan; by default it ends with its first rollout."""
+) -> Session:
+    """A session for a plan; by default it ends with its first rollout."""
     source = find(source) if isinstance(source, str) else source
     sizes = {"num_envs": num_envs, "rollout_length": rollout_length}
     steps = {"total_env_steps": total_env_steps, "report_interval": report_interval}
-    return Job(
-        config=Train("ppo", plan="on_device", **sizes, **steps, seed=seed),
+    config: Train[Any] = Train("ppo", plan="on_device", **sizes, **steps, seed=seed)
+    job = Job(
+        config=config,
         algorithm={"": algorithm},
         learner=combined_learner(
             {"": learner_of(algorithm, source.spec, num_envs, rollout_length, num_devices)}
@@ -198,6 +200,12 @@ def make_job(
         mesh=make_mesh(num_devices),
         pool=pool or PoolOptions(),
     )
+    return Session(config, job)
+
+
+def with_job(session: Session, **fields: Any) -> Session:
+    """The session with other fields of its job."""
+    return session._replace(job=session.job._replace(**fields))
 
 
 def learner_of(

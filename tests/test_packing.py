@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from probes import assert_close, make_job
+from probes import assert_close, make_session
 
 from jaxrl_dist import packing
 from jaxrl_dist.algorithms.dqn import DQN
@@ -168,7 +168,7 @@ def test_a_run_in_the_form_for_gpus_is_equal(name: str, monkeypatch: pytest.Monk
     }[name]()
 
     def run() -> Any:
-        made = make_job(
+        made = make_session(
             algorithm.make(source.spec),
             source,
             num_devices=2,

@@ -84,11 +84,11 @@ def report(name: str, train: request.Request) -> dict[str, Any]:
 
     from jaxrl_dist.plans.compiled import lower
     from jaxrl_dist.profiling import timing
-    from jaxrl_dist.training import setup
+    from jaxrl_dist.training.job import make_job
 
     config, source = train.resolved()
     _check_run(config, name)
-    job = setup.make_job(config, source, devices=devices)
+    job = make_job(config, source, devices=devices)
     began = time.perf_counter()
     program = lower(job).compile(compiler_options=dict(target.options))
     seconds = time.perf_counter() - began

@@ -10,11 +10,11 @@ from typing import Literal, NamedTuple
 class Plan(NamedTuple):
     """What a plan does and needs; its code is the module of ``jaxrl_dist.plans`` with its name.
 
-    A function of that module with the same name executes a ``Job``. Where the plan is ``threaded``,
-    the module has ``check(config, algorithm, name, num_devices)`` too, which raises ``ConfigError``
-    if the resolved config or the algorithm does not fit the plan; messages use the algorithm's
-    ``name``, and ``num_devices`` devices learn. With several policies, it is called for each that
-    trains.
+    A function of that module with the same name executes a ``Session``. Where the plan is
+    ``threaded``, the module also has ``check(config, algorithm, name, num_devices)``, which raises
+    ``ConfigError`` if the resolved config or the algorithm does not fit the plan; messages use the
+    algorithm's ``name``, and ``num_devices`` devices learn. With several policies, it is called for
+    each that trains.
     """
 
     help: str

@@ -18,8 +18,8 @@ from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.plans import threaded
 from jaxrl_dist.plans.dataflow import replays
-from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.population import Population
+from jaxrl_dist.plans.session import Session
 from jaxrl_dist.types import Algorithms, Report
 
 
@@ -27,12 +27,12 @@ def _code(name: str) -> Any:
     return importlib.import_module(f"{__name__}.{name}")
 
 
-def execute(job: Job) -> Iterator[Report]:
-    """Runs a job under its config's plan;
+def execute(session: Session) -> Iterator[Report]:
+    """Runs a session under its config's plan;
     yields a report each interval until the env steps are done.
     """
-    name = job.config.plan
-    reports: Iterator[Report] = getattr(_code(name), name)(job)
+    name = session.config.plan
+    reports: Iterator[Report] = getattr(_code(name), name)(session)
     return reports
 
 

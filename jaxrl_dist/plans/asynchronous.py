@@ -22,11 +22,11 @@ from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.learners.sgd import Learner
 from jaxrl_dist.learners.sharded import compile_relearn, compile_update
-from jaxrl_dist.mesh import Program
 from jaxrl_dist.plans import threaded
 from jaxrl_dist.plans.dataflow import Rounds, Turn, dataflow
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import updates_of
+from jaxrl_dist.plans.session import Session
 from jaxrl_dist.plans.threaded import exchange, prioritizes
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Algorithm, Algorithms, Report, TrainState
@@ -60,13 +60,14 @@ def check(config: Train, algorithm: Algorithm, name: str, num_devices: int) -> N
         warnings.warn(text, ConfigWarning, stacklevel=2)
 
 
-def asynchronous(job: Job) -> Iterator[Report]:
-    """Runs ``job`` with actors in threads;
+def asynchronous(session: Session) -> Iterator[Report]:
+    """Runs ``session`` with actors in threads;
     the acting policy may lag some versions behind the learner.
     """
-    keys = job.key(Stream.LEARN), job.key(Stream.LEARN_MORE)
+    job = session.job
+    keys = session.key(Stream.LEARN), session.key(Stream.LEARN_MORE)
     trainer = Trainer(job, job.learner, job.algorithm, keys)
-    return dataflow(job, trainer.turns, trainer.programs, exchange(job))
+    return dataflow(session, trainer.turns, trainer.programs, exchange(session))
 
 
 class Trainer:
@@ -81,30 +82,21 @@ class Trainer:
         the ``keys`` are those of ``update`` and ``relearn``.
         """
         prioritized = prioritizes(algorithm)
-        name = ("update", *algorithm)
-        relearns = job.pool.free_running and learner.relearn is not None
-        if data := job.put_data():
-            self._data = [data]
-        else:
-            self._data = []
-
-        def compiled(job: Job) -> Program:
-            return compile_update(
-                learner, job.mesh, prioritized=prioritized, with_data=job.data is not None
-            )
-
-        self._update = job.once(name, compiled)
+        with_data = job.data is not None
+        self._data = [job.put_data()] if with_data else []
+        self._keys = keys
+        self._update = job.once(
+            ("update", *algorithm),
+            lambda: compile_update(learner, job.mesh, prioritized=prioritized, with_data=with_data),
+        )
+        self.programs = [self._update]
         self._relearn = None
-        if relearns:
+        if job.pool.free_running and learner.relearn is not None:
             self._relearn = job.once(
                 ("relearn", *algorithm),
-                lambda job: compile_relearn(learner, job.mesh, with_data=job.data is not None),
+                lambda: compile_relearn(learner, job.mesh, with_data=with_data),
             )
-        self._keys = keys
-        if self._relearn is None:
-            self.programs = [self._update]
-        else:
-            self.programs = [self._update, self._relearn]
+            self.programs.append(self._relearn)
 
     def turns(self, state: TrainState, rounds: Rounds) -> Iterator[Turn]:
         """As ``dataflow.Training``."""

@@ -31,6 +31,7 @@ from jaxrl_dist.plans.iteration import (
 )
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import Counts, IntervalSums, with_info
+from jaxrl_dist.plans.streaming import data_shapes, data_spec
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.spaces import zeros
 from jaxrl_dist.types import Array, EnvSpec, EpisodeStats, PyTree, Rollout, TrainState
@@ -55,12 +56,12 @@ def lower(job: Job, members: int = 1) -> Any:
     keys = key, key, key
     since = stack([blank_sums(job, act, learn, state, actor, keys, {})] * members)
     return make_program(job, act, learn).lower(
-        state, actor, since, keys, {}, np.ones(members, bool), np.int32(1), job.data_shapes
+        state, actor, since, keys, {}, np.ones(members, bool), np.int32(1), data_shapes(job)
     )
 
 
-def traces(job: Job) -> bool:
-    """Returns whether one program can train members that differ in ``job.hyper``:
+def traces(job: Job, hyper: Mapping[str, float]) -> bool:
+    """Returns whether one program can train members that differ in these hyperparameters:
     tracing needs no values.
     """
 
@@ -106,8 +107,8 @@ def traces(job: Job) -> bool:
     try:
         jax.eval_shape(
             function,
-            {name: np.float32(value) for name, value in job.hyper.items()},
-            job.data_shapes,
+            {name: np.float32(value) for name, value in hyper.items()},
+            data_shapes(job),
         )
     except TypeError:  # such as JAX's, for a tracer where Python needs a number
         return False
@@ -129,7 +130,7 @@ def blank_sums(
         return learn(state, act(state, actor, keys, hyper)[1], keys, hyper, data)[1]
 
     sums = jax.tree.map(
-        lambda x: np.zeros((), x.dtype), jax.eval_shape(metrics, job.data_shapes, *inputs)
+        lambda x: np.zeros((), x.dtype), jax.eval_shape(metrics, data_shapes(job), *inputs)
     )
     episodes = no_episodes(job.mesh.shape[meshes.DATA], job.source.spec.info_metrics)
     learned, episodes = meshes.over_policies(lambda _: (np.int32(0), episodes), 2)(job.algorithm)
@@ -319,6 +320,6 @@ def make_program(
             kept,
         )
 
-    in_specs = (STATE, BATCH, SUMS, MEMBERS, MEMBERS, MEMBERS, meshes.REPLICATED, job.data_spec)
+    in_specs = (STATE, BATCH, SUMS, MEMBERS, MEMBERS, MEMBERS, meshes.REPLICATED, data_spec(job))
     out_specs = (STATE, BATCH, SUMS, meshes.REPLICATED, KEPT)
     return meshes.Program(run, job.mesh, in_specs, out_specs, donate=(0, 1), mapped=meshes.whole)

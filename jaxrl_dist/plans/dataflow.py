@@ -23,6 +23,7 @@ from jaxrl_dist.plans.clock import Clock
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.recording import acting, recording_actors
 from jaxrl_dist.plans.report import updates_of
+from jaxrl_dist.plans.session import Session
 from jaxrl_dist.plans.window import Window
 from jaxrl_dist.types import Algorithms, Join, Report, TrainState
 
@@ -80,26 +81,35 @@ def replays(algorithm: Algorithms) -> bool:
 
 
 def dataflow(
-    job: Job, training: Training, programs: Sequence[meshes.Program], exchange: Exchange
+    session: Session, training: Training, programs: Sequence[meshes.Program], exchange: Exchange
 ) -> Iterator[Report]:
-    """Runs ``job``: rollouts arrive and are joined in rounds, trainers take their turns,
+    """Runs ``session``: rollouts arrive and are joined in rounds, trainers take their turns,
     and actors get the new policy.
 
     Args:
       programs: those of ``training``, whose compilation counts apart.
     """
-    clock = Clock(job.progress, job.excluded_seconds)
+    job = session.job
+    clock = Clock(session.progress, session.excluded_seconds)
     stages = Stages()
     options = job.pool
-    state = job.initial_state()
+    state = session.initial_state()
     more = False
     store = ParamStore(options.meshes, keep=options.lag or 0)
     store.publish(arrays.as_local(state, job.mesh))
     with contextlib.closing(
-        ActorPool(job.actor_job(acting(job)), options, store, recording_actors(job, exchange.send))
+        ActorPool(
+            session.actor_job(acting(session)),
+            options,
+            store,
+            recording_actors(session, exchange.send),
+        )
     ) as pool:
         tally = Tally(
-            job, pool, store, job.iterations_per_report * options.num_actors // exchange.size
+            session,
+            pool,
+            store,
+            session.iterations_per_report * options.num_actors // exchange.size,
         )
         stages.mark("starting")
         pool.streams.wait()
@@ -110,7 +120,7 @@ def dataflow(
             return tally.report(state, clock, stages, programs)
 
         def received() -> Rounds:
-            done = job.ended_by(job.step, job.score)  # before this session
+            done = session.ended_by(session.step, session.score)  # before this session
             local_rounds = iter(
                 () if done else rounds(job, pool, tally, exchange.size, lambda: more)
             )
@@ -122,7 +132,7 @@ def dataflow(
                     tally.learn(samples)
                 yield None if samples is None else exchange.join(samples)
 
-        job.publish_latest(now)
+        session.publish_latest(now)
         for turn in training(state, received()):
             state, more = turn.state, turn.more
             jax.block_until_ready(state)
@@ -168,17 +178,17 @@ class Tally(reports.HostInterval):
     lags.
     """
 
-    def __init__(self, job: Job, pool: ActorPool, store: ParamStore, length: int) -> None:
+    def __init__(self, session: Session, pool: ActorPool, store: ParamStore, length: int) -> None:
         """``length`` is that of an interval, in iterations."""
-        super().__init__(job)
+        super().__init__(session)
         self._length = length
-        self._window = Window(job)
-        self._steps = np.array(job.steps)  # of samples learned from or dropped as too old
+        self._window = Window(session)
+        self._steps = np.array(session.steps)  # of samples learned from or dropped as too old
         self._pool = pool
         self._store = store
-        self._max_lag = job.config.max_lag
+        self._max_lag = session.config.max_lag
         self._trained = 0
-        self._restarts_before = job.progress.get("restarts", 0)
+        self._restarts_before = session.progress.get("restarts", 0)
         self._lags: collections.Counter[int] = collections.Counter()  # of the samples learned from
 
     @property
@@ -196,7 +206,8 @@ class Tally(reports.HostInterval):
         if self.due:
             self._window.add(self.since().episodes)
         return (
-            self._job.ended_by(self.env_steps, self._window.score) is not None or self._job.stop()
+            self._session.ended_by(self.env_steps, self._window.score) is not None
+            or self._session.stop()
         )
 
     def fresh(self, sample: Sample | None) -> Sample | None:
@@ -271,7 +282,7 @@ class Tally(reports.HostInterval):
         }
         times = {f"time/learner/{stage}_s": value for stage, value in seconds.items()} | acting
         report = reports.report(
-            self._job,
+            self._session,
             state,
             self._steps,
             clock,

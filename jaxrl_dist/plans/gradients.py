@@ -28,7 +28,7 @@ from jaxrl_dist.learners.policies import joined, state_of
 from jaxrl_dist.learners.sharded import compile_apply, compile_gradient
 from jaxrl_dist.plans import threaded
 from jaxrl_dist.plans.dataflow import Exchange, Rounds, Turn, dataflow
-from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.session import Session
 from jaxrl_dist.types import Algorithm, PyTree, Report, TrainState
 
 
@@ -52,34 +52,37 @@ def check(config: Train, algorithm: Algorithm, name: str, num_devices: int) -> N
     check_sizes(algorithm, config.rollout_length)
 
 
-def gradients(job: Job) -> Iterator[Report]:
-    """Runs ``job`` with actors that compute gradients;
+def gradients(session: Session) -> Iterator[Report]:
+    """Runs ``session`` with actors that compute gradients;
     their policy may lag some versions behind the learner.
     """
     # An actor continues only after its gradient has been applied
     # (Mnih et al. 2016, algorithm S3), and acts with it.
+    job = session.job
     job = job._replace(pool=job.pool._replace(in_flight=0))
+    session = session._replace(job=job)
     (algorithm,) = job.algorithm.values()
     steps = job.steps_per_iteration // job.pool.num_actors
-    apply = job.once("apply", lambda job: compile_apply(algorithm, job.mesh, steps))
+    apply = job.once("apply", lambda: compile_apply(algorithm, job.mesh, steps))
 
     def turns(state: TrainState, rounds: Rounds) -> Iterator[Turn]:
         for grads, metrics in rounds:
             state = joined({"": apply(state_of(state, ""), grads)})
             yield Turn(state, {"": metrics}, {"": True})
 
-    by_device = [differentiate(job, on) for on in job.pool.meshes]
+    by_device = [differentiate(session, on) for on in job.pool.meshes]
     send = list(itertools.islice(itertools.cycle(by_device), job.pool.num_actors))
-    return dataflow(job, turns, [apply], Exchange(send, lambda samples: samples[0].content, 1))
+    return dataflow(session, turns, [apply], Exchange(send, lambda samples: samples[0].content, 1))
 
 
-def differentiate(job: Job, on: Mesh) -> Deliver:
+def differentiate(session: Session, on: Mesh) -> Deliver:
     """Returns a function from an actor's rollout to its gradient and metrics,
     placed on the learner's devices.
     """
+    job = session.job
     (algorithm,) = job.algorithm.values()
-    gradient = job.once(("gradient", on), lambda _: compile_gradient(algorithm, on))
-    key = meshes.put(rng.stream(job.session_seed, rng.Stream.LEARN), on, meshes.REPLICATED)
+    gradient = job.once(("gradient", on), lambda: compile_gradient(algorithm, on))
+    key = meshes.put(rng.stream(session.host_seed, rng.Stream.LEARN), on, meshes.REPLICATED)
 
     def deliver(snapshot: Snapshot, rollouts: Rollouts, number: np.int32) -> PyTree:
         result = gradient(state_of(snapshot.state, ""), rollouts[""], key, number)

@@ -15,6 +15,7 @@ from jaxrl_dist.actors import device
 from jaxrl_dist.envs.base import EnvSlice
 from jaxrl_dist.hosts import arrays
 from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.session import Session
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Array, PyTree, TrainState
 
@@ -32,15 +33,18 @@ def start(job: Job) -> Callable[..., device.ActorState]:
     return lambda key, hyper: device.init(job.variant(hyper)[0], env, share, key)
 
 
-def member_keys(jobs: Sequence[Job], stream: Stream) -> jax.Array:
+def member_keys(sessions: Sequence[Session], stream: Stream) -> jax.Array:
     """Returns the members' keys of a stream, ``[M]``."""
-    keys = jnp.stack([rng.stream(job.config.seed, stream) for job in jobs])
-    return meshes.put(keys, jobs[0].mesh, MEMBERS)
+    keys = jnp.stack([rng.stream(session.config.seed, stream) for session in sessions])
+    return meshes.put(keys, sessions[0].job.mesh, MEMBERS)
 
 
-def stacked_hyper(jobs: Sequence[Job], dtype: Any = np.float64) -> dict[str, np.ndarray]:
+def stacked_hyper(sessions: Sequence[Session], dtype: Any = np.float64) -> dict[str, np.ndarray]:
     """Returns the members' hyperparameters, each ``[M]``."""
-    return {name: np.array([job.hyper[name] for job in jobs], dtype) for name in jobs[0].hyper}
+    return {
+        name: np.array([session.hyper[name] for session in sessions], dtype)
+        for name in sessions[0].hyper
+    }
 
 
 def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,40 +60,49 @@ def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
     return mapped
 
 
-def actors(jobs: Sequence[Job], hyper: Mapping[str, Array]) -> PyTree:
-    if not jobs[0].acts:
+def actors(sessions: Sequence[Session], hyper: Mapping[str, Array]) -> PyTree:
+    """Returns the states of the members' environments, on the mesh; () if the plan does not act."""
+    job = sessions[0].job
+    if not job.acts:
         return ()
-    if jobs[0].resumed is None:
-        begin = jobs[0].once("initial actor", lambda job: jax.jit(_one_by_one(start(job))))
-        actor = begin(member_keys(jobs, Stream.ENV), hyper)
+    resumed = [session.resumed for session in sessions if session.resumed is not None]
+    if resumed:
+        actor = stack([checkpoint.actor for checkpoint in resumed])
     else:
-        actor = stack([job.resumed.actor for job in jobs if job.resumed is not None])
-    return meshes.put(actor, jobs[0].mesh, BATCH)
+        begin = job.once("initial actor", lambda: jax.jit(_one_by_one(start(job))))
+        actor = begin(member_keys(sessions, Stream.ENV), hyper)
+    return meshes.put(actor, job.mesh, BATCH)
 
 
 def states(
-    jobs: Sequence[Job], hyper: Mapping[str, Array], *, equal: bool = False, restarted: bool = False
+    sessions: Sequence[Session],
+    hyper: Mapping[str, Array],
+    *,
+    equal: bool = False,
+    restarted: bool = False,
 ) -> TrainState:
     """Returns the states before the first update, on the mesh; for resumed members,
-    those in their checkpoints.
+    the states in their checkpoints.
 
     Args:
       equal: the members begin with the networks of the first one.
       restarted: resumed members begin new episodes.
     """
-    job = jobs[0]
-    keys = member_keys([jobs[0]] * len(jobs) if equal else jobs, Stream.INIT)
+    first = sessions[0]
+    job = first.job
+    keys = member_keys([first] * len(sessions) if equal else sessions, Stream.INIT)
     shardings = meshes.shardings(job.mesh, STATE)
-    if job.resumed is None:
+    resumed = [session.resumed for session in sessions if session.resumed is not None]
+    if not resumed:
 
-        def make(job: Job) -> Callable[..., TrainState]:
+        def make() -> Callable[..., TrainState]:
             return jax.jit(
                 _one_by_one(lambda key, hyper: job.variant(hyper)[1].init(key)),
                 out_shardings=shardings,
             )
 
-        return job.with_init_variables(job.once("initial states", make)(keys, hyper), MEMBERS)
-    stacked = stack([job.keyed(job.resumed.state) for job in jobs if job.resumed is not None])
+        return first.with_init_variables(job.once("initial states", make)(keys, hyper), MEMBERS)
+    stacked = stack([job.keyed(checkpoint.state) for checkpoint in resumed])
     state = TrainState._make(map(arrays.put, stacked, shardings))
     if jax.tree.leaves(state.memory):
         if not restarted:

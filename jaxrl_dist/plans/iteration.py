@@ -20,6 +20,7 @@ from jaxrl_dist.envs.episodes import no_episodes
 from jaxrl_dist.plans.initial import BATCH, MEMBERS, STATE
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import IntervalSums
+from jaxrl_dist.plans.streaming import data_spec
 from jaxrl_dist.types import EpisodeStats, PyTree, Rollout, TrainState, Variables
 
 LEARN_TOGETHER = 16
@@ -61,7 +62,7 @@ def make_iteration(
         learns = learn_together(job)
     else:
         learns = partial(_learn, job)
-    learns = meshes.learning(learns, job.mesh, (*specs[0], job.data_spec), specs[1])
+    learns = meshes.learning(learns, job.mesh, (*specs[0], data_spec(job)), specs[1])
 
     def learn(
         state: TrainState,
@@ -169,7 +170,7 @@ def learn_in_turn(job: Job) -> Callable[..., Any]:
 
         return jax.lax.map(of_member, (state, since, keys, hyper))
 
-    specs = STATE, SUMS, MEMBERS, MEMBERS, meshes.REPLICATED, job.data_spec
+    specs = STATE, SUMS, MEMBERS, MEMBERS, meshes.REPLICATED, data_spec(job)
     return meshes.learning(of_device, job.mesh, specs, specs[:2])
 
 

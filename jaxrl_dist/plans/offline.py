@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.on_device import DevicePopulation
+from jaxrl_dist.plans.session import Session
 from jaxrl_dist.types import Report
 
 __all__ = ["DevicePopulation", "offline"]
 
 
-def offline(job: Job) -> Iterator[Report]:
-    """Runs ``job`` on its data set, many updates per dispatch: the compiled plan,
+def offline(session: Session) -> Iterator[Report]:
+    """Runs ``session`` on its data set, many updates per dispatch: the compiled plan,
     whose acting adds nothing.
     """
-    return DevicePopulation([job]).reports(0, job)
+    return DevicePopulation([session]).reports(0, session)

@@ -17,10 +17,10 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors import device
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.plans import compiled, initial, iteration, recording
-from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.population import Population, ReportNumbers
 from jaxrl_dist.plans.report import IntervalSums
-from jaxrl_dist.plans.streaming import Feed
+from jaxrl_dist.plans.session import Session
+from jaxrl_dist.plans.streaming import Feed, updates_ahead
 from jaxrl_dist.types import Report
 
 DISPATCH_SECONDS = 1.0
@@ -28,11 +28,11 @@ DISPATCH_SECONDS = 1.0
 Results do not depend on it."""
 
 
-def on_device(job: Job) -> Iterator[Report]:
-    """Runs ``job`` on environments that are pure functions, many iterations per dispatch:
+def on_device(session: Session) -> Iterator[Report]:
+    """Runs ``session`` on environments that are pure functions, many iterations per dispatch:
     a population of one.
     """
-    return DevicePopulation([job]).reports(0, job)
+    return DevicePopulation([session]).reports(0, session)
 
 
 class DevicePopulation(Population):
@@ -44,62 +44,60 @@ class DevicePopulation(Population):
     they may have changed since."""
 
     def _begin(self) -> None:
-        jobs = self.jobs
-        job = jobs[0]
-        self._state = initial.states(jobs, self._hyper, equal=self._average_every is not None)
-        self._actor = initial.actors(jobs, self._hyper)
+        job = self.job
+        sessions = self.sessions
+        first = sessions[0]
+        self._state = initial.states(sessions, self._hyper, equal=self._average_every is not None)
+        self._actor = initial.actors(sessions, self._hyper)
         self._feed: Feed | None = None
         if job.streams:
-            self._feed = Feed(job, job.progress.get("iteration", 0))
+            self._feed = Feed(first, first.progress.get("iteration", 0))
             self._data = self._feed.windows
         else:
             self._data = job.put_data()
-        if not (job.acts or job.streams) and job.resumed is None:
+        if not (job.acts or job.streams) and first.resumed is None:
             self._state = initial.with_recorded_stats(job, self._state, self._hyper, self._data)
         act, learn = self._iteration()
         inputs = self._state, self._actor, self._keys, self._hyper
         blank = job.once(
-            ("sums", len(jobs)), lambda job: compiled.blank_sums(job, act, learn, *inputs)
+            ("sums", len(sessions)), lambda: compiled.blank_sums(job, act, learn, *inputs)
         )
-        self._blank = self._put_sums(initial.stack([blank] * len(jobs)))
+        self._blank = self._put_sums(initial.stack([blank] * len(sessions)))
         self._since: IntervalSums = initial.stack(
             [
-                compiled.reset_interval(IntervalSums.of(job.progress, job.algorithm), blank)
-                for job in jobs
+                compiled.reset_interval(IntervalSums.of(session.progress, job.algorithm), blank)
+                for session in sessions
             ]
         )
         self._compile(act, learn)
 
     def _iteration(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        job = self.job
         members = len(self._rows)
-        recorded = self.jobs[0].record is not None
+        recorded = self.sessions[0].record is not None
         name = "iteration", members, recorded
-        return self.jobs[0].once(
-            name, lambda job: iteration.make_iteration(job, members, recorded=recorded)
-        )
+        return job.once(name, lambda: iteration.make_iteration(job, members, recorded=recorded))
 
     def _compile(self, act: Callable[..., Any], learn: Callable[..., Any]) -> None:
         every = self._average_every
-        job = self.jobs[0]
+        job = self.job
         keeps = 0
-        if job.record is not None:
+        if self.sessions[0].record is not None:
             inputs = self._state, self._actor, self._keys, self._hyper
             experience = jax.eval_shape(
                 lambda *inputs: act(*compiled.squeeze_member(inputs))[1], *inputs
             )
-            keeps = recording.kept_iterations(job, experience)
+            keeps = recording.kept_iterations(self.sessions[0], experience)
         name = ("program", len(self._rows), every, keeps)
         self._keeps = keeps
-        self.program = job.once(
-            name, lambda job: compiled.make_program(job, act, learn, every, keeps)
-        )
+        self.program = job.once(name, lambda: compiled.make_program(job, act, learn, every, keeps))
         """The compiled program; see ``compiled.make_program``."""
         self._layout = compiled.layout(job, self._state, self._blank)
         self._ready(self.program)
 
     def _put_sums(self, sums: IntervalSums) -> IntervalSums:
         """Puts sums on the mesh once: the program does not donate them."""
-        placed: IntervalSums = arrays.put(sums, meshes.shardings(self.jobs[0].mesh, iteration.SUMS))
+        placed: IntervalSums = arrays.put(sums, meshes.shardings(self.job.mesh, iteration.SUMS))
         return placed
 
     def inputs(self, count: int) -> tuple[Any, ...]:
@@ -119,14 +117,17 @@ class DevicePopulation(Population):
         )
 
     def _iterate(self, running: Sequence[int]) -> int:
-        job = self.jobs[0]
+        job = self.job
+        session = self.sessions[0]
         program = self.program
         # No member reaches its end before the last of these iterations.
-        left = min(self.jobs[member].config.total - self._step(member) for member in running)
+        left = min(self.sessions[member].config.total - self._step(member) for member in running)
         left = -(-left // job.steps_per_iteration)
-        count = min(self._per_dispatch, max(1, job.iterations_per_report - self._iterations), left)
+        count = min(
+            self._per_dispatch, max(1, session.iterations_per_report - self._iterations), left
+        )
         if self._feed is not None:
-            count = min(count, job.updates_ahead)
+            count = min(count, updates_ahead(job))
             self._data = self._feed.windows
             self._feed.ahead(count)
         if self._keeps:
@@ -138,8 +139,8 @@ class DevicePopulation(Population):
             self._feed.gather()
         self._read = numbers = self._layout.unpack(arrays.fetch(packed), leading=1)
         self._count(numbers.steps)
-        if job.record is not None:
-            job.record(
+        if session.record is not None:
+            session.record(
                 0, recording.fetched(kept, int(numbers.since.iterations[0]) - self._iterations)
             )
         for row in (row for row, member in enumerate(self._rows) if not self._done[member]):

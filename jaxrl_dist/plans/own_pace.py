@@ -28,7 +28,7 @@ from jaxrl_dist.learners.policies import joined, state_of
 from jaxrl_dist.plans import asynchronous
 from jaxrl_dist.plans.asynchronous import Trainer
 from jaxrl_dist.plans.dataflow import Rounds, Turn, dataflow
-from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.session import Session
 from jaxrl_dist.plans.threaded import exchange
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Algorithm, Report, TrainState
@@ -51,18 +51,19 @@ def check(config: Train, algorithm: Algorithm, name: str, num_devices: int) -> N
     asynchronous.check(config, algorithm, name, num_devices)
 
 
-def own_pace(job: Job) -> Iterator[Report]:
-    """Runs ``job`` with actors in threads and a trainer for each policy."""
-    learners = trainers(job)
+def own_pace(session: Session) -> Iterator[Report]:
+    """Runs ``session`` with actors in threads and a trainer for each policy."""
+    learners = trainers(session)
     programs = [program for trainer in learners.values() for program in trainer.programs]
-    return dataflow(job, partial(turns, learners), programs, exchange(job))
+    return dataflow(session, partial(turns, learners), programs, exchange(session))
 
 
-def trainers(job: Job) -> dict[str, Trainer]:
+def trainers(session: Session) -> dict[str, Trainer]:
     """Returns the trainer of each policy; those that replay are free-running."""
+    job = session.job
     job = job._replace(pool=job.pool._replace(free_running=True))
     learn, relearn = (
-        keys_of(job.algorithm, job.key(stream)) for stream in (Stream.LEARN, Stream.LEARN_MORE)
+        keys_of(job.algorithm, session.key(stream)) for stream in (Stream.LEARN, Stream.LEARN_MORE)
     )
     return {
         name: Trainer(job, learner, {name: job.algorithm[name]}, (learn[name], relearn[name]))

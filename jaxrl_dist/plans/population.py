@@ -18,8 +18,8 @@ from jaxrl_dist.hosts import arrays
 from jaxrl_dist.plans import initial
 from jaxrl_dist.plans.clock import Clock
 from jaxrl_dist.plans.evolve import Selection
-from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import Counts, IntervalSums, copied, diverged, held, report
+from jaxrl_dist.plans.session import Session
 from jaxrl_dist.plans.window import Window
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Checkpoint, Report, TrainState
@@ -39,7 +39,7 @@ class Population(abc.ABC):
 
     Every array of the programs has a leading axis of members, one row for each. A member learns the
     same as a single run, up to rounding. Results for members that are done are ignored. Each plan's
-    subclass defines how members advance. Selections change the hyperparameters in ``jobs``.
+    subclass defines how members advance. Selections change the hyperparameters in ``sessions``.
     """
 
     _state: TrainState
@@ -52,7 +52,7 @@ class Population(abc.ABC):
 
     def __init__(
         self,
-        jobs: Sequence[Job],
+        sessions: Sequence[Session],
         training: Collection[int] | None = None,
         selection: Selection | None = None,
         numbers: Sequence[int] | None = None,
@@ -61,7 +61,8 @@ class Population(abc.ABC):
         """Prepares the program.
 
         Args:
-          jobs: the members' jobs; resumed members that are not done are at the same iteration.
+          sessions: the members' sessions, which have one job; resumed members that are not done are
+            at the same iteration.
           training: the members whose reports will be taken; None: all.
           selection: when and how to select among the members that are not done; None: never.
           numbers: the members' numbers in the whole population, for reports; None:
@@ -69,9 +70,10 @@ class Population(abc.ABC):
           average_every: iterations after which the members' networks become their mean;
             None: never.
         """
-        members = range(len(jobs))
+        members = range(len(sessions))
         self._member_numbers = members if numbers is None else numbers
-        self.jobs = list(jobs)
+        self.job = sessions[0].job
+        self.sessions = list(sessions)
         self._selection = selection
         self._average_every = average_every
         self._rows = list(members)
@@ -80,8 +82,8 @@ class Population(abc.ABC):
         """The member whose parameters each member has since its last report."""
         reports_per_selection = None
         if selection is not None:
-            reports_per_selection = selection.interval // jobs[0].iterations_per_report
-        self._windows = [Window(job, reports_per_selection) for job in jobs]
+            reports_per_selection = selection.interval // sessions[0].iterations_per_report
+        self._windows = [Window(session, reports_per_selection) for session in sessions]
         self.halved: set[int] = set()
         """The members that a selection has ended."""
         self._due: dict[int, Report] = {}
@@ -91,7 +93,9 @@ class Population(abc.ABC):
         self._placed: dict[str, tuple[Any, jax.Array]] = {}
         """Small values, and their arrays on the mesh."""
         trained = members if training is None else training
-        self._ended = [x for x in trained if jobs[x].ended_by(jobs[x].step, jobs[x].score)]
+        self._ended = [
+            x for x in trained if sessions[x].ended_by(sessions[x].step, sessions[x].score)
+        ]
         """The members that an earlier session has ended."""
         self._done = [x not in trained or x in self._ended for x in members]
         self._started = False
@@ -99,18 +103,18 @@ class Population(abc.ABC):
         """Ends all members that are not done: each raises it instead of advancing,
         and can still save its state."""
 
-    def reports(self, member: int, job: Job) -> Iterator[Report]:
-        """Yields the reports of a member; ``job`` is its job, with the functions of its run.
+    def reports(self, member: int, session: Session) -> Iterator[Report]:
+        """Yields the reports of a member; ``session`` is its own, with the functions of its run.
 
         The members advance together: the caller takes the next report of every member before it
         takes a second one of any. The variables of members that are done stay valid.
         """
-        hyper = self.jobs[member].hyper  # a selection may have changed it
-        self.jobs[member] = job._replace(hyper=hyper)
+        hyper = self.sessions[member].hyper  # a selection may have changed it
+        self.sessions[member] = session._replace(hyper=hyper)
         if not self._started:
             self._check()
             self._start()
-        job.publish_latest(lambda: self._make_report(member, self._numbers()))
+        session.publish_latest(lambda: self._make_report(member, self._numbers()))
         try:
             while not self._done[member] or member in self._due:
                 while member not in self._due:
@@ -126,16 +130,16 @@ class Population(abc.ABC):
             raise self.error
 
     def _start(self) -> None:
-        jobs = self.jobs
+        sessions = self.sessions
         self._clocks = [
-            Clock(job.progress, partial(self._excluded_seconds, member))
-            for member, job in enumerate(jobs)
+            Clock(session.progress, partial(self._excluded_seconds, member))
+            for member, session in enumerate(sessions)
         ]
         self._put_inputs()
-        self._steps = np.array([job.steps for job in jobs])
-        self._updates = [job.updates for job in jobs]
+        self._steps = np.array([session.steps for session in sessions])
+        self._updates = [session.updates for session in sessions]
         since = [
-            IntervalSums.of(jobs[member].progress, jobs[member].algorithm)
+            IntervalSums.of(sessions[member].progress, self.job.algorithm)
             for member in self._running()
         ]
         self._iterations = max((int(sums.iterations) for sums in since), default=0)
@@ -150,16 +154,17 @@ class Population(abc.ABC):
 
     def _put_inputs(self) -> None:
         """Puts the keys and hyperparameters of the program's members on the mesh."""
-        jobs = [self.jobs[member] for member in self._rows]
+        sessions = [self.sessions[member] for member in self._rows]
         self._keys = tuple(
-            initial.member_keys(jobs, stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN)
+            initial.member_keys(sessions, stream)
+            for stream in (Stream.ACT, Stream.ENV, Stream.LEARN)
         )
         self._hyper = meshes.put(
-            initial.stacked_hyper(jobs, np.float32), jobs[0].mesh, initial.MEMBERS
+            initial.stacked_hyper(sessions, np.float32), self.job.mesh, initial.MEMBERS
         )
 
     def _excluded_seconds(self, member: int) -> float:
-        return self.jobs[member].excluded_seconds()
+        return self.sessions[member].excluded_seconds()
 
     def _running(self) -> list[int]:
         return [member for member, done in enumerate(self._done) if not done]
@@ -179,7 +184,7 @@ class Population(abc.ABC):
         as a dispatch.
         """
         if name not in self._placed or self._placed[name][0] != value:
-            self._placed[name] = value, meshes.put(np.asarray(value), self.jobs[0].mesh, spec)
+            self._placed[name] = value, meshes.put(np.asarray(value), self.job.mesh, spec)
         return self._placed[name][1]
 
     def _advance(self) -> None:
@@ -199,7 +204,7 @@ class Population(abc.ABC):
         """Copies the checkpoints of waiting reports, until these have been taken and saved."""
         for member, due in self._due.items():
             # without a directory nothing saves a replay memory
-            if self.jobs[member].config.run_dir and member not in self._held:
+            if self.sessions[member].config.run_dir and member not in self._held:
                 self._held[member] = due.checkpoint()
                 self._due[member] = dataclasses.replace(
                     due, checkpoint=partial(held, self._held, member)
@@ -213,20 +218,22 @@ class Population(abc.ABC):
 
     def _step(self, member: int) -> int:
         """Returns what the member's clock says: env steps, or updates if the plan does not act."""
-        if self.jobs[member].acts:
+        if self.job.acts:
             return int(self._steps[member, 0])
         return self._updates[member]
 
     def _report(self, running: Sequence[int]) -> None:
         """Makes the reports of members that are done, and of all members after an interval."""
-        interval_over = self._iterations >= self.jobs[0].iterations_per_report
+        interval_over = self._iterations >= self.sessions[0].iterations_per_report
         numbers = None
         if interval_over:
             numbers = self._numbers()
             for member in running:
                 row = self._rows.index(member)
                 self._windows[member].add(numbers.since[row].episodes)
-        ended = [x for x in running if self.jobs[x].ended_by(self._step(x), self._windows[x].score)]
+        ended = [
+            x for x in running if self.sessions[x].ended_by(self._step(x), self._windows[x].score)
+        ]
         stopped = self._stopped(running)
         due = running if interval_over else sorted({*ended, *stopped})
         if not due:
@@ -238,7 +245,7 @@ class Population(abc.ABC):
             numbers = numbers._replace(counts=self._select(numbers.counts))
         self._end(stopped)
         self._make_reports(due, numbers)
-        self._parents = list(range(len(self.jobs)))
+        self._parents = list(range(len(self.sessions)))
         if interval_over:
             self._restart()
             self._iterations = 0
@@ -259,10 +266,10 @@ class Population(abc.ABC):
         If a signal comes while the members are asked, all end after the next iteration, so that
         they resume from the same one.
         """
-        jobs = self.jobs
-        stopped = [member for member in running if jobs[member].stop()]
+        sessions = self.sessions
+        stopped = [member for member in running if sessions[member].stop()]
         others = [member for member in running if member not in stopped]
-        if stopped and others and jobs[others[0]].stop():
+        if stopped and others and sessions[others[0]].stop():
             return []
         return stopped
 
@@ -283,7 +290,7 @@ class Population(abc.ABC):
         iteration = int(self._part(counts.iteration, self._rows.index(members[0])))
         if not selection.due(iteration - self._iterations, iteration):
             return counts
-        before = [self.jobs[member] for member in members]
+        before = [self.sessions[member] for member in members]
         scores = np.array([self._windows[member].score for member in members])
         source, chosen = selection.evolve(
             selection.rng(iteration), scores, initial.stacked_hyper(before)
@@ -295,9 +302,9 @@ class Population(abc.ABC):
         for place, (member, parent) in enumerate(zip(members, source, strict=True)):
             self._parents[member] = members[parent]
             values = {name: float(column[place]) for name, column in chosen.items()}
-            config = self.jobs[member].config
+            config = self.sessions[member].config
             hyper = selection.checked(config, values, before[parent].hyper)
-            self.jobs[member] = self.jobs[member]._replace(hyper=hyper)
+            self.sessions[member] = self.sessions[member]._replace(hyper=hyper)
         return self._copy_parents(counts)
 
     def _copy_parents(self, counts: Counts) -> Counts:
@@ -314,7 +321,7 @@ class Population(abc.ABC):
         All stay if none would be left, or if the others do not divide over the devices.
         """
         index = np.array([row for row, member in enumerate(self._rows) if not self._done[member]])
-        if not len(index) or len(index) % self.jobs[0].mesh.shape[meshes.AGENT]:
+        if not len(index) or len(index) % self.job.mesh.shape[meshes.AGENT]:
             return
         self._rows = [self._rows[row] for row in index]
         before = self._state, self._actor
@@ -334,7 +341,7 @@ class Population(abc.ABC):
         Args:
           keep: copy its variables, which the advance of others would overwrite.
         """
-        job = self.jobs[member]
+        session = self.sessions[member]
         row = self._rows.index(member)
         since = numbers.since[row]
         counts = self._part(numbers.counts, row)
@@ -343,15 +350,15 @@ class Population(abc.ABC):
         if keep:
             state = state._replace(variables=copied(state.variables, "variables", row=own_row))
         selected: Mapping[str, Any] = {}
-        if job.hyper or self._selection:
-            selected = {"hyper": dict(job.hyper), "halved": member in self.halved}
+        if session.hyper or self._selection:
+            selected = {"hyper": dict(session.hyper), "halved": member in self.halved}
         return report(
-            job,
+            session,
             state,
             self._steps[member],
             self._clocks[member],
             since,
-            due=since.iterations >= job.iterations_per_report,
+            due=since.iterations >= session.iterations_per_report,
             window=self._windows[member],
             actor=self._actor,
             row=own_row,
@@ -363,7 +370,7 @@ class Population(abc.ABC):
         """Returns whose parameters the member has, and its new hyperparameters."""
         if self._selection is None:
             return {}
-        hyper = {f"hyper/{name}": value for name, value in self.jobs[member].hyper.items()}
+        hyper = {f"hyper/{name}": value for name, value in self.sessions[member].hyper.items()}
         parent = self._member_numbers[self._parents[member]]
         return {"population/parent": float(parent), **hyper}
 

@@ -10,25 +10,26 @@ import numpy as np
 from jaxrl_dist.actors.pool import Deliver, Snapshot
 from jaxrl_dist.actors.recorded_policy import to_learn, to_record, with_probabilities
 from jaxrl_dist.actors.step import Rollouts
-from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.session import Session
 from jaxrl_dist.types import Algorithms, PyTree, Rollout
 
 
-def acting(job: Job) -> Algorithms:
+def acting(session: Session) -> Algorithms:
     """Returns the algorithms that act, ``with_probabilities`` if their rollouts are recorded."""
-    if job.record is None:
+    job = session.job
+    if session.record is None:
         return job.algorithm
     return with_probabilities(job.algorithm, job.source.spec)
 
 
-def recorder(job: Job, first: int) -> Callable[[Rollouts], Rollouts]:
-    """Returns a function that hands rollouts of ``acting`` to ``job.record``,
+def recorder(session: Session, first: int) -> Callable[[Rollouts], Rollouts]:
+    """Returns a function that hands rollouts of ``acting`` to ``session.record``,
     and returns them for the learner.
 
     Args:
       first: index of their first environment.
     """
-    if (record := job.record) is None:
+    if (record := session.record) is None:
         return lambda rollouts: rollouts
 
     def record_and_return(rollouts: Rollouts) -> Rollouts:
@@ -38,12 +39,12 @@ def recorder(job: Job, first: int) -> Callable[[Rollouts], Rollouts]:
     return record_and_return
 
 
-def recording_actors(job: Job, deliver: Sequence[Deliver]) -> Sequence[Deliver]:
+def recording_actors(session: Session, deliver: Sequence[Deliver]) -> Sequence[Deliver]:
     """Returns the actors' ``deliver`` functions, which record each rollout first."""
-    num_envs = job.num_envs // len(deliver)
+    num_envs = session.job.num_envs // len(deliver)
 
     def of_actor(index: int, deliver: Deliver) -> Deliver:
-        record = recorder(job, index * num_envs)
+        record = recorder(session, index * num_envs)
 
         def record_and_deliver(snapshot: Snapshot, rollouts: Rollouts, number: np.int32) -> PyTree:
             return deliver(snapshot, record(rollouts), number)
@@ -60,7 +61,7 @@ KEPT_BYTES = 2**26
 more."""
 
 
-def kept_iterations(job: Job, experience: Rollouts) -> int:
+def kept_iterations(session: Session, experience: Rollouts) -> int:
     """Returns the iterations whose experience a program keeps before the host takes it.
 
     Args:
@@ -68,7 +69,7 @@ def kept_iterations(job: Job, experience: Rollouts) -> int:
     """
     arrays = jax.tree.leaves(to_record(experience))
     nbytes = sum(x.size * x.dtype.itemsize for x in arrays)
-    return max(1, min(KEPT_BYTES // nbytes, job.iterations_per_report))
+    return max(1, min(KEPT_BYTES // nbytes, session.iterations_per_report))
 
 
 def fetched(kept: Rollout, count: int) -> Iterator[Rollout]:

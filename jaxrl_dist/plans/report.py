@@ -19,7 +19,7 @@ from jaxrl_dist.plans.window import Window, merged, sums_of_json
 from jaxrl_dist.types import Array, Checkpoint, EpisodeStats, Join, PyTree, Report, TrainState
 
 if TYPE_CHECKING:
-    from jaxrl_dist.plans.job import Job
+    from jaxrl_dist.plans.session import Session
 
 JOINS = {
     "episode/count": Join.SUM,
@@ -140,13 +140,14 @@ def check_progress(progress: Mapping[str, Any]) -> None:
 class HostInterval:
     """Sums an interval's iterations on the host, as ``on_device`` does on the devices."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._begin(job.progress)
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._begin(session.progress)
 
     def _begin(self, progress: Mapping[str, Any]) -> None:
-        since = IntervalSums.of(progress, self._job.algorithm)
-        none = no_episodes(1, self._job.source.spec.info_metrics).merge()
+        job = self._session.job
+        since = IntervalSums.of(progress, job.algorithm)
+        none = no_episodes(1, job.source.spec.info_metrics).merge()
 
         def of_policy(sums: Mapping[str, Array], episodes: EpisodeStats) -> tuple[Any, ...]:
             return {name: float(value) for name, value in sums.items()}, with_info(
@@ -284,7 +285,7 @@ def metrics_of(
 
 
 def report(
-    job: Job,
+    session: Session,
     state: TrainState,
     steps: np.ndarray,
     clock: Clock,
@@ -308,13 +309,15 @@ def report(
       row: as for ``copied``.
       extra_progress: more JSON for a checkpoint's progress.
     """
+    job = session.job
+    config = session.config
     copy = partial(copied, row=row)
     failed = diverged(state.skipped)
     iteration = int(state.iteration)
     updates = sum(map(int, jax.tree.leaves(state.updates)))  # of all policies
-    step = updates if job.config.clock == "updates" else int(steps[0])
+    step = updates if config.clock == "updates" else int(steps[0])
     env_steps, agent_steps = map(int, steps)
-    rates = clock.rates(env_steps, agent_steps, updates, job.config.clock)
+    rates = clock.rates(env_steps, agent_steps, updates, config.clock)
     if not jax.tree.leaves(state.memory):
         del rates["replay/ratio"]  # the algorithm has no replay
     if due:
@@ -333,7 +336,7 @@ def report(
     }
 
     def checkpoint() -> Checkpoint:
-        held = Checkpoint(job.bare(saved(job, state)), actor, {})
+        held = Checkpoint(job.bare(saved(session, state)), actor, {})
         copied: Checkpoint = copy(held, "checkpoint", arrays.pieces)
         return copied._replace(progress=progress)
 
@@ -350,10 +353,10 @@ def report(
         },
         variables=lambda: job.source.spec.bare(copy(state.variables, "variables")),
         checkpoint=checkpoint,
-        ended_by=None if failed else job.ended_by(step, window.score),
+        ended_by=None if failed else session.ended_by(step, window.score),
         diverged=failed,
         agent_steps=agent_steps if job.source.spec.num_agents > 1 else None,
-        clock=job.config.clock,
+        clock=config.clock,
     )
 
 
@@ -364,11 +367,11 @@ def diverged(skipped: Any) -> bool:
     return max(map(int, jax.tree.leaves(skipped))) >= MAX_SKIPPED
 
 
-def saved(job: Job, state: TrainState) -> TrainState:
+def saved(session: Session, state: TrainState) -> TrainState:
     """Returns what a checkpoint holds of a state, still on the devices:
     no replay memory if checkpoints hold none.
     """
-    if job.config.checkpoint_replay is False:
+    if session.config.checkpoint_replay is False:
         return state._replace(memory=())
     return state
 

@@ -19,9 +19,9 @@ from jaxrl_dist.envs.host.calls import Caller
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.sharded import compile_update
 from jaxrl_dist.plans import compiled, initial, recording
-from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.population import Population
 from jaxrl_dist.plans.report import HostInterval, IntervalSums, of_all
+from jaxrl_dist.plans.session import Session
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Join, PyTree, Report
 
@@ -33,12 +33,12 @@ JOINS = {
 """How members' times are joined, as ``Join`` says."""
 
 
-def synchronous(job: Job) -> Iterator[Report]:
-    """Runs ``job`` with one batch of host environments;
+def synchronous(session: Session) -> Iterator[Report]:
+    """Runs ``session`` with one batch of host environments;
     experience always comes from the newest policy.
     """
-    with contextlib.closing(HostPopulation([job])) as population:
-        yield from population.reports(0, job)
+    with contextlib.closing(HostPopulation([session])) as population:
+        yield from population.reports(0, session)
 
 
 class HostPopulation(Population):
@@ -48,19 +48,22 @@ class HostPopulation(Population):
     """Fills the rollouts of environments whose every step would need a thread otherwise."""
 
     def _begin(self) -> None:
-        jobs = self.jobs
-        job = self.jobs[0]
+        job = self.job
+        sessions = self.sessions
+        first = sessions[0]
         # A single run acts without the axis: XLA fuses other operations with it, which round
         # differently. A program without the axis has no hyperparameters as inputs.
-        self._axis = len(jobs) > 1 or bool(job.hyper)
+        self._axis = len(sessions) > 1 or bool(job.hyper)
         self._here = arrays.own_part(job.mesh)
-        self._env = job.source.host(job.share, [job.session_seed for job in jobs])
+        self._env = job.source.host(job.share, [session.host_seed for session in sessions])
         # which holds for this thread only
         if self._env.spec.backend == "envpool" and not meshes.jit_disabled():
             self._thread = Caller("the environments")
-        members = [job.variant(job.hyper)[0] for job in jobs] if self._axis else []
+        members = []
+        if self._axis:
+            members = [job.variant(session.hyper)[0] for session in sessions]
         self._acting = host.HostActor(
-            recording.acting(job),
+            recording.acting(first),
             self._env,
             self._here,
             job.rollout_length,
@@ -70,47 +73,48 @@ class HostPopulation(Population):
         )
         if self._axis:
             equal = self._average_every is not None
-            self._state = initial.states(jobs, self._hyper, equal=equal, restarted=True)
+            self._state = initial.states(sessions, self._hyper, equal=equal, restarted=True)
         else:
-            self._state = job.initial_state()
-        self._intervals = [HostInterval(job) for job in jobs]
+            self._state = first.initial_state()
+        self._intervals = [HostInterval(session) for session in sessions]
         self._data = job.put_data()
-        self._record = recording.recorder(job, job.share.first)
+        self._record = recording.recorder(first, job.share.first)
         self._update_seconds = 0.0
-        self._key = job.key(Stream.LEARN)
+        self._key = first.key(Stream.LEARN)
         self._act_compiled = 0.0  # seconds, of programs that have been replaced
 
     def _compile(self) -> programs.Programs:
-        job = self.jobs[0]
+        job = self.job
+        first = self.sessions[0]
         members = len(self._rows)
         every = self._average_every
         mesh, length, spec = self._here, job.rollout_length, job.source.spec
         if self._axis:
             acting = job.once(
                 ("act", members),
-                lambda job: programs.compile_members(
+                lambda: programs.compile_members(
                     lambda hyper: job.variant(hyper)[0], spec, mesh, length
                 ),
             )
             self._update = job.once(
-                ("update", members, every), lambda job: compiled.compile_update(job, every)
+                ("update", members, every), lambda: compiled.compile_update(job, every)
             )
         else:
-            key = meshes.put(rng.stream(job.config.seed, Stream.ACT), mesh, meshes.REPLICATED)
+            key = meshes.put(rng.stream(first.config.seed, Stream.ACT), mesh, meshes.REPLICATED)
             acting = job.once(
-                ("act", job.config.seed, job.record is not None),
-                lambda _: programs.compile_acting(recording.acting(job), spec, mesh, length, key),
+                ("act", first.config.seed, first.record is not None),
+                lambda: programs.compile_acting(recording.acting(first), spec, mesh, length, key),
             )
             self._update = job.once(
                 "update",
-                lambda job: compile_update(job.learner, job.mesh, with_data=job.data is not None),
+                lambda: compile_update(job.learner, job.mesh, with_data=job.data is not None),
             )
         self._act = acting.act
         self._ready(self._update, *acting)
         return acting
 
     def _iterate(self, running: Sequence[int]) -> int:
-        mesh = self.jobs[0].mesh
+        mesh = self.job.mesh
         state = self._state
         member_inputs: list[PyTree] = []
         inputs: list[PyTree] = [self._key]
@@ -129,7 +133,7 @@ class HostPopulation(Population):
         )
         rollout = self._record(rollout)
         began = time.perf_counter()
-        specs = meshes.rollout_specs(self.jobs[0].algorithm)
+        specs = meshes.rollout_specs(self.job.algorithm)
         self._state, metrics = self._update(state, arrays.as_global(rollout, mesh, specs), *inputs)
         jax.block_until_ready(self._state)
         self._update_seconds += time.perf_counter() - began

@@ -26,7 +26,7 @@ from jaxrl_dist.learners.policies import state_of
 from jaxrl_dist.learners.sharded import compile_priority
 from jaxrl_dist.plans.dataflow import Exchange
 from jaxrl_dist.plans.devices import check_evenly, numbered
-from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.session import Session
 from jaxrl_dist.types import Algorithms, PyTree
 
 
@@ -93,24 +93,27 @@ def pool_options(config: Train, learners: Sequence[jax.Device]) -> PoolOptions:
     )
 
 
-def exchange(job: Job) -> Exchange:
+def exchange(session: Session) -> Exchange:
     """Returns the exchange of rollouts: each travels to its actor's part of the mesh,
     where those of a round join.
 
     With prioritised replay, a rollout's priorities travel with it.
     A trainer gets a list of one or both.
     """
+    job = session.job
     mesh = arrays.own_part(job.mesh)
     num_actors = job.pool.num_actors
     devices = job.pool.meshes
     prioritized = prioritizes(job.algorithm)
     specs = [meshes.rollout_specs(job.algorithm), meshes.TIME_BATCH][: 1 + prioritized]
-    priorities = itertools.cycle([prioritize(job, on) if prioritized else None for on in devices])
+    priorities = itertools.cycle(
+        [prioritize(session, on) if prioritized else None for on in devices]
+    )
     send = [
         sender(home, specs, priority)
         for home, priority in zip(homes(mesh, num_actors), priorities, strict=False)
     ]
-    join = job.once("join", lambda _: joiner(mesh, num_actors, specs))
+    join = job.once("join", lambda: joiner(mesh, num_actors, specs))
     return Exchange(
         send, lambda samples: arrays.as_global(join(samples), job.mesh, specs), num_actors
     )
@@ -155,17 +158,18 @@ def sender(home: Mesh, specs: list[Any], priority: Deliver | None = None) -> Del
     return send
 
 
-def prioritize(job: Job, on: Mesh) -> Deliver:
+def prioritize(session: Session, on: Mesh) -> Deliver:
     """Returns a function that computes, on the device that acted,
     the initial priorities of a rollout's windows.
 
     They are those of the policies that need priorities.
     """
-    stream = rng.stream(job.session_seed, rng.Stream.PRIORITIZE)
+    job = session.job
+    stream = rng.stream(session.host_seed, rng.Stream.PRIORITIZE)
     keys = meshes.put(keys_of(job.algorithm, stream), on, meshes.REPLICATED)
     programs = job.once(
         ("priorities", on),
-        lambda job: {
+        lambda: {
             name: compile_priority(part, on)
             for name, part in job.algorithm.items()
             if prioritizes({name: part})

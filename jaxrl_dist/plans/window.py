@@ -17,7 +17,7 @@ from jaxrl_dist.mesh import flat
 from jaxrl_dist.types import EpisodeStats
 
 if TYPE_CHECKING:
-    from jaxrl_dist.plans.job import Job
+    from jaxrl_dist.plans.session import Session
 
 METRIC = "episode/recent_return"
 """Mean return of the episodes in the window; in a last report of less than an interval,
@@ -30,24 +30,24 @@ all under "", and of each policy."""
 
 
 class Window:
-    """The finished episodes of the newest whole reports, ``job.reports_per_score`` of them."""
+    """The finished episodes of the newest whole reports, ``session.reports_per_score`` of them."""
 
-    def __init__(self, job: Job, most: int | None = None) -> None:
-        """Begins as the checkpoint of ``job`` says, or empty.
+    def __init__(self, session: Session, most: int | None = None) -> None:
+        """Begins as the checkpoint of ``session`` says, or empty.
 
         Args:
           most: reports between two selections, which judge no
             episode from before the last one; None: there are none.
         """
-        self.score = job.score
+        self.score = session.score
         """Mean return in the newest full window in which episodes ended;
         -infinity if there was none."""
         if most is None:
-            reports = job.reports_per_score
+            reports = session.reports_per_score
         else:
-            reports = min(most, job.reports_per_score)
+            reports = min(most, session.reports_per_score)
         self._reports = collections.deque(
-            sums_of_json(job.progress.get("window", [])), maxlen=reports
+            sums_of_json(session.progress.get("window", [])), maxlen=reports
         )
 
     def add(self, episodes: Mapping[str, EpisodeStats]) -> None:

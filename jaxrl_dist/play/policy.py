@@ -31,7 +31,7 @@ from jaxrl_dist.settings.policies import label, learner
 from jaxrl_dist.settings.resolve import find_env, resolved, with_simulations
 from jaxrl_dist.settings.stored import of_policy, stored_config
 from jaxrl_dist.spaces import clipped
-from jaxrl_dist.training.setup import make_algorithm, variable_shapes
+from jaxrl_dist.training.algorithm import make_algorithm, variable_shapes
 from jaxrl_dist.types import Context, PyTree, Timestep, Variables
 
 

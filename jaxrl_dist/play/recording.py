@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -27,7 +26,7 @@ from jaxrl_dist.play.policy import Policy
 from jaxrl_dist.run.checkpoint import load_memory
 from jaxrl_dist.settings.still import Random
 from jaxrl_dist.spaces import Box, Discrete, clipped
-from jaxrl_dist.training.setup import make_job
+from jaxrl_dist.training.job import make_job
 from jaxrl_dist.types import Array, Context, EnvSpec, PyTree, Rollout, Timestep
 
 
@@ -191,9 +190,7 @@ def of_memory(
       ConfigError: the run has no memory, or its checkpoints hold none.
     """
     config, spec = policy.config, policy.source.spec
-    job = make_job(
-        dataclasses.replace(config, init_from=None), policy.source, devices=jax.local_devices()[:1]
-    )
+    job = make_job(config, policy.source, devices=jax.local_devices()[:1])
     shapes = jax.eval_shape(job.learner.init, jax.random.key(0))
     problem = unrecordable(spec)
     if problem is not None:

@@ -24,6 +24,7 @@ from jaxrl_dist.learners.policies import state_of
 from jaxrl_dist.memory import ring
 from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.session import Session
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import EpisodeStats, PyTree, Rollout, Timestep, TrainState
 
@@ -42,7 +43,7 @@ class Stage(NamedTuple):
     """The program as JAX traces it."""
 
 
-def make_stages(job: Job) -> dict[str, Stage]:
+def make_stages(session: Session) -> dict[str, Stage]:
     """Returns the stages of an iteration that run on devices and that no thread times,
     in their order.
 
@@ -51,14 +52,16 @@ def make_stages(job: Job) -> dict[str, Stage]:
     has none. With several policies, the learner's stages belong to one each, such as
     ``prey/gradient``.
     """
+    job = session.job
     if PLANS[job.config.plan].sends_gradients:
         return {}
-    state = job.initial_state()
+    state = session.initial_state()
+    learn_key = session.key(Stream.LEARN)
     if not job.source.is_pure:
-        return _learning(job, state, _host_rollout(job, state))
+        return _learning(job, state, _host_rollout(session, state), learn_key)
     env = job.source.device()
-    act_key = job.key(Stream.ACT)
-    env_key = job.key(Stream.ENV)
+    act_key = session.key(Stream.ACT)
+    env_key = session.key(Stream.ENV)
     begin = jax.jit(lambda key: device.init(job.algorithm, env, EnvSlice.all(job.num_envs), key))
     program = device.compile_rollout(
         job.algorithm, env, job.mesh, job.rollout_length, act_key, env_key
@@ -66,22 +69,23 @@ def make_stages(job: Job) -> dict[str, Stage]:
     # The program donates its actor, so the stages need a second one.
     actor, started = (meshes.put(begin(env_key), job.mesh, BATCH) for _ in range(2))
     rollout = program(state.variables, actor, state.iteration, state.env_step, np.int32(0))[1]
-    learning = _learning(job, state, rollout)
+    learning = _learning(job, state, rollout, learn_key)
     if not PLANS[job.config.plan].compiled:
         return learning
     light = state._replace(memory=())
     return {
-        "environment": _environment(job, env, started, rollout),
-        "policy": _policy(job, env, started, rollout, light),
+        "environment": _environment(job, env, started, rollout, env_key),
+        "policy": _policy(job, env, started, rollout, light, act_key),
         **learning,
     }
 
 
-def _host_rollout(job: Job, state: TrainState) -> Rollouts:
+def _host_rollout(session: Session, state: TrainState) -> Rollouts:
     """Fills a rollout from environments on the host."""
-    with contextlib.closing(job.source.host(job.num_envs, job.session_seed)) as env:
+    job = session.job
+    with contextlib.closing(job.source.host(job.num_envs, session.host_seed)) as env:
         programs = compile_acting(
-            job.algorithm, job.source.spec, job.mesh, job.rollout_length, job.key(Stream.ACT)
+            job.algorithm, job.source.spec, job.mesh, job.rollout_length, session.key(Stream.ACT)
         )
         actor = host.HostActor(job.algorithm, env, job.mesh, job.rollout_length, programs)
         return actor.rollout(state.variables, state.iteration, state.env_step)[0]
@@ -90,7 +94,9 @@ def _host_rollout(job: Job, state: TrainState) -> Rollouts:
 # --- Acting ---------------------------------------------------------------------------------------
 
 
-def _environment(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: Rollouts) -> Stage:
+def _environment(
+    job: Job, env: DeviceEnv, actor: device.ActorState, rollout: Rollouts, key: jax.Array
+) -> Stage:
     """Steps the environments with the actions of a rollout, and stores what they return."""
     packed = packing.starts_kernel_per_array(job.mesh.devices.flat[0])
     actions = env.spec.bare(over_policies(lambda rollout: rollout.action)(rollout))
@@ -110,11 +116,16 @@ def _environment(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: Ro
         return packing.scan(step, state, (actions, keys), packed=packed)
 
     mapped = meshes.acting(step_all, job.mesh, (BATCH, TIME, ONE), (BATCH, TIME))
-    return _stage(mapped, actor.env, actions, job.key(Stream.ENV), carries=True)[0]
+    return _stage(mapped, actor.env, actions, key, carries=True)[0]
 
 
 def _policy(
-    job: Job, env: DeviceEnv, actor: device.ActorState, rollout: Rollouts, state: TrainState
+    job: Job,
+    env: DeviceEnv,
+    actor: device.ActorState,
+    rollout: Rollouts,
+    state: TrainState,
+    key: jax.Array,
 ) -> Stage:
     """Acts on the observations of a rollout, and stores actions and observations."""
     searches = simulator(job.algorithm, env, actor.env) is not None
@@ -135,7 +146,7 @@ def _policy(
     observations = meshes.put(over_policies(_observations)(rollout), job.mesh, BATCH)
     actor = actor._replace(env=(observations, actor.env if searches else ()))
     mapped = meshes.acting(act_all, job.mesh, (BATCH, ONE, ONE), (TIME, TIME, BATCH))
-    return _stage(mapped, actor, state, job.key(Stream.ACT))[0]
+    return _stage(mapped, actor, state, key)[0]
 
 
 def _replaying(env: DeviceEnv, *, searches: bool) -> DeviceEnv:
@@ -184,23 +195,24 @@ def _next_observation(
 # --- Learning -------------------------------------------------------------------------------------
 
 
-def _learning(job: Job, state: TrainState, rollout: Rollouts) -> dict[str, Stage]:
+def _learning(job: Job, state: TrainState, rollout: Rollouts, key: jax.Array) -> dict[str, Stage]:
     """Returns the stages of each policy that trains."""
     stages: dict[str, dict[str, Stage]] = {}
     for name, algorithm in job.algorithm.items():
         if algorithm.trains:
             of_policy = job._replace(algorithm=algorithm)
             frame_stack = job.source.spec.by_policy[name].frame_stack
-            stages[name] = _of_learner(of_policy, state_of(state, name), rollout[name], frame_stack)
+            stages[name] = _of_learner(
+                of_policy, state_of(state, name), rollout[name], key, frame_stack
+            )
     return meshes.flat(stages)
 
 
 def _of_learner(
-    job: Job, state: TrainState, rollout: Rollout, frame_stack: int
+    job: Job, state: TrainState, rollout: Rollout, key: jax.Array, frame_stack: int
 ) -> dict[str, Stage]:
     """Returns the stages of a learner; ``job`` has its algorithm alone."""
     algorithm = job.algorithm
-    key = job.key(Stream.LEARN)
     light = state._replace(memory=())
     stages: dict[str, Stage] = {}
     if algorithm.replay is None:

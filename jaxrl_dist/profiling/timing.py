@@ -118,7 +118,7 @@ def profile(
         )
     run = prepare(config, source)
     progress("compiling the run and its stages")
-    stages = make_stages(run.job)
+    stages = make_stages(run.session)
     profile = measure(run, stages, seconds, progress)
     if trace is not None:
         _trace(stages, trace)

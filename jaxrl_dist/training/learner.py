@@ -34,18 +34,17 @@ def make_learner(
     devices: Sequence[jax.Device],
     members: int = 1,
 ) -> Learner:
-    """Returns the learners of all policies as one.
+    """Returns the learners of all policies as one, for sizes that ``check_sizes`` accepts.
 
     Args:
       members: number of members of a population that share these devices.
 
     Raises:
-      ConfigError: sizes do not divide, or the replay memory does not fit.
+      ConfigError: the replay memory does not fit.
     """
     learners = {}
     copies = {}
     specs = spec.by_policy
-    check_sizes(config, algorithm, spec, len(devices))
     for name, part in by_policy(config).items():
         with naming(name):
             learners[name] = _learner(part, algorithm[name], specs[name], devices, members)

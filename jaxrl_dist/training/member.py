@@ -16,7 +16,6 @@ from functools import partial
 from typing import IO, Any
 
 from jaxrl_dist import plans
-from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.actors.film import film, speed, write_gif
 from jaxrl_dist.checks import unit
 from jaxrl_dist.config.train import Train
@@ -32,8 +31,8 @@ from jaxrl_dist.errors import (
 )
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.hosts.failing import failing
-from jaxrl_dist.plans.job import Job, step_of
 from jaxrl_dist.plans.population import Population
+from jaxrl_dist.plans.session import Session, step_of
 from jaxrl_dist.plans.window import recent_return
 from jaxrl_dist.run import checkpoint, directories, machine, signals, trackers
 from jaxrl_dist.run import files as run_files
@@ -52,80 +51,16 @@ from jaxrl_dist.training.reports import (
     writing,
 )
 from jaxrl_dist.training.rows import ENDED, Row, refill
-from jaxrl_dist.training.truth import Exact, measuring
+from jaxrl_dist.training.shared import ProgramShared
+from jaxrl_dist.training.truth import measuring
 from jaxrl_dist.types import Report
-
-FILM_STEPS = 1000  # after which a film ends, as of ``jaxrl-dist video``
-
-
-class ProgramShared:
-    """What the members of one program share."""
-
-    def __init__(self, job: Job, command: str) -> None:
-        """``job`` is that of any of them; ``command`` resumes the whole run."""
-        config, self.command = job.config, command
-        episodes, max_steps, num_envs = (
-            config.evaluation_episodes,
-            config.evaluation_max_steps,
-            config.num_envs,
-        )
-        sampled = config.evaluation_policy == "sampled"
-
-        def make(job: Job) -> Evaluator:
-            return Evaluator(
-                job.algorithm,
-                job.source,
-                episodes,
-                config.seed,
-                max_steps,
-                num_envs,
-                lambda hyper: job.variant(hyper)[0],
-                sampled,
-            )
-
-        self.evaluator: Evaluator = job.once(
-            ("evaluator", episodes, max_steps, num_envs, sampled), make
-        )
-
-        def make_filmed(job: Job) -> Evaluator:
-            agents = job.source.spec.num_agents
-            return Evaluator(
-                job.algorithm,
-                job.source,
-                agents,
-                config.seed,
-                FILM_STEPS,
-                agents,
-                lambda hyper: job.variant(hyper)[0],
-                sampled,
-            )
-
-        self.filmed = partial(job.once, ("filmed", sampled), make_filmed)
-        """Makes the evaluator of one environment whose episode is filmed."""
-        if config.exact:
-            self.exact: Exact | None = job.once("exact", Exact)
-        else:
-            self.exact = None
-        self.films = True  # whether films work: not once one has failed
-        self.excluded_seconds = 0.0  # not spent on training, but such as on evaluations
-        # gets each member's last report before it is saved
-        self.saving: Callable[[Report], None] = lambda report: None
-        self._latest_answers = dict[str, tuple[int, bool]]()
-
-    def agree(self, what: str, iteration: int, wants: Callable[[], bool]) -> bool:
-        """Returns the answer of the member that asks first after an iteration,
-        so that all save after the same one.
-        """
-        if self._latest_answers.get(what, (-1, False))[0] != iteration:
-            self._latest_answers[what] = iteration, wants()
-        return self._latest_answers[what][1]
 
 
 @dataclasses.dataclass(eq=False)
 class Member:
     """A member of a run, which may have only one, with its session in this process."""
 
-    job: Job
+    session: Session
     shared: ProgramShared
     row: Row
     """Its results so far."""
@@ -147,7 +82,7 @@ class Member:
     @property
     def config(self) -> Train:
         """Its config, resolved: no field is left out."""
-        return self.job.config
+        return self.session.config
 
     @property
     def folder(self) -> pathlib.Path:
@@ -159,7 +94,9 @@ class Member:
         """The hyperparameters in which it differs from other members,
         as the newest selection has set them.
         """
-        return (self.job if self.program is None else self.program.jobs[self.place]).hyper
+        if self.program is None:
+            return self.session.hyper
+        return self.program.sessions[self.place].hyper
 
     @property
     def halved(self) -> bool:
@@ -169,26 +106,27 @@ class Member:
     @property
     def reported(self) -> int:
         """Iteration of its newest line in the population's metrics, before this session."""
-        resumed = self.job.resumed
+        resumed = self.session.resumed
         if resumed is None or self.row.status != "training":
             return self.row.iteration
         return int(resumed.progress["reported"]["iteration"])
 
     def go_back(self, status: str) -> None:
         """Sets the row back to the checkpoint that the member has resumed from."""
-        row, resumed = self.row, self.job.resumed
+        row = self.row
+        resumed = self.session.resumed
         assert resumed is not None
         row.status = status
         if status != "diverged":  # whose last report is not one of the population
             row.env_steps = resumed.env_steps
-            row.updates = self.job.updates
+            row.updates = self.session.updates
             row.iteration = resumed.progress["iteration"]
         row.lineage = [x for x in row.lineage if x["iteration"] <= row.iteration]
 
     def read(self) -> None:
         """Reads the newest report before the checkpoint, and its returns into the row."""
         self.newest = refill(self.row, self.folder, self.reported)
-        state = self.job.resumed
+        state = self.session.resumed
         if self.newest is not None and self.row.status == "training":
             self.newest = dataclasses.replace(self.newest, evaluation=None, ended_by=None)
         elif self.newest is not None and self.row.status in ENDED and state is not None:
@@ -207,7 +145,7 @@ class Member:
             try:
                 with self.file or contextlib.nullcontext(), contextlib.ExitStack() as stack:
                     if self.config.record is not None:
-                        self.recorder = recorder(self.job, resumed=self.file is not None)
+                        self.recorder = recorder(self.session, resumed=self.file is not None)
                         stack.enter_context(contextlib.closing(self.recorder))
                     if self.config.run_dir is not None:
                         self.files, self.saver = peers.run_everywhere(
@@ -257,15 +195,15 @@ class Member:
         """Opens the files, and what saves this process's part of checkpoints;
         ``stack`` closes them.
         """
-        stored = to_json(self.config, self.job.source.spec)
+        stored = to_json(self.config, self.session.job.source.spec)
         files = None
         if peers.first():
             files = open_files(
-                stack, self.config, stored, self.file, self.job.progress.get("reported", {})
+                stack, self.config, stored, self.file, self.session.progress.get("reported", {})
             )
         about = {"config": stored, "versions": machine.versions(), "judge": self.config.judge}
         saver = Saver(
-            self.folder, self.config.keep_checkpoints, about, self.config.clock, self.job.step
+            self.folder, self.config.keep_checkpoints, about, self.config.clock, self.session.step
         )
         return files, stack.enter_context(contextlib.closing(saver))
 
@@ -294,7 +232,7 @@ class Member:
         files = self.files
         saver = self.saver
         offered: list[Callable[[], Report]] = []
-        job = self.job._replace(
+        session = self.session._replace(
             stop=ending,
             excluded_seconds=lambda: shared.excluded_seconds,
             publish_latest=offered.append,
@@ -310,7 +248,7 @@ class Member:
                 raise RuntimeError(
                     "the update that failed has used up the state that it began with"
                 ) from None
-            if report and report.step > job.step:
+            if report and report.step > session.step:
                 return report
             return None
 
@@ -329,30 +267,32 @@ class Member:
             save(report)  # again: the last policy is judged, too
             return self._confirm(ending.ends_here, evaluating, report)
 
-        reported = step_of(config, job.progress.get("reported", {}))
+        reported = step_of(config, session.progress.get("reported", {}))
         together: Callable[[int, Callable[[], bool]], bool] = alone
         if judged:
             together = partial(shared.agree, "evaluate")
-        evaluations = Evaluations(config, job.progress.get("evaluated", reported), ending, together)
+        evaluations = Evaluations(
+            config, session.progress.get("evaluated", reported), ending, together
+        )
         if self.program is None:
-            plan: Any = plans.execute(job)
+            plan: Any = plans.execute(session)
         else:
-            plan = self.program.reports(self.place, job)
+            plan = self.program.reports(self.place, session)
         stack.enter_context(contextlib.closing(plan))
-        measured = measuring(plan, shared, job, lambda: self.hyper)
+        measured = measuring(plan, shared, session.job, lambda: self.hyper)
         reports = evaluations.on_the_way(with_final_report(measured, newest, ending), evaluate)
         last = partial(evaluate, progress=evaluating)
         films = partial(self._film, ending.ends_here)
         if config.run_dir:
-            if job.resumed is None:
+            if session.resumed is None:
                 done = None
             else:
-                done = (job.step, job.updates)
+                done = (session.step, session.updates)
             reports = filming(
                 writing(reports, files, shared.saving),
                 films,
                 config.video_interval,
-                job.step,
+                session.step,
                 ending,
             )
             reports = saving(
@@ -374,7 +314,7 @@ class Member:
         if it has saved one.
         """
         notes = getattr(error, "__notes__", ())  # by another member
-        newest = (self.saver and self.saver.newest) or (self.job.resumed and self.job.step)
+        newest = (self.saver and self.saver.newest) or (self.session.resumed and self.session.step)
         if newest is None or any(self.shared.command in note for note in notes):
             return
         run_dir = shlex.quote(str(self.config.run_dir))
@@ -394,7 +334,7 @@ class Member:
     ) -> Report:
         """Adds an evaluation, as ``_play``."""
         # other processes may hold parts of them
-        variables = self.job.source.spec.keyed(report.variables())
+        variables = self.session.job.source.spec.keyed(report.variables())
         played = self._play(variables, progress, stop)
         if played is None:
             return report
@@ -437,7 +377,7 @@ class Member:
         assert self.saver is not None
         self.saver.finish()
         # other processes may hold parts of them
-        variables = self.job.source.spec.keyed(report.variables())
+        variables = self.session.job.source.spec.keyed(report.variables())
         if not peers.first():
             return report
         try:
@@ -457,7 +397,7 @@ class Member:
         and ends the films, not the run.
         """
         began = time.perf_counter()
-        spec = self.job.source.spec
+        spec = self.session.job.source.spec
         # Also where films have ended, which the others do not know:
         # each process may hold parts of the variables.
         variables = spec.keyed(report.variables())

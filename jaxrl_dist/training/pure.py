@@ -25,7 +25,7 @@ from jaxrl_dist.rng import Stream
 from jaxrl_dist.settings.members import tunable
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training.compile_cache import keep_programs
-from jaxrl_dist.training.setup import make_job
+from jaxrl_dist.training.job import make_session
 from jaxrl_dist.types import Array, PyTree, TrainState
 
 IMPURE = {
@@ -88,10 +88,11 @@ def make_train(config: Train) -> PureTrain:
     _check(config)
     if config.compile_cache:
         keep_programs()
-    job = make_job(config, source)
+    session = make_session(config, source)
+    job = session.job
     names = tunable(config)
     iterations = -(-config.total_env_steps // job.steps_per_iteration)
-    lengths = np.diff([*range(0, iterations, job.iterations_per_report), iterations]).astype(
+    lengths = np.diff([*range(0, iterations, session.iterations_per_report), iterations]).astype(
         np.int32
     )
 

@@ -12,7 +12,7 @@ from jaxrl_dist.data.recorder import Recorder, advising, kinds, unrecordable
 from jaxrl_dist.data.writing import Place, Writer
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import peers
-from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.session import Session
 from jaxrl_dist.run import directories
 from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.policies import label
@@ -41,7 +41,7 @@ def check(config: Train, spec: EnvSpec) -> None:
         raise ConfigError(f"--record {config.record} does not work here: {problem}")
 
 
-def recorder(job: Job, *, resumed: bool) -> Recorder:
+def recorder(session: Session, *, resumed: bool) -> Recorder:
     """Returns what records the experience of a run, whose config names a directory for it.
 
     Args:
@@ -50,9 +50,9 @@ def recorder(job: Job, *, resumed: bool) -> Recorder:
     Raises:
       ConfigError: the directory exists, or cannot be written.
     """
-    config = job.config
-    spec = job.source.spec
-    ((_, algorithm),) = job.algorithm.items()
+    config = session.config
+    spec = session.job.source.spec
+    (algorithm,) = session.job.algorithm.values()
     path = pathlib.Path(str(config.record))
     if resumed and path.name not in ("", ".."):  # which are directories, and no names
         path = directories.free(path)

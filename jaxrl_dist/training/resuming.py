@@ -28,18 +28,20 @@ from jaxrl_dist.heavy import in_32_bits
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.plans import initial
 from jaxrl_dist.plans.devices import all_devices, learner_devices
-from jaxrl_dist.plans.job import Job, ended_by, score_of, step_of
 from jaxrl_dist.plans.report import check_progress
+from jaxrl_dist.plans.session import Session, ended_by, score_of, step_of
 from jaxrl_dist.run import checkpoint, directories, machine
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.stored import SPACES, differences, stored_content, to_json
+from jaxrl_dist.training.algorithm import make_algorithm
+from jaxrl_dist.training.job import init_variables
 from jaxrl_dist.training.learner import check_sizes
 from jaxrl_dist.training.member import Member
 from jaxrl_dist.training.rows import Row, read_rows
 from jaxrl_dist.training.run import Run
-from jaxrl_dist.training.setup import init_variables, make_algorithm, prepare
+from jaxrl_dist.training.setup import prepare
 from jaxrl_dist.training.tables import write_results
 from jaxrl_dist.types import Checkpoint, EnvSpec, PyTree
 
@@ -81,7 +83,9 @@ def prepare_resume(
         run = prepare(new, source)
         run.config = dataclasses.replace(run.config, **origin)
         for member in run.members:
-            member.job = member.job._replace(config=dataclasses.replace(member.config, **origin))
+            member.session = member.session._replace(
+                config=dataclasses.replace(member.config, **origin)
+            )
         if is_population(new):
             run.file = file
             for member, row in zip(run.members, read_rows(run_dir, run.rows), strict=True):
@@ -216,7 +220,7 @@ def _saved(member: Member, changes: Collection[str]) -> Saved:
     """
     folder = member.folder
     finished = run_files.finished(folder, member.config.evaluation_episodes)
-    loaded = member.job.resumed
+    loaded = member.session.resumed
     progress: Sequence[Mapping[str, Any]]
     if loaded is None:
         progress = checkpoint.progress(folder)
@@ -259,14 +263,14 @@ def _resume_members(
                 FileWarning,
                 stacklevel=3,
             )
-        variables = init_variables(members[0].config, members[0].job.algorithm)
+        variables = init_variables(members[0].config, members[0].session.job.algorithm)
     for member, decision in zip(members, decisions, strict=True):
         _resume_member(member, decision, allowed, files)
-    state = next(filter(None, (member.job.resumed for member in members)), None)
+    state = next(filter(None, (member.session.resumed for member in members)), None)
     # the program takes a state for each, and ignores it for a member whose own is lost
     for member in members:
-        member.job = member.job._replace(
-            resumed=member.job.resumed or state, init_variables=variables
+        member.session = member.session._replace(
+            resumed=member.session.resumed or state, init_variables=variables
         )
 
 
@@ -278,7 +282,7 @@ def _resume_member(
             directories.remove(member.folder)  # it holds only reports of lost progress
         member.row = Row(member.row.member, member.row.seed, member.row.values)
     elif decision.iteration is not None:
-        if member.job.resumed is None:
+        if member.session.resumed is None:
             _load(member, allowed, decision.iteration)
         member.go_back(decision.status)
         if decision.status == "training" and member.file is None and peers.first():
@@ -292,8 +296,10 @@ def _load(member: Member, allowed: Collection[str], iteration: int | None = None
       allowed: fields of the config that may differ from the checkpoint's.
       iteration: of the checkpoint; None: the newest.
     """
-    config, job = member.config, member.job
-    shapes = _checkpoint_shapes(job)
+    config = member.config
+    session = member.session
+    job = session.job
+    shapes = _checkpoint_shapes(session)
     spec = job.source.spec
     resumed = checkpoint.load(
         member.folder, shapes, lambda x: _check_same(config, spec, x, allowed), iteration
@@ -304,7 +310,8 @@ def _load(member: Member, allowed: Collection[str], iteration: int | None = None
             "the directory where that lies now, and "
             f"`--init-from {shlex.quote(str(member.folder))}` starts a new run from its variables"
         )
-    member.job = job._replace(resumed=resumed, hyper=resumed.progress.get("hyper", job.hyper))
+    hyper = resumed.progress.get("hyper", session.hyper)
+    member.session = session._replace(resumed=resumed, hyper=hyper)
 
 
 def _check_unfinished(run: Run) -> None:
@@ -323,7 +330,7 @@ def _check_unfinished(run: Run) -> None:
         if peers.first():  # members may have been resumed one by one
             write_results(pathlib.Path(str(run.config.run_dir)), run.rows)
         raise _members_finished(run.config, run.rows)
-    raise _finished(run.config, run.job)
+    raise _finished(run.config, run.session)
 
 
 def _members_finished(config: Train, rows: Sequence[Row]) -> FinishedError:
@@ -337,16 +344,16 @@ def _members_finished(config: Train, rows: Sequence[Row]) -> FinishedError:
     )
 
 
-def _finished(config: Train, job: Job) -> FinishedError:
-    field = str(job.ended_by(job.step, job.score))
+def _finished(config: Train, session: Session) -> FinishedError:
+    field = str(session.ended_by(session.step, session.score))
     limit = f"{flag(field)} {getattr(config, field)}"
     if field == f"total_{config.clock}":
         return FinishedError(
-            f"{config.run_dir} has done {job.step} {unit(config.clock)} of {limit}; "
+            f"{config.run_dir} has done {session.step} {unit(config.clock)} of {limit}; "
             "name more to continue"
         )
     return FinishedError(
-        f"{config.run_dir} has reached a mean return of {job.score:.4g}, {limit}; "
+        f"{config.run_dir} has reached a mean return of {session.score:.4g}, {limit}; "
         "name more to continue"
     )
 
@@ -381,13 +388,14 @@ def _check_devices(config: Train, source: EnvSource) -> None:
     raise ConfigError(why)
 
 
-def _checkpoint_shapes(job: Job) -> Checkpoint:
-    """Returns the shapes and dtypes of a checkpoint of this job."""
+def _checkpoint_shapes(session: Session) -> Checkpoint:
+    """Returns the shapes and dtypes of a checkpoint of this session."""
+    job = session.job
     key = jax.random.key(0)
     state = job.bare(jax.eval_shape(job.learner.init, key))
     actor: PyTree = ()
     if PLANS[job.config.plan].compiled:
-        actor = jax.eval_shape(initial.start(job), key, job.hyper)
+        actor = jax.eval_shape(initial.start(job), key, session.hyper)
     return Checkpoint(state, actor, {})
 
 

@@ -32,6 +32,7 @@ from jaxrl_dist.hosts.arrays import check_equal
 from jaxrl_dist.hosts.failing import failing
 from jaxrl_dist.plans.evolve import Selection, halving, pbt
 from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.session import Session
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.run.writing import RunFiles
 from jaxrl_dist.settings.members import is_population
@@ -71,9 +72,14 @@ class Run:
         """Open ``metrics.jsonl`` of a resumed population."""
 
     @property
+    def session(self) -> Session:
+        """The session of the first member."""
+        return self.members[0].session
+
+    @property
     def job(self) -> Job:
         """The job of the first member, whose environment, devices and sizes are those of all."""
-        return self.members[0].job
+        return self.session.job
 
     @property
     def rows(self) -> list[Row]:
@@ -178,13 +184,14 @@ class Run:
     @in_32_bits
     def _reports(self) -> Generator[Report]:
         self._unread.detach()
-        jobs = [member.job for member in self.members]
+        sessions = [member.session for member in self.members]
         with failing():
             resumed = [
-                job.resumed and (job.resumed.state.variables, job.resumed.state.updates)
-                for job in jobs
+                session.resumed and (session.resumed.state.variables, session.resumed.state.updates)
+                for session in sessions
             ]
-            check_equal((resumed, [job.init_variables for job in jobs]), "what the run starts from")
+            initial = [session.init_variables for session in sessions]
+            check_equal((resumed, initial), "what the run starts from")
         if not is_population(self.config):
             yield from self.members[0].reports(self._evaluating, self._stop)
             return
@@ -248,7 +255,7 @@ class Run:
         shown = self._evaluating if len(group) == 1 else _unshown
         self.members[group[0]].shared.saving = self.once_trained(group, self._saving)
         left = [number for number in group if self.rows[number].status != "halved"]
-        if len(left) % self.members[group[0]].job.mesh.shape[meshes.AGENT] == 0:
+        if len(left) % self.members[group[0]].session.job.mesh.shape[meshes.AGENT] == 0:
             group = left  # otherwise stay padded: the members left do not divide over the devices
         places = {
             number: at for at, number in enumerate(group) if self.rows[number].status == "training"
@@ -258,10 +265,10 @@ class Run:
         program = None
         if population_plan is not None:
             # The members stop also before each takes its first report.
-            jobs = [self.members[number].job._replace(stop=self._stop) for number in group]
-            select = selection(config, self.job)
+            sessions = [self.members[number].session._replace(stop=self._stop) for number in group]
+            select = selection(config, self.session)
             program = population_plan(
-                jobs, list(places.values()), select, group, config.average_every
+                sessions, list(places.values()), select, group, config.average_every
             )
             stack.callback(program.close)
         for number, place in places.items():
@@ -430,12 +437,12 @@ def agents_of(spec: EnvSpec) -> str:
     return ""
 
 
-def selection(config: Train, job: Job) -> Selection | None:
+def selection(config: Train, session: Session) -> Selection | None:
     """Returns the selection that a resolved config asks for."""
     if config.evolve is None or config.evolve_interval is None:
         return None
-    interval = config.evolve_interval / job.steps_per_iteration
-    report = job.iterations_per_report
+    interval = config.evolve_interval / session.job.steps_per_iteration
+    report = session.iterations_per_report
     evolve = {"pbt": pbt, "halving": halving}[config.evolve]
     return Selection(
         evolve, config.seed, max(1, round(interval / report)) * report, config.evolve == "halving"

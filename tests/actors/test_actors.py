@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import runs
 import scipy.special
-from probes import assert_close, make_job, make_mesh
+from probes import assert_close, make_mesh, make_session
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
@@ -95,9 +95,10 @@ def act_on_device(
 ) -> list[tuple[Rollout, EpisodeStats]]:
     """Consecutive rollouts, as numpy arrays, by the path of the plan ``on_device``."""
     algorithm, source = make(name)
-    job = make_job(
+    session = make_session(
         algorithm, source, num_devices=num_devices, num_envs=NUM_ENVS, rollout_length=length
     )
+    job = session.job
     everywhere, batch = meshes.REPLICATED, meshes.BATCH
     env = source.device()
     rollout = device.make_rollout({"": algorithm}, env, length)
@@ -114,7 +115,7 @@ def act_on_device(
     results = []
     for iteration in range(rollouts):
         numbers = place((jnp.int32(iteration), {"": jnp.float32(0)}), num_devices)
-        keys = job.key(Stream.ACT), job.key(Stream.ENV)
+        keys = session.key(Stream.ACT), session.key(Stream.ENV)
         actor, experience, episodes = program(
             place({"": variables(name)}, num_devices), actor, *keys, *numbers
         )
@@ -127,13 +128,14 @@ def act_on_host(
     algorithm: Algorithm, source: EnvSource, start: Any, num_devices: int, length: int = NUM_STEPS
 ) -> list[tuple[Rollout, EpisodeStats]]:
     """Two rollouts by the path of the plan ``synchronous``."""
-    job = make_job(
+    session = make_session(
         algorithm, source, num_devices=num_devices, num_envs=NUM_ENVS, rollout_length=length
     )
+    job = session.job
     results = []
     with contextlib.closing(source.host(NUM_ENVS, job.config.seed)) as env:
         programs = compile_acting(
-            {"": algorithm}, source.spec, job.mesh, length, job.key(Stream.ACT)
+            {"": algorithm}, source.spec, job.mesh, length, session.key(Stream.ACT)
         )
         actor = HostActor({"": algorithm}, env, job.mesh, length, programs)
         for iteration in range(2):

@@ -28,6 +28,7 @@ from jaxrl_dist.run import checkpoint
 from jaxrl_dist.run.console import played
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training import setup
+from jaxrl_dist.training.algorithm import make_algorithm
 from jaxrl_dist.types import Algorithm, Context, EpisodeStats, Timestep, Variables
 
 SIZES: dict[str, Any] = {
@@ -380,7 +381,7 @@ def test_a_policy_whose_actions_are_not_drawn_refuses_to_sample() -> None:
     config, source = resolved(
         jaxrl_dist.preset("dqn", "CartPole-v1", hidden_sizes=(4,), parameter_noise=True)
     )
-    variables = setup.make_algorithm(config, source.spec)[""].init(jax.random.key(0))
+    variables = make_algorithm(config, source.spec)[""].init(jax.random.key(0))
     policy = jaxrl_dist.Policy(config, source, variables)
     assert not policy.evaluate(1, max_steps=5).sampled
     with pytest.raises(ConfigError, match="use evaluation_policy greedy"):

@@ -18,7 +18,7 @@ from own import Target
 import jaxrl_dist
 from jaxrl_dist.play.export import export
 from jaxrl_dist.settings.resolve import find_env
-from jaxrl_dist.training.setup import make_algorithm
+from jaxrl_dist.training.algorithm import make_algorithm
 
 
 def cem() -> Any:

@@ -364,7 +364,7 @@ def test_continuous_actions_are_refused() -> None:
 
 def test_memory_is_made_on_the_mesh() -> None:
     run = setup.prepare(jaxrl_dist.Train("dqn", env="CartPole-v1"))
-    state = run.job.initial_state()
+    state = run.session.initial_state()
     assert {x.sharding.spec for x in jax.tree.leaves(state.memory)} == {meshes.BATCH}
     assert len(state.memory[""].added.sharding.device_set) == 8
     assert isinstance(state.memory[""], ring.Memory)

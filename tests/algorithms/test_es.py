@@ -15,7 +15,7 @@ import pytest
 import runs
 from flax import struct
 from gymnax.environments import environment, spaces
-from probes import assert_close, learner_of, make_job, make_mesh, random_rollout, spec, with_sgd
+from probes import assert_close, learner_of, make_mesh, make_session, random_rollout, spec, with_sgd
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import preset, rng, train
@@ -279,7 +279,7 @@ def test_it_finds_the_optimum(name: str) -> None:
         "report_interval": 10**9,
         "total_env_steps": 16 * 150,
     }
-    *_, last = on_device(make_job(algorithm, source, num_devices=2, **sizes))
+    *_, last = on_device(make_session(algorithm, source, num_devices=2, **sizes))
     action, _, _ = algorithm.policy(last.variables(), jnp.ones((1, 1)), (), Context())
     np.testing.assert_allclose(action[0], CENTRE, atol=0.1)
 

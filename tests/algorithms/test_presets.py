@@ -26,8 +26,8 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.settings import given, resolve
 from jaxrl_dist.settings.members import members
 from jaxrl_dist.spaces import Box, Discrete
+from jaxrl_dist.training.algorithm import make_algorithm
 from jaxrl_dist.training.learner import check_sizes
-from jaxrl_dist.training.setup import make_algorithm
 from jaxrl_dist.types import EnvSpec
 
 FRAMES = Box(

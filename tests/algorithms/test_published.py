@@ -18,8 +18,8 @@ from jaxrl_dist.algorithms.published import TABLE
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.settings import given
+from jaxrl_dist.training.algorithm import make_algorithm
 from jaxrl_dist.training.learner import check_sizes
-from jaxrl_dist.training.setup import make_algorithm
 from jaxrl_dist.types import EnvSpec
 
 

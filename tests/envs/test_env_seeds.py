@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
-from probes import make_job, make_mesh
+from probes import make_mesh, make_session, with_job
 
 from jaxrl_dist import preset
 from jaxrl_dist.actors.evaluate import Evaluator
@@ -65,8 +65,8 @@ def first_observations(plan: Any, env: str, pool: PoolOptions) -> np.ndarray:
     source = find(env)
     recorded: Any = Recorded(source, lambda share, _, obs: parts.__setitem__(share.first, obs))
     learner = IMPALA(hidden_sizes=(4,)).make(source.spec)
-    job = make_job(learner, source, num_envs=NUM_ENVS, rollout_length=2, seed=3, pool=pool)
-    list(plan(job._replace(source=recorded)))
+    session = make_session(learner, source, num_envs=NUM_ENVS, rollout_length=2, seed=3, pool=pool)
+    list(plan(with_job(session, source=recorded)))
     return np.concatenate([parts[first] for first in sorted(parts)])
 
 
@@ -125,10 +125,10 @@ def test_a_restart_meets_others() -> None:
     source = find("gymnasium:CartPole-v1")
     pool = PoolOptions(2, (make_mesh(1),), max_restarts=1)
     learner = IMPALA(hidden_sizes=(4,)).make(source.spec)
-    job = make_job(learner, source, num_envs=NUM_ENVS, rollout_length=2, seed=3, pool=pool)
+    session = make_session(learner, source, num_envs=NUM_ENVS, rollout_length=2, seed=3, pool=pool)
     recorded: Any = Recorded(source, tell)
     with pytest.warns(EnvWarning, match="actor 1 continues with new environments"):
-        list(asynchronous(job._replace(source=recorded)))
+        list(asynchronous(with_job(session, source=recorded)))
     first, second = EnvSlice(0, 2, NUM_ENVS), EnvSlice(2, 2, NUM_ENVS)
     assert sorted(made)[:2] == [(first, 3), (second, 3)]
     ((again, seed),) = sorted(made)[2:]

@@ -34,7 +34,7 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners.gradients import check_sizes
 from jaxrl_dist.memory import frames
 from jaxrl_dist.rng import RESET
-from jaxrl_dist.training import setup
+from jaxrl_dist.training.algorithm import make_algorithm
 from jaxrl_dist.types import Algorithm, Context, Timestep
 
 NUM_ENVS, NUM_STEPS, SEED = 3, 50, 3
@@ -370,9 +370,7 @@ def test_learning_sees_clipped_rewards(bounds: str, low: float, high: float) -> 
     """
     plain_config = jaxrl_dist.preset("a2c", "CartPole-v1", scale_rewards=True)
     config = dataclasses.replace(plain_config, clip_rewards=bounds)
-    clipping, algorithm = (
-        setup.make_algorithm(each, spec())[""] for each in (config, plain_config)
-    )
+    clipping, algorithm = (make_algorithm(each, spec())[""] for each in (config, plain_config))
     variables = algorithm.init(jax.random.key(0))
     rollout = random_rollout(algorithm, spec(), 12, 4)
     clipped = rollout._replace(
@@ -406,13 +404,13 @@ def updated_stats(algorithm: Algorithm, variables: Any, rollout: Any) -> Any:
 
 def test_gradients_plan_takes_clipped_rewards() -> None:
     plain = jaxrl_dist.preset("a3c", "CartPole-v1", clip_rewards="1")
-    check_sizes(setup.make_algorithm(plain, spec())[""], 8)
+    check_sizes(make_algorithm(plain, spec())[""], 8)
     for name in ("normalize_observations", "scale_rewards"):
         config = dataclasses.replace(plain, **{name: True})  # type: ignore[arg-type]
         with pytest.raises(
             ConfigError, match="running statistics are not kept under plan gradients"
         ):
-            check_sizes(setup.make_algorithm(config, spec())[""], 8)
+            check_sizes(make_algorithm(config, spec())[""], 8)
 
 
 # --- From the command line ------------------------------------------------------------------------

@@ -26,7 +26,8 @@ from jaxrl_dist.envs.host import envpool
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.memory import frames, ring
 from jaxrl_dist.settings.resolve import find_env
-from jaxrl_dist.training import learner, setup
+from jaxrl_dist.training import learner
+from jaxrl_dist.training.algorithm import make_algorithm
 from jaxrl_dist.types import Algorithm, Context, EpisodeStats, Rollout, Variables
 
 NUM_ENVS, LENGTH, ROLLOUTS = 8, 30, 8
@@ -263,9 +264,7 @@ def test_a_million_atari_steps_take_seven_gigabytes(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(learner, "memory_size", lambda: 2**40)  # a machine that has them
     config = preset("dqn", "envpool:Pong-v5", replay_capacity=1_000_000)
     spec = find_env(config).spec
-    made = learner.make_learner(
-        config, setup.make_algorithm(config, spec), spec, jax.local_devices()[:1]
-    )
+    made = learner.make_learner(config, make_algorithm(config, spec), spec, jax.local_devices()[:1])
     memory = jax.eval_shape(made.init, jax.random.key(0)).memory
     assert sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(memory)) == pytest.approx(
         1e6 * 84 * 84, rel=0.005

@@ -24,10 +24,11 @@ import runs
 from probes import (
     assert_close,
     learner_of,
-    make_job,
     make_mesh,
+    make_session,
     perturbed,
     random_rollout,
+    with_job,
     with_sgd,
 )
 
@@ -57,8 +58,9 @@ from jaxrl_dist.plans import threaded
 from jaxrl_dist.plans.asynchronous import asynchronous
 from jaxrl_dist.plans.dataflow import Exchange, Tally, rounds
 from jaxrl_dist.plans.gradients import gradients
-from jaxrl_dist.plans.job import Job, ProgramCache
+from jaxrl_dist.plans.job import ProgramCache
 from jaxrl_dist.plans.report import check_progress
+from jaxrl_dist.plans.session import Session
 from jaxrl_dist.plans.threaded import homes, joiner, sender
 from jaxrl_dist.types import Algorithm, EnvSpec, EpisodeStats, Report, Rollout, Timestep, TrainState
 
@@ -115,14 +117,14 @@ class Hooked(NamedTuple):
 @functools.cache
 def base(
     name: str, num_devices: int, env_id: str = "envpool:CartPole-v1", num_actors: int = ACTORS
-) -> Job:
-    """A job whose runs share their programs, as those of one process do."""
+) -> Session:
+    """A session whose runs share their programs, as those of one process do."""
     source = find(env_id)
     algorithm = CONFIGS[name].make(source.spec)
-    job = make_job(
+    session = make_session(
         algorithm, source, num_envs=ACTORS * SIZE, rollout_length=LENGTH, num_devices=num_devices
     )
-    return job._replace(cache=ProgramCache(), pool=PoolOptions(num_actors, (make_mesh(1),)))
+    return with_job(session, cache=ProgramCache(), pool=PoolOptions(num_actors, (make_mesh(1),)))
 
 
 def make(
@@ -136,22 +138,23 @@ def make(
     num_actors: int = ACTORS,
     max_lag: int | None = None,
     **options: Any,
-) -> Job:
-    """A job of at least so many iterations, with a report after each ``interval``;
+) -> Session:
+    """A session of at least so many iterations, with a report after each ``interval``;
     ``env`` is like CartPole.
     """
-    job = base(name, learners, *([env] if isinstance(env, str) else []), num_actors=num_actors)
-    source: Any = job.source if isinstance(env, str) else env
+    session = base(name, learners, *([env] if isinstance(env, str) else []), num_actors=num_actors)
+    source: Any = session.job.source if isinstance(env, str) else env
     steps = {
         "total_env_steps": iterations * STEPS,
         "report_interval": interval * STEPS,
         "max_lag": max_lag,
     }
-    return job._replace(
-        config=dataclasses.replace(job.config, **steps),
+    session = with_job(
+        session,
         source=source if hook is None else Hooked(source, hook),
-        pool=job.pool._replace(**options),
+        pool=session.job.pool._replace(**options),
     )
+    return session._replace(config=dataclasses.replace(session.config, **steps))
 
 
 class Calling(ProgramCache):
@@ -233,12 +236,12 @@ def lags(report: Report) -> dict[int, float]:
 
 def test_store_keeps_the_newest_versions() -> None:
     """As copies on each acting device, which outlive the learner's own state."""
-    job, acting = base("dqn", 2), [make_mesh(1), meshes.make_mesh(jax.devices()[3:4])]
+    session, acting = base("dqn", 2), [make_mesh(1), meshes.make_mesh(jax.devices()[3:4])]
     store = ParamStore([*acting, acting[0]], keep=1)
     kept = []
     for version in range(3):
-        state = job.initial_state()._replace(
-            updates=meshes.put(jax.numpy.int32(version), job.mesh, meshes.REPLICATED)
+        state = session.initial_state()._replace(
+            updates=meshes.put(jax.numpy.int32(version), session.job.mesh, meshes.REPLICATED)
         )
         kept.append(jax.tree.map(np.array, state._replace(opt_state=(), memory=())))
         store.publish(state)
@@ -264,7 +267,7 @@ def test_waiting_for_a_version_ends_with_it_or_with_the_stop(
 ) -> None:
     # not by looking again and again
     monkeypatch.setattr("jaxrl_dist.actors.pool.WAKE_SECONDS", 100.0)
-    job, on, stopping = base("impala", 1), make_mesh(1), threading.Event()
+    session, on, stopping = base("impala", 1), make_mesh(1), threading.Event()
     store, found = ParamStore([on]), []
 
     def wait(version: int) -> threading.Thread:
@@ -277,7 +280,7 @@ def test_waiting_for_a_version_ends_with_it_or_with_the_stop(
         return thread
 
     thread = wait(0)
-    store.publish(job.initial_state())
+    store.publish(session.initial_state())
     thread.join(5)
     assert found.pop().version == 0
     thread = wait(1)
@@ -306,13 +309,13 @@ def test_lockstep_keeps_the_lag_exactly(name: str, lag: int) -> None:
 def test_older_experience_than_allowed_is_dropped(plan: str) -> None:
     """And all that was sent is accounted for in every report; in the last one, nothing is left."""
     slow = {"actor-0": 0.01}
-    job = make(
+    session = make(
         "a2c",
         iterations=12,
         max_lag=1,
         hook=lambda thread, steps: time.sleep(slow.get(thread, 0.0)),
     )
-    reports = list(PLANS[plan](job))
+    reports = list(PLANS[plan](session))
     for report in reports:
         sent, trained, dropped, queued = (
             report.metrics[f"async/{x}"] for x in ("sent", "trained", "dropped", "queue")
@@ -380,9 +383,9 @@ def test_the_last_report_comes_after_the_actors() -> None:
 
 def test_a_slow_learner_is_not_flooded() -> None:
     made: list[int] = []
-    job = make(hook=lambda thread, steps: made.append(steps))
+    session = make(hook=lambda thread, steps: made.append(steps))
     run = asynchronous(
-        job._replace(cache=Calling(job.cache, "update", lambda call: time.sleep(0.05)))
+        with_job(session, cache=Calling(session.job.cache, "update", lambda call: time.sleep(0.05)))
     )
     queues = []
     for report in itertools.islice(run, 8):
@@ -438,8 +441,8 @@ def test_lockstep_repeats_bit_for_bit(
     options = {"num_actors": 2} if env_id.startswith("gymnax") else {}
     results = []
     for _ in range(2):
-        job = make(name, env=env_id, hook=hook, iterations=6, interval=2, lag=1, **options)
-        *reports, last = asynchronous(job)
+        session = make(name, env=env_id, hook=hook, iterations=6, interval=2, lag=1, **options)
+        *reports, last = asynchronous(session)
         results.append(([numbers(report) for report in [*reports, last]], last.variables()))
     assert results[0][0] == results[1][0]
     jax.tree.map(np.testing.assert_array_equal, results[0][1], results[1][1])
@@ -465,8 +468,8 @@ def test_a_split_host_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         seen["rollout"].add((threading.current_thread().name, *placed(result[0])))
         return result
 
-    def exchanged(job: Job) -> Exchange:
-        exchange = threaded.exchange(job)
+    def exchanged(session: Session) -> Exchange:
+        exchange = threaded.exchange(session)
 
         def join(samples: Any) -> Any:
             sent = [placed(sample.content) for sample in samples]
@@ -489,7 +492,7 @@ def test_a_split_host_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         options = PoolOptions(
             num_actors=2, meshes=tuple(meshes.make_mesh([on]) for on in actors), lag=1
         )
-        job = make_job(
+        session = make_session(
             algorithm, source, num_envs=12, rollout_length=8, total_env_steps=500, pool=options
         )
         with monkeypatch.context() as patch:
@@ -497,7 +500,7 @@ def test_a_split_host_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
                 patch.setattr(host.HostActor, "rollout", watched)
                 patch.setattr(asynchronous_module, "exchange", exchanged)
                 patch.setattr(ParamStore, "publish", published)
-            *reports, last = asynchronous(job._replace(mesh=meshes.make_mesh(learners)))
+            *reports, last = asynchronous(with_job(session, mesh=meshes.make_mesh(learners)))
             results.append(
                 ([numbers(report) for report in [*reports, last]][-4:], last.variables())
             )
@@ -529,7 +532,7 @@ def test_thread_stages_sum_to_its_time_without_recompiling(
         time.sleep(0.02 if thread == "actor-0" else 0.002)
         broken(thread, steps)
 
-    job = make(
+    session = make(
         hook=hook,
         iterations=12,
         learners=2,
@@ -538,7 +541,7 @@ def test_thread_stages_sum_to_its_time_without_recompiling(
         gather_deadline=0.001,
         max_restarts=9,
     )
-    run: Any = asynchronous(job._replace(cache=None))
+    run: Any = asynchronous(with_job(session, cache=None))
     next(run)
     lags = []
     jax.config.update("jax_log_compiles", True)
@@ -578,12 +581,12 @@ def test_thread_stages_sum_to_its_time_without_recompiling(
 )
 def test_leaving_the_loop_leaves_nothing(name: str, times: int) -> None:
     """No thread (EnvPool's own C++ threads included) and no array, however often."""
-    job = make(name)
-    take(PLAN_OF[name](job), 1)  # what is compiled stays
+    session = make(name)
+    take(PLAN_OF[name](session), 1)  # what is compiled stays
     gc.collect()
     arrays, threads = len(jax.live_arrays()), native_threads()
     for _ in range(times):
-        take(PLAN_OF[name](job), 1)
+        take(PLAN_OF[name](session), 1)
     until(lambda: native_threads() <= threads)
     assert len(jax.live_arrays()) <= arrays
 
@@ -600,8 +603,8 @@ def native_threads() -> int:
 def rate(slow: float, **options: Any) -> tuple[float, list[Report]]:
     """Iterations a second, where one actor's steps take ``slow`` times as long, and the reports."""
     seconds = {"actor-2": 0.01 * slow}
-    job = make(hook=lambda thread, steps: time.sleep(seconds.get(thread, 0.01)), **options)
-    reports = take(asynchronous(job), 16)
+    session = make(hook=lambda thread, steps: time.sleep(seconds.get(thread, 0.01)), **options)
+    reports = take(asynchronous(session), 16)
     times = [report.wall_time_s for report in reports]
     return 1 / statistics.median(b - a for a, b in itertools.pairwise(times[2:])), reports
 
@@ -623,20 +626,22 @@ def test_gather_does_not_wait_for_a_slow_actor() -> None:
 @pytest.mark.parametrize("name", ["impala", pytest.param("a2c", marks=pytest.mark.case)])
 def test_missing_rollout_changes_nothing(name: str) -> None:
     """The update is that of a batch without it."""
-    job = base(name, 1)
-    algorithm, key = with_sgd(job.algorithm[""]), jax.random.key(5)
+    session = base(name, 1)
+    algorithm, key = with_sgd(session.job.algorithm[""]), jax.random.key(5)
     none = EpisodeStats(*np.zeros(5))
-    contents = [random_rollout(algorithm, job.source.spec, LENGTH, SIZE, seed) for seed in range(2)]
+    contents = [
+        random_rollout(algorithm, session.job.source.spec, LENGTH, SIZE, seed) for seed in range(2)
+    ]
     samples = [Sample(0, [content], none, np.zeros(2)) for content in contents]
     updated = []
     for there in ((samples[0], None, samples[1]), samples):
-        (rollout,) = joiner(job.mesh, len(there), [meshes.ROLLOUT])(there)
-        learner = learner_of(algorithm, job.source.spec, SIZE * len(there), LENGTH)
+        (rollout,) = joiner(session.job.mesh, len(there), [meshes.ROLLOUT])(there)
+        learner = learner_of(algorithm, session.job.source.spec, SIZE * len(there), LENGTH)
         state = jax.jit(learner.init)(jax.random.key(0))
         state = state._replace(
             variables=state.variables._replace(params=perturbed(state.variables.params))
         )
-        state, metrics = compile_update(learner, job.mesh)(state, rollout, key)
+        state, metrics = compile_update(learner, session.job.mesh)(state, rollout, key)
         updated.append((state.variables, dict(metrics)))
         assert rollout.valid.shape == (LENGTH, SIZE * len(there))
     assert_close(updated[0], updated[1], 1e-5)
@@ -646,10 +651,10 @@ def test_missing_rollout_changes_nothing(name: str) -> None:
     "actors, devices", [(1, 1), (4, 1), (4, 2), (2, 2), (2, 4), (1, 4), (3, 2)]
 )
 def test_rollouts_are_sent_to_their_learner_devices(actors: int, devices: int) -> None:
-    job = base("a2c", 1)
+    session = base("a2c", 1)
     mesh, none = make_mesh(devices), EpisodeStats(*np.zeros(5))
     rollouts = [
-        random_rollout(job.algorithm[""], job.source.spec, LENGTH, 4, seed)
+        random_rollout(session.job.algorithm[""], session.job.source.spec, LENGTH, 4, seed)
         for seed in range(actors)
     ]
     samples = [
@@ -699,10 +704,10 @@ def test_rounds_in_which_all_is_too_old_are_skipped() -> None:
         none, steps = EpisodeStats(*np.zeros(5)), np.array([7, 9])
         return [Sample(version, (), none, steps) for version in (0, 0, actor + 2)]
 
-    job = make(num_actors=2, max_lag=0, gather=2)
+    session = make(num_actors=2, max_lag=0, gather=2)
     fake: Any = type("Pool", (), {"streams": flow.Parallel([samples(0), samples(1)], in_flight=3)})
     tally = Tally(make(max_lag=0), fake, Store(), 1)  # type: ignore[arg-type]
-    (found,) = rounds(job, fake, tally, 2, lambda: False)
+    (found,) = rounds(session.job, fake, tally, 2, lambda: False)
     assert found[0] is None and found[1] is not None and found[1].version == 3
     assert tally.env_steps == 5 * 7
     tally.learn(found)
@@ -727,8 +732,8 @@ def breaks(*when: tuple[str, int]) -> Callable[[str, int], None]:
 @pytest.mark.parametrize("env_id", ["envpool:CartPole-v1", "gymnasium:CartPole-v1"])
 def test_environments_that_fail_are_made_anew(env_id: str) -> None:
     hook = breaks(("actor-0", 3), ("actor-2", 5), ("actor-0", 11))
-    job = make(env=env_id, hook=hook, iterations=6, max_restarts=2)
-    restarts = [report.metrics["async/restarts"] for report in asynchronous(job)]
+    session = make(env=env_id, hook=hook, iterations=6, max_restarts=2)
+    restarts = [report.metrics["async/restarts"] for report in asynchronous(session)]
     assert restarts == sorted(restarts) and restarts[-1] == 3
 
 
@@ -739,8 +744,8 @@ def test_a_resumed_run_goes_on_counting_restarts() -> None:
     whole = last.checkpoint()
     assert whole.progress["restarts"] == 2
     check_progress(whole.progress)
-    job = make(hook=breaks(("actor-1", 3)), iterations=6, max_restarts=2)._replace(resumed=whole)
-    *_, last = asynchronous(job)
+    session = make(hook=breaks(("actor-1", 3)), iterations=6, max_restarts=2)
+    *_, last = asynchronous(session._replace(resumed=whole))
     assert last.metrics["async/restarts"] == 3 == last.checkpoint().progress["restarts"]
     for wrong in (-1, 1.5, "1"):
         with pytest.raises(ValueError, match="counts that no run has"):
@@ -824,7 +829,9 @@ def test_an_environment_that_cannot_be_made_is_tried_so_often() -> None:
         made.append(restarts)
         raise EnvError("it cannot be made")
 
-    env = RestartingEnv(base("impala", 1).source.spec, SIZE, fail, 3, threading.Event(), "actor 5")
+    env = RestartingEnv(
+        base("impala", 1).job.source.spec, SIZE, fail, 3, threading.Event(), "actor 5"
+    )
     with pytest.raises(EnvError, match="it cannot be made"):
         env.reset()
     assert made == [0, 1, 2, 3]
@@ -834,11 +841,11 @@ def test_a_restart_is_a_step_that_is_not_valid() -> None:
     """Its observation is the first of the new environments, as of any reset,
     and the step before has its successor.
     """
-    job, on = base("impala", 1), make_mesh(1)
+    session, on = base("impala", 1), make_mesh(1)
     env = restarting(breaks(("MainThread", 3)), 1)
-    programs = compile_acting(job.algorithm, env.spec, on, LENGTH, jax.random.key(0))
-    actor = host.HostActor(job.algorithm, env, on, LENGTH, programs)
-    start = {"": jax.jit(job.algorithm[""].init)(jax.random.key(0))}
+    programs = compile_acting(session.job.algorithm, env.spec, on, LENGTH, jax.random.key(0))
+    actor = host.HostActor(session.job.algorithm, env, on, LENGTH, programs)
+    start = {"": jax.jit(session.job.algorithm[""].init)(jax.random.key(0))}
     zero = np.int32(0), {"": jax.numpy.zeros(())}
     rollouts, episodes, steps = actor.rollout(meshes.put(start, on, meshes.REPLICATED), *zero)
     rollout = rollouts[""]
@@ -936,9 +943,11 @@ def test_an_error_in_the_learner_ends_the_run(plan: str, seed: int) -> None:
             raise ZeroDivisionError("injected")
 
     compile_first(plan)
-    job = make("a2c")
-    kept = Calling(job.cache, {"asynchronous": "update", "gradients": "apply"}[plan], broken_update)
-    surfaces(PLANS[plan](job._replace(cache=kept)), at, "broken_update")
+    session = make("a2c")
+    kept = Calling(
+        session.job.cache, {"asynchronous": "update", "gradients": "apply"}[plan], broken_update
+    )
+    surfaces(PLANS[plan](with_job(session, cache=kept)), at, "broken_update")
 
 
 @pytest.mark.parametrize(
@@ -969,8 +978,8 @@ def test_an_environment_that_hangs_ends_the_run(lag: int | None, seed: int) -> N
 
 def test_one_gradient_is_one_update() -> None:
     """Of one actor's rollout: what a learner that holds the rollout itself makes of it."""
-    job = base("a2c", 2)
-    algorithm, spec = with_sgd(job.algorithm[""]), job.source.spec
+    session = base("a2c", 2)
+    algorithm, spec = with_sgd(session.job.algorithm[""]), session.job.source.spec
     rollout, key = random_rollout(algorithm, spec, LENGTH, ACTORS * SIZE), jax.random.key(3)
     learner = learner_of(algorithm, spec, ACTORS * SIZE, LENGTH, 2)
 
@@ -982,9 +991,9 @@ def test_one_gradient_is_one_update() -> None:
 
     on = make_mesh(1)
     grads, metrics = compile_gradient(algorithm, on)(start(), rollout, key, np.int32(4))
-    grads = meshes.put(grads, job.mesh, meshes.REPLICATED)
-    applied = compile_apply(algorithm, job.mesh, ACTORS * SIZE * LENGTH)(start(), grads)
-    updated, expected = compile_update(learner, job.mesh)(start(), rollout, key)
+    grads = meshes.put(grads, session.job.mesh, meshes.REPLICATED)
+    applied = compile_apply(algorithm, session.job.mesh, ACTORS * SIZE * LENGTH)(start(), grads)
+    updated, expected = compile_update(learner, session.job.mesh)(start(), rollout, key)
     assert_close(applied, updated, 1e-5)
     assert_close(dict(metrics), dict(expected), 1e-5)
     moved = jax.tree.map(
@@ -995,24 +1004,29 @@ def test_one_gradient_is_one_update() -> None:
 
 def test_gradients_are_no_older_than_there_are_other_actors() -> None:
     """As no actor goes on before its gradient has been applied, however slow the learner."""
-    job = make("a2c")
+    session = make("a2c")
     *_, last = take(
-        gradients(job._replace(cache=Calling(job.cache, "apply", lambda call: time.sleep(0.03)))), 4
+        gradients(
+            with_job(
+                session, cache=Calling(session.job.cache, "apply", lambda call: time.sleep(0.03))
+            )
+        ),
+        4,
     )
     assert last.metrics["async/lag"] <= ACTORS - 1
 
 
 def test_one_actor_s_gradients_are_of_the_newest_parameters() -> None:
-    job = make("a2c", num_actors=1)
+    session = make("a2c", num_actors=1)
     *_, last = take(
-        gradients(job._replace(config=dataclasses.replace(job.config, num_envs=SIZE))), 3
+        gradients(with_job(session, config=dataclasses.replace(session.config, num_envs=SIZE))), 3
     )
     assert last.metrics["async/lag"] == last.metrics["async/lag_max"] == 0
 
 
 def test_windows_are_all_that_lie_in_the_rollout() -> None:
-    job = base("dqn", 1)
-    rollout = random_rollout(job.algorithm[""], job.source.spec, LENGTH, SIZE)
+    session = base("dqn", 1)
+    rollout = random_rollout(session.job.algorithm[""], session.job.source.spec, LENGTH, SIZE)
     for length in (1, 3, LENGTH):
         found = jax.jit(ring.windows, static_argnums=1)(rollout, length)
         assert found.core == found.final_core == ()
@@ -1031,10 +1045,10 @@ def test_gradients_of_replayed_windows_are_those_of_the_loss() -> None:
     """Async DQN: the mean over all windows of the rollout,
     except for those that begin on a reset step.
     """
-    job = base("dqn", 1)
-    algorithm, spec = job.algorithm[""], job.source.spec
+    session = base("dqn", 1)
+    algorithm, spec = session.job.algorithm[""], session.job.source.spec
     rollout = random_rollout(algorithm, spec, LENGTH, SIZE)
-    state = state_of(jax.jit(job.learner.init)(jax.random.key(0)), "")._replace(memory=())
+    state = state_of(jax.jit(session.job.learner.init)(jax.random.key(0)), "")._replace(memory=())
     _, metrics = compile_gradient(algorithm, make_mesh(1))(
         state, rollout, jax.random.key(1), np.int32(0)
     )
@@ -1058,11 +1072,11 @@ def losses_of(algorithm: Algorithm, state: TrainState, windows: Rollout, keys: j
 
 
 def test_actors_find_the_priorities_that_the_learner_would() -> None:
-    job = base("dqn", 1)
+    session = base("dqn", 1)
     config = dataclasses.replace(CONFIGS["dqn"], n_step=3, priority_exponent=0.6)
-    algorithm, spec = config.make(job.source.spec), job.source.spec
+    algorithm, spec = config.make(session.job.source.spec), session.job.source.spec
     rollout = random_rollout(algorithm, spec, LENGTH, SIZE)
-    state = state_of(jax.jit(job.learner.init)(jax.random.key(0)), "")._replace(memory=())
+    state = state_of(jax.jit(session.job.learner.init)(jax.random.key(0)), "")._replace(memory=())
     found = compile_priority(algorithm, make_mesh(1))(
         state, rollout, jax.random.key(1), np.int32(0)
     )
@@ -1085,14 +1099,14 @@ def test_new_window_without_finite_priority_gets_the_smallest() -> None:
     """As one that was replayed: one that is infinite would be drawn for ever,
     and NaN stands for the largest.
     """
-    job = base("dqn", 1)
+    session = base("dqn", 1)
     config = dataclasses.replace(CONFIGS["dqn"], n_step=1, priority_exponent=0.6)
-    algorithm, spec = config.make(job.source.spec), job.source.spec
+    algorithm, spec = config.make(session.job.source.spec), session.job.source.spec
     rollout = random_rollout(algorithm, spec, LENGTH, SIZE)
     places = tuple(np.argwhere(rollout.valid)[[1, 5]].T)
     broken = rollout.reward.copy()
     broken[places] = np.inf, np.nan
-    state = state_of(jax.jit(job.learner.init)(jax.random.key(0)), "")._replace(memory=())
+    state = state_of(jax.jit(session.job.learner.init)(jax.random.key(0)), "")._replace(memory=())
     program = compile_priority(algorithm, make_mesh(1))
     plain, found = (
         program(state, rollout._replace(reward=reward), jax.random.key(1), np.int32(0))

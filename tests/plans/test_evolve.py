@@ -173,7 +173,7 @@ def test_when_members_are_selected_does_not_depend_on_the_total() -> None:
         for total in (10**5, 10**6):
             run = prepare(config(seeds=2, evolve=evolve, total=total))
             assert run.config.evolve_interval == interval
-            assert training_run.selection(run.config, run.job).interval == round(interval / 64)
+            assert training_run.selection(run.config, run.session).interval == round(interval / 64)
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,7 @@ from jaxrl_dist.profiling import timing
 from jaxrl_dist.run import checkpoint
 from jaxrl_dist.settings.members import members
 from jaxrl_dist.settings.resolve import resolved
-from jaxrl_dist.training import setup
-from jaxrl_dist.training.setup import make_job
+from jaxrl_dist.training.job import make_job
 
 SIZES = {"batch_size": 32, "hidden_sizes": (16,), "num_devices": 1}
 CORE = {
@@ -245,7 +244,7 @@ def test_members_that_learn_in_turn_learn_what_lone_runs_do(tmp_path, devices, m
         compiled, "learn_in_turn", lambda job: taken.append(job) or iteration.learn_in_turn(job)
     )
     # with the program of the members that learn together
-    monkeypatch.setattr(setup, "_job_cache", OrderedDict())
+    monkeypatch.setattr("jaxrl_dist.training.job._jobs", OrderedDict())
     monkeypatch.setattr(iteration, "CACHED", 0)
     run_dir = str(tmp_path / "run")
     list(jaxrl_dist.train(config(tmp_path / "data", **changes, total_updates=10, run_dir=run_dir)))

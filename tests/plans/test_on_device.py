@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnax.environments import environment, spaces
-from probes import assert_close, learner_of, make_job, make_mesh
+from probes import assert_close, learner_of, make_mesh, make_session, with_job
 
 import jaxrl_dist
 from jaxrl_dist import mesh as meshes
@@ -26,7 +26,7 @@ from jaxrl_dist.hosts import arrays
 from jaxrl_dist.learners import sgd
 from jaxrl_dist.learners.policies import combined_learner
 from jaxrl_dist.plans import asynchronous, averaging, compiled, iteration, on_device
-from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.session import Session
 from jaxrl_dist.training import setup
 from jaxrl_dist.types import Report
 
@@ -61,17 +61,17 @@ class Branches(environment.Environment):
         return spaces.Discrete(2)
 
 
-def job(**options: Any) -> Job:
+def session(**options: Any) -> Session:
     source = find(Branches())
     algorithm = PPO(hidden_sizes=(4,), num_minibatches=2, num_epochs=1).make(source.spec)
-    return make_job(algorithm, source, num_envs=4, rollout_length=8, **options)
+    return make_session(algorithm, source, num_envs=4, rollout_length=8, **options)
 
 
 @pytest.mark.case  # test_actor_threads_step_them_too
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_environments_may_branch_and_loop_as_they_like(num_devices: int) -> None:
     reports: list[Report] = list(
-        on_device.on_device(job(num_devices=num_devices, total_env_steps=56))
+        on_device.on_device(session(num_devices=num_devices, total_env_steps=56))
     )
     last = reports[-1]
     assert last.env_steps == 2 * 4 * 7  # each environment spends every eighth step on a reset
@@ -83,7 +83,7 @@ def test_minibatches_in_parts_on_several_devices(monkeypatch: pytest.MonkeyPatch
     """The parts' sums vary over all axes of the mesh over which the parameters do."""
 
     def metrics() -> Any:
-        *_, last = on_device.on_device(job(num_devices=2, total_env_steps=1))
+        *_, last = on_device.on_device(session(num_devices=2, total_env_steps=1))
         return {name: value for name, value in last.metrics.items() if not name.startswith("time/")}
 
     whole = metrics()
@@ -93,7 +93,7 @@ def test_minibatches_in_parts_on_several_devices(monkeypatch: pytest.MonkeyPatch
 
 def test_actor_threads_step_them_too() -> None:
     pool = PoolOptions(num_actors=2, meshes=(make_mesh(1),))
-    *_, last = asynchronous.asynchronous(job(total_env_steps=56, pool=pool))
+    *_, last = asynchronous.asynchronous(session(total_env_steps=56, pool=pool))
     assert last.env_steps >= 56
 
 
@@ -150,10 +150,10 @@ def check_members(name: str, members: int, rows: int, columns: int) -> None:
             {"": learner_of(algorithm, source.spec, 4, 8, columns)}
         )
 
-    def member(seed: int, mesh: Any) -> Job:
+    def member(seed: int, mesh: Any) -> Session:
         hyper = {"learning_rate": 1e-3 * (1 + seed)}
         algorithm, learner = vary(hyper)
-        made = make_job(
+        made = make_session(
             algorithm[""],
             source,
             num_envs=4,
@@ -161,7 +161,8 @@ def check_members(name: str, members: int, rows: int, columns: int) -> None:
             total_env_steps=180 - 40 * (seed % 3),
             seed=seed,
         )
-        return made._replace(hyper=hyper, vary=vary, learner=learner, mesh=mesh)
+        job = made.job._replace(hyper=tuple(hyper), vary=vary, learner=learner, mesh=mesh)
+        return made._replace(hyper=hyper, job=job)
 
     def numbers(report: Report) -> Any:
         timeless = {
@@ -176,10 +177,10 @@ def check_members(name: str, members: int, rows: int, columns: int) -> None:
         )
 
     mesh = meshes.make_mesh(jax.devices()[: rows * columns], rows)
-    jobs = [member(seed, mesh) for seed in range(members)]
-    population = on_device.DevicePopulation(jobs)
-    reports = [population.reports(seed, job) for seed, job in enumerate(jobs)]
-    side_by_side: list[list[Any]] = [[] for _ in jobs]
+    sessions = [member(seed, mesh) for seed in range(members)]
+    population = on_device.DevicePopulation(sessions)
+    reports = [population.reports(seed, session) for seed, session in enumerate(sessions)]
+    side_by_side: list[list[Any]] = [[] for _ in sessions]
     for _ in range(9):
         for seed in range(members):
             side_by_side[seed] += [numbers(report) for report in itertools.islice(reports[seed], 1)]
@@ -218,14 +219,15 @@ def test_local_sgd_is_the_mean_of_members_that_learn_alone() -> None:
         "report_interval": 32,
     }
     mesh = meshes.make_mesh(jax.devices()[:2], 2)
-    jobs = [
-        make_job(algorithm, source, seed=seed, **sizes)._replace(mesh=mesh) for seed in range(2)
+    sessions = [
+        with_job(make_session(algorithm, source, seed=seed, **sizes), mesh=mesh)
+        for seed in range(2)
     ]
 
     def learnt(every: int, iterations: int) -> Any:
         """Returns each member's parameters, and moments of its optimiser."""
-        population = on_device.DevicePopulation(jobs, average_every=every)
-        reports = [population.reports(seed, job) for seed, job in enumerate(jobs)]
+        population = on_device.DevicePopulation(sessions, average_every=every)
+        reports = [population.reports(seed, session) for seed, session in enumerate(sessions)]
         for _ in range(iterations):
             newest = [next(each) for each in reports]
         return [
@@ -266,7 +268,7 @@ def test_a_replay_memory_is_not_copied(members: int, priority_exponent: float | 
         "replay_ratio": 1.0,
     }
     algorithm = DQN(**sizes, priority_exponent=priority_exponent).make(source.spec)
-    made = make_job(algorithm, source, num_envs=4, rollout_length=1)
+    made = make_session(algorithm, source, num_envs=4, rollout_length=1).job
     # of priorities, or of rewards
     size = members * algorithm.replay.capacity * np.dtype(np.float32).itemsize
     assert compiled.lower(made, members).compile().memory_analysis().temp_size_in_bytes < size / 2

@@ -54,10 +54,11 @@ def test_no_policy_waits_for_another() -> None:
     """DQN learns from its memory while there is no rollout, once two have filled it;
     PPO learns from rollouts only.
     """
-    job = prepare(config()).job
+    session = prepare(config()).session
+    job = session.job
     state, begun = (
-        job.initial_state(),
-        {name: state_of(job.initial_state(), name) for name in POLICIES},
+        session.initial_state(),
+        {name: state_of(session.initial_state(), name) for name in POLICIES},
     )
     blank = {
         name: blank_rollout(
@@ -75,7 +76,7 @@ def test_no_policy_waits_for_another() -> None:
     placed = [meshes.put(rollout, job.mesh, meshes.REPLICATED) for rollout in rollouts]
     rounds = [None, [placed[0]], None, [placed[1]], None, None, [placed[2]], None]
     made, more = [], []
-    for turn in turns(trainers(job), state, iter(rounds)):
+    for turn in turns(trainers(session), state, iter(rounds)):
         made.append((*turn.metrics, turn.counts[next(iter(turn.counts))], turn.last))
         more.append(turn.more)
         last = turn.state
@@ -87,7 +88,7 @@ def test_no_policy_waits_for_another() -> None:
     assert last.env_step == {"b": 3 * 64, "a": 3 * 64, "c": 0}  # of rollouts learned from
 
     learn, again = (
-        keys_of(job.algorithm, job.key(stream)) for stream in (Stream.LEARN, Stream.LEARN_MORE)
+        keys_of(job.algorithm, session.key(stream)) for stream in (Stream.LEARN, Stream.LEARN_MORE)
     )
     for name, steps in {"a": [0, 1, 2], "b": [0, 1, None, None, 2, None]}.items():
         learner, own = dict(job.learner.parts)[name], begun[name]

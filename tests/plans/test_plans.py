@@ -19,7 +19,7 @@ import jax
 import numpy as np
 import pytest
 import runs
-from probes import KINDS, make_job, make_mesh
+from probes import KINDS, make_mesh, make_session
 
 from jaxrl_dist import plans, preset, train
 from jaxrl_dist.actors.pool import PoolOptions
@@ -46,16 +46,16 @@ from jaxrl_dist.plans import clock
 from jaxrl_dist.plans import on_device as on_device_module
 from jaxrl_dist.plans.asynchronous import asynchronous
 from jaxrl_dist.plans.gradients import gradients
-from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.on_device import on_device
+from jaxrl_dist.plans.session import Session
 from jaxrl_dist.plans.synchronous import synchronous
 from jaxrl_dist.types import Algorithm, Context, Report, Rollout, Variables
 
-PLANS: dict[str, Callable[[Job], Iterator[Report]]] = {
+PLANS: dict[str, Callable[[Session], Iterator[Report]]] = {
     "on_device": on_device,
     "synchronous": synchronous,
 }
-THREADED: dict[str, Callable[[Job], Iterator[Report]]] = {
+THREADED: dict[str, Callable[[Session], Iterator[Report]]] = {
     "asynchronous": asynchronous,
     "gradients": gradients,
 }
@@ -112,7 +112,7 @@ def probed(
         (80, 1) if algorithm.replay else (60 if plan == "synchronous" else 200, 2)
     )
     steps = STEPS_OF_ITERATION * iterations
-    job = make_job(
+    session = make_session(
         algorithm,
         source,
         num_envs=64,
@@ -123,7 +123,7 @@ def probed(
             num_actors=2, meshes=(make_mesh(1),), lag=1 if plan == "asynchronous" else None
         ),
     )
-    *_, report = {**PLANS, **THREADED}[plan](job)
+    *_, report = {**PLANS, **THREADED}[plan](session)
     obs = np.zeros((len(KINDS), 2, len(KINDS) + 1), np.float32)
     obs[..., :-1] = np.eye(len(KINDS))[:, None]
     obs[..., -1] = [-1, 1]
@@ -274,7 +274,7 @@ def fitted_value(plan: str, env: str, options: dict[str, str], config: Any = Non
     config = config or PPO(**TIMED, num_epochs=2, num_minibatches=4)
     algorithm = config.make(source.spec)
     iterations = 150
-    job = make_job(
+    session = make_session(
         algorithm,
         source,
         num_envs=16,
@@ -282,7 +282,7 @@ def fitted_value(plan: str, env: str, options: dict[str, str], config: Any = Non
         total_env_steps=iterations * 16 * 13,
         report_interval=10**9,
     )
-    *_, report = PLANS[plan](job)
+    *_, report = PLANS[plan](session)
     if env == "Clock-v0":
         obs = np.ones((1, 1), np.float32)
     else:
@@ -465,7 +465,9 @@ def test_no_episode_no_value() -> None:
     one, four = (
         next(
             on_device(
-                make_job(algorithm, "Pendulum-v1", total_env_steps=10**6, report_interval=n * 64)
+                make_session(
+                    algorithm, "Pendulum-v1", total_env_steps=10**6, report_interval=n * 64
+                )
             )
         )
         for n in (1, 4)
@@ -479,28 +481,30 @@ def test_no_episode_no_value() -> None:
 
 
 @pytest.fixture
-def job(request: pytest.FixtureRequest) -> Job:
+def session(request: pytest.FixtureRequest) -> Session:
     env = {"on_device": "Clock-v0", "synchronous": "envpool:CartPole-v1"}[request.param]
     algorithm = PG(hidden_sizes=(4,)).make(find(env).spec)
-    return make_job(algorithm, env, num_devices=2, total_env_steps=6 * 64, report_interval=128)
+    return make_session(algorithm, env, num_devices=2, total_env_steps=6 * 64, report_interval=128)
 
 
 @pytest.mark.parametrize(
-    "plan, job",
+    "plan, session",
     [
         pytest.param("on_device", "on_device", marks=pytest.mark.case),
         ("synchronous", "synchronous"),
     ],
-    indirect=["job"],
+    indirect=["session"],
 )
-def test_a_run_from_outside(plan: str, job: Job, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_from_outside(plan: str, session: Session, caplog: pytest.LogCaptureFixture) -> None:
     """Nothing is traced or compiled after the first report; reports give out copies;
     leaving the loop ends threads.
     """
     traces: list[str] = []
 
     def counted(name: str) -> Callable[..., Any]:
-        function = getattr(job.algorithm[""], "updated_stats" if name == "update_stats" else name)
+        function = getattr(
+            session.job.algorithm[""], "updated_stats" if name == "update_stats" else name
+        )
 
         def count(*args: Any) -> Any:
             traces.append(name)
@@ -509,10 +513,18 @@ def test_a_run_from_outside(plan: str, job: Job, caplog: pytest.LogCaptureFixtur
         return count
 
     names = ("policy", "postprocess", "loss", "update_stats", "feedback", "initial_core")
-    algorithm = dataclasses.replace(job.algorithm[""], **{name: counted(name) for name in names})
+    algorithm = dataclasses.replace(
+        session.job.algorithm[""], **{name: counted(name) for name in names}
+    )
     before = threading.enumerate()
     run = PLANS[plan](
-        make_job(algorithm, job.source, num_devices=2, total_env_steps=5 * 64, report_interval=128)
+        make_session(
+            algorithm,
+            session.job.source,
+            num_devices=2,
+            total_env_steps=5 * 64,
+            report_interval=128,
+        )
     )
     first = next(run)
     kept = first.variables()
@@ -558,7 +570,7 @@ def test_an_error_ends_the_threads() -> None:
     with pytest.raises(
         ValueError, match=r"envpool:CartPole-v1: action . of environment 0 at step 0 lies outside"
     ):
-        next(synchronous(make_job(dataclasses.replace(algorithm, policy=policy), source)))
+        next(synchronous(make_session(dataclasses.replace(algorithm, policy=policy), source)))
     assert threading.enumerate() == before
 
 
@@ -576,10 +588,10 @@ def test_environments_that_hang_in_a_rollout_end_the_run(monkeypatch: pytest.Mon
         return advance(self, action)
 
     monkeypatch.setattr(envpool.EnvPool, "_advance", slow)
-    job = make_job(
+    session = make_session(
         PG(hidden_sizes=(4,)).make(source.spec), source, rollout_length=10, total_env_steps=10_000
     )
-    run = synchronous(job)
+    run = synchronous(session)
     next(run)
     began = time.perf_counter()
     with pytest.raises(TimeoutError, match="envpool:CartPole-v1 has not answered for 1 s"):
@@ -591,9 +603,9 @@ def test_environments_that_hang_in_a_rollout_end_the_run(monkeypatch: pytest.Mon
 def test_nothing_goes_through_the_host() -> None:
     """While the program of ``on_device`` runs: all that it needs, it has."""
     algorithm = PG(hidden_sizes=(4,)).make(find("Clock-v0").spec)
-    job = make_job(algorithm, "Clock-v0", num_devices=2, report_interval=128)
-    population = on_device_module.DevicePopulation([job])
-    next(population.reports(0, job))
+    session = make_session(algorithm, "Clock-v0", num_devices=2, report_interval=128)
+    population = on_device_module.DevicePopulation([session])
+    next(population.reports(0, session))
     inputs = population.inputs(2)
     with jax.transfer_guard("disallow"):
         state, *_ = population.program(*inputs)

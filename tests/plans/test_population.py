@@ -53,9 +53,10 @@ from jaxrl_dist.run.storage import read_json
 from jaxrl_dist.settings.members import members, number_of_members, programs
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training import setup
+from jaxrl_dist.training.job import make_job
 from jaxrl_dist.training.joining import join_reports
 from jaxrl_dist.training.rows import Row, read_rows, refill, scored
-from jaxrl_dist.training.setup import make_job, prepare
+from jaxrl_dist.training.setup import prepare
 from jaxrl_dist.training.tables import settings, table, write_results
 from jaxrl_dist.types import Report
 
@@ -913,10 +914,10 @@ def test_every_other_float_varies_within_a_program(name: str) -> None:
     if name == "sac":
         floats["temperature"] = 0.2  # None by default: learnt
     varying = {x: value for x, value in floats.items() if x not in STATIC}
-    assert varying and compiled.traces(job._replace(hyper=varying))
+    assert varying and compiled.traces(job, varying)
     replays = getattr(whole.algorithm, "replay_capacity", None) is not None
     for x in STATIC & floats.keys() if replays else ():
-        assert not compiled.traces(job._replace(hyper={x: floats[x]}))
+        assert not compiled.traces(job, {x: floats[x]})
 
 
 @pytest.mark.slow

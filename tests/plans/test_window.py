@@ -12,11 +12,12 @@ import pytest
 
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.session import Session
 from jaxrl_dist.plans.window import LENGTH, METRIC, Window, recent_return
 from jaxrl_dist.types import EpisodeStats
 
 
-def job(reports: int, progress: dict[str, Any] | None = None) -> Any:
+def session(reports: int, progress: dict[str, Any] | None = None) -> Any:
     progress = progress or {}
     score = float.fromhex(progress.get("score", "-inf"))
     return SimpleNamespace(reports_per_score=reports, progress=progress, score=score)
@@ -24,7 +25,7 @@ def job(reports: int, progress: dict[str, Any] | None = None) -> Any:
 
 def resumed(window: Window, reports: int) -> Window:
     stored = json.loads(json.dumps({"score": window.score.hex(), "window": window.to_json()}))
-    return Window(job(reports, stored))
+    return Window(session(reports, stored))
 
 
 def stats(returns: list[float], devices: int = 2) -> EpisodeStats:
@@ -43,7 +44,7 @@ def test_the_score_is_that_of_a_naive_loop_also_after_resumes(reports: int) -> N
     rng = np.random.default_rng(0)
     intervals = [list(rng.integers(-50, 50, rng.integers(0, 4)).astype(float)) for _ in range(40)]
     intervals[20:24] = [[], [], [], []]  # a whole window without an episode
-    window, expected = Window(job(reports)), -math.inf
+    window, expected = Window(session(reports)), -math.inf
     for at, returns in enumerate(intervals):
         window = resumed(window, reports)
         window.add({"": stats(returns)})
@@ -60,7 +61,7 @@ def test_the_score_is_that_of_a_naive_loop_also_after_resumes(reports: int) -> N
 
 
 def test_each_policy_has_its_own_and_the_score_is_that_of_all() -> None:
-    window = Window(job(2))
+    window = Window(session(2))
     window.add({"prey": stats([1.0, 2.0]), "hunter": stats([])})
     assert window.score == -math.inf and window.metrics(None)[METRIC] == 1.5
     assert (
@@ -73,16 +74,16 @@ def test_each_policy_has_its_own_and_the_score_is_that_of_all() -> None:
     assert window.metrics(None) == returns | dict.fromkeys(
         (LENGTH, f"prey/{LENGTH}", f"hunter/{LENGTH}"), 10.0
     )
-    before = Window(job(3), most=1)
+    before = Window(session(3), most=1)
     before.add({"": stats([1.0])})
     before.add({"": stats([2.0])})
     assert before.score == 2.0, "nothing from before the last selection"
     assert resumed(window, 2).metrics(None) == window.metrics(None)
-    assert Window(job(2)).metrics(None) == {METRIC: None, LENGTH: None}
+    assert Window(session(2)).metrics(None) == {METRIC: None, LENGTH: None}
 
 
 def test_a_score_lasts_until_an_episode_ends() -> None:
-    window = Window(job(1, {"score": (7.5).hex()}))
+    window = Window(session(1, {"score": (7.5).hex()}))
     assert window.score == 7.5
     window.add({"": stats([])})
     assert window.score == 7.5
@@ -102,4 +103,5 @@ def test_a_score_lasts_until_an_episode_ends() -> None:
 def test_a_window_covers_its_steps_in_whole_reports(fields: dict[str, int], reports: int) -> None:
     config = Train("ppo", "CartPole-v1", num_envs=8, rollout_length=128, plan="on_device", **fields)
     nothing: Any = dict.fromkeys(Job._fields)
-    assert Job(**{**nothing, "config": config}).reports_per_score == reports
+    job = Job(**{**nothing, "config": config})
+    assert Session(config, job).reports_per_score == reports

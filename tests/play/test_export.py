@@ -28,7 +28,7 @@ from jaxrl_dist.protocols import Traits
 from jaxrl_dist.run.storage import replacing
 from jaxrl_dist.settings.resolve import find_env
 from jaxrl_dist.settings.still import Random
-from jaxrl_dist.training.setup import make_algorithm
+from jaxrl_dist.training.algorithm import make_algorithm
 
 WITHOUT_THE_PACKAGE = """
 import pathlib, sys

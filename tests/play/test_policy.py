@@ -23,7 +23,7 @@ from jaxrl_dist.commands import evaluate
 from jaxrl_dist.play.export import export
 from jaxrl_dist.settings.resolve import find_env
 from jaxrl_dist.spaces import Box, Discrete
-from jaxrl_dist.training.setup import make_algorithm
+from jaxrl_dist.training.algorithm import make_algorithm
 
 RUNS = {"discrete": runs.CARTPOLE, "envpool": runs.ENVPOOL, "recurrent": runs.RECURRENT}
 

@@ -21,6 +21,7 @@ import optax
 import pytest
 import runs
 import team
+from probes import with_job
 
 import jaxrl_dist
 from jaxrl_dist import cli, mesh
@@ -30,6 +31,7 @@ from jaxrl_dist.nn import cores
 from jaxrl_dist.profiling import stages, timing
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training import setup
+from jaxrl_dist.training.algorithm import make_algorithm
 from jaxrl_dist.types import Algorithm
 
 NAP = 0.2
@@ -61,7 +63,7 @@ def test_a_stage_that_sleeps_is_the_one_that_takes_longer(name: str, own: dict[s
     job = run.job
     algorithm = {"": drowsy(job.algorithm[""], nap)}
     made = stages.make_stages(
-        job._replace(algorithm=algorithm, source=DrowsySource(job.source, nap))
+        with_job(run.session, algorithm=algorithm, source=DrowsySource(job.source, nap))
     )
     for part in made.values():
         jax.block_until_ready(part.run())
@@ -87,7 +89,7 @@ def test_the_parts_of_a_team_have_a_row_for_each_agent() -> None:
         "num_minibatches": 2,
     }
     run = setup.prepare(*resolved(Train("ppo", env=team.CartPoles(3)), sizes))
-    made = stages.make_stages(run.job)
+    made = stages.make_stages(run.session)
     shuffled = jax.tree.leaves(made["shuffle"].run())
     assert {len(x) for x in shuffled} == {8 * 3 * 4 // 2}
 
@@ -359,7 +361,7 @@ def test_advice_names_no_flag_that_the_run_follows(
     config, source = resolved(
         jaxrl_dist.preset(algorithm, "CartPole-v1", plan=plan, num_epochs=epochs)
     )
-    flags = SCRIPT.changeable(config, setup.make_algorithm(config, source.spec))
+    flags = SCRIPT.changeable(config, make_algorithm(config, source.spec))
     assert {"--plan", "--num-epochs", "--num-envs"} - {*flags} == {missing}
 
 

@@ -34,7 +34,7 @@ from jaxrl_dist.algorithms.pg import PG
 from jaxrl_dist.commands import train
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigWarning, DivergedError, EnvError, FileWarning
-from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.session import Session
 from jaxrl_dist.run import arrays, checkpoint, saving, signals, trackers
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.run.writing import RunFiles
@@ -180,17 +180,17 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fake:
     """
 
     def begin(at: int, event: Callable[[], Any], **fields: Any) -> tuple[Iterator[Report], Path]:
-        def plan(job: Job) -> Iterator[Report]:
+        def plan(session: Session) -> Iterator[Report]:
             done = 0
-            job.publish_latest(lambda: fake_report(done))
-            while done < job.config.total_env_steps and not job.stop():
+            session.publish_latest(lambda: fake_report(done))
+            while done < session.config.total_env_steps and not session.stop():
                 if done // 10 == at:
                     event()
                 done += 10
-                if done % 20 == 0 and done < job.config.total_env_steps and not job.stop():
+                if done % 20 == 0 and done < session.config.total_env_steps and not session.stop():
                     yield fake_report(done)
             yield fake_report(
-                done, ended_by="total_env_steps" if done >= job.config.total_env_steps else None
+                done, ended_by="total_env_steps" if done >= session.config.total_env_steps else None
             )
 
         monkeypatch.setattr(plans, "execute", plan)
@@ -222,7 +222,7 @@ def test_what_is_learnt_without_new_env_steps_is_saved_too(
     takes the place of the one at the same env steps.
     """
 
-    def plan(job: Job) -> Iterator[Report]:
+    def plan(session: Session) -> Iterator[Report]:
         yield fake_report(20)
         again = fake_report(20, ended_by="total_env_steps")
         more = again.checkpoint()._replace(state={"x": np.zeros(3, int)})  # type: ignore[arg-type]

@@ -39,8 +39,9 @@ from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.still import STILL, Copy, Fixed, Random, read_still
 from jaxrl_dist.settings.stored import NAMED, acting_config, of_policy, stored_config, to_json
 from jaxrl_dist.spaces import Box, MultiDiscrete, zeros
+from jaxrl_dist.training.algorithm import make_algorithm, variable_shapes
 from jaxrl_dist.training.learner import check_sizes
-from jaxrl_dist.training.setup import make_algorithm, prepare, variable_shapes
+from jaxrl_dist.training.setup import prepare
 from jaxrl_dist.types import Context
 
 PPO_ = PPO(hidden_sizes=(8,), num_minibatches=2, num_epochs=2)

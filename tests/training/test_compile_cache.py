@@ -4,6 +4,7 @@ and never a reason to fail.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -17,7 +18,10 @@ import runs
 
 import jaxrl_dist
 from jaxrl_dist import mesh
+from jaxrl_dist.config.values import marked
+from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training import compile_cache
+from jaxrl_dist.training.job import make_job
 
 TRAIN = """
 import pathlib, sys
@@ -216,3 +220,17 @@ def test_what_the_user_s_code_decides_is_compiled_each_time(lowered: list[mesh.P
         made = len(lowered)
         returns("own:cartpole")
         assert len(lowered) > made
+
+
+def test_a_job_knows_nothing_of_the_run_that_made_it() -> None:
+    """Later runs of the process share it."""
+    sizes = {"num_envs": 8, "rollout_length": 5, "hidden_sizes": (8,), "num_devices": 1}
+    config, source = resolved(jaxrl_dist.Train("a2c", env="gymnax:CartPole-v1"), sizes)
+    run = {"seed": 3, "total_env_steps": 80, "report_interval": 40, "evaluation_policy": "sampled"}
+    job = make_job(dataclasses.replace(config, **run), source)
+    assert make_job(config, source) is job
+    blank = jaxrl_dist.Train(config.algorithm)
+    for name in marked(jaxrl_dist.Train, compiled=False):
+        assert getattr(job.config, name) == getattr(blank, name), name
+    _, learner = job.variant({"learning_rate": 1e-3})
+    assert learner is not job.learner

@@ -35,7 +35,7 @@ from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import CheckpointError, ConfigError, ConfigWarning, FileWarning
 from jaxrl_dist.hosts import arrays as hosts
 from jaxrl_dist.plans import on_device
-from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.session import Session
 from jaxrl_dist.run import arrays, checkpoint, directories, machine, saving
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.run.directories import DamageError
@@ -98,7 +98,7 @@ def assert_equal(one: Checkpoint, other: Checkpoint) -> None:
 
 def last_checkpoint(run_dir: Path, changes: dict[str, Any] | None = None) -> Checkpoint:
     """The checkpoint from which a run would be resumed."""
-    resumed = prepare_resume(run_dir, changes).job.resumed
+    resumed = prepare_resume(run_dir, changes).session.resumed
     assert resumed is not None
     return resumed
 
@@ -188,28 +188,28 @@ def begun(
 ) -> tuple[training_run.Run, Checkpoint, list[Report]]:
     """A run that ended with its fourth iteration, between two reports."""
     run = setup.prepare(config(name, env, plan=plan, total_env_steps=50, **options))
-    reports = list(plans.execute(run.job))
+    reports = list(plans.execute(run.session))
     return run, reports[-1].checkpoint(), reports
 
 
-def until(job: Job, env_steps: int) -> Job:
-    return job._replace(config=dataclasses.replace(job.config, total_env_steps=env_steps))
+def until(session: Session, env_steps: int) -> Session:
+    return session._replace(config=dataclasses.replace(session.config, total_env_steps=env_steps))
 
 
 def resumed(run: training_run.Run, whole: Checkpoint, env_steps: int) -> list[Report]:
-    job = until(run.job._replace(resumed=whole), env_steps)
-    return list(plans.execute(job))
+    session = until(run.session._replace(resumed=whole), env_steps)
+    return list(plans.execute(session))
 
 
 def test_a_stop_between_two_reports_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     # one iteration at a time, or as many as it likes
     monkeypatch.setattr(on_device, "DISPATCH_SECONDS", 0.0)
     run = setup.prepare(config(plan="on_device", total_env_steps=10**6))
-    first = list(on_device.on_device(run.job._replace(stop=StopAt(4))))
+    first = list(on_device.on_device(run.session._replace(stop=StopAt(4))))
     monkeypatch.undo()
     whole = first[-1].checkpoint()
     total = whole.env_steps + 100
-    straight = list(plans.execute(until(run.job, total)))
+    straight = list(plans.execute(until(run.session, total)))
     assert [report.iteration for report in first] == [3, 4]
     assert whole.progress["since"]["iterations"] == 1
     again = resumed(run, whole, total)
@@ -272,13 +272,13 @@ def test_two_runs_resumed_from_one_checkpoint_are_equal(
     assert ones == others
     assert_equal(one[-1].checkpoint(), other[-1].checkpoint())
     assert one[0].iteration == 6 > whole.state.iteration  # due when it would have been anyway
-    assert run.job._replace(resumed=whole).session_seed != run.job.session_seed
+    assert run.session._replace(resumed=whole).host_seed != run.session.host_seed
 
 
 def test_resumed_replay_memory_is_cut_at_the_restart() -> None:
     run, whole, _ = begun("synchronous", "envpool:CartPole-v1", "dqn")
     before, added = whole.state.memory, int(whole.state.memory.added[0])
-    memory = jax.device_get(run.job._replace(resumed=whole).initial_state().memory[""])
+    memory = jax.device_get(run.session._replace(resumed=whole).initial_state().memory[""])
     assert (memory.added == added + 1).all()
     assert not memory.steps.valid[:, added].any() and not memory.steps.terminated[:, added].any()
     np.testing.assert_array_equal(memory.steps.obs[:, added], before.steps.obs[:, added])
@@ -294,7 +294,7 @@ def test_a_memory_that_is_not_saved_is_not_copied_either(monkeypatch: pytest.Mon
     copied: list[Any] = []
     to_host = hosts.pieces
     monkeypatch.setattr(hosts, "pieces", lambda tree: copied.append(tree) or to_host(tree))
-    *_, last = plans.execute(run.job)
+    *_, last = plans.execute(run.session)
     assert last.checkpoint().state.memory == () == copied[0].state.memory
     assert jax.tree.leaves(last.checkpoint().state.opt_state)
     # Neither has the name of the only policy.
@@ -347,7 +347,7 @@ def run_dir(original: Path, tmp_path: Path) -> Path:
 @functools.cache
 def shapes(original: Path) -> Checkpoint:
     run = prepare_resume(original)
-    return resuming._checkpoint_shapes(run.job)
+    return resuming._checkpoint_shapes(run.session)
 
 
 def load(run_dir: Path, like: Checkpoint) -> Checkpoint:
@@ -561,7 +561,7 @@ def test_a_run_of_a_version_with_fewer_flags_goes_on(run_dir: Path) -> None:
         done = content["progress"]
         (path / "run.json").write_text(json.dumps(content))
         resealed(path)
-    assert prepare_resume(run_dir).job.steps == (done["env_steps"], done["env_steps"])
+    assert prepare_resume(run_dir).session.steps == (done["env_steps"], done["env_steps"])
     *_, last = jaxrl_dist.resume(run_dir, total_env_steps=done["env_steps"] + 16)
     assert last.env_steps > done["env_steps"]
 

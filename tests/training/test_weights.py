@@ -16,7 +16,8 @@ import jaxrl_dist
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.run import arrays, checkpoint, saving
 from jaxrl_dist.settings.resolve import find_env, resolved
-from jaxrl_dist.training.setup import make_algorithm, make_job, variable_shapes
+from jaxrl_dist.training.algorithm import make_algorithm, variable_shapes
+from jaxrl_dist.training.job import make_session
 from jaxrl_dist.training.weights import _offered, load
 from jaxrl_dist.types import Variables
 
@@ -125,7 +126,7 @@ def test_copies_begin_with_init_parts_of_their_source(size: int, tmp_path: Path)
         tmp_path, {"new": jax.tree.map(lambda x: np.full(x.shape, 7, x.dtype), shapes)}
     )
     config = dataclasses.replace(config, init_from=str(tmp_path), init_parts="new")
-    variables = make_job(config, source).initial_state().variables
+    variables = make_session(config, source).initial_state().variables
     new, old = variables["new"], variables["old"]
     stats = old.stats if size == 1 else old.stats.stats
     for mine, theirs in zip(*map(jax.tree.leaves, ((old.params, stats), tuple(new))), strict=True):
@@ -150,7 +151,7 @@ def test_the_policy_that_trains_goes_on_from_a_run_of_one_policy(tmp_path: Path)
         {"new": "pole_0", "old": "pole_1"},
     )
     league = jaxrl_dist.Train(kinds, **fields, policies=policies, init_from=str(tmp_path / "run"))
-    variables = make_job(*resolved(league)).initial_state().variables
+    variables = make_session(*resolved(league)).initial_state().variables
     for name, copies in {"new": 1, "old": 2}.items():
         for mine, theirs in zip(
             *map(jax.tree.leaves, (variables[name].params, last.variables().params)), strict=True

@@ -26,7 +26,7 @@ from jaxrl_dist.learners.policies import state_of
 from jaxrl_dist.learners.sgd import Learner
 from jaxrl_dist.learners.sharded import compile_update
 from jaxrl_dist.protocols import Hyperparameters
-from jaxrl_dist.training.learner import make_learner
+from jaxrl_dist.training.learner import check_sizes, make_learner
 from jaxrl_dist.types import Algorithm, EnvSpec, PyTree, Rollout, TrainState, Variables
 
 NUM_ENVS = 8
@@ -78,6 +78,7 @@ def train(check: Check, config: Train, algorithm: Algorithm, spec: EnvSpec) -> T
     config, algorithm = _small(config, algorithm, spec)
     algorithm = dataclasses.replace(algorithm, optimizer=recording(algorithm.optimizer))
     devices = jax.local_devices()[:2]
+    check_sizes(config, {"": algorithm}, spec, len(devices))
     learner = make_learner(config, {"": algorithm}, spec, devices)
     programs = _programs(config, algorithm, spec, learner, devices[0])
     state = programs.state
