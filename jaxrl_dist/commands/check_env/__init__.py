@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxrl_dist.commands import find_modules, flags, help
@@ -39,13 +39,8 @@ def run(args: Sequence[str]) -> int:
         raise ConfigError("which environment? Such as: jaxrl-dist check-env my_module:make")
     find_modules(options.env)
     result = check(options)
-    print(
-        visible(
-            "\n".join(
-                result.lines(options.env, f"{result.steps} steps, {result.episodes} episodes")
-            )
-        )
-    )
+    lines = result.lines(options.env, f"{result.steps} steps, {result.episodes} episodes")
+    print(visible("\n".join(lines)))
     return int(bool(result.faults))
 
 
@@ -57,54 +52,21 @@ def check(options: CheckEnv) -> Check:
       ConfigError: no environment has this name and these options, or EnvPool provides it.
     """
     from jaxrl_dist.commands.check_env.findings import Check
-    from jaxrl_dist.commands.check_env.gymnasium import check_gymnasium
-    from jaxrl_dist.commands.check_env.gymnax import check_gymnax
     from jaxrl_dist.envs.contract import Stop
-    from jaxrl_dist.envs.device import gymnax, libraries
-    from jaxrl_dist.envs.host import gymnasium
-    from jaxrl_dist.envs.making import construct
-    from jaxrl_dist.envs.native import advice_on, is_team
     from jaxrl_dist.envs.source import locate
 
     backend, name, _ = locate(options.env)
     if backend == "envpool":
         raise ConfigError(
-            f"envpool:{name} is EnvPool's own; check-env is for Gymnasium and gymnax-style environments"
+            f"envpool:{name} is EnvPool's own; "
+            "check-env is for Gymnasium and gymnax-style environments"
         )
     result = Check(options.env)
     refused: list[ConfigError] = []
 
-    def play() -> None:
-        if backend in LIBRARIES:
-            return check_gymnax(
-                result, libraries.make(backend, name, options.env_options), name, backend
-            )
-        if backend == "gymnax":
-            return check_gymnax(result, gymnax.native(name, options.env_options), name, backend)
-        with result.during(IMPORTING):
-            keywords = gymnasium.options(name, options.env_options)
-
-        def make() -> Any:
-            with result.during("its constructor"):
-                try:
-                    return construct(name, keywords)
-                except ImportError as error:
-                    if advice := advice_on(name):
-                        error.add_note(advice.removeprefix("; "))
-                    raise
-
-        made = make()
-        if isinstance(made, tuple) and len(made) == 2:
-            single = made[0]
-        else:
-            single = made
-        if is_team(single) or hasattr(single, "reset_env") or hasattr(single, "step_env"):
-            return check_gymnax(result, made, name, "gymnax")
-        check_gymnasium(result, made, make, name)
-
     def run() -> None:
         try:
-            play()
+            _play(result, backend, name, options.env_options)
         except Stop:
             pass
         except ConfigError as error:
@@ -122,8 +84,8 @@ def check(options: CheckEnv) -> Check:
         if time.monotonic() - result.since > options.env_timeout:
             if result.doing == IMPORTING:  # which says nothing of the environment
                 raise ConfigError(
-                    f"{IMPORTING} took longer than {options.env_timeout:g} s; if the machine is only busy, try "
-                    "again or raise --env-timeout"
+                    f"{IMPORTING} took longer than {options.env_timeout:g} s; "
+                    "if the machine is only busy, try again or raise --env-timeout"
                 )
             result.fault(
                 "time",
@@ -134,3 +96,35 @@ def check(options: CheckEnv) -> Check:
     if refused:
         raise refused[0]
     return result
+
+
+def _play(check: Check, backend: str, name: str, options: Mapping[str, str]) -> None:
+    """Makes the environment and plays it."""
+    from jaxrl_dist.commands.check_env.gymnasium import check_gymnasium
+    from jaxrl_dist.commands.check_env.gymnax import check_gymnax
+    from jaxrl_dist.envs.device import gymnax, libraries
+    from jaxrl_dist.envs.host import gymnasium
+    from jaxrl_dist.envs.making import construct
+    from jaxrl_dist.envs.native import advice_on, is_team
+
+    if backend in LIBRARIES:
+        return check_gymnax(check, libraries.make(backend, name, options), name, backend)
+    if backend == "gymnax":
+        return check_gymnax(check, gymnax.native(name, options), name, backend)
+    with check.during(IMPORTING):
+        keywords = gymnasium.options(name, options)
+
+    def make() -> Any:
+        with check.during("its constructor"):
+            try:
+                return construct(name, keywords)
+            except ImportError as error:
+                if advice := advice_on(name):
+                    error.add_note(advice.removeprefix("; "))
+                raise
+
+    made = make()
+    env = made[0] if isinstance(made, tuple) and len(made) == 2 else made
+    if is_team(env) or hasattr(env, "reset_env") or hasattr(env, "step_env"):
+        return check_gymnax(check, made, name, "gymnax")
+    check_gymnasium(check, made, make, name)

@@ -29,7 +29,8 @@ class Check(Contract):
         super().__init__(name)
         self.faults: dict[str, str] = {}
         self.notes: list[str] = []
-        self.steps = self.episodes = 0
+        self.steps = 0
+        self.episodes = 0
         self.doing = ""
         self.since = time.monotonic()
 
@@ -59,10 +60,9 @@ class Check(Contract):
         what was tried if there is no fault.
         """
         lines = [*self.faults.values(), *(f"note: {note}" for note in self.notes)]
-        return [
-            f"{name}: {line}"
-            for line in lines + ([] if self.faults else [f"no fault found in {done}"])
-        ]
+        if not self.faults:
+            lines.append(f"no fault found in {done}")
+        return [f"{name}: {line}" for line in lines]
 
     @contextlib.contextmanager
     def during(self, doing: str) -> Iterator[None]:
@@ -114,8 +114,8 @@ class Check(Contract):
         parts = getattr(env.observation_space, "spaces", ())
         if "achieved_goal" in parts or hasattr(env.unwrapped, "compute_reward"):
             self.notes.append(
-                "its achieved_goal and compute_reward are not used: hindsight replay (HER) is not supported yet; "
-                "a policy sees the goal as a part of its observation"
+                "its achieved_goal and compute_reward are not used: hindsight replay (HER) is not "
+                "supported yet; a policy sees the goal as a part of its observation"
             )
 
     def legal(self, where: str, mask: Any) -> None:
@@ -131,8 +131,10 @@ class Check(Contract):
         """Checks how episodes end: ``both`` of them ended as terminated and truncated at once."""
         self.episodes = len(lengths)
         if not lengths:
-            text = f"no episode has ended within {self.steps} steps of random actions; a time limit makes sure of it"
-            self.notes.append(text)
+            self.notes.append(
+                f"no episode has ended within {self.steps} steps of random actions; "
+                "a time limit makes sure of it"
+            )
         elif both == len(lengths) > 1:
             self.fault(
                 "both",
@@ -168,4 +170,5 @@ def _outside(x: np.ndarray, space: Any) -> str:
     if not bad.any():
         return ""
     place = tuple(int(i) for i in np.argwhere(bad)[0])
-    return f"{x[place]}{f' at {list(place)}' if place else ''} is not between {low[place]} and {high[place]}"
+    where = f" at {list(place)}" if place else ""
+    return f"{x[place]}{where} is not between {low[place]} and {high[place]}"

@@ -21,7 +21,8 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import Box, leaves
 from jaxrl_dist.types import PyTree
 
-SEEDS = 0, 1
+SEED = 0
+OTHER_SEED = 1
 
 
 class _Step(NamedTuple):
@@ -31,38 +32,50 @@ class _Step(NamedTuple):
 
 
 def check_gymnasium(check: Check, env: Any, make: Callable[[], Any], name: str) -> None:
+    """Checks the environment ``env``; ``make`` makes further ones."""
     if not isinstance(env, library.Env):
         kind = type(env).__name__
         raise check.stop(
             "kind", f"is a {kind}, neither a gymnasium.Env nor a gymnax-style environment"
         )
     for role in ("observation", "action"):
-        space = check.call(f"its {role}_space", getattr, env, f"{role}_space", None)
-        if not isinstance(space, library.spaces.Space):
-            if space is None:
-                missing = "is missing"
-            else:
-                missing = f"is a {type(space).__name__}, not a space of Gymnasium's"
-            check.fault(role, f"its {role}_space {missing}")
-            continue
-        try:
-            parts = leaves(space_of(plain(space), env_label("gymnasium", name), f"{role}s"))
-        except ConfigError as error:
-            check.fault(role, error.with_flags)
-            continue
-        for part in parts.values():
-            if (
-                role == "action"
-                and isinstance(part, Box)
-                and not np.issubdtype(part.dtype, np.floating)
-            ):
-                check.fault(
-                    role, f"its action_space is a Box of {part.dtype}; a Box of floats works"
-                )
+        _check_space(check, env, role, name)
     check.halt()
     check.goals(env)
+    offered = _masks_of(check, env, make())
+    player = _Player(check, env, offered)
+    played = player.play(SEED, STEPS)
+    check.steps = len(played) - 1
+    check.ends(player.lengths, player.both)
+    twin = _Player(check, make(), offered)
+    _check_seeds(check, player, twin, played)
+    check.call("close", player.env.close)
+    check.call("close", twin.env.close)
 
-    scout = make()  # which is reset once more than the others
+
+def _check_space(check: Check, env: Any, role: str, name: str) -> None:
+    space = check.call(f"its {role}_space", getattr, env, f"{role}_space", None)
+    if space is None:
+        return check.fault(role, f"its {role}_space is missing")
+    if not isinstance(space, library.spaces.Space):
+        kind = type(space).__name__
+        return check.fault(role, f"its {role}_space is a {kind}, not a space of Gymnasium's")
+    try:
+        parts = leaves(space_of(plain(space), env_label("gymnasium", name), f"{role}s"))
+    except ConfigError as error:
+        return check.fault(role, error.with_flags)
+    for part in parts.values():
+        whole = isinstance(part, Box) and not np.issubdtype(part.dtype, np.floating)
+        if role == "action" and whole:
+            check.fault(role, f"its action_space is a Box of {part.dtype}; a Box of floats works")
+
+
+def _masks_of(check: Check, env: Any, scout: Any) -> Mapping[str, Mask]:
+    """Returns the action mask of each agent, or of ``""``, and adds notes on them.
+
+    Args:
+      scout: another environment, which is reset once more than the others.
+    """
     if isinstance(scout, Parallel):
         offered = scout.description().agents or {}
         shown = list(scout.masks().values())
@@ -75,42 +88,44 @@ def check_gymnasium(check: Check, env: Any, make: Callable[[], Any], name: str) 
     check.call("close", scout.close)
     for mask in dict.fromkeys(shown):
         check.masked(mask)
-    player = _Player(check, env, offered)
-    played = player.play(SEEDS[0], STEPS)
-    check.steps = len(played) - 1
-    check.ends(player.lengths, player.both)
-    twin = _Player(check, make(), offered)
-    _check_seeds(check, player, twin, played)
-    check.call("close", player.env.close)
-    check.call("close", twin.env.close)
+    return offered
 
 
 def _check_seeds(check: Check, player: _Player, twin: _Player, played: list[_Step]) -> None:
     """Checks that seeds decide what happens: ``twin`` plays what ``player`` has ``played``."""
-    first = player.reset(SEEDS[0])
-    again = twin.play(SEEDS[0], min(len(played) - 1, 200))
+    first = player.reset(SEED)
+    again = twin.play(SEED, min(len(played) - 1, 200))
     if not _same(played[0].obs, again[0].obs):
         return check.fault(
             "seed", "two environments with the same seed begin differently: reset ignores its seed"
         )
     if not _same(played[0].obs, first):
-        text = "reset with the seed of before begins differently after some episodes: it keeps something of them"
-        return check.fault("fresh", text)
+        return check.fault(
+            "fresh",
+            "reset with the seed of before begins differently after some episodes: "
+            "it keeps something of them",
+        )
     for step, (now, then) in enumerate(zip(again, played, strict=False)):
-        if not _same(now, then):
-            text = "the same seed and actions lead elsewhere the second time"
-            if not player.lengths or step <= player.lengths[0]:
-                return check.fault(
-                    "deterministic", f"{text}: its steps are random, and not by the seed"
-                )
-            text += ", after a reset without a seed: it has to continue with the generator of the last seed"
-            return check.fault("unseeded", text)
-    other = twin.play(SEEDS[1], len(again) - 1)
+        if _same(now, then):
+            continue
+        if not player.lengths or step <= player.lengths[0]:
+            return check.fault(
+                "deterministic",
+                "the same seed and actions lead elsewhere the second time: "
+                "its steps are random, and not by the seed",
+            )
+        return check.fault(
+            "unseeded",
+            "the same seed and actions lead elsewhere the second time, after a reset without a "
+            "seed: it has to continue with the generator of the last seed",
+        )
+    other = twin.play(OTHER_SEED, len(again) - 1)
     differ = any(not _same(obs, player.firsts[0]) for obs in player.firsts)
     if differ and all(map(_same, again, other)):
         check.fault(
             "seed",
-            "every seed gives the same episodes, which differ from each other: reset ignores its seed",
+            "every seed gives the same episodes, which differ from each other: "
+            "reset ignores its seed",
         )
 
 
@@ -161,7 +176,7 @@ class _Player:
                 break
         return played
 
-    def _sample(self, actions: Any, agent: str = "") -> Any:
+    def _sample(self, actions: library.spaces.Space[Any], agent: str = "") -> Any:
         """Draws a legal action, of each agent."""
         if isinstance(actions, library.spaces.Dict) and not agent:
             return {name: self._sample(space, name) for name, space in actions.items()}
@@ -169,53 +184,53 @@ class _Player:
         if legal is None or not legal.any():
             return actions.sample()
         flags = legal.astype(np.int8)
-        if type(actions).__name__ == "Discrete":
+        if isinstance(actions, library.spaces.Discrete):
             return actions.sample(mask=flags)
-        if hasattr(actions, "nvec"):
+        shape: tuple[int, ...] = actions.shape or ()
+        sizes = [2] * int(np.prod(shape))
+        if isinstance(actions, library.spaces.MultiDiscrete):
             sizes = [int(n) for n in actions.nvec.flat]
-        else:
-            sizes = [2] * int(np.prod(actions.shape))
         chosen = [
             np.flatnonzero(part if part.any() else part + 1)
             for part in np.split(flags, np.cumsum(sizes)[:-1])
         ]
-        drawn = np.array([actions.np_random.choice(part) for part in chosen]).reshape(actions.shape)
+        drawn = np.array([actions.np_random.choice(part) for part in chosen]).reshape(shape)
         return (drawn + getattr(actions, "start", 0)).astype(actions.dtype)
 
     def _read_masks(self, where: str, obs: Any, info: Any, *, ended: bool) -> None:
         """Reads which actions are legal now."""
         for agent, mask in self._masks.items():
-
-            def read(agent: str = agent, mask: Mask = mask) -> Any:
-                if mask.where == "method":
-                    return self.env.get_wrapper_attr(mask.name)()
-                if agent:
-                    if mask.where == "info":
-                        return obs[PART][agent]
-                    return obs[OBS][agent][mask.name]
-                return (obs if mask.where == "part" else info)[mask.name]
-
-            value = self._check.call(f"the action mask of {where}", read)
-            if agent:
-                space = self.env.action_space[agent]
-            else:
-                space = self.env.action_space
+            value = self._check.call(
+                f"the action mask of {where}", self._mask_of, agent, mask, obs, info
+            )
+            space = self.env.action_space[agent] if agent else self.env.action_space
             wanted = plain(space).num_choices
             legal = masks.flat(value, wanted)
             if legal is None:
-                text = f"the action mask of {where} is {value!r:.80}, not {wanted} zeros and ones"
-                raise self._check.stop("mask", text)
+                raise self._check.stop(
+                    "mask",
+                    f"the action mask of {where} is {value!r:.80}, not {wanted} zeros and ones",
+                )
             self._legal[agent] = legal
             if not ended and (not agent or agent in map(str, self.env.going())):
                 at = f" {self._steps}" if where == "step" else ""
                 self._check.legal(f"{where}{at}{agent and f' for {agent}'}", legal)
 
+    def _mask_of(self, agent: str, mask: Mask, obs: Any, info: Any) -> Any:
+        if mask.where == "method":
+            return self.env.get_wrapper_attr(mask.name)()
+        if agent and mask.where == "info":
+            return obs[PART][agent]
+        if agent:
+            return obs[OBS][agent][mask.name]
+        return (obs if mask.where == "part" else info)[mask.name]
+
     def reset(self, seed: int | None) -> Any:
         """Resets the environment and returns its first observation."""
-        keywords = {} if seed is None else {"seed": seed}
-        out = self._check.call(
-            f"reset({'' if seed is None else f'seed={seed}'})", self.env.reset, **keywords
-        )
+        if seed is None:
+            out = self._check.call("reset()", self.env.reset)
+        else:
+            out = self._check.call(f"reset(seed={seed})", self.env.reset, seed=seed)
         obs, info = self._check.returned("reset", out, RESET)
         return self._received("reset", obs, info, ended=False)
 
@@ -231,10 +246,9 @@ class _Player:
         check.flag("terminated", terminated)
         check.flag("truncated", truncated)
         self.both += bool(np.all(terminated)) and bool(np.all(truncated))
+        number = 0.0
         if "reward" not in check.faults:
             number = float(np.asarray(reward, float).sum())
-        else:
-            number = 0.0
         ended = bool(np.any(terminated)) or bool(np.any(truncated))
         return _Step(self._received("step", obs, info, ended=ended), number, ended)
 
@@ -251,10 +265,9 @@ class _Player:
                     "alias",
                     f"the observation of {call} changes with the next call: return a copy of it",
                 )
+        self._last = None
         if isinstance(obs, np.ndarray) and obs.dtype != object:
             self._last = (obs, obs.tobytes(), where)
-        else:
-            self._last = None
         check.observation(where, obs, self.env.observation_space)
         self._read_masks(where, obs, info, ended=ended)
         return copy.deepcopy(obs)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from jaxrl_dist import rng
 from jaxrl_dist.actors.step import count_steps
@@ -22,7 +23,7 @@ from jaxrl_dist.envs.device import gymnax
 from jaxrl_dist.envs.native import is_team, plain
 from jaxrl_dist.settings.still import Random
 from jaxrl_dist.spaces import leaves
-from jaxrl_dist.types import Context, PyTree, Variables
+from jaxrl_dist.types import Context, EnvSpec, PyTree, Timestep, Variables
 
 ENVS = 4
 
@@ -35,12 +36,9 @@ def check_gymnax(check: Check, made: Any, env_id: str, backend: str) -> None:
     if isinstance(made, Team) or is_team(made):
         _play(check, pure, "reset", lambda state: jnp.bool_(False))
         return
-    if isinstance(made, tuple):
-        env, params = made
-    else:
-        env = made
-        params = None
-    params = env.default_params if params is None else params
+    env, params = made if isinstance(made, tuple) else (made, None)
+    if params is None:
+        params = env.default_params
     native = env.action_space(params)
     key = jax.random.key(0)
     _, state = _twice(check, "reset_env", lambda key: env.reset_env(key, params), key)
@@ -69,8 +67,11 @@ def _twice(check: Check, method: str, function: Callable[..., Any], *args: Any) 
         ours = jax.tree.leaves(_arrays(result))
         theirs = jax.tree.leaves(_arrays(other))
         if len(ours) != len(theirs) or not all(map(_close, ours, theirs)):
-            text = f"{method} gives something else {when} for the same arguments; randomness comes from the key alone"
-            raise check.stop("pure", text)
+            raise check.stop(
+                "pure",
+                f"{method} gives something else {when} for the same arguments; "
+                "randomness comes from the key alone",
+            )
     return result
 
 
@@ -82,13 +83,13 @@ def _arrays(tree: PyTree) -> PyTree:
     ]
 
 
-def _close(x: Any, y: Any) -> bool:
-    x, y = (np.asarray(rng.raw(z) if isinstance(z, jax.Array) else z) for z in (x, y))
-    if x.shape != y.shape:
+def _close(x: ArrayLike, y: ArrayLike) -> bool:
+    ours, theirs = (np.asarray(rng.raw(z) if isinstance(z, jax.Array) else z) for z in (x, y))
+    if ours.shape != theirs.shape:
         return False
-    if x.dtype.kind in "fc":
-        return np.allclose(x, y, rtol=1e-3, atol=1e-4, equal_nan=True)
-    return np.array_equal(x, y)
+    if ours.dtype.kind in "fc":
+        return np.allclose(ours, theirs, rtol=1e-3, atol=1e-4, equal_nan=True)
+    return np.array_equal(ours, theirs)
 
 
 def _play(check: Check, env: DeviceEnv, reset: str, timed: Callable[[PyTree], jax.Array]) -> None:
@@ -116,26 +117,32 @@ def _play(check: Check, env: DeviceEnv, reset: str, timed: Callable[[PyTree], ja
         "a compiled loop of steps", lambda: jax.device_get(jax.jit(play)())
     )
     check.steps = int(count_steps(spec, spec.keyed(steps.valid)).sum(axis=0)[0])
+    _check_observations(check, spec, reset, first, steps)
+    _check_masks(check, spec, steps)
+    if not np.isfinite(steps.reward).all():
+        check.number("the reward", float(steps.reward[~np.isfinite(steps.reward)][0]))
+    lengths = episodes.length_sum[episodes.episodes > 0]
+    check.ends([int(length) for length in lengths], int(both.sum()))
+
+
+def _check_observations(
+    check: Check, spec: EnvSpec, reset: str, first: PyTree, steps: Timestep
+) -> None:
     present = steps.valid | (spec.num_agents == 1)  # nothing is learnt from an agent that is gone
     for path, part in leaves(spec.observation).items():
-        for call, shown_obs in (
+        for call, observations in (
             (reset, leaves(first)[path]),
             ("step_env", leaves(steps.obs)[path][present]),
         ):
             subject = f"the observation of {call}{path and f' at {path}'}"
-            all(check.part(subject, x, part) for x in shown_obs)  # until the first fault
-    if spec.mask:
-        none = ~np.asarray(leaves(steps.obs)[spec.mask], bool).any(-1) & steps.valid
-        for number, row in np.argwhere(none & ~(steps.terminated | steps.truncated))[:1]:
-            if spec.num_agents > 1:
-                of = f" for agent {row % spec.num_agents}"
-            else:
-                of = ""
-            check.legal(
-                f"step_env in environment {row // spec.num_agents} at step {number + 1}{of}", False
-            )
-    if not np.isfinite(steps.reward).all():
-        check.number("the reward", float(steps.reward[~np.isfinite(steps.reward)][0]))
-    check.ends(
-        [int(length) for length in episodes.length_sum[episodes.episodes > 0]], int(both.sum())
-    )
+            all(check.part(subject, x, part) for x in observations)  # until the first fault
+
+
+def _check_masks(check: Check, spec: EnvSpec, steps: Timestep) -> None:
+    if not spec.mask:
+        return
+    none = ~np.asarray(leaves(steps.obs)[spec.mask], bool).any(-1) & steps.valid
+    for step, row in np.argwhere(none & ~(steps.terminated | steps.truncated))[:1]:
+        env, agent = divmod(row, spec.num_agents)
+        whose = f" for agent {agent}" if spec.num_agents > 1 else ""
+        check.legal(f"step_env in environment {env} at step {step + 1}{whose}", False)
