@@ -88,7 +88,7 @@ def _store(path: pathlib.Path, inside: str = "") -> dict[str, Any]:
     return {"driver": "ocdbt", "base": {"driver": "file", "path": f"{path}/"}, "path": inside}
 
 
-def restore(path: pathlib.Path, like: PyTree, prefix: str | None = None) -> Any:
+def restore(path: pathlib.Path, like: PyTree, prefix: str | None = None) -> PyTree:
     """Reads arrays into the structure of ``like`` (shapes and dtypes suffice).
 
     Args:
@@ -120,6 +120,7 @@ def restore(path: pathlib.Path, like: PyTree, prefix: str | None = None) -> Any:
 
 _PIECE = re.compile(r"(.*)@([0-9]+:[0-9]+(?:,[0-9]+:[0-9]+)*)")
 _Shape = tuple[tuple[int, ...], np.dtype]
+"""Of an array, and its dtype."""
 
 
 class _Entry(NamedTuple):
@@ -159,8 +160,8 @@ def _arrays(
     for name in sorted((wanted if others else wanted.keys() | stored.keys()) - arrays.keys()):
         if wanted.get(name) != stored.get(name):
             raise DamageError(
-                f"{path.parent} holds another network: {name} is {_describe(stored.get(name))} there and "
-                f"{_describe(wanted.get(name))} here"
+                f"{path.parent} holds another network: {name} is {_describe(stored.get(name))} "
+                f"there and {_describe(wanted.get(name))} here"
             )
     for entry in entries:
         if entry.name in wanted:
@@ -218,10 +219,7 @@ def _whole(entries: Iterable[_Entry]) -> dict[str, _Shape]:
     sizes = collections.Counter[str]()
     for entry in entries:
         stops = tuple(bound.stop for bound in entry.bounds)
-        if entry.name in whole:
-            before = whole[entry.name][0]
-        else:
-            before = stops
+        before, _ = whole.get(entry.name, (stops, entry.dtype))
         whole[entry.name] = tuple(map(max, before, stops)), entry.dtype
         sizes[entry.name] += math.prod(entry.shape)
     for name, (shape, _) in whole.items():
@@ -241,7 +239,7 @@ def names(tree: PyTree) -> list[str]:
     return ["/".join(filter(None, name.split("/"))) for name in names]
 
 
-def _shape(leaf: Any) -> tuple[tuple[int, ...], np.dtype]:
+def _shape(leaf: PyTree) -> _Shape:
     return tuple(np.shape(leaf)), np.dtype(leaf.dtype if hasattr(leaf, "dtype") else type(leaf))
 
 
@@ -283,7 +281,8 @@ def _ignore_late_writes() -> None:
     )
 
 
-def _describe(entry: tuple[tuple[int, ...], np.dtype] | None) -> str:
-    if entry is None:
+def _describe(stored: _Shape | None) -> str:
+    if stored is None:
         return "missing"
-    return f"{entry[1]}{list(entry[0])}"
+    shape, dtype = stored
+    return f"{dtype}{list(shape)}"

@@ -13,7 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from jaxrl_dist.checks import counted, unit
 from jaxrl_dist.errors import ConfigError, FileWarning, visible
@@ -44,17 +51,16 @@ def of_each_policy(evaluation: Mapping[str, float | int]) -> dict[str, dict[str,
     """Divides an evaluation: what is of all episodes goes under "",
     and of each of several policies under its name.
     """
-    names = [
-        name.removesuffix("/cut")
-        for name in evaluation
-        if name.endswith("/cut") and name.count("/") == 1
-    ]
-    policies = [name for name in names if f"{name}/episodes" in evaluation]
-    parts: dict[str, dict[str, float | int]] = {policy: {} for policy in ("", *policies)}
+    cut = [name.removesuffix("/cut") for name in evaluation if name.endswith("/cut")]
+    policies = [name for name in cut if "/" not in name and f"{name}/episodes" in evaluation]
+    by_policy: dict[str, dict[str, float | int]] = {policy: {} for policy in ("", *policies)}
     for name, value in evaluation.items():
-        policy, _, metric = name.partition("/")
-        parts[policy if policy in policies else ""][metric if policy in policies else name] = value
-    return parts
+        policy, _, own_name = name.partition("/")
+        if policy in policies:
+            by_policy[policy][own_name] = value
+        else:
+            by_policy[""][name] = value
+    return by_policy
 
 
 def played(evaluation: Mapping[str, float | int], name: str = "") -> str:
@@ -62,11 +68,12 @@ def played(evaluation: Mapping[str, float | int], name: str = "") -> str:
     ``name`` says of what it is.
     """
     whole, *policies = of_each_policy(evaluation).items()
-    lines = [
-        (", ".join(filter(None, (name, policy))), numbers)
-        for policy, numbers in policies or [("", whole[1])]
-    ]
-    return "\n".join(f"{head}: {_played(x)}" if head else _played(x) for head, x in lines)
+    lines = []
+    for policy, numbers in policies or [whole]:
+        head = ", ".join(filter(None, (name, policy)))
+        line = _played(numbers)
+        lines.append(f"{head}: {line}" if head else line)
+    return "\n".join(lines)
 
 
 def _played(numbers: Mapping[str, float | int]) -> str:
@@ -76,22 +83,31 @@ def _played(numbers: Mapping[str, float | int]) -> str:
     if not count:
         return "no episode has begun"
     kind = "sampled" if numbers.get("sampled") else "greedy"
+    value = f"{numbers['return_mean']:.4g}"
     if count == 1:
-        value = ""
-        about = f"1 {kind} episode{', cut before it had ended' if cut else ''}"
+        about = f"1 {kind} episode"
+        if cut:
+            about += ", cut before it had ended"
     else:
-        value = f" +- {numbers['return_std']:.4g}"
+        value += f" +- {numbers['return_std']:.4g}"
         about = f"mean and standard deviation of {count} {kind} episodes"
-        about += f", {cut} of them cut before they had ended" if cut else ""
+        if cut:
+            about += f", {cut} of them cut before they had ended"
     if "members" in numbers:
-        about += f"; {numbers['members_return_std']:.4g} between the means of the {numbers['members']} members"
-    info = "".join(
-        f", {name} {value:.4g}" for name, value in numbers.items() if name.startswith("info/")
-    )
+        about += (
+            f"; {numbers['members_return_std']:.4g} between the means of the "
+            f"{numbers['members']} members"
+        )
+    line = f"return {value} ({about})"
+    for name, x in numbers.items():
+        if name.startswith("info/"):
+            line += f", {name} {x:.4g}"
     if "normalized_score" in numbers:
-        ends = f"random {numbers['random_return']:.4g} is 0 and expert {numbers['expert_return']:.4g} is 100"
-        info += f", normalised {numbers['normalized_score']:.4g}, where {ends}"
-    return f"return {numbers['return_mean']:.4g}{value} ({about}){info}"
+        line += (
+            f", normalised {numbers['normalized_score']:.4g}, where random "
+            f"{numbers['random_return']:.4g} is 0 and expert {numbers['expert_return']:.4g} is 100"
+        )
+    return line
 
 
 class _Console(Console):
@@ -115,6 +131,8 @@ class Display:
         self._episodes = episodes
         self._verbose = verbose
         self._rows = 0
+        self._row_shown = 0.0
+        """When the last row was shown."""
         self._progress: dict[str, float | None] = {}
         self._evaluated = ""
         self.live = Progress(
@@ -136,8 +154,12 @@ class Display:
             self.console.print(visible(text))
         except OSError as error:
             discard_output()
-            text = f"the output cannot be written ({error.strerror}); this continues without showing more"
-            warnings.warn(text, FileWarning, stacklevel=2)
+            warnings.warn(
+                f"the output cannot be written ({error.strerror}); this continues without showing "
+                "more",
+                FileWarning,
+                stacklevel=2,
+            )
 
     def watch(
         self, reports: Iterable[Report], total_steps: int, rate: str = ""
@@ -153,36 +175,34 @@ class Display:
             with self.live, self._compiling():
                 if not self.console.is_terminal:
                     self.print(f"compiling{rate}")
-                shown = -ROW_SECONDS
+                self._row_shown = -ROW_SECONDS
                 for report in reports:
-                    status = self._status(report)
-                    last = report.ended_by is not None
-                    description = "trained" if last else "training"
-                    completed = min(report.step, total_steps)
-                    self.live.update(
-                        training,
-                        description=description,
-                        total=total_steps,
-                        completed=completed,
-                        status=status,
-                    )
-                    if (
-                        last
-                        or self._verbose
-                        or report.evaluation
-                        or time.monotonic() - shown > ROW_SECONDS
-                    ):
-                        shown = time.monotonic()
-                        self._row(report, total_steps)
+                    self._show(training, report, total_steps)
                     yield report
         except KeyboardInterrupt:  # as in a notebook; the command line has handlers of its own
             _close(reports)
             self.print(
-                "interrupted: a run with a run_dir is saved, and jaxrl_dist.resume(run_dir) continues it"
+                "interrupted: a run with a run_dir is saved, and jaxrl_dist.resume(run_dir) "
+                "continues it"
             )
             raise
         finally:
             _close(reports)
+
+    def _show(self, training: TaskID, report: Report, total_steps: int) -> None:
+        """Updates the bar, and adds a row to the table if it is time for one."""
+        last = report.ended_by is not None
+        self.live.update(
+            training,
+            description="trained" if last else "training",
+            total=total_steps,
+            completed=min(report.step, total_steps),
+            status=self._status(report),
+        )
+        due = time.monotonic() - self._row_shown > ROW_SECONDS
+        if last or self._verbose or report.evaluation or due:
+            self._row_shown = time.monotonic()
+            self._row(report, total_steps)
 
     @contextlib.contextmanager
     def _compiling(self) -> Iterator[None]:
@@ -190,7 +210,7 @@ class Display:
         JAX tells the seconds of each.
         """
 
-        def say(event: str, duration_secs: float, **_: Any) -> None:
+        def say(event: str, duration_secs: float, **_: object) -> None:
             if event == _COMPILED and duration_secs >= COMPILE_SECONDS:
                 self.print(f"compiled a program in {table.duration(duration_secs)}")
 
@@ -209,25 +229,17 @@ class Display:
     def _row(self, report: Report, total_steps: int) -> None:
         """Adds a row to the table of reports."""
         cells = table.cells(report, total_steps)
-        widths = [
-            max(len(title), len(f"{total_steps:,}") if title.endswith((" steps", "updates")) else 9)
-            for title in cells
-        ]
+        widths = [_width(title, total_steps) for title in cells]
         if self._rows % HEAD_ROWS == 0:
             self.print(table.line(cells, widths))
         self._rows += 1
-        if report.evaluation or not self._evaluated:
-            evaluated = self._evaluated
-        else:
+        evaluated = self._evaluated
+        if evaluated and not report.evaluation:
             evaluated = "  evaluation -"
         self.print(f"{table.line(cells.values(), widths)}{evaluated}{_restarts(report)}")
         if self._verbose:
-            self.print(
-                "  "
-                + "  ".join(
-                    f"{name} {table.number(value)}" for name, value in report.metrics.items()
-                )
-            )
+            metrics = (f"  {name} {table.number(x)}" for name, x in report.metrics.items())
+            self.print("".join(metrics))
 
     def evaluating(self, done: int) -> None:
         """Shows how many evaluation episodes are done."""
@@ -245,18 +257,16 @@ class Display:
         """Says that so many members are trained, and now saved and evaluated one after the
         other.
         """
-        self.print(
-            f"saving{' and evaluating' if self._episodes else ''}: {counted(members, 'member')}"
-        )
+        doing = "saving and evaluating" if self._episodes else "saving"
+        self.print(f"{doing}: {counted(members, 'member')}")
 
     def _status(self, report: Report) -> str:
+        """Returns the numbers beside the bar."""
         rate = report.metrics.get(f"time/{report.clock}_per_second") or 0.0
         # the last value is shown until another episode ends
         for name, title in table.progress(report.metrics).items():
             value = report.metrics.get(name)
-            if value is None:
-                self._progress[title] = self._progress.get(title)
-            else:
+            if value is not None or title not in self._progress:
                 self._progress[title] = value
         if report.evaluation:
             whole, *policies = of_each_policy(report.evaluation).items()
@@ -266,9 +276,16 @@ class Display:
         # the newest evaluation, like the return
         rest = f"{_members(report)}{self._evaluated}{_restarts(report)}"
         done = f"{report.step:,} {unit(report.clock)}"
-        done += f" of {len(report.members)} members" if report.members else ""
+        if report.members:
+            done += f" of {len(report.members)} members"
         progress = ", ".join(f"{title} {table.number(x)}" for title, x in self._progress.items())
         return visible(f"{done}  {rate:,.0f}/s  {progress}{rest}")
+
+
+def _width(title: str, total_steps: int) -> int:
+    """Returns the width of a column of the table."""
+    numbers = len(f"{total_steps:,}") if title.endswith((" steps", "updates")) else 9
+    return max(len(title), numbers)
 
 
 def _restarts(report: Report) -> str:
@@ -282,7 +299,8 @@ def _members(report: Report) -> str:
     """Formats a population's best return, interquartile mean and number of members that are
     done.
     """
-    best, middle = (report.metrics.get(f"population/return_{name}") for name in ("best", "iqm"))
+    best = report.metrics.get("population/return_best")
+    middle = report.metrics.get("population/return_iqm")
     if not report.members or best is None or middle is None:
         return ""
     return f"  best {best:.4g}  iqm {middle:.4g}  {report.metrics['population/done']:.0f} done"
@@ -329,44 +347,62 @@ def display(
 
 def _plotted(reports: Iterable[Report], output: Any) -> Iterator[Report]:
     """Draws the reports so far into one output, which each drawing replaces."""
-    from matplotlib.figure import Figure  # not pyplot: its backend belongs to the notebook
-
-    figure = Figure(figsize=(6, 3), layout="constrained")
-    axes = figure.add_subplot(ylabel="episode return")
-    (trained,) = axes.plot([], [], label="episode/recent_return")
-    (evaluated,) = axes.plot([], [], "o", label="evaluation")
-    handle = None
+    plot = _Plot(output)
     drawn = -PLOT_SECONDS
-    points: dict[Any, tuple[list[int], list[float]]] = {trained: ([], []), evaluated: ([], [])}
     try:
         for report in reports:
-            axes.set_xlabel(unit(report.clock).replace("env", "environment"))
-            returns = (
-                report.metrics.get("episode/recent_return"),
-                (report.evaluation or {}).get("return_mean"),
-            )
-            for line, value in zip(points, returns, strict=True):
-                if value is not None:
-                    points[line][0].append(report.step)
-                    points[line][1].append(value)
-                    line.set_data(*points[line])
+            plot.add(report)
             if report.ended_by is not None or time.monotonic() - drawn > PLOT_SECONDS:
                 drawn = time.monotonic()
-                if any(points[evaluated]):
-                    shown = [trained, evaluated]
-                else:
-                    shown = [trained]
-                axes.legend(handles=shown, loc="best", fontsize="small")
-                axes.relim()
-                axes.autoscale_view()
-                drawing = io.BytesIO()
-                # IPython draws a figure itself only once pyplot is in use
-                figure.savefig(drawing, format="png")
-                picture = {"image/png": base64.b64encode(drawing.getvalue()).decode()}
-                if handle is None:
-                    handle = output(picture, raw=True, display_id=True)
-                else:
-                    handle.update(picture, raw=True)
+                plot.draw()
             yield report
     finally:
         _close(reports)
+
+
+class _Plot:
+    """The returns of training and of evaluations, drawn into one output of a notebook."""
+
+    def __init__(self, output: Any) -> None:
+        """``output`` is ``IPython.display.display``."""
+        from matplotlib.figure import Figure  # not pyplot: its backend belongs to the notebook
+
+        self._output = output
+        self._handle: Any = None
+        self._figure = Figure(figsize=(6, 3), layout="constrained")
+        self._axes = self._figure.add_subplot(ylabel="episode return")
+        (self._trained,) = self._axes.plot([], [], label="episode/recent_return")
+        (self._evaluated,) = self._axes.plot([], [], "o", label="evaluation")
+        self._points: dict[Any, tuple[list[int], list[float]]] = {
+            self._trained: ([], []),
+            self._evaluated: ([], []),
+        }
+
+    def add(self, report: Report) -> None:
+        """Adds the returns of a report."""
+        self._axes.set_xlabel(unit(report.clock).replace("env", "environment"))
+        evaluation = report.evaluation or {}
+        values = report.metrics.get("episode/recent_return"), evaluation.get("return_mean")
+        for line, value in zip(self._points, values, strict=True):
+            if value is not None:
+                steps, returns = self._points[line]
+                steps.append(report.step)
+                returns.append(value)
+                line.set_data(steps, returns)
+
+    def draw(self) -> None:
+        """Draws the returns so far."""
+        lines = [self._trained]
+        if any(self._points[self._evaluated]):
+            lines.append(self._evaluated)
+        self._axes.legend(handles=lines, loc="best", fontsize="small")
+        self._axes.relim()
+        self._axes.autoscale_view()
+        drawing = io.BytesIO()
+        # IPython draws a figure itself only once pyplot is in use
+        self._figure.savefig(drawing, format="png")
+        picture = {"image/png": base64.b64encode(drawing.getvalue()).decode()}
+        if self._handle is None:
+            self._handle = self._output(picture, raw=True, display_id=True)
+        else:
+            self._handle.update(picture, raw=True)

@@ -30,14 +30,18 @@ def check_run_dir(run_dir: pathlib.Path) -> None:
         problem = "is not a directory" if run_dir.exists() else "does not exist"
         path, at, number = str(run_dir).rpartition("@")
         if at and pathlib.Path(path).is_dir():  # as players of `match` are named
-            problem += f"; the commands that take a checkpoint of {path} have --checkpoint {number}"
+            raise ConfigError(
+                f"{run_dir} is not a run directory: it {problem}; the commands that take a "
+                f"checkpoint of {path} have --checkpoint {number}"
+            )
         raise ConfigError(f"{run_dir} is not a run directory: it {problem}")
     if not (run_dir / CONFIG_FILE).exists():
-        if held := runs_in(run_dir):
-            inside = f"; name a run in it, such as {held[0]}"
-        else:
-            inside = ""
-        raise ConfigError(f"{run_dir} is not a run directory: it has no {CONFIG_FILE}{inside}")
+        if inner := runs_in(run_dir):
+            raise ConfigError(
+                f"{run_dir} is not a run directory: it has no {CONFIG_FILE}; name a run in it, "
+                f"such as {inner[0]}"
+            )
+        raise ConfigError(f"{run_dir} is not a run directory: it has no {CONFIG_FILE}")
 
 
 def runs_in(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -53,7 +57,8 @@ def check_no_link(path: pathlib.Path) -> None:
     """
     if path.is_symlink():
         raise ConfigError(
-            f"{path} is a link, and a link in a run directory is not followed: put what it names there"
+            f"{path} is a link, and a link in a run directory is not followed: put what it names "
+            "there"
         )
 
 
@@ -83,15 +88,12 @@ def check_place(path: pathlib.Path) -> None:
     Raises:
       ConfigError: the directory is missing or read-only, or the path is that of a directory.
     """
-    problem = None
     if path.is_dir():
-        problem = "it is a directory"
-    elif not path.parent.is_dir():
-        problem = f"there is no directory {path.parent}"
-    elif not path.exists() and not os.access(path.parent, os.W_OK):
-        problem = f"the directory {path.parent} is read-only"
-    if problem is not None:
-        raise ConfigError(f"{path} cannot be written: {problem}")
+        raise ConfigError(f"{path} cannot be written: it is a directory")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path} cannot be written: there is no directory {path.parent}")
+    if not path.exists() and not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"{path} cannot be written: the directory {path.parent} is read-only")
 
 
 @contextlib.contextmanager

@@ -18,9 +18,10 @@ ATTEMPTS = 3
 one that diverges would do so again."""
 GRACE_SECONDS = 60.0
 """Seconds for a process to end after SIGTERM, before it is killed."""
-_SECONDS = 0.2  # between two checks of the processes
-# environment variable with the descriptor of a pipe that closes as ``run_all`` ends
+_SECONDS = 0.2
+"""Seconds between two checks of the processes."""
 _PIPE = "JAXRL_DIST_PIPE"
+"""Environment variable with the descriptor of a pipe that closes as ``run_all`` ends."""
 
 
 def run_all(
@@ -54,15 +55,15 @@ def run_all(
     reading, writing = os.pipe()  # only this process holds its writing end
     try:
         while (waiting or running) and not stop():
-            for slot in [
-                slot for slot, (_, process) in running.items() if process.poll() is not None
-            ]:
-                number, process = running.pop(slot)
+            for slot, (number, process) in list(running.items()):
+                if process.poll() is None:
+                    continue
+                del running[slot]
                 if process.returncode == 0:
                     ended(number)
-                elif (
-                    why := _given_up(process.returncode, logs[number], attempts[number])
-                ) is not None:
+                    continue
+                why = _given_up(process.returncode, logs[number], attempts[number])
+                if why is not None:
                     failed(number, why)
                 else:
                     waiting.append(number)
@@ -70,10 +71,8 @@ def run_all(
                 if waiting:
                     number = waiting.pop()
                     attempts[number] += 1
-                    running[slot] = (
-                        number,
-                        _start(commands[number], logs[number], slot, slots, reading),
-                    )
+                    process = _start(commands[number], logs[number], slot, slots, reading)
+                    running[slot] = number, process
             time.sleep(_SECONDS)
     finally:
         _end([process for _, process in running.values()])

@@ -39,12 +39,11 @@ def progress(metrics: Mapping[str, float | None]) -> dict[str, str]:
     as in a game of opponents.
     """
     policies = _policies(metrics)
-    returns = {f"{policy}/{_RETURN}": f"{policy} return" for policy in policies} or {
-        _RETURN: COLUMNS[_RETURN]
-    }
-    return returns | {
-        name: f"{policy} elo" for policy in policies if (name := f"{policy}/elo") in metrics
-    }
+    if not policies:
+        return {_RETURN: COLUMNS[_RETURN]}
+    returns = {f"{policy}/{_RETURN}": f"{policy} return" for policy in policies}
+    ratings = {f"{policy}/elo": f"{policy} elo" for policy in policies}
+    return returns | {name: title for name, title in ratings.items() if name in metrics}
 
 
 def _titles(metrics: Mapping[str, float | None]) -> dict[str, str]:
@@ -54,34 +53,35 @@ def _titles(metrics: Mapping[str, float | None]) -> dict[str, str]:
     titles = progress(metrics)
     for policy in _policies(metrics) or [""]:
         info = f"{policy}/info/".lstrip("/")
-        named = {
-            name: f"{policy} {name.removeprefix(info)}".lstrip()
-            for name in metrics
-            if name.startswith(info)
-        }
-        # One that is called like a column, such as "length", keeps its whole name.
-        titles |= {name: name if title in _TAKEN else title for name, title in named.items()}
+        for name in metrics:
+            if name.startswith(info):
+                title = f"{policy} {name.removeprefix(info)}".lstrip()
+                # One that is called like a column, such as "length", keeps its whole name.
+                titles[name] = name if title in _TAKEN else title
     return titles | {name: title for name, title in COLUMNS.items() if name != _RETURN}
 
 
 def cells(report: Report, total_steps: int) -> dict[str, str]:
     """Returns a row of the table by the titles of its columns."""
     metrics = report.metrics
-    counts = {unit(report.clock): report.step, "agent steps": report.agent_steps}
-    if report.members:  # the sum over them, as is the total
-        counts = {
-            f"{len(report.members)} members' {title}": count for title, count in counts.items()
-        }
+    # sums over the members, as is the total
+    members = f"{len(report.members)} members' " if report.members else ""
+    cells = {f"{members}{unit(report.clock)}": f"{report.step:,}"}
+    if report.agent_steps is not None:
+        cells[f"{members}agent steps"] = f"{report.agent_steps:,}"
+    for name, title in _titles(metrics).items():
+        if name in metrics:
+            cells[title] = number(metrics[name])
     rate = metrics.get(f"time/{report.clock}_per_second") or 0.0
+    cells["steps/s"] = f"{rate:,.0f}"
     left = max(total_steps - report.step, 0)
-    cells = {title: f"{count:,}" for title, count in counts.items() if count is not None}
-    cells |= {
-        title: number(metrics[name]) for name, title in _titles(metrics).items() if name in metrics
-    }
-    return cells | {
-        "steps/s": f"{rate:,.0f}",
-        "left": duration(left / rate if rate else None if left else 0.0),
-    }
+    seconds = None
+    if rate:
+        seconds = left / rate
+    elif not left:
+        seconds = 0.0
+    cells["left"] = duration(seconds)
+    return cells
 
 
 def line(cells: Iterable[str], widths: Iterable[int]) -> str:

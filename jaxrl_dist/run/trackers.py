@@ -114,7 +114,7 @@ class TensorBoard:
         Raises:
           OSError: the file cannot be created.
         """
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.proto.event_pb2 import SessionLog
 
         # TensorBoard reads files in the order of their names.
         # The clock may have been set back since the last session.
@@ -123,36 +123,35 @@ class TensorBoard:
         number = max([-1, *(int(name[2]) for name in before if name)]) + 1
         path = run_dir / f"events.out.tfevents.{stamp:010d}.{number:06d}"
         self._file = path.open("xb", buffering=0)
-        self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        self._add(file_version="brain.Event:2")
         if resumed is not None:  # makes TensorBoard discard what other files hold from this step on
-            log = SessionLog(status=SessionLog.START)
-            self._add(Event(wall_time=time.time(), step=resumed + 1, session_log=log))
+            self._add(step=resumed + 1, session_log=SessionLog(status=SessionLog.START))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.proto.summary_pb2 import Summary
 
         summary = Summary(
             value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         )
-        self._add(Event(wall_time=time.time(), step=step, summary=summary))
+        self._add(step=step, summary=summary)
 
     def film(self, step: int, gif: bytes, size: tuple[int, int]) -> None:
-        from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.proto.summary_pb2 import Summary
 
         image = Summary.Image(width=size[0], height=size[1], colorspace=3, encoded_image_string=gif)
         summary = Summary(value=[Summary.Value(tag=FILM, image=image)])
-        self._add(Event(wall_time=time.time(), step=step, summary=summary))
+        self._add(step=step, summary=summary)
 
-    def _add(self, event: Any) -> None:
-        """Writes a complete record or none."""
+    def _add(self, **fields: Any) -> None:
+        """Writes an event completely or not at all."""
+        from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.record_writer import masked_crc32c
 
-        data = event.SerializeToString()
+        data = Event(wall_time=time.time(), **fields).SerializeToString()
         length = struct.pack("<Q", len(data))
-        sums = (struct.pack("<I", masked_crc32c(part)) for part in (length, data))
-        record = b"".join([length, next(sums), data, next(sums)])
+        length_sum = struct.pack("<I", masked_crc32c(length))
+        data_sum = struct.pack("<I", masked_crc32c(data))
+        record = length + length_sum + data + data_sum
         begun = self._file.tell()
         try:
             while record:
@@ -183,12 +182,9 @@ class WeightsAndBiases:
             check_no_link(run_dir / folder)
         name = uuid.uuid4().hex[:16]
         with contextlib.suppress(ConfigError, LookupError, TypeError):
-            known = str(read_json(run_dir / WANDB_FILE)["id"])
-            # only ids that we made
-            if re.fullmatch("[0-9a-f]{16}", known):
-                name = known
-            else:
-                name = name
+            stored = str(read_json(run_dir / WANDB_FILE)["id"])
+            if re.fullmatch("[0-9a-f]{16}", stored):  # only ids that we made
+                name = stored
         write_json(run_dir / WANDB_FILE, {"id": name})
         # wandb gets only the numbers: no code, no repository, no output.
         settings = {"console": "off", "disable_code": True, "disable_git": True}
@@ -202,8 +198,10 @@ class WeightsAndBiases:
                 settings=settings,
             )
         except wandb.Error as error:
-            others = "WANDB_MODE=offline writes into the run directory only, and --no-wandb nothing"
-            raise ConfigError(f"--wandb: {str(error).rstrip('.')}; {others}") from error
+            raise ConfigError(
+                f"--wandb: {str(error).rstrip('.')}; WANDB_MODE=offline writes into the run "
+                "directory only, and --no-wandb nothing"
+            ) from error
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)

@@ -108,12 +108,12 @@ def main() -> None:
             first = unread
         again = unread > first and still >= LATE_SECONDS
         if again or still >= limit:
-            if again:
-                what = "ended at once"
-            else:
-                what = f"no code in Python has run for {still:g} s"
-            text = f"{what}: code in C holds its lock, as an environment's may; --env-workers processes ends only that"
-            os.write(2, f"jaxrl-dist: error: {text}; {advice}\n".encode())
+            problem = "ended at once" if again else f"no code in Python has run for {still:g} s"
+            message = (
+                f"jaxrl-dist: error: {problem}: code in C holds its lock, as an environment's may; "
+                f"--env-workers processes ends only that; {advice}\n"
+            )
+            os.write(2, message.encode())
             os.kill(watched, signal.SIGKILL)
             return
 

@@ -41,6 +41,9 @@ from jaxrl_dist.types import (
     Variables,
 )
 
+_FLOAT = jax.ShapeDtypeStruct((), jnp.float32)
+_INT = jax.ShapeDtypeStruct((), jnp.int32)
+
 
 class Strict(Contract):
     """The first fault of an algorithm raises ``ConfigError``."""
@@ -176,15 +179,14 @@ class _Functions(NamedTuple):
             extra = {"env_step": env_step, "updates_done": count}
             return optax.with_extra_args_support(optimizer).update(params, state, params, **extra)
 
-        count = jax.ShapeDtypeStruct((), jnp.int32)
         state = call("the optimizer", traced, optimizer.init, params)
-        updates, after = call("the optimizer", traced, update, params, state, _float(), count)
+        updates, after = call("the optimizer", traced, update, params, state, _FLOAT, _INT)
         self._check_same("the update of params", params, updates, "init", "the optimizer")
         self._check_same("the optimizer's state", state, after, "its init", "its update")
         target = call("initial_target", traced, self.algorithm.initial_target, params)
         self.contract.arrays(target, "the target of initial_target")
         self.contract.halt()
-        later = call("target", traced, self.algorithm.target, params, target, count)
+        later = call("target", traced, self.algorithm.target, params, target, _INT)
         name = f"target{_place(self.algorithm.target)}"
         self._check_same("the target", target, later, "initial_target", name)
         return target
@@ -199,16 +201,16 @@ class _Functions(NamedTuple):
         core = call("initial_core", traced, partial(algorithm.initial_core, rows))
         self._check_rows(f"the core of initial_core{_place(algorithm.initial_core)}", core)
         self.contract.halt()
-        action = self._policy(variables, obs, core, Context(_keys(rows), _float()))
+        action = self._policy(variables, obs, core, Context(_keys(rows), _FLOAT))
         if greedy:
-            self._policy(variables, obs, core, Context(None, _float()))
+            self._policy(variables, obs, core, Context(None, _FLOAT))
         reward = jax.ShapeDtypeStruct((rows,), jnp.float32)
         flag = jax.ShapeDtypeStruct((rows,), jnp.bool_)
         step = Timestep(obs, reward, flag, flag, flag)
         later = call("feedback", traced, algorithm.feedback, core, action, step)
         self._check_core(core, later, f"feedback{_place(algorithm.feedback)}")
         if algorithm.behaviour is not None:
-            context = Context(_keys(), _float())
+            context = Context(_keys(), _FLOAT)
             result = call("behaviour", traced, algorithm.behaviour, variables, core, context)
             name = f"behaviour{_place(algorithm.behaviour)}"
             params, later = self.contract.returned(name, result, ("params", "core"))
@@ -264,7 +266,7 @@ class _Functions(NamedTuple):
         function = self.algorithm.update_stats
         if function is None:
             return
-        context = Context(None, _float(), target)
+        context = Context(None, _FLOAT, target)
         stats = self.contract.call(
             "update_stats", traced, mesh.by_hand(function), variables, rollout, context
         )
@@ -276,7 +278,7 @@ class _Functions(NamedTuple):
         self, variables: Variables, rollout: Rollout, target: PyTree, count: int, order: str
     ) -> PyTree:
         """Returns the batch, which must have ``count`` examples in this order."""
-        context = Context(_keys(rollout.reward.shape[1]), _float(), target)
+        context = Context(_keys(rollout.reward.shape[1]), _FLOAT, target)
         name = f"postprocess{_place(self.algorithm.postprocess)}"
         function = mesh.by_hand(_listing(self.algorithm.postprocess, "rollout.extras"))
         batch = self.contract.call("postprocess", traced, function, variables, rollout, context)
@@ -298,7 +300,7 @@ class _Functions(NamedTuple):
 
     def loss(self, variables: Variables, batch: PyTree, target: PyTree, size: int) -> None:
         """Checks the loss of an update's ``size`` examples."""
-        context = Context(_keys(size), _float(), target)
+        context = Context(_keys(size), _FLOAT, target)
         function = mesh.by_hand(_listing(partial(losses_of, self.algorithm), "batch"))
         try:
             losses, _, aux = self.contract.call(
@@ -385,10 +387,6 @@ def _windows(rollout: Rollout, length: int, count: int) -> Rollout:
 
     windows: Rollout = jax.tree.map(drawn, rollout._replace(core=(), final_core=()))
     return windows
-
-
-def _float() -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((), jnp.float32)
 
 
 def _keys(*shape: int) -> PyTree:

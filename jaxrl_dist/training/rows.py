@@ -171,12 +171,11 @@ def _report(line: Mapping[str, Any]) -> Report:
     )
 
 
-def _complete(evaluation: Mapping[str, object]) -> Mapping[str, float] | None:
+def _complete(evaluation: Mapping[str, Any]) -> Mapping[str, float] | None:
     """Returns the numbers of an evaluation; None if one is missing that all evaluations have."""
-    numbers = {name: storage.finite(value) for name, value in evaluation.items()}
-    known = {name: number for name, number in numbers.items() if number is not None}
-    if {"episodes", "cut"} <= known.keys():
-        return known
+    numbers = {name: x for name, x in evaluation.items() if storage.finite(x) is not None}
+    if {"episodes", "cut"} <= numbers.keys():
+        return numbers
     return None
 
 
