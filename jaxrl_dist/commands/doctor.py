@@ -174,9 +174,11 @@ def _devices(answer: Mapping[str, Any]) -> Iterator[Line]:
         about = device["kind"]
         if device["memory"]:
             about += f", {decimal(device['memory'])}"
-        yield name, f"{about}, {'fails' if device['error'] else 'computes'}"
         if device["error"]:
+            yield name, f"{about}, fails"
             yield PROBLEM, f"{name} cannot run a jitted computation: {device['error']}"
+        else:
+            yield name, f"{about}, computes"
     if "error" in answer:
         yield PROBLEM, f"JAX does not work: {answer['error']}"
     yield from _unused({device["platform"] for device in devices}, answer.get("said", ""))

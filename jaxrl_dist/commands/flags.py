@@ -297,14 +297,15 @@ def _by_place(loose: Sequence[_Loose], declared: Mapping[str, _Flag]) -> dict[st
     value, token, most = loose[0]
     if not token:
         raise _neither(value)
-    more = ""
     if token == "--seed" and "--seeds" in declared:
-        more = _SEEDS
-    elif not most and not token.startswith("--no-"):
-        more = f"; --no-{token[2:]} turns it off"
+        raise ConfigError(f"--seed takes one value; remove {shown(value)}{_SEEDS}")
     if most:
-        raise ConfigError(f"{token} takes one value; remove {shown(value)}{more}")
-    raise ConfigError(f"{token} takes no value; remove {shown(value)}{more}")
+        raise ConfigError(f"{token} takes one value; remove {shown(value)}")
+    if token.startswith("--no-"):
+        raise ConfigError(f"{token} takes no value; remove {shown(value)}")
+    raise ConfigError(
+        f"{token} takes no value; remove {shown(value)}; --no-{token[2:]} turns it off"
+    )
 
 
 def _neither(argument: str) -> ConfigError:

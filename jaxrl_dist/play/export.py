@@ -229,10 +229,11 @@ class Acting:
         return [jnp.broadcast_to(row[0], (size, *row.shape[1:])) for row in self._rows]
 
     def _reduced(self, core: PyTree) -> PyTree:
-        leaves = [
-            leaf if at in self._needed else None for at, leaf in enumerate(jax.tree.leaves(core))
-        ]
-        return _plain(jax.tree.unflatten(self._tree, leaves))
+        leaves = jax.tree.leaves(core)
+        reduced = [None] * len(leaves)
+        for at in self._needed:
+            reduced[at] = leaves[at]
+        return _plain(jax.tree.unflatten(self._tree, reduced))
 
 
 def _shapes(tree: PyTree, size: Size) -> PyTree:

@@ -57,7 +57,8 @@ def _all_parts(obs: PyTree, space: dict[str, Space], hidden: Collection[str]) ->
             f"observations have no part {extra[0]} here; their parts are {', '.join(space)}"
         )
     size = (*np.shape(jax.tree.leaves(parts)[0]), 1)[0]
-    return {name: parts[name] if name in parts else _blank(space[name], size) for name in space}
+    blank = {name: _blank(space[name], size) for name in space if name not in parts}
+    return {**parts, **blank}
 
 
 def _blank(space: Space, num_envs: int) -> PyTree:
@@ -78,21 +79,25 @@ def _batch(path: str, part: Part, value: PyTree) -> jax.Array | np.ndarray:
     Raises:
       ValueError: it has another type or shape, or values that the environment does not have.
     """
-    name = f"observations {path}" if path else "observations"
+    name = f"observations {path}".rstrip()
     if not isinstance(value, jax.Array | np.ndarray):
         value = np.asarray(value)
     if jnp.issubdtype(value.dtype, jnp.floating) and not jnp.issubdtype(part.dtype, jnp.floating):
         raise ValueError(f"{name} are {part.dtype} here, not {value.dtype}")
     one = part.native_shape
-    wanted = f"[{', '.join(map(str, ('B', *one)))}]"
-    if value.shape == one:
-        batch = "jax.tree.map(lambda x: x[None], obs)" if path else "obs[None]"
+    wanted = ", ".join(map(str, ("B", *one)))
+    if value.shape == one and path:
         raise ValueError(
-            f"{name} have shape {wanted} here, not {list(one)}; "
-            f"{batch} makes one observation a batch"
+            f"{name} have shape [{wanted}] here, not {list(one)}; "
+            "jax.tree.map(lambda x: x[None], obs) makes one observation a batch"
+        )
+    if value.shape == one:
+        raise ValueError(
+            f"{name} have shape [{wanted}] here, not {list(one)}; "
+            "obs[None] makes one observation a batch"
         )
     if value.shape[1:] != one or not value.shape[0]:
-        raise ValueError(f"{name} have shape {wanted} here, not {list(value.shape)}")
+        raise ValueError(f"{name} have shape [{wanted}] here, not {list(value.shape)}")
     counted = spaces.counted(part, value)
     if isinstance(value, np.ndarray) and not spaces.holds(part, counted):
         raise ValueError(f"{name} hold values that the environment's do not")

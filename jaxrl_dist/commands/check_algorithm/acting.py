@@ -22,26 +22,33 @@ SAMPLES = 128
 OBSERVATIONS = 4
 
 
+class _Acting:
+    """The policy of an algorithm, and the first observations of a trial."""
+
+    def __init__(self, trial: Trial) -> None:
+        self._trial = trial
+        self.rows = trial.rollout.reward.shape[1]
+        self.obs = jax.tree.map(lambda x: x[0], trial.rollout.obs)
+        self.core = trial.algorithm.initial_core(self.rows)
+
+    def __call__(
+        self, obs: PyTree, core: PyTree, keys: jax.Array | None
+    ) -> tuple[PyTree, PyTree, dict[str, PyTree]]:
+        context = Context(keys, jnp.float32(0))
+        return self._trial.algorithm.policy(self._trial.variables, obs, core, context)
+
+
 def check_policy(check: Check, trial: Trial) -> None:
     """Checks that the policy treats environments alike, and uses keys as it must."""
-    _check_rows(check, trial)
+    act = _Acting(trial)
+    _check_keys(check, trial, act)
+    _check_rows(check, trial, act)
     _check_greedy(check, trial)
 
 
-def _check_rows(check: Check, trial: Trial) -> None:
-    policy = trial.algorithm.policy
-    rows = trial.rollout.reward.shape[1]
-    obs = jax.tree.map(lambda x: x[0], trial.rollout.obs)
-    core = trial.algorithm.initial_core(rows)
-
-    def act(
-        obs: PyTree, core: PyTree, keys: jax.Array | None
-    ) -> tuple[PyTree, PyTree, dict[str, PyTree]]:
-        return policy(trial.variables, obs, core, Context(keys, jnp.float32(0)))
-
-    keys = jax.random.split(jax.random.key(1), rows)
-    sampling = operations(act, obs, core, keys)
-    greedy = operations(act, obs, core, None)
+def _check_keys(check: Check, trial: Trial, act: _Acting) -> None:
+    sampling = operations(act, act.obs, act.core, jax.random.split(jax.random.key(1), act.rows))
+    greedy = operations(act, act.obs, act.core, None)
     if "random_bits" in greedy and ("random_seed" not in greedy or _draws_decide(trial)):
         check.fault(
             "greedy",
@@ -59,19 +66,21 @@ def _check_rows(check: Check, trial: Trial) -> None:
             "policy is not the same when traced again; "
             "its random numbers come from context.keys alone",
         )
+
+
+def _check_rows(check: Check, trial: Trial, act: _Acting) -> None:
+    """Checks that rows are alike, and that keys choose their actions."""
     function = jax.jit(act)
-    first = check.call("policy", function, obs, core, keys)
+    keys = [jax.random.split(jax.random.key(seed), act.rows) for seed in range(1, 50)]
+    first, *others = (check.call("policy", function, act.obs, act.core, each) for each in keys)
     size = trial.together
-    moved = function(*(turned(x, size) for x in (obs, core, keys)))
+    moved = function(*(turned(x, size) for x in (act.obs, act.core, keys[0])))
     if not equal(turned(first, size), moved):
         check.fault(
             "rows",
             "policy gives a row another output when environments change places; each row depends "
             "on its own row of obs, core and context.keys alone, and not on one key for all",
         )
-    others = [
-        function(obs, core, jax.random.split(jax.random.key(seed), rows)) for seed in range(2, 50)
-    ]
     if trial.algorithm.behaviour is None and all(equal(first[0], other[0]) for other in others):
         check.note(
             "policy takes the same actions whatever context.keys are, so it does not explore"

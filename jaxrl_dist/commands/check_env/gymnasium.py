@@ -138,6 +138,19 @@ def _same(x: PyTree, y: PyTree) -> bool:
     )
 
 
+def _choose(actions: Any, flags: np.ndarray) -> np.ndarray:
+    """Draws an action of several components; where a component has no legal value, any one."""
+    sizes = [2] * int(np.prod(actions.shape))
+    if hasattr(actions, "nvec"):
+        sizes = [int(n) for n in actions.nvec.flat]
+    drawn = []
+    for component in np.split(flags, np.cumsum(sizes)[:-1]):
+        legal = component if component.any() else component + 1
+        drawn.append(actions.np_random.choice(np.flatnonzero(legal)))
+    action = np.array(drawn).reshape(actions.shape)
+    return (action + getattr(actions, "start", 0)).astype(actions.dtype)
+
+
 class _Player:
     """Plays a Gymnasium environment with random actions, the same ones each time."""
 
@@ -186,16 +199,7 @@ class _Player:
         flags = legal.astype(np.int8)
         if isinstance(actions, library.spaces.Discrete):
             return actions.sample(mask=flags)
-        shape: tuple[int, ...] = actions.shape or ()
-        sizes = [2] * int(np.prod(shape))
-        if isinstance(actions, library.spaces.MultiDiscrete):
-            sizes = [int(n) for n in actions.nvec.flat]
-        chosen = [
-            np.flatnonzero(part if part.any() else part + 1)
-            for part in np.split(flags, np.cumsum(sizes)[:-1])
-        ]
-        drawn = np.array([actions.np_random.choice(part) for part in chosen]).reshape(shape)
-        return (drawn + getattr(actions, "start", 0)).astype(actions.dtype)
+        return _choose(actions, flags)
 
     def _read_masks(self, where: str, obs: Any, info: Any, *, ended: bool) -> None:
         """Reads which actions are legal now."""

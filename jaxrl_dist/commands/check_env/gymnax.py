@@ -84,12 +84,16 @@ def _arrays(tree: PyTree) -> PyTree:
 
 
 def _close(x: ArrayLike, y: ArrayLike) -> bool:
-    ours, theirs = (np.asarray(rng.raw(z) if isinstance(z, jax.Array) else z) for z in (x, y))
+    ours, theirs = (np.asarray(_raw(z)) for z in (x, y))
     if ours.shape != theirs.shape:
         return False
     if ours.dtype.kind in "fc":
         return np.allclose(ours, theirs, rtol=1e-3, atol=1e-4, equal_nan=True)
     return np.array_equal(ours, theirs)
+
+
+def _raw(x: ArrayLike) -> ArrayLike:
+    return rng.raw(x) if isinstance(x, jax.Array) else x
 
 
 def _play(check: Check, env: DeviceEnv, reset: str, timed: Callable[[PyTree], jax.Array]) -> None:
