@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -30,9 +31,7 @@ from jaxrl_dist.types import (
 
 
 class ActorState(NamedTuple):
-    """The state of acting between rollouts; every leaf is ``[B, ...]``, sharded over the
-    devices.
-    """
+    """The state of acting between rollouts; each leaf is ``[B, ...]``, sharded over the devices."""
 
     env: PyTree
     obs: PyTree
@@ -59,89 +58,134 @@ def make_rollout(
     It runs under ``mesh.acting``; the statistics are sums over this device's environments.
     ``packed`` is as in ``packing.scan``.
     """
+    return _Acting(algorithm, env, rollout_length, packed).rollout
+
+
+class _Inputs(NamedTuple):
+    """What all environments of a rollout share."""
+
+    variables: PyTree
+    act_key: jax.Array
+    env_key: jax.Array
+    iteration: jax.Array
+    env_step: PyTree
+    numbers: jax.Array
+    """[T], the steps' numbers from the start of training."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Acting:
+    """Acts in environments that are pure functions."""
+
+    algorithm: Algorithms
+    env: DeviceEnv
+    rollout_length: int
+    packed: bool
 
     def rollout(
-        variables: Variables,
+        self,
+        variables: PyTree,
         actor: ActorState,
         act_key: jax.Array,
         env_key: jax.Array,
         iteration: jax.Array,
-        env_step: jax.Array,
+        env_step: PyTree,
         first: jax.Array | int = 0,
     ) -> tuple[ActorState, Rollouts, PyTree]:
+        """The function of ``make_rollout``."""
         num_envs = steps.num_rows(actor.obs)
-        spec = env.spec
-        numbers = steps.step_numbers(iteration, rollout_length)
-
-        def of_envs(actor: ActorState, index: jax.Array) -> tuple[ActorState, Rollouts, PyTree]:
-            def begin(
-                algorithm: Algorithm, key: jax.Array, index: jax.Array, *acting: PyTree
-            ) -> tuple[PyTree, ...]:
-                variables, core, env_step = acting
-                params, core = steps.behave(
-                    algorithm, variables, core, steps.rollout_context(key, iteration, env_step)
-                )
-                return rng.per_step(key, numbers, index), params, core
-
-            env_keys = rng.per_step(env_key, numbers, index)
-            if any(policy.episodic for policy in algorithm.values()):
-                env_state, obs = env.reset(
-                    rng.per_step(env_key, rng.rollout_step(iteration)[None], index)[0]
-                )
-                actor = ActorState(
-                    env_state, spec.keyed(obs), actor.initial_core, actor.initial_core
-                )
-            keys = steps.keys_of(algorithm, act_key)
-            rows = steps.indices(algorithm, spec, index)
-            act_keys, params, started = over_policies(begin, 3)(
-                algorithm, keys, rows, variables, actor.core, env_step
-            )
-
-            def step(
-                carry: PyTree, keys: tuple[PyTree, jax.Array]
-            ) -> tuple[PyTree, tuple[PyTree, ...]]:
-                env_state, obs, core = carry
-                simulator = steps.simulator(algorithm, env, env_state)
-                context = over_policies(partial(Context, simulator=simulator))(keys[0], env_step)
-                action, core, extras = over_policies(steps.act, 3)(
-                    algorithm, variables, params, obs, core, context
-                )
-                env_state, *stepped = env.step(env_state, spec.bare(action), keys[1])
-                timestep, episodes = map(spec.keyed, stepped)
-                core = over_policies(steps.after_step)(
-                    algorithm, core, actor.initial_core, action, timestep
-                )
-                next_obs, timestep = over_policies(
-                    lambda step: (step.obs, step._replace(obs=())), 2
-                )(timestep)
-                return (env_state, next_obs, core), (obs, action, extras, timestep, episodes)
-
-            with jax.named_scope("env_step"):
-                (env_state, obs, core), (*recorded, episodes) = packing.scan(
-                    step, (actor.env, actor.obs, started), (act_keys, env_keys), packed=packed
-                )
-            experience = over_policies(_experience)(algorithm, obs, *recorded, started, core)
-            return ActorState(env_state, obs, core, actor.initial_core), experience, episodes
+        numbers = steps.step_numbers(iteration, self.rollout_length)
+        inputs = _Inputs(variables, act_key, env_key, iteration, env_step, numbers)
 
         def env_major(envs: tuple[ActorState, jax.Array]) -> tuple[ActorState, Rollouts, PyTree]:
-            actor, experience, episodes = of_envs(*envs)
+            actor, experience, episodes = self._act(inputs, *envs)
             episodes = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), episodes)
             return actor, over_policies(Rollout.env_major)(experience), episodes
 
         index = first + mesh.global_index(num_envs)
-        counts = over_policies(partial(steps.num_parts, num_envs=num_envs))(algorithm, variables)
-        if len(counts) == 1:
-            parts = max(counts.values())
-        else:
-            parts = 1
+        counts = over_policies(partial(steps.num_parts, num_envs=num_envs))(
+            self.algorithm, variables
+        )
+        parts = max(counts.values()) if len(counts) == 1 else 1
         if parts == 1:
-            actor, experience, episodes = of_envs(actor, index)
+            actor, experience, episodes = self._act(inputs, actor, index)
         else:
             actor, experience, episodes = steps.by_parts(env_major, parts, (actor, index))
             experience = over_policies(Rollout.env_major)(experience)
         return actor, experience, over_policies(EpisodeStats.merge)(episodes)
 
-    return rollout
+    def _act(
+        self, inputs: _Inputs, actor: ActorState, index: jax.Array
+    ) -> tuple[ActorState, Rollouts, PyTree]:
+        """Returns the state after a rollout of some environments, the rollout, and the statistics
+        of each step, ``[T, B]``.
+
+        Args:
+          index: the environments' global indices, ``[B]``.
+        """
+        algorithm = self.algorithm
+        env_step = inputs.env_step
+        env_keys = rng.per_step(inputs.env_key, inputs.numbers, index)
+        if any(policy.episodic for policy in algorithm.values()):
+            actor = self._restart(inputs, actor, index)
+        act_keys, params, started = self._begin(inputs, actor.core, index)
+
+        def step(
+            carry: PyTree, keys: tuple[PyTree, jax.Array]
+        ) -> tuple[PyTree, tuple[PyTree, ...]]:
+            env_state, obs, core = carry
+            simulator = steps.simulator(algorithm, self.env, env_state)
+            context = over_policies(partial(Context, simulator=simulator))(keys[0], env_step)
+            action, core, extras = over_policies(steps.act, 3)(
+                algorithm, inputs.variables, params, obs, core, context
+            )
+            env_state, *stepped = self.env.step(env_state, self.env.spec.bare(action), keys[1])
+            timestep, episodes = map(self.env.spec.keyed, stepped)
+            core = over_policies(steps.after_step)(
+                algorithm, core, actor.initial_core, action, timestep
+            )
+            next_obs, timestep = over_policies(lambda step: (step.obs, step._replace(obs=())), 2)(
+                timestep
+            )
+            return (env_state, next_obs, core), (obs, action, extras, timestep, episodes)
+
+        with jax.named_scope("env_step"):
+            (env_state, obs, core), (*outputs, episodes) = packing.scan(
+                step, (actor.env, actor.obs, started), (act_keys, env_keys), packed=self.packed
+            )
+        experience = over_policies(_experience)(algorithm, obs, *outputs, started, core)
+        return ActorState(env_state, obs, core, actor.initial_core), experience, episodes
+
+    def _restart(self, inputs: _Inputs, actor: ActorState, index: jax.Array) -> ActorState:
+        """Begins new episodes with the key of the rollout."""
+        step = rng.rollout_step(inputs.iteration)
+        env_state, obs = self.env.reset(rng.per_step(inputs.env_key, step[None], index)[0])
+        return ActorState(
+            env_state, self.env.spec.keyed(obs), actor.initial_core, actor.initial_core
+        )
+
+    def _begin(
+        self, inputs: _Inputs, core: PyTree, index: jax.Array
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        """Returns each policy's keys ``[T, B]``, the parameters of ``step.act``, and the cores."""
+
+        def of_policy(
+            algorithm: Algorithm,
+            key: jax.Array,
+            index: jax.Array,
+            variables: Variables,
+            core: PyTree,
+            env_step: jax.Array,
+        ) -> tuple[PyTree, PyTree, PyTree]:
+            context = steps.rollout_context(key, inputs.iteration, env_step)
+            params, core = steps.behave(algorithm, variables, core, context)
+            return rng.per_step(key, inputs.numbers, index), params, core
+
+        keys = steps.keys_of(self.algorithm, inputs.act_key)
+        rows = steps.indices(self.algorithm, self.env.spec, index)
+        return over_policies(of_policy, 3)(
+            self.algorithm, keys, rows, inputs.variables, core, inputs.env_step
+        )
 
 
 def _experience(
@@ -165,9 +209,8 @@ def _experience(
 
 def steps_of(spec: EnvSpec, experience: Rollouts) -> jax.Array:
     """Returns the env steps and the agent steps of a rollout, int32 ``[2]``."""
-    return steps.count_steps(spec, over_policies(lambda rollout: rollout.valid)(experience)).sum(
-        axis=0
-    )
+    valid = over_policies(lambda rollout: rollout.valid)(experience)
+    return steps.count_steps(spec, valid).sum(axis=0)
 
 
 class Fault(NamedTuple):
@@ -180,38 +223,37 @@ class Fault(NamedTuple):
 
 
 def fault_of(experience: Rollouts) -> jax.Array:
-    """The first observation or reward of a rollout that is not finite, as ``find_fault``."""
-    return steps.find_fault(
-        *over_policies(lambda rollout: (rollout.obs, rollout.reward), 2)(experience)
-    )
+    """Returns the first value of a rollout that is not finite, as ``find_fault``."""
+    obs, reward = over_policies(lambda rollout: (rollout.obs, rollout.reward), 2)(experience)
+    return steps.find_fault(obs, reward)
 
 
 def check_fault(
     spec: EnvSpec, fault: Fault, num_envs: int, rollout_length: int, first: int = 0
 ) -> None:
-    """Raises for the first fault that the programs found; steps count from iteration 0,
-    whose reset counts as step 0.
+    """Raises for the first fault that the programs found; steps count from iteration 0, whose reset
+    is step 0.
 
     Args:
-      num_envs: environments on all these devices;
-        ``first`` is the index of the first of them within the run.
+      num_envs: environments on all these devices.
+      first: index of their first environment within the run.
 
     Raises:
-      EnvError: an observation or a reward was not finite; names the environment,
-        the step and the field.
+      EnvError: an observation or a reward was not finite; names the environment, the step and the
+        field.
     """
     size = num_envs // len(fault.where)
     faults = []
     for device, (iteration, where) in enumerate(zip(fault.iteration, fault.where, strict=True)):
         if where != steps.NO_FAULT:
-            t, index, field = (
-                int(x) for x in np.unravel_index(int(where), (rollout_length + 1, size, 2))
-            )
-            row = (first + device * size) // spec.num_agents + steps.env_of(spec, index, size)
-            faults.append((max(int(iteration) * rollout_length + t - 1, 0), row, field))
+            place = np.unravel_index(int(where), (rollout_length + 1, size, 2))
+            t, row, field = map(int, place)
+            step = max(int(iteration) * rollout_length + t - 1, 0)
+            env = (first + device * size) // spec.num_agents + steps.env_of(spec, row, size)
+            faults.append((step, env, field))
     if faults:
-        step, index, field = min(faults)
-        raise not_finite(spec, index, step, ("observation", "reward")[field])
+        step, env, field = min(faults)
+        raise not_finite(spec, env, step, ("observation", "reward")[field])
 
 
 def compile_rollout(
@@ -222,8 +264,8 @@ def compile_rollout(
     act_key: jax.Array,
     env_key: jax.Array,
 ) -> mesh.Program:
-    """``(variables, actor_state, iteration, env_step, first)
-    -> (actor_state, rollout, episodes, steps, fault)``.
+    """``(variables, actor_state, iteration, env_step, first) -> (actor_state, rollout, episodes,
+    steps, fault)``.
 
     The last three have an entry for each device, ``[devices]``; ``steps`` are from ``count_steps``,
     and ``fault`` is from ``find_fault``.
@@ -259,9 +301,7 @@ def compile_rollout(
 
 
 class DeviceActor:
-    """Fills rollouts from environments that are pure functions,
-    with one call of a program per rollout.
-    """
+    """Fills rollouts from environments that are pure functions, with one call per rollout."""
 
     def __init__(
         self, job: ActorJob, on: Mesh, program: mesh.Program, share: EnvSlice, stages: Stages
@@ -288,14 +328,14 @@ class DeviceActor:
           EnvError: an environment gave NaN or infinity.
         """
         self._stages.mark("other")
-        size, first = self._share.size, self._share.first
+        size = self._share.size
+        first = self._share.first
         self._state, rollout, *counts = self._program(
             variables, self._state, iteration, env_step, np.int32(first)
         )
         episodes, counted, where = jax.device_get(counts)
-        check_fault(
-            self._spec, Fault(np.full_like(where, iteration), where), size, self._length, first
-        )
+        fault = Fault(np.full_like(where, iteration), where)
+        check_fault(self._spec, fault, size, self._length, first)
         self._stages.mark("acting")
         return rollout, over_policies(EpisodeStats.merge)(episodes), counted.sum(axis=0)
 

@@ -2,47 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors import step as steps
-from jaxrl_dist.actors.step import act
+from jaxrl_dist.actors.step import Rollouts
 from jaxrl_dist.memory import frames
 from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.types import (
     Acted,
     Algorithm,
     Algorithms,
+    Array,
     Context,
     EnvSpec,
     PyTree,
     Rollout,
     Timestep,
-    Variables,
 )
 
 
 class Programs(NamedTuple):
-    """The compiled programs of acting; ``act`` donates the buffer, the policy state and the
-    stacks.
-    """
+    """The compiled programs of acting, which donate the buffer, the policy state and the stacks."""
 
     allocate: meshes.Program
-    """``(variables, stacks, obs, core, iteration, env_step) -> buffer, params, core``;
-    ``params``: see ``step.act``."""
+    """``(variables, stacks, obs, core, iteration, env_step) -> buffer, params, core``; ``params``:
+    see ``step.act``."""
     act: meshes.Program
     """``(t, first, variables, params, buffer, core, stacks, initial_core, obs, outcome, iteration,
-    env_step) -> ..., action``; ``first`` is the index of the actor's first environment within the
-    run."""
+    env_step) -> buffer, core, stacks, action``; ``first`` is the index of the actor's first
+    environment within the run."""
     close_rollout: meshes.Program
-    """(buffer, core, stacks, initial_core, obs, outcome) -> rollout, core."""
+    """``(buffer, core, stacks, initial_core, obs, outcome) -> rollout, core``."""
 
 
 def compile_acting(
@@ -54,11 +53,15 @@ def compile_acting(
     the previous step. ``obs`` is the observation as the environment returns it, and ``stacks`` are
     the stacks before it is added. Everything that belongs to a policy is in a dict keyed by policy.
     """
-    return _compiled(acting(algorithm, spec, rollout_length, act_key), spec, mesh)
+    acting = Acting(algorithm, spec, rollout_length, steps.keys_of(algorithm, act_key))
+    return _compiled(acting.allocate, acting.act, acting.close_rollout, spec, mesh)
 
 
 def compile_members(
-    variant: Callable[[Any], Algorithms], spec: EnvSpec, mesh: Mesh, rollout_length: int
+    variant: Callable[[Mapping[str, Array]], Algorithms],
+    spec: EnvSpec,
+    mesh: Mesh,
+    rollout_length: int,
 ) -> Programs:
     """As ``compile_acting``, for a population: all arrays have a leading axis of members.
 
@@ -66,71 +69,81 @@ def compile_members(
     hyperparameters ``[M]``, for which ``variant`` returns the algorithm.
     """
 
-    def over(at: int, *whole: Any) -> Callable[..., Any]:
-        def of_member(member: Any, *arrays: Any) -> Any:
+    def of_member(name: str, *shared: jax.Array) -> Callable[..., tuple[PyTree, ...]]:
+        def function(member: tuple[jax.Array, Mapping[str, Array]], *arrays: PyTree) -> Any:
             key, hyper = member
-            return acting(variant(hyper), spec, rollout_length, key)[at](*whole, *arrays)
+            algorithm = variant(hyper)
+            acting = Acting(algorithm, spec, rollout_length, steps.keys_of(algorithm, key))
+            return getattr(acting, name)(*shared, *arrays)
 
-        return meshes.over_members(of_member)
+        return meshes.over_members(function)
 
-    functions = over(0), lambda t, first, *arrays: over(1, t, first)(*arrays), over(2)
-    return _compiled(functions, spec, mesh, meshes.of_members(meshes.REPLICATED))
+    def act(t: jax.Array, first: jax.Array, *arrays: PyTree) -> tuple[PyTree, ...]:
+        return of_member("act", t, first)(*arrays)
+
+    members = meshes.of_members(meshes.REPLICATED)
+    allocate, close_rollout = map(of_member, ("allocate", "close_rollout"))
+    return _compiled(allocate, act, close_rollout, spec, mesh, members)
 
 
-def acting(
-    algorithm: Algorithms, spec: EnvSpec, rollout_length: int, act_key: jax.Array
-) -> tuple[Callable[..., Any], ...]:
-    """Returns the functions of ``Programs`` for one device's environments."""
-    keys = steps.keys_of(algorithm, act_key)
+@dataclasses.dataclass(frozen=True)
+class Acting:
+    """The functions of ``Programs`` for one device's environments."""
+
+    algorithm: Algorithms
+    spec: EnvSpec
+    rollout_length: int
+    keys: PyTree
+    """Of each policy's acting."""
 
     def allocate(
-        variables: Variables,
+        self,
+        variables: PyTree,
         stacks: PyTree,
         obs: PyTree,
         core: PyTree,
         iteration: jax.Array,
-        env_step: jax.Array,
-    ) -> tuple[Rollout, PyTree, PyTree]:
+        env_step: PyTree,
+    ) -> tuple[Rollouts, PyTree, PyTree]:
         _, obs = over_policies(frames.push, 2)(stacks, obs)
 
         def of_policy(
             algorithm: Algorithm, key: jax.Array, *acting: PyTree
         ) -> tuple[Rollout, PyTree, PyTree]:
             variables, obs, core, env_step = acting
-            params, core = steps.behave(
-                algorithm, variables, core, steps.rollout_context(key, iteration, env_step)
-            )
-            # ``act_once`` makes them again
+            context = steps.rollout_context(key, iteration, env_step)
+            params, core = steps.behave(algorithm, variables, core, context)
             if steps.num_parts(algorithm, variables, _size(obs)) > 1:
-                params = ()
-            return (
-                steps.blank_rollout(algorithm, variables, obs, core, rollout_length),
-                params,
-                core,
-            )
+                params = ()  # ``act`` makes them again
+            buffer = steps.blank_rollout(algorithm, variables, obs, core, self.rollout_length)
+            return buffer, params, core
 
-        return over_policies(of_policy, 3)(algorithm, keys, variables, obs, core, env_step)
+        return over_policies(of_policy, 3)(
+            self.algorithm, self.keys, variables, obs, core, env_step
+        )
 
-    def act_once(
+    def act(
+        self,
         t: jax.Array,
         first: jax.Array,
-        variables: Variables,
+        variables: PyTree,
         params: PyTree,
-        buffer: Rollout,
+        buffer: Rollouts,
         core: PyTree,
         stacks: PyTree,
         initial_core: PyTree,
         obs: PyTree,
         outcome: PyTree,
         iteration: jax.Array,
-        env_step: jax.Array,
-    ) -> tuple[Rollout, PyTree, PyTree, PyTree]:
+        env_step: PyTree,
+    ) -> tuple[Rollouts, PyTree, PyTree, PyTree]:
         stacks, obs = over_policies(frames.push, 2)(stacks, obs)
-        buffer, core = over_policies(partial(_record, t=t), 2)(
-            algorithm, buffer, core, initial_core, obs, outcome
+        buffer, core = over_policies(partial(_store, t=t), 2)(
+            self.algorithm, buffer, core, initial_core, obs, outcome
         )
-        step = steps.step_numbers(iteration, rollout_length)[t]
-        index = steps.indices(algorithm, spec, first + meshes.global_index(steps.num_rows(obs)))
+        step = steps.step_numbers(iteration, self.rollout_length)[t]
+        rows = first + meshes.global_index(steps.num_rows(obs))
+        index = steps.indices(self.algorithm, self.spec, rows)
 
         def of_policy(
             algorithm: Algorithm,
@@ -145,66 +158,68 @@ def acting(
 
             def of_part(envs: tuple[PyTree, PyTree, PyTree, jax.Array]) -> Acted:
                 start, obs, core, keys = envs
-                params, _ = steps.behave(
-                    algorithm, variables, start, steps.rollout_context(key, iteration, env_step)
-                )
-                return act(algorithm, variables, params, obs, core, Context(keys, env_step))
+                context = steps.rollout_context(key, iteration, env_step)
+                params, _ = steps.behave(algorithm, variables, start, context)
+                return steps.act(algorithm, variables, params, obs, core, Context(keys, env_step))
 
-            if (parts := steps.num_parts(algorithm, variables, _size(obs))) == 1:
-                action, core, extras = act(
-                    algorithm, variables, params, obs, core, Context(keys, env_step)
-                )
+            parts = steps.num_parts(algorithm, variables, _size(obs))
+            if parts == 1:
+                context = Context(keys, env_step)
+                action, core, extras = steps.act(algorithm, variables, params, obs, core, context)
             else:
-                action, core, extras = steps.by_parts(
-                    of_part, parts, (buffer.core, obs, core, keys)
-                )
-            recorded = jax.tree.map(
+                envs = buffer.core, obs, core, keys
+                action, core, extras = steps.by_parts(of_part, parts, envs)
+            stored = jax.tree.map(
                 lambda xs, x: xs.at[t].set(x), (buffer.action, buffer.extras), (action, extras)
             )
-            return buffer._replace(action=recorded[0], extras=recorded[1]), core, action
+            return buffer._replace(action=stored[0], extras=stored[1]), core, action
 
         buffer, core, action = over_policies(of_policy, 3)(
-            algorithm, keys, index, buffer, env_step, variables, params, obs, core
+            self.algorithm, self.keys, index, buffer, env_step, variables, params, obs, core
         )
         return buffer, core, stacks, action
 
     def close_rollout(
-        buffer: Rollout,
+        self,
+        buffer: Rollouts,
         core: PyTree,
         stacks: PyTree,
         initial_core: PyTree,
         obs: PyTree,
         outcome: PyTree,
-    ) -> tuple[Rollout, PyTree]:
-        # The pushed stacks are discarded: the next rollout
-        # begins with this observation and pushes it again.
+    ) -> tuple[Rollouts, PyTree]:
+        # The pushed stacks are discarded: the next rollout begins with this observation and pushes
+        # it again.
         _, obs = over_policies(frames.push, 2)(stacks, obs)
 
         def of_policy(
             algorithm: Algorithm, buffer: Rollout, *last: PyTree
         ) -> tuple[Rollout, PyTree]:
-            _, start, _, _ = last
-            buffer, core = _record(algorithm, buffer, *last, t=jnp.int32(rollout_length))
-            return buffer._replace(final_core=core), jax.tree.map(
-                jnp.copy, start if algorithm.episodic else core
-            )
+            _, initial_core, _, _ = last
+            buffer, core = _store(algorithm, buffer, *last, t=jnp.int32(self.rollout_length))
+            start = initial_core if algorithm.episodic else core
+            return buffer._replace(final_core=core), jax.tree.map(jnp.copy, start)
 
-        return over_policies(of_policy, 2)(algorithm, buffer, core, initial_core, obs, outcome)
-
-    return allocate, act_once, close_rollout
+        return over_policies(of_policy, 2)(self.algorithm, buffer, core, initial_core, obs, outcome)
 
 
 def _size(obs: PyTree) -> int:
     return len(jax.tree.leaves(obs)[0])
 
 
-def _record(
-    algorithm: Algorithm, buffer: Rollout, *last: PyTree, t: jax.Array
+def _store(
+    algorithm: Algorithm,
+    buffer: Rollout,
+    core: PyTree,
+    initial_core: PyTree,
+    obs: PyTree,
+    outcome: jax.Array,
+    *,
+    t: jax.Array,
 ) -> tuple[Rollout, PyTree]:
-    """Stores the observation of step ``t``, and the outcome
-    of step ``t - 1`` if it belongs to this rollout.
+    """Stores the observation of step ``t``, and the outcome of step ``t - 1`` if this is a step of
+    the rollout; returns the buffer and the core for the observation.
     """
-    core, initial_core, obs, outcome = last
     before = jnp.maximum(t - 1, 0)
     reward, *flags = outcome
     terminated, truncated, valid = (flag > 0 for flag in flags)
@@ -225,12 +240,17 @@ def _record(
 
 
 def _compiled(
-    functions: Sequence[Callable[..., Any]], spec: EnvSpec, mesh: Mesh, *members: Any
+    allocate: Callable[..., tuple[PyTree, ...]],
+    act: Callable[..., tuple[PyTree, ...]],
+    close_rollout: Callable[..., tuple[PyTree, ...]],
+    spec: EnvSpec,
+    mesh: Mesh,
+    *members: PartitionSpec,
 ) -> Programs:
-    """Compiles the functions of ``Programs``;
-    ``members`` places further arguments of members' programs.
-    """
-    one, batch, packed = meshes.REPLICATED, meshes.BATCH, meshes.TIME_BATCH
+    """Compiles the functions of ``Programs``; ``members`` places further arguments of members."""
+    one = meshes.REPLICATED
+    batch = meshes.BATCH
+    packed = meshes.TIME_BATCH
     rollout = meshes.rollout_specs(spec.by_policy)
     begin = (one, batch, batch, batch, one, one)
     begun = (rollout, batch, batch)
@@ -243,12 +263,11 @@ def _compiled(
             meshes.of_members, (begin, begun, step, stepped, last, closed)
         )
     program = partial(meshes.Program, mesh=mesh, mapped=meshes.acting)
-    first = len(members)
-    allocate, act_once, close_rollout = functions
+    first = len(members)  # the first argument of each member's environments
     return Programs(
         allocate=program(allocate, in_specs=(*members, *begin), out_specs=begun),
         act=program(
-            act_once,
+            act,
             in_specs=(one, one, *members, *step),
             out_specs=stepped,
             donate=(4 + first, 5 + first, 6 + first),

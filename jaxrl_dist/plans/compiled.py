@@ -16,7 +16,7 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist import packing, rng
 from jaxrl_dist.actors import device, programs
 from jaxrl_dist.actors.recorded_policy import to_record
-from jaxrl_dist.actors.step import NO_FAULT, initial_core
+from jaxrl_dist.actors.step import NO_FAULT, initial_core, keys_of
 from jaxrl_dist.envs.base import EnvSlice
 from jaxrl_dist.envs.episodes import no_episodes
 from jaxrl_dist.plans.averaging import averaging
@@ -73,7 +73,7 @@ def traces(job: Job, hyper: Mapping[str, float]) -> bool:
         state = learner.init(key)
         if not job.acts:
             return learner.update(state, dict.fromkeys(algorithm, ()), key, data=data)
-        allocate, act, close_rollout = programs.acting(algorithm, spec, job.rollout_length, key)
+        acting = programs.Acting(algorithm, spec, job.rollout_length, keys_of(algorithm, key))
         core = initial_core(algorithm, spec, EnvSlice.all(size))
         zero = jnp.int32(0)
 
@@ -82,8 +82,10 @@ def traces(job: Job, hyper: Mapping[str, float]) -> bool:
             return (), zeros(policy_spec.observation, rows), np.zeros((4, rows), np.float32)
 
         stacks, obs, outcome = meshes.over_policies(blank, 3)(spec.by_policy)
-        buffer, params, begun = allocate(state.variables, stacks, obs, core, zero, state.env_step)
-        buffer, begun, stacks, _ = act(
+        buffer, params, begun = acting.allocate(
+            state.variables, stacks, obs, core, zero, state.env_step
+        )
+        buffer, begun, stacks, _ = acting.act(
             zero,
             zero,
             state.variables,
@@ -97,9 +99,8 @@ def traces(job: Job, hyper: Mapping[str, float]) -> bool:
             zero,
             state.env_step,
         )
-        return learner.update(
-            state, close_rollout(buffer, begun, stacks, core, obs, outcome)[0], key, data=data
-        )
+        rollouts, _ = acting.close_rollout(buffer, begun, stacks, core, obs, outcome)
+        return learner.update(state, rollouts, key, data=data)
 
     function = meshes.acting(
         iteration, job.mesh, (meshes.REPLICATED, meshes.BATCH), meshes.REPLICATED
