@@ -15,7 +15,8 @@ from jax.sharding import Mesh
 from jaxrl_dist import mesh, packing, rng
 from jaxrl_dist.actors import step as steps
 from jaxrl_dist.actors.step import ActorJob, Rollouts, Stages, initial_core
-from jaxrl_dist.envs.base import DeviceEnv, EnvSlice, not_finite
+from jaxrl_dist.envs.base import DeviceEnv, EnvSlice
+from jaxrl_dist.envs.checking import not_finite
 from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.types import (
     Algorithm,

@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl_dist import spaces
 from jaxrl_dist.data import columns
 from jaxrl_dist.envs import masks
-from jaxrl_dist.envs.base import space_of
+from jaxrl_dist.envs.conversion import space_of
 from jaxrl_dist.envs.native import named, plain, tuples_in
 from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.spaces import Box, Interface, Part, Space

@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxrl_dist import spaces
 from jaxrl_dist.checks import install_extra
-from jaxrl_dist.envs.base import KINDS
+from jaxrl_dist.envs.conversion import KINDS
 from jaxrl_dist.envs.native import plain
 from jaxrl_dist.errors import ConfigError, first_line
 from jaxrl_dist.run import directories, machine, storage

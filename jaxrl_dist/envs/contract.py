@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from jaxrl_dist.config.train import LIBRARIES
-from jaxrl_dist.envs.base import policy_space
+from jaxrl_dist.envs.conversion import policy_space
 from jaxrl_dist.envs.native import described, miscounted, named, named_spaces, unnamed
 from jaxrl_dist.errors import ConfigError, EnvError
 from jaxrl_dist.spaces import Space, leaves, zeros

@@ -28,10 +28,9 @@ def parse(metrics: str | None) -> tuple[str, ...]:
     Raises:
       ConfigError: a name is empty, or occurs twice.
     """
-    if metrics is not None:
-        names = tuple(name.strip() for name in metrics.split(","))
-    else:
-        names = ()
+    if metrics is None:
+        return ()
+    names = tuple(name.strip() for name in metrics.split(","))
     for name in names:
         if not name.removesuffix(SUM):
             raise ConfigError(
@@ -77,36 +76,44 @@ def numbers(info: Any, agents: Sequence[str] = ()) -> dict[str, Any]:
         ``success`` stands for both ``{"ann": {"success": 1}}`` and ``{"success": {"ann": 1}}``. It
         is NaN for an agent without this entry.
     """
-    of_agents: dict[str, dict[str, Any]] = {}
     entries: dict[str, Any] = {}
-    for path, x in leaves(_named(info)).items():
-        owner = next((part for part in path.split("/") if part in agents), "")
-        name = "/".join(part for part in path.split("/") if part != owner)
-        if owner and name and _is_number(x):
-            if hasattr(x, "reshape"):
-                of_agents.setdefault(name, {})[owner] = x.reshape(())
-            else:
-                of_agents.setdefault(name, {})[owner] = x
-        elif path and _is_number(x, 0 if owner else len(agents)):
+    by_agent: dict[str, dict[str, Any]] = {}
+    for path, x in leaves(_with_text_names(info)).items():
+        places = path.split("/")
+        owner = next((place for place in places if place in agents), None)
+        name = "/".join(place for place in places if place != owner)
+        if owner is None:
+            if path and (_is_number(x) or _is_number_of_each(x, agents)):
+                entries[path] = x
+        elif name and _is_number(x):
+            scalar = x.reshape(()) if hasattr(x, "reshape") else x
+            by_agent.setdefault(name, {})[owner] = scalar
+        elif path and _is_number(x):
             entries[path] = x
-    return entries | {
-        name: [of.get(agent, np.nan) for agent in agents] for name, of in of_agents.items()
-    }
+    for name, values in by_agent.items():
+        entries[name] = [values.get(agent, np.nan) for agent in agents]
+    return entries
 
 
-def _named(info: Any) -> Any:
+def _with_text_names(info: object) -> Any:
     """Returns an info whose names, also in nested dicts, are texts."""
     if isinstance(info, Mapping):
-        return {str(name): _named(x) for name, x in info.items()}
+        return {str(name): _with_text_names(x) for name, x in info.items()}
     return info
 
 
-def _is_number(x: Any, agents: int = 0) -> bool:
-    """Returns True for a single number, and for an array of one for each of several agents."""
-    if (dtype := getattr(x, "dtype", None)) is None:
+def _is_number(x: Any) -> bool:
+    """Returns whether this is a single number, or an array of one."""
+    if not hasattr(x, "dtype"):
         return isinstance(x, bool | int | float)
-    single = math.prod(np.shape(x)) == 1 or (agents > 0 and np.shape(x) == (agents,))
-    return getattr(dtype, "kind", "") in "biuf" and single
+    return getattr(x.dtype, "kind", "") in "biuf" and math.prod(np.shape(x)) == 1
+
+
+def _is_number_of_each(x: Any, agents: Sequence[str]) -> bool:
+    """Returns whether this is an array of a number for each of several agents."""
+    if not agents or not hasattr(x, "dtype"):
+        return False
+    return getattr(x.dtype, "kind", "") in "biuf" and np.shape(x) == (len(agents),)
 
 
 def advanced(running: Mapping[str, Array], new: Mapping[str, Array]) -> dict[str, Array]:

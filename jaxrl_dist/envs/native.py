@@ -35,7 +35,7 @@ class PlainSpace(NamedTuple):
     0: all count from 0."""
 
     @classmethod
-    def restored(cls, stored: Any) -> PlainSpace:
+    def restored(cls, stored: Sequence[Any]) -> PlainSpace:
         """Returns the space that JSON has stored as a list."""
         space = cls(*stored)
         parts = space.parts and {name: cls.restored(part) for name, part in space.parts.items()}
@@ -52,7 +52,8 @@ class PlainSpace(NamedTuple):
 def plain(space: Any) -> PlainSpace:
     """Converts a space; keeps only the name of kinds that no policy supports."""
     kind = type(space).__name__
-    if (parts := parts_of(space)) is not None:
+    parts = parts_of(space)
+    if parts is not None:
         return PlainSpace(kind, parts={name: plain(part) for name, part in parts.items()})
     if kind == "Box":
         # one number in some libraries
@@ -63,7 +64,8 @@ def plain(space: Any) -> PlainSpace:
     if kind == "Discrete":
         return PlainSpace(kind, sizes=[int(space.n)], start=int(getattr(space, "start", 0)))
     if kind == "MultiDiscrete":
-        sizes, start = (np.ravel(x).tolist() for x in (space.nvec, getattr(space, "start", 0)))
+        sizes = np.ravel(space.nvec).tolist()
+        start = np.ravel(getattr(space, "start", 0)).tolist()
         return PlainSpace(kind, np.shape(space.nvec), sizes=sizes, start=start if any(start) else 0)
     if kind == "MultiBinary":
         return PlainSpace(kind, tuple(space.shape))
@@ -79,13 +81,15 @@ def check_counted(space: PlainSpace, name: str, role: str) -> PlainSpace:
     """
     for part in (space.parts or {}).values():
         check_counted(part, name, role)
-    if np.any(space.start) or (space.kind.startswith("Multi") and len(space.shape) != 1):
-        if np.any(space.start):
-            what = "that do not count from 0"
-        else:
-            what = "that are not vectors"
+    if np.any(space.start):
         raise ConfigError(
-            f"{name} has {space.kind} {role} {what}, which work in Gymnasium's and PettingZoo's only"
+            f"{name} has {space.kind} {role} that do not count from 0, "
+            "which work in Gymnasium's and PettingZoo's only"
+        )
+    if space.kind.startswith("Multi") and len(space.shape) != 1:
+        raise ConfigError(
+            f"{name} has {space.kind} {role} that are not vectors, "
+            "which work in Gymnasium's and PettingZoo's only"
         )
     return space
 
@@ -115,21 +119,15 @@ def _bound(bound: Any) -> Any:
 
 def alike(one: PlainSpace, other: PlainSpace) -> bool:
     """Returns whether two spaces hold the same values."""
-    # which policies do not see
-    one = one._replace(start=0)
-    other = other._replace(start=0)
-    if one._replace(low=None, high=None, parts=None) != other._replace(
-        low=None, high=None, parts=None
-    ):
+    fields = ("kind", "shape", "dtype", "sizes")  # policies do not see a start
+    if any(getattr(one, field) != getattr(other, field) for field in fields):
+        return False
+    if not np.array_equal(one.low, other.low) or not np.array_equal(one.high, other.high):
         return False
     parts = one.parts or {}
     others = other.parts or {}
-    bounds = np.array_equal(one.low, other.low) and np.array_equal(one.high, other.high)
-    return (
-        bounds
-        and parts.keys() == others.keys()
-        and all(alike(parts[name], others[name]) for name in parts)
-    )
+    same_names = parts.keys() == others.keys()
+    return same_names and all(alike(parts[name], others[name]) for name in parts)
 
 
 def parts_of(space: Any) -> dict[str, Any] | None:
@@ -173,12 +171,12 @@ def named(space: Any, value: Any) -> Any:
         return value
     if isinstance(value, tuple | list):
         value = dict(enumerate(value))
+    by_name = {}
     if isinstance(value, Mapping):
         by_name = {str(name): part for name, part in value.items()}
-    else:
-        by_name = {}
-    if missing := [name for name in parts if name not in by_name]:
-        raise ValueError(f"the observation has no part {missing[0]!r}, which its space has")
+    for name in parts:
+        if name not in by_name:
+            raise ValueError(f"the observation has no part {name!r}, which its space has")
     return {name: named(part, by_name[name]) for name, part in parts.items()}
 
 
@@ -208,25 +206,25 @@ STEP = ("observation", "reward", "terminated", "truncated", "info")
 """What Gymnasium's ``reset`` and ``step`` return."""
 
 
-def described(value: Any) -> str:
+def described(value: object) -> str:
     """Returns what a value is, in a few words."""
-    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
-        return f"a {type(value).__name__}"
-    return f"an array of shape {tuple(value.shape)} and dtype {value.dtype}"
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"an array of shape {tuple(value.shape)} and dtype {value.dtype}"
+    return f"a {type(value).__name__}"
 
 
-def miscounted(call: str, values: Any, names: Sequence[str]) -> str:
+def miscounted(call: str, values: object, names: Sequence[str]) -> str:
     """Says that a call has returned more or fewer values than these,
     as environments for older APIs do; else empty.
     """
-    if isinstance(values, tuple | list) and len(values) == len(names):
+    wanted = ", ".join(names)
+    if not isinstance(values, tuple | list):
+        return f"{call} returned {described(values)}, not ({wanted})"
+    if len(values) == len(names):
         return ""
-    if isinstance(values, tuple | list):
-        count = checks.counted(len(values), "value")
-    else:
-        count = described(values)
-    old = ", as in Gym before 0.26" if (call, count) == ("step", "4 values") else ""
-    return f"{call} returned {count}{old}, not ({', '.join(names)})"
+    if call == "step" and len(values) == 4:
+        return f"step returned 4 values, as in Gym before 0.26, not ({wanted})"
+    return f"{call} returned {checks.counted(len(values), 'value')}, not ({wanted})"
 
 
 def returned(call: str, values: Any, names: Sequence[str]) -> Any:
@@ -235,13 +233,14 @@ def returned(call: str, values: Any, names: Sequence[str]) -> Any:
     Raises:
       TypeError: there are more or fewer.
     """
-    if text := miscounted(call, values, names):
-        raise TypeError(text)
+    problem = miscounted(call, values, names)
+    if problem:
+        raise TypeError(problem)
     return values
 
 
 def check_agents(
-    fault: Callable[[str], Exception], call: str, agents: Iterable[Any], **parts: Any
+    fault: Callable[[str], Exception], call: str, agents: Iterable[str], **parts: object
 ) -> None:
     """Checks that dicts keyed by agent have these agents.
 
@@ -249,14 +248,13 @@ def check_agents(
       Exception: that of ``fault``, if one lacks an agent.
     """
     for part, values in parts.items():
-        missing = [
-            agent for agent in agents if not isinstance(values, Mapping) or agent not in values
-        ]
-        if missing:
-            raise fault(f"{call} returned no {part} for agent {missing[0]}")
+        known = values if isinstance(values, Mapping) else {}
+        for agent in agents:
+            if agent not in known:
+                raise fault(f"{call} returned no {part} for agent {agent}")
 
 
-def number(subject: str, value: Any, kind: str = "number") -> Any:
+def number(subject: str, value: object, kind: str = "number") -> bool | np.bool_ | int | float:
     """Returns a reward, or a flag (``kind`` ``bool``), after checking that it is one number.
 
     Raises:
@@ -268,10 +266,11 @@ def number(subject: str, value: Any, kind: str = "number") -> Any:
     array = np.asarray(value)
     if array.size != 1 or array.dtype.kind not in "biuf":
         raise TypeError(f"{subject} is {value!r:.80}, not a {kind}")
-    return array.item()
+    item: bool | int | float = array.item()
+    return item
 
 
-def flag(subject: str, value: Any) -> bool:
+def flag(subject: str, value: object) -> bool:
     """Returns the end of an episode after checking that it is a bool, or 0 or 1.
 
     Raises:
@@ -358,44 +357,36 @@ def inside(env: Any) -> str:
     return "; ".join(problems)
 
 
-def render_fps(env: Any) -> float | None:
+def render_fps(env: object) -> float | None:
     """Returns the ``render_fps`` of an environment's ``metadata``: its steps in a second;
     None where there is none.
     """
     metadata = getattr(env, "metadata", None)
-    if isinstance(metadata, Mapping):
-        given = metadata.get("render_fps")
-    else:
-        given = None
-    if isinstance(given, Real):
-        fps = float(given)
-    else:
-        fps = 0.0
-    if 0 < fps < math.inf:
-        return fps
+    fps = metadata.get("render_fps") if isinstance(metadata, Mapping) else None
+    if isinstance(fps, Real) and 0 < float(fps) < math.inf:
+        return float(fps)
     return None
 
 
-def picture(drawn: Any) -> np.ndarray:
+def picture(drawn: object) -> np.ndarray:
     """Returns the result of an environment's ``render`` if it is a picture, ``[H, W, 3]`` uint8.
 
     Raises:
       TypeError: it is something else.
     """
-    # an array of numpy or JAX
-    if hasattr(drawn, "shape"):
-        image = np.asarray(drawn)
-    else:
-        image = None
-    if image is None or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-        shape = "" if image is None else list(image.shape)
+    if not hasattr(drawn, "shape"):  # an array of numpy or JAX has one
         raise TypeError(
-            f"render() gave a {type(drawn).__name__}{shape} and not an array [H, W, 3] of uint8"
+            f"render() gave a {type(drawn).__name__} and not an array [H, W, 3] of uint8"
+        )
+    image = np.asarray(drawn)
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        raise TypeError(
+            f"render() gave a {type(drawn).__name__}{list(image.shape)} and not an array [H, W, 3] of uint8"
         )
     return image
 
 
-def family_of(env: Any, default: str) -> str:
+def family_of(env: object, default: str) -> str:
     """Returns the group of an environment of Gymnasium, gymnax or the ALE,
     such as ``classic_control``.
     """
@@ -430,22 +421,17 @@ def advice_on(env_id: str) -> str:
     return ""
 
 
-def is_gymnax(made: Any) -> bool:
+def is_gymnax(made: object) -> bool:
     """Returns True if an object is a gymnax-style environment, a pair ``(env, params)``,
     or a multi-agent one.
     """
-    if isinstance(made, tuple) and len(made) == 2:
-        env = made[0]
-    else:
-        env = made
-    return (
-        not isinstance(env, type)
-        and hasattr(env, "step_env")
-        and (hasattr(env, "reset_env") or is_team(env))
-    )
+    env = made[0] if isinstance(made, tuple) and len(made) == 2 else made
+    if isinstance(env, type) or not hasattr(env, "step_env"):
+        return False
+    return hasattr(env, "reset_env") or is_team(env)
 
 
-def is_team(made: Any) -> bool:
+def is_team(made: object) -> bool:
     """Returns True for a multi-agent environment in JaxMARL's style."""
     wanted = ("agents", "reset", "step_env", "observation_space", "action_space")
     return not isinstance(made, type) and all(hasattr(made, name) for name in wanted)

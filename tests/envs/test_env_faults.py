@@ -22,8 +22,8 @@ from test_gymnasium import WORKERS, act, children, release
 
 import jaxrl_dist
 from jaxrl_dist import cli
-from jaxrl_dist.envs.base import awaited
 from jaxrl_dist.envs.host import envpool, runners, vector
+from jaxrl_dist.envs.host.calls import awaited
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError, EnvError, EnvWarning
 from jaxrl_dist.training import setup

@@ -20,7 +20,7 @@ import pytest
 from probes import Probe, assert_close, make_mesh
 
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist.envs import base
+from jaxrl_dist.envs import base, checking
 from jaxrl_dist.envs.device import gymnax as adapter
 from jaxrl_dist.envs.device.hosted import HostGymnax
 from jaxrl_dist.envs.host import envpool
@@ -463,9 +463,9 @@ def test_envpool_refuses_bad_actions(
 
 def test_bad_actions_of_a_vector() -> None:
     spec = EnvSpec("Test", "envpool", "other", Discrete(2), MultiDiscrete((2, 3)), None)
-    base.checked_action(spec, np.array([[1, 2], [0, 0]]), 0)
+    checking.checked_action(spec, np.array([[1, 2], [0, 0]]), 0)
     with pytest.raises(ValueError, match=r"action \[2 1\] of environment 1 at step 4"):
-        base.checked_action(spec, np.array([[1, 2], [2, 1]]), 4)
+        checking.checked_action(spec, np.array([[1, 2], [2, 1]]), 4)
 
 
 def test_envpool_clips_continuous_actions(make_pool: Any) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxrl_dist.commands.check_env.findings import SECONDS, STEPS, Check
 from jaxrl_dist.envs import masks
 from jaxrl_dist.envs.agents.pettingzoo import OBS, Parallel
-from jaxrl_dist.envs.base import space_of
+from jaxrl_dist.envs.conversion import space_of
 from jaxrl_dist.envs.masks import PART
 from jaxrl_dist.envs.native import RESET, STEP, Mask, env_label, inside, plain
 from jaxrl_dist.errors import ConfigError

@@ -21,16 +21,9 @@ from jaxrl_dist import mesh, rng
 from jaxrl_dist.envs import episodes, masks
 from jaxrl_dist.envs.agents import groups
 from jaxrl_dist.envs.agents.groups import Group, Groups, Team
-from jaxrl_dist.envs.base import (
-    DeviceEnv,
-    Wrappers,
-    outcome,
-    policy_space,
-    restarted,
-    rows_where,
-    space_of,
-)
+from jaxrl_dist.envs.base import DeviceEnv, Wrappers, outcome, restarted, rows_where
 from jaxrl_dist.envs.contract import Contract, of_library, zero_action
+from jaxrl_dist.envs.conversion import policy_space, space_of
 from jaxrl_dist.envs.drawing import own_render
 from jaxrl_dist.envs.native import Mask, check_agents, env_label, named, plain, unnamed
 from jaxrl_dist.simulator import Simulator

@@ -16,7 +16,8 @@ from jaxrl_dist.envs import masks
 from jaxrl_dist.envs.agents import groups
 from jaxrl_dist.envs.agents.groups import Group, Groups
 from jaxrl_dist.envs.agents.pettingzoo import FLAGS, OBS, THERE
-from jaxrl_dist.envs.base import DrawnEnv, Wrappers, outcome, space_of
+from jaxrl_dist.envs.base import DrawnEnv, Wrappers, outcome
+from jaxrl_dist.envs.conversion import space_of
 from jaxrl_dist.envs.episodes import EpisodeCounter
 from jaxrl_dist.envs.host import gymnasium
 from jaxrl_dist.envs.masks import PART

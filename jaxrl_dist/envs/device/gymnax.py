@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jaxrl_dist.envs import base
+from jaxrl_dist.envs import env_options
 from jaxrl_dist.envs.agents import device
 from jaxrl_dist.envs.agents.groups import Team
 from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, Wrappers
@@ -50,7 +50,7 @@ def native(env_id: str, options: Mapping[str, str]) -> tuple[Any, Any]:
         raise ConfigError(f"gymnax:{env_id} cannot be made here: {error}") from error
     arguments = libraries.defaults_of(type(env))
     fields = libraries.fields_of(params)
-    values = base.parse_options(f"gymnax:{env_id}", options, {**arguments, **fields})
+    values = env_options.parse_options(f"gymnax:{env_id}", options, {**arguments, **fields})
     of_constructor = {name: values.pop(name) for name in arguments.keys() & values}
     env, params = gymnax.make(env_id, **of_constructor)
     return env, params.replace(**values)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import rng
-from jaxrl_dist.envs import base
+from jaxrl_dist.envs import checking
 from jaxrl_dist.envs.base import DeviceEnv
 from jaxrl_dist.envs.drawing import draw
 from jaxrl_dist.mesh import over_policies
@@ -42,18 +42,18 @@ class HostGymnax:
         self._state, obs = self._reset(self._key, self._first, rng.rollout_step(self._resets))
         self._resets += 1
         obs = jax.tree.map(np.array, obs)
-        base.check_finite(self.spec, self._steps, "observation", obs)
+        checking.check_finite(self.spec, self._steps, "observation", obs)
         return obs
 
     def step(self, action: PyTree) -> tuple[Timestep, EpisodeStats]:
-        action = base.checked_action(self.spec, action, self._steps)
+        action = checking.checked_action(self.spec, action, self._steps)
         self._state, *outputs = self._step(
             self._state, action, self._key, self._first, np.uint32(self._steps)
         )
         step, ended = jax.tree.map(np.array, outputs)
         values = over_policies(lambda step: (step.obs, step.reward), 2)(self.spec.keyed(step))
         for field, value in zip(("observation", "reward"), values, strict=True):
-            base.check_finite(self.spec, self._steps, field, self.spec.bare(value))
+            checking.check_finite(self.spec, self._steps, field, self.spec.bare(value))
         self._steps += 1
         return step, ended
 

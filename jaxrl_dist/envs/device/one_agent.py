@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_dist import spaces
-from jaxrl_dist.envs import base, episodes, masks
+from jaxrl_dist.envs import base, conversion, episodes, masks
 from jaxrl_dist.envs.base import DeviceEnv, Wrappers
 from jaxrl_dist.envs.contract import Contract, of_env
 from jaxrl_dist.envs.device import libraries
@@ -65,7 +65,7 @@ def from_env(
     name = contract.name
     params, (native_obs, native_action), action_space, *first, info = of_env(contract, env, params)
     first_obs, first_state = first
-    observation = base.policy_space(native_obs, name, "observations", first_obs)
+    observation = conversion.policy_space(native_obs, name, "observations", first_obs)
     native_mask = masks.of_gymnax(env, first_state, info, plain(native_obs), plain(native_action))
     observation, mask = masks.with_mask(observation, action_space, native_mask)
     metrics = episodes.parse(wrappers.info_metrics)

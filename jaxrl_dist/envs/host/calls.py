@@ -8,12 +8,29 @@ import threading
 from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from jaxrl_dist.envs.base import NAPS
 from jaxrl_dist.heavy import in_32_bits
 
-_LONGEST_NAP = 0.1  # seconds, of a caller whose own calls may take any time
+T = TypeVar("T")
+
+NAPS = 20
+"""Naps into which a wait is divided."""
+_LONGEST_NAP = 0.1
+"""Seconds; the calls of a caller may take any time."""
+
+
+def awaited(wait: Callable[[float], T], seconds: float) -> T:
+    """Calls ``wait`` until its result is true or ``seconds`` have passed,
+    and returns the last result.
+
+    It waits in short naps. If this process is stopped meanwhile, as by Ctrl-Z, it loses one nap and
+    not the whole time: the other side may have been stopped with it.
+    """
+    for _ in range(NAPS):
+        if answer := wait(seconds / NAPS):
+            return answer
+    return wait(0.0)
 
 
 class Caller:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_dist.envs import base, episodes, masks
+from jaxrl_dist.envs import base, checking, conversion, env_options, episodes, masks
 from jaxrl_dist.envs.base import UNWRAPPED, Wrappers
 from jaxrl_dist.envs.host.calls import Caller
 from jaxrl_dist.envs.native import check_counted, counted, plain
@@ -110,8 +110,8 @@ def spec(env_id: str, options: Mapping[str, Any], wrappers: Wrappers = UNWRAPPED
     kinds = "Discrete", "MultiDiscrete", "Box", "Dict"
     plain_observation = check_counted(masks.with_arrays(plain(spaces[0])), name, "observations")
     plain_action = check_counted(counted(plain(spaces[1])), name, "actions")
-    observation = base.space_of(plain_observation, name, "observations", kinds)
-    action = base.space_of(plain_action, name, "actions", kinds)
+    observation = conversion.space_of(plain_observation, name, "observations", kinds)
+    action = conversion.space_of(plain_action, name, "actions", kinds)
     native_mask = masks.of_parts(plain_observation, plain_action)
     observation, mask = masks.with_mask(observation, action, native_mask)
     limit = getattr(native.config, "max_episode_steps", None)
@@ -171,7 +171,7 @@ def options(
         chosen.update(ATARI_PRESETS[preset])
         if not training:
             chosen.update(ATARI_TRAINING_ONLY)
-    parsed = base.parse_options(name, texts, defaults)
+    parsed = env_options.parse_options(name, texts, defaults)
     _check_ranges(name, parsed, defaults)
     chosen.update(parsed)
     if family(env_id) != "atari":
@@ -297,7 +297,7 @@ class EnvPool:
         return self._observation(obs, info, np.ones(self.num_envs, bool))
 
     def step(self, action: np.ndarray) -> tuple[Timestep, EpisodeStats]:
-        action = base.checked_action(self.spec, action, self._steps)
+        action = checking.checked_action(self.spec, action, self._steps)
         obs, reward, terminated, truncated, info = self._worker.call(lambda: self._advance(action))
         self._cut = ~(self._ended | terminated | truncated) & (
             self._episodes.length + 1 >= self._limit
@@ -316,7 +316,7 @@ class EnvPool:
         ended = self._episodes.add(raw_reward, valid, over, metrics)
         reward = np.where(valid, reward, 0).astype(np.float32)
         observation = self._observation(obs, info, ~valid)
-        base.check_finite(self.spec, self._steps, "reward", reward)
+        checking.check_finite(self.spec, self._steps, "reward", reward)
         self._steps += 1
         return Timestep(observation, reward, terminated, truncated, valid), ended
 
@@ -385,7 +385,7 @@ class EnvPool:
         obs = jax.tree.map(
             lambda space, part: np.array(part, dtype=space.dtype), self.spec.observation, obs
         )
-        base.check_finite(self.spec, self._steps, "observation", obs)
+        checking.check_finite(self.spec, self._steps, "observation", obs)
         if self.spec.frame_stack == 1:  # masks become vectors
             return jax.tree.map(
                 lambda space, part: part.reshape(-1, *space.shape), self.spec.observation, obs

@@ -22,9 +22,12 @@ import numpy as np
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.config.train import BACKENDS, LIBRARIES
 from jaxrl_dist.envs import episodes, masks
-from jaxrl_dist.envs.base import Wrappers, awaited, check_options, parse_option, space_of
+from jaxrl_dist.envs.base import Wrappers
+from jaxrl_dist.envs.conversion import space_of
+from jaxrl_dist.envs.env_options import check_options, parse_option
 from jaxrl_dist.envs.host import runners
 from jaxrl_dist.envs.host import worker as env_worker
+from jaxrl_dist.envs.host.calls import awaited
 from jaxrl_dist.envs.making import construct, creator, describe, parameters_of
 from jaxrl_dist.envs.native import Description, advice_on, env_label, tuples
 from jaxrl_dist.errors import ConfigError, EnvError

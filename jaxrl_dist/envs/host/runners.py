@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from jaxrl_dist.envs.base import awaited
 from jaxrl_dist.envs.host import worker as env_worker
+from jaxrl_dist.envs.host.calls import awaited
 from jaxrl_dist.envs.native import Description, Mask, PlainSpace, advice_on, env_label
 from jaxrl_dist.errors import ConfigError, EnvError, EnvWarning
 

@@ -15,14 +15,8 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jaxrl_dist.envs.base import (
-    UNWRAPPED,
-    Wrappers,
-    check_finite,
-    checked_action,
-    label_of,
-    outcome,
-)
+from jaxrl_dist.envs.base import UNWRAPPED, Wrappers, label_of, outcome
+from jaxrl_dist.envs.checking import check_finite, checked_action
 from jaxrl_dist.envs.episodes import EpisodeCounter
 from jaxrl_dist.envs.host import records, runners
 from jaxrl_dist.envs.host import worker as env_worker

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from brax import envs
 
-from jaxrl_dist.envs.base import parse_options
 from jaxrl_dist.envs.device.libraries import Adapted, adapted, defaults_of, settable
+from jaxrl_dist.envs.env_options import parse_options
 
 EPISODE_LENGTH = 1000
 """Brax's environments have no limit; its own training sets this one."""

@@ -9,8 +9,8 @@ import jax
 from craftax.craftax_env import make_craftax_env_from_name
 from gymnasium import spaces
 
-from jaxrl_dist.envs.base import parse_options
 from jaxrl_dist.envs.device.libraries import Adapted, Step, fields_of
+from jaxrl_dist.envs.env_options import parse_options
 
 
 def ids() -> list[str]:

@@ -16,8 +16,8 @@ from jaxmarl.environments.smax.heuristic_enemy_smax_env import EnemySMAX
 
 from jaxrl_dist.checks import shown
 from jaxrl_dist.envs.agents.groups import Team
-from jaxrl_dist.envs.base import parse_options
 from jaxrl_dist.envs.device.libraries import settable
+from jaxrl_dist.envs.env_options import parse_options
 from jaxrl_dist.errors import ConfigError
 
 

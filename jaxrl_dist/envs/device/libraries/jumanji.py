@@ -16,8 +16,8 @@ from gymnasium import spaces
 from jumanji.registration import _REGISTRY, load
 from jumanji.specs import jumanji_specs_to_gym_spaces
 
-from jaxrl_dist.envs.base import parse_options
 from jaxrl_dist.envs.device.libraries import Adapted, Step, bool_space, defaults_of, settable
+from jaxrl_dist.envs.env_options import parse_options
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.types import PyTree
 

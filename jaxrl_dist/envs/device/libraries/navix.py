@@ -10,8 +10,8 @@ import navix
 from gymnasium import spaces
 from navix.entities import EntityIds
 
-from jaxrl_dist.envs.base import parse_options
 from jaxrl_dist.envs.device.libraries import Adapted, Step, bool_space, one_hot
+from jaxrl_dist.envs.env_options import parse_options
 from jaxrl_dist.types import PyTree
 
 CATEGORIES = 1 + max(int(value) for value in vars(EntityIds).values() if hasattr(value, "dtype"))

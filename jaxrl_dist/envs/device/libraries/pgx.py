@@ -13,8 +13,8 @@ from gymnasium import spaces
 
 from jaxrl_dist import rng
 from jaxrl_dist.envs.agents.groups import Team
-from jaxrl_dist.envs.base import parse_options
 from jaxrl_dist.envs.device.libraries import Adapted, Step, bool_space, theirs
+from jaxrl_dist.envs.env_options import parse_options
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.simulator import Simulated, Simulator
 from jaxrl_dist.types import PyTree

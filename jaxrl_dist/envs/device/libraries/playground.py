@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import jax
 from mujoco_playground import registry
 
-from jaxrl_dist.envs.base import parse_options
 from jaxrl_dist.envs.device.libraries import Adapted, adapted, settable
+from jaxrl_dist.envs.env_options import parse_options
 
 
 def ids() -> list[str]:

@@ -10,8 +10,8 @@ import xminigrid
 from gymnasium import spaces
 from xminigrid.core.constants import NUM_COLORS, NUM_TILES
 
-from jaxrl_dist.envs.base import parse_options
 from jaxrl_dist.envs.device.libraries import Adapted, Step, bool_space, fields_of, one_hot
+from jaxrl_dist.envs.env_options import parse_options
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.types import PyTree
 
