@@ -340,7 +340,7 @@ BAD = {
     "evaluate {runs}/nowhere": "{runs}/nowhere is not a run directory: it does not exist",
     "evaluate {runs}/done@7": "the commands that take a checkpoint of {runs}/done have --checkpoint 7",
     "evaluate {runs}/unfinished": "holds no trained variables",
-    "evaluate {runs}/damaged": "older ones are damaged, too; put back a copy, or `jaxrl-dist train --config",
+    "evaluate {runs}/damaged": "older ones are also damaged; put back a copy, or `jaxrl-dist train --config",
     "evaluate {runs}/done {runs}/done": "is neither a flag nor the value of one",
     "evaluate {runs}/done --episodes 0": "--episodes must be >= 1",
     f"evaluate {{runs}}/done --episodes 1{'0' * 400}": "--episodes must be >= 1 and <= 1000000, not 1000",

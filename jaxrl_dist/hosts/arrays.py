@@ -59,8 +59,7 @@ def connect() -> None:
 
 
 def check_equal(tree: PyTree, about: str) -> None:
-    """Checks that the numpy arrays of ``tree`` are equal in all processes,
-    each of which has read them by itself.
+    """Checks that all processes have read equal numpy arrays of ``tree``.
 
     Raises:
       ConfigError: they differ.
@@ -129,7 +128,7 @@ def from_rows(
     of the rows that the devices of this process hold.
 
     Args:
-      rows: makes those of a slice; called once for each slice, however many devices hold it.
+      rows: makes the rows of a slice; called once for each slice, however many devices hold it.
     """
     by_start = dict[int | None, np.ndarray]()
 
@@ -149,7 +148,7 @@ def fetch(tree: PyTree) -> PyTree:
 
 
 def whole(tree: PyTree) -> PyTree:
-    """Replicates those arrays of ``tree`` of which other processes hold parts;
+    """Replicates the arrays of ``tree`` that other processes hold parts of;
     all processes must call it.
     """
     leaves, structure = jax.tree.flatten(tree)

@@ -50,8 +50,8 @@ def failed_alike(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def failing() -> Iterator[None]:
-    """Tells the other processes of an error that ends the run here, so that they end, too.
-    Within, all are needed.
+    """Tells the other processes of an error that ends the run here, so that they also end.
+    Inside, this process needs all of them.
 
     An error of a collective may come from a process that is lost:
     the watch then ends this one with a better message.

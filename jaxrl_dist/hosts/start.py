@@ -25,8 +25,8 @@ from jaxrl_dist.hosts.watch import Watch, end, on_terminate
 CLUSTERS = ("slurm", "ompi", "gcetpu", "gketpu")
 """Names of the clusters that are detected without flags, as in ``jax.distributed.initialize``."""
 HINTS = {"SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "OMPI_MCA_orte_hnp_uri"}
-"""Environment variables, of which SLURM and Open MPI set one;
-TPU hosts have the package ``libtpu`` instead."""
+"""Environment variables that SLURM or Open MPI sets; TPU hosts have the package ``libtpu``
+instead."""
 JOIN_SECONDS = 300
 """Seconds within which all processes must join and, at the end, leave."""
 QUIET_SECONDS = 5
@@ -135,7 +135,7 @@ def detected() -> str | None:
       ConfigError: the cluster does not report what JAX needs.
     """
     if not (HINTS & os.environ.keys() or importlib.util.find_spec("libtpu")):
-        return None  # importing JAX takes a second, and a wrong flag should be refused at once
+        return None  # without importing JAX, which takes a second before a wrong flag is refused
     try:
         from jax._src.clusters import ClusterEnv  # JAX has no public name for it
     except ImportError:

@@ -17,7 +17,7 @@ def one_line_warnings(quiet: bool = False) -> Iterator[None]:
     """Shows this package's warnings in one line each, as it shows errors;
     other warnings stay as they are.
 
-    Each process warns of its environments; other warnings are those of process 0. ``quiet``:
+    Each process warns of its environments, process 0 also of other things. ``quiet``:
     only of what has failed.
     """
     process = "" if peers.first() else f"process {peers.index()}: "

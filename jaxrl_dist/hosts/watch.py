@@ -68,7 +68,7 @@ class Watch:
             thread.start()
 
     def fail(self, message: str, code: int) -> None:
-        """Tells the others that this process has failed: they end, too, with the same exit code."""
+        """Tells the others that this process has failed: they also end, with the same exit code."""
         self.failed = {"message": message, "code": code}
         self._tell()
 
@@ -128,7 +128,7 @@ class Watch:
             os._exit(1)
 
     def terminated(self) -> None:
-        """Ends this process, of which a thread of jaxlib or gloo has failed,
+        """Ends this process after a thread of jaxlib or gloo has failed in it,
         once it is known which process is lost.
         """
         if self._stopping.is_set():

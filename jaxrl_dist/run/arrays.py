@@ -54,7 +54,7 @@ def save(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
     import orbax.checkpoint as ocp  # imported here: it takes half a second
 
     alone: dict[str, Any] = {}
-    if peers.world() is not None:  # this process writes by itself, beside the others of its run
+    if peers.world() is not None:  # this process writes alone, independently of the others
         number = peers.index()
         alone["multiprocessing_options"] = ocp.options.MultiprocessingOptions(
             number, {number}, f"process{number}"
@@ -68,7 +68,7 @@ def save_pieces(path: pathlib.Path, pieces: dict[str, np.ndarray]) -> None:
     """Writes named arrays of a process other than 0 into a new directory,
     with the library on which orbax is built.
 
-    Orbax itself takes numpy arrays for equal in all processes, and writes those of process 0 only.
+    Orbax assumes that numpy arrays are equal in all processes, and writes only process 0's.
     """
     import tensorstore
 
@@ -92,7 +92,7 @@ def restore(path: pathlib.Path, like: PyTree, prefix: str | None = None) -> PyTr
     """Reads arrays into the structure of ``like`` (shapes and dtypes suffice).
 
     Args:
-      path: a directory that ``save`` has written. Those of ``save_pieces`` are beside it,
+      path: a directory that ``save`` has written. Directories of ``save_pieces`` are next to it,
         with names such as ``arrays.1``.
       prefix: name prefix of the arrays to read, ignoring all others; None:
         the directory holds no others.
@@ -210,10 +210,10 @@ def _entries(path: pathlib.Path) -> Iterator[_Entry]:
 
 
 def _whole(entries: Iterable[_Entry]) -> dict[str, _Shape]:
-    """Returns the shape and dtype of each array, of which no piece may be missing.
+    """Returns the shape and dtype of each array.
 
     Raises:
-      DamageError: one is.
+      DamageError: a piece of an array is missing.
     """
     whole: dict[str, _Shape] = {}
     sizes = collections.Counter[str]()

@@ -67,16 +67,16 @@ def load_variables(
     some: bool = False,
     which: str | int | None = None,
 ) -> PyTree:
-    """Reads a run's trained variables, or else those of its newest checkpoint,
-    into the structure of ``like``.
+    """Reads a run's trained variables, or else its newest checkpoint's, into the structure of
+    ``like``.
 
-    Warns of those that are damaged, if an older checkpoint is intact.
+    Warns if they are damaged and an older checkpoint is intact.
 
     Args:
       like: shapes and dtypes suffice. With several policies, a dict keyed by policy.
       policy: one of several policies, whose variables to read; None: all variables.
       some: ``like`` has only some of the variables; the others are ignored.
-      which: reads a checkpoint instead: that of these env steps,
+      which: reads a checkpoint instead: the one at these env steps,
         or with "best" the one with the highest return.
 
     Raises:
@@ -153,7 +153,7 @@ def selected_hyper(run_dir: pathlib.Path, which: str | int | None = None) -> dic
     """Returns the hyperparameters of a population's member at its newest checkpoint,
     or at ``which``; {}: it is none.
 
-    Where a selection has changed them, the member's config has those of the start.
+    Where a selection has changed them, the member's config still has the first ones.
     """
     for path in _candidates(run_dir, which):
         with contextlib.suppress(ConfigError, LookupError, TypeError, AttributeError):  # damage
@@ -329,7 +329,7 @@ def _newest(
             f"if it still runs, or else `jaxrl-dist train --config {run_dir}` starts it again in "
             "a new directory, and its own command with --resume-or-start does in this one"
         )
-    older = "; older ones are damaged, too" if len(problems) > 1 else ""
+    older = "; older ones are also damaged" if len(problems) > 1 else ""
     others = [str(name) for name, path in _named(run_dir).items() if path not in paths]
     if others:
         raise CheckpointError(f"{problems[0]}{older}; {run_dir} has {', '.join(others)}")

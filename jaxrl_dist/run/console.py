@@ -262,8 +262,17 @@ class Display:
 
     def _status(self, report: Report) -> str:
         """Returns the numbers beside the bar."""
+        self._take(report)
         rate = report.metrics.get(f"time/{report.clock}_per_second") or 0.0
-        # the last value is shown until another episode ends
+        done = f"{report.step:,} {unit(report.clock)}"
+        if report.members:
+            done += f" of {len(report.members)} members"
+        progress = ", ".join(f"{title} {table.number(x)}" for title, x in self._progress.items())
+        rest = f"{_members(report)}{self._evaluated}{_restarts(report)}"
+        return visible(f"{done}  {rate:,.0f}/s  {progress}{rest}")
+
+    def _take(self, report: Report) -> None:
+        """Takes the newest returns: each is shown until there is another one."""
         for name, title in table.progress(report.metrics).items():
             value = report.metrics.get(name)
             if value is not None or title not in self._progress:
@@ -273,13 +282,6 @@ class Display:
             means = {policy: numbers.get("return_mean") for policy, numbers in policies or [whole]}
             values = (f"{policy} {x:.4g}".lstrip() for policy, x in means.items() if x is not None)
             self._evaluated = f"  evaluation {', '.join(values) or 'without an episode'}"
-        # the newest evaluation, like the return
-        rest = f"{_members(report)}{self._evaluated}{_restarts(report)}"
-        done = f"{report.step:,} {unit(report.clock)}"
-        if report.members:
-            done += f" of {len(report.members)} members"
-        progress = ", ".join(f"{title} {table.number(x)}" for title, x in self._progress.items())
-        return visible(f"{done}  {rate:,.0f}/s  {progress}{rest}")
 
 
 def _width(title: str, total_steps: int) -> int:

@@ -23,7 +23,7 @@ def write(path: pathlib.Path, known: Mapping[str, str] = {}) -> None:
     """Writes the SHA-256 of each file below ``path``.
 
     Args:
-      known: those of files that other processes have written.
+      known: checksums of files that other processes have written.
 
     Raises:
       OSError: the file cannot be written.

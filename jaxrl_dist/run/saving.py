@@ -1,6 +1,6 @@
 """Writes checkpoints, which ``checkpoint.py`` describes and reads.
 
-A run over several processes has one checkpoint, too. Each process writes the pieces of the state
+A run over several processes also has one checkpoint. Each process writes the pieces of the state
 that only it has, and tells process 0 their checksums. Process 0 writes the rest, adds the others'
 pieces and gives the directory its name.
 """
@@ -146,7 +146,7 @@ class Saver:
         Raises:
           OSError: the last checkpoint could not be written.
         """
-        # or ``busy`` would warn of the error, too
+        # or ``busy`` would also warn of the error
         writing = self._writing
         self._writing = None
         if writing is not None:
@@ -248,7 +248,7 @@ def _write(
 
 
 def _write_pieces(path: pathlib.Path, tree: PyTree, post: peers.Post) -> None:
-    """Writes this process's pieces of a checkpoint beside it,
+    """Writes this process's pieces of a checkpoint next to it,
     and tells process 0 their checksums or the failure.
     """
     folder = _pieces_of(path.parent.resolve() / path.name, peers.index())

@@ -1,5 +1,5 @@
-"""Handles Ctrl-C, SIGTERM and SIGHUP: the first one ends a run gracefully, a second one ends it at
-once; all other commands end with the first, and delete what they have half written.
+"""Handles Ctrl-C, SIGTERM and SIGHUP: the first one ends a run gracefully, a second one
+immediately; all other commands end with the first, and delete what they have half written.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def stopping() -> Iterator[Stop]:
     """Handles the signals while the context is open,
     except those that the process was started to ignore.
 
-    A thread notices the first signal at once, even while the main thread waits in compiled code,
-    where Python runs no handler. A second signal, at least ``SECOND_SECONDS`` later, ends the
+    A thread notices the first signal immediately, even while the main thread waits in compiled
+    code, where Python runs no handler. A second signal, at least ``SECOND_SECONDS`` later, ends the
     process immediately.
     """
     stop = Stop()
@@ -93,7 +93,7 @@ def stopping() -> Iterator[Stop]:
                     say(stop.notice)
             elif time.monotonic() - began >= SECOND_SECONDS:
                 if words := stop.last_words():
-                    say(f"error: ended at once: {words}")
+                    say(f"error: ended immediately: {words}")
                 os._exit(128 + numbers[0])
 
     reading, writing = os.pipe()
@@ -144,7 +144,7 @@ def raising() -> Iterator[None]:
         threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), number)).start()
 
     def dropped(about: Any) -> None:
-        # not from here, where it would be dropped, too
+        # not from here, where it would also be dropped
         if isinstance(about.exc_value, Interrupted):
             again(about.exc_value.exit_code - 128)
         else:
@@ -210,7 +210,7 @@ def deferring(interrupt: Callable[[], None]) -> Iterator[None]:
     """Makes Ctrl-C call ``interrupt``, instead of raising ``KeyboardInterrupt``,
     while the context is open.
 
-    A second Ctrl-C, at least ``SECOND_SECONDS`` later, raises ``KeyboardInterrupt`` at once. Has no
+    A second Ctrl-C, at least ``SECOND_SECONDS`` later, raises ``KeyboardInterrupt``. Has no
     effect outside the main thread, or if Ctrl-C has a custom handler already.
     """
     if (

@@ -86,7 +86,7 @@ def check_place(path: pathlib.Path) -> None:
     """Checks that a file can be written where a user asks for it.
 
     Raises:
-      ConfigError: the directory is missing or read-only, or the path is that of a directory.
+      ConfigError: the directory is missing or read-only, or the path is a directory.
     """
     if path.is_dir():
         raise ConfigError(f"{path} cannot be written: it is a directory")

@@ -35,7 +35,7 @@ def run_all(
     """Runs every command to its end, or until ``stop``; however it ends, no process is left.
 
     Each process gets a share of this machine's cores, and of its GPUs' memory. If this one is
-    killed, those that have called ``end_with_parent`` end, too.
+    killed, processes that have called ``end_with_parent`` also end.
 
     Args:
       commands: the words of each command.

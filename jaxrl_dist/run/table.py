@@ -47,7 +47,7 @@ def progress(metrics: Mapping[str, float | None]) -> dict[str, str]:
 
 
 def _titles(metrics: Mapping[str, float | None]) -> dict[str, str]:
-    """Returns the metrics that the table may show, also those of ``--info-metrics``,
+    """Returns the metrics that the table may show, including ``--info-metrics``,
     and their titles.
     """
     titles = progress(metrics)

@@ -17,8 +17,7 @@ RELEASE = "0.1.0"
 
 @functools.cache
 def version() -> str:
-    """Returns the version with the commit, such as ``0.1.0+g5155a6c9``;
-    that of a release is the release's alone.
+    """Returns the version with the commit, such as ``0.1.0+g5155a6c9``; a release has no commit.
 
     A checkout knows its commit, with ``.dirty`` if files have changed since. An installation has
     the version of its build, and a source tree without git the release's.

@@ -72,7 +72,7 @@ def watching(limit: float, signals: int, stop: Callable[[], bool], advice: str) 
     finally:
         ended.set()
         thread.join()
-        process.kill()  # closing the pipe is not enough: children of `fork` hold it open, too
+        process.kill()  # closing the pipe is not enough: children of `fork` also hold it open
         process.wait()
         process.stdin.close()
 
@@ -98,7 +98,7 @@ def main() -> None:
             still = 0.0
             stopping = beats.endswith(STOPPING)
         elif not _suspended(watched):
-            still += BEAT_SECONDS  # not by the clock: this process may have been suspended, too
+            still += BEAT_SECONDS  # not by the clock: this process may also have been suspended
         now = time.monotonic()
         unread = _unread(signals)
         if not unread:
@@ -108,7 +108,7 @@ def main() -> None:
             first = unread
         again = unread > first and still >= LATE_SECONDS
         if again or still >= limit:
-            problem = "ended at once" if again else f"no code in Python has run for {still:g} s"
+            problem = "ended immediately" if again else f"no code in Python has run for {still:g} s"
             message = (
                 f"jaxrl-dist: error: {problem}: code in C holds its lock, as an environment's may; "
                 f"--env-workers processes ends only that; {advice}\n"

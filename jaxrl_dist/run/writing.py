@@ -54,20 +54,24 @@ class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
         self._line = dict[str, Any]()
         self._step = 0
         if resumed is not None:
-            self._iteration = resumed
-            with naming(run_dir / METRICS):
-                self._before, size, last = _end_of(metrics, resumed)
-                if last != resumed:
-                    self._before = size
-                    warnings.warn(
-                        f"{run_dir / METRICS} has lost the lines after iteration {last}, up to "
-                        f"{resumed}",
-                        FileWarning,
-                        stacklevel=2,
-                    )
-                metrics.truncate(size)
-            (run_dir / SUMMARY).unlink(missing_ok=True)
+            self._rewind(resumed)
         write_json(run_dir / CONFIG_FILE, {**config, "versions": machine.versions()})
+
+    def _rewind(self, iteration: int) -> None:
+        """Removes what an earlier session has written after this iteration."""
+        path = self.path / METRICS
+        self._iteration = iteration
+        with naming(path):
+            self._before, size, last = _end_of(self._metrics, iteration)
+            if last != iteration:
+                self._before = size
+                warnings.warn(
+                    f"{path} has lost the lines after iteration {last}, up to {iteration}",
+                    FileWarning,
+                    stacklevel=3,
+                )
+            self._metrics.truncate(size)
+        (self.path / SUMMARY).unlink(missing_ok=True)
 
     def write(self, report: Report) -> None:
         """Adds a line to ``metrics.jsonl``; on a full disk it warns once,

@@ -379,7 +379,7 @@ def _listing(
 
 
 def _windows(rollout: Rollout, length: int, count: int) -> Rollout:
-    """Returns shapes and dtypes of ``count`` windows that replay draws, from those of a rollout."""
+    """Returns the shapes and dtypes of ``count`` replayed windows of a rollout."""
     cut = length - rollout.reward.shape[0]
 
     def drawn(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

@@ -44,8 +44,8 @@ def join_reports(
     """Joins the members' newest reports: counts are sums, metrics as their makers declare in
     ``JOINS``, evaluations as ``join_evaluations`` does.
 
-    Variables and checkpoint are those of the member with the highest return; they are past if it
-    has ended before others.
+    The member with the highest return gives variables and checkpoint; they are past if it has ended
+    before others.
 
     Args:
       new: members that have just reported.

@@ -37,7 +37,8 @@ def check_simulator(
 def _check_sides(algorithm: Algorithm, spec: EnvSpec, name: str) -> None:
     if spec.backend == RECORDS:
         raise ConfigError(
-            f"{name} would learn for one side what the agent of its data did for both; bc imitates it"
+            f"{name} would learn for one side what the agent of its data did for both; bc imitates "
+            "it"
         )
     if not algorithm.searches:
         raise ConfigError(

@@ -80,8 +80,8 @@ def make_train(config: Train) -> PureTrain:
     Convolutions on a CPU have none.
 
     Raises:
-      ConfigError: the environment is no pure function, or the config asks for what a pure function
-        does not do. The function raises it while it is traced, for hyperparameters that it does not
+      ConfigError: the environment is not a pure function, or the config asks for what one does not
+        do. The function raises it while it is traced, for hyperparameters that it does not
         have or cannot trace.
     """
     config, source = resolved(config)
@@ -198,5 +198,6 @@ def _check(config: Train) -> None:
         )
     if config.total_env_steps > MAX_STEPS:
         raise ConfigError(
-            f"make_train counts env steps as int32: --total-env-steps {config.total_env_steps} is more"
+            f"make_train counts env steps as int32: --total-env-steps {config.total_env_steps} is "
+            "more"
         )

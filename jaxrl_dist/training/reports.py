@@ -82,11 +82,15 @@ def alone(iteration: int, wants: Callable[[], bool]) -> bool:
     return wants()
 
 
+Agree = Callable[[int, Callable[[], bool]], bool]
+"""``(iteration, wants) -> answer``, for members that do something after the same iterations."""
+
+
 class Evaluations:
     """Evaluates the reports at the evaluation interval, and the last one."""
 
     def __init__(
-        self, config: Train, evaluated: int, ending: StopState, agree: Callable[..., bool] = alone
+        self, config: Train, evaluated: int, ending: StopState, agree: Agree = alone
     ) -> None:
         """Begins after an evaluation.
 
@@ -100,7 +104,8 @@ class Evaluations:
         self._evaluated = evaluated
         self._ending = ending
         self._agree = agree
-        self._due = False  # whether the newest report is at the interval
+        self._due = False
+        """Whether the newest report is at the interval."""
 
     def on_the_way(
         self, reports: Iterable[Report], evaluate: Callable[[Report], Report]
@@ -160,9 +165,9 @@ def _marked(copy: Callable[[], Checkpoint], before: int, evaluated: int) -> Chec
     the newest report that needs no more evaluation.
     """
     whole = copy()
-    # a resumed run recreates this report after its interval
-    again = whole.progress["since"] is not None
-    return whole._replace(progress={**whole.progress, "evaluated": before if again else evaluated})
+    if whole.progress["since"] is not None:  # a resumed run recreates this report
+        evaluated = before
+    return whole._replace(progress={**whole.progress, "evaluated": evaluated})
 
 
 def writing(
@@ -224,7 +229,7 @@ def saving(
     saved: tuple[int, int] | None,
     ending: StopState,
     clock: Callable[[], float] = time.monotonic,
-    agree: Callable[[int, Callable[[], bool]], bool] = alone,
+    agree: Agree = alone,
 ) -> Iterator[Report]:
     """Saves a checkpoint by the run's clock, by time, at the end of the run,
     and with each evaluation that judges it.
@@ -238,8 +243,7 @@ def saving(
       files: None: process 0 writes them.
       saved: clock and updates of the checkpoint that the run was resumed from; None: a new run.
       clock: returns seconds.
-      agree: ``(iteration, wants) -> answer``: members of a
-        population save on the way after the same iterations.
+      agree: members of a population save on the way after the same iterations.
 
     Raises:
       OSError: the last checkpoint cannot be written.
@@ -253,9 +257,10 @@ def saving(
         if saver is None or files is None:
             return False
         late = 0 < config.checkpoint_minutes * 60 <= clock() - saved_at
-        due = late or passed(config.checkpoint_interval, saved[0] if saved else 0, report.step)
+        before = saved[0] if saved else 0
+        wanted = late or passed(config.checkpoint_interval, before, report.step)
         judged = config.judge == "evaluation" and report.evaluation is not None
-        return (judged or (due and not saver.busy())) and files.in_place()
+        return (judged or (wanted and not saver.busy())) and files.in_place()
 
     for report in reports:
         ends = report.ended_by is not None or ending()

@@ -114,7 +114,7 @@ class Saved(NamedTuple):
     status: str
     """In the results of the last session."""
     progress: Sequence[Mapping[str, Any]]
-    """Of its intact checkpoints, newest first."""
+    """Progress of each intact checkpoint, newest first."""
     checkpoints: int = 1
     """Intact or damaged."""
     trained: bool = False
@@ -146,7 +146,7 @@ class Decision(NamedTuple):
     """How a member continues."""
 
     status: str | None
-    """"training", or how it has ended; None: it begins, as those of a new population do."""
+    """"training", or how it has ended; None: it begins, as in a new population."""
     iteration: int | None = None
     """Of the checkpoint with its state; None: there is none, or its state is lost."""
 
@@ -198,7 +198,7 @@ def _have_saved_nothing(members: Sequence[Saved], keep_checkpoints: int) -> bool
     """Returns whether no member of a program has saved its state, or only some have,
     and for the first time.
 
-    A damaged checkpoint is one, too. Where only one is kept, a single one may be a later one. A
+    A damaged checkpoint counts. Where only one is kept, a single one may be a later one. A
     member whose state is lost does not count.
     """
     members = [x for x in members if not x.lost]
@@ -216,7 +216,7 @@ def _have_saved_nothing(members: Sequence[Saved], keep_checkpoints: int) -> bool
 def _saved(member: Member, changes: Collection[str]) -> Saved:
     """Returns what the files hold of a member.
 
-    A single run has loaded its checkpoint; it is finished, too, if it was told to end there.
+    A single run has loaded its checkpoint; it is also finished if it was told to end there.
     """
     folder = member.folder
     finished = run_files.finished(folder, member.config.evaluation_episodes)

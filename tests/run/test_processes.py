@@ -197,7 +197,7 @@ def test_a_second_signal_ends_code_that_holds_the_lock(before: bool) -> None:
     process.send_signal(signal.SIGTERM)
     code, error = ended(process)
     assert code == -signal.SIGKILL
-    assert error.count("\n") == 1 and "ended at once" in error
+    assert error.count("\n") == 1 and "ended immediately" in error
 
 
 @pytest.mark.case  # test_code_that_holds_the_lock_ends_the_run_in_time

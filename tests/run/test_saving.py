@@ -505,7 +505,9 @@ def test_a_second_signal_counts_after_a_second(name: str, gap: float, ends: bool
     assert (done.returncode, done.stdout) == (
         (128 + number, "") if ends else (0, f"{number.value}\n")
     )
-    assert done.stderr == ("jaxrl-dist: error: ended at once: nothing is saved\n" if ends else "")
+    assert done.stderr == (
+        "jaxrl-dist: error: ended immediately: nothing is saved\n" if ends else ""
+    )
 
 
 def test_a_run_that_ends_at_once_says_what_is_saved(tmp_path: Path) -> None:
