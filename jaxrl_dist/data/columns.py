@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxrl_dist import spaces
 from jaxrl_dist.checks import MAX_SIZE
 from jaxrl_dist.errors import ConfigError, ConfigWarning
-from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
+from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Part, Space
 from jaxrl_dist.types import PyTree
 
 FLAGS = ("terminated", "truncated", "valid")
@@ -21,13 +23,12 @@ ROWS = {name: Box((), np.dtype(dtype), np.array(0), np.array(0)) for name, dtype
 """The spaces of the columns that are alike in all data sets."""
 COARSE = 64
 """Least number of float32 values between the least and the largest number of a column."""
-# bytes of an array that are checked at a time
 _MAX_STEPS = 2**31 - 1
-_BLOCK = 2**24
+_BLOCK = 2**24  # bytes of an array that are checked at a time
 
 
 def problem(columns: Mapping[str, PyTree], kinds: Mapping[str, Space]) -> str | None:
-    """Says which column does not hold what its space says, or what a record needs; None: all do.
+    """Says which column does not hold what its space says or what a data set needs; None: all do.
 
     Args:
       columns: one for each space, in which episodes lie one after the other.
@@ -38,9 +39,15 @@ def problem(columns: Mapping[str, PyTree], kinds: Mapping[str, Space]) -> str | 
     for name, column in columns.items():
         arrays = spaces.leaves(column)
         for path, part in spaces.leaves(kinds[name]).items():
-            if (text := _problem_of(arrays[path], size, part)) is not None:
-                return f"{f'{name} {path}'.strip()} {text}"
-    terminated, truncated, valid = (columns[name] for name in FLAGS)
+            if (fault := _problem_of(arrays[path], size, part)) is not None:
+                label = f"{name} {path}".strip()
+                return f"{label} {fault}"
+    return _problem_of_ends(*(columns[name] for name in FLAGS))
+
+
+def _problem_of_ends(
+    terminated: np.ndarray, truncated: np.ndarray, valid: np.ndarray
+) -> str | None:
     over = terminated | truncated
     if (terminated & truncated).any() or (over & ~valid).any():
         return "a step both terminates and is truncated, or an invalid step ends an episode"
@@ -49,28 +56,28 @@ def problem(columns: Mapping[str, PyTree], kinds: Mapping[str, Space]) -> str | 
     return None
 
 
-def _problem_of(x: np.ndarray, size: int, part: Any) -> str | None:
-    if x.shape != (size, *part.shape) or x.dtype != part.dtype:
-        return f"is {x.dtype}{list(x.shape)}, not {part.dtype}{[size, *part.shape]}"
-    # rows; the array may be larger than the memory
-    step = max(1, _BLOCK * size // max(1, x.nbytes))
-    problems = (_problem_in(x[first : first + step], part) for first in range(0, size, step))
-    return next(filter(None, problems), None)
+def _problem_of(column: np.ndarray, size: int, part: Part) -> str | None:
+    if column.shape != (size, *part.shape) or column.dtype != part.dtype:
+        return f"is {column.dtype}{list(column.shape)}, not {part.dtype}{[size, *part.shape]}"
+    # The array may be larger than the memory.
+    rows = max(1, _BLOCK * size // max(1, column.nbytes))
+    blocks = (column[first : first + rows] for first in range(0, size, rows))
+    return next(filter(None, (_problem_in(block, part) for block in blocks)), None)
 
 
-def _problem_in(x: np.ndarray, part: Any) -> str | None:
-    if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
+def _problem_in(block: np.ndarray, part: Part) -> str | None:
+    if np.issubdtype(block.dtype, np.floating) and not np.isfinite(block).all():
         return "has a NaN or an infinity"
-    if x.dtype == np.bool_ and (x.view(np.uint8) > 1).any():
+    if block.dtype == np.bool_ and (block.view(np.uint8) > 1).any():
         return "has a value that is neither True nor False"
     if isinstance(part, Box):
         return None
-    most = np.asarray(part.n if isinstance(part, Discrete) else part.nvec)
-    if (most > MAX_SIZE).any():
-        return f"has integers up to {most.max() - 1}, which are no categories: give it as floats"
-    if spaces.holds(part, x):
+    most = np.max(part.n if isinstance(part, Discrete) else part.nvec)
+    if most > MAX_SIZE:
+        return f"has integers up to {most - 1}, which are not categories; give it as floats"
+    if spaces.holds(part, block):
         return None
-    return f"has a value that {spaces.describe(part, starts=True)} has not"
+    return f"has a value that {spaces.describe(part, starts=True)} does not have"
 
 
 def returns_to_go(
@@ -78,31 +85,30 @@ def returns_to_go(
 ) -> np.ndarray:
     """Returns the discounted sum of an episode's rewards from each step on, ``[L]`` float32.
 
-    After a time limit its mean reward goes on for ever, as in AntMaze's unsuccessful episodes in
-    the code of Nakamoto et al. (2023); without a discount the rest is then unknown, which counts as
-    -infinity.
+    After a time limit, the episode's mean reward continues for ever, as in AntMaze's unsuccessful
+    episodes in the code of Nakamoto et al. (2023). Without a discount that sum is unknown, and
+    counts as -infinity.
 
     Args:
       reward: ``[L]``, as the other columns.
       ends: the last steps of the episodes.
     """
-    found = np.zeros(len(reward), np.float32)
+    returns = np.zeros(len(reward), np.float32)
     for begin, end in zip(np.append(0, ends[:-1] + 2), ends, strict=True):
         mean = reward[begin : end + 1].mean(dtype=np.float64)
         if terminated[end]:
             rest = 0.0
+        elif discount < 1:
+            rest = mean / (1.0 - discount)
         else:
-            if discount < 1:
-                rest = mean / (1.0 - discount)
-            else:
-                rest = -math.inf
+            rest = -math.inf
         for step in range(end, begin - 1, -1):
             rest = float(reward[step]) + discount * rest
-            found[step] = rest
-    return found
+            returns[step] = rest
+    return returns
 
 
-def arrays(tree: Any) -> PyTree:
+def arrays(tree: PyTree) -> PyTree:
     """Returns a tree of numpy arrays; anything but a dict becomes one.
 
     Raises:
@@ -113,45 +119,50 @@ def arrays(tree: Any) -> PyTree:
             raise ConfigError("the parts of a dict of arrays have names that are text")
         return {name: arrays(part) for name, part in tree.items()}
     try:
-        x = np.asarray(tree)
+        array = np.asarray(tree)
     except ValueError:  # as of lists of several lengths
-        x = np.array(None)
-    if x.dtype.kind not in "biuf" or not x.ndim:
+        array = np.array(None)
+    if array.dtype.kind not in "biuf" or not array.ndim:
         raise ConfigError(
             "a data set is made of arrays of numbers, one entry for each step, or of dicts of these"
         )
-    return x
+    return array
 
 
-def flags(values: Any, name: str) -> np.ndarray:
+def flags(values: ArrayLike, name: str) -> np.ndarray:
     """Returns an array of flags, bool.
 
     Raises:
       ConfigError: it has other values than True and False, or 1 and 0.
     """
-    x = np.asarray(values)
-    if x.dtype.kind not in "biuf" or not np.isin(x, (0, 1)).all():
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf" or not np.isin(array, (0, 1)).all():
         raise ConfigError(f"{name} is made of True and False, or of 1 and 0")
-    return x.astype(bool)
+    return array.astype(bool)
 
 
-def equal_rows(a: PyTree, b: PyTree) -> np.ndarray:
-    """Returns for each row of arrays ``[L, ...]`` of equal parts
-    whether a data set would hold it alike, bool ``[L]``.
+def equal_rows(first: PyTree, second: PyTree) -> np.ndarray:
+    """Returns for each row of arrays ``[L, ...]`` whether a data set would hold it alike, ``[L]``.
 
-    Floats are compared as float32: the observations and
-    the successors of one file may have two precisions.
+    Floats are compared as float32: the observations and the successors of one file may have two
+    precisions.
     """
+    others = spaces.leaves(second)
+    equal = [_equal(part, others[path]) for path, part in spaces.leaves(first).items()]
+    return np.logical_and.reduce(equal)
 
-    def alike(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        if "f" in (x.dtype.kind, y.dtype.kind):
-            with np.errstate(over="ignore"):  # a number beyond float32 is refused later
-                x = x.astype(np.float32)
-                y = y.astype(np.float32)
-        return (x == y).reshape(len(x), -1).all(axis=1)
 
-    others = spaces.leaves(b)
-    return np.logical_and.reduce([alike(x, others[path]) for path, x in spaces.leaves(a).items()])
+def _equal(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    if "f" in (x.dtype.kind, y.dtype.kind):
+        with np.errstate(over="ignore"):  # a number beyond float32 is refused later
+            x = x.astype(np.float32)
+            y = y.astype(np.float32)
+    return (x == y).reshape(len(x), -1).all(axis=1)
+
+
+def sliced(tree: PyTree, begin: int, end: int | None = None) -> PyTree:
+    """Returns the rows ``begin:end`` of arrays ``[L, ...]``."""
+    return jax.tree.map(lambda x: x[begin:end], tree)
 
 
 def entries(tree: PyTree) -> dict[str, tuple[int, ...]]:
@@ -238,24 +249,26 @@ def cast(tree: PyTree, space: Space, name: str) -> PyTree:
         if not isinstance(tree, dict) or tree.keys() != space.keys():
             raise ConfigError(f"{name} needs the parts of {spaces.describe(space)}")
         return {part: cast(tree[part], space[part], f"{name} {part}") for part in space}
-    x = np.asarray(tree)
+    given = np.asarray(tree)
     with np.errstate(invalid="ignore"):  # of a NaN
-        found = x.astype(space.dtype)
-    if not np.issubdtype(space.dtype, np.floating) and not np.array_equal(found, x):
+        held = given.astype(space.dtype)
+    if not np.issubdtype(space.dtype, np.floating) and not np.array_equal(held, given):
         raise ConfigError(
-            f"{name} has values that {spaces.describe(space)} cannot hold, such as {x[found != x][0]}"
+            f"{name} has values that {spaces.describe(space)} cannot hold, "
+            f"such as {given[held != given][0]}"
         )
-    return found
+    return held
 
 
-def hull(space: Space, *others: Space) -> Space:
-    """Returns the space of the values of all these spaces,
-    which differ in the bounds of numbers alone.
+def hull(*alike: Any) -> Space:
+    """Returns the space of the values of all these spaces, which differ in the bounds of numbers
+    alone.
     """
+    space = alike[0]
     if isinstance(space, dict):
-        parts: Sequence[Any] = others
-        return {name: hull(part, *(x[name] for x in parts)) for name, part in space.items()}
+        return {name: hull(*(other[name] for other in alike)) for name in space}
     if not isinstance(space, Box):
         return space
-    low, high = (np.stack([getattr(x, end) for x in (space, *others)]) for end in ("low", "high"))
-    return Box(space.shape, space.dtype, low.min(axis=0), high.max(axis=0))
+    low = np.stack([box.low for box in alike]).min(axis=0)
+    high = np.stack([box.high for box in alike]).max(axis=0)
+    return Box(space.shape, space.dtype, low, high)

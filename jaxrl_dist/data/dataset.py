@@ -13,12 +13,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxrl_dist import spaces
 from jaxrl_dist.checks import MAX_RETURN
 from jaxrl_dist.data import columns, farama, files, making, writing
 from jaxrl_dist.data.declared import Declaration, declaration
 from jaxrl_dist.errors import ConfigError, ConfigWarning
+from jaxrl_dist.run.storage import Json
 from jaxrl_dist.spaces import Discrete, Interface, MultiDiscrete, Space
 from jaxrl_dist.types import PyTree, Rollout
 
@@ -50,7 +52,7 @@ class Dataset:
     log_prob: np.ndarray | None = None
     """float32: logarithm of the probability, or of the density, with which the behaviour took each
     action; None: it is unknown, or the behaviour is deterministic."""
-    about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    about: Mapping[str, Json] = dataclasses.field(default_factory=dict)
     """Where it comes from, in JSON: ``env`` and its ``settings``, the ``behaviour``, and the mean
     returns of a ``random`` and of an ``expert`` policy, if they are known."""
 
@@ -175,8 +177,8 @@ class Dataset:
         names = [name for name in ("action", "reward", "log_prob") if name in steps]
         return [
             {
-                "obs": _sliced(self.obs, first, end + 2),
-                **{name: _sliced(steps[name], first, end + 1) for name in names},
+                "obs": columns.sliced(self.obs, first, end + 2),
+                **{name: columns.sliced(steps[name], first, end + 1) for name in names},
                 "terminated": bool(self.terminated[end]),
             }
             for first, end in zip(self._firsts, self.ends, strict=True)
@@ -205,7 +207,7 @@ class Dataset:
         *,
         log_prob: np.ndarray | None = None,
         interface: Interface | None = None,
-        about: Mapping[str, Any] = {},
+        about: Mapping[str, Json] = {},
     ) -> Dataset:
         """Makes a data set of rows, of which the invalid ones hold the last observations of
         episodes.
@@ -251,17 +253,17 @@ class Dataset:
         cls,
         obs: PyTree,
         action: PyTree,
-        reward: Any,
-        terminals: Any,
-        timeouts: Any = None,
+        reward: ArrayLike,
+        terminals: ArrayLike,
+        timeouts: ArrayLike | None = None,
         *,
         next_obs: PyTree = None,
-        log_prob: Any = None,
-        observation_space: Any = None,
-        action_space: Any = None,
+        log_prob: ArrayLike | None = None,
+        observation_space: object = None,
+        action_space: object = None,
         mask: str | None = None,
         both_sides: bool = False,
-        about: Mapping[str, Any] = {},
+        about: Mapping[str, Json] = {},
     ) -> Dataset:
         """Makes a data set of flat arrays ``[N, ...]``, as D4RL has them; ``log_prob`` and
         ``about`` are as for ``of_rows``.
@@ -312,11 +314,11 @@ class Dataset:
         cls,
         episodes: Sequence[Mapping[str, PyTree]],
         *,
-        observation_space: Any = None,
-        action_space: Any = None,
+        observation_space: object = None,
+        action_space: object = None,
         mask: str | None = None,
         both_sides: bool = False,
-        about: Mapping[str, Any] = {},
+        about: Mapping[str, Json] = {},
     ) -> Dataset:
         """Makes a data set of episodes; spaces, ``mask``, ``both_sides`` and ``about`` are as for
         ``from_arrays``.
@@ -434,11 +436,7 @@ def checked(data: Dataset, name: str = "the data set") -> Dataset:
     return data
 
 
-def _sliced(tree: PyTree, begin: int, end: int) -> PyTree:
-    return jax.tree.map(lambda x: x[begin:end], tree)
-
-
-def _problem_about(about: Mapping[str, Any]) -> str | None:
+def _problem_about(about: Mapping[str, Json]) -> str | None:
     try:
         json.dumps(dict(about), allow_nan=False)
     except (TypeError, ValueError, RecursionError):

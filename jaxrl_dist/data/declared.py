@@ -24,9 +24,9 @@ class Form(NamedTuple):
     space: Space | None
     """None: the data say which."""
     native: Any = None
-    """The space of Gymnasium from which that is made."""
+    """The space of Gymnasium from which ``space`` is made."""
 
-    def read(self, values: Any) -> PyTree:
+    def read(self, values: PyTree) -> PyTree:
         """Returns values ``[L, ...]`` of the environment in the form that policies see.
 
         Raises:
@@ -113,7 +113,7 @@ def declaration(
 
 
 def form(space: Any, role: str) -> Form:
-    """Returns the form of a space of ours or of Gymnasium; None: of the data.
+    """Returns the form of a space of ours or of Gymnasium, or of the data for None.
 
     Args:
       role: ``observations`` or ``actions``.
@@ -123,9 +123,8 @@ def form(space: Any, role: str) -> Form:
     """
     if space is None:
         return OF_DATA
-    if spaces.leaves(space) and all(
-        isinstance(part, Part) for part in spaces.leaves(space).values()
-    ):
+    parts = spaces.leaves(space).values()
+    if parts and all(isinstance(part, Part) for part in parts):
         return Form(space)
     if not hasattr(space, "contains") or not hasattr(space, "sample"):
         raise ConfigError(

@@ -24,21 +24,22 @@ from jaxrl_dist.envs.conversion import KINDS
 from jaxrl_dist.envs.native import plain
 from jaxrl_dist.errors import ConfigError, first_line
 from jaxrl_dist.run import directories, machine, storage
+from jaxrl_dist.run.storage import Json
 from jaxrl_dist.spaces import Box, Discrete, Interface, MultiDiscrete, Space
 from jaxrl_dist.types import PyTree
 
 OURS = "jaxrl_dist"
-"""Where the metadata of data sets that we have made hold ``Dataset.about``."""
+"""Key of ``Dataset.about`` in the metadata of data sets that we have made."""
 INTERFACE = "jaxrl_dist_interface"
-"""Where they hold what Minari's spaces do not say."""
+"""Key of what Minari's spaces do not say."""
 LOG_PROB = "log_prob"
-"""Where log-probabilities lie in the ``infos`` of an episode of ours, which has one entry more than
-steps. In infos of others the first entry may be that of the reset, or a name may mean something
-else, so these are not read."""
+"""Key of log-probabilities in the ``infos`` of an episode of ours, which has one entry more than
+steps. The infos of others are not read: their first entry may be that of the reset, or a name may
+mean something else."""
 
 _UNPACKED = 1100
-"""Bytes of arrays that a byte of their file may announce: gzip packs zeros 1,032 to 1,
-and nothing tighter."""
+"""Bytes of arrays that a byte of their file may announce: gzip packs zeros 1,032 to 1, and nothing
+tighter."""
 _HDF5_BYTES = 4096  # of a file for each array of an episode, beside its values; 2,900 were measured
 
 
@@ -52,42 +53,45 @@ def read(source: Any) -> dict[str, Any]:
       ConfigError: there is none, or it is damaged, or no policy supports its spaces.
     """
     with _failing(source):
-        if isinstance(source, str):
-            data = _loaded(source)
-        else:
-            data = source
+        data = _loaded(source) if isinstance(source, str) else source
         _check_files(data.storage)
-        native = {"obs": data.observation_space, "action": data.action_space}
         metadata = data.storage.metadata
         label = f"minari:{data.spec.dataset_id}"
-        _check_kinds(native["obs"], label, "observations")
-        _check_kinds(native["action"], label, "actions")
-        episodes = list[Mapping[str, PyTree]]()
-        for episode in data.iterate_episodes():
-            if np.any(episode.terminations[:-1]) or np.any(episode.truncations[:-1]):
-                raise ConfigError(
-                    f"episode {episode.id} of {label} ends before its last step; divide it there"
-                )
-            columns = {
-                "obs": episode.observations,
-                "action": episode.actions,
-                "reward": episode.rewards,
-            }
-            known = {}
-            if OURS in metadata and LOG_PROB in (episode.infos or {}):
-                known[LOG_PROB] = episode.infos[LOG_PROB][:-1]
-            episodes.append(columns | known | {"terminated": bool(episode.terminations[-1])})
-        ours = metadata.get(INTERFACE)
-        ours = ours if isinstance(ours, dict) else {}
-        mask = ours.get("mask")
+        _check_kinds(data.observation_space, label, "observations")
+        _check_kinds(data.action_space, label, "actions")
+        episodes = [
+            _episode(episode, label, is_ours=OURS in metadata)
+            for episode in data.iterate_episodes()
+        ]
+        interface = metadata.get(INTERFACE)
+        if not isinstance(interface, dict):
+            interface = {}
+        mask = interface.get("mask")
         return {
             "episodes": episodes,
-            "observation_space": native["obs"],
-            "action_space": native["action"],
+            "observation_space": data.observation_space,
+            "action_space": data.action_space,
             "mask": mask if isinstance(mask, str) else None,
-            "both_sides": ours.get("both_sides") is True,
+            "both_sides": interface.get("both_sides") is True,
             "about": _about(metadata, data.spec.dataset_id),
         }
+
+
+def _episode(episode: Any, label: str, *, is_ours: bool) -> dict[str, PyTree]:
+    """Returns a ``minari.EpisodeData`` as ``Dataset.from_episodes`` takes it."""
+    if np.any(episode.terminations[:-1]) or np.any(episode.truncations[:-1]):
+        raise ConfigError(
+            f"episode {episode.id} of {label} ends before its last step; divide it there"
+        )
+    columns = {
+        "obs": episode.observations,
+        "action": episode.actions,
+        "reward": episode.rewards,
+        "terminated": bool(episode.terminations[-1]),
+    }
+    if is_ours and LOG_PROB in (episode.infos or {}):
+        columns[LOG_PROB] = episode.infos[LOG_PROB][:-1]
+    return columns
 
 
 def _check_kinds(native: Any, label: str, role: str) -> None:
@@ -106,7 +110,8 @@ def _loaded(name: str) -> Any:
     path = _place_of(name) / "data"
     if not path.is_dir():
         raise ConfigError(
-            f"there is no Minari data set {name} here; `minari download {name}` fetches a published one"
+            f"there is no Minari data set {name} here; `minari download {name}` fetches a "
+            "published one"
         )
     metadata = storage.read_json(path / "metadata.json")
     if (
@@ -114,14 +119,14 @@ def _loaded(name: str) -> Any:
         or not {"observation_space", "action_space"} <= metadata.keys()
     ):
         raise ConfigError(
-            f"minari:{name} names its spaces by code that makes an environment, and that is not run"
+            f"minari:{name} names its spaces by code that makes an environment, which is not run"
         )
     return minari.MinariDataset(path)
 
 
 def _check_files(stored: Any) -> None:
-    """Checks that a data set holds all its values itself,
-    and not more than its size and this machine's memory explain.
+    """Checks that a data set holds all its values itself, and not more than its size and this
+    machine's memory explain.
 
     HDF5 follows links, and reads the bytes of an array from any file that the array names.
 
@@ -143,7 +148,8 @@ def _check_files(stored: Any) -> None:
         own = file.stat().st_size
         if size > min(_UNPACKED * own, machine.memory_size()):
             raise ConfigError(
-                f"{file} announces {size:,} bytes, more than its {own:,} bytes or the memory here explain"
+                f"{file} announces {size:,} bytes, more than its {own:,} bytes or the memory here "
+                "explain"
             )
 
 
@@ -192,13 +198,15 @@ def _place_of(name: str) -> pathlib.Path:
 
     match = DATASET_ID_RE.fullmatch(name)
     if match is None or match["version"] is None:
-        form = "such as minari:cartpole/medium-v0, with two letters or more before the /"
-        raise ConfigError(f"minari:{name} is not a name as Minari has them, {form}")
+        raise ConfigError(
+            f"minari:{name} is not a name as Minari has them, such as minari:cartpole/medium-v0, "
+            "with two letters or more before the /"
+        )
     return pathlib.Path(get_dataset_path(name))
 
 
 @contextlib.contextmanager
-def _failing(source: Any) -> Iterator[None]:
+def _failing(source: object) -> Iterator[None]:
     """Turns the errors of Minari and of its libraries into a ``ConfigError``."""
     try:
         yield
@@ -217,35 +225,37 @@ def _failing(source: Any) -> Iterator[None]:
         ) from None
 
 
-def _label(source: Any) -> str:
+def _label(source: object) -> str:
     if isinstance(source, str):
         return source
     return "the Minari data set"
 
 
-def _about(metadata: Mapping[str, Any], name: str) -> dict[str, Any]:
-    if isinstance(ours := metadata.get(OURS), dict):
+def _about(metadata: Mapping[str, Json], name: str) -> dict[str, Json]:
+    """Returns ``Dataset.about``, from what we have stored or from Minari's own metadata."""
+    ours = metadata.get(OURS)
+    if isinstance(ours, dict):
         json.dumps(ours, allow_nan=False)  # so that a data set can hold it
         return ours
-    behaviour = {"minari": name, "algorithm": metadata.get("algorithm_name")}
-    about: dict[str, Any] = {
-        "behaviour": {key: str(x) for key, x in behaviour.items() if x is not None}
-    }
+    behaviour = {"minari": name}
+    if metadata.get("algorithm_name") is not None:
+        behaviour["algorithm"] = str(metadata["algorithm_name"])
+    about: dict[str, Json] = {"behaviour": behaviour}
     with contextlib.suppress(TypeError, ValueError, LookupError):
         about["env"] = str(json.loads(metadata["env_spec"])["id"])
     ends = {"random": metadata.get("ref_min_score"), "expert": metadata.get("ref_max_score")}
-    return about | {end: x for end, x in ends.items() if x is not None}
+    return about | {end: value for end, value in ends.items() if value is not None}
 
 
 def write(
     name: str,
     episodes: Sequence[Mapping[str, PyTree]],
     interface: Interface,
-    about: Mapping[str, Any],
+    about: Mapping[str, Json],
     **options: Any,
 ) -> Any:
-    """Makes a data set on this machine, and returns it;
-    values of ``episodes`` are as policies see them.
+    """Makes a data set on this machine, and returns it; values of ``episodes`` are as policies see
+    them.
 
     Raises:
       ConfigError: it exists, or the name is not one.
@@ -256,37 +266,44 @@ def write(
         from minari.data_collector import EpisodeBuffer
 
         warnings.simplefilter("ignore")  # it recommends an author, a link to code, and more
-        buffers = []
-        arrays = list[np.ndarray]()
-        for episode in episodes:
-            ends = np.zeros((2, len(episode["reward"])), bool)
-            ends[int(not episode["terminated"]), -1] = True
-            if LOG_PROB in episode:
-                known = {LOG_PROB: np.append(episode[LOG_PROB], np.float32(0))}
-            else:
-                known = None
-            columns = {
-                "observations": _valued(interface, "observation", episode["obs"]),
-                "actions": _valued(interface, "action", episode["action"]),
-                "rewards": episode["reward"],
-            }
-            arrays += [*jax.tree.leaves((columns, known)), *ends]
-            buffers.append(
-                EpisodeBuffer(**columns, terminations=ends[0], truncations=ends[1], infos=known)
-            )
+        fields = [_buffer_fields(episode, interface) for episode in episodes]
         native = {f"{role}_space": _native(interface, role) for role in ("observation", "action")}
-        with _whole(_place_of(name), arrays):
+        metadata = {
+            "ref_min_score": about.get("random"),
+            "ref_max_score": about.get("expert"),
+            OURS: dict(about),
+            INTERFACE: {"mask": interface.mask or "", "both_sides": interface.both_sides},
+        }
+        with _whole(_place_of(name), jax.tree.leaves(fields)):
             data = minari.create_dataset_from_buffers(
-                name, buffers, **native, jpeg_encoding=False, **options
+                name,
+                [EpisodeBuffer(**arrays) for arrays in fields],
+                **native,
+                jpeg_encoding=False,
+                **options,
             )
-            scores = {
-                "ref_min_score": about.get("random"),
-                "ref_max_score": about.get("expert"),
-                OURS: dict(about),
-            }
-            scores[INTERFACE] = {"mask": interface.mask or "", "both_sides": interface.both_sides}
-            data.storage.update_metadata({name: x for name, x in scores.items() if x is not None})
+            data.storage.update_metadata(
+                {key: value for key, value in metadata.items() if value is not None}
+            )
         return data
+
+
+def _buffer_fields(episode: Mapping[str, PyTree], interface: Interface) -> dict[str, PyTree]:
+    """Returns the fields of a ``minari.data_collector.EpisodeBuffer``, all of numpy arrays."""
+    end = np.zeros(len(episode["reward"]), bool)
+    end[-1] = True
+    never = np.zeros_like(end)
+    terminated = episode["terminated"]
+    fields = {
+        "observations": _valued(interface, "observation", episode["obs"]),
+        "actions": _valued(interface, "action", episode["action"]),
+        "rewards": episode["reward"],
+        "terminations": end if terminated else never,
+        "truncations": never if terminated else end,
+    }
+    if LOG_PROB in episode:
+        fields["infos"] = {LOG_PROB: np.append(episode[LOG_PROB], np.float32(0))}
+    return fields
 
 
 @contextlib.contextmanager
@@ -295,17 +312,15 @@ def _whole(place: pathlib.Path, arrays: list[np.ndarray]) -> Iterator[None]:
 
     Raises:
       ConfigError: the directory exists.
-      OSError: the disk has no room for these arrays:
-        HDF5 ends the process where it meets a full disk.
+      OSError: the disk has no room for these arrays; HDF5 would end the process.
     """
     if os.path.lexists(place):
         raise ConfigError(f"the Minari data set {place} exists; choose another name or version")
     place.mkdir(parents=True)
     try:
         with storage.naming(place):
-            directories.check_room(
-                place / "room", sum(x.nbytes * 9 // 8 + _HDF5_BYTES for x in arrays)
-            )
+            size = sum(array.nbytes * 9 // 8 + _HDF5_BYTES for array in arrays)
+            directories.check_room(place / "room", size)
             place.rmdir()  # Minari makes it
             yield
     except BaseException:
@@ -337,10 +352,10 @@ def _native(interface: Interface, role: str) -> Any:
     return native(getattr(interface, role), role)
 
 
-def _valued(interface: Interface, role: str, values: PyTree) -> Any:
+def _valued(interface: Interface, role: str, values: PyTree) -> PyTree:
     """Returns values ``[T, ...]`` as the environment has them."""
 
-    def valued(space: Space, values: PyTree) -> Any:
+    def valued(space: Space, values: PyTree) -> PyTree:
         if isinstance(space, dict):
             return {name: valued(part, values[name]) for name, part in space.items()}
         own = spaces.native(space, values)

@@ -1,8 +1,8 @@
-"""Directories of data sets: an ``.npy`` file for each array, and ``dataset.json``,
-which holds spaces and checksums.
+"""Directories of data sets: an ``.npy`` file for each array, and ``dataset.json``, which holds
+spaces and checksums.
 
-Others may have written them: no file names code,
-and nothing is read that the index does not announce.
+Others may have written them: no file names code, and nothing is read that the index does not
+announce.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import math
 import pathlib
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -21,21 +20,23 @@ from jaxrl_dist.checks import MAX_SIZE, shown
 from jaxrl_dist.data import formats
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import directories, storage
-from jaxrl_dist.spaces import Box, Discrete, Interface, MultiDiscrete, Space
+from jaxrl_dist.run.storage import Json
+from jaxrl_dist.spaces import Box, Discrete, Interface, MultiDiscrete, Part, Space
+from jaxrl_dist.types import PyTree
 
 FORMAT = 2
 """Format number of ``dataset.json``; a reader refuses unknown numbers."""
 INDEX = "dataset.json"
 MAX_AXES = 32
-"""Axes of an array of numpy; further ones in an index are not read,
-so that its array has another shape."""
+"""Axes of an array of numpy; further axes in an index are not read, so that its array has another
+shape."""
 ENDS = "random", "expert"
 """Policies whose mean returns are the ends of a normalised score."""
 _DTYPES = {np.dtype(code).name for code in "?bBhHiIqQefd"}
 _MAX_HEADER = 1000  # characters; those of data sets are below 200
 
 
-def describe(path: pathlib.Path, about: Mapping[str, Any]) -> None:
+def describe(path: pathlib.Path, about: Mapping[str, Json]) -> None:
     """Adds to what a directory says of its data set.
 
     Raises:
@@ -45,19 +46,13 @@ def describe(path: pathlib.Path, about: Mapping[str, Any]) -> None:
     storage.write_json(path / INDEX, {**content, "about": {**content["about"], **about}})
 
 
-def scored(evaluation: Mapping[str, Any], path: str | None) -> dict[str, Any]:
+def scored(evaluation: Mapping[str, Json], path: str | None) -> dict[str, Json]:
     """Adds the normalised score to an evaluation, if the data set of the run knows both ends.
 
     It is ``100 (return - random) / (expert - random)``. Source: Fu et al. (2020), D4RL,
     arXiv:2004.07219, section 6.
     """
-    if path is None:
-        return dict(evaluation)
-    try:
-        about = storage.read_json(pathlib.Path(path) / INDEX)["about"]
-        random, expert = (storage.finite(about.get(end)) for end in ENDS)
-    except (ConfigError, LookupError, TypeError, AttributeError):
-        return dict(evaluation)
+    random, expert = (None, None) if path is None else _ends(pathlib.Path(path))
     if random is None or expert is None or random == expert or "return_mean" not in evaluation:
         return dict(evaluation)
     score = 100 * (evaluation["return_mean"] - random) / (expert - random)
@@ -69,11 +64,21 @@ def scored(evaluation: Mapping[str, Any], path: str | None) -> dict[str, Any]:
     }
 
 
+def _ends(path: pathlib.Path) -> tuple[float | None, float | None]:
+    """Returns the mean returns of a random and of an expert policy, if the index has them."""
+    try:
+        about = storage.read_json(path / INDEX)["about"]
+        random, expert = (storage.finite(about.get(end)) for end in ENDS)
+    except (ConfigError, LookupError, TypeError, AttributeError):
+        return None, None
+    return random, expert
+
+
 def read(
     path: pathlib.Path, rows: Mapping[str, Box], optional: Sequence[str]
-) -> tuple[dict[str, Any], Interface, dict[str, Any]]:
-    """Reads a directory: its arrays, which stay on the disk until they are used, its interface,
-    and its index.
+) -> tuple[dict[str, PyTree], Interface, dict[str, Json]]:
+    """Reads a directory: its arrays, which stay on the disk until they are used, its interface and
+    its index.
 
     Args:
       rows: the spaces of the arrays for which the index has none.
@@ -84,28 +89,30 @@ def read(
     """
     path = path.resolve()  # a link that the user names is followed, and none below it
     content, interface = _index(path)
-    there = {file.relative_to(path).as_posix() for file in directories.plain_files(path)} - {INDEX}
-    if more := sorted(there - content["files"].keys()):
-        raise ConfigError(f"{path} holds {shown(more[0])}, which {INDEX} does not name: remove it")
-    kept = {
-        name: kind
-        for name, kind in rows.items()
-        if name not in optional or file_of(name) in content["files"]
+    present = {file.relative_to(path).as_posix() for file in directories.plain_files(path)} - {
+        INDEX
     }
-    first = next(iter(rows))
+    unnamed = sorted(present - content["files"].keys())
+    if unnamed:
+        raise ConfigError(
+            f"{path} holds {shown(unnamed[0])}, which {INDEX} does not name: remove it"
+        )
+    missing = {name for name in optional if file_of(name) not in content["files"]}
+    kinds = {name: kind for name, kind in rows.items() if name not in missing}
+    first = next(iter(kinds))
     size = 0
     fields = {}
-    arrays = set[str]()
-    for name, space in {first: rows[first], **kept, **interface.kinds}.items():
+    needed = set[str]()
+    for name, space in {**kinds, **interface.kinds}.items():
         parts = {
             part: _array(path / file_of(name, part), kind, size)
             for part, kind in spaces.leaves(space).items()
         }
         fields[name] = spaces.nested(space, parts)
         size = len(fields[first])
-        arrays |= {file_of(name, part) for part in parts}
-    # Digests last: only now has each file the size that the spaces say.
-    if there != arrays or directories.digests(path, without=[INDEX]) != content["files"]:
+        needed |= {file_of(name, part) for part in parts}
+    # Digests last: only now does each file have the size that the spaces say.
+    if present != needed or directories.digests(path, without=[INDEX]) != content["files"]:
         raise ConfigError(f"{path} is damaged: its arrays are not those that {INDEX} names")
     return fields, interface, content
 
@@ -121,7 +128,7 @@ def identity(path: str | pathlib.Path) -> str:
     return hashlib.sha256(same.encode()).hexdigest()
 
 
-def _index(path: pathlib.Path) -> tuple[dict[str, Any], Interface]:
+def _index(path: pathlib.Path) -> tuple[dict[str, Json], Interface]:
     """Returns the index of a directory, and the interface in it. Raises as ``read``."""
     if not (path / INDEX).is_file():
         prefix = next(filter(None, map(formats.prefix_of, path.parts)), None)
@@ -138,8 +145,8 @@ def _index(path: pathlib.Path) -> tuple[dict[str, Any], Interface]:
         content = storage.read_json(path / INDEX)
         if content["format"] != FORMAT:
             raise ConfigError(
-                f"{path} has format {shown(content['format'])}, and this version reads {FORMAT}; make the data set "
-                "again, by jaxrl-dist record or from its episodes in Python"
+                f"{path} has format {shown(content['format'])}, and this version reads {FORMAT}; "
+                "make the data set again, by jaxrl-dist record or from its episodes in Python"
             )
         interface = interface_from_json(content["interface"])
         if not isinstance(content["about"], dict) or not isinstance(content["files"], dict):
@@ -159,9 +166,8 @@ def file_of(name: str, part: str = "") -> str:
     return f"{name}.npy"
 
 
-def _array(file: pathlib.Path, kind: Any, size: int) -> np.ndarray:
-    """Returns a mapped array ``[size, ...]`` of values of a space,
-    whose file holds that and nothing else.
+def _array(file: pathlib.Path, kind: Part, size: int) -> np.ndarray:
+    """Returns a mapped array ``[size, ...]`` of values of a space, whose file holds nothing else.
 
     Args:
       size: 0: any.
@@ -174,12 +180,9 @@ def _array(file: pathlib.Path, kind: Any, size: int) -> np.ndarray:
             )
             start = content.tell()
             end = content.seek(0, 2)
-        right = version == (1, 0) and dtype == kind.dtype and not fortran_order
-        if (
-            right
-            and shape == (size or shape[0], *kind.shape)
-            and end - start == math.prod(shape) * dtype.itemsize > 0
-        ):
+        is_kind = version == (1, 0) and dtype == kind.dtype and not fortran_order
+        has_shape = shape == (size or shape[0], *kind.shape)
+        if is_kind and has_shape and end - start == math.prod(shape) * dtype.itemsize > 0:
             return np.memmap(file, dtype, "r", start, shape)
     except Exception:  # numpy evaluates the header, which anyone may have written
         pass
@@ -187,7 +190,7 @@ def _array(file: pathlib.Path, kind: Any, size: int) -> np.ndarray:
     raise ConfigError(f"{file} is damaged: it does not hold {kind.dtype}[{sizes}]")
 
 
-def interface_to_json(interface: Interface) -> dict[str, Any]:
+def interface_to_json(interface: Interface) -> dict[str, Json]:
     """Returns an interface as the index holds it."""
     return {
         "observation": _space_to_json(interface.observation),
@@ -198,12 +201,12 @@ def interface_to_json(interface: Interface) -> dict[str, Any]:
     }
 
 
-def interface_from_json(stored: Any) -> Interface:
+def interface_from_json(stored: Json) -> Interface:
     """The inverse of ``interface_to_json``.
 
     Raises:
-      ValueError, TypeError, LookupError, AttributeError, OverflowError:
-      somebody else has written it.
+      ValueError, TypeError, LookupError, AttributeError, OverflowError: somebody else has written
+        it.
     """
     observation = _space_from_json(stored["observation"])
     action = _space_from_json(stored["action"])
@@ -223,15 +226,15 @@ def interface_from_json(stored: Any) -> Interface:
 
 
 def _dicts(parts: dict[str, Space], above: str = "") -> dict[str, dict[str, Space]]:
-    """Returns the spaces of named parts, by path."""
-    found: dict[str, dict[str, Space]] = {}
+    """Returns the spaces of the parts that have parts themselves, by path."""
+    dicts: dict[str, dict[str, Space]] = {}
     for name, space in parts.items():
         if isinstance(space, dict):
-            found |= {above + name: space, **_dicts(space, f"{above}{name}/")}
-    return found
+            dicts |= {above + name: space, **_dicts(space, f"{above}{name}/")}
+    return dicts
 
 
-def _space_to_json(space: Space) -> Any:
+def _space_to_json(space: Space) -> Json:
     if isinstance(space, dict):
         return {"parts": {name: _space_to_json(part) for name, part in space.items()}}
     if isinstance(space, Discrete):
@@ -239,24 +242,23 @@ def _space_to_json(space: Space) -> Any:
     if isinstance(space, MultiDiscrete):
         native = {"start": list(space.start), "axes": list(space.axes), "binary": space.binary}
         return {"nvec": list(space.nvec), **native}
-    bounds = {side: _bound(getattr(space, side)) for side in ("low", "high")}
+    bounds = {"low": _bound_to_json(space.low), "high": _bound_to_json(space.high)}
     return {"shape": list(space.shape), "dtype": space.dtype.name, **bounds}
 
 
-def _bound(bound: np.ndarray) -> Any:
-    """Returns a bound as numbers or, for infinity, texts; one of equal numbers is one."""
-    bound = np.asarray(bound)
-    equal = bound.size > 0 and (bound == bound.flat[0]).all()
-    texts = [
-        x if math.isfinite(x) else str(x)
-        for x in (bound.reshape(-1)[:1] if equal else bound.reshape(-1)).tolist()
-    ]
-    if equal:
-        return texts[0]
-    return texts
+def _bound_to_json(bound: np.ndarray) -> Json:
+    """Returns a bound as numbers or, for infinity, texts; equal numbers are one number."""
+    numbers = np.asarray(bound).reshape(-1)
+    if numbers.size and (numbers == numbers[0]).all():
+        return _finite_or_text(numbers[0].item())
+    return [_finite_or_text(number) for number in numbers.tolist()]
 
 
-def _space_from_json(stored: Any) -> Space:
+def _finite_or_text(number: float) -> float | str:
+    return number if math.isfinite(number) else str(number)
+
+
+def _space_from_json(stored: Json) -> Space:
     if "parts" in stored:
         _check_names(stored["parts"].keys())
         return {name: _space_from_json(part) for name, part in stored["parts"].items()}
@@ -276,43 +278,46 @@ def _space_from_json(stored: Any) -> Space:
     return _box_from_json(stored)
 
 
-def _box_from_json(stored: Any) -> Box:
+def _box_from_json(stored: Json) -> Box:
     shape = tuple(map(_count, stored["shape"][:MAX_AXES]))
     name = stored["dtype"]
     if name not in _DTYPES or math.prod(shape) > 2**30:
         raise ValueError("not a dtype or shape of observations")
-    low, high = (_bound_from_json(stored[side], shape, name) for side in ("low", "high"))
+    low = _bound_from_json(stored["low"], shape, name)
+    high = _bound_from_json(stored["high"], shape, name)
     if not np.all(low <= high):
         raise ValueError("not bounds")
     return Box(shape, np.dtype(name), np.broadcast_to(low, shape), np.broadcast_to(high, shape))
 
 
 def _check_names(names: Collection[str]) -> None:
-    # "a/b" beside "a" could name the part "b" of "a", too
+    # "a/b" beside "a" could also name the part "b" of "a".
     clash = any(
         name[:at] in names for name in names for at, letter in enumerate(name) if letter == "/"
     )
-    if clash or not all(name and name.isprintable() for name in names or [""]):
-        raise ValueError("no parts, or names that are not those of parts")
+    if not names or clash or not all(name and name.isprintable() for name in names):
+        raise ValueError("no parts, or names that parts cannot have")
 
 
-def _bound_from_json(value: Any, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Returns a bound that can be broadcast to ``shape``,
-    which may be larger than what announces it.
+def _bound_from_json(value: Json, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Returns a bound that can be broadcast to ``shape``, which may be larger than what announces
+    it.
     """
-    values = np.array([float(x) for x in (value if isinstance(value, list) else [value])])
+    if isinstance(value, list):
+        bound = np.array([float(number) for number in value]).reshape(shape)
+    else:
+        bound = np.array(float(value))
     with np.errstate(over="ignore", invalid="ignore"):
-        values = values.astype(dtype)
-    return values.reshape(shape if isinstance(value, list) else ())
+        return bound.astype(dtype)
 
 
-def _start(value: Any) -> int:
+def _start(value: Json) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not -(2**30) <= value <= 2**30:
         raise ValueError("not a start")
     return value
 
 
-def _count(value: Any) -> int:
+def _count(value: Json) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MAX_SIZE:
         raise ValueError("not a size")
     return value

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_dist.data import farama
+from jaxrl_dist.run.storage import Json
 from jaxrl_dist.spaces import Interface
 from jaxrl_dist.types import PyTree
 
@@ -16,7 +17,7 @@ class Format(NamedTuple):
     title: str
     read: Callable[[str], dict[str, Any]]
     """``(name) -> arguments`` of ``Dataset.from_episodes``."""
-    write: Callable[[str, Sequence[Mapping[str, PyTree]], Interface, Mapping[str, Any]], object]
+    write: Callable[[str, Sequence[Mapping[str, PyTree]], Interface, Mapping[str, Json]], object]
     """``(name, episodes, interface, about)``; the episodes are as policies see them."""
 
 

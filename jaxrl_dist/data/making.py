@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxrl_dist.data import columns
 from jaxrl_dist.data.declared import Declaration
@@ -60,30 +61,33 @@ def read_steps(
     said: Declaration,
     obs: PyTree,
     action: PyTree,
-    reward: Any,
-    terminals: Any,
-    timeouts: Any,
+    reward: ArrayLike,
+    terminals: ArrayLike,
+    timeouts: ArrayLike | None,
     next_obs: PyTree,
-    log_prob: Any,
+    log_prob: ArrayLike | None,
 ) -> Steps:
     """Reads and checks the arguments of ``Dataset.from_arrays``.
 
     Raises:
       ConfigError: arrays have other lengths, or they may be misread.
     """
-    terminals = columns.flags(terminals, "terminals").reshape(-1)
-    if timeouts is None:
-        timeouts = np.zeros_like(terminals)
-    else:
-        timeouts = columns.flags(timeouts, "timeouts").reshape(-1)
-    obs = said.observation.read(obs)
-    action = said.action.read(action)
-    reward = columns.arrays(reward).reshape(-1)
+    ends = columns.flags(terminals, "terminals").reshape(-1)
+    steps = Steps(
+        obs=said.observation.read(obs),
+        action=said.action.read(action),
+        reward=columns.arrays(reward).reshape(-1),
+        terminals=ends,
+        timeouts=np.zeros_like(ends),
+        next_obs=None,
+        log_prob=None,
+    )
+    if timeouts is not None:
+        steps = steps._replace(timeouts=columns.flags(timeouts, "timeouts").reshape(-1))
     if next_obs is not None:
-        next_obs = said.observation.read(next_obs)
+        steps = steps._replace(next_obs=said.observation.read(next_obs))
     if log_prob is not None:
-        log_prob = columns.arrays(log_prob).reshape(-1)
-    steps = Steps(obs, action, reward, terminals, timeouts, next_obs, log_prob)
+        steps = steps._replace(log_prob=columns.arrays(log_prob).reshape(-1))
     _check_steps(steps)
     said.warn_of_starts([steps.action])
     return steps
@@ -185,7 +189,7 @@ def _listed(episodes: Iterable[Mapping[str, PyTree]]) -> list[Mapping[str, PyTre
 
 def _read_episodes(
     episodes: Sequence[Mapping[str, PyTree]], said: Declaration
-) -> list[dict[str, Any]]:
+) -> list[dict[str, PyTree]]:
     """Returns the arrays of each episode by name, with ``log_prob`` if all episodes have it."""
     read = {
         "action": said.action.read,
@@ -200,7 +204,7 @@ def _read_episodes(
     ]
 
 
-def _check_episodes(episodes: Sequence[dict[str, Any]], ends: Sequence[np.ndarray]) -> None:
+def _check_episodes(episodes: Sequence[dict[str, PyTree]], ends: Sequence[np.ndarray]) -> None:
     first = columns.entries(episodes[0])
     for number, (episode, end) in enumerate(zip(episodes, ends, strict=True)):
         size = episode["reward"].size
@@ -217,7 +221,7 @@ def _check_episodes(episodes: Sequence[dict[str, Any]], ends: Sequence[np.ndarra
             )
 
 
-def _joined(episodes: Sequence[dict[str, Any]], name: str) -> PyTree:
+def _joined(episodes: Sequence[dict[str, PyTree]], name: str) -> PyTree:
     """Joins what has no entry for an episode's last observation, and adds zeros there."""
 
     def padded(x: np.ndarray) -> np.ndarray:

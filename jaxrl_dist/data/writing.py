@@ -21,8 +21,9 @@ from jaxrl_dist.data import files, formats
 from jaxrl_dist.errors import ConfigError, FileWarning
 from jaxrl_dist.run import directories, locks, storage
 from jaxrl_dist.spaces import Interface, Space
+from jaxrl_dist.types import PyTree
 
-_RESERVED = 2**16  # bytes of an index, beside the spaces
+_RESERVED = 2**16  # bytes of an index, besides the spaces
 
 
 def check_new(path: pathlib.Path) -> None:
@@ -49,7 +50,7 @@ def check_new(path: pathlib.Path) -> None:
 
 
 class Place:
-    """The name of a directory that is to be made, kept from other processes until it is closed."""
+    """The name of a new directory, which other processes cannot take until it is closed."""
 
     def __init__(self, path: str | pathlib.Path) -> None:
         """Makes the directories above it.
@@ -67,8 +68,8 @@ class Place:
         self._lock: int | None = _claimed(self.temporary, path)
 
     def commit(self) -> None:
-        """Gives the directory its name or, if that has been taken meanwhile,
-        the first free one, which it says.
+        """Gives the directory its name, or the first free one, with a warning, if that has been
+        taken.
 
         Raises:
           OSError: the disk fails.
@@ -76,10 +77,11 @@ class Place:
         wanted = self.path
         self.path = directories.commit_new(self.temporary, self.path)
         if self.path != wanted:
-            text = (
-                f"{wanted} has appeared while its data set was written, which is in {self.path} now"
+            warnings.warn(
+                f"{wanted} has appeared while its data set was written, which is in {self.path} now",
+                FileWarning,
+                stacklevel=2,
             )
-            warnings.warn(text, FileWarning, stacklevel=2)
 
     def close(self) -> None:
         """Deletes what has not got its name."""
@@ -100,62 +102,54 @@ class Writer:
         """
         self.place = place
         self.rows = 0
-        self._kinds = kinds
-        parts = {name: spaces.leaves(space) for name, space in kinds.items()}
-        self._parts = {
-            (name, part): kind for name, space in parts.items() for part, kind in space.items()
-        }
+        self._parts = _leaves(kinds)
         self._interface = files.interface_to_json(interface)
         self._files = dict[tuple[str, str], FileIO]()
         try:
             with storage.naming(place.path):
                 for name, part in self._parts:
-                    self._files[name, part] = _opened(
-                        place.temporary / files.file_of(name, part), part
-                    )
-                self._heads()
-                # so that a full disk has room for it
+                    file = place.temporary / files.file_of(name, part)
+                    self._files[name, part] = _opened(file, part)
+                self._write_headers()
+                # A disk that is full at the end has room for the index.
                 reserve = _RESERVED + len(json.dumps(self._interface, indent=2))
                 (place.temporary / files.INDEX).write_bytes(bytes(reserve))
         except BaseException:
             self.close()
             raise
 
-    def append(self, columns: Mapping[str, Any]) -> None:
-        """Appends rows to all arrays. Raises ``OSError`` if the disk is full;
-        the directory is then as before.
+    def append(self, columns: Mapping[str, PyTree]) -> None:
+        """Appends rows to all arrays.
+
+        Raises:
+          OSError: the disk is full; the directory is then as before.
         """
-        arrays = {
-            (name, part): x
-            for name, tree in columns.items()
-            for part, x in spaces.leaves(tree).items()
-        }
-        for array, file in self._files.items():
+        arrays = _leaves(columns)
+        for key, file in self._files.items():
             with storage.naming(self.place.path):
-                _write(file, np.ascontiguousarray(arrays[array]).data.cast("B"))
+                _write(file, np.ascontiguousarray(arrays[key]).data.cast("B"))
         self.rows += len(next(iter(arrays.values())))
 
-    def commit(self, about: Mapping[str, Any]) -> None:
+    def commit(self, about: Mapping[str, storage.Json]) -> None:
         """Gives the directory its name; ``about`` is more for the index, in JSON.
-        Raises as ``append``.
+
+        Raises:
+          OSError: the disk is full.
         """
         folder = self.place.temporary
         with storage.naming(self.place.path):
-            self._heads()
+            self._write_headers()
             for file in self._files.values():
                 file.close()
-            digests = directories.digests(folder, without=[files.INDEX])
             content = {
                 "format": files.FORMAT,
                 **about,
                 "interface": self._interface,
-                "files": digests,
+                "files": directories.digests(folder, without=[files.INDEX]),
             }
+            lines = json.dumps(content, indent=2, allow_nan=False) + "\n"
             with FileIO(folder / files.INDEX, "r+") as index:
-                _write(
-                    index,
-                    memoryview((json.dumps(content, indent=2, allow_nan=False) + "\n").encode()),
-                )
+                _write(index, memoryview(lines.encode()))
                 index.truncate()
             self.place.commit()
 
@@ -166,20 +160,28 @@ class Writer:
                 file.close()
         self.place.close()
 
-    def _heads(self) -> None:
-        """Writes the header of each array, which is as long for any number of rows,
-        and cuts what follows them.
+    def _write_headers(self) -> None:
+        """Writes the header of each array, which is as long for any number of rows, and cuts its
+        file after the last row.
         """
         for (name, part), file in self._files.items():
             kind = self._parts[name, part]
             shape = (self.rows, *kind.shape)
             descr = np.lib.format.dtype_to_descr(kind.dtype)
+            header = {"descr": descr, "fortran_order": False, "shape": shape}
             file.seek(0)
-            np.lib.format.write_array_header_1_0(
-                file, {"descr": descr, "fortran_order": False, "shape": shape}
-            )
+            np.lib.format.write_array_header_1_0(file, header)
             file.seek(math.prod(shape) * kind.dtype.itemsize, 1)
             file.truncate()
+
+
+def _leaves(trees: Mapping[str, PyTree]) -> dict[tuple[str, str], Any]:
+    """Returns the leaves of columns, or of their spaces, by column and part."""
+    return {
+        (name, part): leaf
+        for name, tree in trees.items()
+        for part, leaf in spaces.leaves(tree).items()
+    }
 
 
 def _opened(file: pathlib.Path, part: str) -> FileIO:
@@ -193,8 +195,10 @@ def _opened(file: pathlib.Path, part: str) -> FileIO:
         return FileIO(file, "x")
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            text = f"the part {shown(part)} has a name of {len(part)} letters, too many for a file; shorten it"
-            raise ConfigError(text) from None
+            raise ConfigError(
+                f"the part {shown(part)} has a name of {len(part)} letters, too many for a file; "
+                "shorten it"
+            ) from None
         raise
 
 
@@ -216,7 +220,7 @@ def _placing(path: pathlib.Path, problem: str) -> Iterator[None]:
 
 
 def _claimed(folder: pathlib.Path, path: pathlib.Path) -> int:
-    """Makes the directory in which ``path`` grows, or empties what a killed process has left of it.
+    """Makes the directory in which ``path`` grows, or empties one that a killed process has left.
 
     Returns:
       A file descriptor that locks it against other processes until it is closed.
@@ -236,35 +240,31 @@ def _claimed(folder: pathlib.Path, path: pathlib.Path) -> int:
         ) from None
     except OSError:  # some cluster file systems have no locks
         pass
-    left = list(folder.iterdir())
-    if foreign := [
-        x for x in left if not (x.is_file() and (x.name == files.INDEX or x.suffix == ".npy"))
-    ]:
-        os.close(lock)
-        raise ConfigError(
-            f"{path} cannot be written: {foreign[0]} is not of a data set; move it elsewhere"
-        )
-    for file in left:
+    leftovers = list(folder.iterdir())
+    for file in leftovers:
+        if not file.is_file() or not (file.name == files.INDEX or file.suffix == ".npy"):
+            os.close(lock)
+            raise ConfigError(
+                f"{path} cannot be written: {file} is not of a data set; move it elsewhere"
+            )
+    for file in leftovers:
         file.unlink()
     return lock
 
 
 def write(
     path: str | pathlib.Path | Place,
-    columns: Mapping[str, Any],
+    columns: Mapping[str, PyTree],
     kinds: Mapping[str, Space],
     interface: Interface,
-    about: Mapping[str, Any],
+    about: Mapping[str, storage.Json],
 ) -> pathlib.Path:
     """Writes arrays as a new directory, whole or not at all, and returns its path, as
     ``Place.commit`` chooses it.
 
-    Other arguments and errors are those of ``Place`` and ``Writer``.
+    Other arguments and errors are as for ``Place`` and ``Writer``.
     """
-    if isinstance(path, Place):
-        place = path
-    else:
-        place = Place(path)
+    place = path if isinstance(path, Place) else Place(path)
     with contextlib.closing(Writer(place, kinds, interface)) as writer:
         writer.append(columns)
         writer.commit(about)

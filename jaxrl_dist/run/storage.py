@@ -11,12 +11,14 @@ import os
 import pathlib
 import stat
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 from jaxrl_dist.config.train import CONFIG_FILE
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.directories import sync
 
+Json: TypeAlias = Any
+"""A value in JSON, which others may have written."""
 _MAX_JSON = _MAX_LINE = 2**26
 
 
@@ -148,7 +150,7 @@ def write_text(path: pathlib.Path, text: str) -> None:
         sync(path.parent)
 
 
-def read_json(path: pathlib.Path) -> Any:
+def read_json(path: pathlib.Path) -> Json:
     """Reads a JSON file that others may have written; see ``read_plain``.
 
     Raises:

@@ -20,29 +20,28 @@ from jaxrl_dist.types import EnvSpec
 
 
 def check(config: Train, spec: EnvSpec) -> None:
-    """Checks that the experience of a resolved config can be recorded, if it shall be.
+    """Checks that the experience of a resolved config can be recorded, if the config asks for it.
 
     Raises:
       ConfigError: it cannot.
     """
     if config.record is None:
         return
-    problems = {
-        "--plan offline makes no experience": config.offline,
-        "a population has several experiences; `jaxrl-dist record` works afterwards": is_population(
-            config
-        ),
-        "it works in one process": peers.count() > 1,
-    }
-    unfit = unrecordable(spec)
-    if unfit is not None:
-        problems[unfit] = True
-    for problem in filter(problems.get, problems):
+    problem: str | None
+    if config.offline:
+        problem = "--plan offline makes no experience"
+    elif is_population(config):
+        problem = "a population has several experiences; `jaxrl-dist record` works afterwards"
+    elif peers.count() > 1:
+        problem = "it works in one process"
+    else:
+        problem = unrecordable(spec)
+    if problem is not None:
         raise ConfigError(f"--record {config.record} does not work here: {problem}")
 
 
 def recorder(session: Session, *, resumed: bool) -> Recorder:
-    """Returns what records the experience of a run, whose config names a directory for it.
+    """Returns the recorder of a run whose config names a directory for its experience.
 
     Args:
       resumed: if the directory exists, its name gets the first free number from 2 on.

@@ -609,7 +609,9 @@ def test_declared_actions_are_the_environments_own(name, tmp_path):
 
 
 def test_an_action_below_the_declared_start_is_refused():
-    with pytest.raises(ConfigError, match=r"action has a value that Discrete\(3\) from 1 has not"):
+    with pytest.raises(
+        ConfigError, match=r"action has a value that Discrete\(3\) from 1 does not have"
+    ):
         Dataset.from_arrays(
             **{**FLAT, "action": [0, 1, 2, 1]}, action_space=gymnasium.spaces.Discrete(3, start=1)
         )

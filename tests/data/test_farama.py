@@ -107,7 +107,7 @@ def test_no_code_that_metadata_name_is_run(tmp_path, monkeypatch):
     assert Dataset.from_minari("x-v0").steps == 9
     del content["observation_space"]
     path.write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match="by code that makes an environment, and that is not run"):
+    with pytest.raises(ConfigError, match="by code that makes an environment, which is not run"):
         Dataset.from_minari("x-v0")
     with pytest.raises(
         ConfigError, match="there is no Minari data set y-v0 here; `minari download y-v0`"

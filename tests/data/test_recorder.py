@@ -221,7 +221,7 @@ def test_nothing_played_is_no_data_set_and_an_error_keeps_what_was_written(tmp_p
     record, rollout = recording(tmp_path / "data"), played(60)
     record(0, [rollout])
     record(0, [rollout._replace(action=rollout.action + 3)])  # cannot be learnt from
-    with pytest.raises(Exception, match="has not"):
+    with pytest.raises(Exception, match="does not have"):
         record.close()
     assert Dataset.load(tmp_path / "data").steps == record._writer.rows - record._episodes > 0
 
