@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,12 +27,12 @@ def _code(name: str) -> Any:
     return importlib.import_module(f"{__name__}.{name}")
 
 
-def execute(session: Session) -> Iterator[Report]:
+def execute(session: Session) -> Generator[Report]:
     """Runs a session under its config's plan;
     yields a report each interval until the env steps are done.
     """
     name = session.config.plan
-    reports: Iterator[Report] = getattr(_code(name), name)(session)
+    reports: Generator[Report] = getattr(_code(name), name)(session)
     return reports
 
 

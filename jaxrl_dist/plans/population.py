@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -103,7 +103,7 @@ class Population(abc.ABC):
         """Ends all members that are not done: each raises it instead of advancing,
         and can still save its state."""
 
-    def reports(self, member: int, session: Session) -> Iterator[Report]:
+    def reports(self, member: int, session: Session) -> Generator[Report]:
         """Yields the reports of a member; ``session`` is its own, with the functions of its run.
 
         The members advance together: the caller takes the next report of every member before it

@@ -53,8 +53,9 @@ class Session(NamedTuple):
     @property
     def steps(self) -> tuple[int, int]:
         """Env steps and agent steps before this session."""
-        done = self.progress.get("env_steps", 0)
-        return done, self.progress.get("agent_steps", done)  # an older version did not store them
+        if self.resumed is None:
+            return 0, 0
+        return self.progress["env_steps"], self.progress["agent_steps"]
 
     @property
     def updates(self) -> int:

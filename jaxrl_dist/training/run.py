@@ -39,7 +39,8 @@ from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.policies import Policies, label
 from jaxrl_dist.settings.stored import to_ask, to_json
 from jaxrl_dist.training.joining import join_reports
-from jaxrl_dist.training.member import Member, open_files
+from jaxrl_dist.training.member import Member
+from jaxrl_dist.training.opening import open_files
 from jaxrl_dist.training.reports import StopState
 from jaxrl_dist.training.rows import ENDED, Row
 from jaxrl_dist.training.tables import write_results

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import time
+from collections.abc import Callable, Iterator
 
 from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.plans.session import Session
@@ -63,6 +65,13 @@ class ProgramShared:
             )
 
         return job.once((name, episodes, max_steps, num_envs, sampled), make)
+
+    @contextlib.contextmanager
+    def excluded(self) -> Iterator[None]:
+        """Adds the seconds of a ``with`` block that ends without an error."""
+        began = time.perf_counter()
+        yield
+        self.excluded_seconds += time.perf_counter() - began
 
     def agree(self, question: str, iteration: int, wants: Callable[[], bool]) -> bool:
         """Returns the answer of the member that asks first after an iteration,

@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-import jaxrl_dist
 from jaxrl_dist.errors import ConfigError, ProcessError
 from jaxrl_dist.hosts import arrays as of_hosts
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.hosts.arrays import Pieces
 from jaxrl_dist.run import arrays, checkpoint, directories, saving
-from jaxrl_dist.training import setup
+from jaxrl_dist.training.opening import check_shared
 
 X = np.arange(6 * 4, dtype=np.float32).reshape(6, 4)
 FLAGS = np.arange(6) % 2 == 0
@@ -166,21 +165,18 @@ def test_pieces_that_show_late_are_waited_for(
 def test_a_run_directory_that_is_not_shared_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = setup.prepare(
-        jaxrl_dist.preset("pg", "CartPole-v1", num_devices=1, run_dir=str(tmp_path / "run"))
-    )
-    (member,) = run.members
-    member._check_shared()  # process 0 has made it
+    folder = tmp_path / "run"
+    check_shared(folder)  # process 0 has made it
     monkeypatch.setattr(peers, "first", lambda: False)
     monkeypatch.setattr(peers, "index", lambda: 1)
     monkeypatch.setattr(directories, "appears", lambda path: path.exists())
     with pytest.raises(
         ConfigError, match=r"process 1 does not see .*metrics.jsonl, .* that all hosts share"
     ):
-        member._check_shared()
+        check_shared(folder)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").touch()
-    member._check_shared()
+    check_shared(folder)
 
 
 def test_pieces_of_a_killed_session_are_deleted(tmp_path: Path) -> None:

@@ -7,19 +7,20 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import jaxrl_dist
 from jaxrl_dist.errors import ConfigWarning
-from jaxrl_dist.training.member import Member
+from jaxrl_dist.training import pipeline
 from jaxrl_dist.training.reports import StopState
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_an_interrupt_between_two_reports_lets_the_run_save(when: str) -> None:
+def test_an_interrupt_between_two_reports_lets_the_run_save(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ending, saved = StopState(lambda: False), []
 
     def stages() -> Iterator[Any]:
@@ -40,9 +41,9 @@ def test_an_interrupt_between_two_reports_lets_the_run_save(when: str) -> None:
             raise KeyboardInterrupt
         return report
 
-    member: Any = SimpleNamespace(_next=taken)
+    monkeypatch.setattr(pipeline, "_next", taken)
     with pytest.raises(KeyboardInterrupt):
-        list(Member._passed(member, stages(), ending))
+        list(pipeline.until_error(stages(), ending))
     assert saved == [2 if when == "before" else 3]
 
 
