@@ -267,8 +267,7 @@ def _kind(stage: str) -> str:
 def changeable(config: Train, algorithms: Algorithms) -> list[str]:
     """Returns the flags of a run, but those that cannot change as advice says.
 
-    The run follows it already, or its loss would take
-    experience of older policies for that of the newest.
+    The run follows it already, or its loss assumes on-policy data.
     """
     followed = {"precision": "bfloat16", "num_epochs": 1, "num_minibatches": 1}
     lags = all(x.corrects_lag or x.replay is not None for x in algorithms.values() if x.trains)

@@ -95,9 +95,7 @@ def parse(target: Any, args: Sequence[str], prog: str) -> Any:
 
 
 def split(target: Any, args: Sequence[str], prog: str) -> tuple[Any, list[str]]:
-    """As ``parse``, for a command that also takes those of ``train``,
-    which are returned as they are.
-    """
+    """As ``parse``; also returns the flags of ``train``, which are not parsed."""
     declared = _declared(_types(target))
     own = list[str]()
     others = list[str]()
@@ -113,7 +111,7 @@ def split(target: Any, args: Sequence[str], prog: str) -> tuple[Any, list[str]]:
             else:
                 left = 1 + declared[name].most
         if left > 0:
-            own.append(arg.removesuffix("="))  # which is no value
+            own.append(arg.removesuffix("="))  # "=" alone gives no value
         else:
             others.append(arg)
         left -= 1
@@ -187,7 +185,7 @@ def read(
     Args:
       hints: the type of each field, in which ``help.Argument``
         and ``help.Alias`` say how else it is given.
-      algorithm: the name of the algorithm whose flags are read, if it is one's.
+      algorithm: the name of the algorithm that has the flags; None: a command has them.
 
     Raises:
       ConfigError: a flag is unknown, repeated, or has too few or too many values,

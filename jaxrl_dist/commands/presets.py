@@ -86,7 +86,7 @@ def kinds() -> list[str]:
 
 
 def changed(config: Any, default: Any) -> Iterator[str]:
-    """Yields the flags, and their values, of the fields that differ from those of ``default``."""
+    """Yields the flags and values of the fields that differ from ``default``."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if field.name in ("algorithm", "env") or value == getattr(default, field.name):

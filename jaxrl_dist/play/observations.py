@@ -46,19 +46,19 @@ def _all_parts(obs: PyTree, space: dict[str, Space], hidden: Collection[str]) ->
     Raises:
       ValueError: a part that is not hidden is missing, or there are more.
     """
-    parts = obs if isinstance(obs, dict) else {}
+    given = obs if isinstance(obs, dict) else {}
     seen = [name for name in space if name not in hidden]
-    if missing := [name for name in seen if name not in parts]:
+    if missing := [name for name in seen if name not in given]:
         raise ValueError(
             f"observations are dicts here, with {', '.join(seen)}; {missing[0]} is missing"
         )
-    if extra := [str(name) for name in parts if name not in space]:
+    if extra := [str(name) for name in given if name not in space]:
         raise ValueError(
             f"observations have no part {extra[0]} here; their parts are {', '.join(space)}"
         )
-    size = (*np.shape(jax.tree.leaves(parts)[0]), 1)[0]
-    blank = {name: _blank(space[name], size) for name in space if name not in parts}
-    return {**parts, **blank}
+    size = (*np.shape(jax.tree.leaves(given)[0]), 1)[0]
+    blank = {name: _blank(space[name], size) for name in space if name not in given}
+    return {**given, **blank}
 
 
 def _blank(space: Space, num_envs: int) -> PyTree:

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend import core as jex
+from jax.typing import ArrayLike
 
 from jaxrl_dist.errors import ConfigError
 
@@ -21,7 +22,10 @@ INSTALL = "`pip install 'jaxrl-dist[onnx]'`, then `pip install --upgrade --no-de
 
 
 def converted(
-    function: Callable[..., Any], specs: Sequence[Any], inputs: list[str], outputs: list[str]
+    function: Callable[..., list[jax.Array]],
+    specs: Sequence[jax.ShapeDtypeStruct],
+    inputs: list[str],
+    outputs: list[str],
 ) -> bytes:
     """Returns a model that computes ``function``.
 
@@ -48,7 +52,7 @@ def converted(
             f"--format onnx needs {error.name}, which is not installed: {INSTALL}"
         ) from None
 
-    def inlined(*args: Any) -> list[Any]:
+    def inlined(*args: ArrayLike) -> list[ArrayLike]:
         return _evaluate(jax.make_jaxpr(function)(*args), *args)
 
     logger = logging.getLogger("onnx_ir")  # warns of each shape with a name in it
@@ -64,44 +68,41 @@ def converted(
     return model.SerializeToString()
 
 
-def _evaluate(program: jex.ClosedJaxpr, *args: Any) -> list[Any]:
+def _evaluate(program: jex.ClosedJaxpr, *args: ArrayLike) -> list[ArrayLike]:
     """Evaluates a program, and inlines calls and the CPU's platform branches:
     jax2onnx supports neither.
 
     It does so as
     https://docs.jax.dev/en/latest/notebooks/Writing_custom_interpreters_in_Jax.html does.
     """
-    known = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
-    known |= dict(zip(program.jaxpr.invars, args, strict=True))
+    values = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
+    values |= dict(zip(program.jaxpr.invars, args, strict=True))
 
-    def read(variable: Any) -> Any:
-        if isinstance(variable, jex.Literal):
-            return variable.val
-        return known[variable]
+    def read(variable: jex.Var | jex.Literal) -> ArrayLike:
+        return variable.val if isinstance(variable, jex.Literal) else values[variable]
 
     for equation in program.jaxpr.eqns:
         out = _outputs(equation, [read(variable) for variable in equation.invars])
-        known |= dict(zip(equation.outvars, out, strict=True))
+        values |= dict(zip(equation.outvars, out, strict=True))
     return [read(variable) for variable in program.jaxpr.outvars]
 
 
-def _outputs(equation: jex.JaxprEqn, values: Sequence[Any]) -> Sequence[Any]:
-    primitive, params = equation.primitive, equation.params
-    known = not any(isinstance(x, jax.core.Tracer) for x in values)
+def _outputs(equation: jex.JaxprEqn, values: Sequence[ArrayLike]) -> Sequence[ArrayLike]:
+    primitive = equation.primitive
+    params = equation.params
     if primitive.name == "platform_index":
-        return [
-            np.int32([names is None or "cpu" in names for names in params["platforms"]].index(True))
-        ]
+        on_cpu = [names is None or "cpu" in names for names in params["platforms"]]
+        return [np.int32(on_cpu.index(True))]
     if call := _called(primitive.name, params, values):
-        return _evaluate(*call)
+        program, *args = call
+        return _evaluate(program, *args)
+    traced = any(isinstance(value, jax.core.Tracer) for value in values)
     aval: Any = equation.outvars[0].aval
-    constant = values and known and aval.shape == ()
+    constant = values and not traced and aval.shape == ()
     # Such as the index of a platform's branch, which does not depend on the arguments.
     with jax.ensure_compile_time_eval() if constant else contextlib.nullcontext():
         out = primitive.bind(*values, **params)
-    if primitive.multiple_results:
-        return out
-    return [out]
+    return out if primitive.multiple_results else [out]
 
 
 def _called(primitive: str, params: Mapping[str, Any], values: Sequence[Any]) -> Sequence[Any]:

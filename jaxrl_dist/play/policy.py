@@ -41,9 +41,7 @@ class Policy:
     def __init__(
         self, config: Train, source: EnvSource, variables: PyTree, *, fresh: bool = False
     ) -> None:
-        """``fresh``: play its evaluations in other episodes than those of its run,
-        as ``Evaluator.of_member``.
-        """
+        """``fresh``: evaluate in other episodes than its run did, as ``Evaluator.of_member``."""
         self.config = config
         self._fresh = fresh
         self.source = source
@@ -106,7 +104,7 @@ class Policy:
         Returns:
           Actions ``[B, ...]`` within the environment's bounds,
           and the policy state for the next call. Where an
-          episode has ended, the caller replaces its row of the state by that of ``initial_core``.
+          episode has ended, the caller replaces its row of the state by a row of ``initial_core``.
 
         Raises:
           TypeError: there is another argument.
@@ -217,9 +215,9 @@ class Policy:
         context = Context(keys, jnp.float32(END_OF_SCHEDULES))
         action, core, _ = self.algorithm.policy(variables, obs, core, context)
         space = self.source.spec.action
-        parts = spaces.leaves(clipped(space, action))
+        chosen = spaces.leaves(clipped(space, action))
         native = {
-            path: spaces.native(part, parts[path]) for path, part in spaces.leaves(space).items()
+            path: spaces.native(part, chosen[path]) for path, part in spaces.leaves(space).items()
         }
         return spaces.tupled(spaces.nested(space, native), self.source.spec.tuples, "action"), core
 

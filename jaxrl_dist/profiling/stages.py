@@ -26,7 +26,7 @@ from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.session import Session
 from jaxrl_dist.rng import Stream
-from jaxrl_dist.types import EpisodeStats, PyTree, Rollout, Timestep, TrainState
+from jaxrl_dist.types import Algorithm, EpisodeStats, PyTree, Rollout, Timestep, TrainState
 
 ONE = meshes.REPLICATED
 BATCH = meshes.BATCH
@@ -200,183 +200,175 @@ def _learning(job: Job, state: TrainState, rollout: Rollouts, key: jax.Array) ->
     stages: dict[str, dict[str, Stage]] = {}
     for name, algorithm in job.algorithm.items():
         if algorithm.trains:
-            of_policy = job._replace(algorithm=algorithm)
             frame_stack = job.source.spec.by_policy[name].frame_stack
-            stages[name] = _of_learner(
-                of_policy, state_of(state, name), rollout[name], key, frame_stack
-            )
+            learner = _Learner(algorithm, job, state_of(state, name), key)
+            stages[name] = learner.stages(rollout[name], frame_stack)
     return meshes.flat(stages)
 
 
-def _of_learner(
-    job: Job, state: TrainState, rollout: Rollout, key: jax.Array, frame_stack: int
-) -> dict[str, Stage]:
-    """Returns the stages of a learner; ``job`` has its algorithm alone."""
-    algorithm = job.algorithm
-    light = state._replace(memory=())
-    stages: dict[str, Stage] = {}
-    if algorithm.replay is None:
-        stages["postprocess"], (batch, _) = _postprocess_once(job, light, rollout, key)
-        minibatches = algorithm.num_minibatches
-        updates = algorithm.num_epochs * minibatches
-        if minibatches > 1:
-            stages["shuffle"], _ = _shuffle(job, batch, key, rollout.reward.shape[1])
-    else:
-        minibatches = 1
-        updates = off_policy.updates_per_iteration(algorithm.replay, rollout.reward.size)
-        stages["replay"], (_, windows) = _replay(
-            job, state.memory, rollout, key, updates, frame_stack
+class _Learner:
+    """The learner of one policy; its methods make its stages."""
+
+    def __init__(self, algorithm: Algorithm, job: Job, state: TrainState, key: jax.Array) -> None:
+        self._algorithm = algorithm
+        self._mesh = job.mesh
+        self._rollout_length = job.rollout_length
+        self._memory = state.memory
+        self._state = state._replace(memory=())
+        self._key = key
+
+    def stages(self, rollout: Rollout, frame_stack: int) -> dict[str, Stage]:
+        """Returns the stages in their order."""
+        algorithm = self._algorithm
+        stages: dict[str, Stage] = {}
+        if algorithm.replay is None:
+            stages["postprocess"], (batch, _) = self._postprocess_once(rollout)
+            minibatches = algorithm.num_minibatches
+            order = _order(algorithm.num_epochs * minibatches)
+            if minibatches > 1:
+                stages["shuffle"], _ = self._shuffle(batch, rollout.reward.shape[1])
+        else:
+            minibatches = 1
+            size = rollout.reward.size
+            order = _order(off_policy.updates_per_iteration(algorithm.replay, size))
+            stages["replay"], (_, windows) = self._replay(rollout, order, frame_stack)
+            stages["postprocess"], batch = self._postprocess_each(windows, order)
+        stages["gradient"], gradient = self._gradient(batch, order, minibatches)
+        stages["optimizer"] = self._optimizer(gradient, order)
+        return stages
+
+    def _postprocess_once(self, rollout: Rollout) -> tuple[Stage, tuple[PyTree, PyTree]]:
+        """Postprocesses a rollout, and observes it for running statistics."""
+        algorithm = self._algorithm
+
+        def postprocess(
+            state: TrainState, rollout: Rollout, key: jax.Array
+        ) -> tuple[PyTree, PyTree]:
+            keys = rng.per_index(key, meshes.global_index(rollout.reward.shape[1]))
+            batch = algorithm.postprocess(state.variables, rollout, state.context(keys))
+            return batch, algorithm.updated_stats(state.variables, rollout, state.context())
+
+        mapped = meshes.acting(postprocess, self._mesh, (ONE, ROLLOUT, ONE), (BATCH, ONE))
+        return _stage(mapped, self._state, rollout, self._key)
+
+    def _shuffle(self, batch: PyTree, rows: int) -> tuple[Stage, PyTree]:
+        """Divides the examples of a rollout into the minibatches of every epoch."""
+        minibatches = self._algorithm.num_minibatches
+        num_envs = rows // self._mesh.size
+
+        def shuffle(batch: PyTree, key: jax.Array, order: jax.Array) -> PyTree:
+            size = len(jax.tree.leaves(batch)[0])
+
+            def epoch(number: jax.Array) -> PyTree:
+                rows = on_policy.shuffled(key, number, num_envs, size, minibatches)
+                return _repeated(lambda rows: on_policy.take(batch, rows), rows)
+
+            return _repeated(epoch, order)
+
+        mapped = meshes.acting(shuffle, self._mesh, (BATCH, ONE, ONE), BATCH)
+        return _stage(mapped, batch, self._key, _order(self._algorithm.num_epochs))
+
+    def _replay(
+        self, rollout: Rollout, order: np.ndarray, frame_stack: int
+    ) -> tuple[Stage, tuple[ring.Memory, Rollout]]:
+        """Stores a rollout, then draws and gathers the windows of every update;
+        prioritised replay also sets their priorities.
+        """
+        replay = self._algorithm.replay
+        window = self._algorithm.window
+        assert replay is not None and window is not None, "replay needs windows of a fixed length"
+        size = replay.batch_size // self._mesh.size
+
+        def store(memory: ring.Memory, rollout: Rollout) -> ring.Memory:
+            return ring.add(memory, rollout, window, frame_stack)
+
+        def draw(memory: ring.Memory, key: jax.Array) -> tuple[ring.Memory, Rollout]:
+            if replay.priority_exponent is None:
+                index = ring.draw_uniform(memory, key, size, window, frame_stack)
+            else:
+                index, probability = ring.draw_prioritized(memory, key, size)
+                memory = ring.set_priority(memory, index, probability)
+            return memory, ring.gather(memory.steps, index, window, frame_stack)
+
+        def store_and_draw(
+            memory: ring.Memory, rollout: Rollout, key: jax.Array, order: jax.Array
+        ) -> tuple[ring.Memory, Rollout]:
+            memory = store(memory, rollout)
+            keys = rng.per_index(key, order)
+            blank = _blank(lambda: draw(memory, keys[0])[1])
+
+            def one(
+                carry: tuple[ring.Memory, Rollout], key: jax.Array
+            ) -> tuple[tuple[ring.Memory, Rollout], None]:
+                return draw(carry[0], key), None
+
+            return jax.lax.scan(one, (memory, blank), keys)[0]
+
+        fill = jax.jit(meshes.acting(store, self._mesh, (BATCH, ROLLOUT), BATCH), donate_argnums=0)
+        memory = self._memory
+        # A draw needs whole windows in the memory.
+        for _ in range(2 + window // self._rollout_length):
+            memory = fill(memory, rollout)
+        mapped = meshes.acting(
+            store_and_draw, self._mesh, (BATCH, ROLLOUT, ONE, ONE), (BATCH, ROLLOUT)
         )
-        stages["postprocess"], batch = _postprocess_each(job, light, windows, key, updates)
-    stages["gradient"], gradient = _gradient(job, light, batch, key, updates, minibatches)
-    stages["optimizer"] = _optimizer(job, light, gradient, updates)
-    return stages
+        return _stage(mapped, memory, rollout, self._key, order, carries=True)
 
+    def _postprocess_each(self, windows: Rollout, order: np.ndarray) -> tuple[Stage, PyTree]:
+        """Postprocesses the windows of every update."""
+        algorithm = self._algorithm
 
-def _postprocess_once(
-    job: Job, state: TrainState, rollout: Rollout, key: jax.Array
-) -> tuple[Stage, Any]:
-    """Postprocesses a rollout, and observes it for running statistics."""
-    algorithm = job.algorithm
+        def postprocess(
+            state: TrainState, windows: Rollout, key: jax.Array, order: jax.Array
+        ) -> PyTree:
+            keys = rng.per_index(key, meshes.global_index(windows.reward.shape[1]))
+            pair = _twice(windows)
 
-    def postprocess(state: TrainState, rollout: Rollout, key: jax.Array) -> tuple[PyTree, PyTree]:
-        keys = rng.per_index(key, meshes.global_index(rollout.reward.shape[1]))
-        batch = algorithm.postprocess(state.variables, rollout, state.context(keys))
-        return batch, algorithm.updated_stats(state.variables, rollout, state.context())
+            def one(number: jax.Array) -> PyTree:
+                chosen = jax.tree.map(lambda x: x[number % 2], pair)
+                return algorithm.postprocess(state.variables, chosen, state.context(keys))
 
-    return _stage(
-        meshes.acting(postprocess, job.mesh, (ONE, ROLLOUT, ONE), (BATCH, ONE)), state, rollout, key
-    )
+            return _repeated(one, order)
 
+        mapped = meshes.acting(postprocess, self._mesh, (ONE, ROLLOUT, ONE, ONE), BATCH)
+        return _stage(mapped, self._state, windows, self._key, order)
 
-def _shuffle(job: Job, batch: PyTree, key: jax.Array, rows: int) -> tuple[Stage, PyTree]:
-    """Divides the examples of a rollout into the minibatches of every epoch."""
-    minibatches = job.algorithm.num_minibatches
-    num_envs = rows // job.mesh.size
+    def _gradient(self, batch: PyTree, order: np.ndarray, minibatches: int) -> tuple[Stage, PyTree]:
+        """Differentiates the loss of every update's examples."""
 
-    def shuffle(batch: PyTree, key: jax.Array, order: jax.Array) -> PyTree:
-        size = len(jax.tree.leaves(batch)[0])
+        def differentiate(
+            state: TrainState, batch: PyTree, key: jax.Array, order: jax.Array, chosen: jax.Array
+        ) -> PyTree:
+            if minibatches == 1:
+                choices = _twice(batch)
+            else:
+                choices = jax.tree.map(lambda x: x.reshape(minibatches, -1, *x.shape[1:]), batch)
+            examples = meshes.global_index(jax.tree.leaves(choices)[0].shape[1])
 
-        def epoch(number: jax.Array) -> PyTree:
-            rows = on_policy.shuffled(key, number, num_envs, size, minibatches)
-            return _repeated(lambda rows: on_policy.take(batch, rows), rows)
+            def one(now: tuple[jax.Array, jax.Array]) -> PyTree:
+                number, choice = now
+                keys = rng.per_index(jax.random.fold_in(key, number), examples)
+                minibatch = jax.tree.map(lambda x: x[choice], choices)
+                return sgd.gradient(self._algorithm, state, minibatch, keys)[:2]
 
-        return _repeated(epoch, order)
+            return _repeated(one, (order, chosen))[0]
 
-    return _stage(
-        meshes.acting(shuffle, job.mesh, (BATCH, ONE, ONE), BATCH),
-        batch,
-        key,
-        _order(job.algorithm.num_epochs),
-    )
+        mapped = meshes.learning(differentiate, self._mesh, (ONE, BATCH, ONE, ONE, ONE), ONE)
+        chosen = order % max(minibatches, 2)
+        return _stage(mapped, self._state, batch, self._key, order, chosen)
 
+    def _optimizer(self, gradient: PyTree, order: np.ndarray) -> Stage:
+        """Makes every update, from one gradient."""
 
-def _replay(
-    job: Job, memory: ring.Memory, rollout: Rollout, key: jax.Array, updates: int, frame_stack: int
-) -> tuple[Stage, tuple[ring.Memory, Rollout]]:
-    """Stores a rollout, then draws and gathers the windows of every update;
-    prioritised replay also sets their priorities.
-    """
-    replay = job.algorithm.replay
-    window = job.algorithm.window
-    assert replay is not None and window is not None, "replay needs windows of a fixed length"
-    size = replay.batch_size // job.mesh.size
+        def update(state: TrainState, gradient: PyTree, order: jax.Array) -> tuple[TrainState]:
+            def one(state: TrainState, number: jax.Array) -> tuple[TrainState, None]:
+                del number
+                return sgd.apply(self._algorithm, state, gradient), None
 
-    def store(memory: ring.Memory, rollout: Rollout) -> ring.Memory:
-        return ring.add(memory, rollout, window, frame_stack)
+            return (jax.lax.scan(one, state, order)[0],)
 
-    def draw(memory: ring.Memory, key: jax.Array) -> tuple[ring.Memory, Rollout]:
-        if replay.priority_exponent is None:
-            index = ring.draw_uniform(memory, key, size, window, frame_stack)
-        else:
-            index, probability = ring.draw_prioritized(memory, key, size)
-            memory = ring.set_priority(memory, index, probability)
-        return memory, ring.gather(memory.steps, index, window, frame_stack)
-
-    def store_and_draw(
-        memory: ring.Memory, rollout: Rollout, key: jax.Array, order: jax.Array
-    ) -> tuple[ring.Memory, Rollout]:
-        memory = store(memory, rollout)
-        keys = rng.per_index(key, order)
-        blank = _blank(lambda: draw(memory, keys[0])[1])
-
-        def one(
-            carry: tuple[ring.Memory, Rollout], key: jax.Array
-        ) -> tuple[tuple[ring.Memory, Rollout], None]:
-            return draw(carry[0], key), None
-
-        return jax.lax.scan(one, (memory, blank), keys)[0]
-
-    fill = jax.jit(meshes.acting(store, job.mesh, (BATCH, ROLLOUT), BATCH), donate_argnums=0)
-    # A draw needs whole windows in the memory.
-    for _ in range(2 + window // job.rollout_length):
-        memory = fill(memory, rollout)
-    mapped = meshes.acting(store_and_draw, job.mesh, (BATCH, ROLLOUT, ONE, ONE), (BATCH, ROLLOUT))
-    return _stage(mapped, memory, rollout, key, _order(updates), carries=True)
-
-
-def _postprocess_each(
-    job: Job, state: TrainState, windows: Rollout, key: jax.Array, updates: int
-) -> tuple[Stage, Any]:
-    """Postprocesses the windows of every update."""
-    algorithm = job.algorithm
-
-    def postprocess(
-        state: TrainState, windows: Rollout, key: jax.Array, order: jax.Array
-    ) -> PyTree:
-        keys = rng.per_index(key, meshes.global_index(windows.reward.shape[1]))
-        pair = _twice(windows)
-
-        def one(number: jax.Array) -> PyTree:
-            chosen = jax.tree.map(lambda x: x[number % 2], pair)
-            return algorithm.postprocess(state.variables, chosen, state.context(keys))
-
-        return _repeated(one, order)
-
-    mapped = meshes.acting(postprocess, job.mesh, (ONE, ROLLOUT, ONE, ONE), BATCH)
-    return _stage(mapped, state, windows, key, _order(updates))
-
-
-def _gradient(
-    job: Job, state: TrainState, batch: PyTree, key: jax.Array, updates: int, minibatches: int
-) -> tuple[Stage, PyTree]:
-    """Differentiates the loss of every update's examples."""
-    algorithm = job.algorithm
-
-    def differentiate(
-        state: TrainState, batch: PyTree, key: jax.Array, order: jax.Array, chosen: jax.Array
-    ) -> PyTree:
-        if minibatches == 1:
-            choices = _twice(batch)
-        else:
-            choices = jax.tree.map(lambda x: x.reshape(minibatches, -1, *x.shape[1:]), batch)
-        examples = meshes.global_index(jax.tree.leaves(choices)[0].shape[1])
-
-        def one(now: tuple[jax.Array, jax.Array]) -> PyTree:
-            number, choice = now
-            keys = rng.per_index(jax.random.fold_in(key, number), examples)
-            minibatch = jax.tree.map(lambda x: x[choice], choices)
-            return sgd.gradient(algorithm, state, minibatch, keys)[:2]
-
-        return _repeated(one, (order, chosen))[0]
-
-    order = _order(updates)
-    mapped = meshes.learning(differentiate, job.mesh, (ONE, BATCH, ONE, ONE, ONE), ONE)
-    return _stage(mapped, state, batch, key, order, order % max(minibatches, 2))
-
-
-def _optimizer(job: Job, state: TrainState, gradient: PyTree, updates: int) -> Stage:
-    """Makes every update, from one gradient."""
-
-    def update(state: TrainState, gradient: PyTree, order: jax.Array) -> tuple[TrainState]:
-        def one(state: TrainState, number: jax.Array) -> tuple[TrainState, None]:
-            del number
-            return sgd.apply(job.algorithm, state, gradient), None
-
-        return (jax.lax.scan(one, state, order)[0],)
-
-    mapped = meshes.learning(update, job.mesh, (ONE, ONE, ONE), ONE)
-    return _stage(mapped, state, gradient, _order(updates), carries=True)[0]
+        mapped = meshes.learning(update, self._mesh, (ONE, ONE, ONE), ONE)
+        return _stage(mapped, self._state, gradient, order, carries=True)[0]
 
 
 # --- Stages ---------------------------------------------------------------------------------------

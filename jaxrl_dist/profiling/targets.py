@@ -22,8 +22,8 @@ class GPU(NamedTuple):
     """Properties of an NVIDIA GPU that XLA's compiler needs:
     fields of XLA's ``GpuDeviceInfoProto``.
 
-    The numbers are those of NVIDIA's data sheets and CUDA programming guide, table "technical
-    specifications per compute capability".
+    Sources: NVIDIA's data sheets, and the table "technical specifications per compute capability"
+    of the CUDA programming guide.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Target(NamedTuple):
 
     name: str
     platform: str | None
-    """``cuda`` or ``tpu``; None: that of this machine."""
+    """``cuda`` or ``tpu``; None: the platform of this machine."""
     memory: int
     """Bytes of a device."""
     topology: Mapping[str, Any]

@@ -103,9 +103,9 @@ def profile(
       config: resolved; the run writes no files.
       source: its environment.
       seconds: for the run, which makes at least two reports.
-        The stages take about as long again. Compiling adds to it.
+        The stages take as long again, and compiling adds to it.
       trace: the file for a trace of one pass of each stage, as JSON compressed by gzip.
-      progress: receives what it does now, in words.
+      progress: receives the current step in words.
 
     Raises:
       ConfigError: the config describes a population or several processes, or cannot be run.
@@ -333,9 +333,9 @@ def _divided(
     """Returns a thread's stages, its update divided into the stages that were run alone,
     and the rest, so that they sum to ``whole``.
 
-    An actor's times are those of whole rollouts, which do not end with the reports: where they are
-    longer, they are scaled down. Stages that take longer alone than in the update, where a compiler
-    joins them, are scaled down to it.
+    An actor times whole rollouts, which do not end with the reports: longer times are scaled down.
+    Stages that take longer alone than in the update, where a compiler joins them, are scaled down
+    to it.
     """
     divided = {
         stage: seconds

@@ -88,7 +88,7 @@ def test_environments_of_several_agents_are_played_too(capsys: pytest.CaptureFix
     )
     assert cli.main(["check-env", "parts:Stuck"]) == 1
     assert (
-        "the action mask of step 4 allows no action, though the episode goes on"
+        "the action mask of step 4 allows no action, though the episode continues"
         in capsys.readouterr().out
     )
     assert cli.main(["check-env", "team:NoMove"]) == 1

@@ -639,4 +639,6 @@ def test_check_env_names_a_mask_that_allows_nothing(
 ) -> None:
     assert cli.main(["check-env", "flock:Flock", "--env-options", f"masks={masks}"]) == 1
     out = capsys.readouterr().out
-    assert "the action mask of reset for bird_0 allows no action, though the episode goes on" in out
+    assert (
+        "the action mask of reset for bird_0 allows no action, though the episode continues" in out
+    )

@@ -27,7 +27,7 @@ from jaxrl_dist.learners import sgd
 from jaxrl_dist.types import Aux, Context, PyTree, Rollout, TrainState, Variables
 
 LATER = 0.01
-"""Deviation of the parameters of the loss from those of the postprocessor, as after updates: at
+"""Deviation between the parameters of the loss and of the postprocessor, as after updates: with
 equal ones, a ratio of probabilities is 1 and a divergence 0 whatever the actions are."""
 
 

@@ -39,8 +39,8 @@ ITERATIONS = 3
 
 
 ADVICE = (
-    "sums and means over examples of all environments are those of mesh.global_sum and "
-    "mesh.global_mean, and each example has a key of its own"
+    "mesh.global_sum and mesh.global_mean make sums and means over examples of all environments, "
+    "and each example has a key of its own"
 )
 """What makes two devices agree."""
 

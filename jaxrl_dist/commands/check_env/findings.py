@@ -56,9 +56,7 @@ class Check(Contract):
         say(f"{phase} ...")
 
     def lines(self, name: str, done: str) -> list[str]:
-        """Returns all findings as lines for the terminal; ``done``:
-        what was tried if there is no fault.
-        """
+        """Returns all findings as lines for the terminal; ``done`` says what was tried."""
         lines = [*self.faults.values(), *(f"note: {note}" for note in self.notes)]
         if not self.faults:
             lines.append(f"no fault found in {done}")
@@ -119,16 +117,19 @@ class Check(Contract):
             )
 
     def legal(self, where: str, mask: Any) -> None:
-        """Checks that an action mask allows an action while the episode goes on; ``where``:
-        a call, and of whom.
+        """Checks that an action mask allows an action while the episode continues.
+
+        Args:
+          where: the call that the mask comes from, and its agent.
         """
         if not np.any(mask):
             self.fault(
-                "legal", f"the action mask of {where} allows no action, though the episode goes on"
+                "legal",
+                f"the action mask of {where} allows no action, though the episode continues",
             )
 
     def ends(self, lengths: list[int], both: int) -> None:
-        """Checks how episodes end: ``both`` of them ended as terminated and truncated at once."""
+        """Checks how episodes end: ``both`` of them were terminated and truncated in one step."""
         self.episodes = len(lengths)
         if not lengths:
             self.notes.append(
@@ -138,7 +139,8 @@ class Check(Contract):
         elif both == len(lengths) > 1:
             self.fault(
                 "both",
-                "every end is terminated and truncated at once; truncated is for time limits alone",
+                "every end is terminated and truncated in one step; "
+                "truncated is for time limits alone",
             )
         if len(lengths) > 4 and lengths[0] > 1 and set(lengths[1:]) == {1}:
             self.fault(
