@@ -11,7 +11,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import numpy as np
@@ -23,6 +23,8 @@ from jaxrl_dist.errors import ConfigError, EnvError
 from jaxrl_dist.spaces import Space, leaves, zeros
 from jaxrl_dist.types import PyTree
 
+P = ParamSpec("P")
+T = TypeVar("T")
 METHODS = ("reset_env", "step_env", "is_truncated", "observation_space", "action_space")
 _NEEDS_VALUES = (
     jax.errors.ConcretizationTypeError,
@@ -86,30 +88,35 @@ class Contract:
         except BaseException as error:
             raise self.stop(doing, f"{doing} {_raised(error)}", error) from error
 
-    def call(self, doing: str, function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    def call(self, doing: str, function: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
         """Calls a function of the environment inside ``during``."""
         with self.during(doing):
             return function(*args, **keywords)
 
-    def trace(self, doing: str, env: Any, function: Callable[..., Any], *args: Any) -> PyTree:
+    def trace(
+        self, doing: str, env: object, function: Callable[..., PyTree], *args: PyTree
+    ) -> PyTree:
         """Returns the result of ``traced`` for a function of the environment."""
         result = self.call(doing, traced, function, *args)
-        if not of_library(type(env)) and any(
-            map(_holds_tracer, getattr(env, "__dict__", {}).values())
-        ):
-            text = f"{doing} keeps a traced value in the environment itself; all that changes belongs into the state"
-            raise self.stop("tracer", text)
+        attributes = getattr(env, "__dict__", {}).values()
+        if not of_library(type(env)) and any(map(_holds_tracer, attributes)):
+            raise self.stop(
+                "tracer",
+                f"{doing} keeps a traced value in the environment itself; "
+                "all that changes belongs into the state",
+            )
         return result
 
     # --- Checks of returned values; shapes and dtypes may stand for arrays ------------------------
 
-    def returned(self, call: str, values: Any, names: Sequence[str]) -> Any:
+    def returned(self, call: str, values: PyTree, names: Sequence[str]) -> PyTree:
         """Returns the values of a call after checking their number."""
-        if text := miscounted(call, values, names):
-            raise self.stop(call, text)
+        problem = miscounted(call, values, names)
+        if problem:
+            raise self.stop(call, problem)
         return values
 
-    def observation(self, where: str, obs: Any, space: Any) -> None:
+    def observation(self, where: str, obs: PyTree, space: object) -> None:
         """Checks that an observation, or each of its parts, belongs to its space,
         the environment's own.
         """
@@ -118,19 +125,18 @@ class Contract:
         except ValueError as error:
             return self.fault("parts", f"{where}: {error}")
         for path, part in leaves(named_spaces(space)).items():
-            self.part(f"the observation of {where}{path and f' at {path}'}", parts[path], part)
+            place = f" at {path}" if path else ""
+            self.part(f"the observation of {where}{place}", parts[path], part)
 
     def part(self, subject: str, obs: Any, space: Any) -> bool:
         """Checks shape and dtype of one part of an observation; returns whether they are right."""
-        if hasattr(obs, "dtype"):
-            x = obs
-        else:
-            x = np.asarray(obs)
+        x = obs if hasattr(obs, "dtype") else np.asarray(obs)
+        shape = tuple(int(size) for size in np.ravel(space.shape))
         if not _is_real(x.dtype):
             self.fault(
                 "observation", f"{subject} is {described(obs)}, not an array of real numbers"
             )
-        elif tuple(x.shape) != (shape := tuple(int(size) for size in np.ravel(space.shape))):
+        elif tuple(x.shape) != shape:
             self.fault("shape", f"{subject} has shape {tuple(x.shape)}, its space {shape}")
         elif not np.can_cast(x.dtype, space.dtype):
             self.fault("dtype", f"{subject} has dtype {x.dtype}, its space {np.dtype(space.dtype)}")
@@ -145,15 +151,13 @@ class Contract:
         self.fault("reward", f"{subject} is {described(x)}, not a number")
         return False
 
-    def flag(self, subject: str, x: Any) -> None:
+    def flag(self, subject: str, x: object) -> None:
         """Checks that an end of an episode is one bool."""
-        if not isinstance(x, bool) and (getattr(x, "shape", None), getattr(x, "dtype", None)) != (
-            (),
-            np.dtype(bool),
-        ):
+        is_scalar = getattr(x, "shape", None) == () and getattr(x, "dtype", None) == np.dtype(bool)
+        if not isinstance(x, bool) and not is_scalar:
             self.fault(subject, f"{subject} is {described(x)}, not a bool")
 
-    def info(self, where: str, info: Any) -> None:
+    def info(self, where: str, info: object) -> None:
         """Checks that an info is a dict."""
         if not isinstance(info, Mapping):
             self.fault(f"info {where}", f"{where}'s info is {described(info)}, not a dict")
@@ -162,10 +166,10 @@ class Contract:
         """Checks that a state, or what ``subject`` names, holds nothing but arrays and numbers."""
         for path, leaf in jax.tree.leaves_with_path(state):
             if not isinstance(leaf, jax.ShapeDtypeStruct):
-                where = jax.tree_util.keystr(path)
-                text = f"{subject} holds {described(leaf)}{where and f' at {where}'}, not an array"
                 self.fault(
-                    "leaf", f"{text}; a NamedTuple or a dataclass of flax.struct may hold arrays"
+                    "leaf",
+                    f"{subject} holds {described(leaf)}{_place(path)}, not an array; "
+                    "a NamedTuple or a dataclass of flax.struct may hold arrays",
                 )
 
     def same(
@@ -185,16 +189,21 @@ class Contract:
         after: Any = jax.tree.structure(later)
         # their texts may differ where they are equal, as those of MuJoCo's states
         if before != after:
-            text = f"{subject} of {step} is {shown(after)}, that of {reset} {shown(before)}"
-            return self.fault("structure", text)
+            return self.fault(
+                "structure",
+                f"{subject} of {step} is {shown(after)}, that of {reset} {shown(before)}",
+            )
         for (path, old), new in zip(
             jax.tree.leaves_with_path(first), jax.tree.leaves(later), strict=True
         ):
-            where = jax.tree_util.keystr(path)
             fits = {"shape": new.shape == old.shape, "dtype": _fits(new.dtype, old.dtype)}
-            for kind in (kind for kind, right in fits.items() if not right):
-                values = f"{kind} {getattr(new, kind)} after {step} and {getattr(old, kind)} after {reset}"
-                self.fault(f"{subject} {kind}", f"{subject}{where and f' at {where}'} has {values}")
+            for kind, right in fits.items():
+                if not right:
+                    self.fault(
+                        f"{subject} {kind}",
+                        f"{subject}{_place(path)} has {kind} {getattr(new, kind)} after {step} "
+                        f"and {getattr(old, kind)} after {reset}",
+                    )
 
 
 class Traced(NamedTuple):
@@ -231,8 +240,8 @@ def of_env(contract: Contract, env: Any, params: Any) -> Traced:
     contract.halt()
     if params is None:
         params = contract.call("default_params", lambda: env.default_params)
-    native = []
-    spaces = []
+    native: list[Any] = []
+    spaces: list[Space] = []
     for role in ("observation", "action"):
         native.append(contract.call(f"{role}_space", getattr(env, f"{role}_space"), params))
         try:
@@ -291,73 +300,73 @@ def traced(function: Callable[..., PyTree], *args: PyTree) -> PyTree:
     return jax.tree.unflatten(tree, [next(shapes) if x is None else x for x in others])
 
 
-def shown(x: Any) -> str:
+def _place(path: jax.tree_util.KeyPath) -> str:
+    """Names a leaf of a tree for messages; empty: the tree is this leaf."""
+    where = jax.tree_util.keystr(path)
+    return f" at {where}" if where else ""
+
+
+def shown(x: object) -> str:
     """Returns a value's text in one short line."""
     return " ".join(str(x).split())[:80]
 
 
-def zero_action(native: Any, action: Space) -> PyTree:
+def zero_action(native: object, action: Space) -> PyTree:
     """Returns an action of one environment, in its own form: all zero."""
     return jax.tree.map(lambda x: x[0], unnamed(native, zeros(action, 1)))
 
 
-def _is_array(x: Any) -> bool:
-    dtype = getattr(x, "dtype", None)
+def _is_array(x: object) -> bool:
     if isinstance(x, np.ndarray | np.generic):
-        return dtype is not None and dtype.kind not in "OSUMm"
+        return x.dtype.kind not in "OSUMm"
     return isinstance(x, jax.Array | bool | int | float | complex)
 
 
-def _is_real(dtype: Any) -> bool:
+def _is_real(dtype: object) -> bool:
     """Returns False for complex numbers, texts, objects and JAX's keys."""
     return isinstance(dtype, np.dtype) and dtype.kind not in "cOSUMm"
 
 
-def _fits(new: Any, old: Any) -> bool:
+def _fits(new: object, old: object) -> bool:
     """Returns whether a dtype holds all numbers of another of the same kind."""
-    both = isinstance(new, np.dtype) and isinstance(old, np.dtype)  # those of JAX's keys are others
-    return bool(new == old or (both and new.kind == old.kind and np.can_cast(new, old)))
+    if new == old:
+        return True
+    if not isinstance(new, np.dtype) or not isinstance(old, np.dtype):  # as those of JAX's keys
+        return False
+    return new.kind == old.kind and np.can_cast(new, old)
 
 
-def _holds_tracer(tree: Any) -> bool:
+def _holds_tracer(tree: PyTree) -> bool:
     with contextlib.suppress(TypeError, ValueError):  # dicts whose keys have no order
         return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
     return False
 
 
-def of_library(function: Any) -> bool:
+def of_library(function: object) -> bool:
     """Returns whether a method or class is a library's:
     some spaces have other dtypes and shapes than observations.
     """
-    return str(getattr(function, "__module__", "")).partition(".")[0] in (
-        "gymnax",
-        _PACKAGE,
-        *LIBRARIES,
-    )
+    package = str(getattr(function, "__module__", "")).partition(".")[0]
+    return package in ("gymnax", _PACKAGE, *LIBRARIES)
 
 
 def _raised(error: BaseException) -> str:
     """Says in one line what a user's code has raised, and where."""
-    frames = [
-        frame for frame in _frames(error) if not frame.filename.startswith(_INSTALLED)
-    ] or _frames(error)
-    places = [frame for frame in frames if not frame.filename.startswith(_OURS)] or frames
-    if places:
-        where = f" ({os.path.basename(places[-1].filename)}, line {places[-1].lineno})"
-    else:
-        where = ""
-    text = ": ".join(
-        filter(None, (type(error).__name__, str(error).strip().split("\n")[0].rstrip(".")))
-    )
-    if not isinstance(error, _NEEDS_VALUES):
-        return "; ".join(
-            [
-                f"raises {text}{where}",
-                *(note for note in getattr(error, "__notes__", []) if "\n" not in note),
-            ]
+    frames = _frames(error)
+    frames = [x for x in frames if not x.filename.startswith(_INSTALLED)] or frames
+    frames = [x for x in frames if not x.filename.startswith(_OURS)] or frames
+    where = ""
+    if frames:
+        where = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})"
+    first_line = str(error).strip().split("\n")[0].rstrip(".")
+    said = ": ".join(filter(None, (type(error).__name__, first_line)))
+    if isinstance(error, _NEEDS_VALUES):
+        return (
+            f"cannot run in a compiled program{where}: {said}; "
+            "use jnp.where or jax.lax.cond in place of if, and jax.numpy in place of numpy"
         )
-    advice = "use jnp.where or jax.lax.cond in place of if, and jax.numpy in place of numpy"
-    return f"cannot run in a compiled program{where}: {text}; {advice}"
+    notes = [note for note in getattr(error, "__notes__", []) if "\n" not in note]
+    return "; ".join([f"raises {said}{where}", *notes])
 
 
 def _traceback(error: BaseException) -> str | None:

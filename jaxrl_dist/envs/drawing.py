@@ -29,7 +29,7 @@ _GREEN = (60, 150, 80)
 _GREY = (160, 160, 160)
 
 
-def own_render(env: Any, *params: Any) -> Callable[[Any], Any] | None:
+def own_render(env: Any, *params: PyTree) -> Callable[[PyTree], object] | None:
     """Returns the ``render(state, *params)`` of a user's environment;
     those of libraries draw other things.
     """
@@ -39,7 +39,7 @@ def own_render(env: Any, *params: Any) -> Callable[[Any], Any] | None:
     return lambda state: env.render(state, *params)
 
 
-def check(spec: EnvSpec, render: Callable[[Any], Any] | None) -> None:
+def check(spec: EnvSpec, render: Callable[[PyTree], object] | None) -> None:
     """Checks that ``draw`` can draw an environment, before a program is compiled for it.
 
     Raises:
@@ -69,7 +69,7 @@ def _without_pictures(spec: EnvSpec) -> ConfigError:
 
 
 def draw(
-    spec: EnvSpec, state: Any, obs: PyTree, render: Callable[[Any], Any] | None = None
+    spec: EnvSpec, state: PyTree, obs: PyTree, render: Callable[[PyTree], object] | None = None
 ) -> np.ndarray:
     """Draws one environment, ``[H, W, 3]`` uint8; if the observation has several parts,
     its first image.
@@ -106,9 +106,8 @@ def _image(obs: np.ndarray) -> np.ndarray:
 
     if obs.ndim == 2:
         obs = obs[..., None]
-    else:
-        if channels_first(obs.shape):
-            obs = np.moveaxis(obs, 0, 2)
+    elif channels_first(obs.shape):
+        obs = np.moveaxis(obs, 0, 2)
     if obs.dtype == np.uint8:
         shown = obs / 255
     else:
@@ -117,9 +116,8 @@ def _image(obs: np.ndarray) -> np.ndarray:
         shown = np.repeat(shown, 3, axis=2)
     elif not (shown.shape[2] == 3 and obs.dtype == np.uint8):
         # The colours of tab20 are in pairs that look alike, such as those of a board's two players.
-        colors = colormaps["tab10" if shown.shape[2] <= 10 else "tab20"](
-            np.arange(shown.shape[2]) % 20
-        )[:, :3]
+        table = colormaps["tab10" if shown.shape[2] <= 10 else "tab20"]
+        colors = table(np.arange(shown.shape[2]) % 20)[:, :3]
         shown = (shown[..., None] * colors).max(axis=2)
     times = max(1, SIDE // max(shown.shape[:2]))
     return (255 * shown).astype(np.uint8).repeat(times, axis=0).repeat(times, axis=1)

@@ -64,10 +64,11 @@ def part_of(observation: Space, action: Space) -> str | None:
                     f"{name} has {part.shape[0]} flags, and the actions are {describe(action)}; give action_space=, or "
                     "mask='' if it says something else"
                 )
-    found = (
-        name for name in (PART, *NAMES) if Interface(observation, action, name).problem() is None
-    )
-    return next((name for name in found if _may_be_flags(parts[name])), None)
+    for name in (PART, *NAMES):
+        fits = Interface(observation, action, name).problem() is None
+        if fits and _may_be_flags(parts[name]):
+            return name
+    return None
 
 
 def _may_be_flags(part: Space) -> bool:
@@ -89,14 +90,13 @@ def with_arrays(space: PlainSpace, name: str = "") -> PlainSpace:
     those with the name of a mask become vectors.
     """
     if space.parts:
-        return space._replace(
-            parts={name: with_arrays(part, name) for name, part in space.parts.items()}
-        )
+        parts = {name: with_arrays(part, name) for name, part in space.parts.items()}
+        return space._replace(parts=parts)
     if space.kind != "MultiBinary":
         return space
-    return PlainSpace(
-        "Box", (math.prod(space.shape),) if name in (PART, *NAMES) else space.shape, "bool", 0, 1
-    )
+    is_mask = name in (PART, *NAMES)
+    shape = (math.prod(space.shape),) if is_mask else space.shape
+    return PlainSpace("Box", shape, "bool", 0, 1)
 
 
 def misfit(name: str, size: int, action: PlainSpace) -> str:
@@ -116,11 +116,9 @@ def flat(value: Any, size: int) -> np.ndarray | None:
     Args:
       size: the number of zeros and ones that a mask has.
     """
-    if isinstance(value, tuple | list) and value and np.ndim(value[0]):
-        parts = value
-    else:
-        parts = [value]
-    numbers = np.concatenate([np.ravel(part) for part in parts])
+    by_component = isinstance(value, tuple | list) and value and np.ndim(value[0])
+    components = value if by_component else [value]
+    numbers = np.concatenate([np.ravel(component) for component in components])
     if len(numbers) == size and np.isin(numbers, (0, 1)).all():
         return numbers.astype(bool)
     return None
@@ -149,10 +147,7 @@ def of_value(where: str, name: str, value: Any, action: PlainSpace) -> Mask:
     """Returns the mask of this name, whose value is ``value`` now."""
     if action.num_choices and flat(value, action.num_choices) is not None:
         return Mask(where, name)
-    if where == "info":
-        source = f"info[{name!r}]"
-    else:
-        source = f"its method {name}"
+    source = f"info[{name!r}]" if where == "info" else f"its method {name}"
     return Mask(where, name, misfit(source, np.size(value), action))
 
 
@@ -160,9 +155,10 @@ def of_keys(keys: Sequence[str]) -> str:
     """Returns why the mask among the keys of EnvPool's infos cannot be used; empty without a
     mask.
     """
-    names = [name for key in keys if (name := key.removeprefix("info:")) in NAMES]
-    if names:
-        return f"info[{names[0]!r}] says which actions are legal; illegal ones will be tried"
+    for key in keys:
+        name = key.removeprefix("info:")
+        if name in NAMES:
+            return f"info[{name!r}] says which actions are legal; illegal ones will be tried"
     return ""
 
 
@@ -183,11 +179,12 @@ def with_mask(observation: Space, action: Space, mask: Mask) -> tuple[Space, str
         return observation, None
     if mask.where == "part":
         return observation, mask.name
-    if isinstance(observation, dict):
-        parts = observation
-    else:
-        parts = {"observation": observation}
-    return {**parts, PART: flags(action)}, PART
+    return {**in_parts(observation), PART: flags(action)}, PART
+
+
+def in_parts(observation: PyTree) -> dict[str, PyTree]:
+    """Returns an observation, or its space, as a dict; one without parts is ``observation``."""
+    return observation if isinstance(observation, dict) else {"observation": observation}
 
 
 def without_choice(spec: EnvSpec, step: Timestep) -> int | None:
@@ -196,21 +193,16 @@ def without_choice(spec: EnvSpec, step: Timestep) -> int | None:
     """
     if spec.mask is None:
         return None
-    none = (
-        ~np.asarray(step.obs[spec.mask], bool).any(-1)
-        & step.valid
-        & ~(step.terminated | step.truncated)
-    )
-    if none.any():
-        return int(none.argmax())
-    return None
+    allows_none = ~np.asarray(step.obs[spec.mask], bool).any(-1)
+    stuck = allows_none & step.valid & ~(step.terminated | step.truncated)
+    return int(stuck.argmax()) if stuck.any() else None
 
 
 # --- gymnax-style environments --------------------------------------------------------------------
 
 
 def of_gymnax(
-    env: Any, state: PyTree, info: PyTree, observation: PlainSpace, action: PlainSpace
+    env: object, state: PyTree, info: PyTree, observation: PlainSpace, action: PlainSpace
 ) -> Mask:
     """Finds the action mask of a gymnax-style environment: a part of its observation,
     or a field of its state.
@@ -223,35 +215,33 @@ def of_gymnax(
     mask = of_parts(observation, action)
     if mask.where:
         return mask
-    names = [name for name in NAMES if hasattr(env, name)]
+    unread = [f"its {name}" for name in NAMES if hasattr(env, name)]
     for path, leaf in jax.tree.leaves_with_path(state):
         name = _name(path)
-        if name in NAMES and leaf.shape == (action.num_choices,):
-            return Mask("state", name)
-        names += [name] if name in NAMES else []
-    names = [f"its {name}" for name in names]
-    names += [
-        f"info[{_name(path)!r}]"
-        for path, _ in jax.tree.leaves_with_path(info)
-        if _name(path) in NAMES
-    ]
-    if not names:
+        if name in NAMES:
+            if leaf.shape == (action.num_choices,):
+                return Mask("state", name)
+            unread.append(f"its {name}")
+    for path, _ in jax.tree.leaves_with_path(info):
+        if _name(path) in NAMES:
+            unread.append(f"info[{_name(path)!r}]")
+    if not unread:
         return mask
-    text = (
-        f"{names[0]} seems to say which actions are legal, and policies read it from a part {PART!r} of the "
+    why = (
+        f"{unread[0]} seems to say which actions are legal, and policies read it from a part {PART!r} of the "
         "observation or a field of the state with a bool for each action: illegal ones will be tried"
     )
-    return Mask("method", names[0], text)
+    return Mask("method", unread[0], why)
 
 
-def _name(path: Sequence[Any]) -> str:
+def _name(path: jax.tree_util.KeyPath) -> str:
     """Returns the last name of a path in a tree; empty for an index, or no path."""
     if path:
         return str(getattr(path[-1], "name", getattr(path[-1], "key", "")))
     return ""
 
 
-def observer(mask: Mask, native: Any) -> Callable[[PyTree, PyTree], PyTree]:
+def observer(mask: Mask, native: object) -> Callable[[PyTree, PyTree], PyTree]:
     """Returns ``(obs, state) -> obs`` for one environment: what policies see,
     with a mask in the state as a part.
     """
@@ -260,12 +250,7 @@ def observer(mask: Mask, native: Any) -> Callable[[PyTree, PyTree], PyTree]:
         obs = named(native, obs)
         if mask.where != "state":
             return obs
-        legal = next(
-            leaf for path, leaf in jax.tree.leaves_with_path(state) if _name(path) == mask.name
-        )
-        return {
-            **(obs if isinstance(obs, dict) else {"observation": obs}),
-            PART: legal.astype(bool),
-        }
+        by_name = {_name(path): leaf for path, leaf in reversed(jax.tree.leaves_with_path(state))}
+        return {**in_parts(obs), PART: by_name[mask.name].astype(bool)}
 
     return observe

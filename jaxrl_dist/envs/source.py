@@ -1,6 +1,4 @@
-"""Finds environments by name: gymnax, EnvPool and
-Gymnasium share one spec and one autoreset convention.
-"""
+"""Finds environments by name: all libraries share one spec and one autoreset convention."""
 
 from __future__ import annotations
 
@@ -88,8 +86,10 @@ class EnvSource(NamedTuple):
           ConfigError: the backend runs on the host only.
         """
         if self.pure is None:
-            text = "runs on the host, so --plan on_device cannot compile it; use --plan synchronous"
-            raise ConfigError(f"{label_of(self.spec)} {text}")
+            raise ConfigError(
+                f"{label_of(self.spec)} runs on the host, so --plan on_device cannot compile it; "
+                "use --plan synchronous"
+            )
         return self.pure
 
     def host(
@@ -121,10 +121,7 @@ class EnvSource(NamedTuple):
             )
         if isinstance(share, int):
             share = EnvSlice.all(share)
-        if isinstance(seed, Sequence):
-            runs = seed
-        else:
-            runs = [seed]
+        runs = seed if isinstance(seed, Sequence) else [seed]
         if self.pure is not None:
             if drawn:
                 drawing.check(self.pure.spec, self.pure.render)
@@ -133,29 +130,31 @@ class EnvSource(NamedTuple):
         envs = EnvSlice._make(number // self.spec.num_agents for number in share)
         seeds = [seed for run in runs for seed in envs.seeds(run)]
         if self.spec.backend == "gymnasium":
-            env = self._gymnasium(seeds, drawn)
+            env = self._gymnasium(seeds, drawn=drawn)
         else:
-            env_id, wrappers = self.spec.id, self.wrappers
-            keywords = envpool.options(
-                env_id, self.options, self.atari_preset, wrappers, training=training
-            )
-            env = envpool.EnvPool(env_id, seeds, keywords, self.timeout, wrappers, drawn=drawn)
+            env = self._envpool(seeds, drawn=drawn, training=training)
         return wrapping.on_host(env, self.wrappers)
 
-    def _gymnasium(self, seeds: Sequence[int], drawn: bool) -> DrawnEnv:
+    def _envpool(self, seeds: Sequence[int], *, drawn: bool, training: bool) -> DrawnEnv:
+        env_id = self.spec.id
+        keywords = envpool.options(
+            env_id, self.options, self.atari_preset, self.wrappers, training=training
+        )
+        return envpool.EnvPool(env_id, seeds, keywords, self.timeout, self.wrappers, drawn=drawn)
+
+    def _gymnasium(self, seeds: Sequence[int], *, drawn: bool) -> DrawnEnv:
         make: Callable[..., DrawnEnv] = vector.drawn if drawn else vector.Gymnasium
-        spec = rows.whole(self.team) if self.team else self.native
-        keywords = gymnasium.options(self.spec.id, self.options)
-        settings = {
-            "workers": self.workers,
-            "timeout": self.timeout,
-            "wrappers": self.wrappers,
-            "mask": self.mask,
-        }
-        env = make(spec, seeds, keywords, **settings, agents=self.team.agents if self.team else ())
-        if self.team:
-            return rows.Rows(env, self.team)
-        return env
+        env = make(
+            rows.whole(self.team) if self.team else self.native,
+            seeds,
+            gymnasium.options(self.spec.id, self.options),
+            workers=self.workers,
+            timeout=self.timeout,
+            wrappers=self.wrappers,
+            mask=self.mask,
+            agents=self.team.agents if self.team else (),
+        )
+        return rows.Rows(env, self.team) if self.team else env
 
 
 def find(
@@ -193,23 +192,18 @@ def find(
     made: EnvSpec | DeviceEnv | Groups
     mask = NO_MASK
     name = env_name(env)
-    if isinstance(env, str):
-        backend, env_id, made_by = locate(env)
-    else:
-        backend, env_id, made_by = Located("", name)
+    backend, env_id, made_by = locate(env) if isinstance(env, str) else Located("", name)
     if backend == "envpool":
         atari_preset = atari_preset or envpool.default_preset(env_id)
         keywords = envpool.options(env_id, options, atari_preset, wrappers, training=True)
         made = envpool.spec(env_id, keywords, wrappers)
     elif backend == "gymnasium":
         adapt = partial(gymnax.adapt, env_id=env_id, backend="gymnax", wrappers=wrappers)
-        made, mask = _adapted(
-            env_id, gymnasium.describe_or_adapt(env_id, options, timeout, workers, adapt), wrappers
-        )
+        result = gymnasium.describe_or_adapt(env_id, options, timeout, workers, adapt)
+        made, mask = _adapted(env_id, result, wrappers)
     else:
-        made = gymnax.adapt(
-            _native(backend, env, env_id, options), env_id, backend or "gymnax", wrappers
-        )
+        native = _native(backend, env, env_id, options)
+        made = gymnax.adapt(native, env_id, backend or "gymnax", wrappers)
     whole = made if isinstance(made, EnvSpec) else made.spec
     if made_by not in (None, whole.backend):
         raise ConfigError(
@@ -217,10 +211,7 @@ def find(
         )
     _check_settings(name, whole, workers, atari_preset, wrappers)
     spec = _checked(wrapping.wrapped(whole, wrappers)[0])
-    if isinstance(made, DeviceEnv):
-        pure = wrapping.on_device(made, wrappers)
-    else:
-        pure = None
+    pure = wrapping.on_device(made, wrappers) if isinstance(made, DeviceEnv) else None
     team = made if isinstance(made, Groups) else None
     return EnvSource(
         spec, options, atari_preset, workers, timeout, wrappers, pure, mask, team, whole
@@ -284,10 +275,7 @@ def locate(env: str) -> Located:
             return Located(backend, env_id)
     known = [known_id for name in backends for known_id in BACKENDS[name].ids()]
     where = prefix or "gymnax, envpool or gymnasium"
-    if prefix:
-        near = did_you_mean(env_id, known)
-    else:
-        near = _near(env_id, known)
+    near = did_you_mean(env_id, known) if prefix else _near(env_id, known)
     raise ConfigError(
         f"--env {env}: {where} has no such environment{near}; see: jaxrl-dist list envs"
     )
@@ -305,20 +293,16 @@ def _check_envpool(env: str, prefix: str | None, env_id: str) -> None:
     """
     if libraries.installed("envpool"):
         return
-    missing = f"not installed: {install_extra('envpool')}"
+    install = install_extra("envpool")
     if prefix:
-        raise ConfigError(f"--env {env}: EnvPool is {missing}")
-    # EnvPool's Atari games end so
-    if env_id.endswith("-v5"):
-        near = ""
-    else:
-        near = _near(env_id, gymnax.ids())
-    if env_id in gymnasium.ids():
-        other = f", or name gymnasium:{env_id}"
-    else:
-        other = ""
-    text = f"gymnax has no such environment{near}, and EnvPool, which is tried next, is {missing}{other}"
-    raise ConfigError(f"--env {env}: {text}")
+        raise ConfigError(f"--env {env}: EnvPool is not installed: {install}")
+    is_atari = env_id.endswith("-v5")
+    near = "" if is_atari else _near(env_id, gymnax.ids())
+    other = f", or name gymnasium:{env_id}" if env_id in gymnasium.ids() else ""
+    raise ConfigError(
+        f"--env {env}: gymnax has no such environment{near}, and EnvPool, which is tried next, "
+        f"is not installed: {install}{other}"
+    )
 
 
 def _near(env_id: str, known: Sequence[str]) -> str:
@@ -348,7 +332,8 @@ def _adapted(
         return result, NO_MASK
     if result.agents:
         return rows.divided(env_id, result, wrappers), NO_MASK
-    return gymnasium.spec(env_id, result, wrappers), NO_MASK if result.mask.unread else result.mask
+    mask = NO_MASK if result.mask.unread else result.mask
+    return gymnasium.spec(env_id, result, wrappers), mask
 
 
 def _native(backend: str, env: Any, env_id: str, options: Mapping[str, str]) -> Any:
@@ -366,17 +351,15 @@ def _object(env: Any, options: Mapping[str, str]) -> Any:
         raise ConfigError(
             f"env_options are for environments that are found by name, and {env_name(env)} has none"
         )
-    if callable(env) and not is_gymnax(env):
-        made = env()
-    else:
-        made = env
+    if is_gymnax(env):
+        return env
+    if not callable(env):
+        raise no_env(f"not a {type(env).__name__}")
+    made = env()
     if not is_gymnax(made):
-        kind = type(made).__name__
-        if made is env:
-            fault = f"not a {kind}"
-        else:
-            fault = f"and this function, which no module has by name, returns a {kind}"
-        raise no_env(fault)
+        raise no_env(
+            f"and this function, which no module has by name, returns a {type(made).__name__}"
+        )
     return made
 
 

@@ -103,11 +103,10 @@ def on_device(env: DeviceEnv, wrappers: Wrappers) -> DeviceEnv:
         def step_one(now: PyTree, action: PyTree, key: jax.Array) -> Simulated:
             state, stacks = now
             then = inner.step(state, action, key)
-            # a view is of several environments
+            # A view is of several environments.
             stacks, obs = jax.tree.map(lambda x: x[None], (stacks, then.obs))
-            stacks, obs = jax.tree.map(
-                lambda x: x[0], frames.push(stacks, view(obs, jnp.zeros(1, bool)))
-            )
+            pushed = frames.push(stacks, view(obs, jnp.zeros(1, bool)))
+            stacks, obs = jax.tree.map(lambda x: x[0], pushed)
             return then._replace(state=(then.state, stacks), obs=obs)
 
         return Simulator((inner.state, stacks), jax.tree_util.Partial(step_one))
@@ -189,20 +188,18 @@ def _stacked(spec: EnvSpec, frame_stack: int) -> EnvSpec:
 
     def stack(path: str, space: Part) -> Box:
         if not isinstance(space, Box) or not space.shape:
+            advice = ""
             if path:
-                where = f" in its part {path}; an environment's wrapper can leave that part out"
-            else:
-                where = ""
+                advice = f" in its part {path}; an environment's wrapper can leave that part out"
             raise ConfigError(
                 f"--frame-stack {frame_stack} needs observations that are arrays of numbers, and {name} has "
-                f"{describe(space)}{where}"
+                f"{describe(space)}{advice}"
             )
         if is_grey(space):  # its frames become channels
             space = Box((1, *space.shape), space.dtype, space.low[None], space.high[None])
         axis = frames.channel_axis(space.shape)
-        low, high = (
-            np.concatenate([bound] * frame_stack, axis) for bound in (space.low, space.high)
-        )
+        low = np.concatenate([space.low] * frame_stack, axis)
+        high = np.concatenate([space.high] * frame_stack, axis)
         if frames.channel_axis(low.shape) != axis:
             raise ConfigError(
                 f"--frame-stack {frame_stack} makes images of shape {low.shape} of {name}'s {space.shape}, of which "
