@@ -168,7 +168,7 @@ def test_a_constructor_that_hangs_in_a_process() -> None:
         ("raise", r"faulty:Scripted: close\(\) raises OSError: no window"),
         (
             "hang",
-            r"faulty:Scripted: close\(\) has not come back within 0\.5 s, and is not waited for",
+            r"faulty:Scripted: close\(\) has not returned within 0\.5 s, and is not waited for",
         ),
     ],
 )

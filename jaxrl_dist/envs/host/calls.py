@@ -62,7 +62,7 @@ class Caller:
             except BaseException as error:
                 future.set_exception(error)
 
-    def call(self, function: Callable[[], Any]) -> Any:
+    def call(self, function: Callable[[], T]) -> T:
         """Runs ``function`` in the thread.
 
         Raises:
@@ -71,7 +71,7 @@ class Caller:
         """
         if (outer := getattr(_HERE, "caller", self)) is not self:
             return outer._within(self, function)
-        future: Future[Any] = Future()
+        future: Future[T] = Future()
         self._calls.put((function, future))
         if late := self._late(future):
             late.hangs = self.hangs = True
@@ -80,7 +80,7 @@ class Caller:
             )
         return future.result()
 
-    def _within(self, inner: Caller, function: Callable[[], Any]) -> Any:
+    def _within(self, inner: Caller, function: Callable[[], T]) -> T:
         if self._ends:
             raise RuntimeError(f"{self._name} are being closed")
         self._running = _Running(inner)
@@ -89,10 +89,10 @@ class Caller:
         finally:
             self._running = self._own
 
-    def _late(self, future: Future[Any]) -> Caller | None:
-        """Waits for a result; returns None, or whose call has not returned in time.
+    def _late(self, future: Future[T]) -> Caller | None:
+        """Waits for a result; returns None, or the caller whose call has not returned in time.
 
-        It waits in short naps, and counts those in which the same call runs. If this process is
+        It waits in short naps, and counts the naps in which the same call runs. If this process is
         stopped meanwhile, as by Ctrl-Z, it loses one nap and not the whole time: the other side may
         have been stopped with it.
         """
@@ -101,7 +101,11 @@ class Caller:
         naps = 0
         while not futures.wait([future], nap).done:
             running = self._running
-            seen, naps = running, naps + 1 if running is seen else 0
+            if running is seen:
+                naps += 1
+            else:
+                seen = running
+                naps = 0
             if naps * nap >= seen.caller._timeout:
                 return seen.caller
         return None
@@ -116,10 +120,11 @@ class Caller:
 
 
 class _Running(NamedTuple):
-    """A call, told from others by identity, and whose time it has."""
+    """A call, which differs from other calls by identity."""
 
     caller: Caller
+    """The caller whose time limit it has."""
 
 
 _HERE = threading.local()
-"""``caller``: the one whose thread this is."""
+"""``caller``: the ``Caller`` whose thread this is."""

@@ -17,7 +17,10 @@ from concurrent import futures
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+import gymnasium
 import numpy as np
+from gymnasium.envs.registration import load_env_creator
+from gymnasium.error import Error
 
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.config.train import BACKENDS, LIBRARIES
@@ -39,9 +42,6 @@ def ids() -> list[str]:
     """Returns the ids in Gymnasium's registry, in its order;
     some need libraries that may not be installed.
     """
-    # imported here: it takes half a second, which other backends need not wait for
-    import gymnasium
-
     # The excluded ids run any older Gym environment that an option names,
     # so a file could choose code to run.
     return [name for name in gymnasium.registry if not name.startswith(("GymV21", "GymV26"))]
@@ -55,7 +55,7 @@ def describe_or_adapt(
     texts: Mapping[str, str],
     timeout: float,
     workers: str,
-    adapt: Callable[[Any], Result],
+    adapt: Callable[[object], Result],
 ) -> Description | Result:
     """Makes an environment, reads its description and closes it.
 
@@ -77,20 +77,20 @@ def describe_or_adapt(
       TimeoutError: making it took too long.
     """
     name = env_label("gymnasium", env_id)
-    made: list[Any] = []
+    to_close: list[gymnasium.Env] = []
     closing: Future[bytes] = Future()
 
     def make() -> Description | Result:
-        first = construct(env_id, options(env_id, texts))
-        description = describe(first)
+        env = construct(env_id, options(env_id, texts))
+        description = describe(env)
         if description.gymnasium:
-            made.append(first)
+            to_close.append(env)
         if description.gymnax:
-            return adapt(first)
+            return adapt(env)
         return description
 
     def close() -> None:
-        closing.set_result(env_worker.closed(made[0]) if made else b"")
+        closing.set_result(env_worker.closed(to_close[0]) if to_close else b"")
 
     if workers == "processes":
         keywords = _in_time(name, timeout, lambda: options(env_id, texts))
@@ -99,20 +99,32 @@ def describe_or_adapt(
         result = _in_time(name, timeout, make, close)
         awaited(lambda nap: futures.wait([closing], nap).done, runners.CLOSE_SECONDS)
         runners.warn_of_closing(name, closing.result() if closing.done() else None)
-    if isinstance(result, Description) and not result.gymnasium:
-        if result.gymnax:
-            raise ConfigError(
-                f"--env-workers processes needs a Gymnasium environment, and {name} is not one"
-            )
-        if "VectorEnv" in result.kind:
-            raise ConfigError(
-                f"{name} made a {result.kind}; it has to make one environment, and --num-envs makes many"
-            )
-        raise ConfigError(
-            f"{name} made a {result.kind}, which is neither a gymnasium.Env nor a gymnax-style environment (reset_env, "
-            "step_env, is_truncated, observation_space and action_space) of one agent; docs/environments.md shows both"
-        )
+    if isinstance(result, Description):
+        _check_kind(name, result)
     return result
+
+
+def _check_kind(name: str, made: Description) -> None:
+    """Checks that a Gymnasium environment was made.
+
+    Raises:
+      ConfigError: it is an object of another kind.
+    """
+    if made.gymnasium:
+        return
+    if made.gymnax:
+        raise ConfigError(
+            f"--env-workers processes needs a Gymnasium environment, and {name} is not one"
+        )
+    if "VectorEnv" in made.kind:
+        raise ConfigError(
+            f"{name} made a {made.kind}; it has to make one environment, and --num-envs makes many"
+        )
+    raise ConfigError(
+        f"{name} made a {made.kind}, which is neither a gymnasium.Env nor a gymnax-style "
+        "environment (reset_env, step_env, is_truncated, observation_space and action_space) "
+        "of one agent; docs/environments.md shows both"
+    )
 
 
 def _in_time(
@@ -124,7 +136,6 @@ def _in_time(
     """Runs ``function`` (user code that may hang) and then ``then`` in a thread;
     returns the result of ``function``.
     """
-    from gymnasium.error import Error
 
     answer: Future[Result] = Future()
 
@@ -145,8 +156,9 @@ def _in_time(
     except (Error, ImportError) as error:
         raise ConfigError(f"{name} cannot be made here: {error}{advice_on(name)}") from error
     except BaseException as error:  # SystemExit too
-        line = f"{type(error).__name__}: {error}"
-        raise EnvError(f"{name} cannot be made: {line}", traceback.format_exc()) from error
+        raise EnvError(
+            f"{name} cannot be made: {type(error).__name__}: {error}", traceback.format_exc()
+        ) from error
 
 
 def spec(env_id: str, made: Description, wrappers: Wrappers) -> EnvSpec:
@@ -162,15 +174,23 @@ def spec(env_id: str, made: Description, wrappers: Wrappers) -> EnvSpec:
         if isinstance(part, Box) and not np.issubdtype(part.dtype, np.floating):
             raise ConfigError(f"{name} has Box actions of {part.dtype}; a Box of floats works")
     observation, mask = masks.with_mask(observation, action, made.mask)
-    limit = wrappers.limit(made.time_limit)
     return EnvSpec(
-        env_id, "gymnasium", made.family, observation, action, limit, mask=mask, unread_mask=made.mask.unread,
-        info_metrics=episodes.parse(wrappers.info_metrics), fps=made.fps and made.fps / wrappers.action_repeat,
-        tuples=tuples(made.observation, made.action, made.mask), inside=made.inside,
-    )  # fmt: skip
+        env_id,
+        "gymnasium",
+        made.family,
+        observation,
+        action,
+        max_episode_steps=wrappers.limit(made.time_limit),
+        mask=mask,
+        unread_mask=made.mask.unread,
+        info_metrics=episodes.parse(wrappers.info_metrics),
+        fps=made.fps and made.fps / wrappers.action_repeat,
+        tuples=tuples(made.observation, made.action, made.mask),
+        inside=made.inside,
+    )
 
 
-def options(env_id: str, texts: Mapping[str, str]) -> dict[str, Any]:
+def options(env_id: str, texts: Mapping[str, str]) -> dict[str, object]:
     """Parses ``--env-options`` into keyword arguments.
 
     Each text is parsed as the type of the argument's default; without a default, as the first of
@@ -181,25 +201,26 @@ def options(env_id: str, texts: Mapping[str, str]) -> dict[str, Any]:
       Exception: any error from importing the environment's module.
     """
     name = env_label("gymnasium", env_id)
-    function, defaults = _function(env_id)
+    function, hidden_defaults = _function(env_id)
     parameters = parameters_of(function)
     kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-    defaults = {x.name: x.default for x in parameters if x.kind in kinds} | defaults
+    defaults = {x.name: x.default for x in parameters if x.kind in kinds} | hidden_defaults
     if all(x.kind is not x.VAR_KEYWORD for x in parameters):
         check_options(name, texts, defaults)
     for key, default in defaults.items():
         if default is inspect.Parameter.empty and key not in texts:
             raise ConfigError(f"{name} needs an option: --env-options {key}=...")
-    unknown = (None, inspect.Parameter.empty)
-    return {
-        key: _guess(text)
-        if defaults.get(key) in unknown
-        else parse_option(name, key, text, defaults[key])
-        for key, text in texts.items()
-    }
+    values: dict[str, object] = {}
+    for key, text in texts.items():
+        default = defaults.get(key)
+        if default in (None, inspect.Parameter.empty):
+            values[key] = _guess(text)
+        else:
+            values[key] = parse_option(name, key, text, default)
+    return values
 
 
-def _function(env_id: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+def _function(env_id: str) -> tuple[Callable[..., object], dict[str, object]]:
     """Returns the function that makes the environment,
     and the defaults that its signature does not show.
 
@@ -207,8 +228,6 @@ def _function(env_id: str) -> tuple[Callable[..., Any], dict[str, Any]]:
       ConfigError: unknown environment.
       Exception: any error from importing its module.
     """
-    import gymnasium
-    from gymnasium.envs.registration import load_env_creator
 
     module, _, _ = env_id.rpartition(":")
     try:
@@ -220,7 +239,8 @@ def _function(env_id: str) -> tuple[Callable[..., Any], dict[str, Any]]:
             raise ConfigError(f"--env {env_id}: {_missing_from_pettingzoo(module)}") from None
         near = did_you_mean(module, [*BACKENDS, *LIBRARIES])
         raise ConfigError(
-            f"--env {env_id}: unknown backend {module!r}{near}, and no module of that name can be imported"
+            f"--env {env_id}: unknown backend {module!r}{near}, and no module of that name can be "
+            "imported"
         ) from None
     if callable(function):
         return function, {}

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from jaxrl_dist.spaces import leaves
+from jaxrl_dist.spaces import Space, leaves
 
 Records = Mapping[str, np.ndarray]
 """The memory shared by caller and worker, one row per environment of the vector.
@@ -21,31 +20,34 @@ The caller writes ``action`` and ``reset``. The worker writes the outcome of the
 part of an observation or action has a column named after it, such as ``obs/camera``.
 """
 
+Field = tuple[str, str, tuple[int, ...]]
+"""Name, dtype and shape of a column; JSON makes lists of it."""
+
 
 def record_fields(
-    observation: Any, action: Any, metrics: Sequence[str] = (), agents: Sequence[str] = ()
-) -> list[Any]:
-    """Returns the names, dtypes and shapes of an environment's record;
-    the spaces are those that policies see.
+    observation: Space, action: Space, metrics: Sequence[str] = (), agents: Sequence[str] = ()
+) -> list[Field]:
+    """Returns the fields of an environment's record, whose spaces are as policies see them.
 
     Each of several ``agents`` has metrics.
     """
     parts = leaves({"obs": observation, "action": action}).items()
+    per_agent = (len(agents),) if agents else ()
     return [
-        *([path, part.dtype.str, list(part.shape)] for path, part in parts),
-        ["since", "f8", []],
-        ["reward", "f4", []],
-        *([flag, "?", []] for flag in ("reset", "terminated", "truncated")),
-        *([f"info/{metric}", "f4", [len(agents)] if agents else []] for metric in metrics),
+        *((path, part.dtype.str, tuple(part.shape)) for path, part in parts),
+        ("since", "f8", ()),
+        ("reward", "f4", ()),
+        *((flag, "?", ()) for flag in ("reset", "terminated", "truncated")),
+        *((f"info/{metric}", "f4", per_agent) for metric in metrics),
     ]
 
 
-def record_dtype(fields: list[Any]) -> np.dtype:
+def record_dtype(fields: Sequence[Field]) -> np.dtype:
     """Returns the numpy dtype of ``record_fields``."""
     return np.dtype([(name, dtype, tuple(shape)) for name, dtype, shape in fields], align=True)
 
 
-def open_records(descriptor: int, fields: list[Any]) -> Records:
+def open_records(descriptor: int, fields: Sequence[Field]) -> Records:
     """Maps the records in a memory file; they keep it open."""
     records = np.frombuffer(mmap.mmap(descriptor, 0), record_dtype(fields))
     return {name: records[name] for name, *_ in fields}

@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxrl_dist.envs.host import worker as env_worker
 from jaxrl_dist.envs.host.calls import awaited
@@ -28,10 +28,11 @@ START_SECONDS = 60.0
 on."""
 CLOSE_SECONDS = 5.0
 """Time limit for closing environments; one second if they had already stopped answering."""
-_NAP = 0.05  # seconds between two looks at a worker that is to end
+_NAP = 0.05
+"""Seconds between two looks at a worker that is to end."""
 
 
-def read_description(env_id: str, options: Mapping[str, Any], timeout: float) -> Description:
+def read_description(env_id: str, options: Mapping[str, object], timeout: float) -> Description:
     """Makes one environment in a worker process, reads its description and closes it.
 
     Raises:
@@ -77,38 +78,33 @@ def warn_of_closing(name: str, answer: bytes | None) -> None:
     """Warns if ``close`` raised an error, as ``worker.closed`` reports it,
     or has not returned (``answer`` None).
     """
-    if answer != b"":
-        late = f"has not come back within {CLOSE_SECONDS:g} s, and is not waited for"
-        if answer is None:
-            text = late
-        else:
-            text = f"raises {json.loads(answer)['error']}"
-        warnings.warn(f"{name}: close() {text}", EnvWarning, stacklevel=2)
+    if answer == b"":
+        return
+    if answer is None:
+        message = (
+            f"{name}: close() has not returned within {CLOSE_SECONDS:g} s, and is not waited for"
+        )
+    else:
+        message = f"{name}: close() raises {json.loads(answer)['error']}"
+    warnings.warn(message, EnvWarning, stacklevel=2)
 
 
-def process(request: Any, *memory: int) -> tuple[Connection, subprocess.Popen[bytes]]:
-    """Starts a worker process and sends it ``request``;
+def process(request: object, *memory: int) -> tuple[Connection, subprocess.Popen[bytes]]:
+    """Starts a worker process and sends it ``request``, which becomes JSON;
     returns the connection to it and the process.
     """
     # Not by multiprocessing: it would import the caller's script again in each process, and forking
     # a process that runs JAX's threads may hang. A new session keeps signals to the caller's
     # process group from the worker before it has installed its handlers.
     ours, theirs = multiprocessing.Pipe()
+    modules = os.pathsep.join(path or os.getcwd() for path in sys.path)
     with theirs:
+        descriptors = (theirs.fileno(), *memory)
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                env_worker.__name__,
-                *map(str, (theirs.fileno(), *memory)),
-            ],
+            [sys.executable, "-P", "-m", env_worker.__name__, *map(str, descriptors)],
             stdin=subprocess.PIPE,
-            pass_fds=(theirs.fileno(), *memory),
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-            },
+            pass_fds=descriptors,
+            env={**os.environ, "PYTHONPATH": modules},
             start_new_session=True,
         )
     with contextlib.suppress(OSError):
@@ -146,7 +142,7 @@ class Worker(NamedTuple):
         answer = b""
         with contextlib.suppress(EOFError, OSError):
             while True:
-                # Besides the end of the pipe: an environment's children of `fork` hold that open.
+                # Not only the end of the pipe: an environment's children of `fork` hold it open.
                 ended = not self._runs()
                 left = max(0.0, deadline - time.monotonic())
                 if self.connection.poll(0.0 if ended else min(left, _NAP)):

@@ -29,7 +29,7 @@ from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
 
 def drawn(
-    spec: EnvSpec, seeds: Sequence[int], options: Mapping[str, Any], **settings: Any
+    spec: EnvSpec, seeds: Sequence[int], options: Mapping[str, object], **settings: Any
 ) -> Gymnasium:
     """Makes ``Gymnasium`` with environments that can be drawn.
 
@@ -60,7 +60,7 @@ class Gymnasium:
         self,
         spec: EnvSpec,
         seeds: Sequence[int],
-        options: Mapping[str, Any],
+        options: Mapping[str, object],
         workers: Literal["threads", "processes"] = "threads",
         timeout: float = 120.0,
         wrappers: Wrappers = UNWRAPPED,
@@ -83,37 +83,50 @@ class Gymnasium:
         """
         self.spec = spec
         self._name = label_of(spec)
-        self.num_envs = num_envs = len(seeds)
+        self.num_envs = len(seeds)
         self._timeout = timeout
         self._steps = 0
         self._agents = [*map(str, agents)]
-        fields = records.record_fields(
-            spec.observation, spec.action, spec.info_metrics, self._agents
-        )
-        descriptor = os.memfd_create("environments")
         self._workers: list[Worker] = []
         self._pending: list[Worker] = []
+        task = env_worker.Task(
+            spec.id,
+            options,
+            first=0,
+            seeds=list(seeds),
+            fields=records.record_fields(
+                spec.observation, spec.action, spec.info_metrics, self._agents
+            ),
+            action_repeat=wrappers.action_repeat,
+            time_limit=wrappers.own_limit,
+            mask=NO_MASK if mask.where == "part" else mask,
+            metrics=spec.info_metrics,
+            agents=self._agents,
+        )
         try:
-            os.truncate(descriptor, num_envs * records.record_dtype(fields).itemsize)
-            self._records = records.open_records(descriptor, fields)
-            cores = len(os.sched_getaffinity(0))
-            for part in np.array_split(np.arange(num_envs), min(num_envs, cores)):
-                indices = range(int(part[0]), int(part[-1]) + 1)
-                task = env_worker.Task(
-                    spec.id, options, indices.start, list(seeds[indices.start : indices.stop]), fields,
-                    wrappers.action_repeat, wrappers.own_limit, NO_MASK if mask.where == "part" else mask,
-                    spec.info_metrics, self._agents,
-                )  # fmt: skip
-                if workers == "threads":
-                    self._workers.append(Worker(indices, *self._thread(task)))
-                else:
-                    runner = process(task._asdict(), descriptor)
-                    self._workers.append(Worker(indices, *runner))
+            self._start(task, workers)
             self._collect(max(timeout, runners.START_SECONDS))
             self._collect(timeout)
         except BaseException:
             self.close()
             raise
+
+    def _start(self, task: env_worker.Task, workers: Literal["threads", "processes"]) -> None:
+        """Starts a worker per CPU core, each with a share of the environments of ``task``."""
+        descriptor = os.memfd_create("environments")
+        try:
+            os.truncate(descriptor, self.num_envs * records.record_dtype(task.fields).itemsize)
+            self._records = records.open_records(descriptor, task.fields)
+            cores = len(os.sched_getaffinity(0))
+            for part in np.array_split(np.arange(self.num_envs), min(self.num_envs, cores)):
+                indices = range(int(part[0]), int(part[-1]) + 1)
+                share = task._replace(
+                    first=indices.start, seeds=task.seeds[indices.start : indices.stop]
+                )
+                if workers == "threads":
+                    self._workers.append(Worker(indices, *self._thread(share)))
+                else:
+                    self._workers.append(Worker(indices, *process(share._asdict(), descriptor)))
         finally:
             os.close(descriptor)
 
@@ -173,7 +186,8 @@ class Gymnasium:
     def close(self) -> None:
         workers = self._workers
         self._workers = []
-        deadline = time.monotonic() + (1.0 if self._pending else runners.CLOSE_SECONDS)
+        patience = 1.0 if self._pending else runners.CLOSE_SECONDS
+        deadline = time.monotonic() + patience
 
         def left() -> float:
             return max(0.0, deadline - time.monotonic())
@@ -184,7 +198,8 @@ class Gymnasium:
         for worker in workers:
             worker.connection.close()
             worker.join(left())
-        if not self._pending and (failures := [answer for answer in answers if answer != b""]):
+        failures = [answer for answer in answers if answer != b""]
+        if failures and not self._pending:
             warn_of_closing(self._name, failures[0])
 
     def _advance(self) -> None:
@@ -216,17 +231,18 @@ class Gymnasium:
             now = time.monotonic()
             stopped += max(0.0, now - before - nap)
             # A worker steps its environments one after the other, and each has the full time limit.
-            turned = [max(began, self._since(worker).max()) for worker in self._pending]
-            patience = min(turned) + limit + stopped - now
+            turns = [max(began, self._since(worker).max()) for worker in self._pending]
+            patience = min(turns) + limit + stopped - now
             nap = min(max(patience, 0.0), 1.0)
             ready = wait([worker.connection for worker in self._pending], nap)
             if not ready and patience <= 0:
-                stuck = ", ".join(
-                    str(w.indices[int(self._since(w).argmax())]) for w in self._pending
-                )
+                latest = [
+                    str(worker.indices[int(self._since(worker).argmax())])
+                    for worker in self._pending
+                ]
                 raise TimeoutError(
-                    f"{self._name}: no answer from environment {stuck} at step {self._steps} within {limit:g} s "
-                    "(--env-timeout)"
+                    f"{self._name}: no answer from environment {', '.join(latest)} at step "
+                    f"{self._steps} within {limit:g} s (--env-timeout)"
                 )
             for worker in [worker for worker in self._pending if worker.connection in ready]:
                 self._check_answer(worker)
@@ -244,17 +260,20 @@ class Gymnasium:
             failure = json.loads(answer)
             if failure["refused"]:
                 raise ConfigError(failure["refused"].replace("the environment", self._name, 1))
-            line = f"environment {failure['index']} at step {self._steps}, {failure['doing']}: {failure['error']}"
-            raise EnvError(f"{self._name}: {line}", failure["traceback"])
+            raise EnvError(
+                f"{self._name}: environment {failure['index']} at step {self._steps}, "
+                f"{failure['doing']}: {failure['error']}",
+                failure["traceback"],
+            )
 
     def _since(self, worker: Worker) -> np.ndarray:
         return self._records["since"][worker.indices.start : worker.indices.stop]
 
     def _dead(self, worker: Worker) -> EnvError:
-        first = worker.indices[0]
-        last = worker.indices[-1]
-        text = f"the worker of environments {first} to {last} {worker.end()} at step {self._steps}"
-        return EnvError(f"{self._name}: {text}")
+        return EnvError(
+            f"{self._name}: the worker of environments {worker.indices[0]} to "
+            f"{worker.indices[-1]} {worker.end()} at step {self._steps}"
+        )
 
     def _check(self) -> None:
         """Raises ``EnvError`` if a number is not finite,
@@ -269,5 +288,9 @@ class Gymnasium:
                 continue
             wrong = np.argwhere((obs < 0) | (obs >= np.asarray(num_choices(space))))
             if len(wrong):
-                gave = f"environment {wrong[0, 0]} at step {self._steps} gave the observation {part and f'{part} '}"
-                raise EnvError(f"{self._name}: {gave}{obs[wrong[0, 0]]}, outside {space}")
+                index = wrong[0, 0]
+                subject = f"the observation {part}" if part else "the observation"
+                raise EnvError(
+                    f"{self._name}: environment {index} at step {self._steps} gave {subject} "
+                    f"{obs[index]}, outside {space}"
+                )
