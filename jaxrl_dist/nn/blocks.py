@@ -1,4 +1,4 @@
-"""Layers that read a sequence at once, and forget what lies before a reset.
+"""Layers that read a whole sequence, and forget what lies before a reset.
 
 Both are called with ``(features [T, B, D], core [B, ...], valid [T, B])`` and return
 ``(output [T, B, size], core)``, both float32, as ``Core.unroll`` does; ``cores`` says what the core
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -34,9 +33,8 @@ class _Gate(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, y: jax.Array) -> jax.Array:
         def layer(name: str, x: jax.Array) -> jax.Array:
-            output: jax.Array = nn.Dense(y.shape[-1], use_bias=False, dtype=self.dtype, name=name)(
-                x
-            )
+            dense = nn.Dense(y.shape[-1], use_bias=False, dtype=self.dtype, name=name)
+            output: jax.Array = dense(x)
             return output.astype(jnp.float32)
 
         bias = self.param("bias", nn.initializers.zeros, y.shape[-1:], jnp.float32)
@@ -83,14 +81,12 @@ class GatedAttention(nn.Module):
         query = head("query", normal[window:])
         key = head("key", normal)
         value = head("value", normal)
-        position = self.param(
-            "position", nn.initializers.normal(0.02), (window + 1, *split), jnp.float32
-        )
+        init = nn.initializers.normal(0.02)
+        position = self.param("position", init, (window + 1, *split), jnp.float32)
         attended = _attended(query, key, value, position.astype(self.dtype), episode[:-1])
 
-        x = _Gate(self.dtype, name="gate_attention")(
-            x, nn.relu(layer("join", attended.reshape(x.shape)))
-        )
+        joined = nn.relu(layer("join", attended.reshape(x.shape)))
+        x = _Gate(self.dtype, name="gate_attention")(x, joined)
         hidden = nn.relu(layer("hidden", LayerNorm(1, self.dtype, name="norm_mlp")(x)))
         x = _Gate(self.dtype, name="gate_mlp")(x, nn.relu(layer("output", hidden)))
 
@@ -102,8 +98,8 @@ class GatedAttention(nn.Module):
 def _attended(
     query: jax.Array, key: jax.Array, value: jax.Array, position: jax.Array, episode: jax.Array
 ) -> jax.Array:
-    """What each step reads of itself and of the ``W`` steps before it,
-    as far as they are of its episode.
+    """Returns what each step reads of itself and of those of the ``W`` steps before it that belong
+    to its episode.
 
     Steps are taken in blocks, so that a block's keys are one array:
     ``W`` keys and those of its own steps.
@@ -136,16 +132,14 @@ def _attended(
     places = jnp.pad(places, ((0, 0),) * 4 + ((0, size),))
     places = places.reshape(*places.shape[:3], -1)[..., : size * (window + size)]
     places = places.reshape(*places.shape[:3], size, window + size)
-    scores = (jnp.einsum("nqbhd,nkbhd->nbhqk", query, key[seen]) + places) / math.sqrt(
-        query.shape[-1]
-    )
+    scores = jnp.einsum("nqbhd,nkbhd->nbhqk", query, key[seen]) + places
+    scores = scores / math.sqrt(query.shape[-1])
     ahead = jnp.arange(window + size)[None] - jnp.arange(size)[:, None]
     same = episode[rows][:, :, None] == episode[seen][:, None]  # [N, size, window + size, B]
     visible = jnp.moveaxis(same, -1, 1)
     visible &= jnp.broadcast_to((ahead >= 0) & (ahead <= window), visible.shape)
-    weights = nn.softmax(
-        jnp.where(visible[:, :, None], scores.astype(jnp.float32), -jnp.inf), axis=-1
-    )
+    scores = jnp.where(visible[:, :, None], scores.astype(jnp.float32), -jnp.inf)
+    weights = nn.softmax(scores, axis=-1)
     attended = jnp.einsum("nbhqk,nkbhd->nqbhd", weights.astype(query.dtype), value[seen])
     return attended.reshape(-1, *attended.shape[2:])[:steps]
 
@@ -192,8 +186,8 @@ class LinearRecurrence(nn.Module):
         shape = (*valid.shape, self.size)
         driven = jax.lax.complex(real, imaginary) * jnp.broadcast_to(gamma, shape)
         # A step after a reset forgets: its factor is 0.
-        goes_on = jnp.concatenate([jnp.ones_like(valid[:1]), valid[:-1]])[..., None]
-        factor = jnp.where(goes_on, jnp.broadcast_to(decay, shape), 0)
+        remembers = jnp.concatenate([jnp.ones_like(valid[:1]), valid[:-1]])[..., None]
+        factor = jnp.where(remembers, jnp.broadcast_to(decay, shape), 0)
         driven = driven.at[0].add(factor[0] * jax.lax.complex(core[:, 0], core[:, 1]))
 
         states = jax.lax.platform_dependent(factor, driven, cpu=_step_by_step, default=_in_parallel)
@@ -217,11 +211,9 @@ def _step_by_step(factor: jax.Array, driven: jax.Array) -> jax.Array:
 
 
 def _in_parallel(factor: jax.Array, driven: jax.Array) -> jax.Array:
-    """Returns what ``_step_by_step`` does, in steps whose number grows with the logarithm of
-    ``T``.
-    """
+    """Returns what ``_step_by_step`` does, in a number of steps that grows with ``log T``."""
 
-    def compose(first: Any, second: Any) -> Any:
+    def compose(first: PyTree, second: PyTree) -> PyTree:
         return first[0] * second[0], first[1] * second[0] + second[1]
 
     states: jax.Array = jax.lax.associative_scan(compose, (factor, driven))[1]
@@ -232,12 +224,11 @@ def _in_parallel(factor: jax.Array, driven: jax.Array) -> jax.Array:
 def gru(
     driven: jax.Array, core: jax.Array, kernel: jax.Array, bias: jax.Array, valid: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Unrolls a gated recurrent unit (Cho et al. 2014,
-    arXiv:1406.1078) whose inputs have been multiplied already.
+    """Unrolls a gated recurrent unit (Cho et al. 2014, arXiv:1406.1078) on multiplied inputs.
 
-    The derivative of a scan of ``flax.linen.GRUCell`` adds the kernel's gradient up step by step.
-    Here that is one product over all steps: of the derivative, only what is linear in the state's
-    tangent is a scan.
+    The derivative of a scan of ``flax.linen.GRUCell`` sums the kernel's gradient step by step. Here
+    that is one product over all steps: only the part of the derivative that is linear in the
+    state's tangent is a scan.
 
     Args:
       driven: ``[T, B, 3 H]``, the inputs' parts of reset gate, update gate and candidate,
@@ -256,14 +247,13 @@ def gru(
 
 def _gates(
     driven: jax.Array, core: jax.Array, kernel: jax.Array, bias: jax.Array, valid: jax.Array
-) -> Any:
-    """Returns the output, the last state, and of each step what the derivative needs."""
+) -> tuple[jax.Array, jax.Array, tuple[jax.Array, ...]]:
+    """Returns the output, the last state, and what the derivative needs of each step."""
 
-    def step(core: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> Any:
+    def step(core: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> PyTree:
         driven, valid = inputs
-        of_inputs, of_core = (
-            jnp.split(x, 3, axis=-1) for x in (driven, core.astype(kernel.dtype) @ kernel)
-        )
+        of_inputs = jnp.split(driven, 3, axis=-1)
+        of_core = jnp.split(core.astype(kernel.dtype) @ kernel, 3, axis=-1)
         reset = nn.sigmoid(of_inputs[0] + of_core[0])
         update = nn.sigmoid(of_inputs[1] + of_core[1])
         inner = of_core[2] + jnp.broadcast_to(bias, reset.shape)
@@ -271,22 +261,21 @@ def _gates(
         output = (1 - update) * new + update * core
         return jnp.where(valid[:, None], output, 0), (output, (core, reset, update, inner, new))
 
-    last, (output, kept) = jax.lax.scan(step, core, (driven, valid))
-    return output, last, kept
+    last, (output, residuals) = jax.lax.scan(step, core, (driven, valid))
+    return output, last, residuals
 
 
 @gru.defjvp
-def _(primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]) -> Any:
+def _gru_derivative(primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]) -> PyTree:
     _, _, kernel, _, valid = primals
     of_driven, of_core, of_kernel, of_bias, _ = tangents
     output, last, (core, reset, update, inner, new) = _gates(*primals)
     by_new = (1 - update) * (1 - new * new)
-    by_gates = jnp.concatenate(
-        [by_new * inner * reset * (1 - reset), (core - new) * update * (1 - update)], axis=-1
-    )
-    by_driven, by_product = (
-        jnp.concatenate([by_gates, x], axis=-1) for x in (by_new, by_new * reset)
-    )
+    by_reset = by_new * inner * reset * (1 - reset)
+    by_update = (core - new) * update * (1 - update)
+    by_gates = jnp.concatenate([by_reset, by_update], axis=-1)
+    by_driven = jnp.concatenate([by_gates, by_new], axis=-1)
+    by_product = jnp.concatenate([by_gates, by_new * reset], axis=-1)
 
     def total(parts: jax.Array) -> jax.Array:
         return parts.reshape(*parts.shape[:-1], 3, -1).sum(axis=-2)
@@ -297,8 +286,9 @@ def _(primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]) -> Any:
 
     # What does not depend on the tangent stays outside of the loop:
     # JAX would compute it in a loop of its own.
-    goes_on = jnp.concatenate([jnp.ones_like(valid[:1]), valid[:-1]])[..., None]
-    update, by_product = (jnp.where(goes_on, x, 0) for x in (update, by_product))
+    remembers = jnp.concatenate([jnp.ones_like(valid[:1]), valid[:-1]])[..., None]
+    update = jnp.where(remembers, update, 0)
+    by_product = jnp.where(remembers, by_product, 0)
     # a gradient multiplies by the transpose at each step
     stored = jax.lax.optimization_barrier(kernel.T).T
 

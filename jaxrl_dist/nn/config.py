@@ -69,15 +69,15 @@ class NoiseConfig(Inherits):
     arXiv:2312.11091)."""
 
     def noise_size(self, components: int) -> int:
-        """Returns how many numbers of noise a policy keeps for its
-        ``components`` of continuous actions; 0: none.
+        """Returns how many numbers of noise a policy keeps for ``components`` of actions.
 
         Raises:
           ConfigError: there are no such components.
         """
         if self.noise_correlation is not None and not components:
             raise ConfigError(
-                "--noise-correlation needs continuous actions, and this environment has none: remove it"
+                "--noise-correlation needs continuous actions, which this environment does not "
+                "have; remove it"
             )
         return 0 if self.noise_correlation is None else components
 

@@ -37,9 +37,8 @@ class CoreInputs(NamedTuple):
         """
         sizes = {}
         if "action" in config.core_inputs:
-            sizes["action"] = jax.eval_shape(
-                lambda: _encoded(spec.action, spaces.zeros(spec.action, 1))
-            ).shape[1]
+            zeros = spaces.zeros(spec.action, 1)
+            sizes["action"] = jax.eval_shape(lambda: _encoded(spec.action, zeros)).shape[1]
         if "reward" in config.core_inputs:
             sizes["reward"] = 1
         return cls(sizes, spec.action)
@@ -51,21 +50,19 @@ class CoreInputs(NamedTuple):
 
     def initial(self, memory: PyTree, num_envs: int) -> PyTree:
         """Returns the policy's state ``[num_envs, ...]`` at the start of an episode."""
+        if not self.sizes:
+            return memory
         zeros = {name: jnp.zeros((num_envs, size)) for name, size in self.sizes.items()}
-        if zeros:
-            return {"memory": memory, **zeros}
-        return memory
+        return {"memory": memory, **zeros}
 
     def memory(self, core: PyTree) -> PyTree:
         """Returns the core's part of the policy's state."""
-        if self.sizes:
-            return core["memory"]
-        return core
+        return core["memory"] if self.sizes else core
 
     def read(self, core: PyTree) -> jax.Array | None:
         """Returns the core's inputs beside the features, float32 ``[B, size]``; None: it has none.
 
-        Takes what ``of_steps`` returns, too.
+        ``core`` may also be what ``of_steps`` returns.
         """
         if self.sizes:
             return jnp.concatenate([core[name] for name in self.sizes], axis=-1)
@@ -75,11 +72,10 @@ class CoreInputs(NamedTuple):
         """Returns the policy's state after an action, which the next step reads."""
         if not self.sizes:
             return memory
+        core = {**core, "memory": memory}
         if "action" in self.sizes:
-            new = {"action": _encoded(self.actions, action)}
-        else:
-            new = {}
-        return {**core, "memory": memory, **new}
+            core["action"] = _encoded(self.actions, action)
+        return core
 
     def feedback(self, core: PyTree, action: PyTree, step: Timestep) -> PyTree:
         """As ``Algorithm.feedback``: the next step reads the reward,
@@ -97,19 +93,18 @@ class CoreInputs(NamedTuple):
     def of_steps(self, rollout: Rollout) -> dict[str, jax.Array]:
         """Returns each input ``[T + 1, B, size]`` before each of a rollout's steps, and after them.
 
-        They come from the rollout's own steps, so those before the first are 0,
+        They come from the rollout's own steps, so the first ones are 0,
         as at the start of an episode.
         """
         outcomes = {"reward": rollout.reward[..., None]}
         if "action" in self.sizes:
             outcomes["action"] = jax.vmap(partial(_encoded, self.actions))(rollout.action)
 
-        def shifted(x: jax.Array) -> jax.Array:
+        def shifted(outcome: jax.Array) -> jax.Array:
             # After an invalid step, which holds an episode's last observation,
             # another episode begins.
-            return jnp.concatenate(
-                [jnp.zeros_like(x[:1]), jnp.where(rollout.valid[..., None], x, 0)]
-            )
+            valid = jnp.where(rollout.valid[..., None], outcome, 0)
+            return jnp.concatenate([jnp.zeros_like(outcome[:1]), valid])
 
         return {name: shifted(outcomes[name]) for name in self.sizes}
 

@@ -22,9 +22,7 @@ from jaxrl_dist.types import Array, PyTree
 
 
 class Core(NamedTuple):
-    """A recurrent core as pure functions. Its parameters
-    are entries of its network's dict of parameters.
-    """
+    """A recurrent core as pure functions; its parameters are entries of its network's dict."""
 
     init: Callable[[jax.Array, PyTree], tuple[dict[str, PyTree], PyTree]]
     """``(key, features [1, D]) -> (params, output [1, H])``; float32 parameters.
@@ -34,8 +32,7 @@ class Core(NamedTuple):
     applies ``reset_core`` once it knows the step's ``valid``."""
     unroll: Callable[[PyTree, PyTree, PyTree, jax.Array], tuple[PyTree, PyTree]]
     """``(params, features [T, B, D], core [B, ...], valid [T, B]) -> (output [T, B, H], core [B,
-    ...])``: ``T`` steps with ``reset_core`` after each; the returned core follows step ``T -
-    1``."""
+    ...])``: ``T`` steps with ``reset_core`` after each; the returned core follows the last step."""
     initial: Callable[[int], PyTree]
     """``(num_envs) -> core [num_envs, ...]`` at the start of an episode."""
 
@@ -66,13 +63,12 @@ def reset_core(core: PyTree, initial: PyTree, valid: Array) -> PyTree:
     its policy still reads the old episode's last observation, so the core that it returns must not
     reach the new episode.
     """
-    return jax.tree.map(
-        lambda x, start: jnp.where(
-            jnp.expand_dims(valid, tuple(range(valid.ndim, x.ndim))), x, start
-        ),
-        core,
-        initial,
-    )
+
+    def reset(state: Array, start: Array) -> Array:
+        axes = tuple(range(valid.ndim, state.ndim))
+        return jnp.where(jnp.expand_dims(valid, axes), state, start)
+
+    return jax.tree.map(reset, core, initial)
 
 
 def recurrent(
@@ -84,7 +80,7 @@ def recurrent(
     """Makes a core whose parameters are stored under ``name``; a scan of ``step`` unrolls it.
 
     ``init``, ``step`` and ``initial`` are as in ``Core``,
-    but their parameters are those without the name.
+    but their parameters are not under the name.
     """
 
     def init_named(key: jax.Array, features: PyTree) -> tuple[dict[str, PyTree], PyTree]:
@@ -133,11 +129,8 @@ def gru(size: int, dtype: DTypeLike) -> Core:
 
     Its layers compute in ``dtype``; its state and its output ``[..., size]`` are float32.
     """
-    cell = _cell(
-        "gru",
-        nn.GRUCell(size, dtype=dtype),
-        lambda num_envs: jnp.zeros((num_envs, size), jnp.float32),
-    )
+    module = nn.GRUCell(size, dtype=dtype)
+    cell = _cell("gru", module, lambda num_envs: jnp.zeros((num_envs, size), jnp.float32))
 
     @jax.named_scope("GRUCell")  # as flax names the layers of a step, for profiles
     def unroll(
@@ -146,16 +139,14 @@ def gru(size: int, dtype: DTypeLike) -> Core:
         weights, core = vary_as((params["gru"]["params"], core), features)
 
         def joined(name: str, *layers: str) -> jax.Array:
-            return jnp.concatenate([weights[layer][name] for layer in layers], axis=-1).astype(
-                dtype
-            )
+            parts = [weights[layer][name] for layer in layers]
+            return jnp.concatenate(parts, axis=-1).astype(dtype)
 
-        inputs = "ir", "iz", "in"
+        inputs = ("ir", "iz", "in")
         driven = multiply(features.astype(dtype), joined("kernel", *inputs))
         driven = driven + jnp.broadcast_to(joined("bias", *inputs), driven.shape)
-        return blocks.gru(
-            driven, core, joined("kernel", "hr", "hz", "hn"), joined("bias", "hn"), valid
-        )
+        kernel = joined("kernel", "hr", "hz", "hn")
+        return blocks.gru(driven, core, kernel, joined("bias", "hn"), valid)
 
     return cell._replace(unroll=unroll)
 
@@ -167,14 +158,15 @@ def lstm(size: int, dtype: DTypeLike) -> Core:
     Its layers compute in ``dtype``. Its state is the pair of cell and output,
     float32 ``[..., size]`` each.
     """
-    cell = nn.OptimizedLSTMCell(size, dtype=dtype)
-    return _cell(
-        "lstm", cell, lambda num_envs: (jnp.zeros((num_envs, size)), jnp.zeros((num_envs, size)))
-    )
+
+    def initial(num_envs: int) -> PyTree:
+        return jnp.zeros((num_envs, size)), jnp.zeros((num_envs, size))
+
+    return _cell("lstm", nn.OptimizedLSTMCell(size, dtype=dtype), initial)
 
 
 def _sequential(name: str, module: Any, initial: Callable[[int], PyTree]) -> Core:
-    """A core made of a module that reads sequences, such as those of ``blocks``;
+    """A core made of a module that reads sequences, as in ``blocks``;
     a step is a sequence of length 1.
     """
 
@@ -182,9 +174,8 @@ def _sequential(name: str, module: Any, initial: Callable[[int], PyTree]) -> Cor
         return jnp.ones((1, features.shape[0]), bool)  # an export's batch has no number
 
     def init(key: jax.Array, features: jax.Array) -> tuple[dict[str, PyTree], jax.Array]:
-        (output, _), params = module.init_with_output(
-            key, features[None], initial(1), valid(features)
-        )
+        sequence = (features[None], initial(1), valid(features))
+        (output, _), params = module.init_with_output(key, *sequence)
         return {name: params}, output[0]
 
     def step(params: PyTree, features: jax.Array, core: PyTree) -> tuple[jax.Array, PyTree]:
@@ -241,40 +232,51 @@ def user_core(triple: Any) -> Core:
     """
     if isinstance(triple, type):
         raise ConfigError(
-            f"core must be an instance, such as {triple.__name__}(), not the class {triple.__name__}"
+            f"core must be an instance, such as {triple.__name__}(), "
+            f"not the class {triple.__name__}"
         )
     if all(hasattr(triple, name) for name in ("init", "step", "initial")):
-        triple = triple.init, triple.step, triple.initial
+        triple = (triple.init, triple.step, triple.initial)
     if not (isinstance(triple, tuple) and len(triple) == 3 and all(map(callable, triple))):
         raise ConfigError(
             f"core must be a name, or three functions (init, step, initial), not {triple!r}"
         )
-    first, step, initial = triple
+    init_params, step, initial = triple
 
     def init(key: jax.Array, features: jax.Array) -> tuple[PyTree, jax.Array]:
-        params = first(key, features)
+        params = init_params(key, features)
         state = initial(1)
-        for count, rows in ((1, state), (2, initial(2))):
-            for x in jax.tree.leaves(rows):
-                if jnp.shape(x)[:1] != (count,):
-                    text = f"the core's initial({count}) has made {jnp.shape(x)}; ({count}, ...) works, a row for each"
-                    raise ConfigError(f"{text} environment")
-        output, after = step(params, features, state)
-        before, after = (
-            jax.tree.map(lambda x: f"{jnp.result_type(x)}{[*jnp.shape(x)]}", x)
-            for x in (state, after)
-        )
+        _check_rows(state, 1)
+        _check_rows(initial(2), 2)
+        output, next_state = step(params, features, state)
+        before = jax.tree.map(_described, state)
+        after = jax.tree.map(_described, next_state)
         if before != after:
             raise ConfigError(
-                f"the core's step has turned a state {before} into {after}; an equal one works"
+                f"the core's step turned a state {before} into {after}; it must return an equal one"
             )
         if jnp.ndim(output) != 2 or len(output) != 1:
             raise ConfigError(
-                f"the core's step has made {jnp.shape(output)} of features {features.shape}; (1, width) works"
+                f"the core's step returned {jnp.shape(output)} for features {features.shape}; "
+                "it must return (1, width)"
             )
         return params, output
 
     return recurrent("core", init, step, initial)
+
+
+def _check_rows(state: PyTree, count: int) -> None:
+    """Checks that a state of the user's core has a row for each of ``count`` environments."""
+    for leaf in jax.tree.leaves(state):
+        if jnp.shape(leaf)[:1] != (count,):
+            raise ConfigError(
+                f"the core's initial({count}) returned {jnp.shape(leaf)}; "
+                f"it must return ({count}, ...), a row for each environment"
+            )
+
+
+def _described(leaf: Array) -> str:
+    return f"{jnp.result_type(leaf)}{[*jnp.shape(leaf)]}"
 
 
 def beside(core: Core) -> Core:
@@ -286,8 +288,8 @@ def beside(core: Core) -> Core:
         params, output = core.init(key, features[0])
         return params, join(output, features[1])
 
-    def join(output: PyTree, further: PyTree) -> PyTree:
-        return output, jnp.concatenate([output, further.astype(output.dtype)], axis=-1)
+    def join(output: PyTree, second: PyTree) -> PyTree:
+        return output, jnp.concatenate([output, second.astype(output.dtype)], axis=-1)
 
     def step(params: PyTree, features: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
         output, state = core.step(params, features[0], state)
@@ -311,8 +313,10 @@ _without_core: ContextVar[str] = ContextVar(
 def made_for(config: Any) -> Iterator[None]:
     """Within it, ``make_core`` refuses a core if the run's config of hyperparameters has none."""
     kind = type(config)
-    written = f"class {kind.__name__}({kind.__bases__[0].__name__}, core=...)"
-    token = _without_core.set(written if getattr(config, "core", None) == "none" else "")
+    remedy = ""
+    if getattr(config, "core", None) == "none":
+        remedy = f"class {kind.__name__}({kind.__bases__[0].__name__}, core=...)"
+    token = _without_core.set(remedy)
     try:
         yield
     finally:
@@ -325,9 +329,11 @@ def make_core(config: CoreConfig, dtype: DTypeLike) -> Core:
     Raises:
       ConfigError: it is not a core, or one that the run does not know of.
     """
-    if config.core != "none" and (written := _without_core.get()):
+    remedy = _without_core.get()
+    if config.core != "none" and remedy:
         raise ConfigError(
-            f"make sets a core that the field core does not name, so the run has the preset without one: {written} does"
+            "make sets a core that the field core does not name, so the run has the preset "
+            f"without one; name it, as in {remedy}"
         )
     if not isinstance(config.core, str):
         return user_core(config.core)

@@ -12,7 +12,6 @@ they would draw, so that a caller may correlate the noise of consecutive actions
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
@@ -78,7 +77,7 @@ class Categorical(NamedTuple):
 
 class MultiCategorical(NamedTuple):
     """Vectors of ``k`` independent integers;
-    log probability and entropy are those of the whole vector.
+    log probability and entropy belong to the whole vector.
     """
 
     logits: tuple[jax.Array, ...]
@@ -86,19 +85,17 @@ class MultiCategorical(NamedTuple):
 
     def sample(self, keys: jax.Array, noise: jax.Array | None = None) -> jax.Array:
         def draw(key: jax.Array, *logits: jax.Array) -> jax.Array:
-            return jnp.stack(
-                [
-                    jax.random.categorical(jax.random.fold_in(key, i), x)
-                    for i, x in enumerate(logits)
-                ]
-            )
+            integers = [
+                jax.random.categorical(jax.random.fold_in(key, index), part)
+                for index, part in enumerate(logits)
+            ]
+            return jnp.stack(integers)
 
         return _per_key(draw, keys, *self.logits).astype(jnp.int32)
 
     def log_prob(self, action: jax.Array) -> jax.Array:
-        return jnp.stack(
-            [part.log_prob(action[..., i]) for i, part in enumerate(self._parts())]
-        ).sum(axis=0)
+        log_probs = [part.log_prob(action[..., i]) for i, part in enumerate(self._parts())]
+        return jnp.stack(log_probs).sum(axis=0)
 
     def entropy(self) -> jax.Array:
         return jnp.stack([part.entropy() for part in self._parts()]).sum(axis=0)
@@ -111,32 +108,30 @@ class MultiCategorical(NamedTuple):
 
 
 class Joint(NamedTuple):
-    """Dicts of independent parts; log probability and entropy are those of the whole dict."""
+    """Dicts of independent parts; log probability and entropy belong to the whole dict."""
 
     parts: Mapping[str, Any]
-    """Distributions: probabilities of discrete parts, densities of others."""
+    """``Distribution`` of each part: probabilities of discrete parts, densities of others."""
 
     def sample(self, keys: jax.Array, noise: jax.Array | None = None) -> dict[str, PyTree]:
         """As ``Distribution.sample``; ``noise`` has the numbers of all normal parts side by
         side.
         """
-        fold = functools.reduce(
-            lambda fold, _: jax.vmap(fold, (0, None)), keys.shape, jax.random.fold_in
-        )
-        drawn = {}
-        end = 0
-        for i, (name, part) in enumerate(self.parts.items()):
+        fold: Callable[[jax.Array, int], jax.Array] = jax.random.fold_in
+        for _ in keys.shape:
+            fold = jax.vmap(fold, (0, None))
+        actions = {}
+        start = 0
+        for index, (name, part) in enumerate(self.parts.items()):
+            end = start + _normal_components(part)
+            part_noise = None if noise is None else noise[..., start:end]
+            actions[name] = part.sample(fold(keys, index), part_noise)
             start = end
-            end = end + _normal_components(part)
-            drawn[name] = part.sample(
-                fold(keys, i), None if noise is None else noise[..., start:end]
-            )
-        return drawn
+        return actions
 
     def log_prob(self, action: Mapping[str, PyTree]) -> jax.Array:
-        return jnp.stack([part.log_prob(action[name]) for name, part in self.parts.items()]).sum(
-            axis=0
-        )
+        log_probs = [part.log_prob(action[name]) for name, part in self.parts.items()]
+        return jnp.stack(log_probs).sum(axis=0)
 
     def entropy(self) -> jax.Array:
         return jnp.stack([part.entropy() for part in self.parts.values()]).sum(axis=0)
@@ -147,7 +142,7 @@ class Joint(NamedTuple):
 
 class Normal(NamedTuple):
     """Real vectors with independent normal components;
-    log density and entropy are those of the whole vector.
+    log density and entropy belong to the whole vector.
     """
 
     mean: jax.Array
@@ -269,10 +264,10 @@ def policy_head(action_space: spaces.Space) -> PolicyHead:
     """Discrete -> ``Categorical``, MultiDiscrete -> ``MultiCategorical``, Box of one axis ->
     ``Normal``, and a dict -> ``Joint``.
 
-    Where a component of a Box has two finite bounds, the outputs are in units in which these bounds
+    If a component of a Box has two finite bounds, the outputs are in units in which these bounds
     are -1 and 1, and the ``Normal`` is in the environment's units, as with RLlib's
     ``normalize_actions``. It is not truncated: the environment clips an action beyond its bounds,
-    and the log density is that of the action before clipping, as in OpenAI baselines' PPO (Dhariwal
+    and the log density belongs to the action before clipping, as in OpenAI baselines' PPO (Dhariwal
     et al. 2017).
 
     Raises:
@@ -280,36 +275,37 @@ def policy_head(action_space: spaces.Space) -> PolicyHead:
     """
     if isinstance(action_space, dict):
         return _joint_head({name: policy_head(part) for name, part in action_space.items()})
-
     if isinstance(action_space, spaces.Discrete):
-
-        def categorical(outputs: jax.Array, legal: jax.Array | None = None) -> Categorical:
-            return Categorical(masked(outputs.astype(jnp.float32), legal))
-
-        return PolicyHead(action_space.n, 0, categorical)
-
+        return PolicyHead(action_space.n, 0, _categorical)
     if isinstance(action_space, spaces.MultiDiscrete):
-        ends = list(itertools.accumulate(action_space.nvec))
+        return _multi_categorical_head(action_space)
+    return _normal_head(action_space)
 
-        def multi_categorical(
-            outputs: jax.Array, legal: jax.Array | None = None
-        ) -> MultiCategorical:
-            return MultiCategorical(
-                tuple(jnp.split(masked(outputs.astype(jnp.float32), legal), ends[:-1], axis=-1))
-            )
 
-        return PolicyHead(ends[-1], 0, multi_categorical)
+def _categorical(outputs: jax.Array, legal: jax.Array | None = None) -> Categorical:
+    return Categorical(masked(outputs.astype(jnp.float32), legal))
 
+
+def _multi_categorical_head(action_space: spaces.MultiDiscrete) -> PolicyHead:
+    ends = list(itertools.accumulate(action_space.nvec))
+
+    def multi_categorical(outputs: jax.Array, legal: jax.Array | None = None) -> MultiCategorical:
+        logits = masked(outputs.astype(jnp.float32), legal)
+        return MultiCategorical(tuple(jnp.split(logits, ends[:-1], axis=-1)))
+
+    return PolicyHead(ends[-1], 0, multi_categorical)
+
+
+def _normal_head(action_space: spaces.Box) -> PolicyHead:
     if len(action_space.shape) != 1 or not np.issubdtype(action_space.dtype, np.floating):
-        problem = f"not shape {action_space.shape} of {action_space.dtype}"
-        remedy = "gymnasium.wrappers.TransformAction can make one of it"
-        raise ConfigError(f"a Box action space must be a vector of floats, {problem}; {remedy}")
-
+        raise ConfigError(
+            f"a Box action space must be a vector of floats, not shape {action_space.shape} of "
+            f"{action_space.dtype}; gymnasium.wrappers.TransformAction can turn it into one"
+        )
     # bounds near float32's largest number do not count
     with np.errstate(over="ignore", invalid="ignore"):
-        low, high = (
-            np.asarray(bound, np.float32) for bound in (action_space.low, action_space.high)
-        )
+        low = np.asarray(action_space.low, np.float32)
+        high = np.asarray(action_space.high, np.float32)
         half = 0.5 * (high - low)
     bounded = np.isfinite(half) & (half > 0)
     half = np.where(bounded, half, np.float32(1.0))
@@ -318,9 +314,9 @@ def policy_head(action_space: spaces.Space) -> PolicyHead:
     def normal(outputs: jax.Array, legal: None = None) -> Normal:
         del legal
         mean, log_std = jnp.split(outputs.astype(jnp.float32), 2, axis=-1)
-        shift, scale, log_scale = (
-            jnp.broadcast_to(x, mean.shape) for x in (centre, half, np.log(half))
-        )
+        shift = jnp.broadcast_to(centre, mean.shape)
+        scale = jnp.broadcast_to(half, mean.shape)
+        log_scale = jnp.broadcast_to(np.log(half), mean.shape)
         return Normal(shift + scale * mean, log_std + log_scale)
 
     (size,) = action_space.shape
@@ -331,24 +327,24 @@ def _joint_head(heads: Mapping[str, PolicyHead]) -> PolicyHead:
     """Puts the heads of a dict's parts side by side: first all outputs,
     then all log standard deviations.
     """
-    sizes = [(head.num_outputs, head.log_std_size) for head in heads.values()]
-    outputs_end, stds_end = (list(itertools.accumulate(size)) for size in zip(*sizes, strict=True))
+    outputs_end = list(itertools.accumulate(head.num_outputs for head in heads.values()))
+    stds_end = list(itertools.accumulate(head.log_std_size for head in heads.values()))
     num_outputs = outputs_end[-1]
 
     def joint(outputs: jax.Array, legal: None = None) -> Joint:
         del legal
         means = jnp.split(outputs[..., :num_outputs], outputs_end[:-1], axis=-1)
         stds = jnp.split(outputs[..., num_outputs:], stds_end[:-1], axis=-1)
-        pairs = zip(heads.items(), means, stds, strict=True)
-        return Joint(
-            {name: head.distribution(jnp.concatenate(two, axis=-1)) for (name, head), *two in pairs}
-        )
+        parts = {}
+        for (name, head), mean, std in zip(heads.items(), means, stds, strict=True):
+            parts[name] = head.distribution(jnp.concatenate([mean, std], axis=-1))
+        return Joint(parts)
 
     return PolicyHead(num_outputs, stds_end[-1], joint)
 
 
 def _normal_components(distribution: Any) -> int:
-    """Returns how many numbers of ``noise`` a part takes, with those of the parts within it."""
+    """Returns how many numbers of ``noise`` a part takes, the parts within it included."""
     if isinstance(distribution, Joint):
         return sum(map(_normal_components, distribution.parts.values()))
     if isinstance(distribution, Normal):

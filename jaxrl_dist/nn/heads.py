@@ -21,9 +21,7 @@ from jaxrl_dist.types import PyTree
 
 
 class Heads(NamedTuple):
-    """The layers behind torso and core. Their parameters
-    are entries of the network's dict of parameters.
-    """
+    """The layers behind torso and core; their parameters are entries of the network's dict."""
 
     num_keys: int
     """Number of keys that ``init`` takes."""
@@ -62,19 +60,16 @@ class NoisyDense(nn.Module):
         bias = self.param("bias", uniform, (self.features,), jnp.float32)
         kernel_sigma = self.param("kernel_sigma", sigma_init, (fan_in, self.features), jnp.float32)
         bias_sigma = self.param("bias_sigma", sigma_init, (self.features,), jnp.float32)
-        y = x @ kernel.astype(self.dtype) + jnp.broadcast_to(
-            bias, (*x.shape[:-1], self.features)
-        ).astype(self.dtype)
+        y = x @ kernel.astype(self.dtype)
+        y = y + jnp.broadcast_to(bias, y.shape).astype(self.dtype)
         if keys is None:
             return y
         noise = jax.vmap(lambda key: jax.random.normal(key, (fan_in + self.features,)))(keys)
         noise = jnp.sign(noise) * jnp.sqrt(jnp.abs(noise))
         into = noise[:, :fan_in].astype(self.dtype)
         out = noise[:, fan_in:].astype(self.dtype)
-        return y + out * (
-            (x * into) @ kernel_sigma.astype(self.dtype)
-            + bias_sigma.astype(self.dtype).reshape(1, -1)
-        )
+        kernel_noise = (x * into) @ kernel_sigma.astype(self.dtype)
+        return y + out * (kernel_noise + bias_sigma.astype(self.dtype).reshape(1, -1))
 
 
 def q_heads(num_actions: int, *, num_atoms: int, dueling: bool, noisy: bool) -> Heads:
@@ -83,11 +78,14 @@ def q_heads(num_actions: int, *, num_atoms: int, dueling: bool, noisy: bool) -> 
     Input of noisy heads: ``keys [N]``, which draw the noise for features ``[N, D]``; None:
     no noise.
     """
+    sizes = [num_actions * num_atoms]
     if dueling:
-        sizes = [num_actions * num_atoms, num_atoms]
+        sizes.append(num_atoms)
+    layers: list[Any]
+    if noisy:
+        layers = [NoisyDense(size) for size in sizes]
     else:
-        sizes = [num_actions * num_atoms]
-    layers: list[Any] = [NoisyDense(size) if noisy else dense(size, scale=1.0) for size in sizes]
+        layers = [dense(size, scale=1.0) for size in sizes]
 
     def init(keys: jax.Array, features: jax.Array) -> dict[str, PyTree]:
         return {
@@ -101,23 +99,16 @@ def q_heads(num_actions: int, *, num_atoms: int, dueling: bool, noisy: bool) -> 
         features = features.astype(jnp.float32)
         outputs = []
         for index, (layer, weights) in enumerate(zip(layers, params["heads"], strict=True)):
-            if keys is None:
-                layer_keys = None
-            else:
-                layer_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, index)
-            if noisy:
-                y = layer.apply(weights, features, layer_keys)
-            else:
-                y = layer.apply(weights, features)
-            outputs.append(y.reshape(*features.shape[:-1], -1, num_atoms))
+            inputs = [features]
+            if noisy and keys is not None:
+                inputs.append(jax.vmap(jax.random.fold_in, (0, None))(keys, index))
+            output = layer.apply(weights, *inputs)
+            outputs.append(output.reshape(*features.shape[:-1], -1, num_atoms))
         if not dueling:
             return (outputs[0],)
         advantage, value = outputs
-        return (
-            jnp.broadcast_to(value, advantage.shape)
-            + advantage
-            - advantage.mean(axis=-2, keepdims=True),
-        )
+        mean = advantage.mean(axis=-2, keepdims=True)
+        return (jnp.broadcast_to(value, advantage.shape) + advantage - mean,)
 
     return Heads(len(sizes), init, apply)
 
@@ -168,9 +159,7 @@ def actor_critic_heads(num_outputs: int, log_std: int, initial_std: float) -> He
     value: Any = dense(1, scale=1.0)
 
     def split(features: PyTree) -> tuple[jax.Array, jax.Array]:
-        if isinstance(features, tuple):
-            return features
-        return (features, features)
+        return features if isinstance(features, tuple) else (features, features)
 
     def init(keys: jax.Array, features: PyTree) -> dict[str, PyTree]:
         for_policy, for_value = split(features)

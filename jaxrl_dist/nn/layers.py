@@ -54,15 +54,11 @@ class Conv(nn.Module):
 
 
 def dense(features: int, scale: float = _RELU_GAIN, dtype: DTypeLike = jnp.float32) -> nn.Dense:
-    """A dense layer: ``[..., D]`` to ``[..., features]``.
+    """A dense layer: ``[..., D]`` to ``[..., features]``;
     ``scale`` is the gain of the orthogonal initial weights.
     """
-    return nn.Dense(
-        features,
-        dtype=dtype,
-        kernel_init=nn.initializers.orthogonal(scale),
-        dot_general=dot_general,
-    )
+    init = nn.initializers.orthogonal(scale)
+    return nn.Dense(features, dtype=dtype, kernel_init=init, dot_general=dot_general)
 
 
 class LayerNorm(nn.Module):
@@ -90,19 +86,18 @@ class LayerNorm(nn.Module):
 
 
 def conv2d(x: jax.Array, kernel: jax.Array, stride: int, padding: str) -> jax.Array:
-    """Convolves images ``[N, H, W, C]`` with a square
-    kernel ``[k, k, C, F]`` to ``[N, H', W', F]``.
+    """Convolves images ``[N, H, W, C]`` with a kernel ``[k, k, C, F]`` to ``[N, H', W', F]``.
 
     ``padding`` is VALID or SAME; the result has the dtype of the inputs. On the CPU a hand-written
     gradient replaces XLA's, which runs some 20 times slower inside ``lax.scan``, where training
     runs, than outside. It has no forward-mode derivative.
     """
     # custom_vjp needs gradients that vary as the inputs do
-    x, kernel = vary_as(x, kernel), vary_as(kernel, x)
+    images = vary_as(x, kernel)
+    kernel = vary_as(kernel, x)
     cpu = functools.partial(_conv2d_of_cpu, stride, padding)
-    return jax.lax.platform_dependent(
-        x, kernel, cpu=cpu, default=functools.partial(_conv2d, stride, padding)
-    )
+    default = functools.partial(_conv2d, stride, padding)
+    return jax.lax.platform_dependent(images, kernel, cpu=cpu, default=default)
 
 
 # The only layout that XLA convolves fast in every program on the CPU.
@@ -116,9 +111,10 @@ def _conv2d(stride: int, padding: str, x: jax.Array, kernel: jax.Array) -> jax.A
 
 
 PATCH = 100
+"""Most numbers that an output pixel sees for which a product with all patches is faster on the CPU
+than XLA's convolution (docs/speed.md)."""
 IMAGES = 512
-"""Numbers that an output pixel sees, up to which a product with all patches is faster on the CPU
-than XLA's convolution (docs/speed.md); and images whose patches are stored at a time."""
+"""Images whose patches are stored at a time."""
 
 
 def _conv2d_or_product(stride: int, padding: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -201,9 +197,7 @@ def _conv2d_backward(
 
 
 def _parts(x: jax.Array, limit: int = 64) -> jax.Array:
-    """Splits ``[N, ...]`` into ``[parts, n, ...]`` with ``n <= limit``; zeros fill the last
-    part.
-    """
+    """Splits ``[N, ...]`` into ``[parts, n, ...]`` with ``n <= limit``; zeros fill the last one."""
     count = max(1, -(-len(x) // limit))
     size = -(-len(x) // count)
     padded = jnp.pad(x, [(0, count * size - len(x))] + [(0, 0)] * (x.ndim - 1))
@@ -220,9 +214,9 @@ def max_pool(x: jax.Array, size: int, stride: int) -> jax.Array:
     """
     for axis in (-2, -3):
         (pads,) = jax.lax.padtype_to_pads((x.shape[axis],), (size,), (stride,), "SAME")
-        x = jnp.pad(
-            x, [pads if i == axis else (0, 0) for i in range(-x.ndim, 0)], constant_values=-math.inf
-        )
+        widths = [(0, 0)] * x.ndim
+        widths[axis] = pads
+        x = jnp.pad(x, widths, constant_values=-math.inf)
         span = (x.shape[axis] - size) // stride * stride + 1
         windows = [jax.lax.slice_in_dim(x, i, i + span, stride, axis) for i in range(size)]
         x = functools.reduce(jnp.maximum, windows)
@@ -249,8 +243,8 @@ def multiply(x: jax.Array, kernel: jax.Array) -> jax.Array:
     kernel is such a product: there the transpose is stored first.
     """
     # custom_vjp needs gradients that vary as the inputs do
-    x, kernel = vary_as(x, kernel), vary_as(kernel, x)
-    rows = x.reshape(-1, x.shape[-1])
+    rows = vary_as(x, kernel).reshape(-1, x.shape[-1])
+    kernel = vary_as(kernel, x)
     number = rows.shape[0]  # no int in a program for any number of rows, which an export is
     pays = isinstance(number, int) and number >= MIN_ROWS and len(kernel) <= MAX_WIDTH
     if pays and not among_members():  # among members, XLA would store it twice
@@ -270,11 +264,11 @@ _matmul_of_cpu = jax.custom_jvp(_matmul)
 def _derivative(
     primals: tuple[jax.Array, ...], tangents: tuple[Any, ...]
 ) -> tuple[jax.Array, jax.Array]:
-    (x, kernel), (of_x, of_kernel) = primals, tangents
-    if isinstance(of_x, SymbolicZero):
-        parts = []
-    else:
-        parts = [of_x @ kernel]
+    x, kernel = primals
+    of_x, of_kernel = tangents
+    parts = []
+    if not isinstance(of_x, SymbolicZero):
+        parts.append(of_x @ kernel)
     if not isinstance(of_kernel, SymbolicZero):
         # The barrier keeps XLA from merging the transpose into the product of the gradient.
         parts.append(jax.lax.optimization_barrier(x.T).T @ of_kernel)

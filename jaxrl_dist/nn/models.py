@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -18,9 +19,7 @@ from jaxrl_dist.types import PyTree
 
 
 class Model(NamedTuple):
-    """The three functions of MuZero's network (Schrittwieser et al. 2020);
-    states and outputs are float32.
-    """
+    """The functions of MuZero's network (Schrittwieser et al. 2020); all outputs are float32."""
 
     init: Callable[[jax.Array], dict[str, PyTree]]
     """``(key) -> params``, float32."""
@@ -43,7 +42,8 @@ def make_model(
     """
     dtype = jnp.dtype(config.precision)
     torso: Any = make_torso(config, observation, dtype)
-    encode, change = (dense(state_size, scale=1.0) for _ in range(2))
+    encode = dense(state_size, scale=1.0)
+    change = dense(state_size, scale=1.0)
     mlp: Any = make_mlp(config, 1, dtype)
     heads: dict[str, Any] = {
         "policy": dense(num_actions, scale=0.0),
@@ -59,24 +59,21 @@ def make_model(
         state = jnp.zeros((1, state_size))
         action = jnp.zeros((1, num_actions))
         both, dynamics = mlp.init_with_output(next(keys), jnp.concatenate([state, action], axis=-1))
-        seen, prediction = mlp.init_with_output(next(keys), state)
-        params = {
+        read, prediction = mlp.init_with_output(next(keys), state)
+        # keys go to the layers in this order
+        return {
             "torso": torso_params,
             "encode": encode.init(next(keys), features.astype(jnp.float32)),
-        }
-        params |= {
             "dynamics": dynamics,
             "change": change.init(next(keys), both),
             "prediction": prediction,
-        }
-        return params | {
-            name: head.init(next(keys), both if name == "reward" else seen)
-            for name, head in heads.items()
+            "policy": heads["policy"].init(next(keys), read),
+            "value": heads["value"].init(next(keys), read),
+            "reward": heads["reward"].init(next(keys), both),
         }
 
-    def apply(layer: Any, params: PyTree, x: jax.Array) -> jax.Array:
-        output: jax.Array = layer.apply(params, x.astype(jnp.float32))
-        return output
+    def apply(layer: nn.Dense, params: PyTree, features: jax.Array) -> Any:
+        return layer.apply(params, features.astype(jnp.float32))
 
     def represent(params: PyTree, obs: PyTree) -> jax.Array:
         features = torso.apply(params["torso"], preprocess(obs, observation, dtype))
@@ -90,15 +87,14 @@ def make_model(
 
     def predict(params: PyTree, state: jax.Array) -> tuple[jax.Array, jax.Array]:
         features = mlp.apply(params["prediction"], state)
-        policy, value = (apply(heads[name], params[name], features) for name in ("policy", "value"))
-        return policy, value
+        policy = apply(heads["policy"], params["policy"], features)
+        return policy, apply(heads["value"], params["value"], features)
 
     return Model(init, represent, advance, predict)
 
 
 def scaled(state: jax.Array) -> jax.Array:
     """Scales each state ``[N, S]`` to the range 0 .. 1 (Schrittwieser et al. 2020, appendix G)."""
-    low, high = (
-        jnp.broadcast_to(f(state, axis=-1, keepdims=True), state.shape) for f in (jnp.min, jnp.max)
-    )
+    low = jnp.broadcast_to(jnp.min(state, axis=-1, keepdims=True), state.shape)
+    high = jnp.broadcast_to(jnp.max(state, axis=-1, keepdims=True), state.shape)
     return (state - low) / jnp.maximum(high - low, 1e-5)

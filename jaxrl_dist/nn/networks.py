@@ -47,7 +47,7 @@ class Network(NamedTuple):
         """
         if self.of_sequences is not None:
             return self.of_sequences(params, *inputs)
-        return [self.apply(params, *one) for one in inputs]
+        return [self.apply(params, *arguments) for arguments in inputs]
 
 
 class RecurrentNetwork(NamedTuple):
@@ -94,36 +94,35 @@ def make_network(
     reads = [observation] * max(1, len(torsos))
     if critic_sees is not None:
         reads[-1] = critic_sees
-    made = [make_torso(config, space, dtype) for space in reads]
+    modules = [make_torso(config, space, dtype) for space in reads]
     # Keys in this order: torsos (one key even without any), core, heads.
     first_head = max(1, len(torsos)) + (core is not NO_CORE)
 
     def inputs(obs: PyTree) -> list[PyTree]:
-        x = preprocess(obs, observation, dtype)
-        return [x if space is observation else preprocess(obs, space, dtype) for space in reads]
+        read = [preprocess(obs, observation, dtype)] * len(reads)
+        if critic_sees is not None:
+            read[-1] = preprocess(obs, critic_sees, dtype)
+        return read
 
     def encode(params: PyTree, obs: PyTree, core_inputs: jax.Array | None) -> PyTree:
         if torsos:
             features = [
-                torso.apply(params[name], x)
-                for torso, name, x in zip(made, torsos, inputs(obs), strict=True)
+                module.apply(params[name], read)
+                for module, name, read in zip(modules, torsos, inputs(obs), strict=True)
             ]
         else:
             features = [side_by_side(inputs(obs)[0], observation)]
         if core_inputs is not None:
-            features[0] = jnp.concatenate(
-                [features[0], core_inputs.astype(features[0].dtype)], axis=-1
-            )
-        if len(features) > 1:
-            return tuple(features)
-        return features[0]
+            for_core = [features[0], core_inputs.astype(features[0].dtype)]
+            features[0] = jnp.concatenate(for_core, axis=-1)
+        return tuple(features) if len(features) > 1 else features[0]
 
     def init(key: jax.Array) -> PyTree:
         keys = jax.random.split(key, first_head + heads.num_keys)
         obs = spaces.zeros(observation if critic_sees is None else critic_sees, 1)
-        parts = zip(made, inputs(obs), keys[: len(made)], strict=True)
         params = {
-            name: torso.init(key, x) for name, (torso, x, key) in zip(torsos, parts, strict=False)
+            name: module.init(key, read)
+            for name, module, read, key in zip(torsos, modules, inputs(obs), keys, strict=False)
         }
         blank = jnp.zeros((1, core_inputs)) if core_inputs else None
         core_params, features = core.init(keys[first_head - 1], encode(params, obs, blank))
@@ -167,9 +166,11 @@ def _built(
     """A network whose heads have one output; with a core, ``View.core[name]`` holds its state."""
     if recurrence is None:
         plain = make_network(config, observation, NO_CORE, heads, torsos)
-        return Network(
-            plain.init, lambda params, obs, *inputs: plain.step(params, obs, (), *inputs)[0]
-        )
+
+        def apply_plain(params: PyTree, obs: PyTree, *inputs: Any) -> jax.Array:
+            return plain.step(params, obs, (), *inputs)[0]
+
+        return Network(plain.init, apply_plain)
     body = make_network(
         config, observation, recurrence.core, _FEATURES, torsos, core_inputs=recurrence.core_inputs
     )
@@ -177,30 +178,27 @@ def _built(
     def init(key: jax.Array) -> PyTree:
         body_key, *keys = jax.random.split(key, 1 + heads.num_keys)
         params = body.init(body_key)
+        core_inputs = None
         if recurrence.core_inputs:
-            read = jnp.zeros((1, recurrence.core_inputs))
-        else:
-            read = None
-        features, _ = body.step(
-            params, spaces.zeros(observation, 1), body.initial_core(1), core_inputs=read
-        )
+            core_inputs = jnp.zeros((1, recurrence.core_inputs))
+        obs = spaces.zeros(observation, 1)
+        features, _ = body.step(params, obs, body.initial_core(1), core_inputs=core_inputs)
         return params | heads.init(jnp.stack(keys), features)
 
     def of_sequences(params: PyTree, *inputs: tuple[Any, ...]) -> list[jax.Array]:
         view: View = inputs[0][0]
         core = view.core[name]
-        read = view.core_inputs
+        core_inputs = view.core_inputs
         # a policy acts: ``advance`` takes the same step, and the compiler only one of the two
         if len(view.valid) == 1:
-            features, _ = body.step(
-                params, view.now, core, core_inputs=None if read is None else read[0]
-            )
-            return [heads.apply(params, features, *more)[0] for _, *more in inputs]
-        skip = recurrence.burn_in
-        features, _ = unroll_late(body, params, view.obs, core, view.valid, read, skip)
+            newest = None if core_inputs is None else core_inputs[0]
+            features, _ = body.step(params, view.now, core, core_inputs=newest)
+            return [heads.apply(params, features, *others)[0] for _, *others in inputs]
+        burn_in = recurrence.burn_in
+        features, _ = unroll_late(body, params, view.obs, core, view.valid, core_inputs, burn_in)
         return [
-            heads.apply(params, take_rows(features, view.rows - skip), *more)[0]
-            for view, *more in inputs
+            heads.apply(params, take_rows(features, view.rows - burn_in), *others)[0]
+            for view, *others in inputs
         ]
 
     def apply(params: PyTree, *inputs: Any) -> jax.Array:
@@ -249,12 +247,12 @@ def mixing_network(size: int, num_agents: int, state_size: int) -> Network:
     have ``size`` hidden units. The absolute value makes the weights positive, so the output never
     falls where an agent's value rises.
 
-    Where episodes end only by a time limit, the paper's layers let values grow without bound:
-    agents learn to go to states far from those seen, whose value nothing corrects. So the hidden
-    layer is of tanh, which bounds the weights in all states; and the mixing network has leaky ReLUs
-    of slope 0.5, since ELU has a floor, to which values below zero only fit by large weights; slope
-    0.1 still diverged. Weights and biases start at 0.01 of the usual gain; with the usual gain they
-    grow as well.
+    If episodes end only by a time limit, the paper's layers let values grow without bound: agents
+    learn to go to states far from those seen, whose value nothing corrects. So the hidden layer has
+    tanh, which bounds the weights in all states. The mixing network has leaky ReLUs of slope 0.5,
+    because values below zero fit to the floor of ELU only with large weights; slope 0.1 still
+    diverged. Weights and biases start at 0.01 of the usual gain; with the usual gain they also
+    grow.
     """
     sizes = {"weights": num_agents * size, "bias": size, "last_weights": size, "last_bias": 1}
     layers: dict[str, Any] = {name: dense(width, scale=0.01) for name, width in sizes.items()}
@@ -262,21 +260,20 @@ def mixing_network(size: int, num_agents: int, state_size: int) -> Network:
 
     def init(key: jax.Array) -> dict[str, PyTree]:
         keys = jax.random.split(key, 1 + len(layers))
-        read, params = hidden.init_with_output(keys[0], jnp.zeros((1, state_size)))
-        made = {
-            name: layer.init(key, read)
-            for (name, layer), key in zip(layers.items(), keys[1:], strict=True)
-        }
-        return {"hidden": params, **made}
+        features, hidden_params = hidden.init_with_output(keys[0], jnp.zeros((1, state_size)))
+        params = {"hidden": hidden_params}
+        for (name, layer), layer_key in zip(layers.items(), keys[1:], strict=True):
+            params[name] = layer.init(layer_key, features)
+        return params
 
     def apply(params: PyTree, state: jax.Array, values: jax.Array) -> jax.Array:
-        read = jnp.tanh(hidden.apply(params["hidden"], state))
-        made = {name: layer.apply(params[name], read) for name, layer in layers.items()}
-        weights = jnp.abs(made["weights"]).reshape(*values.shape, size)
-        mixed = jax.nn.leaky_relu(
-            jnp.einsum("...k,...kh->...h", values, weights) + made["bias"], 0.5
-        )
-        return jnp.sum(mixed * jnp.abs(made["last_weights"]), axis=-1) + made["last_bias"][..., 0]
+        features = jnp.tanh(hidden.apply(params["hidden"], state))
+        mixer = {name: layer.apply(params[name], features) for name, layer in layers.items()}
+        weights = jnp.abs(mixer["weights"]).reshape(*values.shape, size)
+        mixed = jnp.einsum("...k,...kh->...h", values, weights) + mixer["bias"]
+        mixed = jax.nn.leaky_relu(mixed, 0.5)
+        mixed = jnp.sum(mixed * jnp.abs(mixer["last_weights"]), axis=-1)
+        return mixed + mixer["last_bias"][..., 0]
 
     return Network(init, apply)
 
@@ -310,21 +307,20 @@ def critic_network(
     ``num_actions`` discrete ones ``(params, obs [N, ...]) -> [num_critics, N, num_actions]``. With
     a core, ``View.core[name]`` lists their states.
 
-    Where an MLP reads the observation, its first layer reads the action too. Features of any other
+    If an MLP reads the observation, its first layer also reads the action. Features of any other
     torso go through a second MLP together with the action.
     """
-    # Both kinds take two keys: discrete critics leave that of the MLP unused.
-    discrete = linear_head(num_actions, scale=1.0)._replace(num_keys=2)
     if action_size:
         heads = action_value_head(config, action_size)
     else:
-        heads = discrete
+        # two keys, as with an action; the MLP's stays unused
+        heads = linear_head(num_actions, scale=1.0)._replace(num_keys=2)
     torsos: tuple[str, ...] = ("torso",)
     if action_size and choose_torso(config.torso, observation) == "mlp":
         torsos = ()
     critic = _built(config, observation, heads, name, recurrence, torsos)
 
-    def of(obs: PyTree, number: int) -> PyTree:
+    def obs_of(number: int, obs: PyTree) -> PyTree:
         if isinstance(obs, View):
             return obs._replace(core={name: obs.core[name][number]})
         return obs
@@ -333,9 +329,10 @@ def critic_network(
         return [critic.init(key) for key in jax.random.split(key, num_critics)]
 
     def apply(params: PyTree, obs: PyTree, *action: jax.Array) -> jax.Array:
-        return jnp.stack(
-            [critic.apply(one, of(obs, number), *action) for number, one in enumerate(params)]
-        )
+        values = [
+            critic.apply(one, obs_of(number, obs), *action) for number, one in enumerate(params)
+        ]
+        return jnp.stack(values)
 
     def advance(params: PyTree, obs: PyTree, core: PyTree, core_inputs: jax.Array | None) -> PyTree:
         return [
@@ -385,24 +382,23 @@ def actor_critic(
 
 
 def unroll_late(
-    network: Any,
+    network: RecurrentNetwork,
     params: PyTree,
     obs: PyTree,
     core: PyTree,
     valid: jax.Array,
     core_inputs: jax.Array | None,
     burn_in: int,
-) -> tuple[Any, ...]:
-    """Unrolls a ``RecurrentNetwork`` over ``T`` steps;
+) -> tuple[PyTree, ...]:
+    """Unrolls a network over ``T`` steps;
     the first ``burn_in`` only update the core, without a gradient.
 
     Returns what ``network.unroll`` does for the other ``T - burn_in``. Source:
     Kapturowski et al. (2019), section 3.
     """
+    sequence = (obs, valid, core_inputs)
     if burn_in:
-        early, read = jax.tree.map(lambda x: x[:burn_in], (obs, core_inputs))
-        *_, core = network.unroll(params, early, core, valid[:burn_in], core_inputs=read)
-    late, read = jax.tree.map(lambda x: x[burn_in:], (obs, core_inputs))
-    return tuple(
-        network.unroll(params, late, returns.constant(core), valid[burn_in:], core_inputs=read)
-    )
+        early, is_valid, read = jax.tree.map(lambda steps: steps[:burn_in], sequence)
+        *_, core = network.unroll(params, early, core, is_valid, core_inputs=read)
+    late, is_valid, read = jax.tree.map(lambda steps: steps[burn_in:], sequence)
+    return network.unroll(params, late, returns.constant(core), is_valid, core_inputs=read)

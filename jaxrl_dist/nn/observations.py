@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,24 +33,12 @@ def input_space(spec: EnvSpec, hidden: Sequence[str] = ()) -> Space:
       ConfigError: a hidden part does not exist, or no part is left.
     """
     space = spec.observation
+    parts = {}
     if isinstance(space, dict):
-        parts: dict[Any, Any] = dict(space)
-    else:
-        parts = {}
-    parts.pop(spec.mask, None)
+        parts = {name: part for name, part in space.items() if name != spec.mask}
     for name in hidden:
         if name not in parts:
-            if parts:
-                names = f"its parts are {', '.join(parts)}"
-            else:
-                names = "its observation has no parts"
-            if name == "state" and (
-                spec.family == "jaxmarl" or (spec.backend == "pgx" and spec.num_agents > 1)
-            ):
-                names += "; --env-options state=true gives it one"
-            raise ConfigError(
-                f"--critic-sees {name}: {spec.id} has no such part to observe; {names}"
-            )
+            raise _no_such_part(spec, name, list(parts))
     visible = {name: part for name, part in parts.items() if name not in hidden}
     if parts and not visible:
         raise ConfigError(
@@ -59,12 +47,23 @@ def input_space(spec: EnvSpec, hidden: Sequence[str] = ()) -> Space:
     return visible or space
 
 
+def _no_such_part(spec: EnvSpec, name: str, parts: Sequence[str]) -> ConfigError:
+    names = f"its parts are {', '.join(parts)}" if parts else "its observation has no parts"
+    remedy = ""
+    may_have_state = spec.family == "jaxmarl" or (spec.backend == "pgx" and spec.num_agents > 1)
+    if name == "state" and may_have_state:
+        remedy = "; --env-options state=true gives it one"
+    return ConfigError(
+        f"--critic-sees {name}: {spec.id} has no such part to observe; {names}{remedy}"
+    )
+
+
 def preprocess(obs: PyTree, space: Space, dtype: DTypeLike) -> PyTree:
     """Turns observations ``[..., *space.shape]`` into the input of a torso, as ``dtype``.
 
     Discrete: one-hot ``[..., n]``. MultiDiscrete: one-hots side by side, ``[..., sum(nvec)]``. Box:
     the same shape, divided by the largest upper bound if it is uint8; channels of an image move to
-    the last axis, and a grey image gets one. Named parts: a dict of those that ``space`` has.
+    the last axis, and a grey image gets one. Named parts: a dict of the parts that ``space`` has.
     """
     if isinstance(space, dict):
         return {name: preprocess(obs[name], part, dtype) for name, part in space.items()}
@@ -72,9 +71,11 @@ def preprocess(obs: PyTree, space: Space, dtype: DTypeLike) -> PyTree:
         return jax.nn.one_hot(jnp.asarray(obs, jnp.int32), space.n, dtype=dtype)
     if isinstance(space, MultiDiscrete):
         digits = jnp.asarray(obs, jnp.int32)
-        return jnp.concatenate(
-            [jax.nn.one_hot(digits[..., i], n, dtype=dtype) for i, n in enumerate(space.nvec)], -1
-        )
+        one_hots = [
+            jax.nn.one_hot(digits[..., index], size, dtype=dtype)
+            for index, size in enumerate(space.nvec)
+        ]
+        return jnp.concatenate(one_hots, -1)
     x = jnp.asarray(obs, dtype)
     if space.dtype == np.uint8:
         x = x / max(int(space.high.max()), 1)
@@ -112,14 +113,14 @@ def side_by_side(x: PyTree, space: Space) -> jax.Array:
 
 
 class View(NamedTuple):
-    """Some steps of ``N`` sequences: a network with a core reads
-    it where others read observations ``[N * L, ...]``.
+    """Some steps of ``N`` sequences, which a network with a core reads in place of observations
+    ``[N * L, ...]``.
     """
 
     now: PyTree
     """[N * L, ...]  the observations of these steps."""
     obs: PyTree
-    """[T, N, ...]  those of the whole sequences."""
+    """[T, N, ...]  the observations of the whole sequences."""
     valid: jax.Array
     """[T, N] bool."""
     core_inputs: jax.Array | None
@@ -150,7 +151,7 @@ def legal(spec: EnvSpec, obs: PyTree) -> jax.Array | None:
     """Returns which actions are legal, bool: ``[..., n]``,
     or ``[..., sum(nvec)]`` for several components.
 
-    None: all are. Where a mask allows nothing, as some environments report after an episode's end,
+    None: all are. If a mask allows nothing, as some environments report after an episode's end,
     all actions count as legal; for ``MultiDiscrete`` this holds for each component.
 
     Args:
@@ -162,9 +163,8 @@ def legal(spec: EnvSpec, obs: PyTree) -> jax.Array | None:
     # the newest of a stack comes last
     mask = jnp.asarray(now(obs)[spec.mask], bool)[..., -sum(sizes) :]
     parts = jnp.split(mask, list(itertools.accumulate(sizes))[:-1], axis=-1)
-    return jnp.concatenate(
-        [part | ~jnp.any(part, axis=-1, keepdims=True) for part in parts], axis=-1
-    )
+    allowed = [part | ~jnp.any(part, axis=-1, keepdims=True) for part in parts]
+    return jnp.concatenate(allowed, axis=-1)
 
 
 def masked(values: jax.Array, legal: jax.Array | None) -> jax.Array:

@@ -29,8 +29,8 @@ OptimizerName = Literal[
 ROOTS = ("adam", "adamw", "lamb", "nadam", "nadamw", "radam")
 """Optimisers that take the square root of a mean of squared gradients."""
 ROOT = 1e-37
-"""Added to that mean: the root has a derivative at 0, as of a unit that is always off.
-Rounding hides it otherwise."""
+"""Added to this mean, so that the root has a derivative at 0, such as the gradients of a unit that
+is always off. Rounding hides it otherwise."""
 DECOUPLED = ("adamw", "lamb", "lion", "muon", "nadamw")
 """Optimisers that decay the parameters apart from the
 gradient (Loshchilov and Hutter 2019, algorithm 2)."""
@@ -66,8 +66,8 @@ class OptimizerConfig(Inherits):
         )
         if scheduled and self.learning_rate_steps is None:
             raise ConfigError(
-                f"--learning-rate-schedule {self.learning_rate_schedule} needs --learning-rate-steps, the env steps "
-                "over which step sizes fall to zero"
+                f"--learning-rate-schedule {self.learning_rate_schedule} needs "
+                "--learning-rate-steps, the env steps over which step sizes fall to zero"
             )
 
     def make_optimizer(
@@ -94,12 +94,12 @@ class OptimizerConfig(Inherits):
             parts.append(optax.add_decayed_weights(self.weight_decay))
         if name in ROOTS:
             options.setdefault("eps_root", ROOT)
-        parts.append(
-            getattr(optax.contrib if name == "muon" else optax, name)(learning_rate, **options)
-        )
+        library = optax.contrib if name == "muon" else optax
+        parts.append(getattr(library, name)(learning_rate, **options))
         if self.learning_rate_schedule != "constant":
             parts.append(self._scheduled())
-        return optax.with_extra_args_support(optax.chain(*parts) if len(parts) > 1 else parts[0])
+        chained = optax.chain(*parts) if len(parts) > 1 else parts[0]
+        return optax.with_extra_args_support(chained)
 
     def _scheduled(self) -> optax.GradientTransformationExtraArgs:
         """Scales updates by the part of the step size that is left after ``env_step`` env steps."""
@@ -114,6 +114,6 @@ class OptimizerConfig(Inherits):
                 left = 1 - done
             else:
                 left = 0.5 * (1 + jnp.cos(math.pi * done))
-            return jax.tree.map(lambda x: x * left.astype(x.dtype), updates), state
+            return jax.tree.map(lambda leaf: leaf * left.astype(leaf.dtype), updates), state
 
         return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)

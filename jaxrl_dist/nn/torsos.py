@@ -26,9 +26,7 @@ from jaxrl_dist.types import PyTree
 
 
 class MLP(nn.Module):
-    """Flattens the last ``axes`` axes, then applies dense layers, each followed by
-    ``activation``.
-    """
+    """Flattens the last ``axes`` axes; then dense layers, each followed by ``activation``."""
 
     hidden_sizes: tuple[int, ...] = (64, 64)
     activation: Callable[[jax.Array], jax.Array] = nn.tanh
@@ -120,29 +118,36 @@ def choose_torso(torso: str | TorsoLike, observation: Space) -> str:
         )
     chosen = {_of_part(torso, part) for part in spaces.leaves(observation).values()}
     if torso not in ("auto", "mlp", *chosen):
-        misfit = f"and no part of the observations {spaces.describe(observation)} is one"
-        fits = list[str]()
-        if not isinstance(observation, dict):
-            misfit = f"but observations have shape {observation.shape}"
-            fits = _fitting(observation)
-            if isinstance(observation, spaces.Box) and len(observation.shape) == 2 and not fits:
-                misfit += ", without an axis for the channels"
-        raise ConfigError(
-            f"--torso {torso} reads images of {_CNNS[torso][0]} or more pixels a side, {misfit}; "
-            f"--torso {' or '.join(['auto', 'mlp', *fits])} can read them"
-        )
+        raise _misfit(torso, observation)
     if isinstance(observation, dict) and chosen != {"mlp"}:
         return "parts"
     return chosen.pop()
+
+
+def _misfit(torso: str, observation: Space) -> ConfigError:
+    """Returns the error that says why a CNN cannot read observations, and which torsos can."""
+    images = f"--torso {torso} reads images of {_CNNS[torso][0]} or more pixels a side"
+    if isinstance(observation, dict):
+        return ConfigError(
+            f"{images}, but no part of the observations {spaces.describe(observation)} is one; "
+            "--torso auto or mlp can read them"
+        )
+    fits = _fitting(observation)
+    channels = ""
+    if isinstance(observation, spaces.Box) and len(observation.shape) == 2 and not fits:
+        channels = ", without an axis for the channels"
+    return ConfigError(
+        f"{images}, but observations have shape {observation.shape}{channels}; "
+        f"--torso {' or '.join(['auto', 'mlp', *fits])} can read them"
+    )
 
 
 def _fitting(observation: spaces.Part) -> list[str]:
     """Returns the CNNs that can read an observation."""
     if not is_image(observation):
         return []
-    side = min(
-        observation.shape[1:] if channels_first(observation.shape) else observation.shape[:2]
-    )
+    shape = observation.shape
+    side = min(shape[1:] if channels_first(shape) else shape[:2])
     return [cnn for cnn, (shortest, _) in _CNNS.items() if side >= shortest]
 
 
@@ -211,15 +216,15 @@ class _Parts:
             self._torsos[self._mlp] = make_mlp(config, 1, dtype)
         self._join: Any = None
         if len(self._torsos) > 1:
-            self._join = make_mlp(
-                dataclasses.replace(config, hidden_sizes=config.hidden_sizes[-1:]), 1, dtype
-            )
+            last_layer = dataclasses.replace(config, hidden_sizes=config.hidden_sizes[-1:])
+            self._join = make_mlp(last_layer, 1, dtype)
 
     def _inputs(self, x: PyTree) -> dict[str, jax.Array]:
         parts = spaces.leaves(x)
         if not self._flat:
             return parts
-        flat, kinds = ({path: tree[path] for path in self._flat} for tree in (parts, self._space))
+        flat = {path: parts[path] for path in self._flat}
+        kinds = {path: self._space[path] for path in self._flat}
         return {**parts, self._mlp: side_by_side(flat, kinds)}
 
     def init(self, key: jax.Array, x: PyTree) -> PyTree:
@@ -250,17 +255,18 @@ class _OwnTorso:
     """
 
     def __init__(self, pair: Any, space: Space) -> None:
-        """``space`` is that of the observations.
+        """Checks the pair; ``space``: the observations'.
 
         Raises:
           ConfigError: if ``pair`` is not such a pair.
         """
         if isinstance(pair, type):
             raise ConfigError(
-                f"torso must be an instance, such as {pair.__name__}(), not the class {pair.__name__}"
+                f"torso must be an instance, such as {pair.__name__}(), "
+                f"not the class {pair.__name__}"
             )
         if hasattr(pair, "init") and hasattr(pair, "apply"):  # such as flax modules
-            pair = pair.init, pair.apply
+            pair = (pair.init, pair.apply)
         if not (isinstance(pair, tuple) and len(pair) == 2 and all(map(callable, pair))):
             raise ConfigError(
                 f"torso must be a name, or a pair of functions (init, apply), not {pair!r}"
@@ -277,6 +283,7 @@ class _OwnTorso:
         if jnp.ndim(features) != 2 or len(features) != size:
             shapes = jax.tree.map(jnp.shape, rows)
             raise ConfigError(
-                f"the torso's apply has made {jnp.shape(features)} of observations {shapes}; ({size}, width) works"
+                f"the torso's apply returned {jnp.shape(features)} for observations {shapes}; "
+                f"it must return ({size}, width)"
             )
         return features.reshape(*batch, features.shape[-1])

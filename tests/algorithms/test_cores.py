@@ -254,20 +254,20 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "a state that grows": (
         wrong(lambda params, x, state: (x, jnp.concatenate([state, x], -1))),
-        "the core's step has turned a state float32[1, 3] into float32[1, 11]; an equal one works",
+        "the core's step turned a state float32[1, 3] into float32[1, 11]; it must return an equal",
     ),
     "a class": (Decay, "core must be an instance, such as Decay(), not the class Decay"),
     "a state of no environment": (
         wrong(joined, lambda num_envs: jnp.zeros(32)),
-        "the core's initial(1) has made (32,); (1, ...) works, a row for each environment",
+        "the core's initial(1) returned (32,); it must return (1, ...), a row for each environment",
     ),
     "a state of one environment": (
         wrong(joined, lambda num_envs: {"a": jnp.zeros((num_envs, 3)), "b": jnp.zeros((1, 3))}),
-        "the core's initial(2) has made (1, 3); (2, ...) works, a row for each environment",
+        "the core's initial(2) returned (1, 3); it must return (2, ...), a row for each environment",
     ),
     "no batch": (
         wrong(lambda params, x, state: (x[0], state)),
-        "has made (8,) of features (1, 8); (1, width) works",
+        "returned (8,) for features (1, 8); it must return (1, width)",
     ),
 }
 

@@ -287,7 +287,8 @@ def test_noise_of_a_dict_of_actions_goes_to_its_continuous_parts() -> None:
 def test_correlated_noise_needs_continuous_actions() -> None:
     for config in (PPO, SAC):
         with pytest.raises(
-            ConfigError, match=r"noise.correlation needs continuous actions, .* has none: remove it"
+            ConfigError,
+            match=r"noise.correlation needs continuous actions, .* does not have; remove it",
         ):
             config(noise_correlation=0.5).make(spec())
         with pytest.raises(ConfigError, match=r"noise.correlation must be >= 0 and < 1, not 1"):

@@ -83,7 +83,7 @@ FAULTS = {
     ),
     "a core in make": (
         *("actor_critic(self,", "actor_critic(dataclasses.replace(self, core='gru'),"),
-        "make sets a core that the field core does not name, so the run has the preset without one: class RWR(Actor",
+        "make sets a core that the field core does not name, so the run has the preset without one; name it, as in class RWR(Actor",
     ),
     "core": (
         ACTED,

@@ -191,7 +191,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "no batch": (
         (lambda key, x: {}, lambda params, x: x[0]),
-        "has made (3,) of observations (1, 3); (1, width) works",
+        "returned (3,) for observations (1, 3); it must return (1, width)",
     ),
 }
 
