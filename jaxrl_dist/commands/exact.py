@@ -58,39 +58,49 @@ def run(args: Sequence[str]) -> int:
     if len(options.grid) not in (0, 2):
         raise ConfigError("--grid takes two numbers, rows and columns, as in --grid 4 12")
     with stdout.kept_for(options.json):
-        text = _measured(options)
-    print(text if options.json else visible(text))
+        policy = options.load(env_options=options.env_options)
+        if policy.source.spec.both_sides:
+            output = _measure_game(options, policy)
+        else:
+            output = _measure(options, policy)
+    print(output if options.json else visible(output))
     return 0
 
 
-def _measured(options: Exact) -> str:
-    """Measures the policy; returns lines or JSON."""
-    policy = options.load(env_options=options.env_options)
+def _measure_game(options: Exact, policy: Policy) -> str:
+    """Measures the policy of a game of two sides; returns lines or JSON."""
+    from jaxrl_dist.exact.measuring import of_game
 
-    from jaxrl_dist.exact.measuring import of_game, of_policy
+    check_used(
+        options, "out", "grid", "discount", active=False, needed="an environment of one side"
+    )
+    played = of_game([*_past(options), policy], **_limits(options))
+    if options.json:
+        return json.dumps(played._asdict(), indent=2)
+    return "\n".join(of_sides(played))
 
-    limits = {name: getattr(options, name) for name in ("max_states", "tries", "starts", "seed")}
-    if policy.source.spec.both_sides:
-        check_used(
-            options, "out", "grid", "discount", active=False, needed="an environment of one side"
-        )
-        played = of_game([*_past(options), policy], **limits)
-        if options.json:
-            return json.dumps(played._asdict(), indent=2)
-        return "\n".join(of_sides(played))
+
+def _measure(options: Exact, policy: Policy) -> str:
+    """Measures a policy that acts alone, and draws maps; returns lines or JSON."""
+    from jaxrl_dist.exact.measuring import of_policy
+
     if options.mixture:
-        raise ConfigError("--mixture is of games of two sides: --env-options opponents=self")
+        raise ConfigError("--mixture needs a game of two sides: --env-options opponents=self")
     check_used(options, "grid", active=options.out is not None, needed="a map, as in -o heat.png")
     if options.out is not None:
         from jaxrl_dist.commands.plot import drawing
 
         drawing.check(pathlib.Path(options.out))
-    measured = of_policy(policy, discount=options.discount, **limits)
+    measured = of_policy(policy, discount=options.discount, **_limits(options))
     if options.out is not None:
         drawing.save(measured.figure(options.grid or None), pathlib.Path(options.out))
     if options.json:
         return json.dumps(measured.summary(), indent=2)
     return "\n".join(lines(measured))
+
+
+def _limits(options: Exact) -> dict[str, int]:
+    return {name: getattr(options, name) for name in ("max_states", "tries", "starts", "seed")}
 
 
 def _past(options: Exact) -> list[Policy]:
@@ -104,31 +114,27 @@ def _past(options: Exact) -> list[Policy]:
 
     run_dir = pathlib.Path(options.run_dir)
     paths = checkpoint.saved(run_dir)
-    if options.checkpoint is None:
-        measured = paths[:1]
-    else:
+    measured = paths[:1]
+    if options.checkpoint is not None:
         measured = [checkpoint.chosen(run_dir, options.checkpoint)]
-    numbers = [checkpoint.number_of(path) for path in reversed(paths) if path not in measured]
+    past = [str(checkpoint.number_of(path)) for path in reversed(paths) if path not in measured]
     return [
-        dataclasses.replace(options, checkpoint=str(x)).load(env_options=options.env_options)
-        for x in numbers
+        dataclasses.replace(options, checkpoint=env_steps).load(env_options=options.env_options)
+        for env_steps in past
     ]
 
 
 def of_sides(played: Played) -> Iterator[str]:
     """Formats the exploitability of a game for reading."""
-    if played.sampled:
-        known = f"sampled: {played.sampled}"
-    else:
-        known = "exact"
-    yield f"{played.env}: {played.histories:,} histories; {known}"
+    how = f"sampled: {played.sampled}" if played.sampled else "exact"
+    yield f"{played.env}: {played.histories:,} histories; {how}"
     yield "exploitability, what the best answers win in the mean over both seats (half of NashConv):"
-    of = f"the mixture of {played.policies} policies"
-    for name, value in {
+    exploitabilities = {
         "greedy": played.greedy,
         "sampled": played.drawn,
-        of: played.mixture,
-    }.items():
+        f"the mixture of {played.policies} policies": played.mixture,
+    }
+    for name, value in exploitabilities.items():
         if value is not None:
             yield f"  {name:28} {value:.4f}"
 
@@ -146,24 +152,25 @@ def lines(measured: Measured) -> Iterator[str]:
     """Formats the numbers for reading."""
     from jaxrl_dist.training.tables import aligned
 
-    table = measured.truth.table
     truth = measured.truth
+    table = truth.table
     numbers = measured.numbers
     states, actions = table.shape
     yield f"{measured.env}: {counted(states, 'state')}, {counted(actions, 'action')}; {measured.known}"
-    if alike := table.mixed():
-        yield f"{counted(alike, 'state')} look like another one, so a policy without memory may not reach the optimum"
-    rows = [["", "optimum", "greedy", "sampled"]]
-    for title, names in {
-        f"return of an episode of at most {truth.steps:,} steps": (
-            "optimum",
-            "return",
-            "return_sampled",
-        ),
-        f"return with discount {truth.discount:g}": ("value_optimal", "value", "value_sampled"),
-    }.items():
-        rows.append([title, *(_with_error(numbers, name) for name in names)])
-    yield aligned(rows)
+    alike = table.mixed()
+    if alike:
+        yield (
+            f"{counted(alike, 'state')} look like another one, "
+            "so a policy without memory may not reach the optimum"
+        )
+    episode = f"return of an episode of at most {truth.steps:,} steps"
+    discounted = f"return with discount {truth.discount:g}"
+    rows = {
+        episode: ("optimum", "return", "return_sampled"),
+        discounted: ("value_optimal", "value", "value_sampled"),
+    }
+    cells = [[title, *(_with_error(numbers, name) for name in rows[title])] for title in rows]
+    yield aligned([["", "optimum", "greedy", "sampled"], *cells])
     if table.parts:
         yield "after +-: two standard errors of the tries; four times the --tries halve them"
     visited = ""
@@ -172,11 +179,11 @@ def lines(measured: Measured) -> Iterator[str]:
         visited = f", and in {numbers['agreement_visited']:.1%} of its visits"
     yield f"its action is optimal in {numbers['agreement']:.1%} of states{visited}"
     if "q_error" in numbers:
+        soft = ""
         if "temperature" in numbers:
             soft = f" (with the entropy at temperature {numbers['temperature']:.3g})"
-        else:
-            soft = ""
         yield (
-            f"error of its action values{soft}: {numbers['q_error']:.3g} in the mean over its visits, at most "
-            f"{numbers['q_error_max']:.3g}; the largest value is {numbers['q_largest']:.3g}"
+            f"error of its action values{soft}: {numbers['q_error']:.3g} in the mean over its "
+            f"visits, at most {numbers['q_error_max']:.3g}; the largest value is "
+            f"{numbers['q_largest']:.3g}"
         )

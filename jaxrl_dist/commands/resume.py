@@ -50,14 +50,12 @@ def run(args: Sequence[str]) -> int:
     run_dir = pathlib.Path(args[0])
     env = flags.value_of(args, "--env")
     check_run_dir(run_dir)
-    before = stored_config(
-        run_dir, from_file(options.algorithm) if options.algorithm else None, env
-    )
+    algorithm = from_file(options.algorithm) if options.algorithm else None
+    before = stored_config(run_dir, algorithm, env)
     user_values = flags.parse_train(type(before.algorithm), args[1:])
+    changeable = RESUMABLE
     if options.change_env_options:
         changeable = (*RESUMABLE, "env_options")
-    else:
-        changeable = RESUMABLE
     changes = _changes(before, user_values, changeable, run_dir)
     check_asked(vars(before), user_values)
     output = request.output_flags(user_values)
@@ -73,8 +71,9 @@ def run(args: Sequence[str]) -> int:
     ):
         devices.divide_cpu(populations.number_of_members(vars(before)))
         find_modules(env)
-        change = options.change_env_options
-        prepared = resuming.prepare_resume(before, run_dir, changes, change_env_options=change)
+        prepared = resuming.prepare_resume(
+            before, run_dir, changes, change_env_options=options.change_env_options
+        )
         show(label(before.algorithm), prepared, stop, **output)
     return 0
 
@@ -85,7 +84,7 @@ def _changes(
     changeable: Sequence[str],
     run_dir: pathlib.Path,
 ) -> dict[str, Any]:
-    """Returns those of ``user_values`` that differ from the stored run and change it.
+    """Returns the ``user_values`` that differ from the stored run and change it.
 
     Raises:
       ConfigError: one of them cannot change.
@@ -93,11 +92,14 @@ def _changes(
     old = {**vars(flags.Command(before.algorithm)), **vars(before), **vars(before.algorithm)}
     changes = {name: value for name, value in user_values.items() if value != old[name]}
     for name in changes:
-        if name not in (*_TRAIN, *changeable):
-            instead = f"a new run takes it: jaxrl-dist train --config {run_dir} {flag(name)} ..."
-            if name == "env_options":
-                instead = "--change-env-options allows it"
-            else:
-                instead = instead
-            raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {instead}")
+        if name in (*_TRAIN, *changeable):
+            continue
+        if name == "env_options":
+            raise ConfigError(
+                "--env-options cannot change where a run is resumed; --change-env-options allows it"
+            )
+        raise ConfigError(
+            f"{flag(name)} cannot change where a run is resumed; a new run takes it: "
+            f"jaxrl-dist train --config {run_dir} {flag(name)} ..."
+        )
     return {name: value for name, value in changes.items() if name in changeable}

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 HELD_SECONDS = 60.0
-"""Seconds for which code in C may hold Python's lock, besides the time limit of environments:
-a compiler may, too."""
+"""Seconds for which code in C may hold Python's lock beyond the time limit of environments: a
+compiler also holds it."""
 
 
 def run(args: Sequence[str]) -> int:
@@ -53,11 +53,11 @@ def run(args: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def joined(command: str, fields: Mapping[str, Any], stop: signals.Stop) -> Iterator[None]:
-    """Joins the processes of a run while the context lasts,
-    and tells the others of signals and errors here.
+    """Joins the processes of a run while the context lasts, and passes signals and errors of this
+    process on to the others.
 
     Raises:
-      ConfigError: the command is another one in another process.
+      ConfigError: another process has another command.
       Interrupted: a signal has arrived before all processes have joined.
     """
 
@@ -68,12 +68,13 @@ def joined(command: str, fields: Mapping[str, Any], stop: signals.Stop) -> Itera
     start.start(launch_of(fields), detect=True, waiting=check)
     if (watch := failing.watch()) is not None:
         watch.stop_signal = lambda: stop.number or 0
-    with failing.failing(), contextlib.nullcontext() if peers.first() else stdout.discarded():
+    output = contextlib.nullcontext() if peers.first() else stdout.discarded()
+    with failing.failing(), output:
         for process, other in enumerate(peers.all_gather(command, "the command")):
             if other != command:
                 raise ConfigError(
-                    f"all processes of a run need the same command, and it is `{command}` in process {peers.index()} "
-                    f"and `{other}` in process {process}"
+                    f"all processes of a run need the same command, but it is `{command}` in "
+                    f"process {peers.index()} and `{other}` in process {process}"
                 )
         yield
 
@@ -95,9 +96,9 @@ def _train(
             if not quiet and peers.first():
                 print(visible(error.with_flags))
             return
-        show(
-            run.name, prepared or setup.prepare(config, source), stop, quiet=quiet, verbose=verbose
-        )
+        if prepared is None:
+            prepared = setup.prepare(config, source)
+        show(run.name, prepared, stop, quiet=quiet, verbose=verbose)
 
 
 def _resumed_or_started(config: Train) -> Run | None:
@@ -117,8 +118,10 @@ def _resumed_or_started(config: Train) -> Run | None:
     if peers.broadcast(any(map(checkpoint.saved, folders)), "whether a checkpoint is there"):
         return resuming.prepare_resume(config, path, {})
     if peers.broadcast(any(map(checkpoint.trained, folders)), "whether the run is trained"):
-        text = f"{path} is trained, but has no checkpoint to continue from"
-        raise FinishedError(f"{text}; jaxrl-dist evaluate {path} works")
+        raise FinishedError(
+            f"{path} is trained, but has no checkpoint to continue from; "
+            f"jaxrl-dist evaluate {path} works"
+        )
     if peers.first():
         files.abandon(path)
     return None
@@ -139,21 +142,22 @@ def show(name: str, run: Run, stop: signals.Stop, *, quiet: bool, verbose: bool)
     if (watch := failing.watch()) is not None:
         watch.advice = stop.last_words
     if not quiet:
-        stop.notice = "stopping after this update, which is saved; once more, 1 s from now or later, ends the run at once"
+        stop.notice = (
+            "saving and stopping after this update; press Ctrl-C again after a second to quit "
+            "immediately"
+        )
     config = run.config
     display = Display(config.evaluation_episodes, quiet=quiet, verbose=verbose)
     reports = run.reports(display.evaluating, stop, display.saving)
-    if run.steps:
-        begun = f", from {run.steps:,} {unit(config.clock)} on"
-    else:
-        begun = ""
-    display.print(f"{run.describe(name)}\nwriting {config.run_dir}{begun}")
+    start_of_run = f", from {run.steps:,} {unit(config.clock)} on" if run.steps else ""
+    display.print(f"{run.describe(name)}\nwriting {config.run_dir}{start_of_run}")
     rate = f"; a report comes every {run.members[0].config.report_interval:,} {unit(config.clock)}"
     with _watched(run, stop):
         last = _last(display.watch(reports, run.total_steps, rate), stop)
     stop.number = max(peers.all_gather(stop.number or 0, "signals")) or None
-    if stop() and (left := _left(run, last)):
-        raise stop.interrupted(f"interrupted; {left}")
+    undone = _undone(run, last)
+    if stop() and undone:
+        raise stop.interrupted(f"interrupted; {undone}")
     display.print("\n".join(_summary(run, last)))
 
 
@@ -180,17 +184,15 @@ def _last(reports: Iterator[Report], stop: signals.Stop) -> Report:
     return last
 
 
-def _left(run: Run, last: Report) -> str:
-    """Says how to do what a stopped run has left undone; "": nothing is."""
+def _undone(run: Run, last: Report) -> str:
+    """Says how to do what a stopped run has left undone; "": it has left nothing."""
     if last.ended_by is None:
         return f"`{run.resume_command()}` continues from {last.step} {unit(last.clock)}"
-    left = (
-        f"it is trained and saved, and `jaxrl-dist evaluate {shlex.quote(str(run.config.run_dir))}"
-    )
+    evaluate = f"jaxrl-dist evaluate {shlex.quote(str(run.config.run_dir))}"
     if run.config.evaluation_episodes and not last.evaluation:
-        return f"{left}` works"
+        return f"it is trained and saved, and `{evaluate}` works"
     if run.config.judge == "evaluation" and not last.best_evaluation:
-        return f"{left} --checkpoint best` works"
+        return f"it is trained and saved, and `{evaluate} --checkpoint best` works"
     return ""
 
 
@@ -203,33 +205,30 @@ def _summary(run: Run, last: Report) -> Iterator[str]:
     seconds = last.wall_time_s
     compiling = last.metrics["time/compile_s"] or 0.0
     rate = last.step / max(seconds - compiling, 1e-9)
-    if last.agent_steps is None:
-        agents = ""
-    else:
-        agents = f" ({last.agent_steps:,} agent steps)"
+    agents = "" if last.agent_steps is None else f" ({last.agent_steps:,} agent steps)"
     yield (
-        f"{last.step:,} {unit(last.clock)}{agents} in {seconds - compiling:.1f} s ({rate:,.0f} a second), "
-        f"after {compiling:.1f} s of setting up and compiling"
+        f"{last.step:,} {unit(last.clock)}{agents} in {seconds - compiling:.1f} s "
+        f"({rate:,.0f} a second), after {compiling:.1f} s of setting up and compiling"
     )
     if last.ended_by == "stop_at_return":
         yield f"ended early, by --stop-at-return {run.config.stop_at_return:g}"
     if last.evaluation:
         yield played(last.evaluation, "last policy" if last.best_evaluation else "")
     if last.best_evaluation:
-        at = last.best_evaluation.get("checkpoint")
-        if at is None:
-            name = "best checkpoints"
-        else:
-            name = f"best checkpoint ({at:,} {unit(last.clock)})"
+        step = last.best_evaluation.get("checkpoint")
+        name = "best checkpoints"
+        if step is not None:
+            name = f"best checkpoint ({step:,} {unit(last.clock)})"
         yield played(last.best_evaluation, f"{name} by evaluation, in fresh episodes")
-    if (recorder := run.members[0].recorder) is not None and recorder.place.path.exists():
+    recorder = run.members[0].recorder
+    if recorder is not None and recorder.place.path.exists():
         yield f"wrote {recorder.place.path}"
     if is_population(run.config):
         yield table(run.rows, run.config.evaluation_policy)
 
 
 def _continues_from(run: Run) -> str:
-    """Says where a run continues whose process ends at once."""
+    """Says where a run continues if its process ends immediately."""
     from jaxrl_dist.run import checkpoint, files
 
     path = pathlib.Path(str(run.config.run_dir))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -72,8 +71,9 @@ def make_model(
             "reward": heads["reward"].init(next(keys), both),
         }
 
-    def apply(layer: nn.Dense, params: PyTree, features: jax.Array) -> Any:
-        return layer.apply(params, features.astype(jnp.float32))
+    def apply(layer: Any, params: PyTree, features: jax.Array) -> jax.Array:
+        output: jax.Array = layer.apply(params, features.astype(jnp.float32))
+        return output
 
     def represent(params: PyTree, obs: PyTree) -> jax.Array:
         features = torso.apply(params["torso"], preprocess(obs, observation, dtype))

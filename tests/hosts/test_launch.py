@@ -93,7 +93,7 @@ def test_another_command_in_another_process_is_refused(
     assert cli.main(["train", "ppo", "--env", "CartPole-v1", *words.split()]) == 2
     here = "train --resume-or-start" if words else "train"
     assert capsys.readouterr().err == (
-        f"jaxrl-dist: error: all processes of a run need the same command, and it is `{here}` in process 0 and "
+        f"jaxrl-dist: error: all processes of a run need the same command, but it is `{here}` in process 0 and "
         "`resume` in process 1\n"
     )
 
