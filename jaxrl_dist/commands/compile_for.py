@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.filesize import decimal
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from jaxrl_dist.profiling.targets import Target
 
 FLAG = "--compile-for"
+Report = dict[str, Any]
+"""A compiled run, its target and its memory, for JSON."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +67,7 @@ def run(args: Sequence[str]) -> int:
     return 0
 
 
-def report(name: str, train: request.Request) -> dict[str, Any]:
+def report(name: str, train: request.Request) -> Report:
     """Compiles a run for the target of this name.
 
     Returns:
@@ -135,7 +137,7 @@ def _check_run(config: Train, target: str) -> None:
             )
 
 
-def memory(report: Mapping[str, Any]) -> list[str]:
+def memory(report: Report) -> list[str]:
     """Formats the run and its memory per device."""
     sizes = dict(report["memory"])
     available = sizes.pop("device")

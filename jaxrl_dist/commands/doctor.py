@@ -39,6 +39,8 @@ LITTLE_DISK = 10**9
 PACKAGE = "jaxrl-dist"
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "gymnax", "gymnasium")
 """Always shown; the other libraries come from the package's metadata."""
+Answer = dict[str, Any]
+"""What a probe says: ``devices`` or ``ids``, ``said`` on stderr, or an ``error``."""
 Line = tuple[str, str]
 """A line of the report: a name, and what is known of it."""
 NOTE = "note"
@@ -167,7 +169,7 @@ def _disk() -> Iterator[Line]:
 # --- JAX and the environments ---------------------------------------------------------------------
 
 
-def _devices(answer: Mapping[str, Any]) -> Iterator[Line]:
+def _devices(answer: Answer) -> Iterator[Line]:
     devices = answer.get("devices", [])
     for device in devices:
         name = f"{device['platform']} {device['number']}"
@@ -197,7 +199,7 @@ def _unused(used: set[str], said: str) -> Iterator[Line]:
         yield NOTE, f"there is {name}, and JAX does not use it: {why}"
 
 
-def _backends(answers: Mapping[str, Mapping[str, Any]], before: Sequence[Line]) -> Iterator[Line]:
+def _backends(answers: Mapping[str, Answer], before: Sequence[Line]) -> Iterator[Line]:
     problems = " ".join(text for name, text in before if name == PROBLEM)
     broken = {name: answer["error"] for name, answer in answers.items() if "error" in answer}
     for name, answer in answers.items():
@@ -212,7 +214,7 @@ def _backends(answers: Mapping[str, Mapping[str, Any]], before: Sequence[Line]) 
             yield kind, f"{name} cannot be imported: {error}"
 
 
-def probe(name: str) -> dict[str, Any]:
+def probe(name: str) -> Answer:
     """Runs ``main`` for ``name``, which is ``devices`` or a backend, in a separate process.
 
     Returns:
@@ -240,7 +242,7 @@ def probe(name: str) -> dict[str, Any]:
         return {"error": said or f"exit code {done.returncode}"}
 
 
-def look_at_devices() -> dict[str, Any]:
+def look_at_devices() -> Answer:
     """Returns JAX's local devices: kind, memory in bytes,
     and the error of a tiny jitted computation, if any.
     """
@@ -260,7 +262,7 @@ def look_at_devices() -> dict[str, Any]:
     return {"devices": devices}
 
 
-def look_at_backend(name: str) -> dict[str, Any]:
+def look_at_backend(name: str) -> Answer:
     """Imports a backend and counts its environments."""
     folder = "device" if name == "gymnax" else "host"
     return {"ids": len(importlib.import_module(f"jaxrl_dist.envs.{folder}.{name}").ids())}

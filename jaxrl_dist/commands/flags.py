@@ -6,18 +6,21 @@ import dataclasses
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, get_origin, get_type_hints
+from typing import Any, NamedTuple, NoReturn, TypeVar, get_origin, get_type_hints
 
 from jaxrl_dist import algorithms
 from jaxrl_dist.algorithms import config_class
 from jaxrl_dist.checks import flag, shown
 from jaxrl_dist.commands import help
+from jaxrl_dist.commands.help import Hint
 from jaxrl_dist.config import synonyms
 from jaxrl_dist.config.train import RUN_DEFAULTS, Config, Train
 from jaxrl_dist.config.values import alternatives, check_declared, from_texts, setting
 from jaxrl_dist.errors import ConfigError, visible
 from jaxrl_dist.settings.policies import Policies
 
+Options = TypeVar("Options")
+"""The dataclass of a command's flags."""
 HELP = ("-h", "--help", "--help-all")
 _LIKE_A_FLAG = re.compile("--|-(?!inf|nan)[a-z]", re.IGNORECASE)
 """How a flag begins; a negative number is a value."""
@@ -79,7 +82,7 @@ def parse_train(algorithm: str | type, args: Sequence[str]) -> dict[str, Any]:
     )
 
 
-def parse(target: Any, args: Sequence[str], prog: str) -> Any:
+def parse(target: type[Options], args: Sequence[str], prog: str) -> Options:
     """Parses the flags of a command other than ``train`` into the dataclass ``target``,
     or prints their help.
 
@@ -94,7 +97,7 @@ def parse(target: Any, args: Sequence[str], prog: str) -> Any:
     return options
 
 
-def split(target: Any, args: Sequence[str], prog: str) -> tuple[Any, list[str]]:
+def split(target: type[Options], args: Sequence[str], prog: str) -> tuple[Options, list[str]]:
     """As ``parse``; also returns the flags of ``train``, which are not parsed."""
     declared = _declared(_types(target))
     own = list[str]()
@@ -118,7 +121,7 @@ def split(target: Any, args: Sequence[str], prog: str) -> tuple[Any, list[str]]:
     return parse(target, ["--help"] if wants_help(args) else own, prog), others
 
 
-def _types(kind: Any) -> dict[str, Any]:
+def _types(kind: type) -> dict[str, Hint]:
     """Returns the type of each field of a dataclass."""
     hints = get_type_hints(kind, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
@@ -178,7 +181,7 @@ class _Flag(NamedTuple):
 
 
 def read(
-    args: Sequence[str], hints: Mapping[str, Any], algorithm: str | None = None
+    args: Sequence[str], hints: Mapping[str, Hint], algorithm: str | None = None
 ) -> dict[str, Any]:
     """Reads arguments, and returns the given values by field, in the order of ``hints``.
 
@@ -209,7 +212,7 @@ def read(
     return {name: _value(name, texts[name], hint) for name, hint in hints.items() if name in texts}
 
 
-def _declared(hints: Mapping[str, Any]) -> dict[str, _Flag]:
+def _declared(hints: Mapping[str, Hint]) -> dict[str, _Flag]:
     """Returns all flags by spelling, and arguments by their names in help."""
     declared: dict[str, _Flag] = {}
     for name, hint in hints.items():
@@ -312,7 +315,7 @@ def _neither(argument: str) -> ConfigError:
     )
 
 
-def _value(name: str, texts: Sequence[str], hint: Any) -> Any:
+def _value(name: str, texts: Sequence[str], hint: Hint) -> Any:
     try:
         return from_texts(name, texts, hint)
     except ConfigError as error:

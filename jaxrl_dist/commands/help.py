@@ -19,6 +19,8 @@ from jaxrl_dist.checks import flag
 from jaxrl_dist.config.train import GROUPS, RUN_DEFAULTS
 from jaxrl_dist.config.values import alternatives, marks_of
 
+Hint = Any
+"""The type of a field, with what ``Annotated`` adds to it."""
 COMMON = ("learning_rate", "discount", "hidden_sizes")
 """The hyperparameters that most users set first."""
 _FIRST, *_OTHERS = (group.__name__.lower() for group in GROUPS)
@@ -68,7 +70,7 @@ def inherited_docstrings(kind: type) -> dict[str, str]:
     }
 
 
-def defaults_of(kind: Any) -> dict[str, Any]:
+def defaults_of(kind: type) -> dict[str, Any]:
     """Returns the default of each field; for fields that presets fill in,
     the default without a preset.
     """
@@ -81,7 +83,7 @@ def defaults_of(kind: Any) -> dict[str, Any]:
     return defaults
 
 
-def choices_of(hint: Any) -> list[str]:
+def choices_of(hint: Hint) -> list[str]:
     """Returns the choices of a ``Literal`` or of ``Literal | None``; empty for other types."""
     return [
         str(x)
@@ -91,17 +93,17 @@ def choices_of(hint: Any) -> list[str]:
     ]
 
 
-def is_switch(hint: Any) -> bool:
+def is_switch(hint: Hint) -> bool:
     """Returns whether a field of this type is given by ``--field`` and ``--no-field``."""
     return alternatives(hint)[0] == [bool]
 
 
-def repeats(hint: Any) -> bool:
+def repeats(hint: Hint) -> bool:
     """Returns whether the flag of a field may be repeated, with further values."""
     return any(isinstance(extra, Values) for extra in getattr(hint, "__metadata__", ()))
 
 
-def spellings_of(name: str, hint: Any) -> list[str]:
+def spellings_of(name: str, hint: Hint) -> list[str]:
     """Returns how a field is written on the command line: as its flag and aliases,
     or as a positional argument.
     """
@@ -146,7 +148,7 @@ def _declaring(name: str, kind: type) -> type | None:
     )
 
 
-def page(kind: Any, prog: str) -> str:
+def page(kind: type, prog: str) -> str:
     """Returns the help of a command whose flags are the fields of a dataclass."""
     hints = get_type_hints(kind, include_extras=True)
     texts = inherited_docstrings(kind)
@@ -156,7 +158,7 @@ def page(kind: Any, prog: str) -> str:
     lines = [
         f"usage: {' '.join([prog, *positional, '[FLAGS]'])}",
         "",
-        *_wrapped(kind.__doc__, 0),
+        *_wrapped(str(kind.__doc__), 0),
         "",
     ]
     for name, value in values.items():
@@ -165,8 +167,8 @@ def page(kind: Any, prog: str) -> str:
 
 
 def train_page(
-    command: Any,
-    kind: Any,
+    command: type,
+    kind: type,
     values: Mapping[str, Any],
     sources: Mapping[str, str],
     prog: str,
@@ -193,7 +195,7 @@ def train_page(
     lines = [
         f"usage: {prog} --env ENV [FLAGS]",
         "",
-        *_wrapped(f"{inspect.cleandoc(kind.__doc__)}\n\n{about}", 0),
+        *_wrapped(f"{inspect.cleandoc(str(kind.__doc__))}\n\n{about}", 0),
     ]
     shown = [group for group in groups if everything or group in SHORT]
     for group in shown:
@@ -219,7 +221,7 @@ def _grouped(names: Iterable[str], kind: type, command: type) -> dict[str, list[
     return {group: names for group, names in groups.items() if names}
 
 
-def _entry(field: str, hint: Any, text: str, value: Any, source: str = "default") -> Iterator[str]:
+def _entry(field: str, hint: Hint, text: str, value: Any, source: str = "default") -> Iterator[str]:
     """Yields the lines of one setting: how it is written, what it means,
     its value and where that comes from.
     """
@@ -240,7 +242,7 @@ def _entry(field: str, hint: Any, text: str, value: Any, source: str = "default"
     yield from body
 
 
-def _metavar(hint: Any) -> str:
+def _metavar(hint: Hint) -> str:
     """Returns the placeholder of a flag's value."""
     (kind, *others), _ = alternatives(hint)
     if is_switch(hint):

@@ -53,34 +53,34 @@ def run(args: Sequence[str]) -> int:
     from jaxrl_dist.config.train import Train
     from jaxrl_dist.settings.resolve import resolved
 
-    about = {"data": data_of(options.algorithm), "env_options": options.env_options}
-    wanted = Train(options.algorithm, env=options.env, published=options.published, **about)
+    wanted: Train = Train(
+        options.algorithm,
+        env=options.env,
+        env_options=options.env_options,
+        data=data_of(options.algorithm),
+        published=options.published,
+    )
     config, source = resolved(wanted, core)
     print(f"{config.env} is of the kind: {presets.KINDS[presets.kind_of(source.spec)]}")
     words = ["jaxrl-dist", "train", options.algorithm, "--env", config.env]
-    print(
-        shlex.join(
-            [*words, *changed(config, default), *changed(config.algorithm, default.algorithm)]
-        )
-    )
+    words += changed(config, default)
+    words += changed(config.algorithm, default.algorithm)
+    print(shlex.join(words))
     return 0
 
 
 def kinds() -> list[str]:
     """Returns a line for each kind of task, with the algorithms that have flags for it."""
     width = max(map(len, presets.KINDS))
-    named = ", ".join([*ALGORITHMS, *PRESETS])
-    lines = [
-        f"{kind:{width}}  {text}: {', '.join(name for name, rows in presets.TABLE.items() if kind in rows) or 'none'}"
-        for kind, text in presets.KINDS.items()
-    ]
-    papers = ", ".join(
-        f"{name} on {where}" for name, rows in published.TABLE.items() for where in rows
-    )
-    lines += [f"with --published, from papers and the environments' authors: {papers}"]
+    lines = []
+    for kind, text in presets.KINDS.items():
+        having = [name for name, rows in presets.TABLE.items() if kind in rows]
+        lines.append(f"{kind:{width}}  {text}: {', '.join(having) or 'none'}")
+    papers = [f"{name} on {where}" for name, rows in published.TABLE.items() for where in rows]
     return [
         *lines,
-        f"algorithms: {named}",
+        f"with --published, from papers and the environments' authors: {', '.join(papers)}",
+        f"algorithms: {', '.join([*ALGORITHMS, *PRESETS])}",
         "jaxrl-dist presets ppo --env CartPole-v1 shows the flags that would run",
     ]
 
