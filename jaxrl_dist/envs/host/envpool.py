@@ -7,7 +7,7 @@ import os
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -21,7 +21,7 @@ from jaxrl_dist.memory.frames import Frame
 from jaxrl_dist.spaces import write_rows
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
-ATARI_PRESETS: dict[str, dict[str, Any]] = {
+ATARI_PRESETS: dict[str, dict[str, float]] = {
     # OpenAI baselines' wrappers, the protocol of Mnih et al. (2015): deterministic,
     # random no-ops at the start.
     "baselines": {
@@ -84,14 +84,21 @@ def _without_warnings() -> Iterator[None]:
         yield
 
 
+def _make(env_id: str, seeds: Sequence[int], options: Mapping[str, object]) -> Any:
+    with _without_warnings():  # the spaces are built on first access, with warnings
+        envs = _registry().make_gymnasium(env_id, num_envs=len(seeds), seed=list(seeds), **options)
+        _ = envs.observation_space, envs.action_space
+    return envs
+
+
 def ids() -> list[str]:
-    """Returns EnvPool's ids, in its order,
-    without those that reset in the step that ends an episode.
+    """Returns EnvPool's ids, in its order, without those that reset in the step that ends an
+    episode.
     """
     return [env_id for env_id in _registry().specs if "AutoReset" not in env_id]
 
 
-def spec(env_id: str, options: Mapping[str, Any], wrappers: Wrappers = UNWRAPPED) -> EnvSpec:
+def spec(env_id: str, options: Mapping[str, object], wrappers: Wrappers = UNWRAPPED) -> EnvSpec:
     """Reads the spec of ``env_id`` with the given keyword arguments, without making an environment.
 
     Raises:
@@ -102,14 +109,15 @@ def spec(env_id: str, options: Mapping[str, Any], wrappers: Wrappers = UNWRAPPED
     with _without_warnings():
         try:
             native = _registry().make_spec(env_id, **options)
-            spaces = native.observation_space, native.action_space
+            native_observation = plain(native.observation_space)
+            native_action = plain(native.action_space)
         except (ValueError, TypeError, RuntimeError) as error:
             raise ConfigError(f"{name} cannot be made with these --env-options: {error}") from error
         except ImportError as error:  # such as Procgen without Qt
             raise ConfigError(f"{name} cannot be made on this machine: {error}") from error
     kinds = "Discrete", "MultiDiscrete", "Box", "Dict"
-    plain_observation = check_counted(masks.with_arrays(plain(spaces[0])), name, "observations")
-    plain_action = check_counted(counted(plain(spaces[1])), name, "actions")
+    plain_observation = check_counted(masks.with_arrays(native_observation), name, "observations")
+    plain_action = check_counted(counted(native_action), name, "actions")
     observation = conversion.space_of(plain_observation, name, "observations", kinds)
     action = conversion.space_of(plain_action, name, "actions", kinds)
     native_mask = masks.of_parts(plain_observation, plain_action)
@@ -120,26 +128,28 @@ def spec(env_id: str, options: Mapping[str, Any], wrappers: Wrappers = UNWRAPPED
         limit = None
     if getattr(native.config, "max_num_players", 1) > 1:
         raise ConfigError(f"{name} has several players; environments with one work")
-    kind = family(env_id)
-    frame_stack = native.config.stack_num if kind == "atari" else 1
     metrics = episodes.parse(wrappers.info_metrics)
-    episodes.check_known(metrics, _numbers(native), name)
+    numbers = [key for key, array in native.state_array_spec.items() if array.shape == [-1]]
+    episodes.check_known(metrics, _names_in_info(numbers), name)
+    atari = family(env_id) == "atari"
     return EnvSpec(
-        env_id, "envpool", kind, observation, action, wrappers.limit(limit), frame_stack, info_metrics=metrics,
-        mask=mask, unread_mask=native_mask.unread or masks.of_keys(native._state_keys),
-    )  # fmt: skip
+        env_id,
+        "envpool",
+        family(env_id),
+        observation,
+        action,
+        max_episode_steps=wrappers.limit(limit),
+        frame_stack=native.config.stack_num if atari else 1,
+        info_metrics=metrics,
+        mask=mask,
+        unread_mask=native_mask.unread or masks.of_keys(native._state_keys),
+    )
 
 
-def _numbers(native: Any) -> list[str]:
-    """Returns the names of the numbers in the info."""
-    names = {
-        key: key.removeprefix("info:")
-        for key, spec in native.state_array_spec.items()
-        if spec.shape == [-1]
-    }
-    return [
-        name for key, name in names.items() if name != key and ":" not in name and "." not in name
-    ]
+def _names_in_info(keys: Sequence[str]) -> list[str]:
+    """Returns the names in the info, without those of nested dicts, of EnvPool's ``keys``."""
+    names = [key.removeprefix("info:") for key in keys if key.startswith("info:")]
+    return [name for name in names if ":" not in name and "." not in name]
 
 
 def options(
@@ -149,11 +159,11 @@ def options(
     wrappers: Wrappers = UNWRAPPED,
     *,
     training: bool,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Builds EnvPool's keyword arguments; ``--env-options`` override ``--atari-preset``.
 
-    On Atari, two wrappers become options: the time
-    limit of a game and the number of frames in a stack.
+    On Atari, two wrappers become options: the time limit of a game and the number of frames in a
+    stack.
 
     Raises:
       ConfigError: unknown option, a preset for an environment that is not Atari,
@@ -171,17 +181,16 @@ def options(
         chosen.update(ATARI_PRESETS[preset])
         if not training:
             chosen.update(ATARI_TRAINING_ONLY)
-    parsed = env_options.parse_options(name, texts, defaults)
-    _check_ranges(name, parsed, defaults)
-    chosen.update(parsed)
+    given = env_options.parse_options(name, texts, defaults)
+    _check_ranges(name, given, defaults)
+    chosen.update(given)
     if family(env_id) != "atari":
         return chosen
-    if (frame_stack := wrappers.frame_stack) is not None and chosen.setdefault(
-        "stack_num", frame_stack
-    ) != frame_stack:
-        other = f"--env-options stack_num={texts['stack_num']}"
+    frame_stack = wrappers.frame_stack
+    if frame_stack is not None and chosen.setdefault("stack_num", frame_stack) != frame_stack:
         raise ConfigError(
-            f"--frame-stack {frame_stack} contradicts {other}, which is the same thing"
+            f"--frame-stack {frame_stack} contradicts --env-options "
+            f"stack_num={texts['stack_num']}, which is the same thing; remove one"
         )
     if wrappers.own_limit is not None:
         limit = chosen.get("max_episode_steps", defaults["max_episode_steps"])
@@ -189,22 +198,26 @@ def options(
     return chosen
 
 
-def _check_ranges(name: str, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+def _check_ranges(name: str, values: Mapping[str, object], defaults: Mapping[str, object]) -> None:
     """Checks numbers that EnvPool uses unchecked for the sizes of arrays, threads and images.
 
     Raises:
       ConfigError: a number is too small or too large.
     """
     for key, value in values.items():
-        # -1 means no value
-        if not isinstance(value, int) or isinstance(value, bool) or defaults[key] < 0:
+        if isinstance(value, bool) or not isinstance(value, int):
+            continue
+        default = defaults[key]
+        if isinstance(default, int) and default < 0:  # -1 means no value
             continue
         low = 1 if key in _POSITIVE else 0
         if value < low:
             raise ConfigError(f"--env-options {key}={value} of {name}: {low} or more works")
         if key == "num_threads" and value > _MAX_THREADS:
-            most = f"at most {_MAX_THREADS} work, and 0 stands for one a core"
-            raise ConfigError(f"--env-options {key}={value} of {name}: {most}")
+            raise ConfigError(
+                f"--env-options num_threads={value} of {name}: at most {_MAX_THREADS} work, and 0 "
+                "stands for one a core"
+            )
 
 
 def default_preset(env_id: str) -> str | None:
@@ -215,10 +228,18 @@ def default_preset(env_id: str) -> str | None:
 
 
 def family(env_id: str) -> str:
-    """Returns EnvPool's package of the environment: ``atari``, ``mujoco``, ``classic_control``
-    ...
-    """
+    """Returns EnvPool's package of the environment, such as ``atari`` or ``classic_control``."""
     return str(_registry().specs[env_id][0]).split(".")[1]
+
+
+class _Stepped(NamedTuple):
+    """What EnvPool's ``step`` returns, ``[B, ...]`` each."""
+
+    obs: PyTree
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    info: Mapping[str, PyTree]
 
 
 class EnvPool:
@@ -237,7 +258,7 @@ class EnvPool:
         self,
         env_id: str,
         seeds: Sequence[int],
-        options: Mapping[str, Any],
+        options: Mapping[str, object],
         timeout: float = 120.0,
         wrappers: Wrappers = UNWRAPPED,
         *,
@@ -253,42 +274,37 @@ class EnvPool:
           drawn: whether ``render`` will be called.
         """
         self.spec = spec(env_id, options, wrappers)
+        self.num_envs = len(seeds)
         self._action_repeat = wrappers.action_repeat
-        self.num_envs = num_envs = len(seeds)
-        options = {"num_threads": 0, **options}
-        options["num_threads"] = options["num_threads"] or min(
-            num_envs, len(os.sched_getaffinity(0))
-        )
-        if self.spec.frame_stack > 1:
-            options["stack_num"] = 1
-        if drawn:
-            options["render_mode"] = "rgb_array"
-
-        def make() -> Any:
-            with _without_warnings():  # the spaces are built on first access, with warnings
-                envs = _registry().make_gymnasium(
-                    env_id, num_envs=num_envs, seed=list(seeds), **options
-                )
-                _ = envs.observation_space, envs.action_space
-            return envs
-
-        self._worker = Caller(f"envpool:{env_id}", timeout)
-        try:
-            self._envs = self._worker.call(make)
-        except BaseException:
-            self._worker.stop()
-            raise
         self._steps = 0
         if self.spec.family == "atari":
             self._limit = np.inf
         else:
             self._limit = self.spec.max_episode_steps or np.inf
+        keywords = self._keywords(options, drawn)
+        self._worker = Caller(f"envpool:{env_id}", timeout)
+        try:
+            self._envs = self._worker.call(lambda: _make(env_id, seeds, keywords))
+        except BaseException:
+            self._worker.stop()
+            raise
         self._begin()
-        self._lives = np.zeros(num_envs, np.int32)
+        self._lives = np.zeros(self.num_envs, np.int32)
+
+    def _keywords(self, options: Mapping[str, object], drawn: bool) -> dict[str, object]:
+        """Returns EnvPool's keyword arguments with a number of threads."""
+        keywords = dict(options)
+        if not keywords.get("num_threads"):
+            keywords["num_threads"] = min(self.num_envs, len(os.sched_getaffinity(0)))
+        if self.spec.frame_stack > 1:
+            keywords["stack_num"] = 1
+        if drawn:
+            keywords["render_mode"] = "rgb_array"
+        return keywords
 
     def _begin(self) -> None:
         self._ended = np.zeros(self.num_envs, bool)
-        self._cut = self._ended  # which of these EnvPool does not reset by itself
+        self._cut = self._ended  # where EnvPool does not reset by itself
         self._episodes = episodes.EpisodeCounter(self.num_envs, self.spec.info_metrics)
 
     def reset(self) -> PyTree:
@@ -304,11 +320,13 @@ class EnvPool:
         )
         valid, terminated, truncated = base.outcome(self._ended, terminated, truncated | self._cut)
         self._ended = terminated | truncated
-        raw_reward, over = reward, self._ended
-        # info holds the unclipped reward, and whether the whole game is over
         if self.spec.family == "atari":
+            # info holds the unclipped reward, and whether the whole game is over
             raw_reward = info.get(f"reward{episodes.SUM}", info["reward"])
             over = truncated | (terminated & (info["terminated"] != 0))
+        else:
+            raw_reward = reward
+            over = self._ended
         metrics = {
             metric: info.get(metric, info[episodes.field(metric)])
             for metric in self.spec.info_metrics
@@ -334,23 +352,22 @@ class EnvPool:
             self._worker.stop()
             del self._envs  # EnvPool's own threads end with the last reference
 
-    def _advance(self, action: np.ndarray) -> tuple[Any, ...]:
+    def _advance(self, action: np.ndarray) -> _Stepped:
         """Steps EnvPool once per repeat of the action; environments whose episode has ended
         wait.
         """
-        *stepped, info = self._first(action)
+        first = self._first(action)
         if self._action_repeat == 1:
-            return *stepped, info
-        obs, reward, terminated, truncated = jax.tree.map(np.copy, stepped)  # see _observation
-        info = {name: x.copy() for name, x in info.items() if isinstance(x, np.ndarray)}
-        going = ~self._ended
-        names = {
-            f"reward{episodes.SUM}",
-            *(x for x in self.spec.info_metrics if x.endswith(episodes.SUM)),
-        }
+            return first
+        obs, reward, terminated, truncated = jax.tree.map(np.copy, first[:-1])  # see _observation
+        info = {name: x.copy() for name, x in first.info.items() if isinstance(x, np.ndarray)}
+        summed = [metric for metric in self.spec.info_metrics if metric.endswith(episodes.SUM)]
         sums = {
-            name: info[field].copy() for name in names if (field := episodes.field(name)) in info
+            metric: info[episodes.field(metric)].copy()
+            for metric in {f"reward{episodes.SUM}", *summed}
+            if episodes.field(metric) in info
         }
+        going = ~self._ended
         for _ in range(self._action_repeat - 1):
             going &= ~(terminated | truncated)
             if not going.any():
@@ -359,28 +376,30 @@ class EnvPool:
             newest, more, terminated[ids], truncated[ids], news = self._envs.step(action[ids], ids)
             write_rows(ids, obs, newest)
             reward[ids] += more
-            for name, x in sums.items():
-                x[ids] += news[episodes.field(name)]
-            for name, x in info.items():
-                x[ids] = news[name]
-        return obs, reward, terminated, truncated, info | sums
+            for metric, total in sums.items():
+                total[ids] += news[episodes.field(metric)]
+            for name, value in info.items():
+                value[ids] = news[name]
+        return _Stepped(obs, reward, terminated, truncated, info | sums)
 
-    def _first(self, action: np.ndarray) -> tuple[Any, ...]:
+    def _first(self, action: np.ndarray) -> _Stepped:
         """Steps EnvPool once; resets the environments whose episode it has not ended itself."""
         if not self._cut.any():
-            return self._envs.step(action)
+            return _Stepped(*self._envs.step(action))
         cut = np.flatnonzero(self._cut)
         others = np.flatnonzero(~self._cut)
         obs, info = jax.tree.map(np.copy, self._envs.reset(cut))  # see _observation
         no = np.zeros(len(cut), bool)
-        begun = obs, no.astype(np.float32), no, no, info
+        begun = _Stepped(obs, no.astype(np.float32), no, no, info)
         if not len(others):
             return begun
         place = np.argsort(np.concatenate([cut, others]))
-        stepped = self._envs.step(action[others], others)
+        stepped = _Stepped(*self._envs.step(action[others], others))
         return jax.tree.map(lambda *rows: np.concatenate(rows)[place], begun, stepped)
 
-    def _observation(self, obs: PyTree, info: Mapping[str, Any], resetting: np.ndarray) -> PyTree:
+    def _observation(
+        self, obs: PyTree, info: Mapping[str, PyTree], resetting: np.ndarray
+    ) -> PyTree:
         # Always copy: EnvPool may reuse its buffers while a device still reads them.
         obs = jax.tree.map(
             lambda space, part: np.array(part, dtype=space.dtype), self.spec.observation, obs
