@@ -47,11 +47,7 @@ def run(args: Sequence[str]) -> int:
     if options.best is not None:
         data = data.best(options.best)
     ends = {end: getattr(options, end) for end in files.ENDS if getattr(options, end) is not None}
-    data = dataclasses.replace(data, about={**data.about, **ends})
-    if ends and data.about.get("random") == data.about.get("expert"):
-        raise ConfigError(
-            f"the returns of random actions and of the expert are both {data.about['random']:g}"
-        )
+    data = _with_ends(data, ends)
     picture = options.out is not None and _names_picture(options.out)
     if ends and (options.out is None or picture):
         _store_ends(options, ends)
@@ -70,6 +66,15 @@ def _load(name: str) -> Dataset:
     if prefix is None:
         return Dataset.load(name)
     return Dataset.from_episodes(**formats.FORMATS[prefix].read(name.removeprefix(prefix)))
+
+
+def _with_ends(data: Dataset, ends: Mapping[str, float]) -> Dataset:
+    about = {**data.about, **ends}
+    if ends and about.get("random") == about.get("expert"):
+        raise ConfigError(
+            f"the returns of random actions and of the expert are both {about['random']:g}"
+        )
+    return dataclasses.replace(data, about=about)
 
 
 def _store_ends(options: Data, ends: Mapping[str, float]) -> None:

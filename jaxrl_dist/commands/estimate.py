@@ -1,6 +1,4 @@
-"""``jaxrl-dist estimate``: estimates the return of a run's policy from a data set, without
-playing.
-"""
+"""``jaxrl-dist estimate``: estimates the return of a run's policy from a data set."""
 
 from __future__ import annotations
 
@@ -21,8 +19,8 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Estimate(evaluate.Trained):
-    """Estimates the mean discounted return of a run's policy
-    from the episodes of a data set, without playing.
+    """Estimates the mean discounted return of a run's policy from the episodes of a data set,
+    without playing.
     """
 
     data: str = ""
@@ -49,20 +47,25 @@ class Estimate(evaluate.Trained):
 def run(args: Sequence[str]) -> int:
     """Runs ``estimate RUN_DIR --data DIR [FLAGS]``."""
     options = flags.parse(Estimate, args, "jaxrl-dist estimate")
-    if not options.run_dir or not options.data:
-        if options.run_dir:
-            missing = "from which data set"
-        else:
-            missing = "which run, and from which data set"
-        example = f"jaxrl-dist estimate {options.run_dir or 'runs/NAME'} --data data/NAME"
-        raise ConfigError(f"{missing}? As in: {example}")
+    if not options.run_dir:
+        raise ConfigError(
+            "which run, and from which data set? "
+            "As in: jaxrl-dist estimate runs/NAME --data data/NAME"
+        )
+    if not options.data:
+        raise ConfigError(
+            f"from which data set? As in: jaxrl-dist estimate {options.run_dir} --data data/NAME"
+        )
     with stdout.kept_for(options.json):
-        made = _estimated(options)
-    print(json.dumps(made.summary(), indent=2) if options.json else visible(text(made)))
+        estimates = _estimate(options)
+    if options.json:
+        print(json.dumps(estimates.summary(), indent=2))
+    else:
+        print(visible(text(estimates)))
     return 0
 
 
-def _estimated(options: Estimate) -> Estimates:
+def _estimate(options: Estimate) -> Estimates:
     policy = options.load(num_simulations=options.num_simulations)
 
     from jaxrl_dist.data.dataset import Dataset
@@ -70,6 +73,9 @@ def _estimated(options: Estimate) -> Estimates:
     from jaxrl_dist.run.console import Display
 
     data = Dataset.load(options.data)
+    sampled = None
+    if options.evaluation_policy is not None:
+        sampled = options.evaluation_policy == "sampled"
     display = Display(0, quiet=options.json)
     with display.live:
         task = display.live.add_task("fitting", total=options.updates, status="")
@@ -77,9 +83,7 @@ def _estimated(options: Estimate) -> Estimates:
             policy,
             data,
             discount=options.discount,
-            sampled=None
-            if options.evaluation_policy is None
-            else options.evaluation_policy == "sampled",
+            sampled=sampled,
             refits=options.refits,
             updates=options.updates,
             hidden_sizes=options.hidden_sizes,
@@ -88,14 +92,18 @@ def _estimated(options: Estimate) -> Estimates:
         )
 
 
-def text(made: Estimates) -> str:
+def text(estimates: Estimates) -> str:
     """Formats estimates for reading."""
     from jaxrl_dist.play.estimate import NAMES
     from jaxrl_dist.training.tables import aligned
 
     rows = [["", "estimator", "value", "95 %", "effective episodes"]]
-    for name, (value, (low, high), effective) in made.estimates.items():
-        shown = "" if effective is None else f"{effective:.1f}"
-        rows.append([name, NAMES[name], f"{value:.5g}", f"{low:.5g} to {high:.5g}", shown])
-    head = f"mean return with discount {made.discount:g}, from the starts of {counted(made.episodes, 'episode')}"
-    return f"{head}\n{aligned(rows)}\nassumptions: {'; '.join(made.assumptions)}"
+    for name, (value, (low, high), effective) in estimates.estimates.items():
+        count = "" if effective is None else f"{effective:.1f}"
+        rows.append([name, NAMES[name], f"{value:.5g}", f"{low:.5g} to {high:.5g}", count])
+    episodes = counted(estimates.episodes, "episode")
+    return (
+        f"mean return with discount {estimates.discount:g}, from the starts of {episodes}\n"
+        f"{aligned(rows)}\n"
+        f"assumptions: {'; '.join(estimates.assumptions)}"
+    )

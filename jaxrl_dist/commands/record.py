@@ -1,5 +1,5 @@
-"""``jaxrl-dist record``: stores what a run's policy experiences,
-or what the run has experienced, as a data set.
+"""``jaxrl-dist record``: stores what a run's policy experiences, or what the run has experienced,
+as a data set.
 """
 
 from __future__ import annotations
@@ -45,11 +45,12 @@ class Record(evaluate.Trained):
 def run(args: Sequence[str]) -> int:
     """Runs ``record RUN_DIR -o DIR [FLAGS]``."""
     options = flags.parse(Record, args, "jaxrl-dist record")
-    if not options.run_dir or not options.out:
-        missing = "where to" if options.run_dir else "which run, and where to"
+    if not options.run_dir:
         raise ConfigError(
-            f"{missing}? As in: jaxrl-dist record {options.run_dir or 'runs/NAME'} -o data/NAME"
+            "which run, and where to? As in: jaxrl-dist record runs/NAME -o data/NAME"
         )
+    if not options.out:
+        raise ConfigError(f"where to? As in: jaxrl-dist record {options.run_dir} -o data/NAME")
     playing = "steps", "num_envs", "seed", "random_share", "greedy"
     check_used(
         options, *playing, active=not options.replay, needed="playing, and --replay stores a memory"

@@ -25,11 +25,11 @@ from jaxrl_dist.play.importance import Episodes, quotient
 from jaxrl_dist.play.policy import Policy, load_policy
 from jaxrl_dist.spaces import Box, Discrete, clipped
 from jaxrl_dist.training.compile_cache import keep_programs
-from jaxrl_dist.types import Array, Context, PyTree
+from jaxrl_dist.types import Array, Context, PyTree, Variables
 
 RESAMPLES = 1000
-"""Data sets, drawn from the episodes with replacement,
-whose estimates give an interval where nothing is fitted."""
+"""Data sets, drawn from the episodes with replacement, whose estimates give an interval where
+nothing is fitted."""
 DRAWS = 4
 """Actions that the target draws in each state, where they are not categories."""
 RARE = 0.001
@@ -47,6 +47,8 @@ NAMES = {
     "dr": "doubly robust",
 }
 """The estimators."""
+NOT_FITTED = ["behaviour", "is", "pdis", "wis", "pdwis"]
+"""The estimators without networks."""
 
 
 class Estimate(NamedTuple):
@@ -91,8 +93,8 @@ def estimate(
     seed: int = 0,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Estimates:
-    """Estimates the mean discounted return of a policy, the target,
-    from the starts of the data's episodes.
+    """Estimates the mean discounted return of a policy, the target, from the starts of the data's
+    episodes.
 
         jaxrl_dist.estimate("runs/new", "data/old").estimates["fqe"].interval
 
@@ -100,9 +102,9 @@ def estimate(
       policy: a policy or the directory of a run.
       data: a data set or its directory.
       checkpoint: of the run, as for ``load_policy``.
-      discount: None: that of the run.
-      sampled: the target samples its actions, or takes the best ones; None:
-        as the run's ``evaluation_policy``.
+      discount: None: the run's.
+      sampled: the target samples its actions, or takes the best ones; None: as the run's
+        ``evaluation_policy`` says.
       refits: networks fitted to resampled episodes, for the intervals of ``fqe`` and ``dr``.
       updates: of each network.
       hidden_sizes: widths of their hidden layers.
@@ -114,159 +116,163 @@ def estimate(
     ``fqe`` and ``dr`` look beyond.
 
     Raises:
-      ConfigError: the policy is recurrent or one of several,
-        its spaces are not those of the data, or a fit has no end.
+      ConfigError: the policy is recurrent or one of several, the data has other spaces, or a fit
+        has no end.
       DivergedError: fitted values are not finite.
     """
-    if isinstance(policy, Policy):
-        policy = policy
-    else:
+    if not isinstance(policy, Policy):
         policy = load_policy(policy, checkpoint=checkpoint)
-    if isinstance(data, Dataset):
-        data = data
-    else:
+    if not isinstance(data, Dataset):
         data = Dataset.load(data)
     if policy.config.compile_cache:
         keep_programs()
     if sampled is None:
         sampled = policy.config.evaluation_policy == "sampled"
-    else:
-        sampled = sampled
-    discount = _checked(policy, data, discount, refits, updates, sampled=sampled)
+    _check_target(policy, sampled=sampled)
+    _check_data(policy, data)
+    discount = _discount(policy, discount)
+    _check_fits(updates, refits)
+
     log_prob, choices = _target(policy, data, seed, sampled=sampled)
     lost = _never_tried(policy, data, log_prob)
     known = sampled and log_prob is not None and data.log_prob is not None and not lost
-    record = Episodes(data, discount, log_prob if known else None)
+    episodes = Episodes(data, discount, log_prob if known else None)
     generator = np.random.default_rng(seed)
-    made = _resampled(
-        record, generator, ("behaviour", "is", "pdis", "wis", "pdwis") if known else ("behaviour",)
-    )
-    lines = _assumptions(policy, data, record, updates, lost, sampled=sampled, known=known)
+    estimates = _resampled(episodes, generator, NOT_FITTED if known else ["behaviour"])
+    lines = _assumptions(policy, data, episodes, updates, lost, sampled=sampled, known=known)
     if discount == 1.0 and data.truncated.any():
         lines.append("time limits cut episodes, so the values of discount 1 have no end: no fqe")
-        return Estimates(discount, record.size, made, tuple(lines))
-    counts = generator.multinomial(record.size, np.full(record.size, 1 / record.size), size=refits)
-    counts = np.concatenate([np.ones((1, record.size)), counts])
-    space = observations.input_space(policy.source.spec)
-    steps = _steps(policy, data, record, choices)
-    sizes: Any = {"hidden_sizes": hidden_sizes, "updates": updates, "seed": seed}
-    values = fitted.fit(policy.algorithm, space, steps, counts, **sizes, progress=progress)
-    made["fqe"] = _refitted(values.state[:, record.first], counts)
-    made |= {"dr": _refitted(record.doubly_robust(values), counts)} if known else {}
-    return Estimates(discount, record.size, made, tuple(lines))
+        return Estimates(discount, episodes.size, estimates, tuple(lines))
+
+    shares = np.full(episodes.size, 1 / episodes.size)
+    counts = generator.multinomial(episodes.size, shares, size=refits)
+    counts = np.concatenate([np.ones((1, episodes.size)), counts])
+    values = fitted.fit(
+        policy.algorithm,
+        observations.input_space(policy.source.spec),
+        _steps(policy, data, episodes, choices),
+        counts,
+        hidden_sizes=hidden_sizes,
+        updates=updates,
+        seed=seed,
+        progress=progress,
+    )
+    estimates["fqe"] = _refitted(values.state[:, episodes.first], counts)
+    if known:
+        estimates["dr"] = _refitted(episodes.doubly_robust(values), counts)
+    return Estimates(discount, episodes.size, estimates, tuple(lines))
 
 
 # --- Intervals ------------------------------------------------------------------------------------
 
 
 def _resampled(
-    record: Episodes, generator: np.random.Generator, names: Sequence[str]
+    episodes: Episodes, generator: np.random.Generator, names: Sequence[str]
 ) -> dict[str, Estimate]:
-    """Estimates with bootstrap-t intervals (Efron 1979; Hall 1988),
-    which allow for the skewness of ratios.
+    """Estimates with bootstrap-t intervals (Efron 1979; Hall 1988), which allow for the skewness of
+    ratios.
 
     The estimates of resampled episodes are taken as linear in how often each episode counts.
     """
-    values, influences = zip(*(record.estimate(name) for name in names), strict=True)
+    size = episodes.size
+    values, influences = zip(*(episodes.estimate(name) for name in names), strict=True)
     influence = np.stack(influences, axis=1)
     deviation = influence.std(axis=0)
     square = np.square(influence)
     drawn = []
     for _ in range(RESAMPLES):
-        shares = (
-            generator.multinomial(record.size, np.full(record.size, 1 / record.size)) / record.size
-        )
+        shares = generator.multinomial(size, np.full(size, 1 / size)) / size
         mean = shares @ influence
-        drawn.append(
-            quotient(mean, np.sqrt(np.maximum(shares @ square - mean**2, 1e-12 * deviation**2)))
-        )
+        variance = np.maximum(shares @ square - mean**2, 1e-12 * deviation**2)
+        drawn.append(quotient(mean, np.sqrt(variance)))
     below, above = np.percentile(drawn, (2.5, 97.5), axis=0) * deviation
-    effective = [record.effective() if name in ("is", "wis") else None for name in names]
     intervals = zip((values - above).tolist(), (values - below).tolist(), strict=True)
-    return dict(zip(names, map(Estimate, values, intervals, effective), strict=True))
+    estimates = dict(zip(names, map(Estimate, values, intervals), strict=True))
+    for name in ("is", "wis"):
+        if name in estimates:
+            estimates[name] = estimates[name]._replace(effective_episodes=episodes.effective())
+    return estimates
 
 
 def _refitted(values: np.ndarray, counts: np.ndarray) -> Estimate:
-    """Estimates by the first of ``M`` networks,
-    with an interval from the spread of the others: values ``[M, E]``.
+    """Estimates by the first of ``M`` networks, with an interval from the spread of the others:
+    values ``[M, E]``.
     """
     means = np.sum(values * counts, axis=1, dtype=np.float64) / counts.sum(axis=1)
+    mean = float(means[0])
     half = float(special.stdtrit(len(means) - 2, 0.975) * means[1:].std(ddof=1))
-    return Estimate(float(means[0]), (float(means[0]) - half, float(means[0]) + half))
+    return Estimate(mean, (mean - half, mean + half))
 
 
 # --- The target -----------------------------------------------------------------------------------
 
 
-def _checked(
-    policy: Policy,
-    data: Dataset,
-    discount: float | None,
-    refits: int,
-    updates: int,
-    *,
-    sampled: bool,
-) -> float:
-    """Returns the discount, that of the run if it is None."""
+def _check_target(policy: Policy, *, sampled: bool) -> None:
     spec = policy.source.spec
-    if (
-        spec.policies
-        or spec.num_agents > 1
-        or spec.frame_stack > 1
-        or policy.source.wrappers.policies
-    ):
+    several = spec.policies or spec.num_agents > 1 or policy.source.wrappers.policies
+    if several or spec.frame_stack > 1:
         raise ConfigError("estimates are of one agent's policy, without stacked frames")
     if getattr(policy.config.algorithm, "core", "none") != "none":
         raise ConfigError(
-            "estimates of a policy with a recurrent core are not possible; a run without --core works"
+            "estimates of a policy with a recurrent core are not possible; "
+            "a run without --core works"
         )
     if policy.algorithm.searches:
         raise ConfigError(
-            "this policy searches before it acts, which an estimate does not; --num-simulations 0 takes its network "
-            "alone, and load_policy(run_dir, num_simulations=0) in Python"
+            "this policy searches before it acts, which an estimate does not; "
+            "--num-simulations 0 takes its network alone, and "
+            "load_policy(run_dir, num_simulations=0) in Python"
         )
     if sampled:
         check_samples({"": policy.algorithm})
         if reads_of_core(policy.algorithm, spec, policy.variables)[0]:
             raise ConfigError(
-                "this run explores by actions or noise that last for several steps, which an estimate does not follow; "
-                "--evaluation-policy greedy works"
+                "this run explores by actions or noise that last for several steps, which an "
+                "estimate does not follow; --evaluation-policy greedy works"
             )
+
+
+def _check_data(policy: Policy, data: Dataset) -> None:
+    spec = policy.source.spec
     check_spaces("the data set", data, spec.observation, spec.action)
     if spec.both_sides or data.interface.both_sides:
         raise ConfigError(
-            "estimates are of one side of a game, and here one agent moves for both sides; `jaxrl-dist match` plays "
-            "the policy against others"
+            "estimates are of one side of a game, and here one agent moves for both sides; "
+            "`jaxrl-dist match` plays the policy against others"
         )
-    if discount is None:
-        discount = getattr(policy.config.algorithm, "discount", None)
-    else:
-        discount = discount
-    if discount is None:
-        raise ConfigError("this run has no discount; --discount 0.99 sets one")
-    if not 0 <= discount <= 1:
-        raise ConfigError(f"--discount {discount} must be from 0 to 1")
+
+
+def _check_fits(updates: int, refits: int) -> None:
     if updates < 1:
         raise ConfigError(f"--updates {updates}: networks need 1 or more")
     if refits < 2:
         raise ConfigError(f"--refits {refits}: an interval needs 2 or more")
+
+
+def _discount(policy: Policy, discount: float | None) -> float:
+    """Returns the discount, by default the run's."""
+    if discount is None:
+        discount = getattr(policy.config.algorithm, "discount", None)
+    if discount is None:
+        raise ConfigError("this run has no discount; --discount 0.99 sets one")
+    if not 0 <= discount <= 1:
+        raise ConfigError(f"--discount {discount} must be from 0 to 1")
     return discount
 
 
 def _target(
     policy: Policy, data: Dataset, seed: int, *, sampled: bool
 ) -> tuple[np.ndarray | None, np.ndarray]:
-    """Returns the target's log-probability ``[L]`` of the recorded actions,
-    and its ``fitted.Steps.choices``.
+    """Returns the target's log-probability ``[L]`` of the data's actions, and its
+    ``fitted.Steps.choices``.
     """
     algorithm = policy.algorithm
     spec = policy.source.spec
     key = rng.stream(seed, rng.Stream.ACT)
-    discrete = isinstance(spec.action, Discrete)
     log_prob = algorithm.log_prob if sampled else None
 
     def at(
-        variables: Any, key: Array, obs: PyTree, action: PyTree, number: Array
+        variables: Variables, key: Array, obs: PyTree, action: PyTree, number: Array
     ) -> tuple[jax.Array, jax.Array]:
         size = len(number)
         core = algorithm.initial_core(size)
@@ -280,9 +286,10 @@ def _target(
         if log_prob is not None and isinstance(spec.action, Discrete):
             each = jnp.arange(spec.action.n, dtype=jnp.int32)
             of = functools.partial(log_prob, variables, obs, core)
-            return known, jnp.exp(
-                jax.vmap(lambda x: of(jnp.full(size, x), Context(keys[0], step)), out_axes=1)(each)
+            of_each = jax.vmap(
+                lambda action: of(jnp.full(size, action), Context(keys[0], step)), out_axes=1
             )
+            return known, jnp.exp(of_each(each))
 
         def draw(keys: jax.Array | None) -> jax.Array:
             drawn, _, _ = algorithm.policy(variables, obs, core, Context(keys, step))
@@ -292,7 +299,9 @@ def _target(
             drawn = jax.vmap(draw, out_axes=1)(keys)
         else:
             drawn = draw(None)[:, None]
-        return known, drawn.mean(axis=1) if discrete else drawn
+        if isinstance(spec.action, Discrete):
+            return known, drawn.mean(axis=1)
+        return known, drawn
 
     acting = jax.jit(at)
     known, choices = fitted.in_chunks(
@@ -301,19 +310,20 @@ def _target(
         data.action,
         np.arange(len(data.reward), dtype=np.uint32),
     )
-    return (None if log_prob is None else known), choices
+    if log_prob is None:
+        return None, choices
+    return known, choices
 
 
 def _never_tried(policy: Policy, data: Dataset, log_prob: np.ndarray | None) -> float:
-    """Returns the share of steps whose action had all the probability,
-    while the target takes others; 0 if ``RARE``.
+    """Returns the share of steps whose action had all the probability, while the target takes
+    others; 0 if it is ``RARE``.
     """
     parts = spaces.leaves(policy.source.spec.action).values()
     if data.log_prob is None or log_prob is None or any(isinstance(part, Box) for part in parts):
         return 0.0
-    share = float(
-        np.mean((data.log_prob >= 0) & (log_prob < math.log1p(-LOWEST)), where=data.valid)
-    )
+    tries_others = log_prob < math.log1p(-LOWEST)
+    share = float(np.mean((data.log_prob >= 0) & tries_others, where=data.valid))
     return share if share > RARE else 0.0
 
 
@@ -322,23 +332,23 @@ def _vectors(action: PyTree, space: spaces.Space) -> jax.Array:
     return observations.side_by_side(observations.preprocess(action, space, jnp.float32), space)
 
 
-def _steps(policy: Policy, data: Dataset, record: Episodes, choices: np.ndarray) -> fitted.Steps:
+def _steps(policy: Policy, data: Dataset, episodes: Episodes, choices: np.ndarray) -> fitted.Steps:
     space = policy.source.spec.action
     episode = np.zeros(len(data.reward), np.int32)
-    episode[record.rows] = record.episode
+    episode[episodes.rows] = episodes.episode
     vectors = jax.jit(lambda action: _vectors(action, space))
     if isinstance(space, Discrete):
         action = data.action
     else:
         action = fitted.in_chunks(vectors, data.action)
-    discount = (record.discount * ~data.terminated).astype(np.float32)
+    discount = (episodes.discount * ~data.terminated).astype(np.float32)
     return fitted.Steps(data.obs, action, choices, data.reward, discount, data.valid, episode)
 
 
 def _assumptions(
     policy: Policy,
     data: Dataset,
-    record: Episodes,
+    episodes: Episodes,
     updates: int,
     lost: float,
     *,
@@ -349,50 +359,57 @@ def _assumptions(
     lines = []
     if not sampled:
         lines.append(
-            "the target is deterministic, so its ratios are 0 from the first other action on, or densities that do not "
-            "exist: only fqe; --evaluation-policy sampled estimates the policy that samples"
+            "the target is deterministic, so its ratios are 0 from the first other action on, or "
+            "densities that do not exist: only fqe; --evaluation-policy sampled estimates the "
+            "policy that samples"
         )
     elif lost:
         lines.append(
-            f"the behaviour had no choice in {lost:.1%} of the steps, as where it repeats actions, and the target "
-            "takes others there, of which ratios know nothing: only fqe; `record --random-share` gives them a chance"
+            f"the behaviour had no choice in {lost:.1%} of the steps, as where it repeats actions, "
+            "and the target takes others there, of which ratios know nothing: only fqe; "
+            "`record --random-share` gives them a chance"
         )
-    elif not known:
-        if data.log_prob is None:
-            lacks = "the data lack the behaviour's"
-        else:
-            lacks = "the target has no closed form of its"
-        lines.append(f"{lacks} probabilities of the actions: only fqe")
+    elif known:
+        lines += _ratio_lines(policy, data, episodes)
+    elif data.log_prob is None:
+        lines.append("the data lack the behaviour's probabilities of the actions: only fqe")
     else:
-        share = float(np.mean(record.of_step < LOWEST))
-        mean = float(record.weight.mean())
+        lines.append("the target has no closed form of its probabilities of the actions: only fqe")
+    horizon = min(1 / max(1 - episodes.discount, 1e-9), float(episodes.lengths.mean()))
+    needed = math.ceil(4 * horizon / fitted.TARGET_RATE)
+    if updates < needed:
         lines.append(
-            f"the probabilities are stored; {share:.1%} of the steps have a ratio below {LOWEST}; the ratios of "
-            f"episodes average {mean:.3g} (1 is expected); {record.effective():.1f} of {record.size} episodes count"
-        )
-        if record.effective() < 10:
-            lines.append(
-                "is, pdis, wis and pdwis rest on a few episodes: do not trust their intervals"
-            )
-        actions = spaces.leaves(data.action)
-        parts = spaces.leaves(policy.source.spec.action)
-        boxes = [
-            (actions[path][record.rows], part)
-            for path, part in parts.items()
-            if isinstance(part, Box)
-        ]
-        ends = [np.mean((x == part.low) | (x == part.high)) for x, part in boxes]
-        if any(ends):
-            lines.append(
-                f"{max(ends):.1%} of the numbers of actions lie on a bound, where ratios are of the density before it"
-            )
-    horizon = min(1 / max(1 - record.discount, 1e-9), float(record.lengths.mean()))
-    if updates < (needed := math.ceil(4 * horizon / fitted.TARGET_RATE)):
-        lines.append(
-            f"--updates {updates} may be too few for the values of fqe and dr to settle; {needed} are more likely to do"
+            f"--updates {updates} may be too few for the values of fqe and dr to settle; {needed} "
+            "are more likely to do"
         )
     if data.truncated.any():
         share = float(np.mean(data.truncated[data.ends]))
-        more = ", which only fqe and dr look beyond" if known else ""
-        lines.append(f"time limits cut {share:.1%} of the episodes{more}")
+        beyond = ", which only fqe and dr look beyond" if known else ""
+        lines.append(f"time limits cut {share:.1%} of the episodes{beyond}")
+    return lines
+
+
+def _ratio_lines(policy: Policy, data: Dataset, episodes: Episodes) -> list[str]:
+    """Says how far the importance ratios can be trusted."""
+    share = float(np.mean(episodes.of_step < LOWEST))
+    mean = float(episodes.weight.mean())
+    effective = episodes.effective()
+    lines = [
+        f"the probabilities are stored; {share:.1%} of the steps have a ratio below {LOWEST}; the "
+        f"ratios of episodes average {mean:.3g} (1 is expected); {effective:.1f} of "
+        f"{episodes.size} episodes count"
+    ]
+    if effective < 10:
+        lines.append("is, pdis, wis and pdwis rest on a few episodes: do not trust their intervals")
+    actions = spaces.leaves(data.action)
+    at_bound = 0.0
+    for path, part in spaces.leaves(policy.source.spec.action).items():
+        if isinstance(part, Box):
+            action = actions[path][episodes.rows]
+            at_bound = max(at_bound, np.mean((action == part.low) | (action == part.high)))
+    if at_bound:
+        lines.append(
+            f"{at_bound:.1%} of the numbers of actions lie on a bound, where ratios are of the "
+            "density before it"
+        )
     return lines

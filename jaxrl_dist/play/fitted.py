@@ -1,9 +1,9 @@
-"""Fitted Q evaluation: the values of a policy that others'
-experience says (Le et al. 2019, arXiv:1903.08738).
+"""Fitted Q evaluation: the values of a policy according to others' experience (Le et al. 2019,
+arXiv:1903.08738).
 
-Several networks are fitted by one program: the first to all episodes, and each of the others to as
-many that are drawn from them with replacement, so that their spread says how much the estimate
-depends on the data.
+One program fits several networks: the first to all episodes, and each of the others to as many
+episodes, drawn from them with replacement, so that the spread of the networks says how much the
+estimate depends on the data.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from jaxrl_dist.types import Algorithm, Array, Aux, Context, PyTree, TrainState,
 
 BATCH_SIZE = 256
 LEARNING_RATE = 2e-3
-"""Step size of Adam at the start; half a cosine wave takes it to 0,
-so that the last networks are not those of one batch."""
+"""Step size of Adam at the start; half a cosine wave takes it to 0, so that the last networks do
+not depend on one batch."""
 TARGET_RATE = 0.1
 """Fraction by which each update moves the target network. At 0.02, 5000 updates did not settle at a
-discount of 0.99: of 94.6, a fit to CartPole's data said 83."""
+discount of 0.99: a fit to CartPole's data said 83, and 94.6 is right."""
 DISPATCHES = 50
 """Parts of the fit between which its progress is shown."""
 CHUNK = 4096
@@ -40,9 +40,7 @@ CHUNK = 4096
 
 
 class Steps(NamedTuple):
-    """Recorded steps ``[L, ...]`` in the layout of ``data.Dataset``,
-    and what the target would do in each.
-    """
+    """Steps ``[L, ...]`` laid out as in ``data.Dataset``, and what the target would do in each."""
 
     obs: PyTree
     action: Array
@@ -65,7 +63,7 @@ class Values(NamedTuple):
     state: np.ndarray
     """[M, L] float32, of the target's actions."""
     action: np.ndarray
-    """[M, L] float32, of the recorded ones."""
+    """[M, L] float32, of the data's actions."""
 
 
 def fit(
@@ -79,8 +77,8 @@ def fit(
     seed: int,
     progress: Callable[[int], None],
 ) -> Values:
-    """Fits networks by expected SARSA on the target:
-    ``Q(s, a) <- r + discount E Q(s', target)`` (equation 1).
+    """Fits networks by expected SARSA on the target: ``Q(s, a) <- r + discount E Q(s', target)``
+    (equation 1).
 
     Args:
       observation: the space that the networks read.
@@ -96,9 +94,8 @@ def fit(
     else:
         size = {"action_size": len(steps.action[0])}
     config = TorsoConfig(hidden_sizes=hidden_sizes, activation="relu")
-    algorithm, values = _evaluation(
-        target, networks.critic_network(config, observation, 1, **size), updates
-    )
+    critic = networks.critic_network(config, observation, 1, **size)
+    algorithm, values = _evaluation(target, critic, updates)
     keys = jax.random.split(rng.stream(seed, rng.Stream.INIT), len(counts))
     # Data sets of similar sizes share a program.
     rows = np.flatnonzero(steps.valid)
@@ -119,9 +116,8 @@ def fit(
             weight = counts[:, steps.episode[at]]
 
             def member(state: TrainState, weight: Array) -> TrainState:
-                return sgd.apply(
-                    algorithm, state, sgd.gradient(algorithm, state, batch, keys, weight)[0]
-                )
+                gradient, _, _ = sgd.gradient(algorithm, state, batch, keys, weight)
+                return sgd.apply(algorithm, state, gradient)
 
             return mesh.over_members(member)(states, weight)
 
@@ -131,9 +127,8 @@ def fit(
     states = jax.jit(jax.vmap(lambda key: sgd.init(algorithm, key)))(keys)
     ends = np.linspace(0, updates, min(updates, DISPATCHES) + 1).astype(np.int32)
     for first, last in itertools.pairwise(ends):
-        states = jax.block_until_ready(
-            run(states, data, rng.stream(seed, rng.Stream.LEARN), first, last)
-        )
+        states = run(states, data, rng.stream(seed, rng.Stream.LEARN), first, last)
+        jax.block_until_ready(states)
         progress(int(last))
     of_rows = jax.jit(jax.vmap(values, (0, None, None, None)))
     state, action = in_chunks(
@@ -141,7 +136,8 @@ def fit(
     )
     if not (np.isfinite(state).all() and np.isfinite(action).all()):
         raise DivergedError(
-            "fitted Q evaluation has diverged: its values are not finite; a smaller --discount helps"
+            "fitted Q evaluation has diverged: its values are not finite; "
+            "a smaller --discount helps"
         )
     return Values(shift + scale * state, shift + scale * action)
 
@@ -149,8 +145,8 @@ def fit(
 def _evaluation(
     target: Algorithm, critic: Any, updates: int
 ) -> tuple[Algorithm, Callable[..., tuple[Any, Any]]]:
-    """Returns the algorithm that fits ``critic``,
-    and ``(params, obs, action, choices) -> values`` of both.
+    """Returns the algorithm that fits ``critic``, and
+    ``(params, obs, action, choices) -> (state values, action values)``.
     """
 
     def state_value(params: PyTree, obs: PyTree, choices: Array) -> jax.Array:
@@ -195,20 +191,24 @@ def _evaluation(
 
 
 def _scaled(steps: Steps) -> tuple[Steps, float, float]:
-    """Returns the steps in units in which values are near 0 and 1,
-    and the shift and scale of these values.
+    """Returns the steps in units in which values are near 0 and 1, and the shift and scale of these
+    values.
 
-    The shift is the best value that is the same in all states,
-    which fitting by a target network finds last.
+    The shift is the best value that is the same in all states, which fitting by a target network
+    finds last.
     """
-    reward, discount = (x[steps.valid].astype(np.float64) for x in (steps.reward, steps.discount))
+    reward = steps.reward[steps.valid].astype(np.float64)
+    discount = steps.discount[steps.valid].astype(np.float64)
     shift = reward.sum() / (1.0 - discount).sum()
     rest = reward + (discount - 1.0) * shift
     scale = float(np.sqrt(np.mean(rest**2) / np.maximum(np.mean(1.0 - discount**2), 1e-6))) or 1.0
     rewards = np.where(steps.valid, (steps.reward + (steps.discount - 1.0) * shift) / scale, 0.0)
-    action, choices = steps.action, steps.choices
-    if steps.action.ndim == 2:
-        action, choices = (_standardised(x, steps.action[steps.valid]) for x in (action, choices))
+    action = steps.action
+    choices = steps.choices
+    if action.ndim == 2:
+        like = steps.action[steps.valid]
+        action = _standardised(action, like)
+        choices = _standardised(choices, like)
     obs = jax.tree.map(
         lambda x: _standardised(x, x) if np.issubdtype(x.dtype, np.floating) else x, steps.obs
     )
@@ -222,8 +222,8 @@ def _padded(x: np.ndarray) -> np.ndarray:
 
 
 def _standardised(x: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """Returns ``x`` less the mean of ``like [L, ...]``, in its standard deviations;
-    1 where all are equal.
+    """Returns ``x`` less the mean of ``like [L, ...]``, divided by its standard deviation, or by 1
+    where all values are equal.
     """
     mean = like.mean(axis=0, dtype=np.float64)
     std = like.std(axis=0, dtype=np.float64)
@@ -231,8 +231,8 @@ def _standardised(x: np.ndarray, like: np.ndarray) -> np.ndarray:
 
 
 def in_chunks(function: Callable[..., Any], *trees: PyTree, axis: int = 0) -> Any:
-    """Applies a function to rows ``[L, ...]``, ``CHUNK`` at a time,
-    and joins its arrays along ``axis``.
+    """Applies a function to rows ``[L, ...]``, ``CHUNK`` at a time, and joins its arrays along
+    ``axis``.
     """
     size = len(jax.tree.leaves(trees)[0])
     rows = [

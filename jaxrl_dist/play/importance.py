@@ -1,5 +1,5 @@
-"""Importance sampling: what happened, weighed by how
-much more probable another policy would have made it.
+"""Importance sampling: what happened, weighed by how much more probable another policy would have
+made it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ LARGEST = 300.0
 class Episodes:
     """The steps of whole episodes, ``N`` in all of ``E`` episodes, with importance ratios; float64.
 
-    ``ratio`` is ``rho_t``, the product of ``target / behaviour``
-    over the steps up to this one of its episode.
+    ``ratio`` is ``rho_t``, the product of ``target / behaviour`` over the steps of its episode up
+    to this one.
     """
 
     def __init__(self, data: Dataset, discount: float, log_prob: np.ndarray | None) -> None:
-        """``log_prob`` float32 ``[L]`` is the target's; None: it is not known,
-        or the behaviour's is not.
-        """
+        """``log_prob`` float32 ``[L]`` is the target's; None: it or the behaviour's is unknown."""
         self.rows = np.flatnonzero(data.valid)
         self.lengths = data.lengths
         self.size = len(self.lengths)
@@ -54,43 +52,34 @@ class Episodes:
             self.weight = self.ratio[start + self.lengths - 1]
 
     def estimate(self, name: str) -> tuple[float, np.ndarray]:
-        """Returns an estimate, and each episode's influence ``[E]``:
-        ``E`` times the derivative by its count.
+        """Returns an estimate, and each episode's influence ``[E]``: ``E`` times the derivative by
+        its count.
         """
         if name == "pdwis":
             return self._per_decision_normalised()
         ratio = self.ratio if name == "pdis" else 1.0
         total = self._sums(self.power * ratio * self.reward)  # Precup et al. (2000), equation 5
-        # equation 3
-        if name in ("is", "wis"):
-            weight = self.weight
-        else:
-            weight = np.ones(self.size)
-        # equation 4
-        value = float(
-            quotient((weight * total).sum(), weight.sum() if name == "wis" else self.size)
-        )
+        weight = self.weight if name in ("is", "wis") else np.ones(self.size)  # equation 3
+        count = weight.sum() if name == "wis" else self.size  # equation 4
+        value = float(quotient((weight * total).sum(), count))
         if name == "wis":
             return value, quotient(weight * (total - value), np.full(self.size, weight.mean()))
         return value, weight * total - value
 
     def _per_decision_normalised(self) -> tuple[float, np.ndarray]:
-        """Divides the sums of each step by those of its ratios;
-        an episode keeps its last one after its end.
+        """Divides the sum of each step's rewards by the sum of its ratios; an episode keeps its
+        last ratio after its end.
 
         Source: Thomas (2015), "Safe Reinforcement Learning", section 3.9.
         """
         length = int(self.lengths.max())
         ended = np.cumsum(np.bincount(self.lengths, self.weight, length + 1))[:length]
-        total, weight = (
-            np.bincount(self.number, x, length) for x in (self.ratio * self.reward, self.ratio)
-        )
-        weight = weight + ended
+        total = np.bincount(self.number, self.ratio * self.reward, length)
+        weight = np.bincount(self.number, self.ratio, length) + ended
         reward = quotient(total, weight)
         factor = quotient(self.discount ** np.arange(length) * self.size, weight)
-        later = np.append(
-            np.cumsum((factor * reward)[::-1])[::-1], 0.0
-        )  # what a step's ratio of an ended one takes away
+        # What the last ratio of an ended episode takes away.
+        later = np.append(np.cumsum((factor * reward)[::-1])[::-1], 0.0)
         before = self._sums(factor[self.number] * self.ratio * (self.reward - reward[self.number]))
         value = np.sum(self.discount ** np.arange(length) * reward)
         return float(value), before - self.weight * later[self.lengths]
@@ -100,11 +89,10 @@ class Episodes:
         return float(quotient(self.weight.sum() ** 2, np.square(self.weight).sum()))
 
     def doubly_robust(self, values: Values) -> np.ndarray:
-        """``V(s_0) + sum_t discount^t rho_t (r_t + discount V(s_t+1) - Q(s_t, a_t))``,
-        ``[M, E]`` by each network.
+        """``V(s_0) + sum_t discount^t rho_t (r_t + discount V(s_t+1) - Q(s_t, a_t))``, ``[M, E]``
+        for each network; V is 0 after a termination.
 
         Source: Jiang and Li (2016), arXiv:1511.03722, equation 10, unrolled.
-        V is 0 after a termination.
         """
         state, action = (x.astype(np.float64) for x in values)
         goes_on = self.discount * ~self._data.terminated[self.rows]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,17 +17,18 @@ from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES, MAX_EPISODE_STEPS
 from jaxrl_dist.actors.recorded_policy import probabilities_known
 from jaxrl_dist.data.dataset import Dataset
 from jaxrl_dist.data.recorder import unrecordable
-from jaxrl_dist.envs.base import EnvSlice
+from jaxrl_dist.envs.base import EnvSlice, HostEnv
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.heavy import in_32_bits
 from jaxrl_dist.nn import observations
 from jaxrl_dist.nn.distributions import policy_head
 from jaxrl_dist.play.policy import Policy
 from jaxrl_dist.run.checkpoint import load_memory
+from jaxrl_dist.run.storage import Json
 from jaxrl_dist.settings.still import Random
-from jaxrl_dist.spaces import Box, Discrete, clipped
+from jaxrl_dist.spaces import Box, Discrete, Part, clipped
 from jaxrl_dist.training.job import make_job
-from jaxrl_dist.types import Array, Context, EnvSpec, PyTree, Rollout, Timestep
+from jaxrl_dist.types import Array, Context, EnvSpec, PyTree, Rollout, Timestep, Variables
 
 
 @in_32_bits
@@ -39,16 +40,16 @@ def record(
     seed: int = 0,
     random_share: float = 0.0,
     greedy: bool = False,
-    about: Mapping[str, Any] = {},
+    about: Mapping[str, Json] = {},
     progress: Callable[[int], None] = lambda done: None,
 ) -> Dataset:
     """Plays with a policy, and returns its experience.
 
-    The episodes that are under way at the end are played to theirs. The behaviour's probability of
-    each action is recorded, unless the policy is deterministic where it does not act at random.
+    Unfinished episodes are played to their end. The behaviour's probability of each action is
+    recorded, unless the policy is deterministic where it does not act at random.
 
     Args:
-      num_steps: env steps to play, and some more to the ends of episodes.
+      num_steps: env steps to play; the ends of episodes need some more.
       num_envs: environments that play.
       random_share: probability with which an action is drawn uniformly from all instead.
       greedy: take the best actions instead of sampling them.
@@ -56,96 +57,114 @@ def record(
       progress: called with the number of steps done.
 
     Raises:
-      ConfigError: the policy is one of several, frames are stacked,
-        or random actions have no bounds.
+      ConfigError: the policy is one of several, frames are stacked, or random actions have no
+        bounds.
       EnvError, TimeoutError: as ``Policy.evaluate``.
     """
-    source = policy.source
-    algorithm = policy.algorithm
-    spec = policy.source.spec
-    problem = unrecordable(spec)
+    problem = unrecordable(policy.source.spec)
     if problem is not None:
         raise ConfigError(problem)
     act, known = _acting(policy, num_envs, random_share, greedy=greedy)
-    start = steps.initial_core({"": algorithm}, spec, EnvSlice.all(num_envs))[""]
-    after_step = jax.jit(
-        lambda core, action, step: steps.after_step(algorithm, core, start, action, step)
-    )
-    rows: list[tuple[PyTree, PyTree, Timestep, Array]] = []
-    done = 0
-    number = 0
-    key = rng.stream(seed, rng.Stream.ACT)
-    with contextlib.closing(source.host(num_envs, seed)) as env:
-        obs = env.reset()
-        core = start
-        over = np.zeros(num_envs, bool)
-        left = max(MAX_EPISODE_STEPS, spec.max_episode_steps or 0)
-        while not over.all() and left:
-            planned = steps.searched({"": algorithm}, env)
-            action, core, probability = act(
-                policy.variables, obs, core, jax.random.fold_in(key, number), planned
-            )
-            action = jax.tree.map(np.asarray, action)
-            step, _ = env.step(action)
-            if jax.tree.leaves(start):
-                core = after_step(core, action, step)
-            before = jax.tree.map(np.array, obs)
-            obs = step.obs
-            step = step._replace(valid=step.valid & ~over)
-            rows.append(
-                (
-                    before,
-                    action,
-                    jax.tree.map(np.array, step._replace(obs=())),
-                    np.asarray(probability),
-                )
-            )
-            done = done + int(step.valid.sum())
-            number = number + 1
-            if done >= num_steps:
-                over = over | step.terminated | step.truncated | ~step.valid
-                left = left - 1
-            progress(done)
-        last = jax.tree.map(np.array, obs)
+    with contextlib.closing(policy.source.host(num_envs, seed)) as env:
+        rows, last = _play(policy, env, act, num_steps, num_envs, seed, progress)
     stacked = jax.tree.map(lambda *x: np.stack(x), *rows)
-    obs = jax.tree.map(lambda x, y: np.concatenate([x, y[None]]), stacked[0], last)
-    parts = (
-        obs,
-        stacked[1],
-        stacked[2].reward,
-        stacked[2].terminated,
-        stacked[2].truncated,
-        stacked[2].valid,
-    )
     rollout = Rollout(
-        *parts, extras={"log_prob": stacked[3]} if known else {}, core=(), final_core=()
+        obs=jax.tree.map(lambda x, end: np.concatenate([x, end[None]]), stacked.obs, last),
+        action=stacked.action,
+        reward=stacked.step.reward,
+        terminated=stacked.step.terminated,
+        truncated=stacked.step.truncated,
+        valid=stacked.step.valid,
+        extras={"log_prob": stacked.log_prob} if known else {},
+        core=(),
+        final_core=(),
     )
     behaviour = {
+        **about.get("behaviour", {}),
         "random_share": random_share,
         "greedy": greedy,
         "deterministic": greedy and random_share == 0,
     }
-    return of_rollout(
-        rollout, spec, {**about, "behaviour": {**about.get("behaviour", {}), **behaviour}}
+    return of_rollout(rollout, policy.source.spec, {**about, "behaviour": behaviour})
+
+
+Act: TypeAlias = Callable[
+    [Variables, PyTree, PyTree, jax.Array, PyTree], tuple[PyTree, PyTree, jax.Array]
+]
+"""``(variables, obs, core, key, env_state) -> (action, core, log_prob)``."""
+
+
+class _Row(NamedTuple):
+    """What happened in one step of all environments."""
+
+    obs: PyTree
+    action: PyTree
+    step: Timestep
+    """Its ``obs`` is ()."""
+    log_prob: np.ndarray
+
+
+def _play(
+    policy: Policy,
+    env: HostEnv,
+    act: Act,
+    num_steps: int,
+    num_envs: int,
+    seed: int,
+    progress: Callable[[int], None],
+) -> tuple[list[_Row], PyTree]:
+    """Plays ``num_steps`` env steps and then unfinished episodes to their end; returns all steps,
+    and the observation after them.
+    """
+    algorithm = policy.algorithm
+    spec = policy.source.spec
+    start = steps.initial_core({"": algorithm}, spec, EnvSlice.all(num_envs))[""]
+    after_step = jax.jit(
+        lambda core, action, step: steps.after_step(algorithm, core, start, action, step)
     )
+    key = rng.stream(seed, rng.Stream.ACT)
+    rows: list[_Row] = []
+    done = 0
+    over = np.zeros(num_envs, bool)
+    left = max(MAX_EPISODE_STEPS, spec.max_episode_steps or 0)
+    obs = env.reset()
+    core = start
+    while not over.all() and left:
+        env_state = steps.searched({"": algorithm}, env)
+        step_key = jax.random.fold_in(key, len(rows))
+        action, core, log_prob = act(policy.variables, obs, core, step_key, env_state)
+        action = jax.tree.map(np.asarray, action)
+        step, _ = env.step(action)
+        if jax.tree.leaves(start):
+            core = after_step(core, action, step)
+        before = jax.tree.map(np.array, obs)
+        obs = step.obs
+        step = step._replace(obs=(), valid=step.valid & ~over)
+        rows.append(_Row(before, action, jax.tree.map(np.array, step), np.asarray(log_prob)))
+        done += int(step.valid.sum())
+        if done >= num_steps:
+            over = over | step.terminated | step.truncated | ~step.valid
+            left -= 1
+        progress(done)
+    return rows, jax.tree.map(np.array, obs)
 
 
 def _acting(
     policy: Policy, num_envs: int, random_share: float, *, greedy: bool
-) -> tuple[Callable[..., tuple[PyTree, PyTree, jax.Array]], bool]:
-    """Returns ``(variables, obs, core, key, env_state) -> (action, core, log_prob)``,
-    and whether that is known.
-    """
-    algorithm, spec = policy.algorithm, policy.source.spec
-    drawn = not greedy and probabilities_known(algorithm, spec, policy.variables)
-    log_prob = algorithm.log_prob if drawn else None
+) -> tuple[Act, bool]:
+    """Returns how the behaviour acts, and whether the probabilities of its actions are known."""
+    algorithm = policy.algorithm
+    spec = policy.source.spec
+    uniform = _Uniform(spec) if random_share else None
+    log_prob = None
+    if not greedy and probabilities_known(algorithm, spec, policy.variables):
+        log_prob = algorithm.log_prob
     known = log_prob is not None or (
         greedy and random_share > 0 and isinstance(spec.action, Discrete)
     )
-    uniform = _uniform(spec) if random_share else None
 
     def act(
-        variables: Any, obs: PyTree, core: PyTree, key: jax.Array, env_state: PyTree
+        variables: Variables, obs: PyTree, core: PyTree, key: jax.Array, env_state: PyTree
     ) -> tuple[PyTree, PyTree, jax.Array]:
         keys, which, draw = (jax.random.split(part, num_envs) for part in jax.random.split(key, 3))
         simulator = steps.simulator({"": algorithm}, policy.source.pure, env_state)
@@ -157,7 +176,7 @@ def _acting(
         if uniform is not None:
             chance = jax.vmap(lambda key: jax.random.uniform(key) < random_share)(which)
             action = jax.tree.map(
-                lambda x, y: jnp.where(_like(chance, x), x, y), uniform[0](obs, draw), action
+                lambda x, y: jnp.where(_like(chance, x), x, y), uniform.draw(obs, draw), chosen
             )
         if not known:
             return action, after, jnp.zeros(num_envs)
@@ -167,30 +186,66 @@ def _acting(
             probability = jnp.where(action == chosen, 0.0, -jnp.inf)
         if uniform is not None:
             own = probability + jnp.log1p(-random_share)
-            other = jnp.log(random_share) + uniform[1](obs, action)
+            other = jnp.log(random_share) + uniform.log_prob(obs, action)
             probability = jnp.logaddexp(own, other)
         return action, after, probability
 
     return jax.jit(act), known
 
 
+def _like(flag: jax.Array, x: jax.Array) -> jax.Array:
+    return flag.reshape(-1, *(1,) * (x.ndim - 1))
+
+
+class _Uniform:
+    """Draws legal actions uniformly."""
+
+    def __init__(self, spec: EnvSpec) -> None:
+        """Raises ``ConfigError`` if an action has no bounds."""
+        self._spec = spec
+        self._parts = list(spaces.leaves(spec.action).values())
+        for part in self._parts:
+            if isinstance(part, Box) and not np.isfinite([part.low, part.high]).all():
+                raise ConfigError("--random-share needs actions between two bounds")
+        self._random = Random().make(spec)
+        self._head = policy_head(spec.action)
+
+    def draw(self, obs: PyTree, keys: jax.Array) -> PyTree:
+        variables = self._random.init(keys[0])
+        action, _, _ = self._random.policy(variables, obs, (), Context(keys, jnp.zeros(())))
+        return action
+
+    def log_prob(self, obs: PyTree, action: PyTree) -> jax.Array:
+        legal = observations.legal(self._spec, obs)
+        if legal is not None:  # then all parts are categories
+            return self._head.distribution(jnp.zeros(legal.shape), legal).log_prob(action)
+        return jnp.float32(-sum(np.log(_sizes(part)).sum() for part in self._parts))
+
+
+def _sizes(part: Part) -> np.ndarray:
+    """Returns the numbers of categories, or the distances between the bounds."""
+    if isinstance(part, Box):
+        return np.asarray(part.high, np.float64) - part.low
+    return np.asarray(spaces.num_choices(part))
+
+
 def of_memory(
     policy: Policy,
     run_dir: str | pathlib.Path,
-    about: Mapping[str, Any] = {},
+    about: Mapping[str, Json] = {},
     checkpoint: str | None = None,
 ) -> Dataset:
     """Returns what the replay memory of a run's checkpoint holds.
 
     Args:
-      policy: that of the run, which has its config.
+      policy: the run's, which has its config.
       checkpoint: "best" or env steps; None: the newest one.
 
     Raises:
       ConfigError: the run has no memory, or its checkpoints hold none.
     """
-    config, spec = policy.config, policy.source.spec
-    job = make_job(config, policy.source, devices=jax.local_devices()[:1])
+    spec = policy.source.spec
+    job = make_job(policy.config, policy.source, devices=jax.local_devices()[:1])
     shapes = jax.eval_shape(job.learner.init, jax.random.key(0))
     problem = unrecordable(spec)
     if problem is not None:
@@ -207,18 +262,16 @@ def of_memory(
     return of_rollout(before._replace(obs=rollout.obs), spec, about)
 
 
-def of_rollout(rollout: Rollout, spec: EnvSpec, about: Mapping[str, Any]) -> Dataset:
-    """Returns the steps of a rollout ``[T, B, ...]`` of numpy arrays,
-    one environment after the other.
+def of_rollout(rollout: Rollout, spec: EnvSpec, about: Mapping[str, Json]) -> Dataset:
+    """Returns the steps of a rollout ``[T, B, ...]`` of numpy arrays, one environment after the
+    other.
 
-    Episodes that are under way at its end are cut;
-    a rollout that begins within an episode begins with a part of it.
+    Unfinished episodes are cut; a rollout that begins within an episode begins with a part of it.
     """
 
     def row(x: Array) -> np.ndarray:
-        if len(x) > len(rollout.reward):
-            padded = np.asarray(x)
-        else:
+        padded = np.asarray(x)
+        if len(x) == len(rollout.reward):  # only observations have an entry more
             padded = np.append(x, np.zeros_like(x[:1]), axis=0)
         return padded.swapaxes(0, 1).reshape(-1, *x.shape[2:])
 
@@ -233,39 +286,3 @@ def of_rollout(rollout: Rollout, spec: EnvSpec, about: Mapping[str, Any]) -> Dat
         interface=spec.interface,
         about=about,
     )
-
-
-def _like(flag: jax.Array, x: jax.Array) -> jax.Array:
-    return flag.reshape(-1, *(1,) * (x.ndim - 1))
-
-
-def _uniform(spec: EnvSpec) -> tuple[Callable[..., PyTree], Callable[[PyTree, PyTree], jax.Array]]:
-    """Returns ``(obs, keys) -> action`` of uniform legal actions,
-    and ``(obs, action) -> log_prob`` of these.
-
-    Raises:
-      ConfigError: an action has no bounds.
-    """
-    parts = list(spaces.leaves(spec.action).values())
-    if any(
-        isinstance(part, Box) and not np.isfinite([part.low, part.high]).all() for part in parts
-    ):
-        raise ConfigError("--random-share needs actions between two bounds")
-    random = Random().make(spec)
-    head = policy_head(spec.action)
-
-    def draw(obs: PyTree, keys: jax.Array) -> PyTree:
-        return random.policy(random.init(keys[0]), obs, (), Context(keys, jnp.zeros(())))[0]
-
-    def log_prob(obs: PyTree, action: PyTree) -> jax.Array:
-        if (legal := observations.legal(spec, obs)) is not None:  # then all parts are categories
-            return head.distribution(jnp.zeros(legal.shape), legal).log_prob(action)
-        sizes = [
-            np.asarray(part.high, np.float64) - part.low
-            if isinstance(part, Box)
-            else spaces.num_choices(part)
-            for part in parts
-        ]
-        return jnp.float32(-sum(np.log(size).sum() for size in sizes))
-
-    return draw, log_prob
