@@ -46,9 +46,7 @@ STATE: Any = TrainState._make([REPLICATED] * 7 + [BATCH])
 
 
 def make_mesh(devices: Sequence[jax.Device], rows: int = 1) -> Mesh:
-    """Returns a mesh with the given devices along ``data``,
-    in ``rows`` of equal length along ``agent``.
-    """
+    """Returns a mesh of the devices, with ``rows`` along ``agent`` and the rest along ``data``."""
     return Mesh(np.asarray(devices).reshape(rows, -1), (AGENT, DATA))
 
 
@@ -63,10 +61,11 @@ def rows_of(members: int, num_devices: int) -> int:
         works = [
             n for n in range(1, members + num_devices) if not (n % num_devices and num_devices % n)
         ]
-        near = sorted({max(n for n in works if n < members), min(n for n in works if n > members)})
+        fewer = max(n for n in works if n < members)
+        more = min(n for n in works if n > members)
         raise ConfigError(
             f"{members} members do not divide over {num_devices} devices; nearest that work: "
-            f"{' or '.join(map(str, near))} members, or --num-devices {math.gcd(members, num_devices)}"
+            f"{fewer} or {more} members, or --num-devices {math.gcd(members, num_devices)}"
         )
     return min(members, num_devices)
 
@@ -165,8 +164,7 @@ def over_members(function: Callable[..., Any], most: int | None = None) -> Calla
 
 
 def over_policies(function: Callable[..., Any], outputs: int = 1) -> Callable[..., Any]:
-    """Maps a function of one policy over dicts keyed by policy,
-    which have all names of the first one, in its order.
+    """Maps a function of one policy over dicts keyed by policy, in the order of the first one.
 
     With several ``outputs`` the function returns a tuple, and the mapped one a tuple of dicts.
     """
@@ -183,12 +181,13 @@ def over_policies(function: Callable[..., Any], outputs: int = 1) -> Callable[..
 
 
 def flat(policies: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Joins the policies' dicts into one with names like ``prey/loss/q``,
-    or ``loss/q`` for the policy ``""``.
+    """Joins the policies' dicts into one, with names like ``prey/loss/q``, or ``loss/q`` for the
+    policy ``""``.
     """
     joined: dict[str, Any] = {}
     for policy, values in policies.items():
-        joined |= {f"{policy}/{name}": x for name, x in values.items()} if policy else values
+        prefix = f"{policy}/" if policy else ""
+        joined |= {prefix + name: value for name, value in values.items()}
     return joined
 
 
@@ -198,11 +197,10 @@ def rollout_specs(policies: Iterable[str]) -> dict[str, Any]:
 
 
 def any_member(condition: jax.Array) -> jax.Array:
-    """Returns whether ``condition``, a bool scalar,
-    holds for any of the members that share a device.
+    """Returns whether ``condition``, a bool scalar, holds for any member that shares the device.
 
-    They share one result, so a ``lax.cond`` on it stays a branch;
-    otherwise ``vmap`` would compute both branches.
+    The members share the result, so a ``lax.cond`` on it stays a branch; otherwise ``vmap`` would
+    compute both branches.
     """
     if among_members():
         return jax.lax.pmax(condition.astype(jnp.int32), MEMBER) > 0
@@ -210,7 +208,7 @@ def any_member(condition: jax.Array) -> jax.Array:
 
 
 def among_members() -> bool:
-    """Returns whether the code being traced runs for several members at once."""
+    """Returns whether the code being traced runs for several members together."""
     try:
         jax.lax.axis_size(MEMBER)
     except NameError:
@@ -221,9 +219,7 @@ def among_members() -> bool:
 def whole(
     function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any
 ) -> Callable[..., Any]:
-    """Returns the function unchanged: it takes and returns whole arrays,
-    and maps its parts over the mesh.
-    """
+    """Returns the function, which takes whole arrays and maps its parts over the mesh itself."""
     del mesh, in_specs, out_specs
     return function
 
@@ -252,9 +248,12 @@ class Program:
         self._map = partial(mapped, function, mesh, in_specs, out_specs)
         self._num_devices = mesh.size
         self._spans = arrays.spans(mesh)
-        self._where = where = shardings(mesh, in_specs), shardings(mesh, out_specs)
+        self._in_shardings = shardings(mesh, in_specs)
         self._jitted = jax.jit(
-            self._map(), in_shardings=where[0], out_shardings=where[1], donate_argnums=donate
+            self._map(),
+            in_shardings=self._in_shardings,
+            out_shardings=shardings(mesh, out_specs),
+            donate_argnums=donate,
         )
         self._compiled: Any = None
         self._compiling = threading.Lock()
@@ -265,11 +264,12 @@ class Program:
         if jit_disabled():  # runs uncompiled: ``print`` shows numbers, and errors name their line
             if self._num_devices > 1:
                 raise ConfigError(
-                    f"jax.disable_jit works on one device, not on {self._num_devices}: --num-devices 1"
+                    f"jax.disable_jit works on one device, not on {self._num_devices}; use "
+                    "--num-devices 1"
                 )
             return self._map()(*args)
         if self._spans:  # JAX itself places values only where all devices belong to this process
-            args = arrays.put(args, self._where[0])
+            args = arrays.put(args, self._in_shardings)
         if self._compiled is None:
             with self._compiling:
                 if self._compiled is None:
@@ -282,11 +282,9 @@ class Program:
         return self._compiled(*args)
 
     def lower(self, *args: Any) -> Any:
-        """Lowers the function for arguments of these shapes and dtypes;
-        returns a ``jax.stages.Lowered``.
-        """
+        """Returns a ``jax.stages.Lowered`` for arguments of these shapes and dtypes."""
         if peers.world() is not None and not self._spans:  # then JAX does not divide values itself
-            args = arrays.put(args, self._where[0])
+            args = arrays.put(args, self._in_shardings)
         return self._jitted.lower(*args)
 
 
@@ -294,9 +292,7 @@ class Program:
 
 
 def global_sum(tree: Any) -> Any:
-    """Sums each array over the devices; the result is equal on all of them.
-    GPUs exchange one array instead of many.
-    """
+    """Sums each array over the devices; the result is equal on all. GPUs exchange one array."""
     if jax.lax.axis_size(DATA) == 1:
         return tree
     add = partial(jax.lax.psum, axis_name=DATA)
@@ -312,8 +308,10 @@ def global_mean(x: jax.Array, mask: jax.Array) -> jax.Array:
       ValueError: ``x`` and ``mask`` differ in shape.
     """
     if jnp.shape(x) != jnp.shape(mask):
-        text = f"mesh.global_mean needs one number for each entry of its mask {jnp.shape(mask)}, not {jnp.shape(x)}"
-        raise ValueError(f"{text}; jnp.mean(x, axis=-1) makes one of several")
+        raise ValueError(
+            f"mesh.global_mean needs one number for each entry of its mask {jnp.shape(mask)}, "
+            f"not {jnp.shape(x)}; jnp.mean(x, axis=-1) makes one of several"
+        )
     total, count = global_sum((jnp.sum(jnp.where(mask, x, 0.0)), jnp.sum(mask, dtype=jnp.float32)))
     return total / jnp.maximum(count, 1.0)
 
@@ -326,25 +324,27 @@ def gathered(x: jax.Array) -> jax.Array:
 
 
 def batch_key(keys: jax.Array) -> jax.Array:
-    """Returns a key that all devices share, for one draw for a whole batch;
-    ``keys [N]`` are those of the examples.
+    """Returns a key that all devices share, for one draw for a whole batch.
 
-    It derives from the key of the first example of all, so it is the same on any number of devices.
+    It derives from the key of the first example of all devices, so it does not depend on their
+    number.
+
+    Args:
+      keys: of the examples, ``[N]``.
     """
     first = gathered(jax.random.key_data(keys[:1]))[0]
     return jax.random.fold_in(jax.random.wrap_key_data(first), SHARED)
 
 
 SHARED = 2**32 - 1
-"""What ``batch_key`` folds in: no example has this index."""
+"""The number that ``batch_key`` folds in; no example has this index."""
 
 
 def by_hand(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets a function that sums over devices, such as a postprocessor,
-    run on one device outside a program.
+    """Lets a function that sums over devices run on one device outside a program.
 
-    ``by_hand(algorithm.postprocess)(variables, rollout, context)``
-    has all environments in one shard.
+    ``by_hand(algorithm.postprocess)(variables, rollout, context)`` has all environments in one
+    shard.
     """
     mesh = make_mesh(jax.local_devices()[:1])
     return jax.shard_map(
@@ -358,15 +358,18 @@ def global_index(local_size: int) -> jax.Array:
 
 
 def vary(tree: Any) -> Any:
-    """Marks arrays as varying over devices, so that a gradient
-    with respect to them covers one device's examples.
+    """Marks arrays as varying over devices, so that a gradient with respect to them covers one
+    device's examples.
     """
     if jax.lax.axis_size(DATA) == 1:
         return tree
-    return jax.tree.map(
-        lambda x: x if DATA in jax.typeof(x).mat.varying else jax.lax.pcast(x, DATA, to="varying"),
-        tree,
-    )
+
+    def marked(x: jax.Array) -> jax.Array:
+        if DATA in jax.typeof(x).mat.varying:
+            return x
+        return jax.lax.pcast(x, DATA, to="varying")
+
+    return jax.tree.map(marked, tree)
 
 
 def vary_as(tree: Any, like: Any) -> Any:

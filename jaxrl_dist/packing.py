@@ -57,12 +57,13 @@ class Packing(NamedTuple):
 
     def pack(self, tree: PyTree) -> list[jax.Array]:
         leaves = self.treedef.flatten_up_to(tree)
-        return [
-            leaves[group[0]]
-            if len(group) == 1
-            else jnp.concatenate([_bits(leaves[number]) for number in group])
-            for group in self.groups
-        ]
+        arrays = []
+        for group in self.groups:
+            if len(group) == 1:
+                arrays.append(leaves[group[0]])
+            else:
+                arrays.append(jnp.concatenate([_bits(leaves[number]) for number in group]))
+        return arrays
 
     def unpack(self, arrays: Sequence[jax.Array | np.ndarray], leading: int = 0) -> PyTree:
         """Returns the tree of arrays, which have ``leading`` more axes in front;

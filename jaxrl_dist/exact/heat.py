@@ -19,39 +19,32 @@ if TYPE_CHECKING:
 def cells(obs: PyTree, grid: tuple[int, ...] | None = None) -> np.ndarray:
     """Returns the row and the column ``[S, 2]`` that observations ``[S, ...]`` show.
 
-    Categories count cells row by row, vectors of integers begin with row and column,
-    and in an image one cell is not 0.
+    Categories count cells row by row, vectors of integers begin with row and column, and an image
+    has one cell that is not 0.
 
     Args:
-      grid: rows and columns of categories; None: as many of both.
+      grid: rows and columns of categories; None: as many rows as columns.
 
     Raises:
-      ConfigError: they show none of these, or ``grid`` is not of categories,
-        or has too few cells for them.
+      ConfigError: the observations show no cells, or ``grid`` has too few cells or is given for
+        observations that are not categories.
     """
-    seen = np.asarray(
-        jax.tree.leaves(obs.get("observation", obs) if isinstance(obs, dict) else obs)[0]
-    )
-    if seen.ndim == 1 and np.issubdtype(seen.dtype, np.integer):
-        if grid and seen.max() >= math.prod(grid):
-            raise ConfigError(
-                f"--grid {grid[0]} {grid[1]} has {math.prod(grid)} cells, and there is a cell {seen.max()}"
-            )
-        return np.stack(
-            np.divmod(seen, grid[1] if grid else math.isqrt(int(seen.max())) + 1), axis=1
-        )
+    if isinstance(obs, dict):
+        obs = obs.get("observation", obs)
+    seen = np.asarray(jax.tree.leaves(obs)[0])
+    integers = np.issubdtype(seen.dtype, np.integer)
+    if integers and seen.ndim == 1:
+        return _cells_of_categories(seen, grid)
     if grid:
         raise ConfigError(
-            "--grid is of observations that are categories, and these show their rows and columns"
+            "--grid is for observations that are categories, and these show their rows and columns; "
+            "remove it"
         )
-    if seen.ndim == 2 and np.issubdtype(seen.dtype, np.integer) and seen.shape[1] > 1:
+    if integers and seen.ndim == 2 and seen.shape[1] > 1:
         return seen[:, :2].astype(np.int64)
     if seen.ndim > 2:
-        flat = (
-            np.abs(seen.reshape(*seen.shape[:3], -1).astype(np.float64))
-            .sum(axis=3)
-            .reshape(len(seen), -1)
-        )
+        sizes = np.abs(seen.reshape(*seen.shape[:3], -1).astype(np.float64)).sum(axis=3)
+        flat = sizes.reshape(len(seen), -1)
         if (np.count_nonzero(flat, axis=1) == 1).all():
             return np.stack(np.divmod(flat.argmax(axis=1), seen.shape[2]), axis=1)
     raise ConfigError(
@@ -59,12 +52,22 @@ def cells(obs: PyTree, grid: tuple[int, ...] | None = None) -> np.ndarray:
     )
 
 
+def _cells_of_categories(categories: np.ndarray, grid: tuple[int, ...] | None) -> np.ndarray:
+    largest = int(categories.max())
+    if grid and largest >= math.prod(grid):
+        raise ConfigError(
+            f"--grid {grid[0]} {grid[1]} has {math.prod(grid)} cells, and there is a cell {largest}"
+        )
+    columns = grid[1] if grid else math.isqrt(largest) + 1
+    return np.stack(np.divmod(categories, columns), axis=1)
+
+
 def figure(maps: Mapping[str, tuple[np.ndarray, bool]], where: np.ndarray) -> Figure:
     """Draws maps side by side.
 
     Args:
-      maps: by title the numbers ``[S]`` of states, and whether those of a cell are added up,
-        or else averaged.
+      maps: by title the numbers ``[S]`` of states, and whether the numbers of a cell are added up
+        (else averaged).
       where: as ``cells`` returns it.
     """
     from matplotlib.figure import Figure

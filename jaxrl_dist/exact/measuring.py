@@ -355,18 +355,15 @@ def of_policy(policy: Any, *, discount: float | None = None, **limits: int) -> M
     measure = Measure(policy.algorithm, table)
     learnt = measure.learnt(policy.variables)
     truth = Truth.of(table, discount, spec.max_episode_steps)
-    # its values are of another discount
-    if discount == learnt_with:
-        learnt = learnt
-    else:
-        learnt = learnt._replace(q=None)
-    made = numbers(truth, learnt)
-    return Measured(label_of(spec), truth, learnt, made | errors(truth, learnt, made))
+    if discount != learnt_with:
+        learnt = learnt._replace(q=None)  # its values are of another discount
+    found = numbers(truth, learnt)
+    return Measured(label_of(spec), truth, learnt, found | errors(truth, learnt, found))
 
 
 class Played(NamedTuple):
-    """How much the best answers win against the policies of a game of two sides,
-    over both seats in the mean.
+    """How much the best answers win against the policies of a game of two sides, as a mean over
+    both seats.
     """
 
     env: str
@@ -383,8 +380,8 @@ class Played(NamedTuple):
 
 
 def exploited(game: games.Game, learnt: Learnt) -> dict[str, float]:
-    """Returns the ``exploitability`` of a policy's best actions,
-    and ``exploitability_sampled`` if it draws some.
+    """Returns the ``exploitability`` of a policy's best actions, and ``exploitability_sampled`` if
+    the probabilities of its drawn actions are known.
     """
     numbers = {"exploitability": game.exploitability(learnt.greedy)}
     if learnt.sampled is not None:
@@ -402,19 +399,24 @@ def of_game(policies: Sequence[Any], **limits: int) -> Played:
     Raises:
       ConfigError: it is another game, or a policy acts by a memory.
     """
-    source, algorithm = policies[-1].source, policies[-1].algorithm
+    source = policies[-1].source
     table = of_source(source, **limits)
     game = games.Game(table)
-    measure = Measure(algorithm, table)
+    measure = Measure(policies[-1].algorithm, table)
     learnt = [measure.learnt(policy.variables) for policy in policies]
-    plays = np.stack([x.greedy if x.sampled is None else x.sampled for x in learnt])
     newest = exploited(game, learnt[-1])
+    plays = list[np.ndarray]()
+    for one in learnt:
+        plays.append(one.greedy if one.sampled is None else one.sampled)
+    mixture = None
+    if len(policies) > 1:
+        mixture = game.exploitability(np.stack(plays))
     return Played(
         label_of(source.spec),
         sum(len(level.state) for level in game.levels),
         table.sampled,
         newest["exploitability"],
         newest.get("exploitability_sampled"),
-        game.exploitability(plays) if len(plays) > 1 else None,
-        len(plays),
+        mixture,
+        len(policies),
     )

@@ -266,8 +266,7 @@ def check_sizes(
     frame_stack: int = 1,
     num_agents: int = 1,
 ) -> None:
-    """Checks that environments, capacity and batch divide evenly,
-    and that the memory is large enough.
+    """Checks that environments, capacity and batch divide, and that the memory is large enough.
 
     Args:
       rows: environments, times the agents of each.
@@ -277,10 +276,7 @@ def check_sizes(
     """
     replay, window = algorithm.replay, algorithm.window
     assert replay is not None and window is not None
-    if num_agents == 1:
-        noun = "environments"
-    else:
-        noun = f"rows (environments x {num_agents} agents)"
+    noun = "environments" if num_agents == 1 else f"rows (environments x {num_agents} agents)"
     check_divides("num_envs", rows, (num_devices, "devices"))
     check_divides("batch_size", replay.batch_size, (num_devices, "devices"))
     check_divides("replay_capacity", replay.capacity, (rows, noun))

@@ -109,14 +109,13 @@ def combined_learner(
         over_policies(lambda learner, memory: learner.start_mid_episode(memory)), learners
     )
     parts = tuple(learners.items())
-    return sgd.Learner(
-        init, update, relearn if replay else None, cut, start_mid_episode, observe, parts=parts
-    )
+    learns_more = relearn if replay else None
+    return sgd.Learner(init, update, learns_more, cut, start_mid_episode, observe, parts=parts)
 
 
 def joined(states: Mapping[str, TrainState]) -> TrainState:
-    """Joins the states of the policies into one, whose fields, except ``iteration``,
-    are dicts keyed by policy.
+    """Joins the states of the policies into one; its fields, except ``iteration``, are dicts keyed
+    by policy.
     """
     whole: Any = TrainState._make(
         {name: state[i] for name, state in states.items()} for i in range(len(TrainState._fields))
@@ -130,9 +129,7 @@ def state_of(state: TrainState, name: str) -> TrainState:
 
 
 def still(algorithm: Algorithm) -> sgd.Learner:
-    """Returns the learner of a policy that does not train: it counts rollouts,
-    and leaves the variables as they are.
-    """
+    """Returns the learner of a policy that does not train: it only counts rollouts."""
 
     def update(
         state: TrainState, rollout: Rollout, key: jax.Array

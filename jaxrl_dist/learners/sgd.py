@@ -92,11 +92,9 @@ def gradient(
       weight: ``[N]``, importance weights of the losses; None: all 1. Metrics are not weighted.
 
     Returns:
-      The gradient with respect to ``params``, which is not finite if the loss is not;
-      the means of the loss and of its
-      metrics, and the gradient's norm; the priorities ``[N]``,
-      or None if the loss has none. Gradient and metrics are
-      equal on all devices.
+      The gradient with respect to ``params``, which is not finite if the loss is not; the means of
+      the loss and of its metrics, and the gradient's norm; the priorities ``[N]``, or None if the
+      loss has none. Gradient and metrics are equal on all devices.
 
     Raises:
       ConfigError: as ``losses_of``.
@@ -118,9 +116,9 @@ def gradient(
     def summed_loss(params: PyTree, examples: Any) -> tuple[jax.Array, Any]:
         with returns.within_loss():
             values, mask, priority = per_example(params, examples)
-        values = {
-            name: x if name == "loss/total" else returns.constant(x) for name, x in values.items()
-        }
+        for name, value in values.items():
+            if name != "loss/total":
+                values[name] = returns.constant(value)
         masked = [_masked(x, mask) for x in values.values()]
         arrays = mesh.vary([*masked, mask.astype(jnp.float32)])
         *totals, count = packing.sums(mesh.vary_as(arrays, arrays))  # a mask may be a constant
@@ -169,17 +167,14 @@ def gradient(
 def losses_of(
     algorithm: Algorithm, variables: Variables, batch: PyTree, context: Context
 ) -> tuple[jax.Array, jax.Array, Aux]:
-    """Returns the losses, mask and ``Aux`` of ``N`` examples, of which ``context`` has a key each.
+    """Returns the losses, mask and ``Aux`` of ``N`` examples; ``context`` has a key for each.
 
     Raises:
-      ConfigError: the algorithm's loss returns something else,
-        or arrays without an entry for each example.
+      ConfigError: the algorithm's loss returns something else, or arrays without an entry for each
+        example.
     """
     returned: Any = algorithm.loss(variables, batch, context)
-    if isinstance(returned, tuple | list):
-        parts = returned
-    else:
-        parts = [returned]
+    parts = returned if isinstance(returned, tuple | list) else [returned]
     if len(parts) != 3 or parts[1] is None or not isinstance(parts[2], Aux):
         kinds = ", ".join("array" if hasattr(x, "shape") else type(x).__name__ for x in parts)
         raise ConfigError(
@@ -195,23 +190,27 @@ def _check_entries(
     losses: Any, mask: Any, aux: Aux, num_examples: int, *, prioritized: bool
 ) -> None:
     shape = np.shape(losses)
-    said = "the algorithm's loss has returned"
-    entries = f"an entry for each of {num_examples} examples, and no mean"
     if shape != np.shape(mask) or shape[:1] != (num_examples,):
         raise ConfigError(
-            f"{said} losses {shape} with a mask {np.shape(mask)}; both need {entries}"
+            f"the algorithm's loss has returned losses {shape} with a mask {np.shape(mask)}; "
+            f"both need an entry for each of {num_examples} examples, and no mean"
         )
     for name, x in aux.metrics.items():
         if np.shape(x) not in (shape, ()):
             raise ConfigError(
-                f"{said} losses {shape} with a metric {name!r} {np.shape(x)}; it needs the losses' shape"
+                f"the algorithm's loss has returned losses {shape} with a metric {name!r} "
+                f"{np.shape(x)}; it needs the losses' shape"
             )
     if aux.priority is None and prioritized:
         raise ConfigError(
-            f"{said} no Aux.priority, which prioritised replay needs; it has {entries}"
+            "the algorithm's loss has returned no Aux.priority, which prioritised replay needs; "
+            f"return one with an entry for each of {num_examples} examples"
         )
     if aux.priority is not None and np.shape(aux.priority) != (num_examples,):
-        raise ConfigError(f"{said} an Aux.priority {np.shape(aux.priority)}; it needs {entries}")
+        raise ConfigError(
+            f"the algorithm's loss has returned an Aux.priority {np.shape(aux.priority)}; "
+            f"it needs an entry for each of {num_examples} examples, and no mean"
+        )
 
 
 def _masked(x: jax.Array, mask: jax.Array) -> jax.Array:
@@ -222,9 +221,7 @@ def _masked(x: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def _divisor(count: jax.Array, mask: jax.ShapeDtypeStruct) -> jax.Array:
-    """Returns the sum of a mask, but 1 if the mask is 0 everywhere;
-    weights may well add up to less than 1.
-    """
+    """Returns the sum of a mask, or 1 if the mask is 0 everywhere; weights may add up to less."""
     if mask.dtype == bool:
         return jnp.maximum(count, 1.0)
     return jnp.where(count == 0, 1.0, count)
