@@ -28,7 +28,7 @@ from jaxrl_dist.spaces import Discrete, describe
 from jaxrl_dist.types import EnvSpec, PyTree
 
 PARTS = 10
-"""Parts of the tries, by which the errors of numbers are known."""
+"""Parts of the tries, from which the errors of numbers are estimated."""
 ROWS = 8192
 """Steps of a dispatch."""
 PLAUSIBLE = 1e-3
@@ -45,10 +45,10 @@ def table_of(
     """Finds all states that an episode of a compiled environment, with all its wrappers, can reach.
 
     Args:
-      tries: of each action in each state, where steps are
-        random and the environment does not name its outcomes.
-      starts: episodes that are begun, where resets are
-        random and it does not name its first states.
+      tries: number for each action in each state, if steps are random and the environment does not
+        name their outcomes.
+      starts: number of resets, if they are random and the environment does not name its first
+        states.
 
     Raises:
       ConfigError: there are more than ``max_states``, its actions are not discrete, several agents
@@ -66,7 +66,8 @@ def of_source(source: EnvSource, **limits: int) -> Table:
     Raises:
       ConfigError: it has no table.
     """
-    spec, wrappers = source.spec, source.wrappers
+    spec = source.spec
+    wrappers = source.wrappers
     if source.pure is not None:
         return table_of(source.pure, **limits)
     discrete(spec)
@@ -113,8 +114,8 @@ class _Listing:
         self.most = most
         self.key = key
         self.number: dict[bytes, int] = {}
-        # observations and legal actions of states, in their order
-        self.found: list[tuple[PyTree, np.ndarray]] = []
+        self.listed: list[tuple[PyTree, np.ndarray]] = []
+        """Observations and legal actions of the states, in their order."""
         simulate = env.simulate
         keys = jax.random.split(key, 1)
         if simulate is None:
@@ -133,10 +134,8 @@ class _Listing:
         random = self._read(keys, state)
         self.sampled = random and env.outcomes is None
         self.tries = tries if self.sampled else 1
-        if any(read_by(reset, keys)) and env.starts is None:
-            self.starts = starts
-        else:
-            self.starts = 1
+        draws_starts = any(read_by(reset, keys)) and env.starts is None
+        self.starts = starts if draws_starts else 1
         self.branch = jax.jit(self._branch)
 
     def _read(self, keys: jax.Array, state: PyTree) -> bool:
@@ -160,8 +159,8 @@ class _Listing:
         return used[-1] or any(wanted[i] for i in self.own)
 
     def _branch(self, state: PyTree, action: jax.Array, key: jax.Array) -> tuple[Any, ...]:
-        """Returns the probabilities ``[n, K]`` of the outcomes of ``n`` actions,
-        and these, ``[n * K, ...]``.
+        """Returns the probabilities ``[n, K]`` of the outcomes of ``n`` actions, and the outcomes,
+        ``[n * K, ...]``.
         """
         if self.env.outcomes is not None:
             redrawn = self._redrawn(state, jax.random.split(key, len(action)))
@@ -173,7 +172,7 @@ class _Listing:
         return jnp.full((len(action), self.tries), 1 / self.tries), *after
 
     def _redrawn(self, state: PyTree, keys: jax.Array) -> PyTree:
-        """Replaces the keys in a state: they are chance, of which the state knows nothing."""
+        """Replaces the keys in a state, which are chance and do not belong to it."""
         leaves, structure = jax.tree.flatten(state)
         for i, typed in self.own.items():
             own = jax.vmap(lambda key, i=i: jax.random.fold_in(key, i))(keys)
@@ -181,8 +180,7 @@ class _Listing:
         return jax.tree.unflatten(structure, leaves)
 
     def numbered(self, state: PyTree, obs: PyTree) -> tuple[np.ndarray, PyTree]:
-        """Returns the numbers ``[N]`` of states, and those states, with their legal actions,
-        that are new.
+        """Returns the numbers ``[N]`` of states, and the new states with their legal actions.
 
         Raises:
           ConfigError: there are too many.
@@ -209,11 +207,11 @@ class _Listing:
             legal = np.ones((len(new), self.actions), bool)
         else:
             legal = np.asarray(mask, bool)
-        self.found.append((obs, legal))
+        self.listed.append((obs, legal))
         return number[inverse.reshape(-1)], (_rows(state, new), legal)
 
     def begin(self) -> tuple[np.ndarray, str, PyTree]:
-        """Returns the probabilities of the first states, what of them is sampled, and these."""
+        """Returns the probabilities of the first states, what is sampled, and the states."""
         if self.env.starts is not None:
             probability, *first = _to_host(self.env.starts())
             _check_probabilities(self.env, "starts", probability[None])
@@ -226,17 +224,16 @@ class _Listing:
         share = share / share.sum()
         if self.starts == 1 or len(share) == 1:
             return share, "", new
-        share, equal = _plausible(share, self.starts)
-        return (
-            share,
-            f"first states ({self.starts:,} resets{', which agree with equal chances' * equal})",
-            new,
-        )
+        if _equally_likely(share, self.starts):
+            equal = np.full(len(share), 1 / len(share))
+            resets = f"{self.starts:,} resets, which agree with equal chances"
+            return equal, f"first states ({resets})", new
+        return share, f"first states ({self.starts:,} resets)", new
 
     def table(self) -> Table:
         """Lists all states."""
-        first, said, frontier = self.begin()
-        sampled = [said] if said else []
+        first, sampled_starts, frontier = self.begin()
+        sampled = [sampled_starts] if sampled_starts else []
         if self.sampled:
             sampled.append(f"outcomes of steps ({self.tries:,} tries of each action in each state)")
         edges: list[tuple[np.ndarray, ...]] = []
@@ -251,7 +248,7 @@ class _Listing:
                 fresh.append(new)
                 edges.append(columns)
             frontier = _joined(fresh)
-        obs, legal = _joined(self.found)
+        obs, legal = _joined(self.listed)
         start = np.pad(first, (0, len(legal) - len(first)))
         *columns, tried = _joined(edges)
         table = _merged(columns, start, legal, obs)
@@ -266,10 +263,10 @@ class _Listing:
         """Takes all actions in states numbered from ``first``.
 
         Returns:
-          The new states with their legal actions, and the columns of ``_merged``,
-          with the number of the try.
+          The new states with their legal actions, and the columns of ``_merged`` with the number of
+          the try.
         """
-        (count, actions) = legal.shape
+        count, actions = legal.shape
         small = max(1, chunk // 16)
         size = chunk if count > small else small  # two programs
         padded = jax.tree.map(
@@ -297,26 +294,25 @@ def _check_probabilities(env: DeviceEnv, method: str, probability: np.ndarray) -
     """Checks the probabilities ``[N, K]`` that an environment names.
 
     Raises:
-      ConfigError: they are not.
+      ConfigError: some are negative, or their sum is not 1.
     """
-    wrong = (probability < 0).any(axis=1) | ~(
-        np.abs(probability.sum(axis=1, dtype=np.float64) - 1) < 1e-3
-    )
+    whole = np.abs(probability.sum(axis=1, dtype=np.float64) - 1) < 1e-3
+    wrong = (probability < 0).any(axis=1) | ~whole
     if wrong.any():
-        found = probability[wrong][0].tolist()
         raise ConfigError(
-            f"{method} of {label_of(env.spec)} gives the probabilities {found}, whose sum must be 1"
+            f"{method} of {label_of(env.spec)} gives the probabilities "
+            f"{probability[wrong][0].tolist()}, whose sum must be 1"
         )
 
 
 def _merged(
     columns: Sequence[np.ndarray], start: np.ndarray, legal: np.ndarray, obs: PyTree
 ) -> Table:
-    """Makes the table of outcomes, of which equal ones become one.
+    """Makes the table of outcomes, and joins equal ones.
 
     Args:
-      columns: of each outcome ``[E]`` its state and action as ``s * A + a``, next state,
-        probability, reward, and whether the episode goes on.
+      columns: the state and action as ``s * A + a``, next state, probability, reward and ``going``
+        of each outcome, ``[E]``.
     """
     pair, target, probability, reward, going = columns
     states, actions = legal.shape
@@ -344,39 +340,38 @@ def _merged(
     )
 
 
-def _plausible(share: np.ndarray, count: int) -> tuple[np.ndarray, bool]:
-    """Returns equal probabilities if those of a sample agree with them, by a chi-square test;
-    else the sample's.
+def _equally_likely(share: np.ndarray, count: int) -> bool:
+    """Returns whether the shares of ``count`` samples agree with equal probabilities, by a
+    chi-square test.
     """
     from scipy.stats import chisquare
 
-    equal = count >= 5 * len(share) and chisquare(share * count).pvalue > PLAUSIBLE
-    return (np.full(len(share), 1 / len(share)) if equal else share), bool(equal)
+    return count >= 5 * len(share) and bool(chisquare(share * count).pvalue > PLAUSIBLE)
 
 
 def _keys_in(state: PyTree) -> dict[int, bool]:
-    """Returns which leaves of a state ``[N, ...]`` hold random keys,
-    by dtype or by shape and name, and which typed.
+    """Returns the leaves of a state ``[N, ...]`` that hold random keys, by dtype or by shape and
+    name, and whether each is typed.
     """
-    found = {}
+    keys = {}
     for i, (path, x) in enumerate(jax.tree_util.tree_leaves_with_path(state)):
         name = jax.tree_util.keystr(path[-1:]).lower()
         typed = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-        if typed or (
-            x.dtype == np.uint32 and x.shape[1:] == (2,) and ("key" in name or "rng" in name)
-        ):
-            found[i] = typed
-    return found
+        named = "key" in name or "rng" in name
+        if typed or (named and x.dtype == np.uint32 and x.shape[1:] == (2,)):
+            keys[i] = typed
+    return keys
 
 
 def _to_host(tree: PyTree) -> PyTree:
     """Returns numpy arrays; for typed keys, which no step will read, zeros."""
-    return jax.tree.map(
-        lambda x: (
-            np.zeros(len(x)) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.asarray(x)
-        ),
-        tree,
-    )
+
+    def fetched(x: jax.Array) -> np.ndarray:
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return np.zeros(len(x))
+        return np.asarray(x)
+
+    return jax.tree.map(fetched, tree)
 
 
 def _rows(tree: PyTree, rows: Any) -> PyTree:

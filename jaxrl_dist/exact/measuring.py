@@ -47,19 +47,17 @@ class Truth(NamedTuple):
         """Solves a table.
 
         Args:
-          limit: steps after which episodes are truncated; None:
-            they are cut where evaluations cut them.
+          limit: steps after which episodes are truncated; None: as in evaluations.
 
         Raises:
           ConfigError: as ``solve.optimal``.
         """
         steps = limit or MAX_EPISODE_STEPS
         q = solve.optimal(table, discount)
-        # value iteration stops a little before its end, and the best policy has no residual
+        # Value iteration stops a little before its end; the values of its policy have no residual.
         if discount < 1:
-            q = solve.action_values(
-                table, solve.values(table, solve.greedy(table, q), discount), discount
-            )
+            values = solve.values(table, solve.greedy(table, q), discount)
+            q = solve.action_values(table, values, discount)
         return cls(table, discount, steps, q, solve.episode_return(table, None, steps))
 
     @property
@@ -68,18 +66,14 @@ class Truth(NamedTuple):
         return solve.start_value(self.table, solve.state_values(self.table, self.q))
 
     def value(self, policy: np.ndarray) -> float | None:
-        """Returns a policy's discounted return from the first states; None where it does not
-        exist.
-        """
+        """Returns a policy's discounted return from the first states; None if it does not exist."""
         try:
             return solve.start_value(self.table, solve.values(self.table, policy, self.discount))
         except solve.NoValues:
             return None
 
     def sought(self, learnt: Learnt) -> np.ndarray:
-        """Returns the optimal action values ``[S, A]`` of the values that an algorithm learns:
-        with its entropy.
-        """
+        """Returns the optimal action values ``[S, A]``, with the algorithm's entropy."""
         if learnt.temperature > 0:
             return solve.optimal(self.table, self.discount, temperature=learnt.temperature)
         return self.q
@@ -97,17 +91,15 @@ class Learnt(NamedTuple):
     greedy: np.ndarray
     """[S, A] probabilities, 1 for the action that it takes."""
     sampled: np.ndarray | None
-    """[S, A] with which it draws actions, at the end of its schedules; None: not known."""
+    """[S, A] probabilities of its drawn actions, at the end of its schedules; None: not known."""
     q: np.ndarray | None
     """[S, A] its action values; None: it has none."""
     temperature: float
-    """Of the entropy in its values."""
+    """Weight of the entropy in its values."""
 
 
 class Measure:
-    """Asks an algorithm for what it does in all states of a table, and compares it with the
-    truth.
-    """
+    """Asks an algorithm what it does in all states of a table, and compares it with the truth."""
 
     def __init__(
         self,
@@ -161,18 +153,15 @@ class Measure:
 
         @jax.jit
         def ask(hyper: Mapping[str, Any], variables: Variables, obs: PyTree) -> tuple[Any, ...]:
+            member = algorithm
             if hyper and vary is not None:
-                made = vary(hyper)
-            else:
-                made = algorithm
-            q: tuple[jax.Array | None, Any] = (None, None)
-            if made.action_values is not None:
-                q = made.action_values(variables, obs)
-            return (
-                act(made, variables, obs, core),
-                log_probs(made, variables, obs, core) if samples else None,
-                *q,
-            )
+                member = vary(hyper)
+            action = act(member, variables, obs, core)
+            log_prob = log_probs(member, variables, obs, core) if samples else None
+            if member.action_values is None:
+                return action, log_prob, None, None
+            q, temperature = member.action_values(variables, obs)
+            return action, log_prob, q, temperature
 
         self._ask = ask
 
@@ -180,40 +169,32 @@ class Measure:
         return jax.tree.map(lambda x: x[rows], self.table.obs)
 
     def learnt(self, variables: Variables, hyper: Mapping[str, Any] = {}) -> Learnt:
-        """Returns what the algorithm does and believes with these variables,
-        and these other hyperparameters.
-        """
-        parts = [
-            jax.device_get(self._ask(dict(hyper), variables, self._batch(rows)))
-            for rows in self._rows
-        ]
+        """Returns what the algorithm does and believes with these variables and hyperparameters."""
         states, actions = self.table.shape
-        if parts[0][3] is None:
-            temperature = 0.0
-        else:
-            temperature = float(parts[0][3])
-        action, log_prob, q = jax.tree.map(
-            lambda *x: np.concatenate(x)[:states], *(part[:3] for part in parts)
-        )
+        batches = list[tuple[Any, ...]]()
+        for rows in self._rows:
+            *arrays, temperature = self._ask(dict(hyper), variables, self._batch(rows))
+            batches.append(jax.device_get(tuple(arrays)))
+        action, log_prob, q = jax.tree.map(lambda *x: np.concatenate(x)[:states], *batches)
         sampled = None
         if log_prob is not None:
             weight = np.exp(log_prob.astype(np.float64)) * self.table.legal
             sampled = weight / weight.sum(axis=1, keepdims=True)
         q = None if q is None else q.astype(np.float64)
-        return Learnt(np.eye(actions)[action], sampled, q, temperature)
+        return Learnt(np.eye(actions)[action], sampled, q, float(temperature or 0.0))
 
     def __call__(
         self, variables: Variables, truth: Truth, hyper: Mapping[str, Any] = {}
     ) -> dict[str, float]:
         """Returns the numbers, by name, of what ``learnt`` returns.
 
-        ``optimum`` and ``return`` are those of episodes; ``value``, ``value_optimal`` and
-        ``regret``, their difference, are discounted; those of a policy are missing where they do
-        not exist, as with discount 1 where episodes need not end. ``return_sampled`` and
-        ``value_sampled`` are of sampled actions, if their probabilities are known. ``q_error_max``
-        is over states and legal actions, ``q_error`` the mean over the actions that the greedy
-        policy takes, by its discounted visits. ``agreement`` is the share of states where the
-        greedy action is optimal, and ``agreement_visited`` that of visits.
+        ``optimum`` and ``return`` are returns of episodes; ``value``, ``value_optimal`` and
+        ``regret``, their difference, are discounted. Numbers of a policy are missing where they do
+        not exist, as with discount 1 if episodes need not end. ``return_sampled`` and
+        ``value_sampled`` are for sampled actions, if their probabilities are known. ``q_error_max``
+        is the largest over states and legal actions, and ``q_error`` the mean over the actions that
+        the greedy policy takes, weighted by its discounted visits. ``agreement`` is the share of
+        states where the greedy action is optimal, and ``agreement_visited`` the share of visits.
         """
         return numbers(truth, self.learnt(variables, hyper))
 
@@ -224,7 +205,7 @@ def numbers(truth: Truth, learnt: Learnt) -> dict[str, float]:
     discount = truth.discount
     visits = None
     agreement = truth.agreement(learnt.greedy)
-    made = {
+    measured = {
         "optimum": truth.best,
         "return": solve.episode_return(table, learnt.greedy, truth.steps),
         "value_optimal": truth.optimum,
@@ -233,32 +214,32 @@ def numbers(truth: Truth, learnt: Learnt) -> dict[str, float]:
     if (value := truth.value(learnt.greedy)) is not None:
         visits = solve.visits(table, learnt.greedy, discount)
         share = visits.sum(axis=1) / visits.sum()
-        made |= {
+        measured |= {
             "value": value,
             "regret": truth.optimum - value,
             "agreement_visited": float(share @ agreement),
         }
     if learnt.sampled is not None:
-        made["return_sampled"] = solve.episode_return(table, learnt.sampled, truth.steps)
+        measured["return_sampled"] = solve.episode_return(table, learnt.sampled, truth.steps)
         if (value := truth.value(learnt.sampled)) is not None:
-            made["value_sampled"] = value
+            measured["value_sampled"] = value
     if learnt.q is not None:
         best = truth.sought(learnt)
         error = np.where(table.legal, np.abs(learnt.q - best), 0)
         if visits is not None:
-            made["q_error"] = float((error * visits).sum() / visits.sum())
-        made["q_error_max"] = float(error.max())
-        made["q_largest"] = float(np.abs(best[table.legal]).max())
+            measured["q_error"] = float((error * visits).sum() / visits.sum())
+        measured["q_error_max"] = float(error.max())
+        measured["q_largest"] = float(np.abs(best[table.legal]).max())
         if learnt.temperature > 0:
-            made["temperature"] = learnt.temperature
-    return made
+            measured["temperature"] = learnt.temperature
+    return measured
 
 
-def errors(truth: Truth, learnt: Learnt, made: Mapping[str, float]) -> dict[str, float]:
-    """Returns the standard errors of ``numbers`` that come from a finite number of tries,
-    as ``NAME_error``.
-    """
-    table, steps, discount = truth.table, truth.steps, truth.discount
+def errors(truth: Truth, learnt: Learnt, measured: Mapping[str, float]) -> dict[str, float]:
+    """Returns the standard errors of ``numbers`` for a finite number of tries, as ``NAME_error``."""
+    table = truth.table
+    steps = truth.steps
+    discount = truth.discount
     best = solve.greedy(table, truth.q)
 
     def value(policy: np.ndarray) -> Callable[[Table], float]:
@@ -267,16 +248,23 @@ def errors(truth: Truth, learnt: Learnt, made: Mapping[str, float]) -> dict[str,
     def episode(policy: np.ndarray) -> Callable[[Table], float]:
         return lambda part: solve.episode_return(part, policy, steps)
 
-    known = {
+    number_of = {
         "optimum": lambda part: solve.return_of_best(table, part, steps),
         "return": episode(learnt.greedy),
         "value_optimal": value(best),
         "value": value(learnt.greedy),
     }
     if learnt.sampled is not None:
-        known |= {"return_sampled": episode(learnt.sampled), "value_sampled": value(learnt.sampled)}
-    found = {name: solve.standard_error(table, known[name]) for name in known if name in made}
-    return {f"{name}_error": error for name, error in found.items() if error is not None}
+        number_of |= {
+            "return_sampled": episode(learnt.sampled),
+            "value_sampled": value(learnt.sampled),
+        }
+    by_name = {}
+    for name, number in number_of.items():
+        error = solve.standard_error(table, number) if name in measured else None
+        if error is not None:
+            by_name[f"{name}_error"] = error
+    return by_name
 
 
 class Measured(NamedTuple):
@@ -298,7 +286,7 @@ class Measured(NamedTuple):
 
     def summary(self) -> dict[str, Any]:
         """Returns the numbers as JSON."""
-        (states, actions) = self.truth.table.shape
+        states, actions = self.truth.table.shape
         table = self.truth.table
         about = {"env": self.env, "states": states, "actions": actions, "sampled": table.sampled}
         return {
@@ -357,8 +345,9 @@ def of_policy(policy: Any, *, discount: float | None = None, **limits: int) -> M
     truth = Truth.of(table, discount, spec.max_episode_steps)
     if discount != learnt_with:
         learnt = learnt._replace(q=None)  # its values are of another discount
-    found = numbers(truth, learnt)
-    return Measured(label_of(spec), truth, learnt, found | errors(truth, learnt, found))
+    measured = numbers(truth, learnt)
+    measured |= errors(truth, learnt, measured)
+    return Measured(label_of(spec), truth, learnt, measured)
 
 
 class Played(NamedTuple):

@@ -225,7 +225,7 @@ def test_cells_of_grids() -> None:
         cells({"observation": np.array([[3, 1, 9]]), "mask": 0}), [[3, 1]]
     )
     np.testing.assert_array_equal(cells(np.eye(6).reshape(6, 2, 3)[4:]), [[1, 1], [1, 2]])
-    with pytest.raises(ConfigError, match="of observations that are categories"):
+    with pytest.raises(ConfigError, match="for observations that are categories"):
         cells(np.array([[3, 1, 9]]), (4, 12))
     with pytest.raises(ConfigError, match="no map"):
         cells(np.zeros((3, 2), np.float32))
