@@ -236,7 +236,7 @@ def numbers(truth: Truth, learnt: Learnt) -> dict[str, float]:
 
 
 def errors(truth: Truth, learnt: Learnt, measured: Mapping[str, float]) -> dict[str, float]:
-    """Returns the standard errors of ``numbers`` for a finite number of tries, as ``NAME_error``."""
+    """Returns the standard errors of ``numbers`` for a finite number of tries: ``NAME_error``."""
     table = truth.table
     steps = truth.steps
     discount = truth.discount
