@@ -246,10 +246,9 @@ def best_of(returns: Mapping[int, float | None]) -> int | None:
     """Returns the env steps with the highest return, the later ones of equals;
     None if no return is known.
     """
-    known = [(value, env_steps) for env_steps, value in returns.items() if value is not None]
-    if known:
-        return max(known)[1]
-    return None
+    ranked = [(value, env_steps) for env_steps, value in returns.items() if value is not None]
+    _, best = max(ranked, default=(None, None))
+    return best
 
 
 def chosen(run_dir: pathlib.Path, which: str | int) -> pathlib.Path:

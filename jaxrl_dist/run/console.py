@@ -48,9 +48,7 @@ def discard_output() -> None:
 
 
 def of_each_policy(evaluation: Mapping[str, float | int]) -> dict[str, dict[str, float | int]]:
-    """Divides an evaluation: what is of all episodes goes under "",
-    and of each of several policies under its name.
-    """
+    """Divides an evaluation by policy; the numbers of all episodes have the name ``""``."""
     cut = [name.removesuffix("/cut") for name in evaluation if name.endswith("/cut")]
     policies = [name for name in cut if "/" not in name and f"{name}/episodes" in evaluation]
     by_policy: dict[str, dict[str, float | int]] = {policy: {} for policy in ("", *policies)}
@@ -64,8 +62,8 @@ def of_each_policy(evaluation: Mapping[str, float | int]) -> dict[str, dict[str,
 
 
 def played(evaluation: Mapping[str, float | int], name: str = "") -> str:
-    """Formats an evaluation as one line, or with several policies as one line each;
-    ``name`` says of what it is.
+    """Formats an evaluation as one line, or as one line for each of several policies; ``name``
+    comes before it.
     """
     whole, *policies = of_each_policy(evaluation).items()
     lines = []

@@ -19,16 +19,16 @@ FORMAT = 1
 """Format number of a checkpoint; a reader refuses unknown numbers."""
 
 
-def write(path: pathlib.Path, known: Mapping[str, str] = {}) -> None:
+def write(path: pathlib.Path, others: Mapping[str, str] = {}) -> None:
     """Writes the SHA-256 of each file below ``path``.
 
     Args:
-      known: checksums of files that other processes have written.
+      others: checksums of files that other processes have written.
 
     Raises:
       OSError: the file cannot be written.
     """
-    manifest = {"format": FORMAT, "sha256": {**directories.digests(path, known), **known}}
+    manifest = {"format": FORMAT, "sha256": {**directories.digests(path, others), **others}}
     (path / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
 
 

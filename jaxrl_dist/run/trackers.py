@@ -1,4 +1,4 @@
-"""Destinations of a run's metrics besides ``metrics.jsonl``: TensorBoard event files,
+"""Destinations of a run's metrics other than ``metrics.jsonl``: TensorBoard event files,
 and Weights & Biases.
 """
 
@@ -151,11 +151,11 @@ class TensorBoard:
         length = struct.pack("<Q", len(data))
         length_sum = struct.pack("<I", masked_crc32c(length))
         data_sum = struct.pack("<I", masked_crc32c(data))
-        record = length + length_sum + data + data_sum
+        rest = length + length_sum + data + data_sum
         begun = self._file.tell()
         try:
-            while record:
-                record = record[self._file.write(record) :]
+            while rest:
+                rest = rest[self._file.write(rest) :]
         except OSError:
             self._file.truncate(begun)
             self._file.seek(begun)

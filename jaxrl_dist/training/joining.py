@@ -158,10 +158,10 @@ def _evaluation(
     """Joins an evaluation of the members that have not ended early; None until all have one."""
     going = [number for number, row in enumerate(rows) if row.status in ("training", "done")]
     evaluations = (getattr(newest.get(number), field, None) for number in going)
-    known = [evaluation for evaluation in evaluations if evaluation is not None]
-    if not known or len(known) < len(going):
+    played = [evaluation for evaluation in evaluations if evaluation is not None]
+    if not played or len(played) < len(going):
         return None
-    return join_evaluations(known)
+    return join_evaluations(played)
 
 
 def join_evaluations(evaluations: Sequence[_Evaluation]) -> _Evaluation:

@@ -50,6 +50,11 @@ class Row:
     evaluation_info: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Metrics of the info in the newest evaluation, by their names in ``metrics.jsonl``."""
 
+    def score(self, field: str) -> float | None:
+        """Returns this field's return; None if the member has failed or has none."""
+        score: float | None = getattr(self, field)
+        return None if self.status in _FAILED else score
+
     def take(self, report: Report) -> None:
         """Takes the returns, and metrics of the info, of the member's newest report."""
         episode_return = recent_return(report.metrics)
@@ -65,15 +70,14 @@ class Row:
 
 
 def scored(rows: Sequence[Row]) -> tuple[str, list[float | None]]:
-    """Returns the field of ``Row`` that ranks the members, and each member's score; None if it has
-    failed or has no score.
+    """Returns the field of ``Row`` that ranks the members, and each member's score.
 
     The field is the return of evaluations if all members that have not failed have one, otherwise
     the return of training: the two kinds do not compare.
     """
     unknown = any(row.evaluation_return is None for row in rows if row.status not in _FAILED)
     field = "episode_return" if unknown else "evaluation_return"
-    return field, [None if row.status in _FAILED else getattr(row, field) for row in rows]
+    return field, [row.score(field) for row in rows]
 
 
 def read_rows(run_dir: pathlib.Path, begun: Sequence[Row]) -> list[Row]:

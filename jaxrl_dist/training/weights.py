@@ -45,10 +45,10 @@ def load(run_dir: str, shapes: PyTree, parts: str | None, *, some: bool = False)
     for part in map(str.strip, parts.split(",")):
         within = {name for name in names if part and _within(part, name)}
         if not within:
-            known = sorted(_offered(names))
+            offered = sorted(_offered(names))
             raise ConfigError(
                 f"--init-parts {part!r}: the networks of this run have no such part"
-                f"{did_you_mean(part, known)}; they have: {', '.join(known)}"
+                f"{did_you_mean(part, offered)}; they have: {', '.join(offered)}"
             )
         chosen |= within
     like = {name: leaf for name, leaf in zip(names, leaves, strict=True) if name in chosen}
@@ -135,12 +135,13 @@ def _offered(names: Sequence[str]) -> set[str]:
     """Returns the parts that a user may name: groups of arrays in the networks, and the
     statistics.
     """
-    paths = [name.split("/") for name in names]
-    # without the policy's name
-    paths = [path if path[0] in ("params", "stats") else path[1:] for path in paths]
-    inner = {
-        "/".join(path[1 : path.index("params", 1)])
-        for path in paths
-        if "params" in path[1:] and path[0] != "stats"
-    }
-    return inner | {path[0] for path in paths if path[0] == "stats"}
+    offered = set[str]()
+    for name in names:
+        path = name.split("/")
+        if path[0] not in ("params", "stats"):  # the policy's name
+            path = path[1:]
+        if path[0] == "stats":
+            offered.add("stats")
+        elif "params" in path[1:]:
+            offered.add("/".join(path[1 : path.index("params", 1)]))
+    return offered
