@@ -47,16 +47,13 @@ class Learning:
         self.trial = trial
         self.algorithm = trial.algorithm
         window = self.algorithm.window
-        if self.algorithm.replay is None:
-            self.rollout = trial.rollout
-            self.num_steps, self.rows = self.rollout.reward.shape
-            self.per_row = self.num_steps // (window or self.num_steps)
-            """Examples of an environment."""
-        else:
+        self.rollout = trial.rollout
+        if self.algorithm.replay is not None:
             assert window is not None, "replay needs windows of a fixed length"
             self.rollout = _windows(trial.rollout, window)
-            self.num_steps, self.rows = self.rollout.reward.shape
-            self.per_row = 1
+        num_steps, self.rows = self.rollout.reward.shape
+        self.per_row = num_steps // (window or num_steps)
+        """Examples of an environment."""
         self.keys = jax.random.split(jax.random.key(4), self.rows)
         self.loss_keys = jax.random.split(jax.random.key(5), self.rows * self.per_row)
         self.later = noisy(trial.variables, LATER)
