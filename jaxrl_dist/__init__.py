@@ -57,11 +57,12 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         return importlib.import_module("jaxrl_dist.run.version").version()
     if name not in _MODULES:
-        from jaxrl_dist.config.synonyms import METHODS, absent, missing
+        from jaxrl_dist.config.synonyms import METHODS, missing
 
         text = missing(f"module {__name__!r}", name)
-        # Python looks for a module of this name after an AttributeError, not after an ImportError.
-        raise absent(text) if name in METHODS or name.isupper() else AttributeError(text)
+        if name in METHODS:  # `from ... import NAME` shows the message of an ImportError only
+            raise ImportError(text)
+        raise AttributeError(text)
     value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     globals()[name] = value
     return value

@@ -11,12 +11,11 @@ import pathlib
 import sys
 import traceback
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from jaxrl_dist.config.named import ALGORITHMS as ALGORITHMS
 from jaxrl_dist.config.named import PRESETS as PRESETS
 from jaxrl_dist.config.named import check_name
-from jaxrl_dist.config.synonyms import absent
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.protocols import Traits
 
@@ -27,11 +26,12 @@ _HINTS |= {tuple: "tuple[int, ...]", type(None): "float | None"}
 
 if not TYPE_CHECKING:
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> NoReturn:
         if name not in ALGORITHMS.values():
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         file = name.lower()
-        raise absent(
+        # `from ... import PPO` shows the message of an ImportError only
+        raise ImportError(
             f"module {__name__!r} has no attribute {name!r}: it is {__name__}.{file}.{name}; "
             f"jaxrl_dist.preset({file!r}, env) has its values for an environment"
         )

@@ -5,7 +5,7 @@ Imports nothing heavy, so that ``--help`` and a rejected flag are fast.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, NoReturn, Self, get_type_hints
 
 from jaxrl_dist.checks import shown
 from jaxrl_dist.config.synonyms import OF_RUN, hint, missing, training
@@ -18,7 +18,7 @@ class Named:
     ``ConfigError`` that suggests what to use instead.
     """
 
-    def __new__(cls, *values: Any, **fields: Any) -> Any:
+    def __new__(cls, *values: object, **fields: object) -> Self:
         known = getattr(cls, "__dataclass_fields__", fields)
         for name in fields:
             if name not in known:
@@ -30,25 +30,16 @@ class Named:
     @classmethod
     def unknown(cls, name: str, known: list[str]) -> str:
         """Returns what to use instead of an unknown field, to be appended to a message."""
-        run = " ".join(OF_RUN).split()
-        others = "other algorithms have"
-        return hint(
-            name,
-            known,
-            lambda field: "Train has" if field in run else others if field != name else "",
-        )
+        of_run = " ".join(OF_RUN).split()
 
+        def others(field: str) -> str:
+            if field in of_run:
+                return "Train has"
+            if field != name:
+                return "other algorithms have"
+            return ""
 
-class _Missing:
-    """A method that users of Stable-Baselines3 look for in a class; none of a dataclass's
-    fields.
-    """
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        raise AttributeError(missing(owner.__name__, self._name))
+        return hint(name, known, others)
 
 
 class Inherits(Named):
@@ -59,10 +50,12 @@ class Inherits(Named):
     since the order of fields is that of the bases.
     """
 
-    def __new__(cls, *values: Any, **fields: Any) -> Any:
+    def __new__(cls, *values: object, **fields: object) -> Self:
         if values:
-            text = f"{cls.__name__} takes its fields by name, and {shown(values[0])} has none"
-            raise ConfigError(f"{text}; they are hyperparameters, and {training(cls.__name__)}")
+            raise ConfigError(
+                f"{cls.__name__} takes its fields by name, and {shown(values[0])} has none; "
+                f"they are hyperparameters, and {training(cls.__name__)}"
+            )
         return super().__new__(cls, **fields)
 
     @classmethod
@@ -72,27 +65,32 @@ class Inherits(Named):
         return super().unknown(name, known)
 
     if not TYPE_CHECKING:
-        load = _Missing()
 
-        def __getattr__(self, name: str) -> Any:
+        @classmethod
+        def load(cls, *paths: object, **options: object) -> NoReturn:
+            raise AttributeError(missing(cls.__name__, "load"))
+
+        def __getattr__(self, name: str) -> NoReturn:
             raise AttributeError(missing(type(self).__name__, name))
 
     def validate(self) -> None:
-        """Raises ``ConfigError`` as ``check_declared`` does;
-        subclasses check what a declaration cannot say, too.
+        """Raises ``ConfigError`` as ``check_declared`` does; subclasses also check
+        what a declaration cannot say.
         """
         check_declared(self)
 
-    def __init_subclass__(cls, **defaults: Any) -> None:
+    def __init_subclass__(cls, **defaults: object) -> None:
         """Raises ``TypeError`` if a default names no inherited field."""
         super().__init_subclass__()
-        hints: dict[str, Any] = {}  # those of the bases: the class's own fields are added later
-        for base in reversed(cls.__bases__) if defaults else ():
-            hints |= get_type_hints(base, include_extras=True)
+        if not defaults:
+            return
+        inherited: dict[str, Any] = {}
+        for base in reversed(cls.__bases__):
+            inherited |= get_type_hints(base, include_extras=True)
         for name, default in defaults.items():
-            if name not in hints:
+            if name not in inherited:
                 raise TypeError(f"{cls.__name__} inherits no field {name!r}")
-            # As a type: the annotation's text may use names that
-            # the subclass's module does not import.
-            cls.__annotations__[name] = hints[name]
+            # a type, since the text of the annotation
+            # may use names that the subclass's module does not import
+            cls.__annotations__[name] = inherited[name]
             setattr(cls, name, default)

@@ -7,7 +7,6 @@ twice as much to read, store and explain.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection
 
 from jaxrl_dist.checks import flag, nearest
@@ -145,9 +144,6 @@ INSTEAD: dict[str, str] = {
 }
 """Hints for names without a field of ours."""
 
-_TRAIN = (
-    "for report in jaxrl_dist.train(jaxrl_dist.Train('{}', env='{}', run_dir='runs/mine')): ..."
-)
 _ACT = "policy(obs)[0] of policy = jaxrl_dist.load_policy(run_dir) has the actions for a batch obs [B, ...]"
 _LOOP = "a callback is the body of `for report in jaxrl_dist.train(config)`"
 _NETWORK = "fields of the algorithm choose its network: jaxrl_dist.preset('ppo', 'CartPole-v1', hidden_sizes=(64, 64))"
@@ -157,9 +153,26 @@ _EVALUATE = (
 _ENVS = (
     "training makes its environments itself: jaxrl_dist.Train(..., env='CartPole-v1', num_envs=8)"
 )
+_TRAINED_ON = {
+    **dict.fromkeys(("A2C", "DQN", "PPO"), "CartPole-v1"),
+    **dict.fromkeys(("DDPG", "SAC", "TD3"), "Pendulum-v1"),
+}
+"""Algorithms of Stable-Baselines3, with an environment as an example."""
+
+
+def training(name: str) -> str:
+    """Returns how to train an algorithm of Stable-Baselines3 here; PPO if it has no such name."""
+    if name not in _TRAINED_ON:
+        name = "PPO"
+    return (
+        "training is `for report in jaxrl_dist.train(jaxrl_dist.Train("
+        f"'{name.lower()}', env='{_TRAINED_ON[name]}', run_dir='runs/mine')): ...`"
+    )
+
+
 METHODS: dict[str, str] = {
+    **{name: training(name) for name in ("learn", *_TRAINED_ON)},
     "predict": f"{_ACT}, so obs[None] for one observation; policy(obs, core, key) samples",
-    "learn": f"training is `{_TRAIN.format('ppo', 'CartPole-v1')}`",
     **dict.fromkeys(("evaluate", "evaluate_policy"), _EVALUATE),
     "plot": "it is plot(['runs/mine'], 'curves.png') of jaxrl_dist.commands.plot",
     "save": "a run saves its policy in the run_dir of its jaxrl_dist.Train",
@@ -176,37 +189,14 @@ METHODS: dict[str, str] = {
     **dict.fromkeys(("MlpPolicy", "CnnPolicy", "MultiInputPolicy"), _NETWORK),
 }
 """What replaces functions, methods, classes and arguments of Stable-Baselines3."""
-_DISCRETE = ("A2C", "DQN", "PPO")
-_CONTINUOUS = ("DDPG", "SAC", "TD3")
 
 
 def missing(owner: str, name: str, kind: str = "attribute") -> str:
-    """Says that something has no attribute of this name,
-    and how Stable-Baselines3's is written here.
-    """
-    instead = METHODS.get(name)
-    if name in _DISCRETE + _CONTINUOUS:
-        instead = training(name)
-    return f"{owner} has no {kind} {name!r}{f'; {instead}' if instead else ''}"
-
-
-def absent(text: str) -> ImportError | AttributeError:
-    """Returns what a module's ``__getattr__`` raises:
-    ``from MODULE import NAME`` says nothing of an AttributeError.
-    """
-    importing = sys._getframe(2).f_code.co_name == "_handle_fromlist"
-    if importing:
-        return ImportError(text)
-    return AttributeError(text)
-
-
-def training(name: str) -> str:
-    """Returns how an algorithm of Stable-Baselines3 is trained here;
-    PPO for a class of another name.
-    """
-    if name not in _DISCRETE + _CONTINUOUS:
-        return METHODS["learn"]
-    return f"training is `{_TRAIN.format(name.lower(), 'Pendulum-v1' if name in _CONTINUOUS else 'CartPole-v1')}`"
+    """Returns the message that something has no attribute of this name, and what replaces it."""
+    text = f"{owner} has no {kind} {name!r}"
+    if name in METHODS:
+        return f"{text}; {METHODS[name]}"
+    return text
 
 
 OF_AGENTS = {
@@ -231,23 +221,21 @@ def hint(name: str, known: Collection[str], others: Callable[[str], str] = lambd
       others: returns which algorithms have a field, such as ``ddpg and td3 have``; empty: none.
     """
     name = name.lower().replace("-", "_").replace(".", "_")
-    plain = name.removeprefix("no_")
-    meant = MEANT.get(plain, ())
-    if ours := next((field for field in meant if field in known), None):
-        if ours == "num_minibatches" and not plain.endswith("_size"):
-            more = ""
-        else:
-            more = VALUES.get(ours, "")
-        return f"; it is {flag(ours)} here{more}"
-    if plain in INSTEAD:
-        return f"; {INSTEAD[plain]}"
-    for field in (plain, *meant):
-        if having := others(field):
-            if field == plain:
-                called = ""
-            else:
-                called = f"it is {flag(field)} here, and only "
-            return f"; {called}{having} it"
+    positive = name.removeprefix("no_")
+    meant = MEANT.get(positive, ())
+    for field in meant:
+        if field in known:
+            if field == "num_minibatches" and not positive.endswith("_size"):
+                return f"; it is {flag(field)} here"
+            return f"; it is {flag(field)} here{VALUES.get(field, '')}"
+    if positive in INSTEAD:
+        return f"; {INSTEAD[positive]}"
+    for field in (positive, *meant):
+        having = others(field)
+        if having and field == positive:
+            return f"; {having} it"
+        if having:
+            return f"; it is {flag(field)} here, and only {having} it"
     near = nearest(name, known)
     if near:
         return f" (did you mean {flag(near)!r}?)"

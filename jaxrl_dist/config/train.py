@@ -11,7 +11,7 @@ import pathlib
 import re
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar
 
 from jaxrl_dist import checks
 from jaxrl_dist.checks import (
@@ -332,7 +332,7 @@ class Train(
 
     if not TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> NoReturn:
             raise AttributeError(missing("jaxrl_dist.Train", name))
 
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Any, Never, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +51,7 @@ class Policy:
 
     if not TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> NoReturn:
             raise AttributeError(missing("this policy", name))
 
     def __repr__(self) -> str:
