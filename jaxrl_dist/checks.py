@@ -24,7 +24,9 @@ UPDATES_TOLERANCE = 1e-6
 
 def counted(number: int, noun: str) -> str:
     """Returns a number with its noun: ``1 device``, ``2 devices``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}s"
 
 
 def unit(clock: str) -> str:
@@ -82,24 +84,27 @@ def check_range(
     Raises:
       ConfigError: a value is out of range; the message names its flag and the range that works.
     """
-    kinds = {field.name: str(field.type) for field in dataclasses.fields(config)}
+    types = {field.name: str(field.type) for field in dataclasses.fields(config)}
     for name in names:
         value = getattr(config, name)
-        whole = "float" not in kinds[name]
-        for x in value if isinstance(value, tuple) else (value,):
-            if x is None:
+        whole = "float" not in types[name]
+        kind: Any = Integral if whole else Real
+        for number in value if isinstance(value, tuple) else (value,):
+            if number is None:
                 continue
-            kind: Any = Integral if whole else Real
-            if not isinstance(x, kind):
-                raise ConfigError(f"must be a {'whole ' * whole}number, not {shown(x)}", name)
-            most = MAX_COUNT if whole and high is None and x > MAX_COUNT else high
-            check_bounds(name, x, {">=": low, ">": above, "<=": most, "<": below})
+            if not isinstance(number, kind):
+                noun = "whole number" if whole else "number"
+                raise ConfigError(f"must be a {noun}, not {shown(number)}", name)
+            most = high
+            if whole and high is None and number > MAX_COUNT:
+                most = MAX_COUNT
+            check_bounds(name, number, {">=": low, ">": above, "<=": most, "<": below})
 
 
 _HOLDS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
 
 
-def check_bounds(name: str, x: Any, bounds: Mapping[str, float | None]) -> None:
+def check_bounds(name: str, number: Any, bounds: Mapping[str, float | None]) -> None:
     """Checks that a field's number is finite and within bounds, keyed by their signs,
     such as ``{">=": 0}``.
 
@@ -107,10 +112,11 @@ def check_bounds(name: str, x: Any, bounds: Mapping[str, float | None]) -> None:
       ConfigError: it is not; the message names its flag and the range that works.
     """
     known = {sign: bound for sign, bound in bounds.items() if bound is not None}
-    finite = isinstance(x, Integral) or math.isfinite(x)  # a huge whole number does not fit a float
-    if not (finite and all(_HOLDS[sign](x, bound) for sign, bound in known.items())):
+    # a huge whole number does not fit a float
+    finite = isinstance(number, Integral) or math.isfinite(number)
+    if not (finite and all(_HOLDS[sign](number, bound) for sign, bound in known.items())):
         wanted = " and ".join(f"{sign} {bound}" for sign, bound in known.items()) or "finite"
-        raise ConfigError(f"must be {wanted}, not {shown(x)}", name)
+        raise ConfigError(f"must be {wanted}, not {shown(number)}", name)
 
 
 def check_used(config: Any, *names: str, active: bool, needed: str) -> None:
@@ -216,7 +222,7 @@ def divisors_near(value: int, of: int) -> str:
     return " or ".join(map(str, divisors[max(above - 1, 0) : above + 1]))
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Formats any value for a message, on one line of at most 60 characters."""
     try:
         text = " ".join(repr(value).split())
@@ -227,9 +233,8 @@ def shown(value: Any) -> str:
     return f"{text[:57]}..."
 
 
-def check_env_object(env: Any) -> None:
-    """Checks that an object is not an environment of
-    which each of many copies would be the same one.
+def check_env_object(env: object) -> None:
+    """Checks that an object is not an environment whose many copies would all be the same one.
 
     Raises:
       ConfigError: it has ``reset`` and ``step``, as a ``gymnasium.Env``,
@@ -245,7 +250,7 @@ def check_env_object(env: Any) -> None:
 
 
 def no_env(fault: str) -> ConfigError:
-    """Returns the refusal of an object that is no environment for training; ``fault``:
+    """Returns the refusal of an object that is not an environment for training; ``fault`` says
     what it is instead.
     """
     return ConfigError(

@@ -11,7 +11,7 @@ import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import NoReturn
 
 # All other imports are inside functions: until signals are handled, one prints a traceback.
 from jaxrl_dist.errors import (
@@ -50,22 +50,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:  # after --help
             return 0
-        if (explained := _explained(error)) is None:
-            # JAX's note on tracebacks would be the last that a user reads.
-            error.__notes__ = [
-                note
-                for note in getattr(error, "__notes__", ())
-                if "JAX_TRACEBACK_FILTERING" not in note
-            ]
+        notes = getattr(error, "__notes__", ())
+        explained = _explained(error)
+        if explained is None:
+            # JAX's note on tracebacks would be the last line that a user reads
+            error.__notes__ = [note for note in notes if "JAX_TRACEBACK_FILTERING" not in note]
             raise
         message, code = explained
-        # such as an environment's traceback
-        for note in getattr(error, "__notes__", ()) if code == 1 else ():
-            print(visible(note, 20_000), file=sys.stderr)
-        say(f"error: {' '.join(message.split())}")
-        if (start := sys.modules.get("jaxrl_dist.hosts.start")) is not None:
-            start.leave(code)
+        _end_with_error(message, code, notes)
         return code
+
+
+def _end_with_error(message: str, code: int, notes: Sequence[str]) -> None:
+    """Prints an error, after an environment's traceback among its ``notes``,
+    and tells the other processes of the run.
+    """
+    if code == 1:
+        for note in notes:
+            print(visible(note, 20_000), file=sys.stderr)
+    say(f"error: {' '.join(message.split())}")
+    start = sys.modules.get("jaxrl_dist.hosts.start")
+    if start is not None:
+        start.leave(code)
 
 
 def _explained(error: BaseException) -> tuple[str, int] | None:
@@ -83,9 +89,9 @@ def _explained(error: BaseException) -> tuple[str, int] | None:
             return "interrupted", 130
         case OSError():
             code = 2 if error.errno == errno.ENAMETOOLONG else 1
-            return f"{error.filename!s:.300}: {error.strerror}" if error.filename else str(
-                error
-            ), code
+            if error.filename:
+                return f"{error.filename!s:.300}: {error.strerror}", code
+            return str(error), code
         case EnvError() | DivergedError():
             return str(error), 1
     if "RESOURCE_EXHAUSTED" in str(error):  # XLA's name for it
@@ -112,11 +118,12 @@ def failing_exits() -> Iterator[None]:
     process = os.getpid()
     leave = os._exit
 
-    def failing(status: int) -> Any:
-        # a child of `fork`, as of multiprocessing, ends so
+    def failing(status: int) -> NoReturn:
+        # a child of `fork`, such as one of multiprocessing, may end this way
         if status == 0 and os.getpid() == process:
             say(
-                "error: the environment or the algorithm has ended the process by os._exit(0); remove that call"
+                "error: the environment or the algorithm has ended the process by os._exit(0); "
+                "remove that call"
             )
             status = 1
         leave(status)

@@ -37,10 +37,11 @@ from jaxrl_dist.algorithms.presets import KINDS
 from jaxrl_dist.checks import flag
 from jaxrl_dist.commands import help
 from jaxrl_dist.commands.flags import plain_defaults
+from jaxrl_dist.config.envs import LIBRARIES, split_env
 from jaxrl_dist.config.named import data_of
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.synonyms import SYNONYMS
-from jaxrl_dist.config.train import GROUPS, LIBRARIES, split_env
+from jaxrl_dist.config.train import GROUPS
 from jaxrl_dist.envs.source import BACKENDS, DeviceEnv, EnvSource, find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.version import RELEASE

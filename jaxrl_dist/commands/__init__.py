@@ -81,7 +81,7 @@ def find_modules(env: str | None) -> None:
       ConfigError: the module is one of the current directory,
         and Python finds another one of its name.
     """
-    from jaxrl_dist.config.train import is_here, module_of_user
+    from jaxrl_dist.config.envs import is_here, module_of_user
 
     module = None if env is None else module_of_user(env)
     if module is None:

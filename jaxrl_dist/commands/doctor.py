@@ -26,7 +26,7 @@ from rich.filesize import decimal
 
 from jaxrl_dist.checks import counted
 from jaxrl_dist.commands import accelerators, compile_for, flags
-from jaxrl_dist.config.train import BACKENDS
+from jaxrl_dist.config.envs import BACKENDS
 from jaxrl_dist.errors import one_line, visible
 from jaxrl_dist.heavy import jax, np
 from jaxrl_dist.run import version

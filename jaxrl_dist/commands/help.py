@@ -259,7 +259,8 @@ def _metavar(hint: Hint) -> str:
         return f" TEXT{many}"
     if choices := choices_of(kind):
         return f" {{{','.join(choices)}}}{many}"
-    return f" {({int: 'N', float: 'X'}).get(kind, 'TEXT')}{many}"
+    words: dict[object, str] = {int: "N", float: "X"}
+    return f" {words.get(kind, 'TEXT')}{many}"
 
 
 def _wrapped(text: str, indent: int) -> list[str]:

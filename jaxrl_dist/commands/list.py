@@ -9,8 +9,8 @@ from typing import Any
 from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, config_class
 from jaxrl_dist.checks import did_you_mean, install_extra
 from jaxrl_dist.commands import flags
+from jaxrl_dist.config.envs import LIBRARIES
 from jaxrl_dist.config.plans import PLANS
-from jaxrl_dist.config.train import LIBRARIES
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.settings import placements
 

@@ -7,11 +7,10 @@ Imports nothing heavy, so that ``--help`` and a rejected flag are fast.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
-from jaxrl_dist.checks import MAX_SIZE, MAX_STEPS, check_used
+from jaxrl_dist.checks import MAX_SIZE, MAX_STEPS
 from jaxrl_dist.config.values import setting
-from jaxrl_dist.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,37 +72,6 @@ class Data:
     data_share: float | None = setting(None, above=0, below=1, needs="data")
     """Share of each batch that comes from the data set (Ball et al. 2023);
     the rest comes from replayed experience."""
-
-    def check_data(self: Any) -> None:
-        """Checks the fields of learning from a data set.
-
-        Raises:
-          ConfigError: one of them does nothing, or is missing.
-        """
-        offline = self.offline
-        problems = {
-            "--plan offline learns from a data set, and --data is missing": (
-                offline and self.data is None
-            ),
-            "--data-share is for runs with new experience, and --plan offline makes none: "
-            "remove one": offline and self.data_share is not None,
-            f"--data under --plan {self.plan} needs --data-share, its share of each batch": (
-                not offline and self.data is not None and self.data_share is None
-            ),
-        }
-        for problem, holds in problems.items():
-            if holds:
-                raise ConfigError(problem)
-        if self.data_memory == "host":
-            single = offline and self.seeds == 1 and not self.vary
-            needed = "a single run under --plan offline"
-            check_used(self, "data_memory", active=single, needed=needed)
-        check_used(self, "total_updates", active=offline, needed="--data and --plan offline")
-        online = "total_env_steps", "stop_at_return", "evolve"
-        needed = "new experience, which --plan offline does not make"
-        check_used(self, *online, active=not offline, needed=needed)
-        if offline and not self.env and self.evaluation_episodes:
-            raise ConfigError("--evaluation-episodes needs --env, the environment to play in")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -236,33 +204,3 @@ class Checkpoints:
     init_parts: str | None = setting(None, needs="init_from", compiled=False)
     """Parts of those networks to load, such as torso,core; other parts begin untrained. None:
     all variables."""
-
-    @property
-    def judge(self: Any) -> Literal["training", "evaluation"]:
-        """Whose mean return says which checkpoint is the best."""
-        offline = self.offline and self.evaluation_interval is not None
-        return self.keep_best or ("evaluation" if offline else "training")
-
-    def check_best(self: Any) -> None:
-        """Checks that there will be returns that say which checkpoint is the best.
-
-        Raises:
-          ConfigError: there will be none; the message names what works.
-        """
-        if self.keep_best == "training" and self.offline:
-            raise ConfigError(
-                "--keep-best training: --plan offline has no training episodes; evaluation works"
-            )
-        if self.keep_best != "evaluation":
-            return
-        if not self.env:
-            raise ConfigError("--keep-best evaluation needs --env, the environment to play in")
-        if self.evaluation_episodes == 0:
-            raise ConfigError(
-                "--keep-best evaluation needs evaluations, and --evaluation-episodes is 0; 20 works"
-            )
-        if self.evaluation_interval is None:
-            interval = max(1, int(float(f"{self.total / 20:.0e}")))
-            raise ConfigError(
-                f"--keep-best evaluation needs --evaluation-interval; {interval} works"
-            )

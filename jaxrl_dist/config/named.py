@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 from jaxrl_dist.checks import did_you_mean, shown
 from jaxrl_dist.config.synonyms import OF_AGENTS
+from jaxrl_dist.config.values import Fields
 from jaxrl_dist.errors import ConfigError
 
 _CLASSES = "PPO A2C PG IMPALA APPO DQN Rainbow PQN R2D2 AlphaZero MuZero QMIX DDPG TD3 SAC IQL MARWIL BC ES ARS"
@@ -17,7 +17,7 @@ ALGORITHMS = {name.lower(): name for name in _CLASSES.split()}
 """The module and the config class of each algorithm."""
 
 # fmt: off
-PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
+PRESETS: dict[str, tuple[str, Fields]] = {
     "apex": ("dqn", {
         # Horgan et al. (2018), sections 4.1 and appendix C, at the size of one host
         "plan": "asynchronous", "num_envs": 16, "rollout_length": 8, "replay_ratio": 0.25, "target_period": 250,
@@ -60,9 +60,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def data_of(name: str) -> str | None:
-    """Returns a placeholder for the data set that an
-    algorithm of this name cannot do without; None: it can.
-    """
+    """Returns a placeholder for the data set that an algorithm of this name needs; None: none."""
     _, fields = PRESETS.get(name, ("", {}))
     if fields.get("plan") == "offline":
         return "data/NAME"
@@ -71,18 +69,20 @@ def data_of(name: str) -> str | None:
 
 def check_name(name: str) -> None:
     """Raises ``ConfigError`` if no algorithm and no preset has this name."""
-    if name not in (known := [*ALGORITHMS, *PRESETS]):
-        other = OF_AGENTS.get(name.lower())
-        near = f"; {other}" if other else did_you_mean(name, known)
-        all_of_them = ", ".join(known)
+    known = [*ALGORITHMS, *PRESETS]
+    if name not in known:
+        near = did_you_mean(name, known)
+        if name.lower() in OF_AGENTS:
+            near = f"; {OF_AGENTS[name.lower()]}"
         raise ConfigError(
-            f"unknown algorithm {name!r}{near}. Your own is trained by `jaxrl-dist train FILE.py`; its runs are read "
-            "by `load_policy(run_dir, MyPPO)` in Python, `jaxrl-dist evaluate RUN_DIR --algorithm FILE.py` on the "
-            f"command line. These are here: {all_of_them}"
+            f"unknown algorithm {name!r}{near}. To train your own: `jaxrl-dist train FILE.py`; "
+            "to load its runs: `load_policy(run_dir, MyPPO)` in Python, "
+            "`jaxrl-dist evaluate RUN_DIR --algorithm FILE.py` on the command line. "
+            f"Built in: {', '.join(known)}"
         )
 
 
-def check_algorithm(algorithm: Any) -> None:
+def check_algorithm(algorithm: object) -> None:
     """Checks that ``Train.algorithm`` is a name, a config class, a config,
     or a dict of the policies'.
 

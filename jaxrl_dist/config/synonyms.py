@@ -7,7 +7,7 @@ twice as much to read, store and explain.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from jaxrl_dist.checks import flag, nearest
 
@@ -111,45 +111,36 @@ VALUES = {
 }
 """What else to say of a field whose values differ from those of its names elsewhere."""
 
-_ACCELERATOR = "training uses every accelerator that JAX finds; --num-devices N uses fewer, and JAX_PLATFORMS=cpu none"
-_OPTIMIZER = "--optimizer takes optax's defaults; an algorithm file of yours can name others"
-_VIDEO = "`jaxrl-dist video RUN_DIR FILE.gif` films a trained policy, and --video-interval during training"
-_PROGRESS = "commands show progress by themselves and --quiet hides it; in Python jaxrl_dist.display(reports, total) does"
-_STATE_DEPENDENT = "--noise-correlation 0.6 makes noise last, which is what state-dependent exploration is used for"
+
+def _by_name(table: Mapping[str, str]) -> dict[str, str]:
+    """Returns a table of sentences by several names as one by single names."""
+    return {name: sentence for names, sentence in table.items() for name in names.split()}
+
+
 _GOALS = "hindsight replay (HER) is not supported yet; a policy sees the goal as a part of its observation"
-_ALGORITHM = "the algorithm comes first: `jaxrl-dist train ppo --env CartPole-v1`"
-INSTEAD: dict[str, str] = {
-    # replacements for settings that we do not have
-    **dict.fromkeys(
-        ("gpu", "cuda", "device", "use_cuda", "gpu_id", "accelerator", "platform"), _ACCELERATOR
-    ),
-    **dict.fromkeys(
-        ("adam_eps", "adam_epsilon", "optimizer_kwargs", "momentum", "beta1", "beta2"), _OPTIMIZER
-    ),
-    **dict.fromkeys(
-        ("render", "render_mode", "capture_video", "record_video", "save_video", "gif"), _VIDEO
-    ),
-    **dict.fromkeys(("sde", "use_sde", "sde_sample_freq", "gsde"), _STATE_DEPENDENT),
-    **dict.fromkeys(
-        ("her", "use_her", "hindsight", "goal_selection_strategy", "n_sampled_goal"), _GOALS
-    ),
-    **dict.fromkeys(("algo", "algorithm", "agent", "alg", "model"), _ALGORITHM),
-    **dict.fromkeys(
-        ("resume", "resume_from", "continue"), "`jaxrl-dist resume RUN_DIR` continues a run"
-    ),
-    **dict.fromkeys(("progress_bar", "progress", "show_progress", "tqdm"), _PROGRESS),
+INSTEAD = _by_name({
+    "gpu cuda device use_cuda gpu_id accelerator platform":
+        "training uses every accelerator that JAX finds; --num-devices N uses fewer, and JAX_PLATFORMS=cpu none",
+    "adam_eps adam_epsilon optimizer_kwargs momentum beta1 beta2":
+        "--optimizer takes optax's defaults; an algorithm file of yours can name others",
+    "render render_mode capture_video record_video save_video gif":
+        "`jaxrl-dist video RUN_DIR FILE.gif` films a trained policy, and --video-interval during training",
+    "sde use_sde sde_sample_freq gsde":
+        "--noise-correlation 0.6 makes noise last, which is what state-dependent exploration is used for",
+    "her use_her hindsight goal_selection_strategy n_sampled_goal": _GOALS,
+    "algo algorithm agent alg model":
+        "the algorithm comes first: `jaxrl-dist train ppo --env CartPole-v1`",
+    "resume resume_from continue": "`jaxrl-dist resume RUN_DIR` continues a run",
+    "progress_bar progress show_progress tqdm":
+        "commands show progress by themselves and --quiet hides it; in Python jaxrl_dist.display(reports, total) does",
     "save_model": "a run saves its policy in its --run-dir",
-    "policy": "--torso chooses a network; several policies are --policy NAME=ALGO:AGENTS, in the algorithm's place",
+    "policy":
+        "--torso chooses a network; several policies are --policy NAME=ALGO:AGENTS, in the algorithm's place",
     "torch_deterministic": "a seed gives the same numbers without it",
-}
+})  # fmt: skip
 """Hints for names without a field of ours."""
 
-_ACT = "policy(obs)[0] of policy = jaxrl_dist.load_policy(run_dir) has the actions for a batch obs [B, ...]"
 _LOOP = "a callback is the body of `for report in jaxrl_dist.train(config)`"
-_NETWORK = "fields of the algorithm choose its network: jaxrl_dist.preset('ppo', 'CartPole-v1', hidden_sizes=(64, 64))"
-_EVALUATE = (
-    "policy.evaluate(episodes=100) of policy = jaxrl_dist.load_policy(run_dir) plays episodes"
-)
 _ENVS = (
     "training makes its environments itself: jaxrl_dist.Train(..., env='CartPole-v1', num_envs=8)"
 )
@@ -170,24 +161,28 @@ def training(name: str) -> str:
     )
 
 
-METHODS: dict[str, str] = {
+METHODS = _by_name({
     **{name: training(name) for name in ("learn", *_TRAINED_ON)},
-    "predict": f"{_ACT}, so obs[None] for one observation; policy(obs, core, key) samples",
-    **dict.fromkeys(("evaluate", "evaluate_policy"), _EVALUATE),
+    "predict":
+        "policy(obs)[0] of policy = jaxrl_dist.load_policy(run_dir) has the actions for a batch obs [B, ...], "
+        "so obs[None] for one observation; policy(obs, core, key) samples",
+    "evaluate evaluate_policy":
+        "policy.evaluate(episodes=100) of policy = jaxrl_dist.load_policy(run_dir) plays episodes",
     "plot": "it is plot(['runs/mine'], 'curves.png') of jaxrl_dist.commands.plot",
     "save": "a run saves its policy in the run_dir of its jaxrl_dist.Train",
     "load": "jaxrl_dist.load_policy(run_dir) loads a trained policy, and jaxrl_dist.resume(run_dir) trains it further",
     "get_env": "policy.source.spec describes the environment",
     "deterministic": "policy(obs) takes the best actions, and policy(obs, core, key) samples",
     "EvalCallback": f"{_LOOP}; evaluation_interval=10_000 evaluates, and keep_best='evaluation' keeps the best",
-    **dict.fromkeys(("make", "make_vec_env", "DummyVecEnv", "VecMonitor", "Monitor"), _ENVS),
+    "make make_vec_env DummyVecEnv VecMonitor Monitor": _ENVS,
     "SubprocVecEnv": f"{_ENVS}; env_workers='processes' steps them in processes",
     "VecNormalize": "it is normalize_observations=True and scale_rewards=True of jaxrl_dist.Train",
     "CheckpointCallback": f"{_LOOP}; checkpoint_interval=10_000 saves on the way",
-    **dict.fromkeys(("callbacks", "BaseCallback", "CallbackList"), _LOOP),
+    "callbacks BaseCallback CallbackList": _LOOP,
     "HerReplayBuffer": _GOALS,
-    **dict.fromkeys(("MlpPolicy", "CnnPolicy", "MultiInputPolicy"), _NETWORK),
-}
+    "MlpPolicy CnnPolicy MultiInputPolicy":
+        "fields of the algorithm choose its network: jaxrl_dist.preset('ppo', 'CartPole-v1', hidden_sizes=(64, 64))",
+})  # fmt: skip
 """What replaces functions, methods, classes and arguments of Stable-Baselines3."""
 
 

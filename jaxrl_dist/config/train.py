@@ -6,10 +6,7 @@ Imports nothing heavy, so that ``--help`` and a rejected flag are fast.
 from __future__ import annotations
 
 import dataclasses
-import importlib.machinery
-import pathlib
 import re
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar
 
@@ -19,7 +16,6 @@ from jaxrl_dist.checks import (
     MAX_STEPS,
     check_bounds,
     check_used,
-    did_you_mean,
     parse_bounds,
     parse_devices,
 )
@@ -36,108 +32,9 @@ from jaxrl_dist.config.inherit import Named
 from jaxrl_dist.config.named import check_algorithm
 from jaxrl_dist.config.plans import PLANS, offline_plan
 from jaxrl_dist.config.synonyms import hint, missing
-from jaxrl_dist.config.values import check_declared, marked, marks_of, plain, setting
+from jaxrl_dist.config.values import Fields, check_declared, marked, marks_of, plain, setting
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.protocols import Traits
-
-BACKENDS = ("gymnax", "envpool", "gymnasium")
-"""Sources of environments; an id without a prefix is looked up in this order."""
-LIBRARIES = {
-    **{name: name for name in ("brax", "craftax", "jaxmarl", "jumanji", "navix", "pgx")},
-    **{"playground": "mujoco_playground", "xminigrid": "xminigrid"},
-}
-"""Further libraries of JAX environments, with their modules: their ids need the prefix,
-and each is an extra."""
-
-OBJECT = "object"
-"""Stands for the module in the name of an environment object from Python,
-which cannot be loaded by name."""
-
-
-def env_name(env: Any) -> str:
-    """Returns an environment's name for files and messages: its ``--env`` name,
-    or for an object ``object:ITS_CLASS``.
-
-    Args:
-      env: as in ``Train``.
-    """
-    if isinstance(env, str):
-        return env
-    return f"{OBJECT}:{type(env[0] if isinstance(env, tuple) and env else env).__name__}"
-
-
-def named_env(env: Any) -> Any:
-    """Returns ``MODULE:NAME`` for a function or class that its module has under that name,
-    else ``env`` unchanged.
-
-    Other processes and resumed runs find it by this name.
-    Lambdas and nested functions have no such name.
-    """
-    module, name = (str(getattr(env, field, "")) for field in ("__module__", "__name__"))
-    has_name = callable(env) and getattr(sys.modules.get(module), name, None) is env
-    if has_name:
-        return f"{module}:{name}"
-    return env
-
-
-def split_env(env: str) -> tuple[str | None, str | None, str]:
-    """Splits ``--env`` into backend, module and name: ``[BACKEND:]ID`` or
-    ``[gymnax:|gymnasium:]MODULE:NAME``; ``pettingzoo:FAMILY/NAME`` is short for a ``MODULE:NAME``.
-
-    Raises:
-      ConfigError: ``env`` has neither form.
-    """
-    *prefixes, name = env.split(":")
-    match prefixes:
-        case []:
-            return None, None, name
-        case [backend] if backend in (*BACKENDS, *LIBRARIES):
-            return backend, None, name
-        case ["pettingzoo"]:
-            return None, f"pettingzoo.{name.replace('/', '.')}", "parallel_env"
-        case [module] if all(part.isidentifier() for part in module.split(".")):
-            return None, module, name
-        case ["gymnax" | "gymnasium" as backend, module] if all(
-            part.isidentifier() for part in module.split(".")
-        ):
-            return backend, module, name
-    unknown = (
-        f"unknown backend {prefixes[0]!r}{did_you_mean(prefixes[0], [*BACKENDS, *LIBRARIES])}; "
-    )
-    raise ConfigError(
-        f"--env {env}: {unknown}[gymnax:|envpool:|gymnasium:]ID, LIBRARY:ID or MODULE:NAME works"
-    )
-
-
-def module_of_user(env: str) -> str | None:
-    """Returns the module of ``--env`` that only the user may name,
-    because importing it runs code; None: it has none.
-
-    PettingZoo's environments count as a library's, like those of Gymnasium's registry. A library
-    counts as the user's module if Python would take it from the current directory.
-    """
-    backend, module, name = split_env(env)
-    library = {**LIBRARIES, "envpool": "envpool"}.get(backend or "")
-    if module is not None and module.startswith("pettingzoo.") and name == "parallel_env":
-        library = "pettingzoo"
-    if library is None:
-        return module
-    if is_here(library):
-        return library
-    return None
-
-
-def is_here(name: str) -> bool:
-    """Returns whether Python finds a module, or package, in the current directory:
-    its files may be anyone's.
-    """
-    spec = importlib.machinery.PathFinder.find_spec(name)
-    if spec is None:
-        places = []
-    else:
-        places = spec.submodule_search_locations or [spec.origin or ""]
-    return pathlib.Path.cwd() in [pathlib.Path(place).resolve().parent for place in places]
-
 
 Config = TypeVar("Config")
 
@@ -330,6 +227,15 @@ class Train(
             return self.total_updates
         return self.total_env_steps
 
+    @property
+    def judge(self) -> Literal["training", "evaluation"]:
+        """Whose mean return says which checkpoint is the best."""
+        if self.keep_best is not None:
+            return self.keep_best
+        if self.offline and self.evaluation_interval is not None:
+            return "evaluation"
+        return "training"
+
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
@@ -350,11 +256,10 @@ class Train(
           ConfigError: a value has a wrong type or is out of range;
             the message names the first such flag.
         """
-        if isinstance(self.vary, Mapping) and self.vary:
-            texts: dict[str, Any] = {"vary": _texts(self.vary)}
-        else:
-            texts = {}
-        config = plain(dataclasses.replace(self, **texts))
+        config = self
+        if isinstance(config.vary, Mapping) and config.vary:
+            config = dataclasses.replace(config, vary=_texts(config.vary))
+        config = plain(config)
         if dataclasses.is_dataclass(config.algorithm) and not isinstance(config.algorithm, type):
             config = dataclasses.replace(config, algorithm=plain(config.algorithm))
         if config.evolve is not None and config.evolve_interval is None:
@@ -372,30 +277,17 @@ class Train(
             raise ConfigError(
                 "--env is missing; `jaxrl-dist list envs` names environments, such as CartPole-v1"
             )
-        self.check_data()
-        self.check_best()
+        self._check_data()
+        self._check_best()
         if self.run_dir == "":
             raise ConfigError("--run-dir is empty; remove it for one under runs/")
         check_declared(self)
-        if self.num_envs is not None and self.rollout_length is not None:
-            steps = self.num_envs * self.rollout_length
-            if steps > MAX_STEPS:
-                raise ConfigError(
-                    f"--num-envs times --rollout-length must be <= {MAX_STEPS}, not {steps}"
-                )
-        # the last member's
-        check_bounds("seed", self.seed + self.seeds - 1, {">=": 0, "<=": MAX_SEED})
-        for name in ("evolve", "average_every"):
-            check_used(
-                self,
-                name,
-                active=self.seeds > 1 or bool(self.vary),
-                needed="members: --seeds or --vary",
-            )
-        if self.average_every is not None and self.evolve is not None:
+        steps = (self.num_envs or 0) * (self.rollout_length or 0)
+        if steps > MAX_STEPS:
             raise ConfigError(
-                "--average-every makes all members one, and --evolve selects among them: remove one"
+                f"--num-envs times --rollout-length must be <= {MAX_STEPS}, not {steps}"
             )
+        self._check_members()
         parse_bounds("clip_rewards", self.clip_rewards)
         for name in ("actor_devices", "learner_devices"):
             parse_devices(name, getattr(self, name))
@@ -403,8 +295,89 @@ class Train(
         if not isinstance(self.algorithm, type):
             Traits.of(self.algorithm).validate()
 
+    def _check_data(self) -> None:
+        """Checks the fields of learning from a data set.
 
-def settings_of(config: Train) -> dict[str, Any]:
+        Raises:
+          ConfigError: one of them does nothing, or is missing.
+        """
+        self._check_source()
+        single = self.offline and self.seeds == 1 and not self.vary
+        check_used(
+            self,
+            "data_memory",
+            active=single or self.data_memory != "host",
+            needed="a single run under --plan offline",
+        )
+        check_used(self, "total_updates", active=self.offline, needed="--data and --plan offline")
+        check_used(
+            self,
+            *("total_env_steps", "stop_at_return", "evolve"),
+            active=not self.offline,
+            needed="new experience, which --plan offline does not make",
+        )
+        if self.offline and not self.env and self.evaluation_episodes:
+            raise ConfigError("--evaluation-episodes needs --env, the environment to play in")
+
+    def _check_source(self) -> None:
+        """Checks that the plan learns from the data set as the user asks.
+
+        Raises:
+          ConfigError: it does not.
+        """
+        has_share = self.data_share is not None
+        if self.offline and self.data is None:
+            raise ConfigError("--plan offline learns from a data set, and --data is missing")
+        if self.offline and has_share:
+            raise ConfigError(
+                "--data-share is for runs with new experience, and --plan offline makes none: remove one"
+            )
+        if self.data is not None and not self.offline and not has_share:
+            raise ConfigError(
+                f"--data under --plan {self.plan} needs --data-share, its share of each batch"
+            )
+
+    def _check_best(self) -> None:
+        """Checks that there will be returns that say which checkpoint is the best.
+
+        Raises:
+          ConfigError: there will be none; the message names what works.
+        """
+        if self.keep_best == "training" and self.offline:
+            raise ConfigError(
+                "--keep-best training: --plan offline has no training episodes; evaluation works"
+            )
+        if self.keep_best != "evaluation":
+            return
+        if not self.env:
+            raise ConfigError("--keep-best evaluation needs --env, the environment to play in")
+        if self.evaluation_episodes == 0:
+            raise ConfigError(
+                "--keep-best evaluation needs evaluations, and --evaluation-episodes is 0; 20 works"
+            )
+        if self.evaluation_interval is None:
+            interval = max(1, int(float(f"{self.total / 20:.0e}")))
+            raise ConfigError(
+                f"--keep-best evaluation needs --evaluation-interval; {interval} works"
+            )
+
+    def _check_members(self) -> None:
+        """Checks the seeds of members, and that fields of a population have some."""
+        last_seed = self.seed + self.seeds - 1
+        check_bounds("seed", last_seed, {">=": 0, "<=": MAX_SEED})
+        check_used(
+            self,
+            *("evolve", "average_every"),
+            active=self.seeds > 1 or bool(self.vary),
+            needed="members: --seeds or --vary",
+        )
+        if self.average_every is not None and self.evolve is not None:
+            raise ConfigError(
+                "--average-every makes all members one, and --evolve selects among them: remove one"
+            )
+
+
+def settings_of(config: Train) -> Fields:
     """Returns what a data set notes of the form of its environment: the fields that change it,
     if they do.
     """
@@ -419,47 +392,41 @@ def settings_of(config: Train) -> dict[str, Any]:
     }
 
 
-def _texts(vary: Mapping[str, Any]) -> dict[str, Any]:
+def _texts(vary: Fields) -> dict[str, Any]:
     """Returns ``vary`` with lists of values written as on the command line:
     ``{"learning_rate": "0.0001,0.0003"}``.
     """
-
-    def text(values: Any) -> Any:
-        # an array
-        if hasattr(values, "tolist"):
+    texts = {}
+    for name, values in vary.items():
+        if hasattr(values, "tolist"):  # an array
             values = values.tolist()
         if isinstance(values, list | tuple | range):
-            return ",".join(map(str, values))
-        return values
+            values = ",".join(map(str, values))
+        texts[name] = values
+    return texts
 
-    return {name: text(values) for name, values in vary.items()}
 
-
-def launch_of(fields: Mapping[str, Any]) -> Processes:
+def launch_of(fields: Fields) -> Processes:
     """Returns the launch among the fields of a run.
 
     Raises:
       ConfigError: its fields do not fit together.
     """
-    launch = Processes(
-        **{name: fields[name] for name in marked(Processes) if fields.get(name) is not None}
-    )
+    given = {name: fields[name] for name in marked(Processes) if fields.get(name) is not None}
+    launch = Processes(**given)
     launch.check_launch()
     return launch
 
 
-RUN_DEFAULTS: dict[str, Any] = {
-    x.name: default
-    for x in dataclasses.fields(Train)
-    if (default := marks_of(x).without_preset) is not None
-}
+_UNFILLED = {field.name: marks_of(field).without_preset for field in dataclasses.fields(Train)}
+RUN_DEFAULTS: Fields = {name: value for name, value in _UNFILLED.items() if value is not None}
 """Values of the fields that the algorithm's preset for the environment fills in, if it does not."""
 RESUMABLE = marked(Train, resumable=True)
 """Fields of ``Train`` that may change when a run is resumed."""
 VARIED = marked(Train, varies=True)
-"""Fields of ``Train`` in which members of a population may differ; all hyperparameters may, too."""
+"""Fields of ``Train`` in which members of a population may differ; so may all hyperparameters."""
 OWN = marked(Train, per_policy=True)
 """Fields of ``Train`` that each of several policies sets for itself;
 the others apply to the whole run."""
-ALONE: dict[str, Any] = {"seeds": Train.seeds, **vars(Population())}
+ALONE: Fields = {"seeds": Train.seeds, **vars(Population())}
 """The fields that make a run a population, with their values in a single run."""

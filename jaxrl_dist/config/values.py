@@ -18,6 +18,7 @@ from typing import (
     Any,
     Literal,
     NamedTuple,
+    TypeAlias,
     TypeVar,
     Union,
     get_args,
@@ -34,7 +35,10 @@ be an object that no flag and no file can hold."""
 NO_NUMBER = "none", "auto"
 """Texts of an optional number that leave it to the run, in any case; other libraries have
 ``auto``."""
-Fields = TypeVar("Fields")
+Fields: TypeAlias = Mapping[str, Any]
+"""Values of fields by name, each of its field's type."""
+Config = TypeVar("Config")
+T = TypeVar("T")
 
 
 class Marks(NamedTuple):
@@ -80,28 +84,28 @@ def setting(default: Any = dataclasses.MISSING, **marks: Any) -> Any:
     metadata = {Marks: field_marks}
     if default == {}:
         return dataclasses.field(default_factory=dict, metadata=metadata)
-    return dataclasses.field(
-        default=default if field_marks.without_preset is None else None, metadata=metadata
-    )
+    if field_marks.without_preset is not None:
+        default = None
+    return dataclasses.field(default=default, metadata=metadata)
 
 
-def marks_of(field: dataclasses.Field[Any]) -> Marks:
+def marks_of(field: dataclasses.Field[object]) -> Marks:
     """Returns the marks of a field."""
     marks: Marks = field.metadata.get(Marks, Marks())
     return marks
 
 
-def marked(kind: Any, **wanted: Any) -> tuple[str, ...]:
+def marked(kind: object, **wanted: bool) -> tuple[str, ...]:
     """Returns the names of a dataclass's fields that have these marks, in their order."""
-    fields = ((field.name, marks_of(field)) for field in dataclasses.fields(kind))
-    return tuple(
-        name
-        for name, marks in fields
-        if all(getattr(marks, mark) == value for mark, value in wanted.items())
-    )
+
+    def has_marks(field: dataclasses.Field[object]) -> bool:
+        marks = marks_of(field)
+        return all(getattr(marks, mark) == value for mark, value in wanted.items())
+
+    return tuple(field.name for field in dataclasses.fields(kind) if has_marks(field))  # type: ignore[arg-type]
 
 
-def check_declared(config: Any) -> None:
+def check_declared(config: object) -> None:
     """Checks that numbers are within the bounds that any base class declares,
     and that fields have what they need.
 
@@ -121,16 +125,14 @@ def check_declared(config: Any) -> None:
             )
     for name, (_, marks) in fields.items():
         if marks.needs is not None:
-            needed = getattr(config, marks.needs)
-            unfilled = (
-                needed is None
-                and marks.needs in fields
-                and fields[marks.needs][1].without_preset is not None
-            )
-            check_used(config, name, active=unfilled or bool(needed), needed=flag(marks.needs))
+            active = bool(getattr(config, marks.needs))
+            if getattr(config, marks.needs) is None and marks.needs in fields:
+                _, marks_of_needed = fields[marks.needs]
+                active = marks_of_needed.without_preset is not None  # a preset will fill it in
+            check_used(config, name, active=active, needed=flag(marks.needs))
 
 
-def plain(config: Fields) -> Fields:
+def plain(config: Config) -> Config:
     """Converts the values of a dataclass to plain Python values of the fields' types.
 
     Scalars of numpy and JAX become Python numbers, lists and arrays become tuples, and paths become
@@ -143,7 +145,7 @@ def plain(config: Fields) -> Fields:
       ConfigError: a value has the wrong type;
         the message names the field's flag and the type that works.
     """
-    hints: Mapping[str, Any] = {}
+    hints: Mapping[str, object] = {}
     with contextlib.suppress(NameError):  # names that only type checkers import
         hints = get_type_hints(type(config), include_extras=True)
     values = {}
@@ -154,7 +156,7 @@ def plain(config: Fields) -> Fields:
     return dataclasses.replace(config, **values)  # type: ignore[type-var]
 
 
-def _plain(name: str, value: Any, hint: Any) -> Any:
+def _plain(name: str, value: object, hint: object) -> object:
     """Converts ``value`` to the type ``hint``."""
     (kind, *others), optional = alternatives(hint)
     is_object = OR_OBJECT in get_args(hint) and not isinstance(value, _NO_OBJECT)
@@ -173,28 +175,29 @@ def _plain(name: str, value: Any, hint: Any) -> Any:
 _NO_OBJECT = str | bool | int | float | None
 
 
-def _scalar(value: Any) -> Any:
+def _scalar(value: object) -> object:
     """Converts a numpy or JAX scalar to a Python number; returns other values unchanged."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         return value.item()
     return value
 
 
-def _truth(name: str, value: Any) -> bool:
+def _truth(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"must be True or False, not {shown(value)}", name)
     return value
 
 
-def _whole(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not (
-        isinstance(value, Integral) or (isinstance(value, float) and value.is_integer())
-    ):
-        raise ConfigError(f"must be a whole number, not {shown(value)}", name)
-    return int(value)
+def _whole(name: str, value: object) -> int:
+    if not isinstance(value, bool):
+        if isinstance(value, Integral):
+            return int(value)
+        if isinstance(value, float) and value.is_integer():
+            return int(value)
+    raise ConfigError(f"must be a whole number, not {shown(value)}", name)
 
 
-def _number(name: str, value: Any) -> float:
+def _number(name: str, value: object) -> float:
     try:
         if not isinstance(value, bool) and isinstance(value, Real):
             return float(value)
@@ -203,7 +206,7 @@ def _number(name: str, value: Any) -> float:
     raise ConfigError(f"must be a number, not {shown(value)}", name)
 
 
-def _text(name: str, value: Any, part: str = "") -> str:
+def _text(name: str, value: object, part: str = "") -> str:
     """Returns text unchanged, and converts a path or a number to text."""
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
@@ -218,63 +221,62 @@ def _text(name: str, value: Any, part: str = "") -> str:
             return str(value)
     if isinstance(value, bytes):
         raise ConfigError(f"{part}must be text, not bytes: {shown(value)}.decode() is text", name)
-    joined = ""
-    if isinstance(value, tuple | list) and value and all(isinstance(x, str) for x in value):
-        joined = f"; as text it is {shown(','.join(value))}"
-    raise ConfigError(f"{part}must be text or a number, not {shown(value)}{joined}", name)
-
-
-def _choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
-    if not (isinstance(value, str) and value in choices):
-        if isinstance(value, str):
-            near = did_you_mean(value, map(str, choices))
-        else:
-            near = ""
+    if isinstance(value, tuple | list) and value and all(isinstance(word, str) for word in value):
         raise ConfigError(
-            f"must be one of {', '.join(map(str, choices))}, not {shown(value)}{near}", name
+            f"{part}must be text or a number, not {shown(value)}; "
+            f"as text it is {shown(','.join(value))}",
+            name,
         )
-    return value
+    raise ConfigError(f"{part}must be text or a number, not {shown(value)}", name)
 
 
-def _plain_tuple(name: str, value: Any, kinds: tuple[Any, ...]) -> Any:
+def _choice(name: str, value: object, choices: Sequence[str]) -> str:
+    if isinstance(value, str) and value in choices:
+        return value
+    near = did_you_mean(value, choices) if isinstance(value, str) else ""
+    raise ConfigError(f"must be one of {', '.join(choices)}, not {shown(value)}{near}", name)
+
+
+def _plain_tuple(name: str, value: object, kinds: tuple[object, ...]) -> tuple[object, ...]:
     if hasattr(value, "tolist"):  # an array
         value = value.tolist()
     if not isinstance(value, tuple | list | range):
         raise ConfigError(f"must be a tuple, not {shown(value)}", name)
-    return tuple(_plain(name, part, kind) for part, kind in _with_kinds(name, value, kinds))
+    return tuple(_plain(name, element, kind) for element, kind in _with_kinds(name, value, kinds))
 
 
 def _with_kinds(
-    name: str, parts: Sequence[Any], kinds: tuple[Any, ...]
-) -> Iterator[tuple[Any, Any]]:
+    name: str, elements: Sequence[T], kinds: tuple[object, ...]
+) -> Iterator[tuple[T, object]]:
     """Pairs the values of a tuple with their types, given the arguments of the tuple's type."""
     if kinds[1:] == (...,):
-        kinds = kinds[:1] * len(parts)
-    if len(kinds) != len(parts):
-        raise ConfigError(f"must be a tuple of {len(kinds)} values, not {shown(parts)}", name)
-    return zip(parts, kinds, strict=True)
+        kinds = kinds[:1] * len(elements)
+    if len(kinds) != len(elements):
+        raise ConfigError(f"must be a tuple of {len(kinds)} values, not {shown(elements)}", name)
+    return zip(elements, kinds, strict=True)
 
 
-def _plain_texts(name: str, value: Any) -> Any:
+def _plain_texts(name: str, value: object) -> dict[str, str]:
     """Converts a dictionary's values to text as on the command line,
     such as ``True`` and ``False``.
     """
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise ConfigError(f"must be a dictionary of names and values, not {shown(value)}", name)
-    scalars = {key: _scalar(x) for key, x in value.items()}
-    return {
-        key: str(x) if isinstance(x, bool) else _text(name, x, f"{key} ")
-        for key, x in scalars.items()
-    }
+    texts = {}
+    for key, scalar in ((key, _scalar(scalar)) for key, scalar in value.items()):
+        if isinstance(scalar, bool):
+            scalar = str(scalar)
+        texts[key] = _text(name, scalar, f"{key} ")
+    return texts
 
 
-_READERS: Mapping[Any, Callable[[str, Any], Any]] = {
+_READERS: Mapping[object, Callable[[str, object], object]] = {
     **{bool: _truth, int: _whole, float: _number, str: _text},
     dict[str, str]: _plain_texts,
 }
 
 
-def alternatives(hint: Any) -> tuple[list[Any], bool]:
+def alternatives(hint: object) -> tuple[list[object], bool]:
     """Returns the types of values that ``hint`` allows beside None, and whether it allows None."""
     if get_origin(hint) is Annotated:
         return alternatives(get_args(hint)[0])
@@ -285,7 +287,7 @@ def alternatives(hint: Any) -> tuple[list[Any], bool]:
     return [kind for kind in kinds if kind is not type(None)], type(None) in kinds
 
 
-def from_texts(name: str, texts: Sequence[str], hint: Any) -> Any:
+def from_texts(name: str, texts: Sequence[str], hint: object) -> object:
     """Reads a value of the type ``hint`` from the texts behind a flag:
     several for a tuple or ``key=value`` pairs.
 
@@ -298,9 +300,9 @@ def from_texts(name: str, texts: Sequence[str], hint: Any) -> Any:
     if get_origin(kind) is not tuple or (optional and texts == ["None"]):
         return from_text(name, texts[-1], hint)
     kinds = get_args(kind)
-    numbers = {*kinds} <= {int, float, ...}  # which commas may divide, too
-    parts = [part for text in texts for part in text.split(",")] if numbers else texts
-    return tuple(from_text(name, part, kind) for part, kind in _with_kinds(name, parts, kinds))
+    if {*kinds} <= {int, float, ...}:  # commas may also divide numbers
+        texts = [number for text in texts for number in text.split(",")]
+    return tuple(from_text(name, text, kind) for text, kind in _with_kinds(name, texts, kinds))
 
 
 def _pairs(name: str, texts: Sequence[str]) -> dict[str, str]:
@@ -315,29 +317,33 @@ def _pairs(name: str, texts: Sequence[str]) -> dict[str, str]:
     return pairs
 
 
-def from_text(name: str, text: str, hint: Any) -> Any:
+def from_text(name: str, text: str, hint: object) -> object:
     """Reads a value of the type ``hint`` from one text.
 
     Raises:
       ConfigError: the text is not such a value, or the type cannot be written as text.
     """
     kinds, optional = alternatives(hint)
-    if optional and (text.lower() in NO_NUMBER if kinds[0] in (int, float) else text == "None"):
+    if optional and text == "None":
+        return None
+    if optional and kinds[0] in (int, float) and text.lower() in NO_NUMBER:
         return None
     for kind in kinds:
         if get_origin(kind) is Literal:
-            return _choice(name, text, (*get_args(kind), *(["None"] if optional else [])))
+            choices = get_args(kind)
+            return _choice(name, text, (*choices, "None") if optional else choices)
         with contextlib.suppress(ValueError, OverflowError, KeyError):
             return _FROM_TEXT[kind](text)
-    words = {bool: "neither True nor False", int: "not a whole number", float: "not a number"}
-    words |= (
-        {int: "neither a whole number nor None", float: "neither a number nor None"}
-        if optional
-        else {}
-    )
-    raise ConfigError(
-        f"{flag(name)}: {shown(text)} is {words.get(kinds[-1], 'more than a flag of one value can hold')}"
-    )
+    faults: dict[object, str] = {
+        bool: "neither True nor False",
+        int: "not a whole number",
+        float: "not a number",
+    }
+    if optional:
+        faults[int] = "neither a whole number nor None"
+        faults[float] = "neither a number nor None"
+    fault = faults.get(kinds[-1], "more than a flag of one value can hold")
+    raise ConfigError(f"{flag(name)}: {shown(text)} is {fault}")
 
 
 def _whole_of(text: str) -> int:
@@ -347,7 +353,7 @@ def _whole_of(text: str) -> int:
     return int(text)
 
 
-_FROM_TEXT: Mapping[Any, Callable[[str], Any]] = {
+_FROM_TEXT: Mapping[object, Callable[[str], object]] = {
     str: str,
     int: _whole_of,
     float: float,
@@ -363,19 +369,19 @@ class Parts:
     """For each policy, a ``Train`` of which only the algorithm and the fields ``OWN`` count."""
 
 
-def varied(algorithm: Any, values: Mapping[str, Any]) -> Any:
+def varied(algorithm: Config, values: Fields) -> Config:
     """Returns hyperparameters with other values; with several policies, names are
     ``POLICY.FIELD``.
     """
     if not isinstance(algorithm, Parts):
-        return dataclasses.replace(algorithm, **values)
+        return dataclasses.replace(algorithm, **values)  # type: ignore[type-var]
     parts = dict(algorithm.parts)
     for name, value in values.items():
         policy, _, field = name.partition(".")
         part = parts[policy]
-        # a field of the algorithm, or of the policy's normalisation and clipping
         changes = {field: value}
-        if field in {hyperparameter.name for hyperparameter in dataclasses.fields(part.algorithm)}:
+        if any(field == known.name for known in dataclasses.fields(part.algorithm)):
             changes = {"algorithm": dataclasses.replace(part.algorithm, **changes)}
+        # otherwise a field of the policy's normalisation or clipping
         parts[policy] = dataclasses.replace(part, **changes)
     return dataclasses.replace(algorithm, parts=parts)

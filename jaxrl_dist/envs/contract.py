@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import jax
 import numpy as np
 
-from jaxrl_dist.config.train import LIBRARIES
+from jaxrl_dist.config.envs import LIBRARIES
 from jaxrl_dist.envs.conversion import policy_space
 from jaxrl_dist.envs.native import described, miscounted, named, named_spaces, unnamed
 from jaxrl_dist.errors import ConfigError, EnvError

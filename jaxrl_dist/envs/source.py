@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from jaxrl_dist import rng
 from jaxrl_dist.checks import did_you_mean, install_extra, no_env
-from jaxrl_dist.config import train
-from jaxrl_dist.config.train import LIBRARIES, OBJECT, env_name, split_env
+from jaxrl_dist.config import envs
+from jaxrl_dist.config.envs import LIBRARIES, OBJECT, env_name, split_env
 from jaxrl_dist.envs import drawing
 from jaxrl_dist.envs import wrappers as wrapping
 from jaxrl_dist.envs.agents import host as rows
@@ -49,7 +49,7 @@ __all__ = [
 RECORDS = "records"
 """The backend of what a data set says about its environment, in which nobody can play."""
 BACKENDS: dict[str, ModuleType] = dict(
-    zip(train.BACKENDS, (gymnax, envpool, gymnasium), strict=True)
+    zip(envs.BACKENDS, (gymnax, envpool, gymnasium), strict=True)
 )
 
 

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jaxrl_dist import spaces
 from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES, check_samples
 from jaxrl_dist.checks import counted
-from jaxrl_dist.config.train import OWN, Train, env_name
+from jaxrl_dist.config.envs import env_name
+from jaxrl_dist.config.train import OWN, Train
 from jaxrl_dist.envs.base import label_of
 from jaxrl_dist.envs.source import EnvSource, find
 from jaxrl_dist.errors import ConfigError

@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxrl_dist.config.envs import env_name
 from jaxrl_dist.config.plans import PLANS
-from jaxrl_dist.config.train import Train, env_name
+from jaxrl_dist.config.train import Train
 from jaxrl_dist.config.values import varied
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError

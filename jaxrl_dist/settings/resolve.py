@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl_dist.algorithms import having, name_of
 from jaxrl_dist.checks import check_used, did_you_mean, flag, shown
+from jaxrl_dist.config.envs import named_env
 from jaxrl_dist.config.plans import PLANS, default_plan
-from jaxrl_dist.config.train import OWN, RUN_DEFAULTS, Train, named_env
+from jaxrl_dist.config.train import OWN, RUN_DEFAULTS, Train
 from jaxrl_dist.envs.native import env_label
 from jaxrl_dist.errors import ConfigError, UnusedError
 from jaxrl_dist.heavy import in_32_bits
@@ -86,9 +87,8 @@ def settled(
     if several(config.algorithm):
         return (*_policies(config, changes), {})
     hyperparameters = _check_changes(config, changes, stored)
-    fields = {"env": named_env(config.env)} | {
-        name: changes[name] for name in RUN_FIELDS & changes.keys()
-    }
+    fields = {name: changes[name] for name in RUN_FIELDS & changes.keys()}
+    fields.setdefault("env", named_env(config.env))
     if "evolve_interval" in stored and changes.get("evolve", config.evolve) is None:
         fields["evolve_interval"] = None
     config = dataclasses.replace(config, **fields)

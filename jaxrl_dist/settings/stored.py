@@ -15,17 +15,8 @@ from typing import Any
 
 from jaxrl_dist.algorithms import config_class, name_of
 from jaxrl_dist.checks import did_you_mean, shown
-from jaxrl_dist.config.train import (
-    CONFIG_FILE,
-    OBJECT,
-    OWN,
-    RUN_DEFAULTS,
-    Train,
-    env_name,
-    module_of_user,
-    named_env,
-    split_env,
-)
+from jaxrl_dist.config.envs import OBJECT, env_name, module_of_user, named_env, split_env
+from jaxrl_dist.config.train import CONFIG_FILE, OWN, RUN_DEFAULTS, Train
 from jaxrl_dist.config.values import marked, plain
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import spaces

@@ -12,8 +12,9 @@ import jax
 from jaxrl_dist import algorithms, plans
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.pool import PoolOptions
+from jaxrl_dist.config.envs import LIBRARIES, split_env
 from jaxrl_dist.config.plans import PLANS
-from jaxrl_dist.config.train import LIBRARIES, Train, split_env
+from jaxrl_dist.config.train import Train
 from jaxrl_dist.config.values import marked, varied
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.heavy import in_32_bits

@@ -21,8 +21,9 @@ from typing import IO, Any
 from jaxrl_dist import algorithms, plans
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.checks import counted
+from jaxrl_dist.config.envs import env_name, module_of_user, split_env
 from jaxrl_dist.config.plans import PLANS
-from jaxrl_dist.config.train import Train, env_name, module_of_user, split_env
+from jaxrl_dist.config.train import Train
 from jaxrl_dist.data.writing import check_new
 from jaxrl_dist.envs.agents.groups import team_size
 from jaxrl_dist.errors import ConfigWarning, DivergedError, FileWarning

@@ -29,7 +29,7 @@ from test_envs import check_contract, random_actions
 
 import jaxrl_dist
 from jaxrl_dist import cli
-from jaxrl_dist.config.train import split_env
+from jaxrl_dist.config.envs import split_env
 from jaxrl_dist.envs.base import Wrappers
 from jaxrl_dist.envs.host import gymnasium as adapter
 from jaxrl_dist.envs.host import vector

@@ -22,7 +22,7 @@ from test_envs import check_contract, random_actions, run_gymnax, unstack
 
 import jaxrl_dist
 from jaxrl_dist import cli
-from jaxrl_dist.config.train import LIBRARIES
+from jaxrl_dist.config.envs import LIBRARIES
 from jaxrl_dist.envs.base import Wrappers
 from jaxrl_dist.envs.device import gymnax, libraries
 from jaxrl_dist.envs.device.libraries import Adapted, Step

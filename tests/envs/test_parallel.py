@@ -22,7 +22,7 @@ from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.actors.host import HostActor
 from jaxrl_dist.algorithms.a2c import A2C
 from jaxrl_dist.commands.plot import plot
-from jaxrl_dist.config.train import module_of_user, split_env
+from jaxrl_dist.config.envs import module_of_user, split_env
 from jaxrl_dist.envs.base import Wrappers
 from jaxrl_dist.envs.native import advice_on
 from jaxrl_dist.envs.source import find

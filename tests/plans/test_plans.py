@@ -36,8 +36,9 @@ from jaxrl_dist.algorithms.rainbow import Rainbow
 from jaxrl_dist.algorithms.sac import SAC
 from jaxrl_dist.algorithms.td3 import TD3
 from jaxrl_dist.config import plans as table
+from jaxrl_dist.config.envs import BACKENDS
 from jaxrl_dist.config.named import data_of
-from jaxrl_dist.config.train import BACKENDS, Train
+from jaxrl_dist.config.train import Train
 from jaxrl_dist.envs.host import envpool
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxrl_dist.commands import find_modules, flags, help
-from jaxrl_dist.config.train import LIBRARIES
+from jaxrl_dist.config.envs import LIBRARIES
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError, visible
 

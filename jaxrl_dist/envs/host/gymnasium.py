@@ -23,7 +23,7 @@ from gymnasium.envs.registration import load_env_creator
 from gymnasium.error import Error
 
 from jaxrl_dist.checks import did_you_mean
-from jaxrl_dist.config.train import BACKENDS, LIBRARIES
+from jaxrl_dist.config.envs import BACKENDS, LIBRARIES
 from jaxrl_dist.envs import episodes, masks
 from jaxrl_dist.envs.base import Wrappers
 from jaxrl_dist.envs.conversion import space_of

@@ -22,7 +22,7 @@ from gymnasium import spaces
 
 from jaxrl_dist import rng
 from jaxrl_dist.checks import did_you_mean, install_extra
-from jaxrl_dist.config.train import LIBRARIES
+from jaxrl_dist.config.envs import LIBRARIES
 from jaxrl_dist.errors import ConfigError, one_line
 from jaxrl_dist.types import PyTree
 
