@@ -93,6 +93,18 @@ def test_the_table_names_every_module_and_lower_ones_only() -> None:
     assert not upward, f"CONTRIBUTING.md names a room that does not lie below: {upward}"
 
 
+def test_what_contributing_says_to_touch_exists() -> None:
+    text = (runs.ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text.partition("### What to touch")[2].partition("\n## ")[0]
+    places = re.findall(r"`([\w/.]+/[\w.]*|\w+\.toml)`", table)
+    missing = [
+        place
+        for place in places
+        if not (runs.ROOT / PACKAGE / place).exists() and not (runs.ROOT / place).exists()
+    ]
+    assert len(places) >= 10 and not missing, missing
+
+
 def test_folders_of_tests_are_rooms() -> None:
     assert {
         path.parent.name for path in (runs.ROOT / "tests").glob("*/test_*.py")
