@@ -90,7 +90,7 @@ def _measure(options: Exact, policy: Policy) -> str:
     if options.out is not None:
         from jaxrl_dist.commands.plot import drawing
 
-        drawing.check(pathlib.Path(options.out))
+        drawing.check_picture(pathlib.Path(options.out))
     measured = of_policy(policy, discount=options.discount, **_limits(options))
     if options.out is not None:
         drawing.save(measured.figure(options.grid or None), pathlib.Path(options.out))

@@ -113,7 +113,7 @@ def _tune(
     return.
     """
     tuner = str(sweep.tuner)
-    tuning.check(tuner, run)
+    tuning.check_tuner(tuner, run)
     vary = run.fields.pop("vary")
     config, source = run.resolved()
     _check_record(config)

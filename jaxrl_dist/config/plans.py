@@ -11,10 +11,10 @@ class Plan(NamedTuple):
     """What a plan does and needs; its code is the module of ``jaxrl_dist.plans`` with its name.
 
     A function of that module with the same name executes a ``Session``. Where the plan is
-    ``threaded``, the module also has ``check(config, algorithm, name, num_devices)``, which raises
-    ``ConfigError`` if the resolved config or the algorithm does not fit the plan; messages use the
-    algorithm's ``name``, and ``num_devices`` devices learn. With several policies, it is called for
-    each that trains.
+    ``threaded``, the module also has ``check_plan(config, algorithm, name, num_devices)``. It
+    raises ``ConfigError`` if the resolved config or the algorithm does not fit the plan; messages
+    use the algorithm's ``name``, and ``num_devices`` devices learn. With several policies, it is
+    called for each that trains.
     """
 
     help: str
@@ -24,7 +24,7 @@ class Plan(NamedTuple):
     ``updates`` learns from a data set alone and steps no environment."""
     compiled: bool = False
     """Whether environments are part of its program: they must be pure functions,
-    and a resumed run goes on in them."""
+    and a resumed run continues in them."""
     threaded: bool = False
     """Whether its actors run in threads."""
     sends_gradients: bool = False
@@ -33,8 +33,8 @@ class Plan(NamedTuple):
     """Whether learning from a replay memory need not wait for new experience
     (``--free-running``)."""
     unused: tuple[str, ...] = ()
-    """Fields that presets fill in, and hyperparameters, that mean nothing under it:
-    the user's are refused."""
+    """Fields that presets fill in, and hyperparameters, that mean nothing under it;
+    a run refuses the user's."""
     several: bool = True
     """Whether several policies can train."""
     copies: bool = True
@@ -46,7 +46,7 @@ class Plan(NamedTuple):
     @property
     def simulates(self) -> bool:
         """Whether environments that are pure functions run where policies act,
-        who can so plan with them.
+        so that policies can plan with them.
         """
         return self.compiled or self.threaded
 

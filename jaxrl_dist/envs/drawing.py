@@ -39,7 +39,7 @@ def own_render(env: Any, *params: PyTree) -> Callable[[PyTree], object] | None:
     return lambda state: env.render(state, *params)
 
 
-def check(spec: EnvSpec, render: Callable[[PyTree], object] | None) -> None:
+def check_drawable(spec: EnvSpec, render: Callable[[PyTree], object] | None) -> None:
     """Checks that ``draw`` can draw an environment, before a program is compiled for it.
 
     Raises:

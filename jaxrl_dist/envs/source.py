@@ -124,7 +124,7 @@ class EnvSource(NamedTuple):
         runs = seed if isinstance(seed, Sequence) else [seed]
         if self.pure is not None:
             if drawn:
-                drawing.check(self.pure.spec, self.pure.render)
+                drawing.check_drawable(self.pure.spec, self.pure.render)
             keys = jnp.stack([rng.stream(seed, rng.Stream.ENV) for seed in runs])
             return HostGymnax(self.pure, share.size * len(runs), keys, share.first)
         envs = EnvSlice._make(number // self.spec.num_agents for number in share)
@@ -264,7 +264,7 @@ def locate(env: str) -> Located:
         )
     backends = [prefix] if prefix else list(BACKENDS)
     if prefix in LIBRARIES:
-        libraries.check(prefix, env_id)
+        libraries.library_with(prefix, env_id)
         return Located(prefix, env_id)
     if module is not None:
         return Located("gymnasium", f"{module}:{env_id}", prefix)

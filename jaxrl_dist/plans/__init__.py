@@ -91,7 +91,7 @@ def pool_options(
                 "--plan synchronous does, and on_device with environments that can be compiled"
             )
         if trained.trains:
-            _code(config.plan).check(config, trained, names[policy], len(learners))
+            _code(config.plan).check_plan(config, trained, names[policy], len(learners))
     return threaded.pool_options(config, learners)
 
 

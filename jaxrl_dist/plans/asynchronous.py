@@ -32,7 +32,7 @@ from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Algorithm, Algorithms, Report, TrainState
 
 
-def check(config: Train, algorithm: Algorithm, name: str, num_devices: int) -> None:
+def check_plan(config: Train, algorithm: Algorithm, name: str, num_devices: int) -> None:
     """See ``config.plans.Plan``; warns if experience may
     lag and the algorithm does not correct for it.
     """
@@ -41,7 +41,7 @@ def check(config: Train, algorithm: Algorithm, name: str, num_devices: int) -> N
             f"--plan asynchronous over {peers.count()} processes needs --lockstep: an update takes a rollout of each "
             "actor of each process"
         )
-    threaded.check(config, (num_devices, "devices"))
+    threaded.check_actors(config, (num_devices, "devices"))
     check_divides("num_actors", config.num_actors or 1, (peers.count(), "processes"))
     if algorithm.replay is not None:
         for field in marked(config, skips=True):

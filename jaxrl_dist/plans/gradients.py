@@ -32,14 +32,14 @@ from jaxrl_dist.plans.session import Session
 from jaxrl_dist.types import Algorithm, PyTree, Report, TrainState
 
 
-def check(config: Train, algorithm: Algorithm, name: str, num_devices: int) -> None:
+def check_plan(config: Train, algorithm: Algorithm, name: str, num_devices: int) -> None:
     """See ``config.plans.Plan``."""
     del name, num_devices  # each gradient is one actor's, so nothing is sharded
     if peers.count() > 1:
         raise ConfigError(
             "--plan gradients trains in one process; --plan asynchronous --lockstep does in several"
         )
-    threaded.check(config)
+    threaded.check_actors(config)
     if algorithm.replay is not None and algorithm.replay.priority_exponent is not None:
         raise ConfigError(
             "--priority-exponent is for what is replayed, and --plan gradients replays nothing"

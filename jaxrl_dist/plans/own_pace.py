@@ -34,7 +34,7 @@ from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Algorithm, Report, TrainState
 
 
-def check(config: Train, algorithm: Algorithm, name: str, num_devices: int) -> None:
+def check_plan(config: Train, algorithm: Algorithm, name: str, num_devices: int) -> None:
     """See ``config.plans.Plan``."""
     if peers.count() > 1:
         raise ConfigError(
@@ -48,7 +48,7 @@ def check(config: Train, algorithm: Algorithm, name: str, num_devices: int) -> N
         raise ConfigError(
             f"{flag('lockstep')} makes policies wait, and under --plan own_pace none does"
         )
-    asynchronous.check(config, algorithm, name, num_devices)
+    asynchronous.check_plan(config, algorithm, name, num_devices)
 
 
 def own_pace(session: Session) -> Iterator[Report]:

@@ -38,7 +38,7 @@ def prioritizes(algorithm: Algorithms) -> bool:
     )
 
 
-def check(config: Train, *divisors: tuple[int, str]) -> None:
+def check_actors(config: Train, *divisors: tuple[int, str]) -> None:
     """Checks the flags that the plans with actor threads share.
 
     Args:

@@ -155,7 +155,7 @@ def _check_film(source: EnvSource) -> None:
             f"{label_of(source.spec)} runs on the host, but --film shows games on the device; "
             "remove it"
         )
-    drawing.check(source.spec, source.device().render)
+    drawing.check_drawable(source.spec, source.device().render)
 
 
 def _write_film(file: pathlib.Path, source: EnvSource, result: Result, seed: int) -> None:

@@ -41,7 +41,7 @@ class Tracker(Protocol):
         """Closes the tracker after its last value."""
 
 
-def check(config: Train) -> None:
+def check_trackers(config: Train) -> None:
     """Checks that the trackers of a run can be used.
 
     Raises:

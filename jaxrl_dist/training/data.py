@@ -35,7 +35,7 @@ are scaled (the authors' code of Kostrikov et al. 2021)."""
 # --- Before the data are read ---------------------------------------------------------------------
 
 
-def check(config: Train, algorithm: Algorithm, spec: EnvSpec, num_devices: int) -> None:
+def check_data(config: Train, algorithm: Algorithm, spec: EnvSpec, num_devices: int) -> None:
     """Checks that an algorithm can learn from the data set of a run, if there is one.
 
     Raises:

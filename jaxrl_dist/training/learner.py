@@ -111,7 +111,7 @@ def _check_sizes(config: Train, algorithm: Algorithm, spec: EnvSpec, num_devices
             "an algorithm with replay needs windows of a fixed length, "
             "such as window=1 for transitions"
         )
-    data.check(config, algorithm, spec, num_devices)
+    data.check_data(config, algorithm, spec, num_devices)
     if config.offline:
         return
     sends_gradients = PLANS[config.plan].sends_gradients  # then each actor has one device

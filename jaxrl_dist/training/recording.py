@@ -19,7 +19,7 @@ from jaxrl_dist.settings.policies import label
 from jaxrl_dist.types import EnvSpec
 
 
-def check(config: Train, spec: EnvSpec) -> None:
+def check_recording(config: Train, spec: EnvSpec) -> None:
     """Checks that the experience of a resolved config can be recorded, if the config asks for it.
 
     Raises:

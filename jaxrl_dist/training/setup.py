@@ -53,7 +53,7 @@ def prepare(config: Train, source: EnvSource | None = None) -> Run:
     if source is None:
         config, source = resolved(config)
     config = _same(config)
-    trackers.check(config)
+    trackers.check_trackers(config)
     if config.compile_cache:
         keep_programs()
     prepared = _prepared(config, source)
@@ -113,7 +113,7 @@ def _prepared(config: Train, source: EnvSource) -> Run:
     """Prepares the members of a run; a single run has one.
     They share programs where the plan lets them.
     """
-    recording.check(config, source.spec)
+    recording.check_recording(config, source.spec)
     several = populations.is_population(config)
     if several:
         population = populations.members(config)

@@ -187,7 +187,7 @@ def names_picture(out: str | pathlib.Path) -> bool:
     return pathlib.Path(out).suffix[1:].lower() in FigureCanvasBase.get_supported_filetypes()
 
 
-def check(out: pathlib.Path) -> None:
+def check_picture(out: pathlib.Path) -> None:
     """Checks that a picture can be written there.
 
     Raises:
@@ -205,10 +205,10 @@ def save(fig: Figure, out: pathlib.Path) -> None:
     """Writes the picture; the extension sets its format.
 
     Raises:
-      ConfigError: as ``check``.
+      ConfigError: as ``check_picture``.
       OSError: the file cannot be written; an older file stays unchanged.
     """
-    check(out)
+    check_picture(out)
     kind = out.suffix[1:].lower()
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
     with matplotlib.rc_context(STYLE), replacing(out) as partial:

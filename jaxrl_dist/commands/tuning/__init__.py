@@ -53,7 +53,7 @@ class Search(NamedTuple):
     """Prints a line or a table."""
 
 
-def check(tuner: str, run: Request) -> None:
+def check_tuner(tuner: str, run: Request) -> None:
     """Checks that a tuner is installed, and that a command leaves the members of its trials to it.
 
     Raises:

@@ -163,7 +163,7 @@ def load(library: str) -> Library:
         raise ConfigError(f"{library}: cannot be imported: {one_line(error)}") from error
 
 
-def check(library: str, env_id: str) -> Library:
+def library_with(library: str, env_id: str) -> Library:
     """Returns the adapter of a library that has an environment of this id.
 
     Raises:
@@ -185,7 +185,7 @@ def make(library: str, env_id: str, options: Mapping[str, str]) -> Adapted:
       ConfigError: unknown environment or option, the library is missing,
         or it cannot make this environment here.
     """
-    module = check(library, env_id)
+    module = library_with(library, env_id)
     try:
         with theirs():
             return module.make(env_id, options)
