@@ -250,7 +250,7 @@ EXECUTED = {
     ),
     "a mean that is 0 at first": (
         *("return total,", "return total + jnp.mean(jnp.exp(RATIO) - 1 - RATIO),"),
-        "loss gives an example another loss when other examples change: no mean over examples is taken in a loss",
+        "loss gives an example another loss when other examples change; no mean over examples is taken in a loss",
     ),
     "a ratio's mask": (
         *(
