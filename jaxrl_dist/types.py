@@ -56,14 +56,12 @@ class EnvSpec:
     """Agents of an environment; each is a row of the batch, next to the others of its
     environment."""
     unread_mask: str = ""
-    """Why policies cannot use the action masks that the environment seems to have; empty:
-    they can, or it has none."""
+    """Why policies cannot use the action masks that the environment seems to have;
+    empty: they can, or there are none."""
     inside: str = ""
-    """What wrappers inside the environment do that policies or returns suffer from; empty:
-    nothing."""
+    """What wrappers inside the environment do that harms policies or returns; empty: nothing."""
     info_metrics: tuple[str, ...] = ()
-    """Numbers of its info that episode statistics include, as ``envs.episodes.parse`` returns
-    them."""
+    """Numbers of its info in episode statistics, as ``envs.episodes.parse`` returns them."""
     fps: float | None = None
     """Steps that a film shows in a second; None: the environment does not say."""
     both_sides: bool = False
@@ -72,8 +70,8 @@ class EnvSpec:
     """Paths of the dicts that the environment has as a ``Tuple``,
     each below ``observation`` or ``action``."""
     policies: Mapping[str, EnvSpec] = dataclasses.field(default_factory=dict, hash=False)
-    """The spec of each of several policies; then the spaces above are dicts keyed by policy.
-    Empty: one policy."""
+    """The spec of each of several policies, and the spaces above are dicts keyed by policy;
+    empty: one policy."""
 
     @property
     def interface(self) -> Interface:
@@ -90,18 +88,12 @@ class EnvSpec:
         return self.policies or {"": self}
 
     def keyed(self, tree: PyTree) -> Any:
-        """Returns what the environment takes or returns as a dict keyed by policy: with one,
-        it has no names itself.
-        """
-        if self.policies:
-            return tree
-        return {"": tree}
+        """Returns what the environment takes or returns as a dict keyed by policy."""
+        return tree if self.policies else {"": tree}
 
     def bare(self, tree: PyTree) -> Any:
         """The inverse of ``keyed``: what environments, reports and files have."""
-        if self.policies:
-            return tree
-        return tree[""]
+        return tree if self.policies else tree[""]
 
 
 # --- Experience -----------------------------------------------------------------------------------
@@ -116,38 +108,38 @@ class Timestep(NamedTuple):
     """
 
     obs: PyTree
-    """[B, ...]   the observation after the step."""
+    """``[B, ...]``: the observation after the step."""
     reward: Array
-    """[B] float32."""
+    """``[B]`` float32."""
     terminated: Array
-    """[B] bool    the task ended."""
+    """``[B]`` bool: the task ended."""
     truncated: Array
-    """[B] bool    the time limit cut the episode."""
+    """``[B]`` bool: the time limit cut the episode."""
     valid: Array
-    """[B] bool    False on the step in which an environment resets."""
+    """``[B]`` bool: False on the step in which an environment resets."""
 
 
 class Rollout(NamedTuple):
     """``T`` steps of ``B`` environments; the successor of step ``t`` is always ``obs[t + 1]``."""
 
     obs: PyTree
-    """[T + 1, B, ...]."""
+    """``[T + 1, B, ...]``."""
     action: PyTree
-    """[T, B, ...]  in the environment's units."""
+    """``[T, B, ...]``, in the environment's units."""
     reward: jax.Array
-    """[T, B] float32."""
+    """``[T, B]`` float32."""
     terminated: jax.Array
-    """[T, B] bool  the task ended: bootstrap with 0."""
+    """``[T, B]`` bool: the task ended, so bootstrap with 0."""
     truncated: jax.Array
-    """[T, B] bool  the time limit cut the episode: bootstrap from obs[t + 1]."""
+    """``[T, B]`` bool: the time limit cut the episode, so bootstrap from ``obs[t + 1]``."""
     valid: jax.Array
-    """[T, B] bool  False on the step in which an environment resets."""
+    """``[T, B]`` bool: False on the step in which an environment resets."""
     extras: PyTree
-    """[T, B, ...]  the policy's other outputs (log_prob, value ...)."""
+    """``[T, B, ...]``: the policy's other outputs (``log_prob``, ``value`` ...)."""
     core: PyTree
-    """[B, ...]     policy state before step 0; () if none."""
+    """``[B, ...]``: the policy's state before step 0; () if it has none."""
     final_core: PyTree
-    """[B, ...]     policy state after step T - 1, for the bootstrap."""
+    """``[B, ...]``: the policy's state after step ``T - 1``, for the bootstrap."""
 
     @property
     def obs_before(self) -> PyTree:
@@ -206,9 +198,7 @@ class EpisodeStats(NamedTuple):
         return jax.tree.map(lambda *fields: np.stack(fields), *parts)
 
     def merge(self, axis: int | None = None) -> EpisodeStats:
-        """Combines the statistics of all entries along an axis; None: along all axes, to
-        scalars.
-        """
+        """Combines the statistics of all entries along an axis; None: of all, to scalars."""
         sums = [field.sum(axis) for field in (self.episodes, self.return_sum, self.length_sum)]
         info = {
             name: (total.sum(axis), count.sum(axis)) for name, (total, count) in self.info.items()
@@ -230,9 +220,7 @@ class Variables(NamedTuple):
 
 
 class Context(NamedTuple):
-    """Further inputs that a policy, a postprocessor or a loss may use,
-    besides the variables and its data.
-    """
+    """Further inputs of a policy, a postprocessor or a loss, besides variables and data."""
 
     keys: Array = None
     """Random keys, one for each environment ``[B]`` or example ``[N]``,
@@ -248,9 +236,7 @@ class Context(NamedTuple):
 
 
 class Aux(NamedTuple):
-    """Further outputs of a loss, besides the losses; every array is per example,
-    shaped as the losses.
-    """
+    """Further outputs of a loss; every array is per example, shaped as the losses."""
 
     metrics: Mapping[str, jax.Array]
     priority: jax.Array | None = None
@@ -327,8 +313,7 @@ class Algorithm:
     """Its ``update``, if it takes more, also gets ``env_step``, as in ``Context``,
     and ``updates_done`` before it."""
     window: int | None = None
-    """Steps of an environment that one example spans: 1 for transitions; None: the whole
-    rollout."""
+    """Steps of an environment in one example: 1 for transitions; None: the whole rollout."""
     replay: Replay | None = None
     """How to replay experience; None: each rollout is used once, and then discarded."""
     num_epochs: int = 1
@@ -341,16 +326,16 @@ class Algorithm:
     corrects_lag: bool = False
     """Whether the loss allows for experience of older policies, as replayed one always is."""
     target: Callable[[PyTree, PyTree, jax.Array], PyTree] = lambda params, target, updates: target
-    """``(params, target, updates) -> target`` after each update: periodic copy,
-    Polyak average; default: keep."""
+    """``(params, target, updates) -> target`` after each update: a periodic copy or a Polyak
+    average; default: the target stays."""
     initial_target: Callable[[PyTree], PyTree] = lambda params: ()
     """``(params) -> target``; default: no target."""
     update_stats: Callable[[Variables, Rollout, Context], PyTree] | None = None
     """``(variables, rollout, context) -> stats`` after each rollout;
     sums are ``mesh.global_sum``. None: keeps none."""
     initial_core: Callable[[int], PyTree] = lambda num_envs: ()
-    """``(num_envs) -> core [num_envs, ...]`` at the start of
-    an episode (recurrent state, per-env constants)."""
+    """``(num_envs) -> core [num_envs, ...]`` at the start of an episode: recurrent state, constants
+    of each environment."""
     feedback: Callable[[PyTree, PyTree, Timestep], PyTree] = lambda core, action, step: core
     """``(core, action, step) -> core``: stores a step's outcome in the policy state;
     default: stores nothing."""
@@ -373,8 +358,8 @@ class Algorithm:
     """``(variables, obs [B, ...]) -> (values [B, A], temperature)`` of discrete actions, by raw
     rewards, and with the entropy at this temperature or at 0. None: it has no action values."""
     add_extras: Callable[[Rollout], Rollout] | None = None
-    """``(windows [window, N, ...]) -> windows`` of a data set:
-    adds the extras that acting would store; None: none."""
+    """``(windows [window, N, ...]) -> windows`` of a data set, with the extras that acting would
+    store; None: there are none."""
     whole_windows: bool = False
     """Whether the loss of a window covers more of its steps than the first: windows of a data set
     then also begin before the data and on steps without a successor, so that each recorded step
@@ -415,9 +400,7 @@ class TrainState(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """Everything that a run needs to continue as if it had never stopped:
-    numpy arrays and JSON values.
-    """
+    """All that a run needs to continue as if it had never stopped: numpy arrays and JSON values."""
 
     state: TrainState
     actor: PyTree
@@ -461,11 +444,9 @@ class Report:
     metrics: Mapping[str, float | None]
     """Means since the last report; a missing value is None, not NaN."""
     variables: Callable[[], Variables]
-    """Copies the current variables as numpy arrays; must be called before the next report is
-    taken."""
+    """Copies the current variables as numpy arrays; call it before the next report is taken."""
     checkpoint: Callable[[], Checkpoint]
-    """Copies the state that a resumed run starts from;
-    must be called before the next report is taken."""
+    """Copies the state that a resumed run starts from; call it before the next report is taken."""
     evaluation: Mapping[str, float | int] | None = None
     """In the last report and at the evaluation interval: ``episodes`` played, ``return_mean``,
     ``return_std``, ``length_mean``, how many were ``cut``, and of a population ``members`` and, by

@@ -46,8 +46,7 @@ class Learner(NamedTuple):
     """``(memory) -> memory``: run before environments are restarted,
     so that no window spans old and new episodes."""
     start_mid_episode: Callable[[PyTree], PyTree] = lambda memory: memory
-    """``(memory) -> memory``: prepares an empty memory for
-    environments in the middle of their episodes."""
+    """``(memory) -> memory``: prepares an empty memory for environments in mid-episode."""
     observe: Callable[[TrainState, PyTree], TrainState] = lambda state, data: state
     """``(state, data) -> state``: with the running statistics of all steps of a data set; run
     before the first update of a learner without rollouts."""
@@ -157,11 +156,8 @@ def gradient(
     leaves[:1] = [jnp.where(jnp.isfinite(metrics["loss/total"]), x, jnp.nan) for x in leaves[:1]]
     grads = jax.tree.unflatten(treedef, leaves)
     norm = packing.global_norm(grads)
-    return (
-        grads,
-        metrics | {"gradient/norm": norm, "gradient/skipped": 1.0 - jnp.isfinite(norm)},
-        priority,
-    )
+    metrics |= {"gradient/norm": norm, "gradient/skipped": 1.0 - jnp.isfinite(norm)}
+    return grads, metrics, priority
 
 
 def losses_of(
@@ -236,8 +232,7 @@ def _microbatch(params: PyTree, batch: PyTree, num_losses: int) -> int:
 
 
 def num_parts(most: int, num_examples: int, *shape: int) -> int:
-    """Returns the number of equal parts in which to
-    differentiate examples with losses of this shape.
+    """Returns the number of equal parts in which to differentiate losses of this shape.
 
     It is 1 if the examples do not divide into parts of ``most / 2`` to ``most`` losses.
     """
