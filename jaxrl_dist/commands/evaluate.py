@@ -38,7 +38,7 @@ class Trained:
     """File of the algorithm, if the run trained your own."""
     checkpoint: str | None = None
     """Checkpoint whose policy to take: "best" (the highest return, as the run's --keep-best says)
-    or its env steps; None: the trained policy, or else that of the newest checkpoint."""
+    or its env steps; None: the trained policy, or else the newest checkpoint's."""
 
     @property
     def checkpoint_steps(self) -> int | None:
@@ -108,8 +108,8 @@ class Evaluate(Trained):
     """Env steps after which an episode is cut; None: 27,000,
     or the environment's own limit if longer."""
     num_simulations: int | None = setting(None, low=0, high=10**4)
-    """Steps of each search of an algorithm that plans; 0: the network acts alone; None:
-    as in training."""
+    """Steps of each search of an algorithm that plans; 0: the network acts alone;
+    None: as in training."""
     quiet: bool = False
     """Show no progress."""
     json: bool = False
@@ -128,10 +128,10 @@ class Evaluate(Trained):
 
 
 class Played(NamedTuple):
-    """What a run's policy has played."""
+    """The evaluation of a run's policy."""
 
     numbers: Mapping[str, float | int]
-    """The summary of the evaluation."""
+    """Its summary, and the normalised score if the run's data set gives one."""
     checkpoint: int | None
     """Env steps of the checkpoint that the user named; None: none was named."""
 
@@ -234,7 +234,7 @@ def _play_members(
     """Plays the episodes of each member.
 
     Returns:
-      What the members have played, by their names, and why others could not be loaded.
+      The evaluations by member, and why the policies of other members cannot be loaded.
     """
     from jaxrl_dist.data.files import scored
 
@@ -282,8 +282,11 @@ def _shared_evaluator(
 
 
 def _table(by_member: Mapping[str, Played], results: Mapping[str, Mapping[str, str]]) -> str:
-    """Returns a table with a row for each member; ``results`` are the rows of the population's
-    ``results.csv``, where a member's seed and hyperparameters stand before its status.
+    """Returns a table with a row for each member.
+
+    Args:
+      results: rows of the population's ``results.csv``, by member; the seed and the varied
+        hyperparameters stand before the status.
     """
     from jaxrl_dist.training.tables import aligned
 

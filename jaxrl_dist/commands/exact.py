@@ -28,7 +28,7 @@ class Exact(evaluate.Trained):
     env_options: dict[str, str] = dataclasses.field(default_factory=dict)
     """Options of the environment instead of the run's."""
     discount: float | None = setting(None, low=0, high=1)
-    """Discount of values; None: that of the run."""
+    """Discount of values; None: the run's."""
     max_states: int = setting(100_000, low=1, high=10**8)
     """States after which listing ends with an error."""
     tries: int = setting(1000, low=1, high=10**6)

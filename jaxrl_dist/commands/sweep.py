@@ -92,7 +92,7 @@ def _train_members(
     ]
     progress = _Progress(path, rows, config.evaluation_policy, quiet=quiet)
     with _claimed(path, to_json(config, source.spec)):
-        # of an earlier session; those that end now replace theirs
+        # the rows of an earlier session; members that end now replace theirs
         rows[:] = read_rows(path, rows)
         progress.print(f"{counted(len(rows), 'member')}, {sweep.jobs} at a time, in {path}")
         logs = list(map(progress.log, range(len(rows))))

@@ -73,7 +73,7 @@ class GatedAttention(nn.Module):
 
         x = layer("embed", features).astype(jnp.float32)
         inputs = jnp.concatenate([jnp.swapaxes(core["inputs"], 0, 1), x])  # [window + T, B, size]
-        # The episode number of each step, then that of the step after them.
+        # The episode number of each step, and of the step after them.
         ends = jnp.cumsum(~valid, axis=0)
         episode = jnp.concatenate([core["there"].T.astype(int) - 1, jnp.zeros_like(ends[:1]), ends])
 
@@ -98,11 +98,11 @@ class GatedAttention(nn.Module):
 def _attended(
     query: jax.Array, key: jax.Array, value: jax.Array, position: jax.Array, episode: jax.Array
 ) -> jax.Array:
-    """Returns what each step reads of itself and of those of the ``W`` steps before it that belong
-    to its episode.
+    """Returns what each step reads of itself and of the ``W`` steps before it, if they belong to
+    its episode.
 
     Steps are taken in blocks, so that a block's keys are one array:
-    ``W`` keys and those of its own steps.
+    ``W`` earlier keys, and the keys of its own steps.
 
     Args:
       query: ``[T, B, heads, D]``.

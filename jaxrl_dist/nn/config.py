@@ -64,8 +64,8 @@ class NoiseConfig(Inherits):
     """Flag of policies that draw continuous actions; algorithms inherit it."""
 
     noise_correlation: float | None = setting(None, low=0, below=1)
-    """Correlation between the noise of a continuous action and that of the action before; None:
-    each action has independent noise. Correlated noise explores further (Hollenstein et al. 2024,
+    """Correlation between the noise of consecutive continuous actions; None: each action has
+    independent noise. Correlated noise explores further (Hollenstein et al. 2024,
     arXiv:2312.11091)."""
 
     def noise_size(self, components: int) -> int:

@@ -6,8 +6,8 @@ typed key for each element of the batch; an element's action depends only on tha
 element's parameters, never on the size of the batch (with JAX's default generator, threefry).
 Discrete actions are int32, continuous ones float32.
 
-Distributions with normal components take ``noise``, standard normal numbers in place of those that
-they would draw, so that a caller may correlate the noise of consecutive actions.
+Distributions with normal components take ``noise``, standard normal numbers that they use instead
+of drawing, so that a caller may correlate the noise of consecutive actions.
 """
 
 from __future__ import annotations

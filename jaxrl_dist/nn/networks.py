@@ -85,7 +85,7 @@ def make_network(
     Args:
       observation: may lack parts of the observations passed to ``step`` and ``unroll``.
       torsos: names of the torsos' parameters. The heads get the features of one torso as an array
-        ``[..., D]``, those of several as a tuple of arrays, and without a torso the preprocessed
+        ``[..., D]``, of several as a tuple of arrays, and without a torso the preprocessed
         observation, flattened.
       critic_sees: space that the last torso reads in place of ``observation``.
       core_inputs: number of values that the core reads beside the first torso's features.

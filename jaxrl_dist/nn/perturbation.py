@@ -27,9 +27,7 @@ def perturbed(params: PyTree, key: jax.Array, scale: jax.Array | float) -> PyTre
 
 
 def num_parts(params: PyTree, copies: int) -> int:
-    """Returns the smallest number of equal parts of ``copies``
-    such that those of one part fit into ``MAX_BYTES``.
-    """
+    """Returns the smallest number of equal parts of ``copies`` that fit into ``MAX_BYTES``."""
     most = copies_at_once(params)
     return next(parts for parts in range(-(-copies // most), copies + 1) if copies % parts == 0)
 

@@ -184,9 +184,7 @@ def make_torso(config: TorsoConfig, observation: Space, dtype: DTypeLike) -> Any
 
 
 def _unused(name: str, images: Collection[str]) -> str:
-    """Returns the name of a layer in the parameters,
-    unlike those of the images that the environment names.
-    """
+    """Returns the name of a layer in the parameters that no image of the environment has."""
     if name in images:
         return _unused(f"{name}_", images)
     return name

@@ -273,8 +273,8 @@ def _trained_player(policy: Policy, *, sampled: bool) -> Player:
 
 
 def _completed(obs: dict[str, PyTree], space: dict[str, Any], num_games: int) -> dict[str, PyTree]:
-    """Returns the parts of an observation in their order; those that only the critic sees, which a
-    match does not show, are zeros.
+    """Returns all parts of an observation; parts that only the critic sees, which a match does not
+    show, are zeros.
     """
     completed = {}
     for name, part in space.items():

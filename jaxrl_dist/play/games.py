@@ -1,4 +1,4 @@
-"""Games of two players: who plays, the programs that play all games at once, and who has won.
+"""Games of two players: who plays, the programs that play all games together, and who has won.
 
 Both games of a pair begin with the same random moves, by the same chances of the environment, and
 the players have changed seats. So neither the opening nor the side favours a player.
@@ -140,7 +140,7 @@ class _Steps(NamedTuple):
 
 
 class _Pair:
-    """Two players in all their games at once; the seats of game ``g`` are the rows ``2 g`` and
+    """Two players in all their games; the seats of game ``g`` are the rows ``2 g`` and
     ``2 g + 1``, where the players sit in turn.
     """
 

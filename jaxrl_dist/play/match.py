@@ -34,7 +34,7 @@ class Match(NamedTuple):
     env: str
     players: tuple[str, ...]
     results: tuple[Result, ...]
-    """Of the players 0 and 1, 0 and 2, ..., 1 and 2, ..."""
+    """The players 0 and 1, 0 and 2, ..., 1 and 2, ..."""
     elo: np.ndarray
     """[n] float64, mean 1500; see ``ratings.elo``."""
     intervals: np.ndarray
@@ -68,7 +68,7 @@ def match(
     film: str | pathlib.Path | None = None,
 ) -> Match:
     """Plays every player against every other, in a game of two players that self-play trains,
-    such as those of Pgx.
+    such as ``pgx:connect_four``.
 
         jaxrl_dist.match("runs/new", "runs/old@500000", "random").results[0].score
 
@@ -82,7 +82,7 @@ def match(
         take the best action would repeat one game. Both games of a pair have the same.
       checkpoint: of the runs that are named without one, as for ``load_policy``.
       env: the game, if no run names it, or as for ``load_policy``.
-      env_options: the game's options instead of those of the first run.
+      env_options: the game's options instead of the first run's.
       algorithm: as for ``load_policy``.
       sampled: policies sample their actions; else they take the best ones.
       num_simulations: of the runs whose algorithms plan, as for ``load_policy``.

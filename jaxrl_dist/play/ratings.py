@@ -15,10 +15,10 @@ Z95 = 1.959964
 
 
 def padded(scores: np.ndarray) -> np.ndarray:
-    """Returns scores of pairs ``[P]`` with one pair more
-    that is won and one that is lost, ``[P + 2]``.
+    """Returns the scores of pairs ``[P]``, and of one more pair that is won and one that is lost,
+    ``[P + 2]``.
 
-    So an interval keeps a width where all pairs end alike. These are the two successes and two
+    So an interval keeps a width if all pairs end alike. These are the two successes and two
     failures that Agresti and Coull (1998, "Approximate is better than 'exact' for interval
     estimation of binomial proportions") add.
     """
@@ -40,16 +40,16 @@ def elo(
     """Returns the ratings of maximum likelihood, with mean ``MEAN``,
     and their standard errors, both ``[n]``.
 
-    The model is that of Bradley and Terry (1952) on the scale of Elo (1978): a difference of ``D``
+    The model is by Bradley and Terry (1952), on the scale of Elo (1978): a difference of ``D``
     points predicts the score ``1 / (1 + 10^(-D / 400))``. A draw is half a win. Every two players
-    who have met have one drawn game more, so ratings are finite where one has won all games. The
-    errors are those of Huber (1967), "The behavior of maximum likelihood estimates under
-    nonstandard conditions", so that games may depend on each other.
+    who have met get one more game, a draw, so ratings are finite even if one has won all games. The
+    errors are by Huber (1967), "The behavior of maximum likelihood estimates under nonstandard
+    conditions", so games may depend on each other.
 
     Args:
-      games: played by each two players, ``[n, n]``, symmetric.
-      points: of the row's player against the column's, ``[n, n]``.
-      variance: of those points, ``[n, n]``, symmetric, and zero on the diagonal.
+      games: number of games between every two players, ``[n, n]``, symmetric.
+      points: points of the row's player against the column's, ``[n, n]``.
+      variance: variance of the points, ``[n, n]``, symmetric, and zero on the diagonal.
     """
     met = games > 0
     games = games + met
@@ -81,27 +81,28 @@ def elo_table(
     """Returns the ratings ``[n]`` of players who have all met,
     and their intervals of 95 %, ``[n, 2]``.
 
-    The variance of a score is that between pairs of games, those of ``padded`` among them. The
-    rating of who has won nearly all games has hardly a bound away from ``MEAN``, where the
-    likelihood is flat. Towards ``MEAN`` it has one: on that side, the error is that of ratings to
-    which the pairs of ``padded`` count, too.
+    The variance of a score is the variance between pairs of games, including the two of ``padded``.
+    A player who has won nearly all games has a rating with hardly a bound away from ``MEAN``, where
+    the likelihood is flat. Towards ``MEAN`` the rating has a bound: on that side, the error comes
+    from ratings in which the two pairs of ``padded`` also count.
 
     Args:
       count: number of players.
-      scores: those of ``[P]`` pairs of games, each 0 to 1, by two players, for the first of them.
+      scores: by two players, the first player's scores ``[P]`` in pairs of games, each 0 to 1.
     """
 
-    def fitted(more: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    def fit(change: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         games, points, variance = np.zeros((3, count, count))
-        for (a, b), of_pairs in scores.items():
-            counted = more(of_pairs)
-            games[a, b] = games[b, a] = 2 * len(counted)
-            points[a, b] = 2 * counted.sum()
-            points[b, a] = 2 * (1 - counted).sum()
-            variance[a, b] = variance[b, a] = 4 * len(counted) * padded(of_pairs).var(ddof=1)
+        for (first, second), pair_scores in scores.items():
+            counted = change(pair_scores)
+            spread = padded(pair_scores).var(ddof=1)
+            games[first, second] = games[second, first] = 2 * len(counted)
+            points[first, second] = 2 * counted.sum()
+            points[second, first] = 2 * (1 - counted).sum()
+            variance[first, second] = variance[second, first] = 4 * len(counted) * spread
         return elo(games, points, variance)
 
-    ratings, outwards = fitted(np.asarray)
-    _, inwards = fitted(padded)
+    ratings, outwards = fit(np.asarray)
+    _, inwards = fit(padded)
     below, above = np.where(ratings >= MEAN, (inwards, outwards), (outwards, inwards))
     return ratings, np.stack([ratings - Z95 * below, ratings + Z95 * above], axis=1)

@@ -64,15 +64,15 @@ def record(
 
 
 def writer(out: pathlib.Path) -> Callable[[Sequence[Any], pathlib.Path, float], None]:
-    """Returns what writes ``(pictures, file, fps)`` as the file's name says,
-    once it is known that it can be written.
+    """Returns the function that writes ``(pictures, file, fps)`` in the format of the file's name,
+    after checking that it can.
 
     Raises:
       ConfigError: the file's directory or the package is missing, or the file has another ending.
     """
     write = {".gif": write_gif, ".mp4": write_mp4}.get(out.suffix.lower())
     if write is None:
-        raise ConfigError(f"{out} must end in .gif or .mp4: these are what is written")
+        raise ConfigError(f"{out} must end in .gif or .mp4; name another file")
     if write is write_mp4:
         _ffmpeg()
     check_place(out)
@@ -89,25 +89,14 @@ def write_mp4(pictures: Sequence[Any], file: pathlib.Path, fps: float) -> None:
     width, height = size = pictures[0].size
     if any(picture.size != size for picture in pictures):
         raise ConfigError(
-            "the pictures differ in size, which only a film that ends in .gif can hold"
+            "the pictures differ in size, which only a .gif can hold; name a file that ends in .gif"
         )
-    # H.264 needs even sides: a column or a row of black is added where they are odd.
+    # H.264 needs even sides: odd ones get a column or a row of black.
     width = width + width % 2
     height = height + height % 2
-    frames = [
-        "-f",
-        "rawvideo",
-        "-pix_fmt",
-        "rgb24",
-        "-s",
-        f"{width}x{height}",
-        "-r",
-        f"{fps:g}",
-        "-i",
-        "-",
-    ]
-    film = ["-vcodec", "libx264", "-pix_fmt", "yuv420p", "-f", "mp4", "-y", str(file)]
-    command = [_ffmpeg(), "-loglevel", "error", *frames, *film]
+    frames = f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {fps:g} -i -"
+    film = "-vcodec libx264 -pix_fmt yuv420p -f mp4 -y"
+    command = [_ffmpeg(), "-loglevel", "error", *frames.split(), *film.split(), str(file)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended, and says why
@@ -128,7 +117,7 @@ def _ffmpeg() -> str:
         path: str = importlib.import_module("imageio_ffmpeg").get_ffmpeg_exe()
     except ImportError:
         raise ConfigError(
-            "a film that ends in .mp4 needs a package that is not installed: pip install imageio-ffmpeg; "
-            "one that ends in .gif does not"
+            "a film that ends in .mp4 needs a package that is not installed: "
+            "pip install imageio-ffmpeg; one that ends in .gif does not"
         ) from None
     return path

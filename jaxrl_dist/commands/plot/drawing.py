@@ -155,11 +155,10 @@ def improvements(scores: Scores, score: str, width: str) -> Figure:
         value = statistics.improvement(strata)
         ax.plot(bounds, [y, y], color=COLORS[0], linewidth=6, alpha=0.3, solid_capstyle="butt")
         ax.plot([value], [y], color=COLORS[0], marker="|", markersize=12, markeredgewidth=2)
-        text = textwrap.fill(pair[:_LABEL_WIDTH], wrapped)
         ax.text(
             -0.02,
             y,
-            text,
+            textwrap.fill(pair[:_LABEL_WIDTH], wrapped),
             transform=ax.get_yaxis_transform(),
             ha="right",
             va="center",

@@ -155,7 +155,7 @@ class _Point(NamedTuple):
 
 
 def with_members(run_dirs: Sequence[str | pathlib.Path]) -> list[str]:
-    """Replaces the directory of each population by those of its members."""
+    """Replaces the directory of each population by its members' directories."""
     return [
         str(run)
         for run_dir in map(pathlib.Path, run_dirs)
@@ -352,7 +352,7 @@ def middle(curves: Sequence[Curve]) -> Middle:
 
 
 def _joined(ends: Sequence[float], intervals: Sequence[float]) -> np.ndarray:
-    """Moves each end up to the highest one of those less than its report interval above it."""
+    """Moves each end up to the highest end that is less than its report interval above it."""
     joined = np.array(ends)
     top = np.inf
     for index in np.argsort(-joined):

@@ -55,9 +55,7 @@ def read_runs(wanted: Plot) -> tuple[dict[str, Curve], dict[str, Config]]:
 
 
 def _config_of_curve(run_dir: pathlib.Path, policy: str, axis: str) -> Config:
-    """Returns the config of a run whose ``algorithm`` is that of the curve: the named policy's,
-    or those of all policies.
-    """
+    """Returns a run's config; its ``algorithm`` names the curve's policy, or all algorithms."""
     config = _read_config(run_dir)
     if config.get("clock") == "updates" and axis == "steps":
         raise ConfigError(

@@ -35,8 +35,8 @@ def tune(search: Search, ranked_by: str, seed: int) -> bool:
     or until ``search.stop``.
 
     Optuna proposes the values of ``jobs`` trials, which train as one population, and receives their
-    returns. Trials that were not finished when a sweep ended are repeated. One that diverges or
-    cannot run counts as pruned, as do those of a batch whose environment fails.
+    returns. Trials that were not finished when a sweep ended are repeated. A trial that diverges or
+    cannot run counts as pruned, as do the trials of a batch whose environment fails.
 
     Args:
       ranked_by: what the returns are in words, such as ``greedy return``.
@@ -156,7 +156,7 @@ class _Study:
         return f"best {ranked_by} {score:.4g} with {tuning.as_flags(self._study.best_params)}"
 
     def ranked(self) -> list[tuning.Ranked]:
-        """Returns the trials with a return, one of those with equal values."""
+        """Returns the trials with a return; trials with equal values count once."""
         ranked = {}
         for trial in self._study.get_trials(states=[self._states.COMPLETE]):
             if trial.value is not None:

@@ -54,7 +54,7 @@ def tune(search: Search, args: Sequence[str], config: Train) -> bool:
 def _start_ray(jobs: int) -> None:
     import ray
 
-    # files of the user's are found from the current directory
+    # the user's files are named relative to the current directory
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
     handlers = {number: signal.getsignal(number) for number in signals.SIGNALS}
