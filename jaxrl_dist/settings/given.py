@@ -16,7 +16,7 @@ from jaxrl_dist.checks import divisor_below, whole_updates_below
 from jaxrl_dist.config.plans import PLANS, default_plan, offline_plan
 from jaxrl_dist.config.synonyms import hint
 from jaxrl_dist.config.train import RUN_DEFAULTS, Train
-from jaxrl_dist.config.values import marked
+from jaxrl_dist.config.values import Fields, marked
 from jaxrl_dist.errors import ConfigError, UnusedError
 from jaxrl_dist.protocols import Traits
 from jaxrl_dist.settings.policies import Policies
@@ -41,14 +41,14 @@ class Given(NamedTuple):
 
     config: Train
     """Its fields have been checked. The algorithm is a name, a class or a config."""
-    hyperparameters: Mapping[str, Any]
+    hyperparameters: Fields
     """Hyperparameters that keep their values: those given beside the algorithm,
     and all of one given as a config."""
     sources: Mapping[str, str]
     """``yours``, or ``stored`` in a run's file, for each field and hyperparameter that is given."""
 
 
-def check_names(kind: Any, names: Iterable[str], where: str = "") -> None:
+def check_names(kind: type, names: Iterable[str], where: str = "") -> None:
     """Raises ``ConfigError`` for a name of none of an algorithm's hyperparameters,
     or of none of the run's fields.
     """
@@ -61,15 +61,16 @@ def check_names(kind: Any, names: Iterable[str], where: str = "") -> None:
             )
 
 
-def several(algorithm: Any) -> bool:
+def several(algorithm: object) -> bool:
     """Returns whether the ``algorithm`` of a ``Train`` holds those of several policies."""
     return isinstance(algorithm, Mapping | Policies)
 
 
-def kind_of(algorithm: Any) -> Any:
+def kind_of(algorithm: object) -> type:
     """Returns the config class of an algorithm, given by its name, its class or a config."""
     if isinstance(algorithm, str | type):
-        return algorithms.config_class(algorithm)
+        kind: type = algorithms.config_class(algorithm)
+        return kind
     return type(algorithm)
 
 
@@ -117,16 +118,16 @@ def _filled_in_before(config: Train) -> bool:
     return all(getattr(config, name) is not None for name in names)
 
 
-def changed(config: Any) -> list[str]:
+def changed(config: object) -> list[str]:
     """Returns the fields of a config that differ from their defaults."""
     return [
         field.name
-        for field in dataclasses.fields(config)
+        for field in dataclasses.fields(config)  # type: ignore[arg-type]
         if getattr(config, field.name) not in (field.default, {})
     ]
 
 
-def _of_name(algorithm: object) -> Mapping[str, Any]:
+def _of_name(algorithm: object) -> Fields:
     """Returns the fields that an algorithm's name stands for: of ``apex``, those of a DQN."""
     if isinstance(algorithm, str) and algorithm in algorithms.PRESETS:
         return algorithms.PRESETS[algorithm][1]
@@ -178,7 +179,7 @@ def filled(user: Given, source: EnvSource) -> tuple[Train, dict[str, str]]:
     return checked(config, explicit), sources
 
 
-def _run_fields(user: Given, values: Mapping[str, Any]) -> dict[str, Any]:
+def _run_fields(user: Given, values: Fields) -> Fields:
     """Returns the values of fields of ``Train`` that the user leaves out.
 
     Raises:
@@ -203,7 +204,7 @@ def _run_fields(user: Given, values: Mapping[str, Any]) -> dict[str, Any]:
     return run
 
 
-def _of_presets(user: Given, source: EnvSource) -> tuple[dict[str, Any], dict[str, str]]:
+def _of_presets(user: Given, source: EnvSource) -> tuple[Fields, dict[str, str]]:
     """Returns the values of fields and hyperparameters that nobody needs to give, and the sources
     of both.
     """
@@ -236,7 +237,7 @@ def _of_presets(user: Given, source: EnvSource) -> tuple[dict[str, Any], dict[st
                 values[name] = value
                 sources[name] = layer
     trained = _of_trained(config, {**values, **user.hyperparameters})
-    return values | trained, sources | dict.fromkeys(trained, "preset")
+    return {**values, **trained}, sources | dict.fromkeys(trained, "preset")
 
 
 def _preset_for(user: Given, spec: EnvSpec) -> dict[str, Any]:
@@ -249,7 +250,7 @@ def _preset_for(user: Given, spec: EnvSpec) -> dict[str, Any]:
     return dict(preset)
 
 
-def _of_trained(config: Train, values: Mapping[str, Any]) -> dict[str, Any]:
+def _of_trained(config: Train, values: Fields) -> Fields:
     """Returns the values of a run whose policy is loaded, and need not explore anew."""
     kind = kind_of(config.algorithm)
     if not config.init_from or config.init_parts or config.offline:

@@ -9,14 +9,14 @@ import io
 import itertools
 import math
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, get_args, get_type_hints
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple, get_args, get_type_hints
 
 from jaxrl_dist.algorithms import name_of
 from jaxrl_dist.checks import did_you_mean, flag
 from jaxrl_dist.config.synonyms import hint
 from jaxrl_dist.config.train import ALONE, VARIED, Train
-from jaxrl_dist.config.values import from_text, marked, varied
+from jaxrl_dist.config.values import Fields, from_text, marked, varied
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.files import MEMBERS, RESULTS
 from jaxrl_dist.run.storage import check_no_links, read_plain
@@ -25,14 +25,15 @@ from jaxrl_dist.settings.policies import by_policy
 from jaxrl_dist.settings.still import Still
 
 MAX_MEMBERS = 10_000
-_MAX_RESULTS = 2**28  # bytes
+_MAX_RESULTS = 2**28
+"""Maximum bytes of ``results.csv``."""
 
 
 class MemberConfig(NamedTuple):
     """A run of a population."""
 
     config: Train
-    values: Mapping[str, Any]
+    values: Fields
     """The varied fields, with this member's values."""
 
 
@@ -41,13 +42,10 @@ def is_population(config: Train) -> bool:
     return config.seeds > 1 or bool(config.vary)
 
 
-def number_of_members(fields: Mapping[str, Any]) -> int:
+def number_of_members(fields: Fields) -> int:
     """Returns the number of runs that fields of ``Train`` ask for, before their values are read."""
     counts = [len(text.split(",")) for text in (fields.get("vary") or {}).values()]
-    if fields.get("zip"):
-        settings = max(counts, default=1)
-    else:
-        settings = math.prod(counts)
+    settings = max(counts, default=1) if fields.get("zip") else math.prod(counts)
     return int(settings * fields.get("seeds", 1))
 
 
@@ -55,13 +53,13 @@ def members(config: Train) -> list[MemberConfig]:
     """Returns the members of a resolved config: all settings with the first seed,
     then with the second, and so on.
 
-    A hyperparameter that has no effect in one of the members, such as the end of epsilon in those
-    that explore in another way, has its default there.
+    A hyperparameter that has no effect in one of the members, such as the end of epsilon in a
+    member that explores in another way, has its default there.
 
     Raises:
       ConfigError: a field cannot vary, a value cannot be read or is out of range, several values
-        are asked for where they have no effect, there are too many members, or a link is in the
-        place of one.
+        of a field have no effect, there are too many members, or the directory of a member is a
+        link.
     """
     if config.run_dir is not None:
         check_no_links(pathlib.Path(config.run_dir, MEMBERS))
@@ -84,18 +82,15 @@ def members(config: Train) -> list[MemberConfig]:
             run["run_dir"] = str(pathlib.Path(config.run_dir, MEMBERS, f"{len(population):03d}"))
         algorithm = varied(config.algorithm, hyperparameters)
         used = [name for name in hyperparameters if several(algorithm) or len(choices[name]) > 1]
-        population.append(
-            MemberConfig(
-                checked(dataclasses.replace(config, algorithm=algorithm, **run), used), values
-            )
-        )
+        member = dataclasses.replace(config, algorithm=algorithm, **run)
+        population.append(MemberConfig(checked(member, used), values))
     return population
 
 
-def _varied(config: Train) -> dict[str, list[Any]]:
+def _varied(config: Train) -> dict[str, list[object]]:
     """Returns the values of each field of ``--vary``."""
     known = kinds(config)
-    choices = dict[str, list[Any]]()
+    choices = dict[str, list[object]]()
     for written, text in config.vary.items():
         policy, dot, field = written.rpartition(".")
         name = policy + dot + field.replace("-", "_")
@@ -103,56 +98,47 @@ def _varied(config: Train) -> dict[str, list[Any]]:
             raise ConfigError(_refusal(name, known, config.algorithm))
         if name in choices:
             raise ConfigError(f"--vary names {name} twice")
-        choices[name] = [from_text(name, part, known[name]) for part in text.split(",")]
+        choices[name] = [from_text(name, value, known[name]) for value in text.split(",")]
     return choices
 
 
-def kinds(config: Train) -> dict[str, Any]:
+def kinds(config: Train) -> dict[str, object]:
     """Returns the types of the fields in which members may differ, by name:
     ``POLICY.FIELD`` if a policy has it.
     """
-
-    def of(algorithm: Any, fields: Sequence[str]) -> dict[str, Any]:
-        hints = {
-            **get_type_hints(Train, include_extras=True),
-            **get_type_hints(type(algorithm), include_extras=True),
-        }
-        return {name: hints[name] for name in (*marked(algorithm), *fields)}
-
-    of_run, of_policy = (
-        marked(Train, varies=True, per_policy=per_policy) for per_policy in (False, True)
-    )
-    types = of(Still(), of_run)
+    of_train = get_type_hints(Train, include_extras=True)
+    types = {name: of_train[name] for name in marked(Train, varies=True, per_policy=False)}
     for policy, part in by_policy(config).items():
-        if not isinstance(part.algorithm, Still):
-            types |= {
-                _named(policy, name): kind for name, kind in of(part.algorithm, of_policy).items()
-            }
+        if isinstance(part.algorithm, Still):
+            continue
+        hints = of_train | get_type_hints(type(part.algorithm), include_extras=True)
+        for name in (*marked(part.algorithm), *marked(Train, varies=True, per_policy=True)):
+            types[_named(policy, name)] = hints[name]
     return types
 
 
 def tunable(config: Train) -> list[str]:
-    """Returns the fields of ``kinds`` that may be numbers with a fraction,
-    which programs can compute with.
+    """Returns the fields of ``kinds`` that may be numbers with a fraction:
+    programs can compute with them.
     """
     return [name for name, kind in kinds(config).items() if float in (kind, *get_args(kind))]
 
 
 def _named(policy: str, field: str) -> str:
-    """Returns the name of a field in ``--vary``; that of a single policy stands alone."""
+    """Returns the name of a field in ``--vary``; of several policies, it begins with the policy."""
     if policy:
         return f"{policy}.{field}"
     return field
 
 
-def _refusal(name: str, known: Mapping[str, Any], algorithm: Any) -> str:
+def _refusal(name: str, known: Collection[str], algorithm: object) -> str:
+    """Returns the message that members cannot vary a field."""
     if name == "seed":
         return (
             "--vary seed: the seeds of members are --seed and those after it; --seeds says how many"
         )
-    if several(algorithm) and (
-        owners := [field for field in known if field.partition(".")[2] == name]
-    ):
+    owners = [field for field in known if field.partition(".")[2] == name]
+    if several(algorithm) and owners:
         return f"--vary {name} belongs to a policy, and there are several: --vary {owners[0]}=..."
     if name in marked(Train):
         return f"--vary {name}: all members have the same {flag(name)}; run the command once for each value"
@@ -163,7 +149,7 @@ def _refusal(name: str, known: Mapping[str, Any], algorithm: Any) -> str:
     )
 
 
-def _settings(varied: Mapping[str, Sequence[Any]], *, zipped: bool) -> list[dict[str, Any]]:
+def _settings(varied: Mapping[str, Sequence[object]], *, zipped: bool) -> list[Fields]:
     """Returns the combinations of values: all of them, or the first of each field,
     then the second, and so on.
 
@@ -175,7 +161,7 @@ def _settings(varied: Mapping[str, Sequence[Any]], *, zipped: bool) -> list[dict
         raise ConfigError(
             f"--zip combines values one by one, and --vary names {counts}; equal numbers work"
         )
-    rows: Iterable[tuple[Any, ...]] = itertools.product(*varied.values())
+    rows: Iterable[tuple[object, ...]] = itertools.product(*varied.values())
     if zipped:
         rows = zip(*varied.values(), strict=True)
     return [dict(zip(varied, row, strict=True)) for row in rows]
@@ -206,14 +192,15 @@ def results_of(run_dir: pathlib.Path) -> dict[str, dict[str, str]]:
 
 
 def best_of(run_dir: pathlib.Path, members: Sequence[pathlib.Path]) -> str:
-    """Names a member for messages: that with the highest return,
-    of evaluations if all that did not fail have one.
+    """Names the member with the highest return for messages.
+
+    The return is an evaluation's if all members that did not fail have one.
     """
     folders = {folder.name: folder for folder in members}
     lines = [
-        x
-        for x in results_of(run_dir).values()
-        if x["member"] in folders and x.get("status") not in ("diverged", "failed")
+        line
+        for line in results_of(run_dir).values()
+        if line["member"] in folders and line.get("status") not in ("diverged", "failed")
     ]
     for field, kind in {"evaluation_return": "evaluation", "episode_return": "training"}.items():
         with contextlib.suppress(KeyError, ValueError):

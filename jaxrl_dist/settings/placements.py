@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from jaxrl_dist.checks import did_you_mean, flag
-from jaxrl_dist.config.values import marked
+from jaxrl_dist.config.values import Fields, marked
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.heavy import jax
 
@@ -21,7 +21,7 @@ class Placement(NamedTuple):
     sizes: str
     """The form of its numbers, such as ``A+L``; empty: no numbers."""
     says: str
-    fields: Callable[..., Mapping[str, Any]]
+    fields: Callable[..., Fields]
     """The fields of ``Train``, or hyperparameters, that the numbers stand for."""
     needs: tuple[str, ...] = ()
     """Hyperparameters that the algorithm must have."""
@@ -85,7 +85,7 @@ Zhu et al. 2023 (MSRL, arXiv:2210.00882, table 2), Stich 2019 (arXiv:1805.09767)
 (arXiv:2310.00036), Mnih et al. 2016 (arXiv:1602.01783), Horgan et al. 2018 (arXiv:1803.00933)."""
 
 
-def fields(word: str, algorithm: type, user_fields: Mapping[str, Any]) -> dict[str, Any]:
+def fields(word: str, algorithm: type, user_fields: Fields) -> dict[str, object]:
     """Returns the fields that a placement stands for, except for those that the user gave.
 
     Args:
@@ -120,7 +120,7 @@ def fields(word: str, algorithm: type, user_fields: Mapping[str, Any]) -> dict[s
     return {field: value for field, value in values.items() if field not in user_fields}
 
 
-def check_one_policy(user_fields: Mapping[str, Any]) -> None:
+def check_one_policy(user_fields: Fields) -> None:
     """Checks that a run of several policies has no ``--placement``.
 
     Raises:

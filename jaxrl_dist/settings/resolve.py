@@ -14,6 +14,7 @@ from jaxrl_dist.checks import check_used, did_you_mean, flag, shown
 from jaxrl_dist.config.envs import named_env
 from jaxrl_dist.config.plans import PLANS, default_plan
 from jaxrl_dist.config.train import OWN, RUN_DEFAULTS, Train
+from jaxrl_dist.config.values import Fields
 from jaxrl_dist.envs.native import env_label
 from jaxrl_dist.errors import ConfigError, UnusedError
 from jaxrl_dist.heavy import in_32_bits
@@ -49,14 +50,14 @@ _OF_ENV = (
 
 
 def resolved(
-    config: Train, changes: Mapping[str, Any] = {}, stored: Collection[str] = ()
+    config: Train, changes: Fields | None = None, stored: Collection[str] = ()
 ) -> tuple[Train, EnvSource]:
     """As ``settled``, without the sources."""
     return settled(config, changes, stored)[:2]
 
 
 def settled(
-    config: Train, changes: Mapping[str, Any] = {}, stored: Collection[str] = ()
+    config: Train, changes: Fields | None = None, stored: Collection[str] = ()
 ) -> tuple[Train, EnvSource, Mapping[str, str]]:
     """Fills in the fields that a config leaves out, and finds its environment.
 
@@ -67,13 +68,12 @@ def settled(
     Args:
       changes: fields of ``Train`` or hyperparameters of the algorithm,
         which override the algorithm's preset.
-      stored: names of changes that a run's file holds: where the user's make one useless,
-        it has its default.
+      stored: names of changes that a run's file holds; one that has no effect
+        beside the user's gets its default.
 
     Returns:
-      The complete config, its environment, and the source of
-      each value that is not a default: ``yours``, ``stored``,
-      ``paper`` or ``preset``. With several policies, there are no sources.
+      The complete config, its environment, and the source of each value that is not a default:
+      ``yours``, ``stored``, ``paper`` or ``preset``. With several policies, there are no sources.
 
     Raises:
       ConfigError: no such algorithm, environment or field, or a value that is out of range.
@@ -84,22 +84,20 @@ def settled(
         raise ConfigError(
             f"train takes one config, such as Train('ppo', env='CartPole-v1'), not {shown(config)}"
         )
+    changes = changes or {}
     if several(config.algorithm):
-        return (*_policies(config, changes), {})
+        return (*_settled_policies(config, changes), {})
     hyperparameters = _check_changes(config, changes, stored)
     fields = {name: changes[name] for name in RUN_FIELDS & changes.keys()}
     fields.setdefault("env", named_env(config.env))
     if "evolve_interval" in stored and changes.get("evolve", config.evolve) is None:
         fields["evolve_interval"] = None
     config = dataclasses.replace(config, **fields)
+    origins = dict.fromkeys(changes, "yours") | dict.fromkeys(stored, "stored")
     try:
-        user = user_values(
-            config,
-            hyperparameters,
-            dict.fromkeys(changes, "yours") | dict.fromkeys(stored, "stored"),
-        )
+        user = user_values(config, hyperparameters, origins)
     except UnusedError as error:
-        if config.vary and error.field in hyperparameters:
+        if config.vary and error.field is not None and error.field in hyperparameters:
             name = flag(error.field)[2:]
             raise ConfigError(
                 f"{error.with_flags}; for some of the members, it goes into --vary, as {name}=..."
@@ -112,9 +110,7 @@ def settled(
     return rounded(config, sources, source.spec), source, sources
 
 
-def _check_changes(
-    config: Train, changes: Mapping[str, Any], stored: Collection[str]
-) -> dict[str, Any]:
+def _check_changes(config: Train, changes: Fields, stored: Collection[str]) -> Fields:
     """Checks the names of changes, and returns the hyperparameters among them.
 
     Raises:
@@ -124,18 +120,23 @@ def _check_changes(
     hyperparameters = {name: value for name, value in changes.items() if name not in RUN_FIELDS}
     check_names(kind, hyperparameters)
     for name in changes.get("vary") or ():
-        if (field := name.replace("-", "_")) in changes and field not in stored:
-            why = "the members' values are those of --vary"
-            if "vary" in stored:
-                why = "the stored run varies it; --vary without values makes a single run of it"
-            raise ConfigError(f"--vary {name} contradicts {flag(field)}: {why}")
+        field = name.replace("-", "_")
+        if field not in changes or field in stored:
+            continue
+        if "vary" in stored:
+            raise ConfigError(
+                f"--vary {name} contradicts {flag(field)}: the stored run varies it; "
+                "--vary without values makes a single run of it"
+            )
+        raise ConfigError(
+            f"--vary {name} contradicts {flag(field)}: the members' values are those of --vary"
+        )
     return hyperparameters
 
 
 @in_32_bits
 def find_env(config: Train) -> EnvSource:
-    """Finds the environment of a config, for which it
-    reserves the memory of GPUs that the config asks for.
+    """Finds the environment of a config, after reserving the GPU memory that the config asks for.
 
     Raises:
       ConfigError: no environment has this name, or it does not have these options.
@@ -143,18 +144,10 @@ def find_env(config: Train) -> EnvSource:
       TimeoutError: the environment has not answered in time.
     """
     # slow to import, so after the checks of flags
-    from jaxrl_dist.envs.source import RECORDS, EnvSource, find, locate
+    from jaxrl_dist.envs.source import find, locate
 
     if config.env == "" and config.data:
-        from jaxrl_dist.data.dataset import Dataset
-        from jaxrl_dist.types import EnvSpec
-
-        options = ["env_options"] if config.env_options else []
-        check_used(config, *options, *_OF_ENV, active=False, needed="--env")
-        parts = dict(vars(Dataset.load(config.data).interface))
-        spec = EnvSpec(config.data, RECORDS, RECORDS, max_episode_steps=None, **parts)
-        return EnvSource(spec, {})
-
+        return _env_of_data(config, config.data)
     if isinstance(config.env, str):
         locate(config.env)
 
@@ -162,8 +155,8 @@ def find_env(config: Train) -> EnvSource:
     from jaxrl_dist.plans.devices import reserve_memory
 
     reserve_memory(config.mem_fraction)
-    parts = by_policy(config)
-    joint = tuple(name for name in parts if _acts_as_one(name, parts, config.env))
+    policies = by_policy(config)
+    joint = tuple(name for name in policies if _acts_as_one(name, policies, config.env))
     fields = {name: getattr(config, name) for name in Wrappers._fields if name != "joint"}
     wrappers = Wrappers(**fields, joint=joint)
     return find(
@@ -176,16 +169,32 @@ def find_env(config: Train) -> EnvSource:
     )
 
 
-def _acts_as_one(policy: str, parts: Mapping[str, Train], env: Any) -> bool:
-    """Returns whether the agents of a policy act as one:
-    as those of the policy that it copies or loads.
+def _env_of_data(config: Train, directory: str) -> EnvSource:
+    """Returns what a data set says about its environment.
+
+    Raises:
+      ConfigError: there is no such data set, or the config has a field of an environment.
+    """
+    from jaxrl_dist.data.dataset import Dataset
+    from jaxrl_dist.envs.source import RECORDS, EnvSource
+    from jaxrl_dist.types import EnvSpec
+
+    options = ["env_options"] if config.env_options else []
+    check_used(config, *options, *_OF_ENV, active=False, needed="--env")
+    interface = dict(vars(Dataset.load(directory).interface))
+    spec = EnvSpec(directory, RECORDS, RECORDS, max_episode_steps=None, **interface)
+    return EnvSource(spec, {})
+
+
+def _acts_as_one(policy: str, policies: Mapping[str, Train], env: object) -> bool:
+    """Returns whether the agents of a policy, or of the policy that it copies or loads, act as one.
 
     Raises:
       ConfigError: it loads the policy of a run that cannot be read.
     """
-    algorithm = parts[policy].algorithm
-    if isinstance(algorithm, Copy) and algorithm.policy in parts:
-        algorithm = parts[algorithm.policy].algorithm
+    algorithm = policies[policy].algorithm
+    if isinstance(algorithm, Copy) and algorithm.policy in policies:
+        algorithm = policies[algorithm.policy].algorithm
     elif isinstance(algorithm, Fixed):
         with naming(policy):
             algorithm = acting_config(algorithm.run_dir, algorithm.policy, env)[0].algorithm
@@ -195,7 +204,7 @@ def _acts_as_one(policy: str, parts: Mapping[str, Train], env: Any) -> bool:
 # --- Several policies -----------------------------------------------------------------------------
 
 
-def _policies(config: Train, changes: Mapping[str, Any]) -> tuple[Train, EnvSource]:
+def _settled_policies(config: Train, changes: Fields) -> tuple[Train, EnvSource]:
     """As ``resolved``, for several policies.
 
     Sizes that the user leaves out are the largest of the presets of policies that train; the plan
@@ -209,15 +218,14 @@ def _policies(config: Train, changes: Mapping[str, Any]) -> tuple[Train, EnvSour
     sources = dict[str, Mapping[str, str]]()
     for name, policy in policies.items():
         policy = policy._replace(config=dataclasses.replace(policy.config, plan=config.plan))
+        own_source = source._replace(spec=source.spec.policies[name])
         with naming(name):
-            full[name], sources[name] = filled(
-                policy, source._replace(spec=source.spec.policies[name])
-            )
+            full[name], sources[name] = filled(policy, own_source)
     parts = {
         name: Train(part.algorithm, **{field: getattr(part, field) for field in OWN})
         for name, part in full.items()
     }
-    sizes = _sizes(config, full.values())
+    sizes = {**_sizes(config, full.values())}
     config = dataclasses.replace(config, algorithm=Policies(parts), **sizes).checked()
     for name, part in parts.items():
         alike = rounded(by_policy(config)[name], sources[name], source.spec.policies[name])
@@ -226,7 +234,7 @@ def _policies(config: Train, changes: Mapping[str, Any]) -> tuple[Train, EnvSour
     return dataclasses.replace(config, algorithm=Policies(parts), **sizes), source
 
 
-def _sizes(config: Train, parts: Iterable[Train]) -> dict[str, Any]:
+def _sizes(config: Train, parts: Iterable[Train]) -> Fields:
     """Returns the fields of the run that the user leaves out,
     from the presets of the policies that train.
     """
@@ -236,27 +244,28 @@ def _sizes(config: Train, parts: Iterable[Train]) -> dict[str, Any]:
     return {name: max(values) for name, values in presets.items() if None not in values}
 
 
-def _given_policies(config: Train, changes: Mapping[str, Any]) -> tuple[Train, dict[str, Given]]:
+def _given_policies(config: Train, changes: Fields) -> tuple[Train, dict[str, Given]]:
     """Returns the config of the run, without algorithms, and what the user gives each policy."""
     if config.published:
         raise ConfigError(
             "--published is for runs with one policy; set hyperparameters by the policy's name"
         )
-    if isinstance(config.algorithm, Mapping):
-        parts = config.algorithm
-    else:
-        parts = config.algorithm.parts
+    algorithms = config.algorithm
+    if isinstance(algorithms, Policies):
+        algorithms = algorithms.parts
     for name in changes:
         if name not in RUN_FIELDS:
-            example = f"--{next(iter(parts), 'prey')}.{flag(name)[2:]}"
-            raise ConfigError(f"{flag(name)} belongs to a policy, and there are several: {example}")
+            policy = next(iter(algorithms), "prey")
+            raise ConfigError(
+                f"{flag(name)} belongs to a policy, and there are several: --{policy}.{flag(name)[2:]}"
+            )
     config = dataclasses.replace(config, **{"env": named_env(config.env), **changes})
-    _check_names(config, parts)
+    _check_policies(config, algorithms)
     config = dataclasses.replace(config, algorithm=Policies()).checked()
     policies = dict[str, Given]()
-    for name, value in parts.items():
+    for name, algorithm in algorithms.items():
         with naming(name):
-            policies[name] = _given_policy(config, value)
+            policies[name] = _given_policy(config, algorithm)
     if all(isinstance(policy.config.algorithm, Still) for policy in policies.values()):
         raise ConfigError("no policy trains; one or more must")
     return config, policies
@@ -277,13 +286,13 @@ def _plan_of_several(config: Train, source: EnvSource) -> str:
     return plan
 
 
-def _check_names(config: Train, parts: Mapping[str, Any]) -> None:
+def _check_policies(config: Train, algorithms: Mapping[str, object]) -> None:
     """Checks that each policy has agents and an algorithm.
 
     Raises:
       ConfigError: a policy lacks agents or an algorithm, or its name is invalid.
     """
-    for name in parts:
+    for name in algorithms:
         if not isinstance(name, str) or NAME.fullmatch(name) is None:
             raise ConfigError(
                 f"{shown(name)} is not a name of a policy: letters, digits, _ and - work, a letter first"
@@ -293,28 +302,28 @@ def _check_names(config: Train, parts: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"policy {name} has no agents{near}; --policies {name}=AGENTS names them"
             )
-    if left := [name for name in config.policies if name not in parts]:
-        raise ConfigError(
-            f"policy {left[0]} has no algorithm{did_you_mean(left[0], parts)}; each policy needs one"
-        )
+    for name in config.policies:
+        if name not in algorithms:
+            near = did_you_mean(name, algorithms)
+            raise ConfigError(f"policy {name} has no algorithm{near}; each policy needs one")
 
 
-def _given_policy(config: Train, value: Any) -> Given:
+def _given_policy(config: Train, algorithm: object) -> Given:
     """Returns what the user gives a policy.
 
     Args:
-      config: that of the run.
-      value: an algorithm, a ``Train`` or, from the command line, an algorithm and a dict of fields.
+      config: the config of the run.
+      algorithm: an algorithm, a ``Train`` or,
+        from the command line, an algorithm and a dict of fields.
     """
-    if isinstance(value, tuple):
-        algorithm, fields = value
-    else:
-        algorithm = value
-        fields = {}
+    fields: Fields = {}
+    if isinstance(algorithm, tuple):
+        algorithm, fields = algorithm
     if isinstance(algorithm, Train):
-        algorithm, fields = algorithm.algorithm, _own_fields(algorithm)
-    if isinstance(algorithm, str) and (made := read_still(algorithm)) is not None:
-        algorithm = made
+        fields = _own_fields(algorithm)
+        algorithm = algorithm.algorithm
+    if isinstance(algorithm, str):
+        algorithm = read_still(algorithm) or algorithm
     if isinstance(algorithm, Fixed):
         algorithm = algorithm.pinned()
     kind = kind_of(algorithm)
@@ -323,25 +332,22 @@ def _given_policy(config: Train, value: Any) -> Given:
             f"its algorithm must be a name or a config such as PPO(), not {shown(algorithm)}"
         )
     hyperparameters = {name: value for name, value in fields.items() if name not in OWN}
-    if isinstance(algorithm, Still):
-        values = RUN_DEFAULTS
-    else:
-        values = {**vars(config), **fields}
+    values = RUN_DEFAULTS if isinstance(algorithm, Still) else {**vars(config), **fields}
     of_policy: dict[str, Any] = {name: values.get(name) for name in OWN}
     config = dataclasses.replace(config, algorithm=algorithm, policies={}, **of_policy)
     return user_values(config, hyperparameters, dict.fromkeys(hyperparameters, "yours"))
 
 
-def _own_fields(part: Train) -> dict[str, Any]:
+def _own_fields(part: Train) -> Fields:
     """Returns the fields that a ``Train`` gives its policy.
 
     Raises:
-      ConfigError: it gives another one, which is the run's.
+      ConfigError: it gives a field of the run.
     """
     for name in changed(part):
         if name not in ("algorithm", *OWN):
             raise ConfigError(
-                f"{flag(name)} is the run's, and no policy's; {', '.join(map(flag, OWN))} are"
+                f"{flag(name)} belongs to the run; a policy may set {', '.join(map(flag, OWN))}"
             )
     return {name: getattr(part, name) for name in OWN if getattr(part, name) is not None}
 
@@ -353,9 +359,10 @@ def with_simulations(config: Train, source: EnvSource, number: int) -> Train:
       ConfigError: it does not search, or cannot here.
     """
     name = name_of(config.algorithm)
-    given = f"--num-simulations {number}"
     if not hasattr(config.algorithm, "num_simulations"):
-        raise ConfigError(f"{given}: {name} does not search; {having('num_simulations')} this flag")
+        raise ConfigError(
+            f"--num-simulations {number}: {name} does not search; {having('num_simulations')} this flag"
+        )
     config = dataclasses.replace(
         config, algorithm=dataclasses.replace(config.algorithm, num_simulations=number)
     )
@@ -363,6 +370,6 @@ def with_simulations(config: Train, source: EnvSource, number: int) -> Train:
     if searches and (source.pure is None or source.pure.simulate is None):
         env = env_label(source.spec.backend, source.spec.id)
         raise ConfigError(
-            f"{given}: {env} has no simulator, so that {name} acts without a search there"
+            f"--num-simulations {number}: {env} has no simulator, so {name} acts without a search there"
         )
     return config

@@ -17,7 +17,7 @@ from jaxrl_dist.algorithms import config_class, name_of
 from jaxrl_dist.checks import did_you_mean, shown
 from jaxrl_dist.config.envs import OBJECT, env_name, module_of_user, named_env, split_env
 from jaxrl_dist.config.train import CONFIG_FILE, OWN, RUN_DEFAULTS, Train
-from jaxrl_dist.config.values import marked, plain
+from jaxrl_dist.config.values import Fields, marked, plain
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import spaces
 from jaxrl_dist.run.storage import check_run_dir, read_json
@@ -50,13 +50,13 @@ def to_json(config: Train, spec: EnvSpec | None = None) -> dict[str, Any]:
     return content
 
 
-def _hyperparameters(algorithm: Any) -> dict[str, Any]:
+def _hyperparameters(algorithm: object) -> dict[str, object]:
     if isinstance(algorithm, Policies):
-        return {name: _part(part) for name, part in algorithm.parts.items()}
+        return {name: _policy(part) for name, part in algorithm.parts.items()}
     return {name: _in_json(getattr(algorithm, name)) for name in marked(algorithm)}
 
 
-def _part(part: Train) -> dict[str, Any]:
+def _policy(part: Train) -> dict[str, object]:
     """Returns one of several policies as JSON."""
     policy_fields = {name: getattr(part, name) for name in OWN}
     return {
@@ -66,8 +66,8 @@ def _part(part: Train) -> dict[str, Any]:
     }
 
 
-def _parts(stored: Mapping[str, Any], user_class: type | None) -> dict[str, Any]:
-    """The inverse of ``_part`` for all policies.
+def _read_policies(stored: Mapping[str, object], user_class: type | None) -> dict[str, Train]:
+    """The inverse of ``_policy`` for all policies.
 
     Raises:
       ConfigError: a part is missing, or unknown.
@@ -87,7 +87,7 @@ def _parts(stored: Mapping[str, Any], user_class: type | None) -> dict[str, Any]
     return parts
 
 
-def _in_json(value: Any) -> Any:
+def _in_json(value: object) -> object:
     """Returns a hyperparameter as JSON; an object becomes a name that cannot be loaded."""
     try:
         json.dumps(value)
@@ -97,7 +97,10 @@ def _in_json(value: Any) -> Any:
 
 
 def stored_config(
-    run_dir: str | pathlib.Path, algorithm: type | None = None, env: Any = None, **objects: Any
+    run_dir: str | pathlib.Path,
+    algorithm: type | None = None,
+    env: object = None,
+    **objects: Any,
 ) -> Train:
     """Reads the config of a run; the arguments replace objects that no file can hold,
     as in ``load_policy``.
@@ -107,17 +110,15 @@ def stored_config(
     Raises:
       ConfigError: the config cannot be read, or an object that it needs is not passed.
     """
-    env = named_env(env)
     objects = {name: value for name, value in objects.items() if value is not None}
-    name, fields = stored_fields(
-        pathlib.Path(run_dir), algorithm, None if env is None else env_name(env), objects
-    )
+    name_of_env = None
+    if env is not None:
+        env = named_env(env)
+        name_of_env = env_name(env)
+    name, fields = stored_fields(pathlib.Path(run_dir), algorithm, name_of_env, objects)
     if env is not None:
         fields["env"] = env
-    if name == Policies.stored_as:
-        kind = Policies
-    else:
-        kind = config_class(name, algorithm)
+    kind = Policies if name == Policies.stored_as else config_class(name, algorithm)
     hyperparameters = {name: fields.pop(name) for name in marked(kind) if name in fields}
     return Train(kind(**hyperparameters, **objects), **{**RUN_DEFAULTS, **fields})
 
@@ -147,22 +148,18 @@ def stored_fields(
     algorithm, hyperparameters, run = (content[key] for key in _PARTS)
     several = algorithm == Policies.stored_as
     with _naming(path):
-        if several:
-            kind = Policies
-        else:
-            kind = config_class(algorithm, user_class)
+        kind = Policies if several else config_class(algorithm, user_class)
         hyperparameters = _without_objects(hyperparameters, objects, kind)
         if several:
-            hyperparameters = {"parts": _parts(hyperparameters, user_class)}
+            hyperparameters = {"parts": _read_policies(hyperparameters, user_class)}
         _check_known(run, _KEPT)
         _check_known(hyperparameters, marked(kind))
         config = plain(Train(plain(kind(**hyperparameters)), **run))
         values = {name: getattr(config, name) for name in run}
         values |= {name: getattr(config.algorithm, name) for name in hyperparameters}
-        return algorithm, {
-            **values,
-            "env": _checked_env(run.get("env", "")) if env is None else env,
-        }
+        if env is None:
+            env = _checked_env(run.get("env", ""))
+        return algorithm, {**values, "env": env}
 
 
 def file_of(path: pathlib.Path) -> pathlib.Path:
@@ -175,9 +172,7 @@ def file_of(path: pathlib.Path) -> pathlib.Path:
     return pathlib.Path(os.path.realpath(path))
 
 
-def _without_objects(
-    hyperparameters: Mapping[str, Any], objects: Collection[str], kind: type
-) -> dict[str, Any]:
+def _without_objects(hyperparameters: Fields, objects: Collection[str], kind: type) -> Fields:
     """Returns stored hyperparameters without those that the caller sets to ``objects``,
     and without objects that are defaults of the class.
 
@@ -190,18 +185,18 @@ def _without_objects(
             continue
         if value != _in_json(getattr(kind, name, None)):
             raise ConfigError(
-                f"its {name}, {value}, was an object handed over from Python, which no file can hold; hand it over "
-                f"again, as in load_policy(run_dir, {name}=...), or have an algorithm file of yours name it"
+                f"its {name}, {value}, was an object handed over from Python, which no file can hold; pass it again, as in "
+                f"load_policy(run_dir, {name}=...), or have an algorithm file of yours name it"
             )
         del values[name]
     return values
 
 
-def _checked_env(env: Any) -> str:
+def _checked_env(env: object) -> str:
     """Returns the environment that a file names.
 
     Raises:
-      ConfigError: it is no name, or a name that only the user may choose.
+      ConfigError: it is not a name, or a name that only the user may choose.
     """
     if not isinstance(env, str):
         raise ConfigError(f"env must be a name, not {shown(env)}")
@@ -221,7 +216,7 @@ def _checked_env(env: Any) -> str:
 
 
 def stored_content(path: pathlib.Path) -> dict[str, Any]:
-    """Reads a ``config.json`` as it is: its parts are there, and their contents unchecked.
+    """Reads a ``config.json``; it has all parts, but their contents are unchecked.
 
     Raises:
       ConfigError: the file is missing or damaged.
@@ -239,9 +234,11 @@ def stored_content(path: pathlib.Path) -> dict[str, Any]:
     return content
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yields the fields in which two contents of ``config.json`` differ,
-    by name within each part, and both values.
+def differences(
+    old: Mapping[str, Any], new: Mapping[str, Any]
+) -> Iterator[tuple[str, object, object]]:
+    """Yields the fields in which two contents of ``config.json`` differ, with both values,
+    by name within each part.
     """
     for part in _PARTS:
         before = old[part]
@@ -254,7 +251,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tupl
                 yield name, before.get(name), now.get(name)
 
 
-def _check_known(values: Mapping[str, Any], known: Collection[str]) -> None:
+def _check_known(values: Collection[str], known: Collection[str]) -> None:
     for name in values:
         if name not in known:
             raise ConfigError(f"unknown field {name!r}{did_you_mean(name, known)}")
@@ -269,9 +266,9 @@ def _naming(path: pathlib.Path) -> Iterator[None]:
         raise error.within(str(path)) from None
 
 
-def to_ask(run: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the flags by which a run sends or writes something where no file may choose,
-    by field.
+def to_ask(run: Fields) -> dict[str, str]:
+    """Returns the flags with which a run sends or writes something to a place that no file may
+    choose, by field.
 
     A data set may go below the current directory, if no directory above it is hidden:
     programs read files in those.
@@ -293,7 +290,7 @@ def _may_be_written(place: pathlib.Path) -> bool:
     return not any(part.startswith(".") for part in place.relative_to(here).parts)
 
 
-def check_asked(run: Mapping[str, Any], user_fields: Collection[str]) -> None:
+def check_asked(run: Fields, user_fields: Collection[str]) -> None:
     """Checks that the user, and not a file alone, asks for what ``to_ask`` returns.
 
     Args:
@@ -306,8 +303,8 @@ def check_asked(run: Mapping[str, Any], user_fields: Collection[str]) -> None:
     missing = {name: flag for name, flag in to_ask(run).items() if name not in user_fields}
     if "wandb" in missing:
         raise ConfigError(
-            "the stored run sends its metrics to Weights & Biases, which no file may choose for you: --wandb sends "
-            "them again, --no-wandb does not"
+            "the stored run sends its metrics to Weights & Biases, which no file may choose for you: "
+            "--wandb sends them again, --no-wandb does not"
         )
     if "record" in missing:
         raise ConfigError(
@@ -320,7 +317,7 @@ NAMED = "; fixed(RUN_DIR,POLICY) or fixed(RUN_DIR@CHECKPOINT,POLICY) names one"
 """How to name the policy of a run that does not train."""
 
 
-def acting_config(run_dir: str, policy: str | None, env: Any) -> tuple[Train, str | None]:
+def acting_config(run_dir: str, policy: str | None, env: object) -> tuple[Train, str | None]:
     """Returns the config of a finished run, or of one of its policies,
     with another environment; and the policy's name.
 
@@ -335,28 +332,29 @@ def acting_config(run_dir: str, policy: str | None, env: Any) -> tuple[Train, st
     return of_policy(config, name, run_dir, NAMED), name
 
 
-def of_policy(config: Train, policy: str | None, run_dir: Any, advice: str = "") -> Train:
-    """Returns the config of the policy that the user has named in a run; ``advice``:
-    how to name one.
+def of_policy(config: Train, policy: str | None, run_dir: object, advice: str = "") -> Train:
+    """Returns the config of the policy that the user has named in a run.
+
+    ``advice`` says how to name one.
 
     Raises:
       ConfigError: the run has no such policy, or has several, and none is named.
     """
-    known = by_policy(config)
+    policies = by_policy(config)
     name = policy or ""
-    if name not in known:
+    if name not in policies:
         if not name:
-            raise ConfigError(f"{run_dir}: which policy? It has {', '.join(known)}{advice}")
-        if "" in known:
+            raise ConfigError(f"{run_dir}: which policy? It has {', '.join(policies)}{advice}")
+        if "" in policies:
             raise ConfigError(
                 f"{run_dir}: no policy {name}; it has one policy, which needs no name"
             )
-        raise ConfigError(f"{run_dir}: no policy {name}; it has the policies {', '.join(known)}")
-    kind = known[name].algorithm
-    if not isinstance(kind, Copy):
-        return known[name]
-    if kind.size > 1:
+        raise ConfigError(f"{run_dir}: no policy {name}; it has the policies {', '.join(policies)}")
+    algorithm = policies[name].algorithm
+    if not isinstance(algorithm, Copy):
+        return policies[name]
+    if algorithm.size > 1:
         raise ConfigError(
-            f"{run_dir}: {name} is a pool of copies of {kind.policy}; {kind.policy} can be loaded"
+            f"{run_dir}: {name} is a pool of copies of {algorithm.policy}; load {algorithm.policy} instead"
         )
-    return known[kind.policy]
+    return policies[algorithm.policy]

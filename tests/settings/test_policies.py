@@ -444,7 +444,7 @@ def test_self_play_is_resumed_and_loaded(copies: str, episodes: int, tmp_path: P
         versions = whole.variables()["b"]
         assert rest.metrics["a/elo"] != 1500.0 and len(set(versions.stats.ratings)) > 1
         assert any((x[0] != x[1]).any() for x in jax.tree.leaves(versions.params))
-        with pytest.raises(ConfigError, match="b is a pool of copies of a; a can be loaded"):
+        with pytest.raises(ConfigError, match="b is a pool of copies of a; load a instead"):
             jaxrl_dist.load_policy(tmp_path / "run", env=team.CartPoles(2), policy="b")
         return
     copied = jaxrl_dist.load_policy(tmp_path / "run", env=team.CartPoles(2), policy="b")
@@ -621,7 +621,7 @@ def test_in_python_the_message_names_fields() -> None:
     pools = {"a": PPO_, "b": "copy(a,9,2)", "c": "copy(a,9,3)"}
     with pytest.raises(ConfigError, match="policy b: a has 2 pools of copies; one works"):
         train(pools, team.CartPoles(3), policies={"a": "pole_0", "b": "pole_1", "c": "pole_2"})
-    with pytest.raises(ConfigError, match="num_envs is the run's, and no policy's"):
+    with pytest.raises(ConfigError, match="num_envs belongs to the run; a policy may set"):
         train({"a": Train(PPO_, num_envs=3), "b": DQN_}, policies=BOTH)
     with pytest.raises(ConfigError, match=r"policy b: b\.learning_rate must be > 0"):
         train({"a": PPO_, "b": dataclasses.replace(DQN_, learning_rate=0.0)}, policies=BOTH)
