@@ -102,8 +102,8 @@ TURNED = {
         'self.bellman(-batch["reward"], batch',
         "CartPole-v1",
     ),
-    "sac": ("actor_loss = -(new_q", "actor_loss = (new_q", "Pendulum-v1"),
-    "td3": ("self.normalize_q else -climbed", "self.normalize_q else climbed", "Pendulum-v1"),
+    "sac": ("actor_losses = -(new_q", "actor_losses = (new_q", "Pendulum-v1"),
+    "td3": ("actor_loss = -climbed\n", "actor_loss = climbed\n", "Pendulum-v1"),
     "advantages": ("clip(advantage", "clip(-advantage", "CartPole-v1"),
     "target": ('"q_target": rollout', '"q_target": -rollout', "CartPole-v1"),
 }
