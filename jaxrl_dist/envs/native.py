@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple
 
 from jaxrl_dist import checks
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.heavy import np
+
+Agent = Hashable
+"""The name of an agent; in most libraries a text."""
 
 
 class PlainSpace(NamedTuple):
@@ -240,7 +243,7 @@ def returned(call: str, values: Any, names: Sequence[str]) -> Any:
 
 
 def check_agents(
-    fault: Callable[[str], Exception], call: str, agents: Iterable[str], **parts: object
+    fault: Callable[[str], Exception], call: str, agents: Iterable[Agent], **parts: object
 ) -> None:
     """Checks that dicts keyed by agent have these agents.
 

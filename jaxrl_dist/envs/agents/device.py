@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,14 +20,23 @@ import jax.numpy as jnp
 from jaxrl_dist import mesh, rng
 from jaxrl_dist.envs import episodes, masks
 from jaxrl_dist.envs.agents import groups
-from jaxrl_dist.envs.agents.groups import Group, Groups, Team
+from jaxrl_dist.envs.agents.groups import Group, Groups, Team, TeamEnv
 from jaxrl_dist.envs.base import DeviceEnv, Wrappers, outcome, restarted, rows_where
 from jaxrl_dist.envs.contract import Contract, of_library, zero_action
 from jaxrl_dist.envs.conversion import policy_space, space_of
 from jaxrl_dist.envs.drawing import own_render
-from jaxrl_dist.envs.native import Mask, check_agents, env_label, named, plain, unnamed
+from jaxrl_dist.envs.native import (
+    Agent,
+    Mask,
+    PlainSpace,
+    check_agents,
+    env_label,
+    named,
+    plain,
+    unnamed,
+)
 from jaxrl_dist.simulator import Simulator
-from jaxrl_dist.spaces import STATE, Discrete, Space, clipped
+from jaxrl_dist.spaces import STATE, Space, clipped
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
 
@@ -59,15 +68,15 @@ def from_team(
 
     With ``wrappers.policies``, actions, observations, time steps and episodes are dicts keyed by
     policy, and a policy's rows are its agents. The agents of a policy in ``wrappers.joint`` share
-    one row. Its reward is the mean of what the environment pays all of them, also those whose
-    episodes have ended, until the last one's has.
+    one row. Its reward is the mean of the rewards of all of them, also of agents whose episodes
+    have ended, until the last agent's episode ends.
 
     Raises:
       ConfigError: as ``groups.divided``.
       EnvError: as ``contract.of_env``.
     """
     env = team.env
-    agents = list(team.env.agents)
+    agents = list(env.agents)
     name = env_label(backend, env_id)
     contract = contract or Contract(name)
     limit = wrappers.limit(team.time_limit)
@@ -75,15 +84,17 @@ def from_team(
     metrics = episodes.parse(wrappers.info_metrics)
     episodes.check_known(metrics, episodes.numbers(info, [*map(str, agents)]), name)
 
-    def alone(agents: Sequence[Any]) -> tuple[EnvSpec, Mask]:
+    def alone(agents: Sequence[Agent]) -> tuple[EnvSpec, Mask]:
         observation, action, mask = _spaces(env, agents, obs, state, name)
-        return EnvSpec(
+        spec = EnvSpec(
             env_id, backend, team.family, observation, action, limit, info_metrics=metrics
-        ), mask
+        )
+        return spec, mask
 
-    size = jax.eval_shape(
-        lambda obs: groups.whole_state(jax.tree.map(lambda x: x[None], obs), agents), obs
-    ).size
+    def whole_state(obs: PyTree) -> jax.Array:
+        return groups.whole_state(jax.tree.map(lambda x: x[None], obs), agents)
+
+    size = jax.eval_shape(whole_state, obs).size
     divided = groups.divided(agents, name, wrappers, alone, size, shows_state=team.shows_state)
     rows = _Rows(env, divided, limit)
     simulate = rows.simulate if rows.can_simulate else None
@@ -93,13 +104,14 @@ def from_team(
 class _Rows:
     """Environments whose rows are agents, as pure functions over a batch."""
 
-    def __init__(self, env: Any, divided: Groups, limit: int | None) -> None:
+    def __init__(self, env: TeamEnv, divided: Groups, limit: int | None) -> None:
         """``limit``: env steps after which an episode is truncated."""
         self._env = env
         self._groups = divided
         self._limit = limit
         self._count = len(divided.agents)
         self._rows = divided.spec.num_agents
+        self._simulate: Callable[[PyTree], Simulator] | None = getattr(env, "simulate", None)
 
     @property
     def can_simulate(self) -> bool:
@@ -108,32 +120,35 @@ class _Rows:
         """
         groups = self._groups.by_policy.values()
         as_alone = all(group.added <= {masks.PART} and not group.joint for group in groups)
-        return (
-            as_alone
-            and not self._groups.spec.policies
-            and getattr(self._env, "simulate", None) is not None
-        )
+        return as_alone and not self._groups.spec.policies and self._simulate is not None
 
     def simulate(self, state: State) -> Simulator:
         """Returns the simulator of the rows, each with the state of its environment."""
-        simulator: Simulator = self._env.simulate(state.env)
+        assert self._simulate is not None
+        simulator = self._simulate(state.env)
         return simulator._replace(
             state=jax.tree.map(lambda x: jnp.repeat(x, self._rows, axis=0), simulator.state)
         )
 
     def reset(self, keys: jax.Array) -> tuple[State, PyTree]:
-        obs, state = self._reset_all(keys[:: self._rows])
-        size = len(keys) // self._rows * self._count
-        none = jnp.zeros(size, bool)
-        zeros = jnp.zeros(size, jnp.float32)
-        ended = none[:: self._count]
-        info = {
-            metric: jnp.full((len(ended), self._count), jnp.nan)
-            for metric in self._groups.spec.info_metrics
-        }
-        return State(
-            state, obs, ended, jnp.zeros_like(ended, jnp.int32), info, none, zeros, none * 0
-        ), obs
+        keys = keys[:: self._rows]
+        obs, env_state = self._reset_all(keys)
+        of_agents = jnp.zeros(len(keys) * self._count, jnp.float32)
+        ended = jnp.zeros(len(keys), bool)
+        state = State(
+            env_state,
+            obs,
+            ended,
+            steps=jnp.zeros_like(ended, jnp.int32),
+            info={
+                metric: jnp.full((len(keys), self._count), jnp.nan)
+                for metric in self._groups.spec.info_metrics
+            },
+            gone=jnp.zeros_like(of_agents, bool),
+            episode_return=of_agents,
+            episode_length=jnp.zeros_like(of_agents, jnp.int32),
+        )
+        return state, obs
 
     def step(
         self, state: State, action: PyTree, keys: jax.Array
@@ -154,8 +169,10 @@ class _Rows:
             timed = steps >= self._limit
         over = dones["__all__"].astype(bool)
         resetting = state.ended[:, None]
-        agents = state.gone, state.episode_return, state.episode_length
-        gone, *before = (x.reshape(-1, self._count) for x in agents)
+        gone, episode_return, episode_length = (
+            x.reshape(-1, self._count)
+            for x in (state.gone, state.episode_return, state.episode_length)
+        )
         terminated = self._stacked(dones).astype(bool) | over[:, None]
         valid, terminated, truncated = outcome(resetting | gone, terminated, timed[:, None])
         gone = ~resetting & (gone | terminated | truncated)
@@ -163,53 +180,59 @@ class _Rows:
         rewards = jnp.where(
             self._groups.pays(valid), self._stacked(reward).astype(jnp.float32), 0.0
         )
-        episode_return, episode_length = (jnp.where(resetting, 0, x) for x in before)
-        totals = episode_return + rewards, episode_length + valid
+        episode_return = jnp.where(resetting, 0, episode_return) + rewards
+        episode_length = jnp.where(resetting, 0, episode_length) + valid
         info = {metric: jnp.where(resetting, jnp.nan, x) for metric, x in state.info.items()}
         info = episodes.advanced(info, self._metrics(news, valid, ~resetting))
-        new = State(env_state, obs, ended, steps, info, *(x.reshape(-1) for x in (gone, *totals)))
+        new = State(
+            env_state,
+            obs,
+            ended,
+            steps,
+            info,
+            gone.reshape(-1),
+            episode_return.reshape(-1),
+            episode_length.reshape(-1),
+        )
         reported = episodes.reported(ended, info)
 
         def of_group(group: Group, obs: PyTree) -> tuple[Timestep, EpisodeStats]:
             step = group.step(obs, rewards, terminated, truncated, valid)
-            episode_return, episode_length = map(group.of_all, totals)
+            returns = group.of_all(episode_return)
+            lengths = group.of_all(episode_length)
             if group.joint:
-                episode_return = episode_return.mean(axis=1)
-                episode_length = episode_length.max(axis=1)
-            over = step.terminated | step.truncated
+                returns = returns.mean(axis=1)
+                lengths = lengths.max(axis=1)
             statistics = episodes.ended_episodes(
-                over, episode_return.reshape(-1), episode_length.reshape(-1)
+                step.terminated | step.truncated, returns.reshape(-1), lengths.reshape(-1)
             )
             return step, statistics._replace(info=group.info(reported))
 
-        spec, by_policy = self._groups.spec, self._groups.by_policy
-        return new, *map(
-            spec.bare, mesh.over_policies(of_group, outputs=2)(by_policy, spec.keyed(obs))
-        )
+        spec = self._groups.spec
+        of_groups = mesh.over_policies(of_group, outputs=2)
+        timesteps, statistics = of_groups(self._groups.by_policy, spec.keyed(obs))
+        return new, spec.bare(timesteps), spec.bare(statistics)
 
     def _metrics(self, info: PyTree, valid: jax.Array, going: jax.Array) -> dict[str, jax.Array]:
         """Returns a step's metrics of the info, ``[B, K]``, of an agent while it is ``valid``.
 
-        Those of the whole environment are all agents' while it is ``going``, ``[B, 1]``.
+        Metrics of the whole environment count for all agents while it is ``going``, ``[B, 1]``.
         """
         agents = [*map(str, self._groups.agents)]
+        names = self._groups.spec.info_metrics
 
-        def one(info: PyTree, valid: jax.Array, going: jax.Array) -> dict[str, jax.Array]:
-            known = episodes.numbers(info, agents)
-            said = {
-                x: jnp.float32(known[episodes.field(x)]).reshape(-1)
-                for x in self._groups.spec.info_metrics
-            }
-            return {
-                x: jnp.where(valid if len(y) == len(agents) else going, y, jnp.nan)
-                for x, y in said.items()
-            }
+        def of_env(info: PyTree, valid: jax.Array, going: jax.Array) -> dict[str, jax.Array]:
+            numbers = episodes.numbers(info, agents)
+            metrics = {}
+            for metric in names:
+                value = jnp.float32(numbers[episodes.field(metric)]).reshape(-1)
+                counts = valid if len(value) == len(agents) else going
+                metrics[metric] = jnp.where(counts, value, jnp.nan)
+            return metrics
 
-        if self._groups.spec.info_metrics:
-            return jax.vmap(one)(info, valid, going)
-        return {}
+        return jax.vmap(of_env)(info, valid, going) if names else {}
 
-    def _stacked(self, values: Mapping[Any, jax.Array]) -> jax.Array:
+    def _stacked(self, values: Mapping[Agent, jax.Array]) -> jax.Array:
         """Returns numbers keyed by agent as ``[B, K]``."""
         return groups.stacked(self._groups.agents, values).reshape(-1, self._count)
 
@@ -232,16 +255,18 @@ class _Rows:
         obs = rows(self._groups.by_policy, spec.keyed(obs), spec.keyed(before))
         return spec.bare(obs), rows_where(ended, env_state, env_before)
 
-    def _actions(self, action: PyTree) -> dict[Any, PyTree]:
+    def _actions(self, action: PyTree) -> dict[Agent, PyTree]:
         """Returns the action of each agent as its environment takes it, ``[B, ...]``."""
+        actions = {}
         by_policy = self._groups.spec.keyed(action)
-        return {
-            agent: unnamed(self._env.action_space(group.agents[0]), x)
-            for policy, group in self._groups.by_policy.items()
-            for agent, x in group.actions(clipped(group.spec.action, by_policy[policy])).items()
-        }
+        for policy, group in self._groups.by_policy.items():
+            native_space = self._env.action_space(group.agents[0])
+            of_agents = group.actions(clipped(group.spec.action, by_policy[policy]))
+            for agent, chosen in of_agents.items():
+                actions[agent] = unnamed(native_space, chosen)
+        return actions
 
-    def _observe(self, obs: Mapping[Any, PyTree], state: PyTree) -> PyTree:
+    def _observe(self, obs: Mapping[Agent, PyTree], state: PyTree) -> PyTree:
         """Returns the agents' observations, ``[B * k, ...]``; with several policies,
         a dict keyed by policy.
         """
@@ -250,22 +275,19 @@ class _Rows:
             rows = groups.in_rows(group.agents, obs)
             legal = None
             if masks.PART in group.added:
-                legal = groups.in_rows(
-                    group.agents, jax.vmap(getattr(self._env, group.mask.name))(state)
-                ).astype(bool)
+                all_legal = jax.vmap(getattr(self._env, group.mask.name))(state)
+                legal = groups.in_rows(group.agents, all_legal).astype(bool)
+            whole = None
             if STATE in group.added:
                 whole = groups.whole_state(obs, self._groups.agents)
-            else:
-                whole = None
-            return group.observation(
-                named(self._env.observation_space(group.agents[0]), rows), legal, whole
-            )
+            native_space = self._env.observation_space(group.agents[0])
+            return group.observation(named(native_space, rows), legal, whole)
 
         return self._groups.spec.bare(mesh.over_policies(of_group)(self._groups.by_policy))
 
 
 def _spaces(
-    env: Any, agents: Sequence[Any], obs: PyTree, state: PyTree, name: str
+    env: TeamEnv, agents: Sequence[Agent], obs: PyTree, state: PyTree, name: str
 ) -> tuple[Space, Space, Mask]:
     """Returns what each of a policy's agents sees and does, and where its legal actions are.
 
@@ -276,48 +298,61 @@ def _spaces(
     Raises:
       ConfigError: the agents have different spaces, or spaces that no policy supports.
     """
+    observations = {agent: plain(env.observation_space(agent)) for agent in agents}
+    actions = {agent: plain(env.action_space(agent)) for agent in agents}
+    groups.check_same(name, "observations", observations)
+    groups.check_same(name, "actions", actions)
     first = agents[0]
-    spaces = {"observations": env.observation_space, "actions": env.action_space}
-    for role, kind in spaces.items():
-        groups.check_same(name, role, {agent: plain(kind(agent)) for agent in agents})
-    known = plain(env.observation_space(first))
-    native_action = plain(env.action_space(first))
+    observation = observations[first]
     # some libraries' spaces have other dtypes and shapes than their observations
-    if known.kind == "Box":
-        known = known._replace(shape=tuple(obs[first].shape), dtype=obs[first].dtype.name)
-    observation = space_of(known, name, "observations")
-    action = space_of(native_action, name, "actions")
-    mask = masks.of_parts(known, native_action)
-    if isinstance(action, Discrete) and not mask.where:
-        legal = _legal_actions(env, state)
-    else:
-        legal = None
-    if legal is not None and isinstance(action, Discrete):
-        method, shapes = legal
-        mask = Mask("method", method)
-        if not isinstance(shapes, dict) or not shapes.keys() >= set(agents):
-            return (
-                observation,
-                action,
-                mask._replace(unread=f"its {method} does not answer for each agent: not read"),
-            )
-        if (sizes := {shapes[agent].size for agent in agents}) != {action.n}:
-            mask = mask._replace(unread=masks.misfit(f"its {method}", max(sizes), native_action))
-    return observation, action, mask
+    if observation.kind == "Box":
+        observation = observation._replace(
+            shape=tuple(obs[first].shape), dtype=obs[first].dtype.name
+        )
+    return (
+        space_of(observation, name, "observations"),
+        space_of(actions[first], name, "actions"),
+        _mask(env, agents, state, observation, actions[first]),
+    )
 
 
-def _legal_actions(env: Any, state: PyTree) -> tuple[str, PyTree] | None:
+def _mask(
+    env: TeamEnv,
+    agents: Sequence[Agent],
+    state: PyTree,
+    observation: PlainSpace,
+    action: PlainSpace,
+) -> Mask:
+    """Returns where the legal actions of agents with these spaces are."""
+    part = masks.of_parts(observation, action)
+    if part.where or action.kind != "Discrete":
+        return part
+    legal = _legal_actions(env, state)
+    if legal is None:
+        return part
+    method, shapes = legal
+    mask = Mask("method", method)
+    if not isinstance(shapes, dict) or not shapes.keys() >= set(agents):
+        return mask._replace(unread=f"its {method} does not answer for each agent: not read")
+    sizes = {shapes[agent].size for agent in agents}
+    if sizes != {action.num_choices}:
+        return mask._replace(unread=masks.misfit(f"its {method}", max(sizes), action))
+    return mask
+
+
+def _legal_actions(env: TeamEnv, state: PyTree) -> tuple[str, PyTree] | None:
     """Returns the name of the environment's method for legal actions, if it has one that works,
     and their shapes.
     """
     for name in masks.NAMES:
-        if callable(method := getattr(env, name, None)) and _takes_one(method):
+        method = getattr(env, name, None)
+        if callable(method) and _takes_one(method):
             with contextlib.suppress(NotImplementedError):
                 return name, jax.eval_shape(method, state)
     return None
 
 
-def _takes_one(method: Any) -> bool:
+def _takes_one(method: Callable[..., object]) -> bool:
     """Returns whether a method can be called with the state alone;
     another one may be about one agent.
     """
@@ -328,7 +363,7 @@ def _takes_one(method: Any) -> bool:
     return True
 
 
-def _traced(contract: Contract, env: Any) -> tuple[PyTree, PyTree, PyTree]:
+def _traced(contract: Contract, env: TeamEnv) -> tuple[PyTree, PyTree, PyTree]:
     """Traces a reset and a step of a multi-agent environment in JaxMARL's style,
     and checks all that both return.
 
@@ -362,14 +397,14 @@ def _traced(contract: Contract, env: Any) -> tuple[PyTree, PyTree, PyTree]:
     check_agents(fault, "step_env", [*agents, "__all__"], done=dones)
     if not of_library(env.observation_space):
         for agent in agents:
-            for call, returned in {"reset": obs, "step_env": next_obs}.items():
-                contract.observation(
-                    f"{agent} in {call}", returned[agent], env.observation_space(agent)
-                )
+            space = env.observation_space(agent)
+            contract.observation(f"{agent} in reset", obs[agent], space)
+            contract.observation(f"{agent} in step_env", next_obs[agent], space)
             contract.number(f"the reward of {agent}", rewards[agent])
             contract.flag(f"the done of {agent}", dones[agent])
         contract.flag("the done of __all__", dones["__all__"])
-    before, after = ({agent: returned[agent] for agent in agents} for returned in (obs, next_obs))
+    before = {agent: obs[agent] for agent in agents}
+    after = {agent: next_obs[agent] for agent in agents}
     contract.same("the observations", before, after, "reset")
     contract.same("the state", state, next_state, "reset")
     contract.halt()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -13,7 +13,8 @@ import numpy as np
 from jaxrl_dist.checks import did_you_mean, flag
 from jaxrl_dist.envs import masks
 from jaxrl_dist.envs.base import UNWRAPPED, Wrappers
-from jaxrl_dist.envs.native import Mask, PlainSpace
+from jaxrl_dist.envs.masks import in_parts
+from jaxrl_dist.envs.native import Agent, Mask, PlainSpace
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import (
     AGENT,
@@ -23,6 +24,7 @@ from jaxrl_dist.spaces import (
     Discrete,
     MultiDiscrete,
     Part,
+    Space,
     describe,
 )
 from jaxrl_dist.types import Array, EnvSpec, PyTree, Timestep
@@ -31,18 +33,37 @@ WORLD = "world_state"
 """Name of that state among the observations of JaxMARL's environments."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Team:
-    """A multi-agent environment in JaxMARL's style (Rutherford et al. 2024,
+class TeamEnv(Protocol):
+    """An environment of several agents in JaxMARL's style (Rutherford et al. 2024,
     https://arxiv.org/abs/2311.10090).
 
-    ``env`` has ``agents`` (names), ``reset(key) -> (obs, state)``, ``step_env(key, state, actions)
-    -> (obs, state, rewards, dones, info)``, ``observation_space(agent)`` and
-    ``action_space(agent)``. Everything except the states is a dict keyed by agent; ``dones`` also
-    has ``__all__``. ``get_avail_actions(state)`` (legal actions) is optional.
+    All that it takes and returns, except states, is a dict keyed by agent. A method
+    ``get_avail_actions(state)``, of the legal actions, is optional.
     """
 
-    env: Any
+    @property
+    def agents(self) -> Sequence[Agent]: ...
+
+    def reset(self, key: jax.Array, /) -> tuple[PyTree, PyTree]:
+        """Returns ``(obs, state)`` at the start of an episode."""
+
+    def step_env(
+        self, key: jax.Array, state: PyTree, actions: PyTree, /
+    ) -> tuple[PyTree, PyTree, PyTree, PyTree, PyTree]:
+        """Returns ``(obs, state, rewards, dones, info)``; ``dones`` also has ``__all__``."""
+
+    def observation_space(self, agent: Agent, /) -> object:
+        """Returns the space of an agent's observations."""
+
+    def action_space(self, agent: Agent, /) -> object:
+        """Returns the space of an agent's actions."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Team:
+    """An environment of several agents, and what it does not say itself."""
+
+    env: TeamEnv
     family: str = "team"
     time_limit: int | None = None
     """Env steps after which an episode is truncated; the environment itself ends it later,
@@ -50,14 +71,14 @@ class Team:
     shows_state: bool = False
     """Whether observations have a part ``state``: the environment's own,
     or all agents' observations side by side."""
-    render: Callable[[Any], Any] | None = None
+    render: Callable[[PyTree], object] | None = None
     """Draws one state, ``[H, W, 3]`` uint8, in place of the environment's own ``render``."""
 
 
 class Group(NamedTuple):
     """The agents of one policy. Its methods take arrays of numpy or of JAX."""
 
-    agents: Sequence[Any]
+    agents: Sequence[Agent]
     places: Sequence[int]
     """Their places among all ``K`` agents of the environment, ``[k]``."""
     spec: EnvSpec
@@ -76,8 +97,8 @@ class Group(NamedTuple):
             return x
         return x[:, np.array(self.places)]
 
-    def actions(self, action: PyTree) -> dict[Any, PyTree]:
-        """Returns the action of each agent, ``[B, ...]``, from those of the policy's rows."""
+    def actions(self, action: PyTree) -> dict[Agent, PyTree]:
+        """Returns the action of each agent, ``[B, ...]``, from the actions of the policy's rows."""
         size = len(self.agents)
         flat = jax.tree.map(_flat, action) if self.joint else action
         return {
@@ -98,14 +119,12 @@ class Group(NamedTuple):
         first = jax.tree.leaves(obs)[0]
         xp = first.__array_namespace__()
         size = len(first) // count
+        ids = {}
         if AGENT in self.added:
-            ids = {AGENT: xp.tile(xp.eye(count, dtype=xp.float32), (size, 1))}
-        else:
-            ids = {}
+            ids[AGENT] = xp.tile(xp.eye(count, dtype=xp.float32), (size, 1))
+        extra = {}
         if masks.PART in self.added:
-            extra = {masks.PART: legal}
-        else:
-            extra = {}
+            extra[masks.PART] = legal
         if self.joint:
             by_agent = jax.tree.map(
                 lambda x: x.reshape(size, count, *x.shape[1:]), {**in_parts(obs), **ids}
@@ -128,7 +147,7 @@ class Group(NamedTuple):
         from their observations and the rest of all agents, ``[B, K]``.
 
         Agents that act as one have the mean of their rewards,
-        and their episode ends with that of the last.
+        and their episode ends when the last agent's episode ends.
         """
         reward, terminated, truncated, valid = map(
             self.of_all, (reward, terminated, truncated, valid)
@@ -141,8 +160,8 @@ class Group(NamedTuple):
         return Timestep(obs, reward.mean(axis=1), over & ~cut, cut, taking_part)
 
     def info(self, reported: Mapping[str, tuple[Array, Array]]) -> dict[str, tuple[Array, Array]]:
-        """Returns the field ``info`` of the statistics of the
-        policy's rows from that of all agents, ``[B, K]`` each.
+        """Returns the field ``info`` of the statistics of the policy's rows,
+        from the field of all agents, ``[B, K]`` each.
 
         Agents that act as one have the sums over all of them, and so their mean.
         """
@@ -160,14 +179,15 @@ class Group(NamedTuple):
 class Groups(NamedTuple):
     """The agents of an environment, divided among the policies."""
 
-    agents: Sequence[Any]
+    agents: Sequence[Agent]
     by_policy: Mapping[str, Group]
     """``""`` if there is one policy."""
     spec: EnvSpec
 
     def pays(self, valid: Array) -> Array:
-        """Returns whose rewards count, from who is there, both ``[B, K]``:
-        of all that act as one while one is.
+        """Returns which agents' rewards count, from which agents are ``valid``, both ``[B, K]``.
+
+        Of agents that act as one, all count while one is valid.
         """
         for group in self.by_policy.values():
             if group.joint:
@@ -176,13 +196,13 @@ class Groups(NamedTuple):
         return valid
 
 
-Alone = Callable[[Sequence[Any]], tuple[EnvSpec, Mask]]
+Alone = Callable[[Sequence[Agent]], tuple[EnvSpec, Mask]]
 """Takes the agents of a policy, and returns the spec of one of them without an action mask,
 and the mask."""
 
 
 def divided(
-    agents: Sequence[Any],
+    agents: Sequence[Agent],
     name: str,
     wrappers: Wrappers,
     alone: Alone,
@@ -203,9 +223,9 @@ def divided(
         an agent has no policy, or several; or a policy has no agent.
     """
 
-    def group_of(policy: str, agents_of_policy: Sequence[Any]) -> Group:
-        (spec, mask) = alone(agents_of_policy)
-        count = len(agents_of_policy)
+    def group_of(policy: str, members: Sequence[Agent]) -> Group:
+        spec, mask = alone(members)
+        count = len(members)
         joint = policy in wrappers.joint
         observation = spec.observation
         action = spec.action
@@ -222,28 +242,30 @@ def divided(
             observation = {**in_parts(observation), STATE: _numbers(state_size, -np.inf, np.inf)}
             added.add(STATE)
         full = dataclasses.replace(
-            spec, observation=observation, action=action, mask=part, unread_mask=mask.unread,
+            spec,
+            observation=observation,
+            action=action,
+            mask=part,
+            unread_mask=mask.unread,
             num_agents=1 if joint else count,
-        )  # fmt: skip
-        places = [agents.index(agent) for agent in agents_of_policy]
-        return Group(agents_of_policy, places, full, spec, mask, frozenset(added), joint)
+        )
+        places = [agents.index(agent) for agent in members]
+        return Group(members, places, full, spec, mask, frozenset(added), joint)
 
     check_wrappers(wrappers, agents, name)
     owners = agents_of(wrappers.policies, agents, name)
-    groups = {
-        policy: group_of(policy, agents_of_policy) for policy, agents_of_policy in owners.items()
-    }
+    groups = {policy: group_of(policy, members) for policy, members in owners.items()}
     specs = {policy: group.spec for policy, group in groups.items()}
     return Groups(agents, groups, of_policies(specs) if wrappers.policies else specs[""])
 
 
 def _numbers(size: int, low: float, high: float) -> Box:
-    return Box(
-        (size,), np.dtype(np.float32), *(np.full(size, bound, np.float32) for bound in (low, high))
-    )
+    lows = np.full(size, low, np.float32)
+    highs = np.full(size, high, np.float32)
+    return Box((size,), lows.dtype, lows, highs)
 
 
-def check_wrappers(wrappers: Wrappers, agents: Sequence[Any], name: str) -> None:
+def check_wrappers(wrappers: Wrappers, agents: Sequence[Agent], name: str) -> None:
     """Checks the flags that multi-agent environments, or several policies, do not support.
 
     Raises:
@@ -259,15 +281,16 @@ def check_wrappers(wrappers: Wrappers, agents: Sequence[Any], name: str) -> None
                 f"{flag(field)} works for environments with one policy; remove it, or train one"
             )
     if wrappers.joint and wrappers.frame_stack is not None:
-        # Frames are stacked along the first axis, which is that of the agents here.
+        # Frames are stacked along the first axis, which is the axis of the agents here.
         raise ConfigError(
-            f"--frame-stack does not work for agents that act as one, as the {len(agents)} of {name} do"
+            "--frame-stack does not work for agents that act as one, as the "
+            f"{len(agents)} of {name} do"
         )
 
 
 def agents_of(
-    policies: Mapping[str, str], agents: Sequence[Any], name: str
-) -> dict[str, list[Any]]:
+    policies: Mapping[str, str], agents: Sequence[Agent], name: str
+) -> dict[str, list[Agent]]:
     """Returns the agents of each policy, in the environment's order; without policies,
     all under ``""``.
 
@@ -281,9 +304,8 @@ def agents_of(
     """
     if not policies:
         return {"": list(agents)}
-    listed = f"the agents of {name} are {', '.join(map(str, agents))}"
     matching = {
-        policy: _matching(policy, text, agents, listed) for policy, text in policies.items()
+        policy: _matching(policy, patterns, agents, name) for policy, patterns in policies.items()
     }
     for agent in agents:
         owners = [policy for policy in policies if agent in matching[policy]]
@@ -292,28 +314,32 @@ def agents_of(
                 f"agent {agent} has the policies {' and '.join(owners)}; it can have one"
             )
     owned = set().union(*matching.values())
-    if alone := [str(agent) for agent in agents if agent not in owned]:
+    alone = [str(agent) for agent in agents if agent not in owned]
+    if alone:
         raise ConfigError(
-            f"agents without a policy: {', '.join(alone)}; {listed}, and each needs one"
+            f"agents without a policy: {', '.join(alone)}; the agents of {name} are "
+            f"{', '.join(map(str, agents))}, and each needs one"
         )
     return matching
 
 
-def _matching(policy: str, text: str, agents: Sequence[Any], listed: str) -> list[Any]:
+def _matching(policy: str, patterns: str, agents: Sequence[Agent], name: str) -> list[Agent]:
     """Returns the agents whose names match any of a policy's patterns, in the environment's order.
 
     Raises:
-      ConfigError: a pattern matches none; ``listed`` says which agents exist.
+      ConfigError: a pattern matches none.
     """
     names = [str(agent) for agent in agents]
     matching = set[str]()
-    for pattern in text.split(","):
-        if not (more := fnmatch.filter(names, pattern.strip())):
+    for pattern in patterns.split(","):
+        matched = fnmatch.filter(names, pattern.strip())
+        if not matched:
             near = did_you_mean(pattern, names)
             raise ConfigError(
-                f"policy {policy}: no agent is named {pattern.strip()}{near}; {listed}"
+                f"policy {policy}: no agent is named {pattern.strip()}{near}; the agents of {name} "
+                f"are {', '.join(names)}"
             )
-        matching.update(more)
+        matching.update(matched)
     return [agent for agent in agents if str(agent) in matching]
 
 
@@ -330,16 +356,9 @@ def of_policies(policies: Mapping[str, EnvSpec]) -> EnvSpec:
     )
 
 
-def in_parts(observation: Any) -> dict[str, Any]:
-    """Returns an observation or a space with parts;
-    one without parts becomes the part ``observation``.
-    """
-    if isinstance(observation, dict):
-        return observation
-    return {"observation": observation}
-
-
-def joined(name: str, observation: Any, action: Any, count: int, mask: Mask) -> tuple[Any, Any]:
+def joined(
+    name: str, observation: Space, action: Space, count: int, mask: Mask
+) -> tuple[Space, Space]:
     """Returns the spaces of agents that act as one: all their observations, and an action for each.
 
     Raises:
@@ -351,16 +370,18 @@ def joined(name: str, observation: Any, action: Any, count: int, mask: Mask) -> 
         )
     if mask.where == "part":
         raise ConfigError(
-            f"{name}: agents that act as one need legal actions by a method, not as a part {mask.name!r}"
+            f"{name}: agents that act as one need legal actions by a method, not as a part "
+            f"{mask.name!r}"
         )
 
-    def several(part: Part) -> Part:
-        if isinstance(part, Box):
-            bounds = (np.stack([bound] * count) for bound in (part.low, part.high))
-            return Box((count, *part.shape), part.dtype, *bounds)
-        raise ConfigError(
-            f"{name}: agents that act as one need observations of numbers, and have {describe(part)}"
-        )
+    def several(part: Part) -> Box:
+        if not isinstance(part, Box):
+            raise ConfigError(
+                f"{name}: agents that act as one need observations of numbers, and have "
+                f"{describe(part)}"
+            )
+        lows = np.stack([part.low] * count)
+        return Box((count, *part.shape), part.dtype, lows, np.stack([part.high] * count))
 
     return {AGENTS: jax.tree.map(several, observation)}, MultiDiscrete((action.n,) * count)
 
@@ -374,21 +395,21 @@ def team_size(spec: EnvSpec) -> int:
     return 0
 
 
-def stacked(agents: Sequence[Any], values: Mapping[Any, PyTree]) -> PyTree:
+def stacked(agents: Sequence[Agent], values: Mapping[Agent, PyTree]) -> PyTree:
     """Stacks the values of these agents, ``[B, ...]`` each: ``[B, k, ...]``."""
     first = jax.tree.leaves(values[agents[0]])[0]
     xp = first.__array_namespace__()
     return jax.tree.map(lambda *x: xp.stack(x, axis=1), *(values[agent] for agent in agents))
 
 
-def in_rows(agents: Sequence[Any], values: Mapping[Any, PyTree]) -> PyTree:
+def in_rows(agents: Sequence[Agent], values: Mapping[Agent, PyTree]) -> PyTree:
     """Makes the values of these agents rows of a batch,
     environment by environment: ``[B * k, ...]``.
     """
     return jax.tree.map(_flat, stacked(agents, values))
 
 
-def whole_state(obs: Mapping[Any, PyTree], agents: Sequence[Any]) -> Array:
+def whole_state(obs: Mapping[Agent, PyTree], agents: Sequence[Agent]) -> Array:
     """Returns the state of the whole environment, ``[B, S]``: the library's,
     or all observations side by side.
     """
@@ -405,7 +426,7 @@ def _flat(x: Array) -> Array:
     return x.reshape(-1, *x.shape[2:])
 
 
-def check_same(name: str, role: str, native: Mapping[Any, PlainSpace]) -> None:
+def check_same(name: str, role: str, native: Mapping[Agent, PlainSpace]) -> None:
     """Checks that all agents have the same space.
 
     Raises:
@@ -417,14 +438,14 @@ def check_same(name: str, role: str, native: Mapping[Any, PlainSpace]) -> None:
     if len(kinds) > 1:
         listed = "; ".join(f"{', '.join(agents)}: {kind}" for kind, agents in kinds.items())
         raise ConfigError(
-            f"{name} has agents with different {role} ({listed}); one policy needs agents with equal ones, "
-            "and several policies take the others, as in `jaxrl-dist train --policy NAME=ALGO:AGENTS`"
+            f"{name} has agents with different {role} ({listed}); one policy needs agents with "
+            "equal ones, and several policies take the others, as in `jaxrl-dist train --policy "
+            "NAME=ALGO:AGENTS`"
         )
 
 
 def _shown(space: PlainSpace) -> str:
     if space.parts is not None:
-        return (
-            "{" + ", ".join(f"{name}: {_shown(part)}" for name, part in space.parts.items()) + "}"
-        )
+        parts = [f"{name}: {_shown(part)}" for name, part in space.parts.items()]
+        return f"{{{', '.join(parts)}}}"
     return f"{space.kind}{list(space.sizes or space.shape)}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -21,7 +21,7 @@ from jaxrl_dist.envs.conversion import space_of
 from jaxrl_dist.envs.episodes import EpisodeCounter
 from jaxrl_dist.envs.host import gymnasium
 from jaxrl_dist.envs.masks import PART
-from jaxrl_dist.envs.native import Description, Mask, alike, env_label
+from jaxrl_dist.envs.native import Agent, Description, Mask, PlainSpace, alike, env_label
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.spaces import STATE, Box, MultiDiscrete, Space, leaves
@@ -35,35 +35,45 @@ def divided(env_id: str, made: Description, wrappers: Wrappers) -> Groups:
       ConfigError: as ``groups.divided``.
     """
     name = env_label("gymnasium", env_id)
-    agents = list(made.agents)
+    observations = made.observation.parts
+    actions = made.action.parts
 
-    def alone(agents: Sequence[str]) -> tuple[EnvSpec, Mask]:
-        first = agents[0]
-        for role, spaces in (
-            ("observations", made.observation.parts),
-            ("actions", made.action.parts),
-        ):
-            groups.check_same(name, role, {agent: spaces[agent] for agent in agents})
-            if other := next(
-                (agent for agent in agents if not alike(spaces[agent], spaces[first])), None
-            ):
-                has = f"{role} of {first} and {other} have other bounds"
-                raise ConfigError(f"{name}: {has}; one policy needs equal ones")
-        spaces = made.observation.parts[first], made.action.parts[first]
-        one = made._replace(observation=spaces[0], action=spaces[1], mask=Mask(), agents={})
+    def alone(agents: Sequence[Agent]) -> tuple[EnvSpec, Mask]:
+        first = str(agents[0])
+        _check_alike(name, "observations", {agent: observations[agent] for agent in agents})
+        _check_alike(name, "actions", {agent: actions[agent] for agent in agents})
+        one = made._replace(
+            observation=observations[first], action=actions[first], mask=Mask(), agents={}
+        )
         return gymnasium.spec(env_id, one, wrappers), made.agents[first]
 
-    sizes = [
-        math.prod(space.shape)
-        for space in leaves(space_of(made.observation, name, "observations")).values()
-    ]
-    return groups.divided(agents, name, wrappers, alone, sum(sizes))
+    whole = leaves(space_of(made.observation, name, "observations"))
+    state_size = sum(math.prod(part.shape) for part in whole.values())
+    return groups.divided(list(made.agents), name, wrappers, alone, state_size)
+
+
+def _check_alike(name: str, role: str, spaces: Mapping[Agent, PlainSpace]) -> None:
+    """Checks that the agents of a policy have equal spaces.
+
+    Raises:
+      ConfigError: they differ.
+    """
+    groups.check_same(name, role, spaces)
+    first, *others = spaces
+    for other in others:
+        if not alike(spaces[other], spaces[first]):
+            raise ConfigError(
+                f"{name}: {role} of {first} and {other} have other bounds; one policy needs equal "
+                "ones"
+            )
 
 
 def whole(divided: Groups) -> EnvSpec:
     """Returns the spec of the ``pettingzoo.Parallel`` that has all agents."""
     agents = divided.agents
-    of_agents = [(agent, x) for x in divided.by_policy.values() for agent in x.agents]
+    of_agents = [
+        (str(agent), group) for group in divided.by_policy.values() for agent in group.agents
+    ]
     reward = np.full(len(agents), np.inf, np.float32)
     parts: dict[str, Space] = {
         OBS: {agent: group.alone.observation for agent, group in of_agents},
@@ -96,7 +106,8 @@ class Rows:
         """``env`` has the spec ``whole(divided)``."""
         self.spec = divided.spec
         self.num_envs = env.num_envs * divided.spec.num_agents
-        self._env, self._groups = env, divided
+        self._env = env
+        self._groups = divided
 
     def reset(self) -> PyTree:
         obs = self._env.reset()
@@ -104,9 +115,8 @@ class Rows:
             group.agents[0]: EpisodeCounter(self._env.num_envs * group.spec.num_agents)
             for group in self._groups.by_policy.values()
         }
-        return self.spec.bare(
-            over_policies(lambda group: self._group_obs(group, obs))(self._groups.by_policy)
-        )
+        group_obs = over_policies(lambda group: self._group_obs(group, obs))
+        return self.spec.bare(group_obs(self._groups.by_policy))
 
     def step(self, action: PyTree) -> tuple[Timestep, EpisodeStats]:
         by_policy = self._groups.by_policy
@@ -128,9 +138,8 @@ class Rows:
             )
             counter = self._episodes[group.agents[0]]
             over = rows.terminated | rows.truncated
-            return rows, counter.add(rows.reward, rows.valid, over)._replace(
-                info=group.info(whole.info)
-            )
+            episodes = counter.add(rows.reward, rows.valid, over)
+            return rows, episodes._replace(info=group.info(whole.info))
 
         stepped, ended = over_policies(of_group, 2)(by_policy)
         return self.spec.bare(stepped), self.spec.bare(ended)
@@ -143,12 +152,10 @@ class Rows:
 
     def _group_obs(self, group: Group, obs: PyTree) -> PyTree:
         """Returns the observations of a policy's rows."""
+        legal = None
         if PART in group.added:
             legal = groups.in_rows(group.agents, obs[PART])
-        else:
-            legal = None
+        state = None
         if STATE in group.added:
             state = groups.whole_state(obs[OBS], self._groups.agents)
-        else:
-            state = None
         return group.observation(groups.in_rows(group.agents, obs[OBS]), legal, state)

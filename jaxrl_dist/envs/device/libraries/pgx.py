@@ -15,6 +15,7 @@ from jaxrl_dist import rng
 from jaxrl_dist.envs.agents.groups import Team
 from jaxrl_dist.envs.device.libraries import Adapted, Step, bool_space, theirs
 from jaxrl_dist.envs.env_options import parse_options
+from jaxrl_dist.envs.native import Agent
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.simulator import Simulated, Simulator
 from jaxrl_dist.types import PyTree
@@ -79,10 +80,10 @@ class Players:
         """``(state [R, ...]) -> simulator`` of single moves,
         in which both players are as ``against_itself``."""
 
-    def observation_space(self, agent: str) -> spaces.Space[Any]:
+    def observation_space(self, agent: Agent) -> spaces.Box:
         return self._observation
 
-    def action_space(self, agent: str) -> spaces.Space[Any]:
+    def action_space(self, agent: Agent) -> spaces.Discrete:
         return spaces.Discrete(self.env.num_actions)
 
     def reset(self, key: jax.Array) -> tuple[dict[str, jax.Array], PyTree]:
