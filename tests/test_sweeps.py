@@ -116,7 +116,7 @@ def test_a_tuner_that_is_missing_is_one_line_with_the_command(
 def test_ray_cannot_compare_runs_of_records(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuning, "check", lambda *command: None)  # whether it is installed
+    monkeypatch.setattr(tuning, "check_tuner", lambda *command: None)  # whether it is installed
     step = {
         "obs": np.zeros((11, 4), np.float32),
         "action": np.arange(10) % 2,
@@ -171,7 +171,7 @@ def test_trials_are_headed_by_what_ranks_them(
     monkeypatch.setattr(
         by_optuna, "_train", lambda run, trials, run_dir, stop: [by_optuna.Outcome(9.0, run_dir)]
     )
-    monkeypatch.setattr(tuning, "check", lambda *command: None)  # whether it is installed
+    monkeypatch.setattr(tuning, "check_tuner", lambda *command: None)  # whether it is installed
     command = f"sweep ppo --env CartPole-v1 --tuner optuna --vary learning-rate=1e-5:1 --trials 1 {flags} --run-dir"
     assert cli.main([*command.split(), str(tmp_path / "run")]) == 0
     _, batch, *lines = capsys.readouterr().out.splitlines()
@@ -445,7 +445,7 @@ def test_an_environment_that_fails_costs_one_batch_and_ends_a_sweep_if_it_fails_
 def test_a_sweep_in_which_no_trial_has_a_return_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tuning, "check", lambda *command: None)  # whether it is installed
+    monkeypatch.setattr(tuning, "check_tuner", lambda *command: None)  # whether it is installed
     monkeypatch.setattr(
         by_optuna,
         "_train",
