@@ -176,11 +176,10 @@ def parse_bounds(name: str, text: str | None) -> tuple[float, float] | None:
     if text is None:
         return None
     try:
-        numbers = [float(part) for part in str(text).split(",")]
-        if len(numbers) == 2:
-            low, high = numbers
-        else:
-            low, high = (-numbers[0], *numbers)
+        numbers = [float(number) for number in str(text).split(",")]
+        if len(numbers) == 1:
+            numbers.insert(0, -numbers[0])
+        low, high = numbers
     except ValueError:
         low = high = math.nan
     if not (math.isfinite(low) and math.isfinite(high) and low < high):

@@ -20,11 +20,18 @@ _COMMANDS_OR_FLAGS = re.compile(
 
 
 def visible(text: str, most: int = 10**6) -> str:
-    """Returns a text for the terminal: at most so many characters, with escapes such as ``\\x1b``
-    for those that move the cursor or change how others look. Names and messages may come from
-    anyone's files and environments.
+    """Returns at most so many characters of a text, for the terminal.
+
+    Escapes such as ``\\x1b`` replace characters that move the cursor or change how others look:
+    names and messages may come from anyone's files and environments.
     """
-    shown = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text[:most])
+
+    def escaped(letter: str) -> str:
+        if letter.isprintable() or letter in "\n\t":
+            return letter
+        return ascii(letter)[1:-1]
+
+    shown = "".join(map(escaped, text[:most]))
     if len(text) <= most:
         return shown
     return f"{shown} ... ({len(text) - most} more characters)"
@@ -45,7 +52,7 @@ class _Message(Exception):
     """A message about settings, with their flags or with their fields."""
 
     def __init__(self, text: str = "", field: str | None = None, where: str = "") -> None:
-        """``text`` goes on after the flag of ``field``, if there is one.
+        """``text`` follows the flag of ``field``, if there is one.
 
         ``where`` comes before both, such as the name of a file or of a policy.
         """

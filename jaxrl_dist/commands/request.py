@@ -129,7 +129,7 @@ def _stored(
     name, fields = stored_fields(pathlib.Path(config_file), kind, flags.value_of(args, "--env"))
     stored: str | type | Policies = name
     if name == Policies.stored_as:
-        stored = Policies(fields.pop("parts"))
+        stored = Policies(fields.pop("configs"))
         if kind is not None:  # the file of one of the stored policies
             return stored, fields
     if algorithm is not None and _name(algorithm) != _name(stored):
@@ -155,7 +155,7 @@ def _changed(
     """
     trained: Any = algorithm
     if isinstance(algorithm, Policies):
-        trained, fields = policies.changed(algorithm.parts, args)
+        trained, fields = policies.changed(algorithm.configs, args)
     else:
         fields = flags.parse_train(algorithm, args)
     config_file = fields.pop("config", None)

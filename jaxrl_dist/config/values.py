@@ -362,10 +362,10 @@ _FROM_TEXT: Mapping[object, Callable[[str], object]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
+class PolicyConfigs:
     """The configs of several policies in place of one algorithm's hyperparameters."""
 
-    parts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    configs: dict[str, Any] = dataclasses.field(default_factory=dict)
     """For each policy, a ``Train`` of which only the algorithm and the fields ``OWN`` count."""
 
 
@@ -373,15 +373,15 @@ def varied(algorithm: Config, values: Fields) -> Config:
     """Returns hyperparameters with other values; with several policies, names are
     ``POLICY.FIELD``.
     """
-    if not isinstance(algorithm, Parts):
+    if not isinstance(algorithm, PolicyConfigs):
         return dataclasses.replace(algorithm, **values)  # type: ignore[type-var]
-    parts = dict(algorithm.parts)
+    configs = dict(algorithm.configs)
     for name, value in values.items():
         policy, _, field = name.partition(".")
-        part = parts[policy]
+        config = configs[policy]
         changes = {field: value}
-        if any(field == known.name for known in dataclasses.fields(part.algorithm)):
-            changes = {"algorithm": dataclasses.replace(part.algorithm, **changes)}
+        if any(field == known.name for known in dataclasses.fields(config.algorithm)):
+            changes = {"algorithm": dataclasses.replace(config.algorithm, **changes)}
         # otherwise a field of the policy's normalisation or clipping
-        parts[policy] = dataclasses.replace(part, **changes)
-    return dataclasses.replace(algorithm, parts=parts)
+        configs[policy] = dataclasses.replace(config, **changes)
+    return dataclasses.replace(algorithm, configs=configs)

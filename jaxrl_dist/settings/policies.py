@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from jaxrl_dist.algorithms import name_of
 from jaxrl_dist.config.train import OWN, Train
-from jaxrl_dist.config.values import Parts
+from jaxrl_dist.config.values import PolicyConfigs
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.protocols import Traits
 from jaxrl_dist.settings.still import Still
@@ -22,7 +22,7 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
 @dataclasses.dataclass(frozen=True)
-class Policies(Parts):
+class Policies(PolicyConfigs):
     """The algorithms of several policies, in the place of a single policy's hyperparameters."""
 
     stored_as: ClassVar[str] = "Policies"
@@ -30,9 +30,9 @@ class Policies(Parts):
 
     def validate(self) -> None:
         """Raises ``ConfigError`` if a value of a policy is out of range."""
-        for name, part in self.parts.items():
+        for name, config in self.configs.items():
             with naming(name):
-                Traits.of(part.algorithm).validate()
+                Traits.of(config.algorithm).validate()
 
 
 def by_policy(config: Train) -> dict[str, Train]:
@@ -43,7 +43,7 @@ def by_policy(config: Train) -> dict[str, Train]:
     if not isinstance(config.algorithm, Policies):
         return {"": config}
     configs = {}
-    for name, part in config.algorithm.parts.items():
+    for name, part in config.algorithm.configs.items():
         policy_fields = {field: getattr(part, field) for field in OWN}
         configs[name] = dataclasses.replace(
             config, algorithm=part.algorithm, policies={}, **policy_fields
@@ -68,7 +68,7 @@ def label(algorithm: object) -> str:
     """
     if not isinstance(algorithm, Policies):
         return name_of(algorithm)
-    return "+".join(name_of(part.algorithm).lower() for part in algorithm.parts.values())
+    return "+".join(name_of(part.algorithm).lower() for part in algorithm.configs.values())
 
 
 @contextlib.contextmanager

@@ -252,7 +252,7 @@ def _given_policies(config: Train, changes: Fields) -> tuple[Train, dict[str, Gi
         )
     algorithms = config.algorithm
     if isinstance(algorithms, Policies):
-        algorithms = algorithms.parts
+        algorithms = algorithms.configs
     for name in changes:
         if name not in RUN_FIELDS:
             policy = next(iter(algorithms), "prey")

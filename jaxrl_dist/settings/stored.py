@@ -52,7 +52,7 @@ def to_json(config: Train, spec: EnvSpec | None = None) -> dict[str, Any]:
 
 def _hyperparameters(algorithm: object) -> dict[str, object]:
     if isinstance(algorithm, Policies):
-        return {name: _policy(part) for name, part in algorithm.parts.items()}
+        return {name: _policy(part) for name, part in algorithm.configs.items()}
     return {name: _in_json(getattr(algorithm, name)) for name in marked(algorithm)}
 
 
@@ -151,7 +151,7 @@ def stored_fields(
         kind = Policies if several else config_class(algorithm, user_class)
         hyperparameters = _without_objects(hyperparameters, objects, kind)
         if several:
-            hyperparameters = {"parts": _read_policies(hyperparameters, user_class)}
+            hyperparameters = {"configs": _read_policies(hyperparameters, user_class)}
         _check_known(run, _KEPT)
         _check_known(hyperparameters, marked(kind))
         config = plain(Train(plain(kind(**hyperparameters)), **run))

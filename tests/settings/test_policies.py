@@ -258,7 +258,7 @@ def test_a_fixed_policy_stays_at_its_checkpoint(tmp_path: Path) -> None:
     best = resolved(
         Train({"x": PPO_, "y": f"fixed({run}@best,b)"}, env=team.Unlike(), policies=policies)
     )[0]
-    steps = best.algorithm.parts["y"].algorithm.checkpoint
+    steps = best.algorithm.configs["y"].algorithm.checkpoint
     assert steps == str(checkpoint.number_of(checkpoint.chosen(run, "best"))), (
         "another one may become the best"
     )
@@ -636,7 +636,7 @@ def test_stored_policy_names_do_not_depend_on_classes() -> None:
 def test_the_replay_of_a_policy_is_rounded_to_its_agents_rows() -> None:
     agents = {"a": "pole_0", "b": "pole_1,pole_2"}
     config = Train({"a": "dqn", "b": DQN()}, env=team.CartPoles(3), policies=agents, num_envs=12)
-    parts = resolved(config)[0].algorithm.parts
+    parts = resolved(config)[0].algorithm.configs
     assert {name: part.algorithm.replay_capacity for name, part in parts.items()} == {
         "a": 99_996,
         "b": 99_984,
