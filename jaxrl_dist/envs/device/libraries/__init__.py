@@ -13,7 +13,7 @@ import io
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,11 @@ from jaxrl_dist import rng
 from jaxrl_dist.checks import did_you_mean, install_extra
 from jaxrl_dist.config.envs import LIBRARIES
 from jaxrl_dist.errors import ConfigError, one_line
-from jaxrl_dist.types import PyTree
+from jaxrl_dist.types import Array, PyTree
+
+if TYPE_CHECKING:
+    from brax.envs import Env
+    from mujoco_playground import MjxEnv
 
 
 class Step(NamedTuple):
@@ -34,11 +38,11 @@ class Step(NamedTuple):
 
     obs: PyTree
     state: PyTree
-    reward: Any
-    terminated: Any
-    truncated: Any = False
+    reward: Array
+    terminated: Array
+    truncated: Array = False
     """True where the library's own time limit has cut the episode."""
-    info: Mapping[str, Any] = {}
+    info: Mapping[str, PyTree] = {}
 
 
 class State(NamedTuple):
@@ -69,10 +73,10 @@ class Adapted:
     reset: Callable[[jax.Array], tuple[PyTree, PyTree]]
     """``(key) -> (obs, state)``; keys are uint32 arrays,
     because libraries keep them in states, which are saved."""
-    step: Callable[[jax.Array, PyTree, Any], Step]
+    step: Callable[[jax.Array, PyTree, PyTree], Step]
     """``(key, state, action) -> step``."""
-    observations: spaces.Space[Any]
-    actions: spaces.Space[Any]
+    observations: spaces.Space
+    actions: spaces.Space
     family: str
     """As ``EnvSpec.family``."""
     time_limit: int | None = None
@@ -92,10 +96,10 @@ class Adapted:
     def default_params(self) -> Params:
         return Params(self.time_limit)
 
-    def observation_space(self, params: Params) -> spaces.Space[Any]:
+    def observation_space(self, params: Params) -> spaces.Space:
         return self.observations
 
-    def action_space(self, params: Params) -> spaces.Space[Any]:
+    def action_space(self, params: Params) -> spaces.Space:
         return self.actions
 
     def reset_env(self, key: jax.Array, params: Params) -> tuple[PyTree, State]:
@@ -104,22 +108,17 @@ class Adapted:
         return obs, State(state, jnp.zeros((), jnp.int32), jnp.zeros((), bool))
 
     def step_env(
-        self, key: jax.Array, state: State, action: Any, params: Params
-    ) -> tuple[Any, ...]:
+        self, key: jax.Array, state: State, action: PyTree, params: Params
+    ) -> tuple[PyTree, State, jax.Array, jax.Array, dict[str, PyTree]]:
         with theirs():
             step = self.step(rng.raw(key), state.env, action)
         steps = state.steps + 1
         truncated = jnp.asarray(step.truncated, bool)
         if params.max_steps_in_episode is not None:
             truncated = truncated | (steps >= params.max_steps_in_episode)
+        new = State(step.state, steps, truncated)
         terminated = jnp.asarray(step.terminated).astype(bool)
-        return (
-            step.obs,
-            State(step.state, steps, truncated),
-            jnp.float32(step.reward),
-            terminated,
-            dict(step.info),
-        )
+        return step.obs, new, jnp.float32(step.reward), terminated, dict(step.info)
 
     def is_truncated(self, state: State, params: Params) -> jax.Array:
         return state.truncated
@@ -172,8 +171,8 @@ def library_with(library: str, env_id: str) -> Library:
     module = load(library)
     if env_id not in module.ids():
         raise ConfigError(
-            f"--env {library}:{env_id}: {library} has no such environment{did_you_mean(env_id, module.ids())}; see: "
-            f"jaxrl-dist list envs {library}"
+            f"--env {library}:{env_id}: {library} has no such environment"
+            f"{did_you_mean(env_id, module.ids())}; see: jaxrl-dist list envs {library}"
         )
     return module
 
@@ -220,36 +219,34 @@ def summary() -> list[str]:
     """Returns a line for each library: its prefix,
     and how to list its environments or to install it.
     """
-    return [
-        f"{library}:NAME{' ' * (10 - len(library))} "
-        + (
-            f"installed; see: jaxrl-dist list envs {library}"
-            if installed(library)
-            else install_extra(library)
-        )
-        for library in LIBRARIES
-    ]
+    lines = []
+    for library in LIBRARIES:
+        advice = install_extra(library)
+        if installed(library):
+            advice = f"installed; see: jaxrl-dist list envs {library}"
+        lines.append(f"{library + ':NAME':15} {advice}")
+    return lines
 
 
 # --- Shared by the adapters -----------------------------------------------------------------------
 
 
-def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Returns the arguments of a function that have a default, with it."""
+def defaults_of(function: Callable[..., object]) -> dict[str, object]:
+    """Returns the defaults of a function's arguments, by the arguments' names."""
     return {
-        x.name: x.default
-        for x in inspect.signature(function).parameters.values()
-        if x.default is not x.empty
+        argument.name: argument.default
+        for argument in inspect.signature(function).parameters.values()
+        if argument.default is not argument.empty
     }
 
 
-def fields_of(params: Any) -> dict[str, Any]:
+def fields_of(params: PyTree) -> dict[str, object]:
     """Returns the fields of a dataclass."""
     return {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
 
 
-def settable(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns those values that a text can set."""
+def settable(values: Mapping[str, object]) -> dict[str, bool | int | float | str]:
+    """Returns the values that a text can set."""
     return {
         name: value for name, value in values.items() if isinstance(value, bool | int | float | str)
     }
@@ -271,13 +268,10 @@ def bool_space(shape: tuple[int, ...]) -> spaces.Box:
     return spaces.Box(0, 1, shape, np.bool_)  # type: ignore[arg-type]
 
 
-def adapted(env: Any, family: str, limit: int) -> Adapted:
-    """Adapts an environment whose state has observation, reward, end and metrics: Brax's,
-    or MuJoCo Playground's.
+def adapted(env: Env | MjxEnv, family: str, limit: int) -> Adapted:
+    """Adapts an environment of Brax or MuJoCo Playground, whose actions are -1 .. 1.
 
     Args:
-      env: has ``reset(key)``, ``step(state, action)``,
-        ``observation_size`` and ``action_size``; actions are -1 .. 1.
       family: as ``EnvSpec.family``.
       limit: steps after which an episode is truncated.
         A ``time_out`` in the state's info may mean the end of the task.
@@ -287,7 +281,7 @@ def adapted(env: Any, family: str, limit: int) -> Adapted:
         state = env.reset(key)
         return state.obs, state
 
-    def step(key: jax.Array, state: Any, action: Any) -> Step:
+    def step(key: jax.Array, state: PyTree, action: jax.Array) -> Step:
         state = env.step(state, action)
         return Step(state.obs, state, state.reward, state.done, info=state.metrics)
 
@@ -296,11 +290,14 @@ def adapted(env: Any, family: str, limit: int) -> Adapted:
     )
 
 
-def _space(size: Any) -> spaces.Space[Any]:
+Size = int | tuple[int, ...]
+
+
+def _space(size: Size | Mapping[str, Size]) -> spaces.Space:
     if isinstance(size, Mapping):
         return spaces.Dict({name: _box(shape, np.inf) for name, shape in size.items()})
     return _box(size, np.inf)
 
 
-def _box(shape: Any, bound: float) -> spaces.Box:
+def _box(shape: Size, bound: float) -> spaces.Box:
     return spaces.Box(-bound, bound, tuple(np.atleast_1d(shape)), np.float32)

@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 from jaxrl_dist.envs.device.libraries import Adapted, Step, fields_of
 from jaxrl_dist.envs.env_options import parse_options
+from jaxrl_dist.types import PyTree
 
 
 def ids() -> list[str]:
@@ -30,7 +31,7 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
     # so its limit is one step above the one here.
     params = params.replace(max_timesteps=limit + 1)
 
-    def step(key: jax.Array, state: Any, action: Any) -> Step:
+    def step(key: jax.Array, state: PyTree, action: jax.Array) -> Step:
         obs, state, reward, terminated, info = env.step_env(key, state, action, params)
         return Step(obs, state, reward, terminated, info=info)
 

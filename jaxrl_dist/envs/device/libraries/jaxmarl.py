@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jaxmarl
@@ -19,6 +19,11 @@ from jaxrl_dist.envs.agents.groups import Team
 from jaxrl_dist.envs.device.libraries import settable
 from jaxrl_dist.envs.env_options import parse_options
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.types import PyTree
+
+if TYPE_CHECKING:
+    from jaxmarl.environments.multi_agent_env import MultiAgentEnv
+    from matplotlib.axes import Axes
 
 
 class Battle:
@@ -26,16 +31,17 @@ class Battle:
     and one of them lives.
     """
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: smax_env.SMAX | EnemySMAX) -> None:
         self._smax = env
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._smax, name)
 
-    def step_env(self, key: Any, state: Any, actions: Any) -> Any:
+    def step_env(self, key: jax.Array, state: PyTree, actions: PyTree) -> tuple[PyTree, ...]:
         obs, state, rewards, dones, info = self._smax.step_env(key, state, actions)
         # the state of SMAX is within that of heuristic enemies
-        alive = getattr(state, "state", state).unit_alive
+        inner: PyTree = getattr(state, "state", state)
+        alive = inner.unit_alive
         won = alive[: self.num_allies].any() & ~alive[self.num_allies :].any()
         return obs, state, rewards, dones, {**info, "won": won}
 
@@ -58,64 +64,65 @@ def make(env_id: str, options: Mapping[str, str]) -> Team:
     Two others are ``state``, whether observations have a part ``state``, the state of the whole
     environment; and for SMAX ``scenario``, the name of a map, such as ``3m``.
     """
+    name = f"jaxmarl:{env_id}"
     env = jaxmarl.make(env_id)
     parameters = _parameters(env)
     defaults = settable(parameters)
     maps = {"scenario": ""} if "scenario" in parameters else {}
-    clock = next(
-        (
-            {clock: int(getattr(env, clock))}
-            for clock in CLOCKS
-            if getattr(env, clock, None) is not None
-        ),
-        {},
-    )
-    name = f"jaxmarl:{env_id}"
-    values: dict[str, Any] = parse_options(
-        name, options, {**defaults, **maps, **clock, "state": False}
-    )
+    clock = _clock(env)
+    known = {**defaults, **maps, **clock, "state": False}
+    values: dict[str, Any] = parse_options(name, options, known)
     shows_state = values.pop("state", False)
     if "scenario" in values:
         values["scenario"] = _scenario(name, values["scenario"])
     limit = None
-    if clock:
-        ((argument, default),) = clock.items()
+    extended: dict[str, Any] = {}
+    # The library would report its time limit as the end of the task,
+    # so its limit is one step, or one round, above the one here.
+    for argument, default in clock.items():
         limit = values.pop(argument, default)
-        # The library would report its time limit as the end of the task,
-        # so its limit is one step above the one here.
-        clock = {argument: limit + 1, **CLOCKS[argument]}
-    elif all(name in defaults for name in ROUNDS):
-        steps, rounds = (values.get(name, defaults[name]) for name in ROUNDS)
+        extended = {argument: limit + 1, **CLOCKS[argument]}
+    if not clock and all(argument in defaults for argument in ROUNDS):
+        steps, rounds = (values.get(argument, defaults[argument]) for argument in ROUNDS)
         limit = steps * rounds
         values[ROUNDS[1]] = rounds + 1
     try:
-        env = jaxmarl.make(env_id, **values, **clock)
+        env = jaxmarl.make(env_id, **values, **extended)
     except TypeError:  # a few have a limit that no argument sets
         env = jaxmarl.make(env_id, **values)
-    draw = next((draw for kind, draw in DRAWN.items() if isinstance(env, kind)), None)
-    if draw is None:
-        render = None
-    else:
-        render = partial(_picture, partial(draw, env))
-    return Team(
-        Battle(env) if hasattr(env, "num_allies") else env, "jaxmarl", limit, shows_state, render
-    )
+    team = Battle(env) if hasattr(env, "num_allies") else env
+    return Team(team, "jaxmarl", limit, shows_state, _render(env))
 
 
-def _parameters(env: Any) -> dict[str, Any]:
+def _parameters(env: MultiAgentEnv) -> dict[str, object]:
     """Returns the defaults of the constructor's arguments,
-    and of those that it passes on to another environment's.
+    and of arguments that it passes on to another environment.
     """
-    parameters = inspect.signature(type(env)).parameters.values()
-    if any(x.kind is x.VAR_KEYWORD for x in parameters) and "_env" in vars(env):
-        inner = env._env
-    else:
-        inner = None
-    passed_on = {} if inner is None else _parameters(inner)
-    return {**passed_on, **{x.name: x.default for x in parameters}}
+    arguments = inspect.signature(type(env)).parameters.values()
+    defaults: dict[str, object] = {}
+    if any(x.kind is x.VAR_KEYWORD for x in arguments) and "_env" in vars(env):
+        defaults = _parameters(env._env)
+    return defaults | {argument.name: argument.default for argument in arguments}
 
 
-def _scenario(name: str, map_name: str) -> Any:
+def _clock(env: MultiAgentEnv) -> dict[str, int]:
+    """Returns the argument that sets the environment's time limit, with the limit, if one does."""
+    for argument in CLOCKS:
+        limit = getattr(env, argument, None)
+        if limit is not None:
+            return {argument: int(limit)}
+    return {}
+
+
+def _render(env: MultiAgentEnv) -> Callable[[PyTree], np.ndarray] | None:
+    """Returns what draws a state of the environment, if anything does."""
+    for kind, draw in DRAWN.items():
+        if isinstance(env, kind):
+            return partial(_picture, partial(draw, env))
+    return None
+
+
+def _scenario(name: str, map_name: str) -> PyTree:
     """Returns the library's description of a map.
 
     Raises:
@@ -130,7 +137,7 @@ def _scenario(name: str, map_name: str) -> Any:
 # --- Pictures -------------------------------------------------------------------------------------
 
 
-def _particles(env: Any, state: Any, ax: Any) -> None:
+def _particles(env: SimpleMPE, state: PyTree, ax: Axes) -> None:
     """Draws as the library's ``MPEVisualizer``, which works on a window of pyplot;
     small circles lie on large ones.
     """
@@ -150,7 +157,7 @@ def _particles(env: Any, state: Any, ax: Any) -> None:
     ax.text(-1.95, -1.95, "\n".join(said))
 
 
-def _battle(env: Any, state: Any, ax: Any) -> None:
+def _battle(env: smax_env.SMAX | EnemySMAX, state: PyTree, ax: Axes) -> None:
     """Draws by the library's own function; shots of the step are half way to their targets."""
     state = getattr(state, "state", state)
     agents = getattr(env, "all_agents", env.agents)
@@ -162,7 +169,7 @@ def _battle(env: Any, state: Any, ax: Any) -> None:
     shown.remove()  # a copy of the picture within it
 
 
-DRAWN: Mapping[type, Callable[[Any, Any, Any], None]] = {
+DRAWN: Mapping[type, Callable[[Any, PyTree, Axes], None]] = {
     SimpleMPE: _particles,
     smax_env.SMAX: _battle,
     EnemySMAX: _battle,
@@ -170,7 +177,7 @@ DRAWN: Mapping[type, Callable[[Any, Any, Any], None]] = {
 """What draws a state ``(env, state, axes)``, by the class of the games."""
 
 
-def _picture(draw: Callable[[Any, Any], None], state: Any) -> np.ndarray:
+def _picture(draw: Callable[[PyTree, Axes], None], state: PyTree) -> np.ndarray:
     """Returns what ``draw`` puts on axes, ``[320, 320, 3]`` uint8."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

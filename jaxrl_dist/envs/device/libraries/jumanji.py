@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jumanji
 import numpy as np
 from gymnasium import spaces
+from jumanji import specs
 from jumanji.registration import _REGISTRY, load
 from jumanji.specs import jumanji_specs_to_gym_spaces
 
@@ -45,7 +45,8 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
     env, limit = _without_limit(env_id, options)
     if env.reward_spec.shape:
         raise ConfigError(
-            f"jumanji:{env_id} has a reward for each of {env.reward_spec.shape[0]} agents; one works"
+            f"jumanji:{env_id} has a reward for each of {env.reward_spec.shape[0]} agents; one "
+            "works"
         )
     actions = _action_space(env.action_spec)
     observations = jumanji_specs_to_gym_spaces(env.observation_spec)
@@ -58,22 +59,26 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
     # the only shape of combinations that is also one of k components of n values each
     if joint and shape == (2, 2):
         raise ConfigError(
-            f"jumanji:{env_id} has a mask of 2 x 2, of 4 combinations of actions or of 2 actions each for 2 agents; "
-            "masks of other sizes work"
+            f"jumanji:{env_id} has a mask of 2 x 2, of 4 combinations of actions or of 2 actions "
+            "each for 2 agents; masks of other sizes work"
         )
 
     def reset(key: jax.Array) -> tuple[PyTree, PyTree]:
         state, timestep = env.reset(key)
         return _observation(timestep.observation), state
 
-    def step(key: jax.Array, state: Any, action: Any) -> Step:
+    def step(key: jax.Array, state: PyTree, action: jax.Array) -> Step:
         if joint:
             action = jnp.stack(jnp.unravel_index(action, shape))
         state, timestep = env.step(state, action)
         over = timestep.last()
-        ends = over & (timestep.discount == 0), over & (timestep.discount != 0)
         return Step(
-            _observation(timestep.observation), state, timestep.reward, *ends, timestep.extras or {}
+            _observation(timestep.observation),
+            state,
+            timestep.reward,
+            terminated=over & (timestep.discount == 0),
+            truncated=over & (timestep.discount != 0),
+            info=timestep.extras or {},
         )
 
     if joint:
@@ -81,7 +86,9 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
     return Adapted(reset, step, _space(observations), actions, "jumanji", limit)
 
 
-def _without_limit(env_id: str, options: Mapping[str, str]) -> tuple[Any, int | None]:
+def _without_limit(
+    env_id: str, options: Mapping[str, str]
+) -> tuple[jumanji.Environment, int | None]:
     """Makes the library's environment so that it does not reach its time limit, which is
     returned.
     """
@@ -91,17 +98,16 @@ def _without_limit(env_id: str, options: Mapping[str, str]) -> tuple[Any, int | 
     if limited and defaults["time_limit"] is None:
         defaults["time_limit"] = 1000  # only its type matters: the constructor computes it
     values = parse_options(f"jumanji:{env_id}", options, settable(defaults))
-    env: Any = jumanji.make(env_id, **values)
+    env = jumanji.make(env_id, **values)
     if not limited:
         return env, None
+    limit = int(env.time_limit)
     # The library would report its time limit as a terminal state,
     # so its limit is one step above the one here.
-    return jumanji.make(env_id, **values | {"time_limit": int(env.time_limit) + 1}), int(
-        env.time_limit
-    )
+    return jumanji.make(env_id, **values | {"time_limit": limit + 1}), limit
 
 
-def _action_space(spec: Any) -> spaces.Space[Any]:
+def _action_space(spec: specs.Spec) -> spaces.Space:
     space = jumanji_specs_to_gym_spaces(spec)
     if (
         isinstance(space, spaces.Box)
@@ -112,41 +118,31 @@ def _action_space(spec: Any) -> spaces.Space[Any]:
     return space
 
 
-def _observation(obs: Any) -> PyTree:
+def _observation(obs: PyTree) -> PyTree:
     """Returns an observation's parts as ``_space`` names them."""
-    if not hasattr(obs, "_asdict") and not dataclasses.is_dataclass(obs):
-        return jnp.asarray(obs)
     if hasattr(obs, "_asdict"):
         fields = obs._asdict()
-    else:
+    elif dataclasses.is_dataclass(obs):
         fields = vars(obs)
-    return _parts(
-        {
-            name: part.reshape(-1) if name == MASK else _observation(part)
-            for name, part in fields.items()
-        }
-    )
+    else:
+        return jnp.asarray(obs)
+    parts = {name: _observation(part) for name, part in fields.items() if name != MASK}
+    if MASK in fields:
+        parts["mask"] = fields[MASK].reshape(-1)
+    return _without_clock(parts)
 
 
-def _space(space: spaces.Space[Any]) -> spaces.Space[Any]:
+def _space(space: spaces.Space) -> spaces.Space:
     if not isinstance(space, spaces.Dict):
         return space
-    flat = {
-        name: bool_space((int(np.prod(part.shape or ())),))
-        for name, part in space.items()
-        if name == MASK
-    }
-    parts = _parts({name: _space(part) for name, part in space.items()} | flat)
-    if isinstance(parts, dict):
-        return spaces.Dict(parts)
-    return parts
+    parts = {name: _space(part) for name, part in space.items() if name != MASK}
+    if MASK in space.spaces:
+        parts["mask"] = bool_space((int(np.prod(space[MASK].shape or ())),))
+    observed = _without_clock(parts)
+    return spaces.Dict(observed) if isinstance(observed, dict) else observed
 
 
-def _parts(parts: Mapping[str, Any]) -> Any:
-    """Leaves out the clock, and names the mask ``mask``; a single part is the whole observation."""
-    named = {
-        "mask" if name == MASK else name: part for name, part in parts.items() if name != CLOCK
-    }
-    if len(named) > 1:
-        return named
-    return next(iter(named.values()))
+def _without_clock(parts: Mapping[str, PyTree]) -> PyTree:
+    """Leaves out the clock; a single part is the whole observation."""
+    observed = {name: part for name, part in parts.items() if name != CLOCK}
+    return observed if len(observed) > 1 else next(iter(observed.values()))

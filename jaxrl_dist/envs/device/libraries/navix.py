@@ -33,18 +33,19 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
     # Kilobytes of pictures for rendering, which need not be part of each environment's state.
     pictures = env.reset(jax.random.PRNGKey(0)).state.cache
 
-    def showing(timestep: Any, cache: Any) -> Any:
+    def showing(timestep: PyTree, cache: PyTree) -> PyTree:
         return timestep.replace(state=timestep.state.replace(cache=cache))
 
     def reset(key: jax.Array) -> tuple[PyTree, PyTree]:
         timestep = showing(env.reset(key), None)
         return one_hot(timestep.observation, sizes), timestep
 
-    def step(key: jax.Array, timestep: Any, action: Any) -> Step:
+    def step(key: jax.Array, timestep: PyTree, action: jax.Array) -> Step:
         # `step` also resets
         timestep = showing(env._step(showing(timestep, pictures), action), None)
-        ends = timestep.is_termination(), timestep.is_truncation()
-        return Step(one_hot(timestep.observation, sizes), timestep, timestep.reward, *ends)
+        obs = one_hot(timestep.observation, sizes)
+        terminated = timestep.is_termination()
+        return Step(obs, timestep, timestep.reward, terminated, timestep.is_truncation())
 
     observations = bool_space((*grid, sum(sizes)))
     actions: Any = spaces.Discrete(int(env.action_space.maximum) + 1)

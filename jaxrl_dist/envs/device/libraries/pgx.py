@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -47,14 +46,17 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted | Team:
         return against_random(env)
     values = {"opponents": OPPONENTS[0], "state": False}
     values |= parse_options(name, options, values)
-    if values["opponents"] not in OPPONENTS:
-        known = f"{', '.join(OPPONENTS[:-1])} and {OPPONENTS[-1]}"
-        raise ConfigError(f"{name}: opponents={values['opponents']} is unknown; {known} work")
-    if values["opponents"] == "agents":
+    opponents = values["opponents"]
+    if opponents not in OPPONENTS:
+        raise ConfigError(
+            f"{name}: opponents={opponents} is unknown; {', '.join(OPPONENTS[:-1])} and "
+            f"{OPPONENTS[-1]} work"
+        )
+    if opponents == "agents":
         return Team(Players(env), "game", shows_state=bool(values["state"]))
     if values["state"]:
         raise ConfigError(f"{name}: state=true needs opponents=agents")
-    if values["opponents"] == "random":
+    if opponents == "random":
         return against_random(env)
     if env.num_players > 2:
         raise ConfigError(
@@ -71,7 +73,7 @@ class Players:
     from its side; pgx draws which player begins.
     """
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: pgx.Env) -> None:
         self.env = env
         self.agents = [f"player_{player}" for player in range(env.num_players)]
         observation, _ = jax.eval_shape(self.reset, jax.eval_shape(lambda: jax.random.PRNGKey(0)))
@@ -92,21 +94,16 @@ class Players:
             return self._observations(state), state
 
     def step_env(
-        self, key: jax.Array, state: Any, actions: Mapping[str, jax.Array]
-    ) -> tuple[Any, ...]:
+        self, key: jax.Array, state: pgx.State, actions: Mapping[str, jax.Array]
+    ) -> tuple[PyTree, PyTree, PyTree, PyTree, PyTree]:
         with theirs():
             action = jnp.stack([actions[agent] for agent in self.agents])[state.current_player]
             state = self.env.step(state, action, key)
+            rewards = dict(zip(self.agents, state.rewards, strict=True))
             over = dict.fromkeys([*self.agents, "__all__"], state.terminated | state.truncated)
-            return (
-                self._observations(state),
-                state,
-                dict(zip(self.agents, state.rewards, strict=True)),
-                over,
-                {},
-            )
+            return self._observations(state), state, rewards, over, {}
 
-    def get_avail_actions(self, state: Any) -> dict[str, jax.Array]:
+    def get_avail_actions(self, state: pgx.State) -> dict[str, jax.Array]:
         legal = state.legal_action_mask
         passes = jnp.arange(len(legal)) == 0
         return {
@@ -117,43 +114,39 @@ class Players:
     def _simulate(self, state: PyTree) -> Simulator:
         game = against_itself(self.env)
 
-        def step(state: Any, action: jax.Array, key: jax.Array) -> Simulated:
+        def step(state: pgx.State, action: jax.Array, key: jax.Array) -> Simulated:
             with theirs():
                 then = game.step(rng.raw(key), state, action)
             turn = jnp.where(state.current_player == then.state.current_player, 1.0, -1.0)
-            return Simulated(
-                then.state,
-                then.obs,
-                jnp.float32(then.reward),
-                jnp.where(then.terminated, 0.0, turn),
-            )
+            discount = jnp.where(then.terminated, 0.0, turn)
+            return Simulated(then.state, then.obs, jnp.float32(then.reward), discount)
 
         return Simulator(jax.vmap(without_observation)(state), jax.tree_util.Partial(step))
 
-    def _observations(self, state: Any) -> dict[str, jax.Array]:
+    def _observations(self, state: pgx.State) -> dict[str, jax.Array]:
         return {
             agent: self.env.observe(state, jnp.int32(player))
             for player, agent in enumerate(self.agents)
         }
 
 
-def against_random(env: Any) -> Adapted:
+def against_random(env: pgx.Env) -> Adapted:
     """Makes a game in which all players but player 0 choose legal actions at random.
 
-    A step is an action of player 0 and those of the others, until it is player 0's turn again. The
-    observation's part ``mask`` has the legal actions.
+    A step is an action of player 0, and actions of the others until it is player 0's turn again.
+    The observation's part ``mask`` has the legal actions.
     """
 
-    def others_play(key: jax.Array, state: Any) -> Any:
+    def others_play(key: jax.Array, state: pgx.State) -> pgx.State:
         """Returns the state at player 0's next turn, with the rewards ``[players]`` since its
         last.
         """
 
-        def waits(carry: Any) -> jax.Array:
+        def waits(carry: tuple[jax.Array, pgx.State]) -> jax.Array:
             _, state = carry
             return (state.current_player != PLAYER) & ~(state.terminated | state.truncated)
 
-        def play(carry: Any) -> Any:
+        def play(carry: tuple[jax.Array, pgx.State]) -> tuple[jax.Array, pgx.State]:
             key, state = carry
             key, choice, chance = jax.random.split(key, 3)
             action = jax.random.categorical(
@@ -166,7 +159,7 @@ def against_random(env: Any) -> Adapted:
             return state
         return jax.lax.while_loop(waits, play, (key, state))[1]
 
-    def observed(state: Any) -> PyTree:
+    def observed(state: pgx.State) -> PyTree:
         if env.num_players == 1:
             obs = env.observe(state)
         else:
@@ -178,7 +171,7 @@ def against_random(env: Any) -> Adapted:
         state = others_play(then, env.init(first))
         return observed(state), state
 
-    def step(key: jax.Array, state: Any, action: Any) -> Step:
+    def step(key: jax.Array, state: pgx.State, action: jax.Array) -> Step:
         chance, then = jax.random.split(key)
         state = others_play(then, env.step(state, action, chance))
         return Step(
@@ -188,21 +181,21 @@ def against_random(env: Any) -> Adapted:
     return _adapted(env, reset, step)
 
 
-def against_itself(env: Any) -> Adapted:
+def against_itself(env: pgx.Env) -> Adapted:
     """Makes a game of two players in which one agent moves for both.
 
-    A step is a move. Observation, mask and reward are those of the player who is to move,
-    or has moved.
+    A step is a move. Observation and mask belong to the player who is to move, and the reward to
+    the player who has moved.
     """
 
-    def observed(state: Any) -> PyTree:
+    def observed(state: pgx.State) -> PyTree:
         return {"observation": env.observe(state), "mask": state.legal_action_mask}
 
     def reset(key: jax.Array) -> tuple[PyTree, PyTree]:
         state = without_observation(env.init(key))
         return observed(state), state
 
-    def step(key: jax.Array, state: Any, action: Any) -> Step:
+    def step(key: jax.Array, state: pgx.State, action: jax.Array) -> Step:
         new = without_observation(env.step(state, action, key))
         return Step(
             observed(new), new, new.rewards[state.current_player], new.terminated, new.truncated
@@ -211,21 +204,24 @@ def against_itself(env: Any) -> Adapted:
     return _adapted(env, reset, step, lambda state: state.current_player)
 
 
-def without_observation(state: Any) -> Any:
+def without_observation(state: pgx.State) -> pgx.State:
     """Returns a game's state without the observation, most of its bytes,
     which follows from the rest.
     """
     return state.replace(observation=jnp.zeros(0))
 
 
-def _adapted(env: Any, reset: Any, step: Any, side: Any = None) -> Adapted:
+def _adapted(
+    env: pgx.Env,
+    reset: Callable[[jax.Array], tuple[PyTree, PyTree]],
+    step: Callable[[jax.Array, PyTree, PyTree], Step],
+    side: Callable[[PyTree], jax.Array] | None = None,
+) -> Adapted:
     """Returns the adapted game; arguments as its fields."""
     with theirs():
-        shape = jax.eval_shape(reset, jax.eval_shape(lambda: jax.random.PRNGKey(0)))[0][
-            "observation"
-        ]
-    parts: dict[str, spaces.Space[Any]] = {
-        "observation": box(shape),
+        obs, _ = jax.eval_shape(reset, jax.eval_shape(lambda: jax.random.PRNGKey(0)))
+    parts: dict[str, spaces.Space] = {
+        "observation": box(obs["observation"]),
         "mask": bool_space((env.num_actions,)),
     }
     family = "pgx" if side is None else "game"

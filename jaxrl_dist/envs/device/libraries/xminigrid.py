@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import xminigrid
@@ -43,12 +42,12 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
         timestep = env.reset(params, key)
         return one_hot(timestep.observation, SIZES), timestep
 
-    def step(key: jax.Array, timestep: Any, action: Any) -> Step:
+    def step(key: jax.Array, timestep: PyTree, action: jax.Array) -> Step:
         timestep = env.step(params, timestep, action)
+        obs = one_hot(timestep.observation, SIZES)
         over = timestep.last()
         terminated = timestep.discount == 0
-        ends = over & terminated, over & ~terminated
-        return Step(one_hot(timestep.observation, SIZES), timestep, timestep.reward, *ends)
+        return Step(obs, timestep, timestep.reward, over & terminated, over & ~terminated)
 
     observations = bool_space((params.view_size, params.view_size, sum(SIZES)))
     return Adapted(
