@@ -19,11 +19,9 @@ from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.plans.evolve import Hyper, Selection, halving, pbt, perturbed
-from jaxrl_dist.run.storage import read_json, write_json
+from jaxrl_dist.run.storage import read_json
 from jaxrl_dist.settings.resolve import resolved
-from jaxrl_dist.settings.stored import stored_config, to_json
 from jaxrl_dist.training import run as training_run
-from jaxrl_dist.training.resuming import prepare_resume
 from jaxrl_dist.training.setup import prepare
 
 
@@ -174,45 +172,6 @@ def test_when_members_are_selected_does_not_depend_on_the_total() -> None:
             run = prepare(config(seeds=2, evolve=evolve, total=total))
             assert run.config.evolve_interval == interval
             assert training_run.selection(run.config, run.session).interval == round(interval / 64)
-
-
-@pytest.mark.parametrize(
-    "asked, interval",
-    [
-        ({"seeds": 2, "evolve": "pbt"}, 640 // 20),
-        ({"seeds": 3, "vary": {"discount": "0.9,0.99"}, "evolve": "halving"}, 640 // 8),
-        (
-            {
-                "vary": {"discount": "0.9,0.99", "gae_lambda": "0.9,1"},
-                "zip": True,
-                "evolve": "halving",
-            },
-            640 // 2,
-        ),
-    ],
-)
-def test_a_run_of_an_earlier_version_keeps_its_interval(
-    asked: Any, interval: int, tmp_path: pathlib.Path
-) -> None:
-    """Which was a share of the total that it was begun with."""
-    kept = to_json(dataclasses.replace(config(**asked).checked(), evolve_interval=None))
-    write_json(tmp_path / "config.json", kept)
-    assert stored_config(tmp_path).evolve_interval == interval
-
-
-@pytest.mark.case  # test_a_run_of_an_earlier_version_keeps_its_interval
-def test_a_resumed_run_of_an_earlier_version_keeps_its_interval(tmp_path: pathlib.Path) -> None:
-    asked: dict[str, Any] = {"seeds": 2, "vary": {"learning_rate": "1e-1,1e-4"}, "evolve": "pbt"}
-    next(jaxrl_dist.train(config(tmp_path, **asked)))
-    kept = read_json(tmp_path / "config.json")
-    assert kept["run"]["evolve_interval"] == 20_000
-    write_json(tmp_path / "config.json", {**kept, "run": {**kept["run"], "evolve_interval": None}})
-    with pytest.raises(
-        ConfigError, match=r"evolve_interval is 20000, and the run to be resumed has 32; it cannot"
-    ):
-        prepare_resume(config(tmp_path, **asked), tmp_path, {})  # as `--resume-or-start` does
-    next(jaxrl_dist.resume(tmp_path, total_env_steps=100_000))
-    assert read_json(tmp_path / "config.json")["run"]["evolve_interval"] == 640 // 20
 
 
 def test_a_stored_interval_ends_with_its_selection() -> None:
