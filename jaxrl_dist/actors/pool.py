@@ -179,12 +179,11 @@ class ActorPool:
         """Mean seconds that an actor has spent on each stage; "start" ends with its first
         sample.
         """
-        names = dict.fromkeys(name for stages in self.stages for name in list(stages.seconds))
-        return {
-            f"time/actor/{name}_s": sum(stages.seconds.get(name, 0.0) for stages in self.stages)
-            / len(self.stages)
-            for name in names
-        }
+        means = {}
+        for name in dict.fromkeys(name for stages in self.stages for name in list(stages.seconds)):
+            total = sum(stages.seconds.get(name, 0.0) for stages in self.stages)
+            means[f"time/actor/{name}_s"] = total / len(self.stages)
+        return means
 
     def _compile(self, on: Mesh) -> Any:
         job = self._job
@@ -207,9 +206,8 @@ class ActorPool:
             return device.DeviceActor(job, on, programs, share, stages)
 
         def make(restarts: int) -> HostEnv:
-            return job.source.host(
-                share, rng.host_seed(job.seed, restarts) if restarts else job.seed
-            )
+            seed = rng.host_seed(job.seed, restarts) if restarts else job.seed
+            return job.source.host(share, seed)
 
         restarting = RestartingEnv(
             job.source.spec,
@@ -270,8 +268,7 @@ class ActorPool:
 
 @dataclasses.dataclass
 class RestartingEnv:
-    """A ``HostEnv`` that recreates its environments when they fail;
-    only the episodes under way are lost.
+    """A ``HostEnv`` that recreates its environments when they fail and loses unfinished episodes.
 
     The policy sees an unannounced reset: the failed step is invalid, and its observation is the
     first of the new environments. In the training data the episode is truncated there.
@@ -329,22 +326,20 @@ class RestartingEnv:
             or isinstance(error, ValueError)
             or self.stopping.is_set()
         ):
+            owned = f"{counted(self.num_envs, 'environment')} of {self.owner}"
             if self.restarts:
-                again = f", after {counted(self.restarts, 'restart')}"
+                error.add_note(f"(of the {owned}, after {counted(self.restarts, 'restart')})")
             else:
-                again = ""
-            error.add_note(
-                f"(of the {counted(self.num_envs, 'environment')} of {self.owner}{again})"
-            )
+                error.add_note(f"(of the {owned})")
             raise error
         self.restarts += 1
         if isinstance(error, EnvError | TimeoutError):
             failure = str(error)
         else:
             failure = f"{type(error).__name__}: {error}"
-        count = f"restart {self.restarts} of {self.max_restarts}"
         warnings.warn(
-            f"{self.owner} continues with new environments ({count}): {failure}",
+            f"{self.owner} continues with new environments "
+            f"(restart {self.restarts} of {self.max_restarts}): {failure}",
             EnvWarning,
             stacklevel=2,
         )

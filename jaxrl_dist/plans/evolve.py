@@ -1,5 +1,5 @@
-"""Selection among the members of a population: which ones go on,
-with whose parameters and which hyperparameters.
+"""Selection among the members of a population: which ones continue, with whose parameters and which
+hyperparameters.
 
 Both methods are functions of one type, ``Evolve``. A plan calls them between two dispatches.
 """
@@ -63,9 +63,9 @@ def perturbed(rng: np.random.Generator, values: np.ndarray) -> np.ndarray:
 
 def halving(rng: np.random.Generator, scores: np.ndarray, hyper: Hyper) -> tuple[np.ndarray, Hyper]:
     """Successive halving (Jamieson and Talwalkar 2016, https://arxiv.org/abs/1502.07943):
-    the better half goes on.
+    the better half continues.
 
-    With an odd number, the middle member goes on, too; members keep their order.
+    With an odd number, the middle member also continues; members keep their order.
     """
     del rng
     best = np.argsort(-scores, kind="stable")[: math.ceil(len(scores) / 2)]
@@ -85,11 +85,10 @@ class Selection(NamedTuple):
     each rung costs the same."""
 
     def due(self, before: int, now: int) -> bool:
-        """Returns whether to select after ``now`` iterations,
-        ``before`` being those of the report before this one.
+        """Returns whether to select after ``now`` iterations; the last report was at ``before``.
 
-        It is due with the first report after the end of an interval:
-        a resume may have moved the reports away from it.
+        It is due with the first report after the end of an interval: a resume may have moved the
+        reports away from it.
         """
         passed = before // self.interval
         count = now // self.interval
@@ -103,9 +102,7 @@ class Selection(NamedTuple):
     def checked(
         config: Any, values: Mapping[str, float], parents: Mapping[str, float]
     ) -> Mapping[str, float]:
-        """Returns hyperparameters, with the parent's value in
-        place of each that the algorithm may not have.
-        """
+        """Returns hyperparameters, with the parent's value in place of each invalid one."""
         checked = dict(parents)
         for name, value in values.items():
             try:

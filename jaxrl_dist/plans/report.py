@@ -58,10 +58,9 @@ class IntervalSums(NamedTuple):
     """[devices], or [1] on the host."""
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the checkpoint's JSON: numbers in hexadecimal,
-        which is exact and can represent infinity.
+        """Returns the checkpoint's JSON, without names for a single policy.
 
-        That of a single policy has no names.
+        Numbers are in hexadecimal, which is exact and can represent infinity.
         """
 
         def of_policy(
@@ -85,9 +84,7 @@ class IntervalSums(NamedTuple):
 
     @staticmethod
     def of(progress: Mapping[str, Any], policies: Iterable[str]) -> IntervalSums:
-        """Returns the sums in a checkpoint's progress, as numpy arrays;
-        zeros where it has none, for these policies.
-        """
+        """Returns the sums in a checkpoint's progress, as numpy arrays; zeros if it has none."""
         if progress.get("since") is not None:
             return IntervalSums.from_json(progress["since"])
         none: Any = dict.fromkeys(policies, (np.int32(0), {}, no_episodes(1)))
@@ -178,10 +175,10 @@ class HostInterval:
         def added(
             counts: bool, learned: Array, sums: dict[str, float], metrics: Mapping[str, Array]
         ) -> Any:
-            new = {
-                name: sums.get(name, 0.0) + (float(value) if counts else 0.0)
-                for name, value in metrics.items()
-            }
+            new = {}
+            for name, value in metrics.items():
+                addend = float(value) if counts else 0.0
+                new[name] = sums.get(name, 0.0) + addend
             return np.int32(learned + counts), {**sums, **new}
 
         for counts, metrics in jax.device_get(self._metrics):
@@ -213,8 +210,8 @@ def updates_of(state: TrainState) -> Any:
 def of_all(
     steps: np.ndarray, episodes: Mapping[str, EpisodeStats]
 ) -> list[tuple[np.ndarray, Mapping[str, EpisodeStats]]]:
-    """Returns the env steps and agent steps, ``[2]``,
-    and the finished episodes of one rollout per process.
+    """Returns the env steps and agent steps, ``[2]``, and the finished episodes of one rollout per
+    process.
     """
     values, structure = jax.tree.flatten(episodes)
     rollout = [steps.tolist(), [value.tolist() for value in values]]
@@ -235,11 +232,10 @@ def with_info(episodes: EpisodeStats, none: EpisodeStats) -> EpisodeStats:
 
 
 def _ratio(total: Array, number: Array, count: Array) -> float | None:
-    mean = float(total) / float(number) if count else math.nan
-    # as of losses of an update that was skipped
-    if math.isnan(mean):
+    if not count:
         return None
-    return mean
+    mean = float(total) / float(number)
+    return None if math.isnan(mean) else mean  # NaN: losses of an update that was skipped
 
 
 def episode_metrics(episodes: EpisodeStats, ratio: Callable[..., Any] = _ratio) -> dict[str, Any]:
@@ -265,7 +261,7 @@ def metrics_of(
 ) -> dict[str, Any]:
     """Returns an interval's means: of all episodes, and each policy's metrics and episodes.
 
-    Those of a policy have names like ``prey/loss/q``, or ``loss/q`` without a name.
+    The names are like ``prey/loss/q``, or ``loss/q`` for a policy without a name.
 
     Args:
       xp: ``jax.numpy`` in a program.
@@ -361,16 +357,12 @@ def report(
 
 
 def diverged(skipped: Any) -> bool:
-    """Returns whether too many gradients in a row of any policy were not finite,
-    by a state's counts.
-    """
+    """Returns whether too many gradients in a row were not finite, by a state's counts."""
     return max(map(int, jax.tree.leaves(skipped))) >= MAX_SKIPPED
 
 
 def saved(session: Session, state: TrainState) -> TrainState:
-    """Returns what a checkpoint holds of a state, still on the devices:
-    no replay memory if checkpoints hold none.
-    """
+    """Returns the part of a state that checkpoints hold, still on the devices."""
     if session.config.checkpoint_replay is False:
         return state._replace(memory=())
     return state
@@ -401,8 +393,8 @@ def copied(
     Args:
       method: the function of the report that asks for them.
       to_host: ``arrays.copied`` or ``arrays.pieces``.
-      row: that of a member, whose part of the arrays on the devices is copied; None:
-        they have no axis of members.
+      row: the member whose part of the arrays on the devices is copied; None: they have no axis of
+        members.
 
     Raises:
       RuntimeError: training has continued and has overwritten them.

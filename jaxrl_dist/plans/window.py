@@ -1,5 +1,5 @@
-"""The returns by which a run ends, members are selected and checkpoints are judged:
-those of the newest reports.
+"""The returns of the newest reports, by which a run ends, members are selected and checkpoints are
+judged.
 
 A report interval may hold only a few episodes, so their window is a length of its own.
 """
@@ -68,9 +68,7 @@ class Window:
         return flat(means)
 
     def to_json(self) -> list[dict[str, list[str]]]:
-        """Returns the checkpoint's JSON: numbers in hexadecimal,
-        which is exact and can represent infinity.
-        """
+        """Returns the checkpoint's JSON: numbers in exact hexadecimal, which has infinity."""
         return [
             {name: [x.hex() for x in parts] for name, parts in sums.items()}
             for sums in self._reports
