@@ -38,7 +38,7 @@ class EnvSpec:
     """Its id without the backend's prefix: ``CartPole-v1``, ``my_module:make``,
     or ``object:MyEnv`` from Python."""
     backend: str
-    """``gymnax``, ``envpool``, ``gymnasium``, or one of ``config.LIBRARIES``."""
+    """``gymnax``, ``envpool``, ``gymnasium``, or one of ``config.envs.LIBRARIES``."""
     family: str
     """Its group in its backend, such as ``classic_control``, ``minatar`` or ``mujoco``;
     presets depend on it."""

@@ -166,7 +166,7 @@ def find(
     wrappers: Wrappers = UNWRAPPED,
 ) -> EnvSource:
     """Finds an environment by ``[gymnax:|envpool:|gymnasium:]ID`` or
-    ``[gymnax:|gymnasium:]MODULE:NAME``, or in one of ``config.LIBRARIES`` by ``LIBRARY:ID``.
+    ``[gymnax:|gymnasium:]MODULE:NAME``, or in one of ``config.envs.LIBRARIES`` by ``LIBRARY:ID``.
 
     Without a prefix, the first of gymnax, EnvPool and Gymnasium that has the id provides it.
     ``MODULE:NAME`` imports and runs code: take it from the user, never from a file. The object that
@@ -175,8 +175,8 @@ def find(
 
     Args:
       env: a name, a gymnax-style environment object (see ``native.is_gymnax``) or a function that
-        returns one. For a function with a name, prefer ``config.named_env``, because any process
-        can find it.
+        returns one. For a function with a name, prefer ``config.envs.named_env``,
+        because any process can find it.
       options: ``--env-options``.
       atari_preset: ``baselines`` or ``machado``, for EnvPool's Atari environments.
       workers: step Gymnasium environments in threads or in processes.
