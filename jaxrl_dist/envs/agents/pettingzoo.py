@@ -148,19 +148,7 @@ class Parallel(gymnasium.Env[Any, Any]):
         for agent in actions:
             if isinstance(self._act_space[agent], spaces.Discrete):
                 actions[agent] = int(actions[agent])  # some environments need Python's int
-        obs, rewards, terminated, truncated, infos = returned(
-            "step", self.env.step(actions), RETURNED
-        )
-        listed = self.going()
-        staying = [agent for agent in listed if agent in present]
-        flags = {"termination": terminated, "truncation": truncated}
-        check_agents(ValueError, "step", listed, observation=obs)
-        check_agents(ValueError, "step", staying, reward=rewards, **flags)
-        flagged = [agent for agent in present if terminated.get(agent) or truncated.get(agent)]
-        cut = [agent for agent in flagged if not terminated.get(agent)]
-        check_agents(ValueError, "step", flagged, reward=rewards)
-        check_agents(ValueError, "step", cut, observation=obs)
-        self._gone.update(flagged)
+        obs, rewards, terminated, truncated, infos = self._step(present, actions)
         going = self.going()
         unflagged = [agent for agent in present if agent not in {*going, *self._gone}]
         truncated = {**truncated, **dict.fromkeys(unflagged, True)}
@@ -189,6 +177,27 @@ class Parallel(gymnasium.Env[Any, Any]):
             raise ValueError("reset leaves env.agents empty, and nobody can act")
         check_agents(ValueError, "reset", self.env.agents, observation=obs)
         return obs, infos
+
+    def _step(self, present: list[Agent], actions: Mapping[Agent, PyTree]) -> tuple[PyTree, ...]:
+        """Steps the environment and returns ``RETURNED``; agents with a flag are gone then.
+
+        Raises:
+          TypeError: it returns something else.
+          ValueError: an agent lacks what it needs.
+        """
+        values = returned("step", self.env.step(actions), RETURNED)
+        obs, rewards, terminated, truncated, _ = values
+        listed = self.going()
+        staying = [agent for agent in listed if agent in present]
+        flags = {"termination": terminated, "truncation": truncated}
+        check_agents(ValueError, "step", listed, observation=obs)
+        check_agents(ValueError, "step", staying, reward=rewards, **flags)
+        flagged = [agent for agent in present if terminated.get(agent) or truncated.get(agent)]
+        cut = [agent for agent in flagged if not terminated.get(agent)]
+        check_agents(ValueError, "step", flagged, reward=rewards)
+        check_agents(ValueError, "step", cut, observation=obs)
+        self._gone.update(flagged)
+        return values
 
     def going(self) -> list[Agent]:
         """Returns the agents whose episodes go on."""
