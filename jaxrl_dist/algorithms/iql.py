@@ -16,6 +16,8 @@ from jaxrl_dist.memory.config import ReplayConfig
 from jaxrl_dist.nn.config import CriticConfig
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Variables
 
+OPTIMIZERS = {"actor": "actor", "log_std": "actor"}
+"""The optimiser of each part of the parameters, if it is not the critic's."""
 LOG_STD = -5.0, 2.0
 """Bounds of the policy's log standard deviation, in units where actions span -1 ..
 1 (the authors' code)."""
@@ -153,9 +155,7 @@ class IQL(
                     "actor": self.make_optimizer("adam", self.actor_learning_rate),
                     "critic": self.make_optimizer("adam", self.learning_rate),
                 },
-                lambda params: {
-                    name: "actor" if name in ("actor", "log_std") else "critic" for name in params
-                },
+                lambda params: {name: OPTIMIZERS.get(name, "critic") for name in params},
             ),
             target=lambda params, target, updates: optax.incremental_update(
                 params["critic"], target, self.target_rate

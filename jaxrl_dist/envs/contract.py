@@ -291,13 +291,16 @@ def traced(function: Callable[..., PyTree], *args: PyTree) -> PyTree:
     structure: list[Any] = []
 
     def arrays(*args: PyTree) -> list[Any]:
-        leaves_of_result, tree = jax.tree.flatten(function(*args))
-        structure[:] = tree, [None if _is_array(x) else x for x in leaves_of_result]
-        return [x for x in leaves_of_result if _is_array(x)]
+        result, tree = jax.tree.flatten(function(*args))
+        structure[:] = (tree, result)
+        return [x for x in result if _is_array(x)]
 
     shapes = iter(jax.eval_shape(arrays, *args))
-    tree, others = structure
-    return jax.tree.unflatten(tree, [next(shapes) if x is None else x for x in others])
+    tree, result = structure
+    for number, x in enumerate(result):
+        if _is_array(x):
+            result[number] = next(shapes)
+    return jax.tree.unflatten(tree, result)
 
 
 def _place(path: jax.tree_util.KeyPath) -> str:

@@ -79,20 +79,21 @@ def numbers(info: Any, agents: Sequence[str] = ()) -> dict[str, Any]:
     entries: dict[str, Any] = {}
     by_agent: dict[str, dict[str, Any]] = {}
     for path, x in leaves(_with_text_names(info)).items():
-        places = path.split("/")
-        owner = next((place for place in places if place in agents), None)
-        name = "/".join(place for place in places if place != owner)
-        if owner is None:
-            if path and (_is_number(x) or _is_number_of_each(x, agents)):
-                entries[path] = x
-        elif name and _is_number(x):
-            scalar = x.reshape(()) if hasattr(x, "reshape") else x
-            by_agent.setdefault(name, {})[owner] = scalar
-        elif path and _is_number(x):
+        owner, name = _divided(path, agents)
+        if owner and name and _is_number(x):
+            by_agent.setdefault(name, {})[owner] = x.reshape(()) if hasattr(x, "reshape") else x
+        elif path and (_is_number(x) or (not owner and _is_number_of_each(x, agents))):
             entries[path] = x
     for name, values in by_agent.items():
         entries[name] = [values.get(agent, np.nan) for agent in agents]
     return entries
+
+
+def _divided(path: str, agents: Sequence[str]) -> tuple[str, str]:
+    """Returns the agent whose entry this is, if any, and the path without the agent."""
+    places = path.split("/")
+    owner = next((place for place in places if place in agents), "")
+    return owner, "/".join(place for place in places if place != owner)
 
 
 def _with_text_names(info: object) -> Any:

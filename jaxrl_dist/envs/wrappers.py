@@ -188,12 +188,14 @@ def _stacked(spec: EnvSpec, frame_stack: int) -> EnvSpec:
 
     def stack(path: str, space: Part) -> Box:
         if not isinstance(space, Box) or not space.shape:
-            advice = ""
             if path:
-                advice = f" in its part {path}; an environment's wrapper can leave that part out"
+                raise ConfigError(
+                    f"--frame-stack {frame_stack} needs observations that are arrays of numbers, and {name} has "
+                    f"{describe(space)} in its part {path}; an environment's wrapper can leave that part out"
+                )
             raise ConfigError(
                 f"--frame-stack {frame_stack} needs observations that are arrays of numbers, and {name} has "
-                f"{describe(space)}{advice}"
+                f"{describe(space)}"
             )
         if is_grey(space):  # its frames become channels
             space = Box((1, *space.shape), space.dtype, space.low[None], space.high[None])

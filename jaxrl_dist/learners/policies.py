@@ -41,9 +41,7 @@ def combined_learner(
         }
         for name, (source, _, size, _) in copies.items():
             variables = jax.tree.map(jnp.copy, states[source].variables)
-            if size == 1:
-                variables = variables
-            else:
+            if size > 1:
                 variables = league.init_pool(variables, size)
             states[name] = states[name]._replace(variables=variables)
         return joined(states)

@@ -35,10 +35,11 @@ def first_devices(count: int | None) -> list[jax.Device]:
     processes = peers.count()
     if count is not None and count > len(devices):
         if devices[0].platform == "cpu":
-            hint = f"; JAX_NUM_CPU_DEVICES={count} forces as many"
-        else:
-            hint = ""
-        raise ConfigError(f"--num-devices {count}, but the run has {_counted(devices)}{hint}")
+            raise ConfigError(
+                f"--num-devices {count}, but the run has {_counted(devices)}; "
+                f"JAX_NUM_CPU_DEVICES={count} forces as many"
+            )
+        raise ConfigError(f"--num-devices {count}, but the run has {_counted(devices)}")
     if count is None or processes == 1:
         return devices[:count]
     check_divides("num_devices", count, (processes, "processes"))

@@ -106,12 +106,14 @@ def exchange(session: Session) -> Exchange:
     devices = job.pool.meshes
     prioritized = prioritizes(job.algorithm)
     specs = [meshes.rollout_specs(job.algorithm), meshes.TIME_BATCH][: 1 + prioritized]
-    priorities = itertools.cycle(
-        [prioritize(session, on) if prioritized else None for on in devices]
-    )
+    priorities: list[Any] = [None] * len(devices)
+    if prioritized:
+        priorities = [prioritize(session, on) for on in devices]
     send = [
         sender(home, specs, priority)
-        for home, priority in zip(homes(mesh, num_actors), priorities, strict=False)
+        for home, priority in zip(
+            homes(mesh, num_actors), itertools.cycle(priorities), strict=False
+        )
     ]
     join = job.once("join", lambda: joiner(mesh, num_actors, specs))
     return Exchange(
@@ -227,35 +229,40 @@ def joiner(
             return programs[device](contents)
         return contents[0]
 
-    def join(samples: Sequence[Sample | None]) -> list[PyTree]:
+    def contents_of(samples: Sequence[Sample | None]) -> list[list[PyTree]]:
+        """Returns what the samples hold; zeros for those that are missing."""
         like = next(sample for sample in samples if sample is not None).content
         contents = []
         for index, sample in enumerate(samples):
-            if sample is None and index not in blanks:
-                blanks[index] = put(
-                    jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like), parts[index]
-                )
-            if sample is None:
-                content = blanks[index]
-            else:
-                content = sample.content
-            # In order of arrival, it may lie on the part of another actor.
-            contents.append(content if joined_on.size == 1 else put(content, parts[index]))
+            if sample is not None:
+                contents.append(sample.content)
+                continue
+            if index not in blanks:
+                zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
+                blanks[index] = put(zeros, parts[index])
+            contents.append(blanks[index])
+        return contents
+
+    def join_shards(contents: Sequence[list[PyTree]]) -> list[PyTree]:
+        # In order of arrival, a sample may lie on the part of another actor.
+        contents = [put(content, part) for content, part in zip(contents, parts, strict=True)]
+        pieces = []
+        for device in joined_on.devices.flat:
+            shards = [
+                _shard(content, device)
+                for content, part in zip(contents, parts, strict=True)
+                if device in part.devices
+            ]
+            pieces.append(on_device(device, shards))
+        return jax.tree.map(lambda spec, *x: _whole(joined_on, spec, x), specs, *pieces)
+
+    def join(samples: Sequence[Sample | None]) -> list[PyTree]:
+        contents = contents_of(samples)
         if joined_on.size == 1:  # nothing to take apart
             whole = on_device(joined_on.devices.flat[0], contents)
         else:
-            pieces = []
-            for device in joined_on.devices.flat:
-                shards = [
-                    _shard(x, device)
-                    for x, part in zip(contents, parts, strict=True)
-                    if device in part.devices
-                ]
-                pieces.append(on_device(device, shards))
-            whole = jax.tree.map(lambda spec, *x: _whole(joined_on, spec, x), specs, *pieces)
-        if joined_on is mesh:
-            return whole
-        return put(whole, mesh)
+            whole = join_shards(contents)
+        return whole if joined_on is mesh else put(whole, mesh)
 
     return join
 

@@ -120,10 +120,7 @@ def estimate(
         has no end.
       DivergedError: fitted values are not finite.
     """
-    if not isinstance(policy, Policy):
-        policy = load_policy(policy, checkpoint=checkpoint)
-    if not isinstance(data, Dataset):
-        data = Dataset.load(data)
+    policy, data = _load(policy, data, checkpoint)
     if policy.config.compile_cache:
         keep_programs()
     if sampled is None:
@@ -205,6 +202,18 @@ def _refitted(values: np.ndarray, counts: np.ndarray) -> Estimate:
 
 
 # --- The target -----------------------------------------------------------------------------------
+
+
+def _load(
+    policy: Policy | str | pathlib.Path,
+    data: Dataset | str | pathlib.Path,
+    checkpoint: str | int | None,
+) -> tuple[Policy, Dataset]:
+    if not isinstance(policy, Policy):
+        policy = load_policy(policy, checkpoint=checkpoint)
+    if not isinstance(data, Dataset):
+        data = Dataset.load(data)
+    return policy, data
 
 
 def _check_target(policy: Policy, *, sampled: bool) -> None:

@@ -116,11 +116,8 @@ class Run:
             devices = f"{counted(job.pool.num_actors, 'actor')}{acting}, {learner}{devices}"
         env = env_name(first.env)
         _, module, made_by = split_env(env)
-        # the user's own name for it
-        if module:
+        if module:  # the user's own name for it
             env = f"{module}:{made_by}"
-        else:
-            env = env
         agents = agents_of(job.source.spec)
         if len(self.groups) > 1:
             programs = f" in {counted(len(self.groups), 'program')}"
@@ -393,7 +390,8 @@ def _started(
             check_new(pathlib.Path(config.record))
         if file is None and config.run_dir and peers.first():
             run_files.check_free(config.run_dir)
-    _UNFINISHED.add(reports := begin())
+    reports = begin()
+    _UNFINISHED.add(reports)
     return reports
 
 
