@@ -102,10 +102,8 @@ class Interface:
         if self.mask is None:
             return None
         size = sum(num_choices(self.action))
-        if isinstance(self.observation, dict):
-            part = self.observation.get(self.mask)
-        else:
-            part = None
+        parts = self.observation if isinstance(self.observation, dict) else {}
+        part = parts.get(self.mask)
         if size and isinstance(part, Part) and part.shape == (size,):
             return None
         return f"mask {self.mask!r} is not a part of the observations with a flag for each of {size} actions"

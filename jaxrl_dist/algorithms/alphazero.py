@@ -203,10 +203,9 @@ class AlphaZero(
             value_loss = jnp.square(value - batch["value_target"])
             found = {"search/depth": batch["depth"], "search/value": batch["root_value"]}
             total, metrics = self.combined(policy_loss, value_loss, choices.entropy(), **found)
+            priority = None
             if replays:
                 priority = returns.constant(jnp.abs(value - batch["value_target"]))
-            else:
-                priority = None
             return total, batch["valid"], Aux(metrics, priority)
 
         if replays:

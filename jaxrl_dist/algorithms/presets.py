@@ -88,11 +88,9 @@ def report_interval(spec: EnvSpec, *, replays: bool) -> dict[str, int]:
     """
     kind = kind_of(spec)
     if kind in REPORT_INTERVALS:
-        known = {"report_interval": REPORT_INTERVALS[kind]}
-    else:
-        known = {}
-    if not replays or known or not continuous(spec):
-        return known
+        return {"report_interval": REPORT_INTERVALS[kind]}
+    if not replays or not continuous(spec):
+        return {}
     if kind == "classic_control/continuous":
         return {**REPLAYING, "report_interval": 500}
     return REPLAYING

@@ -224,10 +224,10 @@ def _of_team(network: Any, team: _Team, rewards: int) -> Any:
         )
 
     def apply_each(params: PyTree, *inputs: tuple[Any, ...]) -> list[jax.Array]:
-        if isinstance(inputs[0][0], observations.View):
-            steps = inputs[0][0].rows.shape[1]
-        else:
-            steps = 1
+        first_obs = inputs[0][0]
+        steps = 1
+        if isinstance(first_obs, observations.View):
+            steps = first_obs.rows.shape[1]
         outputs = network.apply_each(params, *((of_agents(obs), *more) for obs, *more in inputs))
         by_sequence = (x.reshape(-1, team.size, steps, *x.shape[1:]) for x in outputs)
         return [x.swapaxes(1, 2).reshape(-1, team.size, *x.shape[3:]) for x in by_sequence]

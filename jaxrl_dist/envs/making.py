@@ -69,13 +69,11 @@ def describe(made: Any) -> Description:
         return Description(kind, gymnasium=False, gymnax=is_gymnax(made))
     if isinstance(made, Parallel):
         return made.description()
-    observation, action = (
-        plain(getattr(made, name, None)) for name in ("observation_space", "action_space")
-    )
+    observation = plain(getattr(made, "observation_space", None))
+    action = plain(getattr(made, "action_space", None))
+    limit = None
     if made.has_wrapper_attr("_max_episode_steps"):
         limit = made.get_wrapper_attr("_max_episode_steps")
-    else:
-        limit = None
     mask = of_gymnasium(made, observation, action)
     family = family_of(made.unwrapped, "gymnasium")
     fps = render_fps(made)

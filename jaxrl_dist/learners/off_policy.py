@@ -91,15 +91,14 @@ def off_policy(
         if prioritized:
             index, probability = ring.draw_prioritized(state.memory, index, len(loss_keys))
             weight = importance_weights(probability, replay.importance_exponent)
+        parts = []
         if index:
-            parts = [ring.gather(state.memory.steps, index, window, frame_stack)]
-        else:
-            parts = []
-        parts += [windows_of_data(data, of_data)] if of_data else []
+            parts.append(ring.gather(state.memory.steps, index, window, frame_stack))
+        if of_data:
+            parts.append(windows_of_data(data, of_data))
+        windows = parts[0]
         if len(parts) > 1:
             windows = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *parts)
-        else:
-            windows = parts[0]
         batch = algorithm.postprocess(state.variables, windows, state.context(postprocess_keys))
         grads, metrics, priority = sgd.gradient(algorithm, state, batch, loss_keys, weight)
         state = sgd.apply(algorithm, state, grads)

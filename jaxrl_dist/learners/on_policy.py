@@ -74,10 +74,9 @@ def on_policy(algorithm: Algorithm, num_agents: int = 1, *, packed: bool = False
         def one_epoch(
             state: tuple[TrainState, PyTree], epoch: jax.Array
         ) -> tuple[tuple[TrainState, PyTree], Mapping[str, jax.Array]]:
+            rows = None
             if minibatches > 1:
                 rows = shuffled(key, epoch, num_envs, num_examples, minibatches)
-            else:
-                rows = None
             index = jnp.arange(minibatches)
             with jax.named_scope("update"):
                 return packing.scan(
@@ -169,10 +168,7 @@ def check_sizes(algorithm: Algorithm, num_envs: int, rollout_length: int, num_de
     Raises:
       ConfigError: they do not; names both numbers and the nearest that work.
     """
-    if algorithm.paired:
-        pairs = [(2, "environments of a pair")]
-    else:
-        pairs = []
+    pairs = [(2, "environments of a pair")] if algorithm.paired else []
     check_divides("num_envs", num_envs, (num_devices, "devices"), *pairs)
     local = num_envs // num_devices
     examples = examples_per_env(algorithm, rollout_length)

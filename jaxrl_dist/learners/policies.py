@@ -57,11 +57,11 @@ def combined_learner(
         metrics = {}
         for number, (name, learner) in enumerate(learners.items()):
             policy_key = rng.of_policy(key, number)
+            more: dict[str, Any] = {}
             if name in priority:
-                more: dict[str, Any] = {"priority": priority[name]}
-            else:
-                more = {}
-            more |= {"data": data} if data else {}
+                more["priority"] = priority[name]
+            if data:
+                more["data"] = data
             states[name], metrics[name] = learner.update(
                 state_of(state, name), rollouts[name], policy_key, **more
             )

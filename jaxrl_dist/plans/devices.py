@@ -130,10 +130,7 @@ def learner_devices(config: Train, members: int | None = None) -> list[jax.Devic
         ):
             # Where environments are on the host, the members act in one call,
             # and several devices make it slower.
-            if PLANS[config.plan].compiled:
-                most = len(devices)
-            else:
-                most = 1
+            most = len(devices) if PLANS[config.plan].compiled else 1
             devices = devices[: max(n for n in range(1, most + 1) if members % n == 0)]
     elif config.num_devices in (None, len(numbers)):
         devices = numbered("learner_devices", numbers)

@@ -105,44 +105,56 @@ class Run:
         Args:
           name: the user's name for the algorithm.
         """
-        first, job, mesh = self.members[0].config, self.job, self.job.mesh
-        devices = counted(mesh.devices.size, f"{mesh.devices.flat[0].platform} device")
-        if PLANS[first.plan].threaded:
-            if first.actor_devices:
-                acting = f" on {len(job.pool.meshes)}"
-            else:
-                acting = ""
-            learner = "learner on " if first.actor_devices else ""
-            devices = f"{counted(job.pool.num_actors, 'actor')}{acting}, {learner}{devices}"
-        env = env_name(first.env)
+        first = self.members[0].config
+        algorithm = name or label(first.algorithm)
+        env = env_name(first.env) or "no environment"
         _, module, made_by = split_env(env)
         if module:  # the user's own name for it
             env = f"{module}:{made_by}"
-        agents = agents_of(job.source.spec)
-        if len(self.groups) > 1:
-            programs = f" in {counted(len(self.groups), 'program')}"
-        else:
-            programs = ""
-        if is_population(self.config):
-            members = f"{counted(len(self.members), 'member')}{programs}, each "
-        else:
-            members = ""
-        work = f"{counted(first.num_envs, 'environment')} x {agents}{counted(first.rollout_length, 'step')} an iteration"
+        return (
+            f"{self._members_in_words()}{algorithm} on {env}, plan {first.plan}, "
+            f"{self._devices_in_words()}, {self._work_in_words()}{self._faster()}"
+        )
+
+    def _members_in_words(self) -> str:
+        if not is_population(self.config):
+            return ""
+        members = counted(len(self.members), "member")
+        if len(self.groups) == 1:
+            return f"{members}, each "
+        return f"{members} in {counted(len(self.groups), 'program')}, each "
+
+    def _devices_in_words(self) -> str:
+        first = self.members[0].config
+        mesh = self.job.mesh
+        devices = counted(mesh.devices.size, f"{mesh.devices.flat[0].platform} device")
+        if not PLANS[first.plan].threaded:
+            return devices
+        pool = self.job.pool
+        actors = counted(pool.num_actors, "actor")
+        if first.actor_devices:
+            return f"{actors} on {len(pool.meshes)}, learner on {devices}"
+        return f"{actors}, {devices}"
+
+    def _work_in_words(self) -> str:
+        first = self.members[0].config
+        job = self.job
         if job.data is not None and not job.acts:
-            work = f"{int(job.data.sizes.sum()):,} recorded steps of {first.data}"
-        what = f"{members}{name or label(first.algorithm)} on {env or 'no environment'}"
-        return f"{what}, plan {first.plan}, {devices}, {work}{self._faster()}"
+            return f"{int(job.data.sizes.sum()):,} recorded steps of {first.data}"
+        envs = counted(first.num_envs, "environment")
+        steps = counted(first.rollout_length, "step")
+        return f"{envs} x {agents_of(job.source.spec)}{steps} an iteration"
 
     def _faster(self) -> str:
         """Returns a line that says how fewer devices of a CPU would be faster;
         empty where they would not.
         """
-        mesh, num_envs = self.job.mesh, self.config.num_envs
+        mesh = self.job.mesh
+        num_envs = self.config.num_envs
         sharing = mesh.shape[meshes.DATA]
         forced = mesh.devices.flat[0].platform == "cpu" and peers.world() is None
-        if not (
-            forced and PLANS[self.config.plan].compiled and sharing > 1 and num_envs < FEW * sharing
-        ):
+        compiled = PLANS[self.config.plan].compiled
+        if not forced or not compiled or sharing == 1 or num_envs >= FEW * sharing:
             return ""
         return f"\n{sharing} CPU devices share {num_envs} environments; one alone is faster: --num-devices 1"
 
@@ -171,10 +183,7 @@ class Run:
         self._evaluating = evaluating
         self._stop = stop
         self._saving = saving
-        if is_population(self.config):
-            file = self.file
-        else:
-            file = self.members[0].file
+        file = self.file if is_population(self.config) else self.members[0].file
         reports = _started(self.config, file, self._reports)
         self._unread = weakref.finalize(reports, _warn_unread)
         self._unread.atexit = False
@@ -195,10 +204,9 @@ class Run:
             yield from self.members[0].reports(self._evaluating, self._stop)
             return
         with failing(), contextlib.ExitStack() as stack:
+            files = None
             if self.config.run_dir and peers.first():
                 files = self._files(stack)
-            else:
-                files = None
             for new in self._in_turn():
                 if new or any(row.status in ENDED for row in self.rows):
                     yield self._together(new, files)
@@ -366,10 +374,9 @@ class Run:
     def _files(self, stack: contextlib.ExitStack) -> RunFiles:
         """Opens the population's own files; ``stack`` closes them."""
         stored = to_json(self.config, self.job.source.spec)
+        done = {}
         if self.file is not None:
-            done = {"iteration": sum(member.reported for member in self.members)}
-        else:
-            done = {}
+            done["iteration"] = sum(member.reported for member in self.members)
         return open_files(stack, self.config, stored, self.file, done)
 
 
