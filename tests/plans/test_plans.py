@@ -640,5 +640,5 @@ def test_the_table_of_plans_names_code_that_exists() -> None:
     assert get_args(get_type_hints(Train)["plan"]) == tuple(table.PLANS)
     for name, plan in table.PLANS.items():
         module = importlib.import_module(f"{plans.__name__}.{name}")
-        assert callable(getattr(module, name)) and hasattr(module, "check") == plan.threaded
+        assert callable(getattr(module, name)) and hasattr(module, "check_plan") == plan.threaded
         assert plan.members is None or plans.population_plan(name) is getattr(module, plan.members)
