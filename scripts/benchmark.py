@@ -10,7 +10,7 @@ with the machine and with other libraries.
 
 Each side of a row runs in a separate process. A round runs all sides one after the other, so a
 drift of the machine's speed affects them alike: compare only ratios within a round. Our side is
-``scripts/bottleneck.py``, which also times each stage of the run alone. Each peer gets a virtual
+``scripts/what_binds.py``, which also times each stage of the run alone. Each peer gets a virtual
 environment in ``.bench`` when it is first needed. Further calls add rounds. ``OUT/results.json``
 holds every measurement, ``OUT/results.md`` the tables, ``OUT/speed.png`` the picture. Nothing else
 should use the machine meanwhile.
@@ -315,7 +315,7 @@ def _ours(row: Row, seconds: float) -> dict[str, Any]:
         )
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, "profile.json")
-        profile = [sys.executable, ROOT / "scripts" / "bottleneck.py", *row.flags.split()]
+        profile = [sys.executable, ROOT / "scripts" / "what_binds.py", *row.flags.split()]
         said = _run([*profile, "--seconds", seconds, "--json", file], text=True)
         if "error" in said:
             return said

@@ -37,17 +37,14 @@ def evolve(
     sigma: float = 0.02,
     **options: Any,
 ) -> Iterator[tuple[int, float]]:
-    """Yields the env steps of all ``size`` members, and their mean return, after each
-    generation.
-    """
+    """Yields the env steps of all members, and their mean return, after each generation."""
     config = preset(PPO, env, num_devices=1, seed=seed * size, seeds=size, **options)
     sessions = [make_session(member.config, find(env), size) for member in members(config)]
     act, learn = make_iteration(sessions[0].job, size)
     state = initial.states(sessions, {})
     actor = initial.actors(sessions, {})
-    keys = tuple(
-        initial.member_keys(sessions, stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN)
-    )
+    streams = (Stream.ACT, Stream.ENV, Stream.LEARN)
+    keys = tuple(initial.member_keys(sessions, stream) for stream in streams)
     weights = jnp.maximum(jnp.log((size + 1) / 2) - jnp.log(jnp.arange(1, size + 1)), 0)
 
     def perturbed(mean: jax.Array, key: jax.Array) -> jax.Array:
@@ -61,18 +58,16 @@ def evolve(
     @jax.jit
     def generation(centre: Any, state: Any, actor: Any, key: jax.Array) -> Any:
         leaves, structure = jax.tree.flatten(centre)
-        params = jax.tree.unflatten(
-            structure, map(perturbed, leaves, jax.random.split(key, len(leaves)))
-        )
+        keys_of_noise = jax.random.split(key, len(leaves))
+        params = jax.tree.unflatten(structure, map(perturbed, leaves, keys_of_noise))
         state = state._replace(variables={"": state.variables[""]._replace(params=params)})
-        (state, actor), (steps, episodes) = jax.lax.scan(
-            iteration, (state, actor), length=iterations
-        )
+        carry, (steps, episodes) = jax.lax.scan(iteration, (state, actor), length=iterations)
         ended, total = (x.reshape(iterations, size, -1).sum((0, 2)) for x in episodes[""][:2])
         score = jnp.where(ended > 0, total / jnp.maximum(ended, 1), -jnp.inf)
         weight = jnp.zeros(size).at[jnp.argsort(-score)].set(weights / weights.sum())
-        centre = jax.tree.map(lambda x: jnp.tensordot(weight, x, 1), state.variables[""].params)
-        return centre, state, actor, steps.sum(), total.sum() / ended.sum()
+        params = carry[0].variables[""].params
+        centre = jax.tree.map(lambda x: jnp.tensordot(weight, x, 1), params)
+        return centre, *carry, steps.sum(), total.sum() / ended.sum()
 
     centre = jax.tree.map(lambda x: x[0], state_of(state, "").variables.params)
     done = 0

@@ -35,7 +35,7 @@ from jaxrl_dist.training.algorithm import make_algorithm
 from jaxrl_dist.types import Algorithm
 
 NAP = 0.2
-SCRIPT = types.SimpleNamespace(**runpy.run_path(str(runs.ROOT / "scripts" / "bottleneck.py")))
+SCRIPT = types.SimpleNamespace(**runpy.run_path(str(runs.ROOT / "scripts" / "what_binds.py")))
 SMALL = "--num-envs 8 --hidden-sizes 4 --num-devices 1 --report-interval 64 --seconds 0.2"
 
 

@@ -2,8 +2,8 @@
 """Says which stage binds a run, which flags would speed it up, and what share of this machine's
 peaks each stage reaches.
 
-    python scripts/bottleneck.py ppo --env CartPole-v1 --num-envs 64 --rollout-length 128
-    python scripts/bottleneck.py runs/NAME --json bottleneck.json
+    python scripts/what_binds.py ppo --env CartPole-v1 --num-envs 64 --rollout-length 128
+    python scripts/what_binds.py runs/NAME --json bottleneck.json
 
 The flags are those of ``jaxrl-dist profile``, except ``--picture`` and ``--trace``. The peaks are
 the rates of one large float32 matrix product, and of reading and writing one large array. The
