@@ -121,14 +121,15 @@ class EnvSource(NamedTuple):
             )
         if isinstance(share, int):
             share = EnvSlice.all(share)
-        runs = seed if isinstance(seed, Sequence) else [seed]
+        run_seeds = seed if isinstance(seed, Sequence) else [seed]
         if self.pure is not None:
             if drawn:
                 drawing.check_drawable(self.pure.spec, self.pure.render)
-            keys = jnp.stack([rng.stream(seed, rng.Stream.ENV) for seed in runs])
-            return HostGymnax(self.pure, share.size * len(runs), keys, share.first)
-        envs = EnvSlice._make(number // self.spec.num_agents for number in share)
-        seeds = [seed for run in runs for seed in envs.seeds(run)]
+            keys = jnp.stack([rng.stream(run_seed, rng.Stream.ENV) for run_seed in run_seeds])
+            return HostGymnax(self.pure, share.size * len(run_seeds), keys, share.first)
+        agents = self.spec.num_agents
+        env_share = EnvSlice(share.first // agents, share.size // agents, share.total // agents)
+        seeds = [env_seed for run_seed in run_seeds for env_seed in env_share.seeds(run_seed)]
         if self.spec.backend == "gymnasium":
             env = self._gymnasium(seeds, drawn=drawn)
         else:

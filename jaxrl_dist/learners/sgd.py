@@ -30,6 +30,9 @@ MAX_SKIPPED = 10
 """Number of consecutive non-finite gradients after which training has diverged and the run ends."""
 
 
+_Function = Callable[[PyTree, PyTree], tuple[PyTree, jax.Array | None]]
+
+
 class Learner(NamedTuple):
     """Pure functions that train; ``learners.sharded`` runs them under ``jax.shard_map``."""
 
@@ -115,9 +118,8 @@ def gradient(
     def summed_loss(params: PyTree, examples: Any) -> tuple[jax.Array, Any]:
         with returns.within_loss():
             values, mask, priority = per_example(params, examples)
-        for name, value in values.items():
-            if name != "loss/total":
-                values[name] = returns.constant(value)
+        metrics = {name: returns.constant(x) for name, x in values.items()}
+        values = metrics | {"loss/total": values["loss/total"]}
         masked = [_masked(x, mask) for x in values.values()]
         arrays = mesh.vary([*masked, mask.astype(jnp.float32)])
         *totals, count = packing.sums(mesh.vary_as(arrays, arrays))  # a mask may be a constant
@@ -131,18 +133,18 @@ def gradient(
     params = mesh.vary(state.variables.params)
     examples = (batch, keys, weight)
     _, mask, _ = jax.eval_shape(per_example, params, examples)
-    ways = {}
-    if (parts := num_parts(_microbatch(params, batch, mask.size), *mask.shape)) > 1:
-        ways["cpu"] = partial(_in_turn, differentiate, parts)
+    ways: dict[str, _Function] = {}
+    cpu_parts = num_parts(_microbatch(params, batch, mask.size), *mask.shape)
+    if cpu_parts > 1:
+        ways["cpu"] = partial(_in_turn, differentiate, cpu_parts)
+    gpu_parts = 1
     # Losses of sequences, and of perturbed parameters, have loops,
     # which would carry the sum of each part.
-    if mask.ndim > 1 or algorithm.behaviour:
-        parts = 1
-    else:
-        parts = num_parts(SUMMED_AT_ONCE, len(mask))
-    if parts > 1 and _small_and_dense(params, parts):
-        ways["cuda"] = partial(_side_by_side, differentiate, parts)
-    function: Callable[[PyTree, PyTree], tuple[PyTree, jax.Array | None]] = differentiate
+    if mask.ndim == 1 and not algorithm.behaviour:
+        gpu_parts = num_parts(SUMMED_AT_ONCE, len(mask))
+    if gpu_parts > 1 and _small_and_dense(params, gpu_parts):
+        ways["cuda"] = partial(_side_by_side, differentiate, gpu_parts)
+    function: _Function = differentiate
     if ways:
         function = partial(jax.lax.platform_dependent, **ways, default=differentiate)
     sums, priority = function(params, examples)
@@ -153,7 +155,8 @@ def gradient(
     # A loss of NaN may have a finite gradient, as that of an index out of range does. One array of
     # NaN says so to ``apply``; in all of them, it would cost a GPU another kernel.
     leaves, treedef = jax.tree.flatten(grads)
-    leaves[:1] = [jnp.where(jnp.isfinite(metrics["loss/total"]), x, jnp.nan) for x in leaves[:1]]
+    if leaves:
+        leaves[0] = jnp.where(jnp.isfinite(metrics["loss/total"]), leaves[0], jnp.nan)
     grads = jax.tree.unflatten(treedef, leaves)
     norm = packing.global_norm(grads)
     metrics |= {"gradient/norm": norm, "gradient/skipped": 1.0 - jnp.isfinite(norm)}
@@ -248,9 +251,6 @@ def _small_and_dense(params: PyTree, copies: int) -> bool:
     return (
         all(x.ndim <= 2 for x in leaves) and copies * sum(x.nbytes for x in leaves) <= LARGEST_SUMS
     )
-
-
-_Function = Callable[[PyTree, PyTree], tuple[PyTree, jax.Array | None]]
 
 
 def _in_turn(

@@ -112,7 +112,7 @@ class Fixed(Still):
         path = checkpoint.chosen(run_dir, self.checkpoint)
         return dataclasses.replace(self, checkpoint=str(checkpoint.number_of(path)))
 
-    def of(self, algorithm: Algorithm, variables: Variables) -> Algorithm:
+    def acting_with(self, algorithm: Algorithm, variables: Variables) -> Algorithm:
         """Returns the algorithm that acts with these variables of the run, as at its end."""
         return _acting_at_the_end(algorithm, lambda key: jax.tree.map(jnp.asarray, variables))
 
@@ -141,7 +141,7 @@ class Copy(Still):
                 f"copy({self.policy},{self.every},{self.size}) needs a pool of 1 to {MAX_COPIES} copies"
             )
 
-    def of(self, algorithm: Algorithm) -> Algorithm:
+    def acting_as(self, algorithm: Algorithm) -> Algorithm:
         """Returns the algorithm of the copied policy, which acts as at the end of all schedules."""
         from jaxrl_dist.learners import league  # here, not above: it imports JAX
 

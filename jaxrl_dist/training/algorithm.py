@@ -49,7 +49,7 @@ def _of_policy(config: Train, policy: str, spec: EnvSpec, record_scale: float = 
         kind = part.algorithm
         if isinstance(kind, Copy):
             original = copied(config, kind, spec.policies[policy], spec)
-            return kind.of(_of_policy(config, original, spec))
+            return kind.acting_as(_of_policy(config, original, spec))
         algorithm = _wrapped(part, spec.by_policy[policy], record_scale)
         if algorithm.episodic and len(policies) > 1:
             name = algorithms.name_of(kind)
@@ -89,7 +89,7 @@ def _fixed(fixed: Fixed, spec: EnvSpec) -> Algorithm:
     acting = _wrapped(config, spec)
     (shapes,) = variable_shapes({"": acting}).values()
     variables = checkpoint.load_variables(fixed.run_dir, shapes, policy, which=fixed.checkpoint)
-    return fixed.of(acting, variables)
+    return fixed.acting_with(acting, variables)
 
 
 def _scaling_discount(config: Train, algorithm: Algorithm) -> float:
