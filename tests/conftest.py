@@ -122,6 +122,23 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(100_000, 50, 100)
 
 
+MOST_MAPPINGS = 40_000
+"""Memory mappings of a process after which its compiled programs are dropped: each has some, and
+Linux ends a process that asks for more than 65,530 (``vm.max_map_count``)."""
+_torn_down = 0
+
+
+def pytest_runtest_teardown() -> None:
+    """Drops compiled programs before there are too many."""
+    global _torn_down
+    _torn_down += 1
+    mappings = Path("/proc/self/maps")
+    if _torn_down % 20 or not mappings.exists():
+        return
+    if mappings.read_text().count("\n") > MOST_MAPPINGS:
+        jax.clear_caches()
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """With ``--durations``: the seconds of each file too, most first, fixtures included."""
     if config.option.durations is None:
