@@ -40,7 +40,8 @@ def verify(path: pathlib.Path, like: PyTree) -> None:
         only this machine's memory bounds each file.
 
     Raises:
-      ConfigError: a file is missing, changed or added, is not a plain file, or is too large.
+      DamageError: a file is missing, changed or added.
+      ConfigError: it is not a plain file, or is too large.
     """
     _check_sizes(path, like)
     manifest = read_object(path / MANIFEST)

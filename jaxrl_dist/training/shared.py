@@ -18,18 +18,15 @@ FILM_STEPS = 1000
 class ProgramShared:
     """What the members of one program share."""
 
-    exact: Exact | None = None
-    """None: no exact measures are wanted."""
-    films = True
-    """Whether films work: not once one has failed."""
-    excluded_seconds = 0.0
-    """Seconds that were not spent on training, but such as on evaluations."""
-
     def __init__(self, session: Session, command: str) -> None:
         """``session`` is any member's; ``command`` resumes the whole run."""
         config = session.config
         job = session.job
         self.command = command
+        self.films = True
+        """Whether films work: not once one has failed."""
+        self.excluded_seconds = 0.0
+        """Seconds that were not spent on training, but such as on evaluations."""
         self.saving: Callable[[Report], None] = lambda report: None
         """Gets each member's last report before it is saved."""
         self._job = job
@@ -37,6 +34,8 @@ class ProgramShared:
         self._answers = dict[str, tuple[int, bool]]()
         sizes = config.evaluation_episodes, config.evaluation_max_steps, config.num_envs
         self.evaluator = self._evaluator("evaluator", *sizes)
+        self.exact: Exact | None = None
+        """None: no exact measures are wanted."""
         if config.exact:
             self.exact = job.once("exact", lambda: Exact(job))
 
