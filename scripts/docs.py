@@ -177,6 +177,8 @@ def flag_table(
     for name, text in texts.items():
         if isinstance(hints[name], TypeVar):  # the algorithm is not a flag; its fields are
             continue
+        if name not in defaults:  # a constant of the class
+            continue
         choices = help.choices_of(hints[name])
         if choices:
             listed = f" One of {', '.join(f'`{choice}`' for choice in choices)}."
