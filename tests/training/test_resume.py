@@ -697,13 +697,14 @@ config = jaxrl_dist.preset("pg", "CartPole-v1", num_envs=4, rollout_length=4, hi
     report_interval=16, checkpoint_interval=1, keep_checkpoints=1, evaluation_episodes=0)
 import dataclasses, pathlib, time
 folder = pathlib.Path(sys.argv[1])
-def written():
-    return [path for path in (folder / "checkpoints").iterdir() if path.name[0] != "."]
+def settled():  # a checkpoint is there, and none is being written
+    names = [path.name for path in (folder / "checkpoints").iterdir()]
+    return names and all(name[0] != "." for name in names)
 for report in jaxrl_dist.train(dataclasses.replace(config, total_env_steps=256, run_dir=str(folder))):
     time.sleep(0.1)
     if report.iteration == 5:
-        for _ in range(20):  # a checkpoint is skipped while the one before is being written, and never comes
-            if written():
+        for _ in range(300):
+            if settled():
                 break
             time.sleep(0.1)
         print("FULL", *sorted(path.name for path in (folder / "checkpoints").iterdir()))
