@@ -52,8 +52,9 @@ def evolve(
         return mean[None] + sigma * jnp.concatenate([noise, -noise])  # antithetic pairs
 
     def iteration(carry: Any, _: Any) -> Any:
-        actor, experience, (steps, episodes, _) = act(*carry, keys, {})
-        return (learn(carry[0], experience, keys, {})[0], actor), (steps.sum(), episodes)
+        state, actor = carry
+        actor, experience, (steps, episodes, _) = act(state, actor, keys, {})
+        return (learn(state, experience, keys, {}, ())[0], actor), (steps.sum(), episodes)
 
     @jax.jit
     def generation(centre: Any, state: Any, actor: Any, key: jax.Array) -> Any:

@@ -249,7 +249,7 @@ BAD = {
     IMPALA + "--num-actors 0": "--num-actors must be >= 1",
     IMPALA + "--gather 3": "--gather 3 is more than --num-actors 2",
     IMPALA
-    + "--gather 1 --lockstep": "--gather depends on the threads' timing, and --lockstep is to rule that out",
+    + "--gather 1 --lockstep": "--gather depends on the threads' timing, which --lockstep excludes; remove one",
     IMPALA + "--max-lag 1 --lockstep": "--max-lag depends on the threads' timing",
     IMPALA + "--max-lag 0 --lockstep": "--max-lag depends on the threads' timing",
     IMPALA + "--lag 2": "--lag does nothing without --lockstep",

@@ -95,6 +95,7 @@ def report(name: str, train: request.Request) -> Report:
     program = lower(job).compile(compiler_options=dict(target.options))
     seconds = time.perf_counter() - began
     memory = program.memory_analysis()
+    assert memory is not None, "XLA says what its programs need"
     return {
         **timing.described(config, devices),
         "algorithm": train.name,

@@ -4,8 +4,9 @@ for ``synchronous`` learning.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,11 @@ from jaxrl_dist.plans.averaging import averaging
 from jaxrl_dist.plans.initial import BATCH, MEMBERS, STATE, stack, start
 from jaxrl_dist.plans.iteration import (
     SUMS,
+    Act,
+    Hyper,
+    Keys,
+    Learn,
+    Metrics,
     in_turn,
     learn_in_turn,
     learn_together,
@@ -37,7 +43,7 @@ from jaxrl_dist.spaces import zeros
 from jaxrl_dist.types import Array, EnvSpec, EpisodeStats, PyTree, Rollout, TrainState
 
 
-def lower(job: Job, members: int = 1) -> Any:
+def lower(job: Job, members: int = 1) -> jax.stages.Lowered:
     """Lowers the plan's program for the devices of ``job``, which need not exist.
 
     Args:
@@ -65,7 +71,7 @@ def traces(job: Job, hyper: Mapping[str, float]) -> bool:
     tracing needs no values.
     """
 
-    def iteration(hyper: Mapping[str, Array], data: PyTree) -> Any:
+    def iteration(hyper: Hyper, data: PyTree) -> PyTree:
         algorithm, learner = job.variant(hyper)
         key = rng.stream(job.config.seed, Stream.INIT)
         size = job.num_envs // job.mesh.shape[meshes.DATA]
@@ -77,7 +83,7 @@ def traces(job: Job, hyper: Mapping[str, float]) -> bool:
         core = initial_core(algorithm, spec, EnvSlice.all(size))
         zero = jnp.int32(0)
 
-        def blank(policy_spec: EnvSpec) -> tuple[Any, Any, Array]:
+        def blank(policy_spec: EnvSpec) -> tuple[PyTree, PyTree, Array]:
             rows = size // spec.num_agents * policy_spec.num_agents
             return (), zeros(policy_spec.observation, rows), np.zeros((4, rows), np.float32)
 
@@ -119,14 +125,12 @@ def traces(job: Job, hyper: Mapping[str, float]) -> bool:
 # --- Before the first iteration -------------------------------------------------------------------
 
 
-def blank_sums(
-    job: Job, act: Callable[..., Any], learn: Callable[..., Any], *inputs: Any
-) -> IntervalSums:
+def blank_sums(job: Job, act: Act, learn: Learn, *inputs: PyTree) -> IntervalSums:
     """Returns a member's zero sums of all metrics, with episodes for each of its devices,
     as numpy arrays.
     """
 
-    def metrics(data: PyTree, *inputs: Any) -> Any:
+    def metrics(data: PyTree, *inputs: PyTree) -> Metrics:
         state, actor, keys, hyper = squeeze_member(inputs)
         return learn(state, act(state, actor, keys, hyper)[1], keys, hyper, data)[1]
 
@@ -142,10 +146,14 @@ def reset_interval(since: IntervalSums, blank: IntervalSums) -> IntervalSums:
     """Returns sums of a checkpoint with all metrics of ``blank``."""
 
     def of_policy(
-        _: Any, learned: Array, sums: Any, episodes: EpisodeStats, *blank: Any
-    ) -> tuple[Any, ...]:
-        known, none = blank
-        sums = {name: np.asarray(sums.get(name, x), x.dtype) for name, x in known.items()}
+        _: Array,
+        learned: Array,
+        sums: Mapping[str, Array],
+        episodes: EpisodeStats,
+        zeros: Mapping[str, np.ndarray],
+        none: EpisodeStats,
+    ) -> tuple[Array, Mapping[str, Array], EpisodeStats]:
+        sums = {name: np.asarray(sums.get(name, zero), zero.dtype) for name, zero in zeros.items()}
         # another number of devices: the first holds all episodes
         if len(episodes.episodes) != len(none.episodes):
             whole = with_info(episodes.merge(), none)
@@ -186,7 +194,7 @@ def layout(job: Job, state: TrainState, since: IntervalSums) -> packing.Packing:
     )
 
 
-def squeeze_member(tree: Any) -> Any:
+def squeeze_member(tree: PyTree) -> PyTree:
     """Removes the axis of members if there is one member.
 
     A loop would copy a replay memory in each iteration if its body removed the axis.
@@ -212,10 +220,10 @@ def compile_update(job: Job, average_every: int | None = None) -> meshes.Program
         state: TrainState,
         rollout: Rollout,
         keys: jax.Array,
-        hyper: Any,
+        hyper: Hyper,
         running: jax.Array,
         data: PyTree,
-    ) -> tuple[Any, ...]:
+    ) -> tuple[TrainState, Metrics]:
         state, metrics = learn(state, rollout, keys, hyper, data)
         return averaging(state, running, average_every), metrics
 
@@ -225,12 +233,35 @@ def compile_update(job: Job, average_every: int | None = None) -> meshes.Program
     )
 
 
+class Inputs(NamedTuple):
+    """What all iterations of a dispatch read."""
+
+    keys: Keys
+    hyper: Hyper
+    running: Array
+    """``[M]`` bool, the members that are not done."""
+    count: Array
+    """The number of iterations."""
+    data: PyTree
+
+
+class Carry(NamedTuple):
+    """What an iteration changes."""
+
+    state: TrainState
+    actor: PyTree
+    since: IntervalSums
+    steps: Array
+    """Env steps and agent steps of the dispatch, ``[M, 2]``."""
+    kept: PyTree
+    """What is recorded of each iteration, ``[keeps, ...]``."""
+    done: Array
+    """The number of iterations."""
+    fault: device.Fault
+
+
 def make_program(
-    job: Job,
-    act: Callable[..., Any],
-    update: Callable[..., Any],
-    average_every: int | None = None,
-    keeps: int = 0,
+    job: Job, act: Act, learn: Learn, average_every: int | None = None, keeps: int = 0
 ) -> meshes.Program:
     """Returns ``(state, actor, since, keys, hyper, running,
     count, data) -> (state, actor, since, numbers, kept)``.
@@ -245,82 +276,114 @@ def make_program(
       average_every: iterations after which the networks of all members become their mean;
         None: never.
       keeps: the largest ``count`` of a run that is recorded. Then ``kept`` is what
-        ``to_record`` returns for each iteration, ``[keeps, ...]``; 0: it is (), and ``count``
-        has no limit.
+        ``to_record`` returns for each iteration, ``[keeps, ...]``; 0: it is (), and
+        ``count`` has no limit.
     """
+    dispatch = Dispatch(job, act, learn, average_every, keeps)
+    in_specs = (STATE, BATCH, SUMS, MEMBERS, MEMBERS, MEMBERS, meshes.REPLICATED, data_spec(job))
+    out_specs = (STATE, BATCH, SUMS, meshes.REPLICATED, KEPT)
+    return meshes.Program(
+        dispatch.run, job.mesh, in_specs, out_specs, donate=(0, 1), mapped=meshes.whole
+    )
+
+
+class Dispatch:
+    """The iterations that the program of ``make_program`` runs in a loop."""
+
+    def __init__(
+        self, job: Job, act: Act, learn: Learn, average_every: int | None, keeps: int
+    ) -> None:
+        self._job = job
+        self._act = act
+        self._learn = learn
+        self._average_every = average_every
+        self._keeps = keeps
 
     def run(
+        self,
         state: TrainState,
-        actor: device.ActorState,
+        actor: PyTree,
         since: IntervalSums,
-        keys: tuple[jax.Array, ...],
-        hyper: Mapping[str, jax.Array],
+        keys: Keys,
+        hyper: Hyper,
         running: jax.Array,
         count: jax.Array,
         data: PyTree,
-    ) -> tuple[TrainState, device.ActorState, IntervalSums, list[jax.Array], PyTree]:
+    ) -> tuple[TrainState, PyTree, IntervalSums, list[jax.Array], PyTree]:
+        """The program."""
+        job = self._job
         members = len(running)
         state, actor, since, keys, hyper, running = squeeze_member(
             (state, actor, since, keys, hyper, running)
         )
-
-        def finite(fault: device.Fault) -> jax.Array:
-            return jnp.all((fault.where == NO_FAULT) | ~running[..., None])
-
-        def more(carry: Any) -> jax.Array:
-            *_, done, fault = carry
-            return (done < count) & finite(fault)
-
-        def body(carry: Any) -> Any:
-            state, actor, since, steps, kept, done, _ = carry
-            acted, experience, (new_steps, episodes, fault) = act(state, actor, keys, hyper)
-            if keeps:
-                kept = jax.tree.map(lambda all, x: all.at[done].set(x), kept, to_record(experience))
-
-            def learn(state: TrainState, _: Any, since: IntervalSums, steps: jax.Array) -> Any:
-                state, since = learned(
-                    update, state, since, experience, episodes, keys, hyper, data
-                )
-                return (
-                    averaging(state, running, average_every),
-                    acted,
-                    since,
-                    steps + new_steps.sum(axis=-2),
-                )
-
-            updated = jax.lax.cond(
-                finite(fault), learn, lambda *before: before, state, actor, since, steps
-            )
-            return *updated, kept, done + 1, fault
-
-        shape = *running.shape, job.mesh.shape[meshes.DATA]
-        none = device.Fault(jnp.zeros(shape, jnp.int32), jnp.full(shape, NO_FAULT))
-        zeros = jnp.zeros((*running.shape, 2), jnp.int32)
-        kept: PyTree = ()
-        if keeps:
-            one = to_record(jax.eval_shape(act, state, actor, keys, hyper)[1])
-            kept = jax.tree.map(lambda x: jnp.zeros((keeps, *x.shape), x.dtype), one)
-        begin = state, actor, since, zeros, kept, jnp.zeros((), jnp.int32), none
+        inputs = Inputs(keys, hyper, running, count, data)
+        carry = self._begin(state, actor, since, inputs)
         with jax.named_scope("iteration"):
-            if average_every is None and in_turn(job, state, members):
-                steps, fault = zeros, none
+            if self._average_every is None and in_turn(job, state, members):
                 state, since = learn_in_turn(job)(state, since, keys, hyper, count, data)
+                carry = carry._replace(state=state, since=since)
             else:
-                state, actor, since, steps, kept, _, fault = jax.lax.while_loop(more, body, begin)
-        outputs: Any = state, actor, since, steps, fault
+                carry = jax.lax.while_loop(
+                    partial(self._goes_on, inputs), partial(self._iterate, inputs), carry
+                )
+        outputs: PyTree = carry.state, carry.actor, carry.since, carry.steps, carry.fault
         if members == 1:
-            state, actor, since, steps, fault = jax.tree.map(lambda x: x[None], outputs)
-        else:
-            state, actor, since, steps, fault = outputs
+            outputs = jax.tree.map(lambda x: x[None], outputs)
+        state, actor, since, steps, fault = outputs
         numbers = Numbers(since, Counts.of(state), steps, fault)
-        return (
-            state,
-            actor,
-            since,
-            jax.vmap(lambda one: packing.Packing.of(one).pack(one))(numbers),
-            kept,
-        )
+        packed = jax.vmap(lambda one: packing.Packing.of(one).pack(one))(numbers)
+        return state, actor, since, packed, carry.kept
 
-    in_specs = (STATE, BATCH, SUMS, MEMBERS, MEMBERS, MEMBERS, meshes.REPLICATED, data_spec(job))
-    out_specs = (STATE, BATCH, SUMS, meshes.REPLICATED, KEPT)
-    return meshes.Program(run, job.mesh, in_specs, out_specs, donate=(0, 1), mapped=meshes.whole)
+    def _begin(
+        self, state: TrainState, actor: PyTree, since: IntervalSums, inputs: Inputs
+    ) -> Carry:
+        shape = *inputs.running.shape, self._job.mesh.shape[meshes.DATA]
+        no_fault = device.Fault(jnp.zeros(shape, jnp.int32), jnp.full(shape, NO_FAULT))
+        no_steps = jnp.zeros((*inputs.running.shape, 2), jnp.int32)
+        kept: PyTree = ()
+        if self._keeps:
+            _, experience, _ = jax.eval_shape(self._act, state, actor, inputs.keys, inputs.hyper)
+            kept = jax.tree.map(
+                lambda x: jnp.zeros((self._keeps, *x.shape), x.dtype),
+                to_record(experience),
+            )
+        return Carry(state, actor, since, no_steps, kept, jnp.zeros((), jnp.int32), no_fault)
+
+    def _goes_on(self, inputs: Inputs, carry: Carry) -> jax.Array:
+        return (carry.done < inputs.count) & _finite(inputs, carry.fault)
+
+    def _iterate(self, inputs: Inputs, carry: Carry) -> Carry:
+        """Acts, and learns from it unless an environment has a fault."""
+        keys = inputs.keys
+        hyper = inputs.hyper
+        acted, experience, counted = self._act(carry.state, carry.actor, keys, hyper)
+        kept = carry.kept
+        if self._keeps:
+            kept = jax.tree.map(
+                lambda all, x: all.at[carry.done].set(x),
+                kept,
+                to_record(experience),
+            )
+
+        def learn(state: TrainState, _: PyTree, since: IntervalSums, steps: jax.Array) -> PyTree:
+            state, since = learned(
+                self._learn, state, since, experience, counted.episodes, keys, hyper, inputs.data
+            )
+            state = averaging(state, inputs.running, self._average_every)
+            return state, acted, since, steps + counted.steps.sum(axis=-2)
+
+        state, actor, since, steps = jax.lax.cond(
+            _finite(inputs, counted.fault),
+            learn,
+            lambda *before: before,
+            carry.state,
+            carry.actor,
+            carry.since,
+            carry.steps,
+        )
+        return Carry(state, actor, since, steps, kept, carry.done + 1, counted.fault)
+
+
+def _finite(inputs: Inputs, fault: device.Fault) -> jax.Array:
+    """Returns whether no running member's environment has a fault."""
+    return jnp.all((fault.where == NO_FAULT) | ~inputs.running[..., None])

@@ -122,13 +122,9 @@ def learner_devices(config: Train, members: int | None = None) -> list[jax.Devic
     numbers = parse_devices("learner_devices", config.learner_devices)
     if numbers is None:
         devices = first_devices(config.num_devices)
-        if (
-            members
-            and config.num_devices is None
-            and devices[0].platform == "cpu"
-            and not peers.world()
-        ):
-            # Where environments are on the host, the members act in one call,
+        on_cpu = devices[0].platform == "cpu" and not peers.world()
+        if members and config.num_devices is None and on_cpu:
+            # With environments on the host, the members act in one call,
             # and several devices make it slower.
             most = len(devices) if PLANS[config.plan].compiled else 1
             devices = devices[: max(n for n in range(1, most + 1) if members % n == 0)]
@@ -136,7 +132,8 @@ def learner_devices(config: Train, members: int | None = None) -> list[jax.Devic
         devices = numbered("learner_devices", numbers)
     else:
         raise ConfigError(
-            f"--learner-devices {config.learner_devices} contradicts --num-devices {config.num_devices}"
+            f"--learner-devices {config.learner_devices} contradicts --num-devices "
+            f"{config.num_devices}; remove one"
         )
     check_evenly(devices, "that learn")
     return devices

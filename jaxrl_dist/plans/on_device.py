@@ -7,8 +7,7 @@ nothing goes through the host while the program runs.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
@@ -21,7 +20,7 @@ from jaxrl_dist.plans.population import Population, ReportNumbers
 from jaxrl_dist.plans.report import IntervalSums
 from jaxrl_dist.plans.session import Session
 from jaxrl_dist.plans.streaming import Feed, updates_ahead
-from jaxrl_dist.types import Report
+from jaxrl_dist.types import PyTree, Report
 
 DISPATCH_SECONDS = 1.0
 """Approximate duration of one dispatch, so that the run stops soon after a request.
@@ -71,14 +70,14 @@ class DevicePopulation(Population):
         )
         self._compile(act, learn)
 
-    def _iteration(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def _iteration(self) -> tuple[iteration.Act, iteration.Learn]:
         job = self.job
         members = len(self._rows)
         recorded = self.sessions[0].record is not None
         name = "iteration", members, recorded
         return job.once(name, lambda: iteration.make_iteration(job, members, recorded=recorded))
 
-    def _compile(self, act: Callable[..., Any], learn: Callable[..., Any]) -> None:
+    def _compile(self, act: iteration.Act, learn: iteration.Learn) -> None:
         every = self._average_every
         job = self.job
         keeps = 0
@@ -100,7 +99,7 @@ class DevicePopulation(Population):
         placed: IntervalSums = arrays.put(sums, meshes.shardings(self.job.mesh, iteration.SUMS))
         return placed
 
-    def inputs(self, count: int) -> tuple[Any, ...]:
+    def inputs(self, count: int) -> tuple[PyTree, ...]:
         """Returns the arguments with which ``program`` runs ``count`` iterations;
         it donates the first two.
         """

@@ -5,8 +5,7 @@ and the way of rollouts from the actors to the learner.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +27,9 @@ from jaxrl_dist.plans.dataflow import Exchange
 from jaxrl_dist.plans.devices import check_evenly, numbered
 from jaxrl_dist.plans.session import Session
 from jaxrl_dist.types import Algorithms, PyTree
+
+Specs = list[PyTree]
+"""The sharding of what an actor sends: a rollout, and its priorities if they are needed."""
 
 
 def prioritizes(algorithm: Algorithms) -> bool:
@@ -58,7 +60,7 @@ def check_actors(config: Train, *divisors: tuple[int, str]) -> None:
         value = getattr(config, name)
         if config.lockstep and value is not None and value is not False:  # 0 is a lag
             raise ConfigError(
-                f"{flag(name)} depends on the threads' timing, and --lockstep is to rule that out"
+                f"{flag(name)} depends on the threads' timing, which --lockstep excludes; remove one"
             )
 
 
@@ -106,16 +108,15 @@ def exchange(session: Session) -> Exchange:
     devices = job.pool.meshes
     prioritized = prioritizes(job.algorithm)
     specs = [meshes.rollout_specs(job.algorithm), meshes.TIME_BATCH][: 1 + prioritized]
-    priorities: list[Any] = [None] * len(devices)
+    by_device: list[Deliver | None] = [None] * len(devices)
     if prioritized:
-        priorities = [prioritize(session, on) for on in devices]
+        by_device = [prioritize(session, on) for on in devices]
+    priorities = itertools.cycle(by_device)
     send = [
         sender(home, specs, priority)
-        for home, priority in zip(
-            homes(mesh, num_actors), itertools.cycle(priorities), strict=False
-        )
+        for home, priority in zip(homes(mesh, num_actors), priorities, strict=False)
     ]
-    join = job.once("join", lambda: joiner(mesh, num_actors, specs))
+    join = job.once("join", lambda: Joiner(mesh, num_actors, specs))
     return Exchange(
         send, lambda samples: arrays.as_global(join(samples), job.mesh, specs), num_actors
     )
@@ -135,7 +136,7 @@ def homes(mesh: Mesh, num_actors: int) -> list[Mesh]:
     return [meshes.make_mesh(devices[first : first + size]) for first in firsts]
 
 
-def sender(home: Mesh, specs: list[Any], priority: Deliver | None = None) -> Deliver:
+def sender(home: Mesh, specs: Specs, priority: Deliver | None = None) -> Deliver:
     """Returns a function with which an actor sends its rollout to the learner,
     overlapping with updates there.
 
@@ -149,13 +150,11 @@ def sender(home: Mesh, specs: list[Any], priority: Deliver | None = None) -> Del
     shardings = meshes.shardings(home, specs)
 
     def send(snapshot: Snapshot, rollout: Rollouts, number: np.int32) -> list[PyTree]:
-        if priority is None:
-            extra = []
-        else:
-            extra = [priority(snapshot, rollout, number)]
-        return [
-            jax.device_put(x, where) for x, where in zip([rollout, *extra], shardings, strict=True)
-        ]
+        content: list[PyTree] = [rollout]
+        if priority is not None:
+            content.append(priority(snapshot, rollout, number))
+        placed = zip(content, shardings, strict=True)
+        return [jax.device_put(x, sharding) for x, sharding in placed]
 
     return send
 
@@ -187,84 +186,84 @@ def prioritize(session: Session, on: Mesh) -> Deliver:
     return priorities
 
 
-def joiner(
-    mesh: Mesh, num_actors: int, specs: list[Any]
-) -> Callable[[Sequence[Sample | None]], list[PyTree]]:
-    """Returns a function that joins the actors' rollouts into one, sharded over the mesh.
+class Joiner:
+    """Joins the actors' rollouts into one, sharded over the mesh.
 
     A missing rollout is replaced by zeros of the same shape, so its steps are invalid. Arrays
     already on the right device are not copied, unless the device holds several actors'
     environments.
-
-    Args:
-      specs: the sharding of what is sent.
     """
-    parts = homes(mesh, num_actors)
-    if {*mesh.devices.flat} == {d for part in parts for d in part.devices.flat}:
-        joined_on = mesh
-    else:
-        joined_on = parts[0]
-    shardings = {on: meshes.shardings(on, specs) for on in {*parts, mesh}}
-    axes = jax.tree.map(_axis, specs)
-    blanks: dict[int, list[PyTree]] = {}
 
-    def concatenate(contents: Sequence[list[PyTree]]) -> list[PyTree]:
-        return jax.tree.map(
-            lambda axis, *x: jax.tree.map(lambda *y: jnp.concatenate(y, axis), *x), axes, *contents
-        )
+    def __init__(self, mesh: Mesh, num_actors: int, specs: Specs) -> None:
+        """``specs`` is the sharding of what is sent."""
+        self._mesh = mesh
+        self._specs = specs
+        self._homes = homes(mesh, num_actors)
+        """The part of the mesh that holds each actor's rollouts."""
+        covered = {device for home in self._homes for device in home.devices.flat}
+        self._joined_on = mesh if {*mesh.devices.flat} == covered else self._homes[0]
+        """Where the rollouts join; the whole is then spread over the mesh."""
+        self._shardings = {on: meshes.shardings(on, specs) for on in {*self._homes, mesh}}
+        self._blanks: dict[int, list[PyTree]] = {}
+        """Each actor's missing rollout."""
+        one = meshes.REPLICATED
+        self._programs = {
+            device: meshes.Program(
+                self._concatenate, meshes.make_mesh([device]), (one,), one, mapped=meshes.whole
+            )
+            for device in self._joined_on.devices.flat
+        }
 
-    def put(content: list[PyTree], on: Mesh) -> list[PyTree]:
-        return [jax.device_put(x, where) for x, where in zip(content, shardings[on], strict=True)]
-
-    one = meshes.REPLICATED
-    programs = {
-        device: meshes.Program(
-            concatenate, meshes.make_mesh([device]), (one,), one, mapped=meshes.whole
-        )
-        for device in joined_on.devices.flat
-    }
-
-    def on_device(device: jax.Device, contents: Sequence[list[PyTree]]) -> list[PyTree]:
-        if len(contents) > 1:
-            return programs[device](contents)
-        return contents[0]
-
-    def contents_of(samples: Sequence[Sample | None]) -> list[list[PyTree]]:
-        """Returns what the samples hold; zeros for those that are missing."""
+    def __call__(self, samples: Sequence[Sample | None]) -> list[PyTree]:
+        """Joins one sample of each actor; None: it is missing."""
         like = next(sample for sample in samples if sample is not None).content
         contents = []
-        for index, sample in enumerate(samples):
-            if sample is not None:
-                contents.append(sample.content)
-                continue
-            if index not in blanks:
-                zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
-                blanks[index] = put(zeros, parts[index])
-            contents.append(blanks[index])
-        return contents
+        for actor, sample in enumerate(samples):
+            content = self._blank(actor, like) if sample is None else sample.content
+            if self._joined_on.size > 1:
+                # in order of arrival, it may lie on the part of another actor
+                content = self._put(content, self._homes[actor])
+            contents.append(content)
+        whole = self._whole(contents)
+        if self._joined_on is self._mesh:
+            return whole
+        return self._put(whole, self._mesh)
 
-    def join_shards(contents: Sequence[list[PyTree]]) -> list[PyTree]:
-        # In order of arrival, a sample may lie on the part of another actor.
-        contents = [put(content, part) for content, part in zip(contents, parts, strict=True)]
+    def _blank(self, actor: int, like: list[PyTree]) -> list[PyTree]:
+        if actor not in self._blanks:
+            zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
+            self._blanks[actor] = self._put(zeros, self._homes[actor])
+        return self._blanks[actor]
+
+    def _put(self, content: list[PyTree], on: Mesh) -> list[PyTree]:
+        placed = zip(content, self._shardings[on], strict=True)
+        return [jax.device_put(x, sharding) for x, sharding in placed]
+
+    def _whole(self, contents: Sequence[list[PyTree]]) -> list[PyTree]:
+        """Joins contents that are on their actors' homes."""
+        on = self._joined_on
+        if on.size == 1:  # nothing to take apart
+            return self._on_device(on.devices.flat[0], contents)
         pieces = []
-        for device in joined_on.devices.flat:
+        for device in on.devices.flat:
             shards = [
                 _shard(content, device)
-                for content, part in zip(contents, parts, strict=True)
-                if device in part.devices
+                for content, home in zip(contents, self._homes, strict=True)
+                if device in home.devices
             ]
-            pieces.append(on_device(device, shards))
-        return jax.tree.map(lambda spec, *x: _whole(joined_on, spec, x), specs, *pieces)
+            pieces.append(self._on_device(device, shards))
+        return jax.tree.map(lambda spec, *x: _assemble(on, spec, x), self._specs, *pieces)
 
-    def join(samples: Sequence[Sample | None]) -> list[PyTree]:
-        contents = contents_of(samples)
-        if joined_on.size == 1:  # nothing to take apart
-            whole = on_device(joined_on.devices.flat[0], contents)
-        else:
-            whole = join_shards(contents)
-        return whole if joined_on is mesh else put(whole, mesh)
+    def _on_device(self, device: jax.Device, contents: Sequence[list[PyTree]]) -> list[PyTree]:
+        if len(contents) > 1:
+            return self._programs[device](contents)
+        return contents[0]
 
-    return join
+    def _concatenate(self, contents: Sequence[list[PyTree]]) -> list[PyTree]:
+        def along(axis: int, *parts: PyTree) -> PyTree:
+            return jax.tree.map(lambda *x: jnp.concatenate(x, axis), *parts)
+
+        return jax.tree.map(along, jax.tree.map(_axis, self._specs), *contents)
 
 
 def _axis(spec: PartitionSpec) -> int:
@@ -279,7 +278,7 @@ def _shard(content: PyTree, device: jax.Device) -> PyTree:
     )
 
 
-def _whole(on: Mesh, spec: PartitionSpec, shards: Sequence[PyTree]) -> PyTree:
+def _assemble(on: Mesh, spec: PartitionSpec, shards: Sequence[PyTree]) -> PyTree:
     """Assembles arrays over the mesh from each device's shards, without copying."""
     axis = _axis(spec)
     sharding = NamedSharding(on, spec)

@@ -81,6 +81,35 @@ class Member:
             return self.row.iteration
         return int(resumed.progress["reported"]["iteration"])
 
+    def take(self, report: Report, number: int) -> None:
+        """Takes the member's next report; ``number`` is its number in the population."""
+        row = self.row
+        self.newest = report
+        row.take(report)
+        row.env_steps = report.env_steps
+        row.updates = report.updates
+        row.iteration = report.iteration
+        if self.halved:
+            row.status = "halved"
+        elif report.ended_by:
+            row.status = "done"
+        parent = report.metrics.get("population/parent", number)
+        if parent is None or parent == number:
+            return
+        hyper = {
+            name.removeprefix("hyper/"): value
+            for name, value in report.metrics.items()
+            if name.startswith("hyper/")
+        }
+        row.lineage.append(
+            {
+                "env_steps": row.env_steps,
+                "iteration": row.iteration,
+                "parent": f"{int(parent):03d}",
+                "hyper": hyper,
+            }
+        )
+
     def go_back(self, status: str) -> None:
         """Sets the row back to the checkpoint that the member has resumed from."""
         row = self.row

@@ -32,10 +32,11 @@ from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.stored import differences, to_json
 from jaxrl_dist.training import recording
 from jaxrl_dist.training.compile_cache import keep_programs
+from jaxrl_dist.training.describing import resume_command
 from jaxrl_dist.training.job import make_job, make_session
 from jaxrl_dist.training.member import Member
 from jaxrl_dist.training.rows import Row
-from jaxrl_dist.training.run import Run, resume_command
+from jaxrl_dist.training.run import Run
 from jaxrl_dist.training.shared import ProgramShared
 
 

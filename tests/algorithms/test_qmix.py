@@ -24,7 +24,7 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.nn.networks import mixing_network
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training.algorithm import make_algorithm
-from jaxrl_dist.training.run import agents_of
+from jaxrl_dist.training.describing import agents_of
 from jaxrl_dist.types import Context
 
 JOINT = Wrappers(joint=("",))

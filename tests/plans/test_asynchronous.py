@@ -61,7 +61,7 @@ from jaxrl_dist.plans.gradients import gradients
 from jaxrl_dist.plans.job import ProgramCache
 from jaxrl_dist.plans.report import check_progress
 from jaxrl_dist.plans.session import Session
-from jaxrl_dist.plans.threaded import homes, joiner, sender
+from jaxrl_dist.plans.threaded import Joiner, homes, sender
 from jaxrl_dist.types import Algorithm, EnvSpec, EpisodeStats, Report, Rollout, Timestep, TrainState
 
 # of environments that are to fail
@@ -635,7 +635,7 @@ def test_missing_rollout_changes_nothing(name: str) -> None:
     samples = [Sample(0, [content], none, np.zeros(2)) for content in contents]
     updated = []
     for there in ((samples[0], None, samples[1]), samples):
-        (rollout,) = joiner(session.job.mesh, len(there), [meshes.ROLLOUT])(there)
+        (rollout,) = Joiner(session.job.mesh, len(there), [meshes.ROLLOUT])(there)
         learner = learner_of(algorithm, session.job.source.spec, SIZE * len(there), LENGTH)
         state = jax.jit(learner.init)(jax.random.key(0))
         state = state._replace(
@@ -666,7 +666,7 @@ def test_rollouts_are_sent_to_their_learner_devices(actors: int, devices: int) -
         )
         for home, rollout in zip(homes(mesh, actors), rollouts, strict=True)
     ]
-    join = joiner(mesh, actors, [meshes.ROLLOUT])
+    join = Joiner(mesh, actors, [meshes.ROLLOUT])
     (joined,) = join(samples)
     axes = Rollout._make([1] * 7 + [0] * 2)
     for axis, name in zip(axes, Rollout._fields, strict=True):

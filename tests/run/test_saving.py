@@ -41,6 +41,7 @@ from jaxrl_dist.run.writing import RunFiles
 from jaxrl_dist.training import reports as stages
 from jaxrl_dist.training import run as training_run
 from jaxrl_dist.training import setup
+from jaxrl_dist.training.describing import resume_command
 from jaxrl_dist.types import Checkpoint, Report, Variables
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -405,7 +406,7 @@ def test_a_run_that_its_environment_ends_can_go_on(
 
 def test_the_command_that_resumes_a_run_names_the_user_s_code() -> None:
     def command(algorithm: Any, env: Any) -> str:
-        return training_run.resume_command(Train(algorithm, env=env, run_dir="runs/a b"))
+        return resume_command(Train(algorithm, env=env, run_dir="runs/a b"))
 
     assert command(PG(), "gymnax:CartPole-v1") == "jaxrl-dist resume 'runs/a b'"
     assert (

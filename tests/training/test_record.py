@@ -19,7 +19,7 @@ from jaxrl_dist import cli
 from jaxrl_dist.data.dataset import Dataset
 from jaxrl_dist.errors import ConfigError, EnvError
 from jaxrl_dist.settings.stored import stored_config
-from jaxrl_dist.training.run import resume_command
+from jaxrl_dist.training.describing import resume_command
 
 SIZES = {
     "num_envs": 8,
