@@ -18,16 +18,21 @@ import platform
 import re
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 import jaxrl_dist
 from jaxrl_dist.commands.flags import written
-from jaxrl_dist.commands.plot import statistics
+from jaxrl_dist.commands.plot import drawing, statistics
+from jaxrl_dist.commands.plot.reading import Curve
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))  # for the tasks of ``tasks.py``
 DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
@@ -767,43 +772,56 @@ def write(file: pathlib.Path, results: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def draw(bar: Bar, result: Mapping[str, Any], path: pathlib.Path) -> None:
-    """Draws return against environment steps: a thin line per seed, their interquartile mean,
-    the bar.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    curves = np.array(result["curves"], dtype=float)  # None becomes NaN
-    steps = (np.arange(POINTS) + 0.5) / POINTS * result["steps"]
-    middle = [
-        (x, interquartile_mean(y[~np.isnan(y)]))
-        for x, y in zip(steps, curves.T, strict=True)
-        if np.isfinite(y).any()
+    """Draws return against environment steps as ``jaxrl-dist plot`` does, and the bar."""
+    lines = curves(result)
+    fig, (ax,) = drawing.figure("one", 1, height=2.4)
+    drawing.band(ax, lines, drawing.COLORS[0])
+    handles: list[Artist] = [
+        Line2D(
+            [], [], color=drawing.COLORS[0], linewidth=1.8, label=drawing.middle_name(len(lines))
+        )
     ]
-    fig, ax = plt.subplots(figsize=(6, 3.6), layout="constrained")
-    for curve in curves:
-        known = ~np.isnan(curve)
-        ax.plot(steps[known], curve[known], color="tab:blue", linewidth=0.6, alpha=0.5)
-    ax.plot(
-        *zip(*middle, strict=True),
-        color="tab:blue",
-        linewidth=2,
-        label=f"interquartile mean of {len(curves)} seeds",
-    )
+    if len(lines) > 1:
+        handles.append(
+            Line2D([], [], color=drawing.COLORS[0], linewidth=0.5, alpha=0.6, label="each seed")
+        )
+    if len(lines) >= drawing.BAND_SEEDS:
+        handles.append(Patch(color=drawing.COLORS[0], alpha=0.2, label="95 % interval"))
     if bar.threshold is not None:
-        label = f"{'at most' if bar.at_most else 'bar'} {bar.threshold:g}"
-        ax.axhline(bar.threshold, color="tab:red", linestyle="--", linewidth=1, label=label)
+        handles.append(
+            ax.axhline(
+                bar.threshold,
+                color="0.4",
+                linestyle="--",
+                linewidth=1,
+                label=f"{'at most' if bar.at_most else 'goal'}: {bar.threshold:g}",
+            )
+        )
+    ax.set_title(textwrap.fill(title(bar), 46), fontsize=8, parse_math=False)
     ax.set(
-        title=bar.name,
         xlabel="environment steps",
         ylabel="return of training episodes",
         xlim=(0, result["steps"]),
     )
-    ax.legend(loc="best", fontsize="small")
-    fig.savefig(path, dpi=90)
-    plt.close(fig)
+    fig.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=7, frameon=False)
+    drawing.save(fig, path)
+
+
+def title(bar: Bar) -> str:
+    """Returns the algorithm, the environment and the flags of a bar, for a picture."""
+    flags = " ".join(word for name, value in bar.flags.items() for word in written(name, value))
+    name = f"{bar.algorithm} on {bar.env}"
+    return f"{name}, {flags}" if flags else name
+
+
+def curves(result: Mapping[str, Any]) -> list[Curve]:
+    """Returns the stored curves of an entry of results.json, one for each seed."""
+    steps = (np.arange(POINTS) + 0.5) / POINTS * result["steps"]
+    lines = []
+    for curve in np.array(result["curves"], dtype=float):  # None becomes NaN
+        there = ~np.isnan(curve)
+        lines.append(Curve(steps[there], curve[there]))
+    return lines
 
 
 def page(results: Mapping[str, Mapping[str, Any]]) -> str:

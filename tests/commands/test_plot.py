@@ -429,7 +429,7 @@ def test_the_axis_of_evaluations_names_the_policy(tmp_path: Path, figures: list[
         plot.plot([run_dir], tmp_path / "x.png", metric="evaluation/return_mean")
         assert figures[-1].axes[0].get_ylabel() == f"{name} return"
     plot.plot([make_run(tmp_path, "trained", [1.0])], tmp_path / "x.png")
-    assert figures[-1].axes[0].get_ylabel() == "episode/return"
+    assert figures[-1].axes[0].get_ylabel() == "episode return"
 
 
 def test_the_legend_names_the_policy_of_a_metric_or_else_the_algorithms(tmp_path: Path) -> None:

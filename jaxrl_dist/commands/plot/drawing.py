@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter
 
+from jaxrl_dist.checks import counted
 from jaxrl_dist.commands.plot import statistics
 from jaxrl_dist.commands.plot.reading import Curve, Group, middle
 from jaxrl_dist.commands.plot.tables import env_names
@@ -48,6 +49,8 @@ STYLE: dict[Any, Any] = {
 }
 Scores: TypeAlias = Mapping[str, Mapping[str, np.ndarray]]
 """By label and environment, the final scores ``[N]`` of N runs."""
+BAND_SEEDS = 5
+"""Fewest seeds whose interval is drawn; a bootstrap of fewer spans their lowest and highest."""
 _LETTERS_PER_INCH = 12  # of a legend
 _LABEL_WIDTH = 400  # characters: a config.json from elsewhere may hold any text
 
@@ -82,17 +85,17 @@ def curves(
         seeds[group.label] = max(seeds[group.label], len(group.runs))
     for env, ax in panels.items():
         ax.set_xlabel(axis)
-        if len(names) > 1:
-            ax.set_title(names[env], fontsize=9, parse_math=False)
-    axes[0].set_ylabel(label, parse_math=False)
-    counts = {label: f" ({count} seeds)" for label, count in seeds.items() if count > 1}
+        ax.set_title(names[env], fontsize=9, parse_math=False)
+    axes[0].set_ylabel(label.replace("/", " "), parse_math=False)
+    counts = {label: f" ({counted(count, 'seed')})" for label, count in seeds.items()}
     _legend(fig, style, width, counts)
     return fig
 
 
 def band(ax: Axes, lines: Sequence[Curve], color: str, linestyle: str = "-") -> None:
-    """Draws the curves of seeds, and if there are several, their interquartile mean and its
-    interval. The mean is dotted where only some of the curves have values.
+    """Draws the curves of seeds, and if there are several, their interquartile mean, with its
+    interval from ``BAND_SEEDS`` seeds on. The mean is dotted where only some of the curves have
+    values.
     """
     ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     if len(lines) == 1:
@@ -106,7 +109,17 @@ def band(ax: Axes, lines: Sequence[Curve], color: str, linestyle: str = "-") -> 
     of_some = np.where(whole, np.nan, line.y)
     ax.plot(line.x, of_all, color=color, linestyle=linestyle, linewidth=1.8)
     ax.plot(line.x, of_some, color=color, linestyle=(0, (1, 1)), linewidth=1.8)
-    ax.fill_between(line.x, line.low, line.high, color=color, alpha=0.2, linewidth=0)
+    if len(lines) >= BAND_SEEDS:
+        ax.fill_between(line.x, line.low, line.high, color=color, alpha=0.2, linewidth=0)
+
+
+def middle_name(seeds: int) -> str:
+    """Returns what the thick line of ``band`` is, for a legend."""
+    if seeds == 1:
+        return "one seed"
+    if seeds < 4:  # of which an interquartile mean trims nothing
+        return f"mean of {seeds} seeds"
+    return f"interquartile mean of {seeds} seeds"
 
 
 def profiles(scores: Scores, score: str, width: str) -> Figure:

@@ -18,9 +18,9 @@ from jaxrl_dist.commands.plot.reading import AXES, FINAL, SAME_CURVE, Config, Cu
 ALL = "all environments, scaled"
 """Row of a table over several environments."""
 TELLS = {
-    "curve": "Thick lines and bands: interquartile mean over the seeds of a group, and its {interval} (of 2 or 3 "
-    "seeds: mean, lowest and highest); dotted where only some of them have values, as others have not begun or have "
-    "ended; thin lines: runs.",
+    "curve": "Thick lines: interquartile mean over the seeds of a group (mean, if it has 2 or 3), dotted where only "
+    "some of them have values, as others have not begun or have ended; bands, for groups of 5 or more seeds: its "
+    "{interval}; thin lines: runs.",
     "profile": "Fraction of runs whose final score is above the score on the axis; bands: {interval}.",
     "improvement": "Probability that a run of the first group has a higher final score than one of the second, the "
     "mean over environments; bars: {interval}. At 0.5 neither is better.",
