@@ -255,7 +255,7 @@ def newest(folder: Path, pattern: str, *, populations: bool) -> str:
     )
 
 
-def test_pages_have_commands_and_the_table_says_which_run_elsewhere() -> None:
+def test_pages_have_commands_and_a_table_of_those_run_elsewhere() -> None:
     lines = {page: [line for line, _ in commands(page)] for page in PAGES}
     every = [line for found in lines.values() for line in found]
     assert len(every) > 110 and all(
@@ -321,7 +321,7 @@ CASES = ("docs/index.md", "docs/algorithms/ppo.md", "docs/algorithms/pqn.md")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(  # test_pages_have_commands_and_the_table_says_which_run_elsewhere
+@pytest.mark.parametrize(  # test_pages_have_commands_and_a_table_of_those_run_elsewhere
     "page",
     [
         pytest.param(page, marks=[pytest.mark.case] if page in CASES else [])

@@ -168,7 +168,7 @@ def test_the_documented_change_of_ppo_adds_its_penalty() -> None:
     assert module.PenalisedPPO.preset(task) == config_class("ppo").preset(task) != {}
 
 
-def test_the_documented_relative_of_dqn_refuses_flags_that_it_does_not_use() -> None:
+def test_the_documented_relative_of_dqn_refuses_unused_flags() -> None:
     names: dict[str, Any] = {"__name__": __name__}
     exec(blocks("docs/adding-an-off-policy-algorithm.md")[1], names)
     names["MunchausenDQN"]().validate()
@@ -768,7 +768,7 @@ def test_each_command_has_its_place(site: Path) -> None:
         assert {*missing} <= {"--help", "--version"}
 
 
-def test_pages_show_parts_of_the_sources_and_measured_rows_as_they_are() -> None:
+def test_pages_show_sources_and_measured_rows_as_they_are() -> None:
     hook = runpy.run_path(str(runs.ROOT / "scripts" / "docs.py"))
     page = SimpleNamespace(file=SimpleNamespace(src_uri="own.md"), meta={})
 

@@ -163,7 +163,7 @@ def test_counted_metrics_of_evaluations_are_stored_for_each_seed():
     assert re.match(r"walk: \d+ env steps after \d+ s$", said[0])
 
 
-def test_goals_of_learning_from_records_compare_normalised_scores():
+def test_goals_of_offline_learning_compare_normalised_scores():
     records = runpy.run_path(str(runs.ROOT / "scripts" / "records.py"))
     assert len({row.name for row in records["ROWS"]}) == 12 + 12 + 7
     data = {"random": 100.0, "expert": 300.0, "mean": 200.0, "steps": 10}

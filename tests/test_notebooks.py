@@ -56,7 +56,7 @@ def test_they_are_numbered() -> None:
     assert numbers == [*range(1, len(NOTEBOOKS) + 1)] and FAST in NOTEBOOKS
 
 
-def test_every_page_names_the_versions_of_python_that_are_supported() -> None:
+def test_every_page_names_the_supported_versions_of_python() -> None:
     pyproject = (runs.ROOT / "pyproject.toml").read_text(encoding="utf-8")
     versions = re.findall(r"Programming Language :: Python :: (3\.\d+)", pyproject)
     supported = f"Python {', '.join(versions[:-1])} or {versions[-1]}"

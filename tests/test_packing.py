@@ -124,7 +124,7 @@ def test_what_a_gpu_computes_together_is_equal(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_a_recursion_is_equal_and_no_loop_where_a_gpu_computes_it_at_once(
+def test_a_recursion_without_a_loop_on_a_gpu_is_equal(
     reverse: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def step(carry: jax.Array, x: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

@@ -129,7 +129,7 @@ def test_what_sums_over_devices_can_be_tried_by_hand() -> None:
     np.testing.assert_array_equal(index, np.arange(4))
 
 
-def test_a_key_for_the_batch_is_the_same_on_any_number_of_devices() -> None:
+def test_a_key_for_the_batch_is_the_same_on_any_devices() -> None:
     def draws(data: jax.Array) -> jax.Array:
         return jax.random.normal(meshes.batch_key(jax.random.wrap_key_data(data)), (1,))
 

@@ -1,8 +1,11 @@
-"""Code is read once: lines that hold two thoughts are counted, and may only become fewer."""
+"""Code is read once: lines that hold two thoughts are counted, and may only become fewer.
+The name of a test is a short sentence.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -96,3 +99,15 @@ def test_no_more_lines_hold_two_thoughts(kind: str) -> None:
     places = [f"{name}:{line}" for name, tree in TREES.items() for line in KINDS[kind](tree)]
     assert len(places) <= ALLOWED[kind], "\n".join(["write one thought a line:", *places])
     assert len(places) == ALLOWED[kind], f"fewer now: set ALLOWED[{kind!r}] to {len(places)}"
+
+
+LONGEST_NAME = 60
+LONG_NAMES = {"test_damaged_final_variables_are_those_of_the_newest_checkpoint"}
+"""Tests whose names are longer. Remove a name from here; never add one."""
+
+
+def test_the_names_of_tests_are_short_sentences() -> None:
+    pattern = re.compile(r"^ *def (test_\w+)", re.MULTILINE)
+    files = sorted((runs.ROOT / "tests").rglob("test_*.py"))
+    names = {name for path in files for name in pattern.findall(path.read_text("utf-8"))}
+    assert {name for name in names if len(name) > LONGEST_NAME} <= LONG_NAMES

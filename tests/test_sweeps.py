@@ -421,7 +421,7 @@ def test_equal_values_train_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ]
 
 
-def test_an_environment_that_fails_costs_one_batch_and_ends_a_sweep_if_it_fails_again(
+def test_a_second_failure_of_the_environment_ends_a_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fails = [True, False, True, True]

@@ -76,7 +76,7 @@ def naive(x: Rollout, last: np.ndarray) -> np.ndarray:
     return targets
 
 
-def test_value_targets_are_signed_lambda_returns_over_searched_values() -> None:
+def test_value_targets_are_signed_lambda_returns_of_the_search() -> None:
     algorithm = AlphaZero(**TINY, discount=DISCOUNT, gae_lambda=DECAY).make(spec())
     variables, x = algorithm.init(jax.random.key(0)), rollout()
     blank = jax.eval_shape(
@@ -143,7 +143,7 @@ def searched(
     return jax.jit(algorithm.policy)(variables, obs, core, context)
 
 
-def test_both_sides_win_where_they_can_and_turns_need_not_alternate() -> None:
+def test_both_sides_win_if_they_can_and_turns_need_not_alternate() -> None:
     """The side that reaches +-3 wins: from +-2 at once.
     Which side moves next depends on the number of moves.
     """
@@ -242,7 +242,7 @@ def test_it_learns_from_replay_as_on_one_device_so_on_eight() -> None:
 
 @pytest.mark.case  # test_without_simulations_the_network_acts_alone
 @pytest.mark.filterwarnings("ignore")
-def test_a_policy_plays_a_match_with_more_and_without_simulations(tmp_path: Path) -> None:
+def test_a_policy_plays_a_match_with_and_without_simulations(tmp_path: Path) -> None:
     """It has learnt nothing, and its search finds wins that random moves leave open."""
     pytest.importorskip("pgx")
     options = {"env_options": {"opponents": "self"}, "run_dir": str(tmp_path / "run")}

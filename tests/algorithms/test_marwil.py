@@ -157,7 +157,7 @@ CORE: dict[str, Any] = {"core": "gru", "core_size": 4, "core_inputs": "action,re
 
 
 @pytest.mark.parametrize("beta", [0.0, 1.5])
-def test_a_core_begins_each_window_as_an_episode_and_its_burn_in_is_no_example(beta: float) -> None:
+def test_a_core_starts_each_window_anew_and_learns_after_burn_in(beta: float) -> None:
     env = ENVS["discrete"]
     coefficients = {
         "beta": beta,

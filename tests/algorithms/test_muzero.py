@@ -436,7 +436,7 @@ def test_both_sides_of_a_game_are_refused() -> None:
 
 
 @pytest.mark.case  # a flag
-def test_small_differences_count_little_where_the_tree_is_the_scale() -> None:
+def test_small_differences_count_little_on_the_scale_of_the_tree() -> None:
     """Actions whose values differ by 0.1 where later ones differ by 10."""
 
     def step(params: Any, keys: Any, action: Any, state: Any) -> Any:
@@ -491,7 +491,7 @@ RUN |= {
 
 
 @pytest.mark.case  # plans/test_on_device.py::test_members_of_a_population_are_their_lone_runs
-def test_a_member_is_its_lone_run_and_a_resumed_run_the_uninterrupted_one(tmp_path: Path) -> None:
+def test_a_member_is_its_lone_run_and_resuming_changes_nothing(tmp_path: Path) -> None:
     """With other values of floats, observations that are scaled, priorities, and averages that
     act.
     """

@@ -355,7 +355,7 @@ class OnPolicy:
 @pytest.mark.parametrize(
     "kind", ["classic_control/continuous", "mujoco/continuous", "unknown/continuous"]
 )
-def test_an_algorithm_of_the_users_that_replays_reports_as_ours_do(kind: str) -> None:
+def test_a_users_algorithm_that_replays_reports_as_ours_do(kind: str) -> None:
     def reports(algorithm: Any) -> tuple[int, int]:
         config = filled_in(task(kind), Train(algorithm, env="Test-v0"))
         return config.report_interval, config.return_window

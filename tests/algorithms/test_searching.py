@@ -243,7 +243,7 @@ def test_noise_at_the_root_is_of_the_legal_actions_alone(elsewhere: float) -> No
     assert (weights[:, 1] > 0).mean() == pytest.approx((noise > 1 / 17).mean(), abs=0.08)
 
 
-def test_greedy_puct_takes_the_most_visited_and_of_equal_ones_the_better() -> None:
+def test_greedy_puct_takes_the_most_visited_or_better_action() -> None:
     """Both actions pay less than the root's value, so each is visited once."""
     logits, legal = np.zeros((2, 2)), np.ones((2, 2), bool)
     for best, q in enumerate(([-1.0, -2.0], [-2.0, -1.0])):

@@ -174,7 +174,7 @@ def test_gradients(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["td3+bc", "rebrac"])
-def test_the_behaviour_moves_the_actor_by_a_fixed_scale_of_values(name: str) -> None:
+def test_the_behaviour_moves_the_actor_on_a_fixed_scale(name: str) -> None:
     """Neither the mean magnitude of values nor the critics' target has a gradient."""
     config, params, _, w, _, loss = problem(name)
     actor, critic = networks_of(config)

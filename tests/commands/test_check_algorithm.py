@@ -401,7 +401,7 @@ def test_draws_of_greedy_actions_are_a_fault_where_they_decide(way: str) -> None
 
 
 @pytest.mark.parametrize("reads", [True, False])
-def test_a_target_of_logits_is_read_though_a_constant_changes_no_probability(reads: bool) -> None:
+def test_check_reads_a_target_of_logits_up_to_a_constant(reads: bool) -> None:
     found = Check("mine")
     trial = tried(target=lambda params, target, updates: params)
     losses._check_target(

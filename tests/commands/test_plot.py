@@ -401,7 +401,7 @@ def test_final_scores_of_different_ages_are_said_to_be(
     assert "CartPole-v1: runs end between 300 and 1,000 env steps, so" in capsys.readouterr().err
 
 
-def test_a_run_ends_with_its_last_report_whether_an_episode_ended_in_it_or_not(
+def test_a_run_ends_with_its_last_report_even_without_an_episode(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As its summary says, so that the warning of both scores names the same steps."""
@@ -432,7 +432,7 @@ def test_the_axis_of_evaluations_names_the_policy(tmp_path: Path, figures: list[
     assert figures[-1].axes[0].get_ylabel() == "episode return"
 
 
-def test_the_legend_names_the_policy_of_a_metric_or_else_the_algorithms(tmp_path: Path) -> None:
+def test_the_legend_names_the_policy_or_the_algorithms(tmp_path: Path) -> None:
     parts = {
         name: {"algorithm": kind, "hyperparameters": {}}
         for name, kind in {"new": "ppo", "old": "Copy"}.items()
@@ -588,7 +588,7 @@ def test_the_final_score_is_the_mean_over_the_last_tenth() -> None:
     )
 
 
-def test_the_last_tenth_is_that_of_the_run_and_not_of_what_has_a_value(tmp_path: Path) -> None:
+def test_the_last_tenth_is_one_of_the_run_not_of_the_values(tmp_path: Path) -> None:
     """Of 20 reports of 100 steps, those after 1,800 count; where none of them has a value,
     the last one that has.
     """
@@ -854,7 +854,7 @@ def test_pictures_look_as_they_did(name: str, tmp_path: Path) -> None:
     )
 
 
-def test_a_caption_says_what_is_smoothed_and_names_an_own_environment_as_its_user_does(
+def test_a_caption_names_the_smoothing_and_an_own_environment(
     tmp_path: Path,
 ) -> None:
     own = make_run(tmp_path, "own", [1.0], run={"env": "gymnax:rocket:Rocket"})

@@ -38,7 +38,7 @@ def episodes():
     ]
 
 
-def test_episodes_lie_one_after_the_other_with_their_last_observations():
+def test_episodes_lie_in_order_with_their_last_observations():
     data = Dataset.from_episodes(episodes())
     assert data.valid.tolist() == [True, True, True, False, True, True, False]
     assert data.terminated.tolist() == [False, False, True, False, False, False, False]
@@ -63,7 +63,7 @@ def test_returns_to_go_are_sums_over_the_rest_of_an_episode(discount):
     np.testing.assert_allclose(found[data.valid], [*expected, 1 + discount * last, last], rtol=1e-6)
 
 
-def test_flat_arrays_as_d4rl_has_them_lose_the_last_step_of_a_time_out():
+def test_flat_arrays_of_d4rl_lose_the_last_step_of_a_time_out():
     obs = np.arange(6, dtype=np.float32)[:, None]
     terminals, timeouts = np.zeros((2, 6), bool)
     terminals[1], timeouts[4] = True, True
@@ -469,7 +469,7 @@ def test_given_successors_are_kept_in_any_order_of_rows(seed, dtype):
         ).tolist() == [5, 15]
 
 
-def test_successors_of_dicts_in_two_precisions_continue_an_episode():
+def test_dicts_in_two_precisions_continue_an_episode():
     obs = {"a": np.linspace(0, 1, 6)[:5, None], "b": np.arange(5)[:, None] * 0.1}
     after = {
         "a": np.linspace(0, 1, 6)[1:, None].astype(np.float32),
@@ -652,7 +652,7 @@ def test_a_mask_is_found_declared_or_denied(tmp_path):
         Dataset.joined([data, Dataset.from_arrays(**flat, mask="")])
 
 
-def test_tuples_of_observations_are_read_as_the_environment_has_them():
+def test_tuples_of_observations_are_read_as_the_environments():
     space = gymnasium.spaces.Tuple(
         [gymnasium.spaces.Box(-9, 9, (1,)), gymnasium.spaces.Discrete(4, start=2)]
     )
@@ -713,7 +713,7 @@ def test_numbers_that_float32_cannot_tell_apart_are_told():
 @pytest.mark.parametrize(
     "action", [np.zeros((4, 2, 2), int), np.zeros((4, 2), bool), np.zeros(4, bool)]
 )
-def test_actions_that_may_be_of_several_kinds_ask_for_their_space(action):
+def test_actions_of_an_unclear_kind_ask_for_their_space(action):
     with pytest.raises(ConfigError, match=r"MultiBinary or MultiDiscrete; .*action_space="):
         Dataset.from_arrays(**{**FLAT, "action": action})
 

@@ -126,7 +126,7 @@ def test_the_command_converts_both_ways(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["../x-v0", "/x-v0", "cart", "", "x/../../y-v0"])
-def test_names_that_lead_elsewhere_are_refused_before_anything_is_made(tmp_path, name):
+def test_names_that_lead_elsewhere_are_refused_first(tmp_path, name):
     data = Dataset.from_episodes(episodes())
     for use in (data.to_minari, Dataset.from_minari):
         with pytest.raises(ConfigError, match=f"^minari:{name} is not a name as Minari has them"):

@@ -214,7 +214,7 @@ def test_episodes_are_those_that_were_played(tmp_path, monkeypatch, most):
         assert sorted(data.lengths) == sorted(whole.lengths) and not list(tmp_path.glob(".*"))
 
 
-def test_nothing_played_is_no_data_set_and_an_error_keeps_what_was_written(tmp_path, monkeypatch):
+def test_nothing_played_is_no_data_set_and_errors_keep_episodes(tmp_path, monkeypatch):
     monkeypatch.setattr(recorder, "BLOCK", 8)
     recording(tmp_path / "none").close()
     assert not list(tmp_path.iterdir())

@@ -438,7 +438,7 @@ def test_statistics_inside_an_environment_are_warned_of_once(
     assert message is None or re.search(message, found[0])
 
 
-def test_a_number_beyond_float32_is_an_error_and_no_warning_of_numpy() -> None:
+def test_a_number_beyond_float32_is_an_error_not_a_warning() -> None:
     with contextlib.closing(find("faulty:Huge").host(1, 0)) as host:
         host.reset()
         with pytest.raises(EnvError, match="inf"):

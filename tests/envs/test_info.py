@@ -148,7 +148,7 @@ BIRDS = "long_0", "long_1", "long_2"
 
 
 @pytest.mark.parametrize("policies", [{}, {"a": "long_0", "b": "long_[12]"}])
-def test_metrics_of_agents_end_with_them_and_those_of_the_environment_with_it(
+def test_metrics_of_agents_end_with_them_others_with_the_episode(
     policies: dict[str, str],
 ) -> None:
     names = "place,places:sum,time,time:sum"
@@ -178,7 +178,7 @@ def test_metrics_of_agents_end_with_them_and_those_of_the_environment_with_it(
 
 
 @pytest.mark.parametrize("algorithm", ["pg", pytest.param("vdn", marks=pytest.mark.case)])
-def test_an_evaluation_has_what_the_environment_reports_after_an_agents_episode(
+def test_an_evaluation_has_info_from_after_an_agents_episode(
     algorithm: str,
 ) -> None:
     fields = {**SIZES, "info_metrics": "time,place,late", "evaluation_episodes": 4}

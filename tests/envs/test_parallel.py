@@ -264,7 +264,7 @@ def test_evaluation_ends_without_an_agent_that_never_joins() -> None:
     assert console.played(summary).splitlines()[1] == "b: no episode has begun"
 
 
-def test_several_policies_play_as_many_whole_games_as_they_are_asked_for() -> None:
+def test_several_policies_play_as_many_games_as_asked_for() -> None:
     """Four games of three birds in three environments, of which the first plays two."""
     source = find("flock:Flock", wrappers=Wrappers(policies={"b": "bird_*", "a": "late"}))
     nothing: Any = None

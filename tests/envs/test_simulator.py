@@ -95,7 +95,7 @@ def test_what_is_foreseen_happens(name: str) -> None:
 
 
 @pytest.mark.case  # the simulators of single agents
-def test_a_game_of_agents_simulates_moves_as_one_agent_that_moves_for_both_does() -> None:
+def test_agents_of_a_game_simulate_as_one_agent_for_both_sides() -> None:
     needs("pgx")
     alone, game = CASES["self"]().device(), find("pgx:tic_tac_toe").device()
     keys = jax.random.split(KEY, NUM_ENVS)
@@ -165,7 +165,7 @@ class Foresight:
         )
 
 
-def test_wrappers_of_policies_change_what_is_foreseen_as_what_happens() -> None:
+def test_wrappers_of_policies_change_simulated_and_real_steps() -> None:
     source = find(own.Walk())
     spec = source.spec
     algorithm = wrappers.normalize_observations(Foresight().make(spec), spec)
@@ -222,7 +222,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("env", REFUSED)
-def test_an_algorithm_that_plans_is_refused_where_there_is_no_simulator(env: str) -> None:
+def test_an_algorithm_that_plans_needs_a_simulator(env: str) -> None:
     if env.startswith("pgx"):
         needs("pgx")
     algorithm, source = Foresight().make(probes.spec()), find(env)
@@ -230,7 +230,7 @@ def test_an_algorithm_that_plans_is_refused_where_there_is_no_simulator(env: str
         check_simulator({"": algorithm}, source, "on_device", {"": "mine"})
 
 
-def test_one_agent_for_both_sides_needs_an_algorithm_and_a_plan_that_simulate() -> None:
+def test_one_agent_for_both_sides_needs_a_simulating_algorithm() -> None:
     algorithm, source = Foresight().make(probes.spec()), find(own.Turns())
     check_simulator({"": algorithm}, source, "asynchronous", {"": "mine"})
     with pytest.raises(

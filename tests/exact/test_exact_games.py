@@ -168,7 +168,7 @@ def test_answers_are_the_best_where_sides_do_not_alternate() -> None:
 
 
 @pytest.mark.parametrize("going", [1.0, 0.9, 0.5])
-def test_a_game_that_chance_may_end_counts_as_often_as_it_goes_on(going: float) -> None:
+def test_a_game_counts_by_the_chance_that_it_continues(going: float) -> None:
     """Matching pennies in turns: the second player does not see the first coin,
     and wins by the same one.
     """

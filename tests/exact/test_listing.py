@@ -69,7 +69,7 @@ class Hidden:
         return state.steps >= params
 
 
-def test_clocks_statistics_and_keys_tell_no_states_apart_and_what_is_hidden_does() -> None:
+def test_hidden_parts_tell_states_apart_and_clocks_do_not() -> None:
     table = exact.table(Hidden(), tries=500, starts=200)
     assert table.shape == (6, 2) and table.mixed() == 6  # 3 places and 2 cards
     assert (
@@ -91,7 +91,7 @@ def small() -> exact.Table:
     return exact.Table.random(np.random.default_rng(0), 5, 2, 0.2)
 
 
-def test_an_environment_that_names_its_outcomes_is_listed_exactly(small: exact.Table) -> None:
+def test_an_environment_with_named_outcomes_is_listed_exactly(small: exact.Table) -> None:
     listed = exact.table(exact.TableEnv(small))
     order = np.argmax(listed.obs, axis=1)
     assert listed.sampled == "" and sorted(order) == [*range(5)]

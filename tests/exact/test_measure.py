@@ -125,7 +125,7 @@ def test_the_map_of_errors_is_that_of_the_printed_number(
     assert drawn["largest error of Q"][0].max() == numbers(truth, learnt)["q_error_max"] < 1e-5
 
 
-def test_members_with_their_own_hyperparameters_are_measured_by_one_program(truth: Truth) -> None:
+def test_one_program_measures_members_of_other_hyperparameters(truth: Truth) -> None:
     traces = list[Any]()
 
     def vary(hyper: Any) -> Algorithm:
@@ -275,7 +275,7 @@ def test_a_run_whose_measure_fails_is_saved(
     assert checkpoint.number_of(saved) > steps[-1]
 
 
-def test_environments_without_a_table_are_refused_before_training(tmp_path: Path) -> None:
+def test_environments_without_a_table_are_refused_at_the_start(tmp_path: Path) -> None:
     command = f"train {runs.CARTPOLE} --exact --run-dir {tmp_path / 'run'}".replace(
         "CartPole-v1", "Pendulum-v1"
     )

@@ -125,7 +125,7 @@ def test_soft_values_are_those_of_a_loop() -> None:
     assert (solve.values(table, policy, DISCOUNT, temperature) <= v + 1e-12).all()
 
 
-def test_munchausen_values_choose_as_soft_ones_of_a_lower_temperature() -> None:
+def test_munchausen_values_are_soft_ones_of_a_lower_temperature() -> None:
     """Vieillard et al. (2020), theorem 1: the entropy that remains is ``(1 - alpha)
     temperature``.
     """

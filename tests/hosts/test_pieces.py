@@ -215,7 +215,7 @@ def test_each_element_is_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
         assert of_hosts.pieces(pieces) is pieces
 
 
-def test_devices_that_do_not_reach_each_other_are_told_in_one_line(
+def test_devices_that_do_not_reach_each_other_are_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def put(*args: Any) -> None:

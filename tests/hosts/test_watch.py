@@ -21,7 +21,7 @@ class Client:
         return []
 
 
-def test_a_failing_library_does_not_end_the_process_before_the_line_that_says_why(
+def test_a_failing_library_lets_the_process_say_why_it_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked, said = threading.Event(), list[str]()

@@ -60,7 +60,7 @@ def drawn(num_devices, window, batch_size=64, draws=200, whole_windows=False):
 
 
 @pytest.mark.parametrize("window", [1, 3])
-def test_each_step_is_drawn_equally_often_on_any_number_of_devices(window):
+def test_each_step_is_drawn_equally_often_on_any_devices(window):
     data, windows = drawn(1, window)
     starts = windows.obs[:, 0, :, 0].astype(int).reshape(-1)
     counts = np.bincount(starts, minlength=len(data.valid))

@@ -96,7 +96,7 @@ def check_windows(windows: Rollout, whole: Rollout, window: int) -> list[tuple[i
 
 
 @pytest.mark.parametrize("total", [8, 16])  # the slot before is the last one, or the one before
-def test_a_cut_step_has_the_last_observation_and_the_extras_of_the_step_before(total: int) -> None:
+def test_a_cut_step_has_the_last_observation_and_older_extras(total: int) -> None:
     whole = stream(total)
     memory = jax.jit(ring.cut, static_argnums=1)(filled(whole, 16, 8, 3, prioritized=False), 3)
     at = total % 16

@@ -31,7 +31,7 @@ def loop_of_cells(
     return jnp.stack(outputs), core
 
 
-def test_the_gru_and_its_derivatives_are_those_of_a_loop_of_cells() -> None:
+def test_the_gru_and_its_derivatives_equal_a_loop_of_cells() -> None:
     steps = 5
     core = gru(SIZE, jnp.float32)
     params, _ = core.init(jax.random.key(0), jnp.zeros((1, 3)))
@@ -80,7 +80,7 @@ def test_attention_is_a_loop_over_what_each_step_sees(steps: int, window: int) -
 
 
 @pytest.mark.parametrize("steps", [1, 9])
-def test_a_linear_recurrence_is_the_same_step_by_step_and_in_parallel(steps: int) -> None:
+def test_a_linear_recurrence_is_equal_in_steps_and_in_parallel(steps: int) -> None:
     factor, driven = (
         jax.lax.complex(normal(i, steps, BATCH, 3), normal(i + 1, steps, BATCH, 3)) for i in (0, 2)
     )

@@ -227,7 +227,7 @@ def test_a_stop_between_two_selections_is_not_a_copy(tmp_path: pathlib.Path) -> 
         assert copied == [copy["iteration"] for copy in row["lineage"]]
 
 
-def test_a_copy_takes_its_parents_value_where_the_new_one_is_invalid(
+def test_a_copy_takes_its_parents_value_for_an_invalid_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def evolve(
@@ -272,7 +272,7 @@ def test_no_member_becomes_one_that_has_diverged(tmp_path: pathlib.Path) -> None
 
 
 @pytest.mark.case  # test_population_based_training_goes_on_as_if_never_stopped
-def test_a_copy_is_evaluated_measured_and_loaded_with_its_new_hyperparameters(
+def test_a_copy_uses_its_new_hyperparameters_everywhere(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     acted, of_member = list[dict[str, float]](), Evaluator.of_member

@@ -402,7 +402,7 @@ def test_without_an_environment_the_data_say_what_there_is(tmp_path):
     assert report.evaluation is None
 
 
-def test_a_command_without_an_environment_names_its_run_by_the_data(tmp_path, monkeypatch, capsys):
+def test_a_command_without_an_environment_names_its_run_by_data(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     dataset(tmp_path / "records")
     flags = "--data records --total-updates 3 --hidden-sizes 4 --num-devices 1"
@@ -721,7 +721,7 @@ def test_exact_errors_are_of_raw_rewards(walks, tmp_path, algorithm):
         assert runs_of[True] == runs_of[False]
 
 
-def test_values_of_scaled_records_do_not_start_a_run_of_raw_rewards(walks, tmp_path):
+def test_values_of_scaled_records_start_no_run_of_raw_rewards(walks, tmp_path):
     scaled = {"env": own.Walk(), "scale_rewards": True, "run_dir": str(tmp_path / "first")}
     final(jaxrl_dist.train(config(walks, **scaled)))
     with pytest.raises(ConfigError, match=r"scale_rewards multiplied its rewards by 41\.67"):

@@ -809,7 +809,7 @@ def test_train_names_the_way_to_several_cpu_devices(
 
 @pytest.mark.case  # test_the_cpu_is_divided_for_a_population
 @pytest.mark.parametrize("seeds, devices", [(1, 1), (5, 5)])
-def test_a_population_on_the_command_line_has_a_device_for_each_core(
+def test_a_population_of_a_command_has_a_device_for_each_core(
     seeds: int, devices: int, tmp_path: pathlib.Path
 ) -> None:
     environment = {
@@ -1027,7 +1027,7 @@ def test_a_table_says_which_returns_rank_the_settings() -> None:
     assert [x["score"] for x in settings(rows)] == ["episode_return"] * 2
 
 
-def test_results_have_the_metrics_of_the_info_in_each_members_evaluation(
+def test_results_have_the_info_of_each_members_evaluation(
     tmp_path: pathlib.Path,
 ) -> None:
     rows = [Row("000", 0, {"learning_rate": 0.1}), Row("001", 1, {"learning_rate": 0.2})]
@@ -1054,7 +1054,7 @@ def test_results_have_the_metrics_of_the_info_in_each_members_evaluation(
     assert read_rows(tmp_path, again) == rows
 
 
-def test_a_member_that_ends_before_one_with_a_smaller_number_is_saved(
+def test_a_member_that_ends_before_a_smaller_number_is_saved(
     tmp_path: pathlib.Path,
 ) -> None:
     """It ends between two reports, and the others advance before its last report is taken."""
@@ -1077,7 +1077,7 @@ def test_a_member_that_ends_before_one_with_a_smaller_number_is_saved(
     jax.tree.map(np.testing.assert_array_equal, stored, variables)
 
 
-def test_a_member_that_ends_before_others_keeps_a_memory_only_to_save_it(
+def test_a_member_that_ends_early_keeps_a_memory_only_to_save_it(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept, pieces = list[int](), populations.arrays.pieces

@@ -84,7 +84,7 @@ def test_estimates_are_those_of_the_papers() -> None:
     )
 
 
-def test_the_influence_of_an_episode_is_what_one_more_of_it_changes() -> None:
+def test_the_influence_of_an_episode_is_the_change_by_one_more() -> None:
     data, log_prob, _ = episodes()
     rows, many = np.split(np.arange(len(log_prob)), [4, 10, 12]), np.tile(np.arange(4), 500)
     for name in ("behaviour", "is", "wis", "pdis", "pdwis"):

@@ -196,7 +196,7 @@ def test_intervals_hold_the_truth_in_95_of_100() -> None:
     assert 0.95 < low < 0.98 and high == 1
 
 
-def test_intervals_of_ratings_are_around_them_and_hold_the_truth_in_95_of_100() -> None:
+def test_intervals_of_ratings_hold_the_truth_in_95_of_100() -> None:
     draw, truth = np.random.default_rng(0), np.array([1800.0, 1700.0, 1300.0, 1200.0])
     chance = 1 / (1 + 10 ** ((truth[None] - truth[:, None]) / 400))
     inside = []
@@ -352,7 +352,7 @@ def test_of_a_policy_and_its_copy_the_one_that_learns_plays(tmp_path: Path) -> N
     )
 
 
-def test_the_policy_that_learns_beside_its_copies_takes_the_simulations(
+def test_the_learning_policy_takes_the_simulations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kinds: dict[str, Any] = {"new": MuZero(), "old": Copy("new", 1, 2)}

@@ -252,7 +252,7 @@ def test_cores_and_rewards_of_another_batch_are_refused(
         policy(np.zeros((3, 4)), policy.initial_core(core), None, reward)
 
 
-def test_one_observation_of_several_parts_is_told_how_to_become_a_batch() -> None:
+def test_one_observation_of_several_parts_is_told_of_batches() -> None:
     policy: Any = object.__new__(jaxrl_dist.Policy)
     space = {"at": Discrete(3), "eye": Box((2,), np.dtype(np.float32), -np.ones(2), np.ones(2))}
     policy.source = SimpleNamespace(spec=SimpleNamespace(observation=space, policies={}, tuples=()))

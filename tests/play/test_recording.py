@@ -44,7 +44,7 @@ def test_the_probabilities_are_those_of_the_mixture(policy: jaxrl_dist.Policy) -
 
 
 @pytest.mark.parametrize("greedy", [False, True])
-def test_random_actions_are_legal_and_their_probabilities_count_the_legal_ones(
+def test_random_actions_are_legal_and_equally_probable(
     greedy: bool,
 ) -> None:
     own = jaxrl_dist.load_policy(
@@ -79,7 +79,7 @@ LASTING = {
 
 
 @pytest.mark.parametrize("flags", LASTING)
-def test_probabilities_are_known_unless_actions_depend_on_what_these_do_not(flags: str) -> None:
+def test_probabilities_are_known_if_inputs_are_the_same(flags: str) -> None:
     """Correlated noise is part of the policy's state, as is the return that scales rewards;
     only the first one acts.
     """
@@ -93,7 +93,7 @@ def test_probabilities_are_known_unless_actions_depend_on_what_these_do_not(flag
         jaxrl_dist.estimate(own, data, sampled=True, updates=1, refits=2, hidden_sizes=(4,))
 
 
-def test_whole_episodes_are_recorded_as_the_environment_plays_them(
+def test_whole_episodes_are_recorded_as_they_are_played(
     policy: jaxrl_dist.Policy,
 ) -> None:
     data = jaxrl_dist.record(policy, 100, num_envs=4, greedy=True)

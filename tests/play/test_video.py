@@ -203,7 +203,7 @@ def test_an_mp4_has_the_pictures_of_the_gif(tmp_path: Path) -> None:
     assert shown[:, 7].max() < 90  # black, but for the compression
 
 
-def test_without_its_package_an_mp4_is_refused_before_anything_is_played(
+def test_an_mp4_without_its_package_is_refused_before_playing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)

@@ -365,7 +365,7 @@ def test_advice_names_no_flag_that_the_run_follows(
     assert {"--plan", "--num-epochs", "--num-envs"} - {*flags} == {missing}
 
 
-def test_with_several_threads_the_last_sentence_names_the_one_that_binds() -> None:
+def test_the_last_sentence_names_the_thread_that_binds() -> None:
     """Its share is that of no stage in which a thread waits, though these may be the largest."""
     threads = {
         "learner": {"waiting for actors": 1.6, "gradient": 0.4},
@@ -377,7 +377,7 @@ def test_with_several_threads_the_last_sentence_names_the_one_that_binds() -> No
     )
 
 
-def test_an_actor_whose_rollouts_outlast_the_reports_has_no_negative_rest() -> None:
+def test_an_actor_with_long_rollouts_has_no_negative_rest() -> None:
     divided = timing._divided({"environment": 3.0, "policy": 1.0, "idle": 0.0}, {}, 2.0)
     assert divided == {"environment": 1.5, "policy": 0.5, "rest": 0.0}
     assert timing._divided({"environment": 1.5}, {}, 2.0) == {"environment": 1.5, "rest": 0.5}

@@ -77,7 +77,7 @@ def test_a_signal_in_a_finaliser_is_not_lost(capsys: pytest.CaptureFixture[str])
     assert sys.unraisablehook is hook and not capsys.readouterr().err
 
 
-def test_a_signal_that_the_process_was_started_to_ignore_stays_so() -> None:
+def test_a_signal_ignored_at_the_start_stays_ignored() -> None:
     with handled(signal.SIGHUP, signal.SIG_IGN), signals.raising():
         os.kill(os.getpid(), signal.SIGHUP)
         time.sleep(0.01)

@@ -294,7 +294,7 @@ def test_the_only_policy_that_trains_needs_no_name() -> None:
     assert learner(Train(PPO_)) is None
 
 
-def test_a_fixed_run_whose_other_policies_are_copies_is_its_learner(tmp_path: Path) -> None:
+def test_a_fixed_run_with_copies_as_others_is_its_learner(tmp_path: Path) -> None:
     """As in ``match``."""
     policies, env = {"b": "long_1", "c": "long_2"}, team.Unlike("long_1", "long_2")
     config, source = resolved(

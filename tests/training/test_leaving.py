@@ -62,9 +62,7 @@ def test_reports_that_no_loop_takes_are_said() -> None:
 
 @pytest.mark.case  # an own process, which compiles
 @pytest.mark.parametrize("error", ["", "raise RuntimeError('mine')"])
-def test_a_program_that_ends_with_unfinished_reports_saves_their_run(
-    error: str, tmp_path: Path
-) -> None:
+def test_a_program_that_ends_within_its_reports_saves_the_run(error: str, tmp_path: Path) -> None:
     program = f"""
         import jaxrl_dist
 

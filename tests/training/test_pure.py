@@ -90,7 +90,7 @@ def test_learning_rates_train_side_by_side(name: str) -> None:
 
 @pytest.mark.case
 @pytest.mark.parametrize("name", ["ppo", "dqn", "sac"])
-def test_the_derivative_by_the_learning_rate_is_a_difference_of_runs(name: str) -> None:
+def test_the_derivative_by_the_learning_rate_is_as_of_two_runs(name: str) -> None:
     """Through minibatches, the optimiser, the replay memory,
     and targets that losses take as constant.
     """

@@ -41,7 +41,7 @@ def config(algorithm="ppo", **changes):
 @pytest.mark.parametrize(
     "plan, num_devices", [("synchronous", 1), ("on_device", 1), ("on_device", 8)]
 )
-def test_recording_changes_nothing_and_a_resumed_run_records_apart(tmp_path, plan, num_devices):
+def test_recording_changes_nothing_and_resuming_records_apart(tmp_path, plan, num_devices):
     run_dir, path, here = (
         str(tmp_path / "run"),
         str(tmp_path / "data"),
@@ -142,7 +142,7 @@ def test_all_plans_record_the_same(tmp_path, monkeypatch, algorithm, num_devices
 
 
 @pytest.mark.parametrize("plan", ["synchronous", "on_device"])
-def test_an_environment_that_fails_leaves_a_record_of_the_rollouts_before(tmp_path, plan):
+def test_a_failing_environment_leaves_earlier_rollouts_recorded(tmp_path, plan):
     sizes = {**SIZES, "rollout_length": 4, "total_env_steps": 10**6, "report_interval": 6400}
     spoilt = jaxrl_dist.preset(
         "a2c", own.Spoilt(), plan=plan, record=str(tmp_path / "data"), **sizes

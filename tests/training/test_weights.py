@@ -161,7 +161,7 @@ def test_the_policy_that_trains_goes_on_from_a_run_of_one_policy(tmp_path: Path)
             )
 
 
-def test_parts_of_several_policies_are_offered_without_their_names() -> None:
+def test_parts_of_several_policies_are_offered_without_names() -> None:
     names = "a/params/policy/params/bias", "a/params/value_torso/mlp/params/bias", "b/stats/mean"
     assert (
         _offered(names)
