@@ -128,21 +128,27 @@ def entries_of(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Writes the file."""
+    """Writes the file. A table that has only moved keeps its command and its date."""
+    stored = json.loads(FILE.read_text(encoding="utf-8"))["tables"]
+    dated = {tuple(table["rows"]): table for table in stored}
     by_hand: list[dict[str, Any]] = []
     for page in pages():
         for section, rows in tables(page):
-            if section not in WRITTEN.get(page, ()):
-                newest = max((of_line(page, row) for row in rows), key=lambda found: found["date"])
-                by_hand.append(
-                    {
-                        "page": page,
-                        "section": section,
-                        "command": command_of(page, section, rows[0]),
-                        **newest,
-                        "rows": rows,
-                    }
-                )
+            if section in WRITTEN.get(page, ()):
+                continue
+            if tuple(rows) in dated:
+                by_hand.append({**dated[tuple(rows)], "page": page, "section": section})
+                continue
+            newest = max((of_line(page, row) for row in rows), key=lambda found: found["date"])
+            by_hand.append(
+                {
+                    "page": page,
+                    "section": section,
+                    "command": command_of(page, section, rows[0]),
+                    **newest,
+                    "rows": rows,
+                }
+            )
     content = {"data": {file: of_data(file) for file in DATA}, "peers": PEERS, "tables": by_hand}
     FILE.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

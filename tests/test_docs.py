@@ -323,6 +323,7 @@ HOW_TO = (
         "docs/idle-gpu.md",
         "docs/ppo-in-one-page.md",
     ),
+    *("docs/agents.md", "docs/games.md", "docs/evidence/agents.md"),
 )
 """Pages that are read first: short sentences only."""
 
