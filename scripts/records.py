@@ -3,10 +3,10 @@
 
 It trains behaviours, records them under ``--data`` (a scratch directory), and trains each row of
 ``ROWS`` as a population of seeds in one program. ``--only NAME`` runs the rows whose names contain
-it, ``--missing`` those that ``docs/records/results.json`` lacks, and ``--draw`` only rewrites the
-table of ``docs/records.md``. Rows are stored as they end, and an interrupted one goes on from its
-checkpoint, so ``--missing`` continues an interrupted command. The exit code is 1 if a goal is
-missed.
+it, ``--missing`` runs the rows that ``docs/records/results.json`` lacks, and ``--draw`` only
+rewrites the table of ``docs/evidence/records.md``. Rows are stored as they end, and an interrupted
+one continues from its checkpoint, so ``--missing`` continues an interrupted command. The exit code
+is 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ learning: Any = importlib.import_module("learning")
 DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
 RESULTS = DOCS / "records" / "results.json"
 MARKS = "<!-- rows of scripts/records.py -->", "<!-- end of the rows -->"
-"""Lines of ``docs/records.md`` between which the table stands."""
+"""Lines of ``docs/evidence/records.md`` between which the table stands."""
 
 
 class Task(NamedTuple):
@@ -383,7 +383,7 @@ def write(results: Mapping[str, Any]) -> None:
     """Writes the results and the page."""
     RESULTS.parent.mkdir(exist_ok=True)
     learning.write(RESULTS, {row.name: results[row.name] for row in ROWS if row.name in results})
-    page = DOCS / "records.md"
+    page = DOCS / "evidence" / "records.md"
     before, _, rest = page.read_text(encoding="utf-8").partition(MARKS[0])
     after = rest.partition(MARKS[1])[2]
     page.write_text(

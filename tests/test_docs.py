@@ -323,7 +323,8 @@ HOW_TO = (
         "docs/idle-gpu.md",
         "docs/ppo-in-one-page.md",
     ),
-    *("docs/agents.md", "docs/games.md", "docs/evidence/agents.md"),
+    *("docs/agents.md", "docs/games.md", "docs/evidence/agents.md", "docs/records.md"),
+    *("docs/evidence/records.md",),
 )
 """Pages that are read first: short sentences only."""
 
