@@ -1,4 +1,4 @@
-"""Who plays a match: loads runs, finds the game that they have learnt, and makes their players."""
+"""Loads the players of a match, finds the game that they have learnt, and makes them play it."""
 
 from __future__ import annotations
 
@@ -19,19 +19,24 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.play.games import Player
 from jaxrl_dist.play.policy import Policy, load_policy
 from jaxrl_dist.protocols import Hyperparameters, Traits
-from jaxrl_dist.settings.policies import by_policy, learner
+from jaxrl_dist.settings.policies import by_policy, learner_name
 from jaxrl_dist.settings.still import Random, read_fixed
 from jaxrl_dist.settings.stored import stored_config
 from jaxrl_dist.simulator import Simulator
 from jaxrl_dist.types import Context, EnvSpec, PyTree
 
 RANDOM: Literal["random"] = "random"
-"""The entrant that chooses legal moves at random."""
+"""The player that chooses legal moves at random."""
 VIEWS = ("opponents", "state")
 """Options of Pgx that say how an agent sees a game, and not which game it is."""
 
-Entrant = Policy | Player | Literal["random"]
-"""Who takes part in a match, before its game is known."""
+
+class Entrant(NamedTuple):
+    """A player before the game is known."""
+
+    name: str
+    acting: Policy | Player | Literal["random"]
+    """Chooses its moves; the policy of a run is loaded."""
 
 
 # --- Loading --------------------------------------------------------------------------------------
@@ -46,19 +51,19 @@ class Loading(NamedTuple):
     num_simulations: int | None = None
 
 
-def load(player: object, loading: Loading) -> tuple[str, Entrant]:
-    """Returns the name of a player of ``match``, and who it is.
+def load(player: object, loading: Loading) -> Entrant:
+    """Loads a player as ``match`` takes it.
 
     Raises:
       ConfigError: it is a run that cannot be loaded.
     """
     if isinstance(player, Player):
-        return player.name, player
+        return Entrant(player.name, player)
     if isinstance(player, Policy):
-        return repr(player), player
+        return Entrant(repr(player), player)
     name = str(player)
     if name == RANDOM:
-        return name, RANDOM
+        return Entrant(name, RANDOM)
     run = read_fixed(name)
     checkpoint: str | int | None = run.checkpoint
     if checkpoint is None and loading.checkpoint is not None:
@@ -67,9 +72,9 @@ def load(player: object, loading: Loading) -> tuple[str, Entrant]:
         if run.policy:
             name += f",{run.policy}"
     config = stored_config(run.run_dir, loading.algorithm, loading.env)
-    policy = run.policy or learner(config)
+    policy = run.policy or learner_name(config)
     plans = _plans(by_policy(config).get(policy or ""))
-    loaded = load_policy(
+    acting = load_policy(
         run.run_dir,
         loading.algorithm,
         env=loading.env,
@@ -77,7 +82,7 @@ def load(player: object, loading: Loading) -> tuple[str, Entrant]:
         checkpoint=checkpoint,
         num_simulations=loading.num_simulations if plans else None,
     )
-    return name, loaded
+    return Entrant(name, acting)
 
 
 def check_simulations(num_simulations: int | None, policies: Sequence[Policy]) -> None:
@@ -155,9 +160,7 @@ def _check_game(spec: EnvSpec) -> None:
 # --- Players --------------------------------------------------------------------------------------
 
 
-def make_players(
-    entrants: Sequence[tuple[str, Entrant]], source: EnvSource, *, sampled: bool
-) -> list[Player]:
+def make_players(entrants: Sequence[Entrant], source: EnvSource, *, sampled: bool) -> list[Player]:
     """Returns the players of a game.
 
     Policies that differ only in their variables share functions, and so a compiled program.
@@ -167,11 +170,11 @@ def make_players(
     """
     shared = dict[str, Player]()
     players = []
-    for name, entrant in entrants:
-        player = _make_player(name, entrant, source.spec, shared, sampled=sampled)
+    for entrant in entrants:
+        player = _make_player(entrant, source.spec, shared, sampled=sampled)
         if player.searches and not source.is_pure:
             raise ConfigError(
-                f"{name} searches, but {label_of(source.spec)} runs on the host, where no move can "
+                f"{entrant.name} searches, but {label_of(source.spec)} runs on the host, where no move can "
                 "be tried ahead; --num-simulations 0 lets its network play alone"
             )
         players.append(player)
@@ -179,18 +182,22 @@ def make_players(
 
 
 def _make_player(
-    name: str, entrant: Entrant, spec: EnvSpec, shared: dict[str, Player], *, sampled: bool
+    entrant: Entrant, spec: EnvSpec, shared: dict[str, Player], *, sampled: bool
 ) -> Player:
-    if isinstance(entrant, Player):
-        return entrant
-    if not isinstance(entrant, Policy):
-        return shared.setdefault(RANDOM, _random_player(spec))
-    _check_policy(name, entrant, spec)
-    config = entrant.config
-    own = [getattr(config, field) for field in OWN]
-    key = repr((config.algorithm, *own, entrant.source.spec))
-    player = shared.setdefault(key, _trained_player(entrant, sampled=sampled))
-    return player._replace(name=name, variables=entrant.variables)
+    """Returns the player of an entrant, and adds to ``shared`` what later ones can share."""
+    policy = entrant.acting
+    if isinstance(policy, Player):
+        return policy
+    if not isinstance(policy, Policy):
+        if RANDOM not in shared:
+            shared[RANDOM] = _random_player(spec)
+        return shared[RANDOM]
+    _check_policy(entrant.name, policy, spec)
+    own = [getattr(policy.config, field) for field in OWN]
+    key = repr((policy.config.algorithm, *own, policy.source.spec))
+    if key not in shared:
+        shared[key] = _trained_player(policy, sampled=sampled)
+    return shared[key]._replace(name=entrant.name, variables=policy.variables)
 
 
 def _check_policy(name: str, policy: Policy, spec: EnvSpec) -> None:

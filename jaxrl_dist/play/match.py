@@ -17,12 +17,12 @@ from jaxrl_dist.envs.base import label_of
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.heavy import in_32_bits
-from jaxrl_dist.play import entrants, ratings
+from jaxrl_dist.play import ratings
+from jaxrl_dist.play.entrants import Loading, check_simulations, find_game, load, make_players
 from jaxrl_dist.play.games import Player, Result, Rules, pictures, program
 from jaxrl_dist.play.policy import Policy
 from jaxrl_dist.play.video import writer
 from jaxrl_dist.protocols import Hyperparameters
-from jaxrl_dist.run.storage import replacing
 
 FPS = 2
 """Pictures per second of a film, if the environment does not say: players look at a board."""
@@ -99,29 +99,28 @@ def match(
       OSError: the film cannot be written.
     """
     _check_numbers(len(players), games)
+    write_film = None
     if film is not None:
-        writer(pathlib.Path(film))  # refuses a file before anything is loaded
-    loading = entrants.Loading(checkpoint, env, algorithm, num_simulations)
-    loaded = [entrants.load(player, loading) for player in players]
-    policies = [entrant for _, entrant in loaded if isinstance(entrant, Policy)]
-    entrants.check_simulations(num_simulations, policies)
-    source = entrants.find_game(policies, env, env_options)
-    if film is not None:
+        write_film = writer(pathlib.Path(film))  # refuses a file before anything is loaded
+    loading = Loading(checkpoint, env, algorithm, num_simulations)
+    entrants = [load(player, loading) for player in players]
+    policies = [entrant.acting for entrant in entrants if isinstance(entrant.acting, Policy)]
+    check_simulations(num_simulations, policies)
+    source = find_game(policies, env, env_options)
+    if write_film is not None:
         _check_film(source)
-    contestants = entrants.make_players(loaded, source, sampled=sampled)
-    rules = Rules(games, opening_moves, seed)
-    results = list[Result]()
+    game_players = make_players(entrants, source, sampled=sampled)
+    results = dict[tuple[int, int], Result]()
     progress(0)
-    for result in _play(source, contestants, rules):
-        if film is not None and not results:
-            _write_film(pathlib.Path(film), source, result, seed)
-        results.append(result)
+    for pair, result in _play(source, game_players, Rules(games, opening_moves, seed)):
+        if write_film is not None and not results:
+            write_film(pictures(source.device(), result, seed), speed(source.spec, FPS))
+        results[pair] = result
         progress(len(results) * games)
-    pairs = itertools.combinations(range(len(contestants)), 2)
-    scores = [result.scores.mean(axis=1) for result in results]
-    elo, intervals = ratings.elo_table(len(contestants), dict(zip(pairs, scores, strict=True)))
-    names = tuple(player.name for player in contestants)
-    return Match(label_of(source.spec), names, tuple(results), elo, intervals)
+    scores = {pair: result.scores.mean(axis=1) for pair, result in results.items()}
+    elo, intervals = ratings.elo_table(len(game_players), scores)
+    names = tuple(player.name for player in game_players)
+    return Match(label_of(source.spec), names, tuple(results.values()), elo, intervals)
 
 
 def _check_numbers(players: int, games: int) -> None:
@@ -136,16 +135,20 @@ def _check_numbers(players: int, games: int) -> None:
         )
 
 
-def _play(source: EnvSource, players: Sequence[Player], rules: Rules) -> Iterator[Result]:
-    """Plays the games of every two players; pairs that differ only in names and variables share a
-    compiled program.
+def _play(
+    source: EnvSource, players: Sequence[Player], rules: Rules
+) -> Iterator[tuple[tuple[int, int], Result]]:
+    """Plays the games of every two players, and yields the numbers of the two with their result.
+
+    Pairs that differ only in names and variables share a compiled program.
     """
     programs = dict[Any, Callable[[tuple[Player, Player]], Result]]()
-    for pair in itertools.combinations(players, 2):
+    for first, second in itertools.combinations(range(len(players)), 2):
+        pair = (players[first], players[second])
         functions = tuple(player._replace(name="", variables=()) for player in pair)
         if functions not in programs:
             programs[functions] = program(source, pair, rules)
-        yield programs[functions](pair)
+        yield (first, second), programs[functions](pair)
 
 
 def _check_film(source: EnvSource) -> None:
@@ -156,10 +159,3 @@ def _check_film(source: EnvSource) -> None:
             "remove it"
         )
     drawing.check_drawable(source.spec, source.device().render)
-
-
-def _write_film(file: pathlib.Path, source: EnvSource, result: Result, seed: int) -> None:
-    """Writes the first game of ``result``."""
-    write = writer(file)
-    with replacing(file) as partial:
-        write(pictures(source.device(), result, seed), partial, speed(source.spec, FPS))

@@ -27,7 +27,7 @@ from jaxrl_dist.run.checkpoint import load_variables, selected_hyper
 from jaxrl_dist.run.files import members_of
 from jaxrl_dist.run.storage import check_run_dir
 from jaxrl_dist.settings.members import best_of, tunable
-from jaxrl_dist.settings.policies import label, learner
+from jaxrl_dist.settings.policies import label, learner_name
 from jaxrl_dist.settings.resolve import find_env, resolved, with_simulations
 from jaxrl_dist.settings.stored import of_policy, stored_config
 from jaxrl_dist.spaces import clipped
@@ -288,11 +288,12 @@ def load_policy(
     changes = {}
     if env_options is not None:
         changes["env_options"] = env_options
-        if policy is None and (learns := learner(config)) is not None:
-            alone = of_policy(config, learns, run_dir)
+        learning = learner_name(config)
+        if policy is None and learning is not None:
+            alone = of_policy(config, learning, run_dir)
             if find_env(dataclasses.replace(alone, env_options=env_options)).spec.num_agents == 1:
                 config = alone
-                name = learns
+                name = learning
     config, source = resolved(config, changes)
     if policy is not None:
         config = of_policy(config, policy, run_dir)

@@ -58,24 +58,28 @@ def record(
     filmed = film(evaluator, spec, spec.keyed(policy.variables), episodes, progress)
     assert filmed is not None, "nothing stops it"
     evaluation, pictures = filmed
-    with replacing(out) as partial:
-        write(pictures, partial, fps or speed(spec))
+    write(pictures, fps or speed(spec))
     return evaluation, len(pictures)
 
 
-def writer(out: pathlib.Path) -> Callable[[Sequence[Any], pathlib.Path, float], None]:
-    """Returns the function that writes ``(pictures, file, fps)`` in the format of the file's name,
+def writer(out: pathlib.Path) -> Callable[[Sequence[Any], float], None]:
+    """Returns the function that writes ``(pictures, fps)`` to a file in the format of its name,
     after checking that it can.
 
     Raises:
       ConfigError: the file's directory or the package is missing, or the file has another ending.
     """
-    write = {".gif": write_gif, ".mp4": write_mp4}.get(out.suffix.lower())
-    if write is None:
+    encode = {".gif": write_gif, ".mp4": write_mp4}.get(out.suffix.lower())
+    if encode is None:
         raise ConfigError(f"{out} must end in .gif or .mp4; name another file")
-    if write is write_mp4:
+    if encode is write_mp4:
         _ffmpeg()
     check_place(out)
+
+    def write(pictures: Sequence[Any], fps: float) -> None:
+        with replacing(out) as partial:
+            encode(pictures, partial, fps)
+
     return write
 
 

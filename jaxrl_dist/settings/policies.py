@@ -51,9 +51,9 @@ def by_policy(config: Train) -> dict[str, Train]:
     return configs
 
 
-def learner(config: Train) -> str | None:
-    """Returns the only policy of several that trains; None: the run has one policy, or several
-    train.
+def learner_name(config: Train) -> str | None:
+    """Returns the name of the only policy of several that trains; None: the run has one
+    policy, or several train.
     """
     policies = by_policy(config)
     learning = [name for name, part in policies.items() if not isinstance(part.algorithm, Still)]

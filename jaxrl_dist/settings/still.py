@@ -191,10 +191,12 @@ def read_still(text: str) -> Still | None:
     Raises:
       ConfigError: the text in parentheses is wrong or missing.
     """
-    kind, parenthesis, rest = text.partition("(")
-    inside = rest.removesuffix(")")
-    if kind == "random" and not parenthesis:
+    if text == "random":
         return Random()
+    kind, _, rest = text.partition("(")
+    inside = ""
+    if rest.endswith(")"):
+        inside = rest.removesuffix(")")
     if kind == "fixed":
         if not inside:
             raise ConfigError(

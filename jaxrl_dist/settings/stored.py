@@ -21,7 +21,7 @@ from jaxrl_dist.config.values import Fields, marked, plain
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import spaces
 from jaxrl_dist.run.storage import check_run_dir, read_json
-from jaxrl_dist.settings.policies import Policies, by_policy, learner, naming
+from jaxrl_dist.settings.policies import Policies, by_policy, learner_name, naming
 from jaxrl_dist.settings.still import STILL, Copy
 from jaxrl_dist.types import EnvSpec
 
@@ -328,7 +328,7 @@ def acting_config(run_dir: str, policy: str | None, env: object) -> tuple[Train,
     """
     check_run_dir(pathlib.Path(run_dir))
     config = stored_config(run_dir, env=env)
-    name = policy or learner(config)
+    name = policy or learner_name(config)
     return of_policy(config, name, run_dir, NAMED), name
 
 

@@ -22,7 +22,7 @@ from jaxrl_dist.learners.sgd import Learner
 from jaxrl_dist.plans.devices import learner_devices
 from jaxrl_dist.plans.job import Job, ProgramCache
 from jaxrl_dist.plans.session import Session
-from jaxrl_dist.settings.policies import by_policy, learner
+from jaxrl_dist.settings.policies import by_policy, learner_name
 from jaxrl_dist.settings.still import Copy, Fixed
 from jaxrl_dist.training import contract, weights
 from jaxrl_dist.training.algorithm import make_algorithm, variable_shapes
@@ -61,7 +61,7 @@ def init_variables(config: Train, algorithm: Algorithms) -> dict[str, Variables]
         return None
     kinds = {name: part.algorithm for name, part in by_policy(config).items()}
     shapes = variable_shapes(algorithm)
-    one = learner(config)
+    one = learner_name(config)
     if one is not None and weights.of_one_policy(config.init_from):
         # the policy that trains continues from it
         loaded = weights.load(config.init_from, {"": shapes[one]}, config.init_parts)

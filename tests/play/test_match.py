@@ -373,7 +373,7 @@ def test_the_learning_policy_takes_the_simulations(
     monkeypatch.setattr(entrants, "stored_config", lambda *args: stored)
     for player in ("runs/x", "runs/x,new", "runs/x,old"):
         loads.clear()
-        _, loaded = entrants.load(player, entrants.Loading(num_simulations=7))
+        loaded: Any = entrants.load(player, entrants.Loading(num_simulations=7)).acting
         learns = not player.endswith("old")
         assert (loaded.policy, loaded.num_simulations) == (("new", 7) if learns else ("old", None))
         assert len(loads) == 1, "a policy is read once"

@@ -34,7 +34,7 @@ from jaxrl_dist.mesh import by_hand
 from jaxrl_dist.run import checkpoint, saving
 from jaxrl_dist.run.console import played
 from jaxrl_dist.run.storage import write_json
-from jaxrl_dist.settings.policies import Policies, learner
+from jaxrl_dist.settings.policies import Policies, learner_name
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.still import STILL, Copy, Fixed, Random, read_still
 from jaxrl_dist.settings.stored import NAMED, acting_config, of_policy, stored_config, to_json
@@ -288,10 +288,13 @@ def test_the_only_policy_that_trains_needs_no_name() -> None:
     """In ``fixed(RUN_DIR)`` and ``match``."""
     for others in ({"b": Fixed("r")}, {"b": Random()}, {"b": Fixed("r"), "c": Copy("a")}):
         parts = {name: Train(kind) for name, kind in {**others, "a": PPO_}.items()}
-        assert learner(Train(Policies(parts))) == "a"
+        assert learner_name(Train(Policies(parts))) == "a"
     for kinds in ({"a": PPO_, "b": DQN_}, {"a": Random(), "b": Fixed("r")}):
-        assert learner(Train(Policies({name: Train(kind) for name, kind in kinds.items()}))) is None
-    assert learner(Train(PPO_)) is None
+        assert (
+            learner_name(Train(Policies({name: Train(kind) for name, kind in kinds.items()})))
+            is None
+        )
+    assert learner_name(Train(PPO_)) is None
 
 
 def test_a_fixed_run_with_copies_as_others_is_its_learner(tmp_path: Path) -> None:
@@ -593,6 +596,8 @@ WRONG = {
     "--policy a=ppo:short --policy b=ppo:long_1 --policy c=copy(b,0):long_2": "policy c: copy.b,0. needs 1 to",
     "--policy a=ppo:short --policy b=ppo:long_1 --policy c=copy(b,9,0):long_2": "policy c: copy.b,9,0. needs a pool of",
     "--policy a=ppo:short --policy b=ppo:long_1 --policy c=copy(b,9,x):long_2": "'copy.b,9,x.' is not a policy; copy.P",
+    "--policy a=ppo:short --policy b=copy(a:long_*": "'copy.a' is not a policy; copy.POLICY.",
+    "--policy a=ppo:short --policy b=fixed(runs/x:long_*": "'fixed.runs/x' is not a policy; fixed.RUN_DIR. and",
     "--policy a=ppo:short --policy b=ppo:long_* --config x": "--config x names the algorithms, and so does --policy",
     "--policy a=ppo:short --policy b=ppo:long_* --hide 0": "--hide works for environments with one policy",
 }
