@@ -324,7 +324,8 @@ HOW_TO = (
         "docs/ppo-in-one-page.md",
     ),
     *("docs/agents.md", "docs/games.md", "docs/evidence/agents.md", "docs/records.md"),
-    *("docs/evidence/records.md",),
+    *("docs/evidence/records.md", "docs/evidence/runs.md", "docs/metrics.md", "docs/plots.md"),
+    *("docs/devices.md",),
 )
 """Pages that are read first: short sentences only."""
 
@@ -470,9 +471,9 @@ def test_pictures_are_those_of_the_measurements(tmp_path: Path) -> None:
     assert len(speeds) == len(script["PEERS"]) and all(0.5 < ratio < 5 for ratio in speeds.values())
 
 
-def test_the_page_on_runs_names_each_metric() -> None:
-    text = (runs.ROOT / "docs/runs.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (`.*?) \| (.*?) \|", text[text.index("### Metrics") :], re.MULTILINE)
+def test_the_page_on_metrics_names_each_metric() -> None:
+    text = (runs.ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?) \| (.*?) \|", text[text.index("## Metrics") :], re.MULTILINE)
     named = {name: titles for names, titles in rows for name in re.findall(r"`([^`]+)`", names)}
     for name, title in table.COLUMNS.items():
         assert title in named[name], name
