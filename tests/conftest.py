@@ -99,6 +99,17 @@ def optimized() -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", True)
 
 
+# --- Options --------------------------------------------------------------------------------------
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rewrite-messages",
+        action="store_true",
+        help="write the error lines of tests/test_cli.py to tests/messages.txt",
+    )
+
+
 # --- What is left to `make slow` ------------------------------------------------------------------
 
 

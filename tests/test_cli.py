@@ -17,12 +17,13 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import runs
+from messages import Messages, shortened
 
 from jaxrl_dist import cli
 from jaxrl_dist.commands import COMMANDS, accelerators, request
@@ -75,124 +76,106 @@ IMPALA = "train impala --env CartPole-v1 "
 A3C = "train a3c --env CartPole-v1 "
 BAD = {
     # commands
-    "bogus": "unknown command 'bogus'; see: jaxrl-dist --help",
-    "trian ppo": "did you mean 'train'?",
-    "--verson": "did you mean '--version'?",
-    "list": "is none of algorithms, envs, plans",
-    "list env": "did you mean 'envs'?",
-    "list envs plans": "is none of algorithms, envs, plans",
-    "train": "which algorithm?",
-    "train --env CartPole-v1": "which algorithm?",
-    "train pppo --env CartPole-v1": "unknown algorithm 'pppo' (did you mean 'ppo'?)",
-    "train mappo --env CartPole-v1": "unknown algorithm 'mappo'; it is ppo with --env-options state=true",
-    "train ppo a2c --env CartPole-v1": "unknown argument 'a2c'",
+    "bogus": "'bogus'",
+    "trian ppo": "'train'",
+    "--verson": "'--version'",
+    "list": "algorithms envs plans",
+    "list env": "'envs'",
+    "list envs plans": "algorithms envs plans",
+    "train": "algorithm --env",
+    "train --env CartPole-v1": "algorithm --env",
+    "train pppo --env CartPole-v1": "'pppo' 'ppo'",
+    "train mappo --env CartPole-v1": "'mappo' --env-options",
+    "train ppo a2c --env CartPole-v1": "'a2c'",
     # environments
-    "train ppo": "--env is missing",
-    "train ppo --env": "--env needs a value",
-    "train ppo --env ''": "--env is missing",
-    "train ppo --env CartPol-v1": "did you mean 'CartPole-v1'?",
-    "train ppo --env gymnax:": "gymnax has no such environment",
-    "train ppo --env envpool:Pog-v5": "did you mean 'Pong-v5'?",
-    "train ppo --env gym:CartPole-v1": "unknown backend 'gym' (did you mean 'gymnax'?)",
-    "train ppo --env MNISTBandit-bsuite": "cannot be made here",
+    "train ppo": "--env",
+    "train ppo --env": "--env",
+    "train ppo --env ''": "--env",
+    "train ppo --env CartPol-v1": "'CartPole-v1'",
+    "train ppo --env gymnax:": "--env gymnax:",
+    "train ppo --env envpool:Pog-v5": "'Pong-v5'",
+    "train ppo --env gym:CartPole-v1": "'gym' 'gymnax'",
+    "train ppo --env MNISTBandit-bsuite": "gymnax:MNISTBandit-bsuite",
     # flags
-    CARTPOLE + "--sed 3": "unknown flag --sed (did you mean '--seed'?)",
-    CARTPOLE + "-s 3": "'-s' is neither a flag nor the value of one",
-    CARTPOLE + "extra": "--env takes one value; remove 'extra'",
-    CARTPOLE + "--no-seed": "unknown flag --no-seed",
-    CARTPOLE + "--seed": "--seed needs a value",
-    CARTPOLE + "--seed 1 --seed 2": "--seed is given twice",
-    CARTPOLE + "--num-envs 8 --num_envs=16": "--num_envs is given twice",
-    CARTPOLE
-    + "--normalize-advantages --no-normalize-advantages": "contradicts --normalize-advantages",
-    CARTPOLE
-    + "--normalize-advantages 1": "takes no value; remove '1'; --no-normalize-advantages turns it off",
+    CARTPOLE + "--sed 3": "--sed '--seed'",
+    CARTPOLE + "-s 3": "'-s'",
+    CARTPOLE + "extra": "--env 'extra'",
+    CARTPOLE + "--no-seed": "--no-seed",
+    CARTPOLE + "--seed": "--seed",
+    CARTPOLE + "--seed 1 --seed 2": "--seed",
+    CARTPOLE + "--num-envs 8 --num_envs=16": "--num_envs",
+    CARTPOLE + "--normalize-advantages --no-normalize-advantages": "--normalize-advantages",
+    CARTPOLE + "--normalize-advantages 1": "'1' --no-normalize-advantages",
     # sizes and numbers
-    CARTPOLE + "--num-envs 0": "--num-envs must be >= 1 and <= 1048576, not 0",
-    CARTPOLE + "--num-envs -8": "--num-envs must be >= 1",
-    CARTPOLE + "--num-envs 1000000000000": "--num-envs must be >= 1 and <= 1048576",
+    CARTPOLE + "--num-envs 0": "--num-envs 1 1048576 0",
+    CARTPOLE + "--num-envs -8": "--num-envs 1",
+    CARTPOLE + "--num-envs 1000000000000": "--num-envs 1 1048576",
     CARTPOLE
-    + "--num-envs 1048576 --rollout-length 1048576": "must be <= 1073741824, not 1099511627776",
-    CARTPOLE + "--num-envs 1e-3": "--num-envs: '1e-3' is not a whole number",
-    CARTPOLE + "--num-envs nan": "--num-envs: 'nan' is not a whole number",
+    + "--num-envs 1048576 --rollout-length 1048576": "--num-envs --rollout-length 1073741824 1099511627776",
+    CARTPOLE + "--num-envs 1e-3": "--num-envs '1e-3'",
+    CARTPOLE + "--num-envs nan": "--num-envs 'nan'",
+    CARTPOLE + "--normalize-advantages=off": "'off' --no-normalize-advantages",
+    CARTPOLE + "--normalize-advantages=": "--normalize-advantages '' --no-normalize",
+    CARTPOLE + "--seed 8 --num-envs 8 8": "--num-envs '8'",
+    CARTPOLE + "--num-envs 8 16": "--num-envs '16'",
+    CARTPOLE + "--num-envs 12": "--num-envs 12 8 16",
+    CARTPOLE + "--num-minibatches 7": "--num-minibatches 7 1 32 4 8",
+    CARTPOLE + "--num-minibatches 2147483647": "--num-minibatches 32",
+    CARTPOLE + f"--num-envs 1{'0' * 400}": "--num-envs 1 1048576 1000",
+    CARTPOLE + f"--seed 1{'0' * 400}": "--seed 0 2147483647 1000",
+    CARTPOLE + f"--seed {'1' * 5000}": "--seed 111",
+    CARTPOLE + f"--learning-rate-steps 1{'0' * 400}": "--learning-rate-steps 1 1000000000000000",
+    CARTPOLE + f"--actor-devices {'1' * 400}": "--actor-devices 0 1 2-7 111",
+    CARTPOLE + "--rollout-length 1.5": "--rollout-length '1.5'",
+    CARTPOLE + "--total-env-steps inf": "--total-env-steps 'inf'",
+    CARTPOLE + "--total-env-steps 0": "--total-env-steps 1",
+    CARTPOLE + "--seed -1": "--seed 0",
+    CARTPOLE + "--seed 99999999999": "--seed 0 2147483647",
+    CARTPOLE + "--evaluation-episodes -1": "--evaluation-episodes 0",
+    CARTPOLE + "--evaluation-interval 0": "--evaluation-interval 1",
+    CARTPOLE + "--evaluation-max-steps 0": "--evaluation-max-steps 1",
+    CARTPOLE + "--core-size 8": "--core-size --core",
+    CARTPOLE + "--learning-rate 1e-3 --vary learning-rate=1,2": "--vary --learning-rate",
     CARTPOLE
-    + "--normalize-advantages=off": "takes no value; remove 'off'; --no-normalize-advantages turns it",
+    + "--evaluation-episodes 0 --evaluation-interval 9": "--evaluation-interval --evaluation-episodes",
+    CARTPOLE + "--keep-best evaluation": "--keep-best evaluation --evaluation-interval 50000",
     CARTPOLE
-    + "--normalize-advantages=": "--normalize-advantages takes no value; remove ''; --no-normalize",
-    CARTPOLE + "--seed 8 --num-envs 8 8": "--num-envs takes one value; remove '8'",
-    CARTPOLE + "--num-envs 8 16": "--num-envs takes one value; remove '16'",
-    CARTPOLE
-    + "--num-envs 12": "--num-envs 12 does not divide over 8 devices; nearest that work: 8 or 16",
-    CARTPOLE
-    + "--num-minibatches 7": "--num-minibatches 7 does not divide the 1 x 32 examples (environments x examples "
-    "of each) of a device; nearest that work: 4 or 8",
-    CARTPOLE + "--num-minibatches 2147483647": "of a device; nearest that work: 32",
-    CARTPOLE + f"--num-envs 1{'0' * 400}": "--num-envs must be >= 1 and <= 1048576, not 1000",
-    CARTPOLE + f"--seed 1{'0' * 400}": "--seed must be >= 0 and <= 2147483647, not 1000",
-    CARTPOLE + f"--seed {'1' * 5000}": "is not a whole number",
-    CARTPOLE
-    + f"--learning-rate-steps 1{'0' * 400}": "--learning-rate-steps must be >= 1 and <= 1000000000000000, n",
-    CARTPOLE
-    + f"--actor-devices {'1' * 400}": "--actor-devices must be device numbers such as 0,1 or 2-7, not '111",
-    CARTPOLE + "--rollout-length 1.5": "--rollout-length: '1.5' is not a whole number",
-    CARTPOLE + "--total-env-steps inf": "--total-env-steps: 'inf' is not a whole number",
-    CARTPOLE + "--total-env-steps 0": "--total-env-steps must be >= 1",
-    CARTPOLE + "--seed -1": "--seed must be >= 0",
-    CARTPOLE + "--seed 99999999999": "--seed must be >= 0 and <= 2147483647",
-    CARTPOLE + "--evaluation-episodes -1": "--evaluation-episodes must be >= 0",
-    CARTPOLE + "--evaluation-interval 0": "--evaluation-interval must be >= 1",
-    CARTPOLE + "--evaluation-max-steps 0": "--evaluation-max-steps must be >= 1",
-    CARTPOLE + "--core-size 8": "--core-size does nothing without --core",
-    CARTPOLE
-    + "--learning-rate 1e-3 --vary learning-rate=1,2": "--vary learning-rate contradicts --learning-rate: the "
-    "members' values are those of --vary",
-    CARTPOLE
-    + "--evaluation-episodes 0 --evaluation-interval 9": "--evaluation-interval does nothing without "
-    "--evaluation-episodes",
-    CARTPOLE
-    + "--keep-best evaluation": "--keep-best evaluation needs --evaluation-interval; 50000 works",
-    CARTPOLE
-    + "--keep-best evaluation --evaluation-interval 9 --evaluation-episodes 0": "episodes is 0; 20 works",
-    CARTPOLE + "--num-devices 99": "--num-devices 99, but the run has 8 cpu devices",
-    CARTPOLE + "--num-devices 0": "--num-devices must be >= 1",
-    CARTPOLE + "--num-devices all": "--num-devices: 'all' is neither a whole number nor None",
-    CARTPOLE + "--mem-fraction 2": "--mem-fraction must be > 0 and <= 1",
-    CARTPOLE + "--learning-rate nan": "--learning-rate must be > 0, not nan",
-    CARTPOLE + "--learning-rate inf": "--learning-rate must be > 0, not inf",
-    CARTPOLE + "--learning-rate fast": "--learning-rate: 'fast' is not a number",
-    CARTPOLE + "--discount 1.5": "--discount must be >= 0 and <= 1",
-    CARTPOLE + "--hidden-sizes 64 x": "--hidden-sizes: 'x' is not a whole number",
-    CARTPOLE + "--hidden-sizes 64 0": "--hidden-sizes must be >= 1",
+    + "--keep-best evaluation --evaluation-interval 9 --evaluation-episodes 0": "--keep-best --evaluation-episodes 0 20",
+    CARTPOLE + "--num-devices 99": "--num-devices 99 8",
+    CARTPOLE + "--num-devices 0": "--num-devices 1",
+    CARTPOLE + "--num-devices all": "--num-devices 'all'",
+    CARTPOLE + "--mem-fraction 2": "--mem-fraction 0 1",
+    CARTPOLE + "--learning-rate nan": "--learning-rate 0 nan",
+    CARTPOLE + "--learning-rate inf": "--learning-rate 0 inf",
+    CARTPOLE + "--learning-rate fast": "--learning-rate 'fast'",
+    CARTPOLE + "--discount 1.5": "--discount 0 1",
+    CARTPOLE + "--hidden-sizes 64 x": "--hidden-sizes 'x'",
+    CARTPOLE + "--hidden-sizes 64 0": "--hidden-sizes 1",
     # replay and exploration
-    DQN
-    + "--batch-size 4096 --replay-capacity 4000": "--batch-size 4096 is larger than --replay-capacity 4000",
-    DQN
-    + "--n-step 2000 --replay-capacity 8000": "--replay-capacity 8000 is too small for 8 environments: rollouts of 4 "
-    "steps and windows of 2000 need 16040 or more",
-    DQN
-    + "--replay-capacity 1001": "does not divide over 8 environments; nearest that work: 1000 or 1008",
-    DQN + "--replay-capacity -8": "--replay-capacity must be >= 1, not -8",
-    DQN + "--replay-capacity 15e-1": "--replay-capacity: '15e-1' is not a whole number",
-    DQN + "--replay-ratio 0.3": "which is not a whole number; nearest that work: 0.28125 or 0.3125",
-    DQN + "--replay-ratio 0": "--replay-ratio must be > 0, not 0.0",
-    DQN + "--batch-size 0": "--batch-size must be >= 1",
-    DQN
-    + "--batch-size 12": "--batch-size 12 does not divide over 8 devices; nearest that work: 8 or 16",
-    DQN + "--n-step 0": "--n-step must be >= 1",
-    DQN + "--learning-starts -1": "--learning-starts must be >= 0",
-    DQN + "--priority-exponent 2": "--priority-exponent must be >= 0 and <= 1",
-    DQN + "--epsilon-end 1.5": "--epsilon-end must be >= 0 and <= 1",
-    DQN + "--num-atoms 51 --value-min 1 --value-max 1": "--value-min 1 must be below --value-max 1",
-    "train pqn --env CartPole-v1 --q-lambda 2": "--q-lambda must be >= 0 and <= 1",
-    "train pqn --env CartPole-v1 --replay-ratio 1": "--replay-ratio is not a flag of pqn; dqn",
-    "train impala --env CartPole-v1 --clip-rho 0": "--clip-rho must be > 0",
-    "train appo --env CartPole-v1 --clip-c nan": "--clip-c must be > 0, not nan",
-    PENDULUM.format("sac") + "--temperature -1": "--temperature must be > 0, not -1.0",
-    PENDULUM.format("sac") + "--target-rate 1.5": "--target-rate must be > 0 and <= 1, not 1.5",
-    PENDULUM.format("sac") + "--gae-lambda 1": "--gae-lambda is not a flag of sac; ppo",
-    PENDULUM.format("td3") + "--noise pink": "--noise must be one of",
-    PENDULUM.format("td3") + "--noise-std -0.1": "--noise-std must be >= 0",
-    PENDULUM.format("td3") + "--actor-period 0": "--actor-period must be >= 1",
+    DQN + "--batch-size 4096 --replay-capacity 4000": "--batch-size 4096 --replay-capacity 4000",
+    DQN + "--n-step 2000 --replay-capacity 8000": "--replay-capacity 8000 8 4 2000 16040",
+    DQN + "--replay-capacity 1001": "--replay-capacity 8 1000 1008",
+    DQN + "--replay-capacity -8": "--replay-capacity 1 -8",
+    DQN + "--replay-capacity 15e-1": "--replay-capacity '15e-1'",
+    DQN + "--replay-ratio 0.3": "--replay-ratio 0.28125 0.3125",
+    DQN + "--replay-ratio 0": "--replay-ratio 0 0.0",
+    DQN + "--batch-size 0": "--batch-size 1",
+    DQN + "--batch-size 12": "--batch-size 12 8 16",
+    DQN + "--n-step 0": "--n-step 1",
+    DQN + "--learning-starts -1": "--learning-starts 0",
+    DQN + "--priority-exponent 2": "--priority-exponent 0 1",
+    DQN + "--epsilon-end 1.5": "--epsilon-end 0 1",
+    DQN + "--num-atoms 51 --value-min 1 --value-max 1": "--value-min 1 --value-max",
+    "train pqn --env CartPole-v1 --q-lambda 2": "--q-lambda 0 1",
+    "train pqn --env CartPole-v1 --replay-ratio 1": "--replay-ratio pqn",
+    "train impala --env CartPole-v1 --clip-rho 0": "--clip-rho 0",
+    "train appo --env CartPole-v1 --clip-c nan": "--clip-c 0 nan",
+    PENDULUM.format("sac") + "--temperature -1": "--temperature 0 -1.0",
+    PENDULUM.format("sac") + "--target-rate 1.5": "--target-rate 0 1 1.5",
+    PENDULUM.format("sac") + "--gae-lambda 1": "--gae-lambda sac",
+    PENDULUM.format("td3") + "--noise pink": "--noise",
+    PENDULUM.format("td3") + "--noise-std -0.1": "--noise-std 0",
+    PENDULUM.format("td3") + "--actor-period 0": "--actor-period 1",
     **{
         PENDULUM.format(
             name
@@ -204,149 +187,132 @@ BAD = {
         for name in ("td3", "ddpg")
     },
     # choices
-    CARTPOLE + "--plan bogus": "--plan must be one of",
-    CARTPOLE + "--precision float64": "must be one of float32, bfloat16, not 'float64'",
-    CARTPOLE + "--torso nature": "--torso auto or mlp can read them",
-    CARTPOLE
-    + "--atari-preset bogus": "--atari-preset must be one of baselines, machado, None, not 'bogus'",
-    CARTPOLE + "--atari-preset machado": "needs an Atari environment",
-    "train ppo --env envpool:CartPole-v1 --atari-preset machado": "needs an Atari environment",
-    "train ppo --env envpool:CartPole-v1 --plan on_device": "use --plan synchronous",
-    PONG + "--normalize-observations": "--normalize-observations needs observations of numbers",
+    CARTPOLE + "--plan bogus": "--plan",
+    CARTPOLE + "--precision float64": "'float64'",
+    CARTPOLE + "--torso nature": "--torso",
+    CARTPOLE + "--atari-preset bogus": "--atari-preset 'bogus'",
+    CARTPOLE + "--atari-preset machado": "--atari-preset machado Atari",
+    "train ppo --env envpool:CartPole-v1 --atari-preset machado": "--atari-preset machado Atari",
+    "train ppo --env envpool:CartPole-v1 --plan on_device": "--plan",
+    PONG + "--normalize-observations": "--normalize-observations",
     # options of the environment
-    CARTPOLE + "--env-options gravty=1": "did you mean 'gravity'?",
-    CARTPOLE + "--env-options gravity=high": "must be a float such as 9.8, not 'high'",
-    CARTPOLE + "--env-options gravity=nan": "must be a float such as 9.8, not 'nan'",
-    CARTPOLE + "--env-options gravity": "'gravity' is not a key=value pair",
-    CARTPOLE + "--env-options gravity=1 gravity=2": "gravity is given twice",
-    PONG + "--env-options stack_nm=2": "did you mean 'stack_num'?",
-    PONG + "--env-options num_envs=2": "has no option 'num_envs'",
+    CARTPOLE + "--env-options gravty=1": "'gravity'",
+    CARTPOLE + "--env-options gravity=high": "9.8 'high'",
+    CARTPOLE + "--env-options gravity=nan": "9.8 'nan'",
+    CARTPOLE + "--env-options gravity": "'gravity'",
+    CARTPOLE + "--env-options gravity=1 gravity=2": "--env-options gravity twice",
+    PONG + "--env-options stack_nm=2": "'stack_num'",
+    PONG + "--env-options num_envs=2": "'num_envs'",
     # actors in threads
-    CARTPOLE
-    + "--actor-devices 0": "--actor-devices does nothing without --plan asynchronous, own_pace or gradients",
-    CARTPOLE
-    + "--max-lag 1": "--max-lag does nothing without --plan asynchronous, own_pace or gradients",
-    CARTPOLE
-    + "--lockstep": "--lockstep does nothing without --plan asynchronous, own_pace or gradients",
-    CARTPOLE
-    + "--gather 1": "--gather does nothing without --plan asynchronous, own_pace or gradients",
-    CARTPOLE
-    + "--on-actor-error restart": "--on-actor-error does nothing without --plan asynchronous, own_pace or gradients",
-    IMPALA + "--actor-devices 0,0": "--actor-devices 0,0 names a device twice",
-    IMPALA + "--actor-devices 2-4,3": "names a device twice",
-    IMPALA + "--actor-devices 3-1": "must be device numbers such as 0,1 or 2-7, not '3-1'",
-    IMPALA + "--actor-devices gpu": "must be device numbers such as 0,1 or 2-7, not 'gpu'",
-    IMPALA + "--actor-devices ''": "must be device numbers such as 0,1 or 2-7, not ''",
-    IMPALA
-    + "--actor-devices 0-99": "--actor-devices names device 99, but the run has 8 cpu devices, counted from 0",
-    IMPALA
-    + "--learner-devices 2-8": "--learner-devices names device 8, but the run has 8 cpu devices",
-    IMPALA + "--learner-devices 2-7 --num-devices 8": "contradicts --num-devices 8",
-    IMPALA
-    + "--learner-devices 2-7": "--num-envs 16 does not divide over 6 devices; nearest that work: 12 or 18",
-    IMPALA
-    + "--num-actors 3": "16 does not divide over 3 actors (--num-actors); nearest that work: 24",
-    IMPALA + "--num-actors 0": "--num-actors must be >= 1",
-    IMPALA + "--gather 3": "--gather 3 is more than --num-actors 2",
-    IMPALA
-    + "--gather 1 --lockstep": "--gather depends on the threads' timing, which --lockstep excludes; remove one",
-    IMPALA + "--max-lag 1 --lockstep": "--max-lag depends on the threads' timing",
-    IMPALA + "--max-lag 0 --lockstep": "--max-lag depends on the threads' timing",
-    IMPALA + "--lag 2": "--lag does nothing without --lockstep",
-    IMPALA + "--gather-deadline 2": "--gather-deadline does nothing without --gather",
-    IMPALA + "--max-restarts 2": "--max-restarts does nothing without --on-actor-error restart",
-    IMPALA
-    + "--on-actor-error restart": "--on-actor-error does nothing without environments on the host",
-    "train apex --env CartPole-v1 --gather 1": "what dqn replays must be without gaps",
-    "train apex --env CartPole-v1 --max-lag 1": "what dqn replays must be without gaps",
-    A3C + "--lockstep": "--lockstep does not work with --plan gradients; --plan asynchronous does",
-    A3C
-    + "--normalize-observations": "--normalize-observations does not work with --plan gradients",
-    A3C + "--ema-steps 9": "--ema-steps does not work with --plan gradients",
-    A3C + "--scale-rewards": "--scale-rewards does not work with --plan gradients",
-    A3C + "--gather 1": "--gather does not work with --plan gradients; --plan asynchronous does",
-    CARTPOLE
-    + "--plan gradients": "--num-epochs times --num-minibatches is 16; 1 works, or an algorithm without them",
-    A3C + "--actor-devices 0-7": "--actor-devices 0-7 are more than --num-actors 4 can use",
-    IMPALA + "--actor-devices 0-": "must be device numbers such as 0,1 or 2-7, not '0-'",
-    DQN
-    + "--importance-exponent 0.5": "--importance-exponent does nothing without --priority-exponent",
-    DQN
-    + "--ez-greedy --epsilon-start 0 --epsilon-end 0": "--ez-greedy does nothing without --epsilon-start or",
-    "train rainbow --env CartPole-v1 --epsilon-steps 9": "--epsilon-steps does nothing without --epsilon-start and",
-    "train pqn --env CartPole-v1 --epsilon-start 0.05 --epsilon-steps 9": "--epsilon-end that differ",
-    DQN + "--value-max 5": "--value-max does nothing without --num-atoms above 1",
-    "train apex --env CartPole-v1 --epsilon-end 0.1": "--epsilon-end does nothing without --no-epsilon-ladder",
-    "train async-dqn --env CartPole-v1 --priority-exponent 0.5": "--plan gradients replays nothing",
-    "train async-dqn --env CartPole-v1 --n-step 9": "do not fit into --rollout-length 8; --rollout-length 9 or more",
+    CARTPOLE + "--actor-devices 0": "--actor-devices --plan",
+    CARTPOLE + "--max-lag 1": "--max-lag --plan",
+    CARTPOLE + "--lockstep": "--lockstep --plan",
+    CARTPOLE + "--gather 1": "--gather --plan",
+    CARTPOLE + "--on-actor-error restart": "--on-actor-error --plan",
+    IMPALA + "--actor-devices 0,0": "--actor-devices 0",
+    IMPALA + "--actor-devices 2-4,3": "--actor-devices 2-4,3 twice",
+    IMPALA + "--actor-devices 3-1": "0 1 2-7 '3-1'",
+    IMPALA + "--actor-devices gpu": "0 1 2-7 'gpu'",
+    IMPALA + "--actor-devices ''": "0 1 2-7 ''",
+    IMPALA + "--actor-devices 0-99": "--actor-devices 99 8 0",
+    IMPALA + "--learner-devices 2-8": "--learner-devices 8",
+    IMPALA + "--learner-devices 2-7 --num-devices 8": "--num-devices 8",
+    IMPALA + "--learner-devices 2-7": "--num-envs 16 6 12 18",
+    IMPALA + "--num-actors 3": "16 3 --num-actors 24",
+    IMPALA + "--num-actors 0": "--num-actors 1",
+    IMPALA + "--gather 3": "--gather 3 --num-actors 2",
+    IMPALA + "--gather 1 --lockstep": "--gather --lockstep",
+    IMPALA + "--max-lag 1 --lockstep": "--max-lag",
+    IMPALA + "--max-lag 0 --lockstep": "--max-lag",
+    IMPALA + "--lag 2": "--lag --lockstep",
+    IMPALA + "--gather-deadline 2": "--gather-deadline --gather",
+    IMPALA + "--max-restarts 2": "--max-restarts --on-actor-error",
+    IMPALA + "--on-actor-error restart": "--on-actor-error",
+    "train apex --env CartPole-v1 --gather 1": "--gather dqn",
+    "train apex --env CartPole-v1 --max-lag 1": "--max-lag dqn",
+    A3C + "--lockstep": "--lockstep --plan",
+    A3C + "--normalize-observations": "--normalize-observations --plan",
+    A3C + "--ema-steps 9": "--ema-steps --plan",
+    A3C + "--scale-rewards": "--scale-rewards --plan",
+    A3C + "--gather 1": "--gather --plan",
+    CARTPOLE + "--plan gradients": "--num-epochs --num-minibatches 16 1",
+    A3C + "--actor-devices 0-7": "--actor-devices 0-7 --num-actors 4",
+    IMPALA + "--actor-devices 0-": "0 1 2-7 '0-'",
+    DQN + "--importance-exponent 0.5": "--importance-exponent --priority-exponent",
+    DQN + "--ez-greedy --epsilon-start 0 --epsilon-end 0": "--ez-greedy --epsilon-start",
+    "train rainbow --env CartPole-v1 --epsilon-steps 9": "--epsilon-steps --epsilon-start",
+    "train pqn --env CartPole-v1 --epsilon-start 0.05 --epsilon-steps 9": "--epsilon-end",
+    DQN + "--value-max 5": "--value-max --num-atoms 1",
+    "train apex --env CartPole-v1 --epsilon-end 0.1": "--epsilon-end --no-epsilon-ladder",
+    "train async-dqn --env CartPole-v1 --priority-exponent 0.5": "--plan",
+    "train async-dqn --env CartPole-v1 --n-step 9": "--rollout-length 8 9",
     # files and directories
-    CARTPOLE + "--checkpoint-interval -1": "--checkpoint-interval must be >= 0",
-    CARTPOLE + "--keep-checkpoints 0": "--keep-checkpoints must be >= 1",
-    CARTPOLE
-    + "--no-checkpoint-replay": "--no-checkpoint-replay does nothing without a replay memory",
-    CARTPOLE + "--checkpoint-replay --no-checkpoint-replay": "contradicts --checkpoint-replay",
-    CARTPOLE + "--run-dir {runs}/done": "holds a run already",
-    CARTPOLE + "--run-dir {runs}/done/config.json": "is a file",
-    CARTPOLE + "--run-dir {runs}/done/config.json/x": "cannot be written: Not a directory",
-    CARTPOLE + "--run-dir ''": "--run-dir is empty",
-    CARTPOLE + "--config": "--config needs a value",
-    "train --config {runs}/nowhere": "there is no {runs}/nowhere",
-    "train --config {runs}/list": "is an object, not a list",
-    "train --config {runs}/truncated/config.json": "is not JSON",
-    "train --config {runs}/newer": "format 2 is unknown",
-    "train --config {runs}/unknown-field": "unknown field 'sed'",
-    "train --config {runs}/wrong-type": "--seed must be a whole number, not 'zero'",
-    "train --config {runs}/pipe": "{runs}/pipe/config.json is not a plain file",
-    "train --config {runs}/link": "{runs}/link/config.json cannot be read: Too many levels of symbolic links",
-    "train --config {runs}/nested": "{runs}/nested/config.json is not JSON",
-    "train --config /dev/zero": "/dev/zero is not a plain file",
-    "resume {runs}/pipe": "is not a plain file",
-    "evaluate {runs}/pipe": "is not a plain file",
-    "train a2c --config {runs}/done": "was made by ppo, not by a2c",
-    "train --config {runs}/done --config {runs}/done": "--config is given twice",
-    "train --config {runs}/done --num-devices 3": "--num-envs 8 does not divide over 3 devices",
-    CARTPOLE + "--init-from {runs}/nowhere": "there is no run directory {runs}/nowhere",
-    CARTPOLE + "--init-from {runs}": "holds no trained variables",
-    CARTPOLE + "--init-from {runs}/done": "holds another network: params/policy/params/kernel is",
-    CARTPOLE + "--init-from {runs}/damaged --hidden-sizes 8": "is damaged",
+    CARTPOLE + "--checkpoint-interval -1": "--checkpoint-interval 0",
+    CARTPOLE + "--keep-checkpoints 0": "--keep-checkpoints 1",
+    CARTPOLE + "--no-checkpoint-replay": "--no-checkpoint-replay",
+    CARTPOLE + "--checkpoint-replay --no-checkpoint-replay": "--checkpoint-replay",
+    CARTPOLE + "--run-dir {runs}/done": "--run-dir {runs}/done resume",
+    CARTPOLE + "--run-dir {runs}/done/config.json": "--run-dir {runs}/done/config.json",
+    CARTPOLE + "--run-dir {runs}/done/config.json/x": "--run-dir {runs}/done/config.json/x",
+    CARTPOLE + "--run-dir ''": "--run-dir",
+    CARTPOLE + "--config": "--config",
+    "train --config {runs}/nowhere": "{runs}/nowhere",
+    "train --config {runs}/list": "{runs}/list object list",
+    "train --config {runs}/truncated/config.json": "{runs}/truncated/config.json JSON",
+    "train --config {runs}/newer": "{runs}/newer 2",
+    "train --config {runs}/unknown-field": "'sed'",
+    "train --config {runs}/wrong-type": "--seed 'zero'",
+    "train --config {runs}/pipe": "{runs}/pipe/config.json",
+    "train --config {runs}/link": "{runs}/link/config.json",
+    "train --config {runs}/nested": "{runs}/nested/config.json",
+    "train --config /dev/zero": "/dev/zero",
+    "resume {runs}/pipe": "{runs}/pipe plain file",
+    "evaluate {runs}/pipe": "{runs}/pipe plain file",
+    "train a2c --config {runs}/done": "{runs}/done a2c",
+    "train --config {runs}/done --config {runs}/done": "--config",
+    "train --config {runs}/done --num-devices 3": "--num-envs 8 3",
+    CARTPOLE + "--init-from {runs}/nowhere": "{runs}/nowhere",
+    CARTPOLE + "--init-from {runs}": "no variables",
+    CARTPOLE + "--init-from {runs}/done": "{runs}/done params/policy/params/kernel",
+    CARTPOLE + "--init-from {runs}/damaged --hidden-sizes 8": "{runs}/damaged damaged",
     # resume
-    "resume": "which run?",
-    "resume --total-env-steps 5": "which run?",
-    "resume {runs}/nowhere": "{runs}/nowhere is not a run directory: it does not exist",
-    "resume {runs}": "{runs} is not a run directory: it has no config.json",
-    "resume {runs}/truncated": "is not JSON",
-    "resume {runs}/done": "env steps of --total-env-steps 384; name more to continue",
-    "resume {runs}/done --total-env-steps 100": "env steps of --total-env-steps 100; name more to continue",
-    "resume {runs}/done --total-env-steps many": "--total-env-steps: 'many' is not a whole number",
-    "resume {runs}/done --sed 1": "did you mean '--seed'?",
-    "resume {runs}/done --seed 1": "--seed cannot change where a run is resumed; a new run takes it: jaxrl-dist train",
-    "resume {runs}/done --resume-or-start": "--resume-or-start cannot change where a run is resumed",
-    "resume {runs}/done --plan-memory here": "--plan-memory cannot change where a run is resumed",
-    "resume {runs}/done --no-normalize-advantages": "--normalize-advantages cannot change where a run is resumed",
-    "resume {runs}/done --env Acrobot-v1": "--env is gymnax:Acrobot-v1, and the run to be resumed has gymnax:Cart",
-    "resume {runs}/done --num-devices 3": "the run cannot continue over 3 devices; these --num-devices work: 1, 2, 4",
-    "resume {runs}/done --num-devices 99": "--num-devices 99, but the run has 8 cpu devices",
-    "resume {runs}/done {runs}/done": "is neither a flag nor the value of one",
-    "resume {runs}/done --algorithm": "--algorithm needs a value",
+    "resume": "jaxrl-dist runs/NAME",
+    "resume --total-env-steps 5": "jaxrl-dist runs/NAME",
+    "resume {runs}/nowhere": "{runs}/nowhere",
+    "resume {runs}": "{runs}",
+    "resume {runs}/truncated": "{runs}/truncated JSON",
+    "resume {runs}/done": "--total-env-steps 384",
+    "resume {runs}/done --total-env-steps 100": "--total-env-steps 100",
+    "resume {runs}/done --total-env-steps many": "--total-env-steps 'many'",
+    "resume {runs}/done --sed 1": "'--seed'",
+    "resume {runs}/done --seed 1": "--seed",
+    "resume {runs}/done --resume-or-start": "--resume-or-start",
+    "resume {runs}/done --plan-memory here": "--plan-memory",
+    "resume {runs}/done --no-normalize-advantages": "--normalize-advantages",
+    "resume {runs}/done --env Acrobot-v1": "--env",
+    "resume {runs}/done --num-devices 3": "3 --num-devices 1 2 4",
+    "resume {runs}/done --num-devices 99": "--num-devices 99 8",
+    "resume {runs}/done {runs}/done": "{runs}/done flag",
+    "resume {runs}/done --algorithm": "--algorithm",
     # sweep and profile
-    "sweep ppo --env CartPole-v1 --seeds 2 --jobs": "--jobs needs a value",
-    "sweep ppo --env CartPole-v1 --jobs --seeds 2": "--jobs needs a value",
-    "profile ppo --env CartPole-v1 --json": "--json needs a value",
-    "profile ppo --env CartPole-v1 --json= --seconds 1": "--json needs a value",
-    "profile ppo --env CartPole-v1 --plan-memory here": "only `train` accepts --plan-memory",
+    "sweep ppo --env CartPole-v1 --seeds 2 --jobs": "--jobs",
+    "sweep ppo --env CartPole-v1 --jobs --seeds 2": "--jobs",
+    "profile ppo --env CartPole-v1 --json": "--json",
+    "profile ppo --env CartPole-v1 --json= --seconds 1": "--json",
+    "profile ppo --env CartPole-v1 --plan-memory here": "--plan-memory",
     # evaluate
-    "evaluate": "which run?",
-    "evaluate {runs}": "{runs} is not a run directory: it has no config.json; name a run in it, such as {runs}/",
-    "evaluate {runs}/nowhere": "{runs}/nowhere is not a run directory: it does not exist",
-    "evaluate {runs}/done@7": "the commands that take a checkpoint of {runs}/done have --checkpoint 7",
-    "evaluate {runs}/unfinished": "holds no trained variables",
-    "evaluate {runs}/damaged": "older ones are also damaged; put back a copy, or `jaxrl-dist train --config",
-    "evaluate {runs}/done {runs}/done": "is neither a flag nor the value of one",
-    "evaluate {runs}/done --episodes 0": "--episodes must be >= 1",
-    f"evaluate {{runs}}/done --episodes 1{'0' * 400}": "--episodes must be >= 1 and <= 1000000, not 1000",
-    "evaluate {runs}/done --episodes many": "--episodes: 'many' is not a whole number",
-    "evaluate {runs}/done --episods 3": "did you mean '--episodes'?",
-    "evaluate {runs}/done --seed -1": "--seed must be >= 0",
+    "evaluate": "jaxrl-dist runs/NAME",
+    "evaluate {runs}": "{runs} {runs}/",
+    "evaluate {runs}/nowhere": "{runs}/nowhere",
+    "evaluate {runs}/done@7": "{runs}/done --checkpoint 7",
+    "evaluate {runs}/unfinished": "{runs}/unfinished no variables",
+    "evaluate {runs}/damaged": "--config",
+    "evaluate {runs}/done {runs}/done": "{runs}/done flag",
+    "evaluate {runs}/done --episodes 0": "--episodes 1",
+    f"evaluate {{runs}}/done --episodes 1{'0' * 400}": "--episodes 1 1000000 1000",
+    "evaluate {runs}/done --episodes many": "--episodes 'many'",
+    "evaluate {runs}/done --episods 3": "'--episodes'",
+    "evaluate {runs}/done --seed -1": "--seed 0",
 }
 
 
@@ -406,20 +372,30 @@ def test_damaged_final_variables_are_those_of_the_newest_checkpoint(
     )
 
 
-def assert_refused(code: int, out: str, err: str, message: str) -> None:
+def assert_refused(code: int, out: str, err: str, *words: str) -> None:
     assert code == 2, err
     assert out == ""
     assert err.startswith("jaxrl-dist: error: ")
     assert err.count("\n") == 1 and err.endswith("\n"), err
-    assert message in err
+    assert [word for word in words if word not in err] == [], err
     assert len(err) < 500 and "--help" not in re.sub(
         r"; --help lists all|jaxrl-dist (resume )?--help", "", err
     )
 
 
+@pytest.fixture(scope="module")
+def messages(request: pytest.FixtureRequest) -> Iterator[Messages]:
+    rewrite = request.config.getoption("rewrite_messages")
+    reviewed = Messages(rewrite)
+    yield reviewed
+    if rewrite:
+        reviewed.write(list(BAD))
+
+
 @pytest.mark.parametrize("command", BAD)
 def test_bad_input_is_refused_in_one_line(
     command: str,
+    messages: Messages,
     finished: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -434,9 +410,17 @@ def test_bad_input_is_refused_in_one_line(
     capsys.readouterr()
     code = cli.main(shlex.split(command.format(runs=finished)))
     captured = capsys.readouterr()
-    assert_refused(code, captured.out, captured.err, BAD[command].format(runs=finished))
+    words = BAD[command].format(runs=finished).split()
+    assert_refused(code, captured.out, captured.err, *words)
+    message = captured.err.removeprefix("jaxrl-dist: error: ").strip()
+    messages.compare(command, message.replace(str(finished), "{runs}"))
     assert list(tmp_path.iterdir()) == [], "something was left behind"
     assert sorted(finished.rglob("*")) == before
+
+
+def test_reviewed_messages_are_in_the_order_of_commands(messages: Messages) -> None:
+    if not messages.rewrite:
+        assert list(messages.lines) == list(map(shortened, BAD))
 
 
 def test_training_makes_an_environment_once_to_look_at_it(

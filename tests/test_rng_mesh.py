@@ -164,7 +164,7 @@ def test_without_jit_a_program_runs_step_by_step() -> None:
         program = meshes.Program(function, make_mesh(1), *specs)
         result = program(*arguments)
         assert "[0. 1. 2. 3.]" in shown[-1]
-        with pytest.raises(ConfigError, match="works on one device, not on 2; use num_devices 1"):
+        with pytest.raises(ConfigError, match=r"2.*num_devices.*1"):
             meshes.Program(function, make_mesh(2), *specs)(*arguments)
     np.testing.assert_allclose(result, compiled, rtol=1e-6)
     np.testing.assert_allclose(program(*arguments), compiled, rtol=1e-6)

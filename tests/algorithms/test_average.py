@@ -144,7 +144,5 @@ def test_parts_of_a_network_are_not_those_of_its_average(tmp_path: Path) -> None
     config = jaxrl_dist.preset(
         "ppo", "CartPole-v1", ema_steps=9, init_from=str(source), init_parts="no"
     )
-    with pytest.raises(
-        jaxrl_dist.ConfigError, match=r"they have: policy, policy_torso, stats, value, value_torso$"
-    ):
+    with pytest.raises(jaxrl_dist.ConfigError, match=r"policy_torso.*value_torso$"):
         list(jaxrl_dist.train(config))

@@ -330,9 +330,7 @@ SMALL: dict[str, Any] = {
 
 
 def test_an_odd_number_of_environments_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"num.envs 33 does not divide over 2 environments of a pair.* 32 or 34"
-    ):
+    with pytest.raises(ConfigError, match=r"num.envs.*33.*2.*32.*34"):
         train(preset("es", "CartPole-v1", num_envs=33, **SMALL))
 
 

@@ -133,7 +133,7 @@ def test_its_runs_are_evaluated_and_repeated_by_naming_it(
         and "RUN_DIR --algorithm FILE.py`" in err
     )
     with pytest.raises(
-        ConfigError, match=r"`load_policy\(run_dir, MyPPO\)` in Python, .* --algorithm FILE.py` on"
+        ConfigError, match=r"load_policy\(run_dir.*MyPPO\).*Python.*--algorithm.*FILE.py"
     ):
         jaxrl_dist.load_policy(run_dir)
     assert cli.main(["evaluate", str(run_dir), "--episodes", "2", "--algorithm", str(file)]) == 0
@@ -173,7 +173,7 @@ def test_its_runs_are_resumed_by_naming_it(
 def test_its_class_stands_for_its_preset(file: Path) -> None:
     config = jaxrl_dist.preset(from_file(str(file)), "CartPole-v1", temperature=2.0)
     assert (config.num_envs, config.rollout_length, config.algorithm.temperature) == (16, 64, 2.0)
-    with pytest.raises(ConfigError, match="neither Train nor RWR has a field 'temprature'"):
+    with pytest.raises(ConfigError, match=r"Train.*RWR.*'temprature'"):
         jaxrl_dist.preset(type(config.algorithm), "CartPole-v1", temprature=2.0)
 
 
@@ -231,7 +231,7 @@ def test_a_field_called_parts_does_not_make_several_policies(tmp_path: Path) -> 
 def test_rewards_are_not_scaled_without_a_discount() -> None:
     with pytest.raises(
         ConfigError,
-        match="scale_rewards needs a field 'discount', which Own does not have: remove it",
+        match=r"scale_rewards.*'discount'",
     ):
         prepared({"scale_rewards": True})
 
@@ -253,16 +253,12 @@ def test_policy_that_needs_keys_is_refused_before_training() -> None:
             {"value": jnp.zeros(len(obs))},
         )
 
-    with pytest.raises(
-        ConfigError, match=r"act greedily where context.keys is None.* raises ValueError: vmap"
-    ) as caught:
+    with pytest.raises(ConfigError, match=r"context.keys.*None.*ValueError:") as caught:
         prepared({}, policy=policy)
     assert "\n" not in str(caught.value)
     for fields in ({"evaluation_policy": "sampled"}, {"evaluation_episodes": 0}):
         prepared(fields, policy=policy)
-    with pytest.raises(
-        ConfigError, match=r"^Own: the policy raises ZeroDivisionError: division by zero \(test_own"
-    ):
+    with pytest.raises(ConfigError, match=r"^Own:.*ZeroDivisionError:.*test_own"):
         prepared({}, policy=lambda *args: 1 / 0)
 
 
@@ -364,6 +360,6 @@ def test_fields_of_examples_that_lack_an_axis_are_named() -> None:
     rollout = random_rollout(PG(hidden_sizes=(4,)).make(env), env, 3, 2)
     with pytest.raises(
         ValueError,
-        match=r"the field 'weight' of examples has shape \[\]; it needs \[T, B, ...\], here \[3, 2",
+        match=r"'weight'.*\[T.*B.*\[3.*2",
     ):
         net.examples(rollout, weight=jnp.ones(()))

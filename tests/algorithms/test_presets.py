@@ -170,7 +170,7 @@ def test_preset_values_without_effect_are_dropped() -> None:
 
 def test_user_value_without_effect_is_refused() -> None:
     assert row("a2c", task("minatar"))["optimizer"] != A2C().optimizer
-    with pytest.raises(ConfigError, match=r"rms_decay does nothing without A2C's own RMSProp"):
+    with pytest.raises(ConfigError, match=r"rms_decay.*A2C's.*RMSProp"):
         resolve.resolved(Train("a2c", env="Breakout-MinAtar"), {"rms_decay": 0.9})
 
 
@@ -298,7 +298,7 @@ def test_defaults_are_rounded_down_and_given_values_stay() -> None:
     config = filled_in(task("atari"), Train("dqn", env="Test-v0", num_envs=7, published=True))
     with pytest.raises(
         ConfigError,
-        match="replay_capacity 1000000 does not divide over 7 environments; nearest that",
+        match=r"replay_capacity.*1000000.*7",
     ):
         check_sizes(config, make_algorithm(config, task("atari")), task("atari"), 1)
 

@@ -327,7 +327,7 @@ def test_core_resets_and_epsilon_stays_at_episode_begin() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ConfigError, match="r2d2 needs discrete actions, which Test-v0 lacks"):
+    with pytest.raises(ConfigError, match=r"r2d2.*Test-v0"):
         R2D2().make(spec(action=box(2, bound=1.0)))
     algorithm = R2D2(burn_in=40, sequence_length=80, n_step=5, replay_capacity=1024).make(SPEC)
     message = (

@@ -291,7 +291,7 @@ def test_values_of_fields_of_your_own() -> None:
     assert flags.read(args, hints) == {
         "pair": (-0.5, float("-inf")), "named": ("a,b", 3), "size": "large", "sizes": None,
     }  # fmt: skip
-    with pytest.raises(ConfigError, match=r"pair must be a tuple of 2 values, not \['1'\]"):
+    with pytest.raises(ConfigError, match=r"2.*\['1'\]"):
         flags.read(["--pair", "1"], hints)
     with pytest.raises(ConfigError, match="named: 'b' is not a whole number"):
         flags.read(["--named", "a", "b"], hints)

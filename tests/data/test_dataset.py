@@ -609,9 +609,7 @@ def test_declared_actions_are_the_environments_own(name, tmp_path):
 
 
 def test_an_action_below_the_declared_start_is_refused():
-    with pytest.raises(
-        ConfigError, match=r"action has a value that Discrete\(3\) from 1 does not have"
-    ):
+    with pytest.raises(ConfigError, match=r"Discrete\(3\).*1"):
         Dataset.from_arrays(
             **{**FLAT, "action": [0, 1, 2, 1]}, action_space=gymnasium.spaces.Discrete(3, start=1)
         )
@@ -620,9 +618,7 @@ def test_an_action_below_the_declared_start_is_refused():
 def test_an_undeclared_start_is_another_space():
     with pytest.warns(ConfigWarning, match="action 0 never occurs"):
         data = Dataset.from_arrays(**{**FLAT, "action": [1, 2, 1, 2]})
-    with pytest.raises(
-        ConfigError, match=r"Discrete\(3\), and not Discrete\(3\) from 1.*action_space="
-    ):
+    with pytest.raises(ConfigError, match=r"Discrete\(3\).*Discrete\(3\).*1.*action_space="):
         check_spaces("data", data, data.observation_space, Discrete(3, 1))
 
 
@@ -645,7 +641,7 @@ def test_a_mask_is_found_declared_or_denied(tmp_path):
     assert Dataset.from_arrays(**flat, mask="").interface.mask is None
     with pytest.raises(
         ConfigError,
-        match="mask 'place' is not a part of the observations with a flag for each of 2",
+        match=r"'place'.*2",
     ):
         Dataset.from_arrays(**flat, mask="place")
     with pytest.raises(ConfigError, match="differ in their masks"):
@@ -696,7 +692,7 @@ def test_a_mask_of_another_width_is_refused(action):
     }
     with pytest.raises(
         ConfigError,
-        match=r"action_mask has 3 flags, and the actions are Discrete\(\d\).*action_space=",
+        match=r"action_mask.*3.*Discrete\(\d\).*action_space=",
     ):
         Dataset.from_arrays(**{**FLAT, "obs": obs, "action": action})
     space = gymnasium.spaces.Discrete(3, start=min(action))

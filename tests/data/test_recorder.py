@@ -93,9 +93,7 @@ def test_a_place_deletes_nothing_of_the_users(tmp_path):
         assert (folder / name).read_text() == "mine"
         shutil.rmtree(folder)
     folder.write_text("mine")
-    with pytest.raises(
-        ConfigError, match=r"the directory .*\.data\.new cannot be made: File exists"
-    ):
+    with pytest.raises(ConfigError, match=r".*\.data\.new.*File"):
         writing.Place(tmp_path / "data")
     assert folder.read_text() == "mine"
     folder.unlink()
@@ -176,9 +174,7 @@ def test_what_does_not_belong_to_a_data_set_is_named(tmp_path, monkeypatch):
             files.describe(tmp_path / "data", {"random": 3.0})
     Dataset.load(tmp_path / "data")
     (tmp_path / "data" / "notes.txt").write_text("x")
-    with pytest.raises(
-        ConfigError, match=r"data holds 'notes.txt', which dataset.json does not name: remove it"
-    ):
+    with pytest.raises(ConfigError, match=r"'notes.txt'.*dataset.json"):
         Dataset.load(tmp_path / "data")
 
 
@@ -273,11 +269,9 @@ def test_a_claimed_place_is_refused_to_others_and_left_empty(tmp_path):
 
 def test_a_name_of_minari_is_not_a_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        ConfigError, match="minari:x-v0 is not a directory: `jaxrl-dist data DIR -o minari:x-v0`"
-    ):
+    with pytest.raises(ConfigError, match=r"minari:x-v0.*jaxrl-dist.*DIR.*minari:x-v0"):
         of_rollout(played(8), SPEC, {}).save("minari:x-v0")
-    with pytest.raises(ConfigError, match=r"minari:a/x-v0 is not a directory: .* -o DIR"):
+    with pytest.raises(ConfigError, match=r"minari:a/x-v0.*DIR"):
         Dataset.load("minari:a/x-v0")
     assert not list(tmp_path.iterdir())
 

@@ -338,12 +338,10 @@ def test_eight_devices_give_what_one_gives() -> None:
 def test_what_does_not_fit_is_refused_in_one_line() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"agents with different actions \(left: Discrete\[3\]; right: Discrete\[4\]\)",
+        match=r"Discrete\[3\].*Discrete\[4\]",
     ):
         find(team.Unequal())
-    with pytest.raises(
-        ConfigError, match=r"action_repeat works for environments with one agent, and .* has 2"
-    ):
+    with pytest.raises(ConfigError, match=r"action_repeat.*2"):
         find(team.CartPoles(), wrappers=Wrappers(action_repeat=2))
     with pytest.raises(ConfigError, match=r"num_envs 4 .* 8 devices"):
         train(team.CartPoles(8), num_envs=4, num_devices=8)

@@ -164,7 +164,7 @@ def test_a_resumed_run_meets_it_as_the_uninterrupted_one(tmp_path: Path) -> None
             config(env, run_dir=str(tmp_path), total_env_steps=before, evaluation_episodes=0)
         )
     )
-    with pytest.raises(EnvError, match=f"environment {index} at step {step} gave an observation"):
+    with pytest.raises(EnvError, match=f"{index}.*{step}"):
         list(jaxrl_dist.resume(tmp_path, env=env, total_env_steps=10**6))
 
 

@@ -135,12 +135,10 @@ def test_other_entries_of_an_info_do_not_matter() -> None:
 def test_other_backends_name_what_they_have() -> None:
     with pytest.raises(
         ConfigError,
-        match="info of envpool:Pong-v5 has no number 'ram'; it has: lives, reward, termin",
+        match=r"envpool:Pong-v5.*'ram'",
     ):
         find("envpool:Pong-v5", wrappers=Wrappers(info_metrics="ram"))
-    with pytest.raises(
-        ConfigError, match=r"Reporting has no number 'won'; it has: late, place, places, time$"
-    ):
+    with pytest.raises(ConfigError, match=r"Reporting.*'won'"):
         find(team.Reporting(*BIRDS), wrappers=Wrappers(info_metrics="won"))
 
 

