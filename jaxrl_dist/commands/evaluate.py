@@ -40,19 +40,6 @@ class Trained:
     """Checkpoint whose policy to take: "best" (the highest return, as the run's --keep-best says)
     or its env steps; None: the trained policy, or else the newest checkpoint's."""
 
-    @property
-    def checkpoint_steps(self) -> int | None:
-        """The env steps of the ``checkpoint`` that the user named; None: none was named.
-
-        Raises:
-          ConfigError: the run does not have it.
-        """
-        from jaxrl_dist.run.checkpoint import chosen, number_of
-
-        if self.checkpoint is None:
-            return None
-        return number_of(chosen(pathlib.Path(self.run_dir), self.checkpoint))
-
     def load(
         self,
         policy: str | None = None,
@@ -127,8 +114,8 @@ class Evaluate(Trained):
         return self.load(env_options=self.env_options, num_simulations=self.num_simulations)
 
 
-class Played(NamedTuple):
-    """The evaluation of a run's policy."""
+class RunEvaluation(NamedTuple):
+    """The evaluation of a policy, and the checkpoint that holds the policy."""
 
     numbers: Mapping[str, float | int]
     """Its summary, and the normalised score if the run's data set gives one."""
@@ -140,6 +127,27 @@ class Played(NamedTuple):
         if self.checkpoint is None:
             return dict(self.numbers)
         return {"checkpoint": self.checkpoint, **self.numbers}
+
+    def text(self) -> str:
+        """Returns one line, or one for each of several policies."""
+        from jaxrl_dist.run.console import evaluation_lines
+
+        if self.checkpoint is None:
+            return evaluation_lines(self.numbers)
+        return evaluation_lines(self.numbers, f"checkpoint {self.checkpoint:,}")
+
+
+def named_checkpoint(options: Trained) -> int | None:
+    """Returns the env steps of the checkpoint that the user named; None: none was named.
+
+    Raises:
+      ConfigError: the run does not have it.
+    """
+    from jaxrl_dist.run.checkpoint import chosen, number_of
+
+    if options.checkpoint is None:
+        return None
+    return number_of(chosen(pathlib.Path(options.run_dir), options.checkpoint))
 
 
 def run(args: Sequence[str]) -> int:
@@ -163,10 +171,11 @@ def run(args: Sequence[str]) -> int:
 def evaluate_run(options: Evaluate) -> str:
     """Evaluates a run; returns one line, or one for each of several policies, or JSON."""
     policy = options.load_player()
+    checkpoint = named_checkpoint(options)
 
     from jaxrl_dist.data.files import scored
-    from jaxrl_dist.run import console
     from jaxrl_dist.run.checkpoint import trained
+    from jaxrl_dist.run.console import Display
 
     finished = trained(options.run_dir)
     if not finished and options.checkpoint is None:
@@ -175,22 +184,19 @@ def evaluate_run(options: Evaluate) -> str:
             f"warning: {options.run_dir} has not finished its {config.total:,} "
             f"{unit(config.clock)}; this is the policy of its newest checkpoint"
         )
-    display = console.Display(options.episodes, quiet=options.quiet or options.json)
+    display = Display(options.episodes, quiet=options.quiet or options.json)
     with display.live:
-        evaluation = policy.evaluate(
+        episodes = policy.evaluate(
             options.episodes,
             options.seed,
             max_steps=options.max_steps,
             sampled=options.sampled,
             progress=display.evaluating,
         )
-    numbers = scored(evaluation.summary(), policy.config.data)
-    played = Played(numbers, options.checkpoint_steps)
+    evaluation = RunEvaluation(scored(episodes.summary(), policy.config.data), checkpoint)
     if options.json:
-        return json.dumps({"finished": finished, **played.fields()}, indent=2)
-    if played.checkpoint is None:
-        return console.played(numbers)
-    return console.played(numbers, f"checkpoint {played.checkpoint:,}")
+        return json.dumps({"finished": finished, **evaluation.fields()}, indent=2)
+    return evaluation.text()
 
 
 # --- The members of a population ------------------------------------------------------------------
@@ -207,9 +213,7 @@ def evaluate_members(options: Evaluate, members: Sequence[pathlib.Path]) -> str:
     if not by_member:
         raise problems[0]
 
-    from jaxrl_dist.run import console
     from jaxrl_dist.settings.members import results_of
-    from jaxrl_dist.training.joining import join_evaluations
 
     results = results_of(pathlib.Path(options.run_dir))
     unfinished = [name for name in by_member if results.get(name, {}).get("status") == "training"]
@@ -218,19 +222,47 @@ def evaluate_members(options: Evaluate, members: Sequence[pathlib.Path]) -> str:
             "warning: these members have not finished, so the policies of their newest "
             f"checkpoints play: {', '.join(unfinished)}"
         )
-    total = join_evaluations([played.numbers for played in by_member.values()])
-    if not options.json:
-        return "\n".join([_table(by_member, results), *map(str, problems), console.played(total)])
-    for problem in problems:
-        say(f"warning: {problem.with_flags}")
-    fields = {name: played.fields() for name, played in by_member.items()}
-    every = {member.name: fields.get(member.name) for member in members}
-    return json.dumps({"finished": not unfinished, **total, "by_member": every}, indent=2)
+    if options.json:
+        for problem in problems:
+            say(f"warning: {problem.with_flags}")
+        names = [member.name for member in members]
+        return _members_json(names, by_member, finished=not unfinished)
+    return _members_text(by_member, results, problems)
+
+
+def _members_json(
+    names: Sequence[str], by_member: Mapping[str, RunEvaluation], *, finished: bool
+) -> str:
+    """Returns the JSON of a population; members without an evaluation are null."""
+    evaluations: dict[str, dict[str, float | int] | None] = dict.fromkeys(names)
+    for name, evaluation in by_member.items():
+        evaluations[name] = evaluation.fields()
+    total = _joined(by_member)
+    return json.dumps({"finished": finished, **total, "by_member": evaluations}, indent=2)
+
+
+def _members_text(
+    by_member: Mapping[str, RunEvaluation],
+    results: Mapping[str, Mapping[str, str]],
+    problems: Sequence[ConfigError],
+) -> str:
+    """Returns the table of a population, its problems, and the line about all episodes."""
+    from jaxrl_dist.run.console import evaluation_lines
+
+    lines = [_table(by_member, results), *map(str, problems), evaluation_lines(_joined(by_member))]
+    return "\n".join(lines)
+
+
+def _joined(by_member: Mapping[str, RunEvaluation]) -> Mapping[str, float | int]:
+    """Returns the numbers of the episodes of all members."""
+    from jaxrl_dist.training.joining import join_evaluations
+
+    return join_evaluations([evaluation.numbers for evaluation in by_member.values()])
 
 
 def _play_members(
     options: Evaluate, members: Sequence[pathlib.Path]
-) -> tuple[dict[str, Played], list[ConfigError]]:
+) -> tuple[dict[str, RunEvaluation], list[ConfigError]]:
     """Plays the episodes of each member.
 
     Returns:
@@ -244,21 +276,22 @@ def _play_members(
             f"{counted(options.episodes, 'episode')} each",
             flush=True,
         )
-    by_member = dict[str, Played]()
+    by_member = dict[str, RunEvaluation]()
     problems = list[ConfigError]()
     evaluators: list[tuple[Train, Evaluator]] = []
     for member in members:
         member_options = dataclasses.replace(options, run_dir=str(member))
         try:
             policy = member_options.load_player()
+            checkpoint = named_checkpoint(member_options)
         except ConfigError as error:
             problems.append(error)
             continue
         evaluator = _shared_evaluator(options, policy, evaluators)
-        evaluation = evaluator.play(policy.source.spec.keyed(policy.variables))
-        assert evaluation is not None, "nothing stops it"
-        numbers = scored(evaluation.summary(), policy.config.data)
-        by_member[member.name] = Played(numbers, member_options.checkpoint_steps)
+        episodes = evaluator.play(policy.source.spec.keyed(policy.variables))
+        assert episodes is not None, "nothing stops it"
+        numbers = scored(episodes.summary(), policy.config.data)
+        by_member[member.name] = RunEvaluation(numbers, checkpoint)
     return by_member, problems
 
 
@@ -281,24 +314,31 @@ def _shared_evaluator(
     return evaluator
 
 
-def _table(by_member: Mapping[str, Played], results: Mapping[str, Mapping[str, str]]) -> str:
+def _table(by_member: Mapping[str, RunEvaluation], results: Mapping[str, Mapping[str, str]]) -> str:
     """Returns a table with a row for each member.
 
     Args:
-      results: rows of the population's ``results.csv``, by member; the seed and the varied
-        hyperparameters stand before the status.
+      results: rows of the population's ``results.csv``, by member.
     """
     from jaxrl_dist.training.tables import aligned
 
     rows = []
-    for name, played in by_member.items():
-        cells = results.get(name, {"member": name})
-        row = {title: cells[title] for title in itertools.takewhile("status".__ne__, cells)}
-        if played.checkpoint is not None:
-            row["checkpoint"] = f"{played.checkpoint:,}"
-        rows.append(row | _columns(played.numbers))
+    for name, evaluation in by_member.items():
+        row = _before_status(results.get(name, {"member": name}))
+        if evaluation.checkpoint is not None:
+            row["checkpoint"] = f"{evaluation.checkpoint:,}"
+        rows.append(row | _columns(evaluation.numbers))
     titles = list(dict.fromkeys(itertools.chain(*rows)))
-    return aligned([titles, *([row.get(title, "-") for title in titles] for row in rows)])
+    cells = [[row.get(title, "-") for title in titles] for row in rows]
+    return aligned([titles, *cells])
+
+
+def _before_status(result: Mapping[str, str]) -> dict[str, str]:
+    """Returns the columns of ``results.csv`` that stand before the status: the member, its seed
+    and its varied hyperparameters.
+    """
+    titles = itertools.takewhile(lambda title: title != "status", result)
+    return {title: result[title] for title in titles}
 
 
 def _columns(numbers: Mapping[str, float | int]) -> dict[str, str]:

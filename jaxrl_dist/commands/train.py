@@ -198,7 +198,7 @@ def _undone(run: Run, last: Report) -> str:
 
 def _summary(run: Run, last: Report) -> Iterator[str]:
     """Yields the lines that are shown at the end of a run."""
-    from jaxrl_dist.run.console import played
+    from jaxrl_dist.run.console import evaluation_lines
     from jaxrl_dist.settings.members import is_population
     from jaxrl_dist.training.tables import table
 
@@ -213,13 +213,13 @@ def _summary(run: Run, last: Report) -> Iterator[str]:
     if last.ended_by == "stop_at_return":
         yield f"ended early, by --stop-at-return {run.config.stop_at_return:g}"
     if last.evaluation:
-        yield played(last.evaluation, "last policy" if last.best_evaluation else "")
+        yield evaluation_lines(last.evaluation, "last policy" if last.best_evaluation else "")
     if last.best_evaluation:
         step = last.best_evaluation.get("checkpoint")
         name = "best checkpoints"
         if step is not None:
             name = f"best checkpoint ({step:,} {unit(last.clock)})"
-        yield played(last.best_evaluation, f"{name} by evaluation, in fresh episodes")
+        yield evaluation_lines(last.best_evaluation, f"{name} by evaluation, in fresh episodes")
     recorder = run.members[0].recorder
     if recorder is not None and recorder.place.path.exists():
         yield f"wrote {recorder.place.path}"

@@ -38,7 +38,7 @@ def run(args: Sequence[str]) -> int:
     policy = options.load(env_options=options.env_options, num_simulations=options.num_simulations)
 
     from jaxrl_dist.play.video import record
-    from jaxrl_dist.run.console import Display, played
+    from jaxrl_dist.run.console import Display, evaluation_lines
 
     display = Display(options.episodes * policy.source.spec.num_agents)
     sizes = {
@@ -47,6 +47,6 @@ def run(args: Sequence[str]) -> int:
     with display.live:
         result, pictures = record(policy, options.out, **sizes, progress=display.evaluating)
     display.console.print(
-        visible(f"{played(result.summary())}\nwrote {options.out}: {pictures} pictures")
+        visible(f"{evaluation_lines(result.summary())}\nwrote {options.out}: {pictures} pictures")
     )
     return 0

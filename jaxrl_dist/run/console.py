@@ -61,7 +61,7 @@ def of_each_policy(evaluation: Mapping[str, float | int]) -> dict[str, dict[str,
     return by_policy
 
 
-def played(evaluation: Mapping[str, float | int], name: str = "") -> str:
+def evaluation_lines(evaluation: Mapping[str, float | int], name: str = "") -> str:
     """Formats an evaluation as one line, or as one line for each of several policies; ``name``
     comes before it.
     """
@@ -69,12 +69,12 @@ def played(evaluation: Mapping[str, float | int], name: str = "") -> str:
     lines = []
     for policy, numbers in policies or [whole]:
         head = ", ".join(filter(None, (name, policy)))
-        line = _played(numbers)
+        line = _evaluation_line(numbers)
         lines.append(f"{head}: {line}" if head else line)
     return "\n".join(lines)
 
 
-def _played(numbers: Mapping[str, float | int]) -> str:
+def _evaluation_line(numbers: Mapping[str, float | int]) -> str:
     """Formats the evaluation of one policy."""
     count = numbers["episodes"]
     cut = numbers["cut"]

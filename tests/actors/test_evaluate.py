@@ -25,7 +25,7 @@ from jaxrl_dist.commands.plot import read_curve
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError, EnvError, EnvWarning
 from jaxrl_dist.run import checkpoint
-from jaxrl_dist.run.console import played
+from jaxrl_dist.run.console import evaluation_lines
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training import setup
 from jaxrl_dist.training.algorithm import make_algorithm
@@ -187,7 +187,7 @@ def test_evaluations_choose_the_best_checkpoint(
         )
         == 0
     )
-    assert capsys.readouterr().out.splitlines()[-1] == played(
+    assert capsys.readouterr().out.splitlines()[-1] == evaluation_lines(
         again.summary(), f"checkpoint {best:,}"
     )
 

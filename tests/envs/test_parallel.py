@@ -261,7 +261,7 @@ def test_evaluation_ends_without_an_agent_that_never_joins() -> None:
     assert (
         summary["a/episodes"] == 8 and summary["b/episodes"] == 0 and "b/return_mean" not in summary
     )
-    assert console.played(summary).splitlines()[1] == "b: no episode has begun"
+    assert console.evaluation_lines(summary).splitlines()[1] == "b: no episode has begun"
 
 
 def test_several_policies_play_as_many_games_as_asked_for() -> None:

@@ -32,7 +32,7 @@ from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.mesh import by_hand
 from jaxrl_dist.run import checkpoint, saving
-from jaxrl_dist.run.console import played
+from jaxrl_dist.run.console import evaluation_lines
 from jaxrl_dist.run.storage import write_json
 from jaxrl_dist.settings.policies import Policies, learner_name
 from jaxrl_dist.settings.resolve import resolved
@@ -519,7 +519,7 @@ def test_an_evaluation_says_which_policies_sampled() -> None:
     evaluator = Evaluator(job.algorithm, job.source, 3, seed=0, max_steps=4)
     evaluation = evaluator.play(job.learner.init(jax.random.key(0)).variables)
     assert evaluation is not None and not evaluation.sampled
-    lines = played(evaluation.summary()).splitlines()
+    lines = evaluation_lines(evaluation.summary()).splitlines()
     assert [re.findall("1 ([a-z]+) episode", line) for line in lines] == [
         ["greedy"],
         ["sampled"],
