@@ -325,7 +325,8 @@ HOW_TO = (
     ),
     *("docs/agents.md", "docs/games.md", "docs/evidence/agents.md", "docs/records.md"),
     *("docs/evidence/records.md", "docs/evidence/runs.md", "docs/metrics.md", "docs/plots.md"),
-    *("docs/devices.md",),
+    *("docs/devices.md", "docs/populations.md", "docs/tuning.md", "docs/evidence/populations.md"),
+    *("docs/evidence/environments.md", "docs/your-environment.md"),
 )
 """Pages that are read first: short sentences only."""
 
