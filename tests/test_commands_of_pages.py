@@ -217,7 +217,6 @@ def reader(tmp_path: Path) -> Path:
     )
     texts = {
         "my_module.py": MY_MODULE,
-        "my_algorithm.py": own,
         "path/to/my_algo.py": own,
         "curious_ppo.py": curious,
     }

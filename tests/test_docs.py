@@ -78,6 +78,10 @@ def imports(text: str) -> set[str]:
 def test_documents_list_what_users_import() -> None:
     pages = [*(runs.ROOT / "docs").rglob("*.md"), runs.ROOT / "README.md"]
     texts = [block for page in pages for block in blocks(str(page.relative_to(runs.ROOT)))]
+    texts += [
+        path.read_text(encoding="utf-8")
+        for path in (runs.ROOT / "jaxrl_dist" / "templates").glob("*.py")
+    ]
     for path in (runs.ROOT / "notebooks").glob("*.ipynb"):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         texts += ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
@@ -409,19 +413,6 @@ def test_measured_numbers_come_from_files_that_say_how_and_when() -> None:
     assert {side.lower().replace("_", "").replace(" ", "") for side in sides} - {
         "jaxrldist"
     } <= names
-
-
-def test_an_algorithm_is_copied_without_a_clone(tmp_path: Path) -> None:
-    [command] = re.findall(
-        r"`(cp [^`]* my_ppo\.py)`", (runs.ROOT / "docs/coming-from.md").read_text(encoding="utf-8")
-    )
-    paths = {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(runs.ROOT),
-    }
-    subprocess.run(["bash", "-c", command], cwd=tmp_path, env={**os.environ, **paths}, check=True)
-    source = runs.ROOT / "jaxrl_dist/algorithms/ppo.py"
-    assert (tmp_path / "my_ppo.py").read_bytes() == source.read_bytes()
 
 
 def measured_speeds() -> list[list[str]]:

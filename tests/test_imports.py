@@ -39,7 +39,10 @@ UNCHECKED = {"__init__"}
 
 # Who may import what from outside the package; for a name that is not here, anyone.
 IMPORTED_BY: dict[str, set[str]] = {
-    "flax": {"nn/blocks.py", "nn/cores.py", "nn/heads.py", "nn/layers.py", "nn/torsos.py"},
+    "flax": {
+        *("nn/blocks.py", "nn/cores.py", "nn/heads.py", "nn/layers.py", "nn/torsos.py"),
+        *("templates/dqn.py", "templates/ppo.py", "templates/sac.py"),
+    },
     **{
         library: set()
         for library in ("pickle", "cloudpickle", "dill", "marshal", "shelve", "socketserver")

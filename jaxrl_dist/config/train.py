@@ -32,9 +32,16 @@ from jaxrl_dist.config.inherit import Named
 from jaxrl_dist.config.named import check_algorithm
 from jaxrl_dist.config.plans import PLANS, offline_plan
 from jaxrl_dist.config.synonyms import hint, missing
-from jaxrl_dist.config.values import Fields, check_declared, marked, marks_of, plain, setting
+from jaxrl_dist.config.values import (
+    Fields,
+    check_declared,
+    check_hyperparameters,
+    marked,
+    marks_of,
+    plain,
+    setting,
+)
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.protocols import Traits
 
 Config = TypeVar("Config")
 
@@ -293,7 +300,7 @@ class Train(
             parse_devices(name, getattr(self, name))
         self.check_launch()
         if not isinstance(self.algorithm, type):
-            Traits.of(self.algorithm).validate()
+            check_hyperparameters(self.algorithm)
 
     def _check_data(self) -> None:
         """Checks the fields of learning from a data set.

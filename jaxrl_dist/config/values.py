@@ -28,6 +28,7 @@ from typing import (
 
 from jaxrl_dist.checks import check_range, check_used, did_you_mean, flag, shown
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.protocols import Traits
 
 OR_OBJECT = "or an object from Python"
 """Annotates the type of a field whose value may also
@@ -130,6 +131,12 @@ def check_declared(config: object) -> None:
                 _, marks_of_needed = fields[marks.needs]
                 active = marks_of_needed.without_preset is not None  # a preset will fill it in
             check_used(config, name, active=active, needed=flag(marks.needs))
+
+
+def check_hyperparameters(config: object) -> None:
+    """Checks a config of hyperparameters as ``check_declared``, and by its own ``validate``."""
+    check_declared(config)
+    Traits.of(config).validate()
 
 
 def plain(config: Config) -> Config:

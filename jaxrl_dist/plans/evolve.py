@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_dist.config.values import varied
+from jaxrl_dist.config.values import check_hyperparameters, varied
 from jaxrl_dist.errors import ConfigError
 
 Hyper = Mapping[str, np.ndarray]
@@ -106,7 +106,7 @@ class Selection(NamedTuple):
         checked = dict(parents)
         for name, value in values.items():
             try:
-                varied(config.algorithm, {**checked, name: value}).validate()
+                check_hyperparameters(varied(config.algorithm, {**checked, name: value}))
             except ConfigError:
                 continue
             checked[name] = value

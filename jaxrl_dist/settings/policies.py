@@ -13,9 +13,8 @@ from typing import ClassVar
 
 from jaxrl_dist.algorithms import name_of
 from jaxrl_dist.config.train import OWN, Train
-from jaxrl_dist.config.values import PolicyConfigs
+from jaxrl_dist.config.values import PolicyConfigs, check_hyperparameters
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.protocols import Traits
 from jaxrl_dist.settings.still import Still
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
@@ -32,7 +31,7 @@ class Policies(PolicyConfigs):
         """Raises ``ConfigError`` if a value of a policy is out of range."""
         for name, config in self.configs.items():
             with naming(name):
-                Traits.of(config.algorithm).validate()
+                check_hyperparameters(config.algorithm)
 
 
 def by_policy(config: Train) -> dict[str, Train]:

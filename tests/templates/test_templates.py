@@ -1,0 +1,159 @@
+"""The files that ``jaxrl-dist new`` writes compute what the algorithms do that they are made
+from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import runs
+from probes import spec
+
+from jaxrl_dist import cli, preset, templates, train
+from jaxrl_dist.algorithms import config_class, from_file
+from jaxrl_dist.commands.new import ENVS, written
+from jaxrl_dist.config.plans import PLANS
+from jaxrl_dist.config.train import Train
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete
+
+TEMPLATES = Path(templates.__file__).parent
+BREAKOUT = "Breakout-MinAtar"
+SIZES: dict[str, dict[str, Any]] = {
+    "ppo": {"num_envs": 8, "rollout_length": 16, "num_minibatches": 2, "num_epochs": 2},
+}
+"""A few updates, some of which begin after an episode has ended."""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "mine.py"
+
+
+def written_kind(name: str, env: str, file: Path) -> Any:
+    """The config class of the file that ``new`` writes."""
+    file.write_text(written(name, env), encoding="utf-8")
+    return from_file(str(file))
+
+
+def trained(algorithm: Any, env: str, **fields: Any) -> list[np.ndarray]:
+    """All variables after a short run."""
+    sizes = {"total_env_steps": 512, "report_interval": 512, "num_devices": 1}
+    config = preset(algorithm, env, **{**sizes, "evaluation_episodes": 0, **fields})
+    *_, report = train(config)
+    assert report.updates > 2
+    return jax.tree.leaves(report.variables())
+
+
+@pytest.mark.parametrize(
+    "name, env",
+    [
+        ("ppo", "CartPole-v1"),
+        ("ppo", "Pendulum-v1"),
+        pytest.param("ppo", BREAKOUT, marks=pytest.mark.case),
+    ],
+)
+def test_a_file_learns_as_its_original_to_the_bit(name: str, env: str, file: Path) -> None:
+    kind = written_kind(name, env, file)
+    original = trained(name, env, **SIZES[name])
+    for theirs, ours in zip(original, trained(kind, env, **SIZES[name]), strict=True):
+        np.testing.assert_array_equal(theirs, ours)
+
+
+DISCRETE = "CartPole-v1", BREAKOUT, "MemoryChain-bsuite", "envpool:Pong-v5"
+CONTINUOUS = "Pendulum-v1", "Reacher-misc"
+PAIRS = {"ppo": (*DISCRETE, *CONTINUOUS), "dqn": DISCRETE, "sac": CONTINUOUS}
+
+
+@pytest.mark.parametrize("name, env", [(name, env) for name in ENVS for env in PAIRS[name]])
+def test_a_file_has_the_values_of_the_preset(name: str, env: str, file: Path) -> None:
+    kind = written_kind(name, env, file)
+    mine = preset(kind, env)
+    original = preset(name, env)
+    assert dataclasses.replace(mine, algorithm=original.algorithm) == original
+    for field, value in vars(mine.algorithm).items():
+        expected = getattr(original.algorithm, field)
+        # the file has a number where the original has None for nothing
+        assert value == (value if expected is None and not value else expected), field
+    assert max(map(len, file.read_text().splitlines())) <= 100
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_a_template_has_the_values_of_its_environment(name: str) -> None:
+    source = (TEMPLATES / f"{name}.py").read_text(encoding="utf-8")
+    assert written(name, ENVS[name]) == source
+    assert source.count("\n") <= 280
+
+
+OFFLINE = {"ppo": "ppo does not learn from records"}
+
+
+@pytest.mark.parametrize("plan", runs.cases(PLANS, "synchronous"))
+@pytest.mark.parametrize("name", ENVS)
+# of experience that is older than it should be
+@pytest.mark.filterwarnings("ignore::jaxrl_dist.errors.ConfigWarning")
+def test_a_file_runs_under_the_plans_of_its_original(name: str, plan: str, file: Path) -> None:
+    env = ENVS[name]
+    kind = written_kind(name, env, file)
+    small = {"hidden_sizes": (8,), "plan": plan, **SIZES[name]}
+    try:
+        trained(name, env, **small)
+    except ConfigError as error:
+        with pytest.raises(ConfigError, match=str(error).partition(" ")[2][:20]):
+            trained(kind, env, **small)
+    else:
+        trained(kind, env, **small)
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_check_algorithm_finds_nothing(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(TEMPLATES / f"{name}.py")
+    assert cli.main(["check-algorithm", file, "--env", ENVS[name]]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert ": no fault found in " in line
+
+
+VECTOR = Box((3,), np.dtype(np.float32), np.full(3, -1.0), np.full(3, 1.0))
+MATRIX = Box((3, 3), np.dtype(np.float32), np.full((3, 3), -1.0), np.full((3, 3), 1.0))
+
+
+@pytest.mark.parametrize("name", ENVS)
+@pytest.mark.parametrize(
+    "observation, action",
+    [
+        (Discrete(3), None),
+        (MATRIX, None),
+        ({"speed": VECTOR}, None),
+        (VECTOR, MultiDiscrete((2, 2))),
+        (VECTOR, MATRIX),
+        (VECTOR, {"steer": VECTOR}),
+    ],
+)
+def test_a_file_refuses_other_spaces(name: str, observation: Any, action: Any) -> None:
+    usual = VECTOR if name == "sac" else Discrete(2)
+    with pytest.raises(ConfigError, match=f"; use `jaxrl-dist train {name}`$"):
+        template(name)().make(
+            dataclasses.replace(spec(), observation=observation, action=action or usual)
+        )
+
+
+def template(name: str) -> Any:
+    """The config class of a template."""
+    return from_file(str(TEMPLATES / f"{name}.py"))
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_a_file_checks_the_bounds_of_its_fields(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"^learning_rate must be > 0, not -1\.0$"):
+        Train(template(name)(learning_rate=-1.0), env=ENVS[name]).checked()
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_a_file_has_fields_of_its_original(name: str) -> None:
+    fields = {field.name for field in dataclasses.fields(template(name))}
+    assert fields <= {field.name for field in dataclasses.fields(config_class(name))}
