@@ -24,8 +24,8 @@ cases: .venv/installed-test  ## the tests that take seconds and that `make test`
 slow: .venv/installed-test  ## all tests that `make test` leaves out, among them those that learn to published scores
 	$(BIN)/python -m pytest -m slow --durations=0 --durations-min=1
 
-docs: .venv/installed-test  ## build the documentation into site/, to be read from site/index.html
-	JAX_PLATFORMS=cpu NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+docs: .venv/installed-docs  ## build the documentation into site/, to be read from site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 dist: python  ## build the wheel and the source archive into dist/
 	"$(PYTHON)" -m venv build/venv
@@ -55,6 +55,10 @@ python:
 .venv/installed: pyproject.toml constraints.txt | python
 	"$(PYTHON)" -m venv .venv
 	$(PIP) --editable .
+	@touch $@
+
+.venv/installed-docs: .venv/installed
+	$(PIP) --editable '.[docs]'
 	@touch $@
 
 .venv/installed-test: .venv/installed

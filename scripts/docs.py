@@ -1,19 +1,18 @@
-"""The hook of ``mkdocs.yml``: generates the documents' flags, presets,
-measurements and tests from the code.
+"""Writes the generated parts of the documents again: ``python scripts/docs.py``.
 
-A line ``{{ name argument }}`` of a document is replaced by the result of the function of that name
-below, so nothing generated can be out of date. ``make docs`` builds the site.
+A part stands between ``<!-- generated: NAME ARGUMENT -->`` and ``<!-- end -->``. It is the result
+of the function of that name below: flags, presets, measurements, code and what is tested. Without
+arguments the script rewrites all pages in ``docs``, otherwise those that are named. It needs the
+extra ``test``, since it reads presets from environments and what is tested from the tests.
 """
 
 from __future__ import annotations
 
 import ast
-import base64
 import dataclasses
 import functools
 import importlib
 import inspect
-import itertools
 import json
 import pathlib
 import re
@@ -21,15 +20,10 @@ import runpy
 import statistics
 import sys
 import textwrap
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
-from latex2mathml.converter import convert as to_mathml
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
-from mkdocs.structure.pages import Page
 
 import jaxrl_dist
 from jaxrl_dist import algorithms
@@ -37,22 +31,20 @@ from jaxrl_dist.algorithms.presets import KINDS
 from jaxrl_dist.checks import flag
 from jaxrl_dist.commands import help
 from jaxrl_dist.commands.flags import plain_defaults
-from jaxrl_dist.config.envs import LIBRARIES, split_env
 from jaxrl_dist.config.named import data_of
-from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.synonyms import SYNONYMS
 from jaxrl_dist.config.train import GROUPS
-from jaxrl_dist.envs.source import BACKENDS, DeviceEnv, EnvSource, find
+from jaxrl_dist.envs.source import DeviceEnv, EnvSource, find
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.run.version import RELEASE
 from jaxrl_dist.settings import given
 from jaxrl_dist.spaces import Box, Discrete, Space
-from jaxrl_dist.training import setup
 from jaxrl_dist.training.algorithm import make_algorithm
 from jaxrl_dist.types import EnvSpec
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-NAMES = (*algorithms.ALGORITHMS, *algorithms.PRESETS)
+DOCS = ROOT / "docs"
+PART = re.compile(r"^<!-- generated: (\w+)(?: (\S+))? -->\n(.*?)^<!-- end -->$", re.M | re.S)
+"""A generated part of a page: its function, the argument, and its text."""
 EXAMPLES = {
     "classic_control": "gymnax:CartPole-v1",
     "classic_control/continuous": "gymnax:Pendulum-v1",
@@ -70,47 +62,6 @@ EXAMPLES = {
     "unknown/continuous": "gymnax:Reacher-misc",
 }
 """An environment of each kind of task that presets distinguish."""
-
-
-WIDE = ("learning.md", "speed.md", "accelerators.md", "tested.md")
-"""Documents with wide tables, which take the place of the list of headings."""
-
-
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Shows the version of the package in the header of each page; mkdocs calls it."""
-    config.site_name += f" {RELEASE}"
-    return config
-
-
-def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
-    """Adds a page for each notebook, and its pictures; mkdocs calls it."""
-    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        for name, content in notebook(path).items():
-            files.append(File.generated(config, f"notebooks/{name}", content=content))
-    return files
-
-
-def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Inserts the generated parts into the text of a document; mkdocs calls it."""
-    if page.file.src_uri in WIDE:
-        page.meta["hide"] = ["toc"]
-    if page.file.src_uri.startswith("api/"):
-        page.meta["search"] = {"boost": 0.1}  # a name in the API is in a title: guides come first
-    markdown = re.sub(
-        r"^```math\n(.*?)\n```$", lambda found: formula(found[1]), markdown, flags=re.M | re.S
-    )
-    markdown = re.sub(r"\]\((?:\.\./(notebooks/))?([\w-]+)\.ipynb\)", r"](\1\2.md)", markdown)
-    return re.sub(
-        r"^\{\{ (\w+)(?: (\S+))? \}\}$",
-        lambda found: PARTS[found[1]](found[2]),
-        markdown,
-        flags=re.M,
-    )
-
-
-def formula(latex: str) -> str:
-    """Returns a formula as MathML, which a browser draws without a script or a network."""
-    return f'<div class="formula">{to_mathml(latex, display="block")}</div>'
 
 
 # --- Flags ----------------------------------------------------------------------------------------
@@ -137,8 +88,8 @@ def run_flags(_: None) -> str:
 
 
 def algorithm_flags(name: str) -> str:
-    """Returns a table for each class that defines flags of an algorithm; for a preset,
-    a table of the flags it sets.
+    """Returns a table of the flags that an algorithm's file defines, and one of the defaults of
+    those that it shares; for a preset, a table of the flags it sets.
     """
     kind = algorithms.config_class(name)
     if name in algorithms.PRESETS:
@@ -154,15 +105,49 @@ def algorithm_flags(name: str) -> str:
                 get_type_hints(train) | get_type_hints(kind),
             )
         )
-    parts: list[str] = []
-    seen: set[str] = set()
+    own: dict[str, str] = {}
+    shared: dict[str, list[str]] = {}
+    defaults = help.defaults_of(kind)
     for base in kind.__mro__:
-        texts = {field: text for field, text in help.docstrings(base).items() if field not in seen}
-        seen |= texts.keys()
-        if texts:
-            title = inspect.cleandoc(base.__doc__).splitlines()[0]
-            parts += [f"**{title}**", flag_table(kind, texts, help.defaults_of(kind))]
+        texts = help.docstrings(base)
+        if base.__module__ == kind.__module__:
+            own |= texts
+            continue
+        for field in texts:
+            if field not in own and field in defaults:
+                setting = f"`{flag(field)}` {quoted(defaults.pop(field))}"
+                shared.setdefault(place_of(base), []).append(setting)
+    parts = []
+    if own:
+        parts.append(flag_table(kind, own, help.defaults_of(kind)))
+    parts += [
+        f"Shared with other algorithms, with the defaults of `{name}`; the links say what they do:",
+        table(
+            ("flags of", "defaults"), [(where, ", ".join(each)) for where, each in shared.items()]
+        ),
+        "The flags of every run are in [commands and flags](../commands.md#train); "
+        f"`jaxrl-dist train {name} --help-all` prints all of them.",
+    ]
     return "\n\n".join(parts)
+
+
+def place_of(kind: type) -> str:
+    """Returns a link from an algorithm's page to the description of flags that algorithms share."""
+    name = kind.__module__.rpartition(".")[2]
+    if name in algorithms.ALGORITHMS:
+        return f"[{name}]({name}.md#flags)"
+    before, marker, _ = commands_page().partition(
+        f"<!-- generated: fields {kind.__module__}.{kind.__name__} -->"
+    )
+    if not marker:
+        raise LookupError(f"docs/commands.md does not show the flags of {kind}; add them")
+    title = re.findall(r"^#+ (.*)$", before, re.M)[-1]
+    return f"[{title}](../commands.md#{title.lower().replace(' ', '-')})"
+
+
+@functools.cache
+def commands_page() -> str:
+    return (DOCS / "commands.md").read_text(encoding="utf-8")
 
 
 def flag_table(
@@ -222,15 +207,18 @@ def synonyms(_: str | None) -> str:
 def algorithm_presets(name: str) -> str:
     """Returns a table of the flags that differ from the defaults on each kind of environment."""
     default = plain_defaults(name)
-    rows = []
+    kinds: dict[str, list[str]] = {}
+    refusals: dict[str, list[str]] = {}
     for kind, env in EXAMPLES.items():
+        example = f"{KINDS[kind]} (`{env}`)"
         config, _ = given.filled(
             given.user_values(jaxrl_dist.Train(name, env=env, data=data_of(name))), source_of(env)
         )
         try:
             make_algorithm(config, spec_of(env))
         except ConfigError as error:
-            rows.append((KINDS[kind], f"`{env}`", f"refused: {error.with_flags}"))
+            reason = error.with_flags.replace(spec_of(env).id, "it")
+            refusals.setdefault(reason, []).append(example)
             continue
         pairs = [(config, default), (config.algorithm, default.algorithm)]
         changed = [
@@ -240,8 +228,10 @@ def algorithm_presets(name: str) -> str:
             if field.name not in ("algorithm", "env")
             and getattr(new, field.name) not in (None, getattr(old, field.name))
         ]
-        rows.append((KINDS[kind], f"`{env}`", ", ".join(changed) or "nothing"))
-    return table(("kind", "such as", "differs from the defaults"), rows)
+        kinds.setdefault(", ".join(changed) or "nothing", []).append(example)
+    rows = [("; ".join(examples), changed) for changed, examples in kinds.items()]
+    rows += [("; ".join(examples), f"refused: {why}") for why, examples in refusals.items()]
+    return table(("kind, such as", "differs from the defaults"), rows)
 
 
 @functools.cache
@@ -285,7 +275,7 @@ def learning() -> dict[str, Any]:
 def algorithm_curves(name: str) -> str:
     """Returns an algorithm's measurements: its rows of ``learning.md``, and its curves."""
     script = learning()
-    results = script["load"](ROOT / "docs" / "learning" / script["RESULTS"])
+    results = script["load"](DOCS / "learning" / script["RESULTS"])
     bars = [bar for bar in script["BARS"] if bar.algorithm == name]
     measured = [bar for bar in bars if bar.name in results]
     if not measured:
@@ -304,7 +294,7 @@ def measured(names: str) -> str:
     with links to the algorithms' pages.
     """
     script = learning()
-    results = script["load"](ROOT / "docs" / "learning" / script["RESULTS"])
+    results = script["load"](DOCS / "learning" / script["RESULTS"])
     bars = [bar for name in names.split(",") for bar in script["BARS"] if bar.name == name]
     assert len(bars) == len(names.split(",")), f"not all of {names} are bars"
     rows = []
@@ -326,7 +316,7 @@ def battles(names: str) -> str:
     mean and standard deviation over the seeds.
     """
     script = learning()
-    results = script["load"](ROOT / "docs" / "learning" / script["RESULTS"])
+    results = script["load"](DOCS / "learning" / script["RESULTS"])
     rows = []
     for name in names.split(","):
         result = results[name]
@@ -362,7 +352,7 @@ def scale(_: str | None) -> str:
     """Returns a table of predicted and measured rates of a run over several devices and
     processes.
     """
-    measured = json.loads((ROOT / "docs" / "scale.json").read_text(encoding="utf-8"))
+    measured = json.loads((DOCS / "scale.json").read_text(encoding="utf-8"))
     table: str = runpy.run_path(str(ROOT / "benchmarks" / "scale.py"))["table"](measured)
     return table
 
@@ -370,127 +360,15 @@ def scale(_: str | None) -> str:
 # --- Tests ----------------------------------------------------------------------------------------
 
 
-def cases(test: Callable[..., Any]) -> Iterator[dict[str, Any]]:
-    """Yields the arguments of each case of a parametrised test."""
-    marks = [mark for mark in test.pytestmark if mark.name == "parametrize"]  # type: ignore[attr-defined]
-    for chosen in itertools.product(*(mark.args[1] for mark in marks)):
-        case: dict[str, Any] = {}
-        for mark, values in zip(marks, chosen, strict=True):
-            names = [name.strip() for name in mark.args[0].split(",")]
-            if hasattr(values, "marks"):  # of pytest.param
-                values = values.values
-            elif len(names) == 1:
-                values = [values]
-            case |= zip(names, values, strict=True)
-        yield case
-
-
-def evidence() -> Iterator[tuple[str, str, str, str]]:
-    """Yields ``(algorithm, plan, backend, what)`` for
-    each parametrised case of the tests that train.
-    """
-    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "plans")]
-    plans, threads, bars = (
-        importlib.import_module(name)
-        for name in ("test_plans", "test_asynchronous", "test_learning")
-    )
-    for test in (
-        plans.test_probe,
-        plans.test_continuous_probe,
-        plans.test_probes_under_the_other_plans,
-    ):
-        for case in cases(test):
-            yield case["name"], case.get("plan", "on_device"), "gymnax", "probes"
-    for case in cases(plans.test_every_combination_trains_or_is_refused):
-        yield case["name"], case["plan"], case["backend"], "trains"
-    for case in cases(plans.test_every_algorithm_repeats_bit_for_bit):
-        yield case["name"], "on_device", "gymnax", "repeats"
-    for case in cases(plans.test_same_seed_same_numbers):
-        run = plans.RUNS[case["plan"]]
-        yield algorithms.name_of(run.algorithm), case["plan"], spec_of(run.env).backend, "repeats"
-    for case in cases(threads.test_lockstep_repeats_bit_for_bit):
-        yield case["name"], "asynchronous", backend_of(case["env_id"]), "repeats"
-    for case in cases(bars.test_bar):
-        # the table has no columns for them, and they may be missing
-        if case["bar"].env.split(":")[0] in LIBRARIES:
-            continue
-        config = bars.LEARNING["config_of"](case["bar"], 0)
-        yield case["bar"].algorithm, config.plan, backend_of(config.env), "learns"
-
-
-def backend_of(env: str) -> str:
-    backend = split_env(env)[0]
-    assert backend is not None
-    return backend
-
-
-def refused(name: str, env: str, **fields: Any) -> str | None:
-    """Returns the reason why an algorithm cannot train on an environment; None if it can."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            setup.prepare(jaxrl_dist.preset(name, env, **fields))
-    except ConfigError as error:
-        return error.with_flags
-    return None
-
-
 def tested(_: str | None) -> str:
     """Returns a table of algorithms by plan and backend: what the tests show,
     or why the combination is refused.
     """
-    found: dict[tuple[str, str, str], set[str]] = {}
-    for name, plan, backend, what in evidence():
-        found.setdefault((name, plan, backend), set()).add(what[0].upper())
-    columns = [(plan, backend) for plan in PLANS for backend in BACKENDS]
-    columns = [column for column in columns if any((name, *column) in found for name in NAMES)]
-    reasons: list[str] = []
-    rows = []
-    for name in NAMES:
-        env = next(
-            (
-                env
-                for env in ("CartPole-v1", "Pendulum-v1")
-                if refused(name, f"gymnax:{env}") is None
-            ),
-            "",
-        )
-        row = [f"[`{name}`](algorithms/{name}.md)"]
-        for plan, backend in columns:
-            cell = " ".join(sorted(found.get((name, plan, backend), ())))
-            if cell and (reason := refused(name, f"{backend}:{env}", plan=plan)):
-                reasons += [reason] if reason not in reasons else []
-                cell = f"no ({reasons.index(reason) + 1})"
-            row.append(cell)
-        rows.append(row)
-    head = ("algorithm", *(f"{plan} {backend}" for plan, backend in columns))
-    return "\n".join(
-        [table(head, rows), "", *(f"{i}. {reason}" for i, reason in enumerate(reasons, 1))]
-    )
-
-
-# --- Notebooks ------------------------------------------------------------------------------------
-
-
-def notebook(path: pathlib.Path) -> dict[str, str | bytes]:
-    """Returns a notebook's page, with its stored outputs, and its pictures, by file name."""
-    parts: list[str] = []
-    found: dict[str, str | bytes] = {}
-    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
-        source = "".join(cell["source"])
-        if cell["cell_type"] == "markdown":
-            parts.append(source.replace("](../docs/", "](../"))
-            continue
-        parts.append(f"```python\n{source}\n```")
-        for output in cell["outputs"]:
-            if (picture := output.get("data", {}).get("image/png")) is not None:
-                name = f"{path.stem}-{len(found) + 1}.png"
-                found[name] = base64.b64decode(picture)
-                parts.append(f"![]({name})")
-            else:
-                text = "".join(output.get("text") or output["data"]["text/plain"])
-                parts.append(f"```text\n{text.rstrip()}\n```")
-    return {f"{path.stem}.md": "\n\n".join(parts), **found}
+    shown = runpy.run_path(str(ROOT / "scripts" / "tested.py"))["tested"]()
+    head = ("algorithm", *map(" ".join, shown.columns))
+    rows = [(f"[`{name}`](algorithms/{name}.md)", *cells) for name, cells in shown.rows.items()]
+    reasons = (f"{i}. {reason}" for i, reason in enumerate(shown.reasons, 1))
+    return "\n".join([table(head, rows), "", *reasons])
 
 
 # --- Documents ------------------------------------------------------------------------------------
@@ -504,8 +382,8 @@ def source(path: str) -> str:
       LookupError: there is no such function any more.
     """
     module, names = path.split(":")
-    file = ROOT / f"{module.replace('.', '/')}.py"
-    text = file.read_text(encoding="utf-8")
+    file = f"{module.replace('.', '/')}.py"
+    text = (ROOT / file).read_text(encoding="utf-8")
     node: ast.AST = ast.parse(text)
     for name in names.split("."):
         parts = [part for part in ast.walk(node) if getattr(part, "name", None) == name]
@@ -513,7 +391,7 @@ def source(path: str) -> str:
             raise LookupError(f"{len(parts)} functions {name!r} of {path}")
         node = parts[0]
     code = textwrap.dedent(ast.get_source_segment(text, node, padded=True) or "")
-    return f"`{file.relative_to(ROOT)}`\n\n```python\n{code}\n```"
+    return f"[`{file}`](../{file})\n\n```python\n{code}\n```"
 
 
 def file(path: str) -> str:
@@ -527,9 +405,8 @@ def algorithm(name: str) -> str:
     text = "\n\n".join(f"## {title}\n\n{part(name)}" for title, part in parts.items())
     if name in algorithms.PRESETS:
         return text
-    path = pathlib.Path(inspect.getfile(algorithms.config_class(name)))
-    code = textwrap.indent(f"```python\n{path.read_text(encoding='utf-8')}```", "    ")
-    return f'{text}\n\n## Source\n\n??? note "`{path.relative_to(ROOT)}`"\n{code}'
+    path = pathlib.Path(inspect.getfile(algorithms.config_class(name))).relative_to(ROOT)
+    return f"{text}\n\n## Source\n\n[`{path}`](../../{path})"
 
 
 PARTS: dict[str, Callable[[Any], str]] = {
@@ -545,3 +422,30 @@ PARTS: dict[str, Callable[[Any], str]] = {
     "synonyms": synonyms,
     "tested": tested,
 }
+
+
+def pages() -> list[pathlib.Path]:
+    """The pages that may have generated parts."""
+    return sorted(path for path in DOCS.rglob("*.md") if PART.search(path.read_text("utf-8")))
+
+
+def generated(text: str) -> str:
+    """Returns the text of a page with its generated parts written again."""
+    return PART.sub(_part, text)
+
+
+def _part(part: re.Match[str]) -> str:
+    name, argument, _ = part.groups()
+    first, last = part[0].split("\n", 1)[0], "<!-- end -->"
+    return f"{first}\n\n{PARTS[name](argument)}\n\n{last}"
+
+
+def main() -> None:
+    """Rewrites the pages."""
+    for path in [pathlib.Path(name) for name in sys.argv[1:]] or pages():
+        text = path.read_text(encoding="utf-8")
+        path.write_text(generated(text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -34,7 +34,8 @@ WRITTEN = {
     "docs/evidence/records.md": {"What it reaches"},
     "docs/speed.md": {"What came out"},
 }
-"""Sections with tables from these files, which tests compare with them."""
+"""Sections with tables from these files, which tests compare with them. Generated parts of pages
+(``scripts/docs.py``) need no entry."""
 PEERS = {
     "rejax": "PyPI 0.1.3",
     "SBX": "PyPI 0.28.0",
@@ -61,10 +62,14 @@ def pages() -> list[str]:
 
 
 def tables(page: str) -> Iterator[tuple[str, list[str]]]:
-    """Yields the section and the rows of each table of a page that has a column of numbers."""
+    """Yields the section and the rows of each table of a page that has a column of numbers;
+    generated tables are left out.
+    """
     section = ""
     rows = list[str]()
-    for line in [*(ROOT / page).read_text(encoding="utf-8").splitlines(), ""]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    text = re.sub(r"^<!-- generated: .*?^<!-- end -->$", "", text, flags=re.M | re.S)
+    for line in [*text.splitlines(), ""]:
         if line.startswith("#"):
             section = line.strip("# ")
         if line.startswith("|"):

@@ -587,7 +587,7 @@ _EXTRAS = tomllib.loads((runs.ROOT / "pyproject.toml").read_text(encoding="utf-8
 _TEST_PACKAGES = {
     re.match(r"[\w-]+", need)[0].removeprefix("pytest-")  # xdist
     for need in set(_EXTRAS["test"]) - set(_EXTRAS["docs"])
-} - {"jaxrl-dist", "psutil"}  # orbax needs psutil
+} - {"jaxrl-dist", "psutil"} | {"envpool"}  # orbax needs psutil
 WITHOUT_TEST_PACKAGES = f"""
 import sys
 for package in {sorted(_TEST_PACKAGES)}:
@@ -671,12 +671,14 @@ def test_each_notebook_is_a_page_with_its_pictures(site: Path) -> None:
         assert all((page.parent / name).read_bytes().startswith(b"\x89PNG") for name in shown)
 
 
-@pytest.mark.case  # `make docs` builds the site
 @pytest.mark.parametrize("name", [*ALGORITHMS, *PRESETS])
-def test_each_algorithm_has_a_page(site: Path, name: str) -> None:
+def test_each_algorithm_has_a_page(name: str) -> None:
     """With all flags, their defaults, and the paper."""
-    page = site / "algorithms" / f"{name}.html"
-    found = {row[0]: row[1] for row in rows(page) if row[0].startswith("--")}
+    text = (runs.ROOT / "docs" / "algorithms" / f"{name}.md").read_text(encoding="utf-8")
+    flags = text.partition("\n## Flags\n")[2].partition("\n## ")[0]
+    found = dict(re.findall(r"^\| `(--[a-z0-9-]+)` \| `?(.*?)`? \|", flags, re.M))
+    for line in re.findall(r"^\| \[.*\]\(.*\) \| (.*) \|$", flags, re.M):
+        found |= dict(re.findall(r"`(--[a-z0-9-]+)` `?(.*?)`?(?:, |$)", line))
     kind = config_class(name)
     values = (
         PRESETS[name][1]
@@ -687,32 +689,33 @@ def test_each_algorithm_has_a_page(site: Path, name: str) -> None:
     for field, value in values.items():
         if type(value) in (float, str):
             assert found[flag(field)] == str(value)
-    text = page.read_text(encoding="utf-8")
-    assert re.search(r'href="https://(arxiv|doi|openreview)\.', text)
+    assert re.search(r"\]\(https://(arxiv|doi|openreview)\.", text)
     for heading in (
-        "what-it-computes",
-        "what-differs-from-the-paper",
-        "flags",
-        "presets",
-        "measured",
+        "What it computes",
+        "What differs from the paper",
+        "Flags",
+        "Presets",
+        "Measured",
     ):
-        assert f'id="{heading}' in text, heading
+        assert f"\n## {heading}" in text, heading
 
 
-@pytest.mark.case  # `make docs` builds the site
-def test_presets_are_shown_by_an_environment_of_each_kind(site: Path) -> None:
+def test_presets_are_shown_by_an_environment_of_each_kind() -> None:
+    text = (runs.ROOT / "docs" / "algorithms" / "ppo.md").read_text(encoding="utf-8")
+    table = text.partition("\n## Presets\n")[2].partition("\n## ")[0]
     shown = {
-        row[0]: row[1] for row in rows(site / "algorithms" / "ppo.html") if row[0] in KINDS.values()
+        kind: env
+        for row in re.findall(r"^\| (.*?) \| .* \|$", table, re.M)
+        for kind, env in re.findall(r"(?:^|; )(.*?) \(`(.*?)`\)", row)
     }
-    assert list(shown) == list(KINDS.values())
+    assert shown.keys() == {*KINDS.values()}
     # whose library is not installed here, like the next one's
     assert shown.pop(KINDS["game"]) == "pgx:tic_tac_toe"
     assert shown.pop(KINDS["craftax"]) == "craftax:Craftax-Symbolic-v1"
     assert [KINDS[kind_of(find(env).spec)] for env in shown.values()] == list(shown)
 
 
-@pytest.mark.case  # `make docs` builds the site
-def test_the_table_of_what_is_tested_is_that_of_the_tests(site: Path) -> None:
+def test_the_table_of_what_is_tested_is_that_of_the_tests() -> None:
     """Read once more, from the text of the tests."""
     tree = ast.parse((runs.ROOT / "tests" / "plans" / "test_plans.py").read_text(encoding="utf-8"))
     (table,) = [
@@ -731,7 +734,13 @@ def test_the_table_of_what_is_tested_is_that_of_the_tests(site: Path) -> None:
     (parameters,) = [node.args[1] for node in test.decorator_list if isinstance(node, ast.Call)]
     probed |= set(ast.literal_eval(parameters))
 
-    head, *lines = [row for row in rows(site / "tested.html") if len(row) > 5]
+    page = (runs.ROOT / "docs" / "tested.md").read_text(encoding="utf-8")
+    cells_of = [line.strip("|").split("|") for line in re.findall(r"^\| .*", page, re.M)]
+    head, _, *lines = [
+        [re.sub(r"\[`(.*)`\].*", r"\1", cell.strip()) for cell in row]
+        for row in cells_of
+        if len(row) > 5
+    ]
     assert {line[0] for line in lines} == {*ALGORITHMS, *PRESETS}
     cells = {
         (line[0], *where.split()): cell
@@ -763,16 +772,39 @@ def test_each_command_has_its_place(site: Path) -> None:
         assert {*missing} <= {"--help", "--version"}
 
 
+# --- Generated parts ------------------------------------------------------------------------------
+
+
+GENERATOR = runpy.run_path(str(runs.ROOT / "scripts" / "docs.py"))
+SLOW_PARTS = ("docs/tested.md",)
+"""Pages whose generated part takes a minute to write."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(name, marks=pytest.mark.case if name in SLOW_PARTS else ())
+        for path in GENERATOR["pages"]()
+        for name in [str(path.relative_to(runs.ROOT))]
+    ],
+)
+def test_the_generated_parts_of_a_page_are_up_to_date(page: str) -> None:
+    text = (runs.ROOT / page).read_text(encoding="utf-8")
+    assert text == GENERATOR["generated"](text), f"{page} is old; run `python scripts/docs.py`"
+
+
+def test_pages_have_no_open_generated_part() -> None:
+    for path in (runs.ROOT / "docs").rglob("*.md"):
+        text = path.read_text(encoding="utf-8")
+        parts = len(GENERATOR["PART"].findall(text))
+        assert text.count("<!-- generated: ") == text.count("<!-- end -->") == parts, path
+
+
 def test_pages_show_sources_and_measured_rows_as_they_are() -> None:
-    hook = runpy.run_path(str(runs.ROOT / "scripts" / "docs.py"))
-    page = SimpleNamespace(file=SimpleNamespace(src_uri="own.md"), meta={})
+    def text_of(name: str) -> str:
+        return (runs.ROOT / "docs" / name).read_text(encoding="utf-8")
 
-    def made(name: str) -> str:
-        return hook["on_page_markdown"](
-            (runs.ROOT / "docs" / name).read_text(encoding="utf-8"), page
-        )
-
-    one = made("ppo-in-one-page.md")
+    one = text_of("ppo-in-one-page.md")
     code = "\n".join(
         textwrap.dedent(block) for block in re.findall(r"```python\n(.*?)```", one, re.DOTALL)
     )
@@ -787,19 +819,19 @@ def test_pages_show_sources_and_measured_rows_as_they_are() -> None:
         "update",
         "run",
     } <= {node.name for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)}
-    assert "-jnp.minimum(ratio * batch" in one and "{{" not in one
+    assert "-jnp.minimum(ratio * batch" in one
     assert (
         "| [`dqn --env gymnax:MountainCar-v0`](algorithms/dqn.md#measured) | 200,000 | -103.4 | 5 |"
-        in made("which-algorithm.md")
+        in text_of("which-algorithm.md")
     )
     results = runs.read_json(runs.ROOT / "docs" / "learning" / "results.json")
     won, returns = results["qmix-3m"]["won"], results["qmix-3m"]["returns"]
     row = (
         f"{100 * np.mean(won):.0f} % ± {100 * np.std(won, ddof=1):.0f} | {np.mean(returns):.2f} ± "
     )
-    assert f"| [qmix-3m](algorithms/qmix.md#measured) | {row}" in made("agents.md")
+    assert f"| [qmix-3m](algorithms/qmix.md#measured) | {row}" in text_of("agents.md")
     with pytest.raises(LookupError, match="0 functions 'nothing'"):
-        hook["source"]("jaxrl_dist.returns:nothing")
+        GENERATOR["source"]("jaxrl_dist.returns:nothing")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -817,11 +849,10 @@ class Own:
 
 
 def test_flags_are_read_from_the_dataclass() -> None:
-    hook = runpy.run_path(str(runs.ROOT / "scripts" / "docs.py"))
-    page = SimpleNamespace(file=SimpleNamespace(src_uri="own.md"), meta={})
-    text = hook["on_page_markdown"](f"before\n\n{{{{ fields {__name__}.Own }}}}\n\nafter", page)
+    first = f"before\n\n<!-- generated: fields {__name__}.Own -->"
+    text = GENERATOR["generated"](f"{first}\n<!-- end -->\n\nafter")
     assert text.splitlines() == [
-        "before",
+        *first.splitlines(),
         "",
         "| flag | default | what |",
         "| --- | --- | --- |",
@@ -830,12 +861,30 @@ def test_flags_are_read_from_the_dataclass() -> None:
         "| `--num-envs` | `8` | A field that presets fill in. |",
         "| `--fast` | on | Whether. |",
         "",
+        "<!-- end -->",
+        "",
         "after",
     ]
+    assert GENERATOR["generated"](text) == text
     with pytest.raises(KeyError, match="nothing"):
-        hook["on_page_markdown"]("{{ nothing }}", page)
-    formula = hook["on_page_markdown"]("```math\nx^2\n```", page)
+        GENERATOR["generated"]("<!-- generated: nothing -->\n<!-- end -->")
+
+
+def test_the_site_has_formulas_and_sources_as_text() -> None:
+    hook = runpy.run_path(str(runs.ROOT / "scripts" / "mkdocs_hook.py"))
+
+    def shown(text: str, page: str = "own.md") -> str:
+        return hook["on_page_markdown"](
+            text, SimpleNamespace(file=SimpleNamespace(src_uri=page), meta={})
+        )
+
+    formula = shown("```math\nx^2\n```")
     assert (
         formula.startswith('<div class="formula"><math')
         and "<msup><mi>x</mi><mn>2</mn></msup>" in formula
     )
+    assert shown("[`a.py`](../jaxrl_dist/a.py), [b](b.md)") == "`a.py`, [b](b.md)"
+    link = "[`jaxrl_dist/returns.py`](../../jaxrl_dist/returns.py)"
+    code = shown(f"[b](../b.md)\n\n## Source\n\n{link}\n", "algorithms/own.md")
+    assert code.startswith('[b](../b.md)\n\n## Source\n\n??? note "`jaxrl_dist/returns.py`"')
+    assert "    def gae(" in code
