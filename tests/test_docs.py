@@ -331,6 +331,7 @@ HOW_TO = (
     *("docs/evidence/records.md", "docs/evidence/runs.md", "docs/metrics.md", "docs/plots.md"),
     *("docs/devices.md", "docs/populations.md", "docs/tuning.md", "docs/evidence/populations.md"),
     *("docs/evidence/environments.md", "docs/your-environment.md"),
+    *("docs/profiling.md", "docs/speed.md", "docs/scale.md", "docs/accelerators.md"),
 )
 """Pages that are read first: short sentences only."""
 

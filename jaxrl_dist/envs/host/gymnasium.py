@@ -123,7 +123,7 @@ def _check_kind(name: str, made: Description) -> None:
     raise ConfigError(
         f"{name} made a {made.kind}, which is neither a gymnasium.Env nor a gymnax-style "
         "environment (reset_env, step_env, is_truncated, observation_space and action_space) "
-        "of one agent; docs/environments.md shows both"
+        "of one agent; docs/your-environment.md shows both"
     )
 
 
