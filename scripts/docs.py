@@ -409,6 +409,27 @@ def algorithm(name: str) -> str:
     return f"{text}\n\n## Source\n\n[`{path}`](../../{path})"
 
 
+def reference(_: None) -> str:
+    """Returns a table of the pages of the API and of the files that they show."""
+    rows = []
+    for path in sorted((DOCS / "api").glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        files = dict.fromkeys(file_of(name) for name in re.findall(r"^::: (\S+)", text, re.M))
+        title = text.split("\n")[0].strip("# ")
+        links = ", ".join(f"[`{file}`](../../{file})" for file in files)
+        rows.append((f"[{title}]({path.name})", links))
+    return table(("page", "files"), rows)
+
+
+def file_of(name: str) -> str:
+    """Returns the file of a module, or of a name in a module."""
+    path = name.replace(".", "/")
+    for file in (f"{path}.py", f"{path}/__init__.py"):
+        if (ROOT / file).exists():
+            return file
+    return file_of(name.rpartition(".")[0])
+
+
 PARTS: dict[str, Callable[[Any], str]] = {
     "accelerators": accelerators,
     "algorithm": algorithm,
@@ -416,6 +437,7 @@ PARTS: dict[str, Callable[[Any], str]] = {
     "file": file,
     "measured": measured,
     "battles": battles,
+    "reference": reference,
     "run_flags": run_flags,
     "scale": scale,
     "source": source,
