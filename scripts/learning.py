@@ -824,84 +824,92 @@ def curves(result: Mapping[str, Any]) -> list[Curve]:
     return lines
 
 
+INTRODUCTION = """# What the defaults learn
+
+Each row is a command with its default flags, run once for each seed (`--seed 0`, `1`, ...). `tasks` is
+`scripts/tasks.py`.
+
+| column | meaning |
+|---|---|
+| return of each seed | mean of the 100 greedy episodes that end a run (10 on MuJoCo and Atari) |
+| bar, met | the goal, and how many seeds reach it; a row without a bar has no published number |
+| IQM | mean of the middle half of the seeds (of five, without the lowest and the highest) |
+| 95 % | interval of the IQM (percentile bootstrap over seeds); for three seeds it is the lowest and the highest |
+| published | a return of one of the source's runs, or the mean of several, after the env steps in parentheses. *Behind*: our IQM is lower by more than a tenth |
+| minutes | median over the seeds, which share a compiled program; with `--seeds`, the minutes of the whole run. Other work shared the two CPU cores, so minutes do not rank algorithms |
+
+`python scripts/learning.py` runs all of it again and writes this page; after an interruption, `--missing`
+continues. [Curves](#curves) are at the end.
+
+## Tasks that presets were tuned on
+
+The values in `jaxrl_dist/algorithms/presets.py` were chosen by looking at runs on these tasks. So their returns
+say that the values work here, not that they work elsewhere.
+"""
+"""The page of results before its first table."""
+HELD_OUT = """## Tasks that no preset was tuned on
+
+No value was chosen by runs on these tasks. A task ran again if its preset was changed for other tasks.
+"""
+"""The page of results before its second table."""
+BELOW = """## Below their bars
+
+| row | what was found |
+|---|---|
+| A2C and IMPALA on LunarLander | The policies land while they sample their actions, but the greedy policy hovers until the time is up: [more](#a2c-and-impala-on-lunarlander) |
+| DQN on EnvPool's CartPole | One of five seeds ends at 177. Its training episodes, with 5 % random actions, return as much as the other seeds' |
+| IMPALA on MinAtar's Breakout | Training episodes, which sample their actions, return 34. The greedy policy loses the ball earlier |
+| PPO on Hopper | One of three seeds ends below, and its training episodes return 970: [more](#ppo-on-hopper) |
+| PPO on MinAtar's SpaceInvaders | One of three seeds ends below, with 137 in training |
+| SAC on LunarLanderContinuous | One of three seeds ends just below. RL Zoo's 260 took 500,000 env steps |
+| PPO on Swimmer | RL Zoo has flags for this task alone, with a discount of 0.9999. That discount alone did not help here (26, one seed) |
+| PPO on PointRobot | The goal is hidden and changes with each episode. Policies have to remember the last reward and action, which they observe: with `--core gru` it returned 9.1 (one seed) |
+| PPO on MountainCar | All seeds reach the goal of the task; one ends 0.1 below the bar |
+| PPO on Pong | CleanRL's score is after 40M frames, four times as many |
+| PPO on a MemoryChain of 40 steps | `--core linear` and `attention` remember that long; `gru` and `lstm` learn to do so in some seeds or in no seed |
+
+[Hard exploration](exploration.md) names what else the defaults do not learn, and what helps.
+
+### A2C and IMPALA on LunarLander
+
+These did not reach the bars (one to three seeds of each): other step sizes, entropies, discounts, batches and
+optimisers, larger networks, scaled rewards, falling step sizes, a gradient norm for each network, and values that
+learn 3 to 30 times as fast as the policy. With more updates, training episodes rise to 100 or 200 and fall
+again. SB3 2.9.2's A2C with RL Zoo's flags had greedy returns of 43 and -40 on Gymnasium's LunarLander-v3 here,
+after 200,000 steps; RL Zoo publishes 156. `ppo` and `dqn` learn to land. So does `appo`, but one of its three
+seeds ends at 192.
+
+### PPO on Hopper
+
+Training returns swing until the end, as the step size does not fall. So greedy actions use an average of the
+parameters (`--ema-steps`); of three lengths, the one that did best on these seeds was taken. Differences between
+seeds are larger than its effect:
+
+| PPO | returns of three seeds |
+|---|---|
+| the newest parameters of the same runs | 2090, 836, 3069 |
+| an earlier version without averages | 3264, 1656, 3391 |
+| a step size of 2e-4 | 2326, 3236, 1410 |
+| `--target-kl 0.03`; HalfCheetah returned 4430 and 3842 | 3155, 3348, 1003 |
+"""
+"""The page of results after its tables."""
+
+
 def page(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Returns ``docs/learning.md``: the measured numbers as tables."""
     measured = [bar for bar in BARS if bar.name in results]
-    lines = [
-        "# What the defaults learn",
-        "",
-        "Every row is a command with its default flags, once a seed (`--seed 0`, `1`, ...); a return is the mean of",
-        "the 100 greedy episodes that end a run (10 on MuJoCo and Atari). *IQM* is the mean of the middle half of the",
-        "seeds (of five, without the lowest and the highest),",
-        "and *95 %* its interval (percentile bootstrap over seeds); of three seeds it reaches from the lowest to the",
-        "highest. A published return is one of the source's",
-        "runs or the mean of several, after the env steps in parentheses; *behind* marks an IQM that is lower by more",
-        "than a tenth. Rows without a bar have no published number. *Minutes* are the median over the seeds, which",
-        "share a compiled program, or those of the run of all `--seeds`. Other work shared the two CPU cores,",
-        "so minutes do not rank algorithms. [Curves](#curves) are at the end. `tasks` is",
-        "`scripts/tasks.py`. `python scripts/learning.py` runs all of it again and writes this page; after an",
-        "interruption, `--missing` continues.",
-        "",
-        "## Tasks that presets were tuned on",
-        "",
-        "Somebody looked at runs on these tasks while choosing the values in `jaxrl_dist/algorithms/presets.py`, so",
-        "their returns say that the values work here, not that they work elsewhere.",
-        "",
-        *rows([bar for bar in measured if not bar.held_out], results),
-        "",
-    ]
+    lines = [INTRODUCTION, *rows([bar for bar in measured if not bar.held_out], results), ""]
     if held_out := [bar for bar in measured if bar.held_out]:
-        lines += [
-            "## Tasks that no preset was tuned on",
-            "",
-            "No value was chosen by runs on these tasks. They ran again where a preset has changed since, for others.",
-            "",
-            *rows(held_out, results),
-            "",
-        ]
-    lines += [
-        "## Below their bars",
-        "",
-        "- **A2C and IMPALA on LunarLander**: the policies land while they draw random actions, but the greedy policy",
-        "  hovers until the time is up. Other step sizes, entropies, discounts, batches and optimisers, larger",
-        "  networks, scaled rewards, falling step sizes, a gradient norm for each network, and values that learn 3 to",
-        "  30 times as fast as the policy did not reach the bars (one to three seeds of each): with more updates,",
-        "  training episodes rise to 100 or 200 and fall again. SB3 2.9.2's A2C with RL Zoo's flags had greedy",
-        "  returns of 43 and -40 on Gymnasium's LunarLander-v3 here, after 200,000 steps, where RL Zoo publishes 156.",
-        "  `ppo` and `dqn` learn to land, and so does `appo`, one of whose three seeds ends at 192.",
-        "- **DQN on EnvPool's CartPole**: one of five seeds ends at 177. Its training episodes, with 5 % random",
-        "  actions, return as much as those of the others.",
-        "- **IMPALA on MinAtar's Breakout**: training episodes, which sample their actions, return 34; the greedy",
-        "  policy loses the ball earlier.",
-        "- **PPO on Hopper**: one of three seeds ends below, and its training episodes return 970. Returns of training",
-        "  swing until the end, as the step size does not fall; greedy actions therefore come from an average of the",
-        "  parameters (`--ema-steps`). Of three lengths of it, the one that did best on these seeds was taken. The",
-        "  newest parameters of the same runs returned 2090, 836 and 3069. Seeds differ more than that: an earlier",
-        "  version of PPO returned 3264, 1656 and 3391 without averages. With a step size of 2e-4 it returned 2326,",
-        "  3236 and 1410, and with `--target-kl 0.03` 3155, 3348 and 1003, where HalfCheetah returned 4430 and 3842.",
-        "- **PPO on MinAtar's SpaceInvaders**: one of three seeds ends below, with 137 in training.",
-        "- **SAC on LunarLanderContinuous**: one of three seeds ends just below. RL Zoo's 260 took 500,000 env steps.",
-        "- **PPO on Swimmer**: RL Zoo has flags for this task alone, with a discount of 0.9999. That discount alone",
-        "  did not help here (26, one seed).",
-        "- **PPO on PointRobot**: the goal is hidden and changes with each episode. The observation holds the last",
-        "  reward and action, for policies that remember them: with `--core gru` it returned 9.1 (one seed).",
-        "- **PPO on MountainCar**: all seeds meet the goal; one ends 0.1 below the bar.",
-        "- **PPO on Pong**: CleanRL's score is after 40M frames, four times as many.",
-        "- **PPO on a MemoryChain of 40 steps**: `--core linear` and `attention` remember that long; `gru` and",
-        "  `lstm` learn to do so in some seeds or none.",
-        "",
-        "[Hard exploration](exploration.md) names what else the defaults do not learn, and what helps.",
-        "",
-    ]
+        lines += [HELD_OUT, *rows(held_out, results), ""]
+    lines.append(BELOW)
     if missing := [f"`{bar.name}`" for bar in BARS if bar.name not in results]:
         lines += [f"Not measured with the presets as they are: {', '.join(missing)}.", ""]
-    pictures = gallery(measured, "learning")
     lines += [
         "## Curves",
         "",
-        "Of training episodes, which sample their actions.",
+        "These are returns of training episodes, which sample their actions.",
         "",
-        pictures,
+        gallery(measured, "learning"),
         "",
     ]
     used = {

@@ -332,6 +332,7 @@ HOW_TO = (
     *("docs/devices.md", "docs/populations.md", "docs/tuning.md", "docs/evidence/populations.md"),
     *("docs/evidence/environments.md", "docs/your-environment.md"),
     *("docs/profiling.md", "docs/speed.md", "docs/scale.md", "docs/accelerators.md"),
+    *("docs/learning.md",),
 )
 """Pages that are read first: short sentences only."""
 
