@@ -260,7 +260,8 @@ class Replay:
     importance_exponent: float | jax.Array = 0.0
     """Beta of its importance weights (section 3.4), 0 .. 1."""
     return_discount: float | None = None
-    """Of ``extras["return"]``, which recorded steps then hold; None: they do not."""
+    """Discount, 0 .. 1, of the returns that recorded steps hold as ``extras["return"]``; None:
+    they hold no returns."""
 
 
 class Policy(Protocol):
@@ -310,8 +311,9 @@ class Algorithm:
     postprocess: Postprocess
     loss: Loss
     optimizer: optax.GradientTransformation
-    """Its ``update``, if it takes more, also gets ``env_step``, as in ``Context``,
-    and ``updates_done`` before it."""
+    """Turns gradients into updates of the parameters. If its ``update`` takes keyword arguments,
+    it also gets ``env_step``, as in ``Context``, and ``updates_done``, the number of updates before
+    this one."""
     window: int | None = None
     """Steps of an environment in one example: 1 for transitions; None: the whole rollout."""
     replay: Replay | None = None
@@ -321,8 +323,9 @@ class Algorithm:
     num_minibatches: int = 1
     """Updates into which the learner divides each pass."""
     done: Callable[[Mapping[str, jax.Array]], jax.Array] | None = None
-    """``(means of an update's metrics) -> bool``:
-    True skips it and the rollout's later updates; None: never."""
+    """``(means of an update's metrics) -> bool``, called before the update is applied: True skips
+    this update and the rollout's later ones, as PPO's target KL does; None: no update is
+    skipped."""
     corrects_lag: bool = False
     """Whether the loss allows for experience of older policies, as replayed one always is."""
     target: Callable[[PyTree, PyTree, jax.Array], PyTree] = lambda params, target, updates: target
@@ -340,10 +343,11 @@ class Algorithm:
     """``(core, action, step) -> core``: stores a step's outcome in the policy state;
     default: stores nothing."""
     behaviour: Callable[[Variables, PyTree, Context], tuple[PyTree, PyTree]] | None = None
-    """``(variables, core [B, ...], context) -> (params [B, ...], core)`` before each rollout: the
-    parameters with which each environment acts until the next one, and the core that the rollout
-    starts with. For the core that it returned, it returns the same parameters again, so they need
-    not be kept. None: all act with ``variables.params``."""
+    """``(variables, core [B, ...], context) -> (params [B, ...], core)``, called before each
+    rollout. It returns the parameters with which each of B environments acts in this rollout, such
+    as perturbed ones, and the core that the rollout starts with. Called again with that core, it
+    must return the same parameters: nobody stores them. None: all environments act with
+    ``variables.params``."""
     episodic: bool = False
     """Whether each rollout begins with a new episode in every environment."""
     paired: bool = False

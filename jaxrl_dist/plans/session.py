@@ -35,7 +35,7 @@ class Session(NamedTuple):
     stop: Callable[[], bool] = lambda: False
     """Whether to end early, with a report of the progress so far."""
     excluded_seconds: Callable[[], float] = lambda: 0.0
-    """Not spent on training, but on evaluations and the like."""
+    """Returns the seconds that evaluations, films and the like took from training."""
     publish_latest: Callable[[Callable[[], Report]], None] = lambda newest: None
     """Called before the first update with a function that reports the newest state,
     even after the plan has failed."""

@@ -65,6 +65,8 @@ another stage may seem to take the most."""
 STRETCH = 1.0
 """Minimum seconds of the run between two rounds:
 shorter intervals would start with caches filled by the stages."""
+_TIMER = re.compile("time/(?!compile_s$)(?:(?P<thread>.+)/)?(?P<stage>.+)_s")
+"""Names of the metrics that count a host thread's seconds, as ``time/actor/env_s``."""
 
 
 class Profile(NamedTuple):
@@ -120,10 +122,10 @@ def profile(
     run = prepare(config, source)
     progress("compiling the run and its stages")
     stages = make_stages(run.session)
-    profile = measure(run, stages, seconds, progress)
+    measured = measure(run, stages, seconds, progress)
     if trace is not None:
         _trace(stages, trace)
-    return profile
+    return measured
 
 
 def prepare(config: Train, source: EnvSource) -> Run:
@@ -154,9 +156,7 @@ def measure(
         run=described(run.config, devices),
         env_steps_per_second=(last.env_steps - first.env_steps) / times.seconds,
         iteration_seconds=whole,
-        threads={
-            thread: _divided(stages, times.alone, whole) for thread, stages in threads.items()
-        },
+        threads={thread: _divided(spent, times.alone, whole) for thread, spent in threads.items()},
         alone=times.alone,
         running=times.running if devices[0].platform == "cpu" else 1.0,
     )
@@ -241,7 +241,10 @@ def _timed(
     )
     spent = 0.0
     stretch = min(STRETCH, seconds / ROUNDS)
-    while last is first or spent < seconds or (in_turn and _rounds(durations) < ROUNDS):
+    while True:
+        stages_wait = in_turn and _rounds(durations) < ROUNDS
+        if last is not first and spent >= seconds and not stages_wait:
+            break
         began = time.perf_counter()
         last = _next_of(updating, seconds)
         spent += time.perf_counter() - began
@@ -314,16 +317,16 @@ def _trace(stages: Mapping[str, Stage], out: pathlib.Path) -> None:
 def _of_threads(first: Report, last: Report, whole: float) -> dict[str, dict[str, float]]:
     """Returns the seconds of an iteration that host threads spent on each stage, by thread.
 
-    If none is timed, devices updated all the time, ``whole``.
+    If no thread is timed, devices updated all the time: ``whole`` seconds.
     """
     threads: dict[str, dict[str, float]] = {}
     iterations = last.iteration - first.iteration
     for name, value in last.metrics.items():
-        timer = re.fullmatch("time/(?!compile_s$)(?:(.+)/)?(.+)_s", name)
+        timer = _TIMER.fullmatch(name)
         if timer and value is not None:
-            thread, stage = timer.groups()
-            stages = threads.setdefault(thread or "main", {})
+            stage = timer["stage"]
             spent = value - (first.metrics.get(name) or 0.0)
+            stages = threads.setdefault(timer["thread"] or "main", {})
             stages[HOST_STAGES.get(stage, stage)] = spent / iterations
     return threads or {"device": {UPDATE: whole}}
 

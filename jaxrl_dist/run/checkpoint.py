@@ -92,11 +92,11 @@ def load_variables(
         )
     prefix = f"{policy}/" if policy else ""
     final = run_dir / CHECKPOINTS / FINAL
-    damage = []
+    damage = None
     if which is None and os.path.lexists(final):
         alone = not (prefix or some)  # they are all that the directory holds
         damage = _damage(final, like if alone else None)
-        if not damage:
+        if damage is None:
             return arrays.restore(final / ARRAYS, like, None if alone else prefix)
 
     def read(path: pathlib.Path) -> PyTree:
@@ -221,7 +221,8 @@ def saved(run_dir: str | pathlib.Path) -> list[pathlib.Path]:
         return []
     paths = [path for path in folder.glob("[0-9]*") if path.name.isdecimal()]
     for path in folder.glob(".[0-9]*.kept"):  # left by a session killed while replacing one
-        if path.name[1:-5].isdecimal() and not os.path.lexists(path.with_name(path.name[1:-5])):
+        name = _committed_name(path)
+        if name.isdecimal() and not os.path.lexists(path.with_name(name)):
             paths.append(path)
     return sorted(paths, key=number_of, reverse=True)
 
@@ -285,34 +286,41 @@ def _named(run_dir: pathlib.Path) -> dict[str | float, pathlib.Path]:
 
 def number_of(path: pathlib.Path) -> int:
     """Returns the env steps of a checkpoint."""
-    return int(path.name.removeprefix(".").removesuffix(".kept"))
+    return int(_committed_name(path))
 
 
-def _damage(path: pathlib.Path, like: PyTree) -> list[str]:
-    """Returns what ``verify`` finds."""
+def _committed_name(path: pathlib.Path) -> str:
+    """Returns the name of a checkpoint's directory, also while it is ``.NAME.kept``, kept until
+    its replacement is written.
+    """
+    return path.name.removeprefix(".").removesuffix(".kept")
+
+
+def _damage(path: pathlib.Path, like: PyTree) -> str | None:
+    """Returns the first problem that ``verify`` finds; None: the checkpoint is intact."""
     try:
         verify(path, like)
     except DamageError as error:
-        return [error.with_flags]
-    return []
+        return error.with_flags
+    return None
 
 
 def _newest(
     run_dir: pathlib.Path,
     paths: Sequence[pathlib.Path],
     read: Callable[[pathlib.Path], Content],
-    damage: Sequence[str] = (),
+    damage: str | None = None,
 ) -> Content:
-    """Returns ``read`` of the first of a run's checkpoints that can be read;
-    they come newest first.
+    """Returns ``read`` of the newest of a run's checkpoints that can be read.
 
     Args:
-      damage: what is wrong with what comes before them.
+      paths: the checkpoints to try, newest first.
+      damage: the problem of the trained variables, which are newer than ``paths``.
 
     Raises:
       CheckpointError: no checkpoint can be read.
     """
-    problems = [*damage]
+    problems = [] if damage is None else [damage]
     for path in paths:
         try:
             content = read(path)
@@ -328,11 +336,13 @@ def _newest(
             f"if it still runs, or else `jaxrl-dist train --config {run_dir}` starts it again in "
             "a new directory, and its own command with --resume-or-start does in this one"
         )
-    older = "; older ones are also damaged" if len(problems) > 1 else ""
+    newest = problems[0]
+    if len(problems) > 1:
+        newest += "; older ones are also damaged"
     others = [str(name) for name, path in _named(run_dir).items() if path not in paths]
     if others:
-        raise CheckpointError(f"{problems[0]}{older}; {run_dir} has {', '.join(others)}")
+        raise CheckpointError(f"{newest}; {run_dir} has {', '.join(others)}")
     raise CheckpointError(
-        f"{problems[0]}{older}; put back a copy, or `jaxrl-dist train --config {run_dir}` starts "
+        f"{newest}; put back a copy, or `jaxrl-dist train --config {run_dir}` starts "
         "it again in a new directory"
     )

@@ -19,7 +19,7 @@ FORMAT = 1
 """Format number of a checkpoint; a reader refuses unknown numbers."""
 
 
-def write(path: pathlib.Path, others: Mapping[str, str] = {}) -> None:
+def write_manifest(path: pathlib.Path, others: Mapping[str, str] = {}) -> None:
     """Writes the SHA-256 of each file below ``path``.
 
     Args:

@@ -236,7 +236,7 @@ def _write(
             (temporary / RUN).write_text(json.dumps(about, indent=2), encoding="utf-8")
         if post is not None:
             others = post.collect()
-        manifest.write(temporary, _add_pieces(path, temporary, others))
+        manifest.write_manifest(temporary, _add_pieces(path, temporary, others))
         directories.commit(temporary, path, previous)
     except Exception as error:  # orbax and tensorstore raise many kinds on a full disk
         if post is not None and not others:  # they may still be writing

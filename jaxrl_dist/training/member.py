@@ -133,12 +133,12 @@ class Member:
                 self.newest, variables=lambda: state.state.variables, checkpoint=lambda: state
             )
 
-    def reports(self, evaluating: Progress, stop: Callable[[], bool]) -> Generator[Report]:
+    def reports(self, progress: Progress, stop: Callable[[], bool]) -> Generator[Report]:
         """Yields the reports of the pipeline. Saves the run if an error ends it or the caller
         leaves.
 
         Args:
-          evaluating: receives the number of episodes done in the last evaluation.
+          progress: receives the number of episodes done in the last evaluation.
           stop: returns whether to end early.
         """
         ending = StopState(lambda: stop() or self.halved)
@@ -148,7 +148,7 @@ class Member:
                     pipeline = self._pipeline(stack, ending)
                     plan = self._plan(pipeline.session)
                     stack.enter_context(contextlib.closing(plan))
-                    yield from until_error(pipeline.reports(plan, evaluating), ending)
+                    yield from until_error(pipeline.reports(plan, progress), ending)
             except BaseException as error:
                 self._note_way_on(error)  # once the stack has closed what saves
                 raise

@@ -87,7 +87,16 @@ class Pipeline:
             reports = filming(reports, film, config.video_interval, session.step, ending)
             saved = None if session.resumed is None else (session.step, session.updates)
             agree = partial(shared.agree, "save")
-            reports = saving(reports, self._save, saver, files, config, saved, ending, agree=agree)
+            reports = saving(
+                reports,
+                self._save,
+                saver=saver,
+                files=files,
+                config=config,
+                saved=saved,
+                ending=ending,
+                agree=agree,
+            )
             if self._judged:
                 confirm = partial(self._confirm, progress)
         last = partial(self._playing.evaluate, progress=progress)

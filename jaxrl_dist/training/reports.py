@@ -223,6 +223,7 @@ def filming(
 def saving(
     reports: Iterable[Report],
     save: Callable[[Report], None],
+    *,
     saver: Saver | None,
     files: RunFiles | None,
     config: Train,

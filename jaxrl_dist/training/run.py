@@ -98,7 +98,7 @@ class Run:
 
     def reports(
         self,
-        evaluating: Callable[[int], None] = lambda done: None,
+        progress: Callable[[int], None] = lambda done: None,
         stop: Callable[[], bool] = lambda: False,
         saving: Callable[[int], None] = lambda members: None,
     ) -> Iterator[Report]:
@@ -106,7 +106,7 @@ class Run:
         ``members`` holds the newest report of each member.
 
         Args:
-          evaluating: receives the number of episodes done in the last evaluation.
+          progress: receives the number of episodes done in the last evaluation.
           stop: returns whether to end early.
           saving: receives the number of members that train together,
             as soon as they are trained and will be saved.
@@ -114,7 +114,7 @@ class Run:
         Raises:
           ConfigError: at once, if the run directory cannot be written or holds a run already.
         """
-        self._evaluating = evaluating
+        self._progress = progress
         self._stop = stop
         self._saving = saving
         file = self.file if is_population(self.config) else self.members[0].file
@@ -134,7 +134,7 @@ class Run:
             initial = [session.init_variables for session in sessions]
             check_equal((resumed, initial), "what the run starts from")
         if not is_population(self.config):
-            yield from self.members[0].reports(self._evaluating, self._stop)
+            yield from self.members[0].reports(self._progress, self._stop)
             return
         with failing(), contextlib.ExitStack() as stack:
             files = None
@@ -192,7 +192,7 @@ class Run:
         ``stack`` ends them.
         """
         # The numbers of several evaluations would flash by.
-        shown = self._evaluating if len(group) == 1 else unshown
+        shown = self._progress if len(group) == 1 else unshown
         first = self.members[group[0]]
         first.shared.saving = self.once_trained(group, self._saving)
         left = [number for number in group if self.rows[number].status != "halved"]

@@ -26,7 +26,7 @@ class ProgramShared:
         self.films = True
         """Whether films work: not once one has failed."""
         self.excluded_seconds = 0.0
-        """Seconds that were not spent on training, but such as on evaluations."""
+        """Seconds of this session that evaluations, films and the like took from training."""
         self.saving: Callable[[Report], None] = lambda report: None
         """Gets each member's last report before it is saved."""
         self._job = job

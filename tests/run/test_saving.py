@@ -148,8 +148,20 @@ def test_checkpoints_come_by_steps_and_by_time(
             seconds[0] += 60
             yield fake_report(env_steps, ended_by="total_env_steps" if env_steps == 100 else None)
 
-    anything: Any = (kept.append, saver, FakeFiles(), config, saved, ending(), lambda: seconds[0])
-    list(stages.saving(a_minute_each(), *anything))
+    files: Any = FakeFiles()
+    writer: Any = saver
+    list(
+        stages.saving(
+            a_minute_each(),
+            kept.append,
+            saver=writer,
+            files=files,
+            config=config,
+            saved=saved,
+            ending=ending(),
+            clock=lambda: seconds[0],
+        )
+    )
     assert steps(kept) == expected and saver.finished
 
 

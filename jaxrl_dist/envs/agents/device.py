@@ -84,7 +84,7 @@ def from_team(
     metrics = episodes.parse(wrappers.info_metrics)
     episodes.check_known(metrics, episodes.numbers(info, [*map(str, agents)]), name)
 
-    def alone(agents: Sequence[Agent]) -> tuple[EnvSpec, Mask]:
+    def spec_of_one(agents: Sequence[Agent]) -> tuple[EnvSpec, Mask]:
         observation, action, mask = _spaces(env, agents, obs, state, name)
         spec = EnvSpec(
             env_id, backend, team.family, observation, action, limit, info_metrics=metrics
@@ -95,7 +95,9 @@ def from_team(
         return groups.whole_state(jax.tree.map(lambda x: x[None], obs), agents)
 
     size = jax.eval_shape(whole_state, obs).size
-    divided = groups.divided(agents, name, wrappers, alone, size, shows_state=team.shows_state)
+    divided = groups.divided(
+        agents, name, wrappers, spec_of_one, size, shows_state=team.shows_state
+    )
     rows = _Rows(env, divided, limit)
     simulate = rows.simulate if rows.can_simulate else None
     return DeviceEnv(divided.spec, rows.reset, rows.step, team.render or own_render(env), simulate)

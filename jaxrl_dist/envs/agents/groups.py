@@ -30,7 +30,7 @@ from jaxrl_dist.spaces import (
 from jaxrl_dist.types import Array, EnvSpec, PyTree, Timestep
 
 WORLD = "world_state"
-"""Name of that state among the observations of JaxMARL's environments."""
+"""Key of the state of the whole environment among the observations of JaxMARL."""
 
 
 class TeamEnv(Protocol):
@@ -82,7 +82,7 @@ class Group(NamedTuple):
     places: Sequence[int]
     """Their places among all ``K`` agents of the environment, ``[k]``."""
     spec: EnvSpec
-    alone: EnvSpec
+    spec_of_one: EnvSpec
     """The spec of one of these agents, without the parts added here."""
     mask: Mask
     """Where the environment says which actions are legal."""
@@ -99,10 +99,10 @@ class Group(NamedTuple):
 
     def actions(self, action: PyTree) -> dict[Agent, PyTree]:
         """Returns the action of each agent, ``[B, ...]``, from the actions of the policy's rows."""
-        size = len(self.agents)
+        count = len(self.agents)
         flat = jax.tree.map(_flat, action) if self.joint else action
         return {
-            agent: jax.tree.map(lambda x, at=at: x[at::size], flat)
+            agent: jax.tree.map(lambda x, at=at: x[at::count], flat)
             for at, agent in enumerate(self.agents)
         }
 
@@ -118,27 +118,25 @@ class Group(NamedTuple):
         count = len(self.agents)
         first = jax.tree.leaves(obs)[0]
         xp = first.__array_namespace__()
-        size = len(first) // count
+        num_envs = len(first) // count
         ids = {}
         if AGENT in self.added:
-            ids[AGENT] = xp.tile(xp.eye(count, dtype=xp.float32), (size, 1))
-        extra = {}
+            ids[AGENT] = xp.tile(xp.eye(count, dtype=xp.float32), (num_envs, 1))
+        legal_part = {}
         if masks.PART in self.added:
-            extra[masks.PART] = legal
+            legal_part[masks.PART] = legal
         if self.joint:
             by_agent = jax.tree.map(
-                lambda x: x.reshape(size, count, *x.shape[1:]), {**in_parts(obs), **ids}
+                lambda x: x.reshape(num_envs, count, *x.shape[1:]), {**in_parts(obs), **ids}
             )
-            return {
-                AGENTS: by_agent,
-                **{part: x.reshape(size, -1) for part, x in extra.items()},
-                STATE: state,
-            }
+            of_team = {part: x.reshape(num_envs, -1) for part, x in legal_part.items()}
+            return {AGENTS: by_agent, **of_team, STATE: state}
+        if not self.added:
+            return obs
+        state_part = {}
         if STATE in self.added:
-            extra[STATE] = xp.repeat(state, count, axis=0)
-        if self.added:
-            return {**in_parts(obs), **extra, **ids}
-        return obs
+            state_part[STATE] = xp.repeat(state, count, axis=0)
+        return {**in_parts(obs), **legal_part, **state_part, **ids}
 
     def step(
         self, obs: PyTree, reward: Array, terminated: Array, truncated: Array, valid: Array
@@ -196,7 +194,7 @@ class Groups(NamedTuple):
         return valid
 
 
-Alone = Callable[[Sequence[Agent]], tuple[EnvSpec, Mask]]
+SpecOfOne = Callable[[Sequence[Agent]], tuple[EnvSpec, Mask]]
 """Takes the agents of a policy, and returns the spec of one of them without an action mask,
 and the mask."""
 
@@ -205,7 +203,7 @@ def divided(
     agents: Sequence[Agent],
     name: str,
     wrappers: Wrappers,
-    alone: Alone,
+    spec_of_one: SpecOfOne,
     state_size: int,
     *,
     shows_state: bool = False,
@@ -214,7 +212,7 @@ def divided(
 
     Args:
       name: the environment's, for errors.
-      alone: as ``Alone``.
+      spec_of_one: as ``SpecOfOne``.
       state_size: numbers of the whole environment's state.
       shows_state: adds the state to what each agent sees; agents that act as one always see it.
 
@@ -224,7 +222,7 @@ def divided(
     """
 
     def group_of(policy: str, members: Sequence[Agent]) -> Group:
-        spec, mask = alone(members)
+        spec, mask = spec_of_one(members)
         count = len(members)
         joint = policy in wrappers.joint
         observation = spec.observation
@@ -314,10 +312,10 @@ def agents_of(
                 f"agent {agent} has the policies {' and '.join(owners)}; it can have one"
             )
     owned = set().union(*matching.values())
-    alone = [str(agent) for agent in agents if agent not in owned]
-    if alone:
+    unowned = [str(agent) for agent in agents if agent not in owned]
+    if unowned:
         raise ConfigError(
-            f"agents without a policy: {', '.join(alone)}; the agents of {name} are "
+            f"agents without a policy: {', '.join(unowned)}; the agents of {name} are "
             f"{', '.join(map(str, agents))}, and each needs one"
         )
     return matching

@@ -38,7 +38,7 @@ def divided(env_id: str, made: Description, wrappers: Wrappers) -> Groups:
     observations = made.observation.parts
     actions = made.action.parts
 
-    def alone(agents: Sequence[Agent]) -> tuple[EnvSpec, Mask]:
+    def spec_of_one(agents: Sequence[Agent]) -> tuple[EnvSpec, Mask]:
         first = str(agents[0])
         _check_alike(name, "observations", {agent: observations[agent] for agent in agents})
         _check_alike(name, "actions", {agent: actions[agent] for agent in agents})
@@ -49,7 +49,7 @@ def divided(env_id: str, made: Description, wrappers: Wrappers) -> Groups:
 
     whole = leaves(space_of(made.observation, name, "observations"))
     state_size = sum(math.prod(part.shape) for part in whole.values())
-    return groups.divided(list(made.agents), name, wrappers, alone, state_size)
+    return groups.divided(list(made.agents), name, wrappers, spec_of_one, state_size)
 
 
 def _check_alike(name: str, role: str, spaces: Mapping[Agent, PlainSpace]) -> None:
@@ -76,16 +76,18 @@ def whole(divided: Groups) -> EnvSpec:
     ]
     reward = np.full(len(agents), np.inf, np.float32)
     parts: dict[str, Space] = {
-        OBS: {agent: group.alone.observation for agent, group in of_agents},
+        OBS: {agent: group.spec_of_one.observation for agent, group in of_agents},
         "reward": Box((len(agents),), reward.dtype, -reward, reward),
         **{flag: MultiDiscrete((2,) * len(agents)) for flag in (THERE, *FLAGS)},
     }
     legal: Space = {
-        agent: masks.flags(group.alone.action) for agent, group in of_agents if PART in group.added
+        agent: masks.flags(group.spec_of_one.action)
+        for agent, group in of_agents
+        if PART in group.added
     }
     if legal:
         parts[PART] = legal
-    actions: Space = {agent: group.alone.action for agent, group in of_agents}
+    actions: Space = {agent: group.spec_of_one.action for agent, group in of_agents}
     return dataclasses.replace(
         divided.spec, observation=parts, action=actions, num_agents=1, mask=None, policies={}
     )

@@ -69,7 +69,7 @@ def _registry() -> Any:
     return envpool.registration.registry
 
 
-_ALONE = threading.Lock()
+_WARNINGS_LOCK = threading.Lock()
 
 
 @contextlib.contextmanager
@@ -79,7 +79,7 @@ def _without_warnings() -> Iterator[None]:
     Runs in one thread at a time: warning filters belong to the process,
     so two threads would restore a mixture.
     """
-    with _ALONE, warnings.catch_warnings():
+    with _WARNINGS_LOCK, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
@@ -187,7 +187,9 @@ def options(
     if family(env_id) != "atari":
         return chosen
     frame_stack = wrappers.frame_stack
-    if frame_stack is not None and chosen.setdefault("stack_num", frame_stack) != frame_stack:
+    if frame_stack is not None:
+        chosen.setdefault("stack_num", frame_stack)
+    if frame_stack is not None and chosen["stack_num"] != frame_stack:
         raise ConfigError(
             f"--frame-stack {frame_stack} contradicts --env-options "
             f"stack_num={texts['stack_num']}, which is the same thing; remove one"
@@ -304,7 +306,7 @@ class EnvPool:
 
     def _begin(self) -> None:
         self._ended = np.zeros(self.num_envs, bool)
-        self._cut = self._ended  # where EnvPool does not reset by itself
+        self._cut = np.zeros(self.num_envs, bool)  # where EnvPool does not reset by itself
         self._episodes = episodes.EpisodeCounter(self.num_envs, self.spec.info_metrics)
 
     def reset(self) -> PyTree:
@@ -373,13 +375,15 @@ class EnvPool:
             if not going.any():
                 break
             ids = np.flatnonzero(going)
-            newest, more, terminated[ids], truncated[ids], news = self._envs.step(action[ids], ids)
-            write_rows(ids, obs, newest)
-            reward[ids] += more
+            stepped = _Stepped(*self._envs.step(action[ids], ids))
+            write_rows(ids, obs, stepped.obs)
+            reward[ids] += stepped.reward
+            terminated[ids] = stepped.terminated
+            truncated[ids] = stepped.truncated
             for metric, total in sums.items():
-                total[ids] += news[episodes.field(metric)]
+                total[ids] += stepped.info[episodes.field(metric)]
             for name, value in info.items():
-                value[ids] = news[name]
+                value[ids] = stepped.info[name]
         return _Stepped(obs, reward, terminated, truncated, info | sums)
 
     def _first(self, action: np.ndarray) -> _Stepped:
