@@ -7,13 +7,16 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test cases slow docs dist notebooks lint format clean python
+.PHONY: help train quick test cases slow docs dist notebooks lint format clean python
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
 
 train: .venv/installed  ## train PPO on CartPole; more flags in ARGS, as in: make train ARGS="--seed 1"
 	$(BIN)/jaxrl-dist train ppo --env gymnax:CartPole-v1 --total-env-steps 150000 $(ARGS)
+
+quick: .venv/installed-test  ## the tests that compile nothing and start no process: seconds, while you work
+	$(BIN)/python -m pytest -m "quick and not slow" -n 2 --dist worksteal
 
 test: lint  ## lint, then the fast tests: the check of every change
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=15

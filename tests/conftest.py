@@ -6,11 +6,15 @@ from __future__ import annotations
 
 import atexit
 import collections
+import ctypes
+import functools
 import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +23,7 @@ from typing import Any
 import jax
 import pytest
 from jax._src import compilation_cache
+from jax._src.interpreters import mlir
 
 from jaxrl_dist.heavy import postponed
 
@@ -76,15 +81,37 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"
 # compiling takes longer than running what tests compile
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-# XLA's older code generator compiles twice as fast;
-# a version that has only the new one ignores the option.
-OLD_EMITTERS = "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {OLD_EMITTERS}".strip()
+COMPILE_QUICKLY = (
+    # XLA's older code generator compiles twice as fast;
+    # a version that has only the new one ignores the option
+    "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",
+    # in one piece: pieces for several threads take a third more of them in all
+    "--xla_cpu_parallel_codegen_split_count=1",
+)
+os.environ["XLA_FLAGS"] = " ".join((os.environ.get("XLA_FLAGS", ""), *COMPILE_QUICKLY)).strip()
 jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
 jax.config.update("jax_disable_most_optimizations", True)
+
+# JAX makes a context for each program, which takes a quarter of the time of a small one.
+new_context = mlir.make_ir_context
+PROGRAMS_OF_A_CONTEXT = 100
+"""What a context holds of its programs is freed with it."""
+_contexts = threading.local()
+
+
+def shared_context() -> Any:
+    """Returns this thread's context; after some programs it is a new one."""
+    used = getattr(_contexts, "used", 0)
+    if used % PROGRAMS_OF_A_CONTEXT == 0:
+        _contexts.newest = new_context()
+    _contexts.used = used + 1
+    return _contexts.newest
+
+
+mlir.make_ir_context = shared_context
 
 # as the library imports it: without pandas, which takes a second
 with postponed("matplotlib.pyplot", "seaborn"):
@@ -110,6 +137,64 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+# --- Quick tests -------------------------------------------------------------------------------
+
+
+class Compiled:
+    """Counts the programs that this process has compiled, or loaded."""
+
+    programs = 0
+
+    def __call__(self, event: str, seconds: float, **about: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            self.programs += 1
+
+
+class Started:
+    """Counts the processes that this process has started."""
+
+    processes = 0
+
+    def __call__(self, event: str, about: Any) -> None:
+        if event in ("subprocess.Popen", "os.fork", "os.posix_spawn"):
+            self.processes += 1
+
+
+compiled = Compiled()
+started = Started()
+jax.monitoring.register_event_duration_secs_listener(compiled)
+sys.addaudithook(started)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Spares ``make quick`` the imports of files that it runs nothing of."""
+    if not config.option.markexpr.startswith("quick") or collection_path.suffix != ".py":
+        return None
+    return "pytest.mark.quick" not in collection_path.read_text("utf-8") or None
+
+
+@functools.cache
+def find_first_environment() -> None:
+    """Compiles what the first environment of a process compiles: two operations on numbers."""
+    from jaxrl_dist.envs.source import find  # which imports gymnax
+
+    find("gymnax:CartPole-v1")
+
+
+@pytest.fixture(autouse=True)
+def quick(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test that is marked quick and is not."""
+    if not request.node.get_closest_marker("quick"):
+        yield
+        return
+    find_first_environment()
+    programs = compiled.programs
+    processes = started.processes
+    yield
+    assert compiled.programs == programs, "it compiles: it is not quick"
+    assert started.processes == processes, "it starts a process: it is not quick"
+
+
 # --- What is left to `make slow` ------------------------------------------------------------------
 
 
@@ -133,6 +218,8 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(100_000, 50, 100)
 
 
+FEW_PROGRAMS = 20
+"""Programs that a file may leave behind: freeing them takes longer than they are worth."""
 MOST_MAPPINGS = 40_000
 """Memory mappings of a process after which its compiled programs are dropped: each has some, and
 Linux ends a process that asks for more than 65,530 (``vm.max_map_count``)."""
@@ -148,6 +235,19 @@ def pytest_runtest_teardown() -> None:
         return
     if mappings.read_text().count("\n") > MOST_MAPPINGS:
         jax.clear_caches()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def programs_of_a_file() -> Iterator[None]:
+    """Frees what a file compiled: hardly a program is used by two files."""
+    before = compiled.programs
+    yield
+    if compiled.programs - before < FEW_PROGRAMS:
+        return
+    jax.clear_caches()
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)  # the C library keeps what is free in its middle
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -10,6 +10,8 @@ import conftest
 import pytest
 from jax._src import compilation_cache
 
+pytestmark = pytest.mark.quick
+
 
 def test_whole_programs_are_kept_and_the_next_run_has_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

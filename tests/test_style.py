@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import pytest
 import runs
 
+pytestmark = pytest.mark.quick
+
 ALLOWED = {"packed assignment": 0, "conditional": 3, "walrus": 0, "cut message": 6}
 """Places of each kind in the package. Lower a number when the text has fewer; never raise one."""
 

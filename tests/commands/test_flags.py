@@ -24,6 +24,8 @@ from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.stored import stored_config, stored_fields, to_json
 from jaxrl_dist.types import EnvSpec
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_flag_has_a_help_sentence_and_a_default(

@@ -13,6 +13,8 @@ from jaxrl_dist.play import ratings
 from jaxrl_dist.play.games import Result
 from jaxrl_dist.play.match import Match
 
+pytestmark = pytest.mark.quick
+
 
 def of_scores(players: tuple[str, ...], scores: dict[tuple[int, int], float]) -> Match:
     """A match of 200 games each, in which a player has won this share of them against another."""

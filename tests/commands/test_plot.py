@@ -28,6 +28,8 @@ from jaxrl_dist.run.storage import write_json
 from jaxrl_dist.training.rows import Row
 from jaxrl_dist.training.tables import settings
 
+pytestmark = pytest.mark.quick
+
 
 def make_run(
     folder: Path,

@@ -11,6 +11,8 @@ from jaxrl_dist.algorithms.ddpg import DDPG
 from jaxrl_dist.algorithms.td3 import TD3
 from jaxrl_dist.config.inherit import Inherits
 
+pytestmark = pytest.mark.quick
+
 
 @dataclasses.dataclass(frozen=True)
 class Base(Inherits):

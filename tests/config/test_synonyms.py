@@ -22,6 +22,8 @@ from jaxrl_dist.commands import flags
 from jaxrl_dist.config.synonyms import INSTEAD, MEANT, SYNONYMS
 from jaxrl_dist.errors import ConfigError, ConfigWarning
 
+pytestmark = pytest.mark.quick
+
 TRAIN = {field.name for field in dataclasses.fields(jaxrl_dist.Train)}
 OWN = {
     name: {field.name for field in dataclasses.fields(config_class(name))} for name in ALGORITHMS

@@ -15,6 +15,8 @@ from jaxrl_dist.config.train import ALONE, GROUPS, OWN, RESUMABLE, VARIED, Proce
 from jaxrl_dist.config.values import check_declared, marked, plain, setting
 from jaxrl_dist.errors import ConfigError
 
+pytestmark = pytest.mark.quick
+
 if TYPE_CHECKING:
     from nowhere import Nothing
 

@@ -22,6 +22,8 @@ from jaxrl_dist.data.dataset import Dataset, check_spaces
 from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.spaces import Box, Discrete
 
+pytestmark = pytest.mark.quick
+
 
 def episodes():
     """Two episodes of 3 and 2 steps; the second one is cut by a time limit."""

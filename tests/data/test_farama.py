@@ -18,6 +18,8 @@ from jaxrl_dist.data.dataset import Dataset
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import MultiDiscrete
 
+pytestmark = pytest.mark.quick
+
 minari = pytest.importorskip("minari", reason="needs jaxrl-dist[minari]")
 h5py = pytest.importorskip("h5py")
 

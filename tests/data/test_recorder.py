@@ -21,6 +21,8 @@ from jaxrl_dist.play.recording import of_rollout
 from jaxrl_dist.spaces import Box, Discrete
 from jaxrl_dist.types import EnvSpec, Rollout
 
+pytestmark = pytest.mark.quick
+
 SPEC = EnvSpec(
     "x",
     "gymnax",

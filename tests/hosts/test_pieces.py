@@ -20,6 +20,8 @@ from jaxrl_dist.hosts.arrays import Pieces
 from jaxrl_dist.run import arrays, checkpoint, directories, saving
 from jaxrl_dist.training.opening import check_shared
 
+pytestmark = pytest.mark.quick
+
 X = np.arange(6 * 4, dtype=np.float32).reshape(6, 4)
 FLAGS = np.arange(6) % 2 == 0
 BYTES = np.arange(12, dtype=np.uint8).reshape(2, 6)

@@ -10,6 +10,8 @@ import pytest
 
 from jaxrl_dist.hosts import watch
 
+pytestmark = pytest.mark.quick
+
 
 class Client:
     """A key-value store in which nobody else tells anything."""
