@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from jaxrl_dist.algorithms import config_class
-from jaxrl_dist.checks import did_you_mean, flag
+from jaxrl_dist.checks import flag
 from jaxrl_dist.commands import find_modules, flags, help
 from jaxrl_dist.config.train import RUN_DEFAULTS, Train
 from jaxrl_dist.config.values import Fields, marked
 from jaxrl_dist.errors import ConfigError, visible
 from jaxrl_dist.run.storage import check_place
 
-ENVS = {"ppo": "CartPole-v1"}
+ENVS = {"ppo": "CartPole-v1", "dqn": "CartPole-v1"}
 """The algorithms that have a file in ``templates``, and the environment whose values it has."""
 WIDTH = 100
 """Maximum width of a line."""
@@ -46,9 +46,7 @@ def run(args: Sequence[str]) -> int:
     if not name:
         raise ConfigError("which algorithm? Such as: jaxrl-dist new ppo my_ppo.py")
     if name not in ENVS:
-        raise ConfigError(
-            f"new has no file of {name!r}{did_you_mean(name, ENVS)}; it writes {', '.join(ENVS)}"
-        )
+        raise ConfigError(f"new cannot write {name!r}; name one of {', '.join(ENVS)}")
     if not options.file:
         raise ConfigError(f"which file? Such as: jaxrl-dist new {name} my_{name}.py")
     path = pathlib.Path(options.file)

@@ -10,8 +10,8 @@ from jaxrl_dist import cli, templates
 
 BAD = {
     "": "which algorithm? Such as: jaxrl-dist new ppo my_ppo.py",
-    "pqn mine.py": "new has no file of 'pqn'; it writes ppo",
-    "pppo mine.py": "new has no file of 'pppo' (did you mean 'ppo'?); it writes ppo",
+    "pqn mine.py": "new cannot write 'pqn'; name one of ppo, dqn",
+    "--env CartPole-v1": "which algorithm?",
     "ppo": "which file? Such as: jaxrl-dist new ppo my_ppo.py",
     "ppo mine": "mine must end in .py; name it mine.py",
     "ppo there.py": "there.py exists; name another file",

@@ -26,6 +26,7 @@ TEMPLATES = Path(templates.__file__).parent
 BREAKOUT = "Breakout-MinAtar"
 SIZES: dict[str, dict[str, Any]] = {
     "ppo": {"num_envs": 8, "rollout_length": 16, "num_minibatches": 2, "num_epochs": 2},
+    "dqn": {"learning_starts": 256, "batch_size": 16, "target_period": 7, "replay_capacity": 4096},
 }
 """A few updates, some of which begin after an episode has ended."""
 
@@ -50,12 +51,15 @@ def trained(algorithm: Any, env: str, **fields: Any) -> list[np.ndarray]:
     return jax.tree.leaves(report.variables())
 
 
+@pytest.mark.usefixtures("optimized")  # users compile like this, and rounding depends on it
 @pytest.mark.parametrize(
     "name, env",
     [
         ("ppo", "CartPole-v1"),
         ("ppo", "Pendulum-v1"),
+        ("dqn", "CartPole-v1"),
         pytest.param("ppo", BREAKOUT, marks=pytest.mark.case),
+        pytest.param("dqn", BREAKOUT, marks=pytest.mark.case),
     ],
 )
 def test_a_file_learns_as_its_original_to_the_bit(name: str, env: str, file: Path) -> None:
