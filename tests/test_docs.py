@@ -213,6 +213,41 @@ def curious(folder: Path, **fields: Any) -> list[Report]:
     )
 
 
+def test_the_documented_auxiliary_loss_trains_the_torso() -> None:
+    module = types.ModuleType("documented_auxiliary")
+    sys.modules[module.__name__] = module
+    block = next(
+        block for block in blocks("docs/adding-an-algorithm.md") if "PredictingPPO" in block
+    )
+    exec(block, module.__dict__)
+    algorithm = module.PredictingPPO(hidden_sizes=(4,), prediction_weight=0.5).make(spec())
+    base = config_class("ppo")(hidden_sizes=(4,)).make(spec())
+    variables = algorithm.init(jax.random.key(0))
+    obs = np.random.default_rng(0).normal(size=(6, *spec().observation.shape)).astype(np.float32)
+    torso = jax.tree.map(np.float64, variables.params["policy_torso"]["params"])
+    (layer,) = torso.values()
+    head = jax.tree.map(np.float64, variables.params["reward_head"]["params"])
+    hidden = np.tanh(obs @ layer["kernel"] + layer["bias"])
+    predicted = (hidden @ head["kernel"] + head["bias"])[:, 0]
+    reward = np.arange(6, dtype=np.float32)
+    zeros = np.zeros(6, np.float32)
+    batch = {
+        "obs": obs,
+        "action": np.zeros(6, np.int32),
+        "valid": np.ones(6, bool),
+        "core": (),
+        "log_prob": zeros,
+        "value": zeros,
+        "advantage": zeros,
+        "value_target": zeros,
+        "reward": reward,
+    }
+    losses, _, aux = algorithm.loss(variables, batch, Context())
+    before, _, _ = base.loss(variables, batch, Context())
+    np.testing.assert_allclose(aux.metrics["loss/prediction"], (predicted - reward) ** 2, rtol=1e-4)
+    np.testing.assert_allclose(losses, before + 0.5 * (predicted - reward) ** 2, rtol=1e-4)
+
+
 @pytest.mark.case  # test_the_documented_change_of_ppo_adds_its_penalty
 def test_the_documented_bonus_falls_where_the_policy_has_been(tmp_path: Path) -> None:
     sizes = {"hidden_sizes": (16,), "evaluation_episodes": 0}
@@ -377,7 +412,7 @@ def test_readme_is_short_and_has_the_measured_numbers() -> None:
         middle = stats.trim_mean(entry["returns"], 0.25)
         assert f"{middle:.4g}".startswith(iqm) or f"{middle:.1f}" == iqm, (command, middle)
         assert int(seeds) == len(entry["returns"])
-    speeds = re.findall(r"^\| [A-Z].* beside .* \| ([\d,]+) \| ([\d,]+) \|$", text, re.M)
+    speeds = re.findall(r"^\| [A-Z].* against .* \| ([\d,]+) \| ([\d,]+) \|$", text, re.M)
     measured = measured_speeds()
     assert len(speeds) == 5
     for ours, other in speeds:

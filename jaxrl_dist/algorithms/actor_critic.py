@@ -206,6 +206,14 @@ class ActorCritic:
         outputs, value, _ = self.network.unroll(params, obs, batch["core"], valid, core_inputs=read)
         return self._distribution(swap_axes(outputs), batch["obs"]), swap_axes(value)
 
+    def features(self, params: PyTree, batch: dict[str, PyTree]) -> jax.Array:
+        """Returns the features ``[..., D]`` that the policy's torso computes from the observations
+        of ``examples``, for an auxiliary loss. XLA computes them once for this and ``evaluate``.
+        """
+        torso = "torso" if "torso" in params else "policy_torso"
+        space = observations.input_space(self.spec, self.config.hidden)
+        return networks.torso_features(self.config, space, params[torso], batch["obs"])
+
     def unroll(
         self, params: PyTree, rollout: Rollout
     ) -> tuple[distributions.Distribution, jax.Array]:

@@ -152,6 +152,21 @@ def make_network(
     return RecurrentNetwork(init, step, unroll, core.initial)
 
 
+def torso_features(
+    config: TorsoConfig, observation: Space, params: PyTree, obs: PyTree
+) -> jax.Array:
+    """Returns the features ``[..., D]`` of the torso that ``config`` selects for ``observation``.
+
+    Args:
+      params: the torso's own, such as ``params["torso"]`` of ``make_network``.
+      obs: ``[..., *observation.shape]``.
+    """
+    dtype = jnp.dtype(config.precision)
+    torso = make_torso(config, observation, dtype)
+    features: jax.Array = torso.apply(params, preprocess(obs, observation, dtype))
+    return features
+
+
 _FEATURES = Heads(0, lambda keys, features: {}, lambda params, features: (features,))
 
 
