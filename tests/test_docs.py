@@ -172,6 +172,16 @@ def test_the_documented_change_of_ppo_adds_its_penalty() -> None:
     assert module.PenalisedPPO.preset(task) == config_class("ppo").preset(task) != {}
 
 
+def test_the_documented_random_gravity_has_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    block = next(block for block in blocks("docs/your-environment.md") if "RandomGravity" in block)
+    (tmp_path / "random_gravity.py").write_text(block, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["check-env", "random_gravity:RandomGravity"]) == 0
+    assert "no fault found" in capsys.readouterr().out
+
+
 def test_the_documented_relative_of_dqn_refuses_unused_flags() -> None:
     names: dict[str, Any] = {"__name__": __name__}
     exec(blocks("docs/adding-an-off-policy-algorithm.md")[1], names)
