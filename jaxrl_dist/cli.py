@@ -78,7 +78,7 @@ def _explained(error: BaseException) -> tuple[str, int] | None:
     """Returns the message and the exit code of an error; None: it is a fault of this package."""
     match error:
         case SystemExit():
-            return f"Python code of yours has called sys.exit({error.code!r})", 2
+            return f"your Python code called sys.exit({error.code!r})", 2
         case ConfigError():
             return error.with_flags, 2
         case CheckpointError():
@@ -122,8 +122,8 @@ def failing_exits() -> Iterator[None]:
         # a child of `fork`, such as one of multiprocessing, may end this way
         if status == 0 and os.getpid() == process:
             say(
-                "error: the environment or the algorithm has ended the process by os._exit(0); "
-                "remove that call"
+                "error: the environment or the algorithm called os._exit(0), which ends the "
+                "process; remove that call"
             )
             status = 1
         leave(status)

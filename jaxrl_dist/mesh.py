@@ -309,8 +309,8 @@ def global_mean(x: jax.Array, mask: jax.Array) -> jax.Array:
     """
     if jnp.shape(x) != jnp.shape(mask):
         raise ValueError(
-            f"mesh.global_mean needs one number for each entry of its mask {jnp.shape(mask)}, "
-            f"not {jnp.shape(x)}; jnp.mean(x, axis=-1) makes one of several"
+            f"mesh.global_mean needs one number for each entry of its mask {jnp.shape(mask)}, not "
+            f"{jnp.shape(x)}; join several with jnp.mean(x, axis=-1)"
         )
     total, count = global_sum((jnp.sum(jnp.where(mask, x, 0.0)), jnp.sum(mask, dtype=jnp.float32)))
     return total / jnp.maximum(count, 1.0)

@@ -379,7 +379,7 @@ def assert_refused(code: int, out: str, err: str, *words: str) -> None:
     assert err.count("\n") == 1 and err.endswith("\n"), err
     assert [word for word in words if word not in err] == [], err
     assert len(err) < 500 and "--help" not in re.sub(
-        r"; --help lists all|jaxrl-dist (resume )?--help", "", err
+        r"; --help lists the flags|jaxrl-dist (resume )?--help", "", err
     )
 
 
@@ -725,7 +725,7 @@ def test_what_is_trained_is_kept_when_its_evaluation_is_stopped(
     code, lines = stopped("evaluating")
     assert code == 143 and len(lines) == 2
     assert lines[1].endswith(
-        "interrupted; it is trained and saved, and `jaxrl-dist evaluate x` works"
+        "interrupted; the run is trained and saved; evaluate it with `jaxrl-dist evaluate x`"
     )
     run_dir = tmp_path / "x"
     assert runs.read_json(run_dir / "summary.json")["evaluation"] is None
@@ -863,11 +863,11 @@ def test_uncorrected_lag_warns(
     monkeypatch.setattr(training_run.Run, "_reports", enough)
     monkeypatch.chdir(tmp_path)
     for command, expected in {
-        "ppo --plan asynchronous": "jaxrl-dist: warning: ppo takes all experience for that of the newest policy",
-        "a2c --plan asynchronous --max-lag 3": "jaxrl-dist: warning: a2c takes all experience",
-        "pg --plan asynchronous --lockstep": "jaxrl-dist: warning: pg takes all experience",
-        "pqn --plan asynchronous": "jaxrl-dist: warning: pqn takes all experience",
-        "impala --no-correction": "jaxrl-dist: warning: impala takes all experience",
+        "ppo --plan asynchronous": "jaxrl-dist: warning: ppo",
+        "a2c --plan asynchronous --max-lag 3": "jaxrl-dist: warning: a2c",
+        "pg --plan asynchronous --lockstep": "jaxrl-dist: warning: pg",
+        "pqn --plan asynchronous": "jaxrl-dist: warning: pqn",
+        "impala --no-correction": "jaxrl-dist: warning: impala",
         "impala": None,
         "appo": None,
         "apex": None,
@@ -884,13 +884,9 @@ def test_uncorrected_lag_warns(
         assert last == "jaxrl-dist: error: enough"
         assert len(before) == (expected is not None), (command, before)
         if expected:
-            assert (
-                before[0].startswith(expected) and "it may learn worse, or not at all" in before[0]
-            )
+            assert before[0].startswith(expected) and "it may learn poorly" in before[0]
     config: Train[Any] = Train("ppo", "CartPole-v1", plan="asynchronous", num_devices=1)
-    with pytest.warns(
-        ConfigWarning, match="ppo takes all experience for that of the newest policy"
-    ) as caught:
+    with pytest.warns(ConfigWarning, match=r"ppo.*plan asynchronous") as caught:
         setup.prepare(config)
     assert len(caught) == 1
 
@@ -961,17 +957,17 @@ def test_jax_without_a_device_is_one_line(
         (
             "cuda",
             "",
-            f"JAX_PLATFORMS=cuda, and JAX has no such device: an NVIDIA GPU is not seen here; install its plugin "
-            f"by: {pip} 'jax[cuda12]==1.0'; unset it to use what is available",
+            f"JAX has no device for JAX_PLATFORMS=cuda: an NVIDIA GPU is not seen here; install its plugin: "
+            f"{pip} 'jax[cuda12]==1.0'; unset it to use what is available",
         ),
         (
             "tpu,cpu",
             "",
-            f"a TPU is not seen here; install its plugin by: {pip} 'jax[tpu]==1.0'; unset it",
+            f"a TPU is not seen here; install its plugin: {pip} 'jax[tpu]==1.0'; unset it",
         ),
-        ("moon", "", f"JAX_PLATFORMS=moon, and JAX has no such device: {type(error).__name__}"),
-        ("", "0", "JAX_NUM_CPU_DEVICES=0 leaves JAX without a device; 1 or more works"),
-        ("", "two", "JAX_NUM_CPU_DEVICES=two leaves JAX without a device; 1 or more works"),
+        ("moon", "", f"JAX has no device for JAX_PLATFORMS=moon: {type(error).__name__}"),
+        ("", "0", "JAX_NUM_CPU_DEVICES=0 leaves JAX without a device; set it to 1 or more"),
+        ("", "two", "JAX_NUM_CPU_DEVICES=two leaves JAX without a device; set it to 1 or more"),
         ("", "", f"JAX has no device: {type(error).__name__}"),
     ):
         monkeypatch.setenv("JAX_PLATFORMS", platforms)
@@ -987,7 +983,7 @@ def test_a_platform_that_is_not_there_is_one_line(
     monkeypatch.setenv("JAX_PLATFORMS", "moon")
     done = run("train", "ppo", "--env", "CartPole-v1", cwd=tmp_path)
     assert_refused(
-        done.returncode, done.stdout, done.stderr, "JAX_PLATFORMS=moon, and JAX has no such device"
+        done.returncode, done.stdout, done.stderr, "JAX has no device for JAX_PLATFORMS=moon"
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -1024,7 +1020,7 @@ def test_code_of_the_user_s_that_ends_python(
 ) -> None:
     monkeypatch.setattr("jaxrl_dist.commands.list.run", lambda args: sys.exit(code))  # type: ignore[arg-type]
     assert cli.main(["list", "plans"]) == exit_code
-    line = f"jaxrl-dist: error: Python code of yours has called sys.exit({code!r})\n"
+    line = f"jaxrl-dist: error: your Python code called sys.exit({code!r})\n"
     assert capsys.readouterr().err == (line if exit_code else "")
 
 

@@ -133,7 +133,7 @@ def test_ray_cannot_compare_runs_of_records(
         "learning-rate=1e-4:1e-2",
     ]
     assert cli.main(["sweep", *command, "--tuner", "ray"]) == 2
-    assert "--plan offline does not have; --tuner optuna works" in capsys.readouterr().err
+    assert "--plan offline does not have; use --tuner optuna" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

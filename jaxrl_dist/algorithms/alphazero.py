@@ -49,28 +49,28 @@ class AlphaZero(
     presets = "alphazero"
 
     replay_capacity: int | None = setting(None, low=1)  # type: ignore[assignment]  # the others always replay
-    """Steps that a memory holds, of which updates draw windows of `--n-step` steps; None: it learns
+    """Steps in the replay memory, from which updates draw windows of `--n-step` steps; None: learn
     from each rollout, on policy."""
     gae_lambda: float = setting(0.95, low=0, high=1)
-    """Decay of the returns that values learn: 1 is the outcome of the episode, less gives the
-    values of later searches weight."""
+    """Decay of the returns that values learn: 1 is the outcome of the episode; less also weighs the
+    values of later searches."""
     num_epochs: int = setting(4, low=1)
     """Passes over each rollout."""
     num_minibatches: int = setting(8, low=1)
     """Minibatches of each pass; each makes one update."""
     temperature: float = setting(1.0, low=0)
-    """Temperature of actions in training: 0 takes the best."""
+    """Temperature of actions in training; 0: the best action."""
     temperature_moves: int | None = setting(None, low=1, high=MAX_SIZE)
     """Steps of an episode after which the temperature is 0; None: never."""
     epsilon: float = setting(0.0, low=0, below=1)
-    """Probability with which an action in training is a random legal one,
-    which values do not learn from."""
+    """Probability of a random legal action in training; values do not learn from these actions."""
 
     def validate(self) -> None:
         super().validate()
         if self.core != "none":
             raise ConfigError(
-                "--core does not work with alphazero, whose searches would need its states: remove it"
+                "--core does not work with alphazero, which would have to search over its states; "
+                "remove it"
             )
         replays = self.replay_capacity is not None
         memory = "batch_size", "replay_ratio", "learning_starts", "n_step", "priority_exponent"

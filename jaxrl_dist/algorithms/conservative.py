@@ -20,19 +20,17 @@ class ConservativeConfig(ReplayConfig):
     """Flags of conservative Q-learning."""
 
     cql_weight: float | None = setting(None, low=0)
-    """alpha of conservative Q-learning, which lowers the values of actions that the data lacks
-    (Kumar et al. 2020, equation 4); None: none."""
+    """alpha of conservative Q-learning, which lowers the values of actions that the data does not
+    contain (Kumar et al. 2020, equation 4); None: none."""
     cql_floor: bool = setting(False, needs="cql_weight")
-    """Lower no value below the return that followed in the data, so that learning from new
-    experience afterwards does not begin with values that are far too low (Cal-QL: Nakamoto et al.
-    2023, section 5)."""
+    """Do not lower a value below the return that followed in the data, so that later learning from
+    new experience does not start with values that are far too low (Cal-QL: Nakamoto et al. 2023,
+    section 5)."""
 
     def validate(self) -> None:
         super().validate()
         if self.cql_floor and self.core != "none":
-            raise ConfigError(
-                f"--cql-floor does not work with --core {self.core}: remove one of them"
-            )
+            raise ConfigError(f"--cql-floor does not work with --core {self.core}; remove one")
 
     def with_floor(self, algorithm: Algorithm) -> Algorithm:
         """Adds ``return [N]`` to batches of transitions: -infinity of the run's own,

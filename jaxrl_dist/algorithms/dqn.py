@@ -97,9 +97,7 @@ class DQN(
         if self.core != "none":
             others.append("--core")
         if self.parameter_noise and others:
-            raise ConfigError(
-                f"--parameter-noise does not work with {others[0]}: remove one of them"
-            )
+            raise ConfigError(f"--parameter-noise does not work with {others[0]}; remove one")
         if self.num_atoms > 1 and not self.value_min < self.value_max:
             raise ConfigError(
                 f"--value-min {self.value_min:g} must be below --value-max {self.value_max:g}"

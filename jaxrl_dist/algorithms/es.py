@@ -41,7 +41,7 @@ class ES(TablePresets, TorsoConfig, OptimizerConfig):
     """Standard deviation of the noise on the parameters (same source)."""
     weight_decay: float | None = 0.25
     """Multiple of the parameters that is added to the gradient before Adam: the source's 0.005
-    divided by its ``noise_std``, because its gradient is not divided by that."""
+    divided by its ``noise_std``, because the source does not divide its gradient by it."""
 
     @classmethod
     def preset(cls, spec: EnvSpec) -> dict[str, Any]:

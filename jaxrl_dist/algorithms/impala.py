@@ -24,7 +24,7 @@ class IMPALA(ActorCriticConfig):
     trace_lambda: float = setting(1.0, low=0, high=1)
     """Decay of the corrections along a trace (remark 2)."""
     correction: bool = True
-    """Correct for policy lag; if off, all experience counts as the newest policy's."""
+    """Correct for policy lag; if off, learn as if the newest policy had acted."""
     clip_rho: float = setting(1.0, above=0)
     """Largest importance weight of a value error and of
     the policy's gradient (rho-bar of equation 1)."""

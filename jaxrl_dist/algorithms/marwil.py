@@ -42,8 +42,8 @@ class MARWIL(
 
     presets = "marwil"
     beta: float = setting(1.0, low=0)
-    """How strongly it prefers actions of large advantage: each weighs ``exp(beta A / c)``; 0:
-    all alike."""
+    """How strongly the policy prefers actions of large advantage: each weighs ``exp(beta A / c)``;
+    0: all weigh the same."""
     max_weight: float = setting(20.0, above=0)
     """Largest weight of an action (Peng et al. 2019, AWR, arXiv:1910.00177)."""
     n_step: int = setting(32, low=1, high=MAX_SIZE)
@@ -62,7 +62,7 @@ class MARWIL(
         check_used(
             self, "priority_exponent", active=learns_values, needed="--value-coefficient above 0"
         )
-        instead = "another algorithm: --n-step is the length of a sequence here, and its priority the mean error"
+        instead = "another algorithm; here --n-step is the length of a sequence, and the mean error its priority"
         check_used(self, "sequence_length", "max_priority_share", active=False, needed=instead)
 
     def make(self, spec: EnvSpec) -> Algorithm:

@@ -61,8 +61,8 @@ class MuZero(
     target_period: int = setting(200, low=1)
     """Updates between copies of the parameters to the target network."""
     reanalyse: float = setting(0.0, low=0, high=1)
-    """Share of the windows whose policies a new search replaces, by the newest parameters (appendix
-    H: 0.8). It takes ``unroll_steps + 1`` searches for each."""
+    """Share of the windows for which new searches with the newest parameters replace the stored
+    policies (appendix H: 0.8); each takes ``unroll_steps + 1`` searches."""
     temperature_start: float = setting(1.0, low=0)
     """Temperature of actions at the start; see ``temperature_end``."""
     temperature_end: float = setting(1.0, low=0)
@@ -78,7 +78,8 @@ class MuZero(
         super().validate()
         if self.core != "none":
             raise ConfigError(
-                "--core does not work with muzero, whose model has a state of its own: remove it"
+                "--core does not work with muzero, because its model has a state of its own; "
+                "remove it"
             )
         check_used(
             self, "target_period", active=self.bootstrap == "current", needed="--bootstrap current"
@@ -95,9 +96,7 @@ class MuZero(
     def make(self, spec: EnvSpec) -> Algorithm:
         searching.check_installed(self)
         if spec.both_sides:
-            raise ConfigError(
-                f"muzero does not play both sides of a game, as in {spec.id} here; alphazero does"
-            )
+            raise ConfigError(f"muzero cannot play both sides of {spec.id}; use alphazero")
         size = num_actions(self, spec)
         space = observations.input_space(spec)
         model = models.make_model(self, space, size, self.state_size, self.num_atoms)
@@ -147,7 +146,7 @@ class MuZero(
             a share of them by the newest parameters.
             """
             if jax.lax.axis_size(mesh.DATA) > 1:
-                raise ConfigError("--reanalyse searches on one device: --num-devices 1")
+                raise ConfigError("--reanalyse searches on one device; use --num-devices 1")
             steps = self.unroll_steps + 1
             weights = rollout.extras["weights"]
             # Windows come in the order of their environments, so those searched are drawn.

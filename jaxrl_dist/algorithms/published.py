@@ -27,7 +27,7 @@ def row(algorithm: str, spec: EnvSpec) -> dict[str, Any]:
         f"{algorithm} on {where}" for algorithm, rows in TABLE.items() for where in rows
     )
     raise ConfigError(
-        f"--published: the table has no row of {algorithm} on {spec.backend}:{spec.id}; it has: {known}"
+        f"--published has no values for {algorithm} on {spec.backend}:{spec.id}; it has: {known}"
     )
 
 

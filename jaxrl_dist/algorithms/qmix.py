@@ -43,7 +43,7 @@ class QMIX(DQN, n_step=1):
         for name, value in others.items():
             if getattr(self, name) != value:
                 raise ConfigError(
-                    f"{flag(name)} does not work with a mixer: remove it, or train dqn"
+                    f"{flag(name)} does not work with a mixer; remove it or train dqn"
                 )
 
     def make(self, spec: EnvSpec) -> Algorithm:
@@ -156,7 +156,7 @@ def _team_of(config: QMIX, spec: EnvSpec) -> _Team:
     """
     if isinstance(spec.observation, dict) and spaces.AGENTS in spec.observation:
         assert isinstance(spec.action, spaces.MultiDiscrete), (
-            "agents that act as one have discrete actions"
+            "agents that act as one need discrete actions"
         )
         agents = spec.observation[spaces.AGENTS]
         state = spec.observation[spaces.STATE]

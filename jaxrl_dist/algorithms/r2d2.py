@@ -50,6 +50,4 @@ class R2D2(
     def validate(self) -> None:
         super().validate()
         if self.core == "none":
-            raise ConfigError(
-                "--core none: r2d2 learns with a recurrent core; dqn learns without one"
-            )
+            raise ConfigError("r2d2 needs a recurrent core, but --core is none; use dqn")

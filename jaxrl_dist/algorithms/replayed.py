@@ -155,8 +155,8 @@ class ActionScale(NamedTuple):
             )
         if len(space.shape) != 1:
             raise ConfigError(
-                f"{name} needs actions that are {needed}, which {spec.id} lacks: they have the shape "
-                f"{space.shape}; gymnasium.wrappers.TransformAction can flatten them"
+                f"{name} needs actions that are {needed}, but those of {spec.id} have the shape "
+                f"{space.shape}; flatten them with gymnasium.wrappers.TransformAction"
             )
         if not np.isfinite([space.low, space.high]).all():
             raise ConfigError(

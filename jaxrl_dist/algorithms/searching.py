@@ -40,17 +40,17 @@ class SearchConfig(Inherits):
     """Flags of the tree search; algorithms inherit them."""
 
     search: Literal["gumbel", "puct"] = "gumbel"
-    """How the tree grows: Gumbel's, whose policy improves on the network's with any number of
-    simulations (Danihelka et al. 2022), or by PUCT with noise at the root (Schrittwieser et al.
+    """How the tree grows: with Gumbel's search, which improves the network's policy with any number
+    of simulations (Danihelka et al. 2022), or with PUCT and noise at the root (Schrittwieser et al.
     2020, appendix B)."""
     num_simulations: int = setting(16, low=1, high=10**4)
     """Steps of the model that each search takes."""
     max_considered_actions: int = setting(16, low=2, high=MAX_SIZE)
     """Actions that Gumbel's search compares at the root."""
     value_bounds: Literal["node", "tree"] = "node"
-    """Between which values a search scales values to 0 .. 1: those around each state, as mctx does,
-    or those of the whole tree (Schrittwieser et al. 2020, equation 5), where small differences
-    count little."""
+    """The range that a search scales to 0 .. 1: the values around each state, as mctx does, or the
+    values of the whole tree (Schrittwieser et al. 2020, equation 5), where small differences count
+    little."""
     dirichlet_alpha: float = setting(0.3, above=0)
     """Concentration of the noise in the root's prior, with PUCT."""
     dirichlet_fraction: float = setting(0.25, low=0, high=1)

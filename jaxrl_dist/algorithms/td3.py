@@ -59,8 +59,8 @@ class TD3(
     loss, for data that others recorded (Fujimoto and Gu 2021, TD3+BC; Tarasov et al. 2023, ReBRAC);
     None: none."""
     behaviour_penalty: Literal["td3+bc", "rebrac"] = "td3+bc"
-    """'td3+bc': that distance is a mean over the action's components, and the actor climbs the
-    first critic; 'rebrac': it is their sum, and the actor climbs the smallest of the critics."""
+    """'td3+bc': the distance is a mean over the action's components, and the actor climbs the first
+    critic; 'rebrac': the distance is a sum, and the actor climbs the smallest critic."""
     critic_behaviour_weight: float | None = setting(None, low=0)
     """Weight of the squared distance between the target's action and the data's next one, summed
     over components, in the critics' target (ReBRAC, equation 5); None: none."""
@@ -68,8 +68,8 @@ class TD3(
     """Divide the value in the actor's loss by its mean magnitude in the batch (TD3+BC, equation
     5)."""
     critic_layer_norm: bool = False
-    """Normalise the outputs of the critics' layers,
-    also where the actor's are not (ReBRAC, section 3)."""
+    """Normalise the outputs of the critics' layers, even if the actor's are not normalised (ReBRAC,
+    section 3)."""
 
     def validate(self) -> None:
         super().validate()
@@ -81,9 +81,9 @@ class TD3(
         }
         for name, used in refused.items():
             if self.core != "none" and used:
-                raise ConfigError(f"{flag(name)} does not work with --core: remove one of them")
+                raise ConfigError(f"{flag(name)} does not work with --core; remove one")
         if self.noise == "parameter" and self.core != "none":
-            raise ConfigError("--noise parameter does not work with --core: remove one of them")
+            raise ConfigError("--noise parameter does not work with --core; remove one")
 
     def make(self, spec: EnvSpec) -> Algorithm:
         scale = ActionScale.of(self, spec)

@@ -78,7 +78,7 @@ def without_gpu(said: str = "") -> str:
     if number is not None and number < CUDA12_DRIVER:
         return f"its driver {number} is older than {CUDA12_DRIVER}, which CUDA 12 needs"
     if version(PLUGINS["cuda12"]) or version(PLUGINS["cuda13"]):
-        return "JAX's CUDA plugin is installed, and does not start" + _because(said)
+        return "JAX's CUDA plugin is installed, but does not start" + _because(said)
     if number is not None and number >= CUDA13_DRIVER:
         return install_plugin("cuda13")
     return install_plugin("cuda12")
@@ -100,7 +100,7 @@ def install_plugin(extra: str) -> str:
     package = f"jax[{extra}]"
     if installed := version("jax"):
         package += f"=={installed}"
-    return f"install its plugin by: {install(package)}"
+    return f"install its plugin: {install(package)}"
 
 
 class Accelerator(NamedTuple):
@@ -142,10 +142,10 @@ def no_devices() -> str | None:
             break
     else:
         if count and not re.fullmatch("0*[1-9][0-9]*", count):
-            return f"JAX_NUM_CPU_DEVICES={count} leaves JAX without a device; 1 or more works"
+            return f"JAX_NUM_CPU_DEVICES={count} leaves JAX without a device; set it to 1 or more"
     if chosen:
         return (
-            f"JAX_PLATFORMS={chosen}, and JAX has no such device: {why}; "
-            "unset it to use what is available"
+            f"JAX has no device for JAX_PLATFORMS={chosen}: {why}; unset it to use what is "
+            "available"
         )
     return f"JAX has no device: {why}"

@@ -125,16 +125,15 @@ def _check_compiler(target: Target) -> None:
 def _check_run(config: Train, target: str) -> None:
     if not PLANS[config.plan].compiled:
         raise ConfigError(
-            f"only runs under --plan on_device are compiled as a whole; "
-            f"this one is under {config.plan}"
+            f"--compile-for needs --plan on_device, but this run has --plan {config.plan}"
         )
     if config.seeds > 1 or config.vary:
-        raise ConfigError("one run is compiled; remove --seeds and --vary")
+        raise ConfigError("--compile-for compiles one run; remove --seeds and --vary")
     for field in marked(Train, of_machine=True):
         if getattr(config, field) is not None:
             raise ConfigError(
-                f"{flag(field)} names devices of this machine, but {target} is compiled for whole; "
-                "remove it"
+                f"{flag(field)} names devices of this machine, but --compile-for uses the whole "
+                f"{target}; remove it"
             )
 
 
@@ -150,6 +149,6 @@ def memory(report: Report) -> list[str]:
     ]
     if used > available:
         shown.append(
-            f"it does not fit: {decimal(used)} are more than the {decimal(available)} of a device"
+            f"it does not fit: it needs {decimal(used)}, and a device has {decimal(available)}"
         )
     return shown

@@ -26,12 +26,11 @@ class Data:
     """Directory to make for the joined data set, minari:NAME for one of Minari, or picture, such as
     returns.png, for a histogram of the returns."""
     best: float | None = setting(None, above=0, high=1)
-    """Share of the episodes to take, those with the highest returns: 0.1 takes a tenth."""
+    """Share of the episodes to take, with the highest returns: 0.1 takes the best tenth."""
     random: float | None = setting(None, low=-MAX_RETURN, high=MAX_RETURN)
-    """Mean return of random actions, which is 0 in the
-    normalised scores of what learns from the data; to store."""
+    """Mean return of random actions, to store in the data set; it is 0 in normalised scores."""
     expert: float | None = setting(None, low=-MAX_RETURN, high=MAX_RETURN)
-    """Mean return of an expert, which is 100 in normalised scores; to store."""
+    """Mean return of an expert, to store in the data set; it is 100 in normalised scores."""
 
 
 def run(args: Sequence[str]) -> int:
@@ -71,9 +70,7 @@ def _load(name: str) -> Dataset:
 def _with_ends(data: Dataset, ends: Mapping[str, float]) -> Dataset:
     about = {**data.about, **ends}
     if ends and about.get("random") == about.get("expert"):
-        raise ConfigError(
-            f"the returns of random actions and of the expert are both {about['random']:g}"
-        )
+        raise ConfigError(f"--random and --expert are both {about['random']:g}; they must differ")
     return dataclasses.replace(data, about=about)
 
 
@@ -84,8 +81,8 @@ def _store_ends(options: Data, ends: Mapping[str, float]) -> None:
     name = options.data[0]
     if len(options.data) > 1 or options.best is not None or formats.prefix_of(name) is not None:
         raise ConfigError(
-            "--random and --expert change one data set in place, none of Minari: name one alone, "
-            "or -o a new one"
+            "--random and --expert change one data set in place, and not one of Minari; name one "
+            "data set, or write a new one with -o"
         )
     files.describe(pathlib.Path(name), ends)
 

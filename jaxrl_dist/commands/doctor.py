@@ -121,7 +121,7 @@ def _software() -> Iterator[Line]:
     for extra, packages in missing.items():
         yield f"extra {extra}", f"without {', '.join(packages)}" if packages else "installed"
     if any(missing.values()):
-        yield "extras", f"pip install '{PACKAGE}[NAME]' installs the packages of one"
+        yield "extras", f"install one with pip install '{PACKAGE}[NAME]'"
 
 
 def _missing(packages: Sequence[str]) -> list[str]:
@@ -138,7 +138,7 @@ def _host() -> Iterator[Line]:
     cores = counted(len(os.sched_getaffinity(0)), "core")
     yield "CPU", f"{cores} of {os.cpu_count()}, {platform.machine()} {' '.join(vectors)}".rstrip()
     if features and "avx" not in supported:
-        yield PROBLEM, "this CPU has no AVX instructions, which jaxlib from PyPI is compiled for"
+        yield PROBLEM, "this CPU has no AVX instructions, which jaxlib from PyPI needs"
     lines = re.findall(r"^(\w+):\s+(\d+) kB", accelerators.read("proc/meminfo"), re.M)
     sizes = {name: int(size) * 1024 for name, size in lines}
     if total := sizes.get("MemTotal"):
@@ -160,10 +160,13 @@ def _disk() -> Iterator[Line]:
     if free < LITTLE_DISK:
         yield (
             NOTE,
-            f"{folder} has {decimal(free)} free, which is little for runs; --run-dir names another",
+            f"{folder} has only {decimal(free)} free; name another directory with --run-dir",
         )
     if not os.access(".", os.W_OK):
-        yield NOTE, f"{folder} cannot be written, and runs go there; --run-dir names another"
+        yield (
+            NOTE,
+            f"{folder}, where runs go, cannot be written; name another directory with --run-dir",
+        )
 
 
 # --- JAX and the environments ---------------------------------------------------------------------
@@ -196,7 +199,7 @@ def _unused(used: set[str], said: str) -> Iterator[Line]:
             why = f"JAX_PLATFORMS={chosen} hides it"
         else:
             why = unused(said)
-        yield NOTE, f"there is {name}, and JAX does not use it: {why}"
+        yield NOTE, f"this machine has {name}, but JAX does not use it: {why}"
 
 
 def _backends(answers: Mapping[str, Answer], before: Sequence[Line]) -> Iterator[Line]:
@@ -235,7 +238,7 @@ def probe(name: str) -> Answer:
         return {"error": f"{sys.executable} cannot be started: {error.strerror}"}
     said = (done.stderr.strip().splitlines() or [""])[-1][:300]
     if done.returncode < 0:
-        return {"error": f"it ends Python: {signal.strsignal(-done.returncode)}"}
+        return {"error": f"it ended Python: {signal.strsignal(-done.returncode)}"}
     try:
         return {"said": said, **json.loads(done.stdout.splitlines()[-1])}
     except (LookupError, ValueError, TypeError):

@@ -26,12 +26,12 @@ class Estimate(evaluate.Trained):
     data: str = ""
     """Directory of the data set."""
     discount: float | None = setting(None, low=0, high=1)
-    """Discount of the returns; None: that of the run."""
+    """Discount of the returns; None: the run's."""
     evaluation_policy: Literal["greedy", "sampled"] | None = None
     """Take the best actions or sample them; None: as the run's evaluations did.
     Ratios need a policy that samples."""
     num_simulations: int | None = setting(None, low=0, high=10**4)
-    """0: the network of an algorithm that plans acts alone, which is all that can be estimated."""
+    """0: the network of an algorithm that plans acts without a search, as estimates require."""
     refits: int = setting(20, low=2, high=1000)
     """Networks fitted to resampled episodes, for the intervals of fqe and dr."""
     updates: int = setting(5000, low=1, high=10**9)

@@ -32,20 +32,19 @@ class Exact(evaluate.Trained):
     max_states: int = setting(100_000, low=1, high=10**8)
     """States after which listing ends with an error."""
     tries: int = setting(1000, low=1, high=10**6)
-    """Tries of each action in each state, where steps are
-    random and the environment does not name their outcomes."""
+    """Tries of each action in each state, if steps are random and the environment does not list
+    their outcomes."""
     starts: int = setting(10_000, low=1, high=10**8)
-    """Episodes begun to find the first states,
-    where they are random and the environment does not name them."""
+    """Resets to find the first states, if these are random and not listed by the environment."""
     seed: int = setting(0, low=0, high=2**31 - 1)
     """Seed of tries and starts."""
     out: Annotated[str | None, help.Alias("-o")] = None
-    """Image file, such as heat.png, for maps of values and visits, where states lie on a grid."""
+    """Image file, such as heat.png, for maps of values and visits, if states lie on a grid."""
     grid: tuple[int, ...] = setting((), low=1, high=MAX_SIZE)
     """Rows and columns of a grid whose cells are categories, such as 4 12; none: a square."""
     mixture: bool = False
-    """Of a game of two sides: also measure the mixture of the policies of all checkpoints,
-    one drawn for each game."""
+    """In a game of two sides, also measure the mixture of the policies of all checkpoints, which
+    draws one for each game."""
     json: bool = False
     """Print JSON."""
 
@@ -85,7 +84,7 @@ def _measure(options: Exact, policy: Policy) -> str:
     from jaxrl_dist.exact.measuring import of_policy
 
     if options.mixture:
-        raise ConfigError("--mixture needs a game of two sides: --env-options opponents=self")
+        raise ConfigError("--mixture needs a game of two sides; add --env-options opponents=self")
     check_used(options, "grid", active=options.out is not None, needed="a map, as in -o heat.png")
     if options.out is not None:
         from jaxrl_dist.commands.plot import drawing
@@ -128,7 +127,7 @@ def of_sides(played: Played) -> Iterator[str]:
     """Formats the exploitability of a game for reading."""
     how = f"sampled: {played.sampled}" if played.sampled else "exact"
     yield f"{played.env}: {played.histories:,} histories; {how}"
-    yield "exploitability, what the best answers win in the mean over both seats (half of NashConv):"
+    yield "exploitability: mean win of the best responses over both seats (half of NashConv)"
     exploitabilities = {
         "greedy": played.greedy,
         "sampled": played.drawn,
@@ -160,8 +159,8 @@ def lines(measured: Measured) -> Iterator[str]:
     alike = table.mixed()
     if alike:
         yield (
-            f"{counted(alike, 'state')} look like another one, "
-            "so a policy without memory may not reach the optimum"
+            f"{counted(alike, 'state')} look like another state, so a policy without memory may "
+            "not reach the optimum"
         )
     episode = f"return of an episode of at most {truth.steps:,} steps"
     discounted = f"return with discount {truth.discount:g}"
@@ -172,7 +171,7 @@ def lines(measured: Measured) -> Iterator[str]:
     cells = [[title, *(_with_error(numbers, name) for name in rows[title])] for title in rows]
     yield aligned([["", "optimum", "greedy", "sampled"], *cells])
     if table.parts:
-        yield "after +-: two standard errors of the tries; four times the --tries halve them"
+        yield "after +-: two standard errors over the tries; four times as many --tries halve them"
     visited = ""
     if "regret" in numbers:
         yield f"regret of the greedy policy, discounted: {numbers['regret']:.3g}"

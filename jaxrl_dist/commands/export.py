@@ -58,6 +58,6 @@ def run(args: Sequence[str]) -> int:
     if done.core and format == "stablehlo":
         lines.append(f"the layout of core: {done.core}")
     if policy.algorithm.searches:
-        lines.append("it acts without the search, as evaluate --num-simulations 0 does")
+        lines.append("it acts without a search, like evaluate --num-simulations 0")
     print(visible("\n".join(lines)))
     return 0

@@ -25,7 +25,7 @@ HELP = ("-h", "--help", "--help-all")
 _LIKE_A_FLAG = re.compile("--|-(?!inf|nan)[a-z]", re.IGNORECASE)
 """How a flag begins; a negative number is a value."""
 _MANY = sys.maxsize
-_SEEDS = "; --seeds 3 runs three seeds, and --seed 7 the one of that number"
+_SEEDS = "; --seeds 3 runs three seeds, --seed 7 runs seed 7"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Command(Train[Config]):
     """``Train`` with the flags that only the command line has."""
 
     env: str = ""
-    """Environment such as CartPole-v1, gymnax:CartPole-v1, envpool:Pong-v5, gymnasium:Ant-v5;
-    without a prefix, gymnax is tried first. Or one of a further library, such as brax:ant. Or a
-    Python function that makes a gymnasium.Env or a gymnax-style one, such as my_module:make."""
+    """Environment such as CartPole-v1, gymnax:CartPole-v1, envpool:Pong-v5 or gymnasium:Ant-v5;
+    without a prefix, gymnax is tried first. Also one of another library, such as brax:ant, or a
+    function that makes a gymnasium.Env or a gymnax-style one, such as my_module:make."""
     config: str | None = setting(None, group="common")
     """A run's config.json or directory: train with its config; other flags override it."""
     resume_or_start: bool = False
@@ -49,7 +49,7 @@ class Command(Train[Config]):
     """Print the memory that the run needs, and do not train. The value is a device: here, h200,
     v5e:2x4 ..., as for jaxrl-dist doctor --compile-for."""
     quiet: bool = False
-    """Print nothing but errors, and warnings of what has failed, such as a damaged file."""
+    """Print only errors, and warnings about failures such as a damaged file."""
     verbose: bool = False
     """Print every report, with all its metrics."""
 
@@ -266,7 +266,7 @@ def _flag_of(token: str, declared: Mapping[str, _Flag], algorithm: str | None) -
         raise _neither(token)
     names = [name[2:].replace("-", "_") for name in declared if name.startswith("--")]
     others = algorithms.having if algorithm else lambda field: ""
-    instead = synonyms.hint(spelling[2:], ["help", *names], others) or "; --help lists all"
+    instead = synonyms.hint(spelling[2:], ["help", *names], others) or "; --help lists the flags"
     if others(spelling[2:].removeprefix("no-").replace("-", "_")):
         raise ConfigError(f"{token} is not a flag of {algorithm}{instead}")
     raise ConfigError(f"unknown flag {token}{instead}")
@@ -311,7 +311,7 @@ def _by_place(loose: Sequence[_Loose], declared: Mapping[str, _Flag]) -> dict[st
 
 def _neither(argument: str) -> ConfigError:
     return ConfigError(
-        f"{shown(argument)} is neither a flag nor the value of one; --help lists all"
+        f"unexpected {shown(argument)}: it is not a flag or a flag's value; --help lists the flags"
     )
 
 

@@ -29,8 +29,8 @@ def run(args: Sequence[str]) -> int:
     kind = " ".join(args)
     if kind not in kinds | libraries:
         raise ConfigError(
-            f"list what? {kind!r} is none of {', '.join(kinds)}{did_you_mean(kind, kinds)}; "
-            f"envs may be followed by one of {', '.join(LIBRARIES)}"
+            f"list what? {kind!r} is not one of {', '.join(kinds)}{did_you_mean(kind, kinds)}; "
+            f"after envs, name a library: {', '.join(LIBRARIES)}"
         )
     print("\n".join((kinds | libraries)[kind]()))
     return 0
@@ -57,7 +57,7 @@ def _envs(library: str | None = None) -> Iterator[str]:
         yield from (f"{name}:{env_id}" for env_id in backend.ids())
     if library is None:
         yield from libraries.summary()
-        yield "MODULE:NAME, such as my_module:make: what makes a gymnasium.Env or a gymnax-style one"
+        yield "MODULE:NAME, such as my_module:make: a function that makes a gymnasium.Env or a gymnax-style environment"
 
 
 def _placements() -> Iterator[str]:

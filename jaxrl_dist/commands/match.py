@@ -36,10 +36,10 @@ class Games:
     """RUN_DIR or RUN_DIR@CHECKPOINT, with ,POLICY for one of several policies; or random.
     CHECKPOINT is "best" or env steps."""
     games: int = setting(200, low=2, high=10**5)
-    """Number of games of every two players; an even one."""
+    """Number of games for every two players; it must be even."""
     opening_moves: int = setting(4, low=0, high=10**4)
-    """Random moves, of both players together, with which a game begins;
-    both games of a pair have the same."""
+    """Random moves at the start of a game, of both players together; both games of a pair have the
+    same."""
     seed: int = setting(0, low=0, high=2**31 - 1)
     """Seed of the games."""
     checkpoint: str | None = None
@@ -56,8 +56,8 @@ class Games:
     algorithm: str | None = None
     """File of the algorithm, if the runs trained your own."""
     film: str | None = None
-    """Film the first game of the first two players, as its first player sees it: a file that ends
-    in .gif or .mp4. A film is of 1,000 steps at most."""
+    """File that ends in .gif or .mp4: film the first game of the first two players, as its first
+    player sees it, for at most 1,000 steps."""
     json: bool = False
     """Print JSON."""
 
@@ -69,8 +69,8 @@ def run(args: Sequence[str]) -> int:
         raise ConfigError(f"which players? Name two or more, as in: {EXAMPLE}")
     if options.games % 2:
         raise ConfigError(
-            f"--games {options.games}: games are played in pairs, with sides swapped; "
-            f"{options.games - 1} and {options.games + 1} work"
+            f"--games {options.games} is odd, but games are played in pairs with sides swapped; "
+            f"use {options.games - 1} or {options.games + 1}"
         )
     with stdout.kept_for(options.json):
         played = _play(options)
@@ -116,7 +116,7 @@ def _progress(options: Games) -> Callable[[int], None]:
 
     def show(finished_games: int) -> None:
         if not finished_games:
-            line = f"compiling, and playing {options.games} games of each two players"
+            line = f"compiling, then playing {options.games} games for each two players"
         elif len(pairs) > 1:
             finished = finished_games // options.games
             against = " against ".join(pairs[finished - 1])
@@ -156,7 +156,7 @@ def _scores_of_two(env: str, result: Result) -> Iterator[str]:
     )
     games = f"{result.scores.size} games, {result.distinct} distinct"
     if result.cut:
-        games += f", {result.cut} of them cut before they had ended"
+        games += f", {result.cut} of them cut before their end"
     yield games
     counts = {"all games": result.counts()}
     counts |= {name: result.counts(side) for side, name in enumerate(result.sides)}
@@ -192,7 +192,7 @@ def _scores_of_several(match: Match, names: Sequence[str]) -> Iterator[str]:
             f"{won:6} {drawn:6} {lost:6}  {result.distinct:8}"
         )
         if result.cut:
-            line += f"  {result.cut} cut before they had ended"
+            line += f"  {result.cut} cut before their end"
         yield line
 
 

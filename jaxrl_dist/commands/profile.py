@@ -35,8 +35,8 @@ class Output:
     """
 
     seconds: float = setting(10.0, above=0, high=10**6)
-    """Seconds for the run, which ends with a report, and again for the stages, without
-    compiling."""
+    """Seconds to time the run, until its next report, and again to time the stages; compiling does
+    not count."""
     json: str | None = None
     """The file for the numbers, as JSON."""
     picture: str | None = None

@@ -33,11 +33,11 @@ class Record(evaluate.Trained):
     seed: int = setting(0, low=0, high=2**31 - 1)
     """Seed of the environments and of the actions."""
     random_share: float = setting(0.0, low=0, high=1)
-    """Probability with which an action is drawn uniformly from all instead."""
+    """Probability of a uniformly random action instead of the policy's."""
     greedy: bool = False
     """Take the best actions instead of sampling them."""
     replay: bool = False
-    """Store the steps that the replay memory of the checkpoint holds instead of playing."""
+    """Store the steps in the checkpoint's replay memory instead of playing."""
     env_options: dict[str, str] = dataclasses.field(default_factory=dict)
     """Options of the environment instead of the run's."""
 

@@ -108,9 +108,7 @@ def _algorithm(args: Sequence[str]) -> tuple[str | type | None, Sequence[str]]:
             raise ConfigError(
                 f"unknown argument {args[0]!r}; --torso and --hidden-sizes choose the network"
             )
-        raise ConfigError(
-            f"unknown argument {args[0]!r}; an environment is named by --env {args[0]}"
-        )
+        raise ConfigError(f"unknown argument {args[0]!r}; name an environment with --env {args[0]}")
     if first is not None and first.endswith(".py"):
         return from_file(first), args
     return first, args
@@ -199,8 +197,8 @@ def output_flags(fields: dict[str, Any]) -> dict[str, bool]:
     """
     if "plan_memory" in fields:
         raise ConfigError(
-            "only `train` accepts --plan-memory: "
-            "`train ... --plan-memory here` says what a run takes"
+            "only `train` accepts --plan-memory; see what a run needs with `train ... "
+            "--plan-memory here`"
         )
     output = {name: fields.pop(name, False) for name in ("quiet", "verbose")}
     fields.pop("resume_or_start", None)

@@ -35,7 +35,7 @@ class Resume:
     algorithm: str | None = None
     """File of the algorithm, if the run trained your own."""
     change_env_options: bool = False
-    """Let --env-options change: a step of a curriculum. The spaces must stay the same."""
+    """Let --env-options change, as in a curriculum. The spaces must stay the same."""
 
 
 _TRAIN = (*RESUMABLE, "env", "quiet", "verbose")
@@ -96,10 +96,11 @@ def _changes(
             continue
         if name == "env_options":
             raise ConfigError(
-                "--env-options cannot change where a run is resumed; --change-env-options allows it"
+                "--env-options cannot change when a run is resumed, unless you add "
+                "--change-env-options"
             )
         raise ConfigError(
-            f"{flag(name)} cannot change where a run is resumed; a new run takes it: "
-            f"jaxrl-dist train --config {run_dir} {flag(name)} ..."
+            f"{flag(name)} cannot change when a run is resumed; start a new run: jaxrl-dist train "
+            f"--config {run_dir} {flag(name)} ..."
         )
     return {name: value for name, value in changes.items() if name in changeable}

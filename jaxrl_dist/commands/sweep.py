@@ -45,8 +45,8 @@ class Sweep:
     """Number of members, or trials, that train at the same time."""
     tuner: Literal["optuna", "ray"] | None = None
     """Let Optuna, or ASHA of Ray Tune, choose the values of --vary, which may be ranges LOW:HIGH,
-    or LOW:HIGH:log for a logarithmic scale. Each trial is a run; Optuna's train --jobs at a time as
-    a population, Ray's as processes."""
+    or LOW:HIGH:log for a logarithmic scale. Each trial is a run; --jobs of them train at the same
+    time, with Optuna as a population, with Ray as processes."""
     trials: int = setting(32, low=1, high=100_000, needs="tuner")
     """Number of trials."""
 
@@ -58,7 +58,7 @@ def run(args: Sequence[str]) -> int:
     population.check_asked()
     output = request.output_flags(population.fields)
     if output["verbose"]:
-        raise ConfigError("only `train` accepts --verbose: a sweep prints one line for each member")
+        raise ConfigError("only `train` accepts --verbose; a sweep prints one line for each member")
     with signals.stopping() as stop:
         if sweep.tuner is None:
             succeeded = _train_members(sweep, population, args, stop, quiet=output["quiet"])
@@ -119,8 +119,8 @@ def _tune(
     _check_record(config)
     if tuner == "ray" and config.offline:
         raise ConfigError(
-            "--tuner ray compares returns of training, which --plan offline does not have; "
-            "--tuner optuna works"
+            "--tuner ray compares training returns, which --plan offline does not have; use "
+            "--tuner optuna"
         )
     space = tuning.spaces(config, vary)
     config = run.in_run_dir(config)
@@ -159,9 +159,7 @@ def _check(config: Train) -> None:
       ConfigError: it has none, or they are selected or averaged, or would record one data set.
     """
     if not is_population(config) or config.evolve is not None:
-        raise ConfigError(
-            "a sweep needs members, by --seeds or --vary, which are not selected by --evolve"
-        )
+        raise ConfigError("a sweep needs --seeds or --vary, and does not work with --evolve")
     if config.average_every is not None:
         raise ConfigError(
             "only `train` accepts --average-every: the members of a sweep do not communicate"
@@ -172,8 +170,8 @@ def _check(config: Train) -> None:
 def _check_record(config: Train) -> None:
     if config.record is not None:
         raise ConfigError(
-            f"--record {config.record} does not work with a sweep, which has several experiences; "
-            "remove it, and use `jaxrl-dist record` afterwards"
+            f"--record {config.record} does not work with a sweep; remove it and record its runs "
+            "afterwards with `jaxrl-dist record`"
         )
 
 
@@ -217,8 +215,8 @@ class _Progress:
     def failed(self, number: int, why: str) -> None:
         status = "diverged" if why.startswith(DIVERGED) else "failed"
         say(
-            f"member {self.rows[number].member} has {status}, the others continue: {why}; "
-            f"see {self.log(number)}"
+            f"member {self.rows[number].member} has {status}, but the others continue: {why}; see "
+            f"{self.log(number)}"
         )
         self.ended(number, status)
 

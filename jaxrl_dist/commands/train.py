@@ -119,8 +119,8 @@ def _resumed_or_started(config: Train) -> Run | None:
         return resuming.prepare_resume(config, path, {})
     if peers.broadcast(any(map(checkpoint.trained, folders)), "whether the run is trained"):
         raise FinishedError(
-            f"{path} is trained, but has no checkpoint to continue from; "
-            f"jaxrl-dist evaluate {path} works"
+            f"{path} is trained, but has no checkpoint to continue from; evaluate it with "
+            f"jaxrl-dist evaluate {path}"
         )
     if peers.first():
         files.abandon(path)
@@ -190,9 +190,9 @@ def _undone(run: Run, last: Report) -> str:
         return f"`{run.resume_command()}` continues from {last.step} {unit(last.clock)}"
     evaluate = f"jaxrl-dist evaluate {shlex.quote(str(run.config.run_dir))}"
     if run.config.evaluation_episodes and not last.evaluation:
-        return f"it is trained and saved, and `{evaluate}` works"
+        return f"the run is trained and saved; evaluate it with `{evaluate}`"
     if run.config.judge == "evaluation" and not last.best_evaluation:
-        return f"it is trained and saved, and `{evaluate} --checkpoint best` works"
+        return f"the run is trained and saved; evaluate it with `{evaluate} --checkpoint best`"
     return ""
 
 
@@ -243,7 +243,7 @@ def _continues_from(run: Run) -> str:
     thread.join(1.0)  # its disk may hang, and must not keep the process
     if steps:
         newest = f"{max(steps)} {unit(run.config.clock)}"
-        return f"nothing after {newest} is saved, and `{run.resume_command()}` continues from there"
+        return f"nothing is saved after {newest}; `{run.resume_command()}` continues from there"
     if thread.is_alive():
         return ""
     return "the run has saved no checkpoint"

@@ -77,8 +77,8 @@ def split_env(env: str) -> tuple[str | None, str | None, str]:
             return backend, module, name
     near = did_you_mean(prefixes[0], [*BACKENDS, *LIBRARIES])
     raise ConfigError(
-        f"--env {env}: unknown backend {prefixes[0]!r}{near}; "
-        "[gymnax:|envpool:|gymnasium:]ID, LIBRARY:ID or MODULE:NAME works"
+        f"--env {env}: unknown backend {prefixes[0]!r}{near}; write "
+        "[gymnax:|envpool:|gymnasium:]ID, LIBRARY:ID or MODULE:NAME"
     )
 
 

@@ -29,17 +29,16 @@ class Environment:
     """Frames stacked into one observation; None: the environment's own number,
     4 on Atari and 1 elsewhere."""
     action_repeat: int = setting(1, low=1, high=10**4)
-    """Times that each action is repeated; the rewards are summed,
-    and all repeats count as one env step."""
+    """Times to repeat each action; rewards are summed, and all repeats count as one env step."""
     time_limit: int | None = setting(None, low=1, high=10**9)
     """Env steps after which an episode is truncated; None: only the environment's own limit,
     which always applies."""
     hide: str | None = None
     """Entries of a vector observation to hide from policies, by index, such as 1,3; 'velocities'
-    hides those of classic control."""
+    hides the velocities of classic control."""
     info_metrics: str | None = None
-    """Numbers in the environment's info to report, such as success,score: the mean over episodes of
-    the last value, or with :sum, as in fuel:sum, of the sum."""
+    """Numbers of the environment's info to report as means over episodes, such as success,score:
+    the last value of an episode, or with :sum, as in fuel:sum, its sum."""
     normalize_observations: bool = setting(
         without_preset=False, varies=True, per_policy=True, needs_rollouts=True
     )
@@ -59,16 +58,16 @@ class Data:
     """Recorded experience to learn from."""
 
     data: str | None = setting(None, resumable=True)
-    """Directory of a data set, as `jaxrl-dist record` makes it: learn from it alone, under --plan
-    offline, or beside new experience with a data share."""
+    """Directory of a data set, as `jaxrl-dist record` makes it. Learn from it alone with --plan
+    offline, or from it and new experience with a data share."""
     total_updates: int = setting(100_000, low=1, high=10**9, resumable=True, compiled=False)
     """Updates to train for, under --plan offline."""
     data_memory: Literal["device", "host"] = setting("device", needs="data", resumable=True)
-    """Where the data lie: on the devices, or on the host, which then gathers each batch;
-    the numbers are the same."""
+    """Where to keep the data: on the devices, or on the host, which then gathers each batch;
+    results are the same."""
     record: str | None = setting(None, resumable=True, compiled=False)
-    """Directory to make for a data set of all that is played, with the probability of each action,
-    if it is known; a resumed run adds a number to its name."""
+    """New directory for a data set of all steps that are played, with the probability of each
+    action if it is known; a resumed run adds a number to the name."""
     data_share: float | None = setting(None, above=0, below=1, needs="data")
     """Share of each batch that comes from the data set (Ball et al. 2023);
     the rest comes from replayed experience."""
@@ -102,11 +101,10 @@ class Actors:
     max_lag: int | None = setting(
         None, low=0, high=10**6, needs_actors=True, timed=True, skips=True
     )
-    """Drop experience whose policy is more than this many versions behind the learner; None:
-    use all experience."""
+    """Drop experience from policies more than this many versions behind the learner; None: use all
+    experience."""
     lockstep: bool = setting(False, needs_actors=True, needs_rollouts=True)
-    """Keep actors a fixed lag behind the learner:
-    a seed then gives the same run for any timing of the threads."""
+    """Keep actors a fixed lag behind the learner, so that thread timing does not change results."""
     lag: int = setting(1, low=0, high=1000, needs="lockstep")
     """Policy versions that actors in lockstep stay behind the learner."""
     free_running: bool = setting(False, timed=True)
@@ -135,17 +133,17 @@ class Population:
     """Values of hyperparameters, such as learning-rate=1e-4,3e-4:
     a population with every combination of them."""
     zip: bool = setting(False, needs="vary")
-    """Combine the first values of all varied hyperparameters, then the second ones, and so on,
-    not all with all."""
+    """Combine the first values of all varied hyperparameters, then the second values, and so on,
+    instead of all with all."""
     evolve: Literal["pbt", "halving"] | None = None
     """Select among the members: population-based training, or successive halving;
     see --evolve-interval."""
     evolve_interval: int | None = setting(None, low=1, high=10**15, needs="evolve")
-    """Env steps of a member between two selections; with halving up to the first one, and each rung
-    then takes twice as many. None: 20,000, or 40,000 with halving."""
+    """Env steps of a member between two selections; with halving, env steps up to the first
+    selection, and each later rung takes twice as many. None: 20,000, or 40,000 with halving."""
     average_every: int | None = setting(None, low=1, high=10**9)
-    """Rollouts between two averagings of all members' networks (local SGD);
-    all begin with the first one's network."""
+    """Rollouts after which the networks of all members are averaged (local SGD); all members start
+    with the first one's network."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,12 +168,11 @@ class Evaluation:
     return_window: int = setting(
         without_preset=10_000, low=1, high=MAX_STEPS, resumable=True, compiled=False
     )
-    """Newest env steps, in whole reports, whose training episodes give the return by which a run
-    stops, members are selected and compared, and checkpoints are judged; at most an
-    --evolve-interval."""
+    """Window, in env steps and whole reports, over which training returns are averaged to stop
+    runs, select members and choose checkpoints; at most an --evolve-interval."""
     exact: bool = setting(False, resumable=True, compiled=False)
-    """Compare the policy at each report with the exact optimum, where the environment's states can
-    be listed: metrics exact/*, as jaxrl-dist exact prints them."""
+    """Compare the policy with the exact optimum at each report, if the environment's states can be
+    listed; the metrics exact/* are what jaxrl-dist exact prints."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -185,22 +182,21 @@ class Checkpoints:
     checkpoint_interval: int = setting(
         1_000_000, low=0, high=10**15, resumable=True, compiled=False
     )
-    """Environment steps between two checkpoints, each saved with the next report; 0: none by
-    steps."""
+    """Environment steps between two checkpoints, each saved with the next report; 0: no checkpoints
+    by steps."""
     checkpoint_minutes: float = setting(10.0, low=0, high=10**6, resumable=True, compiled=False)
-    """Minutes since the last checkpoint, after which the next report saves another; 0:
-    none by time."""
+    """Minutes after which the next report saves another checkpoint; 0: no checkpoints by time."""
     keep_checkpoints: int = setting(2, low=1, high=10**6, resumable=True, compiled=False)
     """Number of newest checkpoints to keep, besides the one with the highest return."""
     keep_best: Literal["training", "evaluation"] | None = setting(None, compiled=False)
-    """Whose mean return says which checkpoint is the best: of training episodes, or of evaluations,
-    each of which then saves a checkpoint; None: training, or under --plan offline evaluation, if
-    there is an evaluation interval."""
+    """Which mean return picks the best checkpoint: that of training, or of evaluations, which then
+    each save a checkpoint. None: training, or under --plan offline evaluation, if there is an
+    evaluation interval."""
     checkpoint_replay: bool | None = setting(None, resumable=True, compiled=False)
-    """Save the replay memory in checkpoints, otherwise a resumed run refills it; None:
-    if it is smaller than 2 GB."""
+    """Save the replay memory in checkpoints; otherwise a resumed run has to refill it. None: save
+    it if it is smaller than 2 GB."""
     init_from: str | None = setting(None, compiled=False)
     """Run directory with the trained variables to start from."""
     init_parts: str | None = setting(None, needs="init_from", compiled=False)
-    """Parts of those networks to load, such as torso,core; other parts begin untrained. None:
+    """Parts of the stored networks to load, such as torso,core; other parts start untrained. None:
     all variables."""

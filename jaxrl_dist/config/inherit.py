@@ -53,8 +53,8 @@ class Inherits(Named):
     def __new__(cls, *values: object, **fields: object) -> Self:
         if values:
             raise ConfigError(
-                f"{cls.__name__} takes its fields by name, and {shown(values[0])} has none; "
-                f"they are hyperparameters, and {training(cls.__name__)}"
+                f"{cls.__name__} takes hyperparameters by name, but {shown(values[0])} has none; "
+                f"{training(cls.__name__)}"
             )
         return super().__new__(cls, **fields)
 

@@ -58,7 +58,7 @@ PLANS = {
         members="DevicePopulation",
     ),
     "synchronous": Plan(
-        "environments stepped from the host; act, update, act ... (any backend)",
+        "environments stepped from the host, acting and updating in turn (any backend)",
         members="HostPopulation",
     ),
     "asynchronous": Plan(
@@ -67,12 +67,12 @@ PLANS = {
         free_running=True,
     ),
     "own_pace": Plan(
-        "as asynchronous, and each of several policies learns at its own pace (any backend)",
+        "like asynchronous, but each of several policies learns at its own pace (any backend)",
         threaded=True,
         copies=False,
     ),
     "gradients": Plan(
-        "actor threads send gradients of what they experience (any backend)",
+        "actor threads compute gradients and send them to the learner (any backend)",
         threaded=True,
         sends_gradients=True,
         several=False,

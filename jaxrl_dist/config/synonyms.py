@@ -126,17 +126,18 @@ INSTEAD = _by_name({
     "render render_mode capture_video record_video save_video gif":
         "`jaxrl-dist video RUN_DIR FILE.gif` films a trained policy, and --video-interval during training",
     "sde use_sde sde_sample_freq gsde":
-        "--noise-correlation 0.6 makes noise last, which is what state-dependent exploration is used for",
+        "--noise-correlation 0.6 makes noise last over steps, as state-dependent exploration does",
     "her use_her hindsight goal_selection_strategy n_sampled_goal": _GOALS,
     "algo algorithm agent alg model":
         "the algorithm comes first: `jaxrl-dist train ppo --env CartPole-v1`",
     "resume resume_from continue": "`jaxrl-dist resume RUN_DIR` continues a run",
     "progress_bar progress show_progress tqdm":
-        "commands show progress by themselves and --quiet hides it; in Python jaxrl_dist.display(reports, total) does",
+        "commands show progress unless --quiet hides it; in Python use jaxrl_dist.display(reports, "
+        "total)",
     "save_model": "a run saves its policy in its --run-dir",
     "policy":
         "--torso chooses a network; several policies are --policy NAME=ALGO:AGENTS, in the algorithm's place",
-    "torch_deterministic": "a seed gives the same numbers without it",
+    "torch_deterministic": "results are reproducible without it",
 })  # fmt: skip
 """Hints for names without a field of ours."""
 

@@ -112,14 +112,14 @@ class Run:
     """Agents of each policy, such as prey=agent_0 hunter=adversary_*, if --policy does not name
     them; none: all agents share one policy."""
     agent_ids: bool = False
-    """Add to each agent's observation a one-hot part that says which of its policy's agents it
-    is."""
+    """Add to each agent's observation a one-hot part that identifies it among the agents of its
+    policy."""
     published: bool = False
-    """Take the hyperparameters of the algorithm's paper, or of the environment's authors,
-    in place of the preset's."""
+    """Use the hyperparameters of the algorithm's paper, or of the environment's authors, instead of
+    the preset's."""
     stop_at_return: float | None = setting(None, resumable=True, compiled=False)
-    """End earlier, with the first report whose mean episode return is at least this;
-    members end one by one."""
+    """End with the first report that has at least this mean episode return; each member ends by
+    itself."""
     tensorboard: bool = setting(False, resumable=True, compiled=False)
     """Also write the metrics as TensorBoard event files into the run directory."""
     wandb: bool = setting(False, resumable=True, compiled=False)
@@ -139,8 +139,8 @@ class Processes:
     """Address HOST:PORT of process 0, for a run over several processes; give each process the same
     command, except for --process. Sizes then count over all processes."""
     processes: int | None = setting(None, low=1, high=MAX_PROCESSES, resumable=True, stored=False)
-    """Number of processes of the run; 1: only this one, even if SLURM,
-    Open MPI or a TPU pod has started several."""
+    """Number of processes of the run; 1: only this one, even if SLURM, Open MPI or a TPU pod
+    started several."""
     process: int | None = setting(None, low=0, high=MAX_PROCESSES - 1, resumable=True, stored=False)
     """Number of this process, from 0; process 0 writes the files."""
     lost_process_timeout: float = setting(30.0, low=2, high=86400, resumable=True, stored=False)
@@ -287,7 +287,9 @@ class Train(
         self._check_data()
         self._check_best()
         if self.run_dir == "":
-            raise ConfigError("--run-dir is empty; remove it for one under runs/")
+            raise ConfigError(
+                "--run-dir is empty; name a directory, or remove it for one under runs/"
+            )
         check_declared(self)
         steps = (self.num_envs or 0) * (self.rollout_length or 0)
         if steps > MAX_STEPS:
@@ -334,14 +336,15 @@ class Train(
         """
         has_share = self.data_share is not None
         if self.offline and self.data is None:
-            raise ConfigError("--plan offline learns from a data set, and --data is missing")
+            raise ConfigError("--plan offline learns from a data set; name one with --data")
         if self.offline and has_share:
             raise ConfigError(
-                "--data-share is for runs with new experience, and --plan offline makes none: remove one"
+                "--data-share needs new experience, which --plan offline does not make; remove one"
             )
         if self.data is not None and not self.offline and not has_share:
             raise ConfigError(
-                f"--data under --plan {self.plan} needs --data-share, its share of each batch"
+                f"--data under --plan {self.plan} needs --data-share, the data set's share of each "
+                "batch"
             )
 
     def _check_best(self) -> None:
@@ -352,7 +355,8 @@ class Train(
         """
         if self.keep_best == "training" and self.offline:
             raise ConfigError(
-                "--keep-best training: --plan offline has no training episodes; evaluation works"
+                "--keep-best training needs training episodes, which --plan offline does not have; "
+                "use --keep-best evaluation"
             )
         if self.keep_best != "evaluation":
             return
@@ -360,7 +364,7 @@ class Train(
             raise ConfigError("--keep-best evaluation needs --env, the environment to play in")
         if self.evaluation_episodes == 0:
             raise ConfigError(
-                "--keep-best evaluation needs evaluations, and --evaluation-episodes is 0; 20 works"
+                "--keep-best evaluation needs --evaluation-episodes above 0; 20 works"
             )
         if self.evaluation_interval is None:
             interval = max(1, int(float(f"{self.total / 20:.0e}")))
@@ -380,7 +384,7 @@ class Train(
         )
         if self.average_every is not None and self.evolve is not None:
             raise ConfigError(
-                "--average-every makes all members one, and --evolve selects among them: remove one"
+                "--average-every joins all members, but --evolve selects among them; remove one"
             )
 
 

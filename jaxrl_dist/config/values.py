@@ -227,7 +227,9 @@ def _text(name: str, value: object, part: str = "") -> str:
         if not isinstance(value, bool) and isinstance(value, Real):
             return str(value)
     if isinstance(value, bytes):
-        raise ConfigError(f"{part}must be text, not bytes: {shown(value)}.decode() is text", name)
+        raise ConfigError(
+            f"{part}must be text, not bytes; decode it: {shown(value)}.decode()", name
+        )
     if isinstance(value, tuple | list) and value and all(isinstance(word, str) for word in value):
         raise ConfigError(
             f"{part}must be text or a number, not {shown(value)}; "

@@ -74,7 +74,7 @@ def _problem_in(block: np.ndarray, part: Part) -> str | None:
         return None
     most = np.max(part.n if isinstance(part, Discrete) else part.nvec)
     if most > MAX_SIZE:
-        return f"has integers up to {most - 1}, which are not categories; give it as floats"
+        return f"has integers up to {most - 1}, too many for categories; give it as floats"
     if spaces.holds(part, block):
         return None
     return f"has a value that {spaces.describe(part, starts=True)} does not have"
@@ -116,7 +116,7 @@ def arrays(tree: PyTree) -> PyTree:
     """
     if isinstance(tree, dict):
         if not all(isinstance(name, str) for name in tree):
-            raise ConfigError("the parts of a dict of arrays have names that are text")
+            raise ConfigError("the keys of a dict of arrays must be text")
         return {name: arrays(part) for name, part in tree.items()}
     try:
         array = np.asarray(tree)
@@ -124,7 +124,8 @@ def arrays(tree: PyTree) -> PyTree:
         array = np.array(None)
     if array.dtype.kind not in "biuf" or not array.ndim:
         raise ConfigError(
-            "a data set is made of arrays of numbers, one entry for each step, or of dicts of these"
+            "make a data set from arrays of numbers with one entry for each step, or from dicts of "
+            "such arrays"
         )
     return array
 
@@ -137,7 +138,7 @@ def flags(values: ArrayLike, name: str) -> np.ndarray:
     """
     array = np.asarray(values)
     if array.dtype.kind not in "biuf" or not np.isin(array, (0, 1)).all():
-        raise ConfigError(f"{name} is made of True and False, or of 1 and 0")
+        raise ConfigError(f"{name} must contain True and False, or 1 and 0")
     return array.astype(bool)
 
 
@@ -198,8 +199,8 @@ def _categories(values: np.ndarray, *, actions: bool) -> Discrete | MultiDiscret
     """Returns the space of integers ``[L]`` or ``[L, N]`` that count from 0."""
     if values.min() < 0:
         raise ConfigError(
-            "integers are categories, which count from 0, and some are negative; give numbers as "
-            "floats, or the space of the environment as action_space= or observation_space="
+            "integers are categories and count from 0, but some are negative; give numbers as "
+            "floats, or give the environment's space as action_space= or observation_space="
         )
     if values.ndim == 1:
         return Discrete(int(values.max()) + 1)
@@ -232,8 +233,8 @@ def _warn_of_coarse(low: np.ndarray, high: np.ndarray) -> None:
         coarse = (high > low) & (step > (high - low) / COARSE)
     if coarse.any():
         warnings.warn(
-            "numbers of the data set differ by less than float32 can tell at their size; "
-            "subtract a constant",
+            "some numbers of the data set differ by less than float32 can show at their size; "
+            "subtract a constant from them",
             ConfigWarning,
             stacklevel=7,
         )

@@ -150,9 +150,7 @@ class Dataset:
             or numbers.dtype.kind not in "iu"
             or not np.isin(numbers, range(count)).all()
         ):
-            raise ConfigError(
-                f"episodes are chosen by their numbers; give one or more of 0 to {count - 1}"
-            )
+            raise ConfigError(f"choose episodes by number: one or more of 0 to {count - 1}")
         firsts = self._firsts
         rows = np.concatenate([np.arange(firsts[i], self.ends[i] + 2) for i in numbers])
         return self._map(lambda x: x[rows])
@@ -166,7 +164,7 @@ class Dataset:
         """
         if not 0 < share <= 1:
             raise ConfigError(
-                f"the share of the best episodes is above 0 and at most 1, and not {share}"
+                f"the share of the best episodes must be above 0 and at most 1, not {share}"
             )
         count = math.ceil(share * len(self.ends) - 1e-9)  # 0.07 x 100 is a little more than 7
         return self.episodes(np.sort(np.argsort(-self.returns, kind="stable")[:count]))
@@ -374,7 +372,7 @@ class Dataset:
                 raise ConfigError("the data sets differ in their masks")
             if part.interface.both_sides != first.interface.both_sides:
                 raise ConfigError(
-                    "in one of the data sets, and not in another, one agent moves for both sides"
+                    "one agent moves for both sides in some of the data sets, but not in all"
                 )
         abouts = [part.about for part in parts]
         about = {
@@ -413,7 +411,7 @@ class Dataset:
           ConfigError: there is no data set, or it is damaged.
         """
         if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
-            raise ConfigError(f"the path of a data set is text, and not {path!r}")
+            raise ConfigError(f"the path of a data set must be text, not {path!r}")
         fields, interface, content = files.read(pathlib.Path(path), columns.ROWS, ("log_prob",))
         data = cls(**fields, interface=interface, about=content["about"])
         return checked(data, str(path))
@@ -440,7 +438,7 @@ def _problem_about(about: Mapping[str, Json]) -> str | None:
     try:
         json.dumps(dict(about), allow_nan=False)
     except (TypeError, ValueError, RecursionError):
-        return "what it is about is no dict in JSON"
+        return "its description is not a dict in JSON"
     for end in files.ENDS:
         value = about.get(end, 0.0)
         if not isinstance(value, int | float) or not abs(value) <= MAX_RETURN:
@@ -469,4 +467,4 @@ def _check_space(name: str, role: str, space: Space, needed: Space) -> None:
     remedy = ""
     if isinstance(space, Discrete | MultiDiscrete):
         remedy = f"; if values never occur in the data, give {role}_space= to the Dataset"
-    raise ConfigError(f"{name} has the {role}s {own}, and not {other}{remedy}")
+    raise ConfigError(f"{name} has the {role}s {own}, not {other}{remedy}")

@@ -64,7 +64,7 @@ class Declaration(NamedTuple):
           ConfigError: the mask cannot be one, or integers may mean several things.
         """
         if not isinstance(self.both_sides, bool):
-            raise ConfigError(f"both_sides is True or False, and not {self.both_sides!r:.80}")
+            raise ConfigError(f"both_sides must be True or False, not {self.both_sides!r:.80}")
         observation = self.observation.space or columns.space_of(obs)
         actions = self.action.space or columns.space_of(action, actions=True)
         if self.mask is None:
@@ -128,7 +128,7 @@ def form(space: Any, role: str) -> Form:
         return Form(space)
     if not hasattr(space, "contains") or not hasattr(space, "sample"):
         raise ConfigError(
-            f"{role} need a space of jaxrl_dist.spaces or of Gymnasium, and not {space!r:.80}"
+            f"{role} need a space of jaxrl_dist.spaces or of Gymnasium, not {space!r:.80}"
         )
     return Form(space_of(plain(space), "the data set", role), space)
 

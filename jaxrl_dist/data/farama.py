@@ -99,8 +99,8 @@ def _check_kinds(native: Any, label: str, role: str) -> None:
     for name, part in (space.parts or {"": space}).items():
         if part.kind not in KINDS:
             raise ConfigError(
-                f"{label} has {role} {name} of the kind {part.kind}, which no policy reads; make a "
-                "copy of the set without them by minari.create_dataset_from_buffers"
+                f"{label} has {role} {name} of the kind {part.kind}, which no policy can read; "
+                "make a copy without them, with minari.create_dataset_from_buffers"
             )
 
 
@@ -119,7 +119,8 @@ def _loaded(name: str) -> Any:
         or not {"observation_space", "action_space"} <= metadata.keys()
     ):
         raise ConfigError(
-            f"minari:{name} names its spaces by code that makes an environment, which is not run"
+            f"minari:{name} describes its spaces by code that makes an environment, and such code "
+            "is not run"
         )
     return minari.MinariDataset(path)
 

@@ -145,8 +145,8 @@ def _index(path: pathlib.Path) -> tuple[dict[str, Json], Interface]:
         content = storage.read_json(path / INDEX)
         if content["format"] != FORMAT:
             raise ConfigError(
-                f"{path} has format {shown(content['format'])}, and this version reads {FORMAT}; "
-                "make the data set again, by jaxrl-dist record or from its episodes in Python"
+                f"{path} has format {shown(content['format'])}, but this version reads {FORMAT}; "
+                "make the data set again, with jaxrl-dist record or from its episodes in Python"
             )
         interface = interface_from_json(content["interface"])
         if not isinstance(content["about"], dict) or not isinstance(content["files"], dict):
@@ -155,7 +155,7 @@ def _index(path: pathlib.Path) -> tuple[dict[str, Json], Interface]:
     except ConfigError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
-        raise ConfigError(f"{path / INDEX} is damaged, or not of a data set") from None
+        raise ConfigError(f"{path / INDEX} is damaged, or does not belong to a data set") from None
     return content, interface
 
 

@@ -97,13 +97,14 @@ def _check_steps(steps: Steps) -> None:
     lengths = {len(x) for x in jax.tree.leaves(steps)}
     if lengths != {len(steps.reward)} or not len(steps.reward):
         raise ConfigError(
-            f"a data set's arrays have one length, 1 or more, and these have {sorted(lengths)}"
+            "the arrays of a data set must have the same length, at least 1, but these have "
+            f"{sorted(lengths)}"
         )
     if steps.next_obs is not None and columns.entries(steps.next_obs) != columns.entries(steps.obs):
-        raise ConfigError("next_obs has other shapes than obs")
+        raise ConfigError("next_obs and obs have different shapes")
     if np.count_nonzero(steps.timeouts) > 1 and steps.terminals[steps.timeouts].all():
         raise ConfigError(
-            "each time-out is a terminal, too; give terminals & ~timeouts, the ends of the task "
+            "each time-out is also a terminal; give terminals & ~timeouts, the ends of the task "
             "alone"
         )
 
@@ -177,7 +178,7 @@ def _listed(episodes: Iterable[Mapping[str, PyTree]]) -> list[Mapping[str, PyTre
     is_dict = isinstance(episodes, Mapping)
     given = [] if is_dict else list(episodes)
     if is_dict or not all(isinstance(episode, Mapping) for episode in given):
-        raise ConfigError("a data set is made of a list of episodes, each of which is a dict")
+        raise ConfigError("make a data set from a list of episodes; each episode must be a dict")
     if not given:
         raise ConfigError("a data set needs one or more episodes")
     for number, episode in enumerate(given):
@@ -212,8 +213,8 @@ def _check_episodes(episodes: Sequence[dict[str, PyTree]], ends: Sequence[np.nda
         needed = {(name, size + (name == "obs")) for name in episode}
         if not size or lengths != needed:
             raise ConfigError(
-                f"episode {number} has {size} rewards: it needs as many actions and one more "
-                "observation, 1 or more steps"
+                f"episode {number} has {size} rewards; it needs at least 1, as many actions, and "
+                "one more observation"
             )
         if columns.entries(episode) != first or end.ndim:
             raise ConfigError(

@@ -36,7 +36,7 @@ def advising() -> Iterator[None]:
         yield
     except OSError as error:
         error.add_note(
-            "--record None trains on without a record, and --record DIR with one elsewhere"
+            "continue without recording with --record None, or record elsewhere with --record DIR"
         )
         raise
 
@@ -199,11 +199,11 @@ def unrecordable(spec: EnvSpec) -> str | None:
     """Says why experience in an environment makes no data set, and what would; None: it does."""
     if spec.policies or spec.num_agents > 1:
         return (
-            "a data set holds the steps of one agent; --env-options opponents=random leaves one in "
-            "a game, and Dataset.from_episodes takes the episodes of each agent from Python"
+            "a data set holds the steps of one agent; leave one in a game with --env-options "
+            "opponents=random, or give each agent's episodes to Dataset.from_episodes in Python"
         )
     if spec.frame_stack > 1:
-        return "a data set holds no stacked frames; record a run without a frame stack"
+        return "a data set cannot hold stacked frames; record a run without --frame-stack"
     return None
 
 

@@ -36,8 +36,8 @@ def check_new(path: pathlib.Path) -> None:
     prefix = formats.prefix_of(str(path))
     if prefix is not None:
         raise ConfigError(
-            f"{path} is not a directory: `jaxrl-dist data DIR -o {path}` makes one of "
-            f"{formats.FORMATS[prefix].title} of it"
+            f"{path} is not a directory; make a data set of {formats.FORMATS[prefix].title} with "
+            f"`jaxrl-dist data DIR -o {path}`"
         )
     if path.name == ".." or "\0" in path.name:
         raise ConfigError(f"{str(path)!r} has no name for a new directory; add one")
@@ -78,7 +78,8 @@ class Place:
         self.path = directories.commit_new(self.temporary, self.path)
         if self.path != wanted:
             warnings.warn(
-                f"{wanted} has appeared while its data set was written, which is in {self.path} now",
+                f"{wanted} appeared while its data set was written, so the data set is in "
+                f"{self.path}",
                 FileWarning,
                 stacklevel=2,
             )
@@ -236,7 +237,7 @@ def _claimed(folder: pathlib.Path, path: pathlib.Path) -> int:
     except BlockingIOError:
         os.close(lock)
         raise ConfigError(
-            f"another process writes {path}; a data set needs a directory of its own"
+            f"another process is writing {path}; name a directory of its own for each data set"
         ) from None
     except OSError:  # some cluster file systems have no locks
         pass
@@ -245,7 +246,7 @@ def _claimed(folder: pathlib.Path, path: pathlib.Path) -> int:
         if not file.is_file() or not (file.name == files.INDEX or file.suffix == ".npy"):
             os.close(lock)
             raise ConfigError(
-                f"{path} cannot be written: {file} is not of a data set; move it elsewhere"
+                f"{path} cannot be written: {file} does not belong to a data set; move it elsewhere"
             )
     for file in leftovers:
         file.unlink()

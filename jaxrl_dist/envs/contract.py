@@ -102,8 +102,8 @@ class Contract:
         if not of_library(type(env)) and any(map(_holds_tracer, attributes)):
             raise self.stop(
                 "tracer",
-                f"{doing} keeps a traced value in the environment itself; "
-                "all that changes belongs into the state",
+                f"{doing} keeps a traced value in the environment; keep everything that changes in "
+                "the state",
             )
         return result
 
@@ -236,7 +236,7 @@ def of_env(contract: Contract, env: Any, params: Any) -> Traced:
         and not hasattr(type(env), "default_params")
         and not hasattr(env, "default_params")
     ):
-        contract.fault("params", "it has no default_params, and comes without parameters")
+        contract.fault("params", "it has no default_params, and no parameters were given with it")
     contract.halt()
     if params is None:
         params = contract.call("default_params", lambda: env.default_params)

@@ -63,8 +63,8 @@ def _images(spec: EnvSpec, obs: PyTree) -> list[Any]:
 
 def _without_pictures(spec: EnvSpec) -> ConfigError:
     return ConfigError(
-        f"{label_of(spec)} cannot be drawn: its observations are not images; an environment of your own is "
-        "drawn by its render(state, params), which returns an array [H, W, 3] of uint8"
+        f"{label_of(spec)} cannot be drawn: its observations are not images; give your own "
+        "environment a method render(state, params) that returns an array [H, W, 3] of uint8"
     )
 
 

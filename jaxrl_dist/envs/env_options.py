@@ -36,7 +36,8 @@ def parse_option(env: str, key: str, text: str, default: object) -> bool | int |
             f"--env-options {key} of {env} must be a {kind.__name__} such as {default}, not {text!r}"
         ) from None
     raise ConfigError(
-        f"--env-options {key} of {env} is a {kind.__name__}, which cannot be set from the command line"
+        f"--env-options {key} of {env} is a {kind.__name__}, which the command line cannot set; "
+        "set it in Python"
     )
 
 

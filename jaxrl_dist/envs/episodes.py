@@ -34,7 +34,7 @@ def parse(metrics: str | None) -> tuple[str, ...]:
     for name in names:
         if not name.removesuffix(SUM):
             raise ConfigError(
-                f"--info-metrics {metrics!r} has an empty name; names such as success,score work"
+                f"--info-metrics {metrics!r} has an empty name; write names such as success,score"
             )
         if names.count(name) > 1:
             raise ConfigError(f"--info-metrics names {name} twice")

@@ -102,10 +102,10 @@ def with_arrays(space: PlainSpace, name: str = "") -> PlainSpace:
 def misfit(name: str, size: int, action: PlainSpace) -> str:
     """Explains why a value of ``size`` numbers that looks like an action mask is not one."""
     if not action.num_choices:
-        return f"{name} looks like an action mask, which {action.kind} actions cannot use: illegal ones will be tried"
+        return f"{name} looks like an action mask, but {action.kind} actions cannot use one; illegal actions will be tried"
     return (
-        f"{name} looks like an action mask, but has {size} numbers where {action.num_choices} zeros and ones would say "
-        "which actions are legal: illegal ones will be tried"
+        f"{name} looks like an action mask, but has {size} numbers instead of {action.num_choices} "
+        "zeros and ones; illegal actions will be tried"
     )
 
 
@@ -158,7 +158,7 @@ def of_keys(keys: Sequence[str]) -> str:
     for key in keys:
         name = key.removeprefix("info:")
         if name in NAMES:
-            return f"info[{name!r}] says which actions are legal; illegal ones will be tried"
+            return f"info[{name!r}] says which actions are legal, but policies cannot read it; illegal actions will be tried"
     return ""
 
 
@@ -228,8 +228,9 @@ def of_gymnax(
     if not unread:
         return mask
     why = (
-        f"{unread[0]} seems to say which actions are legal, and policies read it from a part {PART!r} of the "
-        "observation or a field of the state with a bool for each action: illegal ones will be tried"
+        f"{unread[0]} seems to say which actions are legal, but policies read only a part {PART!r} "
+        "of the observation, or a field of the state, with a bool for each action; illegal "
+        "actions will be tried"
     )
     return Mask("method", unread[0], why)
 

@@ -86,13 +86,13 @@ def check_counted(space: PlainSpace, name: str, role: str) -> PlainSpace:
         check_counted(part, name, role)
     if np.any(space.start):
         raise ConfigError(
-            f"{name} has {space.kind} {role} that do not count from 0, "
-            "which work in Gymnasium's and PettingZoo's only"
+            f"{name} has {space.kind} {role} that do not count from 0; only Gymnasium's and "
+            "PettingZoo's environments may have these"
         )
     if space.kind.startswith("Multi") and len(space.shape) != 1:
         raise ConfigError(
-            f"{name} has {space.kind} {role} that are not vectors, "
-            "which work in Gymnasium's and PettingZoo's only"
+            f"{name} has {space.kind} {role} that are not vectors; only Gymnasium's and "
+            "PettingZoo's environments may have these"
         )
     return space
 
@@ -348,14 +348,14 @@ def inside(env: Any) -> str:
     if keeping:
         flags = " and ".join(NORMALIZING[name] for name in keeping)
         problems.append(
-            f"the statistics of {' and '.join(keeping)} inside it restart in each evaluation and are not saved with "
-            f"the policy; remove them from the environment, and use {flags}"
+            f"the statistics of {' and '.join(keeping)} inside it restart in each evaluation and "
+            f"are not saved with the policy; remove these wrappers and use {flags}"
         )
     changing = [name for name in CHANGING_REWARDS if name in names]
     if changing:
         problems.append(
-            f"returns are of the rewards that {changing[0]} inside it makes; remove it from the environment, and use "
-            "--clip-rewards or --scale-rewards, which leave returns as they are"
+            f"{changing[0]} inside it also changes the reported returns; remove it and use "
+            "--clip-rewards or --scale-rewards, which do not"
         )
     return "; ".join(problems)
 
@@ -379,12 +379,13 @@ def picture(drawn: object) -> np.ndarray:
     """
     if not hasattr(drawn, "shape"):  # an array of numpy or JAX has one
         raise TypeError(
-            f"render() gave a {type(drawn).__name__} and not an array [H, W, 3] of uint8"
+            f"render() returned a {type(drawn).__name__}, not an array [H, W, 3] of uint8"
         )
     image = np.asarray(drawn)
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         raise TypeError(
-            f"render() gave a {type(drawn).__name__}{list(image.shape)} and not an array [H, W, 3] of uint8"
+            f"render() returned a {type(drawn).__name__}{list(image.shape)}, not an array [H, W, "
+            "3] of uint8"
         )
     return image
 

@@ -87,8 +87,8 @@ class EnvSource(NamedTuple):
         """
         if self.pure is None:
             raise ConfigError(
-                f"{label_of(self.spec)} runs on the host, so --plan on_device cannot compile it; "
-                "use --plan synchronous"
+                f"{label_of(self.spec)} runs on the host, where --plan on_device cannot compile "
+                "it; use --plan synchronous"
             )
         return self.pure
 
@@ -227,17 +227,19 @@ def _check_settings(
     """
     if wrappers.policies and not spec.policies:
         raise ConfigError(
-            f"several policies are for environments of several agents, and {name} has one"
+            f"several policies need an environment of several agents, but {name} has one"
         )
     if wrappers.agent_ids and spec.num_agents == 1 and not (spec.policies or wrappers.joint):
-        raise ConfigError(f"--agent-ids is for environments of several agents, and {name} has one")
+        raise ConfigError(f"--agent-ids needs an environment of several agents, but {name} has one")
     if workers != "threads" and spec.backend != "gymnasium":
         raise ConfigError(
-            f"--env-workers {workers} needs a Gymnasium environment, and {label_of(spec)} is not one"
+            f"--env-workers {workers} needs a Gymnasium environment, but {label_of(spec)} is not "
+            "one"
         )
     if atari_preset is not None and spec.backend != "envpool":
         raise ConfigError(
-            f"--atari-preset {atari_preset} needs an Atari environment of EnvPool, and {label_of(spec)} is not one"
+            f"--atari-preset {atari_preset} needs an Atari environment of EnvPool, but "
+            f"{label_of(spec)} is not one"
         )
 
 
@@ -260,9 +262,7 @@ def locate(env: str) -> Located:
     """
     prefix, module, env_id = split_env(env)
     if module == OBJECT:
-        raise ConfigError(
-            f"--env {env} names an object handed over from Python, which cannot be found by its name"
-        )
+        raise ConfigError(f"--env {env} was a Python object, which cannot be found by its name")
     backends = [prefix] if prefix else list(BACKENDS)
     if prefix in LIBRARIES:
         libraries.library_with(prefix, env_id)
@@ -350,7 +350,7 @@ def _object(env: Any, options: Mapping[str, str]) -> Any:
     """Returns the gymnax-style environment that the user has passed, or whose function."""
     if options:
         raise ConfigError(
-            f"env_options are for environments that are found by name, and {env_name(env)} has none"
+            f"env_options need an environment with a name, but {env_name(env)} has none"
         )
     if is_gymnax(env):
         return env
@@ -359,7 +359,7 @@ def _object(env: Any, options: Mapping[str, str]) -> Any:
     made = env()
     if not is_gymnax(made):
         raise no_env(
-            f"and this function, which no module has by name, returns a {type(made).__name__}"
+            f"but this function, which no module has by name, returns a {type(made).__name__}"
         )
     return made
 
@@ -372,7 +372,8 @@ def _checked(spec: EnvSpec) -> EnvSpec:
     """
     if spec.max_episode_steps is not None and spec.max_episode_steps < 1:
         raise ConfigError(
-            f"{label_of(spec)}: a time limit of {spec.max_episode_steps} steps; 1 or more works"
+            f"{label_of(spec)} has a time limit of {spec.max_episode_steps} steps; set it to 1 or "
+            "more"
         )
     for path, part in leaves(spec.observation).items():
         if any(size < 1 for size in part.shape):

@@ -154,21 +154,23 @@ def _visible(spec: EnvSpec, hide: str) -> np.ndarray:
     space = spec.observation
     if not isinstance(space, Box) or len(space.shape) != 1:
         raise ConfigError(
-            f"--hide {hide} needs observations that are vectors, and {name} has {describe(space)}"
+            f"--hide {hide} needs observations that are vectors, but {name} has {describe(space)}"
         )
     size = space.shape[0]
     if hide == "velocities":
         indices = VELOCITIES.get(spec.id.rpartition("-")[0])
         if indices is None:
             raise ConfigError(
-                f"--hide velocities knows {', '.join(VELOCITIES)}, and not {name}; name velocities by their indices "
-                f"among the {size} numbers of an observation, such as --hide {size - 1}"
+                f"--hide velocities knows only {', '.join(VELOCITIES)}; hide the velocities of "
+                f"{name} by their indices among the {size} numbers of an observation, such as "
+                f"--hide {size - 1}"
             )
     else:
         texts = [text.strip() for text in hide.split(",")]
         if not all(text.isdecimal() and int(text) < size for text in texts):
             raise ConfigError(
-                f"--hide {hide}: {name} has indices 0 to {size - 1}; 'velocities' or such indices work"
+                f"--hide {hide}: {name} has the indices 0 to {size - 1}; name some of these or "
+                "'velocities'"
             )
         indices = tuple(map(int, texts))
     visible = np.delete(np.arange(size), indices)
@@ -190,12 +192,13 @@ def _stacked(spec: EnvSpec, frame_stack: int) -> EnvSpec:
         if not isinstance(space, Box) or not space.shape:
             if path:
                 raise ConfigError(
-                    f"--frame-stack {frame_stack} needs observations that are arrays of numbers, and {name} has "
-                    f"{describe(space)} in its part {path}; an environment's wrapper can leave that part out"
+                    f"--frame-stack {frame_stack} needs observations that are arrays of numbers, "
+                    f"but {name} has {describe(space)} in its part {path}; leave that part out "
+                    "with a wrapper of the environment"
                 )
             raise ConfigError(
-                f"--frame-stack {frame_stack} needs observations that are arrays of numbers, and {name} has "
-                f"{describe(space)}"
+                f"--frame-stack {frame_stack} needs observations that are arrays of numbers, but "
+                f"{name} has {describe(space)}"
             )
         if is_grey(space):  # its frames become channels
             space = Box((1, *space.shape), space.dtype, space.low[None], space.high[None])
@@ -204,8 +207,8 @@ def _stacked(spec: EnvSpec, frame_stack: int) -> EnvSpec:
         high = np.concatenate([space.high] * frame_stack, axis)
         if frames.channel_axis(low.shape) != axis:
             raise ConfigError(
-                f"--frame-stack {frame_stack} makes images of shape {low.shape} of {name}'s {space.shape}, of which "
-                "nobody can say where the channels are; fewer frames work"
+                f"--frame-stack {frame_stack} makes images of shape {low.shape} of {name}'s "
+                f"{space.shape}, where the axis of channels is ambiguous; use fewer frames"
             )
         return Box(low.shape, space.dtype, low, high)
 

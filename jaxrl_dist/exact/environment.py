@@ -43,7 +43,7 @@ class TableEnv:
         """
         if (table.going < 0).any() or not table.legal.all():
             raise ValueError(
-                "a table of a game, or with actions that are not legal, is no environment of one agent"
+                "a table of a game, or with illegal actions, cannot be an environment of one agent"
             )
         self.table = table
         self.default_params = Params(time_limit)

@@ -45,9 +45,7 @@ class Game:
           ConfigError: it is no game of two sides, or has too many histories.
         """
         if not (table.going < 0).any() or table.obs is None:
-            raise ConfigError(
-                "exploitability is of games of two players, in which the sides take turns"
-            )
+            raise ConfigError("exploitability needs a game of two players who take turns")
         self.table = table
         seen = _numbered(as_bytes(jax.tree.leaves(table.obs)))
         self.levels: list[_Level] = []

@@ -37,7 +37,7 @@ def cells(obs: PyTree, grid: tuple[int, ...] | None = None) -> np.ndarray:
         return _cells_of_categories(seen, grid)
     if grid:
         raise ConfigError(
-            "--grid is for observations that are categories, and these show their rows and columns; "
+            "--grid needs observations that are categories, but these show rows and columns; "
             "remove it"
         )
     if integers and seen.ndim == 2 and seen.shape[1] > 1:
@@ -56,7 +56,8 @@ def _cells_of_categories(categories: np.ndarray, grid: tuple[int, ...] | None) -
     largest = int(categories.max())
     if grid and largest >= math.prod(grid):
         raise ConfigError(
-            f"--grid {grid[0]} {grid[1]} has {math.prod(grid)} cells, and there is a cell {largest}"
+            f"--grid {grid[0]} {grid[1]} has {math.prod(grid)} cells, but the states reach cell "
+            f"{largest}; use a larger grid"
         )
     columns = grid[1] if grid else math.isqrt(largest) + 1
     return np.stack(np.divmod(categories, columns), axis=1)

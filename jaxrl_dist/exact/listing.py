@@ -96,11 +96,12 @@ def discrete(spec: EnvSpec) -> int:
     """
     if spec.policies or spec.num_agents > 1:
         raise ConfigError(
-            f"{label_of(spec)} has several agents, and a table is of one; games of two have opponents=self"
+            f"{label_of(spec)} has several agents, but a table describes one; in a game of two use "
+            "opponents=self"
         )
     if not isinstance(spec.action, Discrete):
         raise ConfigError(
-            f"{label_of(spec)} has actions {describe(spec.action)}, and a table has discrete ones"
+            f"{label_of(spec)} has actions {describe(spec.action)}, but a table needs discrete ones"
         )
     return spec.action.n
 
@@ -197,8 +198,8 @@ class _Listing:
             number[i] = self.number.setdefault(name, len(self.number))
         if len(self.number) > self.most:
             raise ConfigError(
-                f"{label_of(self.env.spec)} has more than {self.most:,} states, so it gets no exact answers; a smaller "
-                "environment does, or a larger limit of states"
+                f"{label_of(self.env.spec)} has more than {self.most:,} states, too many for exact "
+                "answers; raise the limit of states or use a smaller environment"
             )
         new = first[order[number[order] >= before]]
         obs = _rows(obs, new)
@@ -226,7 +227,7 @@ class _Listing:
             return share, "", new
         if _equally_likely(share, self.starts):
             equal = np.full(len(share), 1 / len(share))
-            resets = f"{self.starts:,} resets, which agree with equal chances"
+            resets = f"{self.starts:,} resets, with equal chances"
             return equal, f"first states ({resets})", new
         return share, f"first states ({self.starts:,} resets)", new
 

@@ -144,9 +144,7 @@ class Measure:
         shapes = jax.eval_shape(algorithm.init, jax.random.key(0)), self._batch(rows[0]), core
         memory = slice(len(jax.tree.leaves(shapes[:2])), None)
         if any(read_by(partial(act, algorithm), *shapes)[memory]):
-            raise ConfigError(
-                "this policy acts by its memory, and a table's states do not hold one"
-            )
+            raise ConfigError("this policy has a memory, which the states of a table do not hold")
         samples = algorithm.log_prob is not None and not any(
             read_by(partial(log_probs, algorithm), *shapes)[memory]
         )
@@ -332,13 +330,13 @@ def of_policy(policy: Any, *, discount: float | None = None, **limits: int) -> M
       ConfigError: its environment has no table, it acts by a memory, or there is no discount.
     """
     if not hasattr(policy, "source"):
-        raise ConfigError(f"exact.measure takes load_policy(run_dir), and not {policy!r:.80}")
+        raise ConfigError(f"exact.measure takes load_policy(run_dir), not {policy!r:.80}")
     spec = policy.source.spec
     discrete(spec)
     learnt_with = Traits.of(policy.config.algorithm).discount
     discount = learnt_with if discount is None else discount
     if discount is None:
-        raise ConfigError("this algorithm has no discount, so --discount is missing")
+        raise ConfigError("this algorithm has no discount; set --discount")
     table = of_source(policy.source, **limits)
     measure = Measure(policy.algorithm, table)
     learnt = measure.learnt(policy.variables)

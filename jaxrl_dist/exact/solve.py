@@ -102,7 +102,7 @@ def optimal(
         or ``munchausen`` lacks a temperature, or that is negative.
     """
     if not temperature >= 0:
-        raise ConfigError(f"a temperature is 0 or more, and not {temperature}")
+        raise ConfigError(f"a temperature must be 0 or more, not {temperature}")
     if munchausen and not temperature > 0:
         raise ConfigError("munchausen needs a temperature above 0")
     matrix = table.matrix()
@@ -116,8 +116,8 @@ def optimal(
             break
         q = new
     raise ConfigError(
-        f"value iteration with discount {discount:g} leaves a residual above {tolerance:g}; a smaller discount "
-        "works, or a larger tolerance"
+        f"value iteration with discount {discount:g} leaves a residual above {tolerance:g}; use a "
+        "smaller discount or a larger tolerance"
     )
 
 
@@ -197,7 +197,7 @@ def _solved(
     except RuntimeError:  # singular
         pass
     raise NoValues(
-        f"this policy's values do not exist with discount {discount:g}: a smaller discount works"
+        f"this policy's values do not exist with discount {discount:g}; use a smaller discount"
     )
 
 

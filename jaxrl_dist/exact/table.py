@@ -268,7 +268,7 @@ def _transitions_of(env: Any) -> tuple[Mapping[int, Mapping[int, list[Any]]], np
         wrapper = type(wrapped)
         if wrapper.__name__ not in _HARMLESS or not wrapper.__module__.startswith("gymnasium."):
             raise ConfigError(
-                f"{wrapper.__name__} changes {type(env.unwrapped).__name__}, and not its table P"
+                f"{wrapper.__name__} changes {type(env.unwrapped).__name__}, but not its table P"
             )
         wrapped = wrapped.env
     env = env.unwrapped
@@ -279,7 +279,7 @@ def _transitions_of(env: Any) -> tuple[Mapping[int, Mapping[int, list[Any]]], np
     if isinstance(transitions, Mapping) and start is not None:
         return transitions, np.asarray(start, np.float64)
     missing = "initial_state_distrib" if isinstance(transitions, Mapping) else "P"
-    raise ConfigError(f"{type(env).__name__} has no table: its attribute {missing} is missing")
+    raise ConfigError(f"{type(env).__name__} has no table: the attribute {missing} is missing")
 
 
 def as_bytes(leaves: list[np.ndarray]) -> np.ndarray:

@@ -53,8 +53,8 @@ def connect() -> None:
     except jax.errors.JaxRuntimeError as error:
         line = " ".join(str(error).split())[:200]
         raise ProcessError(
-            "the devices of the processes have not reached each other; start all processes again, "
-            f"where the machine is less busy ({line})"
+            "the devices of the processes did not reach each other; start all processes again "
+            f"when the machine is less busy ({line})"
         ) from None
 
 
@@ -72,9 +72,9 @@ def check_equal(tree: PyTree, about: str) -> None:
     for process, theirs in enumerate(peers.all_gather(digest.hexdigest(), about)):
         if theirs != digest.hexdigest():
             raise ConfigError(
-                f"process {process} has read other values of {about} than process {peers.index()}: "
-                "all need the same files, on a file system that all hosts share, which no other "
-                "run changes"
+                f"process {process} read other values of {about} than process {peers.index()}; "
+                "give all processes the same files, on a file system that all hosts share and no "
+                "other run changes"
             )
 
 

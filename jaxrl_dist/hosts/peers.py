@@ -165,7 +165,7 @@ def _wait(world: World, key: str, until: float) -> str:
         if (problem := world.problem()) is not None:
             raise problem
         if time.monotonic() > until:
-            raise TimeoutError(f"the other processes have not come to {key}")
+            raise TimeoutError(f"the other processes did not reach {key}")
 
 
 def run_everywhere(function: Callable[[], Result], about: str) -> Result:

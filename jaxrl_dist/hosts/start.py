@@ -119,8 +119,8 @@ def listens_at(coordinator: str) -> str | None:
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:  # gRPC would share the port with the other
                     raise ConfigError(
-                        "another process has the number 0, or another program the port: "
-                        f"--coordinator {coordinator} is in use"
+                        f"--coordinator {coordinator} is in use, by another process 0 or another "
+                        "program; name another port"
                     ) from None
             else:
                 return coordinator if name else None
@@ -149,8 +149,8 @@ def detected() -> str | None:
         except Exception as error:  # a metadata server may not answer
             line = " ".join(str(error).split())[:200]
             raise ConfigError(
-                f"the processes of {kind.name} cannot be found: {line}; --processes 1 trains on "
-                "this one alone"
+                f"the processes of {kind.name} cannot be found: {line}; train on this one alone "
+                "with --processes 1"
             ) from None
     return None
 
@@ -215,9 +215,9 @@ def _reason(error: Exception) -> str:
     """Returns in one line why JAX has not joined the processes."""
     line = " ".join(str(error).split())[:300]
     if "before any JAX calls" in line:
-        return "JAX is in use already; join the processes first, by jax.distributed.initialize"
+        return "JAX is already in use; join the processes first, with jax.distributed.initialize"
     if "bad_cast" in line:  # jaxlib cannot hand its reason to ``process_lost``
-        return "process 0 has other --processes, or another one the same number"
+        return "process 0 has another --processes, or two processes have the same --process"
     return line
 
 
@@ -240,9 +240,7 @@ def _wait(joining: threading.Thread, state: Any, waiting: Callable[[], None]) ->
         if state.process_id:
             listens = _listens(state.coordinator_address)
             if reached and listens is False:
-                raise ProcessError(
-                    "process 0 is lost: it has ended before all processes had joined"
-                )
+                raise ProcessError("process 0 is lost: it ended before all processes joined")
             reached = reached or listens is True
         others = f"the others of {state.num_processes} processes"
         if state.process_id and not reached:

@@ -114,7 +114,7 @@ class Watch:
             if self._stopping.is_set():
                 return
             self._stopping.set()
-            problem = f"process {process} is lost: it has not answered for {self._timeout:g} s"
+            problem = f"process {process} is lost: no answer for {self._timeout:g} s"
             if process == self._index:
                 problem = (
                     "a library has failed: another process may be lost, or have the same --process"

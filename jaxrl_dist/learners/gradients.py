@@ -81,12 +81,13 @@ def check_sizes(algorithm: Algorithm, rollout_length: int) -> None:
     made = algorithm.num_epochs * algorithm.num_minibatches
     if made > 1:
         raise ConfigError(
-            f"--plan gradients makes one update of each rollout, and here --num-epochs times --num-minibatches is "
-            f"{made}; 1 works, or an algorithm without them, such as a2c"
+            "--plan gradients makes one update of each rollout, but --num-epochs times "
+            f"--num-minibatches is {made}; set both to 1, or use an algorithm without them, such "
+            "as a2c"
         )
     if algorithm.update_stats is not None:
         raise ConfigError(
-            "running statistics are not kept under --plan gradients; --plan asynchronous keeps them"
+            "running statistics are not kept under --plan gradients; use --plan asynchronous"
         )
     if (
         algorithm.replay is not None
@@ -94,6 +95,6 @@ def check_sizes(algorithm: Algorithm, rollout_length: int) -> None:
         and algorithm.window > rollout_length
     ):
         raise ConfigError(
-            f"windows of {algorithm.window} steps (--n-step) do not fit into --rollout-length {rollout_length}; "
-            f"--rollout-length {algorithm.window} or more works"
+            f"windows of {algorithm.window} steps (--n-step) do not fit into --rollout-length "
+            f"{rollout_length}; use --rollout-length {algorithm.window} or more"
         )

@@ -251,8 +251,9 @@ def updates_per_iteration(replay: Replay, steps: int) -> int:
     if whole_updates_below(replay.ratio, steps) != replay.ratio:
         near = sorted({max(1, int(updates)), int(updates) + 1})
         raise ConfigError(
-            f"--replay-ratio {replay.ratio} makes {updates:.8g} updates after a rollout of {steps} steps, which is "
-            f"not a whole number; nearest that work: {' or '.join(str(count / steps) for count in near)}"
+            f"--replay-ratio {replay.ratio} makes {updates:.8g} updates after a rollout of {steps} "
+            "steps, not a whole number; nearest that work: "
+            f"{' or '.join(str(count / steps) for count in near)}"
         )
     return round(updates)
 

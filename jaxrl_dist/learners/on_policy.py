@@ -177,6 +177,7 @@ def check_sizes(algorithm: Algorithm, num_envs: int, rollout_length: int, num_de
     # ``envs_per_group``) exactly if all examples divide.
     if local * examples % minibatches:
         raise ConfigError(
-            f"--num-minibatches {minibatches} does not divide the {local} x {examples} examples (environments x "
-            f"examples of each) of a device; nearest that work: {divisors_near(minibatches, local * examples)}"
+            f"--num-minibatches {minibatches} does not divide a device's {local} x {examples} "
+            "examples (environments x examples of each); nearest that work: "
+            f"{divisors_near(minibatches, local * examples)}"
         )

@@ -191,24 +191,24 @@ def _check_entries(
     shape = np.shape(losses)
     if shape != np.shape(mask) or shape[:1] != (num_examples,):
         raise ConfigError(
-            f"the algorithm's loss has returned losses {shape} with a mask {np.shape(mask)}; "
-            f"both need an entry for each of {num_examples} examples, and no mean"
+            f"the algorithm's loss returned losses {shape} with a mask {np.shape(mask)}; return "
+            f"both with an entry for each of {num_examples} examples, not a mean"
         )
     for name, x in aux.metrics.items():
         if np.shape(x) not in (shape, ()):
             raise ConfigError(
-                f"the algorithm's loss has returned losses {shape} with a metric {name!r} "
-                f"{np.shape(x)}; it needs the losses' shape"
+                f"the algorithm's loss returned losses {shape} with a metric {name!r} "
+                f"{np.shape(x)}; give the metric the shape of the losses"
             )
     if aux.priority is None and prioritized:
         raise ConfigError(
-            "the algorithm's loss has returned no Aux.priority, which prioritised replay needs; "
+            "the algorithm's loss returned no Aux.priority, which prioritised replay needs; "
             f"return one with an entry for each of {num_examples} examples"
         )
     if aux.priority is not None and np.shape(aux.priority) != (num_examples,):
         raise ConfigError(
-            f"the algorithm's loss has returned an Aux.priority {np.shape(aux.priority)}; "
-            f"it needs an entry for each of {num_examples} examples, and no mean"
+            f"the algorithm's loss returned an Aux.priority {np.shape(aux.priority)}; return an "
+            f"entry for each of {num_examples} examples, not a mean"
         )
 
 

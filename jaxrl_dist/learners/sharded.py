@@ -43,7 +43,9 @@ def compile_relearn(learner: Learner, mesh: Mesh, *, with_data: bool = False) ->
 
     With ``with_data``, a third argument holds a data set.
     """
-    assert learner.relearn is not None, "only learners with a memory learn without new experience"
+    assert learner.relearn is not None, (
+        "learning without new experience needs a learner with a memory"
+    )
     inputs: tuple[Any, ...] = (STATE, REPLICATED)
     if with_data:
         inputs = (*inputs, BATCH)

@@ -325,7 +325,7 @@ def set_priority(memory: Memory, index: Index, priority: jax.Array) -> Memory:
 
 
 def _prioritized(memory: Memory) -> Priorities:
-    assert memory.priorities is not None, "this memory was made for uniform replay"
+    assert memory.priorities is not None, "this memory supports uniform replay only"
     return memory.priorities
 
 

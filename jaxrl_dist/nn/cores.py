@@ -332,8 +332,8 @@ def make_core(config: CoreConfig, dtype: DTypeLike) -> Core:
     remedy = _without_core.get()
     if config.core != "none" and remedy:
         raise ConfigError(
-            "make sets a core that the field core does not name, so the run has the preset "
-            f"without one; name it, as in {remedy}"
+            "make sets a core that the field core does not name, so the run uses the preset "
+            f"without a core; name it, as in {remedy}"
         )
     if not isinstance(config.core, str):
         return user_core(config.core)

@@ -300,7 +300,7 @@ def _normal_head(action_space: spaces.Box) -> PolicyHead:
     if len(action_space.shape) != 1 or not np.issubdtype(action_space.dtype, np.floating):
         raise ConfigError(
             f"a Box action space must be a vector of floats, not shape {action_space.shape} of "
-            f"{action_space.dtype}; gymnasium.wrappers.TransformAction can turn it into one"
+            f"{action_space.dtype}; convert it with gymnasium.wrappers.TransformAction"
         )
     # bounds near float32's largest number do not count
     with np.errstate(over="ignore", invalid="ignore"):

@@ -52,7 +52,7 @@ def _no_such_part(spec: EnvSpec, name: str, parts: Sequence[str]) -> ConfigError
     remedy = ""
     may_have_state = spec.family == "jaxmarl" or (spec.backend == "pgx" and spec.num_agents > 1)
     if name == "state" and may_have_state:
-        remedy = "; --env-options state=true gives it one"
+        remedy = "; add one with --env-options state=true"
     return ConfigError(
         f"--critic-sees {name}: {spec.id} has no such part to observe; {names}{remedy}"
     )

@@ -67,7 +67,7 @@ class OptimizerConfig(Inherits):
         if scheduled and self.learning_rate_steps is None:
             raise ConfigError(
                 f"--learning-rate-schedule {self.learning_rate_schedule} needs "
-                "--learning-rate-steps, the env steps over which step sizes fall to zero"
+                "--learning-rate-steps, the env steps after which the learning rate is zero"
             )
 
     def make_optimizer(

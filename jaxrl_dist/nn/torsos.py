@@ -129,16 +129,16 @@ def _misfit(torso: str, observation: Space) -> ConfigError:
     images = f"--torso {torso} reads images of {_CNNS[torso][0]} or more pixels a side"
     if isinstance(observation, dict):
         return ConfigError(
-            f"{images}, but no part of the observations {spaces.describe(observation)} is one; "
-            "--torso auto or mlp can read them"
+            f"{images}, but no part of the observations {spaces.describe(observation)} is one; use "
+            "--torso auto or mlp"
         )
     fits = _fitting(observation)
     channels = ""
     if isinstance(observation, spaces.Box) and len(observation.shape) == 2 and not fits:
         channels = ", without an axis for the channels"
     return ConfigError(
-        f"{images}, but observations have shape {observation.shape}{channels}; "
-        f"--torso {' or '.join(['auto', 'mlp', *fits])} can read them"
+        f"{images}, but observations have shape {observation.shape}{channels}; use --torso "
+        f"{' or '.join(['auto', 'mlp', *fits])}"
     )
 
 

@@ -81,14 +81,15 @@ def pool_options(
     if not plan.threaded:
         if config.num_actors is not None:
             without = f"under --plan {config.plan}, which has no actor threads"
-            text = f"--num-actors {config.num_actors} changes nothing {without}"
+            text = f"--num-actors {config.num_actors} does nothing {without}"
             warnings.warn(text, ConfigWarning, stacklevel=2)
         return PoolOptions()
     for policy, trained in algorithm.items():
         if trained.trains and trained.episodic:
             raise ConfigError(
-                f"{names[policy]} compares whole episodes of one policy, which --plan {config.plan} does not wait for; "
-                "--plan synchronous does, and on_device with environments that can be compiled"
+                f"{names[policy]} compares whole episodes of one policy, which --plan "
+                f"{config.plan} does not wait for; use --plan synchronous, or on_device if the "
+                "environment can be compiled"
             )
         if trained.trains:
             _code(config.plan).check_plan(config, trained, names[policy], len(learners))
@@ -98,9 +99,8 @@ def pool_options(
 def _check_free_running(plan: Plan, algorithm: Algorithms) -> None:
     if len(algorithm) > 1:
         raise ConfigError(
-            "--free-running is for one policy; of several, those that replay do so under --plan own_pace"
+            "--free-running needs a run with one policy; several policies with replay run freely "
+            "under --plan own_pace"
         )
     if not (plan.free_running and replays(algorithm)):
-        raise ConfigError(
-            "--free-running is for algorithms that replay experience, under --plan asynchronous"
-        )
+        raise ConfigError("--free-running needs replay and --plan asynchronous")

@@ -38,8 +38,8 @@ def check_plan(config: Train, algorithm: Algorithm, name: str, num_devices: int)
     """
     if peers.count() > 1 and not config.lockstep:
         raise ConfigError(
-            f"--plan asynchronous over {peers.count()} processes needs --lockstep: an update takes a rollout of each "
-            "actor of each process"
+            f"--plan asynchronous over {peers.count()} processes needs --lockstep, because each "
+            "update uses a rollout of every actor of every process; add it"
         )
     threaded.check_actors(config, (num_devices, "devices"))
     check_divides("num_actors", config.num_actors or 1, (peers.count(), "processes"))
@@ -47,15 +47,16 @@ def check_plan(config: Train, algorithm: Algorithm, name: str, num_devices: int)
         for field in marked(config, skips=True):
             if getattr(config, field) is not None:
                 raise ConfigError(
-                    f"{flag(field)} leaves experience out, and what {name} replays must be without gaps"
+                    f"{flag(field)} drops experience, but {name}'s replay needs every step; remove "
+                    "it"
                 )
     elif (
         0 not in (config.lag if config.lockstep else None, config.max_lag)
         and not algorithm.corrects_lag
     ):
         text = (
-            f"{name} takes all experience for that of the newest policy, and under --plan asynchronous some is older: "
-            "it may learn worse, or not at all; impala and appo correct for that"
+            f"{name} assumes on-policy data, but rollouts lag behind under --plan asynchronous, so "
+            "it may learn poorly; impala and appo correct for the lag"
         )
         warnings.warn(text, ConfigWarning, stacklevel=2)
 

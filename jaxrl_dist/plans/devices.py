@@ -37,7 +37,7 @@ def first_devices(count: int | None) -> list[jax.Device]:
         if devices[0].platform == "cpu":
             raise ConfigError(
                 f"--num-devices {count}, but the run has {_counted(devices)}; "
-                f"JAX_NUM_CPU_DEVICES={count} forces as many"
+                f"JAX_NUM_CPU_DEVICES={count} makes as many"
             )
         raise ConfigError(f"--num-devices {count}, but the run has {_counted(devices)}")
     if count is None or processes == 1:
@@ -67,8 +67,8 @@ def check_evenly(devices: Sequence[jax.Device], task: str) -> None:
     numbers = [len(_of_process(devices, process)) for process in range(peers.count())]
     if len(set(numbers)) > 1:
         raise ConfigError(
-            f"each process must have as many devices {task}, and they have {', '.join(map(str, numbers))}; "
-            "--num-devices takes as many of each"
+            f"all processes must have equally many devices {task}, but they have "
+            f"{', '.join(map(str, numbers))}; set --num-devices"
         )
 
 

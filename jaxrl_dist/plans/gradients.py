@@ -37,17 +37,17 @@ def check_plan(config: Train, algorithm: Algorithm, name: str, num_devices: int)
     del name, num_devices  # each gradient is one actor's, so nothing is sharded
     if peers.count() > 1:
         raise ConfigError(
-            "--plan gradients trains in one process; --plan asynchronous --lockstep does in several"
+            "--plan gradients trains in one process only; use --plan asynchronous --lockstep"
         )
     threaded.check_actors(config)
     if algorithm.replay is not None and algorithm.replay.priority_exponent is not None:
         raise ConfigError(
-            "--priority-exponent is for what is replayed, and --plan gradients replays nothing"
+            "--priority-exponent needs replay, which --plan gradients does not have; remove one"
         )
     for field in marked(config, needs_rollouts=True):
         if getattr(config, field):
             raise ConfigError(
-                f"{flag(field)} does not work with --plan gradients; --plan asynchronous does"
+                f"{flag(field)} does not work with --plan gradients; use --plan asynchronous"
             )
     check_sizes(algorithm, config.rollout_length)
 

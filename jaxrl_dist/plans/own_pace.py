@@ -38,15 +38,15 @@ def check_plan(config: Train, algorithm: Algorithm, name: str, num_devices: int)
     """See ``config.plans.Plan``."""
     if peers.count() > 1:
         raise ConfigError(
-            "--plan own_pace trains in one process; --plan asynchronous --lockstep does in several"
+            "--plan own_pace trains in one process only; use --plan asynchronous --lockstep"
         )
     if not config.policies:
         raise ConfigError(
-            "--plan own_pace is for several policies (--policy); --plan asynchronous trains one"
+            "--plan own_pace needs several policies (--policy); train one with --plan asynchronous"
         )
     if config.lockstep:
         raise ConfigError(
-            f"{flag('lockstep')} makes policies wait, and under --plan own_pace none does"
+            f"{flag('lockstep')} makes policies wait, which --plan own_pace excludes; remove one"
         )
     asynchronous.check_plan(config, algorithm, name, num_devices)
 

@@ -76,7 +76,8 @@ def pool_options(config: Train, learners: Sequence[jax.Device]) -> PoolOptions:
         acting = numbered("actor_devices", numbers)
         if len(acting) > config.num_actors:
             raise ConfigError(
-                f"--actor-devices {config.actor_devices} are more than --num-actors {config.num_actors} can use"
+                f"--actor-devices {config.actor_devices} names more devices than --num-actors "
+                f"{config.num_actors} can use"
             )
     check_evenly(acting, "that act")
     num_actors = config.num_actors // peers.count()

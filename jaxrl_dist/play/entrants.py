@@ -88,7 +88,9 @@ def load(player: object, loading: Loading) -> Entrant:
 def check_simulations(num_simulations: int | None, policies: Sequence[Policy]) -> None:
     """Raises ``ConfigError`` if no policy takes the number of simulations."""
     if num_simulations is not None and not any(_plans(policy.config) for policy in policies):
-        raise ConfigError(f"--num-simulations {num_simulations}: no player searches; remove it")
+        raise ConfigError(
+            f"--num-simulations {num_simulations} does nothing, because no player searches; remove it"
+        )
 
 
 def _plans(config: Train | None) -> bool:
@@ -125,8 +127,8 @@ def find_game(
         other_env = env_name(game.env) != env_name(learnt[0].env)
         if other_env or (env_options is None and game.options != learnt[0].options):
             raise ConfigError(
-                "the players of a match play one game, but these have learnt "
-                f"{learnt[0]} and {game}"
+                f"the players of a match must know the same game, but these learnt {learnt[0]} and "
+                f"{game}"
             )
     game = learnt[0] if learnt else _Game(env, {})
     if env is not None:
@@ -174,8 +176,8 @@ def make_players(entrants: Sequence[Entrant], source: EnvSource, *, sampled: boo
         player = _make_player(entrant, source.spec, shared, sampled=sampled)
         if player.searches and not source.is_pure:
             raise ConfigError(
-                f"{entrant.name} searches, but {label_of(source.spec)} runs on the host, where no move can "
-                "be tried ahead; --num-simulations 0 lets its network play alone"
+                f"{entrant.name} searches, but {label_of(source.spec)} runs on the host, where no "
+                "move can be tried ahead; let its network play alone with --num-simulations 0"
             )
         players.append(player)
     return players
@@ -225,8 +227,8 @@ def _check_policy(name: str, policy: Policy, spec: EnvSpec) -> None:
     alone = learnt.num_agents == 1 and not policy.source.wrappers.policies
     if alone and Traits.of(policy.config.algorithm).core != "none":
         raise ConfigError(
-            f"{name} is recurrent, but has seen only the steps of its own turns "
-            "(opponents=random); one that trained with opponents=agents can play a match"
+            f"{name} is recurrent and has seen only the steps of its own turns (opponents=random); "
+            "use one that trained with opponents=agents"
         )
 
 

@@ -138,7 +138,7 @@ def estimate(
     estimates = _resampled(episodes, generator, NOT_FITTED if known else ["behaviour"])
     lines = _assumptions(policy, data, episodes, updates, lost, sampled=sampled, known=known)
     if discount == 1.0 and data.truncated.any():
-        lines.append("time limits cut episodes, so the values of discount 1 have no end: no fqe")
+        lines.append("time limits cut episodes, so with discount 1 fqe has no values")
         return Estimates(discount, episodes.size, estimates, tuple(lines))
 
     shares = np.full(episodes.size, 1 / episodes.size)
@@ -220,24 +220,22 @@ def _check_target(policy: Policy, *, sampled: bool) -> None:
     spec = policy.source.spec
     several = spec.policies or spec.num_agents > 1 or policy.source.wrappers.policies
     if several or spec.frame_stack > 1:
-        raise ConfigError("estimates are of one agent's policy, without stacked frames")
+        raise ConfigError("estimates need one agent's policy, without stacked frames")
     if getattr(policy.config.algorithm, "core", "none") != "none":
         raise ConfigError(
-            "estimates of a policy with a recurrent core are not possible; "
-            "a run without --core works"
+            "estimates do not support policies with a recurrent core; use a run without --core"
         )
     if policy.algorithm.searches:
         raise ConfigError(
-            "this policy searches before it acts, which an estimate does not; "
-            "--num-simulations 0 takes its network alone, and "
-            "load_policy(run_dir, num_simulations=0) in Python"
+            "this policy searches before it acts, which an estimate does not; estimate its network "
+            "alone with --num-simulations 0, or load_policy(run_dir, num_simulations=0) in Python"
         )
     if sampled:
         check_samples({"": policy.algorithm})
         if reads_of_core(policy.algorithm, spec, policy.variables)[0]:
             raise ConfigError(
-                "this run explores by actions or noise that last for several steps, which an "
-                "estimate does not follow; --evaluation-policy greedy works"
+                "this run explores with actions or noise that last for several steps, which an "
+                "estimate does not follow; use --evaluation-policy greedy"
             )
 
 
@@ -246,16 +244,16 @@ def _check_data(policy: Policy, data: Dataset) -> None:
     check_spaces("the data set", data, spec.observation, spec.action)
     if spec.both_sides or data.interface.both_sides:
         raise ConfigError(
-            "estimates are of one side of a game, and here one agent moves for both sides; "
-            "`jaxrl-dist match` plays the policy against others"
+            "estimates need one side of a game, but one agent moves for both sides here; compare "
+            "the policy with others in `jaxrl-dist match`"
         )
 
 
 def _check_fits(updates: int, refits: int) -> None:
     if updates < 1:
-        raise ConfigError(f"--updates {updates}: networks need 1 or more")
+        raise ConfigError(f"--updates {updates} is too few; networks need 1 or more")
     if refits < 2:
-        raise ConfigError(f"--refits {refits}: an interval needs 2 or more")
+        raise ConfigError(f"--refits {refits} is too few; an interval needs 2 or more")
 
 
 def _discount(policy: Policy, discount: float | None) -> float:
@@ -263,7 +261,7 @@ def _discount(policy: Policy, discount: float | None) -> float:
     if discount is None:
         discount = getattr(policy.config.algorithm, "discount", None)
     if discount is None:
-        raise ConfigError("this run has no discount; --discount 0.99 sets one")
+        raise ConfigError("this run has no discount; set one, such as --discount 0.99")
     if not 0 <= discount <= 1:
         raise ConfigError(f"--discount {discount} must be from 0 to 1")
     return discount
@@ -368,28 +366,27 @@ def _assumptions(
     lines = []
     if not sampled:
         lines.append(
-            "the target is deterministic, so its ratios are 0 from the first other action on, or "
-            "densities that do not exist: only fqe; --evaluation-policy sampled estimates the "
-            "policy that samples"
+            "the target is deterministic, so ratios are 0 after the first other action, or do not "
+            "exist: only fqe; estimate the sampling policy with --evaluation-policy sampled"
         )
     elif lost:
         lines.append(
-            f"the behaviour had no choice in {lost:.1%} of the steps, as where it repeats actions, "
-            "and the target takes others there, of which ratios know nothing: only fqe; "
-            "`record --random-share` gives them a chance"
+            f"the behaviour had no choice in {lost:.1%} of the steps, for example where it repeats "
+            "actions, but the target takes others there, so ratios know nothing about them: only "
+            "fqe; record data with `record --random-share`"
         )
     elif known:
         lines += _ratio_lines(policy, data, episodes)
     elif data.log_prob is None:
-        lines.append("the data lack the behaviour's probabilities of the actions: only fqe")
+        lines.append("the data lack the behaviour's action probabilities: only fqe")
     else:
-        lines.append("the target has no closed form of its probabilities of the actions: only fqe")
+        lines.append("the target's action probabilities have no closed form: only fqe")
     horizon = min(1 / max(1 - episodes.discount, 1e-9), float(episodes.lengths.mean()))
     needed = math.ceil(4 * horizon / fitted.TARGET_RATE)
     if updates < needed:
         lines.append(
-            f"--updates {updates} may be too few for the values of fqe and dr to settle; {needed} "
-            "are more likely to do"
+            f"--updates {updates} may be too few for the values of fqe and dr to settle; try "
+            f"{needed}"
         )
     if data.truncated.any():
         share = float(np.mean(data.truncated[data.ends]))
@@ -409,7 +406,7 @@ def _ratio_lines(policy: Policy, data: Dataset, episodes: Episodes) -> list[str]
         f"{episodes.size} episodes count"
     ]
     if effective < 10:
-        lines.append("is, pdis, wis and pdwis rest on a few episodes: do not trust their intervals")
+        lines.append("is, pdis, wis and pdwis rest on few episodes; do not trust their intervals")
     actions = spaces.leaves(data.action)
     at_bound = 0.0
     for path, part in spaces.leaves(policy.source.spec.action).items():
@@ -418,7 +415,7 @@ def _ratio_lines(policy: Policy, data: Dataset, episodes: Episodes) -> list[str]
             at_bound = max(at_bound, np.mean((action == part.low) | (action == part.high)))
     if at_bound:
         lines.append(
-            f"{at_bound:.1%} of the numbers of actions lie on a bound, where ratios are of the "
-            "density before it"
+            f"{at_bound:.1%} of the action values lie on a bound, where ratios use the density "
+            "before clipping"
         )
     return lines

@@ -130,12 +130,13 @@ def _check(policy: Policy, platforms: tuple[str, ...], format: str) -> None:
     """Raises ``ConfigError`` as ``export``, for what cannot be exported in this format."""
     if platforms and format == "onnx":
         raise ConfigError(
-            "--platforms works with StableHLO only; a runtime chooses where it runs an ONNX file"
+            "--platforms works with StableHLO only, because the runtime of an ONNX file chooses "
+            "the platform; remove it"
         )
     if names := list(policy.source.spec.policies):
         raise ConfigError(
-            f"a file acts as one policy, and the run has {', '.join(names)}; "
-            f"name one, as in --policy {names[0]}"
+            f"an exported file holds one policy, but the run has {', '.join(names)}; name one, as "
+            f"in --policy {names[0]}"
         )
     if problem := policy.unable():
         raise ConfigError(f"{problem}: it cannot be exported")

@@ -136,8 +136,7 @@ def fit(
     )
     if not (np.isfinite(state).all() and np.isfinite(action).all()):
         raise DivergedError(
-            "fitted Q evaluation has diverged: its values are not finite; "
-            "a smaller --discount helps"
+            "fitted Q evaluation has diverged: its values are not finite; use a smaller --discount"
         )
     return Values(shift + scale * state, shift + scale * action)
 

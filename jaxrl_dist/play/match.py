@@ -130,8 +130,8 @@ def _check_numbers(players: int, games: int) -> None:
         )
     if games < 2 or games % 2:
         raise ConfigError(
-            f"games are played in pairs, with sides swapped: games={games}; "
-            f"{max(2, games + 1)} works"
+            f"games={games}, but games are played in pairs with sides swapped; use "
+            f"games={max(2, games + 1)}"
         )
 
 

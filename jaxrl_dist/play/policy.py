@@ -124,7 +124,7 @@ class Policy:
             obs, self.source.spec, Traits.of(self.config.algorithm).hidden
         )
         if problem := self.unable():
-            raise ValueError(f"{problem}; evaluate() plays with it")
+            raise ValueError(f"{problem}; play it with evaluate()")
         self._check_memory(core, reward, num_envs)
         if core is None:
             core = self.initial_core(num_envs)
@@ -140,7 +140,9 @@ class Policy:
     def _check_memory(self, core: PyTree, reward: ArrayLike | None, num_envs: int) -> None:
         """Refuses a core or rewards of another batch, and a missing reward."""
         if any((*np.shape(x), None)[0] != num_envs for x in jax.tree.leaves(core)):
-            raise ValueError(f"the core is not of {num_envs} environments, as the observations are")
+            raise ValueError(
+                f"the core must have {num_envs} environments, as the observations have"
+            )
         if reward is not None and np.shape(reward) != (num_envs,):
             raise ValueError(f"rewards have shape [{num_envs}] here, not {list(np.shape(reward))}")
         reads_reward = "reward" in Traits.of(self.config.algorithm).core_inputs
@@ -155,8 +157,8 @@ class Policy:
         if not self.algorithm.searches or hasattr(self.config.algorithm, "num_simulations"):
             return ""
         return (
-            "this policy only plans with its environment's simulator, "
-            "which observations do not hold"
+            "this policy plans with its environment's simulator, so it cannot act on observations "
+            "alone"
         )
 
     def evaluate(
@@ -175,7 +177,7 @@ class Policy:
             as the run's ``evaluation_policy``.
         """
         if episodes < 1:
-            raise ConfigError(f"an evaluation plays 1 episode or more, and not {episodes}")
+            raise ConfigError(f"an evaluation plays 1 episode or more, not {episodes}")
         assert self.config.num_envs is not None, "the preset has it"
         evaluator = self.evaluator(episodes, seed, max_steps, sampled, self.config.num_envs)
         evaluation = evaluator.play(self.source.spec.keyed(self.variables), progress)
@@ -197,7 +199,8 @@ class Policy:
         """
         if self.source.wrappers.policies and not self.source.spec.policies:
             raise ConfigError(
-                "a policy plays with the others of its run: load_policy(run_dir).evaluate() plays all"
+                "a policy plays with the other policies of its run; call "
+                "load_policy(run_dir).evaluate()"
             )
         if sampled is None:
             sampled = self.config.evaluation_policy == "sampled"

@@ -206,7 +206,7 @@ class _Uniform:
         self._parts = list(spaces.leaves(spec.action).values())
         for part in self._parts:
             if isinstance(part, Box) and not np.isfinite([part.low, part.high]).all():
-                raise ConfigError("--random-share needs actions between two bounds")
+                raise ConfigError("--random-share needs bounded actions")
         self._random = Random().make(spec)
         self._head = policy_head(spec.action)
 
@@ -251,7 +251,7 @@ def of_memory(
     if problem is not None:
         raise ConfigError(f"{run_dir}: {problem}")
     if not jax.tree.leaves(shapes.memory):
-        raise ConfigError(f"{run_dir}: --replay needs a run of an algorithm that replays")
+        raise ConfigError(f"--replay needs a run with replay, and {run_dir} has none")
     memory = load_memory(run_dir, shapes.memory[""], checkpoint)
     steps = memory.steps
     added = int(memory.added[0])

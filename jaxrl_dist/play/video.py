@@ -121,7 +121,7 @@ def _ffmpeg() -> str:
         path: str = importlib.import_module("imageio_ffmpeg").get_ffmpeg_exe()
     except ImportError:
         raise ConfigError(
-            "a film that ends in .mp4 needs a package that is not installed: "
-            "pip install imageio-ffmpeg; one that ends in .gif does not"
+            "a film in .mp4 needs a package that is not installed: pip install imageio-ffmpeg; or "
+            "name a file that ends in .gif"
         ) from None
     return path

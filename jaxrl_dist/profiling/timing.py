@@ -116,8 +116,7 @@ def profile(
     """
     if trace is not None and PLANS[config.plan].sends_gradients:
         raise ConfigError(
-            f"--trace works with plans that run on devices, not with --plan {config.plan}; "
-            "remove it"
+            f"--trace needs a plan that runs on devices, not --plan {config.plan}; remove it"
         )
     run = prepare(config, source)
     progress("compiling the run and its stages")
@@ -174,7 +173,7 @@ def _learning_only(config: Train) -> Train:
     if config.coordinator is not None:
         raise ConfigError("profile measures one process; remove --coordinator")
     if config.data is not None:
-        raise ConfigError("profile measures learning from new experience alone; remove --data")
+        raise ConfigError("profile measures learning from new experience only; remove --data")
     total = max(config.total_env_steps, LONG)
     changes = {}
     for policy, part in by_policy(config).items():
@@ -264,8 +263,8 @@ def _next_of(reports: Iterator[Report], seconds: float) -> Report:
     report = next(reports, None)
     if report is None:
         raise ConfigError(
-            f"the run ended before {seconds:g} s of it were timed; "
-            "use a larger --total-env-steps or fewer --seconds"
+            f"the run ended before {seconds:g} s were timed; use a larger --total-env-steps or "
+            "fewer --seconds"
         )
     return report
 

@@ -161,7 +161,7 @@ def _arrays(
         if wanted.get(name) != stored.get(name):
             raise DamageError(
                 f"{path.parent} holds another network: {name} is {_describe(stored.get(name))} "
-                f"there and {_describe(wanted.get(name))} here"
+                f"there, but {_describe(wanted.get(name))} here"
             )
     for entry in entries:
         if entry.name in wanted:

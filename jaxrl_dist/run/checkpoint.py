@@ -126,7 +126,7 @@ def load_memory(
     def read(path: pathlib.Path) -> PyTree:
         verify(path, None)
         if not read_object(path / RUN)["config"]["run"]["checkpoint_replay"]:
-            raise ConfigError(f"{path} holds no replay memory; --checkpoint-replay saves it")
+            raise ConfigError(f"{path} holds no replay memory; save it with --checkpoint-replay")
         return arrays.restore(path / ARRAYS, like, "state/memory/")
 
     return _newest(run_dir, _candidates(run_dir, which), read)
@@ -333,8 +333,8 @@ def _newest(
     if not problems:
         raise CheckpointError(
             f"{run_dir} holds no trained variables: its run has saved no checkpoint; wait for one "
-            f"if it still runs, or else `jaxrl-dist train --config {run_dir}` starts it again in "
-            "a new directory, and its own command with --resume-or-start does in this one"
+            f"if it still runs, or start it again: `jaxrl-dist train --config {run_dir}` in a new "
+            "directory, its own command with --resume-or-start in this one"
         )
     newest = problems[0]
     if len(problems) > 1:
@@ -343,6 +343,6 @@ def _newest(
     if others:
         raise CheckpointError(f"{newest}; {run_dir} has {', '.join(others)}")
     raise CheckpointError(
-        f"{newest}; put back a copy, or `jaxrl-dist train --config {run_dir}` starts "
-        "it again in a new directory"
+        f"{newest}; put back a copy, or start the run again in a new directory with "
+        f"`jaxrl-dist train --config {run_dir}`"
     )

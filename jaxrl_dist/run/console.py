@@ -79,18 +79,18 @@ def _evaluation_line(numbers: Mapping[str, float | int]) -> str:
     count = numbers["episodes"]
     cut = numbers["cut"]
     if not count:
-        return "no episode has begun"
+        return "no episode has started"
     kind = "sampled" if numbers.get("sampled") else "greedy"
     value = f"{numbers['return_mean']:.4g}"
     if count == 1:
         about = f"1 {kind} episode"
         if cut:
-            about += ", cut before it had ended"
+            about += ", cut before its end"
     else:
         value += f" +- {numbers['return_std']:.4g}"
         about = f"mean and standard deviation of {count} {kind} episodes"
         if cut:
-            about += f", {cut} of them cut before they had ended"
+            about += f", {cut} of them cut before their end"
     if "members" in numbers:
         about += (
             f"; {numbers['members_return_std']:.4g} between the means of the "
@@ -153,8 +153,8 @@ class Display:
         except OSError as error:
             discard_output()
             warnings.warn(
-                f"the output cannot be written ({error.strerror}); this continues without showing "
-                "more",
+                f"the output cannot be written ({error.strerror}); the command continues without "
+                "output",
                 FileWarning,
                 stacklevel=2,
             )
@@ -180,8 +180,8 @@ class Display:
         except KeyboardInterrupt:  # as in a notebook; the command line has handlers of its own
             _close(reports)
             self.print(
-                "interrupted: a run with a run_dir is saved, and jaxrl_dist.resume(run_dir) "
-                "continues it"
+                "interrupted; if the run has a run_dir, it is saved, and "
+                "jaxrl_dist.resume(run_dir) continues it"
             )
             raise
         finally:
@@ -339,7 +339,7 @@ def display(
             from IPython.display import display as output
         except ImportError:
             raise ConfigError(
-                "plot=True draws in a notebook, and IPython is not installed: pip install ipython"
+                "plot=True draws in a notebook, but IPython is not installed: pip install ipython"
             ) from None
         reports = _plotted(reports, output)
     return Display(0, verbose=verbose).watch(reports, total_steps)

@@ -41,15 +41,14 @@ def claim(run_dir: str) -> None:
     except FileExistsError:
         if (path / CHECKPOINTS).is_symlink():
             raise ConfigError(
-                f"--run-dir {run_dir} has a link in the place of {CHECKPOINTS}; name another "
-                "directory"
+                f"--run-dir {run_dir} has a link instead of {CHECKPOINTS}; name another directory"
             ) from None
         if not path.is_dir():
             raise ConfigError(f"--run-dir {run_dir} is a file; name another directory") from None
         raise ConfigError(
-            f"--run-dir {run_dir} holds a run already; `jaxrl-dist resume {run_dir}` continues "
-            "it, `jaxrl-dist train --resume-or-start` starts one without a checkpoint anew, or "
-            "name another directory"
+            f"--run-dir {run_dir} already holds a run; continue it with `jaxrl-dist resume "
+            f"{run_dir}`, restart a run without a checkpoint with `jaxrl-dist train "
+            "--resume-or-start`, or name another directory"
         ) from None
     except OSError as error:
         raise ConfigError(f"--run-dir {run_dir} cannot be written: {error.strerror}") from error
@@ -131,11 +130,11 @@ def lock(run_dir: str) -> IO[bytes]:
         locks.lock(number)
     except BlockingIOError:
         file.close()
-        raise ConfigError(f"another process is at the run in {run_dir}") from None
+        raise ConfigError(f"another process is using the run in {run_dir}") from None
     except OSError as error:  # some cluster file systems have no locks
         warnings.warn(
-            f"{path} cannot be locked ({error.strerror}): keep other processes off this run "
-            "yourself",
+            f"{path} cannot be locked ({error.strerror}); make sure that no other process uses "
+            "this run",
             FileWarning,
             stacklevel=2,
         )

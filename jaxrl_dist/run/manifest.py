@@ -66,8 +66,7 @@ def _check_sizes(path: pathlib.Path, like: PyTree) -> None:
         room = 2 * arrays.nbytes(like) + 2**26
         if size > room:
             raise DamageError(
-                f"{path} is damaged: it has {size} bytes, of which its arrays explain at most "
-                f"{room}"
+                f"{path} is damaged: it has {size} bytes, but its arrays need at most {room}"
             )
     memory = memory_size()
     for file, size in sizes.items():

@@ -283,7 +283,9 @@ def _add_pieces(
         name = f"{ARRAYS}.{process}"
         if answer["sha256"]:
             if not directories.appears(folder / ARRAYS):
-                raise OSError(f"process {process} has written {folder}, which does not show here")
+                raise OSError(
+                    f"process {process} wrote {folder}, but this process does not see it; use a file system that all hosts share"
+                )
             (folder / ARRAYS).rename(temporary / name)
         directories.delete(folder)
         for file, digest in answer["sha256"].items():

@@ -33,8 +33,8 @@ def check_run_dir(run_dir: pathlib.Path) -> None:
         path, at, number = str(run_dir).rpartition("@")
         if at and pathlib.Path(path).is_dir():  # as players of `match` are named
             raise ConfigError(
-                f"{run_dir} is not a run directory: it {problem}; the commands that take a "
-                f"checkpoint of {path} have --checkpoint {number}"
+                f"{run_dir} is not a run directory: it {problem}; name a checkpoint of {path} with "
+                f"--checkpoint {number}"
             )
         raise ConfigError(f"{run_dir} is not a run directory: it {problem}")
     if not (run_dir / CONFIG_FILE).exists():
@@ -59,8 +59,8 @@ def check_no_link(path: pathlib.Path) -> None:
     """
     if path.is_symlink():
         raise ConfigError(
-            f"{path} is a link, and a link in a run directory is not followed: put what it names "
-            "there"
+            f"{path} is a link, and links in a run directory are not followed; replace it with its "
+            "target"
         )
 
 

@@ -87,7 +87,7 @@ def _given_up(code: int, log: pathlib.Path, attempts: int) -> str | None:
         raise ConfigError(f"{log.stem}: {why}")
     if attempts == ATTEMPTS or why.startswith(DIVERGED):
         return why
-    say(f"{log.stem} has died and starts again: {why}")
+    say(f"{log.stem} died and starts again: {why}")
     return None
 
 

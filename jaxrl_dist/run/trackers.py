@@ -94,7 +94,7 @@ def close(tracker: Tracker) -> None:
         tracker.close()
     except Exception as error:  # the library may raise anything
         warnings.warn(
-            f"{type(tracker).__name__} has not ended in order: {error}", FileWarning, stacklevel=2
+            f"{type(tracker).__name__} did not finish cleanly: {error}", FileWarning, stacklevel=2
         )
 
 
@@ -199,8 +199,8 @@ class WeightsAndBiases:
             )
         except wandb.Error as error:
             raise ConfigError(
-                f"--wandb: {str(error).rstrip('.')}; WANDB_MODE=offline writes into the run "
-                "directory only, and --no-wandb nothing"
+                f"--wandb: {str(error).rstrip('.')}; set WANDB_MODE=offline to write into the run "
+                "directory only, or use --no-wandb"
             ) from error
 
     def write(self, step: int, values: Mapping[str, float]) -> None:

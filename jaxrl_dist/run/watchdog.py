@@ -108,10 +108,10 @@ def main() -> None:
             first = unread
         again = unread > first and still >= LATE_SECONDS
         if again or still >= limit:
-            problem = "ended immediately" if again else f"no code in Python has run for {still:g} s"
+            problem = "ended immediately" if again else f"no Python code has run for {still:g} s"
             message = (
-                f"jaxrl-dist: error: {problem}: code in C holds its lock, as an environment's may; "
-                f"--env-workers processes ends only that; {advice}\n"
+                f"jaxrl-dist: error: {problem}: C code, such as an environment's, holds Python's "
+                f"lock; with --env-workers processes only that environment would end; {advice}\n"
             )
             os.write(2, message.encode())
             os.kill(watched, signal.SIGKILL)

@@ -112,8 +112,7 @@ class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
         for name in values:
             if name in self._line:
                 raise ConfigError(
-                    f"report.log: the line has {name} already; another name works, such as "
-                    f"own/{name}"
+                    f"report.log: the line already has {name}; use another name, such as own/{name}"
                 )
         numbers = {str(name): _number(name, value) for name, value in values.items()}
         self._add(iteration, {**self._line, **numbers}, numbers)
@@ -153,8 +152,8 @@ class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
             self._full = True
             if not was_full:
                 warnings.warn(
-                    f"{self.path / METRICS} cannot be written now: {error.strerror}; each report "
-                    "tries again, with all lines since",
+                    f"{self.path / METRICS} cannot be written: {error.strerror}; each report tries "
+                    "again, with all lines since then",
                     FileWarning,
                     stacklevel=4,
                 )
@@ -162,7 +161,7 @@ class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
         self._full = False
         if was_full:
             warnings.warn(
-                f"{self.path / METRICS} is written again, with all lines since",
+                f"{self.path / METRICS} can be written again, and has all lines",
                 FileWarning,
                 stacklevel=4,
             )
@@ -206,8 +205,8 @@ class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
                 self._in_place = False
             if not self._in_place:
                 warnings.warn(
-                    f"{self.path}, or its {METRICS}, has been removed or renamed; the run "
-                    "continues, and nothing of it is saved",
+                    f"{self.path}, or its {METRICS}, was removed or renamed; the run continues, "
+                    "but nothing is saved",
                     FileWarning,
                     stacklevel=2,
                 )
@@ -221,8 +220,8 @@ class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
         """
         if not self.in_place():
             raise OSError(
-                f"{self.path}, or its {METRICS}, has been removed or renamed; what the run has "
-                "learnt since then is not saved"
+                f"{self.path}, or its {METRICS}, was removed or renamed; what the run learnt since "
+                "then is not saved"
             )
 
     def _size(self) -> int:

@@ -71,7 +71,7 @@ def members(config: Train) -> list[MemberConfig]:
         )
     if len(set(map(repr, settings))) < len(settings):
         raise ConfigError(
-            "--vary asks for the same values twice, whose members would be equal; --seeds adds seeds"
+            "--vary names the same values twice, so members would be equal; add seeds with --seeds"
         )
     population: list[MemberConfig] = []
     for offset, values in itertools.product(range(config.seeds), settings):
@@ -135,13 +135,14 @@ def _refusal(name: str, known: Collection[str], algorithm: object) -> str:
     """Returns the message that members cannot vary a field."""
     if name == "seed":
         return (
-            "--vary seed: the seeds of members are --seed and those after it; --seeds says how many"
+            "--vary seed does not work: members have the seeds --seed, --seed + 1 and so on; set "
+            "their number with --seeds"
         )
     owners = [field for field in known if field.partition(".")[2] == name]
     if several(algorithm) and owners:
         return f"--vary {name} belongs to a policy, and there are several: --vary {owners[0]}=..."
     if name in marked(Train):
-        return f"--vary {name}: all members have the same {flag(name)}; run the command once for each value"
+        return f"--vary {name} does not work: all members share {flag(name)}; run the command once for each value"
     if several(algorithm):
         return f"--vary {name}: no policy that trains has such a field{did_you_mean(name, known)}"
     return (
@@ -159,7 +160,7 @@ def _settings(varied: Mapping[str, Sequence[object]], *, zipped: bool) -> list[F
     if zipped and len({len(values) for values in varied.values()}) > 1:
         counts = ", ".join(f"{len(values)} of {name}" for name, values in varied.items())
         raise ConfigError(
-            f"--zip combines values one by one, and --vary names {counts}; equal numbers work"
+            f"--zip combines values one by one, but --vary names {counts}; give all the same number"
         )
     rows: Iterable[tuple[object, ...]] = itertools.product(*varied.values())
     if zipped:

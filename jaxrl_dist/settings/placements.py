@@ -100,7 +100,8 @@ def fields(word: str, algorithm: type, user_fields: Fields) -> dict[str, object]
     name, _, sizes = word.partition(":")
     if name not in PLACEMENTS:
         raise ConfigError(
-            f"--placement {name!r} is none of {', '.join(spelled())}{did_you_mean(name, PLACEMENTS)}"
+            f"--placement {name!r} is not one of "
+            f"{', '.join(spelled())}{did_you_mean(name, PLACEMENTS)}"
         )
     placement = PLACEMENTS[name]
     numbers = re.fullmatch(re.sub("[A-Z]", NUMBER, re.escape(placement.sizes)), sizes)
@@ -108,10 +109,10 @@ def fields(word: str, algorithm: type, user_fields: Fields) -> dict[str, object]
         written = _written(name)
         example = re.sub("[A-Z]", "2", written)
         raise ConfigError(
-            f"--placement {word} has another form than {written}, such as --placement {example}"
+            f"--placement {word} must have the form {written}, such as --placement {example}"
         )
     if missing := [flag(need) for need in placement.needs if need not in marked(algorithm)]:
-        raise ConfigError(f"--placement {name} is for algorithms with {', '.join(missing)}")
+        raise ConfigError(f"--placement {name} needs an algorithm with {', '.join(missing)}")
     values = placement.fields(*map(int, numbers.groups()))
     if user_fields.get("plan") not in (None, values["plan"]):
         raise ConfigError(
@@ -128,7 +129,8 @@ def check_one_policy(user_fields: Fields) -> None:
     """
     if user_fields.get("placement") is not None:
         raise ConfigError(
-            "--placement is for runs with one policy; name the flags that it stands for (jaxrl-dist list placements)"
+            "--placement needs a run with one policy; set its flags yourself (jaxrl-dist list "
+            "placements)"
         )
 
 

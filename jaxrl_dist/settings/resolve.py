@@ -100,7 +100,7 @@ def settled(
         if config.vary and error.field is not None and error.field in hyperparameters:
             name = flag(error.field)[2:]
             raise ConfigError(
-                f"{error.with_flags}; for some of the members, it goes into --vary, as {name}=..."
+                f"{error.with_flags}; for some of the members, set it in --vary, as {name}=..."
             ) from None
         raise
     source = find_env(user.config)
@@ -125,12 +125,10 @@ def _check_changes(config: Train, changes: Fields, stored: Collection[str]) -> F
             continue
         if "vary" in stored:
             raise ConfigError(
-                f"--vary {name} contradicts {flag(field)}: the stored run varies it; "
-                "--vary without values makes a single run of it"
+                f"{flag(field)} contradicts --vary {name} of the stored run; add --vary without "
+                "values to train a single run"
             )
-        raise ConfigError(
-            f"--vary {name} contradicts {flag(field)}: the members' values are those of --vary"
-        )
+        raise ConfigError(f"--vary {name} contradicts {flag(field)}; remove one")
     return hyperparameters
 
 
@@ -248,7 +246,7 @@ def _given_policies(config: Train, changes: Fields) -> tuple[Train, dict[str, Gi
     """Returns the config of the run, without algorithms, and what the user gives each policy."""
     if config.published:
         raise ConfigError(
-            "--published is for runs with one policy; set hyperparameters by the policy's name"
+            "--published needs a run with one policy; set hyperparameters by the policy's name"
         )
     algorithms = config.algorithm
     if isinstance(algorithms, Policies):
@@ -267,7 +265,7 @@ def _given_policies(config: Train, changes: Fields) -> tuple[Train, dict[str, Gi
         with naming(name):
             policies[name] = _given_policy(config, algorithm)
     if all(isinstance(policy.config.algorithm, Still) for policy in policies.values()):
-        raise ConfigError("no policy trains; one or more must")
+        raise ConfigError("no policy trains; at least one must")
     return config, policies
 
 
@@ -281,7 +279,7 @@ def _plan_of_several(config: Train, source: EnvSource) -> str:
     if not PLANS[plan].several:
         works = ", ".join(plan for plan, info in PLANS.items() if info.several)
         raise ConfigError(
-            f"--plan {plan} trains one policy, and there are several; plans for them: {works}"
+            f"--plan {plan} trains one policy, but there are several; use --plan {works}"
         )
     return plan
 
@@ -295,17 +293,18 @@ def _check_policies(config: Train, algorithms: Mapping[str, object]) -> None:
     for name in algorithms:
         if not isinstance(name, str) or NAME.fullmatch(name) is None:
             raise ConfigError(
-                f"{shown(name)} is not a name of a policy: letters, digits, _ and - work, a letter first"
+                f"{shown(name)} cannot name a policy; use letters, digits, _ and -, with a letter "
+                "first"
             )
         if name not in config.policies:
             near = did_you_mean(name, config.policies)
             raise ConfigError(
-                f"policy {name} has no agents{near}; --policies {name}=AGENTS names them"
+                f"policy {name} has no agents{near}; name them with --policies {name}=AGENTS"
             )
     for name in config.policies:
         if name not in algorithms:
             near = did_you_mean(name, algorithms)
-            raise ConfigError(f"policy {name} has no algorithm{near}; each policy needs one")
+            raise ConfigError(f"policy {name} has no algorithm{near}; give it one")
 
 
 def _given_policy(config: Train, algorithm: object) -> Given:
@@ -370,6 +369,7 @@ def with_simulations(config: Train, source: EnvSource, number: int) -> Train:
     if searches and (source.pure is None or source.pure.simulate is None):
         env = env_label(source.spec.backend, source.spec.id)
         raise ConfigError(
-            f"--num-simulations {number}: {env} has no simulator, so {name} acts without a search there"
+            f"--num-simulations {number} needs a simulator, which {env} does not have, so {name} "
+            "acts there without a search; remove it"
         )
     return config

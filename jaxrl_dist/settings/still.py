@@ -42,7 +42,7 @@ class Random(Still):
         def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
             if context.keys is None:
                 raise ConfigError(
-                    "this policy only samples: call it in Python, as policy(obs, core, key)"
+                    "this policy only samples actions; call it in Python, as policy(obs, core, key)"
                 )
             outputs = jnp.zeros((len(context.keys), head.num_outputs + head.log_std_size))
             keys, other_keys = jax.vmap(jax.random.split, out_axes=1)(context.keys)

@@ -185,8 +185,8 @@ def _without_objects(hyperparameters: Fields, objects: Collection[str], kind: ty
             continue
         if value != _in_json(getattr(kind, name, None)):
             raise ConfigError(
-                f"its {name}, {value}, was an object handed over from Python, which no file can hold; pass it again, as in "
-                f"load_policy(run_dir, {name}=...), or have an algorithm file of yours name it"
+                f"its {name}, {value}, was a Python object, which no file can hold; pass it again, "
+                f"as in load_policy(run_dir, {name}=...), or name it in an algorithm file of yours"
             )
         del values[name]
     return values
@@ -203,14 +203,14 @@ def _checked_env(env: object) -> str:
     module = module_of_user(env)
     if module == OBJECT:
         raise ConfigError(
-            f"its environment, {env}, was an object handed over from Python, which no file can hold; name one "
-            "yourself, by --env or in Python as env="
+            f"its environment, {env}, was a Python object, which no file can hold; name one with "
+            "--env, or pass env= in Python"
         )
     if module is not None:
         _, module, name = split_env(env)
         named = env if module is None else ":".join(filter(None, (module, name)))
         raise ConfigError(
-            f"no file may choose code to run; name its environment yourself, by --env {named}"
+            f"no file may choose code to run; name its environment yourself, with --env {named}"
         )
     return env
 
@@ -303,13 +303,14 @@ def check_asked(run: Fields, user_fields: Collection[str]) -> None:
     missing = {name: flag for name, flag in to_ask(run).items() if name not in user_fields}
     if "wandb" in missing:
         raise ConfigError(
-            "the stored run sends its metrics to Weights & Biases, which no file may choose for you: "
-            "--wandb sends them again, --no-wandb does not"
+            "the stored run sends its metrics to Weights & Biases, which no file may choose for "
+            "you; choose --wandb or --no-wandb"
         )
     if "record" in missing:
         raise ConfigError(
-            f"the stored run writes a data set to {shown(run['record'])}, and no file may choose a place outside of "
-            f"the current directory, or a hidden one: {missing['record']} writes it, --record None does not"
+            f"the stored run writes a data set to {shown(run['record'])}, but no file may choose a "
+            f"hidden place or one outside the current directory; choose {missing['record']} or "
+            "--record None"
         )
 
 
@@ -347,7 +348,7 @@ def of_policy(config: Train, policy: str | None, run_dir: object, advice: str = 
             raise ConfigError(f"{run_dir}: which policy? It has {', '.join(policies)}{advice}")
         if "" in policies:
             raise ConfigError(
-                f"{run_dir}: no policy {name}; it has one policy, which needs no name"
+                f"{run_dir}: no policy {name}; it has one policy, so leave the name out"
             )
         raise ConfigError(f"{run_dir}: no policy {name}; it has the policies {', '.join(policies)}")
     algorithm = policies[name].algorithm

@@ -54,7 +54,8 @@ def _of_policy(config: Train, policy: str, spec: EnvSpec, record_scale: float = 
         if algorithm.episodic and len(policies) > 1:
             name = algorithms.name_of(kind)
             raise ConfigError(
-                f"{name} restarts all environments before each rollout; it works as the only policy"
+                f"{name} restarts all environments before each rollout, so it must be the only "
+                "policy"
             )
     return algorithm
 
@@ -97,12 +98,12 @@ def _scaling_discount(config: Train, algorithm: Algorithm) -> float:
     name = algorithms.name_of(config.algorithm)
     if algorithm.episodic:
         raise ConfigError(
-            f"--scale-rewards changes nothing for {name}, which compares whole returns: remove it"
+            f"--scale-rewards does nothing for {name}, which compares whole returns; remove it"
         )
     discount = Traits.of(config.algorithm).discount
     if discount is None:
         raise ConfigError(
-            f"--scale-rewards needs a field 'discount', which {name} does not have: remove it"
+            f"--scale-rewards needs a field 'discount', which {name} does not have; remove it"
         )
     return discount
 
@@ -127,7 +128,7 @@ def copied(config: Train, copy: Copy, copy_spec: EnvSpec, spec: EnvSpec) -> str:
     )
     if pools > 1:
         raise ConfigError(
-            f"{copy.policy} has {pools} pools of copies; one works, which may act for several agents"
+            f"{copy.policy} has {pools} pools of copies; use one, which may act for several agents"
         )
     other = spec.policies[copy.policy]
     for kind in ("observation", "action"):

@@ -118,7 +118,7 @@ def _make(contract: Contract, config: Train, spec: EnvSpec) -> Algorithm:
         algorithm = contract.call("make", config.algorithm.make, spec)
     if not isinstance(algorithm, Algorithm):
         raise contract.stop(
-            "make", f"make{place} returned {described(algorithm)}; an Algorithm is needed"
+            "make", f"make{place} returned {described(algorithm)}; return an Algorithm"
         )
     replay = algorithm.replay
     window = algorithm.window
@@ -134,7 +134,7 @@ def _make(contract: Contract, config: Train, spec: EnvSpec) -> Algorithm:
         raise contract.stop(
             "numbers",
             f"make{place} returned an Algorithm whose window {window} does not fit into "
-            f"--rollout-length {config.rollout_length}; --rollout-length {window} works",
+            f"--rollout-length {config.rollout_length}; use --rollout-length {window}",
         )
     return algorithm
 
@@ -157,8 +157,8 @@ class _Functions(NamedTuple):
         if not isinstance(variables, Variables):
             raise self.contract.stop(
                 "init",
-                f"init{_place(init)} returned {described(variables)}; Variables(params, stats) "
-                "is needed, with () for stats if there are none",
+                f"init{_place(init)} returned {described(variables)}; return Variables(params, "
+                "stats), with () for stats if there are none",
             )
         self.contract.arrays(variables, "what init returned")
         self.contract.halt()
@@ -171,8 +171,7 @@ class _Functions(NamedTuple):
         if not isinstance(optimizer, optax.GradientTransformation):
             raise self.contract.stop(
                 "optimizer",
-                f"optimizer is {described(optimizer)}; one of optax is needed, such as "
-                "optax.adam(3e-4)",
+                f"optimizer is {described(optimizer)}; use one of optax, such as optax.adam(3e-4)",
             )
 
         def update(params: PyTree, state: PyTree, env_step: jax.Array, count: jax.Array) -> PyTree:
@@ -290,7 +289,7 @@ class _Functions(NamedTuple):
             if x.shape[:1] != (count,):
                 hint = ""
                 if x.shape[:2] == rollout.reward.shape:
-                    hint = "; [T, B] is time-major: jaxrl_dist.types.swap_axes makes it [B, T]"
+                    hint = "; [T, B] is time-major, and jaxrl_dist.types.swap_axes makes it [B, T]"
                 raise self.contract.stop(
                     "batch",
                     f"{name} returned batch{jax.tree_util.keystr(path)} {_shown(x)}; its first "
@@ -312,13 +311,13 @@ class _Functions(NamedTuple):
         if not jnp.issubdtype(losses.dtype, jnp.floating):
             self.contract.fault(
                 "losses",
-                f"{name} returned losses {_shown(losses)}; numbers with a gradient are float32",
+                f"{name} returned losses {_shown(losses)}; return float32, which has a gradient",
             )
         for metric, x in aux.metrics.items():
             if x.shape != losses.shape:
                 self.contract.note(
-                    f"{name} returned the metric {metric!r} as one number, and not one for each "
-                    "example; a mean over examples counts those that the mask leaves out"
+                    f"{name} returned the metric {metric!r} as one number; return one for each "
+                    "example, because a mean would count those that the mask leaves out"
                 )
 
     def _check_rows(self, subject: str, tree: PyTree) -> None:

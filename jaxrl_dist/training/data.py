@@ -43,7 +43,7 @@ def check_data(config: Train, algorithm: Algorithm, spec: EnvSpec, num_devices: 
     """
     if config.data is None:
         if _return_discount(algorithm) is not None:
-            raise ConfigError("--cql-floor takes returns from a data set: --data names one")
+            raise ConfigError("--cql-floor takes returns from a data set; name one with --data")
         return
     for problem, holds in _problems(config, algorithm, spec).items():
         if holds:
@@ -60,23 +60,20 @@ def _problems(config: Train, algorithm: Algorithm, spec: EnvSpec) -> dict[str, b
     scales_online = config.scale_rewards and not config.offline
     changes_rewards = scales_online or config.clip_rewards is not None
     return {
-        "records are for algorithms that replay experience": not replays_windows,
-        "records are drawn uniformly: --priority-exponent None works": (
+        "records need an algorithm with replay": not replays_windows,
+        "records are drawn uniformly; use --priority-exponent None": (
             replay is not None and replay.priority_exponent is not None
         ),
         "records hold the steps of one agent": bool(spec.policies) or spec.num_agents > 1,
-        "records hold no stacked frames": spec.frame_stack > 1,
-        "records are scaled by --scale-rewards, and --core-inputs reads rewards that are not: "
-        "--no-scale-rewards works": (
-            scales_data and "reward" in Traits.of(config.algorithm).core_inputs
-        ),
-        "records have returns of raw rewards, as --cql-floor needs: it works without "
-        "--clip-rewards and --scale-rewards": (
+        "records cannot hold stacked frames": spec.frame_stack > 1,
+        "--scale-rewards scales records, but --core-inputs reads raw rewards; use "
+        "--no-scale-rewards": (scales_data and "reward" in Traits.of(config.algorithm).core_inputs),
+        "--cql-floor needs returns of raw rewards; remove --clip-rewards and --scale-rewards": (
             changes_rewards and _return_discount(algorithm) is not None
         ),
-        "records are not for --plan gradients": PLANS[config.plan].sends_gradients,
-        "records on the host (--data-memory) give no running statistics: "
-        "--normalize-observations and --ema-steps need --data-memory device": (
+        "records do not work with --plan gradients": PLANS[config.plan].sends_gradients,
+        "records on the host give no running statistics, which --normalize-observations and "
+        "--ema-steps need; use --data-memory device": (
             config.data_memory == "host" and algorithm.update_stats is not None
         ),
     }
@@ -121,8 +118,8 @@ def check_extras(config: Train, algorithm: Algorithm, like: Rollout) -> None:
     lacking = [name for name in like.extras if name not in added]
     if lacking:
         raise ConfigError(
-            f"--data {config.data}: records hold no {', '.join(lacking)}, "
-            "which this run stores as it acts"
+            f"--data {config.data}: records have no {', '.join(lacking)}, which this run stores "
+            "when it acts"
         )
 
 
@@ -147,8 +144,8 @@ def scale_of_records(config: Train) -> float:
     span = float(np.ptp(Dataset.load(str(config.data)).returns))
     if not span:
         raise ConfigError(
-            f"--scale-rewards: all episodes of --data {config.data} have the same return; "
-            "--no-scale-rewards works"
+            f"--scale-rewards: all episodes of --data {config.data} have the same return; use "
+            "--no-scale-rewards"
         )
     return RETURN_SPAN / span
 
@@ -199,17 +196,19 @@ def _check_content(
     )
     if needs_order and PIECES in data.about:
         raise ConfigError(
-            f"--data {config.data}: its rows are not in the order in which they were played, so "
-            "that --scale-rewards, --cql-floor and --core have no whole episodes; remove these"
+            f"--data {config.data}: its rows are not in the order of play, so --scale-rewards, "
+            "--cql-floor and --core have no whole episodes; remove these"
         )
     if data.interface.both_sides and not algorithm.imitates:
         raise ConfigError(
-            f"--data {config.data}: its agent moved for both sides of a game, and algorithms "
-            "learn for one side; bc imitates its moves"
+            f"--data {config.data}: its agent moved for both sides of a game, but algorithms learn "
+            "for one side; imitate its moves with bc"
         )
     least = math.lcm(ROWS, num_devices)
     if data.steps < least:
-        raise ConfigError(f"--data {config.data} has {data.steps} steps; {least} or more work")
+        raise ConfigError(
+            f"--data {config.data} has {data.steps} steps, but {least} or more are needed"
+        )
 
 
 def _warn_of_bounds(config: Train, spec: EnvSpec, data: Dataset) -> None:
@@ -248,7 +247,7 @@ def _warn_of_illegal(config: Train, spec: EnvSpec, data: Dataset) -> None:
     if illegal:
         warnings.warn(
             f"--data {config.data}: {illegal / data.steps:.2%} of its actions are illegal by the "
-            f"mask {spec.mask!r}; leave their steps out to imitate it",
+            f"mask {spec.mask!r}; leave out their steps",
             ConfigWarning,
             stacklevel=3,
         )
@@ -264,8 +263,8 @@ def _warn_of_settings(config: Train, spec: EnvSpec, data: Dataset) -> None:
     if unequal:
         name = min(unequal)
         warnings.warn(
-            f"--data {config.data} was recorded with {flag(name)} {theirs.get(name)}, "
-            f"and this run has {own.get(name)}; give the same",
+            f"--data {config.data} was recorded with {flag(name)} {theirs.get(name)}, but this run "
+            f"has {own.get(name)}; use the same",
             ConfigWarning,
             stacklevel=3,
         )

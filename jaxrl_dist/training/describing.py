@@ -89,8 +89,8 @@ def _faster(config: Train, job: Job) -> str:
     if not (on_cpu and few and PLANS[config.plan].compiled):
         return ""
     return (
-        f"\n{sharing} CPU devices share {config.num_envs} environments; "
-        "one alone is faster: --num-devices 1"
+        f"\n{sharing} CPU devices share {config.num_envs} environments; one alone is faster "
+        "(--num-devices 1)"
     )
 
 

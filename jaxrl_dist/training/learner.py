@@ -108,8 +108,8 @@ def check_sizes(config: Train, algorithm: Algorithms, spec: EnvSpec, num_devices
 def _check_sizes(config: Train, algorithm: Algorithm, spec: EnvSpec, num_devices: int) -> None:
     if algorithm.replay is not None and algorithm.window is None:
         raise ConfigError(
-            "an algorithm with replay needs windows of a fixed length, "
-            "such as window=1 for transitions"
+            "an algorithm with replay needs windows of a fixed length; set window, such as "
+            "window=1 for transitions"
         )
     data.check_data(config, algorithm, spec, num_devices)
     if config.offline:
@@ -149,7 +149,7 @@ def check_counts(config: Train, algorithm: Algorithm, num_envs: int) -> None:
     if not config.offline and config.total_env_steps > works:
         raise ConfigError(
             f"--total-env-steps {config.total_env_steps} is more than devices can count: "
-            f"{MAX_COUNT} updates, of which {steps} env steps make {most}; {works} works"
+            f"{MAX_COUNT} updates, of which {steps} env steps make {most}; use {works}"
         )
 
 

@@ -37,8 +37,8 @@ def warn_if_unread(reports: Generator[Report]) -> Callable[[], object]:
 
 def _warn_unread() -> None:
     warnings.warn(
-        "nothing has been trained: a run advances only while a loop takes its reports, "
-        "as in `for report in jaxrl_dist.train(config): pass`",
+        "nothing was trained: a run advances only while a loop takes its reports, as in `for "
+        "report in jaxrl_dist.train(config): pass`",
         ConfigWarning,
         stacklevel=3,
     )

@@ -184,8 +184,8 @@ class Member:
         run_dir = shlex.quote(str(self.config.run_dir))
         if isinstance(error, DivergedError):
             error.add_note(
-                f"its last finite variables are saved: `--init-from {run_dir}` starts a new run "
-                "from them"
+                "its last finite variables are saved; start a new run from them with `--init-from "
+                f"{run_dir}`"
             )
         else:
             error.add_note(

@@ -70,8 +70,8 @@ def check_shared(folder: pathlib.Path) -> None:
     path = folder / run_files.METRICS
     if not peers.first() and not directories.appears(path):
         raise ConfigError(
-            f"process {peers.index()} does not see {path}, which process 0 has made: "
-            "--run-dir must be on a file system that all hosts share"
+            f"process {peers.index()} does not see {path}, which process 0 made; put --run-dir on "
+            "a file system that all hosts share"
         )
 
 

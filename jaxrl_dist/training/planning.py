@@ -37,14 +37,14 @@ def check_simulator(
 def _check_sides(algorithm: Algorithm, spec: EnvSpec, name: str) -> None:
     if spec.backend == RECORDS:
         raise ConfigError(
-            f"{name} would learn for one side what the agent of its data did for both; bc imitates "
-            "it"
+            f"{name} learns for one side, but the agent of its data moved for both; imitate it "
+            "with bc"
         )
     if not algorithm.searches:
         raise ConfigError(
-            f"{name} would learn for one side what it does for both in {label_of(spec)}: "
-            "opponents=self needs an algorithm that plans, such as alphazero, or imitates, as bc "
-            "does; opponents=agents trains others in self-play"
+            f"{name} learns for one side, but with opponents=self it moves for both sides of "
+            f"{label_of(spec)}; use opponents=agents, or an algorithm that plans (alphazero) or "
+            "imitates (bc)"
         )
 
 
@@ -54,17 +54,16 @@ def _check_searching(source: EnvSource, plan: str, name: str) -> None:
         works = ", ".join(name for name in PLANS if PLANS[name].simulates)
         raise ConfigError(
             f"{name} plans with the environment itself, which --plan {plan} does not run beside "
-            f"the policy; these do: {works}"
+            f"the policy; use {works}"
         )
     if source.pure is None or source.pure.simulate is None:
         lacks = "runs on the host" if source.pure is None else "has no simulator of one agent"
         raise ConfigError(
-            f"{name} plans with the environment itself, and {env} {lacks}; gymnax's, those of JAX "
-            "libraries and your own in JAX can be planned with (a trained policy plays elsewhere "
-            "unplanned)"
+            f"{name} plans with the environment itself, and {env} {lacks}; use an environment in "
+            "JAX (elsewhere a trained policy can play without planning)"
         )
     if source.spec.num_agents > 1:
         raise ConfigError(
-            f"{name} plans for one agent, and {env} has {source.spec.num_agents}; --env-options "
-            "opponents=self lets it move for both players of a game"
+            f"{name} plans for one agent, but {env} has {source.spec.num_agents}; let it move for "
+            "both players of a game with --env-options opponents=self"
         )

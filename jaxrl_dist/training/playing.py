@@ -74,7 +74,7 @@ class Playing:
             best = checkpoint.load_variables(folder, variables, which=number)
         except ConfigError as error:
             warnings.warn(
-                f"the best checkpoint is not evaluated: {error}", FileWarning, stacklevel=2
+                f"the best checkpoint was not evaluated: {error}", FileWarning, stacklevel=2
             )
             return report
         numbers = self._play(best, progress, fresh=True)

@@ -148,7 +148,8 @@ def make_train(config: Train) -> PureTrain:
             if not hyper:
                 raise
             raise ConfigError(
-                f"one of {', '.join(hyper)} must be a number of the config: no program can trace it"
+                f"one of {', '.join(hyper)} must be a number in the config, because a program "
+                "cannot trace it"
             ) from error
 
     return traced
@@ -166,10 +167,10 @@ def _check_arguments(key: Any, hyper: Any, names: Collection[str]) -> None:
     )
     if not (old or new):
         raise ConfigError(
-            f"training starts from one key, as jax.random.key(0) makes it, and not from {key!r:.80}"
+            f"training starts from one key, such as jax.random.key(0), not from {key!r:.80}"
         )
     if not isinstance(hyper, Mapping):
-        raise ConfigError(f"hyperparameters are a dict of scalars by name, and not {hyper!r:.80}")
+        raise ConfigError(f"hyperparameters must be a dict of scalars by name, not {hyper!r:.80}")
     for name, value in hyper.items():
         if name not in names:
             raise ConfigError(
@@ -177,7 +178,7 @@ def _check_arguments(key: Any, hyper: Any, names: Collection[str]) -> None:
             )
         if np.shape(value):
             raise ConfigError(
-                f"{name} is one number, and not of shape {np.shape(value)}; vmap takes more"
+                f"{name} must be one number, not of shape {np.shape(value)}; use vmap for several"
             )
 
 
@@ -190,7 +191,7 @@ def _check(config: Train) -> None:
     for name, instead in IMPURE.items():
         if getattr(config, name) != getattr(blank, name):
             raise ConfigError(
-                f"make_train makes a pure function, which {instead}: remove {flag(name)}"
+                f"make_train makes a pure function, which {instead}; remove {flag(name)}"
             )
     if not PLANS[config.plan].compiled:
         raise ConfigError(
@@ -198,6 +199,6 @@ def _check(config: Train) -> None:
         )
     if config.total_env_steps > MAX_STEPS:
         raise ConfigError(
-            f"make_train counts env steps as int32: --total-env-steps {config.total_env_steps} is "
-            "more"
+            f"make_train counts env steps as int32, but --total-env-steps {config.total_env_steps} "
+            "is more"
         )

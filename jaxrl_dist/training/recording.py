@@ -31,7 +31,7 @@ def check_recording(config: Train, spec: EnvSpec) -> None:
     if config.offline:
         problem = "--plan offline makes no experience"
     elif is_population(config):
-        problem = "a population has several experiences; `jaxrl-dist record` works afterwards"
+        problem = "a population cannot record while it trains; use `jaxrl-dist record` afterwards"
     elif peers.count() > 1:
         problem = "it works in one process"
     else:

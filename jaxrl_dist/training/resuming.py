@@ -65,9 +65,8 @@ def prepare_resume(
     if stored.get("sweep"):
         first = shlex.quote(str(run_dir / run_files.MEMBERS / "000"))
         raise ConfigError(
-            f"{run_dir} is a sweep, whose members train by themselves: its own command with "
-            f"--run-dir {run_dir} continues it, and `jaxrl-dist resume {first}` continues one of "
-            "them"
+            f"{run_dir} is a sweep; continue it by its own command with --run-dir {run_dir}, or "
+            f"one member with `jaxrl-dist resume {first}`"
         )
     with contextlib.ExitStack() as files:
         file = None
@@ -104,7 +103,7 @@ def prepare_resume(
 def _check_changes(changes: Collection[str], allowed: Collection[str]) -> None:
     for name in sorted(set(changes) - set(allowed)):
         instead = ALLOWS if name == "env_options" else f"{', '.join(RESUMABLE)} can"
-        raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {instead}")
+        raise ConfigError(f"{flag(name)} cannot change when a run is resumed; {instead}")
 
 
 class Saved(NamedTuple):
@@ -258,8 +257,8 @@ def _resume_members(
     if BEGIN in decisions:
         if intact:
             warnings.warn(
-                f"not all members of {config.run_dir} that train together have saved their state: "
-                "they begin again",
+                f"not all members of {config.run_dir} that train together saved their state, so "
+                "they start again",
                 FileWarning,
                 stacklevel=3,
             )
@@ -306,9 +305,9 @@ def _load(member: Member, allowed: Collection[str], iteration: int | None = None
     )
     if resumed.progress.get("data") != job.data_identity:
         raise ConfigError(
-            f"{config.data} is not the data set that {member.folder} has learnt from; --data names "
-            "the directory where that lies now, and "
-            f"`--init-from {shlex.quote(str(member.folder))}` starts a new run from its variables"
+            f"{config.data} is not the data set that {member.folder} learnt from; name its new "
+            "directory with --data, or start a new run from its variables with `--init-from "
+            f"{shlex.quote(str(member.folder))}`"
         )
     hyper = resumed.progress.get("hyper", session.hyper)
     member.session = session._replace(resumed=resumed, hyper=hyper)
@@ -340,7 +339,7 @@ def _members_finished(config: Train, rows: Sequence[Row]) -> FinishedError:
     if any(row.status == "diverged" for row in rows):
         ends += ", or have diverged"
     return FinishedError(
-        f"all members of {config.run_dir} have ended at {ends}; name more to continue"
+        f"all members of {config.run_dir} have ended at {ends}; raise it to continue"
     )
 
 
@@ -349,12 +348,12 @@ def _finished(config: Train, session: Session) -> FinishedError:
     limit = f"{flag(field)} {getattr(config, field)}"
     if field == f"total_{config.clock}":
         return FinishedError(
-            f"{config.run_dir} has done {session.step} {unit(config.clock)} of {limit}; "
-            "name more to continue"
+            f"{config.run_dir} has done {session.step} {unit(config.clock)} of {limit}; raise it "
+            "to continue"
         )
     return FinishedError(
-        f"{config.run_dir} has reached a mean return of {session.score:.4g}, {limit}; "
-        "name more to continue"
+        f"{config.run_dir} has reached a mean return of {session.score:.4g}, {limit}; raise it to "
+        "continue"
     )
 
 
@@ -382,7 +381,7 @@ def _check_devices(config: Train, source: EnvSource) -> None:
     working = [str(n) for n in range(1, len(all_devices()) + 1) if problem(n) is None]
     if working:
         why = (
-            f"the run cannot continue over {num_devices} devices; these --num-devices work: "
+            f"the run cannot continue on {num_devices} devices; these --num-devices work: "
             f"{', '.join(working)}"
         )
     raise ConfigError(why)
@@ -412,7 +411,7 @@ def _check_same(
     changed = sorted(name for name, value in versions if about["versions"].get(name) != value)
     if changed:
         warnings.warn(
-            f"the run was saved with other versions of {', '.join(changed)}: its numbers may "
+            f"the run was saved with other versions of {', '.join(changed)}, so its numbers may "
             "differ a little",
             ConfigWarning,
             stacklevel=2,
@@ -440,12 +439,12 @@ def _check_config(
     for name, old, new in differences({**stored, **filled}, current):
         if name not in allowed:
             hint = ALLOWS if name == "env_options" else "it cannot change"
-            raise ConfigError(f"{flag(name)} is {new}, and the run to be resumed has {old}; {hint}")
+            raise ConfigError(f"{flag(name)} is {new}, but the run to resume has {old}; {hint}")
     for name in SPACES:
         old = stored["spaces"][name]
         new = current["spaces"][name]
         if old != new:
             raise ConfigError(
-                f"the environment's {name}s are {new}, and those of the run to be resumed {old}; "
-                "they cannot change"
+                f"the environment's {name}s are {new}, but the run to resume has {old}; they "
+                "cannot change"
             )

@@ -151,7 +151,7 @@ class Run:
         if files is not None:
             write_results(files.path, self.rows)
         raise DivergedError(
-            f"all {len(self.rows)} members have diverged; smaller values of --learning-rate may help"
+            f"all {len(self.rows)} members have diverged; try smaller values of --learning-rate"
         )
 
     def _in_turn(self) -> Generator[list[int]]:
@@ -253,7 +253,7 @@ class Run:
         except DivergedError as error:
             member.row.status = "diverged"
             warnings.warn(
-                f"member {member.row.member} has ended, the others continue: {error}",
+                f"member {member.row.member} has ended, but the others continue: {error}",
                 FileWarning,
                 stacklevel=2,
             )

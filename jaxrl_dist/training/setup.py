@@ -82,8 +82,8 @@ def _check_schedules(config: Train) -> None:
         if steps is not None and steps < config.total:
             total = f"{flag(f'total_{config.clock}')} {config.total}"
             warnings.warn(
-                f"--learning-rate-steps {steps} is less than {total}: "
-                "step sizes are 0 from there to the end",
+                f"--learning-rate-steps {steps} is less than {total}, so the learning rate is 0 "
+                "from there to the end",
                 ConfigWarning,
                 stacklevel=4,
             )
@@ -104,8 +104,8 @@ def _same(config: Train) -> Train:
     for process, theirs in enumerate(peers.all_gather(mine, "the config")):
         for name, old, new in differences(mine, theirs):
             raise ConfigError(
-                f"all processes of a run need the same flags, and {flag(name)} is {old} "
-                f"in process {peers.index()} and {new} in process {process}"
+                f"all processes of a run need the same flags, but {flag(name)} is {old} in process "
+                f"{peers.index()} and {new} in process {process}"
             )
     return dataclasses.replace(config, run_dir=peers.broadcast(config.run_dir, "the run directory"))
 
@@ -186,14 +186,14 @@ def _check_one_program(
             acting = (plan for plan, info in PLANS.items() if info.clock == "env_steps")
             needed = " or ".join(filter(plans.population_plan, acting))
             raise ConfigError(
-                f"{flag(name)} needs --plan {needed}: "
-                f"under --plan {config.plan} members train in turn"
+                f"{flag(name)} needs --plan {needed}; under --plan {config.plan} members train in "
+                "turn"
             )
         if len(groups) > 1:
             fixed = ", ".join(name for name in values if name not in hyper)
             raise ConfigError(
-                f"{flag(name)} needs all members in one program, and values of {fixed} need "
-                f"a program each; --vary other fields, or remove {flag(name)}"
+                f"{flag(name)} needs all members in one program, but each value of {fixed} needs "
+                f"its own; --vary other fields, or remove {flag(name)}"
             )
 
 

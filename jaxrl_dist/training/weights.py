@@ -79,8 +79,8 @@ def check_units(config: Train, scale: float) -> None:
     if not np.isclose(theirs, scale, rtol=1e-4):
         raise ConfigError(
             f"--init-from {config.init_from}: --scale-rewards multiplied its rewards by "
-            f"{theirs:.4g}, and those of this run by {scale:.4g}; use the same flag and data, or "
-            "load the torso alone by --init-parts torso"
+            f"{theirs:.4g}, but this run's by {scale:.4g}; use the same flag and data, or load "
+            "only the torso with --init-parts torso"
         )
 
 

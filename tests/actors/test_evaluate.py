@@ -210,7 +210,7 @@ def test_a_resumed_run_keeps_the_same_best(
     assert (
         judged(tmp_path) == judged(chosen[0]) and last.best_evaluation == chosen[1].best_evaluation
     )
-    with pytest.raises(ConfigError, match="keep_best cannot change where a run is resumed"):
+    with pytest.raises(ConfigError, match="keep_best cannot change when a run is resumed"):
         jaxrl_dist.resume(tmp_path, keep_best="training")
 
 
@@ -481,7 +481,7 @@ def test_what_was_cut_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     command = ["train", "impala", "--env", "CartPole-v1", "--plan", "on_device", *flags]
     assert cli.main([*command, "--run-dir", str(tmp_path / "run")]) == 0
     printed = capsys.readouterr().out
-    assert "of 3 greedy episodes, 3 of them cut before they had ended)" in printed
+    assert "of 3 greedy episodes, 3 of them cut before their end)" in printed
     assert "  evaluation 5" in printed
     assert cli.main(["evaluate", str(tmp_path / "run"), "--episodes", "3", "--max-steps", "4"]) == 0
     assert "return 4 +- 0" in capsys.readouterr().out

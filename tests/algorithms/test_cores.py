@@ -228,7 +228,7 @@ def test_a_run_with_a_core_of_ones_own(tmp_path: Path) -> None:
     # beside the return, by which a run with a core scales rewards
     _, (_, state) = policy(np.zeros((3, 4)))
     assert state.shape == (3, 8)
-    message = r"its core, object:Decay, was an object handed over from Python.*load_policy\(run_dir, core=...\)"
+    message = r"its core, object:Decay, was a Python object.*load_policy\(run_dir, core=...\)"
     with pytest.raises(ConfigError, match=message):
         jaxrl_dist.load_policy(tmp_path / "run")
     *_, more = jaxrl_dist.resume(tmp_path / "run", core=Decay(), total_env_steps=384)
@@ -285,7 +285,5 @@ def test_flags_without_their_core_are_refused() -> None:
         A2C(core="gru", core_window=5).validate()
     with pytest.raises(ConfigError, match="core_inputs does nothing without core"):
         A2C(core_inputs="action").validate()
-    with pytest.raises(
-        ConfigError, match="core none: r2d2 learns with a recurrent core; dqn learns without one"
-    ):
+    with pytest.raises(ConfigError, match="r2d2 needs a recurrent core, but core is none; use dqn"):
         R2D2(core="none").validate()

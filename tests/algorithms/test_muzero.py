@@ -427,7 +427,7 @@ def test_continuous_actions_are_refused() -> None:
 def test_both_sides_of_a_game_are_refused() -> None:
     with pytest.raises(
         ConfigError,
-        match="muzero does not play both sides of a game, as in Test-v0 here; alphazero",
+        match="muzero cannot play both sides of Test-v0; use alphazero",
     ):
         MuZero().make(dataclasses.replace(spec(), both_sides=True))
 

@@ -109,7 +109,7 @@ def test_a_loss_that_takes_a_mean_is_refused(
         == 2
     )
     assert (
-        "the algorithm's loss has returned losses ()" in (err := capsys.readouterr().err)
+        "the algorithm's loss returned losses ()" in (err := capsys.readouterr().err)
         and err.count("\n") == 1
     )
 
@@ -157,7 +157,7 @@ def test_its_runs_are_resumed_by_naming_it(
         "": "unknown algorithm 'RWR'",
         f"--algorithm {tmp_path}/mine.py": "unknown algorithm 'RWR'",
         f"--algorithm {tmp_path}/nowhere.py": f"there is no file {tmp_path}/nowhere.py",
-        f"--algorithm {file} --temperature 2": "--temperature cannot change where a run is resumed",
+        f"--algorithm {file} --temperature 2": "--temperature cannot change when a run is resumed",
     }.items():
         assert cli.main(f"resume {copy} {flags} {more}".split()) == 2
         err = capsys.readouterr().err
@@ -240,7 +240,7 @@ def test_rewards_are_not_scaled_without_a_discount() -> None:
 def test_replay_needs_a_window(plan: str) -> None:
     with pytest.raises(
         ConfigError,
-        match="replay needs windows of a fixed length, such as window=1 for transitions",
+        match="replay needs windows of a fixed length; set window, such as window=1 for transitions",
     ):
         prepared({"plan": plan}, replay=Replay(64, 8, 1.0, 0), window=None)
 

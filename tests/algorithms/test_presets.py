@@ -230,7 +230,7 @@ def test_config_values_without_effect_are_dropped() -> None:
     varied = Train("dqn", env="CartPole-v1", vary={"learning_rate_schedule": "constant,linear"})
     with pytest.raises(
         ConfigError,
-        match=r"or cosine; for some of the members, it goes into vary, as learning-rate-s",
+        match="or cosine; for some of the members, set it in vary, as learning-rate-s",
     ):
         resolve.resolved(varied, {"learning_rate_steps": 9})
 

@@ -227,11 +227,10 @@ def test_every_value_is_that_of_the_source(name: str, where: str) -> None:
 
 def test_what_nobody_has_published_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["presets", "sac", "--env", "CartPole-v1", "--published"]) == 2
-    assert (
-        "--published: the table has no row of sac on gymnax:CartPole-v1; it has: dqn on atari"
-        in (capsys.readouterr().err)
+    assert "--published has no values for sac on gymnax:CartPole-v1; it has: dqn on atari" in (
+        capsys.readouterr().err
     )
-    with pytest.raises(ConfigError, match="published: the table has no row of a2c"):
+    with pytest.raises(ConfigError, match="published has no values for a2c"):
         given.filled(
             given.user_values(Train(config_class("a2c")(), env="x", published=True)),
             SimpleNamespace(spec=task("minatar"), is_pure=True),  # type: ignore[arg-type]

@@ -208,7 +208,7 @@ def test_what_needs_the_batch_does_not_work_with_a_core() -> None:
         {"critic_behaviour_weight": 0.1},
         {"critic_behaviour_weight": 0.0},
     ):
-        with pytest.raises(ConfigError, match="does not work with core: remove one of them"):
+        with pytest.raises(ConfigError, match="does not work with core; remove one"):
             TD3(core="gru", **fields).validate()
     TD3(core="gru", behaviour_weight=0.1).validate()
 

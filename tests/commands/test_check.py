@@ -39,7 +39,7 @@ def test_what_never_ends_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check-env", "broken:NeverEnds"]) == 0
     note, fine = capsys.readouterr().out.splitlines()
     assert (
-        "note: no episode has ended within 1000 steps" in note
+        "note: no episode ended within 1000 steps" in note
         and "no fault found in 1000 steps" in fine
     )
 
@@ -78,7 +78,7 @@ def test_environments_of_several_agents_are_played_too(capsys: pytest.CaptureFix
     # moves off the line are tried, and leave the space
     assert cli.main(["check-env", "team:ShortMask"]) == 1
     assert (
-        "note: its get_avail_actions looks like an action mask, but has 2 numbers where 3"
+        "note: its get_avail_actions looks like an action mask, but has 2 numbers instead of 3"
         in capsys.readouterr().out
     )
     assert cli.main(["check-env", "parts:Shrinking"]) == 1
@@ -114,7 +114,7 @@ def test_options_and_their_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
         "check-env broken:Rigt": "did you mean 'Right'?",
         "check-env no_such_module:make": "no module of that name can be imported",
         "check-env gymnasium:CartPole-v1 --env-options sutton=1": "has no option 'sutton'",
-        "check-env envpool:Pong-v5": "is EnvPool's own",
+        "check-env envpool:Pong-v5": "comes from EnvPool",
         "check-env CartPole-v1 --env-timeout 0": "--env-timeout must be > 0",
         "check-env CartPole-v1 --seed 1": "unknown flag --seed",
     }.items():

@@ -42,7 +42,7 @@ FAULTS = {
     "mean": (
         "return total,",
         "return total.mean(),",
-        "losses () with a mask (128,); both need an entry for each",
+        "losses () with a mask (128,); return both with an entry for each",
     ),
     "column": ("return total,", "return total[:, None],", "losses (128, 1) with a mask (128,)"),
     "square": (
@@ -83,7 +83,7 @@ FAULTS = {
     ),
     "a core in make": (
         *("actor_critic(self,", "actor_critic(dataclasses.replace(self, core='gru'),"),
-        "make sets a core that the field core does not name, so the run has the preset without one; name it, as in class RWR(Actor",
+        "make sets a core that the field core does not name, so the run uses the preset without a core; name it, as in class RWR(Actor",
     ),
     "core": (
         ACTED,
@@ -92,7 +92,7 @@ FAULTS = {
     ),
     "global_mean": (
         *("global_mean(jnp.abs(advantage)", "global_mean(jnp.stack([advantage] * 4, -1)"),
-        "one number for each entry of its mask (64, 8), not (64, 8, 4); jnp.mean(x, axis=-1) makes one of several (my",
+        "one number for each entry of its mask (64, 8), not (64, 8, 4); join several with jnp.mean(x, axis=-1) (my",
     ),
 }
 """Changes of the documented algorithm, and what is said of them."""
@@ -130,12 +130,12 @@ MORE_FAULTS = {
     "optimizer": (
         'clipped_optimizer("adam")',
         "clipped_optimizer",
-        "optimizer is a method; one of optax is needed",
+        "optimizer is a method; use one of optax",
     ),
     "no algorithm": (
         "return Algorithm(",
         "x = Algorithm(",
-        "make (my_algo.py, line 24) returned a NoneType; an Algorithm is",
+        "make (my_algo.py, line 24) returned a NoneType; return an Algorithm",
     ),
     "field": (
         "num_epochs=4",
@@ -207,7 +207,7 @@ EXECUTED = {
         keyed("x.keys[0]"),
         "policy gives a row another output when environments change places",
     ),
-    "fixed key": (ACTED, keyed("jax.random.key(0)"), "policy makes a key itself"),
+    "fixed key": (ACTED, keyed("jax.random.key(0)"), "policy makes its own key,"),
     "greedy draws": (
         *(
             ACTED,
@@ -222,7 +222,7 @@ EXECUTED = {
     ),
     "no exploration": (
         *(ACTED, "policy=lambda v, o, c, x: net.policy(v, o, c, x._replace(keys=None))"),
-        "note: policy takes the same actions whatever context.keys are",
+        "note: policy takes the same actions for any context.keys,",
     ),
     "time-major": (
         *(BATCH, f"{BATCH} | {{'weight': weight.reshape(-1)}}"),
@@ -250,7 +250,7 @@ EXECUTED = {
     ),
     "a mean that is 0 at first": (
         *("return total,", "return total + jnp.mean(jnp.exp(RATIO) - 1 - RATIO),"),
-        "loss gives an example another loss when other examples change; no mean over examples is taken in a loss",
+        "loss gives an example another loss when other examples change; take means over examples in postprocess",
     ),
     "a ratio's mask": (
         *(
@@ -281,7 +281,7 @@ EXECUTED = {
     "impure": (
         "value_loss = ",
         "value_loss = __import__('random').random() * ",
-        "is not the same when traced again",
+        "differs when it is traced again",
     ),
     "ends": (
         *(

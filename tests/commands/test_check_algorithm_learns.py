@@ -121,8 +121,8 @@ def test_a_turned_sign_is_told(name: str) -> None:
     # With its actor's sign turned, SAC also minimises entropy,
     # and may fix its actions before the critic has learned.
     told = (
-        "a sign may be turned"
+        "a sign may be wrong"
         if name == "sac"
-        else "the sign of a loss, of advantages or of a target is turned"
+        else "the sign of a loss, advantage or target is wrong"
     )
     assert told in lines[0] and (name == "sac" or len(lines) == 1), lines

@@ -95,7 +95,7 @@ def test_a_run_says_what_it_would_take_and_does_not_train(
     assert target == "h200" and found.resolved()[0].num_envs == 8 and not Path(run_dir).exists()
     assert capsys.readouterr().out.splitlines()[1:] == [
         "memory of a device: 1.2 GB of 1.0 GB (state 300.0 MB, temporary 900.0 MB)",
-        "it does not fit: 1.2 GB are more than the 1.0 GB of a device",
+        "it does not fit: it needs 1.2 GB, and a device has 1.0 GB",
     ]
     monkeypatch.undo()
     assert cli.main(["train", *RUN.split(), "--plan-memory", "h20"]) == 2
@@ -115,14 +115,14 @@ def test_a_run_says_what_it_would_take_and_does_not_train(
         (
             "here",
             f"{RUN} --plan-memory here",
-            "only `train` accepts --plan-memory: `train ... --plan-memory here`",
+            "only `train` accepts --plan-memory; see what a run needs with `train ... --plan-memory here`",
         ),
         (
             "h200",
             "",
             "which run? Such as: jaxrl-dist doctor --compile-for h200 ppo --env CartPole-v1",
         ),
-        ("h200x2", "ppo --env CartPole-v1 --plan synchronous", "this one is under synchronous"),
+        ("h200x2", "ppo --env CartPole-v1 --plan synchronous", "this run has --plan synchronous"),
         ("h200x2", f"{RUN} --seeds 2", "remove --seeds and --vary"),
         ("h200x2", f"{RUN} --num-devices 1", "--num-devices names devices of this machine"),
         (

@@ -116,7 +116,7 @@ def test_a_machine_without_envpool_can_train(
     out = capsys.readouterr().out
     assert "backend envpool" not in out and "note" not in out
     assert re.search(
-        r"^extra envpool +without envpool\nextras +pip install 'jaxrl-dist\[NAME\]' installs",
+        r"^extra envpool +without envpool\nextras +install one with pip install 'jaxrl-dist\[NAME\]'",
         out,
         re.M,
     )
@@ -146,7 +146,7 @@ def test_a_gpu_without_a_plugin(
         machine.write("proc/driver/nvidia/version", driver(version))
     code, (note,), problems = run(capsys)
     assert (code, problems) == (0, []) and note.startswith(
-        "there is an NVIDIA GPU, and JAX does not use it: "
+        "this machine has an NVIDIA GPU, but JAX does not use it: "
     )
     assert re.search(message, note)
 
@@ -168,8 +168,7 @@ def test_a_gpu_whose_plugin_does_not_start(
     machine.versions["jax-cuda12-plugin"] = "1.0"
     machine.probes["devices"]["said"] = "CUDA_ERROR_NO_DEVICE"
     assert run(capsys)[1] == [
-        "there is an NVIDIA GPU, and JAX does not use it: JAX's CUDA plugin is installed, and does not start: "
-        "CUDA_ERROR_NO_DEVICE"
+        "this machine has an NVIDIA GPU, but JAX does not use it: JAX's CUDA plugin is installed, but does not start: CUDA_ERROR_NO_DEVICE"
     ]
 
 
@@ -189,7 +188,7 @@ def test_a_gpu_that_works(machine: Machine, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     "device, platforms, message",
     [
-        ("0x0063", None, rf"install its plugin by: {PIP} 'jax\[tpu\]==1.0'$"),
+        ("0x0063", None, rf"install its plugin: {PIP} 'jax\[tpu\]==1.0'$"),
         ("0x0063", "cpu", "JAX_PLATFORMS=cpu hides it$"),
         ("0x0042", None, None),  # Google's network card
     ],
@@ -209,9 +208,9 @@ def test_a_tpu(
     code, notes, _ = run(capsys)
     assert code == 0 and len(notes) == (message is not None)
     if message is not None:
-        assert notes[0].startswith("there is a TPU, and JAX does not use it: ") and re.search(
-            message, notes[0]
-        )
+        assert notes[0].startswith(
+            "this machine has a TPU, but JAX does not use it: "
+        ) and re.search(message, notes[0])
 
 
 def test_a_variable_that_hides_the_gpu(
@@ -220,7 +219,7 @@ def test_a_variable_that_hides_the_gpu(
     machine.write("dev/nvidia0")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert run(capsys)[1] == [
-        "there is an NVIDIA GPU, and JAX does not use it: JAX_PLATFORMS=cpu hides it"
+        "this machine has an NVIDIA GPU, but JAX does not use it: JAX_PLATFORMS=cpu hides it"
     ]
 
 
@@ -240,8 +239,8 @@ def test_what_stands_in_the_way_of_training(
     )
     assert "no AVX" in problems[1]
     assert problems[2] == "gpu 1 cannot run a jitted computation: XlaRuntimeError: INTERNAL"
-    machine.probes["devices"] = {"error": "it ends Python: Illegal instruction"}
-    assert "JAX does not work: it ends Python: Illegal instruction" in run(capsys)[2]
+    machine.probes["devices"] = {"error": "it ended Python: Illegal instruction"}
+    assert "JAX does not work: it ended Python: Illegal instruction" in run(capsys)[2]
 
 
 def test_backends(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
@@ -288,7 +287,7 @@ def test_a_machine_that_tells_nothing(
 @pytest.mark.parametrize(
     "script, error",
     [
-        ("kill -ILL $$", "it ends Python: Illegal instruction"),
+        ("kill -ILL $$", "it ended Python: Illegal instruction"),
         ("exec sleep 60", "no answer within 0.5 s"),
         ("echo first >&2; echo last >&2; exit 3", "last"),
         ("echo no json; exit 3", "exit code 3"),
@@ -311,7 +310,7 @@ def test_jax_without_a_device_is_said_once(
     with monkeypatch.context() as environment:
         environment.setenv("JAX_PLATFORMS", "moon")
         error = PROBE("devices")["error"]
-    assert error.startswith("JAX_PLATFORMS=moon, and JAX has no such device: ")
+    assert error.startswith("JAX has no device for JAX_PLATFORMS=moon: ")
     machine.probes["devices"] = machine.probes["gymnax"] = {"error": error}
     assert run(capsys) == (1, [], [f"JAX does not work: {error}"])
 

@@ -53,41 +53,38 @@ def test_it_resumes_where_there_is_a_checkpoint(run_dir: Path, tmp_path: Path) -
 def test_other_flags_are_refused_by_name(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(run_dir, "--learning-rate", "0.5") == 2
     err = capsys.readouterr().err
-    assert (
-        err.count("\n") == 1
-        and "--learning-rate is 0.5, and the run to be resumed has 0.001" in err
-    )
+    assert err.count("\n") == 1 and "--learning-rate is 0.5, but the run to resume has 0.001" in err
 
 
 @pytest.mark.parametrize(
     "began, flags, message",
     [
-        ("", "--seeds 2", "--seeds is 2, and the run to be resumed has 1; it cannot change"),
-        ("--seeds 2", "", "--seeds is 1, and the run to be resumed has 2; it cannot change"),
+        ("", "--seeds 2", "--seeds is 2, but the run to resume has 1; it cannot change"),
+        ("--seeds 2", "", "--seeds is 1, but the run to resume has 2; it cannot change"),
         (
             "--seeds 2",
             "--seeds 4",
-            "--seeds is 4, and the run to be resumed has 2; it cannot change",
+            "--seeds is 4, but the run to resume has 2; it cannot change",
         ),
         (
             "--seeds 2",
             "--seeds 2 --seed 1",
-            "--seed is 1, and the run to be resumed has 0; it cannot change",
+            "--seed is 1, but the run to resume has 0; it cannot change",
         ),
         (
             "--seeds 2",
             "--seeds 2 --average-every 2",
-            "--average-every is 2, and the run to be resumed has None;",
+            "--average-every is 2, but the run to resume has None;",
         ),
         (
             "--seeds 2",
             "--seeds 2 --evolve halving",
-            "--evolve is halving, and the run to be resumed has None;",
+            "--evolve is halving, but the run to resume has None;",
         ),
         (
             "--seeds 2",
             "--seeds 2 --vary learning-rate=1,2",
-            "--vary is {'learning-rate': '1,2'}, and the run to be",
+            "--vary is {'learning-rate': '1,2'}, but the run to",
         ),
     ],
 )
@@ -128,7 +125,7 @@ def test_a_run_whose_last_checkpoint_is_lost_is_trained(
     out, err = capsys.readouterr()
     assert (
         out.count("\n") == 1
-        and f"is trained, but has no checkpoint to continue from; jaxrl-dist evaluate {run_dir}"
+        and f"is trained, but has no checkpoint to continue from; evaluate it with jaxrl-dist evaluate {run_dir}"
         in out
     )
     assert err == "" and cli.main(["evaluate", str(run_dir), "--episodes", "1"]) == 0

@@ -49,7 +49,7 @@ def test_what_dies_starts_again(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
     here = tmp_path / "here"
     die_once = f"import os, pathlib; p = pathlib.Path({str(here)!r}); there = p.exists(); p.touch(); there or os.abort()"
     assert run_all(tmp_path, [die_once]) == [0]
-    assert "000 has died and starts again: exit code -6" in capsys.readouterr().err
+    assert "000 died and starts again: exit code -6" in capsys.readouterr().err
 
 
 def test_what_fails_for_good_ends_alone(tmp_path: pathlib.Path) -> None:
@@ -119,7 +119,7 @@ def test_a_sweep_waits_for_the_members_of_one_that_was_killed(
         sweep._wait_for(tmp_path, lambda: False)
     assert held.closed and time.monotonic() - began < 30
     assert capsys.readouterr().err == (
-        f"jaxrl-dist: another process is at the run in {tmp_path}: waiting until it has ended, for at most 60 s\n"
+        f"jaxrl-dist: another process is using the run in {tmp_path}: waiting until it has ended, for at most 60 s\n"
     )
     with files.lock(str(tmp_path)):
         sweep._wait_for(tmp_path, lambda: True)  # Ctrl-C
@@ -130,14 +130,14 @@ def test_a_sweep_waits_for_the_members_of_one_that_was_killed(
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ("", "a sweep needs members, by --seeds or --vary"),
+        ("", "a sweep needs --seeds or --vary"),
         ("--seeds 2 --jobs x", "--jobs: 'x' is not a whole number"),
         ("--seeds 2 --jobs 0", "--jobs must be >= 1"),
-        ("--seeds 2 --evolve pbt", "not selected by --evolve"),
+        ("--seeds 2 --evolve pbt", "does not work with --evolve"),
         ("--seeds 2 --average-every 3", "only `train` accepts --average-every"),
         (
             "--seeds 2 --record data",
-            "--record data does not work with a sweep, which has several experiences",
+            "--record data does not work with a sweep;",
         ),
         ("--seeds 2 --verbose", "only `train` accepts --verbose"),
         ("--seeds 2 --plan-memory here", "only `train` accepts --plan-memory"),
@@ -220,9 +220,9 @@ def test_a_member_that_diverges_ends_alone_in_the_results(
 ) -> None:
     def run_all(commands: Any, logs: Any, jobs: int, stop: Any, ended: Any, failed: Any) -> None:
         failed(0, "training has diverged by environment step 9")
-        failed(1, "No space left on \x1b[2Jdevice")
+        failed(1, "No space left on \\x1b[2Jdevice")
         ended(2)
-        with pytest.raises(ConfigError, match="another process is at the run"):
+        with pytest.raises(ConfigError, match="another process is using the run"):
             files.lock(str(tmp_path))
 
     monkeypatch.setattr(subprocesses, "run_all", run_all)
@@ -239,10 +239,8 @@ def test_a_member_that_diverges_ends_alone_in_the_results(
     ]
     assert main(command) == 1
     assert capsys.readouterr().err.splitlines() == [
-        f"jaxrl-dist: member 000 has diverged, the others continue: training has diverged by environment step 9; see "
-        f"{tmp_path}/members/000.log",
-        f"jaxrl-dist: member 001 has failed, the others continue: No space left on \\x1b[2Jdevice; see "
-        f"{tmp_path}/members/001.log",
+        f"jaxrl-dist: member 000 has diverged, but the others continue: training has diverged by environment step 9; see {tmp_path}/members/000.log",
+        f"jaxrl-dist: member 001 has failed, but the others continue: No space left on \\x1b[2Jdevice; see {tmp_path}/members/001.log",
     ]
     rows = read_json(tmp_path / "population.json")["members"]
     assert [row["status"] for row in rows] == ["diverged", "failed", "done"]

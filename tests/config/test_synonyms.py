@@ -58,8 +58,8 @@ CALLS = {
     PPO_ON + "--gamma 0.9": "it is --discount here",
     PPO_ON + "--n-steps 128": "it is --rollout-length here",
     "train ppo MlpPolicy --env CartPole-v1": "--torso and --hidden-sizes choose the network",
-    "train ppo CartPole-v1": "unknown argument 'CartPole-v1'; an environment is named by --env CartPole-v1",
-    PPO_ON + "--seeds 0,1,2": "whole number; --seeds 3 runs three seeds, and --seed 7 the one",
+    "train ppo CartPole-v1": "unknown argument 'CartPole-v1'; name an environment with --env CartPole-v1",
+    PPO_ON + "--seeds 0,1,2": "whole number; --seeds 3 runs three seeds, --seed 7",
     PPO_ON + "--use-sde": "unknown flag --use-sde; --noise-correlation 0.6 makes noise last",
     PPO_ON + "--n-envs 4": "it is --num-envs here",
     PPO_ON + "--n-timesteps 1e6": "it is --total-env-steps here",
@@ -96,8 +96,7 @@ CALLS = {
     "train --algo ppo --env CartPole-v1": "which algorithm? Such as: jaxrl-dist train ppo --env CartPole-v1",
     PPO_ON + "--num-seeds 3": "it is --seeds here",
     PPO_ON + "--random-seed 3": "it is --seed here",
-    PPO_ON
-    + "--progress-bar": "and --quiet hides it; in Python jaxrl_dist.display(reports, total) does",
+    PPO_ON + "--progress-bar": "--quiet hides it; in Python use jaxrl_dist.display(reports, total)",
     PPO_ON + "--sde": "--noise-correlation 0.6 makes noise last",
     PPO_ON
     + "--deterministic": "it is --evaluation-policy here, greedy (deterministic) or sampled (stochastic)",
@@ -112,10 +111,10 @@ CALLS = {
     PPO_ON + "--no-cuda": "and JAX_PLATFORMS=cpu none",
     PPO_ON + "--track": "it is --wandb here",
     PPO_ON + "--capture-video": "`jaxrl-dist video RUN_DIR FILE.gif` films a trained policy",
-    PPO_ON + "--torch-deterministic": "a seed gives the same numbers without it",
+    PPO_ON + "--torch-deterministic": "results are reproducible without it",
     PPO_ON + "--exp-name x": "it is --run-dir here",
     DQN_ON + "--her": "unknown flag --her; hindsight replay (HER) is not supported yet",
-    DQN_ON + "--hxr": "unknown flag --hxr; --help lists all",  # which --gather is not near
+    DQN_ON + "--hxr": "unknown flag --hxr; --help lists the flags",  # which --gather is not near
     DQN_ON + "--replay": "unknown flag --replay (did you mean '--replay-ratio'?)",
     DQN_ON + "--start-e 1": "it is --epsilon-start here",
     DQN_ON + "--target-network-frequency 500": "it is --target-period here",
@@ -143,12 +142,12 @@ CALLS = {
     + "--gae-lambda 1": "--gae-lambda is not a flag of dqn; ppo, a2c, appo, alphazero and a3c have it",
     PPO_ON + "--noise pink": "--noise is not a flag of ppo; ddpg, td3, apex-ddpg,",
     DQN_ON + "--no-q-lambda": "--no-q-lambda is not a flag of dqn; pqn has it",
-    "train r2d2 --env CartPole-v1 --core none": "--core none: r2d2 learns with a recurrent core; dqn",
+    "train r2d2 --env CartPole-v1 --core none": "r2d2 needs a recurrent core, but --core is none; use dqn",
     # values
     PPO_ON + "--core rnn": "--core must be one of none, gru, lstm, attention, linear, not 'rnn'",
     PPO_ON + "--plan ondevice": "not 'ondevice' (did you mean 'on_device'?)",
     PPO_ON
-    + "--seed 0 1 2": "--seed takes one value; remove '1'; --seeds 3 runs three seeds, and --seed 7",
+    + "--seed 0 1 2": "--seed takes one value; remove '1'; --seeds 3 runs three seeds, --seed 7",
     PPO_ON
     + "--normalize-advantages false": "takes no value; remove 'false'; --no-normalize-advantages",
     PPO_ON + "--no-normalize-advantages 0": "--no-normalize-advantages takes no value; remove '0'",
@@ -156,7 +155,7 @@ CALLS = {
     # other commands
     "evaluate runs/x --stochastic": "it is --evaluation-policy here",
     "evaluate runs/x --n-episodes 5": "it is --episodes here",
-    "video runs/x x.gif --frames 9": "unknown flag --frames; --help lists all",
+    "video runs/x x.gif --frames 9": "unknown flag --frames; --help lists the flags",
     "evaluate runs/x --seed 0 1": "--seed takes one value; remove '1'\n",
     "evaluate nothing": "nothing is not a run directory: it does not exist",
     "evaluate .": ". is not a run directory: it has no config.json",
@@ -224,7 +223,7 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a policy of PPO": (
         lambda: PPO("MlpPolicy"),  # type: ignore[arg-type]
-        "by name, and 'MlpPolicy' has none; they are hyperparameters, and training is `for report",
+        "by name, but 'MlpPolicy' has none; training is `for report",
     ),
     "a switch": (lambda: DQN(duble=True), "DQN has no field 'duble' (did you mean 'double'?)"),  # type: ignore[call-arg]
     "a dictionary": (

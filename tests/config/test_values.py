@@ -125,7 +125,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "bytes for a name": (
         {"init_from": b"runs"},
-        "init_from must be text, not bytes: b'runs'.decode() is text",
+        "init_from must be text, not bytes; decode it: b'runs'.decode()",
     ),
     "a huge number": ({"num_envs": 10**400}, "num_envs must be >= 1 and <= 1048576, not 1000"),
     "a huger number": (

@@ -301,7 +301,7 @@ def test_names_of_parts_lead_nowhere(tmp_path):
     assert Dataset.load(tmp_path / "link").obs.keys() == obs.keys()
     _index(format=1)(tmp_path / "link")
     with pytest.raises(
-        ConfigError, match="has format 1, and this version reads 2; make the data set again"
+        ConfigError, match="has format 1, but this version reads 2; make the data set again"
     ):
         Dataset.load(tmp_path / "link")
 
@@ -368,17 +368,20 @@ FLAT = {
     "terminals": np.arange(4) == 3,
 }
 WRONG = {
-    "a time-out for all": ({"timeouts": [True]}, "one length"),
-    "fewer time-outs": ({"timeouts": [True, False, False]}, "one length"),
+    "a time-out for all": ({"timeouts": [True]}, "same length"),
+    "fewer time-outs": ({"timeouts": [True, False, False]}, "same length"),
     "no step with a successor": (
         {"terminals": np.zeros(4, bool), "timeouts": np.ones(4, bool)},
         "has a successor",
     ),
-    "fewer probabilities": ({"log_prob": np.zeros(3)}, "one length"),
-    "successors of another width": ({"next_obs": np.ones((4, 2))}, "next_obs has other shapes"),
+    "fewer probabilities": ({"log_prob": np.zeros(3)}, "same length"),
+    "successors of another width": (
+        {"next_obs": np.ones((4, 2))},
+        "next_obs and obs have different shapes",
+    ),
     "successors of other parts": (
         {"next_obs": {"x": np.ones((4, 1))}},
-        "next_obs has other shapes",
+        "next_obs and obs have different shapes",
     ),
     "text": ({"obs": np.array([["a"], ["b"], ["c"], ["d"]])}, "arrays of numbers"),
     "ragged lists": ({"obs": [[1], [1, 2], [1], [1]]}, "arrays of numbers"),
@@ -519,7 +522,7 @@ MISUSED = {
     ),
     "parts without names": (
         lambda data: Dataset.from_arrays(**{**FLAT, "obs": {1: FLAT["obs"]}}),
-        "names",
+        "keys",
     ),
     "nothing observed": (
         lambda data: Dataset.from_arrays(**{**FLAT, "obs": None}),
@@ -527,11 +530,11 @@ MISUSED = {
     ),
     "ends in words": (
         lambda data: Dataset.from_arrays(**{**FLAT, "terminals": ["False"] * 4}),
-        "terminals is made",
+        "terminals must contain True",
     ),
     "a note that is not JSON": (
         lambda data: Dataset.from_arrays(**FLAT, about={"x": object()}),
-        "no dict in JSON",
+        "not a dict in JSON",
     ),
     "nothing to join": (lambda data: Dataset.joined([]), "no data set to join"),
     "no share": (lambda data: data.best(0), "at most 1"),
@@ -546,7 +549,7 @@ MISUSED = {
     "a name with a NUL": (lambda data: data.save("a\0b"), "name"),
     "sides in words": (
         lambda data: Dataset.from_arrays(**FLAT, both_sides="yes"),
-        "both_sides is True or False",
+        "both_sides must be True or False",
     ),
     "a huge start": (
         lambda data: Dataset.from_arrays(**FLAT, action_space=Discrete(3, 2**40)),
@@ -574,9 +577,7 @@ def test_misuse_is_refused_in_one_line(name, tmp_path, monkeypatch):
 
 def test_states_that_never_occur_name_the_space_to_give():
     data = Dataset.from_arrays(np.arange(4), np.zeros(4, int), np.ones(4), np.ones(4))
-    with pytest.raises(
-        ConfigError, match=r"Discrete\(4\), and not Discrete\(16\).*observation_space="
-    ):
+    with pytest.raises(ConfigError, match=r"Discrete\(4\), not Discrete\(16\).*observation_space="):
         check_spaces("data", data, Discrete(16), data.action_space)
 
 

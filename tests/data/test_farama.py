@@ -109,7 +109,9 @@ def test_no_code_that_metadata_name_is_run(tmp_path, monkeypatch):
     assert Dataset.from_minari("x-v0").steps == 9
     del content["observation_space"]
     path.write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match="by code that makes an environment, which is not run"):
+    with pytest.raises(
+        ConfigError, match="by code that makes an environment, and such code is not run"
+    ):
         Dataset.from_minari("x-v0")
     with pytest.raises(ConfigError, match=r"Minari.*y-v0.*minari.*y-v0"):
         Dataset.from_minari("y-v0")

@@ -68,7 +68,7 @@ def test_two_recorders_of_one_directory_do_not_mix(tmp_path):
     """
     rollout, record = played(8), recording(tmp_path / "data")
     with pytest.raises(
-        ConfigError, match=r"another process writes .*data; a data set needs a directory of its own"
+        ConfigError, match=r"another process is writing .*data; name a directory of its own"
     ):
         recording(tmp_path / "data")
     record(7, [part(rollout, 0, 8)])
@@ -89,7 +89,8 @@ def test_a_place_deletes_nothing_of_the_users(tmp_path):
         (folder / name).parent.mkdir(parents=True)
         (folder / name).write_text("mine")
         with pytest.raises(
-            ConfigError, match=rf"\.data\.new/{name.split('/')[0]} is not of a data set; move it"
+            ConfigError,
+            match=rf"\.data\.new/{name.split('/')[0]} does not belong to a data set; move it",
         ):
             writing.Place(tmp_path / "data")
         assert (folder / name).read_text() == "mine"
@@ -243,9 +244,7 @@ def test_a_directory_that_takes_the_name_meanwhile_is_kept(tmp_path):
     record = recording(tmp_path / "data")
     same, next_one = kept(tmp_path / "data"), kept(tmp_path / "data-2")
     record(7, [played(8)])
-    with pytest.warns(
-        FileWarning, match=r"data has appeared while its data set was written, .*data-3 now"
-    ):
+    with pytest.warns(FileWarning, match="data appeared while its data set was written.*data-3"):
         record.close()
     assert record.place.path == tmp_path / "data-3" and Dataset.load(record.place.path).steps
     assert same() and next_one() and not list(tmp_path.glob(".*"))
@@ -255,7 +254,7 @@ def test_saving_keeps_what_has_the_name_meanwhile(tmp_path):
     data = of_rollout(played(8), SPEC, {})
     with contextlib.closing(writing.Place(tmp_path / "data")) as place:
         same = kept(tmp_path / "data")
-        with pytest.warns(FileWarning, match="has appeared"):
+        with pytest.warns(FileWarning, match="appeared"):
             path = data.save(place)
     assert path == tmp_path / "data-2" and Dataset.load(path).steps == data.steps and same()
 

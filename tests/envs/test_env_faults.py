@@ -156,7 +156,7 @@ def test_processes_describe_spaces_as_threads_do(kind: str) -> None:
 
 
 def test_a_constructor_that_hangs_in_a_process() -> None:
-    with pytest.raises(TimeoutError, match=r"making an environment has taken longer than 0\.5 s"):
+    with pytest.raises(TimeoutError, match=r"making an environment took longer than 0.5 s"):
         find("faulty:Scripted", {"constructor": "hang"}, None, "processes", 0.5)
     assert not children()
 
@@ -168,7 +168,7 @@ def test_a_constructor_that_hangs_in_a_process() -> None:
         ("raise", r"faulty:Scripted: close\(\) raises OSError: no window"),
         (
             "hang",
-            r"faulty:Scripted: close\(\) has not returned within 0\.5 s, and is not waited for",
+            r"faulty:Scripted: close\(\) did not return within 0.5 s; the run does not wait for",
         ),
     ],
 )
@@ -228,7 +228,7 @@ def test_unread_masks_warn(env: str, mask: str) -> None:
     config = jaxrl_dist.preset("a2c", env, env_options=options, hidden_sizes=(4,))
     with pytest.warns(
         EnvWarning,
-        match=rf"{env}: (its|info).* which actions are legal.*: illegal ones will be tried",
+        match=rf"{env}: (its|info).*; illegal actions will be tried",
     ):
         setup.prepare(config)
 

@@ -718,7 +718,9 @@ def test_find() -> None:
         find("gymnas:CartPole-v1")
     with pytest.raises(ConfigError, match="CartPole-v1"):
         find("CartPole-v11")
-    with pytest.raises(ConfigError, match="runs on the host, so plan on_device cannot compile it"):
+    with pytest.raises(
+        ConfigError, match="runs on the host, where plan on_device cannot compile it"
+    ):
         find("HalfCheetah-v4").device()
     with pytest.raises(ConfigError, match="envpool:CartPole-v1 has no option 'max_episode_step'"):
         find("envpool:CartPole-v1", {"max_episode_step": "3"})

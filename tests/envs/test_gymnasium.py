@@ -315,7 +315,7 @@ def test_options() -> None:
         ),
         ("faulty:make", "p_crsh=1", r"did you mean 'p_crash'\?"),
         ("faulty:sized", "sze=1", r"did you mean 'size'\?"),
-        ("FrozenLake-v1", "reward_schedule=1", "is a tuple, which cannot be set"),
+        ("FrozenLake-v1", "reward_schedule=1", "is a tuple, which the command line cannot set"),
     ]:
         with pytest.raises(ConfigError, match=message):
             options(env_id, text)
@@ -386,7 +386,7 @@ def test_a_constructor_that_raises(workers: str) -> None:
 
 
 def test_what_makes_no_environment() -> None:
-    message = "faulty:vector made a SyncVectorEnv; it has to make one environment, and num_envs makes many"
+    message = "faulty:vector made a SyncVectorEnv; return one environment, which num_envs copies"
     for workers in WORKERS:
         with pytest.raises(ConfigError, match=message):
             find("faulty:vector", workers=workers)  # type: ignore[arg-type]
@@ -402,7 +402,7 @@ def test_what_makes_no_environment() -> None:
     [
         ("NormalizeReward", "statistics of NormalizeReward inside it .*use scale_rewards"),
         ("NormalizeObservation", "NormalizeObservation inside it .*use normalize_observations"),
-        ("ClipReward", "returns are of the rewards that ClipReward inside it makes"),
+        ("ClipReward", "ClipReward inside it also changes the reported returns;"),
         ("FrameStackObservation", None),
     ],
 )
@@ -610,7 +610,7 @@ def test_split_env(env: str, parts: Any) -> None:
     "env", ["envpool:a:b", "a:b:c", "a-b:make", ".a:make", ":make", "gymnasium::make"]
 )
 def test_what_has_no_form(env: str) -> None:
-    with pytest.raises(ConfigError, match=r"unknown backend .*or MODULE:NAME works"):
+    with pytest.raises(ConfigError, match=r"unknown backend .*or MODULE:NAME"):
         split_env(env)
 
 
@@ -674,7 +674,7 @@ def test_no_file_chooses_what_is_imported(module: str, capsys: pytest.CaptureFix
     config = runs.read_json(Path("run/config.json"))["run"]
     assert config["env"] == f"gymnasium:{module}:make" and config["env_workers"] == "processes"
     message = (
-        f"no file may choose code to run; name its environment yourself, by --env {module}:make"
+        f"no file may choose code to run; name its environment yourself, with --env {module}:make"
     )
     for command in (
         "evaluate run",
@@ -714,10 +714,10 @@ def test_a_run_of_ones_own_environment_is_resumed_by_naming_it(
     run_dir, more = shutil.copytree("run", tmp_path / "run"), "--total-env-steps 640 --quiet"
     sys.modules.pop(module, None)
     for flags, message in {
-        "": f"no file may choose code to run; name its environment yourself, by --env {module}:make",
+        "": f"no file may choose code to run; name its environment yourself, with --env {module}:make",
         "--env CartPole-v1": "has no option 'p_crash'",
         f"--env {module}:mke": "has no function 'mke' (did you mean 'make'?)",
-        f"--env {module}:make --num-envs 16": "--num-envs cannot change where a run is resumed",
+        f"--env {module}:make --num-envs 16": "--num-envs cannot change when a run is resumed",
     }.items():
         assert cli.main(f"resume {run_dir} {flags} {more}".split()) == 2
         err = capsys.readouterr().err

@@ -82,10 +82,10 @@ def test_in_a_compiled_program() -> None:
         (
             "CartPole-v1",
             "4",
-            "hide 4: gymnax:CartPole-v1 has indices 0 to 3; 'velocities' or such indices work",
+            "hide 4: gymnax:CartPole-v1 has the indices 0 to 3; name some of these or 'velocities'",
         ),
-        ("CartPole-v1", "-1", "hide -1: gymnax:CartPole-v1 has indices 0 to 3"),
-        ("CartPole-v1", "speed", "hide speed: gymnax:CartPole-v1 has indices 0 to 3"),
+        ("CartPole-v1", "-1", "hide -1: gymnax:CartPole-v1 has the indices 0 to 3"),
+        ("CartPole-v1", "speed", "hide speed: gymnax:CartPole-v1 has the indices 0 to 3"),
         (
             "CartPole-v1",
             "0,1,2,3",
@@ -94,7 +94,7 @@ def test_in_a_compiled_program() -> None:
         (
             "Breakout-MinAtar",
             "1",
-            "hide 1 needs observations that are vectors, and gymnax:Breakout-MinAtar has float32[10, 10, 4]",
+            "hide 1 needs observations that are vectors, but gymnax:Breakout-MinAtar has float32[10, 10, 4]",
         ),
         ("Reacher-misc", "velocities", "such as --hide "),
     ],

@@ -109,7 +109,7 @@ def test_envpools_parts_of_the_reward_add_up_to_the_return(repeat: int) -> None:
 REFUSED = {
     "sucess": r"info of own:Scored has no number 'sucess' \(did you mean 'success'\?\); it has: late, success",
     "words": "has no number 'words'; it has: late, success, task/cost",
-    "success,": "'success,' has an empty name; names such as success,score work",
+    "success,": "'success,' has an empty name; write names such as success,score",
     "late,late": "names late twice",
 }
 

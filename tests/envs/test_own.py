@@ -108,7 +108,7 @@ def test_training_from_python_is_that_of_the_id(
     obs = np.ones((2, 4), np.float32)
     loaded = jaxrl_dist.load_policy(folder / "object", env=MADE)
     np.testing.assert_array_equal(loaded(obs)[0], jaxrl_dist.load_policy(folder / "id")(obs)[0])
-    message = "its environment, object:CartPole, was an object handed over from Python, which no file can hold"
+    message = "its environment, object:CartPole, was a Python object, which no file can hold"
     with pytest.raises(ConfigError, match=message):
         jaxrl_dist.load_policy(folder / "object")
 
@@ -125,11 +125,7 @@ def test_no_command_takes_the_name_of_an_object(
     ):
         assert cli.main(command.format(run=run).split()) == 2
         err = capsys.readouterr().err
-        assert (
-            "object:CartPole" in err
-            and "object handed over from Python" in err
-            and err.count("\n") == 1
-        )
+        assert "object:CartPole" in err and "was a Python object" in err and err.count("\n") == 1
     assert cli.main(f"evaluate {run} --env CartPole-v1 --episodes 2".split()) == 0
 
 
@@ -178,7 +174,7 @@ def test_a_module_makes_one_for_the_command_line(
     assert f"return {summary['return_mean']:.4g} " in capsys.readouterr().out
     more = f"resume {run_dir} --total-env-steps 640 --quiet"
     assert cli.main(more.split()) == 2
-    assert (err := capsys.readouterr().err).count("\n") == 1 and "by --env own:cartpole" in err
+    assert (err := capsys.readouterr().err).count("\n") == 1 and "with --env own:cartpole" in err
     assert cli.main(f"{more.removesuffix(' --quiet')} --env own:cartpole".split()) == 0
     assert "a2c on own:cartpole, plan on_device" in capsys.readouterr().out
     assert runs.read_metrics(run_dir)[-1]["env_steps"] >= 640
@@ -215,7 +211,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a lambda with a Gymnasium environment": (
         lambda: gymnasium.make("CartPole-v1"),
         {},
-        "and this function, which no module has by name, returns a TimeLimit; to train on a gymnasium.Env, pass a func",
+        "but this function, which no module has by name, returns a TimeLimit; to train on a gymnasium.Env, pass a func",
     ),
     "a gymnasium.Env": (
         gymnasium.make("CartPole-v1"),
@@ -225,12 +221,12 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "options": (
         own.Walk(),
         {"env_options": {"a": "1"}},
-        "env_options are for environments that are found by name",
+        "env_options need an environment with a name",
     ),
     "workers": (
         own.Walk(),
         {"env_workers": "processes"},
-        "needs a Gymnasium environment, and object:Walk",
+        "needs a Gymnasium environment, but object:Walk",
     ),
     "another backend": (
         "gymnasium:own:cartpole",
@@ -255,12 +251,12 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "actions from 1": (
         Shifted(),
         {},
-        "Discrete actions that do not count from 0, which work in Gymnasium's",
+        "Discrete actions that do not count from 0; only Gymnasium's",
     ),
     "a table of bits": (
         Square(),
         {},
-        "MultiBinary observations that are not vectors, which work in Gymnasium's",
+        "MultiBinary observations that are not vectors; only Gymnasium's",
     ),
     "an unknown option": (
         "own:cartpole",

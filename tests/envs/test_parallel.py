@@ -261,7 +261,7 @@ def test_evaluation_ends_without_an_agent_that_never_joins() -> None:
     assert (
         summary["a/episodes"] == 8 and summary["b/episodes"] == 0 and "b/return_mean" not in summary
     )
-    assert console.evaluation_lines(summary).splitlines()[1] == "b: no episode has begun"
+    assert console.evaluation_lines(summary).splitlines()[1] == "b: no episode has started"
 
 
 def test_several_policies_play_as_many_games_as_asked_for() -> None:
@@ -305,7 +305,7 @@ def test_what_does_not_work_is_refused_in_one_line() -> None:
         find("flock:Flock", wrappers=Wrappers(action_repeat=2))
     with pytest.raises(
         ConfigError,
-        match="observations of bird_0 and late have other bounds; one policy needs equal",
+        match="observations of bird_0 and late have different bounds; one policy needs equal",
     ):
         find("flock:Bounded")
     with pytest.raises(ConfigError, match=r"flock:Flock.*bird_"):
@@ -416,7 +416,7 @@ def test_a_mask_may_be_missing_but_not_something_else() -> None:
 @pytest.mark.parametrize(
     "how, line",
     {
-        "nobody": "cannot be made: ValueError: reset leaves env.agents empty, and nobody can act",
+        "nobody": "cannot be made: ValueError: reset leaves env.agents empty, so no agent can act",
         "old reset": "cannot be made: TypeError: reset returned a dict, not (observations, infos)",
         "blind reset": "cannot be made: ValueError: reset returned no observation for agent bird_1",
         "part 0": "environment 0 at step 1, in step: ValueError: step returned no observation for agent bird_1",
@@ -586,7 +586,7 @@ def test_several_policies_train_are_evaluated_and_resumed(tmp_path: Path) -> Non
     policy = load_policy(run, env="flock:Unequal", policy="b")
     obs = {"observation": np.zeros((5, 2), np.float32), "mask": np.ones((5, 4), bool)}
     assert policy(obs if policy.source.spec.mask else obs["observation"])[0].shape == (5,)
-    with pytest.raises(ConfigError, match="plays with the others of its run"):
+    with pytest.raises(ConfigError, match="plays with the other policies of its run"):
         policy.evaluate(2)
 
 

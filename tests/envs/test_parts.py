@@ -188,7 +188,7 @@ def test_frames_of_parts_are_stacked_each() -> None:
     """The mask of the newest frame is the one that counts."""
     with pytest.raises(
         ConfigError,
-        match=r"needs observations that are arrays of numbers, and .* has Discrete\(4\)",
+        match=r"needs observations that are arrays of numbers, but .* has Discrete\(4\)",
     ):
         find(parts.Grid(), wrappers=Wrappers(frame_stack=3))
     source = find(parts.Grid("state"), wrappers=Wrappers(frame_stack=3))

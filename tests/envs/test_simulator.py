@@ -235,11 +235,12 @@ def test_one_agent_for_both_sides_needs_a_simulating_algorithm() -> None:
     check_simulator({"": algorithm}, source, "asynchronous", {"": "mine"})
     with pytest.raises(
         ConfigError,
-        match=r"^mine plans .* which plan synchronous does not run beside the policy; these do:",
+        match=r"^mine plans.*which plan synchronous does not run beside the policy; use",
     ):
         check_simulator({"": algorithm}, source, "synchronous", {"": "mine"})
     with pytest.raises(
-        ConfigError, match=r"^mine would learn for one side what it does for both in object:Turns"
+        ConfigError,
+        match=r"^mine learns for one side, but with opponents=self it moves for both sides of object:Turns",
     ):
         check_simulator(
             {"": dataclasses.replace(algorithm, searches=False)}, source, "on_device", {"": "mine"}
@@ -249,6 +250,6 @@ def test_one_agent_for_both_sides_needs_a_simulating_algorithm() -> None:
 def test_one_agent_moves_for_two_players_and_not_for_more() -> None:
     needs("pgx")
     with pytest.raises(
-        ConfigError, match="opponents=self is for games of 2 players, and this one has 3"
+        ConfigError, match="opponents=self needs a game of 2 players, but this one has 3"
     ):
         find("pgx:sparrow_mahjong", {"opponents": "self"})

@@ -157,7 +157,7 @@ def test_policies_that_remember_are_refused(truth: Truth) -> None:
             {},
         ),
     )
-    with pytest.raises(ConfigError, match="acts by its memory"):
+    with pytest.raises(ConfigError, match="has a memory"):
         Measure(memory, truth.table)
     keeps = dataclasses.replace(algorithm, initial_core=memory.initial_core)  # and does not read it
     assert Measure(keeps, truth.table)(tabular(truth.q)[1], truth)["agreement"] == 1
@@ -194,7 +194,7 @@ def test_the_command_refuses_in_a_line(tmp_path: Path, capsys: pytest.CaptureFix
         f"{cart} --max-states 50": "gymnax:CartPole-v1 has more than 50 states",
         f"{lake} --discount 2": "--discount must be >= 0 and <= 1, not 2",
         f"{lake} --grid 4 4": "--grid does nothing without a map, as in -o heat.png",
-        f"{lake} -o {tmp_path}/heat.png --grid 2 2": "--grid 2 2 has 4 cells, and there is a cell 14",
+        f"{lake} -o {tmp_path}/heat.png --grid 2 2": "--grid 2 2 has 4 cells, but the states reach cell 14",
         f"{lake} -o heat.xyz": "its extension names no format",
         f"{lake} -o heat.pgf": "its extension names no format",
         f"{lake} -o {tmp_path}/none/heat.png": "there is no directory",
@@ -225,7 +225,7 @@ def test_cells_of_grids() -> None:
         cells({"observation": np.array([[3, 1, 9]]), "mask": 0}), [[3, 1]]
     )
     np.testing.assert_array_equal(cells(np.eye(6).reshape(6, 2, 3)[4:]), [[1, 1], [1, 2]])
-    with pytest.raises(ConfigError, match="for observations that are categories"):
+    with pytest.raises(ConfigError, match="grid needs observations that are categories"):
         cells(np.array([[3, 1, 9]]), (4, 12))
     with pytest.raises(ConfigError, match="no map"):
         cells(np.zeros((3, 2), np.float32))

@@ -158,7 +158,8 @@ def test_pieces_that_show_late_are_waited_for(
         directories, "appears", lambda path: appears(path.with_name("elsewhere"), 0.1)
     )
     with pytest.raises(
-        OSError, match=r"process 1 has written .*pieces-1, which does not show here"
+        OSError,
+        match=r"process 1 wrote .*pieces-1, but this process does not see it; use a file system that all hosts share",
     ):
         save(tmp_path / "checkpoints" / "000000000010", 2, monkeypatch)
     assert list((tmp_path / "checkpoints").iterdir()) == []

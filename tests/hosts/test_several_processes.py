@@ -444,7 +444,7 @@ def test_processes_that_start_from_other_values_are_refused(tmp_path: Path) -> N
         done = ends(there)
     for process in done:
         assert process.code == 2 and process.err.count("\n") == 1, done
-        assert "has read other values of what the run starts from" in process.err, done
+        assert "read other values of what the run starts from" in process.err, done
 
 
 @pytest.mark.slow
@@ -459,7 +459,7 @@ def test_processes_with_other_records_are_refused(tmp_path: Path) -> None:
         done = ends(there)
     for process in done:
         assert process.code == 2 and process.err.count("\n") == 1, done
-        assert "has read other values of --data records" in process.err, done
+        assert "read other values of --data records" in process.err, done
 
 
 @pytest.mark.slow
@@ -474,7 +474,7 @@ def test_a_directory_that_is_taken_ends_all(tmp_path: Path) -> None:
         assert (
             process.code == 2
             and process.err.count("\n") == 1
-            and "holds a run already" in process.err
+            and "already holds a run" in process.err
         ), done
 
 

@@ -747,25 +747,25 @@ RETURNED: dict[str, tuple[Any, str]] = {
     "a dict": ((X, X, {"x": X}), "not (array, array, dict)"),
     "a mean": (
         (X.mean(), X, Aux({})),
-        "has returned losses () with a mask (4,); both need an entry for each of 4",
+        "returned losses () with a mask (4,); return both with an entry for each of 4",
     ),
-    "a number": ((1.0, X, Aux({})), "has returned losses () with a mask (4,)"),
+    "a number": ((1.0, X, Aux({})), "returned losses () with a mask (4,)"),
     "a column": (
         (X[:, None], X[:, None], Aux({"x": X})),
-        "has returned losses (4, 1) with a metric 'x' (4,)",
+        "returned losses (4, 1) with a metric 'x' (4,)",
     ),
     "a table": (
         (X, X, Aux({"x": np.ones((4, 7))})),
-        "has returned losses (4,) with a metric 'x' (4, 7)",
+        "returned losses (4,) with a metric 'x' (4, 7)",
     ),
     "a mean priority": (
         (X, X, Aux({}, X.mean())),
-        "has returned an Aux.priority (); it needs an entry for each of 4",
+        "returned an Aux.priority (); return an entry for each of 4",
     ),
-    "a column of priorities": ((X, X, Aux({}, X[:, None])), "has returned an Aux.priority (4, 1)"),
+    "a column of priorities": ((X, X, Aux({}, X[:, None])), "returned an Aux.priority (4, 1)"),
     "no priority": (
         (X, X, Aux({})),
-        "has returned no Aux.priority, which prioritised replay needs",
+        "returned no Aux.priority, which prioritised replay needs",
     ),
 }
 

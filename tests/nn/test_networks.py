@@ -409,9 +409,7 @@ def test_choice_of_torso(space: Space, auto: str, readers: str) -> None:
             and str(space.shape) in message
             and "\n" not in message
         )
-        assert message.endswith(
-            f"torso {' or '.join(['auto', 'mlp', *readers.split()])} can read them"
-        )
+        assert message.endswith(f"use torso {' or '.join(['auto', 'mlp', *readers.split()])}")
 
 
 # --- Actor and critics apart ----------------------------------------------------------------------

@@ -110,7 +110,7 @@ def test_torsos_are_chosen_by_part() -> None:
     assert choose_torso("auto", SPACE) == "parts" and choose_torso("auto", VECTORS) == "mlp"
     assert choose_torso("impala", SPACE) == "parts" and choose_torso("mlp", SPACE) == "mlp"
     with pytest.raises(
-        ConfigError, match=r"torso nature reads images of 36 .* no part .*; torso auto or mlp can"
+        ConfigError, match=r"torso nature reads images of 36 .* no part .*; use torso auto or mlp"
     ):
         choose_torso("nature", SPACE)
 
@@ -176,7 +176,7 @@ def test_what_only_the_critic_sees_must_be_there() -> None:
     for family in ("jaxmarl", "other"):
         with pytest.raises(ConfigError, match="its observation has no parts") as error:
             observations.input_space(dataclasses.replace(plain, family=family), ("state",))
-        assert ("; --env-options state=true gives it one" in error.value.with_flags) == (
+        assert ("; add one with --env-options state=true" in error.value.with_flags) == (
             family == "jaxmarl"
         )
 

@@ -169,13 +169,13 @@ def test_a_run_and_its_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     policy = jaxrl_dist.load_policy(tmp_path / "run", torso=net)
     jax.tree.map(np.testing.assert_array_equal, policy.variables, last.variables())
     assert policy(np.zeros((3, 4)))[0].shape == (3,)
-    message = r"its torso, object:tuple, was an object handed over from Python.*load_policy\(run_dir, torso=...\)"
+    message = r"its torso, object:tuple, was a Python object.*load_policy\(run_dir, torso=...\)"
     with pytest.raises(ConfigError, match=message):
         jaxrl_dist.load_policy(tmp_path / "run")
     with pytest.raises(ConfigError, match="holds another network: params/policy/params/kernel is"):
         jaxrl_dist.load_policy(tmp_path / "run", torso="mlp")
     assert cli.main(["evaluate", str(tmp_path / "run")]) == 2
-    assert "was an object handed over from Python" in capsys.readouterr().err
+    assert "was a Python object" in capsys.readouterr().err
 
 
 REFUSED: dict[str, tuple[Any, str]] = {

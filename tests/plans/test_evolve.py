@@ -437,7 +437,7 @@ def test_population_based_training_finds_the_learning_rate(optimized: None) -> N
         ({"evolve_interval": 100, "seeds": 2}, "evolve_interval does nothing without evolve"),
         (
             {"evolve": "pbt", "vary": {"num_epochs": "1,2"}},
-            "values of num_epochs need a program each",
+            "each value of num_epochs needs its own",
         ),
         (
             {"evolve": "pbt", "seeds": 2, "plan": "asynchronous"},

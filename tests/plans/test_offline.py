@@ -129,7 +129,8 @@ def test_evaluations_judge_the_checkpoints(tmp_path):
     assert checkpoint.number_of(checkpoint.chosen(tmp_path / "run", "best")) == best.step
     assert reports[-1].best_evaluation["checkpoint"] == best.step
     with pytest.raises(
-        ConfigError, match="keep_best training: plan offline has no training episodes"
+        ConfigError,
+        match="keep_best training needs training episodes, which plan offline does not have",
     ):
         jaxrl_dist.train(config(tmp_path / "data", keep_best="training"))
     assert config(tmp_path / "data").judge == "training"
@@ -141,9 +142,7 @@ def test_a_resumed_run_has_the_same_records_wherever_they_lie(tmp_path):
     final(jaxrl_dist.train(config(tmp_path / "data", env="", run_dir=run_dir, total_updates=5)))
     (tmp_path / "data").rename(tmp_path / "moved")
     dataset(tmp_path / "data", episodes=9)
-    with pytest.raises(
-        ConfigError, match=r"data is not the data set that .*run has learnt from; data names"
-    ):
+    with pytest.raises(ConfigError, match=r"data is not the data set that .*run learnt from;"):
         jaxrl_dist.resume(run_dir, total_updates=10)
     reports = jaxrl_dist.resume(run_dir, total_updates=10, data=str(tmp_path / "moved"))
     assert [report.updates for report in reports] == [10]
@@ -454,7 +453,7 @@ def test_records_beside_new_experience(tmp_path, core):
     [
         (
             {"algorithm": "ppo", "batch_size": None},
-            "records are for algorithms that replay experience",
+            "records need an algorithm with replay",
         ),
         ({"priority_exponent": 0.6}, "records are drawn uniformly"),
         ({"env": "gymnax:Acrobot-v1"}, "has the observations"),
@@ -474,17 +473,17 @@ def test_records_beside_new_experience(tmp_path, core):
         ({"data_memory": "host", "normalize_observations": True}, "give no running statistics"),
         (
             {**CORE, "scale_rewards": True},
-            "core_inputs reads rewards that are not: scale_rewards=False works",
+            "core_inputs reads raw rewards; use scale_rewards=False",
         ),
         ({"cql_floor": True}, "cql_floor does nothing without cql_weight"),
         ({"cql_weight": 1.0, "cql_floor": True, **CORE}, "cql_floor does not work with core gru"),
         (
             {"cql_weight": 1.0, "cql_floor": True, "clip_rewards": "-1,1"},
-            "of raw rewards, as cql_floor needs: it works without clip_rewards and scale_rewards",
+            "of raw rewards; remove clip_rewards and scale_rewards",
         ),
         (
             {"data": None, "total_updates": None, "cql_weight": 1.0, "cql_floor": True},
-            "data names one",
+            "name one with data",
         ),
         ({"batch_size": 33, "num_devices": 2}, "must be a multiple of 2 devices"),
         (

@@ -284,4 +284,4 @@ def test_a_run_says_where_one_device_of_a_cpu_is_faster(
     config = jaxrl_dist.preset(
         "ppo", "CartPole-v1", num_devices=num_devices, num_envs=num_envs, seeds=seeds
     )
-    assert ("one alone is faster: --num-devices 1" in setup.prepare(config).describe()) == slower
+    assert ("one alone is faster (--num-devices 1)" in setup.prepare(config).describe()) == slower

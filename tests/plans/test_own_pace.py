@@ -41,9 +41,7 @@ SIZES: dict[str, Any] = {
     "num_devices": 1, "plan": "own_pace",
 }  # fmt: skip
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*takes all experience for that of the newest policy"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:.*assumes on-policy data")
 
 
 def config(**fields: Any) -> Train[Any]:

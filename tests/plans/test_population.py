@@ -163,7 +163,7 @@ def test_a_member_that_diverges_ends_alone(tmp_path: pathlib.Path) -> None:
         tmp_path / "run", vary={"learning_rate": "1e-3,1e30"}, total=2000, evaluation_interval=128
     )
     with pytest.warns(
-        FileWarning, match="member 001 has ended, the others continue: training has diverged"
+        FileWarning, match="member 001 has ended, but the others continue: training has diverged"
     ):
         *_, last = jaxrl_dist.train(asked)
     assert last.members[1].evaluation is not None  # which does not count
@@ -215,7 +215,7 @@ def test_population_restarts_after_a_kill_in_its_first_save(tmp_path: pathlib.Pa
     for path in later:
         shutil.rmtree(path)
     with pytest.warns(
-        FileWarning, match="parts that train together have saved their state: they begin again"
+        FileWarning, match="parts that train together saved their state, so they start again"
     ):
         list(jaxrl_dist.resume(tmp_path / "parts"))
     list(jaxrl_dist.train(config(tmp_path / "whole", **asked)))
@@ -689,11 +689,11 @@ def test_an_error_of_the_program_loses_no_member(
         ),
         (
             {"vary": {"seed": "1,2"}},
-            "vary seed: the seeds of members are seed and those after it; seeds says",
+            "vary seed does not work: members have the seeds seed, seed + 1 and so on; set their number with seeds",
         ),
         (
             {"vary": {"env": "a,b"}},
-            "vary env: all members have the same env; run the command once for each",
+            "vary env does not work: all members share env; run the command once for each",
         ),
         ({"vary": {"num_epochs": "1,2.5"}}, "num_epochs: '2.5' is not a whole number"),
         (
@@ -707,7 +707,7 @@ def test_an_error_of_the_program_loses_no_member(
             {"vary": {"learning_rate": "1,2", "discount": "0.9"}, "zip": True},
             "vary names 2 of learning_rate, 1 of d",
         ),
-        ({"vary": {"learning_rate": "1e-3,0.001"}}, "vary asks for the same values twice"),
+        ({"vary": {"learning_rate": "1e-3,0.001"}}, "vary names the same values twice"),
         (
             {"seeds": 101, "vary": {"discount": ",".join(["0.9"] * 100)}},
             "100 settings times seeds 101 is more than",
@@ -1197,7 +1197,7 @@ def test_a_member_that_ended_before_a_stop_trains_no_further(
 
 # plans/test_evolve.py::test_population_based_training_goes_on_as_if_never_stopped
 @pytest.mark.case
-@pytest.mark.filterwarnings("ignore:a2c takes all experience")
+@pytest.mark.filterwarnings("ignore:a2c assumes on-policy data")
 @pytest.mark.parametrize("plan", ["on_device", "synchronous", "asynchronous", "gradients"])
 def test_a_run_ends_with_the_return_that_it_is_to_reach(plan: str, tmp_path: pathlib.Path) -> None:
     """Every episode of the clock returns 10; the first report comes before one has ended."""

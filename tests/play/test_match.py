@@ -248,7 +248,7 @@ def test_ratings_of_a_player_who_won_all_games_have_an_interval() -> None:
 WRONG = {
     "": r"which players\? Name two or more",
     "random": r"which players\? Name two or more",
-    "random random --games 7": r"--games 7: games are played in pairs, .* 6 and 8 work",
+    "random random --games 7": r"--games 7 is odd.* use 6 or 8",
     "random random": r"which game\? Such as --env pgx:connect_four",
     "random nowhere": "nowhere is not a run directory",
     "random random --env CartPole-v1": "CartPole-v1 has 1 player; name a game of two players, such",
@@ -274,7 +274,9 @@ def test_a_run_without_a_name_is_refused(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_policies_of_other_games_are_refused() -> None:
     pytest.importorskip("pgx")
-    with pytest.raises(ConfigError, match="num_simulations 5: no player searches"):
+    with pytest.raises(
+        ConfigError, match="num_simulations 5 does nothing, because no player searches"
+    ):
         match(untrained(0), "random", num_simulations=5)
     with pytest.raises(ConfigError, match=r"pgx:tic_tac_toe.*CartPole-v1"):
         match(untrained(0), untrained(0, "CartPole-v1"))
@@ -284,7 +286,7 @@ def test_policies_of_other_games_are_refused() -> None:
     ):
         match(untrained(0, agent_ids=True), "random")
     with pytest.raises(
-        ConfigError, match="games are played in pairs, with sides swapped: games=3; 4 works"
+        ConfigError, match="games are played in pairs with sides swapped; use games=4"
     ):
         match("random", "random", games=3)
 
@@ -302,7 +304,7 @@ def test_a_match_of_several_tells_how_far_it_has_come(
         assert cli.main(["match", *players, "--games", "2", "--env", GAME]) == 2
         told = capsys.readouterr().err.splitlines()
         assert len(told) == lines
-        assert told[0] == "compiling, and playing 2 games of each two players"
+        assert told[0] == "compiling, then playing 2 games for each two players"
     assert told[2] == "random against random has ended: 2 of 3 pairs of players"
 
 

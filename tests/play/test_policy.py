@@ -232,7 +232,7 @@ def test_it_speaks_the_environments_language(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "core, reward, message",
     [
-        (2, np.zeros(3), "the core is not of 3 environments"),
+        (2, np.zeros(3), "the core must have 3 environments"),
         (3, np.float32(0), r"rewards have shape \[3\] here, not \[\]"),
         (3, np.zeros((3, 1)), r"rewards have shape \[3\] here, not \[3, 1\]"),
         (3, np.zeros(2), r"rewards have shape \[3\] here, not \[2\]"),
@@ -309,15 +309,15 @@ def test_what_is_no_key_is_refused() -> None:
 
 
 def test_misuse_is_refused_in_one_line(policy: jaxrl_dist.Policy) -> None:
-    with pytest.raises(jaxrl_dist.ConfigError, match="plays 1 episode or more, and not 0"):
+    with pytest.raises(jaxrl_dist.ConfigError, match="plays 1 episode or more, not 0"):
         policy.evaluate(episodes=0)
     with pytest.raises(
-        jaxrl_dist.ConfigError, match=r"takes load_policy\(run_dir\), and not 'runs/lake'"
+        jaxrl_dist.ConfigError, match=r"takes load_policy\(run_dir\), not 'runs/lake'"
     ):
         jaxrl_dist.exact.measure("runs/lake")
     table = jaxrl_dist.exact.Table.random(np.random.default_rng(0), 3, 2)
     for temperature in (-1.0, float("nan")):
-        with pytest.raises(jaxrl_dist.ConfigError, match="a temperature is 0 or more"):
+        with pytest.raises(jaxrl_dist.ConfigError, match="a temperature must be 0 or more"):
             jaxrl_dist.exact.optimal(table, 0.9, temperature=temperature)
     data = jaxrl_dist.record(policy, 20, num_envs=2)
     with pytest.raises(jaxrl_dist.ConfigError, match=r"networks need 1 or more|recurrent core"):

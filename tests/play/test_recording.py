@@ -130,7 +130,7 @@ def test_the_commands_record_join_and_choose(
     refused = {
         ("record", run): "where to? As in",
         ("record", run, "-o", out): f"{out} exists",
-        ("record", run, "-o", "x", "--replay"): "--replay needs a run of an algorithm that replays",
+        ("record", run, "-o", "x", "--replay"): "--replay needs a run with replay",
         ("record", run, "-o", "x", "--replay", "--greedy"): "--greedy does nothing without playing",
         ("data", str(tmp_path)): "is not a data set",
         ("data",): "which data set?",

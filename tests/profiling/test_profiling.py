@@ -535,7 +535,7 @@ def test_the_config_of_a_run_is_profiled(
         ("ppo --env CartPole-v1 --trace x.txt", "--trace x.txt needs the extension .json.gz"),
         (
             "a2c --env envpool:CartPole-v1 --plan gradients --trace x.json.gz",
-            "--trace works with plans that run on devices, not with --plan gradients; remove it",
+            "--trace needs a plan that runs on devices, not --plan gradients; remove it",
         ),
         ("ppo --env CartPole-v1 --seeds 2", "profile measures one run; remove --seeds and --vary"),
         (

@@ -130,17 +130,16 @@ def test_each_of_several_policies_has_its_return(
     assert console.evaluation_lines(own) == f"return 4.5 +- 1 {about}"
     several = {**own, "episodes": 100, "members": 5, "members_return_std": 3.25, "cut": 2}
     assert console.evaluation_lines(several) == (
-        "return 4.5 +- 1 (mean and standard deviation of 100 greedy episodes, 2 of them cut before they had ended; "
-        "3.25 between the means of the 5 members)"
+        "return 4.5 +- 1 (mean and standard deviation of 100 greedy episodes, 2 of them cut before their end; 3.25 between the means of the 5 members)"
     )
     single = {**own, "episodes": 1, "return_std": 0.0, "sampled": True, "info/episodes": 2.0}
     assert console.evaluation_lines(single) == "return 4.5 (1 sampled episode), info/episodes 2"
     assert console.evaluation_lines({**single, "cut": 1}).startswith(
-        "return 4.5 (1 sampled episode, cut before it had ended)"
+        "return 4.5 (1 sampled episode, cut before its end)"
     )
     none = {"episodes": 0, "cut": 0}
     assert shown([report(10_000, none)], capsys)[-1].endswith("evaluation without an episode")
-    assert console.evaluation_lines(none) == "no episode has begun"
+    assert console.evaluation_lines(none) == "no episode has started"
 
 
 def test_a_policy_against_a_pool_shows_its_rating(

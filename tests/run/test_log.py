@@ -51,7 +51,7 @@ def test_numbers_of_the_loop_are_in_the_line_of_its_report(tmp_path: Path) -> No
     [
         (
             {"env_steps": 1.0},
-            "the line has env_steps already; another name works, such as own/env_steps",
+            "the line already has env_steps; use another name, such as own/env_steps",
         ),
         ({"own/a": "fast"}, "own/a must be a number, not 'fast'"),
         ({"own/a": np.zeros(1)}, r"own/a must be a number, not array\(\[0.\]\)"),

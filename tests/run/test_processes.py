@@ -81,7 +81,7 @@ time.sleep(1000)
 def test_a_child_of_a_killed_run_holds_no_lock(tmp_path: Path) -> None:
     process = script(FORKS, tmp_path)
     child = child_of(process)
-    with pytest.raises(ConfigError, match="another process is at the run"):
+    with pytest.raises(ConfigError, match="another process is using the run"):
         files.lock(str(tmp_path))
     process.kill()
     process.wait()

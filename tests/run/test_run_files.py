@@ -179,7 +179,7 @@ def test_an_evaluation_after_resuming_overwrites_only_its_line(tmp_path: Path) -
 
 def test_one_of_two_runs_gets_a_directory(tmp_path: Path) -> None:
     run_files.claim(str(tmp_path / "a" / "b"))
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="already holds a run"):
         run_files.claim(str(tmp_path / "a" / "b"))
 
 
@@ -205,7 +205,7 @@ def test_a_full_disk_names_the_file(tmp_path: Path, no_space: None) -> None:
     files.write(report(5))  # without a second warning
     _, limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    with pytest.warns(FileWarning, match=r"metrics\.jsonl is written again"):
+    with pytest.warns(FileWarning, match=r"metrics\.jsonl can be written again"):
         files.write(report(6))
     files.write(report(7))
     assert [line["iteration"] for line in runs.read_metrics(tmp_path)] == [3, 4, 5, 6, 7]
@@ -249,12 +249,12 @@ def test_variables_come_back_bit_for_bit(saved: Path) -> None:
 
 
 OTHERS: dict[str, tuple[Variables, str]] = {
-    "shape": (variables(5), "params/a/kernel is float32[2, 3] there and float32[2, 5] here"),
+    "shape": (variables(5), "params/a/kernel is float32[2, 3] there, but float32[2, 5] here"),
     "more": (
         variables()._replace(stats=({"count": np.arange(4, dtype=np.int32)}, np.ones(2))),
         "missing there",
     ),
-    "less": (variables()._replace(stats=()), "stats/0/count is int32[4] there and missing here"),
+    "less": (variables()._replace(stats=()), "stats/0/count is int32[4] there, but missing here"),
     "dtype": (
         variables()._replace(stats=({"count": np.zeros(4, np.float32)}, ())),
         "and float32[4] here",
@@ -423,12 +423,12 @@ def test_an_unknown_algorithm_is_refused() -> None:
 @pytest.mark.parametrize("name", ["config.json", "checkpoints"])
 def test_what_is_left_of_a_run_is_not_overwritten(name: str, tmp_path: Path) -> None:
     (tmp_path / name).mkdir()
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="already holds a run"):
         run_files.claim(str(tmp_path))
     (tmp_path / name).rmdir()
     (tmp_path / name).symlink_to("nowhere")
     with pytest.raises(
-        ConfigError, match="holds a run already" if name == "config.json" else "has a link"
+        ConfigError, match="already holds a run" if name == "config.json" else "has a link"
     ):
         run_files.claim(str(tmp_path))
     assert not (tmp_path / "metrics.jsonl").exists()

@@ -355,17 +355,17 @@ def test_a_directory_that_is_renamed_is_told_once(what: str, fake: Fake, tmp_pat
     reports, run_dir = fake(5, rename, checkpoint_interval=60)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with pytest.raises(OSError, match="has been removed or renamed"):
+        with pytest.raises(OSError, match="was removed or renamed"):
             list(reports)
     (warning,) = [str(warning.message) for warning in caught]
-    assert warning.startswith(str(run_dir)) and "nothing of it is saved" in warning
+    assert warning.startswith(str(run_dir)) and "nothing is saved" in warning
     assert run_dir.exists() == (what != "directory")
     assert (tmp_path / "elsewhere").exists() and not (run_dir / "checkpoints" / "final").exists()
 
 
 def test_reports_that_nobody_takes_leave_the_directory_free(fake: Fake) -> None:
     first, run_dir = fake(99, fail)
-    with pytest.warns(ConfigWarning, match="nothing has been trained"):
+    with pytest.warns(ConfigWarning, match="nothing was trained"):
         del first
     reports, _ = fake(99, fail)
     assert steps(reports)[-1] == 200 and saved(run_dir) == [200]
@@ -439,7 +439,7 @@ def test_a_run_that_has_diverged_leaves_finite_variables(
     command = f"train ppo --env gymnax:CartPole-v1 --learning-rate 1e38 {sizes} --total-env-steps 4000 --quiet"
     assert cli.main([*command.split(), "--run-dir", str(tmp_path / "run")]) == 1
     note, line = capsys.readouterr().err.splitlines()
-    assert f"`--init-from {tmp_path / 'run'}` starts a new run" in note
+    assert f"start a new run from them with `--init-from {tmp_path / 'run'}`" in note
     assert (
         "training has diverged by environment step" in line
         and "start a new run with a smaller --learning-" in line
@@ -530,7 +530,7 @@ def test_a_run_that_ends_at_once_says_what_is_saved(tmp_path: Path) -> None:
     for env_steps in (20, 60):
         (tmp_path / "checkpoints" / f"{env_steps:012d}").mkdir()
     assert train._continues_from(run) == (
-        f"nothing after 60 env steps is saved, and `jaxrl-dist resume {tmp_path}` continues from there"
+        f"nothing is saved after 60 env steps; `jaxrl-dist resume {tmp_path}` continues from there"
     )
 
 

@@ -141,7 +141,7 @@ def test_a_tracker_that_does_not_close_is_a_warning() -> None:
         def close(self) -> None:
             raise RuntimeError("broken")
 
-    with pytest.warns(FileWarning, match="Failing has not ended in order: broken"):
+    with pytest.warns(FileWarning, match="Failing did not finish cleanly: broken"):
         trackers.close(Failing())
 
 
@@ -292,9 +292,9 @@ def test_no_file_chooses_to_send_metrics_away(
     more = ["resume", str(run_dir), "--total-env-steps", "250", "--quiet"]
     for command in (more, ["train", "--config", str(run_dir), "--run-dir", str(tmp_path / "new")]):
         assert cli.main(command) == 2
-        assert "--wandb sends them again, --no-wandb does not\n" in capsys.readouterr().err
+        assert "choose --wandb or --no-wandb\n" in capsys.readouterr().err
     with pytest.raises(
-        ConfigError, match="which no file may choose for you: wandb sends them again"
+        ConfigError, match="which no file may choose for you; choose wandb or wandb=False"
     ):
         jaxrl_dist.resume(run_dir, total_env_steps=250)
     assert cli.main([*more, "--wandb"]) == 2
@@ -315,8 +315,7 @@ def test_what_wandb_refuses_is_one_line(
         == 2
     )
     assert capsys.readouterr().err == (
-        "jaxrl-dist: error: --wandb: No API key configured. Use `wandb login`; WANDB_MODE=offline writes into the run "
-        "directory only, and --no-wandb nothing\n"
+        "jaxrl-dist: error: --wandb: No API key configured. Use `wandb login`; set WANDB_MODE=offline to write into the run directory only, or use --no-wandb\n"
     )
     wandb.clear()
     runs.train(COMMAND, tmp_path / "run")  # as the directory holds no run

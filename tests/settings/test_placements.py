@@ -61,19 +61,19 @@ def test_a_word_stands_for_flags_and_given_ones_win(
     [
         (
             "ppo --placement anakn",
-            "'anakn' is none of anakin, sebulba:A+L, seed, replicas:K, server:K, averaged:K, apex:K",
+            "'anakn' is not one of anakin, sebulba:A+L, seed, replicas:K, server:K, averaged:K, apex:K",
         ),
         (
             "ppo --placement sebulba",
-            "--placement sebulba has another form than sebulba:A+L, such as --placement sebulba:2+2",
+            "--placement sebulba must have the form sebulba:A+L, such as --placement sebulba:2+2",
         ),
         (
             "ppo --placement sebulba:0+1",
-            "--placement sebulba:0+1 has another form than sebulba:A+L",
+            "--placement sebulba:0+1 must have the form sebulba:A+L",
         ),
         (
             "ppo --placement anakin:2",
-            "--placement anakin:2 has another form than anakin, such as --placement anakin",
+            "--placement anakin:2 must have the form anakin, such as --placement anakin",
         ),
         (
             "ppo --placement server:2 --plan on_device",
@@ -86,7 +86,7 @@ def test_a_word_stands_for_flags_and_given_ones_win(
         ("ppo --seeds 2 --average-every 0", "--average-every must be >= 1"),
         (
             "ppo --seeds 2 --average-every 5 --evolve pbt",
-            "--average-every makes all members one, and --evolve",
+            "--average-every joins all members, but --evolve",
         ),
         (
             "a2c --seeds 2 --average-every 5 --plan asynchronous",
@@ -94,10 +94,10 @@ def test_a_word_stands_for_flags_and_given_ones_win(
         ),
         (
             "ppo --vary num-epochs=1,2 --average-every 5",
-            "--average-every needs all members in one program, and values of num_epochs need a program each",
+            "--average-every needs all members in one program, but each value of num_epochs needs its own;",
         ),
-        ("ppo --placement apex:2", "--placement apex is for algorithms with --priority-exponent"),
-        ("--policy a=ppo:* --placement seed", "--placement is for runs with one policy"),
+        ("ppo --placement apex:2", "--placement apex needs an algorithm with --priority-exponent"),
+        ("--policy a=ppo:* --placement seed", "--placement needs a run with one policy"),
     ],
 )
 def test_what_fits_no_placement_is_refused_in_one_line(

@@ -210,7 +210,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
         everyone(np.zeros((4, 2), np.float32))
     with pytest.raises(ConfigError, match="no policy z; it has the policies a, b, c"):
         jaxrl_dist.load_policy(tmp_path / "run", env=team.Unlike(), policy="z")
-    with pytest.raises(ConfigError, match="plays with the others of its run"):
+    with pytest.raises(ConfigError, match="plays with the other policies of its run"):
         policy.evaluate(2)
 
 
@@ -560,7 +560,7 @@ def test_agents_of_a_policy() -> None:
 
 WRONG = {
     "--policy a=ppo:short": "agents without a policy: long_1, long_2; the agents of .* are short, long_1, long_2",
-    "--policy a=ppo:short --policy b=dqn:*": "agent short has the policies a and b; it can have one",
+    "--policy a=ppo:short --policy b=dqn:*": "agent short has several policies: a and b; give it one",
     "--policy a=ppo:shirt,long_*": r"policy a: no agent is named shirt \(did you mean 'short'\?\); the agents of",
     "--policy a=ppo:*": r"different observations \(short: Box\[1\]; long_1, long_2: Box\[2\]\).* --policy NAME=A",
     "--policy a=ppoo:short --policy b=ppo:long_*": r"policy a: unknown algorithm 'ppoo' \(did you mean 'ppo'\?\)",
@@ -576,7 +576,7 @@ WRONG = {
     "--policy a=es:short --policy b=ppo:long_*": "policy a: es restarts all environments",
     "--policy a=td3:short --policy b=ppo:long_*": "policy a: td3 needs actions that are vectors of numbers",
     "--policy a=ppo:short --policy b=ppo:long_* --plan gradients": "--plan gradients trains one policy, .* on_device, ",
-    "--policy a=ppo:short --policy b=dqn:long_* --plan asynchronous --free-running": "--free-running is for one policy",
+    "--policy a=ppo:short --policy b=dqn:long_* --plan asynchronous --free-running": "--free-running needs a run with one policy",
     "--policy a=ppo:short --policy b=ppo:long_* --plan own_pace --lockstep": "--lockstep makes policies wait, ",
     "--policy a=ppo:short --policy b=ppo:long_1 --policy c=copy(b):long_2 --plan own_pace": "policy c: .* none waits f",
     "--policy a=ppo:short --policy b=random:long_* --b.discount 1": "--b.discount: policy b does not train",
@@ -613,14 +613,16 @@ def test_what_is_wrong_exits_2_in_one_line(
 
 
 def test_in_python_the_message_names_fields() -> None:
-    with pytest.raises(ConfigError, match="policy b has no agents; policies b=AGENTS names them"):
+    with pytest.raises(
+        ConfigError, match="policy b has no agents; name them with policies b=AGENTS"
+    ):
         train({"a": PPO_, "b": DQN_}, policies={"a": "*"})
     with pytest.raises(
-        ConfigError, match="several policies are for environments of several agents, and Cart"
+        ConfigError, match="several policies need an environment of several agents, but Cart"
     ):
         train({"a": PPO_}, "CartPole-v1", policies={"a": "*"})
     pools = {"a": PPO_, "b": "copy(a,9,2)", "c": "copy(a,9,3)"}
-    with pytest.raises(ConfigError, match="policy b: a has 2 pools of copies; one works"):
+    with pytest.raises(ConfigError, match="policy b: a has 2 pools of copies; use one"):
         train(pools, team.CartPoles(3), policies={"a": "pole_0", "b": "pole_1", "c": "pole_2"})
     with pytest.raises(ConfigError, match="num_envs belongs to the run; a policy may set"):
         train({"a": Train(PPO_, num_envs=3), "b": DQN_}, policies=BOTH)

@@ -51,12 +51,12 @@ def test_reports_that_no_loop_takes_are_said() -> None:
     config = jaxrl_dist.preset("ppo", "CartPole-v1", hidden_sizes=(4,), num_devices=1)
     with pytest.warns(
         ConfigWarning,
-        match="nothing has been trained: a run advances only while a loop takes its reports",
+        match="nothing was trained: a run advances only while a loop takes its reports",
     ):
         jaxrl_dist.train(config)
     reports = jaxrl_dist.train(config)
     reports.close()  # type: ignore[attr-defined]
-    with pytest.warns(ConfigWarning, match="nothing has been trained"):
+    with pytest.warns(ConfigWarning, match="nothing was trained"):
         del reports
 
 

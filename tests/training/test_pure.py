@@ -152,7 +152,7 @@ def test_hyperparameters_that_cannot_be_traced_are_refused() -> None:
         "learning_rat": r"'learning_rat' is not a float hyperparameter of this run \(did you mean 'learning_rate'\?\)",
         "lr": "'lr' is not a float hyperparameter of this run; it is learning_rate here",
         "batch_size": "'batch_size' is not a float hyperparameter of this run",
-        "replay_ratio": "one of replay_ratio must be a number of the config: no program can trace it",
+        "replay_ratio": "one of replay_ratio must be a number in the config, because a program cannot trace it",
     }.items():
         with pytest.raises(ConfigError, match=message):
             jax.eval_shape(train, jax.random.key(0), {name: 0.5})

@@ -438,7 +438,7 @@ def test_one_process_at_a_time(run_dir: Path, capsys: pytest.CaptureFixture[str]
         assert cli.main(["resume", str(run_dir), "--total-env-steps", "999999"]) == 2
         assert (
             capsys.readouterr().err
-            == f"jaxrl-dist: error: another process is at the run in {run_dir}\n"
+            == f"jaxrl-dist: error: another process is using the run in {run_dir}\n"
         )
     run_files.lock(str(run_dir)).close()
 
@@ -570,12 +570,12 @@ def test_a_run_of_a_version_with_fewer_flags_goes_on(run_dir: Path) -> None:
         (
             "observation",
             "uint8[4]",
-            "observations are float32[4], and those of the run to be resumed uint8[4]",
+            "observations are float32[4], but the run to resume has uint8[4]",
         ),
         (
             "action",
             "Discrete(3)",
-            "actions are Discrete(2), and those of the run to be resumed Discrete(3)",
+            "actions are Discrete(2), but the run to resume has Discrete(3)",
         ),
     ],
 )
@@ -727,7 +727,7 @@ def test_on_a_full_disk_training_goes_on(tmp_path: Path) -> None:
     ]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    assert "metrics.jsonl cannot be written now" in done.stderr
+    assert "metrics.jsonl cannot be written" in done.stderr
     assert (
         "the run continues without a checkpoint" in done.stderr and "Traceback" not in done.stderr
     )
@@ -1195,7 +1195,7 @@ def test_a_curriculum_changes_the_options_of_the_environment(
     longer = "--env-options max_steps_in_episode=60"
     assert cli.main(f"{more} 768 {longer}".split()) == 2
     assert (
-        "--env-options cannot change where a run is resumed; --change-env-options allows"
+        "--env-options cannot change when a run is resumed, unless you add --change-env-options"
         in capsys.readouterr().err
     )
     assert cli.main(f"{more} 768 {longer} --change-env-options".split()) == 0

@@ -183,11 +183,11 @@ def test_parts_of_several_policies_are_offered_without_names() -> None:
         ),
         (
             "torso",
-            r"another network: params/torso/.*kernel is float32\[3, 8\] there and float32\[4, 8\] here",
+            r"another network: params/torso/.*kernel is float32\[3, 8\] there, but float32\[4, 8\] here",
         ),
         (
             "policy",
-            r"another network: params/policy/.*kernel is missing there and float32\[8, 2\] here",
+            r"another network: params/policy/.*kernel is missing there, but float32\[8, 2\] here",
         ),
     ],
 )

@@ -28,8 +28,8 @@ def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
     shapes = _shapes(spec)
     if not shapes:
         raise ConfigError(
-            f"--normalize-observations needs observations of numbers; those of {spec.id} are images or categories, "
-            "which the networks scale by themselves"
+            f"--normalize-observations needs observations of numbers, but {spec.id} shows images "
+            "or categories, which the networks already scale; remove it"
         )
     bare = not isinstance(spec.observation, dict)
 

@@ -33,7 +33,7 @@ def run(args: Sequence[str]) -> int:
             "which algorithm? Such as: jaxrl-dist check-algorithm my_algo.py --env CartPole-v1"
         )
     if policies.names_policies(args):
-        raise ConfigError("check-algorithm checks one algorithm: name it in place of --policy")
+        raise ConfigError("check-algorithm checks one algorithm; name it instead of --policy")
     import jax
 
     with contextlib.suppress(RuntimeError):  # JAX has begun with the devices that it has
@@ -64,7 +64,7 @@ def check(config: Train, spec: EnvSpec) -> Check:
     try:
         algorithm = contract.check_algorithm(result, config, spec, 1)
         tried = trial.train(result, config, algorithm, spec)
-        result.begin("trying its functions one by one")
+        result.begin("checking its functions one by one")
         check_policy(result, tried)
         check_learning(result, tried)
         result.steps = tried.updates
@@ -75,5 +75,5 @@ def check(config: Train, spec: EnvSpec) -> Check:
     except ConfigError:
         raise
     except Exception as error:  # what no check has foreseen is a fault all the same
-        result.fault("check", f"{result.doing} ends the check by {type(error).__name__}: {error}")
+        result.fault("check", f"{result.doing} stopped the check: {type(error).__name__}: {error}")
     return result

@@ -57,14 +57,13 @@ def _check_keys(check: Check, trial: Trial, act: _Acting) -> None:
     elif "random_seed" in sampling:
         check.fault(
             "key",
-            "policy makes a key itself, which is the same in each step; "
-            "context.keys has one for each row",
+            "policy makes its own key, which is the same in each step; use context.keys, one for "
+            "each row",
         )
     if not sampling or not greedy:
         check.fault(
             "pure",
-            "policy is not the same when traced again; "
-            "its random numbers come from context.keys alone",
+            "policy differs when it is traced again; draw random numbers from context.keys alone",
         )
 
 
@@ -78,13 +77,11 @@ def _check_rows(check: Check, trial: Trial, act: _Acting) -> None:
     if not equal(turned(first, size), moved):
         check.fault(
             "rows",
-            "policy gives a row another output when environments change places; each row depends "
-            "on its own row of obs, core and context.keys alone, and not on one key for all",
+            "policy gives a row another output when environments change places; compute each row "
+            "from its own row of obs, core and context.keys, not from one key for all",
         )
     if trial.algorithm.behaviour is None and all(equal(first[0], other[0]) for other in others):
-        check.note(
-            "policy takes the same actions whatever context.keys are, so it does not explore"
-        )
+        check.note("policy takes the same actions for any context.keys, so it does not explore")
 
 
 def _draws_decide(trial: Trial) -> bool:

@@ -86,14 +86,14 @@ def check_learns(check: Check, algorithm: Algorithm, programs: Programs) -> None
         else:
             return check.fault(
                 "learns",
-                f"{_told(pay, cost)}; the sign of a loss, of advantages or of a target is turned",
+                f"{_told(pay, cost)}; the sign of a loss, advantage or target is wrong",
             )
     imitates = jax.tree.all(jax.tree.map(np.array_equal, pay.params, cost.params))
     in_time = pay.whole and cost.whole
     diverged = np.isnan(pay.size + cost.size)
     if in_time and not (imitates or diverged):
         check.note(
-            f"{_told(pay, cost)}, so it learns little from rewards here; a sign may be turned"
+            f"{_told(pay, cost)}, so it learns little from rewards here; a sign may be wrong"
         )
 
 

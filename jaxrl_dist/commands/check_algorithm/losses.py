@@ -120,13 +120,13 @@ def _check_keys(check: Check, learning: Learning) -> None:
     if not names:
         check.fault(
             "pure learning",
-            "postprocess or loss is not the same when traced again; "
-            "random numbers come from context.keys alone",
+            "postprocess or loss differs when it is traced again; draw random numbers from "
+            "context.keys alone",
         )
     elif "random_seed" in names:
         check.fault(
             "key of learning",
-            "postprocess or loss makes a key itself; context.keys has one for each example",
+            "postprocess or loss makes its own key; use context.keys, one for each example",
         )
 
 
@@ -140,7 +140,7 @@ def _check_target(check: Check, trial: Trial, learned: Callable[[PyTree], PyTree
     if not any(read[: len(jax.tree.leaves(params))]):
         check.fault(
             "target",
-            "target returned a target that never depends on params, so it stays as it begins",
+            "target returned a target that does not depend on params, so it never changes",
         )
     changed = noisy(Variables(trial.target, ()), 1.0).params  # a constant may cancel, as in logits
     if equal(learned(trial.target), learned(changed)):
@@ -203,8 +203,8 @@ def _check_alone(check: Check, learning: Learning, batch: PyTree) -> None:
     if not np.array_equal(losses, after, equal_nan=True):
         check.fault(
             "alone",
-            "loss gives an example another loss when other examples change; no mean over examples "
-            "is taken in a loss, but mesh.global_mean makes one in postprocess",
+            "loss gives an example another loss when other examples change; take means over "
+            "examples in postprocess, with mesh.global_mean",
         )
 
 
@@ -218,8 +218,8 @@ def _check_mask(check: Check, learning: Learning, learned: Learned) -> None:
     if alone and not np.array_equal(learned.losses, after.losses, equal_nan=True):
         check.fault(
             "mask",
-            "loss learns from reset steps, since other actions there change it; "
-            "a mask that is 0 where rollout.valid is False leaves them out",
+            "loss learns from reset steps: other actions there change it; return a mask that is 0 "
+            "where rollout.valid is False",
         )
 
 
@@ -254,7 +254,7 @@ def _check_counts(check: Check, learning: Learning) -> None:
             return check.fault(
                 "counts",
                 f"{whole} for some environments because others have reset steps, so a mean counts "
-                "these; mesh.global_mean(x, rollout.valid) leaves them out",
+                "reset steps; leave them out with mesh.global_mean(x, rollout.valid)",
             )
 
 

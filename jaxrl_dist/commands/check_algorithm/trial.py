@@ -39,8 +39,8 @@ ITERATIONS = 3
 
 
 ADVICE = (
-    "mesh.global_sum and mesh.global_mean make sums and means over examples of all environments, "
-    "and each example has a key of its own"
+    "take sums and means over all environments with mesh.global_sum and mesh.global_mean, and use "
+    "each example's own key"
 )
 """What makes two devices agree."""
 
@@ -95,8 +95,8 @@ def train(check: Check, config: Train, algorithm: Algorithm, spec: EnvSpec) -> T
     experience = jax.device_get(check.call("acting", programs.rollout, state, actor)[1])
     if len(devices) < 2:
         check.note(
-            "JAX has begun with one device, so two have not been compared; "
-            "the command begins with two"
+            "JAX started with one device, so one and two were not compared; the command starts it "
+            "with two"
         )
     else:
         check.begin("comparing an update on one device and on two")

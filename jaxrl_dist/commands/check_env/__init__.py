@@ -58,8 +58,8 @@ def check(options: CheckEnv) -> Check:
     backend, name, _ = locate(options.env)
     if backend == "envpool":
         raise ConfigError(
-            f"envpool:{name} is EnvPool's own; "
-            "check-env is for Gymnasium and gymnax-style environments"
+            f"envpool:{name} comes from EnvPool; check-env checks Gymnasium and gymnax-style "
+            "environments of your own"
         )
     result = Check(options.env)
     refused: list[ConfigError] = []
@@ -73,7 +73,7 @@ def check(options: CheckEnv) -> Check:
             refused.append(error)
         except Exception as error:  # what no check has foreseen is a fault all the same
             result.fault(
-                "check", f"{result.doing} ends the check by {type(error).__name__}: {error}"
+                "check", f"{result.doing} stopped the check: {type(error).__name__}: {error}"
             )
 
     # In a thread, because the user's code may hang.
@@ -89,8 +89,8 @@ def check(options: CheckEnv) -> Check:
                 )
             result.fault(
                 "time",
-                f"{result.doing} has not come back within {options.env_timeout:g} s; "
-                "if the machine is only busy, raise --env-timeout",
+                f"{result.doing} did not return within {options.env_timeout:g} s; if the machine "
+                "is only busy, raise --env-timeout",
             )
             break
     if refused:

@@ -133,19 +133,20 @@ class Check(Contract):
         self.episodes = len(lengths)
         if not lengths:
             self.notes.append(
-                f"no episode has ended within {self.steps} steps of random actions; "
-                "a time limit makes sure of it"
+                f"no episode ended within {self.steps} steps of random actions; a time limit would "
+                "end each one"
             )
         elif both == len(lengths) > 1:
             self.fault(
                 "both",
-                "every end is terminated and truncated in one step; "
-                "truncated is for time limits alone",
+                "every episode ends both terminated and truncated; set truncated for time limits "
+                "only",
             )
         if len(lengths) > 4 and lengths[0] > 1 and set(lengths[1:]) == {1}:
             self.fault(
                 "restart",
-                "after its first episode each ends with its first step: reset begins no new one",
+                "after the first episode, each one ends with its first step; reset must start a "
+                "new one",
             )
 
 

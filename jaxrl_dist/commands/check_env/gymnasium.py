@@ -97,13 +97,13 @@ def _check_seeds(check: Check, player: _Player, twin: _Player, played: list[_Ste
     again = twin.play(SEED, min(len(played) - 1, 200))
     if not _same(played[0].obs, again[0].obs):
         return check.fault(
-            "seed", "two environments with the same seed begin differently: reset ignores its seed"
+            "seed", "two environments with the same seed start differently: reset ignores its seed"
         )
     if not _same(played[0].obs, first):
         return check.fault(
             "fresh",
-            "reset with the seed of before begins differently after some episodes: "
-            "it keeps something of them",
+            "reset with the same seed starts differently after some episodes; reset must clear "
+            "what they left",
         )
     for step, (now, then) in enumerate(zip(again, played, strict=False)):
         if _same(now, then):
@@ -111,13 +111,13 @@ def _check_seeds(check: Check, player: _Player, twin: _Player, played: list[_Ste
         if not player.lengths or step <= player.lengths[0]:
             return check.fault(
                 "deterministic",
-                "the same seed and actions lead elsewhere the second time: "
-                "its steps are random, and not by the seed",
+                "the same seed and actions lead elsewhere the second time; draw random numbers "
+                "from the seeded generator",
             )
         return check.fault(
             "unseeded",
-            "the same seed and actions lead elsewhere the second time, after a reset without a "
-            "seed: it has to continue with the generator of the last seed",
+            "the same seed and actions lead elsewhere after a reset without a seed; continue with "
+            "the generator of the last seed",
         )
     other = twin.play(OTHER_SEED, len(again) - 1)
     differ = any(not _same(obs, player.firsts[0]) for obs in player.firsts)
@@ -243,7 +243,7 @@ class _Player:
         before = copy.deepcopy(action)
         out = check.call("step", self.env.step, action)
         if not _same(action, before):
-            check.fault("action", "step writes into the action that it is given")
+            check.fault("action", "step changes the action array that it gets; copy it first")
         obs, reward, terminated, truncated, info = check.returned("step", out, STEP)
         self._steps += 1
         check.number("the reward", reward)

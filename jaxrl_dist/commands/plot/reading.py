@@ -59,13 +59,13 @@ class Plot:
     """The file to write; its extension sets the format: png, pdf, svg ..., for tables md, csv or
     tex. None: curves.png, or the terminal for a table."""
     kind: Literal["curve", "profile", "improvement", "table"] = "curve"
-    """Learning curves; or of final scores the performance profile,
-    the probability of improvement, or a table."""
+    """Learning curves, or final scores as a performance profile, a probability of improvement or a
+    table."""
     labels: tuple[str, ...] = ()
     """A name for each group of runs, in the order of their first runs: --labels IPPO MAPPO.
     None: what differs."""
     metric: str = "episode/return"
-    """A metric of metrics.jsonl; of several policies, '*/episode/return' is each one's. A last
+    """A metric of metrics.jsonl; with several policies, '*/episode/return' draws each one's. A last
     report of less than half an interval is joined to the one before, weighted by episodes or else
     by env steps."""
     score: Literal["training", "evaluation"] = "training"
@@ -74,9 +74,9 @@ class Plot:
     x: Literal["steps", "updates", "time"] = "steps"
     """Horizontal axis of curves: environment steps, updates or seconds."""
     smooth: int = setting(1, low=1)
-    """Each point of a curve is the mean of so many of the newest reports up to it, of fewer at the
-    start; 1 draws each report by itself. A last report of less than half an interval is always
-    joined to the one before."""
+    """Number of reports to average for each point of a curve, the newest up to it; 1 draws each
+    report by itself. A last report of less than half an interval is always joined to the one
+    before."""
     width: Literal["one", "two"] = "two"
     """Width of the picture: 'one' column of a page with two columns (3.3 inches),
     or 'two' (6.9 inches)."""

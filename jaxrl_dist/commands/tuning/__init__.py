@@ -70,7 +70,8 @@ def check_tuner(tuner: str, run: Request) -> None:
         )
     for name in ALONE.keys() & run.fields.keys() - {"vary"}:
         raise ConfigError(
-            f"{flag(name)} does not work with --tuner {tuner}, which chooses the values of each run"
+            f"{flag(name)} does not work with --tuner {tuner}, which chooses the values of each "
+            "run; remove it"
         )
 
 
@@ -99,8 +100,8 @@ def _space(config: Train, name: str, text: str) -> Space:
         return tuple(text.split(","))
     if not _are_bounds(values, log=log):
         raise ConfigError(
-            f"--vary {name}={text} is not a range of numbers; write LOW:HIGH, for numbers above 0 "
-            "also LOW:HIGH:log, or values such as A,B,C"
+            f"--vary {name}={text} is not a range of numbers; write LOW:HIGH, LOW:HIGH:log (above "
+            "0), or values such as A,B,C"
         )
     low, high = values
     return Range(low, high, log)

@@ -309,7 +309,7 @@ def agents_of(
         owners = [policy for policy in policies if agent in matching[policy]]
         if len(owners) > 1:
             raise ConfigError(
-                f"agent {agent} has the policies {' and '.join(owners)}; it can have one"
+                f"agent {agent} has several policies: {' and '.join(owners)}; give it one"
             )
     owned = set().union(*matching.values())
     unowned = [str(agent) for agent in agents if agent not in owned]
@@ -364,18 +364,18 @@ def joined(
     """
     if not isinstance(action, Discrete):
         raise ConfigError(
-            f"{name}: agents that act as one need discrete actions, and have {describe(action)}"
+            f"{name}: agents that act as one need discrete actions, but have {describe(action)}"
         )
     if mask.where == "part":
         raise ConfigError(
-            f"{name}: agents that act as one need legal actions by a method, not as a part "
+            f"{name}: agents that act as one need a method that returns legal actions, not a part "
             f"{mask.name!r}"
         )
 
     def several(part: Part) -> Box:
         if not isinstance(part, Box):
             raise ConfigError(
-                f"{name}: agents that act as one need observations of numbers, and have "
+                f"{name}: agents that act as one need observations of numbers, but have "
                 f"{describe(part)}"
             )
         lows = np.stack([part.low] * count)
@@ -436,9 +436,8 @@ def check_same(name: str, role: str, native: Mapping[Agent, PlainSpace]) -> None
     if len(kinds) > 1:
         listed = "; ".join(f"{', '.join(agents)}: {kind}" for kind, agents in kinds.items())
         raise ConfigError(
-            f"{name} has agents with different {role} ({listed}); one policy needs agents with "
-            "equal ones, and several policies take the others, as in `jaxrl-dist train --policy "
-            "NAME=ALGO:AGENTS`"
+            f"{name} has agents with different {role} ({listed}), which cannot share a policy; "
+            "give them several policies with `jaxrl-dist train --policy NAME=ALGO:AGENTS`"
         )
 
 

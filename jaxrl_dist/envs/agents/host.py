@@ -63,8 +63,8 @@ def _check_alike(name: str, role: str, spaces: Mapping[Agent, PlainSpace]) -> No
     for other in others:
         if not alike(spaces[other], spaces[first]):
             raise ConfigError(
-                f"{name}: {role} of {first} and {other} have other bounds; one policy needs equal "
-                "ones"
+                f"{name}: {role} of {first} and {other} have different bounds; one policy needs "
+                "equal bounds"
             )
 
 

@@ -174,7 +174,7 @@ class Parallel(gymnasium.Env[Any, Any]):
         obs, infos = returned("reset", self.env.reset(**keywords), (RETURNED[0], RETURNED[-1]))
         self._gone = set()
         if not self.env.agents:
-            raise ValueError("reset leaves env.agents empty, and nobody can act")
+            raise ValueError("reset leaves env.agents empty, so no agent can act")
         check_agents(ValueError, "reset", self.env.agents, observation=obs)
         return obs, infos
 

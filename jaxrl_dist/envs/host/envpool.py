@@ -127,7 +127,7 @@ def spec(env_id: str, options: Mapping[str, object], wrappers: Wrappers = UNWRAP
     if limit == NO_LIMIT or (limit == 0 and "max_episode_steps" not in options):
         limit = None
     if getattr(native.config, "max_num_players", 1) > 1:
-        raise ConfigError(f"{name} has several players; environments with one work")
+        raise ConfigError(f"{name} has several players; use an environment with one")
     metrics = episodes.parse(wrappers.info_metrics)
     numbers = [key for key, array in native.state_array_spec.items() if array.shape == [-1]]
     episodes.check_known(metrics, _names_in_info(numbers), name)
@@ -176,7 +176,7 @@ def options(
     if preset is not None:
         if family(env_id) != "atari":
             raise ConfigError(
-                f"--atari-preset {preset} needs an Atari environment, and {name} is not one"
+                f"--atari-preset {preset} needs an Atari environment, but {name} is not one"
             )
         chosen.update(ATARI_PRESETS[preset])
         if not training:
@@ -192,7 +192,7 @@ def options(
     if frame_stack is not None and chosen["stack_num"] != frame_stack:
         raise ConfigError(
             f"--frame-stack {frame_stack} contradicts --env-options "
-            f"stack_num={texts['stack_num']}, which is the same thing; remove one"
+            f"stack_num={texts['stack_num']}; remove one"
         )
     if wrappers.own_limit is not None:
         limit = chosen.get("max_episode_steps", defaults["max_episode_steps"])

@@ -114,11 +114,11 @@ def _check_kind(name: str, made: Description) -> None:
         return
     if made.gymnax:
         raise ConfigError(
-            f"--env-workers processes needs a Gymnasium environment, and {name} is not one"
+            f"--env-workers processes needs a Gymnasium environment, but {name} is not one"
         )
     if "VectorEnv" in made.kind:
         raise ConfigError(
-            f"{name} made a {made.kind}; it has to make one environment, and --num-envs makes many"
+            f"{name} made a {made.kind}; return one environment, which --num-envs copies"
         )
     raise ConfigError(
         f"{name} made a {made.kind}, which is neither a gymnasium.Env nor a gymnax-style "
@@ -148,7 +148,7 @@ def _in_time(
 
     threading.Thread(target=run, name=name, daemon=True).start()
     if not awaited(lambda nap: futures.wait([answer], nap).done, timeout):
-        raise TimeoutError(f"{name}: making an environment has taken longer than {timeout:g} s")
+        raise TimeoutError(f"{name}: making an environment took longer than {timeout:g} s")
     try:
         return answer.result()
     except (ConfigError, EnvError):

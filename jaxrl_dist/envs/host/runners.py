@@ -58,7 +58,7 @@ def read_description(env_id: str, options: Mapping[str, object], timeout: float)
         worker.connection.close()
         worker.join(1.0)
     if content is None:
-        raise TimeoutError(f"{name}: making an environment has taken longer than {timeout:g} s")
+        raise TimeoutError(f"{name}: making an environment took longer than {timeout:g} s")
     if isinstance(content, dict):
         if content["missing"]:
             raise ConfigError(
@@ -82,7 +82,8 @@ def warn_of_closing(name: str, answer: bytes | None) -> None:
         return
     if answer is None:
         message = (
-            f"{name}: close() has not returned within {CLOSE_SECONDS:g} s, and is not waited for"
+            f"{name}: close() did not return within {CLOSE_SECONDS:g} s; the run does not wait for "
+            "it"
         )
     else:
         message = f"{name}: close() raises {json.loads(answer)['error']}"

@@ -45,7 +45,7 @@ def drawn(
     try:
         return Gymnasium(spec, seeds, options, **settings)
     except EnvError as error:  # making one without render_mode has worked before
-        hint = "; it has to take render_mode" if "render_mode" in str(error) else ""
+        hint = "; it must accept render_mode" if "render_mode" in str(error) else ""
         raise ConfigError(f"{label_of(spec)} cannot be drawn: {error}{hint}") from error
 
 

@@ -45,8 +45,8 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
     env, limit = _without_limit(env_id, options)
     if env.reward_spec.shape:
         raise ConfigError(
-            f"jumanji:{env_id} has a reward for each of {env.reward_spec.shape[0]} agents; one "
-            "works"
+            f"jumanji:{env_id} has a reward for each of {env.reward_spec.shape[0]} agents; only a "
+            "single reward works"
         )
     actions = _action_space(env.action_spec)
     observations = jumanji_specs_to_gym_spaces(env.observation_spec)
@@ -59,8 +59,8 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
     # the only shape of combinations that is also one of k components of n values each
     if joint and shape == (2, 2):
         raise ConfigError(
-            f"jumanji:{env_id} has a mask of 2 x 2, of 4 combinations of actions or of 2 actions "
-            "each for 2 agents; masks of other sizes work"
+            f"jumanji:{env_id} has a mask of 2 x 2, which can mean 4 combinations of actions or 2 "
+            "actions for each of 2 agents; masks of other sizes work"
         )
 
     def reset(key: jax.Array) -> tuple[PyTree, PyTree]:

@@ -60,7 +60,7 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted | Team:
         return against_random(env)
     if env.num_players > 2:
         raise ConfigError(
-            f"{name}: opponents=self is for games of 2 players, and this one has {env.num_players}"
+            f"{name}: opponents=self needs a game of 2 players, but this one has {env.num_players}"
         )
     return against_itself(env)
 
