@@ -49,7 +49,7 @@ ELSEWHERE = {
 """Parts of commands that are not run here, with the reason and what tests them."""
 EXTRAS = {
     "envpool:": "envpool",
-    "brax:": "brax",
+    "brax": "brax",
     "jaxmarl": "jaxmarl",
     "pgx:": "pgx",
     "mpe2.": "mpe2",
